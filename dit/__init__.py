@@ -1,0 +1,1 @@
+"""Pretraining of diffusion transformers on packed latents, on Megatron-Core."""

@@ -1,0 +1,88 @@
+"""The three values that cross folder borders.
+
+A `LatentSample` is what a shard holds; a `PackedBatch` is what the loader hands to the step; a
+`Problem` is what an objective asks of the network. All are frozen: nobody edits another's value.
+"""
+
+# C latent channels, or patch features C * pt * ph * pw once patched; T packed tokens; L text tokens
+# N samples in a pack; E text width; D model width; F H W frames, rows and columns of a latent
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LatentSample:
+    """One encoded image or video with its caption, as a shard holds it."""
+
+    key: str  # unique in its dataset; part of the pack identity
+    latent_CFHW: Tensor  # float, whitened to unit variance per channel
+    text_LE: Tensor  # float, true length, at least one token
+    fps: float  # frames per second of the latent's pixels; NaN for an image or unknown
+    caption: str = ""
+    source: str = ""  # name of the dataset in a blend
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedBatch:
+    """N samples laid end to end in one row of T tokens (THD)."""
+
+    latent_TC: Tensor  # float32, whitened to std 1; C = channels * patch volume, order (c, t, h, w)
+    position_T3: Tensor  # float32 (frame at 24 fps, row, column) inside the owning sample
+    segment_T: Tensor  # int64 in [0, N): the sample that owns each token
+    is_real_T: Tensor  # bool, False on alignment padding
+    text_LE: Tensor  # bfloat16 or float32, the N captions laid end to end
+    fps_N: Tensor  # float32, NaN for none
+    # Python integers, so that no step waits for a device to learn a length.
+    grids: tuple[tuple[int, int, int], ...]  # per sample: frames, rows, columns, in patches
+    starts: tuple[int, ...]  # N + 1 offsets of the samples in T, each a multiple of sample_multiple
+    text_starts: tuple[int, ...]  # N + 1 offsets of the captions in L
+    keys: tuple[str, ...]  # of the N samples; empty strings where a sample has none
+    pack_id: int  # 63-bit identity that, with seed and step, decides all random draws
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.grids)
+
+    @property
+    def num_tokens(self) -> tuple[int, ...]:
+        """Real tokens of each sample."""
+        return tuple(f * h * w for f, h, w in self.grids)
+
+    @property
+    def real_tokens(self) -> int:
+        return sum(self.num_tokens)
+
+    def to(self, device: torch.device) -> PackedBatch:
+        """The same pack with its tensors on `device`."""
+        moved = {
+            f.name: getattr(self, f.name).to(device, non_blocking=True)
+            for f in fields(self)
+            if isinstance(getattr(self, f.name), Tensor)
+        }
+        return replace(self, **moved)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """A weighted regression: weight · mean over C of (network output - target)².
+
+    The network sees `input_TC` and `level_N` only. Padding tokens are zero in both tensors.
+    """
+
+    input_TC: Tensor  # float32, what the network is fed
+    level_N: Tensor  # float32, ln(sigma) / 4 for EDM, timestep_scale * t for flow matching
+    target_TC: Tensor  # float32, what the raw network output should be
+    weight_N: Tensor  # float32, multiplies the squared error of each token of the sample
+    noise_N: Tensor  # float32, sigma or t itself, for metrics and samplers
+
+
+def pack_identity(keys: tuple[str, ...]) -> int:
+    """Order-sensitive 63-bit hash of the sample keys of a pack, the same on every machine."""
+    digest = hashlib.blake2b("\0".join(keys).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

@@ -1,0 +1,146 @@
+"""One layer of the DiT: self-attention, cross-attention and MLP, each modulated by the level."""
+
+# T packed tokens, N samples, L text tokens, E text width, D model width, H heads, K head width
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import (
+    BaseTransformerLayer,
+    get_transformer_layer_offset,
+)
+from torch import Tensor, nn
+
+from dit.config import ModelConfig
+from dit.model.attention import Attend, Spans, attention_for
+from dit.model.linears import ColumnLinear, RowLinear
+from dit.model.modulation import Modulation
+from dit.model.positions import rotate
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conditions:
+    """What every layer sees beside the tokens."""
+
+    wave_ND: Tensor  # normalised sinusoid of each sample's level
+    offset_NX: Tensor  # [N, 3 D], added to every modulation
+    segment_T: Tensor  # int64, the sample that owns each token
+    text_LE: Tensor
+    cos_TK: Tensor  # float32
+    sin_TK: Tensor  # float32
+    position_TD: Tensor | None  # learnable positions, added before every layer
+    self_spans: Spans
+    cross_spans: Spans
+
+
+class PackedAttention(MegatronModule):
+    """Attention whose queries, keys and values come from packed tokens.
+
+    Queries and keys are normalised per head (RMSNorm) before their product. The names of weights
+    are those that Megatron-Core reduces over tensor ranks.
+    """
+
+    def __init__(self, config: TransformerConfig, groups: ProcessGroupCollection):
+        super().__init__(config=config)
+        width = config.hidden_size
+        self.linear_proj = RowLinear(width, width, config=config, groups=groups)
+        # eps as in Diffusers' attention, which differs from its other norms.
+        self.q_layernorm = nn.RMSNorm(config.kv_channels, eps=1e-5, dtype=config.params_dtype)
+        self.k_layernorm = nn.RMSNorm(config.kv_channels, eps=1e-5, dtype=config.params_dtype)
+
+    def _heads(self, x_TX: Tensor, parts: int) -> tuple[Tensor, ...]:
+        """Splits [T, heads * parts * K], ordered head by head, into `parts` of [T, heads, K]."""
+        x_THX = x_TX.view(x_TX.shape[0], -1, parts * self.config.kv_channels)
+        return x_THX.chunk(parts, dim=-1)
+
+    def _attend(self, attend: Attend, q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
+        return self.linear_proj(attend(q, k, v.contiguous(), spans).flatten(1))
+
+
+class SelfAttention(PackedAttention):
+    """Tokens of a sample attend to each other, with rotary positions."""
+
+    def __init__(self, config: TransformerConfig, groups: ProcessGroupCollection):
+        super().__init__(config, groups)
+        width = config.hidden_size
+        self.linear_qkv = ColumnLinear(width, 3 * width, config=config, groups=groups)
+
+    def forward(self, x_TD: Tensor, conditions: Conditions) -> Tensor:
+        q, k, v = self._heads(self.linear_qkv(x_TD), 3)
+        turn = (conditions.cos_TK, conditions.sin_TK)
+        q, k = rotate(self.q_layernorm(q), *turn), rotate(self.k_layernorm(k), *turn)
+        attend = attention_for(q.device, q.dtype)
+        return self._attend(attend, q, k, v, conditions.self_spans)
+
+
+class CrossAttention(PackedAttention):
+    """Tokens of a sample attend to its caption, which every context and tensor rank holds whole."""
+
+    def __init__(
+        self, config: TransformerConfig, groups: ProcessGroupCollection, *, text_width: int
+    ):
+        super().__init__(config, groups)
+        width = config.hidden_size
+        self.linear_q = ColumnLinear(width, width, config=config, groups=groups)
+        self.linear_kv = ColumnLinear(text_width, 2 * width, config=config, groups=groups)
+
+    def forward(self, x_TD: Tensor, conditions: Conditions) -> Tensor:
+        (q,) = self._heads(self.linear_q(x_TD), 1)
+        k, v = self._heads(self.linear_kv(conditions.text_LE), 2)
+        attend = attention_for(q.device, q.dtype)
+        spans = conditions.cross_spans
+        return self._attend(attend, self.q_layernorm(q), self.k_layernorm(k), v, spans)
+
+
+class Mlp(MegatronModule):
+    """Two linears with a GELU (exact, not tanh) between them."""
+
+    def __init__(self, config: TransformerConfig, groups: ProcessGroupCollection):
+        super().__init__(config=config)
+        wide, width = config.ffn_hidden_size, config.hidden_size
+        self.linear_fc1 = ColumnLinear(width, wide, config=config, groups=groups)
+        self.linear_fc2 = RowLinear(wide, width, config=config, groups=groups)
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        return self.linear_fc2(nn.functional.gelu(self.linear_fc1(x_TD)))
+
+
+class DiTLayer(MegatronModule, BaseTransformerLayer):
+    """h += gate · part(modulated h), for self-attention, cross-attention and MLP in turn."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        *,
+        model: ModelConfig,
+        layer_number: int,
+        pg_collection: ProcessGroupCollection,
+        vp_stage: int | None = None,
+    ):
+        super().__init__(config=config)
+        offset = get_transformer_layer_offset(config, vp_stage, pg_collection.pp.rank())
+        self.layer_number = layer_number + offset  # 1-based, over all stages
+        self.modulate_self = Modulation(config, rank=model.adaln_lora_dim, gated=True)
+        self.self_attention = SelfAttention(config, pg_collection)
+        self.modulate_cross = Modulation(config, rank=model.adaln_lora_dim, gated=True)
+        self.cross_attention = CrossAttention(
+            config, pg_collection, text_width=model.crossattn_emb_size
+        )
+        self.modulate_mlp = Modulation(config, rank=model.adaln_lora_dim, gated=True)
+        self.mlp = Mlp(config, pg_collection)
+
+    def forward(self, h_TD: Tensor, conditions: Conditions) -> Tensor:
+        c = conditions
+        if c.position_TD is not None:
+            h_TD = h_TD + c.position_TD
+        steer = (c.wave_ND, c.offset_NX, c.segment_T)
+        x_TD, gate_TD = self.modulate_self(h_TD, *steer)
+        h_TD = h_TD + gate_TD * self.self_attention(x_TD, c)
+        x_TD, gate_TD = self.modulate_cross(h_TD, *steer)
+        h_TD = h_TD + gate_TD * self.cross_attention(x_TD, c)
+        x_TD, gate_TD = self.modulate_mlp(h_TD, *steer)
+        return h_TD + gate_TD * self.mlp(x_TD)

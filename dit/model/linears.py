@@ -1,0 +1,136 @@
+"""The choice of linear layer, and Megatron-Core's view of the configuration."""
+
+from __future__ import annotations
+
+import torch
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    set_tensor_model_parallel_attributes,
+)
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor, nn
+
+from dit.config import ModelConfig, Precision, Recompute
+
+
+def transformer_config(model: ModelConfig) -> TransformerConfig:
+    """What Megatron-Core's layers, schedules and checkpoints need to know of the model."""
+    bf16 = model.precision is Precision.BF16
+    full = model.recompute_granularity is Recompute.FULL
+    return TransformerConfig(
+        num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        num_attention_heads=model.num_attention_heads,
+        ffn_hidden_size=model.ffn_hidden_size,
+        kv_channels=model.hidden_size // model.num_attention_heads,
+        add_bias_linear=False,
+        normalization="LayerNorm",
+        layernorm_epsilon=1e-6,
+        activation_func=nn.functional.gelu,
+        # Megatron then sums the gradients of norms named q_layernorm and k_layernorm over tensor
+        # ranks: each rank sees its own heads only.
+        qk_layernorm=True,
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        bf16=bf16,
+        params_dtype=dtype(model),
+        pipeline_dtype=dtype(model),
+        tensor_model_parallel_size=model.tensor_model_parallel_size,
+        sequence_parallel=model.sequence_parallel,
+        context_parallel_size=model.context_parallel_size,
+        pipeline_model_parallel_size=model.pipeline_model_parallel_size,
+        virtual_pipeline_model_parallel_size=model.virtual_pipeline_model_parallel_size,
+        # Packs differ in length; Megatron ties this to an MoE dispatcher that is never used here.
+        variable_seq_lengths=True,
+        moe_token_dispatcher_type="alltoall",
+        recompute_granularity=None
+        if model.recompute_granularity is Recompute.NONE
+        else str(model.recompute_granularity),
+        recompute_method=str(model.recompute_method) if full else None,
+        recompute_num_layers=model.recompute_num_layers if full else None,
+        calculate_per_token_loss=True,  # the mean over the global batch, never a mean of means
+        # `weights.initialise` gives every parameter its value afterwards.
+        use_cpu_initialization=True,
+        perform_initialization=False,
+        gradient_accumulation_fusion=False,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        apply_rope_fusion=False,
+        persist_layer_norm=False,
+    )
+
+
+def dtype(model: ModelConfig) -> torch.dtype:
+    """Type of weights and activations."""
+    return torch.bfloat16 if model.precision is Precision.BF16 else torch.float32
+
+
+class ColumnLinear(ColumnParallelLinear):
+    """Linear without bias whose outputs are split over tensor ranks."""
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        config: TransformerConfig,
+        groups: ProcessGroupCollection,
+    ):
+        super().__init__(
+            inputs,
+            outputs,
+            config=config,
+            init_method=nn.init.zeros_,
+            bias=False,
+            gather_output=False,
+            tp_group=groups.tp,
+        )
+        # Megatron sets this while it initialises, which `weights.initialise` does here; without
+        # it the gradient norm counts a split weight once instead of once per tensor rank.
+        set_tensor_model_parallel_attributes(self.weight, is_parallel=True, dim=0, stride=1)
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # no (output, bias) pair
+        return super().forward(x)[0]
+
+
+class RowLinear(RowParallelLinear):
+    """Linear without bias whose inputs are split over tensor ranks; outputs are summed."""
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        config: TransformerConfig,
+        groups: ProcessGroupCollection,
+    ):
+        super().__init__(
+            inputs,
+            outputs,
+            config=config,
+            init_method=nn.init.zeros_,
+            bias=False,
+            input_is_parallel=True,
+            skip_bias_add=False,
+            tp_group=groups.tp,
+        )
+        set_tensor_model_parallel_attributes(self.weight, is_parallel=True, dim=1, stride=1)
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # no (output, bias) pair
+        return super().forward(x)[0]
+
+
+class Replicated(nn.Linear):
+    """Linear without bias that every tensor rank holds whole."""
+
+    def __init__(self, inputs: int, outputs: int, *, config: TransformerConfig):
+        super().__init__(inputs, outputs, bias=False, dtype=config.params_dtype)
+        sees_part_of_tokens(self, config)
+
+
+def sees_part_of_tokens(module: nn.Module, config: TransformerConfig) -> None:
+    """Marks replicated weights whose gradients Megatron must sum under sequence parallelism."""
+    for parameter in module.parameters(recurse=False):
+        parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]

@@ -1,0 +1,72 @@
+"""Where a token stands in its sample: rotary positions, and learnable ones."""
+
+# T packed tokens, K head width, D model width
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from dit.config import ModelConfig
+
+
+class Rotary(nn.Module):
+    """3-D rotary positions with NTK scaling per axis (RoPE, arXiv:2104.09864; Cosmos).
+
+    A head's width is shared by frames, rows and columns; rows and columns get a third each,
+    rounded down to an even number. Frequencies are computed, so any grid is valid.
+    """
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        width = config.hidden_size // config.num_attention_heads
+        spatial = width // 6 * 2
+        dims = (width - 2 * spatial, spatial, spatial)
+        self.frequencies = [
+            _frequencies(dim, scale) for dim, scale in zip(dims, config.rope_scale, strict=True)
+        ]
+
+    def forward(self, position_T3: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [T, K], float32."""
+        device = position_T3.device
+        parts = [
+            torch.outer(position_T3[:, axis].float(), frequency.to(device))
+            for axis, frequency in enumerate(self.frequencies)
+        ]
+        angle_TK = torch.cat(parts * 2, dim=-1)
+        return angle_TK.cos(), angle_TK.sin()
+
+
+def _frequencies(dim: int, scale: float) -> Tensor:
+    theta = 10_000.0 * scale ** (dim / (dim - 2))
+    return 1.0 / theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+
+
+def rotate(x_THK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
+    """Turns each pair (i, i + K/2) of a head by the token's angles, in float32."""
+    first, second = x_THK.float().chunk(2, dim=-1)
+    turned = torch.cat((-second, first), dim=-1)
+    return (x_THK.float() * cos_TK[:, None] + turned * sin_TK[:, None]).type_as(x_THK)
+
+
+class LearnablePositions(nn.Module):
+    """Sum of three learnt tables, normalised to unit root mean square (Cosmos)."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        frames, rows, columns = config.max_size
+        width, spatial = config.hidden_size, config.patch_spatial
+        self.base_fps = config.base_fps
+        # float32 whatever the model's precision, as Diffusers keeps them.
+        self.pos_emb_t = nn.Parameter(torch.zeros(frames // config.patch_temporal, width))
+        self.pos_emb_h = nn.Parameter(torch.zeros(rows // spatial, width))
+        self.pos_emb_w = nn.Parameter(torch.zeros(columns // spatial, width))
+
+    def forward(self, position_T3: Tensor, fps_T: Tensor) -> Tensor:
+        """Embedding [T, D], float32; `fps_T` undoes the time scale of the rotary positions."""
+        pace_T = torch.where(fps_T.isnan(), 1.0, fps_T / self.base_fps)
+        frame_T = (position_T3[:, 0] * pace_T).round().long()
+        row_T, column_T = position_T3[:, 1].long(), position_T3[:, 2].long()
+        sum_TD = self.pos_emb_t[frame_T] + self.pos_emb_h[row_T] + self.pos_emb_w[column_T]
+        norm_T1 = torch.linalg.vector_norm(sum_TD, dim=-1, keepdim=True)
+        return sum_TD / (1e-6 + norm_T1 * sum_TD.shape[-1] ** -0.5)

@@ -1,0 +1,21 @@
+"""The choice of the objective."""
+
+from __future__ import annotations
+
+from dit.config import ObjectiveConfig, ObjectiveName
+from dit.objective.edm import Edm
+from dit.objective.flow import Flow
+from dit.objective.objective import Objective
+
+
+def make_objective(config: ObjectiveConfig) -> Objective:
+    """The objective that `config.name` names.
+
+    Raises:
+        ValueError: a constant for which the objective is not defined.
+    """
+    match config.name:
+        case ObjectiveName.EDM:
+            return Edm(config)
+        case ObjectiveName.FLOW:
+            return Flow(config)

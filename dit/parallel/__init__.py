@@ -1,0 +1,1 @@
+"""Processes: starting them, their groups, and Megatron-Core on machines without CUDA."""

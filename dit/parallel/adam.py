@@ -1,0 +1,70 @@
+"""AdamW for Megatron-Core's optimizers where neither Transformer Engine nor Apex is installed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+class GroupStepAdam(torch.optim.Optimizer):
+    """AdamW (arXiv:1711.05101) whose `step` lives in the param group, not in each parameter.
+
+    Megatron-Core's distributed checkpoints expect the layout of Transformer Engine's and Apex's
+    FusedAdam; with torch's own the step is lost on resume and the next update differs.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        **_fused_only: Any,
+    ):
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # never called with one
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+            params = [p for p in group["params"] if p.grad is not None]
+            for p in params:
+                if not self.state[p]:
+                    self.state[p] = {k: torch.zeros_like(p) for k in ("exp_avg", "exp_avg_sq")}
+            if params:
+                self._update(group, params)
+
+    def _update(self, group: dict[str, Any], params: list[torch.Tensor]) -> None:
+        (beta1, beta2), step = group["betas"], group["step"]
+        torch.optim._functional.adamw(
+            params,
+            [p.grad for p in params],
+            [self.state[p]["exp_avg"] for p in params],
+            [self.state[p]["exp_avg_sq"] for p in params],
+            [],
+            [torch.tensor(float(step - 1)) for _ in params],
+            foreach=True,
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
+
+
+def install_adam() -> None:
+    """Hands `GroupStepAdam` to Megatron-Core where it would fall back to torch's AdamW."""
+    import megatron.core.optimizer as optimizer
+    import megatron.core.optimizer.distrib_optimizer as distributed
+
+    if not optimizer.USING_PYTORCH_OPTIMIZER:
+        return
+    for module in (optimizer, distributed):
+        module.Adam = GroupStepAdam  # type: ignore[attr-defined]
+    optimizer.USING_PYTORCH_OPTIMIZER = False
+    distributed.HAVE_APEX_OR_TE = True
+    distributed.USING_APEX_OPTIMIZER = True

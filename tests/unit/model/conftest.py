@@ -1,0 +1,12 @@
+"""One process group for all model tests."""
+
+import pytest
+
+from dit.config import ModelConfig
+from dit.parallel.groups import process_groups, start_processes
+
+
+@pytest.fixture(scope="session")
+def groups():
+    start_processes(seed=1, model=ModelConfig())
+    return process_groups()
