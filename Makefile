@@ -1,0 +1,66 @@
+# Needs Python 3.11 or 3.12 and make; everything else goes into .venv in this folder.
+#
+#   make quickstart PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+#   make test TORCH="torch==2.12.0"
+
+# The first of these that is Python 3.11 or 3.12 makes .venv. Or name one: make test PYTHON=...
+PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
+	"$$p" -c "import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))" 2> /dev/null \
+	&& echo "$$p" && break; done)
+# Installed first and by exact version, so that it can be another build (CPU, CUDA) than PyPI's.
+TORCH ?= torch==2.13.0
+# Handed to every `pip install`.
+PIP_FLAGS ?=
+# Processes that share the tests.
+JOBS ?= 2
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP_INSTALL = $(PY) -m pip install --disable-pip-version-check $(PIP_FLAGS)
+# Many tests start processes of their own: one thread each, or they fight over the cores.
+PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS)
+DIGITS := runs/digits
+
+.DELETE_ON_ERROR:
+.PHONY: help quickstart test test-all lint clean
+
+help: ## list these targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST) | awk -F': ' '{printf "make %-12s %s\n", $$1, $$2}'
+
+# Pack, pretrain, generate, report. A second run reuses what is there: pretraining is finished then.
+quickstart: $(VENV)/core $(DIGITS)/data/.nv-meta/dataset.yaml ## real digits -> shards -> training -> pictures (10 minutes, no GPU)
+	$(PY) -m torch.distributed.run --nproc-per-node 1 recipes/pretrain_dit.py --config-file conf/dit_digits.yaml
+	printf 'a handwritten %s\n' $(foreach digit,zero one two three four five six seven eight nine,\
+		$(digit) $(digit) $(digit) $(digit) $(digit) $(digit) $(digit) $(digit)) > $(DIGITS)/prompts.txt
+	$(PY) recipes/generate_dit.py --checkpoint_path $(DIGITS)/edm --prompts_file $(DIGITS)/prompts.txt --output_dir $(DIGITS)/samples
+	$(PY) recipes/report_quickstart.py --run_dir $(DIGITS)/edm --samples_dir $(DIGITS)/samples --output $(DIGITS)/report.html
+
+$(DIGITS)/data/.nv-meta/dataset.yaml: | $(VENV)/core
+	$(PY) -m data_prep digits --output_dir $(DIGITS)/data --overwrite
+
+test: $(VENV)/dev ## the tests that take less than 20 seconds each
+	$(PYTEST) -m "not slow"
+
+test-all: $(VENV)/dev ## every test
+	$(PYTEST)
+
+lint: $(VENV)/dev ## ruff and pyright
+	$(PY) -m ruff check
+	$(PY) -m ruff format --check
+	$(PY) -m pyright
+
+clean: ## remove .venv, builds and caches; runs/ stays
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The two stamps: what running needs, and on top of it what developing needs.
+$(VENV)/core: pyproject.toml
+	$(if $(PYTHON),,$(error no Python 3.11 or 3.12 found; install one, or name it: make PYTHON=/path/to/python3.11))
+	$(PYTHON) -m venv $(VENV)
+	$(PIP_INSTALL) "$(TORCH)"
+	$(PIP_INSTALL) --editable .
+	touch $@
+
+$(VENV)/dev: $(VENV)/core
+	$(PIP_INSTALL) --editable ".[dev]"
+	touch $@

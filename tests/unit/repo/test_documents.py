@@ -1,0 +1,126 @@
+"""What the pages say exists: links, files, programs, flags and configuration keys."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+from torch.distributed.run import get_args_parser
+
+from dit.configuring import parse_arguments
+from recipes.runs import RECIPES
+from tests.doc_commands import Command, commands, launcher_flags, pages, script_call
+
+ROOT = Path(__file__).resolve().parents[3]
+COMMANDS = commands(ROOT)
+TEXT = {".py", ".md", ".yaml", ".toml", ".txt", ".sbatch", ""}
+
+
+def project_files() -> list[Path]:
+    """Text files of the project, without what installing and running leaves behind."""
+    places = ("dit", "data_prep", "recipes", "conf", "tests", "docs", "docker", ".ci")
+    inside = [file for place in places for file in (ROOT / place).rglob("*") if file.is_file()]
+    found = [file for file in (*ROOT.iterdir(), *inside) if file.is_file()]
+    return [f for f in found if f.suffix in TEXT and "__pycache__" not in f.parts]
+
+
+@cache
+def help_of(*program: str) -> str:
+    """What a program of ours prints for --help, which takes a second or two."""
+    done = subprocess.run(
+        [sys.executable, *program, "--help"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def ours() -> list[Command]:
+    return [command for command in COMMANDS if script_call(command.words)]
+
+
+def test_pages_have_commands() -> None:
+    assert {command.page for command in COMMANDS} == {page.name for page in pages(ROOT)}
+
+
+@pytest.mark.parametrize("command", ours(), ids=str)
+def test_program_exists_and_knows_the_flags(command: Command) -> None:
+    program, arguments = script_call(command.words) or ([], [])
+    flags = {word.partition("=")[0] for word in arguments if re.match(r"--[a-z_-]+$|--\w+=", word)}
+    known = set(re.findall(r"--[a-zA-Z_-]+", help_of(*program)))
+    assert flags <= known, f"{sorted(flags - known)} not in {program} --help"
+    get_args_parser().parse_args([*launcher_flags(command.words), "script.py"])
+
+
+@pytest.mark.parametrize(
+    "command", [c for c in ours() if "pretrain_dit.py" in str(c) or "sbatch" in str(c)], ids=str
+)
+def test_configuration_resolves(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is there, every key is known and no rule is broken."""
+    _, arguments = script_call(command.words) or ([], [])
+    monkeypatch.chdir(ROOT)
+    parse_arguments(arguments, recipes=RECIPES)
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c not in ours()], ids=str)
+def test_other_commands_name_what_exists(command: Command) -> None:
+    program, *arguments = command.words
+    if program == "make":
+        targets = re.findall(r"^(\S[^:=#]*):(?!=)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        names = " ".join(targets).replace("$(VENV)", ".venv").split()
+        assert {a for a in arguments if "=" not in a} <= set(names)
+    elif program == "docker":
+        assert arguments[0] == "build"
+        assert (ROOT / arguments[arguments.index("--file") + 1]).is_file()
+    elif program == "source":
+        assert arguments == [".venv/bin/activate"]
+    else:
+        assert program in {"export", "tensorboard"}
+
+
+def test_links_lead_to_files_of_the_project() -> None:
+    broken = [
+        f"{page.name}: {target}"
+        for page in [*pages(ROOT), ROOT / "CHANGELOG.md"]
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text())
+        if "://" not in target and not (page.parent / target).exists()
+    ]
+    assert not broken
+
+
+def test_every_page_that_is_mentioned_exists() -> None:
+    names = {file.name for file in project_files()}
+    missing = [
+        f"{file.relative_to(ROOT)}: {page}"
+        for file in project_files()
+        if "tests" not in file.relative_to(ROOT).parts  # they write pages of their own
+        for page in re.findall(r"[\w-]+\.md\b", file.read_text())
+        if page not in names
+    ]
+    assert not missing
+
+
+def test_no_file_names_a_path_of_this_machine() -> None:
+    here = [re.escape(f"{path}/") for path in {ROOT.parent, Path.home()} if path != Path("/")]
+    pattern = re.compile("|".join([*here, r"/home/\w+/", r"/Users/\w+/"]))
+    found = [
+        f"{file.relative_to(ROOT)}: {match}"
+        for file in project_files()
+        if file != Path(__file__)
+        for match in pattern.findall(file.read_text())
+    ]
+    assert not found
+
+
+def test_readme_lists_every_configuration_file_folder_and_part() -> None:
+    readme = (ROOT / "README.md").read_text()
+    for file in (ROOT / "conf").glob("*.yaml"):
+        assert f"`conf/{file.name}`" in readme
+    for folder in ("data_prep", "dit", "recipes", "conf", "docs", "docker", "tests"):
+        assert re.search(rf"^    {folder}/", readme, re.MULTILINE)
+    for part in (ROOT / "dit").iterdir():
+        if part.suffix == ".py" or (part / "__init__.py").is_file():
+            assert part.name == "__init__.py" or f"      {part.name}" in readme

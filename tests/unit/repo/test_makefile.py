@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+TARGETS = ("quickstart", "test", "test-all", "lint", "clean", "help")
+
+
+def make(root: Path, *arguments: str) -> str:
+    """What make prints; the jobs of an outer make are none of its business."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
+    done = subprocess.run(
+        ["make", *arguments], cwd=root, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_help_lists_the_target(repo_root: Path, target: str) -> None:
+    assert re.search(rf"^make {target} +\S", make(repo_root), re.MULTILINE)
+
+
+@pytest.mark.parametrize("target", ["quickstart", "test", "test-all", "lint"])
+def test_target_sets_itself_up(repo_root: Path, target: str, tmp_path: Path) -> None:
+    """In a folder without .venv, the first commands make it and install into it."""
+    (tmp_path / "pyproject.toml").touch()
+    commands = make(tmp_path, "--dry-run", "--file", str(repo_root / "Makefile"), target)
+    made, *rest = commands.splitlines()
+    assert made.endswith("-m venv .venv")
+    assert "torch==" in rest[0] and "--editable ." in rest[1]
+    assert ('".[dev]"' in commands) == (target != "quickstart")
+
+
+@pytest.mark.parametrize("target", ["quickstart", "test", "test-all", "lint"])
+def test_second_run_reuses_the_environment(repo_root: Path, target: str, tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / ".venv").mkdir()
+    for stamp in ("core", "dev"):
+        (tmp_path / ".venv" / stamp).touch()
+    commands = make(tmp_path, "--dry-run", "--file", str(repo_root / "Makefile"), target)
+    assert "pip install" not in commands and "-m venv" not in commands
+
+
+def test_changed_dependencies_are_installed(repo_root: Path, tmp_path: Path) -> None:
+    (tmp_path / ".venv").mkdir()
+    for stamp in ("core", "dev"):
+        (tmp_path / ".venv" / stamp).touch()
+        os.utime(tmp_path / ".venv" / stamp, (1, 1))
+    (tmp_path / "pyproject.toml").touch()
+    commands = make(tmp_path, "--dry-run", "--file", str(repo_root / "Makefile"), "test")
+    assert '".[dev]"' in commands
+
+
+def test_a_python_that_is_too_old_or_too_new_is_refused(repo_root: Path, tmp_path: Path) -> None:
+    """With no Python 3.11 or 3.12 to be found, make says so before it installs anything."""
+    (tmp_path / "pyproject.toml").touch()
+    arguments = ("--dry-run", "--file", str(repo_root / "Makefile"), "PYTHON=", "test")
+    done = subprocess.run(["make", *arguments], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "no Python 3.11 or 3.12 found" in done.stderr
+
+
+def test_test_runs_what_is_not_slow_and_test_all_everything(repo_root: Path) -> None:
+    assert '-m "not slow"' in make(repo_root, "--dry-run", "test")
+    assert "slow" not in make(repo_root, "--dry-run", "test-all")
+
+
+def test_ci_runs_lint_and_all_tests(repo_root: Path) -> None:
+    script = repo_root / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    subprocess.run(["bash", "-n", script], check=True)
+    lines = script.read_text().splitlines()
+    assert "set -euo pipefail" in lines
+    assert [line for line in lines if line.startswith("make ")] == ["make lint", "make test-all"]

@@ -1,0 +1,92 @@
+"""The pages' commands and those of `make quickstart` are run one after the other, made tiny."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.doc_commands import commands, script_call
+
+# Appended to each call of a script: the last value of an option counts.
+TINY = {
+    "recipes/pretrain_dit.py": [
+        *("train.train_iters=2", "train.eval_interval=2", "train.eval_iters=1"),
+        *("checkpoint.save_interval=2", "scheduler.lr_warmup_iters=0", "model.num_layers=1"),
+        *("dataset.num_workers=0", "dataset.packing_buffer_size=20"),
+    ],
+    "recipes/generate_dit.py": ["--num_steps", "2"],
+    "recipes/evaluate_digits.py": [
+        *("--num_steps", "2", "--per_prompt", "1", "--min_accuracy", "0")
+    ],
+}
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, repo_root: Path) -> Path:
+    """A folder like a fresh checkout, so that what the commands write is not left in ours."""
+    for name in ("recipes", "conf", "docs", "Makefile"):
+        (tmp_path / name).symlink_to(repo_root / name)
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / "core").touch()
+    return tmp_path
+
+
+def run(line: str, folder: Path) -> str:
+    """What a line prints; `python` is the one that runs this test."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", line],
+        cwd=folder,
+        env=os.environ | {"PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def tiny(words: tuple[str, ...]) -> str:
+    program, arguments = script_call(words) or ([], [])
+    extra = [] if "--dry-run" in arguments else TINY.get(" ".join(program), [])
+    return shlex.join([*words, *extra])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("page", ["README.md", "first_run.md", "own_data.md"])
+def test_page_runs_from_top_to_bottom(repo_root: Path, workspace: Path, page: str) -> None:
+    photos = workspace / "photos"
+    photos.mkdir()
+    for i in range(40):
+        colour = ("red", "green", "blue")[i % 3]
+        image = Image.new("RGB", (16 + 8 * (i % 3), 16 + 8 * (i % 2)), colour)
+        image.save(photos / f"a_{colour}_square_{i}.png")
+    for command in commands(repo_root):
+        if command.page == page and script_call(command.words):
+            run(tiny(command.words), workspace)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_quickstart_runs_to_the_page(workspace: Path) -> None:
+    quoted = shlex.quote(f"PY={sys.executable}")
+    planned = run(f"make --dry-run --no-print-directory {quoted} quickstart", workspace)
+    for line in planned.replace("\\\n", " ").splitlines():
+        words = tuple(shlex.split(line.replace(sys.executable, "python")))
+        run(tiny(words) if words[0] == "python" else line, workspace)
+    digits = workspace / "runs" / "digits"
+    for file in ("samples/grid.png", "loss.png", "report.html", "edm/metrics.jsonl"):
+        assert (digits / file).stat().st_size > 0
+    # Typed again, nothing is packed and no step is trained.
+    steps = (digits / "edm" / "metrics.jsonl").read_text()
+    again = run(f"make --dry-run --no-print-directory {quoted} quickstart", workspace)
+    assert "data_prep" not in again and "recipes/pretrain_dit.py" in again
+    assert steps.count("\n") == 2

@@ -1,0 +1,132 @@
+"""The folders of the data flow: who may import whom, and what an import may cost."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+OURS = ("dit", "data_prep", "recipes")
+BASE = {"dit.batch", "dit.config"}
+# A part may import itself and these. A new part must say here where it stands.
+ALLOWED = {
+    "dit.batch": set(),
+    "dit.config": set(),
+    "dit.data": BASE,
+    "dit.objective": BASE,
+    "dit.parallel": BASE,
+    "dit.model": BASE | {"dit.parallel"},
+    "dit.configuring": BASE | {"dit.parallel", "dit.model"},
+    "dit.generation": BASE | {"dit.data", "dit.objective", "dit.parallel", "dit.model"},
+    "dit.train": BASE
+    | {"dit.data", "dit.objective", "dit.parallel", "dit.model", "dit.configuring"},
+    "data_prep": set(),
+    "recipes": {"data_prep", "dit.configuring", "dit.generation", "dit.train", "dit.model"}
+    | {"dit.data", "dit.objective", "dit.parallel"}
+    | BASE,
+}
+# Nothing that asks which process this is, or that needs a group of them.
+PURE = {
+    "data_prep": ("torch.distributed", "megatron.core"),
+    "dit.batch": ("torch.distributed", "megatron"),
+    "dit.config": ("torch", "megatron"),
+    "dit.data": ("torch.distributed", "megatron.core"),
+    "dit.objective": ("torch.distributed", "megatron"),
+}
+
+
+def part_of(module: str) -> str:
+    """dit.model.layer -> dit.model; data_prep.shards -> data_prep."""
+    names = module.split(".")
+    return ".".join(names[:2]) if names[0] == "dit" else names[0]
+
+
+def imports_of(file: Path) -> Iterator[str]:
+    """Every module that a file imports, anywhere in it, as far as the statement tells."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}:{node.lineno}: write the whole name of the module"
+            assert node.module
+            yield node.module
+            # `from dit import objective` and `from torch import distributed` name a module, too.
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def sources(root: Path) -> list[tuple[str, Path]]:
+    """(dotted name, file) of all our modules."""
+    files = [file for top in OURS for file in sorted((root / top).rglob("*.py"))]
+    names = [".".join(file.relative_to(root).with_suffix("").parts) for file in files]
+    return [(n.removesuffix(".__init__"), f) for n, f in zip(names, files, strict=True)]
+
+
+def test_imports_point_one_way(repo_root: Path) -> None:
+    wrong = []
+    for module, file in sources(repo_root):
+        if module == "dit":
+            continue
+        part = part_of(module)
+        assert part in ALLOWED, f"{file}: add {part} to ALLOWED, with what it may import"
+        for name in imports_of(file):
+            if name.split(".")[0] not in OURS or name == "dit":
+                continue
+            if part_of(name) not in ALLOWED[part] | {part}:
+                wrong.append(f"{module} imports {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_pure_parts_know_no_processes(repo_root: Path) -> None:
+    wrong = [
+        f"{module} imports {name}"
+        for module, file in sources(repo_root)
+        for name in imports_of(file)
+        for banned in PURE.get(part_of(module), ())
+        if name == banned or name.startswith(f"{banned}.")
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_model_and_loader_never_ask_for_a_rank(repo_root: Path) -> None:
+    wrong = [
+        f"{file}:{node.lineno}: {node.attr}"
+        for module, file in sources(repo_root)
+        if part_of(module) in {"dit.model", "dit.data", "dit.objective"}
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr in {"get_rank", "get_world_size"}
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("modules", "heavy"),
+    [
+        (("dit.config", "dit.configuring", "recipes.runs"), ("torch", "megatron")),
+        (
+            ("dit.batch", "dit.data", "dit.objective", "dit.generation", "data_prep.cli"),
+            ("megatron.core", "diffusers", "transformers", "sklearn"),
+        ),
+        (
+            ("recipes.pretrain_dit", "recipes.generate_dit", "recipes.report_quickstart"),
+            ("torch", "megatron", "sklearn", "matplotlib"),
+        ),
+    ],
+)
+def test_heavy_packages_wait_until_they_are_used(
+    modules: tuple[str, ...], heavy: tuple[str, ...]
+) -> None:
+    """megatron.core takes 4 s and half a gigabyte, and `--help` should come at once."""
+    code = "\n".join(
+        (
+            "import sys",
+            *(f"import {module}" for module in modules),
+            f"loaded = set({heavy!r}) & set(sys.modules)",
+            "sys.exit(f'loaded: {sorted(loaded)}' if loaded else 0)",
+        )
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
