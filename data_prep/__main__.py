@@ -1,0 +1,7 @@
+"""`python -m data_prep`."""
+
+import sys
+
+from data_prep.cli import main
+
+sys.exit(main())

@@ -1,0 +1,50 @@
+"""The dataset card: what a folder holds, and how to rebuild its encoders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from data_prep.refusals import PrepError
+
+FORMAT_VERSION = 1
+CARD_NAME = "dataset_card.json"
+NULL_TEXT_NAME = "null_text.safetensors"
+
+
+def part_of_card(card: dict[str, Any], part: str) -> dict[str, Any]:
+    """One object of a card.
+
+    Raises:
+        PrepError: it is missing, or written by a newer version.
+    """
+    version = card.get("format_version")
+    if version != FORMAT_VERSION:
+        raise PrepError(
+            f"{CARD_NAME} has format_version {version!r}, and this version of data_prep reads"
+            f" {FORMAT_VERSION}; use the version that packed the data"
+        )
+    if not isinstance(card.get(part), dict):
+        raise PrepError(f"{CARD_NAME} has no object {part!r}; pack the data again")
+    return card[part]
+
+
+def read_card(folder: Path) -> dict[str, Any]:
+    """The card of a dataset folder.
+
+    Raises:
+        PrepError: there is none, or it is no JSON object.
+    """
+    path = folder / CARD_NAME
+    try:
+        card = json.loads(path.read_bytes())
+    except OSError as error:
+        raise PrepError(
+            f"{path} cannot be read ({error.strerror}); is {folder} a dataset?"
+        ) from None
+    except ValueError as error:
+        raise PrepError(f"{path} is no JSON ({error}); pack the data again") from None
+    if not isinstance(card, dict):
+        raise PrepError(f"{path} holds no JSON object; pack the data again")
+    return card

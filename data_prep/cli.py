@@ -1,0 +1,210 @@
+"""The command line: what can be typed, and how it ends."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from data_prep.captions import PRECEDENCE, MissingCaption
+from data_prep.commands import run_digits, run_image, run_inspect
+from data_prep.processors import PROCESSORS, Pixel
+from data_prep.refusals import PrepError
+from data_prep.report import output, say, show_processors
+from data_prep.text import TEXT_ENCODERS, ByteTable
+
+EXIT_CODES = """\
+Exit codes: 0 all is well, 1 something must be changed (the last line says what), 2 the command
+line is not understood, 130 interrupted. Only a folder packed with exit code 0 has .nv-meta.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code."""
+    parser = build_parser()
+    args = parser.parse_args(arguments)
+    if args.run is None:
+        parser.print_help()
+        return 0
+    errors = Console(stderr=True)
+    try:
+        return args.run(args)
+    except PrepError as error:
+        say(errors, f"error: {error}")
+    except OSError as error:
+        say(errors, f"error: {error}; nothing was published, run again with --overwrite")
+    except KeyboardInterrupt:
+        say(errors, "interrupted: nothing was published, run again with --overwrite")
+        return 130
+    return 1
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m data_prep",
+        description="Packs pictures and captions into shards that the training reads.",
+        epilog=EXIT_CODES,
+    )
+    parser.set_defaults(run=None)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    _add_digits(commands)
+    _add_image(commands)
+    _add_inspect(commands)
+    return parser
+
+
+def _add_digits(commands: Any) -> None:
+    about = "Packs the 1,797 handwritten digits, 8 x 8 pixels, that come with scikit-learn."
+    parser = commands.add_parser("digits", help=about, description=about, epilog=EXIT_CODES)
+    _add_output(parser)
+    parser.add_argument(
+        "--num_samples",
+        type=int,
+        metavar="N",
+        help="Pack only the first N digits. (default: all)",
+    )
+    parser.set_defaults(run=run_digits)
+
+
+def _add_image(commands: Any) -> None:
+    about = "Packs a folder of images, with all the folders in it."
+    parser = commands.add_parser(
+        "image", help=about, description=f"{about} {PRECEDENCE}", epilog=EXIT_CODES
+    )
+    parser.add_argument(
+        "--image_dir",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="Folder of the images. Hidden files and linked folders in it are left out.",
+    )
+    _add_output(parser)
+    _add_picture_options(parser)
+    _add_caption_options(parser)
+    parser.add_argument(
+        "--max_bad_fraction",
+        type=float,
+        default=0.05,
+        metavar="FRACTION",
+        help="Largest part of the images, 0 to 1, that may be refused. (default: %(default)s)",
+    )
+    for processor in PROCESSORS.values():
+        processor.add_arguments(parser)
+    parser.set_defaults(run=run_image)
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--output_dir",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="Folder for the dataset; it must be empty or not exist.",
+    )
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="Remove the dataset that the output folder holds first; never other files.",
+    )
+    parser.add_argument(
+        "--split",
+        default="0.9,0.1,0",
+        metavar="TRAIN,VAL,TEST",
+        help="Fractions of the samples for train, val and test. A file goes to the same split"
+        " whatever else is packed. (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--shard_size",
+        type=int,
+        default=10_000,
+        metavar="SAMPLES",
+        help="Most samples in one shard. (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max_shard_bytes",
+        type=_bytes,
+        default="1GiB",
+        metavar="SIZE",
+        help="Most bytes in one shard, such as 500MB or 1GiB. (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--text_encoder",
+        default=ByteTable.name,
+        metavar="NAME",
+        help=f"Text encoder: {', '.join(TEXT_ENCODERS)}. (default: %(default)s)",
+    )
+    for encoder in TEXT_ENCODERS.values():
+        encoder.add_arguments(parser)
+
+
+def _add_picture_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--processor",
+        default=Pixel.name,
+        metavar="NAME",
+        help="Codec that makes latents of images. (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--list_processors", action=_ListProcessors, help="Show the known processors and exit."
+    )
+    parser.add_argument(
+        "--size_multiple",
+        type=int,
+        metavar="PIXELS",
+        help="Each side is cropped around the centre to a multiple of this many pixels; images with"
+        " a shorter side are refused. (default: two latent cells, one patch)",
+    )
+    parser.add_argument(
+        "--max_pixels",
+        type=int,
+        metavar="PIXELS",
+        help="Larger images are scaled down, both sides alike, to at most this many pixels in all."
+        " (default: no limit)",
+    )
+
+
+def _add_caption_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--caption_field",
+        default="caption",
+        metavar="FIELD",
+        help="Field of the .json files that holds the caption; '' looks at no .json file."
+        " (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--missing_caption",
+        choices=[str(choice) for choice in MissingCaption],
+        default=str(MissingCaption.FILENAME),
+        help="What an image without a caption file gets: its file name with spaces for underscores,"
+        " the empty caption, or a refusal. (default: %(default)s)",
+    )
+
+
+def _add_inspect(commands: Any) -> None:
+    about = "Reads a packed dataset back and checks every checksum."
+    parser = commands.add_parser("inspect", help=about, description=about, epilog=EXIT_CODES)
+    parser.add_argument("folder", type=Path, metavar="DIR", help="Folder of the dataset.")
+    parser.set_defaults(run=run_inspect)
+
+
+class _ListProcessors(argparse.Action):
+    """Shows the table and leaves, like `--help`, whatever else is missing."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **options: Any):
+        super().__init__(option_strings, dest, nargs=0, **options)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        show_processors(output())
+        parser.exit()
+
+
+def _bytes(size: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([kMGT]?)(i?)B?)", size, re.IGNORECASE)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{size!r} is no size; write 1GiB, 500MB or 1000000")
+    number, prefix, binary = match.groups()
+    return int(float(number) * (1024 if binary else 1000) ** " KMGT".index(prefix.upper() or " "))

@@ -1,0 +1,52 @@
+"""Files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+TEMPORARY = ".tmp"
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes renames inside `folder` survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class WholeFile:
+    """A file to write that gets its name only once all of it is on the disk.
+
+    A killed process leaves `path.tmp`; `discard` leaves nothing.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._temporary = path.with_name(path.name + TEMPORARY)
+        self.stream = self._temporary.open("wb")
+
+    def publish(self) -> None:
+        """Gives the file its name."""
+        self.stream.flush()
+        os.fsync(self.stream.fileno())
+        self.stream.close()
+        self._temporary.rename(self.path)
+        sync_folder(self.path.parent)
+
+    def discard(self) -> None:
+        """Removes what was written, unless it is published."""
+        self.stream.close()
+        self._temporary.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Writes or replaces `path` in one step."""
+    file = WholeFile(path)
+    try:
+        file.stream.write(content)
+        file.publish()
+    finally:
+        file.discard()

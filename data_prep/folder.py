@@ -1,0 +1,111 @@
+"""The dataset folder: made empty before, made readable after.
+
+`.nv-meta` comes last and in one rename, so a folder that has it is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import yaml
+from torch import Tensor
+
+from data_prep.cards import CARD_NAME, NULL_TEXT_NAME
+from data_prep.files import TEMPORARY, sync_folder, write_whole
+from data_prep.refusals import PrepError
+from data_prep.splits import Split
+
+META = ".nv-meta"
+REFUSED_NAME = "refused.jsonl"
+
+_OURS = re.compile(rf"({re.escape(META)}|{CARD_NAME}|{NULL_TEXT_NAME}|{REFUSED_NAME})(\.tmp)?")
+_OUR_SHARDS = re.compile(r"shard-\d+\.tar(\.idx)?(\.tmp)?")
+
+
+def make_empty(folder: Path, *, overwrite: bool) -> None:
+    """Creates `folder`, or removes from it what an earlier packing wrote, `.nv-meta` first.
+
+    Raises:
+        PrepError: it is in use and `overwrite` is false, or holds files that are not ours.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise PrepError(f"--output_dir {folder} is a file; give a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    found = sorted(folder.iterdir())
+    if found and not overwrite:
+        raise PrepError(
+            f"--output_dir {folder} is not empty (it holds {found[0].name}); give another folder,"
+            " or replace the dataset in it with --overwrite"
+        )
+    strangers = [path for path in found if not _is_ours(path)]
+    if strangers:
+        raise PrepError(
+            f"--output_dir {folder} holds {strangers[0].name}, which no packing wrote, so"
+            " --overwrite removes nothing; give another folder"
+        )
+    for path in sorted(found, key=lambda path: path.name != META):
+        _remove(path)
+
+
+def _is_ours(path: Path) -> bool:
+    if path.name in tuple(Split) and path.is_dir():
+        return all(_OUR_SHARDS.fullmatch(shard.name) for shard in path.iterdir())
+    return _OURS.fullmatch(path.name) is not None
+
+
+def _remove(path: Path) -> None:
+    if not path.is_dir() or path.is_symlink():
+        path.unlink()
+        return
+    # Renamed first: a kill in between must not leave half a `.nv-meta`.
+    doomed = path if path.name.endswith(TEMPORARY) else path.rename(f"{path}{TEMPORARY}")
+    shutil.rmtree(doomed)
+
+
+def publish(
+    folder: Path,
+    *,
+    shards: Mapping[Split, Mapping[str, int]],
+    card: Mapping[str, Any],
+    null_text_LE: Tensor,
+) -> None:
+    """Writes card, null text and Energon's metadata beside shards that are all in place.
+
+    `shards` holds, for each split, the samples of each shard by file name.
+    """
+    write_whole(folder / NULL_TEXT_NAME, safetensors.torch.save({"text": null_text_LE}))
+    write_whole(folder / CARD_NAME, (json.dumps(card, indent=2) + "\n").encode())
+    unfinished = folder / (META + TEMPORARY)
+    unfinished.mkdir()
+    for name, content in _energon_files(shards).items():
+        write_whole(unfinished / name, content.encode())
+    unfinished.rename(folder / META)
+    sync_folder(folder)
+
+
+def _energon_files(shards: Mapping[Split, Mapping[str, int]]) -> dict[str, str]:
+    """The files of `energon prepare` that loaders read, without its second pass over the shards."""
+    import megatron.energon
+    from megatron.energon.bracecollapse import collapse
+
+    counts = {f"{split}/{name}": n for split in shards for name, n in shards[split].items()}
+    parts = {
+        str(split): sorted(f"{split}/{name}" for name in shards.get(split, ())) for split in Split
+    }
+    patterns = {split: collapse(names, keep_order=True) for split, names in parts.items()}
+    info = {
+        "energon_version": megatron.energon.__version__,
+        "shard_counts": dict(sorted(counts.items())),
+    }
+    dataset = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
+    return {
+        ".info.json": json.dumps(info, indent=2),
+        "split.yaml": yaml.dump({"split_parts": patterns, "exclude": []}, sort_keys=False),
+        "dataset.yaml": yaml.dump(dataset, sort_keys=False),
+    }

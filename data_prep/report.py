@@ -1,0 +1,120 @@
+"""What a person sees: progress, the summary of a run, and tables."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from data_prep.clips import Entry
+from data_prep.folder import REFUSED_NAME
+from data_prep.inspection import ShardReport
+from data_prep.packing import Summary, Track
+from data_prep.processors import PROCESSORS
+
+_LINES = 10  # progress lines where there is no terminal
+
+
+def output() -> Console:
+    """Standard output; a pipe or a file is not 80 columns wide."""
+    console = Console()
+    return console if console.is_terminal else Console(width=160)
+
+
+def progress_on(console: Console) -> Track:
+    """A bar on a terminal, else a plain line each tenth of the way."""
+
+    def with_bar(entries: Sequence[Entry], activity: str) -> Iterable[Entry]:
+        return track(entries, description=activity, console=console)
+
+    def with_lines(entries: Sequence[Entry], activity: str) -> Iterator[Entry]:
+        total, shown = len(entries), 0
+        for done, entry in enumerate(entries, start=1):
+            yield entry
+            if done * _LINES // total > shown:
+                shown = done * _LINES // total
+                say(console, f"{activity} {done} of {total}")
+
+    return with_bar if console.is_terminal else with_lines
+
+
+def say(console: Console, text: str) -> None:
+    """One line as it is: no markup, no colours, no wrapping."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def show_summary(console: Console, summary: Summary, folder: Path, next_command: str) -> None:
+    """What was packed, what was not and why, and what to type next."""
+    table = Table("split", "samples", "shards", box=None)
+    for split, counts in summary.shards.items():
+        table.add_row(split, str(sum(counts.values())), str(len(counts)))
+    console.print(table)
+    say(console, f"{summary.bytes_written} bytes in the shards of {folder}")
+    for headline, counts in (
+        ("packed", summary.notes),
+        ("refused", summary.refused),
+        ("ignored, no images", summary.ignored),
+    ):
+        for what, count in counts.items():
+            say(console, f"{headline}: {count} x {what}")
+    if summary.refused:
+        say(console, f"each refused file is named in {folder / REFUSED_NAME}")
+    say(console, f"next: {next_command}")
+
+
+def training_command(folder: Path, config: str, overrides: Mapping[str, Any]) -> str:
+    """The command that trains on `folder`, ready for a shell."""
+    words = ["python", "-m", "torch.distributed.run", "--nproc-per-node", "1"]
+    words += ["recipes/pretrain_dit.py", "--config-file", config, f"dataset.path={folder}"]
+    return shlex.join(words + [f"{key}={value}" for key, value in overrides.items()])
+
+
+def show_processors(console: Console) -> None:
+    table = Table("processor", "media", "weights", "latents are", box=None)
+    for name, processor in PROCESSORS.items():
+        table.add_row(name, ", ".join(processor.media), processor.weights, processor.description)
+    console.print(table)
+
+
+def show_inspection(console: Console, folder: Path, reports: Sequence[ShardReport]) -> None:
+    """One row a shard; ranges are least to most."""
+    table = Table(box=None)
+    table.add_column("shard", no_wrap=True)
+    for column in ("samples", "bytes", "latent C,F,H,W", "text L", "mean", "std", "check"):
+        table.add_column(column, overflow="fold", justify="right")
+    for report in reports:
+        sides = [_range(side) for side in zip(*report.shapes, strict=True)]
+        table.add_row(
+            report.name,
+            str(report.samples),
+            str(report.bytes),
+            ",".join(sides) or "-",
+            _range(report.text_lengths),
+            *_statistics(report),
+            "BAD" if report.problems else "good",
+        )
+    console.print(table)
+    total = sum(report.samples for report in reports)
+    say(console, f"{total} samples in {len(reports)} shards of {folder}")
+
+
+def _range(values: Sequence[int]) -> str:
+    if not values:
+        return "-"
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low}-{high}"
+
+
+def _statistics(report: ShardReport) -> tuple[str, str]:
+    """Mean, and root mean square over channels of the deviations: 0 and 1 where whitened."""
+    if not report.moments.count:
+        return "-", "-"
+    whitening = report.moments.whitening()
+    mean = sum(whitening.mean) / len(whitening.mean)
+    std = (sum(std**2 for std in whitening.std) / len(whitening.std)) ** 0.5
+    return f"{mean:.3f}", f"{std:.3f}"

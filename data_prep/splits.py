@@ -1,0 +1,106 @@
+"""Which split a sample belongs to, decided by its key alone."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from data_prep.refusals import PrepError
+
+# A member of a tar has 100 bytes for its name; `.safetensors` takes 12 of them.
+_READABLE_CHARACTERS = 64
+
+
+class Split(StrEnum):
+    """Parts of a dataset, and the folders that hold their shards."""
+
+    TRAIN = "train"
+    VAL = "val"
+    TEST = "test"
+
+
+def key_of(source: str) -> str:
+    """Key of the sample made from `source`: its readable end, and a hash of all of it.
+
+    The whole relative path counts, ending included, so `a/1.png`, `b/1.png` and `a/1.jpg` differ.
+    There are no dots and no slashes in a key.
+    """
+    readable = re.sub(r"[^A-Za-z0-9-]+", "_", source)[-_READABLE_CHARACTERS:].strip("_")
+    # File names need not be valid Unicode.
+    name = source.encode("utf-8", "surrogateescape")
+    return f"{readable}-{hashlib.blake2b(name, digest_size=6).hexdigest()}"
+
+
+def position_of(key: str) -> float:
+    """Place of `key` in [0, 1): the same on every machine, and spread evenly over keys."""
+    digest = hashlib.blake2b(key.encode(), digest_size=8, person=b"split").digest()
+    return (int.from_bytes(digest, "little") >> 11) / 2**53
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SplitFractions:
+    """Parts of the samples that go to each split."""
+
+    train: float
+    val: float
+    test: float
+
+    def __post_init__(self) -> None:
+        values = (self.train, self.val, self.test)
+        text = ",".join(f"{value:g}" for value in values)
+        if not all(0 <= value <= 1 for value in values):
+            raise PrepError(f"--split {text}: each fraction must lie in [0, 1]")
+        if abs(sum(values) - 1) > 1e-6:
+            raise PrepError(
+                f"--split {text} sums to {sum(values):g}; the train, val and test fractions must"
+                " sum to 1, for example 0.9,0.1,0"
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> SplitFractions:
+        """From `train,val,test`, such as `0.9,0.1,0`.
+
+        Raises:
+            PrepError: not three numbers in [0, 1] that sum to 1.
+        """
+        try:
+            train, val, test = (float(part) for part in text.split(","))
+        except ValueError:
+            raise PrepError(
+                f"--split {text}: give three fractions train,val,test, for example 0.9,0.1,0"
+            ) from None
+        return cls(train=train, val=val, test=test)
+
+    @property
+    def wanted(self) -> tuple[Split, ...]:
+        """The splits that should hold samples."""
+        return tuple(split for split in Split if getattr(self, split) > 0)
+
+    def split_of(self, key: str) -> Split:
+        """The same key gives the same split, whatever else is packed."""
+        position, end = position_of(key), 0.0
+        for split in self.wanted:
+            end += getattr(self, split)
+            if position < end:
+                return split
+        return self.wanted[-1]  # the fractions may sum to a little less than 1
+
+    def check(self, keys: Iterable[str]) -> None:
+        """Makes sure that each wanted split has a sample.
+
+        Raises:
+            PrepError: one has none.
+        """
+        keys = tuple(keys)
+        found = {self.split_of(key) for key in keys}
+        for split in self.wanted:
+            if split not in found:
+                raise PrepError(
+                    f"--split wants {getattr(self, split):g} of the samples in {split!s}, but none"
+                    f" of the {len(keys)} falls into it (samples are assigned by a hash of their"
+                    " key); add samples, raise that fraction, or set it to 0 (--split 1,0,0 puts"
+                    " all into train)"
+                )

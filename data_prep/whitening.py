@@ -1,0 +1,72 @@
+"""Latents of zero mean and unit variance per channel, and back."""
+
+# C latent channels, F frames, H rows, W columns
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# A constant channel has no spread to divide by. Half precision reaches 65504, so 2 / 1e-3 fits.
+STD_MIN = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Whitening:
+    """Mean and standard deviation of each latent channel."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @classmethod
+    def identity(cls, channels: int) -> Whitening:
+        return cls(mean=(0.0,) * channels, std=(1.0,) * channels)
+
+    def apply(self, latent_CFHW: Tensor) -> Tensor:
+        """(latent - mean) / std, float32."""
+        return (latent_CFHW.float() - _column(self.mean)) / _column(self.std)
+
+    def undo(self, latent_CFHW: Tensor) -> Tensor:
+        """The inverse of `apply`, float32, on the latent's device."""
+        device = latent_CFHW.device
+        std, mean = _column(self.std).to(device), _column(self.mean).to(device)
+        return latent_CFHW.float() * std + mean
+
+
+def _column(values: tuple[float, ...]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32).view(-1, 1, 1, 1)
+
+
+class Moments:
+    """Mean and variance per channel of latents that are seen once each, in float64.
+
+    Chan, Golub and LeVeque, "Algorithms for Computing the Sample Variance" (1983), Eq. 2.1: merging
+    centred sums loses no digits, where a sum of squares would.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._mean_C = np.zeros(())
+        self._centred_C = np.zeros(())  # sum of squared distances from the mean
+
+    def add(self, latent_CFHW: Tensor) -> None:
+        # NumPy adds in one thread, so the digits do not depend on the number of cores.
+        values_CN = latent_CFHW.double().flatten(1).numpy()
+        count, mean_C = values_CN.shape[1], values_CN.mean(1)
+        centred_C = np.square(values_CN - mean_C[:, None]).sum(1)
+        total, shift_C = self.count + count, mean_C - self._mean_C
+        self._centred_C = self._centred_C + centred_C + shift_C**2 * (self.count * count / total)
+        self._mean_C = self._mean_C + shift_C * (count / total)
+        self.count = total
+
+    def whitening(self) -> Whitening:
+        """Rounded to float32, in which it is applied."""
+        std_C = np.sqrt(self._centred_C / self.count).clip(STD_MIN)
+        return Whitening(mean=_rounded(self._mean_C), std=_rounded(std_C))
+
+
+def _rounded(values_C: np.ndarray) -> tuple[float, ...]:
+    return tuple(float(value) for value in values_C.astype(np.float32))

@@ -1,0 +1,110 @@
+"""Captions are found beside their image, by path, in a documented order."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from data_prep.captions import Captions, MissingCaption
+from data_prep.images import list_images
+from data_prep.refusals import PrepError, Reason, RefusedError
+
+
+def captions(root: Path, **options) -> Captions:
+    defaults = {"field": "caption", "missing": MissingCaption.FILENAME}
+    sidecars = list_images(root).sidecars
+    return Captions(root=root, sidecars=sidecars, **{**defaults, **options})
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    (tmp_path / "a" / "old_cat.jpg").touch()
+    (tmp_path / "b" / "old_cat.jpg").touch()
+    return tmp_path
+
+
+def test_the_order_of_precedence(root: Path) -> None:
+    def found() -> tuple[str, str]:
+        caption = captions(root).of("a/old_cat.jpg")
+        return caption.text, caption.origin
+
+    assert found() == ("old cat", "the file name")
+    (root / "a/old_cat.txt").write_text(" from the text \n")
+    assert found() == ("from the text", ".txt")
+    (root / "a/old_cat.jpg.txt").write_text("from the longer text")
+    assert found() == ("from the longer text", ".txt")
+    (root / "a/old_cat.json").write_text(json.dumps({"caption": "from JSON"}))
+    assert found() == ("from JSON", ".json")
+    (root / "a/old_cat.jpg.json").write_text(json.dumps({"caption": "from longer JSON"}))
+    assert found() == ("from longer JSON", ".json")
+
+
+def test_equal_names_in_two_folders_keep_their_own_captions(root: Path) -> None:
+    (root / "a/old_cat.txt").write_text("first")
+    (root / "b/old_cat.json").write_text(json.dumps({"caption": "second"}))
+    assert captions(root).of("a/old_cat.jpg").text == "first"
+    assert captions(root).of("b/old_cat.jpg").text == "second"
+
+
+def test_upper_case_endings_and_other_fields(root: Path) -> None:
+    (root / "a/old_cat.JSON").write_text(json.dumps({"caption": "no", "usr": "yes"}))
+    (root / "b/old_cat.TXT").write_bytes("\ufeffœuf\r\n".encode())
+    assert captions(root, field="usr").of("a/old_cat.jpg").text == "yes"
+    assert captions(root).of("b/old_cat.jpg").text == "œuf"
+
+
+def test_json_without_the_field_is_never_silently_replaced_by_the_file_name(root: Path) -> None:
+    (root / "a/old_cat.json").write_text(json.dumps({"text": "hello", "size": 3}))
+    with pytest.raises(RefusedError, match=r"but 'text', 'size'.*--caption_field") as no:
+        captions(root).of("a/old_cat.jpg")
+    assert no.value.reason is Reason.BAD_CAPTION
+    assert captions(root, field="").of("a/old_cat.jpg").text == "old cat"
+    (root / "a/old_cat.txt").write_text("but there is a text")
+    assert captions(root).of("a/old_cat.jpg").text == "but there is a text"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"{", b"[]", b'{"caption": 3}', b'{"caption": null}', b"\xff\xfe", b'{"caption": "\\ud800"}'],
+)
+def test_a_caption_file_that_cannot_be_used_is_refused(root: Path, content: bytes) -> None:
+    (root / "a/old_cat.json").write_bytes(content)
+    with pytest.raises(RefusedError) as refused:
+        captions(root).of("a/old_cat.jpg")
+    assert refused.value.reason is Reason.BAD_CAPTION
+
+
+def test_an_empty_text_file_is_the_empty_caption(root: Path) -> None:
+    (root / "a/old_cat.txt").touch()
+    found = captions(root, missing=MissingCaption.REFUSE).of("a/old_cat.jpg")
+    assert (found.text, found.origin) == ("", ".txt")
+
+
+def test_what_a_missing_caption_becomes(root: Path) -> None:
+    assert captions(root, missing=MissingCaption.EMPTY).of("a/old_cat.jpg").text == ""
+    with pytest.raises(RefusedError) as refused:
+        captions(root, missing=MissingCaption.REFUSE).of("a/old_cat.jpg")
+    assert refused.value.reason is Reason.NO_CAPTION
+
+
+def test_the_listing_counts_what_it_leaves_out(root: Path) -> None:
+    (root / "a/clip.MP4").touch()
+    (root / "a/.hidden.png").touch()
+    (root / ".cache").mkdir()
+    (root / ".cache/x.png").touch()
+    (root / "README").touch()
+    (root / "linked").symlink_to(root / "b")
+    (root / "a/B.PNG").touch()
+    listing = list_images(root)
+    assert listing.images == ["a/B.PNG", "a/old_cat.jpg", "b/old_cat.jpg"]
+    assert listing.ignored == {"*.mp4": 1, "hidden": 2, "linked folder": 1, "no ending": 1}
+
+
+def test_a_folder_without_images_says_what_it_holds(tmp_path: Path) -> None:
+    with pytest.raises(PrepError, match="is no folder"):
+        list_images(tmp_path / "missing")
+    (tmp_path / "clip.mp4").touch()
+    with pytest.raises(PrepError, match=r"holds no image \(it holds 1 x \*.mp4\).*\.jpg"):
+        list_images(tmp_path)

@@ -1,0 +1,232 @@
+"""Any image file becomes upright RGB of a size that patches fill, or is refused with a reason."""
+
+import io
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from data_prep.pictures import Fit, image_endings, open_image, to_rgb, to_video
+from data_prep.refusals import PrepError, Reason, RefusedError
+
+RNG = np.random.default_rng(0)
+COLOURS = Image.fromarray(RNG.integers(0, 256, (40, 30, 3), dtype=np.uint8))
+GREY = COLOURS.convert("L")
+
+SAVED = {  # ending -> how it is saved
+    "avif": {},
+    "bmp": {},
+    "gif": {},
+    "jp2": {},
+    "jpg": {"quality": 90},
+    "pcx": {},
+    "png": {},
+    "ppm": {},
+    "tga": {},
+    "tif": {},
+    "tiff": {"compression": "jpeg"},
+    "webp": {"lossless": True},
+}
+
+
+def pixels(path: Path) -> np.ndarray:
+    return np.array(to_rgb(open_image(path).image))
+
+
+def refusal(path: Path) -> RefusedError:
+    with pytest.raises(RefusedError) as caught:
+        to_rgb(open_image(path).image)
+    return caught.value
+
+
+def save(image: Image.Image, path: Path, **options) -> Path:
+    image.save(path, **options)
+    return path
+
+
+@pytest.mark.parametrize("ending", SAVED)
+def test_a_cut_file_is_refused_or_loses_no_pixel(ending: str, tmp_path: Path) -> None:
+    if f".{ending}" not in image_endings():
+        pytest.skip(f"this build of Pillow reads no {ending}")
+    whole = save(COLOURS, tmp_path / f"whole.{ending}", **SAVED[ending])
+    expected, content = pixels(whole), whole.read_bytes()
+    assert expected.shape == (40, 30, 3)
+    cut = tmp_path / f"cut.{ending}"
+    for size in [1, *range(8, len(content), max(1, len(content) // 40)), len(content) - 3]:
+        cut.write_bytes(content[:size])
+        try:
+            found = pixels(cut)
+        except RefusedError as refused:
+            assert refused.reason in (Reason.DAMAGED, Reason.NO_IMAGE)
+        else:  # a footer was cut off
+            assert size > 0.98 * len(content)
+            np.testing.assert_array_equal(found, expected)
+
+
+MODES = {
+    "1": (GREY.convert("1"), "png"),
+    "L": (GREY, "png"),
+    "LA": (GREY.convert("LA"), "png"),
+    "P": (COLOURS.quantize(16), "png"),
+    "RGB": (COLOURS, "png"),
+    "RGBA": (COLOURS.convert("RGBA"), "png"),
+    "CMYK": (COLOURS.convert("CMYK"), "tif"),
+    "CMYK jpeg": (COLOURS.convert("CMYK"), "jpg"),
+    "YCbCr": (COLOURS.convert("YCbCr"), "tif"),
+    "I;16": (Image.fromarray(np.asarray(GREY).astype(np.uint16) * 257), "png"),
+    "I": (Image.fromarray(np.asarray(GREY).astype(np.int32) * 257), "tif"),
+    "F": (Image.fromarray(np.asarray(GREY).astype(np.float32) / 255), "tif"),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_becomes_rgb(mode: str, tmp_path: Path) -> None:
+    image, ending = MODES[mode]
+    found = pixels(save(image, tmp_path / f"a.{ending}"))
+    assert found.shape == (40, 30, 3) and found.dtype == np.uint8
+    grey = mode in ("L", "LA", "I;16", "I", "F")
+    expected = np.asarray((GREY if grey else COLOURS).convert("RGB"))
+    if mode == "1":
+        expected = np.asarray(GREY.convert("1").convert("RGB"))
+    if mode == "P":
+        expected = np.asarray(COLOURS.quantize(16).convert("RGB"))
+    distance = np.abs(found.astype(int) - expected)
+    # JPEG loses noise and YCbCr rounds; all others keep every level.
+    assert distance.mean() <= {"CMYK jpeg": 40, "YCbCr": 2}.get(mode, 0)
+
+
+def test_transparent_parts_are_white(tmp_path: Path) -> None:
+    image = Image.new("RGBA", (8, 8), (200, 0, 0, 255))
+    image.paste((0, 0, 0, 0), (0, 0, 4, 8))
+    image.paste((0, 0, 0, 128), (0, 0, 4, 1))
+    for ending in ("png", "webp"):
+        options = {"lossless": True} if ending == "webp" else {}
+        found = pixels(save(image, tmp_path / f"a.{ending}", **options))
+        assert (found[2:, :4] == 255).all() and (found[:, 4:] == (200, 0, 0)).all()
+        assert (found[0, :4] == 127).all()
+    palette = Image.new("P", (8, 8), 1)
+    palette.putpalette([9, 9, 9, 50, 60, 70])
+    palette.paste(0, (0, 0, 4, 8))
+    for ending in ("png", "gif"):
+        found = pixels(save(palette, tmp_path / f"p.{ending}", transparency=0))
+        assert (found[:, :4] == 255).all() and (found[:, 4:] == (50, 60, 70)).all()
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation_is_applied(orientation: int, tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    path = save(COLOURS, tmp_path / "a.png", exif=exif)
+    turned = np.asarray(COLOURS)
+    turned = {  # EXIF 2.32, tag 0x0112: where row 0 and column 0 of the file belong
+        1: turned,
+        2: turned[:, ::-1],
+        3: turned[::-1, ::-1],
+        4: turned[::-1],
+        5: turned.transpose(1, 0, 2),
+        6: turned[::-1].transpose(1, 0, 2),
+        7: turned[::-1, ::-1].transpose(1, 0, 2),
+        8: turned[:, ::-1].transpose(1, 0, 2),
+    }[orientation]
+    np.testing.assert_array_equal(pixels(path), turned)
+
+
+def test_only_the_first_frame_of_an_animation(tmp_path: Path) -> None:
+    frames = [Image.new("RGB", (16, 16), colour) for colour in ("red", "blue")]
+    path = tmp_path / "a.gif"
+    frames[0].save(path, save_all=True, append_images=frames[1:])
+    assert open_image(path).is_animated
+    assert (pixels(path) == (255, 0, 0)).all()
+    assert not open_image(save(COLOURS, tmp_path / "still.gif")).is_animated
+
+
+def test_files_that_are_no_image_have_their_own_reasons(tmp_path: Path) -> None:
+    (tmp_path / "empty.png").touch()
+    (tmp_path / "text.png").write_text("this is no image")
+    os.mkfifo(tmp_path / "pipe.png")  # opening it would block for ever
+    (tmp_path / "dangling.png").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "document.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")
+    reasons = {path.stem: refusal(path).reason for path in tmp_path.iterdir()}
+    assert reasons == {
+        "empty": Reason.EMPTY,
+        "text": Reason.NO_IMAGE,
+        "pipe": Reason.UNREADABLE,
+        "dangling": Reason.UNREADABLE,
+        "document": Reason.NO_IMAGE,
+    }
+
+
+def test_a_bomb_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.png"
+    Image.new("1", (20_000, 20_000)).save(path)  # 50 KB on disk
+    assert refusal(path).reason is Reason.TOO_LARGE
+
+
+def test_a_large_scan_is_no_bomb(tmp_path: Path) -> None:
+    path = save(Image.new("1", (10_000, 10_000)), tmp_path / "scan.tif", compression="group4")
+    assert open_image(path).image.size == (10_000, 10_000)  # Pillow warns from 89 million pixels
+
+
+@pytest.mark.parametrize("value", [-1.0, 1.5, float("nan")])
+def test_floats_of_unknown_range_are_refused(value: float, tmp_path: Path) -> None:
+    image = Image.fromarray(np.full((8, 8), value, np.float32))
+    assert refusal(save(image, tmp_path / "a.tif")).reason is Reason.PIXELS
+
+
+@settings(deadline=None)
+@given(
+    size=st.tuples(st.integers(1, 5000), st.integers(1, 5000)),
+    multiple=st.sampled_from([1, 2, 4, 8, 16]),
+    budget=st.integers(256, 10**6) | st.none(),
+)
+def test_fitting_never_stretches_and_never_falls_short(
+    size: tuple[int, int], multiple: int, budget: int | None
+) -> None:
+    fit = Fit(size_multiple=multiple, max_pixels=budget)
+    width, height = fit.scaled(*size)
+    if budget is not None:
+        assert width * height <= budget or (width, height) == size
+        assert budget < (width + 1) * (height + 1) or (width, height) == size
+    if min(width, height) < multiple:
+        return
+    left, upper, right, lower = fit.cropped(width, height)
+    assert (right - left) % multiple == 0 and (lower - upper) % multiple == 0
+    assert 0 <= width - (right - left) < multiple and 0 <= height - (lower - upper) < multiple
+    assert left - (width - right) in (0, -1) and upper - (height - lower) in (0, -1)
+
+
+def test_scaling_hits_whole_roots() -> None:
+    for side in range(2, 200):  # one pixel short is a lost row of patches
+        assert Fit(size_multiple=1, max_pixels=64).scaled(8 * side, 8 * side) == (8, 8)
+
+
+def test_a_picture_smaller_than_a_patch_is_refused() -> None:
+    fit = Fit(size_multiple=8, max_pixels=None)
+    assert fit.apply(Image.new("RGB", (8, 8))).size == (8, 8)
+    with pytest.raises(RefusedError, match="7 x 8 pixels, less than 8"):
+        fit.apply(Image.new("RGB", (7, 8)))
+    with pytest.raises(RefusedError, match="scaled from 8000 x 80"):
+        Fit(size_multiple=8, max_pixels=64).apply(Image.new("RGB", (8000, 80)))
+    with pytest.raises(PrepError, match="--max_pixels 63 is less than one patch"):
+        Fit(size_multiple=8, max_pixels=63)
+
+
+def test_pixels_become_numbers_in_minus_one_to_one() -> None:
+    image = Image.fromarray(np.array([[[0, 255, 51]]], np.uint8))
+    video = to_video(image, colours=3)
+    assert video.shape == (3, 1, 1, 1)
+    np.testing.assert_allclose(video.flatten(), [-1, 1, -0.6], atol=1e-6)
+    assert to_video(COLOURS, colours=1).shape == (1, 1, 40, 30)
+
+
+def test_a_large_picture_is_scaled_as_pillow_scales() -> None:
+    fitted = Fit(size_multiple=4, max_pixels=300).apply(COLOURS)
+    expected = COLOURS.resize((15, 20), Image.Resampling.LANCZOS).crop((1, 0, 13, 20))
+    assert fitted.tobytes() == expected.tobytes()
+    content = io.BytesIO()
+    fitted.save(content, "png")
+    assert Image.open(content).size == (12, 20)
