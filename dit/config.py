@@ -191,7 +191,7 @@ class ModelConfig:
                 f" num_attention_heads={heads}; choose a multiple of {heads}",
             ),
             (
-                width % 2 == 0 and width // 6 >= 2,
+                self.hidden_size % heads > 0 or (width % 2 == 0 and width // 6 >= 2),
                 f"hidden_size={self.hidden_size} / num_attention_heads={heads} gives heads of"
                 f" width {width}; 3-D rotary positions need an even width of at least 12",
             ),
@@ -657,7 +657,7 @@ class RunConfig:
             (
                 warmup < horizon,
                 f"scheduler.lr_warmup_iters={warmup} must lie below the decay horizon {horizon}"
-                " (scheduler.lr_decay_iters, else train.train_iters)",
+                " (scheduler.lr_decay_iters, else train.train_iters); lower the first",
             ),
             *(
                 (not wrong, f"dataset.mock_samples[{index}]: {wrong}")

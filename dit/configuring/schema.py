@@ -1,0 +1,195 @@
+"""What the dataclasses of `dit.config` say: which keys there are, their types and sentences."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
+from enum import Enum
+from functools import cache
+from itertools import pairwise
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from dit import config as tree
+from dit.config import RunConfig
+
+
+@cache
+def hints(group: type) -> dict[str, Any]:
+    """Types of the fields of a dataclass, by name."""
+    return get_type_hints(group)
+
+
+def is_group(kind: object) -> bool:
+    return isinstance(kind, type) and is_dataclass(kind)
+
+
+def item_type(kind: object, index: int) -> Any:
+    """Type of one item of a tuple type; None where it has no such item."""
+    items = get_args(kind) if get_origin(kind) is tuple else ()
+    if len(items) == 2 and items[1] is Ellipsis:
+        return items[0]
+    return items[index] if index < len(items) else None
+
+
+def type_of(key: str) -> Any:
+    """Type at a dotted key such as `model.num_layers` or `dataset.mock_samples.0.width`.
+
+    Raises:
+        KeyError: the configuration has no such key.
+    """
+    kind: Any = RunConfig
+    for part in key.split("."):
+        if is_group(kind) and part in hints(kind):
+            kind = hints(kind)[part]
+        elif part.isdecimal() and item_type(kind, int(part)) is not None:
+            kind = item_type(kind, int(part))
+        else:
+            raise KeyError(key)
+    return kind
+
+
+def is_known(key: str) -> bool:
+    try:
+        type_of(key)
+    except KeyError:
+        return False
+    return True
+
+
+def keys(group: type = RunConfig, prefix: str = "") -> list[str]:
+    """Every dotted key that holds a value, in the order of the tree."""
+    found: list[str] = []
+    for name, kind in hints(group).items():
+        found += keys(kind, f"{prefix}{name}.") if is_group(kind) else [f"{prefix}{name}"]
+    return found
+
+
+def record_type(kind: object) -> type | None:
+    """The dataclass that a list of records holds, such as MockGeometry."""
+    item = item_type(kind, 0)
+    return item if is_group(item) else None
+
+
+def nearest(key: str) -> str | None:
+    """The known key that an unknown one was probably meant to be."""
+    parent, _, leaf = key.rpartition(".")
+    elsewhere = [known for known in keys() if known.endswith(f".{leaf}")]
+    if elsewhere:
+        return get_close_matches(key, elsewhere, n=1, cutoff=0)[0]
+    anywhere = {known.rpartition(".")[2]: known for known in keys()}
+    for names in (_siblings(parent), anywhere):
+        likely = get_close_matches(leaf, names, n=1)
+        if likely:
+            return names[likely[0]]
+    return nearest(parent.partition(".")[0]) if parent and not is_known(parent) else None
+
+
+def _siblings(parent: str) -> dict[str, str]:
+    """Name -> dotted key of everything in a group; the groups themselves for an empty key."""
+    if parent and not is_known(parent):
+        return {}
+    kind = type_of(parent) if parent else RunConfig
+    prefix = f"{parent}." if parent else ""
+    return {name: f"{prefix}{name}" for name in hints(kind)} if is_group(kind) else {}
+
+
+def expected(kind: Any) -> str:
+    """What a value of this type looks like, in words: `an integer or null`."""
+    simple = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
+    if kind in simple:
+        return simple[kind]
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return "one of " + ", ".join(str(member.value) for member in kind)
+    if get_origin(kind) is tuple:
+        return _expected_list(get_args(kind))
+    parts = [part for part in get_args(kind) if part is not NoneType]
+    if parts:
+        return f"{expected(parts[0])} or null"
+    return f"keys of {', '.join(hints(kind))}" if is_group(kind) else str(kind)
+
+
+def _expected_list(items: tuple[Any, ...]) -> str:
+    if items[-1] is not Ellipsis:
+        return f"a list of {len(items)} values, each {expected(items[0])}"
+    fields_of_item = ", ".join(hints(items[0])) if is_group(items[0]) else expected(items[0])
+    return f"a list of {{{fields_of_item}}}"
+
+
+@cache
+def sentences() -> dict[str, dict[str, str]]:
+    """The sentence below each field in `dit.config`: class name -> field name -> text."""
+    found: dict[str, dict[str, str]] = {}
+    for cls in ast.parse(inspect.getsource(tree)).body:
+        if isinstance(cls, ast.ClassDef):
+            found[cls.name] = dict(_documented(cls.body))
+    return found
+
+
+def _documented(body: list[ast.stmt]) -> list[tuple[str, str]]:
+    """Pairs of a field's name and the string literal that follows it."""
+    pairs = []
+    for statement, after in pairwise(body):
+        if (
+            isinstance(statement, ast.AnnAssign)
+            and isinstance(statement.target, ast.Name)
+            and isinstance(after, ast.Expr)
+            and isinstance(after.value, ast.Constant)
+        ):
+            text = " ".join(str(after.value.value).split())
+            pairs.append((statement.target.id, text))
+    return pairs
+
+
+def reference(defaults: RunConfig, *, width: int = 100) -> str:
+    """Every group and key with its type, default and sentence, for `--help`."""
+    parts = []
+    for member in fields(RunConfig):
+        kind = hints(RunConfig)[member.name]
+        summary = inspect.getdoc(kind) or ""
+        body = _reference_of(kind, getattr(defaults, member.name), f"{member.name}.", width)
+        parts.append(f"{member.name}: {summary.splitlines()[0]}\n{body}")
+    return "\n\n".join(parts)
+
+
+def _reference_of(group: type, values: object, prefix: str, width: int) -> str:
+    lines = []
+    for name, kind in hints(group).items():
+        head = f"  {prefix}{name}"
+        if record_type(kind) is None:
+            head += f" = {_shown(getattr(values, name))}"
+        lines.append(f"{head}    [{expected(kind)}]")
+        sentence = sentences()[group.__name__].get(name, "")
+        lines += textwrap.wrap(sentence, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
+        lines += _record_lines(kind, f"{prefix}{name}", width)
+    return "\n".join(lines)
+
+
+def _record_lines(kind: object, key: str, width: int) -> list[str]:
+    """The keys of one record below the key of a list of them."""
+    record = record_type(kind)
+    if record is None:
+        return []
+    texts = sentences()[record.__name__]
+    return [
+        line
+        for name in hints(record)
+        for line in textwrap.wrap(
+            f"{key}.N.{name}: {texts.get(name, '')}",
+            width,
+            initial_indent=" " * 8,
+            subsequent_indent=" " * 12,
+        )
+    ]
+
+
+def _shown(value: object) -> str:
+    """A default as a person would type it."""
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_shown(item) for item in value) + "]"
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return str(value.value) if isinstance(value, Enum) else str(value)

@@ -1,0 +1,106 @@
+"""Flags beside overrides, and a --help that leaves nothing out."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from dit.config import RunConfig
+from dit.configuring import Arguments, ConfigError, parse_arguments
+from dit.configuring.schema import hints, is_group, keys, record_type, sentences, type_of
+from recipes.runs import RECIPES, dit_s, dit_xl
+
+
+def parse(*argv: str) -> Arguments:
+    return parse_arguments(argv, recipes=RECIPES)
+
+
+def problems_of(*argv: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        parse(*argv)
+    return caught.value.problems
+
+
+def test_no_arguments_are_the_default_recipe() -> None:
+    assert parse() == Arguments(config=dit_xl(), dry_run=False, print_config=False)
+
+
+def test_flags_and_overrides_in_any_order(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("rng: {seed: 1}\ntrain: {train_iters: 4}")
+    for argv in (
+        ["--config-file", str(file), "--mock", "rng.seed=2", "--dry-run"],
+        ["rng.seed=2", "--mock", "--dry-run", f"--config-file={file}"],
+        ["--rng.seed", "2", "--dry-run", "--config-file", str(file), "--mock"],
+    ):
+        arguments = parse(*argv)
+        assert arguments.dry_run
+        assert not arguments.print_config
+        config = arguments.config
+        assert (config.rng.seed, config.train.train_iters, config.dataset.mock) == (2, 4, True)
+
+
+def test_recipe_and_dataset_path() -> None:
+    arguments = parse("--recipe", "dit_s", "--dataset-path", "2024", "--print-config", "--debug")
+    assert arguments.config.model == dit_s().model
+    assert arguments.config.dataset.path == "2024"
+    assert arguments.print_config
+
+
+def test_an_explicit_key_beats_a_short_flag() -> None:
+    config = parse("dataset.path=a", "--dataset-path", "b", "dataset.mock=false", "--mock").config
+    assert (config.dataset.path, config.dataset.mock) == ("a", False)
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["--mok"], "--mok (command line): unknown flag; did you mean --mock?"),
+        (["--config_file", "x.yaml"], "--config_file=x.yaml (command line): unknown flag; did you"),
+        (["--train_iters", "5"], "--train_iters=5 (command line): unknown flag; did you mean --tr"),
+        (
+            ["--train-iters=5"],
+            "--train-iters=5 (command line): unknown flag; did you mean --tr",
+        ),
+        (["--zzz"], "--zzz (command line): unknown flag; --help lists all flags and keys"),
+        (["-x"], "-x (command line): unknown flag"),
+        (["--config-file"], "argument --config-file: expected one argument (command line)"),
+        (["--recipe", "dit_m"], "argument --recipe: invalid choice: 'dit_m'"),
+        (["--mock=1"], "argument --mock: ignored explicit argument '1'"),
+    ],
+)
+def test_unknown_flags_name_the_nearest(argv: list[str], expected: str) -> None:
+    (problem,) = problems_of(*argv)
+    assert problem.startswith(expected)
+
+
+def test_problems_of_flags_and_keys_come_together() -> None:
+    found = problems_of("--mok", "--recipe", "x", "rng.sed=3", "rng.seed=-1", "--nope")
+    starts = [problem.split()[0] for problem in found]
+    assert starts == ["--mok", "--nope", "argument", "rng.sed=3", "rng:"]
+
+
+def test_help_lists_every_key_with_its_sentence(capsys) -> None:
+    with pytest.raises(SystemExit) as stop:
+        parse("--help")
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    flat = " ".join(text.split())
+    for key in keys():
+        group, _, name = key.partition(".")
+        sentence = sentences()[hints(RunConfig)[group].__name__][name]
+        assert f" {key} " in flat
+        assert sentence in flat
+    for flag in ("--config-file", "--mock", "--dry-run", "--print-config", "--dataset-path"):
+        assert flag in text
+    assert max(len(line) for line in text.splitlines()) <= 110
+
+
+def test_every_field_has_a_sentence() -> None:
+    groups = [kind for kind in hints(RunConfig).values() if is_group(kind)]
+    records = [record_type(type_of(key)) for key in keys()]
+    for group in [*groups, *(record for record in records if record)]:
+        named = sentences()[group.__name__]
+        assert [f.name for f in fields(group) if not named.get(f.name)] == []

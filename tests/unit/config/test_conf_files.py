@@ -1,0 +1,115 @@
+"""Every file in conf/ and every recipe: known keys, comments, and the resolved run as text.
+
+A change of a default shows here as a difference in tests/golden. If it is meant, write the files
+anew:
+UPDATE_GOLDEN=1 python -m pytest tests/unit/config/test_conf_files.py
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dit.config import RunConfig
+from dit.configuring import load_config, to_yaml
+from recipes.runs import RECIPES, dit_debug, dit_xl
+
+ROOT = Path(__file__).resolve().parents[3]
+GOLDEN = ROOT / "tests" / "golden"
+FILES = {path.stem: path for path in sorted((ROOT / "conf").glob("*.yaml"))}
+MIXTURES = ["dit_debug", "dit_xl_image", "dit_xl_video"]
+
+
+def resolved(name: str) -> RunConfig:
+    return load_config(dit_xl(), config_file=FILES[name])
+
+
+def test_the_files_of_the_readme_are_there() -> None:
+    digits = {"dit_digits", "dit_digits_flow"}
+    assert set(FILES) == {"dit_debug", "dit_xl_image", "dit_xl_video"} | digits
+
+
+def compare_with_golden(name: str, text: str) -> None:
+    path = GOLDEN / f"{name}.yaml"
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(text)
+    assert path.exists(), "run again with UPDATE_GOLDEN=1 to write it"
+    assert text == path.read_text(), "if the change is meant, run again with UPDATE_GOLDEN=1"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_resolved_file(name: str) -> None:
+    compare_with_golden(f"conf_{name}", to_yaml(resolved(name)))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_resolved_recipe(name: str) -> None:
+    compare_with_golden(f"recipe_{name}", to_yaml(RECIPES[name]()))
+
+
+def test_no_golden_file_is_left_over() -> None:
+    wanted = {f"conf_{name}.yaml" for name in FILES} | {f"recipe_{name}.yaml" for name in RECIPES}
+    found = {path.name for kind in ("conf", "recipe") for path in GOLDEN.glob(f"{kind}_*.yaml")}
+    assert found == wanted
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_key_has_a_comment(name: str) -> None:
+    lines = FILES[name].read_text().splitlines()
+    assert lines[0].startswith("# ")
+    root = yaml.compose("\n".join(lines), Loader=yaml.SafeLoader)
+    for _, group in root.value:
+        for key, _ in group.value:
+            line = key.start_mark.line
+            commented = " # " in lines[line] or lines[line - 1].lstrip().startswith("# ")
+            assert commented, f"{name}.yaml:{line + 1} {key.value}"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_precision_is_explicit(name: str) -> None:
+    assert "precision" in yaml.safe_load(FILES[name].read_text())["model"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_file_runs_on_mock_data(name: str) -> None:
+    config = load_config(dit_xl(), config_file=FILES[name], overrides=["dataset.mock=true"])
+    assert config.dataset.mock
+
+
+def test_the_debug_file_and_recipe_are_the_same_run() -> None:
+    assert resolved("dit_debug") == dit_debug()
+
+
+def test_the_debug_model_divides_by_degrees_of_two_and_four() -> None:
+    model = dit_debug().model
+    for degree in (2, 4):
+        assert model.num_layers % degree == 0
+        assert model.num_attention_heads % degree == 0
+        assert model.ffn_hidden_size % degree == 0
+        assert model.hidden_size % degree == 0
+    assert model.num_attention_heads % (2 * 4) == 0  # tensor 2 x context 4 over heads
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_the_mock_mixture_is_nasty(name: str) -> None:
+    config = load_config(dit_xl(), config_file=FILES[name], overrides=["dataset.mock=true"])
+    samples = config.dataset.mock_samples
+    patch = config.model.patch_spatial**2 * config.model.patch_temporal
+    real = [one.frames * one.height * one.width // patch for one in samples]
+    padded = [config.mock_tokens(one) for one in samples]
+    weights = [one.weight for one in samples]
+    assert min(one.text_length for one in samples) == 1
+    assert max(real) > config.dataset.task_encoder_seq_length / 2
+    uneven = sum(w for w, a, b in zip(weights, real, padded, strict=True) if a != b)
+    assert uneven > 0.5 * sum(weights)
+
+
+def test_digits_files_differ_in_objective_and_folder_only() -> None:
+    edm, flow = resolved("dit_digits"), resolved("dit_digits_flow")
+    assert edm.objective.name != flow.objective.name
+    assert edm.checkpoint.save != flow.checkpoint.save
+    for group in ("model", "dataset", "train", "optimizer", "scheduler", "ema", "ddp", "logger"):
+        assert getattr(edm, group) == getattr(flow, group)

@@ -1,0 +1,116 @@
+"""Files written for NVIDIA's DFM load; a key without meaning is named with what replaces it."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from dit.config import RunConfig
+from dit.configuring import ConfigError, load_config
+from dit.configuring.foreign import FOREIGN
+from dit.configuring.schema import is_known
+
+DFM = """
+model:
+  tensor_model_parallel_size: 1
+  sequence_parallel: false
+  context_parallel_size: 1
+  qkv_format: thd
+  num_attention_heads: 16
+  vae_cache_folder: null
+dataset:
+  path: DATASET_FOLDER
+  task_encoder_seq_length: 15360
+  packing_buffer_size: 100
+  num_workers: 20
+checkpoint:
+  save: dfm_experiment
+  load: dfm_experiment
+  load_optim: true
+  save_interval: 1000
+train:
+  eval_interval: 1000
+  train_iters: 10000
+  eval_iters: 32
+  global_batch_size: 8
+  micro_batch_size: 1
+logger:
+  log_interval: 10
+  wandb_project: DiT
+  wandb_exp_name: dfm_experiment
+"""
+
+
+@pytest.fixture
+def dfm_file(tmp_path: Path) -> Path:
+    path = tmp_path / "dit_pretrain.yaml"
+    path.write_text(DFM)
+    return path
+
+
+def test_keys_with_a_meaning_keep_it(dfm_file: Path) -> None:
+    config = load_config(RunConfig(), config_file=dfm_file)
+    assert (config.model.name, config.model.num_attention_heads) == ("dit_xl", 16)
+    assert (config.dataset.path, config.dataset.num_workers) == ("DATASET_FOLDER", 20)
+    assert config.dataset.task_encoder_seq_length == 15360
+    assert (config.checkpoint.save, config.checkpoint.load) == ("dfm_experiment",) * 2
+    assert (config.train.global_batch_size, config.train.eval_iters) == (8, 32)
+    assert (config.logger.wandb_project, config.logger.wandb_exp_name) == ("DiT", "dfm_experiment")
+
+
+def test_each_key_without_a_meaning_gets_one_line(dfm_file: Path, caplog) -> None:
+    with caplog.at_level(logging.WARNING, logger="dit.configuring"):
+        load_config(RunConfig(), config_file=dfm_file)
+    assert [record.getMessage() for record in caplog.records] == [
+        f'model.qkv_format="thd" ({dfm_file}:6): read, not used: packs are always thd',
+        f"checkpoint.load_optim=true ({dfm_file}:17): read, not used: a checkpoint always holds and"
+        " restores model, optimizer and loader",
+    ]
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        "model.seq_length=2048",
+        "dataset.seq_length=2048",
+        "dataset.micro_batch_size=1",
+        "dataset.global_batch_size=8",
+        "tokenizer.tokenizer_type=NullTokenizer",
+        "tokenizer={vocab_size: 32000, tokenizer_type: NullTokenizer}",
+        "mixed_precision=bf16_mixed",
+        "mixed_precision={bf16: true, fp8: null}",
+        "ddp.average_in_collective=true",
+        "train.manual_gc_interval=100",
+    ],
+)
+def test_other_keys_of_its_recipes_are_accepted(token: str, caplog) -> None:
+    with caplog.at_level(logging.WARNING, logger="dit.configuring"):
+        assert load_config(RunConfig(), overrides=[token]) == RunConfig()
+    assert "read, not used" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        "model.qkv_format=sbhd",
+        "dataset.micro_batch_size=2",
+        "checkpoint.load_optim=false",
+        "checkpoint.ckpt_format=zarr",
+        "mixed_precision=fp16_mixed",
+        "mixed_precision.fp8=hybrid",
+        "model.fp16=true",
+        "ddp.use_megatron_fsdp=true",
+    ],
+)
+def test_a_value_that_asks_for_what_is_not_done_is_an_error(token: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(RunConfig(), overrides=[token])
+    (problem,) = caught.value.problems
+    assert problem.startswith(token.partition("=")[0])
+    assert "is not supported: " in problem
+
+
+def test_the_table_hides_no_key_of_ours() -> None:
+    assert [key for key in FOREIGN if is_known(key)] == []

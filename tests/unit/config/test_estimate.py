@@ -1,0 +1,132 @@
+"""Parameter counts against Diffusers' own model, and what the memory estimate must obey."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dit.config import (
+    DdpConfig,
+    EmaConfig,
+    EmaKind,
+    ExtraPosition,
+    ModelConfig,
+    Precision,
+    Recompute,
+    RunConfig,
+    TrainConfig,
+)
+from dit.configuring import describe, load_config, parameter_count
+from dit.configuring.estimate import memory
+
+COUNTS = {
+    "dit_s": 49_302_912,
+    "dit_b": 149_327_616,
+    "dit_l": 483_269_632,
+    "dit_xl": 691_725_312,
+    "cosmos_7b": 7_236_192_256,
+    "cosmos_14b": 14_267_149_312,
+}
+
+
+def counted_by_diffusers(model: ModelConfig) -> int:
+    import torch
+    from diffusers.models.transformers.transformer_cosmos import CosmosTransformer3DModel
+
+    learnable = model.extra_pos_embed is ExtraPosition.LEARNABLE
+    with torch.device("meta"):
+        network = CosmosTransformer3DModel(
+            in_channels=model.in_channels,
+            out_channels=model.in_channels,
+            num_attention_heads=model.num_attention_heads,
+            attention_head_dim=model.hidden_size // model.num_attention_heads,
+            num_layers=model.num_layers,
+            mlp_ratio=model.mlp_ratio,
+            text_embed_dim=model.crossattn_emb_size,
+            adaln_lora_dim=model.adaln_lora_dim,
+            max_size=model.max_size,
+            patch_size=(model.patch_temporal, model.patch_spatial, model.patch_spatial),
+            rope_scale=model.rope_scale,
+            concat_padding_mask=model.concat_padding_mask,
+            extra_pos_embed_type="learnable" if learnable else None,
+        )
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+@pytest.mark.parametrize(("name", "count"), COUNTS.items())
+def test_named_sizes_have_exactly_these_parameters(name: str, count: int) -> None:
+    model = load_config(RunConfig(), overrides=[f"model.name={name}"]).model
+    assert parameter_count(model) == count
+    assert counted_by_diffusers(model) == count
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"in_channels": 4, "patch_spatial": 1, "crossattn_emb_size": 64},
+        {"patch_temporal": 2, "mlp_ratio": 2.5, "adaln_lora_dim": 8},
+        {"concat_padding_mask": True},
+        {
+            "extra_pos_embed": ExtraPosition.LEARNABLE,
+            "max_size": (9, 30, 22),
+            "patch_temporal": 2,
+            "concat_padding_mask": True,
+        },
+    ],
+)
+def test_the_formula_holds_for_any_geometry(changes: dict) -> None:
+    model = ModelConfig(
+        name="custom", num_layers=3, hidden_size=96, num_attention_heads=4, **changes
+    )
+    assert parameter_count(model) == counted_by_diffusers(model)
+
+
+def test_memory_of_weights_gradients_and_optimizer() -> None:
+    config = RunConfig()
+    count = parameter_count(config.model)
+    one = memory(config, world_size=1)
+    assert (one.weights, one.gradients) == (2 * count, 4 * count)
+    assert (one.optimizer, one.ema) == (12 * count, 4 * count)
+    eight = memory(config, world_size=8)
+    assert (eight.weights, eight.gradients) == (one.weights, one.gradients)
+    assert (eight.optimizer, eight.ema) == (one.optimizer // 8, one.ema // 8)
+    whole = replace(config, ddp=DdpConfig(use_distributed_optimizer=False))
+    assert memory(whole, world_size=8).optimizer == one.optimizer
+    wide = replace(config, model=replace(config.model, precision=Precision.FP32))
+    assert memory(wide, world_size=1).optimizer == 8 * count
+    assert memory(replace(config, ema=EmaConfig(kind=EmaKind.NONE)), world_size=1).ema == 0
+
+
+def test_recomputation_and_shorter_packs_need_less() -> None:
+    config = RunConfig()
+    full = replace(config, model=replace(config.model, recompute_granularity=Recompute.FULL))
+    assert memory(full, world_size=1).activations < memory(config, world_size=1).activations / 10
+    short = replace(config, dataset=replace(config.dataset, task_encoder_seq_length=1536))
+    tenth = memory(config, world_size=1).activations / 10
+    assert memory(short, world_size=1).activations == pytest.approx(tenth, rel=1e-6)
+
+
+def test_description_is_a_configuration_again(tmp_path) -> None:
+    config = load_config(
+        RunConfig(), overrides=["optimizer.weight_decay=0.1", "train.train_iters=500"]
+    )
+    text = describe(config, world_size=4)
+    (tmp_path / "run.yaml").write_text(text)
+    assert load_config(RunConfig(), config_file=tmp_path / "run.yaml") == config
+    for part in (
+        "691,725,312 trainable (dit_xl)",
+        "4 processes = tensor 1 x context 1 x pipeline 1 x data 4",
+        "8 packs a step = 4 data-parallel ranks x 2 accumulated",
+        "an estimate",
+        "0.1 on matrices",
+        "at step 500 (train.train_iters)",
+        "matrix products bf16",
+    ):
+        assert part in text
+
+
+def test_a_description_for_a_layout_that_cannot_be_is_an_error() -> None:
+    config = RunConfig(train=TrainConfig(global_batch_size=6))
+    with pytest.raises(ValueError, match="use a multiple of 4"):
+        describe(config, world_size=4)
