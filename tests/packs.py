@@ -38,7 +38,9 @@ def random_pack(
         latent_TC=torch.cat(latents),
         position_T3=torch.cat(positions),
         segment_T=torch.repeat_interleave(torch.arange(len(grids)), torch.tensor(padded)),
-        is_real_T=torch.cat([torch.arange(room) < n for n, room in zip(tokens, padded, strict=True)]),
+        is_real_T=torch.cat(
+            [torch.arange(room) < n for n, room in zip(tokens, padded, strict=True)]
+        ),
         text_LE=torch.randn(sum(texts), model.crossattn_emb_size, generator=generator),
         fps_N=torch.tensor(fps),
         grids=tuple(grids),

@@ -94,7 +94,7 @@ class _ByShape:
 
 
 def attend_varlen(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, spans: Spans) -> Tensor:
-    """torch's flash attention for packed sequences: one kernel for the whole pack (CUDA only)."""
+    """Flash attention of torch: one kernel for the whole pack (CUDA only)."""
     from torch.nn.attention.varlen import varlen_attn
 
     plan: _Varlen = spans.once("varlen", lambda: _Varlen.of(spans))  # type: ignore[assignment]

@@ -37,7 +37,9 @@ class Layers(TransformerBlock):
     forward has no place for the conditions of a DiT.
     """
 
-    def __init__(self, config: TransformerConfig, model: ModelConfig, groups: ProcessGroupCollection):
+    def __init__(
+        self, config: TransformerConfig, model: ModelConfig, groups: ProcessGroupCollection
+    ):
         count = get_num_layers_to_build(config, pp_rank=groups.pp.rank())
         spec = ModuleSpec(module=DiTLayer, params={"model": model})
         submodules = TransformerBlockSubmodules(layer_specs=[spec] * count, layer_norm=None)
@@ -46,9 +48,11 @@ class Layers(TransformerBlock):
 
     def forward(self, h_TD: Tensor, conditions: Conditions) -> Tensor:  # type: ignore[override]
         for first, last in self._groups():
-            h_TD = checkpoint(
-                self._run, h_TD, conditions, first, last, use_reentrant=False
-            ) if self._recomputed(first) else self._run(h_TD, conditions, first, last)
+            h_TD = (
+                checkpoint(self._run, h_TD, conditions, first, last, use_reentrant=False)
+                if self._recomputed(first)
+                else self._run(h_TD, conditions, first, last)
+            )
         return h_TD
 
     def _run(self, h_TD: Tensor, conditions: Conditions, first: int, last: int) -> Tensor:
@@ -90,7 +94,7 @@ class DiT(MegatronModule):
         self.patches = Replicated(inputs, width, config=config)
         self.level = LevelEmbedding(config)
         learnable = model.extra_pos_embed is ExtraPosition.LEARNABLE
-        self.positions = LearnablePositions(model) if learnable else None
+        self.positions = LearnablePositions(model, config.params_dtype) if learnable else None
         self.decoder = Layers(config, model, groups)
         self.modulate_out = Modulation(config, rank=model.adaln_lora_dim, gated=False)
         self.proj_out = Replicated(width, model.patch_features, config=config)

@@ -14,9 +14,10 @@ from megatron.core.transformer.transformer_layer import (
     get_transformer_layer_offset,
 )
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from dit.config import ModelConfig
-from dit.model.attention import Attend, Spans, attention_for
+from dit.model.attention import Spans, attention_for
 from dit.model.linears import ColumnLinear, RowLinear
 from dit.model.modulation import Modulation
 from dit.model.positions import rotate
@@ -57,8 +58,14 @@ class PackedAttention(MegatronModule):
         x_THX = x_TX.view(x_TX.shape[0], -1, parts * self.config.kv_channels)
         return x_THX.chunk(parts, dim=-1)
 
-    def _attend(self, attend: Attend, q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
-        return self.linear_proj(attend(q, k, v.contiguous(), spans).flatten(1))
+    def _attend(self, q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, spans: Spans) -> Tensor:
+        attend = attention_for(q_THK.device, q_THK.dtype)
+        inputs = (q_THK, k_SHK, v_SHK.contiguous(), spans)
+        if self.training and self.config.recompute_granularity == "selective":
+            out_THK = checkpoint(attend, *inputs, use_reentrant=False)
+        else:
+            out_THK = attend(*inputs)
+        return self.linear_proj(out_THK.flatten(1))
 
 
 class SelfAttention(PackedAttention):
@@ -73,8 +80,7 @@ class SelfAttention(PackedAttention):
         q, k, v = self._heads(self.linear_qkv(x_TD), 3)
         turn = (conditions.cos_TK, conditions.sin_TK)
         q, k = rotate(self.q_layernorm(q), *turn), rotate(self.k_layernorm(k), *turn)
-        attend = attention_for(q.device, q.dtype)
-        return self._attend(attend, q, k, v, conditions.self_spans)
+        return self._attend(q, k, v, conditions.self_spans)
 
 
 class CrossAttention(PackedAttention):
@@ -91,9 +97,7 @@ class CrossAttention(PackedAttention):
     def forward(self, x_TD: Tensor, conditions: Conditions) -> Tensor:
         (q,) = self._heads(self.linear_q(x_TD), 1)
         k, v = self._heads(self.linear_kv(conditions.text_LE), 2)
-        attend = attention_for(q.device, q.dtype)
-        spans = conditions.cross_spans
-        return self._attend(attend, self.q_layernorm(q), self.k_layernorm(k), v, spans)
+        return self._attend(self.q_layernorm(q), self.k_layernorm(k), v, conditions.cross_spans)
 
 
 class Mlp(MegatronModule):

@@ -52,21 +52,27 @@ def rotate(x_THK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
 class LearnablePositions(nn.Module):
     """Sum of three learnt tables, normalised to unit root mean square (Cosmos)."""
 
-    def __init__(self, config: ModelConfig):
+    def __init__(self, config: ModelConfig, dtype: torch.dtype):
         super().__init__()
         frames, rows, columns = config.max_size
         width, spatial = config.hidden_size, config.patch_spatial
         self.base_fps = config.base_fps
-        # float32 whatever the model's precision, as Diffusers keeps them.
-        self.pos_emb_t = nn.Parameter(torch.zeros(frames // config.patch_temporal, width))
-        self.pos_emb_h = nn.Parameter(torch.zeros(rows // spatial, width))
-        self.pos_emb_w = nn.Parameter(torch.zeros(columns // spatial, width))
+
+        # Of the model's own type: Megatron-Core's distributed optimizer mixes up the shards of a
+        # parameter group that holds two types.
+        def table(size: int) -> nn.Parameter:
+            return nn.Parameter(torch.zeros(size, width, dtype=dtype))
+
+        self.pos_emb_t = table(frames // config.patch_temporal)
+        self.pos_emb_h = table(rows // spatial)
+        self.pos_emb_w = table(columns // spatial)
 
     def forward(self, position_T3: Tensor, fps_T: Tensor) -> Tensor:
         """Embedding [T, D], float32; `fps_T` undoes the time scale of the rotary positions."""
         pace_T = torch.where(fps_T.isnan(), 1.0, fps_T / self.base_fps)
         frame_T = (position_T3[:, 0] * pace_T).round().long()
         row_T, column_T = position_T3[:, 1].long(), position_T3[:, 2].long()
-        sum_TD = self.pos_emb_t[frame_T] + self.pos_emb_h[row_T] + self.pos_emb_w[column_T]
+        tables = (self.pos_emb_t, frame_T), (self.pos_emb_h, row_T), (self.pos_emb_w, column_T)
+        sum_TD = torch.stack([table[index].float() for table, index in tables]).sum(0)
         norm_T1 = torch.linalg.vector_norm(sum_TD, dim=-1, keepdim=True)
         return sum_TD / (1e-6 + norm_T1 * sum_TD.shape[-1] ** -0.5)

@@ -23,12 +23,13 @@ class GroupStepAdam(torch.optim.Optimizer):
         weight_decay: float = 0.0,
         **_fused_only: Any,
     ):
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "step": 0}
+        super().__init__(params, options)
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]  # never called with one
+    def step(self) -> None:  # type: ignore[override]  # Megatron-Core hands over no closure
         for group in self.param_groups:
-            group["step"] = group.get("step", 0) + 1
+            group["step"] += 1
             params = [p for p in group["params"] if p.grad is not None]
             for p in params:
                 if not self.state[p]:

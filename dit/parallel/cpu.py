@@ -29,7 +29,7 @@ class _OnCpu(TorchFunctionMode):
         if str(kwargs.get("device")) in _CUDA_NAMES:
             kwargs = {**kwargs, "device": _CPU}
         result = func(*args, **kwargs)
-        # Megatron's optimizers sort parameters by this name; "torch.FloatTensor" is unknown to them.
+        # Megatron's optimizers sort parameters by this name and do not know "torch.FloatTensor".
         if func is torch.Tensor.type and isinstance(result, str):
             return result.replace("torch.", "torch.cuda.", 1)
         return result
@@ -49,9 +49,9 @@ def run_megatron_on_cpu() -> None:
     if torch.cuda.is_available():
         return
     torch.cuda.current_device = lambda: _CPU  # type: ignore[assignment, return-value]
-    torch.cuda.synchronize = lambda device=None: None
+    torch.cuda.synchronize = lambda *_: None
     torch.cuda.get_rng_state = _get_state
-    torch.cuda.manual_seed = lambda seed: torch.manual_seed(seed)  # type: ignore[assignment]
+    torch.cuda.manual_seed = torch.manual_seed  # type: ignore[assignment]
     _OnCpu().__enter__()
 
     import megatron.core.tensor_parallel.random as random

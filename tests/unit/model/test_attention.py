@@ -54,7 +54,9 @@ def test_by_shape_equals_one_by_one(lengths, key_lengths):
 
 def test_padding_gets_zeros():
     spans, total, keys = _spans([2, 4], [3, 3])
-    out = attend_by_shape(torch.ones(total, 1, 4), torch.ones(keys, 1, 4), torch.ones(keys, 1, 4), spans)
+    out = attend_by_shape(
+        torch.ones(total, 1, 4), torch.ones(keys, 1, 4), torch.ones(keys, 1, 4), spans
+    )
     real = torch.zeros(total, dtype=torch.bool)
     for start, length in zip(spans.starts, spans.lengths, strict=True):
         real[start : start + length] = True

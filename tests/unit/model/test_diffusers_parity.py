@@ -101,7 +101,9 @@ def _diffusers_state(ours: DiT, model: ModelConfig) -> dict[str, torch.Tensor]:
             letters = rest.split("_")[1].split(".")[0]
             by_head = value.view(heads, len(letters), -1, value.shape[1])
             for i, letter in enumerate(letters):
-                state[f"{prefix}{attentions[part]}.to_{letter}.weight"] = by_head[:, i].flatten(0, 1)
+                state[f"{prefix}{attentions[part]}.to_{letter}.weight"] = by_head[:, i].flatten(
+                    0, 1
+                )
         else:
             leaf, kind = rest.split(".")
             state[f"{prefix}{attentions[part]}.{leaves[leaf]}.{kind}"] = value

@@ -7,8 +7,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dit.config import ExtraPosition, LossMean, ModelConfig, ObjectiveConfig, Precision, Recompute
-from dit.config import ObjectiveName, RecomputeMethod
+from dit.config import (
+    ExtraPosition,
+    LossMean,
+    ModelConfig,
+    ObjectiveConfig,
+    ObjectiveName,
+    Precision,
+    Recompute,
+    RecomputeMethod,
+)
 from dit.model.dit import DiT
 from dit.model.weights import randomise
 from dit.objective import make_objective
@@ -58,9 +66,10 @@ def _noise(batch, objective):
             "extra_pos_embed": ExtraPosition.LEARNABLE,
             "max_size": (8, 16, 16),
         },
+        {"recompute_granularity": Recompute.SELECTIVE},
         {"text_pad_to": 32, "concat_padding_mask": True},
     ],
-    ids=["plain", "recompute", "learnable", "cosmos"],
+    ids=["plain", "recompute", "learnable", "selective", "cosmos"],
 )
 def test_sample_in_a_pack_equals_sample_alone(groups, name, changes):
     model = _model(groups, **changes)
@@ -82,9 +91,7 @@ def test_sample_in_a_pack_equals_sample_alone(groups, name, changes):
         torch.testing.assert_close(mine.input_TC, problem.input_TC[rows])
         single_TC = model(mine.input_TC, mine.level_N, alone)
         real = slice(0, alone.real_tokens)
-        torch.testing.assert_close(
-            single_TC[real], prediction_TC[rows][real], rtol=1e-5, atol=1e-5
-        )
+        torch.testing.assert_close(single_TC[real], prediction_TC[rows][real], rtol=1e-5, atol=1e-5)
         loss = loss_of(alone, mine, single_TC, LossMean.TOKEN)
         loss.total.backward()
         total, count = total + loss.total.item(), count + int(loss.count)

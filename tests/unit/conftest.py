@@ -1,4 +1,4 @@
-"""One process group for all model tests."""
+"""One process group for all tests of a pytest process."""
 
 import pytest
 

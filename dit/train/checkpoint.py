@@ -1,0 +1,217 @@
+"""The whole run on disk: weights, averages, optimizer, position in the data, configuration.
+
+RUN/checkpoints/step_00000500/   one complete checkpoint; appears when it is whole
+metadata.json, common.pt, *.distcp          Megatron-Core's sharded checkpoint
+config.yaml                                 the resolved configuration
+loader_00000.pt                             the loader's position, one per data rank
+dataset_card.json, null_text.safetensors    what generation needs of the dataset
+RUN/checkpoints/LATEST           name of the newest complete checkpoint
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.mapping import ShardedTensor
+from safetensors.torch import save_file
+from torch import Tensor
+
+from dit.config import RunConfig
+from dit.configuring import read_config, save_config
+from dit.train.learner import Learner
+
+LATEST = "LATEST"
+# Held together by Megatron-Core in the shape of the model, so that any layout can load them.
+_SHARDING = {"distrib_optim_sharding_type": "fully_reshardable"}
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is missing, damaged, or of another model."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """How far a run has come."""
+
+    step: int = 0  # optimizer steps done
+    consumed_samples: int = 0  # samples seen by them, over all ranks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataState:
+    """What a checkpoint keeps of the data."""
+
+    position: dict[str, Any]  # of this rank's loader
+    card: dict[str, Any] | None  # how to rebuild text encoder and decoder; mock data has none
+    null_text_LE: Tensor
+
+
+def find_checkpoint(path: Path) -> Path | None:
+    """The checkpoint that `path` means: a run folder, a checkpoint, or a LATEST file.
+
+    None where the folder holds none (yet).
+
+    Raises:
+        CheckpointError: LATEST names a checkpoint that is not there.
+    """
+    if (path / "metadata.json").is_file():
+        return path
+    pointers = [path] if path.name == LATEST else [path / LATEST, path / "checkpoints" / LATEST]
+    for pointer in pointers:
+        if pointer.is_file():
+            found = pointer.parent / pointer.read_text().strip()
+            if not (found / "metadata.json").is_file():
+                raise CheckpointError(
+                    f"{pointer} names {found.name}, which is missing or incomplete; write the name"
+                    f" of a complete checkpoint of {pointer.parent} into it"
+                )
+            return found
+    return None
+
+
+def save_checkpoint(
+    folder: Path, learner: Learner, *, progress: Progress, config: RunConfig, data: DataState
+) -> Path:
+    """Writes RUN/checkpoints/step_N and moves LATEST once it is whole; all ranks call it."""
+    final = folder / "checkpoints" / f"step_{progress.step:08d}"
+    partial = final.with_name(f".partial_{final.name}")
+    if dist.get_rank() == 0:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    dist.barrier()
+    with learner.settled():
+        state = _sharded_state(learner, loading=False)
+        state |= {"step": progress.step, "consumed_samples": progress.consumed_samples}
+        dist_checkpointing.save(state, str(partial))
+    torch.save(data.position, partial / _loader_file(learner.groups.dp.rank()))
+    dist.barrier()
+    if dist.get_rank() == 0:
+        save_config(config, partial / "config.yaml")
+        save_file({"text": data.null_text_LE.contiguous()}, partial / "null_text.safetensors")
+        if data.card is not None:
+            (partial / "dataset_card.json").write_text(json.dumps(data.card, indent=1))
+        _publish(partial, final, keep=config.checkpoint.keep_last)
+    dist.barrier()
+    return final
+
+
+def load_checkpoint(path: Path, learner: Learner, *, config: RunConfig) -> Progress:
+    """Brings weights, optimizer and averages back; `data_position` has the loader's state.
+
+    Raises:
+        CheckpointError: the checkpoint belongs to another model.
+    """
+    check_same_model(path, config)
+    state = _sharded_state(learner, loading=True)
+    # Taken now: loading puts other tensors into the entries of `state`.
+    names = {e.data: n for n, e in state["model"].items() if isinstance(e, ShardedTensor)}
+    loaded = dist_checkpointing.load(state, str(path))
+    learner.chunks[0].module.load_state_dict(loaded["model"])
+    learner.optimizer.load_state_dict(loaded["optimizer"])
+    if learner.ema is not None:
+        learner.ema.load({weight: loaded["ema"][name] for weight, name in names.items()})
+    return Progress(step=loaded["step"], consumed_samples=loaded["consumed_samples"])
+
+
+def load_weights(path: Path, model: torch.nn.Module, *, averaged: bool) -> None:
+    """Fills a model without optimizer with the weights of a checkpoint, or with their average.
+
+    Raises:
+        CheckpointError: the average is asked for and the run kept none.
+    """
+    state = model.sharded_state_dict()  # type: ignore[operator]  # every Megatron module has one
+    names = dist_checkpointing.load_tensors_metadata(str(path))
+    if averaged:
+        if not any(name.startswith("ema.") for name in names):
+            raise CheckpointError(f"{path} holds no average of the weights; ask for weights=model")
+        state = {name: _renamed(shard, "ema.") for name, shard in state.items()}
+    loaded = dist_checkpointing.load(state, str(path))
+    model.load_state_dict({k: v for k, v in loaded.items() if k in state})
+
+
+def data_position(path: Path, *, data_rank: int) -> dict[str, Any]:
+    """Where the loader of a data-parallel rank stood.
+
+    Raises:
+        CheckpointError: the run had fewer ranks.
+    """
+    file = path / _loader_file(data_rank)
+    if not file.is_file():
+        saved = len(list(path.glob(_loader_file("*"))))
+        raise CheckpointError(
+            f"{path} was saved by {saved} data-parallel ranks and has no data position for rank"
+            f" {data_rank}; start {saved} again"
+        )
+    # Energon's state is made of its own classes; the file is our own, not a stranger's.
+    return torch.load(file, weights_only=False)
+
+
+def _loader_file(data_rank: int | str) -> str:
+    return f"loader_{data_rank:05d}.pt" if isinstance(data_rank, int) else f"loader_{data_rank}.pt"
+
+
+def check_same_model(path: Path, config: RunConfig) -> None:
+    """Refuses a checkpoint whose weights have another shape or another meaning.
+
+    Raises:
+        CheckpointError: names every setting that differs, with both values.
+    """
+    saved = read_config(path / "config.yaml")
+    free = {"name", "precision", "vae_cache_folder", "init_method_std", "cp_comm_type"}
+    names = [
+        f.name
+        for f in fields(config.model)
+        if f.name not in free and not f.name.startswith("recompute") and "parallel" not in f.name
+    ]
+    pairs = [(f"model.{n}", getattr(saved.model, n), getattr(config.model, n)) for n in names]
+    pairs += [
+        (f"objective.{n}", getattr(saved.objective, n), getattr(config.objective, n))
+        for n in ("name", "sigma_data", "timestep_scale")
+    ]
+    different = [f"  {n}: {a} in the checkpoint, {b} here" for n, a, b in pairs if a != b]
+    if different:
+        raise CheckpointError(
+            f"{path} was trained with another model:\n" + "\n".join(different) + "\nUse its"
+            " settings, or another checkpoint.save and checkpoint.load to start a new run"
+        )
+
+
+def _sharded_state(learner: Learner, *, loading: bool) -> dict[str, Any]:
+    model = learner.chunks[0].module.sharded_state_dict()
+    state = {"model": model}
+    if learner.ema is not None:
+        state["ema"] = learner.ema.sharded_state_dict(model, loading=loading)
+    state["optimizer"] = learner.optimizer.sharded_state_dict(
+        model, is_loading=loading, metadata=_SHARDING
+    )
+    return state
+
+
+def _renamed(shard: Any, prefix: str) -> Any:
+    if not isinstance(shard, ShardedTensor):
+        return shard
+    return replace(shard, key=f"{prefix}{shard.key}")
+
+
+def _publish(partial: Path, final: Path, *, keep: int) -> None:
+    """Makes a whole checkpoint visible, then the newest; then removes what is too old."""
+    for file in partial.rglob("*"):
+        if file.is_file():
+            with file.open("rb") as handle:
+                os.fsync(handle.fileno())
+    shutil.rmtree(final, ignore_errors=True)
+    partial.rename(final)
+    pointer = final.parent / f".{LATEST}.new"
+    pointer.write_text(final.name)
+    pointer.replace(final.parent / LATEST)
+    done = sorted(final.parent.glob("step_*"))
+    for old in done[:-keep] if keep else []:
+        shutil.rmtree(old)

@@ -1,0 +1,201 @@
+"""A whole run: read, step, average, validate, write down, save; until the end or a signal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dit.batch import PackedBatch
+from dit.config import RunConfig
+from dit.data import build_train_loader, build_val_packs, dataset_card, null_text
+from dit.model.flops import training_flops
+from dit.objective import make_objective, training_problem
+from dit.parallel.groups import device, process_groups
+from dit.train.build import learning_rate, set_learning_rate
+from dit.train.checkpoint import (
+    DataState,
+    data_position,
+    find_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
+from dit.train.learner import build_learner
+from dit.train.record import Record
+from dit.train.run import Run
+from dit.train.signals import StopRequests
+from dit.train.step import run_schedule, sum_over_ranks, update
+from dit.train.validation import validate
+
+
+class ExitCode(IntEnum):
+    """How a run ended, for whoever started it."""
+
+    DONE = 0
+    ERROR = 1
+    STOPPED = 75  # by SIGTERM or Ctrl-C, after a checkpoint; EX_TEMPFAIL: start it again
+
+
+def pretrain(config: RunConfig) -> ExitCode:
+    """Trains as configured, from the newest checkpoint where there is one.
+
+    The process group is up (`start_processes`).
+    """
+    run = _prepare(config)
+    record = Record(run)
+    with StopRequests() as requests:
+        try:
+            return _train(run, record, requests)
+        finally:
+            record.close()
+            run.loader.close()
+
+
+def _prepare(config: RunConfig) -> Run:
+    """Builds every part, and loads the checkpoint."""
+    if config.train.deterministic:
+        torch.use_deterministic_algorithms(True)
+    groups = process_groups()
+    loader = build_train_loader(config, rank=groups.dp.rank(), world_size=groups.dp.size())
+    run = Run(
+        config=config,
+        folder=Path(config.checkpoint.save) if config.checkpoint.save else None,
+        learner=build_learner(config, groups),
+        loader=loader,
+        objective=make_objective(config.objective),
+        null_text_LE=null_text(config),
+        card=dataset_card(config),
+    )
+    _resume(run)
+    return run
+
+
+def _resume(run: Run) -> None:
+    """Continues from checkpoint.save, else from checkpoint.load, where they hold a checkpoint."""
+    places = [p for p in (run.config.checkpoint.save, run.config.checkpoint.load) if p]
+    found = next(filter(None, (find_checkpoint(Path(p)) for p in places)), None)
+    if found is None:
+        return
+    run.progress = load_checkpoint(found, run.learner, config=run.config)
+    run.saved_step = run.progress.step
+    run.loader.load_state_dict(data_position(found, data_rank=run.data_ranks.rank()))
+
+
+def _train(run: Run, record: Record, requests: StopRequests) -> ExitCode:
+    c = run.config
+    packs = _validation_packs(run)
+    reader = iter(run.loader)
+    skipped_in_a_row = 0
+    while run.progress.step < c.train.train_iters:
+        values, stop = _step(run, reader, requests)
+        step = run.progress.step
+        due = c.train.eval_interval and (step % c.train.eval_interval == 0 or _is_last(run))
+        if packs is not None and due:
+            values |= validate(run.learner, packs, objective=run.objective, config=c)
+        record.step(values)
+        skipped_in_a_row = skipped_in_a_row + 1 if values["skipped"] else 0
+        if step % c.checkpoint.save_interval == 0 or stop or _is_last(run):
+            _save(run, record)
+        if skipped_in_a_row >= c.train.max_skipped_steps:
+            _save(run, record)
+            raise FloatingPointError(
+                f"{skipped_in_a_row} steps in a row had a gradient that is not finite (the last is"
+                f" step {step}); lower optimizer.lr, or look at the data"
+            )
+        if stop:
+            record.say("stopped on request; the same command continues")
+            return ExitCode.STOPPED
+    record.say("done")
+    return ExitCode.DONE
+
+
+def _is_last(run: Run) -> bool:
+    return run.progress.step >= run.config.train.train_iters
+
+
+def _validation_packs(run: Run) -> list[PackedBatch] | None:
+    """This rank's validation packs, read once; None where the run does not validate."""
+    t = run.config.train
+    if not (t.eval_interval and t.eval_iters):
+        return None
+    mine = range(run.data_ranks.rank(), t.eval_iters, run.data_ranks.size())
+    return build_val_packs(run.config, indices=mine)
+
+
+def _step(
+    run: Run, reader: Iterator[PackedBatch], requests: StopRequests
+) -> tuple[dict[str, Any], bool]:
+    """One optimizer step; returns what is written down, and whether a signal asks to stop."""
+    c, began = run.config, time.perf_counter()
+    step = run.progress.step + 1
+    micro_batches = c.train.global_batch_size // run.data_ranks.size()
+    packs = [next(reader).to(device()) for _ in range(micro_batches)]
+    items = [
+        training_problem(
+            run.objective,
+            pack,
+            seed=c.rng.seed,
+            step=step,
+            null_text_LE=run.null_text_LE,
+            text_dropout=c.objective.text_dropout,
+        )
+        for pack in packs
+    ]
+    learner, rate = run.learner, learning_rate(c, step)
+    for chunk in learner.chunks:
+        chunk.zero_grad_buffer()
+    learner.optimizer.zero_grad()
+    report = run_schedule(learner.chunks, items, mean=c.objective.loss_mean)
+    set_learning_rate(learner.optimizer, rate, weight_decay=c.optimizer.weight_decay)
+    done = update(learner.optimizer, clip_grad=c.optimizer.clip_grad)
+    if learner.ema is not None and not done.skipped:
+        learner.ema.update(step)
+
+    total, count, samples, tokens, refused, flops, stops = sum_over_ranks(
+        [
+            *report.tolist(),
+            sum(pack.num_samples for pack in packs),
+            sum(pack.real_tokens for pack in packs),
+            sum(run.loader.counts().values()),
+            sum(training_flops(c.model, batch) for batch, _ in items),
+            float(requests.received),
+        ],
+        learner.groups.dp_cp,
+    )
+    run.progress = replace(
+        run.progress, step=step, consumed_samples=run.progress.consumed_samples + int(samples)
+    )
+    elapsed = time.perf_counter() - began
+    values = {
+        "step": step,
+        "loss": total / count,
+        "grad_norm": done.grad_norm,
+        "lr": rate,
+        "consumed_samples": run.progress.consumed_samples,
+        "real_tokens": int(tokens),
+        "pack_fill": tokens / (c.train.global_batch_size * c.dataset.task_encoder_seq_length),
+        "refused": int(refused),
+        "step_time_s": elapsed,
+        "tokens_per_s": tokens / elapsed,
+        "model_tflops": flops / elapsed / dist.get_world_size() / 1e12,
+        "skipped": done.skipped,
+    }
+    return values, stops > 0
+
+
+def _save(run: Run, record: Record) -> None:
+    if run.folder is None or run.saved_step == run.progress.step:
+        return
+    began = time.perf_counter()
+    data = DataState(position=run.loader.state_dict(), card=run.card, null_text_LE=run.null_text_LE)
+    place = save_checkpoint(
+        run.folder, run.learner, progress=run.progress, config=run.config, data=data
+    )
+    run.saved_step = run.progress.step
+    record.say(f"saved {place} in {time.perf_counter() - began:.1f} s")

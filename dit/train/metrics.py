@@ -1,0 +1,177 @@
+"""What a run writes down: metrics.jsonl, TensorBoard, W&B, and lines in the terminal.
+
+`metrics.jsonl` has one JSON object a step; floats are written so that they read back exactly.
+
+    step              optimizer step, from 1
+    loss              mean over the global batch, before the update
+    grad_norm         of the whole gradient, before clipping
+    lr                learning rate of this step
+    consumed_samples  samples seen since the start of the run
+    real_tokens       tokens of the step's global batch, without padding
+    pack_fill         real tokens over the capacity of the packs
+    refused           samples refused since this process started, over all ranks
+    step_time_s       seconds
+    tokens_per_s      real tokens a second, all ranks together
+    model_tflops      model TFLOP/s of one device, from the true geometry of the packs
+    skipped           true where the gradient was not finite and nothing was updated
+    val_loss, val_loss_ema    at the steps that validate
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from dit.config import RunConfig
+
+Values = Mapping[str, float | int | bool]
+
+
+class MetricsFile:
+    """metrics.jsonl of a run folder."""
+
+    def __init__(self, folder: Path, *, start: int):
+        """Opens the file; on a resume, lines after step `start` are cut."""
+        self.path = folder / "metrics.jsonl"
+        if self.path.exists():
+            lines = self.path.read_bytes().splitlines(keepends=True)
+            kept = [line for line in lines if _step_of(line) <= start]
+            partial = self.path.with_suffix(".partial")
+            partial.write_bytes(b"".join(kept))
+            partial.replace(self.path)
+        self.file = self.path.open("a", buffering=1)
+
+    def write(self, values: Values) -> None:
+        # JSON has no NaN; a null says as much to every reader.
+        clean = {k: None if _is_nan(v) else v for k, v in values.items()}
+        self.file.write(json.dumps(clean, allow_nan=False) + "\n")
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def _step_of(line: bytes) -> float:
+    """Step of a line; infinity for one that a kill cut short."""
+    try:
+        return json.loads(line)["step"] if line.endswith(b"\n") else math.inf
+    except (json.JSONDecodeError, KeyError):
+        return math.inf
+
+
+class Dashboards:
+    """TensorBoard, and W&B where a project is set."""
+
+    def __init__(self, config: RunConfig, folder: Path, *, start: int):
+        from torch.utils.tensorboard import SummaryWriter
+
+        place = config.logger.tensorboard_dir or str(folder / "tensorboard")
+        self.board = SummaryWriter(place, purge_step=start + 1 if start else None)
+        self.wandb = _wandb_run(config, folder) if config.logger.wandb_project else None
+
+    def write(self, values: Values) -> None:
+        step = int(values["step"])
+        shown = {k: v for k, v in values.items() if k != "step"}
+        for name, value in shown.items():
+            self.board.add_scalar(name, value, step)
+        if self.wandb is not None:
+            self.wandb.log(shown, step=step)
+
+    def close(self) -> None:
+        self.board.close()
+        if self.wandb is not None:
+            self.wandb.finish()
+
+
+def _wandb_run(config: RunConfig, folder: Path) -> Any:
+    try:
+        import wandb
+    except ImportError as error:
+        raise ValueError(
+            f"logger.wandb_project={config.logger.wandb_project} needs the package wandb: install"
+            " the extra `log`, or leave wandb_project unset"
+        ) from error
+    return wandb.init(
+        project=config.logger.wandb_project,
+        name=config.logger.wandb_exp_name,
+        entity=config.logger.wandb_entity,
+        dir=str(folder),
+        id=_wandb_id(folder),
+        resume="allow",
+        config=asdict(config),
+    )
+
+
+def _wandb_id(folder: Path) -> str:
+    """Identity of the W&B run, kept in the run folder so that a resume continues its curves."""
+    import secrets
+
+    file = folder / "wandb_id"
+    if not file.exists():
+        file.write_text(secrets.token_hex(4))
+    return file.read_text()
+
+
+class Terminal:
+    """A progress bar in a terminal, plain lines elsewhere."""
+
+    def __init__(self, *, total: int, start: int, every: int):
+        self.console = Console(highlight=False, soft_wrap=True)
+        self.every = every
+        self.total = total
+        self.bar: Progress | None = None
+        if self.console.is_terminal:
+            self.bar = Progress(
+                TextColumn("step"),
+                MofNCompleteColumn(),
+                BarColumn(),
+                TextColumn("{task.description}"),
+                TimeRemainingColumn(),
+                console=self.console,
+            )
+            self.task = self.bar.add_task("", total=total, completed=start)
+            self.bar.start()
+
+    def say(self, text: str) -> None:
+        """One line, above the bar."""
+        self.console.print(text, markup=False)
+
+    def step(self, values: Values) -> None:
+        step = int(values["step"])
+        shown = _line(values)
+        if self.bar is not None:
+            self.bar.update(self.task, completed=step, description=shown)
+        if "val_loss" in values or (self.bar is None and step % self.every == 0):
+            self.say(f"step {step}/{self.total}  {shown}")
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+
+def _line(values: Values) -> str:
+    parts = [f"loss {values['loss']:.4f}"]
+    parts += [
+        f"{label} {values[name]:.4f}"
+        for label, name in (("val", "val_loss"), ("ema", "val_loss_ema"))
+        if name in values
+    ]
+    parts += [
+        f"grad {values['grad_norm']:.3f}",
+        f"lr {values['lr']:.2e}",
+        f"{values['tokens_per_s']:,.0f} tokens/s",
+        f"fill {values['pack_fill']:.1%}",
+    ]
+    if values["refused"]:
+        parts.append(f"refused {values['refused']}")
+    return "  ".join(parts)

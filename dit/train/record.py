@@ -1,0 +1,89 @@
+"""The record of a run: who writes what, and when."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch.distributed as dist
+
+from dit.configuring import save_config
+from dit.parallel.groups import device
+from dit.train.metrics import Dashboards, MetricsFile, Terminal
+from dit.train.run import Run
+
+
+class Record:
+    """Everything that is written down, by the first rank; the others gather what it needs."""
+
+    def __init__(self, run: Run):
+        self.run = run
+        self.refused: Counter[str] = Counter()
+        self.terminal: Terminal | None = None
+        self.file: MetricsFile | None = None
+        self.boards: Dashboards | None = None
+        if dist.get_rank() != 0:
+            return
+        c, start = run.config, run.progress.step
+        self.terminal = Terminal(
+            total=c.train.train_iters, start=start, every=c.logger.log_interval
+        )
+        for line in _opening(run):
+            self.say(line)
+        if run.folder is not None:
+            run.folder.mkdir(parents=True, exist_ok=True)
+            save_config(c, run.folder / "config.yaml")
+            self.file = MetricsFile(run.folder, start=start)
+            self.boards = Dashboards(c, run.folder, start=start)
+
+    def say(self, text: str) -> None:
+        if self.terminal is not None:
+            self.terminal.say(text)
+
+    def step(self, values: dict[str, Any]) -> None:
+        """Every step goes to the file, every `log_interval`-th to the dashboards."""
+        if values["step"] % self.run.config.logger.log_interval == 0:
+            self._say_refused()
+        if self.terminal is None:
+            return
+        if values["skipped"]:
+            self.say(f"step {values['step']}: gradient is not finite, update skipped")
+        self.terminal.step(values)
+        if self.file is not None:
+            self.file.write(values)
+        due = values["step"] % self.run.config.logger.log_interval == 0 or "val_loss" in values
+        if self.boards is not None and due:
+            self.boards.write(values)
+
+    def _say_refused(self) -> None:
+        """Says by reason how many samples were refused, when that has changed on any rank."""
+        counts: list[dict[str, int]] = [{}] * dist.get_world_size()
+        dist.all_gather_object(counts, self.run.loader.counts())
+        total = sum((Counter(c) for c in counts), Counter())
+        if total != self.refused:
+            reasons = ", ".join(f"{n} {reason}" for reason, n in total.most_common())
+            self.say(f"refused samples: {reasons}")
+        self.refused = total
+
+    def close(self) -> None:
+        for writer in (self.terminal, self.file, self.boards):
+            if writer is not None:
+                writer.close()
+
+
+def _opening(run: Run) -> list[str]:
+    c = run.config
+    count = sum(p.numel() for chunk in run.learner.chunks for p in chunk.parameters())
+    lines = [
+        f"DiT {c.model.name}: {count / 1e6:.1f} M parameters, {c.model.precision},"
+        f" {c.objective.name}, on {dist.get_world_size()} x {device().type}"
+        f" (data parallel {run.data_ranks.size()}),"
+        f" {c.train.global_batch_size} packs of {c.dataset.task_encoder_seq_length} tokens a step"
+    ]
+    if run.folder is None:
+        lines.append("checkpoint.save is not set: nothing will be written")
+    else:
+        lines.append(f"run folder {run.folder}")
+    if run.progress.step:
+        lines.append(f"continuing after step {run.progress.step}")
+    return lines

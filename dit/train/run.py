@@ -1,0 +1,36 @@
+"""A run in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from dit.config import RunConfig
+from dit.data import PackLoader
+from dit.objective import Objective
+from dit.train.checkpoint import Progress
+from dit.train.learner import Learner
+
+
+@dataclass(kw_only=True, slots=True)
+class Run:
+    """All that a run holds in memory."""
+
+    config: RunConfig
+    folder: Path | None  # where it is written down; None writes nothing
+    learner: Learner
+    loader: PackLoader
+    objective: Objective
+    null_text_LE: Tensor
+    card: dict[str, Any] | None
+    progress: Progress = field(default_factory=Progress)
+    saved_step: int = -1
+
+    @property
+    def data_ranks(self) -> dist.ProcessGroup:
+        """The processes that read different samples."""
+        return self.learner.groups.dp

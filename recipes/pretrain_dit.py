@@ -1,0 +1,34 @@
+"""Pretrains a DiT; see --help, and conf/ for runs to start from."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from dit.configuring import describe, parse_arguments
+from recipes.entry import run
+from recipes.runs import RECIPES
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0 when done, 75 when stopped by SIGTERM or Ctrl-C after saving."""
+    arguments = parse_arguments(
+        sys.argv[1:] if argv is None else argv, recipes=RECIPES, program="pretrain_dit.py"
+    )
+    config = arguments.config
+    # Imported late: --help and a wrong key answer without waiting for Megatron-Core.
+    from dit.parallel.groups import rank, start_processes, world_size
+
+    config.data_parallel_size(world_size())  # says what is wrong before any process waits
+    if arguments.dry_run or arguments.print_config:
+        if rank() == 0:
+            sys.stdout.write(describe(config, world_size=world_size()))
+        return 0
+    start_processes(seed=config.rng.seed, model=config.model)
+    from dit.train.loop import pretrain
+
+    return int(pretrain(config))
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

@@ -1,0 +1,74 @@
+"""Real runs of the entry scripts, in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SMALL = (
+    "model.num_layers=2",
+    "model.hidden_size=48",
+    "model.num_attention_heads=2",
+    "model.adaln_lora_dim=8",
+    "dataset.task_encoder_seq_length=256",
+    "dataset.packing_buffer_size=32",
+    "dataset.shuffle_buffer_size=20",
+    "scheduler.lr_warmup_iters=2",
+    "logger.log_interval=1",
+)
+"""Overrides that make conf/dit_digits.yaml a matter of seconds."""
+
+
+def command(script: str, *arguments: str, nproc: int = 1) -> list[str]:
+    """The command line that the documentation gives, for this interpreter."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc)]
+    return [sys.executable, *launcher, str(ROOT / "recipes" / script), *arguments]
+
+
+def environment() -> dict[str, str]:
+    """This environment, without what a launcher around the tests may have set."""
+    outer = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    return {k: v for k, v in os.environ.items() if k not in outer} | {"OMP_NUM_THREADS": "1"}
+
+
+def run(
+    arguments: list[str], *, cwd: Path = ROOT, timeout: float = 240
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end; its output is in the result."""
+    return subprocess.run(
+        arguments, cwd=cwd, env=environment(), timeout=timeout, capture_output=True, text=True
+    )
+
+
+def pretrain(
+    folder: Path, *arguments: str, nproc: int = 1, config: str = "dit_digits.yaml"
+) -> subprocess.CompletedProcess[str]:
+    """Trains into `folder`; fails the test where the run fails."""
+    done = run(
+        command(
+            "pretrain_dit.py",
+            "--config-file",
+            str(ROOT / "conf" / config),
+            f"checkpoint.save={folder}",
+            *SMALL,
+            *arguments,
+            nproc=nproc,
+        )
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def metrics(folder: Path) -> list[dict]:
+    """The lines of a run's metrics.jsonl."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def numbers(folder: Path) -> list[dict]:
+    """What metrics.jsonl says of the mathematics: everything but seconds."""
+    timed = ("step_time_s", "tokens_per_s", "model_tflops")
+    return [{k: v for k, v in line.items() if k not in timed} for line in metrics(folder)]

@@ -1,0 +1,181 @@
+"""Adam against torch's, weight decay and learning rate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dit.config import (
+    DdpConfig,
+    Decay,
+    EmaConfig,
+    EmaKind,
+    ExtraPosition,
+    ModelConfig,
+    OptimizerConfig,
+    Precision,
+    RunConfig,
+    SchedulerConfig,
+    TrainConfig,
+)
+from dit.parallel.adam import GroupStepAdam
+from dit.train.build import learning_rate, set_learning_rate
+from dit.train.ema import decay_at, power_exponent
+from dit.train.learner import build_learner
+from dit.train.step import update
+
+MODEL = ModelConfig(
+    name="custom",
+    num_layers=2,
+    hidden_size=48,
+    num_attention_heads=2,
+    in_channels=4,
+    crossattn_emb_size=8,
+    adaln_lora_dim=8,
+    precision=Precision.FP32,
+    extra_pos_embed=ExtraPosition.LEARNABLE,
+    max_size=(4, 8, 8),
+)
+
+
+def test_adam_equals_torch():
+    generator = torch.Generator().manual_seed(0)
+    weights = [torch.randn(7, 5, generator=generator), torch.randn(3, generator=generator)]
+    ours, theirs = ([torch.nn.Parameter(w.clone()) for w in weights] for _ in range(2))
+    options = {"lr": 3e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+    mine, reference = GroupStepAdam(ours, **options), torch.optim.AdamW(theirs, **options)
+    for _ in range(50):
+        for a, b in zip(ours, theirs, strict=True):
+            a.grad = torch.randn(a.shape, generator=generator)
+            b.grad = a.grad.clone()
+        mine.step()
+        reference.step()
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-7)
+    assert mine.param_groups[0]["step"] == 50
+
+
+def test_decay_reaches_matrices_only(groups):
+    config = RunConfig(model=MODEL, optimizer=OptimizerConfig(weight_decay=0.3))
+    learner = build_learner(config, groups)
+    set_learning_rate(learner.optimizer, 1e-3, weight_decay=0.3)
+    names = {p: n for n, p in learner.chunks[0].named_parameters()}
+    shards = {id(s.value): names[s.weight] for s in learner.ema.shards}
+    decayed, spared = set(), set()
+    for inner in learner.optimizer.chained_optimizers:
+        for group in inner.optimizer.param_groups:
+            target = decayed if group["weight_decay"] else spared
+            target |= {shards[id(p)] for p in group["params"]}
+    assert {group["weight_decay"] for group in learner.optimizer.param_groups} == {0.0, 0.3}
+    assert all(n.endswith("norm.weight") or "pos_emb" in n for n in spared)
+    assert sum("pos_emb" in n for n in spared) == 3
+    assert not [n for n in decayed if "norm" in n or "pos_emb" in n]
+    assert decayed | spared == set(names.values())
+
+
+def test_decoupled_decay_shrinks_a_weight_without_gradient(groups):
+    config = RunConfig(model=MODEL, optimizer=OptimizerConfig(weight_decay=0.3, lr=0.1))
+    learner = build_learner(config, groups)
+    before = [s.value.clone() for s in learner.ema.shards]
+    set_learning_rate(learner.optimizer, 0.1, weight_decay=0.3)
+    for chunk in learner.chunks:
+        chunk.zero_grad_buffer()
+    assert not update(learner.optimizer, clip_grad=1.0).skipped
+    for old, shard in zip(before, learner.ema.shards, strict=True):
+        kept = 1 - 0.1 * 0.3 if shard.weight.dim() == 2 and shard.weight.shape[1] > 1 else 1.0
+        expected = old * kept
+        if not torch.allclose(shard.value, expected):
+            assert torch.allclose(shard.value, old), "neither decayed nor spared"
+
+
+@pytest.mark.parametrize("sharded", [True, False])
+@pytest.mark.parametrize("precision", list(Precision))
+def test_gradient_that_is_not_finite_changes_nothing(groups, sharded, precision):
+    config = RunConfig(
+        model=replace(MODEL, precision=precision, extra_pos_embed=ExtraPosition.NONE),
+        ddp=DdpConfig(use_distributed_optimizer=sharded),
+    )
+    learner = build_learner(config, groups)
+    set_learning_rate(learner.optimizer, 0.1, weight_decay=0.3)
+    before = [p.clone() for p in learner.chunks[0].parameters()]
+    for chunk in learner.chunks:
+        chunk.zero_grad_buffer()
+    next(learner.chunks[0].parameters()).main_grad.fill_(float("nan"))
+    assert update(learner.optimizer, clip_grad=1.0).skipped
+    for old, new in zip(before, learner.chunks[0].parameters(), strict=True):
+        assert torch.equal(old, new)
+
+
+def _config(style: Decay, warmup: int = 10, iters: int = 110, horizon: int | None = None):
+    return RunConfig(
+        train=TrainConfig(train_iters=iters),
+        optimizer=OptimizerConfig(lr=1.0, min_lr=0.2),
+        scheduler=SchedulerConfig(
+            lr_decay_style=style, lr_warmup_iters=warmup, lr_decay_iters=horizon
+        ),
+    )
+
+
+def test_learning_rate_follows_its_closed_form():
+    for style, middle in ((Decay.COSINE, 0.6), (Decay.LINEAR, 0.6), (Decay.CONSTANT, 1.0)):
+        config = _config(style)
+        assert learning_rate(config, 1) == pytest.approx(0.1)
+        assert learning_rate(config, 10) == pytest.approx(1.0)
+        assert learning_rate(config, 60) == pytest.approx(middle)
+        end = 1.0 if style is Decay.CONSTANT else 0.2
+        assert learning_rate(config, 110) == pytest.approx(end)
+
+
+def test_decay_horizon_follows_the_length_of_the_run():
+    assert learning_rate(_config(Decay.LINEAR, iters=210), 210) == pytest.approx(0.2)
+    fixed = _config(Decay.LINEAR, iters=210, horizon=110)
+    assert learning_rate(fixed, 110) == learning_rate(fixed, 210) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("sigma_rel", [0.05, 0.1, 0.2])
+def test_power_average_has_the_width_it_is_named_for(sigma_rel):
+    gamma = power_exponent(sigma_rel)
+    # The profile t^gamma on [0, 1] has this relative standard deviation (arXiv:2312.02696, Eq. 3).
+    width = ((gamma + 1) ** 0.5) / ((gamma + 2) * (gamma + 3) ** 0.5)
+    assert width == pytest.approx(sigma_rel, rel=1e-6)
+
+
+def test_power_average_weighs_steps_by_their_power():
+    config, steps = EmaConfig(kind=EmaKind.POWER, sigma_rel=0.1), 2000
+    weights = []
+    for step in range(1, steps + 1):
+        keep = decay_at(config, step)
+        weights = [w * keep for w in weights] + [1 - keep]
+    times = (torch.arange(steps, dtype=torch.float64) + 0.5) / steps
+    profile = times ** power_exponent(0.1)
+    got = torch.tensor(weights, dtype=torch.float64)
+    assert got.sum() == pytest.approx(1)
+    torch.testing.assert_close(got, profile / profile.sum(), rtol=0.02, atol=1e-6)
+
+
+@pytest.mark.parametrize("sharded", [True, False])
+@pytest.mark.parametrize("precision", list(Precision))
+def test_average_is_used_and_taken_back(groups, sharded, precision):
+    config = RunConfig(
+        model=replace(MODEL, precision=precision),
+        ddp=DdpConfig(use_distributed_optimizer=sharded),
+        ema=EmaConfig(kind=EmaKind.CONSTANT, decay=0.75),
+    )
+    learner = build_learner(config, groups)
+    first = [s.value.clone() for s in learner.ema.shards]
+    for shard in learner.ema.shards:
+        shard.value.data.add_(1.0)
+    learner.ema.update(1)
+    for old, average in zip(first, learner.ema.averages, strict=True):
+        torch.testing.assert_close(average, old + 0.25)
+        assert average.dtype == torch.float32
+    with learner.ema.as_weights(learner.chunks):
+        for shard, average in zip(learner.ema.shards, learner.ema.averages, strict=True):
+            inside = shard.weight.flatten()[shard.part]
+            torch.testing.assert_close(inside, average.flatten().to(inside.dtype))
+    for shard, old in zip(learner.ema.shards, first, strict=True):
+        assert torch.equal(shard.value, old + 1)
+        inside = shard.weight.flatten()[shard.part]
+        assert torch.equal(inside, (old + 1).flatten().to(inside.dtype))
