@@ -1,0 +1,34 @@
+"""Shards -> packs. Energon reads and shuffles; everything ends in a PackedBatch.
+
+    loader      build_train_loader, build_val_loader, build_val_packs; PackLoader
+    chain       Energon's chain of datasets, from folders or mock data to a loader
+    encoder     Energon's task encoder: cook, select, pack
+    cook        record -> LatentSample, or the reason why not
+    formats     the two layouts of a record: ours and DFM's
+    packing     which samples share a pack (integers)
+    pack        group of samples -> PackedBatch
+    streams     our links in Energon's chain: damage, counts, waiting samples
+    guarded     Energon's loader without its hangs
+    mock        synthetic samples, read like any other
+    source      folders, splits, dataset card and null text
+    identity    what a saved loader state belongs to
+    rejects     reasons, counts, DataError
+    safe_pickle unpickling that runs no code
+
+No torch.distributed here: ranks come as arguments.
+"""
+
+from dit.data.loader import PackLoader, build_train_loader, build_val_loader, build_val_packs
+from dit.data.rejects import DataError, Reject
+from dit.data.source import dataset_card, null_text
+
+__all__ = [
+    "DataError",
+    "PackLoader",
+    "Reject",
+    "build_train_loader",
+    "build_val_loader",
+    "build_val_packs",
+    "dataset_card",
+    "null_text",
+]

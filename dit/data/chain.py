@@ -1,0 +1,118 @@
+"""Energon's chain of datasets for one rank, from folders or mock data to a loader.
+
+read -> cook -> sift -> (repeat, blend, shuffle) -> pack -> deliver. Energon's own links are the
+middle; encoder.py and streams.py hold ours.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megatron.energon import WorkerConfig, get_train_dataset, get_val_dataset
+from megatron.energon.errors import reraise_exception
+from megatron.energon.flavors.base_dataset import SavableDataset
+from megatron.energon.metadataset.loader_interface import LoadedDataset
+
+from dit.config import RunConfig
+from dit.data.encoder import PackEncoder
+from dit.data.guarded import GuardedLoader
+from dit.data.mock import MockDataset
+from dit.data.source import Leaf, energon_source, val_split
+
+# Validation on mock data sees other samples than training with the same seed.
+_MOCK_VAL = 0x76616C
+
+
+def open_training(
+    config: RunConfig, leaves: tuple[Leaf, ...], *, rank: int, world_size: int
+) -> GuardedLoader:
+    """Endless, shuffled; this rank's share of the samples, parted again among its workers."""
+    worker_config = _worker_config(
+        config, rank=rank, world_size=world_size, workers=config.dataset.num_workers
+    )
+    return _open(_train_dataset(config, leaves, worker_config), config)
+
+
+def open_validation(config: RunConfig, leaves: tuple[Leaf, ...]) -> GuardedLoader:
+    """Every sample once, in stored order, read in this process whatever the layout."""
+    worker_config = _worker_config(config, rank=0, world_size=1, workers=0)
+    return _open(_val_dataset(config, leaves, worker_config), config)
+
+
+def _worker_config(config: RunConfig, *, rank: int, world_size: int, workers: int) -> WorkerConfig:
+    return WorkerConfig(
+        rank=rank,
+        world_size=world_size,
+        num_workers=workers,
+        seed_offset=config.rng.seed,
+        # What a sample can do wrong is counted in our own links; anything else is a bug to see.
+        global_error_handler=reraise_exception,
+    )
+
+
+def _open(dataset: SavableDataset, config: RunConfig) -> GuardedLoader:
+    return GuardedLoader(dataset, checkpoint_every_sec=config.dataset.checkpoint_every_sec)
+
+
+def _train_dataset(
+    config: RunConfig, leaves: tuple[Leaf, ...], worker_config: WorkerConfig
+) -> SavableDataset:
+    encoder = PackEncoder(config, sources=_key_prefixes(leaves))
+    data = config.dataset
+    if data.mock:
+        mock = MockDataset(config, seed=config.rng.seed, worker_config=worker_config)
+        return encoder.build_train_datasets(
+            datasets=[LoadedDataset(dataset=mock)],
+            worker_config=worker_config,
+            batch_size=None,
+            packing_buffer_size=data.packing_buffer_size,
+            shuffle_buffer_size=data.shuffle_buffer_size,
+        )
+    source: Any = energon_source(data, split="train")  # may be a dict, which Energon's types omit
+    return get_train_dataset(
+        source,
+        worker_config=worker_config,
+        batch_size=None,
+        packing_buffer_size=data.packing_buffer_size,
+        shuffle_buffer_size=data.shuffle_buffer_size,
+        max_samples_per_sequence=data.max_samples_per_sequence,
+        task_encoder=encoder,
+    )
+
+
+def _val_dataset(
+    config: RunConfig, leaves: tuple[Leaf, ...], worker_config: WorkerConfig
+) -> SavableDataset:
+    encoder = PackEncoder(config, sources=_key_prefixes(leaves))
+    data = config.dataset
+    unbatched: Any = None  # our packs are the batches; Energon's types say int
+    if data.mock:
+        seed = config.rng.seed ^ _MOCK_VAL
+        mock = MockDataset(config, seed=seed, worker_config=worker_config)
+        return encoder.build_val_datasets(
+            datasets=[LoadedDataset(dataset=mock)],
+            worker_config=worker_config,
+            batch_size=unbatched,
+            packing_buffer_size=data.packing_buffer_size,
+        )
+    split = val_split(data)
+    source: Any = energon_source(data, split=split)
+    return get_val_dataset(
+        source,
+        split_part=split,
+        worker_config=worker_config,
+        batch_size=unbatched,
+        packing_buffer_size=data.packing_buffer_size,
+        task_encoder=encoder,
+    )
+
+
+def _key_prefixes(leaves: tuple[Leaf, ...]) -> dict[str, str]:
+    """Path of each dataset of a blend -> what makes its keys differ from those of the others."""
+    if len(leaves) < 2:
+        return {}
+    names = [leaf.name for leaf in leaves]
+    return {
+        str(leaf.path): leaf.name if names.count(leaf.name) == 1 else f"{leaf.name}-{index}"
+        for index, leaf in enumerate(leaves)
+    }

@@ -1,0 +1,116 @@
+"""Shard record -> LatentSample, or the reason why not."""
+
+# C latent channels; F H W frames, rows, columns of the latent; L text tokens; E text width
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dit.batch import LatentSample
+from dit.config import ExtraPosition, RunConfig
+from dit.data.formats import read_record
+from dit.data.pack import PatchLayout
+from dit.data.rejects import Refused, Reject
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Expected:
+    """What a sample must be to fit the model and the pack."""
+
+    layout: PatchLayout
+    channels: int
+    text_width: int
+    capacity: int
+    """Tokens of one pack."""
+    table: tuple[int, int, int] | None
+    """Latent frames, rows and columns that learnable positions cover; None for no such table."""
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Expected:
+        learnable = config.model.extra_pos_embed is ExtraPosition.LEARNABLE
+        return cls(
+            layout=PatchLayout.of(config),
+            channels=config.model.in_channels,
+            text_width=config.model.crossattn_emb_size,
+            capacity=config.dataset.task_encoder_seq_length,
+            table=config.model.max_size if learnable else None,
+        )
+
+
+def cook(
+    parts: Mapping[str, Any], expected: Expected, *, key: str, source: str = ""
+) -> LatentSample:
+    """LatentSample from the parts (extension -> bytes) of one record.
+
+    Raises:
+        Refused: the record is damaged, or the sample does not fit what is expected.
+    """
+    record = read_record(parts)
+    _check_latent(record.latent_CFHW, expected)
+    text_LE = _checked_text(record.text_LE, expected)
+    # Last, because it alone has to look at every number.
+    if not _all_finite(record.latent_CFHW):
+        raise Refused(Reject.NOT_FINITE, _count_bad(record.latent_CFHW))
+    if not _all_finite(text_LE):
+        raise Refused(Reject.TEXT_NOT_FINITE, _count_bad(text_LE))
+    return LatentSample(
+        key=key,
+        latent_CFHW=record.latent_CFHW.contiguous(),
+        text_LE=text_LE,
+        fps=record.fps,
+        caption=record.caption,
+        source=source,
+    )
+
+
+def _check_latent(latent_CFHW: Tensor, expected: Expected) -> None:
+    channels, *size = latent_CFHW.shape
+    shape, layout = list(latent_CFHW.shape), expected.layout
+    if channels != expected.channels:
+        raise Refused(
+            Reject.CHANNELS,
+            f"latent {shape} has {channels} channels, model.in_channels={expected.channels}",
+        )
+    if any(length % patch for length, patch in zip(size, layout.patch, strict=True)):
+        raise Refused(
+            Reject.NOT_PATCHABLE,
+            f"latent {shape} does not divide by model.patch_temporal={layout.patch_temporal}"
+            f" and model.patch_spatial={layout.patch_spatial}",
+        )
+    tokens = layout.padded_tokens(latent_CFHW)
+    if tokens > expected.capacity:
+        raise Refused(
+            Reject.TOO_LONG,
+            f"latent {shape} takes {tokens} tokens,"
+            f" dataset.task_encoder_seq_length={expected.capacity}",
+        )
+    table = expected.table
+    if table is not None and any(a > b for a, b in zip(size, table, strict=True)):
+        raise Refused(Reject.BEYOND_TABLE, f"latent {shape} exceeds model.max_size={table}")
+
+
+def _checked_text(text_LE: Tensor | None, expected: Expected) -> Tensor:
+    if text_LE is None or len(text_LE) == 0:
+        raise Refused(Reject.NO_TEXT, "no `text`" if text_LE is None else "`text` has 0 tokens")
+    if text_LE.shape[1] != expected.text_width:
+        raise Refused(
+            Reject.TEXT_WIDTH,
+            f"text {list(text_LE.shape)} has width {text_LE.shape[1]},"
+            f" model.crossattn_emb_size={expected.text_width}",
+        )
+    # bfloat16 stays as stored; what has more precision keeps it.
+    return text_LE if text_LE.dtype == torch.bfloat16 else text_LE.float()
+
+
+def _all_finite(values: Tensor) -> bool:
+    # The sum is 7 times faster (1 ms for 4 MB) and finite unless it overflows or a number is not.
+    return bool(values.sum(dtype=torch.float32).isfinite() or values.isfinite().all())
+
+
+def _count_bad(values: Tensor) -> str:
+    return f"{int((~values.isfinite()).sum())} of {values.numel()} numbers"

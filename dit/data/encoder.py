@@ -1,0 +1,123 @@
+"""Energon's task encoder: shard record -> PackedBatch, in the loader's processes.
+
+1. cook    record -> CookedSample            refused samples are counted with their reason
+2. select  samples -> groups that fit        best-fit decreasing on token counts
+3. pack    group -> PackedBatch              pads each sample to sample_multiple
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from megatron.energon import Cooker, CrudeSample, TaskEncoder, WorkerConfig, stateless
+from megatron.energon.flavors.base_dataset import SavableDataset
+from megatron.energon.flavors.webdataset.sample_loader import WebdatasetSampleLoaderDataset
+from megatron.energon.metadataset.loader_interface import LoadedDataset
+from megatron.energon.wrappers.base import BaseWrapperDataset
+
+from dit.batch import PackedBatch
+from dit.config import RunConfig
+from dit.data.cook import Expected, cook
+from dit.data.pack import pack
+from dit.data.packing import best_fit_decreasing
+from dit.data.rejects import DataError, Refused, Reject, Tally
+from dit.data.streams import (
+    UNREADABLE,
+    CookedSample,
+    Deliveries,
+    PushBackPacking,
+    SafeReader,
+    Sift,
+)
+
+# Packs below this part of the capacity wait for newcomers, up to when their oldest sample is next.
+_ENOUGH = 0.97
+
+
+class PackEncoder(TaskEncoder):
+    """One per loader. All its steps are stateless and draw no random number.
+
+    That makes a resume exact: Energon cooks the samples of a saved buffer again.
+    """
+
+    decoder = None  # parts stay bytes: the cooker decodes, and knows shard and key when it fails
+
+    def __init__(self, config: RunConfig, *, sources: Mapping[str, str]):
+        """`sources` maps the path of each dataset of a blend to the prefix of its keys."""
+        self.expected = Expected.of(config)
+        self.sources = sources
+        self.tally = Tally()
+        self.cookers = [Cooker(self.cook)]
+
+    @stateless
+    def cook(self, record: dict[str, Any]) -> CookedSample:
+        origin = record["__sources__"][0]
+        source = self.sources.get(str(origin.dataset_path), "")
+        key = f"{source}/{record['__key__']}" if source else record["__key__"]
+        cooked = CookedSample(
+            __key__=key,
+            __restore_key__=record["__restore_key__"],
+            place=f"{origin.dataset_path}/{origin.shard_name}, key {record['__key__']}",
+        )
+        try:
+            if UNREADABLE in record:
+                raise Refused(Reject.UNREADABLE, record[UNREADABLE])
+            sample = cook(record, self.expected, key=key, source=source)
+        except Refused as refusal:
+            # Without its traceback, which would keep the payload alive.
+            cooked.refusal = refusal.with_traceback(None)
+            return cooked
+        cooked.latent = sample
+        cooked.tokens = self.expected.layout.padded_tokens(sample.latent_CFHW)
+        return cooked
+
+    def select_samples_to_pack(self, samples: list[CookedSample]) -> list[list[CookedSample]]:
+        lengths = [sample.tokens for sample in samples]
+        bins = best_fit_decreasing(lengths, capacity=self.expected.capacity)
+        return [[samples[index] for index in members] for members in bins]
+
+    @stateless
+    def pack_selected_samples(self, samples: list[CookedSample]) -> PackedBatch:
+        latents = [sample.latent for sample in samples if sample.latent is not None]
+        return pack(latents, self.expected.layout)
+
+    def _load_dataset(
+        self, dataset: LoadedDataset, worker_rotation_offset: int, worker_config: WorkerConfig
+    ) -> SavableDataset[CookedSample]:
+        """Energon's shard reading and cooking, made safe against damage and counted."""
+        if dataset.dataset.__sample_type__ is not CrudeSample or dataset.aux:
+            raise DataError("a metadataset with `join` or `aux` cannot be read here; blend instead")
+        built = dataset.dataset.build(worker_rotation_offset=worker_rotation_offset)
+        if isinstance(built, BaseWrapperDataset):
+            loader: Any = built._find_wrapped_dataset(WebdatasetSampleLoaderDataset)
+            loader.join_readers = [SafeReader(reader) for reader in loader.join_readers]
+        cooked = self.build_cook_crude_sample(
+            built,
+            worker_config=worker_config,
+            subflavors=dataset.dataset.subflavors,
+            get_primary_aux=dataset.dataset.as_file_store,
+        )
+        return Sift(cooked, self.tally, worker_config=worker_config)
+
+    def build_batch(
+        self,
+        dataset: SavableDataset[CookedSample],
+        *,
+        batch_size: int | None,
+        batch_drop_last: bool = False,
+        packing_buffer_size: int | None = None,
+        worker_config: WorkerConfig,
+    ) -> SavableDataset:
+        """Packs are the batches: whole ones leave the worker."""
+        assert batch_size is None and not batch_drop_last and packing_buffer_size is not None
+        packs = PushBackPacking(
+            dataset,
+            buffer_size=packing_buffer_size,
+            select=self.select_samples_to_pack,
+            enough=int(_ENOUGH * self.expected.capacity),
+            final_packer=self.pack_selected_samples,
+            final_packer_stateless=True,
+            worker_config=worker_config,
+        )
+        return Deliveries(packs, self.tally, worker_config=worker_config)

@@ -1,0 +1,164 @@
+"""The two layouts of a record in a shard, read into tensors: ours and DFM's.
+
+Ours: `.safetensors` (`latent`, `text`) and `.json`. DFM's: `.pth` (latent), `.pickle` (text) and
+`.json`. Neither runs code of the file.
+"""
+
+# C latent channels; F H W frames, rows, columns of the latent; L text tokens; E text width
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from dit.data import safe_pickle
+from dit.data.rejects import Refused, Reject
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """One sample as stored."""
+
+    latent_CFHW: Tensor
+    text_LE: Tensor | None
+    fps: float
+    caption: str
+
+
+def read_record(parts: Mapping[str, Any]) -> Record:
+    """Decodes the parts (extension -> bytes) of one sample.
+
+    Raises:
+        Refused: a part is missing, does not match its checksum or cannot be decoded.
+    """
+    if "pth" in parts or "pickle" in parts:
+        return _read_dfm(parts)
+    return _read_ours(parts)
+
+
+def _read_ours(parts: Mapping[str, Any]) -> Record:
+    payload, about = _part(parts, "safetensors"), _read_json(_part(parts, "json"))
+    version = about.get("format_version", FORMAT_VERSION)
+    if version != FORMAT_VERSION:
+        raise Refused(
+            Reject.UNDECODABLE, f"format_version={version}, this reader knows {FORMAT_VERSION}"
+        )
+    _check_sum(payload, about)
+    try:
+        tensors = safetensors.torch.load(payload)
+    except Exception as error:
+        raise Refused(Reject.UNDECODABLE, f".safetensors: {error!r}") from error
+    if "latent" not in tensors:
+        raise Refused(Reject.MISSING_PART, f".safetensors holds {sorted(tensors)}, no `latent`")
+    return Record(
+        latent_CFHW=_four_axes(tensors["latent"]),
+        text_LE=_two_axes(tensors["text"]) if "text" in tensors else None,
+        fps=_fps(about),
+        caption=str(about.get("caption", "")),
+    )
+
+
+def _read_dfm(parts: Mapping[str, Any]) -> Record:
+    latent, text = _part(parts, "pth"), _part(parts, "pickle")
+    about = _read_json(_part(parts, "json"))
+    try:
+        latent_CFHW = torch.load(io.BytesIO(latent), map_location="cpu", weights_only=True)
+        text_LE = safe_pickle.loads(text)
+    except Exception as error:
+        raise Refused(Reject.UNDECODABLE, f".pth or .pickle: {error!r}") from error
+    if isinstance(text_LE, dict):  # its FLUX scripts store the pooled text beside it
+        text_LE = text_LE.get("prompt_embeds", text_LE.get("t5_embeds"))
+    return Record(
+        latent_CFHW=_four_axes(latent_CFHW),
+        text_LE=None if text_LE is None else trim_padding(_two_axes(text_LE)),
+        fps=_fps(about),
+        caption=str(about.get("caption", "")),
+    )
+
+
+def trim_padding(text_LE: Tensor) -> Tensor:
+    """Without the zero vectors at its end, of which the first stays where all are zero."""
+    used = text_LE.any(dim=1).nonzero()
+    length = int(used[-1]) + 1 if len(used) else 1
+    return text_LE[:length]
+
+
+def _part(parts: Mapping[str, Any], name: str) -> bytes:
+    if name not in parts:
+        found = ", ".join(f".{part}" for part in parts if not part.startswith("__")) or "nothing"
+        raise Refused(Reject.MISSING_PART, f"no .{name}, found {found}")
+    return parts[name]
+
+
+def _read_json(data: bytes) -> dict[str, Any]:
+    try:
+        about = json.loads(data)
+    except ValueError as error:
+        raise Refused(Reject.UNDECODABLE, f".json: {error}") from error
+    if not isinstance(about, dict):
+        raise Refused(Reject.UNDECODABLE, f".json holds a {type(about).__name__}, not an object")
+    return about
+
+
+def _check_sum(payload: bytes, about: dict[str, Any]) -> None:
+    sums = about.get("crc32")
+    if not isinstance(sums, dict) or "safetensors" not in sums:
+        return  # others may write none
+    stored, found = str(sums["safetensors"]), f"{zlib.crc32(payload):08x}"
+    if stored.lower() != found:
+        raise Refused(Reject.CHECKSUM, f".safetensors has crc32 {found}, .json says {stored}")
+
+
+def _four_axes(latent: Any) -> Tensor:
+    """[C, F, H, W] from [1, C, F, H, W], [C, F, H, W] or [C, H, W]."""
+    latent = _as_floats(latent, what="latent")
+    if latent.dim() == 5 and latent.shape[0] == 1:
+        latent = latent[0]
+    elif latent.dim() == 3:
+        latent = latent[:, None]
+    if latent.dim() != 4 or latent.numel() == 0:
+        raise Refused(
+            Reject.UNDECODABLE, f"latent has shape {list(latent.shape)}, not [C, F, H, W]"
+        )
+    return latent
+
+
+def _two_axes(text: Any) -> Tensor:
+    """[L, E] from [1, L, E] or [L, E]."""
+    text = _as_floats(text, what="text")
+    if text.dim() == 3 and text.shape[0] == 1:
+        text = text[0]
+    if text.dim() != 2:
+        raise Refused(Reject.UNDECODABLE, f"text has shape {list(text.shape)}, not [L, E]")
+    return text
+
+
+def _as_floats(value: Any, *, what: str) -> Tensor:
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(value)
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise Refused(Reject.UNDECODABLE, f"{what} is {kind}, not a tensor of floats")
+    return value
+
+
+def _fps(about: dict[str, Any]) -> float:
+    """Frames per second, NaN for none."""
+    fps = about.get("fps")
+    if fps is None:
+        return math.nan
+    if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < math.inf:
+        raise Refused(Reject.UNDECODABLE, f".json: fps={fps!r} is not a positive number")
+    return float(fps)

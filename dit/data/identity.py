@@ -1,0 +1,86 @@
+"""What a saved loader state belongs to. Energon itself restores most mismatches silently wrong."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Any
+
+from megatron.energon.epathlib import EPath
+
+from dit.config import RunConfig
+from dit.data.cook import Expected
+from dit.data.rejects import DataError
+from dit.data.source import META, train_leaves
+
+
+def loader_identity(config: RunConfig, *, rank: int, world_size: int) -> dict[str, Any]:
+    """All that decides which packs a training loader gives, as plain values by name.
+
+    The place of the data is not among them: a copy elsewhere resumes as well.
+    """
+    data, expected = config.dataset, Expected.of(config)
+    return {
+        "data-parallel size": world_size,
+        "data-parallel rank": rank,
+        "dataset.num_workers": data.num_workers,
+        "dataset": _fingerprints(config),
+        "weights of dataset.blend": [entry.weight for entry in data.blend],
+        "dataset.mock_samples": [asdict(g) for g in data.mock_samples] if data.mock else [],
+        "dataset.task_encoder_seq_length": data.task_encoder_seq_length,
+        "dataset.packing_buffer_size": data.packing_buffer_size,
+        "dataset.sample_multiple": data.sample_multiple,
+        "dataset.shuffle_buffer_size": data.shuffle_buffer_size,
+        "dataset.max_samples_per_sequence": data.max_samples_per_sequence,
+        "rng.seed": config.rng.seed,
+        "model.patch_temporal, patch_spatial": list(expected.layout.patch[:2]),
+        "model.in_channels": expected.channels,
+        "model.crossattn_emb_size": expected.text_width,
+        "model.max_size of learnable positions": list(expected.table or ()),
+        "megatron-energon": version("megatron-energon"),
+    }
+
+
+def check_identity(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    """Refuses a loader state of another run.
+
+    Raises:
+        DataError: names every item that differs, with both values.
+    """
+    names = dict.fromkeys([*saved, *current])
+    differing = [
+        f"\n  {name}: {saved.get(name)} when saved, {current.get(name)} now"
+        for name in names
+        if saved.get(name) != current.get(name)
+    ]
+    if differing:
+        raise DataError(
+            "the loader state of the checkpoint belongs to other settings:"
+            + "".join(differing)
+            + "\nSet them back to resume where the data stopped, or start a new run (another"
+            " checkpoint.save) from the beginning of the data."
+        )
+
+
+def _fingerprints(config: RunConfig) -> list[str]:
+    """One hash for each dataset folder, over its index, its splits and its settings."""
+    hashes = [
+        _hash_files([leaf.path / META / name for name in _INDEX]) for leaf in train_leaves(config)
+    ]
+    path = config.dataset.path
+    if not config.dataset.mock and path is not None and EPath(path).is_file():
+        hashes.append(_hash_files([EPath(path)]))
+    return hashes
+
+
+_INDEX = (".info.json", ".info.yaml", "split.yaml", "split.json", "dataset.yaml")
+
+
+def _hash_files(paths: list[EPath]) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for path in paths:
+        if path.is_file():
+            digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()

@@ -1,0 +1,216 @@
+"""Loaders of a run: configuration -> PackedBatches, savable and checked.
+
+1. check     folders, splits and sizes, before any process starts
+2. open      Energon's chain of datasets (chain.py), its links in the loader's processes
+3. receive   packs with counts; damage beyond the tolerance, and dead workers, end the run
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self
+
+from dit.batch import PackedBatch
+from dit.config import RunConfig
+from dit.data.chain import open_training, open_validation
+from dit.data.guarded import GuardedLoader, worker_died
+from dit.data.identity import check_identity, loader_identity
+from dit.data.rejects import DataError, Tally, add_up
+from dit.data.source import check_readers, count_samples, train_leaves, val_leaves
+from dit.data.streams import Delivery
+
+# The part of damaged samples is judged over whole passes, within these bounds on their samples:
+# else one fault in a good dataset would end the run when it is among the first that are read.
+_JUDGE_OVER = (50, 10_000)
+
+
+def build_train_loader(config: RunConfig, *, rank: int, world_size: int) -> PackLoader:
+    """Endless shuffled packs of one data-parallel rank.
+
+    Equal `world_size` x `dataset.num_workers` give equal global batches.
+
+    Raises:
+        DataError: the data are missing, not prepared, or too few for the readers.
+    """
+    leaves = train_leaves(config)
+    check_readers(leaves, ranks=world_size, workers=config.dataset.num_workers)
+    return PackLoader(
+        lambda: open_training(config, leaves, rank=rank, world_size=world_size),
+        identity=loader_identity(config, rank=rank, world_size=world_size),
+        max_bad_fraction=config.dataset.max_bad_fraction,
+        samples=sum(map(count_samples, leaves)) // world_size,
+        endless=True,
+    )
+
+
+def build_val_loader(config: RunConfig, *, rank: int, world_size: int) -> PackLoader:
+    """The packs rank, rank + world_size, ... of one pass over the validation samples.
+
+    The list of all packs is fixed: neither shuffled nor dependent on ranks and workers. Each
+    `iter()` begins it again. Only mock data have no end.
+
+    Raises:
+        DataError: there is no `val` split (the message says what to do), or as for training.
+    """
+    leaves = val_leaves(config)
+    return PackLoader(
+        lambda: open_validation(config, leaves),
+        identity={},
+        max_bad_fraction=config.dataset.max_bad_fraction,
+        samples=sum(map(count_samples, leaves)),
+        endless=False,
+        share=(rank, world_size),
+    )
+
+
+def build_val_packs(config: RunConfig, *, indices: Sequence[int]) -> list[PackedBatch]:
+    """Packs `indices` of the fixed list of validation packs, which starts over at its end.
+
+    Raises:
+        DataError: as `build_val_loader`.
+    """
+    wanted, found = set(indices), {}
+    count = 0
+    loader = build_val_loader(config, rank=0, world_size=1)
+    for index, pack in zip(range(max(indices, default=-1) + 1), loader, strict=False):
+        count = index + 1
+        if index in wanted:
+            found[index] = pack
+    loader.close()
+    if wanted <= found.keys():
+        return [found[index] for index in indices]
+    return build_val_packs(config, indices=[index % count for index in indices])
+
+
+class PackLoader:
+    """Iterator over PackedBatches with a state that can be saved.
+
+    Take packs with `next()`. Training packs never end; a finite loader starts over at `iter()`.
+    """
+
+    def __init__(
+        self,
+        opener: Callable[[], GuardedLoader],
+        *,
+        identity: dict[str, Any],
+        max_bad_fraction: float,
+        samples: int,
+        endless: bool,
+        share: tuple[int, int] = (0, 1),
+    ):
+        """`samples` are those of one pass; `share` is (first, step) of the packs that are given."""
+        self._opener = opener
+        self._identity = identity
+        self._max_bad_fraction = max_bad_fraction
+        self._samples = samples
+        self._endless = endless
+        self._share = share
+        self._restored: dict[str, Any] | None = None
+        self._begin()
+
+    def __iter__(self) -> Self:
+        if not self._endless and self._packs is not None:
+            self.close()
+            self._begin()
+        return self
+
+    def __next__(self) -> PackedBatch:
+        if self._error is not None:
+            raise self._error
+        if self._packs is None:
+            self._packs = itertools.islice(self._receive(), self._share[0], None, self._share[1])
+        return next(self._packs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this rank's data stand, as plain values and bytes.
+
+        Raises:
+            DataError: a loader process has died, so its position is lost.
+        """
+        assert self._endless, "validation starts over and has no position"
+        if self._error is not None:
+            raise self._error
+        if self._packs is None:
+            # Energon would wait for ever for workers that do not run yet.
+            return self._restored or {"identity": self._identity, "readers": b"", "tallies": {}}
+        tallies = {worker: dict(tally.save_state()) for worker, tally in self._tallies.items()}
+        return {"identity": self._identity, "readers": self._loader.freeze(), "tallies": tallies}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues where `state` was saved: same packs, same order, buffers included.
+
+        Raises:
+            DataError: the state belongs to other settings; the message names each.
+        """
+        assert self._packs is None, "restore the loader before its first pack is taken"
+        check_identity(state["identity"], self._identity)
+        self._restored = state
+        if state["readers"]:
+            self._loader.thaw(state["readers"])
+        for worker, saved in state["tallies"].items():
+            self._tallies[worker] = Tally()
+            self._tallies[worker].restore_state(saved)
+
+    def counts(self) -> dict[str, int]:
+        """Samples refused so far on this rank, by reason.
+
+        They belong to the packs given: what workers read ahead is not in them yet. A resumed run
+        goes on from the saved counts and counts no sample twice.
+        """
+        return dict(sorted(add_up(self._tallies.values()).refused.items()))
+
+    def close(self) -> None:
+        """Ends the loader's processes."""
+        self._loader.shutdown()
+        self._packs = iter(())
+
+    def _begin(self) -> None:
+        self._loader = self._opener()
+        self._packs: Iterator[PackedBatch] | None = None
+        self._error: Exception | None = None
+        self._tallies: dict[int, Tally] = {}
+
+    def _receive(self) -> Iterator[PackedBatch]:
+        given = False
+        try:
+            for delivery in self._loader:
+                self._judge(delivery)
+                if delivery.pack is not None:
+                    given = True
+                    yield delivery.pack
+            if not given:
+                raise DataError("no usable sample in the whole split" + self._report())
+        except DataError as error:
+            self._fail(error)
+            raise
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):
+                raise
+            death = DataError(worker_died(str(error).strip()))
+            self._fail(death)
+            raise death from error
+
+    def _judge(self, delivery: Delivery) -> None:
+        """Keeps the counts, and ends the run when an error or too much damage came with them."""
+        self._tallies[delivery.worker] = delivery.tally
+        if delivery.error:
+            raise DataError(delivery.error + self._report())
+        total = add_up(self._tallies.values())
+        least, most = _JUDGE_OVER
+        a_pass = max(least, min(self._samples, most))
+        over = -(-total.read // a_pass) * a_pass
+        if total.damaged > self._max_bad_fraction * over:
+            raise DataError(
+                f"{total.damaged} of {total.read} samples are damaged, more than"
+                f" dataset.max_bad_fraction={self._max_bad_fraction} of {over}; restore the shards"
+                " or pack them again, or raise dataset.max_bad_fraction" + self._report()
+            )
+
+    def _report(self) -> str:
+        total = add_up(self._tallies.values())
+        return f". Of {total.read} samples read were refused:" + (total.report() or " none")
+
+    def _fail(self, error: Exception) -> None:
+        self._loader.shutdown()
+        self._error = error

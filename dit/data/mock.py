@@ -1,0 +1,132 @@
+"""Synthetic samples of any geometry: a dataset without files that Energon reads like any other.
+
+Records are those of a shard, parts and types included, so mock data take the whole way of real
+ones. Sample i is a function of (seed, i); readers share the indices out like a deck of cards.
+"""
+
+# C latent channels; F H W frames, rows, columns of the latent; L text tokens; E text width
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from megatron.energon import CrudeSample, WorkerConfig
+from megatron.energon.cache import FileStore
+from megatron.energon.epathlib import EPath
+from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory, SavableDataset
+from megatron.energon.source_info import SourceInfo
+
+from dit.config import MockGeometry, RunConfig
+
+_ENDLESS = 2**31
+
+
+def mock_record(config: RunConfig, *, seed: int, index: int) -> dict[str, bytes]:
+    """Parts of mock sample `index`; bfloat16 `latent` [C, F, H, W] and `text` [L, E], normal."""
+    geometries = config.dataset.mock_samples
+    mixed, choice = np.random.SeedSequence((seed, index)).generate_state(2, np.uint64)
+    geometry = _pick(geometries, float(choice) / 2**64)
+    rng = torch.Generator().manual_seed(int(mixed))
+    size = (config.model.in_channels, geometry.frames, geometry.height, geometry.width)
+    tensors = {
+        "latent": torch.randn(size, generator=rng).bfloat16(),
+        "text": torch.randn(
+            geometry.text_length, config.model.crossattn_emb_size, generator=rng
+        ).bfloat16(),
+    }
+    payload = safetensors.torch.save(tensors)
+    about = {
+        "format_version": 1,
+        "caption": f"mock sample {index}",
+        "fps": geometry.fps,
+        "crc32": {"safetensors": f"{zlib.crc32(payload):08x}"},
+    }
+    return {"safetensors": payload, "json": json.dumps(about).encode()}
+
+
+def _pick(geometries: tuple[MockGeometry, ...], position: float) -> MockGeometry:
+    """The geometry at `position` in [0, 1) when they lie side by side, as wide as their weights."""
+    position *= sum(geometry.weight for geometry in geometries)
+    for geometry in geometries:
+        position -= geometry.weight
+        if position < 0:
+            return geometry
+    return geometries[-1]
+
+
+class MockDataset(BaseCoreDatasetFactory[CrudeSample]):
+    """Stands where Energon expects a folder of shards."""
+
+    __sample_type__ = CrudeSample
+
+    def __init__(self, config: RunConfig, *, seed: int, worker_config: WorkerConfig):
+        self.config = config
+        self.seed = seed
+        self.worker_config = worker_config
+        self.paths = []
+        self.subflavors = {}
+
+    def build(self, worker_rotation_offset: int = 0) -> MockReader:
+        del worker_rotation_offset  # evens out remainders, of which an endless set has none
+        return MockReader(self.config, seed=self.seed, worker_config=self.worker_config)
+
+    def as_file_store(self) -> FileStore:
+        raise NotImplementedError("mock data have no files")
+
+    def __len__(self) -> int:
+        return _ENDLESS
+
+
+class MockReader(SavableDataset[CrudeSample]):
+    """The share of one reader: samples r, r + R, r + 2R, ... of R readers over all ranks."""
+
+    _savable_fields = ("_drawn",)
+
+    def __init__(self, config: RunConfig, *, seed: int, worker_config: WorkerConfig):
+        super().__init__(worker_config)
+        self._config = config
+        self._seed = seed
+        self.reset_state_own()
+
+    def reset_state_own(self) -> None:
+        self._drawn = 0
+
+    def len_worker(self, worker_idx: int | None = None) -> int:
+        del worker_idx
+        return _ENDLESS
+
+    def worker_has_samples(self) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[CrudeSample]:
+        readers_per_rank = max(1, self.worker_config.num_workers)
+        readers = readers_per_rank * self.worker_config.world_size
+        first = self.worker_config.rank * readers_per_rank + self.worker_config.rank_worker_id()
+        while True:
+            index = first + self._drawn * readers
+            self._drawn += 1
+            yield self.restore_sample(("Mock", index))
+
+    def can_restore_sample(self) -> bool:
+        return True
+
+    def restore_sample(self, restore_key: Any) -> CrudeSample:
+        _, index = restore_key
+        source = SourceInfo(
+            dataset_path=EPath("/mock"), index=index, shard_name="mock", file_names=()
+        )
+        return CrudeSample(
+            __key__=f"mock-{index}",
+            __restore_key__=("Mock", index),
+            __sources__=(source,),
+            **mock_record(self._config, seed=self._seed, index=index),
+        )
+
+    def config(self) -> dict[str, Any]:
+        return {"type": type(self).__qualname__, "seed": self._seed}

@@ -1,0 +1,96 @@
+"""Why samples are left out, and how many: nothing is dropped in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+
+from megatron.energon.savable import FlexState, Savable
+
+
+class DataError(ValueError):
+    """The data cannot be used as they are; the message says what, where and what to do."""
+
+
+class Reject(StrEnum):
+    """Why a sample was left out; the loader counts each."""
+
+    UNREADABLE = "shard cannot be read"
+    MISSING_PART = "a part of the sample is missing"
+    CHECKSUM = "payload does not match its checksum"
+    UNDECODABLE = "payload cannot be decoded"
+    CHANNELS = "latent has the wrong number of channels"
+    NOT_PATCHABLE = "latent does not divide into patches"
+    TOO_LONG = "sample is longer than one pack"
+    BEYOND_TABLE = "latent is larger than the learnable positions"
+    NO_TEXT = "text is missing or empty"
+    TEXT_WIDTH = "text has the wrong width"
+    NOT_FINITE = "latent has NaN or Inf"
+    TEXT_NOT_FINITE = "text has NaN or Inf"
+
+
+DAMAGE = (Reject.UNREADABLE, Reject.MISSING_PART, Reject.CHECKSUM, Reject.UNDECODABLE)
+"""Faults of the file, whose part of all samples `dataset.max_bad_fraction` bounds."""
+
+
+class Refused(Exception):  # noqa: N818 - a verdict on one sample, not a failure of the program
+    """Raised while a sample is cooked; carries the reason and the values that led to it."""
+
+    def __init__(self, reason: Reject, detail: str):
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+
+@dataclass
+class Tally(Savable):
+    """Counts of one reader. Part of its state, so a resumed run counts each sample once."""
+
+    read: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
+    newest: dict[str, str] = field(default_factory=dict)
+    """For every reason the newest sample that had it: place and values."""
+
+    def accept(self) -> None:
+        self.read += 1
+
+    def refuse(self, refusal: Refused, *, place: str) -> None:
+        self.read += 1
+        reason = refusal.reason.value  # plain strings, because they are part of a saved state
+        self.refused[reason] = self.refused.get(reason, 0) + 1
+        self.newest[reason] = f"{place}: {refusal.detail}"
+
+    @property
+    def damaged(self) -> int:
+        return sum(self.refused.get(reason, 0) for reason in DAMAGE)
+
+    def report(self) -> str:
+        """One line for each reason, with its count and newest sample."""
+        return "".join(
+            f"\n  {count} x {reason}; the last one: {self.newest[reason]}"
+            for reason, count in sorted(self.refused.items())
+        )
+
+    def snapshot(self) -> Tally:
+        return Tally(self.read, dict(self.refused), dict(self.newest))
+
+    def save_state(self) -> FlexState:
+        return FlexState(asdict(self))
+
+    def restore_state(self, state: FlexState) -> None:
+        """Takes the saved counts over in place: readers share this object."""
+        self.read = state["read"]
+        self.refused = dict(state["refused"])
+        self.newest = dict(state["newest"])
+
+
+def add_up(tallies: Iterable[Tally]) -> Tally:
+    """The counts of several readers together."""
+    total = Tally()
+    for tally in tallies:
+        total.read += tally.read
+        total.newest |= tally.newest
+        for reason, count in tally.refused.items():
+            total.refused[reason] = total.refused.get(reason, 0) + count
+    return total

@@ -1,0 +1,268 @@
+"""Where samples come from: the folders behind a configuration, checked before they are read.
+
+A dataset is a folder with shards and `.nv-meta`, a blend of such folders, or an Energon metadataset
+YAML. All yield leaves: folder and split.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import safetensors.torch
+import torch
+from megatron.energon import traverse_metadataset
+from megatron.energon.epathlib import EPath
+from megatron.energon.eyaml import load_yaml
+from megatron.energon.flavors import EmptyDatasetError
+from megatron.energon.flavors.webdataset import WebdatasetMeta
+from torch import Tensor
+
+from dit.config import DatasetConfig, RunConfig
+from dit.data.rejects import DataError
+
+META = ".nv-meta"
+_CRUDE = {"CrudeWebdataset"}
+_METADATASETS = {"Metadataset", "MetadatasetV2"}
+_CLASS_KEYS = ("__module__", "__class__")
+_FUNCTION_KEYS = ("part_filter", "sample_loader")
+_PREPARE = (
+    "pack media with `python -m data_prep`, or index existing shards with"
+    " `energon prepare --sample-type CrudeWebdataset {path}`"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leaf:
+    """One dataset folder and the split that is read of it."""
+
+    path: EPath
+    split: str
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+
+def train_leaves(config: RunConfig) -> tuple[Leaf, ...]:
+    """Folders that training reads; none for mock data.
+
+    Raises:
+        DataError: a path is missing, is no prepared dataset, or lacks the split.
+    """
+    return _leaves(config.dataset, split="train")
+
+
+def val_leaves(config: RunConfig) -> tuple[Leaf, ...]:
+    """Folders that validation reads: split `val`, or `train` with use_train_split_for_val.
+
+    Raises:
+        DataError: as for training; without a `val` split the message says what to do.
+    """
+    return _leaves(config.dataset, split=val_split(config.dataset))
+
+
+def val_split(dataset: DatasetConfig) -> str:
+    return "train" if dataset.use_train_split_for_val else "val"
+
+
+def energon_source(dataset: DatasetConfig, *, split: str) -> str | dict[str, Any]:
+    """What Energon's loaders take as their path; a blend becomes a metadataset in memory."""
+    if not dataset.blend:
+        assert dataset.path is not None
+        return dataset.path
+    entries = [{"weight": entry.weight, "path": str(EPath(entry.path))} for entry in dataset.blend]
+    return {
+        "__module__": "megatron.energon",
+        "__class__": "MetadatasetV2",
+        "splits": {split: {"blend": entries}},
+    }
+
+
+def count_samples(leaf: Leaf) -> int:
+    """Samples that the index promises for the split of one folder.
+
+    Raises:
+        DataError: there is no such split, or it is empty.
+    """
+    try:
+        meta = WebdatasetMeta.from_config(leaf.path, split_part=leaf.split)
+        count = sum(shard.count for shard in meta.shards)
+    except (AssertionError, EmptyDatasetError):
+        count = 0
+    except Exception as error:
+        raise DataError(f"{leaf.path / META} cannot be read ({error!r}); {_how(leaf)}") from error
+    if count == 0:
+        raise DataError(_no_split(leaf))
+    return count
+
+
+def check_readers(leaves: tuple[Leaf, ...], *, ranks: int, workers: int) -> None:
+    """Every reader needs a sample: Energon cannot repeat an empty share.
+
+    Raises:
+        DataError: a folder has fewer samples than there are readers.
+    """
+    readers = ranks * max(1, workers)
+    for leaf in leaves:
+        count = count_samples(leaf)
+        if count < readers:
+            raise DataError(
+                f"{leaf.path} has {count} samples in split `{leaf.split}`, fewer than the {readers}"
+                f" readers ({ranks} data-parallel ranks x {max(1, workers)} workers);"
+                f" lower dataset.num_workers or start fewer processes"
+            )
+
+
+def dataset_card(config: RunConfig) -> dict[str, Any] | None:
+    """`dataset_card.json` of the first dataset: how to rebuild its encoders; None where absent."""
+    for leaf in train_leaves(config)[:1]:
+        card = leaf.path / "dataset_card.json"
+        if card.is_file():
+            try:
+                return json.loads(card.read_text())
+            except ValueError as error:
+                raise DataError(f"{card} is not JSON ({error}); {_how(leaf)}") from error
+    return None
+
+
+def null_text(config: RunConfig) -> Tensor:
+    """[L0, E] float32: embedding of the empty string, one zero vector where none is stored.
+
+    Raises:
+        DataError: the datasets of a blend disagree, or the width is not the model's.
+    """
+    width = config.model.crossattn_emb_size
+    leaves = train_leaves(config)
+    texts = [_stored_null_text(leaf, width) for leaf in leaves] or [torch.zeros(1, width)]
+    for leaf, text in zip(leaves, texts, strict=False):
+        if not torch.equal(text, texts[0]):
+            raise DataError(
+                f"null_text.safetensors of {leaf.path} differs from that of {leaves[0].path};"
+                " pack all datasets of a blend with the same text encoder"
+            )
+    return texts[0]
+
+
+def _stored_null_text(leaf: Leaf, width: int) -> Tensor:
+    path = leaf.path / "null_text.safetensors"
+    if not path.is_file():
+        return torch.zeros(1, width)
+    try:
+        text = safetensors.torch.load(path.read_bytes())["text"]
+    except Exception as error:
+        raise DataError(f"{path} cannot be read ({error!r}); {_how(leaf)}") from error
+    if text.dim() != 2 or len(text) == 0 or text.shape[1] != width:
+        raise DataError(
+            f"{path}: text has shape {list(text.shape)}, model.crossattn_emb_size={width} wants"
+            f" [L, {width}]; set model.crossattn_emb_size to the text encoder's width"
+        )
+    return text.float()
+
+
+def _leaves(dataset: DatasetConfig, *, split: str) -> tuple[Leaf, ...]:
+    if dataset.mock:
+        return ()
+    paths = [entry.path for entry in dataset.blend] or [dataset.path]
+    if paths == [None]:
+        raise DataError("no data: set dataset.path or dataset.blend, or use --mock")
+    leaves = tuple(leaf for path in paths for leaf in _expand(EPath(str(path)), split))
+    for leaf in leaves:
+        count_samples(leaf)
+    return leaves
+
+
+def _expand(path: EPath, split: str) -> Iterator[Leaf]:
+    if path.is_file():
+        _check_metadataset(path)
+        try:
+            found = traverse_metadataset(path, split_part=split)
+        except KeyError as error:
+            raise DataError(_no_split(Leaf(path=path, split=split))) from error
+        for reference in found:
+            _check_folder(reference.path)
+            yield Leaf(path=reference.path, split=reference.split_part)
+    else:
+        _check_folder(path)
+        yield Leaf(path=path, split=split)
+
+
+def _check_folder(path: EPath) -> None:
+    how = _PREPARE.format(path=path)
+    if not path.is_dir() and not (path / META / ".info.json").is_file():
+        raise DataError(f"dataset {path} does not exist; correct the path, or {how}")
+    known = [(path / META / name).is_file() for name in (".info.json", ".info.yaml")]
+    if not any(known):
+        raise DataError(f"{path} has no {META}/.info.json: it is no prepared dataset; {how}")
+    settings = path / META / "dataset.yaml"
+    if not settings.is_file():
+        raise DataError(f"{settings} is missing; {how}")
+    _check_class(load_yaml(settings.read_bytes()), settings, allowed=_CRUDE)
+
+
+def _check_metadataset(path: EPath) -> None:
+    if not path.name.endswith(".yaml"):
+        raise DataError(
+            f"dataset {path} is a file; give a folder with {META}, or an Energon metadataset .yaml"
+        )
+    document = load_yaml(path.read_bytes())
+    _check_class(document, path, allowed=_METADATASETS)
+    for name in _paths_in(document):
+        inner = path.parent / name
+        if inner.is_file():
+            _check_metadataset(inner)
+
+
+def _paths_in(node: Any) -> Iterator[str]:
+    if isinstance(node, dict):
+        if isinstance(node.get("path"), str):
+            yield node["path"]
+        node = list(node.values())
+    if isinstance(node, list):
+        for child in node:
+            yield from _paths_in(child)
+
+
+def _check_class(document: Any, path: EPath, *, allowed: set[str]) -> None:
+    """Energon imports and calls what its YAML names; data must not choose the code that runs.
+
+    Raises:
+        DataError: the file names another module or class, or a function.
+    """
+    if not isinstance(document, dict):
+        raise DataError(f"{path} holds no settings; {_PREPARE.format(path=path.parent.parent)}")
+    module = document.get("__module__", "megatron.energon")
+    name = document.get("__class__", min(allowed))
+    if module != "megatron.energon" or name not in allowed:
+        raise DataError(
+            f"{path} asks for {module}.{name}; only {', '.join(sorted(allowed))} of"
+            " megatron.energon can be read here (`energon prepare --sample-type CrudeWebdataset`)"
+        )
+    _check_no_code({k: v for k, v in document.items() if k not in _CLASS_KEYS}, path)
+
+
+def _check_no_code(node: Any, path: EPath) -> None:
+    if isinstance(node, dict):
+        for key, value in node.items():
+            if key.startswith("__") or (key in _FUNCTION_KEYS and isinstance(value, str)):
+                raise DataError(f"{path}: `{key}: {value}` names code to run; remove it")
+        node = list(node.values())
+    if isinstance(node, list):
+        for child in node:
+            _check_no_code(child, path)
+
+
+def _how(leaf: Leaf) -> str:
+    return _PREPARE.format(path=leaf.path)
+
+
+def _no_split(leaf: Leaf) -> str:
+    if leaf.split != "val":
+        return f"{leaf.path} has no samples in split `{leaf.split}`; {_how(leaf)}"
+    return (
+        f"{leaf.path} has no samples in split `val`; pack the data again with a part for it"
+        " (`python -m data_prep ... --split`), set dataset.use_train_split_for_val=true to validate"
+        " on training samples, or train.eval_iters=0 to go without"
+    )

@@ -1,0 +1,226 @@
+"""Damaged shards and unusable samples: counted, tolerated up to a bound, then an error; no hang."""
+
+import json
+
+import pytest
+import torch
+
+from dit.config import BlendEntry
+from dit.data import DataError, Reject, build_train_loader, build_val_loader
+from dit.data.rejects import DAMAGE
+
+SAMPLES, PER_SHARD = 120, 30
+
+
+def overwrite(path, at, data):
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(data)
+
+
+def truncate(root):
+    shard = root / "train/shard-000001.tar"
+    with shard.open("r+b") as file:
+        file.truncate(shard.stat().st_size // 2)
+
+
+def delete(root):
+    (root / "train/shard-000001.tar").unlink()
+
+
+def delete_index(root):
+    (root / "train/shard-000001.tar.idx").unlink()
+
+
+def overwrite_header(root):
+    overwrite(root / "train/shard-000001.tar", 0, b"\xff" * 512)
+
+
+def flip_bits(root):
+    shard = root / "train/shard-000001.tar"
+    at = shard.read_bytes().index(b'"text"') + 200  # inside the first payload
+    overwrite(shard, at, b"\x55\xaa\x55")
+
+
+# Fault -> reason, and how many samples of a pass it takes at least and at most.
+FAULTS = {
+    truncate: (Reject.UNREADABLE, 14, 16),
+    delete: (Reject.UNREADABLE, 30, 30),
+    delete_index: (Reject.UNREADABLE, 30, 30),
+    overwrite_header: (Reject.UNREADABLE, 1, 1),
+    flip_bits: (Reject.CHECKSUM, 1, 1),
+}
+
+
+@pytest.fixture
+def root(shards, tmp_path):
+    return shards.good_set(tmp_path, SAMPLES, per_shard=PER_SHARD)
+
+
+def one_pass(shards, root, opened, **settings):
+    config = shards.config(root, use_train_split_for_val=True, **settings)
+    return opened(build_val_loader(config, rank=0, world_size=1))
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_damage_costs_its_samples_and_no_others(shards, root, opened, fault):
+    reason, least, most = FAULTS[fault]
+    fault(root)
+    loader = one_pass(shards, root, opened, max_bad_fraction=0.3)
+    keys = [key for pack in loader for key in pack.keys]
+    (counted,) = loader.counts().items()
+    assert counted[0] == reason
+    assert least <= counted[1] <= most
+    assert len(keys) == len(set(keys)) == SAMPLES - counted[1]
+    lost = {f"{i:06d}" for i in range(SAMPLES)} - set(keys)
+    assert all(30 <= int(key) < 60 for key in lost)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_training_goes_on_under_the_tolerance_and_ends_above(shards, root, opened, fault, workers):
+    fault(root)
+    config = shards.config(root, num_workers=workers, max_bad_fraction=0.5)
+    loader = opened(build_train_loader(config, rank=0, world_size=1))
+    while sum(loader.counts().values()) == 0:
+        next(loader)
+    shards.take(loader, 10)
+
+    config = shards.config(root, num_workers=workers, max_bad_fraction=0.0)
+    loader = opened(build_train_loader(config, rank=0, world_size=1))
+    with pytest.raises(DataError) as caught:
+        shards.take(loader, 500)
+    text = str(caught.value)
+    assert f"{FAULTS[fault][0]}" in text
+    assert "train/shard-000001.tar, key " in text
+    assert "dataset.max_bad_fraction=0.0" in text
+    assert "or raise dataset.max_bad_fraction" in text
+    with pytest.raises(DataError, match="max_bad_fraction"):  # and it stays so
+        next(loader)
+    with pytest.raises(DataError, match="max_bad_fraction"):
+        loader.state_dict()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_one_early_fault_among_many_good_samples_is_tolerated(shards, root, opened, workers):
+    """1 of 120 is below 1%: it does not matter that it may be among the first that are read."""
+    overwrite_header(root)
+    config = shards.config(root, num_workers=workers, max_bad_fraction=0.01)
+    loader = opened(build_train_loader(config, rank=0, world_size=1))
+    read = 0
+    while read < 400:
+        read += len(next(loader).keys)
+    assert loader.counts()[Reject.UNREADABLE] >= 2
+
+
+def test_damage_that_passes_leaves_no_trace(shards, root, opened):
+    """A file that comes back is read again: no handle of the damaged one stays open."""
+    shard = root / "train/shard-000001.tar"
+    content = shard.read_bytes()
+    loader = one_pass(shards, root, opened, max_bad_fraction=1.0)
+    shard.write_bytes(content[: len(content) // 2])
+    assert sum(len(pack.keys) for pack in loader) < SAMPLES
+    shard.write_bytes(content)
+    assert sum(len(pack.keys) for pack in loader) == SAMPLES
+
+
+def unusable(shards, reason):
+    good_latent, good_text = torch.zeros(2, 1, 4, 4), torch.ones(2, 8)
+    nan = torch.full((2, 1, 4, 4), torch.nan)
+    return {
+        Reject.CHANNELS: shards.ours(torch.zeros(4, 1, 4, 4), good_text),
+        Reject.NOT_PATCHABLE: shards.ours(torch.zeros(2, 1, 5, 4), good_text),
+        Reject.TOO_LONG: shards.ours(torch.zeros(2, 2, 16, 18), good_text),
+        Reject.NO_TEXT: shards.ours(good_latent, None),
+        Reject.TEXT_WIDTH: shards.ours(good_latent, torch.ones(2, 5)),
+        Reject.NOT_FINITE: shards.ours(nan, good_text),
+        Reject.TEXT_NOT_FINITE: shards.ours(good_latent, torch.full((2, 8), torch.inf)),
+        Reject.UNDECODABLE: {"safetensors": b"?", "json": b"{}"},
+        Reject.MISSING_PART: {"json": b"{}"},
+        Reject.CHECKSUM: shards.ours(good_latent, good_text, crc32={"safetensors": "00000000"}),
+    }[reason]
+
+
+REASONS = [r for r in Reject if r not in (Reject.UNREADABLE, Reject.BEYOND_TABLE)]
+
+
+def test_every_reason_is_counted_once_for_each_sample(shards, tmp_path, opened):
+    samples = [shards.good(i) for i in range(40)]
+    for index, reason in enumerate(REASONS):
+        for copy in range(index % 3 + 1):
+            samples.insert(3 * index + copy, unusable(shards, reason))
+    shards.write(tmp_path, samples)
+    loader = one_pass(shards, tmp_path, opened, max_bad_fraction=1.0)
+    assert sum(len(pack.keys) for pack in loader) == 40
+    assert loader.counts() == {reason: i % 3 + 1 for i, reason in enumerate(REASONS)}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_run_without_a_usable_sample_ends_with_the_reasons(shards, tmp_path, opened, workers):
+    shards.write(tmp_path, [unusable(shards, Reject.CHANNELS)] * 30)
+    config = shards.config(tmp_path, num_workers=workers)
+    loader = opened(build_train_loader(config, rank=0, world_size=1))
+    with pytest.raises(DataError) as caught:
+        next(loader)
+    assert "no usable sample" in str(caught.value)
+    assert f"{Reject.CHANNELS}; the last one: " in str(caught.value)
+    assert "latent [4, 1, 4, 4] has 4 channels, model.in_channels=2" in str(caught.value)
+    assert "train/shard-00000" in str(caught.value)
+
+
+def test_validation_without_a_usable_sample_ends_with_the_reasons(shards, tmp_path, opened):
+    shards.write(tmp_path, [unusable(shards, Reject.TEXT_WIDTH)] * 5)
+    with pytest.raises(DataError, match=r"no usable sample.*\n.*5 x text has the wrong width"):
+        next(one_pass(shards, tmp_path, opened))
+
+
+def test_a_part_of_a_blend_without_a_usable_sample_ends_the_run(shards, tmp_path, opened):
+    """The other part would hide it: its samples keep coming."""
+    shards.good_set(tmp_path / "a", 30)
+    shards.write(tmp_path / "b", [unusable(shards, Reject.CHANNELS)] * 30)
+    blend = (BlendEntry(path=str(tmp_path / "a")), BlendEntry(path=str(tmp_path / "b")))
+    loader = opened(build_train_loader(shards.config(blend=blend), rank=0, world_size=1))
+    with pytest.raises(DataError, match=r"no usable sample(?s:.)*4 channels"):
+        shards.take(loader, 1000)
+
+
+def test_refused_samples_that_are_not_damaged_have_no_bound(shards, tmp_path, opened):
+    """Too long or of another width is a choice of the run, not a fault of a file."""
+    samples = [unusable(shards, Reject.TOO_LONG)] * 60 + [shards.good(i) for i in range(20)]
+    shards.write(tmp_path, samples)
+    loader = opened(
+        build_train_loader(shards.config(tmp_path, max_bad_fraction=0.0), rank=0, world_size=1)
+    )
+    shards.take(loader, 50)
+    assert loader.counts()[Reject.TOO_LONG] > 60
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_saved_sample_that_is_gone_is_named_on_resume(shards, root, opened, workers):
+    config = shards.config(root, num_workers=workers, max_bad_fraction=1.0)
+    loader = opened(build_train_loader(config, rank=0, world_size=1))
+    shards.take(loader, 3)
+    state = loader.state_dict()
+    for shard in (root / "train").glob("*.tar"):
+        shard.unlink()
+    loader = opened(build_train_loader(config, rank=0, world_size=1))
+    loader.load_state_dict(state)
+    with pytest.raises(DataError, match=r"saved loader state cannot be used any more .*shard"):
+        shards.take(loader, 5)
+
+
+def test_damage_is_a_fault_of_the_file():
+    assert set(DAMAGE) == {
+        Reject.UNREADABLE,
+        Reject.MISSING_PART,
+        Reject.CHECKSUM,
+        Reject.UNDECODABLE,
+    }
+
+
+def test_counts_are_plain(shards, root, opened):
+    flip_bits(root)
+    loader = one_pass(shards, root, opened, max_bad_fraction=1.0)
+    for _ in loader:
+        pass
+    assert json.loads(json.dumps(loader.counts())) == {"payload does not match its checksum": 1}

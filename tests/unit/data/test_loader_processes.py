@@ -1,0 +1,110 @@
+"""Loader processes that die or are signalled: an error in seconds or nothing, never a hang."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from dit.data import DataError, build_train_loader
+
+DEATH = r"DataLoader worker|loader process"
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def loader(shards, tmp_path, opened):
+    config = shards.config(shards.good_set(tmp_path, 60), num_workers=2)
+    return opened(build_train_loader(config, rank=0, world_size=1))
+
+
+def pids(loader):
+    return [worker.pid for worker in loader._loader._iterator._workers]
+
+
+def until_gone(worker):
+    while worker.is_alive():
+        time.sleep(0.01)
+
+
+def test_a_killed_worker_is_an_error_that_says_what_to_do(loader, shards):
+    next(loader)
+    # torch may raise from its signal handler at once, or from the next pack.
+    with pytest.raises((DataError, RuntimeError), match=DEATH):
+        os.kill(pids(loader)[1], signal.SIGKILL)
+        shards.take(loader, 1000)
+    with pytest.raises(DataError, match=r"loader process has died .*dataset\.num_workers"):
+        for _ in range(2):
+            shards.take(loader, 1000)
+
+
+def test_the_state_of_a_killed_worker_is_an_error(loader):
+    next(loader)
+    with pytest.raises((DataError, RuntimeError), match=DEATH):
+        worker = loader._loader._iterator._workers[0]
+        os.kill(worker.pid, signal.SIGKILL)
+        until_gone(worker)
+        loader.state_dict()
+    with pytest.raises(DataError, match="loader process has died"):
+        loader.state_dict()
+
+
+def test_state_before_the_first_pack_does_not_wait(loader, shards):
+    assert loader.state_dict()["readers"] == b""
+    iter(loader)
+    assert loader.state_dict()["readers"] == b""
+    shards.take(loader, 1)
+    assert loader.state_dict()["readers"] != b""
+
+
+def test_workers_outlive_the_signals_that_make_a_trainer_save(loader, shards):
+    next(loader)
+    for pid in pids(loader):
+        os.kill(pid, signal.SIGINT)
+        os.kill(pid, signal.SIGTERM)
+    shards.take(loader, 10)
+    assert loader.state_dict()["readers"]
+
+
+def test_close_ends_the_workers(loader):
+    next(loader)
+    workers = pids(loader)
+    loader.close()
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in workers)
+
+
+LEAVE = """
+import multiprocessing, sys
+from pathlib import Path
+from tests.unit.data.conftest import Shards
+from dit.data import build_train_loader
+
+def leave():
+    config = Shards().config(Path(sys.argv[1]), num_workers=2)
+    loader = build_train_loader(config, rank=0, world_size=1)
+    next(loader)
+    keep = [loader]
+    keep.append(keep)  # a cycle, so that nothing is tidied before the process ends
+    sys.exit(3)
+
+child = multiprocessing.get_context("fork").Process(target=leave)
+child.start()
+child.join()
+assert child.exitcode == 3
+leave()
+"""
+
+
+def test_a_process_that_leaves_without_closing_ends(shards, tmp_path):
+    """A program, and a child of multiprocessing, which ends in another way."""
+    shards.good_set(tmp_path, 60)
+    script = tmp_path / "leave.py"
+    script.write_text(LEAVE)
+    environment = dict(os.environ, PYTHONPATH=os.getcwd(), OMP_NUM_THREADS="1")
+    done = subprocess.run(
+        [sys.executable, script, tmp_path], env=environment, timeout=50, capture_output=True
+    )
+    assert done.returncode == 3, done.stderr.decode()

@@ -1,0 +1,108 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dit.batch import LatentSample, pack_identity
+from dit.data.pack import PatchLayout, pack, positions
+
+LAYOUT = PatchLayout(patch_temporal=1, patch_spatial=2, sample_multiple=8, base_fps=24.0)
+
+
+def sample(size, *, key="k", fps=math.nan, dtype=torch.float16, text=(3, torch.bfloat16)):
+    length, text_dtype = text
+    rng = torch.Generator().manual_seed(sum(size) + length)
+    return LatentSample(
+        key=key,
+        latent_CFHW=torch.randn(size, generator=rng).to(dtype),
+        text_LE=torch.randn((length, 5), generator=rng).to(text_dtype),
+        fps=fps,
+    )
+
+
+@pytest.mark.parametrize("patch", [(1, 1), (1, 2), (2, 2), (3, 4)])
+def test_token_and_feature_order(patch):
+    """Every number is looked up where the definition puts it."""
+    pt, ps = patch
+    layout = PatchLayout(patch_temporal=pt, patch_spatial=ps, sample_multiple=1, base_fps=24.0)
+    one = sample((3, 2 * pt, 3 * ps, 2 * ps))
+    packed = pack([one], layout)
+    frames, rows, columns = packed.grids[0]
+    assert (frames, rows, columns) == (2, 3, 2)
+    for token in range(frames * rows * columns):
+        f, r, c = token // (rows * columns), token // columns % rows, token % columns
+        cube = one.latent_CFHW[:, f * pt :, r * ps :, c * ps :][:, :pt, :ps, :ps]
+        assert torch.equal(packed.latent_TC[token], cube.reshape(-1).float())
+        assert packed.position_T3[token].tolist() == [f, r, c]
+
+
+SIZES = st.lists(
+    st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 4), st.integers(1, 6)),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(SIZES)
+def test_packing_neither_mixes_nor_loses_samples(sizes):
+    samples = [
+        sample((4, f, 2 * h, 2 * w), key=f"k{i}", text=(length, torch.bfloat16))
+        for i, (f, h, w, length) in enumerate(sizes)
+    ]
+    packed = pack(samples, LAYOUT)
+    assert packed.num_samples == len(samples)
+    assert packed.starts[-1] == len(packed.latent_TC) == len(packed.segment_T)
+    for i, one in enumerate(samples):
+        alone = pack([one], LAYOUT)
+        own = slice(packed.starts[i], packed.starts[i + 1])
+        assert packed.starts[i] % 8 == 0
+        assert torch.equal(packed.latent_TC[own], alone.latent_TC)
+        assert torch.equal(packed.position_T3[own], alone.position_T3)
+        assert torch.equal(packed.is_real_T[own], alone.is_real_T)
+        assert set(packed.segment_T[own].tolist()) == {i}
+        text = slice(packed.text_starts[i], packed.text_starts[i + 1])
+        assert torch.equal(packed.text_LE[text], one.text_LE)
+
+
+@given(SIZES)
+def test_padding_is_zero_and_counted_out(sizes):
+    packed = pack([sample((4, f, 2 * h, 2 * w)) for f, h, w, _ in sizes], LAYOUT)
+    assert int(packed.is_real_T.sum()) == packed.real_tokens
+    assert not packed.latent_TC[~packed.is_real_T].any()
+    assert not packed.position_T3[~packed.is_real_T].any()
+    for start, tokens in zip(packed.starts, packed.num_tokens, strict=False):
+        assert packed.is_real_T[start : start + tokens].all()
+
+
+def test_types_of_the_fields():
+    packed = pack([sample((4, 1, 4, 4)), sample((4, 2, 4, 6), fps=12.0)], LAYOUT)
+    assert packed.latent_TC.dtype == packed.position_T3.dtype == packed.fps_N.dtype == torch.float32
+    assert packed.segment_T.dtype == torch.int64
+    assert packed.is_real_T.dtype == torch.bool
+    assert packed.fps_N.isnan().tolist() == [True, False]
+
+
+def test_frames_are_counted_at_the_base_rate():
+    half_speed = positions((3, 1, 1), fps=12.0, base_fps=24.0)
+    assert half_speed[:, 0].tolist() == [0.0, 2.0, 4.0]
+    unknown = positions((3, 1, 1), fps=math.nan, base_fps=24.0)
+    assert unknown[:, 0].tolist() == [0.0, 1.0, 2.0]
+
+
+def test_text_keeps_bfloat16_and_a_mixture_becomes_float32():
+    low, high = (torch.bfloat16, torch.float32)
+    alike = pack([sample((4, 1, 2, 2), text=(2, low)) for _ in range(2)], LAYOUT)
+    assert alike.text_LE.dtype == low
+    samples = [sample((4, 1, 2, 2), text=(2, low)), sample((4, 1, 2, 2), text=(3, high))]
+    mixed = pack(samples, LAYOUT)
+    assert mixed.text_LE.dtype == high
+    assert torch.equal(mixed.text_LE[:2], samples[0].text_LE.float())
+    assert torch.equal(mixed.text_LE[2:], samples[1].text_LE)
+
+
+def test_identity_is_that_of_the_keys_in_order():
+    samples = [sample((4, 1, 2, 2), key=key) for key in ("a", "b")]
+    assert pack(samples, LAYOUT).pack_id == pack_identity(("a", "b"))
+    assert pack(samples[::-1], LAYOUT).pack_id == pack_identity(("b", "a"))

@@ -1,0 +1,224 @@
+"""A loader that goes on from a saved state gives what an undisturbed one gives."""
+
+import pickle
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dit.config import BlendEntry, MockGeometry
+from dit.data import DataError, build_train_loader
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory, shards):
+    root = tmp_path_factory.mktemp("resume")
+    samples = [shards.good(i) for i in range(90)]
+    for i in range(0, 90, 9):  # refused ones on the way: they are part of the position
+        samples[i] = shards.ours(torch.randn(5, 1, 4, 4), torch.ones(1, 8))
+    shards.write(root / "a", samples)
+    shards.good_set(root / "b", 40, first=500)
+    return root
+
+
+def kinds(shards, root, kind, workers):
+    if kind == "mock":
+        return shards.config(mock=True, num_workers=workers)
+    if kind == "blend":
+        blend = (BlendEntry(path=str(root / "a"), weight=3.0), BlendEntry(path=str(root / "b")))
+        return shards.config(blend=blend, num_workers=workers)
+    return shards.config(root / "a", num_workers=workers)
+
+
+def same(left, right):
+    tensors = ("latent_TC", "position_T3", "text_LE", "fps_N", "is_real_T", "segment_T")
+    return (left.keys, left.grids, left.pack_id) == (
+        right.keys,
+        right.grids,
+        right.pack_id,
+    ) and all(
+        torch.equal(getattr(left, n).nan_to_num(), getattr(right, n).nan_to_num())
+        if getattr(left, n).is_floating_point()
+        else torch.equal(getattr(left, n), getattr(right, n))
+        for n in tensors
+    )
+
+
+def continued(config, opened, state):
+    loader = opened(build_train_loader(config, rank=0, world_size=1))
+    loader.load_state_dict(pickle.loads(pickle.dumps(state)))
+    return loader
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ["one", "blend", "mock"])
+def test_resume_is_exact(shards, root, opened, kind, workers):
+    """Saved at several points, twice with one pack in between, counts and buffers included."""
+    config = kinds(shards, root, kind, workers)
+    straight = opened(build_train_loader(config, rank=0, world_size=1))
+    packs, counts, states = [], [], {0: straight.state_dict()}
+    for step in range(1, 70):
+        packs.append(next(straight))
+        counts.append(straight.counts())
+        if step in (1, 30):
+            states[step] = straight.state_dict()
+    for step, state in states.items():
+        loader = continued(config, opened, state)
+        assert loader.counts() == (counts[step - 1] if step else {})
+        assert same(next(loader), packs[step])
+        assert loader.counts() == counts[step]
+        # After one pack the other worker has given none; Energon alone forgets where it stood.
+        again = continued(config, opened, loader.state_dict())
+        loader.close()
+        for i in range(step + 1, step + 20):
+            assert same(next(again), packs[i])
+            assert again.counts() == counts[i]
+        again.close()
+    assert kind == "mock" or sum(counts[-1].values()) > 5
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_snapshots_that_are_old_are_replayed(shards, root, opened, workers):
+    """With the default snapshot interval a state is an old snapshot and packs to skip."""
+    config = kinds(shards, root, "one", workers)
+    often = replace(config, dataset=replace(config.dataset, checkpoint_every_sec=1e-6))
+    for used in (config, often):
+        loader = opened(build_train_loader(used, rank=0, world_size=1))
+        shards.take(loader, 41)
+        state = loader.state_dict()
+        expected = shards.take(loader, 30)
+        loader.close()
+        assert shards.take(continued(config, opened, state), 30) == expected
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_worker_asked_in_the_instant_of_its_start(shards, root, opened, monkeypatch, resumed):
+    """Energon's thread that answers can run before its worker has read what to restore."""
+    config = kinds(shards, root, "one", 2)
+    loader = opened(build_train_loader(config, rank=0, world_size=1))
+    state = loader.state_dict()
+    if resumed:
+        shards.take(loader, 11)
+        state = loader.state_dict()
+    expected = shards.take(loader, 12)
+    loader.close()
+    start = threading.Thread.start
+
+    def delayed(thread):
+        start(thread)
+        if thread.name == "command_thread" and torch.utils.data.get_worker_info().id == 1:
+            time.sleep(1.0)
+
+    monkeypatch.setattr(threading.Thread, "start", delayed)
+    loader = continued(config, opened, state)
+    first = shards.take(loader, 1)
+    state = loader.state_dict()  # the second worker sleeps with its thread awake
+    monkeypatch.undo()
+    assert first + shards.take(continued(config, opened, state), 11) == expected
+
+
+def test_a_state_may_be_loaded_more_than_once(shards, root, opened):
+    config = kinds(shards, root, "one", 0)
+    loader = opened(build_train_loader(config, rank=0, world_size=1))
+    shards.take(loader, 5)
+    state = loader.state_dict()
+    expected = shards.take(loader, 20)
+    for _ in range(2):
+        loader = opened(build_train_loader(config, rank=0, world_size=1))
+        loader.load_state_dict(state)
+        assert loader.state_dict() == state
+        assert shards.take(loader, 20) == expected
+
+
+def test_data_may_move_and_still_resume(shards, tmp_path, opened):
+    before = shards.config(shards.good_set(tmp_path / "here", 60))
+    loader = opened(build_train_loader(before, rank=0, world_size=1))
+    shards.take(loader, 9)
+    state, expected = loader.state_dict(), shards.take(loader, 15)
+    (tmp_path / "here").rename(tmp_path / "there")
+    after = shards.config(tmp_path / "there")
+    assert shards.take(continued(after, opened, state), 15) == expected
+
+
+def changed(config, **settings):
+    return replace(config, dataset=replace(config.dataset, **settings))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"task_encoder_seq_length": 128}, "dataset.task_encoder_seq_length: 64 when saved, 128"),
+        ({"packing_buffer_size": 17}, "dataset.packing_buffer_size: 16 when saved, 17 now"),
+        ({"sample_multiple": 8}, "dataset.sample_multiple: 4 when saved, 8 now"),
+        ({"shuffle_buffer_size": 0}, "dataset.shuffle_buffer_size: 12 when saved, 0 now"),
+        ({"max_samples_per_sequence": 6}, "dataset.max_samples_per_sequence: 5 when saved, 6"),
+        ({"num_workers": 1}, "dataset.num_workers: 0 when saved, 1 now"),
+        ({"mock": True}, "dataset.mock_samples: [] when saved"),
+    ],
+)
+def test_other_settings_are_refused_by_name(shards, root, opened, change, named):
+    config = kinds(shards, root, "one", 0)
+    state = opened(build_train_loader(config, rank=0, world_size=1)).state_dict()
+    other = opened(build_train_loader(changed(config, **change), rank=0, world_size=1))
+    with pytest.raises(DataError) as caught:
+        other.load_state_dict(state)
+    assert named in str(caught.value)
+    assert "Set them back" in str(caught.value)
+
+
+def test_every_difference_is_named_at_once(shards, root, opened):
+    config = kinds(shards, root, "one", 0)
+    state = opened(build_train_loader(config, rank=1, world_size=2)).state_dict()
+    other = replace(
+        config,
+        rng=replace(config.rng, seed=8),
+        model=replace(config.model, patch_spatial=1, max_size=(9, 9, 9)),
+    )
+    loader = opened(build_train_loader(other, rank=0, world_size=1))
+    with pytest.raises(DataError) as caught:
+        loader.load_state_dict(state)
+    text = str(caught.value)
+    assert "data-parallel size: 2 when saved, 1 now" in text
+    assert "data-parallel rank: 1 when saved, 0 now" in text
+    assert "rng.seed: 7 when saved, 8 now" in text
+    assert "patch_spatial: [1, 2] when saved, [1, 1] now" in text
+    assert "max_size" not in text  # rotary positions do not look at it
+
+
+def test_other_data_are_refused(shards, root, opened, tmp_path):
+    config = kinds(shards, root, "one", 0)
+    state = opened(build_train_loader(config, rank=0, world_size=1)).state_dict()
+    grown = shards.config(shards.good_set(tmp_path / "grown", 100))
+    loader = opened(build_train_loader(grown, rank=0, world_size=1))
+    with pytest.raises(DataError, match=r"dataset: \['[0-9a-f]{16}'\] when saved"):
+        loader.load_state_dict(state)
+
+
+def test_other_weights_and_other_mock_samples_are_refused(shards, root, opened):
+    blend = kinds(shards, root, "blend", 0)
+    state = opened(build_train_loader(blend, rank=0, world_size=1)).state_dict()
+    entries = tuple(replace(entry, weight=1.0) for entry in blend.dataset.blend)
+    loader = opened(build_train_loader(changed(blend, blend=entries), rank=0, world_size=1))
+    with pytest.raises(DataError, match=r"weights of dataset.blend: \[3.0, 1.0\] when saved"):
+        loader.load_state_dict(state)
+    mock = shards.config(mock=True)
+    state = opened(build_train_loader(mock, rank=0, world_size=1)).state_dict()
+    other = changed(mock, mock_samples=(MockGeometry(height=4, width=4, text_length=2),))
+    loader = opened(build_train_loader(other, rank=0, world_size=1))
+    with pytest.raises(DataError, match=r"dataset.mock_samples: .*'height': 8.* when saved"):
+        loader.load_state_dict(state)
+
+
+def test_a_state_with_foreign_code_is_not_run(shards, root, opened, capsys):
+    class Attack:
+        def __reduce__(self):
+            return print, ("code of the checkpoint ran",)
+
+    config = kinds(shards, root, "one", 0)
+    loader = opened(build_train_loader(config, rank=0, world_size=1))
+    state = loader.state_dict() | {"readers": pickle.dumps(Attack())}
+    with pytest.raises(pickle.UnpicklingError, match=r"builtins\.print"):
+        loader.load_state_dict(state)
+    assert "ran" not in capsys.readouterr().out

@@ -1,0 +1,173 @@
+"""Paths, folders and what lies beside the shards; every problem is found before reading."""
+
+import json
+
+import pytest
+import safetensors.torch
+import torch
+
+from dit.config import BlendEntry, DatasetConfig, RunConfig
+from dit.data import DataError, build_train_loader, dataset_card, null_text
+
+
+def train_error(config, *, world_size=1):
+    with pytest.raises(DataError) as caught:
+        build_train_loader(config, rank=0, world_size=world_size)
+    return str(caught.value)
+
+
+def test_no_data_named():
+    assert "dataset.path" in train_error(RunConfig(dataset=DatasetConfig()))
+
+
+def test_missing_path(shards, tmp_path):
+    text = train_error(shards.config(tmp_path / "typo"))
+    assert "typo does not exist" in text
+    assert "python -m data_prep" in text
+
+
+def test_folder_that_is_not_prepared(shards, tmp_path):
+    (tmp_path / "shard.tar").write_bytes(b"")
+    text = train_error(shards.config(tmp_path))
+    assert f"{tmp_path} has no .nv-meta" in text
+    assert "python -m data_prep" in text
+    assert f"energon prepare --sample-type CrudeWebdataset {tmp_path}" in text
+
+
+@pytest.mark.parametrize("samples", [0, 20])
+def test_empty_training_split(shards, tmp_path, samples):
+    shards.good_set(tmp_path, samples, split="val")
+    assert "has no samples in split `train`" in train_error(shards.config(tmp_path))
+
+
+def test_shards_without_samples_are_an_empty_dataset(shards, tmp_path):
+    shards.good_set(tmp_path, 5)
+    info = tmp_path / ".nv-meta/.info.json"
+    info.write_text(json.dumps({"shard_counts": {"train/shard-000000.tar": 0}}))
+    assert "has no samples in split `train`" in train_error(shards.config(tmp_path))
+
+
+def test_garbled_index(shards, tmp_path):
+    shards.good_set(tmp_path, 5)
+    (tmp_path / ".nv-meta/.info.json").write_text("{")
+    assert ".nv-meta cannot be read" in train_error(shards.config(tmp_path))
+
+
+def test_fewer_samples_than_readers(shards, tmp_path):
+    shards.good_set(tmp_path, 7)
+    text = train_error(shards.config(tmp_path, num_workers=4), world_size=2)
+    assert "7 samples" in text
+    assert "8 readers (2 data-parallel ranks x 4 workers)" in text
+    assert "dataset.num_workers" in text
+
+
+def test_as_many_samples_as_readers_suffice(shards, tmp_path, opened):
+    shards.good_set(tmp_path, 2)
+    config = shards.config(tmp_path, num_workers=2)
+    shards.take(opened(build_train_loader(config, rank=0, world_size=1)), 4)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "__module__: subprocess\n__class__: Popen\nargs: [touch, RAN]\n",
+        "__module__: megatron.energon\n__class__: CaptioningWebdataset\n",
+        "__module__: megatron.energon\n__class__: CrudeWebdataset\npart_filter: os:system\n",
+        "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
+        "subset: {__module__: subprocess, __function__: run}\n",
+        "just words",
+    ],
+)
+def test_a_dataset_does_not_choose_the_code_that_runs(shards, tmp_path, settings):
+    shards.good_set(tmp_path, 5)
+    (tmp_path / ".nv-meta/dataset.yaml").write_text(settings.replace("RAN", f"{tmp_path}/ran"))
+    assert "dataset.yaml" in train_error(shards.config(tmp_path))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_metadataset_does_not_choose_code_either(shards, tmp_path):
+    shards.good_set(tmp_path / "a", 5)
+    (tmp_path / "a/.nv-meta/dataset.yaml").write_text("__module__: subprocess\n__class__: Popen\n")
+    outer, inner = tmp_path / "outer.yaml", tmp_path / "inner.yaml"
+    head = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n"
+    outer.write_text(head + "    path: ./inner.yaml\n")
+    inner.write_text(head.replace("MetadatasetV2", "exec") + "    path: ./a\n")
+    assert "inner.yaml asks for megatron.energon.exec" in train_error(shards.config(outer))
+    inner.write_text(head + "    path: ./a\n")
+    assert "dataset.yaml asks for subprocess.Popen" in train_error(shards.config(outer))
+
+
+def test_a_file_that_is_no_metadataset(shards, tmp_path):
+    (tmp_path / "data.tar").write_bytes(b"")
+    assert "is a file; give a folder" in train_error(shards.config(tmp_path / "data.tar"))
+
+
+def test_a_metadataset_without_the_split(shards, tmp_path):
+    shards.good_set(tmp_path / "a", 5)
+    head = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  test:\n"
+    (tmp_path / "m.yaml").write_text(head + "    path: ./a\n")
+    assert "no samples in split `train`" in train_error(shards.config(tmp_path / "m.yaml"))
+
+
+def null(root, rows, width=8):
+    text = torch.full((rows, width), float(rows)).half()
+    (root / "null_text.safetensors").write_bytes(safetensors.torch.save({"text": text}))
+
+
+def test_card_and_null_text_come_from_the_dataset(shards, tmp_path):
+    config = shards.config(shards.good_set(tmp_path, 5))
+    assert dataset_card(config) is None
+    assert torch.equal(null_text(config), torch.zeros(1, 8))
+    (tmp_path / "dataset_card.json").write_text('{"format_version": 1}')
+    null(tmp_path, 3)
+    assert dataset_card(config) == {"format_version": 1}
+    assert torch.equal(null_text(config), torch.full((3, 8), 3.0))
+
+
+def test_null_text_of_another_width(shards, tmp_path):
+    config = shards.config(shards.good_set(tmp_path, 5))
+    null(tmp_path, 1, width=16)
+    with pytest.raises(DataError, match=r"\[1, 16\], model\.crossattn_emb_size=8"):
+        null_text(config)
+
+
+def test_null_texts_of_a_blend_must_agree(shards, tmp_path):
+    roots = [shards.good_set(tmp_path / name, 5) for name in "ab"]
+    config = shards.config(blend=tuple(BlendEntry(path=str(root)) for root in roots))
+    null(roots[0], 2)
+    null(roots[1], 2)
+    assert len(null_text(config)) == 2
+    null(roots[1], 3)
+    with pytest.raises(DataError, match=r"of .*/b differs from that of .*/a"):
+        null_text(config)
+
+
+def test_a_folder_prepared_by_energon_itself_is_read(shards, tmp_path, opened):
+    """DFM's layout and Energon's own command: nothing of ours but the reader."""
+    from megatron.energon.epathlib import EPath
+    from megatron.energon.flavors import BaseWebdatasetFactory
+
+    samples = [
+        shards.dfm(torch.full((1, 2, 1, 4, 4), float(i)), torch.ones(1, 6, 8)) for i in range(30)
+    ]
+    shards.write(tmp_path, samples, per_shard=10)
+    for path in [*tmp_path.glob(".nv-meta/*"), *tmp_path.glob("train/*.idx")]:
+        path.unlink()
+    BaseWebdatasetFactory.prepare_dataset(
+        EPath(str(tmp_path)),
+        [f"train/{path.name}" for path in sorted((tmp_path / "train").glob("*.tar"))],
+        split_parts_patterns=[("train", "train/.*")],
+        progress_fn=lambda items, length=None: items,
+        tar_index_only=False,
+        shuffle_seed=None,
+        workers=1,
+    )
+    (tmp_path / ".nv-meta/dataset.yaml").write_text(
+        "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
+    )
+    loader = opened(build_train_loader(shards.config(tmp_path), rank=0, world_size=1))
+    for _ in range(5):
+        pack = next(loader)
+        firsts = [pack.latent_TC[start, 0].item() for start in pack.starts[:-1]]
+        assert firsts == [float(int(key)) for key in pack.keys]
+        assert len(pack.text_LE) == 6 * len(pack.keys)
