@@ -46,9 +46,9 @@ def _is_first(message: str) -> bool:
         return True
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return os.environ.get("RANK", "0") == "0"  # no store outlives the processes
-    import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
 
-    store, _, _ = next(iter(dist.rendezvous("env://")))
+    store, _, _ = next(iter(rendezvous("env://")))
     name = hashlib.blake2b(message.encode(), digest_size=8).hexdigest()
     return store.add(f"error/{name}", 1) == 1
 

@@ -101,7 +101,7 @@ class DiT(MegatronModule):
 
     def set_input_tensor(self, input_tensor: list[Tensor | None]) -> None:
         """Takes the hidden states of the stage before; Megatron-Core's schedules call it."""
-        self.decoder.set_input_tensor(input_tensor[0])
+        self.decoder.input_tensor = input_tensor[0]
 
     def forward(self, x_TC: Tensor, level_N: Tensor, batch: PackedBatch) -> Tensor:
         """Raw network output [T, C], float32; its value on padding tokens means nothing."""

@@ -16,7 +16,7 @@ from megatron.core.transformer.transformer_layer import (
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dit.config import ModelConfig
+from dit.config import ModelConfig, Recompute
 from dit.model.attention import Spans, attention_for
 from dit.model.linears import ColumnLinear, RowLinear
 from dit.model.modulation import Modulation
@@ -45,23 +45,27 @@ class PackedAttention(MegatronModule):
     are those that Megatron-Core reduces over tensor ranks.
     """
 
-    def __init__(self, config: TransformerConfig, groups: ProcessGroupCollection):
+    def __init__(
+        self, config: TransformerConfig, groups: ProcessGroupCollection, *, model: ModelConfig
+    ):
         super().__init__(config=config)
-        width = config.hidden_size
+        width = model.hidden_size
+        self.head_width = width // model.num_attention_heads
+        self.recomputed = model.recompute_granularity is Recompute.SELECTIVE
         self.linear_proj = RowLinear(width, width, config=config, groups=groups)
         # eps as in Diffusers' attention, which differs from its other norms.
-        self.q_layernorm = nn.RMSNorm(config.kv_channels, eps=1e-5, dtype=config.params_dtype)
-        self.k_layernorm = nn.RMSNorm(config.kv_channels, eps=1e-5, dtype=config.params_dtype)
+        self.q_layernorm = nn.RMSNorm(self.head_width, eps=1e-5, dtype=config.params_dtype)
+        self.k_layernorm = nn.RMSNorm(self.head_width, eps=1e-5, dtype=config.params_dtype)
 
     def _heads(self, x_TX: Tensor, parts: int) -> tuple[Tensor, ...]:
         """Splits [T, heads * parts * K], ordered head by head, into `parts` of [T, heads, K]."""
-        x_THX = x_TX.view(x_TX.shape[0], -1, parts * self.config.kv_channels)
+        x_THX = x_TX.view(x_TX.shape[0], -1, parts * self.head_width)
         return x_THX.chunk(parts, dim=-1)
 
     def _attend(self, q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, spans: Spans) -> Tensor:
         attend = attention_for(q_THK.device, q_THK.dtype)
         inputs = (q_THK, k_SHK, v_SHK.contiguous(), spans)
-        if self.training and self.config.recompute_granularity == "selective":
+        if self.training and self.recomputed:
             out_THK = checkpoint(attend, *inputs, use_reentrant=False)
         else:
             out_THK = attend(*inputs)
@@ -71,9 +75,11 @@ class PackedAttention(MegatronModule):
 class SelfAttention(PackedAttention):
     """Tokens of a sample attend to each other, with rotary positions."""
 
-    def __init__(self, config: TransformerConfig, groups: ProcessGroupCollection):
-        super().__init__(config, groups)
-        width = config.hidden_size
+    def __init__(
+        self, config: TransformerConfig, groups: ProcessGroupCollection, *, model: ModelConfig
+    ):
+        super().__init__(config, groups, model=model)
+        width = model.hidden_size
         self.linear_qkv = ColumnLinear(width, 3 * width, config=config, groups=groups)
 
     def forward(self, x_TD: Tensor, conditions: Conditions) -> Tensor:
@@ -87,10 +93,10 @@ class CrossAttention(PackedAttention):
     """Tokens of a sample attend to its caption, which every context and tensor rank holds whole."""
 
     def __init__(
-        self, config: TransformerConfig, groups: ProcessGroupCollection, *, text_width: int
+        self, config: TransformerConfig, groups: ProcessGroupCollection, *, model: ModelConfig
     ):
-        super().__init__(config, groups)
-        width = config.hidden_size
+        super().__init__(config, groups, model=model)
+        width, text_width = model.hidden_size, model.crossattn_emb_size
         self.linear_q = ColumnLinear(width, width, config=config, groups=groups)
         self.linear_kv = ColumnLinear(text_width, 2 * width, config=config, groups=groups)
 
@@ -103,9 +109,11 @@ class CrossAttention(PackedAttention):
 class Mlp(MegatronModule):
     """Two linears with a GELU (exact, not tanh) between them."""
 
-    def __init__(self, config: TransformerConfig, groups: ProcessGroupCollection):
+    def __init__(
+        self, config: TransformerConfig, groups: ProcessGroupCollection, *, model: ModelConfig
+    ):
         super().__init__(config=config)
-        wide, width = config.ffn_hidden_size, config.hidden_size
+        wide, width = model.ffn_hidden_size, model.hidden_size
         self.linear_fc1 = ColumnLinear(width, wide, config=config, groups=groups)
         self.linear_fc2 = RowLinear(wide, width, config=config, groups=groups)
 
@@ -129,13 +137,11 @@ class DiTLayer(MegatronModule, BaseTransformerLayer):
         offset = get_transformer_layer_offset(config, vp_stage, pg_collection.pp.rank())
         self.layer_number = layer_number + offset  # 1-based, over all stages
         self.modulate_self = Modulation(config, rank=model.adaln_lora_dim, gated=True)
-        self.self_attention = SelfAttention(config, pg_collection)
+        self.self_attention = SelfAttention(config, pg_collection, model=model)
         self.modulate_cross = Modulation(config, rank=model.adaln_lora_dim, gated=True)
-        self.cross_attention = CrossAttention(
-            config, pg_collection, text_width=model.crossattn_emb_size
-        )
+        self.cross_attention = CrossAttention(config, pg_collection, model=model)
         self.modulate_mlp = Modulation(config, rank=model.adaln_lora_dim, gated=True)
-        self.mlp = Mlp(config, pg_collection)
+        self.mlp = Mlp(config, pg_collection, model=model)
 
     def forward(self, h_TD: Tensor, conditions: Conditions) -> Tensor:
         c = conditions

@@ -12,13 +12,12 @@ from megatron.core.tensor_parallel import (
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
-from dit.config import ModelConfig, Precision, Recompute
+from dit.config import ModelConfig, Precision
 
 
 def transformer_config(model: ModelConfig) -> TransformerConfig:
     """What Megatron-Core's layers, schedules and checkpoints need to know of the model."""
     bf16 = model.precision is Precision.BF16
-    full = model.recompute_granularity is Recompute.FULL
     return TransformerConfig(
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,
@@ -45,11 +44,6 @@ def transformer_config(model: ModelConfig) -> TransformerConfig:
         # Packs differ in length; Megatron ties this to an MoE dispatcher that is never used here.
         variable_seq_lengths=True,
         moe_token_dispatcher_type="alltoall",
-        recompute_granularity=None
-        if model.recompute_granularity is Recompute.NONE
-        else str(model.recompute_granularity),
-        recompute_method=str(model.recompute_method) if full else None,
-        recompute_num_layers=model.recompute_num_layers if full else None,
         calculate_per_token_loss=True,  # the mean over the global batch, never a mean of means
         # `weights.initialise` gives every parameter its value afterwards.
         use_cpu_initialization=True,

@@ -21,7 +21,7 @@ def fill(model: MegatronModule, draw: Draw, *, seed: int) -> None:
     this rank takes its shard, so that every layout starts from the same numbers.
     """
     for shard in nested_values(model.sharded_state_dict()):
-        if not isinstance(shard, ShardedTensor):
+        if not isinstance(shard, ShardedTensor) or shard.data is None:
             continue
         axes = shard.prepend_axis_num  # the layer number is such an axis
         name = f"{shard.key}/{shard.global_offset[:axes]}"

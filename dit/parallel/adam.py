@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.optim.adamw import adamw
 
 
 class GroupStepAdam(torch.optim.Optimizer):
@@ -39,9 +40,9 @@ class GroupStepAdam(torch.optim.Optimizer):
 
     def _update(self, group: dict[str, Any], params: list[torch.Tensor]) -> None:
         (beta1, beta2), step = group["betas"], group["step"]
-        torch.optim._functional.adamw(
+        adamw(
             params,
-            [p.grad for p in params],
+            [p.grad for p in params if p.grad is not None],
             [self.state[p]["exp_avg"] for p in params],
             [self.state[p]["exp_avg_sq"] for p in params],
             [],

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import torch
 from megatron.core.distributed import (
@@ -22,7 +23,6 @@ from megatron.core.optimizer import (
 )
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params
-from megatron.core.optimizer_param_scheduler import ParamGroupOverride
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from dit.config import Decay, Precision, RunConfig
@@ -71,9 +71,10 @@ def build_optimizer(config: RunConfig, chunks: list[DistributedDataParallel]) ->
         overlap_param_gather=config.ddp.overlap_param_gather,
     )
     overrides = get_standard_config_overrides(options)  # no decay on norms and biases
-    overrides[ParamKey(name="*pos_emb_*")] = ParamGroupOverride(wd_mult=0.0)  # nor on embeddings
+    spared: Any = {"wd_mult": 0.0}
+    overrides[ParamKey(name="*pos_emb_*")] = spared  # nor on embeddings
     optimizer = get_megatron_optimizer(
-        options, chunks, config_overrides=overrides, use_gloo_process_groups=False
+        options, [*chunks], config_overrides=overrides, use_gloo_process_groups=False
     )
     for inner in optimizer.chained_optimizers:  # type: ignore[attr-defined]
         # Else a checkpoint before the first update has no moments and cannot be written.

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.mapping import ShardedTensor
+from megatron.core.transformer.module import MegatronModule
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -112,8 +113,10 @@ def load_checkpoint(path: Path, learner: Learner, *, config: RunConfig) -> Progr
     check_same_model(path, config)
     state = _sharded_state(learner, loading=True)
     # Taken now: loading puts other tensors into the entries of `state`.
-    names = {e.data: n for n, e in state["model"].items() if isinstance(e, ShardedTensor)}
-    loaded = dist_checkpointing.load(state, str(path))
+    names: dict[Any, str] = {
+        e.data: n for n, e in state["model"].items() if isinstance(e, ShardedTensor)
+    }
+    loaded: Any = dist_checkpointing.load(state, str(path))
     learner.chunks[0].module.load_state_dict(loaded["model"])
     learner.optimizer.load_state_dict(loaded["optimizer"])
     if learner.ema is not None:
@@ -121,19 +124,19 @@ def load_checkpoint(path: Path, learner: Learner, *, config: RunConfig) -> Progr
     return Progress(step=loaded["step"], consumed_samples=loaded["consumed_samples"])
 
 
-def load_weights(path: Path, model: torch.nn.Module, *, averaged: bool) -> None:
+def load_weights(path: Path, model: MegatronModule, *, averaged: bool) -> None:
     """Fills a model without optimizer with the weights of a checkpoint, or with their average.
 
     Raises:
         CheckpointError: the average is asked for and the run kept none.
     """
-    state = model.sharded_state_dict()  # type: ignore[operator]  # every Megatron module has one
+    state = model.sharded_state_dict()
     names = dist_checkpointing.load_tensors_metadata(str(path))
     if averaged:
         if not any(name.startswith("ema.") for name in names):
             raise CheckpointError(f"{path} holds no average of the weights; ask for weights=model")
         state = {name: _renamed(shard, "ema.") for name, shard in state.items()}
-    loaded = dist_checkpointing.load(state, str(path))
+    loaded: Any = dist_checkpointing.load(state, str(path))
     model.load_state_dict({k: v for k, v in loaded.items() if k in state})
 
 
@@ -185,7 +188,8 @@ def check_same_model(path: Path, config: RunConfig) -> None:
 
 
 def _sharded_state(learner: Learner, *, loading: bool) -> dict[str, Any]:
-    model = learner.chunks[0].module.sharded_state_dict()
+    module: Any = learner.chunks[0].module
+    model = module.sharded_state_dict()
     state = {"model": model}
     if learner.ema is not None:
         state["ema"] = learner.ema.sharded_state_dict(model, loading=loading)

@@ -14,12 +14,12 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensor
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
-from megatron.core.optimizer.optimizer import MixedPrecisionOptimizer
+from megatron.core.optimizer.optimizer import FP32Optimizer
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
 from dit.config import EmaConfig, EmaKind
-from dit.train.build import main_shards
+from dit.train.build import MainShard, main_shards
 
 
 def power_exponent(sigma_rel: float) -> float:
@@ -58,7 +58,8 @@ class Ema:
     def update(self, step: int) -> None:
         """Takes the weights after optimizer step `step` into the average."""
         rate = 1 - decay_at(self.config, step)
-        torch._foreach_lerp_(self.averages, [shard.value for shard in self.shards], rate)
+        for average, shard in zip(self.averages, self.shards, strict=True):
+            average.lerp_(shard.value, rate)
 
     @contextmanager
     def as_weights(self, chunks: list[DistributedDataParallel]) -> Iterator[None]:
@@ -76,7 +77,7 @@ class Ema:
         for shard, value in zip(self.shards, values, strict=True):
             shard.value.copy_(value)
         for inner in self.optimizer.chained_optimizers:  # type: ignore[attr-defined]
-            if isinstance(inner, MixedPrecisionOptimizer):  # plain float32 shares its memory
+            if not isinstance(inner, FP32Optimizer):  # which shares its memory with the weights
                 inner._copy_main_params_to_model_params()
         if chunks[0].ddp_config.use_distributed_optimizer:
             for chunk in chunks:
@@ -87,10 +88,12 @@ class Ema:
 
         `model` is the model's own sharded state. Collective: every data rank gives its parts.
         """
-        parts = {s.weight: (s, a) for s, a in zip(self.shards, self.averages, strict=True)}
+        parts: dict[Tensor, tuple[MainShard, Tensor]] = {
+            s.weight: (s, a) for s, a in zip(self.shards, self.averages, strict=True)
+        }
         state = {}
         for name, entry in model.items():
-            if not isinstance(entry, ShardedTensor):
+            if not isinstance(entry, ShardedTensor) or entry.data is None:
                 continue
             whole = torch.zeros(entry.data.numel(), device=entry.data.device)
             if not loading:

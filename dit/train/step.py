@@ -79,7 +79,7 @@ def run_schedule(
     reports = get_forward_backward_func()(
         forward_step_func=partial(_forward, mean=mean),
         data_iterator=iter(items),
-        model=chunks,
+        model=[*chunks],
         num_microbatches=len(items),
         seq_length=1,  # packs vary in length, so Megatron-Core sends each shape along
         micro_batch_size=1,
