@@ -22,16 +22,15 @@ class Rotary(nn.Module):
         width = config.hidden_size // config.num_attention_heads
         spatial = width // 6 * 2
         dims = (width - 2 * spatial, spatial, spatial)
-        self.frequencies = [
-            _frequencies(dim, scale) for dim, scale in zip(dims, config.rope_scale, strict=True)
-        ]
+        self.axes = len(dims)
+        for axis, (dim, scale) in enumerate(zip(dims, config.rope_scale, strict=True)):
+            self.register_buffer(f"frequency_{axis}", _frequencies(dim, scale), persistent=False)
 
     def forward(self, position_T3: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [T, K], float32."""
-        device = position_T3.device
         parts = [
-            torch.outer(position_T3[:, axis].float(), frequency.to(device))
-            for axis, frequency in enumerate(self.frequencies)
+            torch.outer(position_T3[:, axis].float(), self.get_buffer(f"frequency_{axis}"))
+            for axis in range(self.axes)
         ]
         angle_TK = torch.cat(parts * 2, dim=-1)
         return angle_TK.cos(), angle_TK.sin()

@@ -55,13 +55,14 @@ def start_processes(*, seed: int, model: ModelConfig, timeout_s: float = 600.0) 
             rank=rank(),
             world_size=world_size(),
             timeout=timedelta(seconds=timeout_s),
+            device_id=target if target.type == "cuda" else None,
         )
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=model.tensor_model_parallel_size,
         pipeline_model_parallel_size=model.pipeline_model_parallel_size,
         virtual_pipeline_model_parallel_size=model.virtual_pipeline_model_parallel_size,
         context_parallel_size=model.context_parallel_size,
-        create_gloo_process_groups=target.type == "cuda",
+        create_gloo_process_groups=False,
     )
     model_parallel_cuda_manual_seed(seed)
 

@@ -25,7 +25,7 @@ from megatron.core.transformer.module import MegatronModule
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dit.config import RunConfig
+from dit.config import EmaKind, RunConfig
 from dit.configuring import read_config, save_config
 from dit.train.learner import Learner
 
@@ -167,24 +167,35 @@ def check_same_model(path: Path, config: RunConfig) -> None:
     Raises:
         CheckpointError: names every setting that differs, with both values.
     """
-    saved = read_config(path / "config.yaml")
-    free = {"name", "precision", "vae_cache_folder", "init_method_std", "cp_comm_type"}
-    names = [
-        f.name
-        for f in fields(config.model)
-        if f.name not in free and not f.name.startswith("recompute") and "parallel" not in f.name
+    saved, here = _must_agree(read_config(path / "config.yaml")), _must_agree(config)
+    different = [
+        f"  {name}: {saved.get(name)} in the checkpoint, {here.get(name)} here"
+        for name in sorted(saved.keys() | here.keys())
+        if saved.get(name) != here.get(name)
     ]
-    pairs = [(f"model.{n}", getattr(saved.model, n), getattr(config.model, n)) for n in names]
-    pairs += [
-        (f"objective.{n}", getattr(saved.objective, n), getattr(config.objective, n))
-        for n in ("name", "sigma_data", "timestep_scale")
-    ]
-    different = [f"  {n}: {a} in the checkpoint, {b} here" for n, a, b in pairs if a != b]
     if different:
         raise CheckpointError(
-            f"{path} was trained with another model:\n" + "\n".join(different) + "\nUse its"
+            f"{path} was trained with other settings:\n" + "\n".join(different) + "\nUse its"
             " settings, or another checkpoint.save and checkpoint.load to start a new run"
         )
+
+
+def _must_agree(config: RunConfig) -> dict[str, Any]:
+    """What a checkpoint fixes: the shape and the meaning of what it stores."""
+    model, sharded = config.model, config.ddp.use_distributed_optimizer
+    free = {"name", "precision", "vae_cache_folder", "init_method_std", "cp_comm_type"}
+    fixed = {
+        f"model.{f.name}": getattr(model, f.name)
+        for f in fields(model)
+        if f.name not in free and not f.name.startswith("recompute") and "parallel" not in f.name
+    }
+    for name in ("name", "sigma_data", "timestep_scale"):
+        fixed[f"objective.{name}"] = getattr(config.objective, name)
+    fixed["ema.kind=none"] = config.ema.kind is EmaKind.NONE
+    fixed["ddp.use_distributed_optimizer"] = sharded
+    if not sharded:  # Megatron-Core then stores float32 weights for bf16 only
+        fixed["model.precision"] = model.precision
+    return fixed
 
 
 def _sharded_state(learner: Learner, *, loading: bool) -> dict[str, Any]:

@@ -14,7 +14,13 @@ import torch.distributed as dist
 
 from dit.batch import PackedBatch
 from dit.config import RunConfig
-from dit.data import build_train_loader, build_val_packs, dataset_card, null_text
+from dit.data import (
+    ValidationPacks,
+    build_train_loader,
+    build_val_packs,
+    dataset_card,
+    null_text,
+)
 from dit.model.flops import training_flops
 from dit.objective import make_objective, training_problem
 from dit.parallel.groups import device, process_groups
@@ -62,14 +68,17 @@ def _prepare(config: RunConfig) -> Run:
     if config.train.deterministic:
         torch.use_deterministic_algorithms(True)
     groups = process_groups()
+    # Data first: what is wrong with them shows before anything is built or written.
     loader = build_train_loader(config, rank=groups.dp.rank(), world_size=groups.dp.size())
+    validation = _validation_packs(config, groups.dp)
     run = Run(
         config=config,
         folder=Path(config.checkpoint.save) if config.checkpoint.save else None,
         learner=build_learner(config, groups),
         loader=loader,
+        validation=validation,
         objective=make_objective(config.objective),
-        null_text_LE=null_text(config),
+        null_text_LE=null_text(config).to(device()),
         card=dataset_card(config),
     )
     _resume(run)
@@ -89,14 +98,14 @@ def _resume(run: Run) -> None:
 
 def _train(run: Run, record: Record, requests: StopRequests) -> ExitCode:
     c = run.config
-    packs = _validation_packs(run)
     reader = iter(run.loader)
     skipped_in_a_row = 0
     while run.progress.step < c.train.train_iters:
         values, stop = _step(run, reader, requests)
         step = run.progress.step
         due = c.train.eval_interval and (step % c.train.eval_interval == 0 or _is_last(run))
-        if packs is not None and due:
+        if run.validation is not None and due:
+            packs = run.validation.packs
             values |= validate(run.learner, packs, objective=run.objective, config=c)
         record.step(values)
         skipped_in_a_row = skipped_in_a_row + 1 if values["skipped"] else 0
@@ -119,13 +128,12 @@ def _is_last(run: Run) -> bool:
     return run.progress.step >= run.config.train.train_iters
 
 
-def _validation_packs(run: Run) -> list[PackedBatch] | None:
+def _validation_packs(config: RunConfig, ranks: dist.ProcessGroup) -> ValidationPacks | None:
     """This rank's validation packs, read once; None where the run does not validate."""
-    t = run.config.train
+    t = config.train
     if not (t.eval_interval and t.eval_iters):
         return None
-    mine = range(run.data_ranks.rank(), t.eval_iters, run.data_ranks.size())
-    return build_val_packs(run.config, indices=mine)
+    return build_val_packs(config, indices=range(ranks.rank(), t.eval_iters, ranks.size()))
 
 
 def _step(
@@ -193,7 +201,9 @@ def _save(run: Run, record: Record) -> None:
     if run.folder is None or run.saved_step == run.progress.step:
         return
     began = time.perf_counter()
-    data = DataState(position=run.loader.state_dict(), card=run.card, null_text_LE=run.null_text_LE)
+    data = DataState(
+        position=run.loader.state_dict(), card=run.card, null_text_LE=run.null_text_LE.cpu()
+    )
     place = save_checkpoint(
         run.folder, run.learner, progress=run.progress, config=run.config, data=data
     )

@@ -9,7 +9,7 @@
     consumed_samples  samples seen since the start of the run
     real_tokens       tokens of the step's global batch, without padding
     pack_fill         real tokens over the capacity of the packs
-    refused           samples refused since this process started, over all ranks
+    refused           samples refused since the start of the run, over all ranks
     step_time_s       seconds
     tokens_per_s      real tokens a second, all ranks together
     model_tflops      model TFLOP/s of one device, from the true geometry of the packs

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import torch.distributed as dist
 
 from dit.configuring import save_config
+from dit.data import Tally, add_up
 from dit.parallel.groups import device
 from dit.train.metrics import Dashboards, MetricsFile, Terminal
 from dit.train.run import Run
@@ -18,7 +18,7 @@ class Record:
 
     def __init__(self, run: Run):
         self.run = run
-        self.refused: Counter[str] = Counter()
+        self.refused: dict[str, int] = {}
         self.terminal: Terminal | None = None
         self.file: MetricsFile | None = None
         self.boards: Dashboards | None = None
@@ -42,28 +42,34 @@ class Record:
 
     def step(self, values: dict[str, Any]) -> None:
         """Every step goes to the file, every `log_interval`-th to the dashboards."""
-        if values["step"] % self.run.config.logger.log_interval == 0:
+        c, step = self.run.config, values["step"]
+        if step % c.logger.log_interval == 0 or step == c.train.train_iters:
             self._say_refused()
         if self.terminal is None:
             return
         if values["skipped"]:
-            self.say(f"step {values['step']}: gradient is not finite, update skipped")
+            self.say(f"step {step}: gradient is not finite, update skipped")
         self.terminal.step(values)
         if self.file is not None:
             self.file.write(values)
-        due = values["step"] % self.run.config.logger.log_interval == 0 or "val_loss" in values
+        due = step % c.logger.log_interval == 0 or "val_loss" in values
         if self.boards is not None and due:
             self.boards.write(values)
 
     def _say_refused(self) -> None:
-        """Says by reason how many samples were refused, when that has changed on any rank."""
-        counts: list[dict[str, int]] = [{}] * dist.get_world_size()
-        dist.all_gather_object(counts, self.run.loader.counts())
-        total = sum((Counter(c) for c in counts), Counter())
-        if total != self.refused:
-            reasons = ", ".join(f"{n} {reason}" for reason, n in total.most_common())
+        """Says how many samples were refused, by reason, when that has changed on any rank.
+
+        The first time that a reason is met, also where, and what to do.
+        """
+        tallies = [Tally()] * dist.get_world_size()
+        dist.all_gather_object(tallies, self.run.loader.tally())
+        total = add_up(tallies)
+        if total.refused != self.refused:
+            reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(total.refused.items()))
             self.say(f"refused samples: {reasons}")
-        self.refused = total
+        for reason in sorted(total.refused.keys() - self.refused.keys()):
+            self.say(f"  {total.line(reason)}")
+        self.refused = total.refused
 
     def close(self) -> None:
         for writer in (self.terminal, self.file, self.boards):
@@ -84,6 +90,8 @@ def _opening(run: Run) -> list[str]:
         lines.append("checkpoint.save is not set: nothing will be written")
     else:
         lines.append(f"run folder {run.folder}")
+    if run.validation is not None and run.validation.tally.refused:
+        lines.append(f"refused validation samples:{run.validation.tally.report()}")
     if run.progress.step:
         lines.append(f"continuing after step {run.progress.step}")
     return lines

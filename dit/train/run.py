@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dit.config import RunConfig
-from dit.data import PackLoader
+from dit.data import PackLoader, ValidationPacks
 from dit.objective import Objective
 from dit.train.checkpoint import Progress
 from dit.train.learner import Learner
@@ -24,6 +24,7 @@ class Run:
     folder: Path | None  # where it is written down; None writes nothing
     learner: Learner
     loader: PackLoader
+    validation: ValidationPacks | None  # this rank's; None where the run does not validate
     objective: Objective
     null_text_LE: Tensor
     card: dict[str, Any] | None

@@ -11,6 +11,8 @@ from dit.config import (
     CheckpointConfig,
     DatasetConfig,
     DdpConfig,
+    EmaConfig,
+    EmaKind,
     ModelConfig,
     ObjectiveConfig,
     Precision,
@@ -167,3 +169,19 @@ def test_checkpoint_of_another_model_is_refused_with_every_difference(groups, tm
         "objective.sigma_data: 0.5 in the checkpoint, 1.0 here",
     ):
         assert expected in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"ddp": DdpConfig(use_distributed_optimizer=False)}, "ddp.use_distributed_optimizer"),
+        ({"ema": EmaConfig(kind=EmaKind.NONE)}, "ema.kind=none"),
+    ],
+)
+def test_checkpoint_of_another_optimizer_is_refused(groups, tmp_path, changed, named):
+    config = _config()
+    learner = build_learner(config, groups)
+    place = save_checkpoint(tmp_path, learner, progress=Progress(), config=config, data=DATA)
+    other = replace(config, **changed)
+    with pytest.raises(CheckpointError, match=named):
+        load_checkpoint(place, build_learner(other, groups), config=other)
