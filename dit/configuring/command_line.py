@@ -27,6 +27,7 @@ overrides, each stronger than the file, which is stronger than the recipe:
   model.num_layers=12   optimizer.lr=1e-4   'model.rope_scale=[2,1,1]'   checkpoint.load=null
 
 In a file, ${other.key} and ${oc.env:VARIABLE,default} refer to other values.
+Where ${ or a lone ??? is meant as text, write a backslash before it.
 
 keys, with the default of the recipe and what may stand there:
 

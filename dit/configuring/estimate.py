@@ -6,7 +6,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dit.config import EmaKind, ExtraPosition, ModelConfig, Precision, Recompute, RunConfig
+from dit.config import (
+    EmaKind,
+    ExtraPosition,
+    ModelConfig,
+    Precision,
+    Recompute,
+    RecomputeMethod,
+    RunConfig,
+)
 
 
 def parameter_count(model: ModelConfig) -> int:
@@ -78,22 +86,36 @@ def memory(config: RunConfig, *, world_size: int) -> Memory:
 
 
 def _activations(config: RunConfig, *, accumulation: int) -> int:
-    """Bytes kept for the backward pass.
-
-    A layer keeps about 44 + 2 mlp_ratio numbers for each token and unit of width: 47 (fp32) and 52
-    (bf16) were counted at mlp_ratio 4 with autograd's saved-tensor hooks. Of these, those inside
-    attention and MLP are split by tensor parallelism, the others only with sequence parallelism.
-    """
+    """Bytes kept for the backward pass."""
     model = config.model
-    tensor, pipeline = model.tensor_model_parallel_size, model.pipeline_model_parallel_size
-    outside = 28 / (tensor if model.sequence_parallel else 1)
-    layer = outside + (16 + 2 * model.mlp_ratio) / tensor
-    kept = layer * model.num_layers
-    if model.recompute_granularity is Recompute.FULL:
-        # The input of every group, and the group that is being recomputed.
-        group = min(model.recompute_num_layers, model.num_layers)
-        kept = model.num_layers / group + group * layer
+    pipeline = model.pipeline_model_parallel_size
     tokens = config.dataset.task_encoder_seq_length / model.context_parallel_size
     in_flight = min(accumulation, pipeline) / pipeline  # packs on a stage, times its part of layers
     size = 4 if model.precision is Precision.FP32 else 2
-    return int(kept * tokens * model.hidden_size * in_flight * size)
+    return int(_kept(model) * tokens * model.hidden_size * in_flight * size)
+
+
+def _kept(model: ModelConfig) -> float:
+    """Numbers that all layers keep for each token and unit of width, as they recompute."""
+    layer, layers = _kept_by_layer(model), model.num_layers
+    if model.recompute_granularity is not Recompute.FULL:
+        return layers * layer
+    again = min(model.recompute_num_layers, layers)
+    if model.recompute_method is RecomputeMethod.BLOCK:
+        # The inputs of the first layers, and all others; at the end, the one that is recomputed.
+        return again + max(layers - again, 1) * layer
+    # The input of every group, and the group that is being recomputed.
+    return layers / again + again * layer
+
+
+def _kept_by_layer(model: ModelConfig) -> float:
+    """About 44 + 2 mlp_ratio, and 2 fewer where self- and cross-attention are recomputed.
+
+    Counted at mlp_ratio 4 with autograd's saved-tensor hooks: 47 (fp32) and 52 (bf16), 45 and 50
+    with selective recomputation. Of these, those inside attention and MLP are split by tensor
+    parallelism, the others only with sequence parallelism.
+    """
+    tensor = model.tensor_model_parallel_size
+    attention = 14 if model.recompute_granularity is Recompute.SELECTIVE else 16
+    outside = 28 / (tensor if model.sequence_parallel else 1)
+    return outside + (attention + 2 * model.mlp_ratio) / tensor

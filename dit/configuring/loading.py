@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from dit.config import Problems, RunConfig
 from dit.configuring.checking import check, plain
 from dit.configuring.foreign import accepts, foreign
-from dit.configuring.merging import merge, shown
+from dit.configuring.merging import escaped, merge, shown
 from dit.configuring.schema import hints, is_group, is_known, nearest, record_type, type_of
 from dit.configuring.settings import Setting, read_file, read_tokens
 
@@ -120,7 +120,7 @@ def _misplaced(setting: Setting) -> list[str]:
 
 def to_yaml(config: RunConfig) -> str:
     """The whole tree as YAML, which `load_config` reads back to an equal configuration."""
-    return OmegaConf.to_yaml(OmegaConf.create(plain(config)))
+    return OmegaConf.to_yaml(OmegaConf.create(escaped(plain(config))))
 
 
 def save_config(config: RunConfig, path: Path) -> None:

@@ -3,6 +3,9 @@
 1. remove   `~key` forgets what weaker or earlier settings say
 2. size     `model.name` becomes the keys it stands for, below explicit ones of its own level
 3. resolve  `${other.key}` and `${oc.env:VAR,default}`, and nothing else, become values
+
+`escaped` writes text so that the third stage gives it back: a recipe's values and saved files are
+meant word for word.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from dit.configuring.settings import Setting
 
 # One interpolation without another inside: a key of this configuration, or a variable of the shell.
 _ALLOWED = re.compile(r"\$\{\s*(?:oc\.env\s*:[^${}]*|[A-Za-z_.][\w.\[\]]*)\s*\}")
+# What stands for `${`: an odd number of backslashes before it, as OmegaConf reads them.
+_ESCAPED = re.compile(r"(?<!\\)(?:\\\\)*\\\$\{")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,11 +39,11 @@ class Merged:
 
 
 def merge(base: dict[str, Any], settings: list[Setting]) -> Merged:
-    """Lays settings, weakest first, over the plain values of a recipe.
+    """Lays settings, weakest first, over the plain values of a recipe, which hold no interpolation.
 
     A value that cannot be resolved is a problem, and the recipe's stands in for it.
     """
-    settings = _without_removed(settings)
+    base, settings = escaped(base), _without_removed(settings)
     problems: list[str] = []
     settings, notices = _with_named_size(base, settings)
     whole = _overlaid(base, settings, problems)
@@ -47,6 +52,19 @@ def merge(base: dict[str, Any], settings: list[Setting]) -> Merged:
     tree: Any = OmegaConf.to_container(whole, resolve=True)
     origins = {setting.key: setting.origin for setting in settings}
     return Merged(tree=tree, origins=origins, problems=problems, notices=notices)
+
+
+def escaped(value: Any) -> Any:
+    """A plain value, however nested, with every text written so that it reads back as itself."""
+    if isinstance(value, dict):
+        return {name: escaped(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [escaped(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    # Backslashes count only before `${`, and before `???` when there is nothing else.
+    text = re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
+    return f"\\{text}" if re.fullmatch(r"\\*\?\?\?", text) else text
 
 
 def shown(value: object) -> str:
@@ -153,6 +171,9 @@ def _strings(value: object) -> Iterator[str]:
 
 def _is_allowed(text: str) -> bool:
     """Whether a text holds only interpolations of the two allowed kinds, however nested."""
+    # The brace stays, so that nothing escaped passes inside an interpolation: OmegaConf counts
+    # backslashes differently there.
+    text = _ESCAPED.sub(r"\\{", text)
     replaced = 1
     while replaced:
         text, replaced = _ALLOWED.subn("x", text)

@@ -13,7 +13,6 @@ from itertools import pairwise
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from dit import config as tree
 from dit.config import RunConfig
 
 
@@ -120,13 +119,11 @@ def _expected_list(items: tuple[Any, ...]) -> str:
 
 
 @cache
-def sentences() -> dict[str, dict[str, str]]:
-    """The sentence below each field in `dit.config`: class name -> field name -> text."""
-    found: dict[str, dict[str, str]] = {}
-    for cls in ast.parse(inspect.getsource(tree)).body:
-        if isinstance(cls, ast.ClassDef):
-            found[cls.name] = dict(_documented(cls.body))
-    return found
+def sentences(group: type) -> dict[str, str]:
+    """The sentence below each field of a dataclass of `dit.config`, by name."""
+    (cls,) = ast.parse(inspect.getsource(group)).body
+    assert isinstance(cls, ast.ClassDef)
+    return dict(_documented(cls.body))
 
 
 def _documented(body: list[ast.stmt]) -> list[tuple[str, str]]:
@@ -162,7 +159,7 @@ def _reference_of(group: type, values: object, prefix: str, width: int) -> str:
         if record_type(kind) is None:
             head += f" = {_shown(getattr(values, name))}"
         lines.append(f"{head}    [{expected(kind)}]")
-        sentence = sentences()[group.__name__].get(name, "")
+        sentence = sentences(group).get(name, "")
         lines += textwrap.wrap(sentence, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
         lines += _record_lines(kind, f"{prefix}{name}", width)
     return "\n".join(lines)
@@ -173,7 +170,7 @@ def _record_lines(kind: object, key: str, width: int) -> list[str]:
     record = record_type(kind)
     if record is None:
         return []
-    texts = sentences()[record.__name__]
+    texts = sentences(record)
     return [
         line
         for name in hints(record)

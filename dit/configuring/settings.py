@@ -51,7 +51,7 @@ def read_file(path: Path) -> list[Setting]:
     try:
         text = path.read_text(encoding="utf-8")
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-        values = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+        values = _as_written(OmegaConf.load(path))
     except OSError as error:
         raise Problems(
             [f"{path}: cannot be read ({error.strerror}); check --config-file"]
@@ -69,6 +69,12 @@ def read_file(path: Path) -> list[Setting]:
         Setting(key=key, value=value, origin=lines.get(key, str(path)), level=Level.FILE)
         for key, value in _flatten(values)
     ]
+
+
+def _as_written(config: Any) -> Any:
+    """Plain values with interpolations and escapes left as they are."""
+    # `OmegaConf.to_container` would make no difference between ??? and an escaped one.
+    return yaml.safe_load(OmegaConf.to_yaml(config))
 
 
 def _place(error: Exception) -> str:
@@ -136,7 +142,7 @@ def _read_assignment(text: str) -> list[Setting]:
     if not equals or not key.strip():
         raise Problems([f"{text} ({COMMAND_LINE}): is no override; write KEY=VALUE, ~KEY or --KEY"])
     try:
-        parsed = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]), resolve=False)
+        parsed = _as_written(OmegaConf.from_dotlist([f"value={value}"]))
     except (yaml.YAMLError, OmegaConfBaseException) as error:
         raise Problems(
             [f"{text} ({COMMAND_LINE}): {_one_line(error)}; quote text as {key}='\"...\"'"]

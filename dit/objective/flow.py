@@ -39,14 +39,6 @@ class Flow:
 
     config: ObjectiveConfig
 
-    def __post_init__(self) -> None:
-        low, high = levels.MODE_SCALES
-        if not low <= self.config.mode_scale <= high:
-            raise ValueError(
-                f"objective.mode_scale={self.config.mode_scale} must lie in [{low}, {high:.4f}]:"
-                " beyond, the mode density is not defined"
-            )
-
     def shift(self, num_tokens: Sequence[int]) -> Tensor:
         """Shift of each sample, float64 on the CPU."""
         c = self.config

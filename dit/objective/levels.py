@@ -15,8 +15,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-MODE_SCALES = (-1.0, 2 / (math.pi - 2))  # beyond these the `mode` map is not monotone
-
 
 def draw_quantiles(count: int, rng: torch.Generator) -> Tensor:
     """`count` uniform numbers in the open interval (0, 1), float64; `rng` is a CPU generator."""
@@ -37,7 +35,8 @@ def logit_normal(quantile_N: Tensor, *, mean: float, std: float) -> Tensor:
 def mode(quantile_N: Tensor, *, scale: float) -> Tensor:
     """Heavy tails: arXiv:2403.03206, Sec. 3.1, "Mode Sampling with Heavy Tails".
 
-    The paper's map falls from 1 at u = 0 to 0 at u = 1, so quantile q of t lies at u = 1 - q.
+    The paper's map falls from 1 at u = 0 to 0 at u = 1, so quantile q of t lies at u = 1 - q. It
+    falls everywhere for scales within `dit.config.MODE_SCALES`.
     """
     u_N = 1 - quantile_N
     return 1 - u_N - scale * ((math.pi / 2 * u_N).cos().square() - 1 + u_N)

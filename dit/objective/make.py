@@ -9,11 +9,7 @@ from dit.objective.objective import Objective
 
 
 def make_objective(config: ObjectiveConfig) -> Objective:
-    """The objective that `config.name` names.
-
-    Raises:
-        ValueError: a constant for which the objective is not defined.
-    """
+    """The objective that `config.name` names."""
     match config.name:
         case ObjectiveName.EDM:
             return Edm(config)

@@ -107,6 +107,8 @@ def test_a_wrong_type_says_what_is_expected(token: str, expected: str) -> None:
         ("scheduler.lr_decay_iters=0", "scheduler: lr_decay_iters=0 must be at least 1"),
         ("scheduler.lr_warmup_iters=10000", "scheduler.lr_warmup_iters=10000 must lie below"),
         ("rng.seed=-1", "rng: seed=-1 must not be negative"),
+        ("objective.mode_scale=2", "objective: mode_scale=2.0 must lie in [-1.0, 1.7519]: beyond"),
+        ("objective.timestep_scale=0", "objective: timestep_scale=0.0 must be positive"),
         ("dataset.mock_samples=[{width: 0}]", "dataset.mock_samples[0]: width=0 must be at least"),
     ],
 )
@@ -196,6 +198,9 @@ def test_what_may_follow_from_a_wrong_value_is_not_reported() -> None:
         "${python:os.getcwd}",
         "${${rng.seed}:x}",
         "a ${hydra:run.dir} b",
+        r"\\${eval:1}",
+        r"${oc.env:NOT_SET,\${eval:1}}",
+        r'${oc.env:NOT_SET,"\\${eval:1}"}',
     ],
 )
 def test_no_other_resolver_runs(value: str) -> None:

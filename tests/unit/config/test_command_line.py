@@ -90,7 +90,7 @@ def test_help_lists_every_key_with_its_sentence(capsys) -> None:
     flat = " ".join(text.split())
     for key in keys():
         group, _, name = key.partition(".")
-        sentence = sentences()[hints(RunConfig)[group].__name__][name]
+        sentence = sentences(hints(RunConfig)[group])[name]
         assert f" {key} " in flat
         assert sentence in flat
     for flag in ("--config-file", "--mock", "--dry-run", "--print-config", "--dataset-path"):
@@ -102,5 +102,5 @@ def test_every_field_has_a_sentence() -> None:
     groups = [kind for kind in hints(RunConfig).values() if is_group(kind)]
     records = [record_type(type_of(key)) for key in keys()]
     for group in [*groups, *(record for record in records if record)]:
-        named = sentences()[group.__name__]
+        named = sentences(group)
         assert [f.name for f in fields(group) if not named.get(f.name)] == []

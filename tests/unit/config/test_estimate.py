@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from dit.config import (
+    DatasetConfig,
     DdpConfig,
     EmaConfig,
     EmaKind,
@@ -14,6 +16,7 @@ from dit.config import (
     ModelConfig,
     Precision,
     Recompute,
+    RecomputeMethod,
     RunConfig,
     TrainConfig,
 )
@@ -98,10 +101,55 @@ def test_memory_of_weights_gradients_and_optimizer() -> None:
     assert memory(replace(config, ema=EmaConfig(kind=EmaKind.NONE)), world_size=1).ema == 0
 
 
+def kept_in_layers(config: RunConfig, groups) -> int:
+    """Bytes of activations that autograd keeps in a forward pass of the real model."""
+    import torch
+
+    from dit.model.dit import DiT
+    from tests.packs import random_pack
+
+    network = DiT(config.model, groups).train()
+    weights = {weight.untyped_storage().data_ptr() for weight in network.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage
+        return tensor
+
+    side = math.isqrt(config.dataset.task_encoder_seq_length)
+    batch = random_pack([(1, side, side)], [1], model=config.model)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        network(batch.latent_TC, torch.ones(1), batch)
+    return sum(storage.nbytes() for place, storage in kept.items() if place not in weights)
+
+
+@pytest.mark.parametrize("granularity", Recompute)
+def test_a_layer_keeps_the_activations_of_the_estimate(granularity: Recompute, groups) -> None:
+    def run(layers: int) -> RunConfig:
+        model = ModelConfig(
+            name="custom",
+            num_layers=layers,
+            hidden_size=96,
+            num_attention_heads=4,
+            adaln_lora_dim=8,
+            recompute_granularity=granularity,
+        )
+        return RunConfig(model=model, dataset=DatasetConfig(task_encoder_seq_length=32 * 32))
+
+    few, many = run(1), run(4)
+    counted = kept_in_layers(many, groups) - kept_in_layers(few, groups)
+    estimated = [memory(one, world_size=1).activations for one in (few, many)]
+    assert counted == pytest.approx(estimated[1] - estimated[0], rel=0.05)
+
+
 def test_recomputation_and_shorter_packs_need_less() -> None:
     config = RunConfig()
     full = replace(config, model=replace(config.model, recompute_granularity=Recompute.FULL))
     assert memory(full, world_size=1).activations < memory(config, world_size=1).activations / 10
+    by_block = replace(full.model, recompute_method=RecomputeMethod.BLOCK, recompute_num_layers=14)
+    half = memory(replace(config, model=by_block), world_size=1).activations
+    assert half == pytest.approx(memory(config, world_size=1).activations / 2, rel=0.02)
     short = replace(config, dataset=replace(config.dataset, task_encoder_seq_length=1536))
     tenth = memory(config, world_size=1).activations / 10
     assert memory(short, world_size=1).activations == pytest.approx(tenth, rel=1e-6)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from dit.config import (
     MODEL_SIZES,
     BlendEntry,
+    CheckpointConfig,
     DatasetConfig,
     ExtraPosition,
     LoggerConfig,
@@ -200,11 +201,53 @@ def test_recipes_survive_the_way_through_a_file(name: str, tmp_path: Path) -> No
 
 
 positive = st.floats(1e-30, 1e30)
-words = st.text(st.characters(codec="utf-8")).filter(lambda t: "${" not in t and t != "???")
+# Pieces from which OmegaConf's own syntax arises, beside letters of any kind.
+pieces = st.sampled_from(
+    ["${", "}", "\\", "$", "{", "???", "?", "oc.env:HOME", "'", ":", "rng.seed"]
+)
+words = st.lists(pieces | st.characters(codec="utf-8"), max_size=12).map("".join)
 text = st.none() | words
 
 
-@settings(deadline=None, max_examples=50)
+AWKWARD = [
+    "???",
+    r"\???",
+    "${rng.seed}",
+    r"\${rng.seed}",
+    r"\\${rng.seed}",
+    "${oc.env:HOME}",
+    "${eval:1}",
+    "$${x",
+    "${",
+    "${a}\\",
+]
+
+
+@pytest.mark.parametrize("text", AWKWARD)
+def test_text_that_looks_like_a_reference_stays_text(text: str, tmp_path: Path) -> None:
+    config = RunConfig(
+        dataset=DatasetConfig(path=text), checkpoint=CheckpointConfig(save=text, load="x")
+    )
+    blend = RunConfig(dataset=DatasetConfig(blend=(BlendEntry(path=text), BlendEntry(path="b"))))
+    for run in (config, blend):
+        save_config(run, tmp_path / "config.yaml")
+        assert read_config(tmp_path / "config.yaml") == run
+        assert load_config(run) == run  # a recipe is meant word for word, too
+    referring = load_config(config, overrides=["checkpoint.load=${dataset.path}"])
+    assert referring.checkpoint.load == text
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [(r"\???", "???"), (r"\${rng.seed}", "${rng.seed}"), (r"\${a} ${rng.seed}", "${a} 1234")],
+)
+def test_a_backslash_makes_it_text(written: str, meant: str, yaml_file) -> None:
+    file = yaml_file(f"dataset: {{path: '{written}'}}")
+    assert load_config(RunConfig(), config_file=file).dataset.path == meant
+    assert load_config(RunConfig(), overrides=[f"dataset.path='{written}'"]).dataset.path == meant
+
+
+@settings(deadline=None, max_examples=100)
 @given(
     path=text,
     project=text,

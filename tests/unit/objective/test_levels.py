@@ -7,9 +7,9 @@ from scipy.optimize import brentq
 from scipy.special import logit
 from scipy.stats import kstest, norm
 
-from dit.config import LevelDensity, ObjectiveConfig, ObjectiveName, Problems
+from dit.config import MODE_SCALES, LevelDensity, ObjectiveConfig, ObjectiveName, Problems
 from dit.objective import make_objective
-from dit.objective.levels import MODE_SCALES, draw_quantiles, mode, shift_factors, shifted
+from dit.objective.levels import draw_quantiles, mode, shift_factors, shifted
 
 COUNT = 20_000
 
@@ -58,10 +58,23 @@ def test_mode_density(scale: float) -> None:
     assert kstest(t_N, np.vectorize(lambda t: mode_cdf(t, scale))).pvalue > 1e-3
 
 
-@pytest.mark.parametrize("scale", [-1.01, 1.76])
+@pytest.mark.parametrize("scale", [-1.01, 1.76, math.nan])
 def test_mode_scale_out_of_range_names_key_and_range(scale: float) -> None:
-    with pytest.raises((ValueError, Problems), match=r"mode_scale=.*-1.*1\.75"):
-        make_objective(flow(mode_scale=scale))
+    with pytest.raises(Problems, match=rf"mode_scale={scale} must lie in \[-1\.0, 1\.7519\]"):
+        flow(mode_scale=scale)
+
+
+def test_the_range_of_mode_scale_is_where_quantiles_keep_their_order() -> None:
+    quantile_N = torch.linspace(0, 1, 10_001, dtype=torch.float64)
+    for inside, outside in zip(MODE_SCALES, (-1.001, MODE_SCALES[1] + 1e-3), strict=True):
+        assert (mode(quantile_N, scale=inside).diff() > -1e-12).all()
+        assert (mode(quantile_N, scale=outside).diff() < -1e-9).any()
+
+
+@pytest.mark.parametrize("scale", [0.0, -1000.0, math.nan])
+def test_the_network_is_told_a_level_that_grows_with_t(scale: float) -> None:
+    with pytest.raises(Problems, match=f"timestep_scale={scale} must be positive"):
+        flow(timestep_scale=scale)
 
 
 @pytest.mark.parametrize(

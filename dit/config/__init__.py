@@ -1,0 +1,79 @@
+"""One tree of dataclasses describes a run; every check lives in a `__post_init__`.
+
+    run        RunConfig: the whole tree, and what must hold between its groups
+    model      sizes of the network, precision, and how it is spread over devices
+    data       samples, real or synthetic, and how they share a pack
+    objective  noise levels, preconditioning, weights
+    training   steps, AdamW, learning rate, EMA, data parallelism, seed
+    records    checkpoints and logs
+    checks     Problems, and the rules that the groups share
+
+Precedence, weakest first: recipe function, YAML file, command line (`dit.configuring`). Names are
+those that Megatron-Bridge and DFM users know. A checkpoint stores the whole tree. The sentence
+below each field is its help text.
+"""
+
+from dit.config.checks import Problems
+from dit.config.data import BlendEntry, DatasetConfig, MockGeometry
+from dit.config.model import (
+    CUSTOM_SIZE,
+    MODEL_SIZES,
+    ContextComm,
+    ExtraPosition,
+    ModelConfig,
+    Precision,
+    Recompute,
+    RecomputeMethod,
+)
+from dit.config.objective import (
+    MODE_SCALES,
+    LevelDensity,
+    LossMean,
+    ObjectiveConfig,
+    ObjectiveName,
+    Weighting,
+)
+from dit.config.records import CheckpointConfig, LoggerConfig
+from dit.config.run import RunConfig
+from dit.config.training import (
+    DdpConfig,
+    Decay,
+    EmaConfig,
+    EmaKind,
+    OptimizerConfig,
+    RngConfig,
+    SchedulerConfig,
+    TrainConfig,
+)
+
+__all__ = [
+    "CUSTOM_SIZE",
+    "MODEL_SIZES",
+    "MODE_SCALES",
+    "BlendEntry",
+    "CheckpointConfig",
+    "ContextComm",
+    "DatasetConfig",
+    "DdpConfig",
+    "Decay",
+    "EmaConfig",
+    "EmaKind",
+    "ExtraPosition",
+    "LevelDensity",
+    "LoggerConfig",
+    "LossMean",
+    "MockGeometry",
+    "ModelConfig",
+    "ObjectiveConfig",
+    "ObjectiveName",
+    "OptimizerConfig",
+    "Precision",
+    "Problems",
+    "Recompute",
+    "RecomputeMethod",
+    "RngConfig",
+    "RunConfig",
+    "SchedulerConfig",
+    "TrainConfig",
+    "Weighting",
+]

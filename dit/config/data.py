@@ -1,0 +1,108 @@
+"""Where samples come from, real or synthetic, and how they share a pack."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dit.config.checks import at_least_one, check, positive
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MockGeometry:
+    """One kind of synthetic sample, in latent units."""
+
+    frames: int = 1
+    """Frames of the latent; 1 for an image."""
+    height: int = 64
+    """Rows of the latent."""
+    width: int = 64
+    """Columns of the latent."""
+    text_length: int = 512
+    """Text tokens."""
+    fps: float | None = None
+    """Frames per second; null for an image."""
+    weight: float = 1.0
+    """Relative frequency in the mixture."""
+
+    def __post_init__(self) -> None:
+        check(
+            *at_least_one(self, "frames", "height", "width", "text_length"),
+            (self.weight > 0, f"weight={self.weight} must be positive"),
+            (self.fps is None or self.fps > 0, f"fps={self.fps} must be positive or null"),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlendEntry:
+    """One dataset of a blend."""
+
+    path: str
+    """Folder with shards and `.nv-meta`."""
+    weight: float = 1.0
+    """Relative probability that the next sample comes from here."""
+
+    def __post_init__(self) -> None:
+        check((self.weight > 0, f"weight={self.weight} must be positive"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DatasetConfig:
+    """Where samples come from and how they share a pack."""
+
+    path: str | None = None
+    """Folder with shards and `.nv-meta`, or an Energon metadataset YAML."""
+    blend: tuple[BlendEntry, ...] = ()
+    """Several datasets with weights, instead of `path`."""
+    mock: bool = False
+    """Seeded synthetic samples instead of files (`--mock`)."""
+    mock_samples: tuple[MockGeometry, ...] = (MockGeometry(),)
+    """The mixture of geometries that mock data draws from."""
+    task_encoder_seq_length: int = 15360
+    """Tokens in one pack, all samples together."""
+    packing_buffer_size: int = 100
+    """Samples looked at to fill packs."""
+    sample_multiple: int = 16
+    """Each sample is padded to a multiple of this many tokens, whatever the layout."""
+    num_workers: int = 2
+    """Loader processes per data-parallel rank; 0 reads in the training process."""
+    use_train_split_for_val: bool = False
+    """Validate on the training split where a dataset has no `val` split."""
+    shuffle_buffer_size: int = 100
+    """Samples held for shuffling, before packing."""
+    max_samples_per_sequence: int = 100
+    """Samples read in a row from one shard before another is tried."""
+    max_bad_fraction: float = 0.01
+    """Part of the samples read that may fail to decode before the run stops with an error."""
+    checkpoint_every_sec: float = 10.0
+    """Seconds between a loader's own snapshots: less means a faster resume."""
+
+    def __post_init__(self) -> None:
+        capacity, multiple = self.task_encoder_seq_length, self.sample_multiple
+        check(
+            (multiple >= 1, f"sample_multiple={multiple} must be at least 1"),
+            (
+                capacity >= 1 and capacity % max(multiple, 1) == 0,
+                f"task_encoder_seq_length={capacity} must be a positive multiple of"
+                f" sample_multiple={multiple}",
+            ),
+            (
+                self.packing_buffer_size >= 1,
+                f"packing_buffer_size={self.packing_buffer_size} must be at least 1",
+            ),
+            (self.num_workers >= 0, f"num_workers={self.num_workers} must not be negative"),
+            (
+                self.shuffle_buffer_size >= 0,
+                f"shuffle_buffer_size={self.shuffle_buffer_size} must not be negative",
+            ),
+            (
+                0 <= self.max_bad_fraction <= 1,
+                f"max_bad_fraction={self.max_bad_fraction} must lie in [0, 1]",
+            ),
+            (
+                not (self.path and self.blend),
+                "path and blend are both set; keep one of them",
+            ),
+            (len(self.mock_samples) > 0, "mock_samples is empty; give at least one geometry"),
+            *at_least_one(self, "max_samples_per_sequence"),
+            *positive(self, "checkpoint_every_sec"),
+        )

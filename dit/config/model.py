@@ -1,0 +1,211 @@
+"""The network: named sizes, positions, precision, and how it is spread over devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from dit.config.checks import Rule, at_least_one, check, given, positive
+
+
+class Precision(StrEnum):
+    """Type of the weights in matrix products; levels, positions and loss are always float32."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+
+
+class ExtraPosition(StrEnum):
+    """Learnable positions added before every layer (Cosmos), or none."""
+
+    NONE = "none"
+    LEARNABLE = "learnable"
+
+
+class Recompute(StrEnum):
+    """Which activations the backward pass computes again instead of keeping."""
+
+    NONE = "none"
+    SELECTIVE = "selective"
+    FULL = "full"
+
+
+class RecomputeMethod(StrEnum):
+    """How full recomputation picks layers: all in groups, or the first few."""
+
+    UNIFORM = "uniform"
+    BLOCK = "block"
+
+
+class ContextComm(StrEnum):
+    """How context ranks exchange tokens: heads (a2a), or keys and values (all_gather)."""
+
+    A2A = "a2a"
+    ALL_GATHER = "all_gather"
+
+
+_COSMOS = {
+    "adaln_lora_dim": 256,
+    "in_channels": 16,
+    "crossattn_emb_size": 1024,
+    "text_pad_to": 512,
+    "rope_scale": (2.0, 1.0, 1.0),
+    "extra_pos_embed": ExtraPosition.LEARNABLE,
+    "concat_padding_mask": True,
+}
+
+MODEL_SIZES: dict[str, dict[str, Any]] = {
+    "dit_s": {"num_layers": 12, "hidden_size": 384, "num_attention_heads": 6},
+    "dit_b": {"num_layers": 12, "hidden_size": 768, "num_attention_heads": 12},
+    "dit_l": {"num_layers": 24, "hidden_size": 1024, "num_attention_heads": 16},
+    "dit_xl": {"num_layers": 28, "hidden_size": 1152, "num_attention_heads": 16},
+    "cosmos_7b": {"num_layers": 28, "hidden_size": 4096, "num_attention_heads": 32, **_COSMOS},
+    "cosmos_14b": {"num_layers": 36, "hidden_size": 5120, "num_attention_heads": 40, **_COSMOS},
+}
+"""What each `model.name` sets (DiT: arXiv:2212.09748, Table 1; Cosmos: arXiv:2501.03575)."""
+
+CUSTOM_SIZE = "custom"
+"""The `model.name` that sets nothing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """The DiT: sizes, positions, precision and how it is spread over devices."""
+
+    name: str = "dit_xl"
+    """A named size (dit_s, dit_b, dit_l, dit_xl, cosmos_7b, cosmos_14b) or `custom`."""
+    num_layers: int = 28
+    """Transformer layers."""
+    hidden_size: int = 1152
+    """Width of a token inside the model; a multiple of num_attention_heads."""
+    num_attention_heads: int = 16
+    """Heads of self- and cross-attention."""
+    mlp_ratio: float = 4.0
+    """Width of the MLP over the hidden size."""
+    adaln_lora_dim: int = 256
+    """Rank of each modulation (adaLN)."""
+    in_channels: int = 16
+    """Channels of the latent, as the shards hold it."""
+    patch_spatial: int = 2
+    """Rows and columns of the latent in one token."""
+    patch_temporal: int = 1
+    """Frames of the latent in one token."""
+    crossattn_emb_size: int = 1024
+    """Width of the text embedding in the shards."""
+    text_pad_to: int | None = None
+    """Null attends to the true text length; a number appends zeros up to it (Cosmos: 512)."""
+    rope_scale: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    """NTK scale of the rotary frequencies for frames, rows and columns."""
+    base_fps: float = 24.0
+    """A frame's rotary position is frame * base_fps / fps of the clip."""
+    extra_pos_embed: ExtraPosition = ExtraPosition.NONE
+    """Learnable positions added before every layer, beside the rotary ones (Cosmos: learnable)."""
+    max_size: tuple[int, int, int] = (128, 240, 240)
+    """Latent frames, rows, columns covered by learnable positions."""
+    concat_padding_mask: bool = False
+    """Append Cosmos's padding-mask channel (always zero here) to the latent."""
+    precision: Precision = Precision.BF16
+    """Type of weights and matrix products; levels, positions and loss are always float32."""
+    tensor_model_parallel_size: int = 1
+    """Ranks that share every matrix."""
+    sequence_parallel: bool = False
+    """Tensor ranks also share the tokens between the matrices."""
+    context_parallel_size: int = 1
+    """Ranks that share the tokens of every sample."""
+    cp_comm_type: ContextComm = ContextComm.A2A
+    """What context ranks exchange: heads (a2a), or keys and values (all_gather)."""
+    pipeline_model_parallel_size: int = 1
+    """Stages that share the layers."""
+    virtual_pipeline_model_parallel_size: int | None = None
+    """Groups of layers on each pipeline stage; null is one."""
+    recompute_granularity: Recompute = Recompute.NONE
+    """What the backward pass computes again: none, outputs of attention (selective), or full."""
+    recompute_method: RecomputeMethod = RecomputeMethod.UNIFORM
+    """How full recomputation picks layers: all in groups (uniform), or the first few (block)."""
+    recompute_num_layers: int = 1
+    """Layers in one recomputed group (uniform), or how many are recomputed (block)."""
+    init_method_std: float | None = None
+    """Standard deviation of the initial weights; null is 1 / sqrt(inputs) for each matrix."""
+    vae_cache_folder: str | None = None
+    """Folder of the VAE that decodes pictures; the embedded `pixel` codec needs none."""
+
+    def __post_init__(self) -> None:
+        check(*self._sizes())
+        check(*self._shapes(), *self._one_rank_each())
+
+    def _sizes(self) -> list[Rule]:
+        """Each number for itself."""
+        whole = ("num_layers", "hidden_size", "num_attention_heads", "adaln_lora_dim")
+        whole += ("in_channels", "patch_spatial", "patch_temporal", "crossattn_emb_size")
+        whole += ("tensor_model_parallel_size", "context_parallel_size", "recompute_num_layers")
+        whole += ("pipeline_model_parallel_size",)
+        names = (*MODEL_SIZES, CUSTOM_SIZE)
+        return [
+            (self.name in names, f"name={self.name} is no known size; use {', '.join(names)}"),
+            *at_least_one(self, *whole),
+            *at_least_one(self, *given(self, "text_pad_to")),
+            *at_least_one(self, *given(self, "virtual_pipeline_model_parallel_size")),
+            *positive(self, "mlp_ratio", "base_fps", *given(self, "init_method_std")),
+            (min(self.rope_scale) > 0, f"rope_scale={self.rope_scale} must be positive"),
+            (min(self.max_size) >= 1, f"max_size={self.max_size} must be at least 1"),
+        ]
+
+    def _shapes(self) -> list[Rule]:
+        """What divides what; needs sizes of at least 1."""
+        heads, tp = self.num_attention_heads, self.tensor_model_parallel_size
+        width = self.hidden_size // heads
+        return [
+            (
+                self.hidden_size % heads == 0,
+                f"hidden_size={self.hidden_size} does not divide into"
+                f" num_attention_heads={heads}; choose a multiple of {heads}",
+            ),
+            (
+                self.hidden_size % heads > 0 or (width % 2 == 0 and width // 6 >= 2),
+                f"hidden_size={self.hidden_size} / num_attention_heads={heads} gives heads of"
+                f" width {width}; 3-D rotary positions need an even width of at least 12",
+            ),
+            (
+                heads % tp == 0,
+                f"num_attention_heads={heads} does not divide by"
+                f" tensor_model_parallel_size={tp}; choose a divisor of {heads}",
+            ),
+            (
+                not self.sequence_parallel or tp > 1,
+                "sequence_parallel=true needs tensor_model_parallel_size > 1; set it to false",
+            ),
+            (
+                self.ffn_hidden_size % tp == 0,
+                f"the MLP width {self.ffn_hidden_size} (hidden_size * mlp_ratio) does not divide by"
+                f" tensor_model_parallel_size={tp}",
+            ),
+        ]
+
+    def _one_rank_each(self) -> list[Rule]:
+        """Layouts other than data parallelism, which do not run yet."""
+        names = ("tensor_model_parallel_size", "context_parallel_size")
+        names += ("pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size")
+        sizes = {name: getattr(self, name) or 1 for name in names}
+        return [
+            (size == 1, f"{name}={size} is not supported yet; set it to 1 and use data parallelism")
+            for name, size in sizes.items()
+        ]
+
+    @property
+    def ffn_hidden_size(self) -> int:
+        return int(self.hidden_size * self.mlp_ratio)
+
+    @property
+    def patch_features(self) -> int:
+        """Numbers in one token of the latent: channels * frames * rows * columns."""
+        return self.in_channels * self.patch_temporal * self.patch_spatial**2
+
+    @property
+    def model_parallel_size(self) -> int:
+        """Ranks that together hold one replica of the model."""
+        return (
+            self.tensor_model_parallel_size
+            * self.context_parallel_size
+            * self.pipeline_model_parallel_size
+        )

@@ -1,0 +1,110 @@
+"""The whole tree, and what must hold between its groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dit.config.checks import check
+from dit.config.data import DatasetConfig, MockGeometry
+from dit.config.model import ExtraPosition, ModelConfig
+from dit.config.objective import ObjectiveConfig
+from dit.config.records import CheckpointConfig, LoggerConfig
+from dit.config.training import (
+    DdpConfig,
+    EmaConfig,
+    OptimizerConfig,
+    RngConfig,
+    SchedulerConfig,
+    TrainConfig,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig:
+    """A whole run."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    dataset: DatasetConfig = field(default_factory=DatasetConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    ema: EmaConfig = field(default_factory=EmaConfig)
+    ddp: DdpConfig = field(default_factory=DdpConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    logger: LoggerConfig = field(default_factory=LoggerConfig)
+    rng: RngConfig = field(default_factory=RngConfig)
+
+    def __post_init__(self) -> None:
+        warmup, horizon = self.scheduler.lr_warmup_iters, self.decay_iters
+        mixture = self.dataset.mock_samples if self.dataset.mock else ()
+        check(
+            (
+                warmup < horizon,
+                f"scheduler.lr_warmup_iters={warmup} must lie below the decay horizon {horizon}"
+                " (scheduler.lr_decay_iters, else train.train_iters); lower the first",
+            ),
+            *(
+                (not wrong, f"dataset.mock_samples[{index}]: {wrong}")
+                for index, geometry in enumerate(mixture)
+                for wrong in [self._mock_problem(geometry)]
+            ),
+        )
+
+    def _mock_problem(self, geometry: MockGeometry) -> str:
+        """Why no pack could hold this mock sample; empty if one can."""
+        model, capacity = self.model, self.dataset.task_encoder_seq_length
+        size = (geometry.frames, geometry.height, geometry.width)
+        shape = "frames={} height={} width={}".format(*size)
+        patch = (model.patch_temporal, model.patch_spatial, model.patch_spatial)
+        if any(side % part for side, part in zip(size, patch, strict=True)):
+            return (
+                f"{shape} does not divide into patches of model.patch_temporal={patch[0]} and"
+                f" model.patch_spatial={patch[1]}"
+            )
+        learnable = model.extra_pos_embed is ExtraPosition.LEARNABLE
+        if learnable and any(side > end for side, end in zip(size, model.max_size, strict=True)):
+            return f"{shape} exceeds the learnable positions, model.max_size={model.max_size}"
+        if self.mock_tokens(geometry) > capacity:
+            return (
+                f"{shape} needs {self.mock_tokens(geometry)} tokens, more than"
+                f" dataset.task_encoder_seq_length={capacity}"
+            )
+        return ""
+
+    @property
+    def decay_iters(self) -> int:
+        """Step at which the learning rate reaches its end."""
+        return self.scheduler.lr_decay_iters or self.train.train_iters
+
+    def mock_tokens(self, geometry: MockGeometry) -> int:
+        """Tokens of one mock sample, padded to `dataset.sample_multiple`."""
+        spatial, multiple = self.model.patch_spatial, self.dataset.sample_multiple
+        tokens = geometry.frames // self.model.patch_temporal
+        tokens *= (geometry.height // spatial) * (geometry.width // spatial)
+        return -(-tokens // multiple) * multiple
+
+    def data_parallel_size(self, world_size: int) -> int:
+        """Replicas of the model on `world_size` processes.
+
+        Raises:
+            Problems: the processes do not divide, or the global batch does not.
+        """
+        parts = self.model.model_parallel_size
+        check(
+            (
+                world_size % parts == 0,
+                f"{world_size} processes do not divide by tensor * context * pipeline = {parts};"
+                f" start a multiple of {parts} (--nproc-per-node, --nnodes)",
+            )
+        )
+        replicas = world_size // parts
+        batch = self.train.global_batch_size
+        check(
+            (
+                batch % replicas == 0,
+                f"train.global_batch_size={batch} packs do not divide over {replicas}"
+                f" data-parallel ranks; use a multiple of {replicas}",
+            )
+        )
+        return replicas

@@ -1,0 +1,173 @@
+"""How the weights change: steps, AdamW, learning rate, averages, data parallelism, seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from dit.config.checks import at_least_one, check, given, positive
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainConfig:
+    """Length of the run and size of its steps."""
+
+    train_iters: int = 10_000
+    """Optimizer steps."""
+    global_batch_size: int = 8
+    """Packs in one optimizer step, over all ranks and accumulations."""
+    micro_batch_size: int = 1
+    """Packs in one forward pass; packing wants exactly 1."""
+    eval_interval: int = 1000
+    """Steps between validations; 0 never validates."""
+    eval_iters: int = 32
+    """Packs in one validation, over all ranks; 0 never validates."""
+    deterministic: bool = False
+    """Only kernels that give the same bits every time."""
+    max_skipped_steps: int = 20
+    """Steps in a row with a NaN or infinite gradient before the run stops."""
+
+    def __post_init__(self) -> None:
+        check(
+            (self.train_iters >= 1, f"train_iters={self.train_iters} must be at least 1"),
+            (
+                self.global_batch_size >= 1,
+                f"global_batch_size={self.global_batch_size} must be at least 1",
+            ),
+            (
+                self.micro_batch_size == 1,
+                f"micro_batch_size={self.micro_batch_size} must be 1: a micro-batch is one pack."
+                " Raise dataset.task_encoder_seq_length for more tokens per pass",
+            ),
+            (self.eval_interval >= 0, f"eval_interval={self.eval_interval} must not be negative"),
+            (self.eval_iters >= 0, f"eval_iters={self.eval_iters} must not be negative"),
+            (
+                self.max_skipped_steps >= 1,
+                f"max_skipped_steps={self.max_skipped_steps} must be at least 1",
+            ),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerConfig:
+    """AdamW with decoupled weight decay (arXiv:1711.05101)."""
+
+    lr: float = 1e-4
+    """Largest learning rate, after warm-up."""
+    min_lr: float = 0.0
+    """Where decay ends."""
+    weight_decay: float = 0.01
+    """On matrices only: norms, biases and embeddings have none."""
+    adam_beta1: float = 0.9
+    """Part of the mean gradient that stays each step."""
+    adam_beta2: float = 0.95
+    """Part of the mean squared gradient that stays each step."""
+    adam_eps: float = 1e-8
+    """Added to the root of the mean squared gradient."""
+    clip_grad: float = 1.0
+    """Largest norm of the whole gradient; 0 does not clip."""
+
+    def __post_init__(self) -> None:
+        check(
+            *positive(self, "lr", "adam_eps"),
+            (
+                0 <= self.min_lr <= self.lr,
+                f"min_lr={self.min_lr} must lie between 0 and lr={self.lr}",
+            ),
+            (0 <= self.adam_beta1 < 1, f"adam_beta1={self.adam_beta1} must lie in [0, 1)"),
+            (0 <= self.adam_beta2 < 1, f"adam_beta2={self.adam_beta2} must lie in [0, 1)"),
+            (self.clip_grad >= 0, f"clip_grad={self.clip_grad} must not be negative"),
+            (self.weight_decay >= 0, f"weight_decay={self.weight_decay} must not be negative"),
+        )
+
+
+class Decay(StrEnum):
+    """Shape of the learning rate after warm-up."""
+
+    CONSTANT = "constant"
+    COSINE = "cosine"
+    LINEAR = "linear"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SchedulerConfig:
+    """Learning rate over the steps."""
+
+    lr_decay_style: Decay = Decay.COSINE
+    """Shape after warm-up: constant, cosine or linear."""
+    lr_warmup_iters: int = 0
+    """Steps from 0 to `optimizer.lr`."""
+    lr_decay_iters: int | None = None
+    """Step at which decay reaches `optimizer.min_lr`; null follows train.train_iters."""
+
+    def __post_init__(self) -> None:
+        check(
+            (
+                self.lr_warmup_iters >= 0,
+                f"lr_warmup_iters={self.lr_warmup_iters} must not be negative",
+            ),
+            *at_least_one(self, *given(self, "lr_decay_iters")),
+        )
+
+
+class EmaKind(StrEnum):
+    """Profile of the weight average."""
+
+    POWER = "power"
+    CONSTANT = "constant"
+    NONE = "none"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmaConfig:
+    """Average of the weights over the steps, in float32; generation uses it."""
+
+    kind: EmaKind = EmaKind.POWER
+    """Profile: power (EDM2), constant decay, or none."""
+    sigma_rel: float = 0.10
+    """Relative width of the power profile (EDM2, arXiv:2312.02696, Sec. 3.1)."""
+    decay: float = 0.9999
+    """Weight kept per step by the constant profile."""
+
+    def __post_init__(self) -> None:
+        check(
+            (0 < self.decay < 1, f"decay={self.decay} must lie between 0 and 1"),
+            (0 < self.sigma_rel < 0.28, f"sigma_rel={self.sigma_rel} must lie in (0, 0.28)"),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DdpConfig:
+    """Data parallelism of Megatron-Core."""
+
+    use_distributed_optimizer: bool = True
+    """Shard optimizer state and float32 weights over data-parallel ranks."""
+    overlap_grad_reduce: bool = False
+    """Reduce gradients while the backward pass goes on."""
+    overlap_param_gather: bool = False
+    """Gather updated weights while the next forward pass goes on."""
+    grad_reduce_in_fp32: bool = True
+    """Accumulate and reduce gradients in float32, whatever the precision of the model."""
+    bucket_size: int | None = None
+    """Parameters per communication bucket; null is Megatron-Core's choice."""
+
+    def __post_init__(self) -> None:
+        check(
+            (
+                not self.overlap_param_gather
+                or (self.use_distributed_optimizer and self.overlap_grad_reduce),
+                "overlap_param_gather=true needs use_distributed_optimizer=true and"
+                " overlap_grad_reduce=true",
+            )
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RngConfig:
+    """The one seed from which initial weights, data order, noise and dropout follow."""
+
+    seed: int = 1234
+    """Any integer from 0."""
+
+    def __post_init__(self) -> None:
+        check((self.seed >= 0, f"seed={self.seed} must not be negative"))
