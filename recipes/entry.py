@@ -2,55 +2,75 @@
 
 from __future__ import annotations
 
-import hashlib
+import json
 import os
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
 
 from rich.console import Console
 
+# What a user can mend; anything else is ours, and shown with its traceback.
+_MENDABLE = (ValueError, OSError, FloatingPointError)
+
 
 def run(main: Callable[[], int]) -> int:
-    """Calls `main` and returns its exit code; 1 after an error.
+    """Calls `main` and returns its exit code; 1 after an error, 130 after an early Ctrl-C.
 
-    What a user can mend (ValueError, OSError) is shown as one message, by one process only where
-    several have met the same; anything else with its traceback.
+    The first process to fail says why: one message where a user can mend it, else its traceback.
+    The others have met the same, or have only lost their peer, and leave in silence.
     """
     _silence()
     try:
         return main()
-    except (ValueError, OSError, FloatingPointError) as error:
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        if not _is_first():
+            return 1
+        if not isinstance(error, _MENDABLE):
+            raise
         if "--debug" in sys.argv:
             traceback.print_exc()
-        if _is_first(str(error)):
-            Console(stderr=True, soft_wrap=True, highlight=False).print(
-                f"error: {error}", markup=False
-            )
+        _say(error)
         return 1
     finally:
         _stop()
+
+
+def _say(error: Exception) -> None:
+    Console(stderr=True, soft_wrap=True, highlight=False).print(f"error: {error}", markup=False)
+    # torch.distributed.run ends with a page of its own, which shows what this file holds.
+    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        note = {"message": "see the line with `error:` above", "timestamp": int(time.time())}
+        Path(file).write_text(json.dumps(note))
 
 
 def _silence() -> None:
     """Hides what Megatron-Core and torch say of themselves and a user cannot change."""
     for module in (r"megatron\.", r"torch\."):
         warnings.filterwarnings("ignore", module=module)
-    warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor")
+    for message in (r"The \.grad attribute of a Tensor", "Please use DTensor instead"):
+        warnings.filterwarnings("ignore", message=message)
 
 
-def _is_first(message: str) -> bool:
-    """Whether no other process of this run has shown the same message yet."""
+def _is_first() -> bool:
+    """Whether no other process of this run has failed yet."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return True
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return os.environ.get("RANK", "0") == "0"  # no store outlives the processes
-    from torch.distributed.rendezvous import rendezvous
+    import torch.distributed as dist
 
-    store, _, _ = next(iter(rendezvous("env://")))
-    name = hashlib.blake2b(message.encode(), digest_size=8).hexdigest()
-    return store.add(f"error/{name}", 1) == 1
+    try:
+        store, _, _ = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=10))))
+        return store.add("failed", 1) == 1
+    except RuntimeError:  # the launcher is gone, and nobody left who might have spoken
+        return True
 
 
 def _stop() -> None:

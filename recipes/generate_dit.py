@@ -66,10 +66,10 @@ def open_checkpoint(checkpoint_path: str | Path, *, weights: str) -> Opened:
     from safetensors.torch import load_file
 
     from data_prep import processors, text
-    from dit.configuring import read_config
     from dit.model.dit import DiT
     from dit.parallel.groups import device, process_groups, start_processes
-    from dit.train.checkpoint import CheckpointError, find_checkpoint, load_weights
+    from dit.train.checkpoint import load_weights
+    from dit.train.locate import CheckpointError, find_checkpoint, saved_config
 
     path = find_checkpoint(Path(checkpoint_path))
     if path is None:
@@ -77,7 +77,7 @@ def open_checkpoint(checkpoint_path: str | Path, *, weights: str) -> Opened:
             f"--checkpoint_path {checkpoint_path} holds no checkpoint; give a run folder, a"
             " checkpoints/step_... folder or a LATEST file"
         )
-    config = read_config(path / "config.yaml")
+    config = saved_config(path)
     card_file = path / "dataset_card.json"
     if not card_file.is_file():
         raise CheckpointError(

@@ -18,14 +18,23 @@
 No torch.distributed here: ranks come as arguments.
 """
 
-from dit.data.loader import PackLoader, build_train_loader, build_val_loader, build_val_packs
-from dit.data.rejects import DataError, Reject
+from dit.data.loader import (
+    PackLoader,
+    ValidationPacks,
+    build_train_loader,
+    build_val_loader,
+    build_val_packs,
+)
+from dit.data.rejects import DataError, Reject, Tally, add_up
 from dit.data.source import dataset_card, null_text
 
 __all__ = [
     "DataError",
     "PackLoader",
     "Reject",
+    "Tally",
+    "ValidationPacks",
+    "add_up",
     "build_train_loader",
     "build_val_loader",
     "build_val_packs",

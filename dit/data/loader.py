@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 from dit.batch import PackedBatch
@@ -64,7 +65,16 @@ def build_val_loader(config: RunConfig, *, rank: int, world_size: int) -> PackLo
     )
 
 
-def build_val_packs(config: RunConfig, *, indices: Sequence[int]) -> list[PackedBatch]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValidationPacks:
+    """Packs that are read once and kept."""
+
+    packs: list[PackedBatch]
+    tally: Tally
+    """Of the samples that were read for them."""
+
+
+def build_val_packs(config: RunConfig, *, indices: Sequence[int]) -> ValidationPacks:
     """Packs `indices` of the fixed list of validation packs, which starts over at its end.
 
     Raises:
@@ -79,7 +89,7 @@ def build_val_packs(config: RunConfig, *, indices: Sequence[int]) -> list[Packed
             found[index] = pack
     loader.close()
     if wanted <= found.keys():
-        return [found[index] for index in indices]
+        return ValidationPacks(packs=[found[index] for index in indices], tally=loader.tally())
     return build_val_packs(config, indices=[index % count for index in indices])
 
 
@@ -158,7 +168,11 @@ class PackLoader:
         They belong to the packs given: what workers read ahead is not in them yet. A resumed run
         goes on from the saved counts and counts no sample twice.
         """
-        return dict(sorted(add_up(self._tallies.values()).refused.items()))
+        return dict(sorted(self.tally().refused.items()))
+
+    def tally(self) -> Tally:
+        """As `counts`, with the samples read, and for each reason the newest sample that had it."""
+        return add_up(self._tallies.values())
 
     def close(self) -> None:
         """Ends the loader's processes."""
@@ -196,7 +210,7 @@ class PackLoader:
         self._tallies[delivery.worker] = delivery.tally
         if delivery.error:
             raise DataError(delivery.error + self._report())
-        total = add_up(self._tallies.values())
+        total = self.tally()
         least, most = _JUDGE_OVER
         a_pass = max(least, min(self._samples, most))
         over = -(-total.read // a_pass) * a_pass
@@ -208,7 +222,7 @@ class PackLoader:
             )
 
     def _report(self) -> str:
-        total = add_up(self._tallies.values())
+        total = self.tally()
         return f". Of {total.read} samples read were refused:" + (total.report() or " none")
 
     def _fail(self, error: Exception) -> None:

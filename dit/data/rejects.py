@@ -30,6 +30,22 @@ class Reject(StrEnum):
     TEXT_NOT_FINITE = "text has NaN or Inf"
 
 
+REMEDIES = {
+    Reject.UNREADABLE: "restore the shard, or pack the data again",
+    Reject.MISSING_PART: "pack the data again",
+    Reject.CHECKSUM: "restore the shard, or pack the data again",
+    Reject.UNDECODABLE: "restore the shard, or pack the data again",
+    Reject.CHANNELS: "set model.in_channels to what the shards hold",
+    Reject.NOT_PATCHABLE: "choose a patch that divides the latents, or pack other sizes",
+    Reject.TOO_LONG: "raise dataset.task_encoder_seq_length, or pack smaller samples",
+    Reject.BEYOND_TABLE: "raise model.max_size, or pack smaller samples",
+    Reject.NO_TEXT: "pack the data again with captions",
+    Reject.TEXT_WIDTH: "set model.crossattn_emb_size to what the shards hold",
+    Reject.NOT_FINITE: "pack the source again, or leave it out",
+    Reject.TEXT_NOT_FINITE: "pack the source again, or leave it out",
+}
+"""What to do where it happens to more samples than one likes."""
+
 DAMAGE = (Reject.UNREADABLE, Reject.MISSING_PART, Reject.CHECKSUM, Reject.UNDECODABLE)
 """Faults of the file, whose part of all samples `dataset.max_bad_fraction` bounds."""
 
@@ -66,10 +82,14 @@ class Tally(Savable):
         return sum(self.refused.get(reason, 0) for reason in DAMAGE)
 
     def report(self) -> str:
-        """One line for each reason, with its count and newest sample."""
-        return "".join(
-            f"\n  {count} x {reason}; the last one: {self.newest[reason]}"
-            for reason, count in sorted(self.refused.items())
+        """One line for each reason."""
+        return "".join(f"\n  {self.line(reason)}" for reason in sorted(self.refused))
+
+    def line(self, reason: str) -> str:
+        """How often it was met, the newest sample that had it, and what to do."""
+        return (
+            f"{self.refused[reason]} x {reason}; the last one: {self.newest[reason]};"
+            f" {REMEDIES[Reject(reason)]}"
         )
 
     def snapshot(self) -> Tally:

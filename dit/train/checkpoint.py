@@ -24,18 +24,15 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensor
 from megatron.core.transformer.module import MegatronModule
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 
 from dit.config import EmaKind, RunConfig
-from dit.configuring import read_config, save_config
+from dit.configuring import save_config
 from dit.train.learner import Learner
+from dit.train.locate import LATEST, STEP, CheckpointError, damaged, other_than, saved_config
 
-LATEST = "LATEST"
 # Held together by Megatron-Core in the shape of the model, so that any layout can load them.
 _SHARDING = {"distrib_optim_sharding_type": "fully_reshardable"}
-
-
-class CheckpointError(ValueError):
-    """A checkpoint that is missing, damaged, or of another model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,34 +52,11 @@ class DataState:
     null_text_LE: Tensor
 
 
-def find_checkpoint(path: Path) -> Path | None:
-    """The checkpoint that `path` means: a run folder, a checkpoint, or a LATEST file.
-
-    None where the folder holds none (yet).
-
-    Raises:
-        CheckpointError: LATEST names a checkpoint that is not there.
-    """
-    if (path / "metadata.json").is_file():
-        return path
-    pointers = [path] if path.name == LATEST else [path / LATEST, path / "checkpoints" / LATEST]
-    for pointer in pointers:
-        if pointer.is_file():
-            found = pointer.parent / pointer.read_text().strip()
-            if not (found / "metadata.json").is_file():
-                raise CheckpointError(
-                    f"{pointer} names {found.name}, which is missing or incomplete; write the name"
-                    f" of a complete checkpoint of {pointer.parent} into it"
-                )
-            return found
-    return None
-
-
 def save_checkpoint(
     folder: Path, learner: Learner, *, progress: Progress, config: RunConfig, data: DataState
 ) -> Path:
     """Writes RUN/checkpoints/step_N and moves LATEST once it is whole; all ranks call it."""
-    final = folder / "checkpoints" / f"step_{progress.step:08d}"
+    final = folder / "checkpoints" / f"{STEP}{progress.step:08d}"
     partial = final.with_name(f".partial_{final.name}")
     if dist.get_rank() == 0:
         shutil.rmtree(partial, ignore_errors=True)
@@ -116,7 +90,7 @@ def load_checkpoint(path: Path, learner: Learner, *, config: RunConfig) -> Progr
     names: dict[Any, str] = {
         e.data: n for n, e in state["model"].items() if isinstance(e, ShardedTensor)
     }
-    loaded: Any = dist_checkpointing.load(state, str(path))
+    loaded = _read(state, path)
     learner.chunks[0].module.load_state_dict(loaded["model"])
     learner.optimizer.load_state_dict(loaded["optimizer"])
     if learner.ema is not None:
@@ -131,12 +105,11 @@ def load_weights(path: Path, model: MegatronModule, *, averaged: bool) -> None:
         CheckpointError: the average is asked for and the run kept none.
     """
     state = model.sharded_state_dict()
-    names = dist_checkpointing.load_tensors_metadata(str(path))
     if averaged:
-        if not any(name.startswith("ema.") for name in names):
+        if not any(name.startswith("ema.") for name in _stored_names(path)):
             raise CheckpointError(f"{path} holds no average of the weights; ask for weights=model")
         state = {name: _renamed(shard, "ema.") for name, shard in state.items()}
-    loaded: Any = dist_checkpointing.load(state, str(path))
+    loaded = _read(state, path)
     model.load_state_dict({k: v for k, v in loaded.items() if k in state})
 
 
@@ -144,17 +117,19 @@ def data_position(path: Path, *, data_rank: int) -> dict[str, Any]:
     """Where the loader of a data-parallel rank stood.
 
     Raises:
-        CheckpointError: the run had fewer ranks.
+        CheckpointError: the run had fewer ranks, or the file is damaged.
     """
     file = path / _loader_file(data_rank)
     if not file.is_file():
         saved = len(list(path.glob(_loader_file("*"))))
         raise CheckpointError(
-            f"{path} was saved by {saved} data-parallel ranks and has no data position for rank"
-            f" {data_rank}; start {saved} again"
+            f"{path} has no {file.name}: it was saved by {saved} data-parallel ranks, or the file"
+            f" is lost; start {saved} again, or {other_than(path.parent, path.name)}"
         )
-    # Energon's state is made of its own classes; the file is our own, not a stranger's.
-    return torch.load(file, weights_only=False)
+    try:
+        return torch.load(file, weights_only=True)
+    except Exception as error:
+        raise damaged(file, error) from error
 
 
 def _loader_file(data_rank: int | str) -> str:
@@ -167,7 +142,7 @@ def check_same_model(path: Path, config: RunConfig) -> None:
     Raises:
         CheckpointError: names every setting that differs, with both values.
     """
-    saved, here = _must_agree(read_config(path / "config.yaml")), _must_agree(config)
+    saved, here = _must_agree(saved_config(path)), _must_agree(config)
     different = [
         f"  {name}: {saved.get(name)} in the checkpoint, {here.get(name)} here"
         for name in sorted(saved.keys() | here.keys())
@@ -196,6 +171,34 @@ def _must_agree(config: RunConfig) -> dict[str, Any]:
     if not sharded:  # Megatron-Core then stores float32 weights for bf16 only
         fixed["model.precision"] = model.precision
     return fixed
+
+
+def _stored_names(path: Path) -> list[str]:
+    """Names of the tensors in a checkpoint.
+
+    Raises:
+        CheckpointError: its index is damaged.
+    """
+    try:
+        return list(dist_checkpointing.load_tensors_metadata(str(path)))
+    except Exception as error:
+        raise damaged(path, error) from error
+
+
+def _read(state: dict[str, Any], path: Path) -> Any:
+    """What Megatron-Core stored for `state`.
+
+    Raises:
+        CheckpointError: a file is missing or damaged.
+    """
+    _stored_names(path)  # a damaged index is an error here; torch would print tracebacks
+    try:
+        return dist_checkpointing.load(state, str(path))
+    except CheckpointException as error:  # a report of what happened on each rank
+        cause, _ = next(iter(error.failures.values()))
+        raise damaged(path, cause) from error
+    except Exception as error:
+        raise damaged(path, error) from error
 
 
 def _sharded_state(learner: Learner, *, loading: bool) -> dict[str, Any]:
@@ -227,6 +230,7 @@ def _publish(partial: Path, final: Path, *, keep: int) -> None:
     pointer = final.parent / f".{LATEST}.new"
     pointer.write_text(final.name)
     pointer.replace(final.parent / LATEST)
-    done = sorted(final.parent.glob("step_*"))
+    # Those of later steps are of a run that this one went back from: they stay until replaced.
+    done = sorted(p for p in final.parent.glob(f"{STEP}*") if p.name <= final.name)
     for old in done[:-keep] if keep else []:
         shutil.rmtree(old)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from enum import IntEnum
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import torch
@@ -25,14 +26,9 @@ from dit.model.flops import training_flops
 from dit.objective import make_objective, training_problem
 from dit.parallel.groups import device, process_groups
 from dit.train.build import learning_rate, set_learning_rate
-from dit.train.checkpoint import (
-    DataState,
-    data_position,
-    find_checkpoint,
-    load_checkpoint,
-    save_checkpoint,
-)
+from dit.train.checkpoint import DataState, data_position, load_checkpoint, save_checkpoint
 from dit.train.learner import build_learner
+from dit.train.locate import find_checkpoint
 from dit.train.record import Record
 from dit.train.run import Run
 from dit.train.signals import StopRequests
@@ -73,7 +69,7 @@ def _prepare(config: RunConfig) -> Run:
     validation = _validation_packs(config, groups.dp)
     run = Run(
         config=config,
-        folder=Path(config.checkpoint.save) if config.checkpoint.save else None,
+        folder=_run_folder(config),
         learner=build_learner(config, groups),
         loader=loader,
         validation=validation,
@@ -82,7 +78,29 @@ def _prepare(config: RunConfig) -> Run:
         card=dataset_card(config),
     )
     _resume(run)
+    dist.barrier()  # nothing is written before every rank is ready
     return run
+
+
+def _run_folder(config: RunConfig) -> Path | None:
+    """`checkpoint.save`, made where it is missing; None where nothing is to be written.
+
+    Raises:
+        ValueError: it cannot be written.
+    """
+    if not config.checkpoint.save:
+        return None
+    folder = Path(config.checkpoint.save)
+    try:
+        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"checkpoint.save={folder} cannot be written ({error}); choose a folder that"
+            " every process may write to"
+        ) from error
+    return folder
 
 
 def _resume(run: Run) -> None:

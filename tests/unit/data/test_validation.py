@@ -46,10 +46,10 @@ def test_packs_by_index_wrap_around_at_the_end(shards, root, opened):
     whole = list(opened(build_val_loader(config, rank=0, world_size=1)))
     count = len(whole)
     indices = [3, 0, 3, count - 1, count, 2 * count + 1]
-    found = build_val_packs(config, indices=indices)
+    found = build_val_packs(config, indices=indices).packs
     assert keys_of(found) == [whole[i % count].keys for i in indices]
     assert torch.equal(found[0].latent_TC, whole[3].latent_TC)
-    assert build_val_packs(config, indices=[]) == []
+    assert build_val_packs(config, indices=[]).packs == []
 
 
 def test_training_split_read_apart_leaves_training_alone(shards, root, opened):
@@ -60,7 +60,7 @@ def test_training_split_read_apart_leaves_training_alone(shards, root, opened):
     given = []
     for _ in range(4):
         given += shards.take(disturbed, 5)
-        packs = build_val_packs(config, indices=range(6))
+        packs = build_val_packs(config, indices=range(6)).packs
         assert all(int(key) < 80 for pack in packs for key in pack.keys)
     assert given == expected
 
@@ -88,7 +88,7 @@ def test_a_blend_is_validated_part_after_part(shards, root, tmp_path, opened):
 
 def test_mock_validation_is_fixed_and_not_the_training_data(shards, opened):
     config = shards.config(mock=True)
-    first, again = (build_val_packs(config, indices=[0, 2]) for _ in range(2))
+    first, again = (build_val_packs(config, indices=[0, 2]).packs for _ in range(2))
     for left, right in zip(first, again, strict=True):
         assert torch.equal(left.latent_TC, right.latent_TC)
     train = opened(build_train_loader(config, rank=0, world_size=1))

@@ -23,16 +23,15 @@ from dit.objective import make_objective, training_problem
 from dit.train import checkpoint
 from dit.train.build import set_learning_rate
 from dit.train.checkpoint import (
-    CheckpointError,
     DataState,
     Progress,
     data_position,
-    find_checkpoint,
     load_checkpoint,
     load_weights,
     save_checkpoint,
 )
 from dit.train.learner import build_learner
+from dit.train.locate import CheckpointError, find_checkpoint
 from dit.train.step import run_schedule, update
 from tests.packs import random_pack
 
@@ -150,7 +149,7 @@ def test_every_way_to_name_a_checkpoint(groups, tmp_path):
     for path in (tmp_path, place.parent, place, place.parent / "LATEST"):
         assert find_checkpoint(path) == place
     (place / "metadata.json").unlink()
-    with pytest.raises(CheckpointError, match=r"LATEST names step_00000000, which is missing"):
+    with pytest.raises(CheckpointError, match=r"step_00000000 has no metadata.json; no other"):
         find_checkpoint(tmp_path)
 
 
