@@ -46,7 +46,7 @@ def _say(error: Exception) -> None:
     Console(stderr=True, soft_wrap=True, highlight=False).print(f"error: {error}", markup=False)
     # torch.distributed.run ends with a page of its own, which shows what this file holds.
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        note = {"message": "see the line with `error:` above", "timestamp": int(time.time())}
+        note = {"message": "what went wrong is said above", "timestamp": int(time.time())}
         Path(file).write_text(json.dumps(note))
 
 
@@ -64,10 +64,10 @@ def _is_first() -> bool:
         return True
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return os.environ.get("RANK", "0") == "0"  # no store outlives the processes
-    import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
 
     try:
-        store, _, _ = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=10))))
+        store, _, _ = next(iter(rendezvous("env://", timeout=timedelta(seconds=10))))
         return store.add("failed", 1) == 1
     except RuntimeError:  # the launcher is gone, and nobody left who might have spoken
         return True
