@@ -179,3 +179,28 @@ def test_average_is_used_and_taken_back(groups, sharded, precision):
         assert torch.equal(shard.value, old + 1)
         inside = shard.weight.flatten()[shard.part]
         assert torch.equal(inside, (old + 1).flatten().to(inside.dtype))
+
+
+@pytest.mark.parametrize("sharded", [True, False])
+def test_configured_numbers_are_those_in_effect(groups, sharded):
+    numbers = OptimizerConfig(adam_beta1=0.85, adam_beta2=0.97, adam_eps=1e-5, weight_decay=0.07)
+    ddp = DdpConfig(use_distributed_optimizer=sharded)
+    learner = build_learner(RunConfig(model=MODEL, optimizer=numbers, ddp=ddp), groups)
+    set_learning_rate(learner.optimizer, 3e-4, weight_decay=numbers.weight_decay)
+    for group in learner.optimizer.param_groups:
+        assert group["betas"] == (0.85, 0.97)
+        assert group["eps"] == 1e-5
+        assert group["lr"] == 3e-4
+        assert group["weight_decay"] in (0, 0.07)
+
+
+@pytest.mark.parametrize("precision", list(Precision))
+@pytest.mark.parametrize("in_fp32", [True, False])
+def test_gradients_are_reduced_in_the_configured_type(groups, precision, in_fp32):
+    config = RunConfig(
+        model=replace(MODEL, precision=precision), ddp=DdpConfig(grad_reduce_in_fp32=in_fp32)
+    )
+    learner = build_learner(config, groups)
+    half = precision is Precision.BF16 and not in_fp32
+    wanted = torch.bfloat16 if half else torch.float32
+    assert {p.main_grad.dtype for p in learner.chunks[0].parameters()} == {wanted}

@@ -1,0 +1,67 @@
+"""Any grid has positions: none alias, none end at the edge of a table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from dit.config import ExtraPosition, ModelConfig, Precision
+from dit.model.positions import LearnablePositions, Rotary, rotate
+
+MODEL = ModelConfig(
+    name="custom",
+    num_layers=1,
+    hidden_size=96,
+    num_attention_heads=2,
+    in_channels=4,
+    crossattn_emb_size=8,
+    precision=Precision.FP32,
+    extra_pos_embed=ExtraPosition.LEARNABLE,
+    max_size=(4, 8, 8),
+)
+
+
+def _grid(frames: int, rows: int, columns: int) -> torch.Tensor:
+    axes = [torch.arange(n, dtype=torch.float32) for n in (frames, rows, columns)]
+    return torch.cartesian_prod(*axes)
+
+
+def test_no_two_tokens_of_a_large_grid_share_a_position():
+    cos_TK, sin_TK = Rotary(MODEL)(_grid(40, 50, 60))
+    assert torch.unique(torch.cat((cos_TK, sin_TK), dim=-1), dim=0).shape[0] == 40 * 50 * 60
+
+
+def test_attention_score_depends_on_the_distance_alone():
+    generator = torch.Generator().manual_seed(0)
+    q, k = torch.randn(2, 1, 1, 48, generator=generator)
+    rotary = Rotary(replace(MODEL, rope_scale=(2.0, 1.0, 3.0)))
+    step = torch.tensor([[3.0, -5.0, 7.0]])
+    scores = []
+    for start in ([0.0, 0.0, 0.0], [17.0, 30.0, 200.0]):
+        here = torch.tensor([start])
+        turned = rotate(q, *rotary(here)), rotate(k, *rotary(here + step))
+        scores.append((turned[0] * turned[1]).sum())
+    torch.testing.assert_close(scores[0], scores[1], rtol=1e-4, atol=1e-4)
+
+
+def test_frames_follow_seconds():
+    """A clip at half the rate has twice the distance between its frames."""
+    rotary = Rotary(MODEL)
+    slow, fast = _grid(4, 1, 1), _grid(8, 1, 1)
+    slow[:, 0] *= MODEL.base_fps / 12
+    fast[:, 0] *= MODEL.base_fps / 24
+    for a, b in zip(rotary(slow), rotary(fast), strict=True):
+        torch.testing.assert_close(a, b[::2])
+
+
+def test_learnable_positions_undo_the_time_scale():
+    table = LearnablePositions(MODEL, torch.float32)
+    for parameter in table.parameters():
+        torch.nn.init.normal_(parameter)
+    plain, scaled = _grid(4, 3, 2), _grid(4, 3, 2)
+    scaled[:, 0] *= MODEL.base_fps / 7
+    images = table(plain, torch.full((24,), float("nan")))
+    torch.testing.assert_close(table(scaled, torch.full((24,), 7.0)), images)
+    # Unit root mean square, whatever the size of the tables.
+    torch.testing.assert_close(images.square().mean(-1).sqrt(), torch.ones(24))
