@@ -1,13 +1,29 @@
-"""Packs with random contents for tests."""
+"""Tiny models, and packs with random contents for them."""
 
 from __future__ import annotations
 
-from itertools import accumulate
+from typing import Any
 
 import torch
 
-from dit.batch import PackedBatch, pack_identity
-from dit.config import ModelConfig
+from dit.batch import LatentSample, PackedBatch, pack_identity
+from dit.config import ModelConfig, Precision
+from dit.data.pack import PatchLayout, pack
+
+
+def tiny_model(**changes: Any) -> ModelConfig:
+    """A float32 model of milliseconds, with `changes`."""
+    sizes = {
+        "name": "custom",
+        "num_layers": 2,
+        "hidden_size": 96,
+        "num_attention_heads": 4,
+        "in_channels": 4,
+        "crossattn_emb_size": 20,
+        "adaln_lora_dim": 16,
+        "precision": Precision.FP32,
+    }
+    return ModelConfig(**(sizes | changes))
 
 
 def random_pack(
@@ -17,38 +33,29 @@ def random_pack(
     model: ModelConfig,
     multiple: int = 8,
     fps: list[float] | None = None,
-    seed: int = 0,
 ) -> PackedBatch:
     """A pack of samples with these grids (frames, rows, columns in patches) and text lengths."""
-    generator = torch.Generator().manual_seed(seed)
-    tokens = [f * h * w for f, h, w in grids]
-    padded = [-(-n // multiple) * multiple for n in tokens]
-    fps = fps or [float("nan")] * len(grids)
-    latents, positions = [], []
-    for (f, h, w), n, room, rate in zip(grids, tokens, padded, fps, strict=True):
-        latent = torch.randn(n, model.patch_features, generator=generator)
-        latents.append(torch.nn.functional.pad(latent, (0, 0, 0, room - n)))
-        axes = torch.meshgrid(torch.arange(f), torch.arange(h), torch.arange(w), indexing="ij")
-        position = torch.stack([a.flatten().float() for a in axes], dim=-1)
-        if rate == rate:
-            position[:, 0] = position[:, 0] / rate * model.base_fps
-        positions.append(torch.nn.functional.pad(position, (0, 0, 0, room - n)))
-    keys = tuple(f"{seed}-{i}" for i in range(len(grids)))
-    return PackedBatch(
-        latent_TC=torch.cat(latents),
-        position_T3=torch.cat(positions),
-        segment_T=torch.repeat_interleave(torch.arange(len(grids)), torch.tensor(padded)),
-        is_real_T=torch.cat(
-            [torch.arange(room) < n for n, room in zip(tokens, padded, strict=True)]
-        ),
-        text_LE=torch.randn(sum(texts), model.crossattn_emb_size, generator=generator),
-        fps_N=torch.tensor(fps),
-        grids=tuple(grids),
-        starts=(0, *accumulate(padded)),
-        text_starts=(0, *accumulate(texts)),
-        keys=keys,
-        pack_id=pack_identity(keys),
+    generator = torch.Generator().manual_seed(0)
+    tall, wide = model.patch_temporal, model.patch_spatial
+    rates = fps or [float("nan")] * len(grids)
+    samples = [
+        LatentSample(
+            key=str(i),
+            latent_CFHW=torch.randn(
+                model.in_channels, f * tall, h * wide, w * wide, generator=generator
+            ),
+            text_LE=torch.randn(length, model.crossattn_emb_size, generator=generator),
+            fps=rate,
+        )
+        for i, ((f, h, w), length, rate) in enumerate(zip(grids, texts, rates, strict=True))
+    ]
+    layout = PatchLayout(
+        patch_temporal=tall,
+        patch_spatial=wide,
+        sample_multiple=multiple,
+        base_fps=model.base_fps,
     )
+    return pack(samples, layout)
 
 
 def single(batch: PackedBatch, index: int) -> PackedBatch:

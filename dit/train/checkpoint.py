@@ -13,14 +13,19 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from queue import SimpleQueue
+from textwrap import shorten
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.mapping import ShardedTensor
+from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.transformer.module import MegatronModule
 from safetensors.torch import save_file
 from torch import Tensor
@@ -31,6 +36,7 @@ from dit.configuring import save_config
 from dit.train.learner import Learner
 from dit.train.locate import LATEST, STEP, CheckpointError, damaged, other_than, saved_config
 
+_PARTIAL = ".partial_"
 # Held together by Megatron-Core in the shape of the model, so that any layout can load them.
 _SHARDING = {"distrib_optim_sharding_type": "fully_reshardable"}
 
@@ -55,27 +61,55 @@ class DataState:
 def save_checkpoint(
     folder: Path, learner: Learner, *, progress: Progress, config: RunConfig, data: DataState
 ) -> Path:
-    """Writes RUN/checkpoints/step_N and moves LATEST once it is whole; all ranks call it."""
+    """Writes RUN/checkpoints/step_N and moves LATEST once it is whole; all ranks call it.
+
+    Raises:
+        CheckpointError: a rank could not write; older checkpoints are as they were.
+    """
     final = folder / "checkpoints" / f"{STEP}{progress.step:08d}"
-    partial = final.with_name(f".partial_{final.name}")
-    if dist.get_rank() == 0:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-    dist.barrier()
-    with learner.settled():
-        state = _sharded_state(learner, loading=False)
-        state |= {"step": progress.step, "consumed_samples": progress.consumed_samples}
-        dist_checkpointing.save(state, str(partial))
-    torch.save(data.position, partial / _loader_file(learner.groups.dp.rank()))
-    dist.barrier()
-    if dist.get_rank() == 0:
-        save_config(config, partial / "config.yaml")
-        save_file({"text": data.null_text_LE.contiguous()}, partial / "null_text.safetensors")
-        if data.card is not None:
-            (partial / "dataset_card.json").write_text(json.dumps(data.card, indent=1))
-        _publish(partial, final, keep=config.checkpoint.keep_last)
-    dist.barrier()
+    partial = final.with_name(f"{_PARTIAL}{final.name}")
+    with _saying_why_not(partial):
+        if dist.get_rank() == 0:
+            for killed in final.parent.glob(f"{_PARTIAL}*"):
+                shutil.rmtree(killed)
+            partial.mkdir(parents=True)
+        dist.barrier()
+        with learner.settled():
+            state = _sharded_state(learner, loading=False)
+            state |= {"step": progress.step, "consumed_samples": progress.consumed_samples}
+            _write(state, partial)
+        torch.save(data.position, partial / _loader_file(learner.groups.dp.rank()))
+        dist.barrier()
+        if dist.get_rank() == 0:
+            _describe(partial, config, data)
+            _publish(partial, final, keep=config.checkpoint.keep_last)
+        dist.barrier()
     return final
+
+
+def _describe(folder: Path, config: RunConfig, data: DataState) -> None:
+    save_config(config, folder / "config.yaml")
+    save_file({"text": data.null_text_LE.contiguous()}, folder / "null_text.safetensors")
+    if data.card is not None:
+        (folder / "dataset_card.json").write_text(json.dumps(data.card, indent=1))
+
+
+@contextmanager
+def _saying_why_not(path: Path) -> Iterator[None]:
+    """Turns what keeps a checkpoint from being written into one error that a user understands."""
+    try:
+        yield
+    except (CheckpointException, OSError, RuntimeError) as error:  # torch calls a full disk Runtime
+        cause: BaseException = error
+        if isinstance(error, CheckpointException):  # raised on all ranks; the first knows why
+            known = [_first_cause(error)]
+            dist.broadcast_object_list(known)
+            cause = known[0]
+        reason = shorten(f"{type(cause).__name__} {cause}", width=160, placeholder="...")
+        raise CheckpointError(
+            f"{path} cannot be written ({reason}); is the disk full? Free space, or choose another"
+            " checkpoint.save. Older checkpoints are as they were"
+        ) from error
 
 
 def load_checkpoint(path: Path, learner: Learner, *, config: RunConfig) -> Progress:
@@ -185,6 +219,13 @@ def _stored_names(path: Path) -> list[str]:
         raise damaged(path, error) from error
 
 
+def _write(state: dict[str, Any], path: Path) -> None:
+    # Megatron-Core's own queue, for saves in the background, is a process that takes 2 s to start
+    # and dies of the SIGTERM that makes a run save: torch.distributed.run sends it to all of them.
+    filesystem_async._results_queue = SimpleQueue()  # type: ignore[assignment]
+    dist_checkpointing.save(state, str(path))
+
+
 def _read(state: dict[str, Any], path: Path) -> Any:
     """What Megatron-Core stored for `state`.
 
@@ -194,11 +235,15 @@ def _read(state: dict[str, Any], path: Path) -> Any:
     _stored_names(path)  # a damaged index is an error here; torch would print tracebacks
     try:
         return dist_checkpointing.load(state, str(path))
-    except CheckpointException as error:  # a report of what happened on each rank
-        cause, _ = next(iter(error.failures.values()))
-        raise damaged(path, cause) from error
+    except CheckpointException as error:
+        raise damaged(path, _first_cause(error)) from error
     except Exception as error:
         raise damaged(path, error) from error
+
+
+def _first_cause(error: CheckpointException) -> BaseException:
+    """What happened on the first of the ranks that failed."""
+    return next((cause for cause, _ in error.failures.values()), error)
 
 
 def _sharded_state(learner: Learner, *, loading: bool) -> dict[str, Any]:

@@ -7,10 +7,10 @@ import torch
 from diffusers import CosmosTransformer3DModel
 from diffusers.models.transformers import transformer_cosmos
 
-from dit.config import ExtraPosition, ModelConfig, Precision
+from dit.config import ExtraPosition, ModelConfig
 from dit.model.dit import DiT
 from dit.model.weights import randomise
-from tests.packs import random_pack
+from tests.packs import random_pack, tiny_model
 
 GRIDS = [(1, 3, 5), (4, 2, 3), (1, 1, 1), (2, 6, 4)]
 TEXTS = [7, 1, 12, 3]
@@ -30,17 +30,7 @@ class _NearestResize:
 
 
 def _pair(groups, **changes):
-    model = ModelConfig(
-        name="custom",
-        num_layers=2,
-        hidden_size=96,
-        num_attention_heads=4,
-        in_channels=4,
-        crossattn_emb_size=20,
-        adaln_lora_dim=16,
-        precision=Precision.FP32,
-        **changes,
-    )
+    model = tiny_model(**changes)
     ours = DiT(model, groups)
     randomise(ours, seed=5)
     learnable = model.extra_pos_embed is ExtraPosition.LEARNABLE

@@ -10,10 +10,8 @@ import torch
 from dit.config import (
     ExtraPosition,
     LossMean,
-    ModelConfig,
     ObjectiveConfig,
     ObjectiveName,
-    Precision,
     Recompute,
     RecomputeMethod,
 )
@@ -21,21 +19,12 @@ from dit.model.dit import DiT
 from dit.model.weights import randomise
 from dit.objective import make_objective
 from dit.train.step import loss_of
-from tests.packs import random_pack, single
+from tests.packs import random_pack, single, tiny_model
 
 GRIDS = [(1, 4, 6), (3, 2, 5), (1, 1, 1), (2, 8, 3), (1, 4, 6), (5, 3, 3)]
 TEXTS = [9, 1, 4, 30, 9, 2]
 FPS = [float("nan"), 24.0, float("nan"), 8.0, float("nan"), 30.0]
-MODEL = ModelConfig(
-    name="custom",
-    num_layers=3,
-    hidden_size=96,
-    num_attention_heads=4,
-    in_channels=4,
-    crossattn_emb_size=20,
-    adaln_lora_dim=16,
-    precision=Precision.FP32,
-)
+MODEL = tiny_model(num_layers=3)
 
 
 def _model(groups, **changes) -> DiT:

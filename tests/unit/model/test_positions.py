@@ -6,17 +6,14 @@ from dataclasses import replace
 
 import torch
 
-from dit.config import ExtraPosition, ModelConfig, Precision
+from dit.config import ExtraPosition
 from dit.model.positions import LearnablePositions, Rotary, rotate
+from tests.packs import tiny_model
 
-MODEL = ModelConfig(
-    name="custom",
+MODEL = tiny_model(
     num_layers=1,
-    hidden_size=96,
     num_attention_heads=2,
-    in_channels=4,
     crossattn_emb_size=8,
-    precision=Precision.FP32,
     extra_pos_embed=ExtraPosition.LEARNABLE,
     max_size=(4, 8, 8),
 )

@@ -9,23 +9,13 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from dit.config import ModelConfig, Precision
 from dit.model.dit import DiT
 from dit.model.flops import forward_flops, training_flops
 from dit.model.weights import initialise, randomise
 from dit.train.step import loss_of
-from tests.packs import random_pack
+from tests.packs import random_pack, tiny_model
 
-TINY = ModelConfig(
-    name="custom",
-    num_layers=2,
-    hidden_size=96,
-    num_attention_heads=4,
-    in_channels=4,
-    crossattn_emb_size=20,
-    adaln_lora_dim=16,
-    precision=Precision.FP32,
-)
+TINY = tiny_model()
 
 
 @pytest.mark.parametrize("changes", [{}, {"text_pad_to": 16, "concat_padding_mask": True}])

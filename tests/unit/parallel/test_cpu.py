@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-from dit.config import ModelConfig, Precision
 from dit.model.dit import DiT
+from tests.packs import tiny_model
 
 CPU_ONLY = pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA here")
 
@@ -62,15 +62,8 @@ def test_sharded_state_holds_every_weight_once(groups):
     """A plain list of layers under a MegatronModule would lose its sharding, without an error."""
     from megatron.core.dist_checkpointing.mapping import ShardedTensor
 
-    model = ModelConfig(
-        name="custom",
-        num_layers=3,
-        hidden_size=48,
-        num_attention_heads=2,
-        in_channels=4,
-        crossattn_emb_size=8,
-        adaln_lora_dim=8,
-        precision=Precision.FP32,
+    model = tiny_model(
+        num_layers=3, hidden_size=48, num_attention_heads=2, crossattn_emb_size=8, adaln_lora_dim=8
     )
     dit = DiT(model, groups)
     shards = [e for e in dit.sharded_state_dict().values() if isinstance(e, ShardedTensor)]

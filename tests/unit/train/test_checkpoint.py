@@ -13,7 +13,6 @@ from dit.config import (
     DdpConfig,
     EmaConfig,
     EmaKind,
-    ModelConfig,
     ObjectiveConfig,
     Precision,
     RunConfig,
@@ -33,18 +32,9 @@ from dit.train.checkpoint import (
 from dit.train.learner import build_learner
 from dit.train.locate import CheckpointError, find_checkpoint
 from dit.train.step import run_schedule, update
-from tests.packs import random_pack
+from tests.packs import random_pack, tiny_model
 
-MODEL = ModelConfig(
-    name="custom",
-    num_layers=2,
-    hidden_size=48,
-    num_attention_heads=2,
-    in_channels=4,
-    crossattn_emb_size=8,
-    adaln_lora_dim=8,
-    precision=Precision.FP32,
-)
+MODEL = tiny_model(hidden_size=48, num_attention_heads=2, crossattn_emb_size=8, adaln_lora_dim=8)
 DATA = DataState(position={"at": 3}, card={"format_version": 1}, null_text_LE=torch.ones(2, 8))
 
 
@@ -125,7 +115,7 @@ def test_latest_moves_only_when_a_save_is_whole(groups, tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
 
         patch.setattr(checkpoint.torch, "save", full)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(CheckpointError, match=r"No space left.*choose another checkpoint.save"):
             save(2)
     assert find_checkpoint(tmp_path) == first
     assert not (tmp_path / "checkpoints/step_00000002").exists()

@@ -13,7 +13,6 @@ from dit.config import (
     EmaConfig,
     EmaKind,
     ExtraPosition,
-    ModelConfig,
     OptimizerConfig,
     Precision,
     RunConfig,
@@ -25,16 +24,13 @@ from dit.train.build import learning_rate, set_learning_rate
 from dit.train.ema import decay_at, power_exponent
 from dit.train.learner import build_learner
 from dit.train.step import update
+from tests.packs import tiny_model
 
-MODEL = ModelConfig(
-    name="custom",
-    num_layers=2,
+MODEL = tiny_model(
     hidden_size=48,
     num_attention_heads=2,
-    in_channels=4,
     crossattn_emb_size=8,
     adaln_lora_dim=8,
-    precision=Precision.FP32,
     extra_pos_embed=ExtraPosition.LEARNABLE,
     max_size=(4, 8, 8),
 )
