@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import time
@@ -16,6 +17,11 @@ from rich.console import Console
 
 # What a user can mend; anything else is ours, and shown with its traceback.
 _MENDABLE = (ValueError, OSError, FloatingPointError)
+_LOST_PEER = (
+    "another process of the run has died; the launcher's summary names it and its exit code (-9:"
+    " killed, most often for want of memory). Started again, the run goes on from its last"
+    " checkpoint; --debug shows what was under way"
+)
 
 
 def run(main: Callable[[], int]) -> int:
@@ -32,18 +38,26 @@ def run(main: Callable[[], int]) -> int:
     except Exception as error:
         if not _is_first():
             return 1
-        if not isinstance(error, _MENDABLE):
+        if not isinstance(error, _MENDABLE) and not _is_lost_peer(error):
             raise
         if "--debug" in sys.argv:
             traceback.print_exc()
-        _say(error)
+        _say(_LOST_PEER if _is_lost_peer(error) else str(error))
         return 1
     finally:
         _stop()
 
 
-def _say(error: Exception) -> None:
-    Console(stderr=True, soft_wrap=True, highlight=False).print(f"error: {error}", markup=False)
+def _is_lost_peer(error: Exception) -> bool:
+    """Whether gloo or NCCL says that another process is gone, which that one could not say."""
+    dist = sys.modules.get("torch.distributed")
+    return isinstance(error, RuntimeError) and (
+        "gloo" in str(error) or (dist is not None and isinstance(error, dist.DistError))
+    )
+
+
+def _say(message: str) -> None:
+    Console(stderr=True, soft_wrap=True, highlight=False).print(f"error: {message}", markup=False)
     # torch.distributed.run ends with a page of its own, which shows what this file holds.
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         note = {"message": "what went wrong is said above", "timestamp": int(time.time())}
@@ -56,6 +70,8 @@ def _silence() -> None:
         warnings.filterwarnings("ignore", module=module)
     for message in (r"The \.grad attribute of a Tensor", "Please use DTensor instead"):
         warnings.filterwarnings("ignore", message=message)
+    # What it logs as an error it raises as well.
+    logging.getLogger("megatron.core.dist_checkpointing").setLevel(logging.CRITICAL)
 
 
 def _is_first() -> bool:

@@ -2,7 +2,7 @@
 
 1. open_checkpoint  configuration, weights, text encoder and decoder of the run
 2. generate         prompts -> uint8 pictures, packed together, shared by all processes
-3. write            PNG or MP4 files, a grid, samples.json
+3. write            PNG or MP4 files, a grid, samples.json (picture_files.py)
 """
 
 # F H W 3 frames, rows, columns, colours of one picture
@@ -14,11 +14,13 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+
+from recipes.picture_files import make_folder, write
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from data_prep.text import TextEncoder
     from dit.config import RunConfig
 
+FPS = 24.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -36,12 +40,21 @@ class Options:
     height: int | None = None  # pixels; None is the most frequent size of the dataset
     width: int | None = None
     num_video_frames: int | None = None  # pixel frames; 1 is a picture
-    fps: float | None = None  # of a video; None is 24
+    fps: float | None = None  # of a video; None is FPS
     num_steps: int = 35
     guidance: float = 1.5
     sampler: str = "heun"
     weights: str = "ema"
     negative_prompt: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("height", "width", "num_video_frames", "num_steps"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"--{name} {value} must be at least 1")
+        if self.fps is not None and not (self.fps > 0 and math.isfinite(self.fps)):
+            raise ValueError(f"--fps {self.fps} must be positive and finite")
+        if not math.isfinite(self.guidance):
+            raise ValueError(f"--guidance {self.guidance} must be a finite number; 1 is none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +142,7 @@ def generate_opened(
     negative_LE = opened.null_text_LE
     if options.negative_prompt:
         negative_LE = opened.encoder.encode(options.negative_prompt)
-    fps = math.nan if options.num_video_frames == 1 else options.fps or 24.0
+    fps = math.nan if options.num_video_frames == 1 else options.fps or FPS
     requests = [
         Request(
             text_LE=opened.encoder.encode(prompt),
@@ -156,13 +169,11 @@ def generate_opened(
 
 
 def with_dataset_size(options: Options, opened: Opened) -> Options:
-    """Fills a size that was not asked for with the dataset's most frequent one.
+    """Fills a size that was not asked for with the dataset's most frequent one, and the rate.
 
     Raises:
         ValueError: the dataset card knows none.
     """
-    from dataclasses import replace
-
     sizes = opened.card.get("sizes") or [{}]
     found = {
         "num_video_frames": options.num_video_frames or sizes[0].get("num_frames"),
@@ -174,7 +185,7 @@ def with_dataset_size(options: Options, opened: Opened) -> Options:
         raise ValueError(
             f"give {', '.join(missing)}: the dataset card in {opened.path} lists no sizes"
         )
-    return replace(options, **found)
+    return replace(options, **found, fps=options.fps or FPS)
 
 
 def _latent_size(options: Options, opened: Opened) -> tuple[int, int, int]:
@@ -188,84 +199,6 @@ def _latent_size(options: Options, opened: Opened) -> tuple[int, int, int]:
             f" {stride} times the patch's {opened.config.model.patch_spatial})"
         )
     return frames, height // stride, width // stride
-
-
-def write(
-    pictures: Sequence[np.ndarray],
-    prompts: Sequence[str],
-    *,
-    folder: Path,
-    seed: int,
-    options: Options,
-    checkpoint: Path,
-) -> Path:
-    """Writes every picture (PNG) or video (MP4), grid.png and samples.json; returns the grid."""
-    folder.mkdir(parents=True, exist_ok=True)
-    entries = []
-    for i, (picture, prompt) in enumerate(zip(pictures, prompts, strict=True)):
-        name = f"{i:05d}.png" if len(picture) == 1 else f"{i:05d}.mp4"
-        if len(picture) == 1:
-            _write_png(folder / name, picture[0], prompt=prompt, seed=seed + i, options=options)
-        else:
-            _write_mp4(folder / name, picture, fps=options.fps or 24.0)
-        entries.append(
-            {"file": name, "prompt": prompt, "seed": seed + i}
-            | asdict(options)
-            | {"checkpoint": str(checkpoint)}
-        )
-    grid = folder / "grid.png"
-    draw_grid(pictures, prompts, grid)
-    (folder / "samples.json").write_text(json.dumps(entries, indent=1) + "\n")
-    return grid
-
-
-def _write_png(
-    path: Path, picture_HW3: np.ndarray, *, prompt: str, seed: int, options: Options
-) -> None:
-    from PIL import Image
-    from PIL.PngImagePlugin import PngInfo
-
-    note = PngInfo()
-    note.add_text("prompt", prompt)
-    note.add_text("settings", json.dumps({"seed": seed} | asdict(options)))
-    Image.fromarray(picture_HW3).save(path, pnginfo=note)
-
-
-def _write_mp4(path: Path, video_FHW3: np.ndarray, *, fps: float) -> None:
-    try:
-        import av
-    except ImportError as error:
-        raise ValueError("writing MP4 needs the package av: install the extra `prep`") from error
-    from fractions import Fraction
-
-    with av.open(str(path), "w") as container:
-        rate = Fraction(fps).limit_denominator(1001)
-        stream = container.add_stream("libx264", rate=rate)
-        stream.height, stream.width = video_FHW3.shape[1:3]
-        # 4:2:0 needs even sides; 4:4:4 takes any and keeps the colours of small pictures.
-        stream.pix_fmt = "yuv444p"
-        for picture_HW3 in video_FHW3:
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture_HW3, format="rgb24")))
-        container.mux(stream.encode())
-
-
-def draw_grid(pictures: Sequence[np.ndarray], prompts: Sequence[str], path: Path) -> None:
-    """First frames of all pictures, a row for each prompt, which stands beside it."""
-    from matplotlib.figure import Figure
-
-    rows: dict[str, list[np.ndarray]] = {}
-    for picture, prompt in zip(pictures, prompts, strict=True):
-        rows.setdefault(prompt, []).append(picture[0])
-    columns = min(max(map(len, rows.values())), 16)
-    figure = Figure(figsize=(2.4 + 0.8 * columns, 0.8 * len(rows)), dpi=120)
-    axes = figure.subplots(len(rows), columns, squeeze=False)
-    for row, (prompt, shown) in zip(axes, rows.items(), strict=True):
-        for place in row:
-            place.set_axis_off()
-        for place, picture_HW3 in zip(row, shown, strict=False):
-            place.imshow(picture_HW3)
-        row[0].text(-0.15, 0.5, prompt, ha="right", va="center", transform=row[0].transAxes)
-    figure.savefig(path, bbox_inches="tight")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -303,11 +236,9 @@ def parser() -> argparse.ArgumentParser:
         default=defaults.guidance,
         help="g in uncond + g (cond - uncond); 1 is none. (default: %(default)s)",
     )
+    order = "Second or first order. (default: %(default)s)"
     parser.add_argument(
-        "--sampler",
-        choices=("heun", "euler"),
-        default=defaults.sampler,
-        help="Second or first order. (default: %(default)s)",
+        "--sampler", choices=("heun", "euler"), default=defaults.sampler, help=order
     )
     parser.add_argument(
         "--seed", type=int, default=0, help="Of the first sample; the i-th takes seed + i."
@@ -332,11 +263,15 @@ def read_prompts(file: Path) -> list[str]:
     """The lines of a file that are not empty.
 
     Raises:
-        ValueError: there is no such file, or it has no prompt.
+        ValueError: there is no such file, it is not UTF-8, or it has no prompt.
     """
     if not file.is_file():
-        raise ValueError(f"--prompts_file {file} is not there")
-    prompts = [line.strip() for line in file.read_text().splitlines() if line.strip()]
+        raise ValueError(f"--prompts_file {file} is not there; check the path")
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--prompts_file {file} is no text ({error}); save it as UTF-8") from error
+    prompts = [line.strip() for line in lines if line.strip()]
     if not prompts:
         raise ValueError(f"--prompts_file {file} has no prompt; write one on each line")
     return prompts
@@ -347,18 +282,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     prompts = args.prompt or read_prompts(args.prompts_file)
     names = set(Options.__dataclass_fields__)
     options = Options(**{k: v for k, v in vars(args).items() if k in names})
+    make_folder(args.output_dir)
     opened = open_checkpoint(args.checkpoint_path, weights=options.weights)
     options = with_dataset_size(options, opened)
     pictures = generate_opened(opened, prompts, seed=args.seed, options=options)
     if pictures:
-        grid = write(
-            pictures,
-            prompts,
-            folder=args.output_dir,
-            seed=args.seed,
-            options=options,
-            checkpoint=opened.path,
-        )
+        settings = asdict(options) | {"checkpoint": str(opened.path)}
+        grid = write(pictures, prompts, folder=args.output_dir, seed=args.seed, settings=settings)
         console = Console(soft_wrap=True, highlight=False)
         console.print(f"{len(pictures)} samples, {grid.name} and samples.json in {args.output_dir}")
     return 0

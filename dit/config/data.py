@@ -66,7 +66,7 @@ class DatasetConfig:
     num_workers: int = 2
     """Loader processes per data-parallel rank; 0 reads in the training process."""
     use_train_split_for_val: bool = False
-    """Validate on the training split where a dataset has no `val` split."""
+    """Validate on the training split, read apart from training, also where there is a `val`."""
     shuffle_buffer_size: int = 100
     """Samples held for shuffling, before packing."""
     max_samples_per_sequence: int = 100

@@ -18,6 +18,7 @@
 No torch.distributed here: ranks come as arguments.
 """
 
+from dit.data.guarded import deaths_in_words
 from dit.data.loader import (
     PackLoader,
     ValidationPacks,
@@ -39,5 +40,6 @@ __all__ = [
     "build_val_loader",
     "build_val_packs",
     "dataset_card",
+    "deaths_in_words",
     "null_text",
 ]

@@ -8,7 +8,8 @@ import queue
 import signal
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from multiprocessing.util import Finalize
 from typing import Any
@@ -117,6 +118,23 @@ class GuardedLoader(SavableDataLoader):
         dead = [worker.pid for worker in workers if not worker.is_alive()]
         if dead:
             raise DataError(worker_died(f"pid {', '.join(map(str, dead))}"))
+
+
+@contextmanager
+def deaths_in_words() -> Iterator[None]:
+    """Says what to do about a loader process that dies while the trainer does anything else.
+
+    torch reports it from a signal handler: its error comes up wherever the trainer stands.
+
+    Raises:
+        DataError: instead of torch's RuntimeError.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise DataError(worker_died(str(error).strip())) from error
 
 
 def worker_died(which: str) -> str:

@@ -37,7 +37,8 @@ def rank() -> int:
 def start_processes(*, seed: int, model: ModelConfig, timeout_s: float = 600.0) -> None:
     """Joins the process group of the launcher (or one of its own) and prepares Megatron-Core.
 
-    NCCL where there is CUDA, gloo elsewhere. Ends with `stop_processes`.
+    NCCL where there is CUDA, gloo elsewhere. Ends with `stop_processes`. Called again, it makes the
+    groups of the new layout: a program may open one checkpoint after another.
     """
     run_megatron_on_cpu()
     install_adam()
@@ -57,6 +58,7 @@ def start_processes(*, seed: int, model: ModelConfig, timeout_s: float = 600.0) 
             timeout=timedelta(seconds=timeout_s),
             device_id=target if target.type == "cuda" else None,
         )
+    parallel_state.destroy_model_parallel()
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=model.tensor_model_parallel_size,
         pipeline_model_parallel_size=model.pipeline_model_parallel_size,

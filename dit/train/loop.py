@@ -20,6 +20,7 @@ from dit.data import (
     build_train_loader,
     build_val_packs,
     dataset_card,
+    deaths_in_words,
     null_text,
 )
 from dit.model.flops import training_flops
@@ -51,7 +52,7 @@ def pretrain(config: RunConfig) -> ExitCode:
     """
     run = _prepare(config)
     record = Record(run)
-    with StopRequests() as requests:
+    with StopRequests() as requests, deaths_in_words():
         try:
             return _train(run, record, requests)
         finally:

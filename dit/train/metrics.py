@@ -101,15 +101,21 @@ def _wandb_run(config: RunConfig, folder: Path) -> Any:
             f"logger.wandb_project={config.logger.wandb_project} needs the package wandb: install"
             " the extra `log`, or leave wandb_project unset"
         ) from error
-    return wandb.init(
-        project=config.logger.wandb_project,
-        name=config.logger.wandb_exp_name,
-        entity=config.logger.wandb_entity,
-        dir=str(folder),
-        id=_wandb_id(folder),
-        resume="allow",
-        config=asdict(config),
-    )
+    try:
+        return wandb.init(
+            project=config.logger.wandb_project,
+            name=config.logger.wandb_exp_name,
+            entity=config.logger.wandb_entity,
+            dir=str(folder),
+            id=_wandb_id(folder),
+            resume="allow",
+            config=asdict(config),
+        )
+    except wandb.Error as error:
+        raise ValueError(
+            f"logger.wandb_project={config.logger.wandb_project}: {error}; run `wandb login`, set"
+            " WANDB_MODE=offline to keep the record in the run folder, or leave it unset"
+        ) from error
 
 
 def _wandb_id(folder: Path) -> str:

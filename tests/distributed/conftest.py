@@ -1,12 +1,21 @@
-"""Digits that several tests train on."""
+"""Digits that several tests train on, and a process that calls entry scripts for them."""
 
 from __future__ import annotations
 
+import multiprocessing
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
+
+from tests.entering import Enter, Outcome
+from tests.entering import enter as call_script
+
+HANG = 90
+"""Seconds after which a command that takes a few is taken to hang."""
 
 
 @pytest.fixture(scope="session")
@@ -16,3 +25,21 @@ def digits(tmp_path_factory) -> Path:
     packing = ["-m", "data_prep", "digits", "--num_samples", "240", "--output_dir", str(folder)]
     subprocess.run([sys.executable, *packing], check=True, capture_output=True)
     return folder
+
+
+@pytest.fixture(scope="session")
+def enter() -> Iterator[Enter]:
+    """Calls entry scripts one after another in one process that is not pytest's."""
+    spawned = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawned) as pool:
+
+        def call(script: str, *arguments: object) -> Outcome:
+            asked = pool.submit(call_script, script, *map(str, arguments))
+            try:
+                return asked.result(timeout=HANG)
+            except TimeoutError:
+                for process in pool._processes.values():  # else pytest's own end waits for it
+                    process.kill()
+                raise
+
+        yield call

@@ -19,9 +19,7 @@ def test_losses_are_those_of_before(tmp_path, objective):
     conf = str(ROOT / "conf/dit_debug.yaml")
     arguments = ["train.eval_interval=0", f"objective.name={objective}", "optimizer.lr=1e-3"]
     done = run(
-        command(
-            "pretrain_dit.py", "--config-file", conf, f"checkpoint.save={tmp_path}", *arguments
-        )
+        command("pretrain_dit.py", "--config-file", conf, f"checkpoint.save={tmp_path}", *arguments)
     )
     assert done.returncode == 0, done.stdout + done.stderr
     got = {name: [line[name] for line in metrics(tmp_path)] for name in ("loss", "grad_norm")}

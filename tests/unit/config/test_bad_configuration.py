@@ -101,6 +101,7 @@ def test_a_wrong_type_says_what_is_expected(token: str, expected: str) -> None:
         ("model.num_attention_heads=0", "model: num_attention_heads=0 must be at least 1"),
         ("model.name=dit_m", "model: name=dit_m is no known size; use dit_s, dit_b, dit_l, dit_xl"),
         ("model.sequence_parallel=true", "model: sequence_parallel=true needs"),
+        ("model.context_parallel_size=2", "model: context_parallel_size=2 is not supported yet"),
         ("train.micro_batch_size=2", "train: micro_batch_size=2 must be 1"),
         ("dataset.task_encoder_seq_length=8", "dataset: task_encoder_seq_length=8 must be a pos"),
         ("optimizer.adam_eps=.nan", "optimizer: adam_eps=nan must be positive"),
@@ -293,6 +294,21 @@ def test_a_global_batch_that_does_not_divide() -> None:
     assert config.data_parallel_size(3) == 3
     with pytest.raises(Problems, match="global_batch_size=6 packs do not divide over 4"):
         config.data_parallel_size(4)
+
+
+def test_heads_that_do_not_divide_over_tensor_ranks() -> None:
+    split = ("model.hidden_size=96", "model.num_attention_heads=6")
+    (message, *_) = problems_of(*split, "model.tensor_model_parallel_size=4")
+    assert "num_attention_heads=6 does not divide by tensor_model_parallel_size=4" in message
+    assert "choose a divisor of 6" in message
+
+
+def test_too_few_processes_for_the_layout(monkeypatch) -> None:
+    monkeypatch.setattr(ModelConfig, "model_parallel_size", 4)  # no layout that has it runs yet
+    config = RunConfig(train=TrainConfig(global_batch_size=6))
+    assert config.data_parallel_size(8) == 2
+    with pytest.raises(Problems, match=r"2 processes do not divide by .* = 4; start a multiple of"):
+        config.data_parallel_size(2)
 
 
 def test_the_dataclasses_check_themselves() -> None:

@@ -131,6 +131,53 @@ def test_old_checkpoints_are_removed(groups, tmp_path):
     assert kept == ["step_00000002", "step_00000010"]
 
 
+def test_a_run_that_went_back_keeps_what_it_writes(groups, tmp_path):
+    """Checkpoints of the abandoned later steps neither count nor go."""
+    config = replace(_config(), checkpoint=CheckpointConfig(keep_last=1))
+    learner = build_learner(config, groups)
+    abandoned = tmp_path / "checkpoints/step_00000006"
+    abandoned.mkdir(parents=True)
+    for step in (3, 4):
+        save_checkpoint(tmp_path, learner, progress=Progress(step=step), config=config, data=DATA)
+    assert find_checkpoint(tmp_path) == abandoned.with_name("step_00000004")
+    assert sorted(abandoned.parent.glob("step_*")) == [
+        abandoned.with_name("step_00000004"),
+        abandoned,
+    ]
+
+
+def test_what_a_killed_save_left_is_removed_by_the_next(groups, tmp_path):
+    config = _config()
+    left = tmp_path / "checkpoints/.partial_step_00000007"
+    left.mkdir(parents=True)
+    (left / "__0_0.distcp").write_bytes(b"half")
+    learner = build_learner(config, groups)
+    save_checkpoint(tmp_path, learner, progress=Progress(step=8), config=config, data=DATA)
+    assert not left.exists()
+
+
+def test_a_lost_or_damaged_data_position_is_named(groups, tmp_path):
+    config = _config()
+    learner = build_learner(config, groups)
+    place = save_checkpoint(tmp_path, learner, progress=Progress(), config=config, data=DATA)
+    with pytest.raises(CheckpointError, match=r"no loader_00001.pt: it was saved by 1 data-par"):
+        data_position(place, data_rank=1)
+    file = place / "loader_00000.pt"
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match=r"loader_00000.pt cannot be read, .* damaged"):
+        data_position(place, data_rank=0)
+
+
+@pytest.mark.parametrize("name", ["common.pt", ".metadata", "metadata.json"])
+def test_a_file_that_is_cut_short_is_damage(groups, tmp_path, name):
+    config = _config()
+    learner = build_learner(config, groups)
+    place = save_checkpoint(tmp_path, learner, progress=Progress(), config=config, data=DATA)
+    (place / name).write_bytes((place / name).read_bytes()[:40])
+    with pytest.raises(CheckpointError, match=r"step_00000000 cannot be read, .* damaged"):
+        load_checkpoint(place, learner, config=config)
+
+
 def test_every_way_to_name_a_checkpoint(groups, tmp_path):
     config = _config()
     assert find_checkpoint(tmp_path) is None

@@ -1,0 +1,151 @@
+"""Pictures from a checkpoint: repeatable, independent of their neighbours, and written down."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from PIL import Image
+
+from recipes.generate_dit import Options
+from tests.entering import Enter
+from tests.launching import ROOT, SMALL, command, run
+
+PROMPTS = ("a handwritten zero", "a handwritten seven", "a handwritten three", "x")
+
+
+@pytest.fixture(scope="module")
+def trained(enter: Enter, digits: Path, tmp_path_factory) -> Path:
+    """Forty steps: the picture depends on the caption, and the average differs from the weights."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    conf = ("--config-file", ROOT / "conf/dit_digits.yaml", *SMALL, "dataset.num_workers=0")
+    steps = ("train.train_iters=40", "train.global_batch_size=2", "train.eval_interval=0")
+    places = (f"dataset.path={digits}", f"checkpoint.save={folder}")
+    done = enter("pretrain_dit", *conf, *steps, *places, "optimizer.lr=5e-3")
+    assert done.code == 0, done.said
+    return folder
+
+
+@pytest.fixture
+def generate(enter: Enter, trained: Path, tmp_path_factory):
+    """Pictures [N, H, W, 3] for prompts and flags, in a new folder that the function returns."""
+
+    def call(*flags: object, prompts=PROMPTS) -> tuple[np.ndarray, Path]:
+        folder = tmp_path_factory.mktemp("pictures")
+        asked = [part for prompt in prompts for part in ("--prompt", prompt)]
+        place = ("--checkpoint_path", trained, "--output_dir", folder)
+        done = enter("generate_dit", *place, *asked, "--num_steps", 6, *flags)
+        assert done.code == 0, done.said
+        return _read(folder), folder
+
+    return call
+
+
+def _read(folder: Path) -> np.ndarray:
+    entries = json.loads((folder / "samples.json").read_text())
+    return np.stack([np.array(Image.open(folder / entry["file"])) for entry in entries])
+
+
+def _distance(one: np.ndarray, other: np.ndarray) -> int:
+    """Largest difference in grey levels."""
+    return int(np.abs(one.astype(int) - other.astype(int)).max())
+
+
+def test_the_same_call_gives_the_same_pictures(generate):
+    (one, _), (two, _) = generate(), generate()
+    assert np.array_equal(one, two)
+    other, _ = generate("--seed", 1)
+    assert _distance(one, other) > 10
+
+
+@pytest.mark.parametrize("sampler", ["heun", "euler"])
+def test_a_picture_does_not_depend_on_its_neighbours(generate, sampler):
+    together, _ = generate("--sampler", sampler)
+    for i, prompt in enumerate(PROMPTS):
+        alone, _ = generate("--sampler", sampler, "--seed", i, prompts=(prompt,))
+        assert _distance(alone[0], together[i]) <= 1
+    among_others, _ = generate("--sampler", sampler, prompts=(*PROMPTS[:2], *[PROMPTS[3]] * 30))
+    assert _distance(among_others[:2], together[:2]) <= 1
+
+
+def test_weights_and_their_average_give_other_pictures(generate):
+    average, folder = generate()
+    last, _ = generate("--weights", "model")
+    assert _distance(average, last) > 1
+    assert {e["weights"] for e in json.loads((folder / "samples.json").read_text())} == {"ema"}
+
+
+def test_guidance_leads_away_from_the_negative_prompt(generate):
+    strong = ("--guidance", 4)
+    plain, _ = generate(*strong)
+    negative, _ = generate(*strong, "--negative_prompt", PROMPTS[1])
+    assert _distance(plain, negative) > 1
+    unguided, _ = generate("--guidance", 1)
+    ignored, _ = generate("--guidance", 1, "--negative_prompt", PROMPTS[1])
+    assert np.array_equal(unguided, ignored)
+    # Away from what is asked for is nowhere: c + g (c - c) is the prediction without guidance.
+    itself, _ = generate(*strong, "--negative_prompt", PROMPTS[1], prompts=[PROMPTS[1]])
+    alone, _ = generate("--guidance", 1, prompts=[PROMPTS[1]])
+    assert _distance(itself, alone) <= 1
+
+
+def test_everything_is_written_down(generate, trained):
+    pictures, folder = generate("--seed", 5, "--height", 12, "--width", 10, "--guidance", 2)
+    assert pictures.shape == (4, 12, 10, 3)
+    entries = json.loads((folder / "samples.json").read_text())
+    assert [entry["prompt"] for entry in entries] == list(PROMPTS)
+    assert [entry["seed"] for entry in entries] == [5, 6, 7, 8]
+    asked = {"height": 12, "width": 10, "num_video_frames": 1, "num_steps": 6, "guidance": 2.0}
+    asked |= {"sampler": "heun", "weights": "ema", "negative_prompt": "", "fps": 24.0}
+    asked |= {"checkpoint": str(trained / "checkpoints/step_00000040")}
+    assert {field.name for field in fields(Options)} < asked.keys()
+    for entry in entries:
+        assert entry.items() >= asked.items()
+        note = Image.open(folder / entry["file"]).text
+        assert note["prompt"] == entry["prompt"]
+        assert json.loads(note["settings"]) == {"seed": entry["seed"], **asked}
+    assert Image.open(folder / "grid.png").width > 10
+
+
+def test_every_name_of_a_checkpoint_and_a_file_of_prompts(generate, enter, trained, tmp_path):
+    pictures, _ = generate()
+    file = tmp_path / "prompts.txt"
+    file.write_text("\n".join(["", *PROMPTS, ""]))
+    for n, place in enumerate(("checkpoints/LATEST", "checkpoints/step_00000040")):
+        flags = ("--prompts_file", file, "--num_steps", 6, "--video_save_path", tmp_path / str(n))
+        done = enter("generate_dit", "--checkpoint_path", trained / place, *flags)
+        assert done.code == 0, done.said
+        assert np.array_equal(_read(tmp_path / str(n)), pictures)
+
+
+def test_videos_are_generated_at_their_rate(enter, trained, tmp_path):
+    size = ("--num_video_frames", 3, "--height", 8, "--width", 10, "--fps", 12)
+    asked = ("--prompt", PROMPTS[0], "--num_steps", 2, *size, "--video_save_path", tmp_path)
+    done = enter("generate_dit", "--checkpoint_path", trained, *asked)
+    assert done.code == 0, done.said
+    (entry,) = json.loads((tmp_path / "samples.json").read_text())
+    assert (entry["file"], entry["fps"], entry["num_video_frames"]) == ("00000.mp4", 12.0, 3)
+    with av.open(str(tmp_path / entry["file"])) as container:
+        stream = container.streams.video[0]
+        assert stream.average_rate == 12
+        shapes = [frame.to_ndarray(format="rgb24").shape for frame in container.decode(stream)]
+    assert shapes == [(8, 10, 3)] * 3
+
+
+@pytest.mark.slow
+def test_any_number_of_processes_gives_the_same_pictures(generate, trained, tmp_path):
+    pictures, _ = generate()
+    asked = ["--checkpoint_path", str(trained), "--num_steps", "6"]
+    asked += [part for prompt in PROMPTS for part in ("--prompt", prompt)]
+    plain = [sys.executable, str(ROOT / "recipes/generate_dit.py")]
+    launched = command("generate_dit.py", nproc=2)
+    for n, started in enumerate((plain, launched)):
+        folder = tmp_path / str(n)
+        done = run([*started, *asked, "--output_dir", str(folder)])
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert _distance(_read(folder), pictures) <= 1

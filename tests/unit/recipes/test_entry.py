@@ -1,0 +1,51 @@
+"""How a command ends: its exit code, and what it says."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from recipes.entry import run
+
+
+def _raises(error: BaseException):
+    def main() -> int:
+        raise error
+
+    return main
+
+
+@pytest.mark.parametrize("error", [ValueError("[b] is no size"), OSError("[b] is no size")])
+def test_what_a_user_can_mend_is_one_message(capfd, error):
+    assert run(_raises(error)) == 1
+    assert capfd.readouterr() == ("", "error: [b] is no size\n")  # as it is, markup or not
+
+
+def test_a_fault_of_ours_keeps_its_traceback():
+    with pytest.raises(TypeError, match="ours"):
+        run(_raises(TypeError("ours")))
+
+
+def test_the_death_of_another_process_is_said_in_words(capfd):
+    gloo = RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error")
+    assert run(_raises(gloo)) == 1
+    said = capfd.readouterr().err
+    assert said.startswith("error: another process of the run has died")
+    assert "Started again, the run goes on" in said
+
+
+def test_an_early_interrupt_is_no_error(capfd):
+    assert run(_raises(KeyboardInterrupt())) == 130
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_launcher_is_told_where_to_look(monkeypatch, tmp_path, capfd):
+    file = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+    assert run(_raises(ValueError("wrong"))) == 1
+    assert "above" in json.loads(file.read_text())["message"]
+
+
+def test_exit_codes_pass_through():
+    assert run(lambda: 75) == 75

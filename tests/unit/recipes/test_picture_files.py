@@ -1,0 +1,54 @@
+"""Pictures and videos on disk say what was made, and read back as it was."""
+
+import json
+from fractions import Fraction
+
+import av
+import numpy as np
+import pytest
+from PIL import Image
+
+from recipes.picture_files import make_folder, write
+
+SETTINGS = {"fps": 24.0, "num_steps": 3}
+
+
+def _smooth(frames: int, height: int, width: int) -> np.ndarray:
+    """A ramp that moves with time: what a video codec keeps."""
+    f, y, x = np.mgrid[:frames, :height, :width]
+    levels = 40 + 20 * f + 60 * y / height + 40 * x / width
+    return np.repeat(levels[..., None], 3, axis=-1).astype(np.uint8)
+
+
+@pytest.mark.parametrize(("height", "width"), [(16, 32), (9, 15), (1, 1)])
+@pytest.mark.parametrize("fps", [24.0, 12.5, 30000 / 1001, 7.0])
+def test_a_video_reads_back(tmp_path, height, width, fps):
+    video = _smooth(5, height, width)
+    write([video], ["a ramp"], folder=tmp_path, seed=4, settings=SETTINGS | {"fps": fps})
+    with av.open(str(tmp_path / "00000.mp4")) as container:
+        stream = container.streams.video[0]
+        assert stream.average_rate == Fraction(fps).limit_denominator(1001)
+        read = np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(stream)])
+    assert read.shape == video.shape
+    assert np.abs(read.astype(int) - video).mean() < 6
+
+
+def test_pictures_videos_and_the_listing_share_a_folder(tmp_path):
+    pictures = [_smooth(1, 7, 5), _smooth(3, 8, 8), _smooth(1, 4, 4)]
+    grid = write(pictures, ["a", "b", "a"], folder=tmp_path, seed=4, settings=SETTINGS)
+    assert grid == tmp_path / "grid.png"
+    assert grid.is_file()
+    entries = json.loads((tmp_path / "samples.json").read_text())
+    assert [entry["file"] for entry in entries] == ["00000.png", "00001.mp4", "00002.png"]
+    assert [entry["seed"] for entry in entries] == [4, 5, 6]
+    assert all(entry.items() >= SETTINGS.items() for entry in entries)
+    picture = Image.open(tmp_path / "00002.png")
+    assert np.array_equal(np.array(picture), pictures[2][0])
+    assert picture.text["prompt"] == "a"
+    assert json.loads(picture.text["settings"]) == {"seed": 6, **SETTINGS}
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"--output_dir .*file/inside cannot be written"):
+        make_folder(tmp_path / "file/inside")
