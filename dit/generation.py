@@ -63,7 +63,7 @@ def generate_latents(
     layout = PatchLayout.of(config)
     samples = [_blank(i, r, config) for i, r in enumerate(requests)]
     lengths = [layout.padded_tokens(s.latent_CFHW) for s in samples]
-    capacity = max(config.dataset.task_encoder_seq_length, *lengths)
+    capacity = max([config.dataset.task_encoder_seq_length, *lengths])
     latents: dict[int, Tensor] = {}
     for members in best_fit_decreasing(lengths, capacity=capacity):
         batch = pack([samples[i] for i in members], layout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 import os
@@ -12,6 +13,7 @@ import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import NoReturn
 
 from rich.console import Console
 
@@ -22,6 +24,13 @@ _LOST_PEER = (
     " killed, most often for want of memory). Started again, the run goes on from its last"
     " checkpoint; --debug shows what was under way"
 )
+
+
+class Parser(argparse.ArgumentParser):
+    """One whose errors are those of `run`: its own would be said by every process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message}; --help lists the options")
 
 
 def run(main: Callable[[], int]) -> int:

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import sys
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from recipes.entry import Parser, run
 from recipes.picture_files import make_folder, write
 
 if TYPE_CHECKING:
@@ -201,9 +201,9 @@ def _latent_size(options: Options, opened: Opened) -> tuple[int, int, int]:
     return frames, height // stride, width // stride
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     defaults = Options()
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         description="Generates pictures (PNG) and videos (MP4) from prompts and a checkpoint."
     )
     parser.add_argument(
@@ -295,6 +295,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    from recipes.entry import run
-
     sys.exit(run(main))

@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,35 +30,106 @@ def _command(data: Path, folder: Path, *more: str, nproc: int = 2) -> list[str]:
 
 @contextmanager
 def _running(arguments: list[str], folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """A run that has saved its first checkpoint and goes on without end."""
-    endless = ("train.train_iters=1000000", "checkpoint.save_interval=1000000")
+    """A run without end that has saved its first checkpoint and goes on saving."""
     with subprocess.Popen(
-        [*arguments, *endless[:1], "checkpoint.save_interval=5"],
+        [*arguments, "train.train_iters=1000000", "checkpoint.save_interval=5"],
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-    ) as process:
+    ) as launcher:
         try:
-            while process.poll() is None and not (folder / "checkpoints/LATEST").exists():
+            while launcher.poll() is None and not (folder / "checkpoints/LATEST").exists():
                 time.sleep(0.1)
-            yield process
+            yield launcher
         finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+            if launcher.poll() is None:
+                launcher.terminate()
 
 
-def _end(process: subprocess.Popen[str]) -> Outcome:
-    said, wrong = process.communicate(timeout=HANG)
-    assert process.returncode == 1, said + wrong  # the launcher's, whatever those of its processes
-    return Outcome(1, said + wrong)
+def _end(launcher: subprocess.Popen[str]) -> Outcome:
+    """What the processes of the run said; the launcher adds a traceback of its own."""
+    said, wrong = launcher.communicate(timeout=HANG)
+    assert launcher.returncode == 1, said + wrong
+    return Outcome(1, said + wrong.partition('Traceback (most recent call last):\n  File "<fr')[0])
 
 
 def _newest(folder: Path) -> int:
     return int((folder / "checkpoints/LATEST").read_text().removeprefix("step_"))
 
 
-def _trainers(launcher: subprocess.Popen[str]) -> list[int]:
-    threads = Path(f"/proc/{launcher.pid}/task").iterdir()
-    return sorted(int(pid) for t in threads for pid in (t / "children").read_text().split())
+def _goes_on(arguments: list[str], folder: Path) -> None:
+    """Started again, the run continues from its newest checkpoint."""
+    newest = _newest(folder)
+    done = run([*arguments, f"train.train_iters={newest + 1}"])
+    assert done.returncode == 0, done.stderr
+    assert f"continuing after step {newest}" in done.stdout
+    assert metrics(folder)[-1]["step"] == newest + 1
+
+
+def _stop_launcher(launcher: subprocess.Popen[str]) -> None:
+    """As a scheduler does; the launcher passes it on to all processes of the run, writers too."""
+    launcher.terminate()
+
+
+def _press_control_c(launcher: subprocess.Popen[str]) -> None:
+    os.killpg(launcher.pid, signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("stop", "nproc"),
+    [
+        (_stop_launcher, 1),
+        pytest.param(_stop_launcher, 2, marks=pytest.mark.slow),
+        pytest.param(_press_control_c, 2, marks=pytest.mark.slow),
+    ],
+)
+def test_stopped_run_has_saved_its_last_step(digits, tmp_path, stop, nproc):
+    with _running(_command(digits, tmp_path, nproc=nproc), tmp_path) as launcher:
+        stop(launcher)
+        said = _end(launcher).said
+    assert "stopped on request; the same command continues" in said
+    assert "error:" not in said
+    assert _newest(tmp_path) == metrics(tmp_path)[-1]["step"]
+
+
+@pytest.mark.slow
+def test_killed_process_ends_the_others_and_the_run_goes_on_afterwards(digits, tmp_path):
+    arguments = _command(digits, tmp_path)
+    with _running(arguments, tmp_path) as launcher:
+        threads = Path(f"/proc/{launcher.pid}/task").iterdir()
+        trainers = [int(pid) for t in threads for pid in (t / "children").read_text().split()]
+        os.kill(max(trainers), signal.SIGKILL)
+        said = _end(launcher)
+    assert "another process of the run has died" in said.error()
+    _goes_on(arguments, tmp_path)
+
+
+@pytest.mark.slow
+def test_shards_that_vanish_end_the_run_and_it_goes_on_with_them_back(digits, tmp_path):
+    data, folder = tmp_path / "data", tmp_path / "run"
+    shutil.copytree(digits, data)
+    arguments = _command(data, folder)
+    with _running(arguments, folder) as launcher:
+        (data / "train").rename(data / "moved")
+        said = _end(launcher).error()
+    assert "shard cannot be read" in said
+    assert f"{data}/train/shard-000000.tar, key " in said
+    assert "restore the shard" in said
+    (data / "moved").rename(data / "train")
+    _goes_on(arguments, folder)
+
+
+@pytest.mark.slow
+def test_checkpoint_that_does_not_fit_the_disk_costs_no_older_one(digits, tmp_path):
+    arguments = _command(digits, tmp_path, "dataset.num_workers=0")
+    assert run([*arguments, "train.train_iters=3"]).returncode == 0
+    largest = max(f.stat().st_size for f in tmp_path.glob("checkpoints/*/*.distcp"))
+    small = ["bash", "-c", f'ulimit -f {largest // 2048}; exec "$@"', "bash"]
+    full = run([*small, *arguments, "train.train_iters=5"])
+    said = Outcome(full.returncode, full.stderr.partition("Traceback")[0]).error()
+    assert "step_00000005 cannot be written" in said
+    assert "is the disk full? Free space, or choose another checkpoint.save" in said
+    assert _newest(tmp_path) == 3
+    _goes_on(arguments, tmp_path)

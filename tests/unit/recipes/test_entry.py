@@ -6,7 +6,15 @@ import json
 
 import pytest
 
+from recipes import entry
+from recipes import generate_dit
 from recipes.entry import run
+
+
+@pytest.fixture(autouse=True)
+def _group_of_other_tests(monkeypatch):
+    """`run` ends the process group of its process, which here belongs to other tests."""
+    monkeypatch.setattr(entry, "_stop", lambda: None)
 
 
 def _raises(error: BaseException):
@@ -49,3 +57,11 @@ def test_the_launcher_is_told_where_to_look(monkeypatch, tmp_path, capfd):
 
 def test_exit_codes_pass_through():
     assert run(lambda: 75) == 75
+
+
+def test_a_wrong_option_is_said_as_any_other_error(capfd):
+    asked = ["--checkpoint_path", "x", "--prompt", "y", "--sampler", "ddpm"]
+    assert run(lambda: generate_dit.main(asked)) == 1
+    said = capfd.readouterr().err
+    assert said.startswith("error: argument --sampler: invalid choice: 'ddpm'")
+    assert said.endswith("--help lists the options\n")
