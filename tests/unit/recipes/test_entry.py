@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from recipes import entry
-from recipes import generate_dit
+from recipes import entry, generate_dit
 from recipes.entry import run
 
 
