@@ -37,7 +37,7 @@ def rank() -> int:
 def start_processes(*, seed: int, model: ModelConfig, timeout_s: float = 600.0) -> None:
     """Joins the process group of the launcher (or one of its own) and prepares Megatron-Core.
 
-    NCCL where there is CUDA, gloo elsewhere. Ends with `stop_processes`. Called again, it makes the
+    NCCL where there is CUDA, gloo elsewhere. Called again, it makes the
     groups of the new layout: a program may open one checkpoint after another.
     """
     run_megatron_on_cpu()
@@ -67,15 +67,6 @@ def start_processes(*, seed: int, model: ModelConfig, timeout_s: float = 600.0) 
         create_gloo_process_groups=False,
     )
     model_parallel_cuda_manual_seed(seed)
-
-
-def stop_processes() -> None:
-    """Ends what `start_processes` began."""
-    from megatron.core import parallel_state
-
-    parallel_state.destroy_model_parallel()
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def process_groups() -> ProcessGroupCollection:
