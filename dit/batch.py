@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -29,8 +30,19 @@ class LatentSample:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """Which tokens of a pack are here: of each sample, padding included, one of equal parts."""
+
+    index: int = 0  # of this part
+    count: int = 1  # of parts; 1 is the whole pack
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PackedBatch:
-    """N samples laid end to end in one row of T tokens (THD)."""
+    """N samples laid end to end in one row of T tokens (THD).
+
+    Tensors with a T hold the tokens of `share`; everything else describes the whole pack.
+    """
 
     latent_TC: Tensor  # float32, whitened to std 1; C = channels * patch volume, order (c, t, h, w)
     position_T3: Tensor  # float32 (frame at 24 fps, row, column) inside the owning sample
@@ -44,6 +56,7 @@ class PackedBatch:
     text_starts: tuple[int, ...]  # N + 1 offsets of the captions in L
     keys: tuple[str, ...]  # of the N samples; empty strings where a sample has none
     pack_id: int  # 63-bit identity that, with seed and step, decides all random draws
+    share: Share = Share()
 
     @property
     def num_samples(self) -> int:
@@ -53,6 +66,16 @@ class PackedBatch:
     def num_tokens(self) -> tuple[int, ...]:
         """Real tokens of each sample."""
         return tuple(f * h * w for f, h, w in self.grids)
+
+    @property
+    def shared_spans(self) -> tuple[tuple[int, int], ...]:
+        """Of each sample, the first row of its tokens here and how many of them are real."""
+        spans, parts = [], self.share.count
+        for (start, stop), real in zip(pairwise(self.starts), self.num_tokens, strict=True):
+            part = (stop - start) // parts
+            here = min(max(real - self.share.index * part, 0), part)
+            spans.append((start // parts, here))
+        return tuple(spans)
 
     @property
     def real_tokens(self) -> int:

@@ -132,7 +132,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check(*self._sizes())
-        check(*self._shapes(), *self._one_rank_each())
+        check(*self._shapes(), *self._stages())
 
     def _sizes(self) -> list[Rule]:
         """Each number for itself."""
@@ -182,14 +182,33 @@ class ModelConfig:
             ),
         ]
 
-    def _one_rank_each(self) -> list[Rule]:
-        """Layouts other than data parallelism, which do not run yet."""
-        names = ("tensor_model_parallel_size", "context_parallel_size")
-        names += ("pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size")
-        sizes = {name: getattr(self, name) or 1 for name in names}
+    def _stages(self) -> list[Rule]:
+        """How layers and heads spread over pipeline and context ranks."""
+        heads, layers, tp = (
+            self.num_attention_heads,
+            self.num_layers,
+            self.tensor_model_parallel_size,
+        )
+        cp, pp = self.context_parallel_size, self.pipeline_model_parallel_size
+        virtual = self.virtual_stages
         return [
-            (size == 1, f"{name}={size} is not supported yet; set it to 1 and use data parallelism")
-            for name, size in sizes.items()
+            (
+                virtual == 1 or pp > 1,
+                f"virtual_pipeline_model_parallel_size={virtual} needs"
+                " pipeline_model_parallel_size > 1; set it to null",
+            ),
+            (
+                layers % (pp * virtual) == 0,
+                f"num_layers={layers} does not divide by pipeline_model_parallel_size={pp} *"
+                f" virtual_pipeline_model_parallel_size={virtual}; choose sizes whose product"
+                f" divides {layers}",
+            ),
+            (
+                cp == 1 or self.cp_comm_type is not ContextComm.A2A or heads % (tp * cp) == 0,
+                f"cp_comm_type=a2a spreads num_attention_heads={heads} over"
+                f" tensor_model_parallel_size={tp} * context_parallel_size={cp} = {tp * cp} ranks,"
+                " which does not divide; use cp_comm_type=all_gather",
+            ),
         ]
 
     @property
@@ -200,6 +219,11 @@ class ModelConfig:
     def patch_features(self) -> int:
         """Numbers in one token of the latent: channels * frames * rows * columns."""
         return self.in_channels * self.patch_temporal * self.patch_spatial**2
+
+    @property
+    def virtual_stages(self) -> int:
+        """Groups of layers on each pipeline stage."""
+        return self.virtual_pipeline_model_parallel_size or 1
 
     @property
     def model_parallel_size(self) -> int:

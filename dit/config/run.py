@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from dit.config.checks import check
@@ -38,11 +39,19 @@ class RunConfig:
     def __post_init__(self) -> None:
         warmup, horizon = self.scheduler.lr_warmup_iters, self.decay_iters
         mixture = self.dataset.mock_samples if self.dataset.mock else ()
+        multiple, context = self.dataset.sample_multiple, self.model.context_parallel_size
         check(
             (
                 warmup < horizon,
                 f"scheduler.lr_warmup_iters={warmup} must lie below the decay horizon {horizon}"
                 " (scheduler.lr_decay_iters, else train.train_iters); lower the first",
+            ),
+            (
+                multiple % context == 0,
+                f"model.context_parallel_size={context} ranks share the tokens of every sample, and"
+                f" dataset.sample_multiple={multiple} does not divide by it; use"
+                f" dataset.sample_multiple={math.lcm(multiple, context)} from the start of the run,"
+                " or other ranks",
             ),
             *(
                 (not wrong, f"dataset.mock_samples[{index}]: {wrong}")
@@ -100,11 +109,19 @@ class RunConfig:
         )
         replicas = world_size // parts
         batch = self.train.global_batch_size
+        stages = self.model.pipeline_model_parallel_size if self.model.virtual_stages > 1 else 1
         check(
             (
                 batch % replicas == 0,
                 f"train.global_batch_size={batch} packs do not divide over {replicas}"
                 f" data-parallel ranks; use a multiple of {replicas}",
-            )
+            ),
+            (
+                batch % (replicas * stages) == 0,
+                f"train.global_batch_size={batch} packs over {replicas} data-parallel ranks are"
+                f" {batch / replicas:g} each, and virtual pipeline stages need a multiple of"
+                f" model.pipeline_model_parallel_size={stages}; use a multiple of"
+                f" {replicas * stages}",
+            ),
         )
         return replicas

@@ -9,7 +9,7 @@ implementation against `attend_one_by_one`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -29,6 +29,27 @@ class Spans:
     total: int  # rows of the query tensor, padding included
     device: torch.device
     _made: dict[str, object] = field(default_factory=dict)  # index tensors, made at first use
+
+    @classmethod
+    def of(
+        cls,
+        queries: Sequence[tuple[int, int]],
+        keys: Sequence[tuple[int, int]],
+        *,
+        total: int,
+        device: torch.device,
+    ) -> Spans:
+        """From (first row, number of rows) per sample; samples without queries are left out."""
+        both = [(*q, *k) for q, k in zip(queries, keys, strict=True) if q[1] > 0]
+        starts, lengths, key_starts, key_lengths = zip(*both, strict=True) if both else ((),) * 4
+        return cls(
+            starts=starts,
+            lengths=lengths,
+            key_starts=key_starts,
+            key_lengths=key_lengths,
+            total=total,
+            device=device,
+        )
 
     def once(self, name: str, make: Callable[[], object]) -> object:
         """The value of `make()`, made once for all layers."""
@@ -97,7 +118,7 @@ def attend_varlen(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, spans: Spans) -> 
     """Flash attention of torch: one kernel for the whole pack (CUDA only)."""
     from torch.nn.attention.varlen import varlen_attn
 
-    plan: _Varlen = spans.once("varlen", lambda: _Varlen.of(spans))  # type: ignore[assignment]
+    plan: _Varlen = spans.once("varlen", lambda: _Varlen.of(spans, keys=len(k_SHK)))  # type: ignore[assignment]
     # The kernel cannot mask keys in its backward pass, so padding leaves before and comes back.
     q, k, v = (
         x if rows is None else x[rows]
@@ -116,7 +137,7 @@ class _Varlen:
     key_rows: Tensor | None
 
     @classmethod
-    def of(cls, spans: Spans) -> _Varlen:
+    def of(cls, spans: Spans, *, keys: int) -> _Varlen:
         def offsets(lengths: tuple[int, ...]) -> Tensor:
             made = torch.tensor((0, *accumulate(lengths)), dtype=torch.int32)
             return made.to(spans.device, non_blocking=True)
@@ -127,12 +148,11 @@ class _Varlen:
             rows = [torch.arange(s, s + n) for s, n in zip(starts, lengths, strict=True)]
             return torch.cat(rows).to(spans.device, non_blocking=True)
 
-        key_end = spans.key_starts[-1] + spans.key_lengths[-1]
         return cls(
             offsets(spans.lengths),
             offsets(spans.key_lengths),
             real(spans.starts, spans.lengths, spans.total),
-            real(spans.key_starts, spans.key_lengths, key_end),
+            real(spans.key_starts, spans.key_lengths, keys),
         )
 
 

@@ -9,7 +9,12 @@ from itertools import pairwise
 
 import torch
 from megatron.core.enums import ModelType
+from megatron.core.pipeline_parallel.utils import is_pp_first_stage, is_pp_last_stage
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel.mappings import (
+    gather_from_sequence_parallel_region,
+    scatter_to_sequence_parallel_region,
+)
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import (
@@ -24,26 +29,31 @@ from torch.utils.checkpoint import checkpoint
 from dit.batch import PackedBatch
 from dit.config import ExtraPosition, ModelConfig, Recompute, RecomputeMethod
 from dit.model.attention import Spans
-from dit.model.layer import Conditions, DiTLayer
+from dit.model.context import Context
+from dit.model.layer import Conditions, DiTLayer, Steer
 from dit.model.linears import Replicated, transformer_config
 from dit.model.modulation import LevelEmbedding, Modulation
 from dit.model.positions import LearnablePositions, Rotary
 
 
 class Layers(TransformerBlock):
-    """The layers of this pipeline stage.
+    """The layers of this pipeline stage, or of one of its virtual stages.
 
     Megatron-Core builds them, numbers them over all stages and shards their checkpoint; its own
     forward has no place for the conditions of a DiT.
     """
 
     def __init__(
-        self, config: TransformerConfig, model: ModelConfig, groups: ProcessGroupCollection
+        self,
+        config: TransformerConfig,
+        model: ModelConfig,
+        groups: ProcessGroupCollection,
+        vp_stage: int | None,
     ):
-        count = get_num_layers_to_build(config, pp_rank=groups.pp.rank())
+        count = get_num_layers_to_build(config, vp_stage, groups.pp.rank())
         spec = ModuleSpec(module=DiTLayer, params={"model": model})
         submodules = TransformerBlockSubmodules(layer_specs=[spec] * count, layer_norm=None)
-        super().__init__(config, submodules, pg_collection=groups)
+        super().__init__(config, submodules, pg_collection=groups, vp_stage=vp_stage)
         self.model = model
 
     def forward(self, h_TD: Tensor, conditions: Conditions) -> Tensor:  # type: ignore[override]
@@ -78,83 +88,124 @@ class DiT(MegatronModule):
     """Noisy tokens, noise level and text of a pack -> raw network output for each token.
 
     Every sample of the pack has its own level, positions and text, and sees no other sample.
+
+    Of a pipeline's stages the first embeds tokens, levels and positions; the hidden states travel
+    on with what was made of levels and positions, so no stage has a copy of those weights.
     """
 
-    def __init__(self, model: ModelConfig, groups: ProcessGroupCollection):
+    def __init__(
+        self, model: ModelConfig, groups: ProcessGroupCollection, vp_stage: int | None = None
+    ):
         config = transformer_config(model)
         super().__init__(config=config)
         self.model = model
+        self.groups = groups
         # What Megatron-Core's schedules ask of any model.
         self.model_type = ModelType.encoder_or_decoder
         self.share_embeddings_and_output_weights = False
-        width, volume = model.hidden_size, model.patch_temporal * model.patch_spatial**2
-        self.mask_features = volume if model.concat_padding_mask else 0
-        inputs = model.patch_features + self.mask_features
+        self.vp_stage = vp_stage
+        last = model.virtual_stages - 1
+        self.pre_process = is_pp_first_stage(groups.pp) and vp_stage in (None, 0)
+        self.post_process = is_pp_last_stage(groups.pp) and vp_stage in (None, last)
+        self.input_tensor: Tensor | None = None  # of the stage before
         self.rotary = Rotary(model)
-        self.patches = Replicated(inputs, width, config=config)
-        self.level = LevelEmbedding(config)
-        learnable = model.extra_pos_embed is ExtraPosition.LEARNABLE
-        self.positions = LearnablePositions(model, config.params_dtype) if learnable else None
-        self.decoder = Layers(config, model, groups)
-        self.modulate_out = Modulation(config, rank=model.adaln_lora_dim, gated=False)
-        self.proj_out = Replicated(width, model.patch_features, config=config)
+        self.context = Context(group=groups.cp, comm=model.cp_comm_type)
+        volume = model.patch_temporal * model.patch_spatial**2
+        self.mask_features = volume if model.concat_padding_mask else 0
+        width = model.hidden_size
+        self.positions = None
+        if self.pre_process:
+            inputs = model.patch_features + self.mask_features
+            self.patches = Replicated(inputs, width, config=config)
+            self.level = LevelEmbedding(config)
+            if model.extra_pos_embed is ExtraPosition.LEARNABLE:
+                self.positions = LearnablePositions(model, config)
+        self.decoder = Layers(config, model, groups, vp_stage)
+        if self.post_process:
+            self.modulate_out = Modulation(config, rank=model.adaln_lora_dim, gated=False)
+            self.proj_out = Replicated(width, model.patch_features, config=config)
 
     def set_input_tensor(self, input_tensor: list[Tensor | None]) -> None:
-        """Takes the hidden states of the stage before; Megatron-Core's schedules call it."""
-        self.decoder.input_tensor = input_tensor[0]
+        """Takes what the stage before hands on; Megatron-Core's schedules call it."""
+        self.input_tensor = input_tensor[0]
 
     def forward(self, x_TC: Tensor, level_N: Tensor, batch: PackedBatch) -> Tensor:
-        """Raw network output [T, C], float32; its value on padding tokens means nothing."""
-        batch = pad_text(batch, self.model.text_pad_to)
-        x_TC = torch.nn.functional.pad(x_TC, (0, self.mask_features))
-        h_TD = self.patches(x_TC.to(self.config.params_dtype))
-        conditions = self.conditions(level_N, batch)
-        h_TD = self.decoder(h_TD, conditions)
-        steer = (conditions.wave_ND, conditions.offset_NX, conditions.segment_T)
-        h_TD, _ = self.modulate_out(h_TD, *steer)
-        return self.proj_out(h_TD).float()
+        """Raw network output [T, C], float32; its value on padding tokens means nothing.
 
-    def conditions(self, level_N: Tensor, batch: PackedBatch) -> Conditions:
-        """What every layer sees beside the tokens."""
+        Of a stage that is not the last: what the next one takes.
+        """
+        batch = pad_text(batch, self.model.text_pad_to)
+        segment_T = self._my_tokens(batch.segment_T)
+        h_TD, steer = (
+            self.enter(x_TC, level_N, batch)
+            if self.pre_process
+            else _unload(self.input_tensor, self.model, batch, len(segment_T))
+        )
+        h_TD = self.decoder(h_TD, self.conditions(steer, batch, segment_T))
+        if not self.post_process:
+            return _load(h_TD, steer)
+        h_TD, _ = self.modulate_out(h_TD, steer.wave_ND, steer.offset_NX, segment_T)
+        x_TC = self.proj_out(h_TD)
+        if self.config.sequence_parallel:
+            # Each tensor rank computes the loss of all tokens: a gradient is not to be summed.
+            x_TC = gather_from_sequence_parallel_region(
+                x_TC, tensor_parallel_output_grad=False, group=self.groups.tp
+            )
+        return x_TC.float()
+
+    def _my_tokens(self, x_T: Tensor) -> Tensor:
+        """The tokens, as rows of any width, that this rank holds between two matrices."""
+        if not self.config.sequence_parallel:
+            return x_T
+        return scatter_to_sequence_parallel_region(x_T, group=self.groups.tp)
+
+    def enter(self, x_TC: Tensor, level_N: Tensor, batch: PackedBatch) -> tuple[Tensor, Steer]:
+        """The first hidden states, and what is learnt of levels and positions."""
+        x_TC = self._my_tokens(torch.nn.functional.pad(x_TC, (0, self.mask_features)))
         wave_ND, offset_NX = self.level(level_N)
-        cos_TK, sin_TK = self.rotary(batch.position_T3)
         position_TD = None
         if self.positions is not None:
-            fps_T = batch.fps_N[batch.segment_T]
-            position_TD = self.positions(batch.position_T3, fps_T).to(self.config.params_dtype)
+            fps_T = self._my_tokens(batch.fps_N[batch.segment_T])
+            position_TD = self.positions(self._my_tokens(batch.position_T3), fps_T)
+            position_TD = position_TD.to(self.config.params_dtype)
+        steer = Steer(wave_ND=wave_ND, offset_NX=offset_NX, position_TD=position_TD)
+        return self.patches(x_TC.to(self.config.params_dtype)), steer
+
+    def conditions(self, steer: Steer, batch: PackedBatch, segment_T: Tensor) -> Conditions:
+        """What every layer sees beside the tokens."""
+        cos_TK, sin_TK = self.rotary(batch.position_T3)
+        rows, ends = len(batch.segment_T), batch.text_starts
+        captions = [(a, b - a) for a, b in pairwise(ends)]
         return Conditions(
-            wave_ND=wave_ND,
-            offset_NX=offset_NX,
-            segment_T=batch.segment_T,
+            steer=steer,
+            segment_T=segment_T,
             text_LE=batch.text_LE.to(self.config.params_dtype),
             cos_TK=cos_TK,
             sin_TK=sin_TK,
-            position_TD=position_TD,
-            self_spans=_self_spans(batch),
-            cross_spans=_cross_spans(batch),
+            self_spans=self.context.spans(batch, rows=rows),
+            self_order=self.context.order(batch, rows=rows),
+            cross_spans=Spans.of(batch.shared_spans, captions, total=rows, device=segment_T.device),
         )
 
 
-def _self_spans(batch: PackedBatch) -> Spans:
-    starts, lengths = batch.starts[:-1], batch.num_tokens
-    return Spans(
-        starts=starts,
-        lengths=lengths,
-        key_starts=starts,
-        key_lengths=lengths,
-        total=batch.starts[-1],
-        device=batch.latent_TC.device,
-    )
+def _load(h_TD: Tensor, steer: Steer) -> Tensor:
+    """Hidden states and what steers them, as rows [rows, 1, D]: Megatron-Core sends three axes."""
+    parts = [h_TD, steer.wave_ND, steer.offset_NX.reshape(-1, h_TD.shape[-1])]
+    parts += [] if steer.position_TD is None else [steer.position_TD]
+    return torch.cat(parts)[:, None]
 
 
-def _cross_spans(batch: PackedBatch) -> Spans:
-    return Spans(
-        starts=batch.starts[:-1],
-        lengths=batch.num_tokens,
-        key_starts=batch.text_starts[:-1],
-        key_lengths=tuple(b - a for a, b in pairwise(batch.text_starts)),
-        total=batch.starts[-1],
-        device=batch.latent_TC.device,
+def _unload(
+    rows: Tensor | None, model: ModelConfig, batch: PackedBatch, tokens: int
+) -> tuple[Tensor, Steer]:
+    """The inverse of `_load`."""
+    assert rows is not None
+    samples, learnable = batch.num_samples, model.extra_pos_embed is ExtraPosition.LEARNABLE
+    sizes = [tokens, samples, 3 * samples, *([tokens] if learnable else [])]
+    h_TD, wave_ND, offset_XD, *position = rows[:, 0].split(sizes)
+    offset_NX = offset_XD.reshape(samples, -1)
+    return h_TD, Steer(
+        wave_ND=wave_ND, offset_NX=offset_NX, position_TD=position[0] if learnable else None
     )
 
 

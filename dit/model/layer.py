@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -18,23 +19,32 @@ from torch.utils.checkpoint import checkpoint
 
 from dit.config import ModelConfig, Recompute
 from dit.model.attention import Spans, attention_for
+from dit.model.context import Context, TokenOrder
 from dit.model.linears import ColumnLinear, RowLinear
 from dit.model.modulation import Modulation
 from dit.model.positions import rotate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Conditions:
-    """What every layer sees beside the tokens."""
+class Steer:
+    """What is learnt of levels and positions, once for all layers."""
 
     wave_ND: Tensor  # normalised sinusoid of each sample's level
     offset_NX: Tensor  # [N, 3 D], added to every modulation
+    position_TD: Tensor | None  # learnable positions, added before every layer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conditions:
+    """What every layer sees beside the tokens."""
+
+    steer: Steer
     segment_T: Tensor  # int64, the sample that owns each token
     text_LE: Tensor
     cos_TK: Tensor  # float32
     sin_TK: Tensor  # float32
-    position_TD: Tensor | None  # learnable positions, added before every layer
     self_spans: Spans
+    self_order: TokenOrder | None  # None where no context rank shares the tokens
     cross_spans: Spans
 
 
@@ -63,13 +73,15 @@ class PackedAttention(MegatronModule):
         return x_THX.chunk(parts, dim=-1)
 
     def _attend(self, q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, spans: Spans) -> Tensor:
+        if not spans.lengths:
+            # This rank's part of the pack is padding. Its gradients are zeros, not missing: the
+            # other ranks wait for them.
+            return q_THK * 0 + (k_SHK.sum() + v_SHK.sum()) * 0
         attend = attention_for(q_THK.device, q_THK.dtype)
         inputs = (q_THK, k_SHK, v_SHK.contiguous(), spans)
         if self.training and self.recomputed:
-            out_THK = checkpoint(attend, *inputs, use_reentrant=False)
-        else:
-            out_THK = attend(*inputs)
-        return self.linear_proj(out_THK.flatten(1))
+            return checkpoint(attend, *inputs, use_reentrant=False)
+        return attend(*inputs)
 
 
 class SelfAttention(PackedAttention):
@@ -81,12 +93,18 @@ class SelfAttention(PackedAttention):
         super().__init__(config, groups, model=model)
         width = model.hidden_size
         self.linear_qkv = ColumnLinear(width, 3 * width, config=config, groups=groups)
+        self.context = Context(group=groups.cp, comm=model.cp_comm_type)
 
     def forward(self, x_TD: Tensor, conditions: Conditions) -> Tensor:
         q, k, v = self._heads(self.linear_qkv(x_TD), 3)
         turn = (conditions.cos_TK, conditions.sin_TK)
         q, k = rotate(self.q_layernorm(q), *turn), rotate(self.k_layernorm(k), *turn)
-        return self._attend(q, k, v, conditions.self_spans)
+        spans, order = conditions.self_spans, conditions.self_order
+        if order is None:
+            out_THK = self._attend(q, k, v, spans)
+        else:
+            out_THK = self.context.attend(self._attend, (q, k, v), spans, order)
+        return self.linear_proj(out_THK.flatten(1))
 
 
 class CrossAttention(PackedAttention):
@@ -98,12 +116,16 @@ class CrossAttention(PackedAttention):
         super().__init__(config, groups, model=model)
         width, text_width = model.hidden_size, model.crossattn_emb_size
         self.linear_q = ColumnLinear(width, width, config=config, groups=groups)
-        self.linear_kv = ColumnLinear(text_width, 2 * width, config=config, groups=groups)
+        # Every tensor rank has the whole text: there are no parts of it to gather.
+        whole = copy(config)
+        whole.sequence_parallel = False
+        self.linear_kv = ColumnLinear(text_width, 2 * width, config=whole, groups=groups)
 
     def forward(self, x_TD: Tensor, conditions: Conditions) -> Tensor:
         (q,) = self._heads(self.linear_q(x_TD), 1)
         k, v = self._heads(self.linear_kv(conditions.text_LE), 2)
-        return self._attend(self.q_layernorm(q), self.k_layernorm(k), v, conditions.cross_spans)
+        q, k = self.q_layernorm(q), self.k_layernorm(k)
+        return self.linear_proj(self._attend(q, k, v, conditions.cross_spans).flatten(1))
 
 
 class Mlp(MegatronModule):
@@ -144,10 +166,10 @@ class DiTLayer(MegatronModule, BaseTransformerLayer):
         self.mlp = Mlp(config, pg_collection, model=model)
 
     def forward(self, h_TD: Tensor, conditions: Conditions) -> Tensor:
-        c = conditions
-        if c.position_TD is not None:
-            h_TD = h_TD + c.position_TD
-        steer = (c.wave_ND, c.offset_NX, c.segment_T)
+        c, position_TD = conditions, conditions.steer.position_TD
+        if position_TD is not None:
+            h_TD = h_TD + position_TD
+        steer = (c.steer.wave_ND, c.steer.offset_NX, c.segment_T)
         x_TD, gate_TD = self.modulate_self(h_TD, *steer)
         h_TD = h_TD + gate_TD * self.self_attention(x_TD, c)
         x_TD, gate_TD = self.modulate_cross(h_TD, *steer)

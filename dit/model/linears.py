@@ -17,7 +17,7 @@ from dit.config import ModelConfig, Precision
 
 def transformer_config(model: ModelConfig) -> TransformerConfig:
     """What Megatron-Core's layers, schedules and checkpoints need to know of the model."""
-    bf16 = model.precision is Precision.BF16
+    bf16, virtual = model.precision is Precision.BF16, model.virtual_stages
     return TransformerConfig(
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,
@@ -40,7 +40,8 @@ def transformer_config(model: ModelConfig) -> TransformerConfig:
         sequence_parallel=model.sequence_parallel,
         context_parallel_size=model.context_parallel_size,
         pipeline_model_parallel_size=model.pipeline_model_parallel_size,
-        virtual_pipeline_model_parallel_size=model.virtual_pipeline_model_parallel_size,
+        virtual_pipeline_model_parallel_size=virtual if virtual > 1 else None,
+        batch_p2p_comm=False,  # `StageLink` says why
         # Packs differ in length; Megatron ties this to an MoE dispatcher that is never used here.
         variable_seq_lengths=True,
         moe_token_dispatcher_type="alltoall",

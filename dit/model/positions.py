@@ -5,9 +5,11 @@
 from __future__ import annotations
 
 import torch
+from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from dit.config import ModelConfig
+from dit.model.linears import sees_part_of_tokens
 
 
 class Rotary(nn.Module):
@@ -51,20 +53,21 @@ def rotate(x_THK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
 class LearnablePositions(nn.Module):
     """Sum of three learnt tables, normalised to unit root mean square (Cosmos)."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype):
+    def __init__(self, model: ModelConfig, config: TransformerConfig):
         super().__init__()
-        frames, rows, columns = config.max_size
-        width, spatial = config.hidden_size, config.patch_spatial
-        self.base_fps = config.base_fps
+        frames, rows, columns = model.max_size
+        width, spatial = model.hidden_size, model.patch_spatial
+        self.base_fps = model.base_fps
 
         # Of the model's own type: Megatron-Core's distributed optimizer mixes up the shards of a
         # parameter group that holds two types.
         def table(size: int) -> nn.Parameter:
-            return nn.Parameter(torch.zeros(size, width, dtype=dtype))
+            return nn.Parameter(torch.zeros(size, width, dtype=config.params_dtype))
 
-        self.pos_emb_t = table(frames // config.patch_temporal)
+        self.pos_emb_t = table(frames // model.patch_temporal)
         self.pos_emb_h = table(rows // spatial)
         self.pos_emb_w = table(columns // spatial)
+        sees_part_of_tokens(self, config)
 
     def forward(self, position_T3: Tensor, fps_T: Tensor) -> Tensor:
         """Embedding [T, D], float32; `fps_T` undoes the time scale of the rotary positions."""

@@ -59,10 +59,11 @@ def start_processes(*, seed: int, model: ModelConfig, timeout_s: float = 600.0) 
             device_id=target if target.type == "cuda" else None,
         )
     parallel_state.destroy_model_parallel()
+    virtual = model.virtual_stages
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=model.tensor_model_parallel_size,
         pipeline_model_parallel_size=model.pipeline_model_parallel_size,
-        virtual_pipeline_model_parallel_size=model.virtual_pipeline_model_parallel_size,
+        virtual_pipeline_model_parallel_size=virtual if virtual > 1 else None,
         context_parallel_size=model.context_parallel_size,
         create_gloo_process_groups=False,
     )

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Callable
 from typing import Any
 
-import torch
 from megatron.core.distributed import (
     DistributedDataParallel,
     DistributedDataParallelConfig,
@@ -21,20 +18,44 @@ from megatron.core.optimizer import (
     get_megatron_optimizer,
     get_standard_config_overrides,
 )
-from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
-from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from dit.config import Decay, Precision, RunConfig
+from dit.model import weights
 from dit.model.dit import DiT
-from dit.model.weights import initialise
 from dit.parallel.groups import device
 
+Fill = Callable[[DiT, RunConfig], None]
 
-def build_model(config: RunConfig, groups: ProcessGroupCollection) -> list[DistributedDataParallel]:
-    """The chunks of the model that this rank holds, with initial weights, under DDP."""
-    model = DiT(config.model, groups).to(device())
-    initialise(model, seed=config.rng.seed, std=config.model.init_method_std)
+
+def initialise(model: DiT, config: RunConfig) -> None:
+    """The weights that training starts from."""
+    weights.initialise(model, seed=config.rng.seed, std=config.model.init_method_std)
+
+
+def build_model(
+    config: RunConfig, groups: ProcessGroupCollection, *, fill: Fill = initialise
+) -> list[DistributedDataParallel]:
+    """The chunks of the model that this rank holds, with the values of `fill`, under DDP.
+
+    One chunk for each virtual pipeline stage.
+    """
+    virtual = config.model.virtual_stages
+    stages = range(virtual) if virtual > 1 else [None]
+    models = [DiT(config.model, groups, stage).to(device()) for stage in stages]
+    for model in models:
+        fill(model, config)
+    chunks = [_wrap(model, config, groups) for model in models]
+    # Megatron-Core's schedules look at the first chunk's.
+    schedule = chunks[0].config
+    schedule.finalize_model_grads_func = finalize_model_grads
+    if config.ddp.overlap_grad_reduce:
+        waits: Any = [chunk.no_sync for chunk in chunks]
+        schedule.no_sync_func = waits if virtual > 1 else waits[0]
+    return chunks
+
+
+def _wrap(model: DiT, config: RunConfig, groups: ProcessGroupCollection) -> DistributedDataParallel:
     ddp = DistributedDataParallelConfig(
         grad_reduce_in_fp32=config.ddp.grad_reduce_in_fp32,
         overlap_grad_reduce=config.ddp.overlap_grad_reduce,
@@ -44,13 +65,14 @@ def build_model(config: RunConfig, groups: ProcessGroupCollection) -> list[Distr
         average_in_collective=False,  # gradients are sums until divided by the global token count
         check_for_nan_in_grad=False,  # it raises on one rank only; the step looks at the norm
     )
-    chunk = DistributedDataParallel(
-        config=model.config, ddp_config=ddp, module=model, pg_collection=groups
+    return DistributedDataParallel(
+        config=model.config,
+        ddp_config=ddp,
+        module=model,
+        pg_collection=groups,
+        # Later chunks have no work left that a gather of theirs could hide behind.
+        disable_bucketing=bool(model.vp_stage),
     )
-    model.config.finalize_model_grads_func = finalize_model_grads
-    if config.ddp.overlap_grad_reduce:
-        model.config.no_sync_func = chunk.no_sync
-    return [chunk]
 
 
 def build_optimizer(config: RunConfig, chunks: list[DistributedDataParallel]) -> MegatronOptimizer:
@@ -103,36 +125,3 @@ def set_learning_rate(optimizer: MegatronOptimizer, rate: float, *, weight_decay
     for group in optimizer.param_groups:
         group["lr"] = rate
         group["weight_decay"] = weight_decay * group.get("wd_mult", 1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class MainShard:
-    """The part of one weight that this rank's optimizer updates, in float32."""
-
-    weight: torch.nn.Parameter  # in the model, whole
-    value: torch.Tensor
-    part: slice  # of the flattened weight
-
-
-def main_shards(optimizer: MegatronOptimizer) -> list[MainShard]:
-    """What this rank's optimizer updates, in a fixed order."""
-    return [
-        shard
-        for inner in optimizer.chained_optimizers  # type: ignore[attr-defined]
-        for shard in _main_shards(inner)
-    ]
-
-
-def _main_shards(inner: MegatronOptimizer) -> Iterator[MainShard]:
-    if isinstance(inner, DistributedOptimizer):
-        groups = inner.optimizer.param_groups
-        for weight, (group, order) in inner.model_param_group_index_map.items():
-            part = inner._get_model_param_range_map(weight)["param"]
-            yield MainShard(weight, groups[group]["params"][order], slice(part.start, part.end))
-        return
-    copies = {}
-    if isinstance(inner, Float16OptimizerWithFloat16Params):
-        halves, wholes = chain(*inner.float16_groups), chain(*inner.fp32_from_float16_groups)
-        copies = {whole: half for half, whole in zip(halves, wholes, strict=True)}
-    for value in inner.get_parameters():
-        yield MainShard(copies.get(value, value), value, slice(0, value.numel()))

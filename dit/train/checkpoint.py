@@ -53,7 +53,7 @@ class Progress:
 class DataState:
     """What a checkpoint keeps of the data."""
 
-    position: dict[str, Any]  # of this rank's loader
+    position: dict[str, Any] | None  # of this rank's loader; None where another rank reads
     card: dict[str, Any] | None  # how to rebuild text encoder and decoder; mock data has none
     null_text_LE: Tensor
 
@@ -78,7 +78,8 @@ def save_checkpoint(
             state = _sharded_state(learner, loading=False)
             state |= {"step": progress.step, "consumed_samples": progress.consumed_samples}
             _write(state, partial)
-        torch.save(data.position, partial / _loader_file(learner.groups.dp.rank()))
+        if data.position is not None:
+            torch.save(data.position, partial / _loader_file(learner.groups.dp.rank()))
         dist.barrier()
         if dist.get_rank() == 0:
             _describe(partial, config, data)
@@ -121,14 +122,20 @@ def load_checkpoint(path: Path, learner: Learner, *, config: RunConfig) -> Progr
     check_same_model(path, config)
     state = _sharded_state(learner, loading=True)
     # Taken now: loading puts other tensors into the entries of `state`.
-    names: dict[Any, str] = {
-        e.data: n for n, e in state["model"].items() if isinstance(e, ShardedTensor)
+    names: dict[Any, tuple[str, str]] = {
+        entry.data: (chunk, name)
+        for chunk, entries in state["model"].items()
+        for name, entry in entries.items()
+        if isinstance(entry, ShardedTensor)
     }
     loaded = _read(state, path)
-    learner.chunks[0].module.load_state_dict(loaded["model"])
+    for number, chunk in enumerate(learner.chunks):
+        module: Any = chunk.module
+        module.load_state_dict(loaded["model"][str(number)])
     learner.optimizer.load_state_dict(loaded["optimizer"])
     if learner.ema is not None:
-        learner.ema.load({weight: loaded["ema"][name] for weight, name in names.items()})
+        averages = loaded["ema"]
+        learner.ema.load({weight: averages[c][name] for weight, (c, name) in names.items()})
     return Progress(step=loaded["step"], consumed_samples=loaded["consumed_samples"])
 
 
@@ -247,11 +254,14 @@ def _first_cause(error: CheckpointException) -> BaseException:
 
 
 def _sharded_state(learner: Learner, *, loading: bool) -> dict[str, Any]:
-    module: Any = learner.chunks[0].module
-    model = module.sharded_state_dict()
-    state = {"model": model}
+    modules: list[Any] = [chunk.module for chunk in learner.chunks]
+    model = {str(number): module.sharded_state_dict() for number, module in enumerate(modules)}
+    state: dict[str, Any] = {"model": model}
     if learner.ema is not None:
-        state["ema"] = learner.ema.sharded_state_dict(model, loading=loading)
+        state["ema"] = {
+            number: learner.ema.sharded_state_dict(chunk, loading=loading)
+            for number, chunk in model.items()
+        }
     state["optimizer"] = learner.optimizer.sharded_state_dict(
         model, is_loading=loading, metadata=_SHARDING
     )

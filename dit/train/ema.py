@@ -9,17 +9,15 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from megatron.core.dist_checkpointing.mapping import ShardedTensor
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
-from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import FP32Optimizer
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
 from dit.config import EmaConfig, EmaKind
-from dit.train.build import MainShard, main_shards
+from dit.train.shards import joined, main_shards
 
 
 def power_exponent(sigma_rel: float) -> float:
@@ -88,29 +86,20 @@ class Ema:
 
         `model` is the model's own sharded state. Collective: every data rank gives its parts.
         """
-        parts: dict[Tensor, tuple[MainShard, Tensor]] = {
-            s.weight: (s, a) for s, a in zip(self.shards, self.averages, strict=True)
+        averages = {}
+        if not loading:
+            ranks = self.groups.dp_cp
+            averages = joined(self.optimizer, self.averages, model, data_ranks=ranks)
+        return {
+            name: self._entry(entry, averages.get(name))
+            for name, entry in model.items()
+            if isinstance(entry, ShardedTensor) and entry.data is not None
         }
-        state = {}
-        for name, entry in model.items():
-            if not isinstance(entry, ShardedTensor) or entry.data is None:
-                continue
-            whole = torch.zeros(entry.data.numel(), device=entry.data.device)
-            if not loading:
-                if entry.data in parts:
-                    shard, average = parts[entry.data]
-                    whole[shard.part] = average.flatten()
-                self._gather(whole)
-            state[name] = replace(
-                entry, key=f"ema.{entry.key}", data=whole.view(entry.data.shape), dtype=whole.dtype
-            )
-        return state
 
-    def _gather(self, whole: Tensor) -> None:
-        """Completes a tensor of which each data rank holds a part, and zeros elsewhere."""
-        inner = self.optimizer.chained_optimizers  # type: ignore[attr-defined]
-        if any(isinstance(o, DistributedOptimizer) for o in inner):
-            dist.all_reduce(whole, group=self.groups.dp_cp)
+    def _entry(self, weight: ShardedTensor, average: Tensor | None) -> ShardedTensor:
+        assert weight.data is not None
+        data = torch.empty_like(weight.data, dtype=torch.float32) if average is None else average
+        return replace(weight, key=f"ema.{weight.key}", data=data, dtype=data.dtype)
 
     @torch.no_grad()
     def load(self, wholes: dict[Tensor, Tensor]) -> None:

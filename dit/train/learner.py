@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.process_groups_config import ProcessGroupCollection
+from torch import Tensor
 
 from dit.config import EmaKind, RunConfig
-from dit.train.build import build_model, build_optimizer
+from dit.train.build import (
+    Fill,
+    build_model,
+    build_optimizer,
+    initialise,
+    learning_rate,
+    set_learning_rate,
+)
 from dit.train.ema import Ema
+from dit.train.step import Item, Update, run_schedule, update
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,9 +49,30 @@ class Learner:
             chunk.enable_forward_pre_hook()
 
 
-def build_learner(config: RunConfig, groups: ProcessGroupCollection) -> Learner:
-    """Initial weights, a fresh optimizer, and the average where one is configured."""
-    chunks = build_model(config, groups)
+def learn(
+    learner: Learner, items: Sequence[Item], *, config: RunConfig, step: int
+) -> tuple[Tensor, Update]:
+    """One optimizer step: packs in, updated weights and average out.
+
+    Returns what `run_schedule` and `update` say of it.
+    """
+    for chunk in learner.chunks:
+        chunk.zero_grad_buffer()
+    learner.optimizer.zero_grad()
+    report = run_schedule(learner.chunks, items, mean=config.objective.loss_mean)
+    rate, decay = learning_rate(config, step), config.optimizer.weight_decay
+    set_learning_rate(learner.optimizer, rate, weight_decay=decay)
+    done = update(learner.optimizer, clip_grad=config.optimizer.clip_grad)
+    if learner.ema is not None and not done.skipped:
+        learner.ema.update(step)
+    return report, done
+
+
+def build_learner(
+    config: RunConfig, groups: ProcessGroupCollection, *, fill: Fill = initialise
+) -> Learner:
+    """A model with the values that `fill` gives it, a fresh optimizer, and an average if wanted."""
+    chunks = build_model(config, groups, fill=fill)
     optimizer = build_optimizer(config, chunks)
     averaged = config.ema.kind is not EmaKind.NONE
     ema = Ema(config.ema, optimizer, groups) if averaged else None

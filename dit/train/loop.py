@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import IntEnum
 from pathlib import Path
@@ -16,6 +16,7 @@ import torch.distributed as dist
 from dit.batch import PackedBatch
 from dit.config import RunConfig
 from dit.data import (
+    Tally,
     ValidationPacks,
     build_train_loader,
     build_val_packs,
@@ -26,14 +27,15 @@ from dit.data import (
 from dit.model.flops import training_flops
 from dit.objective import make_objective, training_problem
 from dit.parallel.groups import device, process_groups
-from dit.train.build import learning_rate, set_learning_rate
+from dit.parallel.replica import Replica
+from dit.train.build import learning_rate
 from dit.train.checkpoint import DataState, data_position, load_checkpoint, save_checkpoint
-from dit.train.learner import build_learner
+from dit.train.learner import build_learner, learn
 from dit.train.locate import find_checkpoint
 from dit.train.record import Record
 from dit.train.run import Run
 from dit.train.signals import StopRequests
-from dit.train.step import run_schedule, sum_over_ranks, update
+from dit.train.step import sum_over_ranks
 from dit.train.validation import validate
 
 
@@ -57,7 +59,8 @@ def pretrain(config: RunConfig) -> ExitCode:
             return _train(run, record, requests)
         finally:
             record.close()
-            run.loader.close()
+            if run.loader is not None:
+                run.loader.close()
 
 
 def _prepare(config: RunConfig) -> Run:
@@ -65,15 +68,20 @@ def _prepare(config: RunConfig) -> Run:
     if config.train.deterministic:
         torch.use_deterministic_algorithms(True)
     groups = process_groups()
+    replica, ranks = Replica(groups), (groups.dp.rank(), groups.dp.size())
     # Data first: what is wrong with them shows before anything is built or written.
-    loader = build_train_loader(config, rank=groups.dp.rank(), world_size=groups.dp.size())
-    validation = _validation_packs(config, groups.dp)
+    loader = None
+    if replica.reads:
+        loader = build_train_loader(config, rank=ranks[0], world_size=ranks[1])
     run = Run(
         config=config,
         folder=_run_folder(config),
-        learner=build_learner(config, groups),
+        replica=replica,
         loader=loader,
-        validation=validation,
+        validation=_validation_packs(
+            config, replica, indices=range(ranks[0], config.train.eval_iters, ranks[1])
+        ),
+        learner=build_learner(config, groups),
         objective=make_objective(config.objective),
         null_text_LE=null_text(config).to(device()),
         card=dataset_card(config),
@@ -112,15 +120,15 @@ def _resume(run: Run) -> None:
         return
     run.progress = load_checkpoint(found, run.learner, config=run.config)
     run.saved_step = run.progress.step
-    run.loader.load_state_dict(data_position(found, data_rank=run.data_ranks.rank()))
+    if run.loader is not None:
+        run.loader.load_state_dict(data_position(found, data_rank=run.data_ranks.rank()))
 
 
 def _train(run: Run, record: Record, requests: StopRequests) -> ExitCode:
     c = run.config
-    reader = iter(run.loader)
     skipped_in_a_row = 0
     while run.progress.step < c.train.train_iters:
-        values, stop = _step(run, reader, requests)
+        values, stop = _step(run, requests)
         step = run.progress.step
         due = c.train.eval_interval and (step % c.train.eval_interval == 0 or _is_last(run))
         if run.validation is not None and due:
@@ -147,22 +155,40 @@ def _is_last(run: Run) -> bool:
     return run.progress.step >= run.config.train.train_iters
 
 
-def _validation_packs(config: RunConfig, ranks: dist.ProcessGroup) -> ValidationPacks | None:
-    """This rank's validation packs, read once; None where the run does not validate."""
-    t = config.train
-    if not (t.eval_interval and t.eval_iters):
+def _validation_packs(
+    config: RunConfig, replica: Replica, *, indices: Sequence[int]
+) -> ValidationPacks | None:
+    """This replica's validation packs, read once; None where the run does not validate."""
+    if not (config.train.eval_interval and config.train.eval_iters):
         return None
-    return build_val_packs(config, indices=range(ranks.rank(), t.eval_iters, ranks.size()))
+    tally = Tally()
+
+    def take() -> list[PackedBatch]:
+        nonlocal tally
+        read = build_val_packs(config, indices=indices)
+        tally = read.tally
+        return read.packs
+
+    packs = replica.share(take, torch.device("cpu"))
+    return ValidationPacks(packs=packs, tally=tally)
 
 
-def _step(
-    run: Run, reader: Iterator[PackedBatch], requests: StopRequests
-) -> tuple[dict[str, Any], bool]:
+def _packs(run: Run) -> list[PackedBatch]:
+    """This replica's packs of the next step."""
+    count, loader = run.config.train.global_batch_size // run.data_ranks.size(), run.loader
+
+    def take() -> list[PackedBatch]:
+        assert loader is not None
+        return [next(loader) for _ in range(count)]
+
+    return run.replica.share(take, device())
+
+
+def _step(run: Run, requests: StopRequests) -> tuple[dict[str, Any], bool]:
     """One optimizer step; returns what is written down, and whether a signal asks to stop."""
     c, began = run.config, time.perf_counter()
     step = run.progress.step + 1
-    micro_batches = c.train.global_batch_size // run.data_ranks.size()
-    packs = [next(reader).to(device()) for _ in range(micro_batches)]
+    packs = _packs(run)
     items = [
         training_problem(
             run.objective,
@@ -174,26 +200,13 @@ def _step(
         )
         for pack in packs
     ]
-    learner, rate = run.learner, learning_rate(c, step)
-    for chunk in learner.chunks:
-        chunk.zero_grad_buffer()
-    learner.optimizer.zero_grad()
-    report = run_schedule(learner.chunks, items, mean=c.objective.loss_mean)
-    set_learning_rate(learner.optimizer, rate, weight_decay=c.optimizer.weight_decay)
-    done = update(learner.optimizer, clip_grad=c.optimizer.clip_grad)
-    if learner.ema is not None and not done.skipped:
-        learner.ema.update(step)
-
+    report, done = learn(run.learner, items, config=c, step=step)
     total, count, samples, tokens, refused, flops, stops = sum_over_ranks(
         [
             *report.tolist(),
-            sum(pack.num_samples for pack in packs),
-            sum(pack.real_tokens for pack in packs),
-            sum(run.loader.counts().values()),
-            sum(training_flops(c.model, batch) for batch, _ in items),
+            *(_counts(run, [batch for batch, _ in items]) if run.loader else (0, 0, 0, 0)),
             float(requests.received),
-        ],
-        learner.groups.dp_cp,
+        ]
     )
     run.progress = replace(
         run.progress, step=step, consumed_samples=run.progress.consumed_samples + int(samples)
@@ -203,7 +216,7 @@ def _step(
         "step": step,
         "loss": total / count,
         "grad_norm": done.grad_norm,
-        "lr": rate,
+        "lr": learning_rate(c, step),
         "consumed_samples": run.progress.consumed_samples,
         "real_tokens": int(tokens),
         "pack_fill": tokens / (c.train.global_batch_size * c.dataset.task_encoder_seq_length),
@@ -216,12 +229,25 @@ def _step(
     return values, stops > 0
 
 
+def _counts(run: Run, packs: list[PackedBatch]) -> tuple[int, ...]:
+    """Samples and tokens of a replica's packs, all samples refused so far, and operations."""
+    assert run.loader is not None
+    return (
+        sum(pack.num_samples for pack in packs),
+        sum(pack.real_tokens for pack in packs),
+        sum(run.loader.counts().values()),
+        sum(training_flops(run.config.model, pack) for pack in packs),
+    )
+
+
 def _save(run: Run, record: Record) -> None:
     if run.folder is None or run.saved_step == run.progress.step:
         return
     began = time.perf_counter()
     data = DataState(
-        position=run.loader.state_dict(), card=run.card, null_text_LE=run.null_text_LE.cpu()
+        position=run.loader.state_dict() if run.loader else None,
+        card=run.card,
+        null_text_LE=run.null_text_LE.cpu(),
     )
     place = save_checkpoint(
         run.folder, run.learner, progress=run.progress, config=run.config, data=data

@@ -62,7 +62,8 @@ class Record:
         The first time that a reason is met, also where, and what to do.
         """
         tallies = [Tally()] * dist.get_world_size()
-        dist.all_gather_object(tallies, self.run.loader.tally())
+        mine = self.run.loader.tally() if self.run.loader is not None else Tally()
+        dist.all_gather_object(tallies, mine)
         total = add_up(tallies)
         if total.refused != self.refused:
             reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(total.refused.items()))

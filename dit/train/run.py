@@ -12,6 +12,7 @@ from torch import Tensor
 from dit.config import RunConfig
 from dit.data import PackLoader, ValidationPacks
 from dit.objective import Objective
+from dit.parallel.replica import Replica
 from dit.train.checkpoint import Progress
 from dit.train.learner import Learner
 
@@ -23,8 +24,9 @@ class Run:
     config: RunConfig
     folder: Path | None  # where it is written down; None writes nothing
     learner: Learner
-    loader: PackLoader
-    validation: ValidationPacks | None  # this rank's; None where the run does not validate
+    replica: Replica
+    loader: PackLoader | None  # of the rank that reads for its replica
+    validation: ValidationPacks | None  # this replica's; None where the run does not validate
     objective: Objective
     null_text_LE: Tensor
     card: dict[str, Any] | None

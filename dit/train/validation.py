@@ -35,12 +35,16 @@ def _mean_loss(
     for chunk in learner.chunks:
         chunk.eval()
     report = torch.zeros(2, dtype=torch.float64)
-    for pack in packs:  # one at a time, so that memory does not grow with eval_iters
-        batch = pack.to(device())
-        item = (batch, validation_problem(objective, batch, seed=config.rng.seed))
+    # A few at a time, enough to fill a pipeline, so that memory does not grow with eval_iters.
+    at_once = config.model.pipeline_model_parallel_size
+    for first in range(0, len(packs), at_once):
+        items = [
+            (batch, validation_problem(objective, batch, seed=config.rng.seed))
+            for batch in (pack.to(device()) for pack in packs[first : first + at_once])
+        ]
         mean = config.objective.loss_mean
-        report += run_schedule(learner.chunks, [item], mean=mean, forward_only=True).cpu()
+        report += run_schedule(learner.chunks, items, mean=mean, forward_only=True)
     for chunk in learner.chunks:
         chunk.train()
-    total, count = sum_over_ranks(report.tolist(), learner.groups.dp_cp)
+    total, count = sum_over_ranks(report.tolist())
     return total / count

@@ -101,7 +101,12 @@ def test_a_wrong_type_says_what_is_expected(token: str, expected: str) -> None:
         ("model.num_attention_heads=0", "model: num_attention_heads=0 must be at least 1"),
         ("model.name=dit_m", "model: name=dit_m is no known size; use dit_s, dit_b, dit_l, dit_xl"),
         ("model.sequence_parallel=true", "model: sequence_parallel=true needs"),
-        ("model.context_parallel_size=2", "model: context_parallel_size=2 is not supported yet"),
+        ("model.context_parallel_size=3", "model: cp_comm_type=a2a spreads num_attention_heads=16"),
+        (
+            "model.virtual_pipeline_model_parallel_size=2",
+            "model: virtual_pipeline_model_parallel_size=2 needs",
+        ),
+        ("model.pipeline_model_parallel_size=3", "model: num_layers=28 does not divide by"),
         ("train.micro_batch_size=2", "train: micro_batch_size=2 must be 1"),
         ("dataset.task_encoder_seq_length=8", "dataset: task_encoder_seq_length=8 must be a pos"),
         ("optimizer.adam_eps=.nan", "optimizer: adam_eps=nan must be positive"),
@@ -303,9 +308,31 @@ def test_heads_that_do_not_divide_over_tensor_ranks() -> None:
     assert "choose a divisor of 6" in message
 
 
-def test_too_few_processes_for_the_layout(monkeypatch) -> None:
-    monkeypatch.setattr(ModelConfig, "model_parallel_size", 4)  # no layout that has it runs yet
-    config = RunConfig(train=TrainConfig(global_batch_size=6))
+def test_samples_that_do_not_divide_over_context_ranks() -> None:
+    split = ("model.context_parallel_size=3", "model.cp_comm_type=all_gather")
+    message = only_problem(*split)
+    assert "dataset.sample_multiple=16 does not divide by it" in message
+    assert "use dataset.sample_multiple=48" in message
+
+
+def test_heads_that_do_not_divide_over_context_ranks_name_the_choice_that_fits() -> None:
+    split = ("model.tensor_model_parallel_size=2", "model.context_parallel_size=16")
+    message = only_problem(*split)
+    assert "* context_parallel_size=16 = 32 ranks" in message
+    assert "use cp_comm_type=all_gather" in message
+
+
+def test_packs_that_do_not_fill_virtual_stages() -> None:
+    stages = {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2}
+    config = RunConfig(model=ModelConfig(**stages), train=TrainConfig(global_batch_size=6))
+    assert config.data_parallel_size(2) == 1
+    with pytest.raises(Problems, match=r"are 3 each.* use a multiple of 4"):
+        config.data_parallel_size(4)
+
+
+def test_too_few_processes_for_the_layout() -> None:
+    model = ModelConfig(tensor_model_parallel_size=4)
+    config = RunConfig(model=model, train=TrainConfig(global_batch_size=6))
     assert config.data_parallel_size(8) == 2
     with pytest.raises(Problems, match=r"2 processes do not divide by .* = 4; start a multiple of"):
         config.data_parallel_size(2)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from dit.config import ExtraPosition
+from dit.model.linears import transformer_config
 from dit.model.positions import LearnablePositions, Rotary, rotate
 from tests.packs import tiny_model
 
@@ -53,7 +54,7 @@ def test_frames_follow_seconds():
 
 
 def test_learnable_positions_undo_the_time_scale():
-    table = LearnablePositions(MODEL, torch.float32)
+    table = LearnablePositions(MODEL, transformer_config(MODEL))
     for parameter in table.parameters():
         torch.nn.init.normal_(parameter)
     plain, scaled = _grid(4, 3, 2), _grid(4, 3, 2)

@@ -44,10 +44,10 @@ def test_initial_model_is_the_identity_and_predicts_zero(groups):
     initialise(model, seed=1, std=None)
     batch = random_pack([(1, 4, 4)], [5], model=TINY)
     assert (model(batch.latent_TC, torch.zeros(1), batch) == 0).all()
-    conditions = model.conditions(torch.zeros(1), batch)
-    h_TD = torch.randn(len(batch.latent_TC), TINY.hidden_size)
+    h_TD, steer = model.enter(batch.latent_TC, torch.zeros(1), batch)
     # Zero gates still come from the level's own embedding, which is shared by all layers.
-    conditions = replace(conditions, offset_NX=torch.zeros_like(conditions.offset_NX))
+    steer = replace(steer, offset_NX=torch.zeros_like(steer.offset_NX))
+    conditions = model.conditions(steer, batch, batch.segment_T)
     torch.testing.assert_close(model.decoder(h_TD, conditions), h_TD)
 
 

@@ -1,0 +1,140 @@
+"""What a few steps did to every weight, in a form that does not depend on the layout."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, is_main_replica
+from torch import Tensor
+
+from dit.batch import PackedBatch
+from dit.config import RunConfig
+from dit.data import null_text
+from dit.model.dit import DiT
+from dit.model.weights import randomise
+from dit.objective import make_objective, training_problem
+from dit.parallel.groups import device, process_groups
+from dit.parallel.replica import Replica
+from dit.train.learner import Learner, build_learner, learn
+from dit.train.shards import joined, main_shards
+from dit.train.step import sum_over_ranks
+
+Tensors = dict[str, Tensor]
+Piece = tuple[str, tuple[int, ...], tuple[int, ...], Tensor]  # name, whole shape, offset, values
+
+
+@dataclass(kw_only=True, slots=True)
+class Probe:
+    """A short training, on the first rank; elsewhere the tensors are missing."""
+
+    losses: list[float] = field(default_factory=list)
+    grad_norms: list[float] = field(default_factory=list)
+    start: Tensors = field(default_factory=dict)  # weights before the first step
+    gradients: Tensors = field(default_factory=dict)  # of the first step
+    weights: Tensors = field(default_factory=dict)  # after the last step
+    averages: Tensors = field(default_factory=dict)  # of the weights, after the last step
+    torn: list[str] = field(default_factory=list)  # weights whose replicas are not bit-identical
+
+
+def probe(config: RunConfig, packs: Sequence[PackedBatch], *, steps: int) -> Probe:
+    """Trains on `packs`, those of one step after those of another, from random values.
+
+    Every rank of the layout calls it, with process groups up. Random values, because with the zeros
+    of a fresh DiT most weights have no gradient and broken code passes.
+    """
+    groups = process_groups()
+    learner = build_learner(config, groups, fill=_random)
+    replica, objective = Replica(groups), make_objective(config.objective)
+    null_text_LE = null_text(config).to(device())
+    result = Probe(start=_gather(learner, _main(learner)))
+    batch = config.train.global_batch_size
+    share = batch // groups.dp.size()
+    for step in range(1, steps + 1):
+        first = (step - 1) * batch + groups.dp.rank() * share
+        mine = packs[first : first + share]
+        items = [
+            training_problem(
+                objective,
+                pack,
+                seed=config.rng.seed,
+                step=step,
+                null_text_LE=null_text_LE,
+                text_dropout=config.objective.text_dropout,
+            )
+            for pack in replica.share(lambda mine=mine: list(mine), device())
+        ]
+        report, done = learn(learner, items, config=config, step=step)
+        total, count = sum_over_ranks(report.tolist())
+        result.losses.append(total / count)
+        result.grad_norms.append(done.grad_norm)
+        if step == 1:
+            result.gradients = _gather(learner, [_gradient(v) for v in _main(learner)])
+    result.weights = _gather(learner, _main(learner))
+    if learner.ema is not None:
+        result.averages = _gather(learner, learner.ema.averages)
+    result.torn = _torn(learner)
+    return result
+
+
+def _random(model: DiT, config: RunConfig) -> None:
+    randomise(model, seed=config.rng.seed)
+
+
+def _main(learner: Learner) -> list[Tensor]:
+    return [shard.value for shard in main_shards(learner.optimizer)]
+
+
+def _gradient(value: Tensor) -> Tensor:
+    assert value.grad is not None, "a weight without gradient"
+    return value.grad
+
+
+def _gather(learner: Learner, values: Sequence[Tensor]) -> Tensors:
+    """Whole tensors by name, on the first rank, from values beside the main shards."""
+    pieces = []
+    for chunk in learner.chunks:
+        module: DiT = chunk.module  # type: ignore[assignment]
+        state = module.sharded_state_dict()
+        ranks = learner.groups.dp_cp
+        for name, local in joined(learner.optimizer, values, state, data_ranks=ranks).items():
+            entry: ShardedTensor = state[name]
+            if is_main_replica(entry.replica_id):
+                axes = entry.prepend_axis_num
+                whole, offset = entry.global_shape[axes:], entry.global_offset[axes:]
+                pieces.append((_name(entry), tuple(whole), tuple(offset), local.cpu().clone()))
+    every: list[list[Piece]] = [[]] * dist.get_world_size()
+    dist.gather_object(pieces, every if dist.get_rank() == 0 else None)
+    tensors: Tensors = {}
+    for name, shape, offset, local in (piece for rank in every for piece in rank):
+        whole = tensors.setdefault(name, torch.full(shape, torch.nan))
+        at = zip(offset, local.shape, strict=True)
+        whole[tuple(slice(first, first + size) for first, size in at)] = local
+    return tensors
+
+
+def _name(entry: ShardedTensor) -> str:
+    """Its name in a checkpoint, with the layer's number."""
+    layer = "".join(f"layers.{index}." for index in entry.global_offset[: entry.prepend_axis_num])
+    return entry.key.replace("layers.", layer, 1) if layer else entry.key
+
+
+def _torn(learner: Learner) -> list[str]:
+    """Weights that two ranks should hold alike and do not, on the first rank."""
+    digests = set()
+    with learner.settled():
+        for chunk in learner.chunks:
+            module: DiT = chunk.module  # type: ignore[assignment]
+            for entry in module.sharded_state_dict().values():
+                if isinstance(entry, ShardedTensor) and entry.data is not None:
+                    bits = entry.data.detach().cpu().contiguous().flatten().view(torch.uint8)
+                    digest = hashlib.blake2b(bits.numpy().tobytes()).hexdigest()
+                    digests.add(((_name(entry), *entry.global_offset), digest))
+    every: list[set] = [set()] * dist.get_world_size()
+    dist.gather_object(digests, every if dist.get_rank() == 0 else None)
+    seen: dict[tuple, str] = {}
+    torn = [part for part, digest in set().union(*every) if seen.setdefault(part, digest) != digest]
+    return sorted({str(part[0]) for part in torn})

@@ -1,0 +1,212 @@
+"""Trains a tiny DiT on one process and on other layouts, and compares every number.
+
+1. packs    mock packs that mix images and videos, sizes, text lengths; most samples are padded
+2. train    from random values, on one process and on each layout, with both objectives
+3. compare  losses, gradient norms, gradients, weights and their averages, tensor by tensor
+
+Run it first on a new cluster: under torch.distributed.run it uses the processes that are there,
+otherwise it starts `--nproc` itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dit.config import (
+    CheckpointConfig,
+    MockGeometry,
+    ModelConfig,
+    ObjectiveName,
+    RunConfig,
+)
+from dit.configuring import load_config
+from recipes.entry import Parser, run
+from recipes.layout_report import Comparison, compare, print_report
+from recipes.layouts import LAYOUTS, ONE, WORDS, Layout, parse_layout
+from recipes.runs import dit_debug
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+    from dit.batch import PackedBatch
+    from dit.train.probe import Probe
+
+STEPS = 5
+# Tokens in patches: 35, 30 (video), 15, 2 and 1, padded to 48, 32, 16, 16 and 16: a pack of the
+# last two leaves a context rank with nothing but padding.
+MIXTURE = (
+    MockGeometry(height=10, width=14, text_length=9, weight=1.0),
+    MockGeometry(frames=5, height=4, width=6, text_length=5, fps=12.0, weight=1.0),
+    MockGeometry(height=6, width=10, text_length=1, weight=1.0),
+    MockGeometry(height=2, width=4, text_length=3, weight=3.0),
+    MockGeometry(height=2, width=2, text_length=1, weight=3.0),
+)
+
+
+def layout_check() -> RunConfig:
+    """A model of 0.8 M parameters on packs of 96 tokens, EMA included, learning rate 1e-4."""
+    base = dit_debug()
+    model: ModelConfig = replace(base.model, num_layers=4)
+    dataset = replace(
+        base.dataset, mock_samples=MIXTURE, task_encoder_seq_length=96, packing_buffer_size=40
+    )
+    train = replace(base.train, global_batch_size=8, train_iters=1000)
+    checkpoint = CheckpointConfig(save=None)
+    return replace(base, model=model, dataset=dataset, train=train, checkpoint=checkpoint)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0 where every layout agrees, 1 otherwise."""
+    tokens = list(sys.argv[1:] if argv is None else argv)
+    arguments, rest = _parser().parse_known_args(tokens)
+    # Words of --layouts go on until the first override.
+    overrides = [t for t in arguments.layouts or () if "=" in t] + rest
+    names = [t for t in arguments.layouts or () if "=" not in t]
+    config = load_config(layout_check(), config_file=arguments.config_file, overrides=overrides)
+    processes = int(os.environ.get("WORLD_SIZE", "0")) or arguments.nproc or _default_processes()
+    layouts = _chosen(names, config, processes)
+    if "RANK" not in os.environ:
+        _launch(processes, tokens)
+    objectives = list(ObjectiveName)
+    if any(token.lstrip("-+").startswith("objective.name") for token in overrides):
+        objectives = [config.objective.name]
+    return _check(config, layouts, objectives, arguments.output)
+
+
+def _parser() -> Parser:
+    words = "\n".join(f"  {word:<10}{text}" for word, text in WORDS.items())
+    parser = Parser(
+        prog="check_layouts.py",
+        usage="%(prog)s [flags] [KEY=VALUE ...]",
+        description="Trains a tiny DiT on one process and on other layouts, and compares every"
+        " loss, gradient norm, gradient, weight and average.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"words of a layout, joined by + (tp2+sp+cp2):\n{words}\n\nKEY=VALUE sets a key of"
+        " the run, as for pretrain_dit.py; the layout itself comes from its name.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--nproc", type=int, metavar="N", help="processes to start; default: GPUs here, else 4")
+    add("--layouts", nargs="+", metavar="LAYOUT", help="default: all that N processes can run")
+    add("--config-file", type=Path, metavar="FILE", help="YAML file, as those in conf/")
+    add("--output", type=Path, metavar="FILE", help="write every number of every tensor as JSON")
+    add("--debug", action="store_true", help="show where in the code an error was raised")
+    return parser
+
+
+def _default_processes() -> int:
+    import torch
+
+    return torch.cuda.device_count() or 4
+
+
+def _chosen(names: Sequence[str], config: RunConfig, processes: int) -> list[Layout]:
+    """The layouts to try, each checked.
+
+    Raises:
+        ValueError: one needs more processes, or does not divide.
+    """
+    layouts = [parse_layout(name) for name in names or LAYOUTS]
+    if not names:
+        layouts = [layout for layout in layouts if layout.size <= processes]
+    for layout in layouts:
+        if layout.size > processes:
+            raise ValueError(
+                f"--layouts {layout.name} needs {layout.size} processes, and there are {processes};"
+                f" use --nproc {layout.size}"
+            )
+        layout.of(config).data_parallel_size(layout.size)
+    return layouts
+
+
+def _launch(processes: int, tokens: list[str]) -> None:
+    """Becomes a launcher of this script."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    # After --, or the launcher would read --nproc as a short form of its own options.
+    script = ["--", str(Path(__file__).resolve()), *tokens]
+    os.execv(sys.executable, [sys.executable, *launcher, *script])
+
+
+def _check(
+    config: RunConfig,
+    layouts: Sequence[Layout],
+    objectives: Sequence[ObjectiveName],
+    output: Path | None,
+) -> int:
+    from torch.distributed.rendezvous import rendezvous
+
+    from dit.parallel.groups import rank
+
+    references = dict.fromkeys([ONE, *(layout.reference for layout in layouts)])
+    every = [parse_layout(name) for name in references] + list(layouts)
+    store, *_ = next(iter(rendezvous("env://")))
+    packs: list[PackedBatch] | None = None
+    probes: dict[tuple[str, str], Probe] = {}
+    comparisons: list[Comparison] = []
+    for number, layout in enumerate(every):
+        if rank() >= layout.size:
+            continue
+        with _processes(layout, layout.of(config), store, number):
+            for objective in objectives:
+                c = replace(config, objective=replace(config.objective, name=objective))
+                packs = packs or _packs(c)
+                from dit.train.probe import probe
+
+                result = probe(layout.of(c), packs, steps=STEPS)
+                if rank() > 0:
+                    continue
+                if layout.name in references:
+                    probes[layout.name, objective] = result
+                reference = probes[layout.reference, objective]
+                comparison = compare(result, reference, layout=layout, objective=objective)
+                comparisons.append(comparison)
+                sys.stderr.write(f"{layout.name} {objective}: {comparison.verdict}\n")
+    if rank() > 0:
+        return 0
+    print_report(comparisons)
+    if output is not None:
+        output.write_text(json.dumps([c.as_json() for c in comparisons], indent=1))
+    return 0 if all(c.good for c in comparisons) else 1
+
+
+@contextmanager
+def _processes(layout: Layout, config: RunConfig, store: Store, number: int) -> Iterator[None]:
+    """The process group of a layout, and of it alone."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import PrefixStore
+
+    from dit.parallel.groups import rank, start_processes
+
+    dist.init_process_group(
+        "nccl" if torch.cuda.is_available() else "gloo",
+        store=PrefixStore(f"layout {number}", store),
+        rank=rank(),
+        world_size=layout.size,
+    )
+    start_processes(seed=config.rng.seed, model=config.model)
+    yield
+    dist.destroy_process_group()
+
+
+def _packs(config: RunConfig) -> list[PackedBatch]:
+    """The packs of all steps: the same on every rank of every layout."""
+    from dit.data import build_train_loader
+
+    loader = build_train_loader(config, rank=0, world_size=1)
+    packs = list(islice(loader, STEPS * config.train.global_batch_size))
+    loader.close()
+    return packs
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))
