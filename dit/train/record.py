@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
 
-from dit.configuring import save_config
+from dit.configuring import parameter_count, save_config
 from dit.data import Tally, add_up
 from dit.parallel.groups import device
 from dit.train.metrics import Dashboards, MetricsFile, Terminal
 from dit.train.run import Run
+from dit.train.shards import main_shards
 
 
 class Record:
@@ -80,12 +83,11 @@ class Record:
 
 def _opening(run: Run) -> list[str]:
     c = run.config
-    count = sum(p.numel() for chunk in run.learner.chunks for p in chunk.parameters())
     lines = [
-        f"DiT {c.model.name}: {count / 1e6:.1f} M parameters, {c.model.precision},"
-        f" {c.objective.name}, on {dist.get_world_size()} x {device().type}"
-        f" (data parallel {run.data_ranks.size()}),"
-        f" {c.train.global_batch_size} packs of {c.dataset.task_encoder_seq_length} tokens a step"
+        f"DiT {c.model.name}: {parameter_count(c.model) / 1e6:.1f} M parameters,"
+        f" {c.objective.name}, on {dist.get_world_size()} x {device().type} ({_layout(run)}),"
+        f" {c.train.global_batch_size} packs of {c.dataset.task_encoder_seq_length} tokens a step",
+        _precision(run),
     ]
     if run.folder is None:
         lines.append("checkpoint.save is not set: nothing will be written")
@@ -96,3 +98,33 @@ def _opening(run: Run) -> list[str]:
     if run.progress.step:
         lines.append(f"continuing after step {run.progress.step}")
     return lines
+
+
+def _layout(run: Run) -> str:
+    """What the process groups say, as they were made."""
+    groups, stages = run.learner.groups, len(run.learner.chunks)
+    parts = [
+        (f"tensor {groups.tp.size()}", groups.tp.size() > 1),
+        ("sequence parallel", run.config.model.sequence_parallel),
+        (f"context {groups.cp.size()} {run.config.model.cp_comm_type}", groups.cp.size() > 1),
+        (f"pipeline {groups.pp.size()}", groups.pp.size() > 1),
+        (f"{stages} virtual stages", stages > 1),
+        (f"data {groups.dp.size()}", True),
+    ]
+    return ", ".join(text for text, used in parts if used)
+
+
+def _precision(run: Run) -> str:
+    """Types in effect, read from the model, its gradient buffers and its optimizer."""
+
+    def names(tensors: Iterable[Tensor]) -> str:
+        return " and ".join(sorted({str(t.dtype).removeprefix("torch.") for t in tensors}))
+
+    chunks: list[Any] = [*run.learner.chunks]
+    shards = main_shards(run.learner.optimizer)
+    weights = [p for chunk in chunks for p in chunk.parameters()]
+    buffers = [buffer.grad_data for chunk in chunks for buffer in chunk.buffers]
+    return (
+        f"{names(weights)} weights and matrix products, {names(buffers)} gradients and their"
+        f" reduction, {names(shard.value for shard in shards)} master weights"
+    )
