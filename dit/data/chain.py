@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from megatron.energon import WorkerConfig, get_train_dataset, get_val_dataset
+from megatron.energon import get_train_dataset, get_val_dataset
 from megatron.energon.errors import reraise_exception
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.metadataset.loader_interface import LoadedDataset
@@ -17,6 +17,7 @@ from dit.config import RunConfig
 from dit.data.encoder import PackEncoder
 from dit.data.guarded import GuardedLoader
 from dit.data.mock import MockDataset
+from dit.data.shares import ReaderConfig
 from dit.data.source import Leaf, energon_source, val_split
 
 # Validation on mock data sees other samples than training with the same seed.
@@ -39,8 +40,8 @@ def open_validation(config: RunConfig, leaves: tuple[Leaf, ...]) -> GuardedLoade
     return _open(_val_dataset(config, leaves, worker_config), config)
 
 
-def _worker_config(config: RunConfig, *, rank: int, world_size: int, workers: int) -> WorkerConfig:
-    return WorkerConfig(
+def _worker_config(config: RunConfig, *, rank: int, world_size: int, workers: int) -> ReaderConfig:
+    return ReaderConfig(
         rank=rank,
         world_size=world_size,
         num_workers=workers,
@@ -55,7 +56,7 @@ def _open(dataset: SavableDataset, config: RunConfig) -> GuardedLoader:
 
 
 def _train_dataset(
-    config: RunConfig, leaves: tuple[Leaf, ...], worker_config: WorkerConfig
+    config: RunConfig, leaves: tuple[Leaf, ...], worker_config: ReaderConfig
 ) -> SavableDataset:
     encoder = PackEncoder(config, sources=_key_prefixes(leaves))
     data = config.dataset
@@ -81,7 +82,7 @@ def _train_dataset(
 
 
 def _val_dataset(
-    config: RunConfig, leaves: tuple[Leaf, ...], worker_config: WorkerConfig
+    config: RunConfig, leaves: tuple[Leaf, ...], worker_config: ReaderConfig
 ) -> SavableDataset:
     encoder = PackEncoder(config, sources=_key_prefixes(leaves))
     data = config.dataset

@@ -12,20 +12,21 @@ from typing import Any
 
 from megatron.energon import Cooker, CrudeSample, TaskEncoder, WorkerConfig, stateless
 from megatron.energon.flavors.base_dataset import SavableDataset
-from megatron.energon.flavors.webdataset.sample_loader import WebdatasetSampleLoaderDataset
 from megatron.energon.metadataset.loader_interface import LoadedDataset
-from megatron.energon.wrappers.base import BaseWrapperDataset
+from megatron.energon.wrappers.map_dataset import MapDataset
 
-from dit.batch import PackedBatch
 from dit.config import RunConfig
 from dit.data.cook import Expected, cook
+from dit.data.mock import MockShare
 from dit.data.pack import pack
 from dit.data.packing import best_fit_decreasing
 from dit.data.rejects import DataError, Refused, Reject, Tally
+from dit.data.shares import ShardShare, sample_id
 from dit.data.streams import (
     UNREADABLE,
     CookedSample,
     Deliveries,
+    Packed,
     PushBackPacking,
     SafeReader,
     Sift,
@@ -48,6 +49,7 @@ class PackEncoder(TaskEncoder):
         self.expected = Expected.of(config)
         self.sources = sources
         self.tally = Tally()
+        self._before = 0  # samples of the datasets that have been opened
         self.cookers = [Cooker(self.cook)]
 
     @stateless
@@ -78,9 +80,12 @@ class PackEncoder(TaskEncoder):
         return [[samples[index] for index in members] for members in bins]
 
     @stateless
-    def pack_selected_samples(self, samples: list[CookedSample]) -> PackedBatch:
+    def pack_selected_samples(self, samples: list[CookedSample]) -> Packed:
         latents = [sample.latent for sample in samples if sample.latent is not None]
-        return pack(latents, self.expected.layout)
+        return Packed(
+            pack=pack(latents, self.expected.layout),
+            samples=tuple(sample_id(sample.__restore_key__) for sample in samples),
+        )
 
     def _load_dataset(
         self, dataset: LoadedDataset, worker_rotation_offset: int, worker_config: WorkerConfig
@@ -89,9 +94,7 @@ class PackEncoder(TaskEncoder):
         if dataset.dataset.__sample_type__ is not CrudeSample or dataset.aux:
             raise DataError("a metadataset with `join` or `aux` cannot be read here; blend instead")
         built = dataset.dataset.build(worker_rotation_offset=worker_rotation_offset)
-        if isinstance(built, BaseWrapperDataset):
-            loader: Any = built._find_wrapped_dataset(WebdatasetSampleLoaderDataset)
-            loader.join_readers = [SafeReader(reader) for reader in loader.join_readers]
+        built = self._shared(built, dataset.dataset, worker_config)
         cooked = self.build_cook_crude_sample(
             built,
             worker_config=worker_config,
@@ -99,6 +102,19 @@ class PackEncoder(TaskEncoder):
             get_primary_aux=dataset.dataset.as_file_store,
         )
         return Sift(cooked, self.tally, worker_config=worker_config)
+
+    def _shared(self, built: SavableDataset, factory: Any, worker_config: Any) -> SavableDataset:
+        """Shards that are safe to read, and each reader's share of them."""
+        if not isinstance(built, MapDataset):
+            return MockShare(built, worker_config=worker_config)
+        loader: Any = built.dataset
+        loader.join_readers = [SafeReader(reader) for reader in loader.join_readers]
+        share = ShardShare(
+            loader, factory=factory, before=self._before, worker_config=worker_config
+        )
+        self._before += len(factory)
+        built.datasets = (share,)
+        return built
 
     def build_batch(
         self,

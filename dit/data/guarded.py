@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import pickle
 import queue
 import signal
 import time
@@ -12,31 +11,27 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing.util import Finalize
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from megatron.energon import SavableDataLoader
 from megatron.energon.flavors.base_dataset import SavableDataset
-from megatron.energon.flavors.webdataset.sample_loader import SliceState
-from megatron.energon.rng import SystemRngState
+from megatron.energon.rng import SystemRng
 from megatron.energon.savable_loader import (
     SavableDataLoaderState,
     SavableDatasetCheckpoint,
     SavableDatasetState,
+    SimpleSavableDatasetWrapper,
 )
 from megatron.energon.state import FlexState
+from megatron.energon.wrappers.repeat_dataset import RepeatDataset
 
-from dit.data import safe_pickle
+from dit.data.position import Position, ReaderPosition
 from dit.data.rejects import DataError
+from dit.data.shares import SampleId, Share
+from dit.data.streams import Deliveries, Delivery
 
-_STATE_CLASSES = (
-    SavableDataLoaderState,
-    SavableDatasetCheckpoint,
-    SavableDatasetState,
-    SystemRngState,
-    SliceState,
-    FlexState,
-)
+Link = TypeVar("Link", bound=SavableDataset)
 
 
 class GuardedLoader(SavableDataLoader):
@@ -46,6 +41,9 @@ class GuardedLoader(SavableDataLoader):
     """
 
     def __init__(self, dataset: SavableDataset, *, checkpoint_every_sec: float):
+        self.chain = dataset
+        self._since: dict[int, list[tuple[SampleId, ...]]] = {}
+        self._skip = 0
         workers = dataset.worker_config.num_workers
         super().__init__(
             dataset,
@@ -63,27 +61,81 @@ class GuardedLoader(SavableDataLoader):
             atexit.register(_shutdown, weakref.ref(self))
             Finalize(None, _shutdown, args=(weakref.ref(self),), exitpriority=20)
 
-    def freeze(self) -> bytes:
-        """Position of all readers; the first pack must have been taken."""
+    def __iter__(self) -> Iterator[Delivery]:
+        for delivery in super().__iter__():
+            if self._skip and not delivery.error:
+                self._skip -= 1
+                continue
+            if self.num_workers:  # else there are no snapshots but the one that is saved
+                since = self._since.setdefault(delivery.worker, [])
+                if delivery.follows_snapshot:
+                    since.clear()
+                since.append(delivery.samples)
+            yield delivery
+
+    def freeze(self) -> list[ReaderPosition]:
+        """Where all readers stand; the first pack must have been taken."""
         while True:
             state: Any = self.save_state_rank()
+            if self.num_workers == 0:
+                (whole,) = state.worker_states
+                return [ReaderPosition(chain=_chain_in(whole), made=whole["_sample_index"])]
             # A worker that is asked in the instant of its start answers with no state, and a resume
             # from that would give other packs. Asked again, it waits until it has one.
-            if self.num_workers == 0 or all(worker.state for worker in state.worker_states):
-                # Bytes, because restoring one state object twice would share its lists.
-                return pickle.dumps(state)
+            if all(saved.state for saved in state.worker_states):
+                return [self._position(*saved) for saved in enumerate(state.worker_states)]
             time.sleep(0.01)
 
-    def thaw(self, state: bytes) -> None:
-        """Continues at a position of `freeze`; before the first pack is taken."""
-        restored = safe_pickle.loads(state, classes=_STATE_CLASSES)
-        self.restore_state_rank(restored)
+    def _position(self, worker: int, saved: SavableDatasetCheckpoint) -> ReaderPosition:
+        assert saved.state is not None
+        since = self._since.get(worker, []) if saved.offset else []
+        assert len(since) == saved.offset, "packs since a snapshot have been lost"
+        return ReaderPosition(
+            chain=_chain_in(saved.state.dataset_state),
+            made=saved.state.sample_index,
+            since=tuple(since),
+        )
+
+    def shares(self) -> list[Share]:
+        """One for each dataset; none where Energon does not read each in passes of its own."""
+        endless = [link for link in links(self.chain, RepeatDataset) if link.repeats is None]
+        below = [list(links(link, Share)) for link in endless]
+        shares = list(links(self.chain, Share))
+        plain = below == [[share] for share in shares] and all(s.has_passes for s in shares)
+        return shares if plain else []
+
+    def thaw(self, position: Position) -> None:
+        """Continues at a position of `freeze`, or begins there; before the first pack is taken."""
+        readers = position.unpickled()
+        for number, share in enumerate(links(self.chain, Share)):
+            share.inherit({w: r.left[number] for w, r in enumerate(readers) if r.left})
+        if position.dealt:
+            self.worker_config.seed_offset = SystemRng.get_seed_from_args(*position.seed)
+        if any(reader.chain is None for reader in readers):
+            return  # none has begun
+        if self.num_workers:
+            self._since = {worker: list(reader.since) for worker, reader in enumerate(readers)}
+            states: Any = [self._checkpoint(reader) for reader in readers]
+        else:
+            self._skip = len(readers[0].since)
+            states = [_around(readers[0], self.dataset)]
+        self.restore_state_rank(
+            SavableDataLoaderState(
+                worker_states=states, next_worker_id=position.next_worker, micro_batch_size=None
+            )
+        )
         if self.num_workers:
             # Energon forgets the packs between a worker's snapshot and the saved position, so a
             # state saved soon after a resume would give those of the slower workers again.
-            self._worker_sample_counters = [
-                worker.state.sample_index + worker.offset - 1 for worker in restored.worker_states
-            ]
+            self._worker_sample_counters = [r.made + len(r.since) - 1 for r in readers]
+
+    def _checkpoint(self, reader: ReaderPosition) -> SavableDatasetCheckpoint:
+        state = SavableDatasetState(
+            rng=None,  # type: ignore[arg-type]  # Energon seeds them then; nothing here draws
+            dataset_state=_around(reader, self.dataset.dataset),
+            sample_index=reader.made,
+        )
+        return SavableDatasetCheckpoint(state=state, offset=len(reader.since))
 
     def shutdown(self) -> None:
         """Ends the worker processes."""
@@ -118,6 +170,32 @@ class GuardedLoader(SavableDataLoader):
         dead = [worker.pid for worker in workers if not worker.is_alive()]
         if dead:
             raise DataError(worker_died(f"pid {', '.join(map(str, dead))}"))
+
+
+def links(dataset: Any, kind: type[Link]) -> Iterator[Link]:
+    """The links of one kind in a chain of datasets, those of a blend in its order."""
+    if isinstance(dataset, kind):
+        yield dataset
+    for inner in getattr(dataset, "datasets", ()):
+        yield from links(inner, kind)
+
+
+def _chain_in(state: FlexState) -> FlexState:
+    """State of our chain in that of the links which Energon's loader puts around it."""
+    while state["__class__"] != Deliveries.__name__:
+        (state,) = state["datasets"]
+    return state
+
+
+def _around(reader: ReaderPosition, dataset: Any) -> FlexState:
+    """The inverse: what Energon puts around a chain depends on whether there are workers."""
+    if isinstance(dataset, Deliveries):
+        assert reader.chain is not None
+        return reader.chain
+    state = FlexState(__class__=type(dataset).__name__, datasets=[_around(reader, dataset.dataset)])
+    if isinstance(dataset, SimpleSavableDatasetWrapper):
+        state["_sample_index"] = reader.made
+    return state
 
 
 @contextmanager

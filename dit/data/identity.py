@@ -16,16 +16,14 @@ from dit.data.rejects import DataError
 from dit.data.source import META, train_leaves
 
 
-def loader_identity(config: RunConfig, *, rank: int, world_size: int) -> dict[str, Any]:
-    """All that decides which packs a training loader gives, as plain values by name.
+def loader_identity(config: RunConfig) -> dict[str, Any]:
+    """What decides which packs the training loaders of all ranks give, as plain values by name.
 
-    The place of the data is not among them: a copy elsewhere resumes as well.
+    The place of the data is not among them: a copy elsewhere resumes as well. Nor are ranks and
+    workers, which may change (moving.py).
     """
     data, expected = config.dataset, Expected.of(config)
     return {
-        "data-parallel size": world_size,
-        "data-parallel rank": rank,
-        "dataset.num_workers": data.num_workers,
         "dataset": _fingerprints(config),
         "weights of dataset.blend": [entry.weight for entry in data.blend],
         "dataset.mock_samples": [asdict(g) for g in data.mock_samples] if data.mock else [],

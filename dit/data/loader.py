@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 from dit.batch import PackedBatch
@@ -17,6 +17,8 @@ from dit.config import RunConfig
 from dit.data.chain import open_training, open_validation
 from dit.data.guarded import GuardedLoader, worker_died
 from dit.data.identity import check_identity, loader_identity
+from dit.data.moving import move
+from dit.data.position import Layout, Position, pickled
 from dit.data.rejects import DataError, Tally, add_up
 from dit.data.source import check_readers, count_samples, train_leaves, val_leaves
 from dit.data.streams import Delivery
@@ -29,7 +31,7 @@ _JUDGE_OVER = (50, 10_000)
 def build_train_loader(config: RunConfig, *, rank: int, world_size: int) -> PackLoader:
     """Endless shuffled packs of one data-parallel rank.
 
-    Equal `world_size` x `dataset.num_workers` give equal global batches.
+    Equal `world_size` x `dataset.num_workers` give equal global batches, whatever their size.
 
     Raises:
         DataError: the data are missing, not prepared, or too few for the readers.
@@ -38,7 +40,7 @@ def build_train_loader(config: RunConfig, *, rank: int, world_size: int) -> Pack
     check_readers(leaves, ranks=world_size, workers=config.dataset.num_workers)
     return PackLoader(
         lambda: open_training(config, leaves, rank=rank, world_size=world_size),
-        identity=loader_identity(config, rank=rank, world_size=world_size),
+        identity=loader_identity(config),
         max_bad_fraction=config.dataset.max_bad_fraction,
         samples=sum(map(count_samples, leaves)) // world_size,
         endless=True,
@@ -116,7 +118,8 @@ class PackLoader:
         self._samples = samples
         self._endless = endless
         self._share = share
-        self._restored: dict[str, Any] | None = None
+        self.moved = ""
+        """What `load_state_dict` did about another number of ranks or workers, for the log."""
         self._begin()
 
     def __iter__(self) -> Self:
@@ -142,25 +145,34 @@ class PackLoader:
         if self._error is not None:
             raise self._error
         if self._packs is None:
-            # Energon would wait for ever for workers that do not run yet.
-            return self._restored or {"identity": self._identity, "readers": b"", "tallies": {}}
-        tallies = {worker: dict(tally.save_state()) for worker, tally in self._tallies.items()}
-        return {"identity": self._identity, "readers": self._loader.freeze(), "tallies": tallies}
+            return self._start.plain()  # Energon would wait for ever for workers not yet running
+        now = replace(
+            self._start,
+            readers=pickled(self._loader.freeze()),
+            packs=self._given,
+            tallies=[asdict(tally) for tally in self._tallies],
+        )
+        return now.plain()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues where `state` was saved: same packs, same order, buffers included.
+    def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:
+        """Continues where the ranks that saved `states` stood; all of them, in their order.
+
+        On as many ranks and workers: same packs, same order, buffers included. On others, `moved`
+        says what became of them.
 
         Raises:
-            DataError: the state belongs to other settings; the message names each.
+            DataError: the states belong to other settings (the message names each), or cannot be
+                moved to these ranks and workers.
         """
         assert self._packs is None, "restore the loader before its first pack is taken"
-        check_identity(state["identity"], self._identity)
-        self._restored = state
-        if state["readers"]:
-            self._loader.thaw(state["readers"])
-        for worker, saved in state["tallies"].items():
-            self._tallies[worker] = Tally()
-            self._tallies[worker].restore_state(saved)
+        saved = [Position.of(state) for state in states]
+        for position in saved:
+            check_identity(position.identity, self._start.identity)
+        here = self._start
+        moved = move(saved, here.layout, rank=here.rank, shares=self._loader.shares())
+        self.moved = moved.said
+        self._stand_at(moved.position)
+        self._loader.thaw(moved.position)
 
     def counts(self) -> dict[str, int]:
         """Samples refused so far on this rank, by reason.
@@ -172,7 +184,7 @@ class PackLoader:
 
     def tally(self) -> Tally:
         """As `counts`, with the samples read, and for each reason the newest sample that had it."""
-        return add_up(self._tallies.values())
+        return add_up([*self._tallies, self._former])
 
     def close(self) -> None:
         """Ends the loader's processes."""
@@ -183,7 +195,15 @@ class PackLoader:
         self._loader = self._opener()
         self._packs: Iterator[PackedBatch] | None = None
         self._error: Exception | None = None
-        self._tallies: dict[int, Tally] = {}
+        place = self._loader.worker_config
+        layout = Layout(ranks=place.world_size, workers=place.num_workers)
+        self._stand_at(Position.start(layout, rank=place.rank, identity=self._identity))
+
+    def _stand_at(self, position: Position) -> None:
+        self._start = position
+        self._given = position.packs
+        self._tallies = [Tally(**tally) for tally in position.tallies]
+        self._former = Tally(**position.former)
 
     def _receive(self) -> Iterator[PackedBatch]:
         given = False
@@ -192,6 +212,7 @@ class PackLoader:
                 self._judge(delivery)
                 if delivery.pack is not None:
                     given = True
+                    self._given += 1
                     yield delivery.pack
             if not given:
                 raise DataError("no usable sample in the whole split" + self._report())

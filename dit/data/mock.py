@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import safetensors.torch
 import torch
-from megatron.energon import CrudeSample, WorkerConfig
+from megatron.energon import CrudeSample
 from megatron.energon.cache import FileStore
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory, SavableDataset
 from megatron.energon.source_info import SourceInfo
+from megatron.energon.state import FlexState
 
 from dit.config import MockGeometry, RunConfig
+from dit.data.shares import Left, ReaderConfig, Reads, Share
 
 _ENDLESS = 2**31
 
@@ -65,7 +67,7 @@ class MockDataset(BaseCoreDatasetFactory[CrudeSample]):
 
     __sample_type__ = CrudeSample
 
-    def __init__(self, config: RunConfig, *, seed: int, worker_config: WorkerConfig):
+    def __init__(self, config: RunConfig, *, seed: int, worker_config: ReaderConfig):
         self.config = config
         self.seed = seed
         self.worker_config = worker_config
@@ -88,14 +90,20 @@ class MockReader(SavableDataset[CrudeSample]):
 
     _savable_fields = ("_drawn",)
 
-    def __init__(self, config: RunConfig, *, seed: int, worker_config: WorkerConfig):
+    def __init__(self, config: RunConfig, *, seed: int, worker_config: ReaderConfig):
         super().__init__(worker_config)
+        self._readers = worker_config.readers
         self._config = config
         self._seed = seed
         self.reset_state_own()
 
     def reset_state_own(self) -> None:
         self._drawn = 0
+
+    def start_at(self, first: int) -> None:
+        """Goes on with this reader's first sample that is not below `first`."""
+        reader = self.worker_config.global_worker_id()
+        self._drawn = draws_below(first, reader=reader, readers=self._readers)
 
     def len_worker(self, worker_idx: int | None = None) -> int:
         del worker_idx
@@ -105,11 +113,9 @@ class MockReader(SavableDataset[CrudeSample]):
         return True
 
     def __iter__(self) -> Iterator[CrudeSample]:
-        readers_per_rank = max(1, self.worker_config.num_workers)
-        readers = readers_per_rank * self.worker_config.world_size
-        first = self.worker_config.rank * readers_per_rank + self.worker_config.rank_worker_id()
+        reader = self.worker_config.global_worker_id()
         while True:
-            index = first + self._drawn * readers
+            index = reader + self._drawn * self._readers
             self._drawn += 1
             yield self.restore_sample(("Mock", index))
 
@@ -130,3 +136,33 @@ class MockReader(SavableDataset[CrudeSample]):
 
     def config(self) -> dict[str, Any]:
         return {"type": type(self).__qualname__, "seed": self._seed}
+
+
+class MockShare(Share):
+    """What one reader reads of the mock samples, of which there is no end."""
+
+    def read(self, index: int) -> Any:
+        return self.dataset.restore_sample(("Mock", index))
+
+    def start_at(self, first: int) -> None:
+        reader: Any = self.dataset
+        reader.start_at(first)
+
+    def reads(self, states: Sequence[FlexState | Left]) -> Reads:
+        readers = len(states)
+        drawn = [
+            draws_below(state.first, reader=reader, readers=readers)
+            if isinstance(state, Left)
+            else state["_drawn"]
+            for reader, state in enumerate(states)
+        ]
+        ends = [reader + (n - 1) * readers + 1 for reader, n in enumerate(drawn) if n]
+        times = np.zeros(max(ends, default=0), np.int32)
+        for reader, n in enumerate(drawn):
+            times[reader : reader + n * readers : readers] = 1
+        return Reads(begin=0, times=times, cuts=np.zeros(len(times), bool))
+
+
+def draws_below(first: int, *, reader: int, readers: int) -> int:
+    """How many of the samples reader, reader + readers, ... are below `first`."""
+    return -((reader - first) // readers)

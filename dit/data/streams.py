@@ -20,6 +20,7 @@ from megatron.energon.edataclass import edataclass
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.flavors.webdataset.itar_reader import ShardInfosITarReader
 from megatron.energon.source_info import SourceInfo
+from megatron.energon.state import FlexState
 from megatron.energon.wrappers.base import BaseWrapperDataset
 from megatron.energon.wrappers.packing_dataset import PackingDataset
 from torch import Tensor
@@ -27,6 +28,7 @@ from torch import Tensor
 from dit.batch import LatentSample, PackedBatch
 from dit.data.packing import ready_bins
 from dit.data.rejects import DataError, Refused, Tally
+from dit.data.shares import SampleId
 
 UNREADABLE = "__unreadable__"
 """Part of a record that stands for a sample whose shard cannot be read: the error's text."""
@@ -182,6 +184,14 @@ class PushBackPacking(PackingDataset):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Packed:
+    """A pack and what it is made of."""
+
+    pack: PackedBatch
+    samples: tuple[SampleId, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Delivery:
     """What one reader hands to the main process."""
 
@@ -191,6 +201,9 @@ class Delivery:
     """Its counts when the pack was made."""
     pack: PackedBatch | None = None
     """None at the end of a finite stream, and with an error."""
+    samples: tuple[SampleId, ...] = ()
+    follows_snapshot: bool = False
+    """The reader was saved just before it made this pack."""
     error: str = ""
 
     def pin_memory(self) -> Delivery:
@@ -205,19 +218,24 @@ class Delivery:
         return replace(self, pack=replace(self.pack, **pinned))
 
 
-class Deliveries(BaseWrapperDataset[PackedBatch, Delivery]):
+class Deliveries(BaseWrapperDataset[Packed, Delivery]):
     """Last link in a reader. Errors travel as values: torch would bury them in a traceback."""
 
     _savable_fields = ("tally",)
 
     def __init__(
-        self, dataset: SavableDataset[PackedBatch], tally: Tally, *, worker_config: WorkerConfig
+        self, dataset: SavableDataset[Packed], tally: Tally, *, worker_config: WorkerConfig
     ):
         super().__init__(dataset, worker_config=worker_config)
         self.tally = tally
+        self._saved = False
 
     def reset_state_own(self) -> None:
         self.tally.restore_state(Tally().save_state())
+
+    def save_state(self) -> FlexState:
+        self._saved = True
+        return super().save_state()
 
     def len_worker(self, worker_idx: int | None = None) -> int:
         return self.dataset.len_worker(worker_idx)
@@ -225,8 +243,15 @@ class Deliveries(BaseWrapperDataset[PackedBatch, Delivery]):
     def __iter__(self) -> Iterator[Delivery]:
         worker = self.worker_config.rank_worker_id()
         try:
-            for pack in self.dataset:
-                yield Delivery(worker=worker, tally=self.tally.snapshot(), pack=pack)
+            for packed in self.dataset:
+                saved, self._saved = self._saved, False
+                yield Delivery(
+                    worker=worker,
+                    tally=self.tally.snapshot(),
+                    pack=packed.pack,
+                    samples=packed.samples,
+                    follows_snapshot=saved,
+                )
             yield Delivery(worker=worker, tally=self.tally.snapshot())
         except DataError as error:
             yield Delivery(worker=worker, tally=self.tally.snapshot(), error=str(error))

@@ -114,7 +114,7 @@ def _saying_why_not(path: Path) -> Iterator[None]:
 
 
 def load_checkpoint(path: Path, learner: Learner, *, config: RunConfig) -> Progress:
-    """Brings weights, optimizer and averages back; `data_position` has the loader's state.
+    """Brings weights, optimizer and averages back; `data_positions` has the loaders' states.
 
     Raises:
         CheckpointError: the checkpoint belongs to another model.
@@ -154,27 +154,29 @@ def load_weights(path: Path, model: MegatronModule, *, averaged: bool) -> None:
     model.load_state_dict({k: v for k, v in loaded.items() if k in state})
 
 
-def data_position(path: Path, *, data_rank: int) -> dict[str, Any]:
-    """Where the loader of a data-parallel rank stood.
+def data_positions(path: Path) -> list[dict[str, Any]]:
+    """Where the loaders of all data-parallel ranks stood, in the order of the ranks.
 
     Raises:
-        CheckpointError: the run had fewer ranks, or the file is damaged.
+        CheckpointError: a file is lost or damaged.
     """
-    file = path / _loader_file(data_rank)
+    first = _data_position(path / _loader_file(0))
+    others = range(1, first.get("ranks", 1))
+    return [first, *(_data_position(path / _loader_file(rank)) for rank in others)]
+
+
+def _data_position(file: Path) -> dict[str, Any]:
     if not file.is_file():
-        saved = len(list(path.glob(_loader_file("*"))))
-        raise CheckpointError(
-            f"{path} has no {file.name}: it was saved by {saved} data-parallel ranks, or the file"
-            f" is lost; start {saved} again, or {other_than(path.parent, path.name)}"
-        )
+        path = file.parent
+        raise CheckpointError(f"{path} has no {file.name}; {other_than(path.parent, path.name)}")
     try:
         return torch.load(file, weights_only=True)
     except Exception as error:
         raise damaged(file, error) from error
 
 
-def _loader_file(data_rank: int | str) -> str:
-    return f"loader_{data_rank:05d}.pt" if isinstance(data_rank, int) else f"loader_{data_rank}.pt"
+def _loader_file(data_rank: int) -> str:
+    return f"loader_{data_rank:05d}.pt"
 
 
 def check_same_model(path: Path, config: RunConfig) -> None:

@@ -29,7 +29,7 @@ from dit.objective import make_objective, training_problem
 from dit.parallel.groups import device, process_groups
 from dit.parallel.replica import Replica
 from dit.train.build import learning_rate
-from dit.train.checkpoint import DataState, data_position, load_checkpoint, save_checkpoint
+from dit.train.checkpoint import DataState, data_positions, load_checkpoint, save_checkpoint
 from dit.train.learner import build_learner, learn
 from dit.train.locate import find_checkpoint
 from dit.train.record import Record
@@ -121,7 +121,7 @@ def _resume(run: Run) -> None:
     run.progress = load_checkpoint(found, run.learner, config=run.config)
     run.saved_step = run.progress.step
     if run.loader is not None:
-        run.loader.load_state_dict(data_position(found, data_rank=run.data_ranks.rank()))
+        run.loader.load_state_dict(data_positions(found))
 
 
 def _train(run: Run, record: Record, requests: StopRequests) -> ExitCode:

@@ -204,7 +204,7 @@ def test_a_saved_sample_that_is_gone_is_named_on_resume(shards, root, opened, wo
     for shard in (root / "train").glob("*.tar"):
         shard.unlink()
     loader = opened(build_train_loader(config, rank=0, world_size=1))
-    loader.load_state_dict(state)
+    loader.load_state_dict([state])
     with pytest.raises(DataError, match=r"saved loader state cannot be used any more .*shard"):
         shards.take(loader, 5)
 

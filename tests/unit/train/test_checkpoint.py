@@ -24,7 +24,7 @@ from dit.train.build import set_learning_rate
 from dit.train.checkpoint import (
     DataState,
     Progress,
-    data_position,
+    data_positions,
     load_checkpoint,
     load_weights,
     save_checkpoint,
@@ -35,7 +35,9 @@ from dit.train.step import run_schedule, update
 from tests.packs import random_pack, tiny_model
 
 MODEL = tiny_model(hidden_size=48, num_attention_heads=2, crossattn_emb_size=8, adaln_lora_dim=8)
-DATA = DataState(position={"at": 3}, card={"format_version": 1}, null_text_LE=torch.ones(2, 8))
+DATA = DataState(
+    position={"ranks": 1, "at": 3}, card={"format_version": 1}, null_text_LE=torch.ones(2, 8)
+)
 
 
 def _config(**model) -> RunConfig:
@@ -78,7 +80,7 @@ def test_run_continues_bit_for_bit(groups, tmp_path, sharded, precision):
     again = build_learner(config, groups)
     assert find_checkpoint(tmp_path) == place
     assert load_checkpoint(place, again, config=config) == progress
-    assert data_position(place, data_rank=0) == DATA.position
+    assert data_positions(place) == [DATA.position]
     assert _steps(again, config, 4, 6) == rest
     for a, b in zip(_state(whole), _state(again), strict=True):
         assert torch.equal(a, b)
@@ -160,12 +162,13 @@ def test_a_lost_or_damaged_data_position_is_named(groups, tmp_path):
     config = _config()
     learner = build_learner(config, groups)
     place = save_checkpoint(tmp_path, learner, progress=Progress(), config=config, data=DATA)
-    with pytest.raises(CheckpointError, match=r"no loader_00001.pt: it was saved by 1 data-par"):
-        data_position(place, data_rank=1)
     file = place / "loader_00000.pt"
+    torch.save(DATA.position | {"ranks": 2}, file)
+    with pytest.raises(CheckpointError, match=r"has no loader_00001.pt; no other checkpoint"):
+        data_positions(place)
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(CheckpointError, match=r"loader_00000.pt cannot be read, .* damaged"):
-        data_position(place, data_rank=0)
+        data_positions(place)
 
 
 @pytest.mark.parametrize("name", ["common.pt", ".metadata", "metadata.json"])

@@ -1,0 +1,152 @@
+"""Where the readers of a run stand: what a checkpoint keeps of each rank's loader."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+from megatron.energon.flavors.webdataset.sample_loader import SliceState
+from megatron.energon.state import FlexState
+
+from dit.data import safe_pickle
+from dit.data.rejects import DataError, Tally
+from dit.data.shares import Left, SampleId
+
+FORMAT = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReaderPosition:
+    """Where one reader stands: a snapshot of it, and the packs to skip from there."""
+
+    chain: FlexState | None = None
+    """State of its chain of datasets; None where it has not begun."""
+    made: int = 0
+    """Packs made before the snapshot."""
+    since: tuple[tuple[SampleId, ...], ...] = ()
+    """The packs given since the snapshot, by their samples."""
+    left: tuple[Left, ...] = ()
+    """What it reads first, by dataset, where it has not begun."""
+
+    def share(self, dataset: int) -> FlexState | Left:
+        """Of one dataset of the blend: the state of its link, or what it is to begin with."""
+        if self.chain is not None:
+            return [state for state in _states(self.chain) if "_left" in state][dataset]
+        return self.left[dataset] if self.left else Left()
+
+    def waiting(self) -> list[tuple[Any, ...]]:
+        """Keys of the samples that have been read and wait in buffers."""
+        states = [] if self.chain is None else list(_states(self.chain))
+        buffers = [v for state in states for v in state.values() if isinstance(v, dict)]
+        return [key for buffer in buffers for key in buffer.get("_restore_keys", ())]
+
+    def tally(self) -> Tally:
+        """Counts at the snapshot."""
+        tally = Tally()
+        if self.chain is not None:
+            tally.restore_state(self.chain["tally"])
+        return tally
+
+
+def _states(state: FlexState) -> Iterator[FlexState]:
+    yield state
+    for inner in state.get("datasets", ()):
+        yield from _states(inner)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """How many read, and where."""
+
+    ranks: int
+    workers: int
+    """Loader processes of each rank; without any the rank itself reads."""
+
+    @property
+    def readers_per_rank(self) -> int:
+        return max(1, self.workers)
+
+    @property
+    def readers(self) -> int:
+        return self.ranks * self.readers_per_rank
+
+    def __str__(self) -> str:
+        return f"data-parallel size {self.ranks} x dataset.num_workers {self.workers}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Position:
+    """Where the loader of one data-parallel rank stands."""
+
+    identity: dict[str, Any]
+    """What its samples and packs depend on."""
+    ranks: int
+    rank: int
+    workers: int
+    readers: bytes
+    """Pickled ReaderPositions, by worker. Bytes, because two loaders would share their lists."""
+    packs: int = 0
+    """Given since these readers began."""
+    dealt: int = 0
+    """How often the samples have been shared out to another number of readers."""
+    tallies: list[dict[str, Any]]
+    """Counts of the readers, by worker."""
+    former: dict[str, Any] = field(default_factory=lambda: asdict(Tally()))
+    """Counts of readers that are no more."""
+
+    @classmethod
+    def start(cls, layout: Layout, *, rank: int, identity: dict[str, Any]) -> Self:
+        """Before the first pack."""
+        return cls(
+            identity=identity,
+            ranks=layout.ranks,
+            rank=rank,
+            workers=layout.workers,
+            readers=pickled([ReaderPosition()] * layout.readers_per_rank),
+            tallies=[asdict(Tally())] * layout.readers_per_rank,
+        )
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(ranks=self.ranks, workers=self.workers)
+
+    @property
+    def next_worker(self) -> int:
+        """Whose turn it is."""
+        return self.packs % self.layout.readers_per_rank
+
+    @property
+    def seed(self) -> tuple[int, int]:
+        """Readers that share the samples out anew draw other numbers than those of the start."""
+        return self.identity["rng.seed"], self.dealt
+
+    def unpickled(self) -> list[ReaderPosition]:
+        classes = (ReaderPosition, Left, FlexState, SliceState)
+        return safe_pickle.loads(self.readers, classes=classes)
+
+    def plain(self) -> dict[str, Any]:
+        """For a file that is read without running code."""
+        return {"format": FORMAT, **asdict(self)}
+
+    @classmethod
+    def of(cls, plain: dict[str, Any]) -> Self:
+        """What `plain` gave.
+
+        Raises:
+            DataError: another version of the program has written it.
+        """
+        fields = dict(plain)
+        found = fields.pop("format", 1)
+        if found != FORMAT:
+            raise DataError(
+                f"the loader state of the checkpoint has format {found}, this version reads format"
+                f" {FORMAT}; resume with the version that saved it, or start a new run (another"
+                " checkpoint.save)"
+            )
+        return cls(**fields)
+
+
+def pickled(readers: Sequence[ReaderPosition]) -> bytes:
+    return pickle.dumps(list(readers))
