@@ -64,8 +64,13 @@ def packs_of(given: int, *, rank: int, ranks: int) -> int:
 
 
 def _check_one_step(saved: Sequence[Position]) -> None:
+    found, ranks = [position.rank for position in saved], saved[0].ranks
+    if found != list(range(ranks)):
+        raise DataError(
+            f"the checkpoint has loader states of data-parallel ranks {found} of {ranks}; resume"
+            " from another checkpoint"
+        )
     counts = [position.packs for position in saved]
-    ranks = len(saved)
     if counts != [packs_of(sum(counts), rank=rank, ranks=ranks) for rank in range(ranks)]:
         raise DataError(
             f"the data-parallel ranks of the checkpoint had given {counts} packs: their loader"
