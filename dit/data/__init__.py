@@ -9,6 +9,9 @@
     pack        group of samples -> PackedBatch
     streams     our links in Energon's chain: damage, counts, waiting samples
     guarded     Energon's loader without its hangs
+    shares      which samples a reader reads
+    position    where the readers stand, as a checkpoint keeps it
+    moving      a saved position on another number of ranks or workers
     mock        synthetic samples, read like any other
     source      folders, splits, dataset card and null text
     identity    what a saved loader state belongs to

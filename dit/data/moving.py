@@ -55,6 +55,8 @@ def move(saved: Sequence[Position], layout: Layout, *, rank: int, shares: Sequen
         f"{change}: the {sum(pool.size for pool in pools)} samples that were left of the pass are"
         f" dealt to the {layout.readers} readers of now, none is left out or repeated"
     )
+    if behind := sum(pool.behind for pool in pools):
+        said += f"; {behind} readers were several passes behind the foremost and make up for one"
     return Moved(position=_dealt(saved, readers, layout, rank=rank, pools=pools), said=said)
 
 
@@ -65,10 +67,11 @@ def packs_of(given: int, *, rank: int, ranks: int) -> int:
 
 def _check_one_step(saved: Sequence[Position]) -> None:
     found, ranks = [position.rank for position in saved], saved[0].ranks
-    if found != list(range(ranks)):
+    one = {(position.layout, position.dealt) for position in saved}
+    if found != list(range(ranks)) or len(one) > 1:
         raise DataError(
-            f"the checkpoint has loader states of data-parallel ranks {found} of {ranks}; resume"
-            " from another checkpoint"
+            f"the checkpoint has loader states of data-parallel ranks {found}, not of one run on"
+            f" {ranks}; resume from another checkpoint"
         )
     counts = [position.packs for position in saved]
     if counts != [packs_of(sum(counts), rank=rank, ranks=ranks) for rank in range(ranks)]:
@@ -139,6 +142,8 @@ class _Pool:
     """[number, 2] start and stop, in the order of reading; what is owed twice is in two of them."""
     first: int
     """Index after the last one that was read."""
+    behind: int
+    """Readers that will not catch up."""
 
     @property
     def size(self) -> int:
@@ -174,7 +179,11 @@ def _pool(
             times[start - reads.begin : stop - reads.begin] -= 1
     owed = times.max(initial=0) - times
     runs = [_runs(owed >= n, cuts) + reads.begin for n in range(1, owed.max(initial=0) + 1)]
-    return _Pool(runs=[rng.permutation(one) for one in runs], first=reads.begin + len(times))
+    return _Pool(
+        runs=[rng.permutation(one) for one in runs],
+        first=reads.begin + len(times),
+        behind=reads.behind,
+    )
 
 
 def _runs(chosen: np.ndarray, cuts: np.ndarray) -> np.ndarray:

@@ -76,6 +76,8 @@ class Reads:
     times: np.ndarray
     cuts: np.ndarray
     """Where a run is cut, so that no long one stays together: bool."""
+    behind: int = 0
+    """Readers that are several passes behind the foremost, and counted as one behind."""
 
 
 class Share(BaseWrapperDataset[Any, Any], ABC):
@@ -185,20 +187,21 @@ class ShardShare(Share):
     def reads(self, states: Sequence[FlexState | Left]) -> Reads:
         """Readers that are several passes behind count as one behind the foremost.
 
-        Their samples are longer and will be read less often whoever reads them: to catch up would
-        be to train on them alone.
+        Their samples are longer, and so are read less often. To catch up with all passes would be
+        to train on long samples alone.
         """
         passes = [0 if isinstance(state, Left) else state["_epoch_count"] for state in states]
         shares = [self.slices(reader, len(states)) for reader in range(len(states))]
-        begin, end = shares[0][0], shares[-1][-1]
+        begin, end, least = shares[0][0], shares[-1][-1], max(passes) - 1
         times = np.zeros(end - begin, np.int32)
         cuts = np.zeros(end - begin, bool)
         for slices, state, done in zip(shares, states, passes, strict=True):
-            times[slices[0] - begin : slices[-1] - begin] = max(done, max(passes) - 1) + 1
+            times[slices[0] - begin : slices[-1] - begin] = max(done, least) + 1
             cuts[np.array(slices[:-1]) - begin] = True
             for start, stop in _unread(slices, state):
                 times[start - begin : stop - begin] -= 1
-        return Reads(begin=begin, times=times, cuts=cuts)
+        behind = sum(done < least for done in passes)
+        return Reads(begin=begin, times=times, cuts=cuts, behind=behind)
 
 
 def _unread(slices: Sequence[int], state: FlexState | Left) -> list[Run]:

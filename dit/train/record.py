@@ -97,7 +97,7 @@ def _opening(run: Run) -> list[str]:
         lines.append(f"refused validation samples:{run.validation.tally.report()}")
     if run.progress.step:
         lines.append(f"continuing after step {run.progress.step}")
-    if run.loader.moved:
+    if run.loader is not None and run.loader.moved:
         lines.append(run.loader.moved)
     return lines
 

@@ -25,6 +25,22 @@ def finished(digits, tmp_path_factory):
     return folder, arguments
 
 
+@pytest.fixture(scope="module")
+def on_two(finished, tmp_path_factory):
+    """The same on two processes that read with one worker each."""
+    folder = tmp_path_factory.mktemp("on_two")
+    pretrain(folder, *finished[1], "dataset.num_workers=1", nproc=2)
+    return folder
+
+
+def _back_at_step_3(folder, to):
+    """A copy of a finished run as it was when half of it was done."""
+    shutil.copytree(folder, to)
+    shutil.rmtree(to / "checkpoints/step_00000006")
+    (to / "checkpoints/LATEST").write_text("step_00000003")
+    return to
+
+
 def _alone(script: str, *arguments: str) -> None:
     """Runs a few lines of Python that need a process group of their own."""
     done = run([sys.executable, "-W", "ignore", "-c", script, *arguments])
@@ -62,10 +78,8 @@ def test_loss_falls_and_everything_is_written_down(finished):
     assert (folder / "checkpoints/LATEST").read_text() == "step_00000006"
 
 
-def test_two_processes_equal_one_with_twice_the_accumulation(finished, tmp_path):
-    folder, arguments = finished
-    pretrain(tmp_path, *arguments, "dataset.num_workers=1", nproc=2)
-    for one, two in zip(metrics(folder), metrics(tmp_path), strict=True):
+def test_two_processes_equal_one_with_twice_the_accumulation(finished, on_two):
+    for one, two in zip(metrics(finished[0]), metrics(on_two), strict=True):
         for name in ("loss", "grad_norm"):
             assert two[name] == pytest.approx(one[name], rel=1e-5)
         for name in ("consumed_samples", "real_tokens", "lr", "pack_fill"):
@@ -82,10 +96,7 @@ def test_resumed_run_equals_the_uninterrupted_one_bit_for_bit(finished, tmp_path
     if workers != 2:
         folder = tmp_path / "whole"
         pretrain(folder, *arguments)
-    again = tmp_path / "again"
-    shutil.copytree(folder, again)
-    shutil.rmtree(again / "checkpoints/step_00000006")
-    (again / "checkpoints/LATEST").write_text("step_00000003")
+    again = _back_at_step_3(folder, tmp_path / "again")
     # A kill may cut the last line short; a resume cuts the file at the loaded step anyway.
     with (again / "metrics.jsonl").open("a") as file:
         file.write('{"step": 7, "lo')
@@ -94,6 +105,17 @@ def test_resumed_run_equals_the_uninterrupted_one_bit_for_bit(finished, tmp_path
     assert numbers(again) == numbers(folder)
     steps = [str(place / "checkpoints/step_00000006") for place in (folder, again)]
     _alone(COMPARE, *steps)
+
+
+def test_a_run_of_two_processes_goes_on_in_one(finished, on_two, tmp_path):
+    again = _back_at_step_3(on_two, tmp_path / "again")
+    said = " ".join(pretrain(again, *finished[1], "dataset.num_workers=2").stdout.split())
+    assert "data-parallel size 2 x dataset.num_workers 1 when saved, 1 x 2 now" in said
+    assert "the same 2 readers go on" in said
+    for one, other in zip(metrics(finished[0])[3:], metrics(again)[3:], strict=True):
+        for name in ("loss", "grad_norm"):
+            assert other[name] == pytest.approx(one[name], rel=1e-5)
+        assert other["consumed_samples"] == one["consumed_samples"]
 
 
 def test_training_is_the_same_without_validation(finished, tmp_path):
