@@ -33,7 +33,7 @@ from dit.config.objective import (
     ObjectiveName,
     Weighting,
 )
-from dit.config.records import CheckpointConfig, LoggerConfig
+from dit.config.records import CheckpointConfig, LoggerConfig, Weights
 from dit.config.run import RunConfig
 from dit.config.training import (
     DdpConfig,
@@ -76,4 +76,5 @@ __all__ = [
     "SchedulerConfig",
     "TrainConfig",
     "Weighting",
+    "Weights",
 ]

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from dit.config.checks import check
+
+
+class Weights(StrEnum):
+    """Which weights of a checkpoint: those that the optimizer left, or their average."""
+
+    MODEL = "model"
+    EMA = "ema"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,11 +27,22 @@ class CheckpointConfig:
     """Steps between checkpoints; there is always one at the end."""
     keep_last: int = 3
     """Newest checkpoints that stay; 0 keeps all."""
+    async_save: bool = False
+    """Write in the background: the run waits only until everything is copied to host memory."""
+    finetune: bool = False
+    """Take nothing but the weights from `load`, and begin a new run in `save` at step 0."""
+    finetune_weights: Weights = Weights.MODEL
+    """What `finetune` takes: the weights that were trained (model), or their average (ema)."""
 
     def __post_init__(self) -> None:
         check(
             (self.save_interval >= 1, f"save_interval={self.save_interval} must be at least 1"),
             (self.keep_last >= 0, f"keep_last={self.keep_last} must not be negative"),
+            (
+                not self.finetune or (self.load is not None and self.load != self.save),
+                f"finetune=true takes weights from load={self.load} into a new run in"
+                f" save={self.save}; set both, to different folders",
+            ),
         )
 
 

@@ -12,8 +12,10 @@ is one `ConfigError`, raised before any work starts. Nothing here imports torch.
     schema        keys, types and sentences of `dit.config`
     estimate      parameters and memory
     report        `describe`: what `--print-config` prints
+    changes       what differs between two configurations, in words
 """
 
+from dit.configuring.changes import changes
 from dit.configuring.command_line import Arguments, parse_arguments
 from dit.configuring.estimate import parameter_count
 from dit.configuring.loading import ConfigError, load_config, read_config, save_config, to_yaml
@@ -22,6 +24,7 @@ from dit.configuring.report import describe
 __all__ = [
     "Arguments",
     "ConfigError",
+    "changes",
     "describe",
     "load_config",
     "parameter_count",

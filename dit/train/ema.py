@@ -59,6 +59,12 @@ class Ema:
         for average, shard in zip(self.averages, self.shards, strict=True):
             average.lerp_(shard.value, rate)
 
+    @torch.no_grad()
+    def restart(self) -> None:
+        """Begins again, from the present weights."""
+        for average, shard in zip(self.averages, self.shards, strict=True):
+            average.copy_(shard.value)
+
     @contextmanager
     def as_weights(self, chunks: list[DistributedDataParallel]) -> Iterator[None]:
         """Inside, the model computes with the averages; afterwards with its own weights again."""

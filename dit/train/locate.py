@@ -7,12 +7,13 @@ from textwrap import shorten
 
 from dit.config import RunConfig
 from dit.configuring import read_config
+from dit.train.manifest import FORMAT, MANIFEST, SOFTWARE, Manifest, read_manifest, sum_up
 
 LATEST = "LATEST"
 STEP = "step_"
 # Megatron-Core's own, beside the .distcp files whose names .metadata knows; and ours.
 _CORE = ("metadata.json", ".metadata", "common.pt")
-_WHOLE = (*_CORE, "config.yaml", "null_text.safetensors")
+_WHOLE = (*_CORE, "config.yaml", "null_text.safetensors")  # where there is no manifest
 
 
 class CheckpointError(ValueError):
@@ -27,7 +28,7 @@ def find_checkpoint(path: Path) -> Path | None:
     Raises:
         CheckpointError: it is not complete, or LATEST names one that is not there.
     """
-    if any((path / name).is_file() for name in _CORE):
+    if any((path / name).is_file() for name in (*_CORE, MANIFEST)):
         return _complete(path)
     for folder in (path.parent,) if path.name == LATEST else (path, path / "checkpoints"):
         pointer = folder / LATEST
@@ -45,19 +46,43 @@ def find_checkpoint(path: Path) -> Path | None:
 
 
 def _complete(path: Path) -> Path:
-    missing = [name for name in _WHOLE if not (path / name).is_file()]
-    if missing:
-        raise CheckpointError(
-            f"{path} has no {', '.join(missing)}; {other_than(path.parent, path.name)}"
-        )
+    if fault := _fault(path):
+        raise CheckpointError(f"{path} {fault}; {other_than(path.parent, path.name)}")
     return path
+
+
+def _fault(path: Path) -> str:
+    """Why a checkpoint cannot be used, as far as names and sizes tell; empty where it can."""
+    try:
+        manifest = read_manifest(path)
+    except (ValueError, OSError) as error:
+        return f"has a damaged {MANIFEST} ({error})"
+    if manifest is not None and manifest.format > FORMAT:
+        return (
+            f"has format {manifest.format}, of {manifest.software}, and this is {SOFTWARE}, which"
+            f" reads formats up to {FORMAT}; install a version as new"
+        )
+    names = _WHOLE if manifest is None else manifest.files
+    if missing := [name for name in names if not (path / name).is_file()]:
+        return f"has no {', '.join(missing)}"
+    return "" if manifest is None else _other_sizes(path, manifest)
+
+
+def _other_sizes(path: Path, manifest: Manifest) -> str:
+    sizes = {name: (path / name).stat().st_size for name in manifest.files}
+    wrong = [
+        f"{name} of {sizes[name]} instead of {entry.bytes} bytes"
+        for name, entry in manifest.files.items()
+        if sizes[name] != entry.bytes
+    ]
+    return f"is damaged, with {', '.join(wrong)}" if wrong else ""
 
 
 def other_than(folder: Path, name: str) -> str:
     """What to do about a checkpoint that is of no use."""
-    others = sorted(p.name for p in folder.glob(f"{STEP}*") if p.name != name)
+    others = sorted(p for p in folder.glob(f"{STEP}*") if p.name != name and not _fault(p))
     if others:
-        return f"write {others[-1]} into {folder / LATEST} to go on from there"
+        return f"write {others[-1].name} into {folder / LATEST} to go on from there"
     return "no other checkpoint is beside it: start a new run with another checkpoint.save"
 
 
@@ -65,13 +90,29 @@ def saved_config(path: Path) -> RunConfig:
     """Configuration of the run that saved a checkpoint.
 
     Raises:
-        CheckpointError: it cannot be read.
+        CheckpointError: it is damaged, or of another version of this program.
     """
     file = path / "config.yaml"
+    manifest = read_manifest(path)
+    if manifest is not None and sum_up(file) != manifest.files[file.name]:
+        raise changed(path, [file.name])
     try:
         return read_config(file)
     except (ValueError, OSError) as error:
-        raise damaged(file, error) from error
+        if manifest is None:
+            raise damaged(file, error) from error
+        raise CheckpointError(
+            f"{file} was saved by {manifest.software}, and this is {SOFTWARE}, which cannot read"
+            f" it; install the other version. {error}"
+        ) from error
+
+
+def changed(path: Path, names: list[str]) -> CheckpointError:
+    """The error for a checkpoint of which these files have not the checksums of its manifest."""
+    return CheckpointError(
+        f"{path} is damaged: {', '.join(sorted(names))} changed after it was saved (the checksum"
+        f" is another); {other_than(path.parent, path.name)}"
+    )
 
 
 def damaged(path: Path, cause: BaseException) -> CheckpointError:

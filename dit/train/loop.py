@@ -29,11 +29,11 @@ from dit.objective import make_objective, training_problem
 from dit.parallel.groups import device, process_groups
 from dit.parallel.replica import Replica
 from dit.train.build import learning_rate
-from dit.train.checkpoint import DataState, data_positions, load_checkpoint, save_checkpoint
 from dit.train.learner import build_learner, learn
-from dit.train.locate import find_checkpoint
+from dit.train.persist import close_saver, finish_save, resume, save
 from dit.train.record import Record
 from dit.train.run import Run
+from dit.train.saving import Saver
 from dit.train.signals import StopRequests
 from dit.train.step import sum_over_ranks
 from dit.train.validation import validate
@@ -58,6 +58,7 @@ def pretrain(config: RunConfig) -> ExitCode:
         try:
             return _train(run, record, requests)
         finally:
+            close_saver(run, record)
             record.close()
             if run.loader is not None:
                 run.loader.close()
@@ -86,7 +87,9 @@ def _prepare(config: RunConfig) -> Run:
         null_text_LE=null_text(config).to(device()),
         card=dataset_card(config),
     )
-    _resume(run)
+    if run.folder is not None:
+        run.saver = Saver(run.folder, config)
+    resume(run)
     dist.barrier()  # nothing is written before every rank is ready
     return run
 
@@ -112,23 +115,13 @@ def _run_folder(config: RunConfig) -> Path | None:
     return folder
 
 
-def _resume(run: Run) -> None:
-    """Continues from checkpoint.save, else from checkpoint.load, where they hold a checkpoint."""
-    places = [p for p in (run.config.checkpoint.save, run.config.checkpoint.load) if p]
-    found = next(filter(None, (find_checkpoint(Path(p)) for p in places)), None)
-    if found is None:
-        return
-    run.progress = load_checkpoint(found, run.learner, config=run.config)
-    run.saved_step = run.progress.step
-    if run.loader is not None:
-        run.loader.load_state_dict(data_positions(found))
-
-
 def _train(run: Run, record: Record, requests: StopRequests) -> ExitCode:
     c = run.config
     skipped_in_a_row = 0
     while run.progress.step < c.train.train_iters:
-        values, stop = _step(run, requests)
+        values, stop, writing = _step(run, requests)
+        if not writing:
+            finish_save(run, record)
         step = run.progress.step
         due = c.train.eval_interval and (step % c.train.eval_interval == 0 or _is_last(run))
         if run.validation is not None and due:
@@ -137,16 +130,19 @@ def _train(run: Run, record: Record, requests: StopRequests) -> ExitCode:
         record.step(values)
         skipped_in_a_row = skipped_in_a_row + 1 if values["skipped"] else 0
         if step % c.checkpoint.save_interval == 0 or stop or _is_last(run):
-            _save(run, record)
+            save(run, record)
         if skipped_in_a_row >= c.train.max_skipped_steps:
-            _save(run, record)
+            save(run, record)
+            finish_save(run, record)
             raise FloatingPointError(
                 f"{skipped_in_a_row} steps in a row had a gradient that is not finite (the last is"
                 f" step {step}); lower optimizer.lr, or look at the data"
             )
         if stop:
+            finish_save(run, record)
             record.say("stopped on request; the same command continues")
             return ExitCode.STOPPED
+    finish_save(run, record)
     record.say("done")
     return ExitCode.DONE
 
@@ -184,8 +180,12 @@ def _packs(run: Run) -> list[PackedBatch]:
     return run.replica.share(take, device())
 
 
-def _step(run: Run, requests: StopRequests) -> tuple[dict[str, Any], bool]:
-    """One optimizer step; returns what is written down, and whether a signal asks to stop."""
+def _step(run: Run, requests: StopRequests) -> tuple[dict[str, Any], bool, bool]:
+    """One optimizer step.
+
+    Returns what is written down, whether a signal asks to stop, and whether any rank is still
+    writing a checkpoint.
+    """
     c, began = run.config, time.perf_counter()
     step = run.progress.step + 1
     packs = _packs(run)
@@ -201,11 +201,12 @@ def _step(run: Run, requests: StopRequests) -> tuple[dict[str, Any], bool]:
         for pack in packs
     ]
     report, done = learn(run.learner, items, config=c, step=step)
-    total, count, samples, tokens, refused, flops, stops = sum_over_ranks(
+    total, count, samples, tokens, refused, flops, stops, writing = sum_over_ranks(
         [
             *report.tolist(),
             *(_counts(run, [batch for batch, _ in items]) if run.loader else (0, 0, 0, 0)),
             float(requests.received),
+            float(run.saver is not None and run.saver.writing),
         ]
     )
     run.progress = replace(
@@ -226,7 +227,7 @@ def _step(run: Run, requests: StopRequests) -> tuple[dict[str, Any], bool]:
         "model_tflops": flops / elapsed / dist.get_world_size() / 1e12,
         "skipped": done.skipped,
     }
-    return values, stops > 0
+    return values, stops > 0, writing > 0
 
 
 def _counts(run: Run, packs: list[PackedBatch]) -> tuple[int, ...]:
@@ -238,19 +239,3 @@ def _counts(run: Run, packs: list[PackedBatch]) -> tuple[int, ...]:
         sum(run.loader.counts().values()),
         sum(training_flops(run.config.model, pack) for pack in packs),
     )
-
-
-def _save(run: Run, record: Record) -> None:
-    if run.folder is None or run.saved_step == run.progress.step:
-        return
-    began = time.perf_counter()
-    data = DataState(
-        position=run.loader.state_dict() if run.loader else None,
-        card=run.card,
-        null_text_LE=run.null_text_LE.cpu(),
-    )
-    place = save_checkpoint(
-        run.folder, run.learner, progress=run.progress, config=run.config, data=data
-    )
-    run.saved_step = run.progress.step
-    record.say(f"saved {place} in {time.perf_counter() - began:.1f} s")

@@ -95,11 +95,7 @@ def _opening(run: Run) -> list[str]:
         lines.append(f"run folder {run.folder}")
     if run.validation is not None and run.validation.tally.refused:
         lines.append(f"refused validation samples:{run.validation.tally.report()}")
-    if run.progress.step:
-        lines.append(f"continuing after step {run.progress.step}")
-    if run.loader is not None and run.loader.moved:
-        lines.append(run.loader.moved)
-    return lines
+    return lines + run.notes
 
 
 def _layout(run: Run) -> str:

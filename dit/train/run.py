@@ -15,6 +15,7 @@ from dit.objective import Objective
 from dit.parallel.replica import Replica
 from dit.train.checkpoint import Progress
 from dit.train.learner import Learner
+from dit.train.saving import Saver
 
 
 @dataclass(kw_only=True, slots=True)
@@ -31,7 +32,9 @@ class Run:
     null_text_LE: Tensor
     card: dict[str, Any] | None
     progress: Progress = field(default_factory=Progress)
+    saver: Saver | None = None  # where there is a folder
     saved_step: int = -1
+    notes: list[str] = field(default_factory=list)  # how it came to its first step, in words
 
     @property
     def data_ranks(self) -> dist.ProcessGroup:

@@ -1,0 +1,40 @@
+"""One outcome on all ranks, whatever happened on each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch.distributed as dist
+
+T = TypeVar("T")
+
+
+class RankError(RuntimeError):
+    """What one of the ranks met, in words; raised on all of them."""
+
+
+def on_all_ranks(work: Callable[[], T]) -> list[T]:
+    """What `work` gives on each rank, in order of the ranks; all ranks call it.
+
+    Without it, the ranks without an error would wait for the one that has left with its own.
+
+    Raises:
+        RankError: `work` raised an OSError, RuntimeError or ValueError on one of them.
+    """
+    mine: tuple[T | None, str] = (None, "")
+    try:
+        mine = (work(), "")
+    except (OSError, RuntimeError, ValueError) as error:
+        mine = (None, f"{type(error).__name__} {error}")
+    outcomes: list[tuple[T, str]] = [mine] * dist.get_world_size()  # type: ignore[list-item]
+    dist.all_gather_object(outcomes, mine)
+    wrong = next((text for _, text in outcomes if text), "")
+    if wrong:
+        raise RankError(wrong)
+    return [result for result, _ in outcomes]
+
+
+def on_first_rank(work: Callable[[], object]) -> None:
+    """As `on_all_ranks`, where only the first rank has something to do."""
+    on_all_ranks(work if dist.get_rank() == 0 else lambda: None)

@@ -1,0 +1,247 @@
+"""Writing a checkpoint, in the background where asked for; nobody sees it before it is whole.
+
+1. begin    all ranks gather what is to be saved; with `checkpoint.async_save` it is copied, too
+2. write    each rank its own files, in threads, while training goes on
+3. finish   all ranks again, once every file is on disk: index, manifest, rename, LATEST
+
+Until the rename it is called .partial_step_N, which no resume picks and the next save removes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from textwrap import shorten
+
+import torch
+from safetensors.torch import save as to_bytes
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.storage import WriteResult
+
+from dit.config import RunConfig
+from dit.configuring import save_config
+from dit.train.checkpoint import DataState, Progress, loader_file, sharded_state
+from dit.train.distcp import Shard, Shards, gather_shards
+from dit.train.learner import Learner
+from dit.train.locate import LATEST, STEP, CheckpointError
+from dit.train.manifest import Sealed, seal, write_manifest
+from dit.train.ranks import on_all_ranks, on_first_rank
+
+_PARTIAL = ".partial_"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Saved:
+    """A checkpoint that is whole."""
+
+    path: Path
+    seconds: float  # since its `begin`
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Written:
+    """A file that is on disk."""
+
+    name: str
+    sealed: Sealed
+    results: list[WriteResult] = field(default_factory=list)  # of a shard, for the index
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Pending:
+    """A checkpoint that is being written."""
+
+    final: Path
+    partial: Path
+    shards: Shards
+    jobs: list[Future[_Written]]  # of the shards, in their order; of the loader's position
+    data: DataState
+    began: float
+
+
+class Saver:
+    """Writes the checkpoints of a run, one after the other."""
+
+    def __init__(self, folder: Path, config: RunConfig):
+        """`folder` is the run's."""
+        self.places = folder / "checkpoints"
+        self.config = config
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="checkpoint")
+        self._pending: _Pending | None = None
+        self._removal: Future[None] | None = None
+
+    def begin(self, learner: Learner, *, progress: Progress, data: DataState) -> None:
+        """Takes everything that belongs to this step; all ranks call it, with nothing pending.
+
+        The next step may begin when it returns.
+
+        Raises:
+            CheckpointError: a rank could not write; older checkpoints are as they were.
+        """
+        assert self._pending is None, "finish the save that is under way first"
+        began = time.perf_counter()
+        final = self.places / f"{STEP}{progress.step:08d}"
+        partial = final.with_name(f"{_PARTIAL}{final.name}")
+        with _saying_why_not(partial):
+            on_first_rank(lambda: self._make(partial))
+            with learner.settled():
+                state = sharded_state(learner, loading=False)
+                state |= {"step": progress.step, "consumed_samples": progress.consumed_samples}
+                copied = self.config.checkpoint.async_save
+                shards = gather_shards(state, partial, copied=copied)
+        jobs = [self._threads.submit(_write_shard, shard) for shard in shards.shards]
+        if data.position is not None:
+            position = BytesIO()
+            torch.save(data.position, position)
+            file = partial / loader_file(learner.groups.dp.rank())
+            jobs.append(self._threads.submit(_write_bytes, file, position))
+        self._pending = _Pending(
+            final=final,
+            partial=partial,
+            shards=shards,
+            jobs=jobs,
+            data=data,
+            began=began,
+        )
+
+    @property
+    def writing(self) -> bool:
+        """Whether this rank still writes files of the save that is under way."""
+        return self._pending is not None and not all(job.done() for job in self._pending.jobs)
+
+    def finish(self) -> Saved | None:
+        """Waits for the files of all ranks and makes the checkpoint the newest; all ranks call it.
+
+        None where no save is under way.
+
+        Raises:
+            CheckpointError: a rank could not write; older checkpoints are as they were.
+        """
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return None
+        with _saying_why_not(pending.partial):
+            known = _merged(on_all_ranks(lambda: _sealed(pending)))
+            written = [job.result() for job in pending.jobs]
+            pending.shards.index([w.results for w in written[: len(pending.shards.shards)]])
+            on_first_rank(lambda: self._publish(pending, known))
+        return Saved(path=pending.final, seconds=time.perf_counter() - pending.began)
+
+    def close(self) -> None:
+        """Waits for this rank's threads. A save that is under way stays unfinished."""
+        self._threads.shutdown()
+
+    def _make(self, partial: Path) -> None:
+        if self._removal is not None:
+            self._removal.result()  # else it would find its folders gone
+        for left in self.places.glob(f"{_PARTIAL}*"):  # by a run that was killed
+            shutil.rmtree(left)
+        partial.mkdir(parents=True)
+
+    def _describe(self, partial: Path, data: DataState) -> None:
+        save_config(self.config, partial / "config.yaml")
+        # Not `save_file`, whose files only their owner may read.
+        null_text = to_bytes({"text": data.null_text_LE.contiguous()})
+        (partial / "null_text.safetensors").write_bytes(null_text)
+        if data.card is not None:
+            (partial / "dataset_card.json").write_text(json.dumps(data.card, indent=1))
+
+    def _publish(self, pending: _Pending, known: dict[str, Sealed]) -> None:
+        """Makes a whole checkpoint visible, then the newest; then removes what is too old."""
+        self._describe(pending.partial, pending.data)
+        write_manifest(pending.partial, known)
+        final = pending.final
+        old = [final] if final.exists() else []  # of a run that this one went back from
+        out_of_sight = [_hidden(path) for path in old]
+        pending.partial.rename(final)
+        _sync(self.places)
+        pointer = self.places / f".{LATEST}.new"
+        pointer.write_text(final.name)
+        seal(pointer)
+        pointer.replace(self.places / LATEST)
+        # Those of later steps are of such a run, too: they stay until replaced.
+        done = sorted(p for p in self.places.glob(f"{STEP}*") if p.name <= final.name)
+        keep = self.config.checkpoint.keep_last
+        out_of_sight += [_hidden(path) for path in (done[:-keep] if keep else [])]
+        self._removal = self._threads.submit(_remove, out_of_sight)
+
+
+def save_checkpoint(
+    folder: Path, learner: Learner, *, progress: Progress, config: RunConfig, data: DataState
+) -> Path:
+    """Writes RUN/checkpoints/step_N and moves LATEST once it is whole; all ranks call it.
+
+    Raises:
+        CheckpointError: a rank could not write; older checkpoints are as they were.
+    """
+    saver = Saver(folder, config)
+    try:
+        saver.begin(learner, progress=progress, data=data)
+        saved = saver.finish()
+    finally:
+        saver.close()
+    assert saved is not None
+    return saved.path
+
+
+def _write_shard(shard: Shard) -> _Written:
+    results = shard.write()
+    return _Written(name=shard.file.name, sealed=seal(shard.file), results=results)
+
+
+def _write_bytes(file: Path, content: BytesIO) -> _Written:
+    file.write_bytes(content.getbuffer())
+    return _Written(name=file.name, sealed=seal(file))
+
+
+def _sealed(pending: _Pending) -> dict[str, Sealed]:
+    """This rank's files, once all of them are written."""
+    wait(pending.jobs)
+    written = [job.result() for job in pending.jobs]
+    return {w.name: w.sealed for w in written}
+
+
+def _merged(of_ranks: list[dict[str, Sealed]]) -> dict[str, Sealed]:
+    return {name: sealed for files in of_ranks for name, sealed in files.items()}
+
+
+def _hidden(path: Path) -> Path:
+    """Renames a folder, so that no kill leaves half of it under a checkpoint's name."""
+    return path.rename(path.with_name(f"{_PARTIAL}removed_{path.name}"))
+
+
+def _remove(folders: list[Path]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder)
+
+
+def _sync(folder: Path) -> None:
+    """Brings renamings in a folder to the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _saying_why_not(path: Path) -> Iterator[None]:
+    """Turns what keeps a checkpoint from being written into one error that a user understands."""
+    try:
+        yield
+    except (CheckpointException, OSError, RuntimeError) as error:  # torch calls a full disk Runtime
+        if "gloo" in str(error) or isinstance(error, torch.distributed.DistError):
+            raise  # another process has died: the disk has nothing to do with it
+        reason = shorten(str(error), width=160, placeholder="...")
+        raise CheckpointError(
+            f"{path} cannot be written ({reason}); is the disk full? Free space, or choose another"
+            " checkpoint.save. Older checkpoints are as they were"
+        ) from error

@@ -1,0 +1,122 @@
+"""A run that is killed at any moment and started again is the run that was never killed.
+
+KILLS=20 kills twenty times, over all the ways to run; three times where it is not set.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.killing import Moment, kill
+from tests.launching import ROOT, SMALL, command, numbers, run
+
+KILLS = int(os.environ.get("KILLS", "3"))
+LAST = 14
+STEPS = (f"train.train_iters={LAST}", "train.global_batch_size=2", "checkpoint.save_interval=3")
+VALIDATION = ("train.eval_interval=4", "train.eval_iters=6")
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to run."""
+
+    nproc: int
+    workers: int
+    background: bool
+
+    @property
+    def settings(self) -> tuple[str, str]:
+        background = str(self.background).lower()
+        return f"dataset.num_workers={self.workers}", f"checkpoint.async_save={background}"
+
+
+WAYS = [
+    Way(1, 0, True), Way(2, 2, False), Way(2, 0, True), Way(1, 2, False),
+    Way(2, 2, True), Way(1, 0, False), Way(1, 2, True), Way(2, 0, False),
+]  # fmt: skip
+"""Those that are killed first come first."""
+
+
+def _kills(way: Way) -> int:
+    """How many of the kills are this one's: two each, as far as they go; then what is left."""
+    index, pairs = WAYS.index(way), min(KILLS, 2 * len(WAYS))
+    more = KILLS - pairs
+    own = min(max(pairs - 2 * index, 0), 2)
+    return own + more // len(WAYS) + (index < more % len(WAYS))
+
+
+def _command(data: Path, folder: Path, way: Way) -> list[str]:
+    config = ("--config-file", str(ROOT / "conf/dit_digits.yaml"), *SMALL, *STEPS, *VALIDATION)
+    places = (f"dataset.path={data}", f"checkpoint.save={folder}")
+    whole = command("pretrain_dit.py", *config, *places, *way.settings, nproc=way.nproc)
+    if way.nproc > 1:
+        return whole
+    return [sys.executable, *whole[whole.index(str(ROOT / "recipes/pretrain_dit.py")) :]]
+
+
+def _moments(way: Way) -> list[Moment]:
+    """In a save, a step, validation, or anywhere: each way has others, and so have three kills."""
+    chance = random.Random(f"{way} {KILLS}")
+    phases: list[str | None] = ["gather", "step", None, "validation"]
+    return [
+        Moment(
+            step=chance.randrange(1, LAST - 3),
+            phase=phases[(3 * WAYS.index(way) + number) % len(phases)],
+            seconds=chance.uniform(0, 0.3),
+        )
+        for number in range(_kills(way))
+    ]
+
+
+@pytest.fixture(scope="module")
+def never_killed(digits, tmp_path_factory):
+    """The run that is to be equalled; saves in the background change nothing in it."""
+    done: dict[tuple[int, int], Path] = {}
+
+    def of(way: Way) -> Path:
+        key = (way.nproc, way.workers)
+        if key not in done:
+            folder = tmp_path_factory.mktemp("whole")
+            _run(_command(digits, folder, Way(*key, background=False)))
+            done[key] = folder
+        return done[key]
+
+    return of
+
+
+def _run(arguments: list[str]) -> None:
+    done = run(arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _saved(folder: Path) -> tuple[dict[str, str], dict]:
+    """Checksums of all tensors of the last checkpoint, and what else Megatron-Core keeps."""
+    place = folder / f"checkpoints/step_{LAST:08d}"
+    files = json.loads((place / "manifest.json").read_text())["files"]
+    tensors = {name: entry["sha256"] for name, entry in files.items() if name.endswith(".distcp")}
+    assert tensors
+    return tensors, torch.load(place / "common.pt", weights_only=False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("way", [way for way in WAYS if _kills(way)], ids=str)
+def test_killed_run_equals_the_one_that_was_never_killed(digits, tmp_path, never_killed, way):
+    folder = tmp_path / "run"
+    arguments = _command(digits, folder, way)
+    whole = never_killed(way)
+    for moment in _moments(way):
+        where = kill(arguments, folder, moment)
+        sys.stdout.write(f"{way}: killed in {where.place}: {where}\n" if where else "at its end\n")
+    _run(arguments)
+    assert numbers(folder) == numbers(whole)
+    assert _saved(folder) == _saved(whole)
+    assert not list(folder.glob("checkpoints/.*"))

@@ -1,0 +1,54 @@
+"""A tiny learner that trains, for tests of what is saved of it."""
+
+from __future__ import annotations
+
+import torch
+
+from dit.config import DatasetConfig, RunConfig
+from dit.objective import make_objective, training_problem
+from dit.train.build import set_learning_rate
+from dit.train.checkpoint import DataState
+from dit.train.learner import Learner
+from dit.train.step import run_schedule, update
+from tests.packs import random_pack, tiny_model
+
+DATA = DataState(position={"ranks": 1, "at": 3}, card={"format_version": 1}, null_text_LE=torch.ones(2, 8))
+
+
+def tiny_run(**model) -> RunConfig:
+    """A run of milliseconds; `model` changes its network."""
+    sizes = {"hidden_size": 48, "num_attention_heads": 2, "crossattn_emb_size": 8}
+    return RunConfig(
+        model=tiny_model(**(sizes | {"adaln_lora_dim": 8} | model)),
+        dataset=DatasetConfig(mock=True),
+    )
+
+
+def train(learner: Learner, config: RunConfig, first: int, last: int) -> list[float]:
+    """Losses and gradient norms of steps `first` to `last`."""
+    objective, numbers = make_objective(config.objective), []
+    batch = random_pack([(1, 4, 4), (2, 3, 3)], [5, 2], model=config.model)
+    for step in range(first, last + 1):
+        item = training_problem(
+            objective, batch, seed=1, step=step, null_text_LE=torch.zeros(1, 8), text_dropout=0.5
+        )
+        for chunk in learner.chunks:
+            chunk.zero_grad_buffer()
+        learner.optimizer.zero_grad()
+        report = run_schedule(learner.chunks, [item], mean=config.objective.loss_mean)
+        set_learning_rate(learner.optimizer, 1e-2, weight_decay=0.1)
+        done = update(learner.optimizer, clip_grad=1.0)
+        if learner.ema is not None:
+            learner.ema.update(step)
+        numbers += [float(report[0] / report[1]), done.grad_norm]
+    return numbers
+
+
+def weights_and_averages(learner: Learner) -> list[torch.Tensor]:
+    weights = [p.detach().clone() for p in learner.chunks[0].parameters()]
+    return weights + ([a.clone() for a in learner.ema.averages] if learner.ema else [])
+
+
+def assert_equal(some: list[torch.Tensor], others: list[torch.Tensor]) -> None:
+    for a, b in zip(some, others, strict=True):
+        assert torch.equal(a, b)

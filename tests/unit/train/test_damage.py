@@ -1,0 +1,112 @@
+"""Checkpoints with files that are lost, cut short, changed, or of another version."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dit.config import CheckpointConfig
+from dit.train.checkpoint import Progress, load_checkpoint
+from dit.train.learner import build_learner
+from dit.train.locate import CheckpointError, find_checkpoint, saved_config
+from dit.train.manifest import MANIFEST
+from dit.train.saving import save_checkpoint
+from tests.learning import DATA, tiny_run
+
+CONFIG = replace(tiny_run(), checkpoint=CheckpointConfig(keep_last=0))
+OURS = ("config.yaml", "loader_00000.pt", "null_text.safetensors", "dataset_card.json")
+FILES = (".metadata", "metadata.json", "common.pt", "__0_0.distcp", "__0_1.distcp", *OURS)
+INSTEAD = "write step_00000001 into"
+
+
+@pytest.fixture(scope="module")
+def learner(groups):
+    return build_learner(CONFIG, groups)
+
+
+@pytest.fixture
+def newest(learner, tmp_path) -> Path:
+    """The second of two checkpoints."""
+    for step in (1, 2):
+        place = save_checkpoint(
+            tmp_path, learner, progress=Progress(step=step), config=CONFIG, data=DATA
+        )
+    return place
+
+
+def _load(path: Path, learner) -> None:
+    found = find_checkpoint(path)
+    assert found is not None
+    load_checkpoint(found, learner, config=CONFIG)
+
+
+def test_the_manifest_names_every_file(newest):
+    assert {f.name for f in newest.iterdir()} == {*FILES, MANIFEST}
+    assert json.loads((newest / MANIFEST).read_text())["files"].keys() == set(FILES)
+
+
+def test_whatever_is_lost_or_changed_is_named_with_the_checkpoint_to_go_on_from(newest, learner):
+    for name in FILES:
+        file = newest / name
+        whole = file.read_bytes()
+        file.unlink()
+        with pytest.raises(CheckpointError, match=rf"step_00000002 has no {name}; {INSTEAD}"):
+            _load(newest.parent, learner)
+        file.write_bytes(whole[:-1])
+        with pytest.raises(CheckpointError, match=rf"{name} of .* instead of .* {INSTEAD}"):
+            _load(newest.parent, learner)
+        flipped = bytearray(whole)
+        flipped[len(whole) // 2] ^= 1
+        file.write_bytes(flipped)
+        with pytest.raises(CheckpointError, match=rf"damaged: {name} changed .* {INSTEAD}"):
+            _load(newest.parent, learner)
+        file.write_bytes(whole)
+    _load(newest.parent, learner)
+
+
+def test_a_checkpoint_that_is_no_good_either_is_not_offered(newest, learner):
+    (newest / "common.pt").unlink()
+    (newest.with_name("step_00000001") / "common.pt").unlink()
+    with pytest.raises(CheckpointError, match=r"no other checkpoint is beside it"):
+        _load(newest.parent, learner)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"format": 1}', b"\xff"])
+def test_a_damaged_manifest_is_named(newest, learner, content):
+    (newest / MANIFEST).write_bytes(content)
+    with pytest.raises(CheckpointError, match=rf"has a damaged manifest.json .*{INSTEAD}"):
+        _load(newest.parent, learner)
+
+
+def test_a_checkpoint_from_before_there_were_manifests_loads(newest, learner):
+    (newest / MANIFEST).unlink()
+    _load(newest.parent, learner)
+
+
+def test_a_newer_format_is_refused(newest, learner):
+    content = json.loads((newest / MANIFEST).read_text())
+    content |= {"format": 2, "software": "megatron-dit 9.0"}
+    (newest / MANIFEST).write_text(json.dumps(content))
+    with pytest.raises(CheckpointError) as error:
+        _load(newest.parent, learner)
+    assert "has format 2, of megatron-dit 9.0, and this is megatron-dit 0." in str(error.value)
+    assert "reads formats up to 1; install a version as new" in str(error.value)
+
+
+def test_settings_of_another_version_are_told_from_damage(learner, tmp_path, monkeypatch):
+    from dit.train import manifest, saving
+
+    def save_newer(config, path):
+        path.write_text("model:\n  thinking: deep\n")
+
+    monkeypatch.setattr(saving, "save_config", save_newer)
+    monkeypatch.setattr(manifest, "SOFTWARE", "megatron-dit 9.0")
+    place = save_checkpoint(tmp_path, learner, progress=Progress(), config=CONFIG, data=DATA)
+    with pytest.raises(CheckpointError) as error:
+        saved_config(place)
+    assert "config.yaml was saved by megatron-dit 9.0, and this is" in str(error.value)
+    assert "model.thinking" in str(error.value)
+    assert "unknown key" in str(error.value)

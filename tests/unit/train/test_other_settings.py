@@ -1,0 +1,148 @@
+"""Checkpoints under another configuration: resumed, or the start of a new run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dit.config import (
+    CheckpointConfig,
+    DdpConfig,
+    EmaConfig,
+    EmaKind,
+    ObjectiveConfig,
+    ObjectiveName,
+    Precision,
+    Problems,
+    RunConfig,
+    Weights,
+)
+from dit.configuring import changes
+from dit.train.checkpoint import Progress, load_checkpoint, start_from
+from dit.train.learner import build_learner
+from dit.train.locate import CheckpointError
+from dit.train.saving import save_checkpoint
+from dit.train.shards import main_shards
+from tests.learning import DATA, assert_equal, tiny_run, train, weights_and_averages
+
+NO_AVERAGE = EmaConfig(kind=EmaKind.NONE)
+WHOLE = DdpConfig(use_distributed_optimizer=False)
+
+
+def _saved(folder, groups, config: RunConfig):
+    """A checkpoint after three steps, and the learner that it was saved from."""
+    learner = build_learner(config, groups)
+    train(learner, config, 1, 3)
+    progress = Progress(step=3)
+    return save_checkpoint(folder, learner, progress=progress, config=config, data=DATA), learner
+
+
+def _weights(learner) -> list[torch.Tensor]:
+    return [p.detach().float() for p in learner.chunks[0].parameters()]
+
+
+def test_every_difference_that_forbids_to_go_on_is_named(groups, tmp_path):
+    place, learner = _saved(tmp_path, groups, tiny_run())
+    other = replace(
+        tiny_run(num_layers=3, hidden_size=96),
+        objective=ObjectiveConfig(sigma_data=1.0),
+        ddp=WHOLE,
+    )
+    with pytest.raises(CheckpointError) as error:
+        load_checkpoint(place, learner, config=other)
+    for expected in (
+        "model.num_layers: 2 in the checkpoint, 3 here",
+        "model.hidden_size: 48 in the checkpoint, 96 here",
+        "objective.sigma_data: 0.5 in the checkpoint, 1.0 here",
+        "ddp.use_distributed_optimizer: True in the checkpoint, False here",
+        f"checkpoint.finetune=true checkpoint.load={place}",
+    ):
+        assert expected in str(error.value)
+
+
+def test_an_average_can_begin_and_end_at_a_checkpoint(groups, tmp_path):
+    config = tiny_run()
+    without = replace(config, ema=NO_AVERAGE)
+    place, whole = _saved(tmp_path, groups, config)
+    again = build_learner(without, groups)
+    load_checkpoint(place, again, config=without)
+    assert again.ema is None
+    assert train(again, without, 4, 5) == train(whole, config, 4, 5)
+
+    place = save_checkpoint(tmp_path, again, progress=Progress(step=5), config=without, data=DATA)
+    averaged = build_learner(config, groups)
+    load_checkpoint(place, averaged, config=config)
+    assert averaged.ema is not None
+    assert_equal(averaged.ema.averages, [s.value for s in main_shards(averaged.optimizer)])
+    assert train(averaged, config, 6, 7) == train(whole, config, 6, 7)
+
+
+@pytest.mark.parametrize("ddp", [DdpConfig(), WHOLE])
+@pytest.mark.parametrize("precision", list(Precision))
+@pytest.mark.parametrize("source", list(Precision))
+def test_a_new_run_takes_weights_and_nothing_else(groups, tmp_path, source, precision, ddp):
+    place, old = _saved(tmp_path, groups, tiny_run(precision=source))
+    new = replace(
+        tiny_run(precision=precision), objective=ObjectiveConfig(name=ObjectiveName.FLOW), ddp=ddp
+    )
+    learner = build_learner(new, groups)
+    start_from(place, learner, config=new)
+    dtype = next(learner.chunks[0].parameters()).dtype
+    expected = [w.to(dtype).float() for w in _weights(old)]
+    assert_equal(_weights(learner), expected)
+    assert learner.ema is not None
+    masters = [shard.value for shard in main_shards(learner.optimizer)]
+    assert_equal(learner.ema.averages, masters)
+    # The same steps as of a new run that began with these weights: no moments came along.
+    fresh = build_learner(new, groups)
+    for mine, its in zip(fresh.chunks[0].parameters(), learner.chunks[0].parameters(), strict=True):
+        mine.data.copy_(its)
+    fresh.optimizer.reload_model_params()
+    assert train(learner, new, 1, 3) == train(fresh, new, 1, 3)
+
+
+def test_a_new_run_may_take_the_average(groups, tmp_path):
+    place, old = _saved(tmp_path, groups, tiny_run())
+    new = replace(
+        tiny_run(),
+        checkpoint=CheckpointConfig(load=str(place), finetune=True, finetune_weights=Weights.EMA),
+        ema=NO_AVERAGE,
+    )
+    learner = build_learner(new, groups)
+    start_from(place, learner, config=new)
+    assert old.ema is not None
+    with old.ema.as_weights(old.chunks):
+        assert_equal(weights_and_averages(learner), _weights(old))
+
+
+def test_a_new_run_is_of_the_same_model(groups, tmp_path):
+    place, learner = _saved(tmp_path, groups, replace(tiny_run(), ema=NO_AVERAGE))
+    other = tiny_run(num_layers=3)
+    with pytest.raises(CheckpointError) as error:
+        start_from(place, learner, config=other)
+    assert "model.num_layers: 2 in the checkpoint, 3 here" in str(error.value)
+    assert "leaves free all that is not the model" in str(error.value)
+
+
+def test_changes_are_named_with_both_values():
+    before = RunConfig()
+    after = replace(
+        before,
+        train=replace(before.train, global_batch_size=16),
+        ema=NO_AVERAGE,
+        checkpoint=replace(before.checkpoint, save="runs/a"),
+    )
+    assert changes(before, before) == []
+    assert changes(before, after) == [
+        "train.global_batch_size 8 -> 16",
+        'ema.kind "power" -> "none"',
+        'checkpoint.save null -> "runs/a"',
+    ]
+
+
+@pytest.mark.parametrize("places", [{}, {"save": "runs/a"}, {"save": "runs/a", "load": "runs/a"}])
+def test_a_new_run_from_weights_needs_two_folders(places):
+    with pytest.raises(Problems, match=r"finetune=true takes weights from load=.* different"):
+        CheckpointConfig(finetune=True, **places)

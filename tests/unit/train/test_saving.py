@@ -1,0 +1,104 @@
+"""Saves while training goes on, and saves that fail."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dit.config import CheckpointConfig, DdpConfig, Precision
+from dit.train import saving
+from dit.train.checkpoint import Progress, load_checkpoint
+from dit.train.learner import build_learner
+from dit.train.locate import CheckpointError, find_checkpoint
+from dit.train.saving import Saver, save_checkpoint
+from tests.learning import DATA, assert_equal, tiny_run, train, weights_and_averages
+
+BACKGROUND = CheckpointConfig(async_save=True)
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """Nothing is written before this is set."""
+    opened, write = threading.Event(), saving._write_shard
+
+    def wait(shard):
+        assert opened.wait(timeout=60)
+        return write(shard)
+
+    monkeypatch.setattr(saving, "_write_shard", wait)
+    return opened
+
+
+def _tensors(place: Path) -> dict[str, str]:
+    """Checksums of the files with tensors."""
+    files = json.loads((place / "manifest.json").read_text())["files"]
+    return {name: entry["sha256"] for name, entry in files.items() if name.endswith(".distcp")}
+
+
+@pytest.mark.parametrize("sharded", [True, False])
+@pytest.mark.parametrize("precision", list(Precision))
+def test_steps_go_on_while_the_step_before_them_is_written(
+    groups, tmp_path, gate, sharded, precision
+):
+    config = replace(
+        tiny_run(precision=precision),
+        ddp=DdpConfig(use_distributed_optimizer=sharded),
+        checkpoint=BACKGROUND,
+    )
+    learner, progress = build_learner(config, groups), Progress(step=3, consumed_samples=6)
+    train(learner, config, 1, 3)
+    at_three = weights_and_averages(learner)
+    saver = Saver(tmp_path, config)
+    saver.begin(learner, progress=progress, data=DATA)
+    rest = train(learner, config, 4, 6)
+    assert saver.writing
+    assert find_checkpoint(tmp_path) is None
+    gate.set()
+    saved = saver.finish()
+    assert saved is not None and not saver.writing
+    assert saver.finish() is None
+    saver.close()
+
+    again = build_learner(config, groups)
+    assert load_checkpoint(saved.path, again, config=config) == progress
+    assert_equal(weights_and_averages(again), at_three)
+    at_once = replace(config, checkpoint=CheckpointConfig())
+    same = save_checkpoint(tmp_path / "2", again, progress=progress, config=at_once, data=DATA)
+    assert _tensors(same) == _tensors(saved.path)
+    assert train(again, config, 4, 6) == rest
+
+
+@pytest.mark.parametrize("what", ["_write_shard", "_write_bytes", "write_manifest"])
+def test_a_save_that_fails_costs_no_older_one(groups, tmp_path, monkeypatch, what):
+    config = replace(tiny_run(), checkpoint=BACKGROUND)
+    learner = build_learner(config, groups)
+    first = save_checkpoint(tmp_path, learner, progress=Progress(step=1), config=config, data=DATA)
+    saver = Saver(tmp_path, config)
+
+    def full(*_args):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(saving, what, full)
+        saver.begin(learner, progress=Progress(step=2), data=DATA)
+        with pytest.raises(CheckpointError, match=r"No space left.*choose another checkpoint.save"):
+            saver.finish()
+    assert find_checkpoint(tmp_path) == first
+    assert not (tmp_path / "checkpoints/step_00000002").exists()
+    saver.begin(learner, progress=Progress(step=3), data=DATA)
+    saved = saver.finish()
+    saver.close()
+    assert saved is not None and find_checkpoint(tmp_path) == saved.path
+    load_checkpoint(saved.path, learner, config=config)
+
+
+def test_a_folder_that_has_gone_is_named(groups, tmp_path):
+    config = tiny_run()
+    learner = build_learner(config, groups)
+    (tmp_path / "checkpoints").touch()
+    with pytest.raises(CheckpointError, match=r"checkpoints/.partial_step_00000002 cannot be wr"):
+        save_checkpoint(tmp_path, learner, progress=Progress(step=2), config=config, data=DATA)
