@@ -19,7 +19,7 @@ GONE = 120
 class Moment:
     """When a run is killed: so many seconds after it first does that, at that step or later."""
 
-    step: int
+    step: int  # steps that are done
     phase: str | None  # of tests/phases.py; None for any
     seconds: float
 
@@ -37,7 +37,7 @@ class Killed:
         """step, save or validation; what happens beside a save counts as save."""
         if self.saving or self.phase in ("gather", "publish"):
             return "save"
-        return self.phase
+        return "validation" if self.phase == "validation" else "step"
 
 
 def kill(arguments: list[str], folder: Path, moment: Moment) -> Killed | None:

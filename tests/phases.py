@@ -3,8 +3,8 @@
 python tests/phases.py FILE [arguments of pretrain_dit.py ...]
 
 FILE holds the step that the first process is at, and what it does: step, validation, gather (the
-part of a save that training waits for) or publish. What is written in the background is to be seen
-in the folder of checkpoints.
+part of a save that training waits for), publish, or loop, which is between these. What is written
+in the background is to be seen in the folder of checkpoints.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ def watch(file: Path) -> None:
 
     partial = file.with_suffix(".new")
     run: list[Any] = []
+    before = ["loop"]
 
     def tell(phase: str) -> None:
         if os.environ.get("RANK", "0") == "0":
@@ -34,8 +35,13 @@ def watch(file: Path) -> None:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             if not run:
                 run.append(args[0])
+            before.append(phase)
             tell(phase)
-            return function(*args, **kwargs)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                before.pop()
+                tell(before[-1])
 
         return wrapped
 

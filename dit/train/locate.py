@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from textwrap import shorten
 
 from dit.config import RunConfig
 from dit.configuring import read_config
 from dit.train.manifest import FORMAT, MANIFEST, SOFTWARE, Manifest, read_manifest, sum_up
+from dit.train.ranks import in_words
 
 LATEST = "LATEST"
 STEP = "step_"
@@ -117,9 +117,8 @@ def changed(path: Path, names: list[str]) -> CheckpointError:
 
 def damaged(path: Path, cause: BaseException) -> CheckpointError:
     """The error for a checkpoint, or a file of it, that `cause` kept from being read."""
-    reason = shorten(f"{type(cause).__name__} {cause}", width=160, placeholder="...")
     place = path if path.is_dir() else path.parent
     return CheckpointError(
-        f"{path} cannot be read, a file is missing or damaged ({reason});"
+        f"{path} cannot be read, a file is missing or damaged ({in_words(cause)});"
         f" {other_than(place.parent, place.name)}"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from textwrap import shorten
 from typing import TypeVar
 
 import torch.distributed as dist
@@ -26,13 +27,20 @@ def on_all_ranks(work: Callable[[], T]) -> list[T]:
     try:
         mine = (work(), "")
     except (OSError, RuntimeError, ValueError) as error:
-        mine = (None, f"{type(error).__name__} {error}")
+        mine = (None, in_words(error))
     outcomes: list[tuple[T, str]] = [mine] * dist.get_world_size()  # type: ignore[list-item]
     dist.all_gather_object(outcomes, mine)
     wrong = next((text for _, text in outcomes if text), "")
     if wrong:
         raise RankError(wrong)
     return [result for result, _ in outcomes]
+
+
+def in_words(error: BaseException) -> str:
+    """What went wrong, on one line; torch hides a full disk behind an error about offsets."""
+    known = error.__context__ if isinstance(error.__context__, OSError) else error
+    text = str(known) if isinstance(known, RankError) else f"{type(known).__name__} {known}"
+    return shorten(text, width=160, placeholder="...")
 
 
 def on_first_rank(work: Callable[[], object]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -34,10 +36,10 @@ class Record:
         for line in _opening(run):
             self.say(line)
         if run.folder is not None:
-            run.folder.mkdir(parents=True, exist_ok=True)
-            save_config(c, run.folder / "config.yaml")
-            self.file = MetricsFile(run.folder, start=start)
-            self.boards = Dashboards(c, run.folder, start=start)
+            with _naming(run.folder):
+                save_config(c, run.folder / "config.yaml")
+                self.file = MetricsFile(run.folder, start=start)
+                self.boards = Dashboards(c, run.folder, start=start)
 
     def say(self, text: str) -> None:
         if self.terminal is not None:
@@ -53,11 +55,12 @@ class Record:
         if values["skipped"]:
             self.say(f"step {step}: gradient is not finite, update skipped")
         self.terminal.step(values)
-        if self.file is not None:
-            self.file.write(values)
         due = step % c.logger.log_interval == 0 or "val_loss" in values
-        if self.boards is not None and due:
-            self.boards.write(values)
+        with _naming(self.run.folder):
+            if self.file is not None:
+                self.file.write(values)
+            if self.boards is not None and due:
+                self.boards.write(values)
 
     def _say_refused(self) -> None:
         """Says how many samples were refused, by reason, when that has changed on any rank.
@@ -79,6 +82,15 @@ class Record:
         for writer in (self.terminal, self.file, self.boards):
             if writer is not None:
                 writer.close()
+
+
+@contextmanager
+def _naming(place: Path | None) -> Iterator[None]:
+    """The system says that a disk is full, but not which."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"{place} cannot be written ({error}); is the disk full?") from error
 
 
 def _opening(run: Run) -> list[str]:

@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
-from textwrap import shorten
 
 import torch
 from safetensors.torch import save as to_bytes
@@ -33,7 +32,7 @@ from dit.train.distcp import Shard, Shards, gather_shards
 from dit.train.learner import Learner
 from dit.train.locate import LATEST, STEP, CheckpointError
 from dit.train.manifest import Sealed, seal, write_manifest
-from dit.train.ranks import on_all_ranks, on_first_rank
+from dit.train.ranks import in_words, on_all_ranks, on_first_rank
 
 _PARTIAL = ".partial_"
 
@@ -240,8 +239,7 @@ def _saying_why_not(path: Path) -> Iterator[None]:
     except (CheckpointException, OSError, RuntimeError) as error:  # torch calls a full disk Runtime
         if "gloo" in str(error) or isinstance(error, torch.distributed.DistError):
             raise  # another process has died: the disk has nothing to do with it
-        reason = shorten(str(error), width=160, placeholder="...")
         raise CheckpointError(
-            f"{path} cannot be written ({reason}); is the disk full? Free space, or choose another"
-            " checkpoint.save. Older checkpoints are as they were"
+            f"{path} cannot be written ({in_words(error)}); is the disk full? Free space, or choose"
+            " another checkpoint.save. Older checkpoints are as they were"
         ) from error

@@ -19,8 +19,8 @@ from tests.killing import Moment, kill
 from tests.launching import ROOT, SMALL, command, numbers, run
 
 KILLS = int(os.environ.get("KILLS", "3"))
-LAST = 14
-STEPS = (f"train.train_iters={LAST}", "train.global_batch_size=2", "checkpoint.save_interval=3")
+LAST = 20
+STEPS = (f"train.train_iters={LAST}", "train.global_batch_size=2", "checkpoint.save_interval=4")
 VALIDATION = ("train.eval_interval=4", "train.eval_iters=6")
 
 
@@ -66,14 +66,12 @@ def _moments(way: Way) -> list[Moment]:
     """In a save, a step, validation, or anywhere: each way has others, and so have three kills."""
     chance = random.Random(f"{way} {KILLS}")
     phases: list[str | None] = ["gather", "step", None, "validation"]
-    return [
-        Moment(
-            step=chance.randrange(1, LAST - 3),
-            phase=phases[(3 * WAYS.index(way) + number) % len(phases)],
-            seconds=chance.uniform(0, 0.3),
-        )
-        for number in range(_kills(way))
-    ]
+    moments = []
+    for number in range(_kills(way)):
+        phase = phases[(3 * WAYS.index(way) + number) % len(phases)]
+        seconds = chance.uniform(0, 0.2 if phase is None else 0.02)
+        moments.append(Moment(step=chance.randrange(LAST - 8), phase=phase, seconds=seconds))
+    return moments
 
 
 @pytest.fixture(scope="module")
