@@ -12,7 +12,9 @@ from dit.train.learner import Learner
 from dit.train.step import run_schedule, update
 from tests.packs import random_pack, tiny_model
 
-DATA = DataState(position={"ranks": 1, "at": 3}, card={"format_version": 1}, null_text_LE=torch.ones(2, 8))
+DATA = DataState(
+    position={"ranks": 1, "at": 3}, card={"format_version": 1}, null_text_LE=torch.ones(2, 8)
+)
 
 
 def tiny_run(**model) -> RunConfig:
