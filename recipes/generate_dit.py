@@ -99,9 +99,10 @@ def open_checkpoint(checkpoint_path: str | Path, *, weights: str) -> Opened:
             " `python -m data_prep` packed"
         )
     card = json.loads(card_file.read_text())
-    start_processes(seed=config.rng.seed, model=config.model)
-    model = DiT(config.model, process_groups()).to(device())
-    load_weights(path, model, averaged=weights == "ema")
+    size = config.model.on_one_rank()  # whatever layout it was trained on
+    start_processes(seed=config.rng.seed, model=size)
+    model = DiT(size, process_groups()).to(device())
+    load_weights(path, [model], averaged=weights == "ema")
     return Opened(
         path=path,
         config=config,

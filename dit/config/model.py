@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -219,6 +219,17 @@ class ModelConfig:
     def patch_features(self) -> int:
         """Numbers in one token of the latent: channels * frames * rows * columns."""
         return self.in_channels * self.patch_temporal * self.patch_spatial**2
+
+    def on_one_rank(self) -> ModelConfig:
+        """The same model, spread over nothing."""
+        return replace(
+            self,
+            tensor_model_parallel_size=1,
+            sequence_parallel=False,
+            context_parallel_size=1,
+            pipeline_model_parallel_size=1,
+            virtual_pipeline_model_parallel_size=None,
+        )
 
     @property
     def virtual_stages(self) -> int:

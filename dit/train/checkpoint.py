@@ -13,6 +13,7 @@ Here is what is stored, and how it comes back; saving.py writes it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -95,9 +96,8 @@ def start_from(path: Path, learner: Learner, *, config: RunConfig) -> None:
     check_same_weights(path, config)
     verify(path)
     averaged = config.checkpoint.finetune_weights is Weights.EMA
-    for chunk in learner.chunks:
-        module: Any = chunk.module
-        load_weights(path, module, averaged=averaged)
+    modules: list[Any] = [chunk.module for chunk in learner.chunks]
+    load_weights(path, modules, averaged=averaged)
     learner.optimizer.reload_model_params()
     if learner.ema is not None:
         learner.ema.restart()
@@ -121,21 +121,24 @@ def verify(path: Path) -> None:
         raise changed(path, names)
 
 
-def load_weights(path: Path, model: MegatronModule, *, averaged: bool) -> None:
-    """Fills a model without optimizer with the weights of a checkpoint, or with their average.
+def load_weights(path: Path, modules: Sequence[MegatronModule], *, averaged: bool) -> None:
+    """Fills the parts of a model with the weights of a checkpoint, or with their average.
 
     Raises:
         CheckpointError: the average is asked for and the run kept none.
     """
-    state = model.sharded_state_dict()
-    if averaged:
-        if not any(name.startswith("ema.") for name in _stored_names(path)):
-            raise CheckpointError(
-                f"{path} holds no average of the weights; ask for the model's own (weights=model)"
-            )
-        state = {name: _renamed(shard, "ema.") for name, shard in state.items()}
+    if averaged and not any(name.startswith("ema.") for name in _stored_names(path)):
+        raise CheckpointError(
+            f"{path} holds no average of the weights; ask for the model's own (weights=model)"
+        )
+    prefix = "ema." if averaged else ""
+    state = {
+        str(number): {n: _renamed(shard, prefix) for n, shard in m.sharded_state_dict().items()}
+        for number, m in enumerate(modules)
+    }
     loaded = _read(state, path)
-    model.load_state_dict({k: v for k, v in loaded.items() if k in state})
+    for number, module in enumerate(modules):
+        module.load_state_dict(loaded[str(number)])
 
 
 def data_positions(path: Path) -> list[dict[str, Any]]:

@@ -173,7 +173,7 @@ def test_checkpoint_that_is_cut_short(train, enter, copied, digits):
     with largest.open("r+b") as file:
         file.truncate(largest.stat().st_size // 2)
     for said in (train(digits), enter("generate_dit", *_picture(copied))):
-        _says(said, place, "missing or damaged", "write step_00000002 into")
+        _says(said, place, "is damaged, with", "write step_00000002 into")
     assert len(metrics(copied)) == 3  # the record of the run is as it was
 
 

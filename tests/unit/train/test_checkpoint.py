@@ -42,10 +42,10 @@ def test_weights_and_average_load_without_an_optimizer(groups, tmp_path):
     train(learner, config, 1, 3)
     place = save_checkpoint(tmp_path, learner, progress=Progress(), config=config, data=DATA)
     model = DiT(config.model, groups)
-    load_weights(place, model, averaged=False)
+    load_weights(place, [model], averaged=False)
     for a, b in zip(model.parameters(), learner.chunks[0].parameters(), strict=True):
         assert torch.equal(a, b)
-    load_weights(place, model, averaged=True)
+    load_weights(place, [model], averaged=True)
     with learner.ema.as_weights(learner.chunks):
         for a, b in zip(model.parameters(), learner.chunks[0].parameters(), strict=True):
             assert torch.equal(a, b)
