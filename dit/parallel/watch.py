@@ -11,6 +11,7 @@ The store has a few small requests per process and second, and there are no coll
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import threading
@@ -130,6 +131,8 @@ class _Watch:
 
     def explain(self, error: BaseException) -> None:
         """Tells the others that this process leaves, and finds out whether it must."""
+        # A launcher that has seen a process die ends the others, before they can say which.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self.left = Left.LOST if is_lost_peer(error) else Left.FAILED
         self.wake.set()
         if self.left is Left.FAILED:
