@@ -44,16 +44,18 @@ FAULTS = {
 def train(fault: str, faulty_rank: int) -> int:
     """Takes its steps, and has a child process as a trainer has its loaders."""
     child = subprocess.Popen(["sleep", "600"])
-    for step in range(1, LAST_STEP + 1):
-        doing("read of packs", step=step)
-        if (step, dist.get_rank()) == (FAULTY_STEP, faulty_rank):
-            if fault in ("none", "kill", "fail"):  # a loader ends by itself
-                child.kill()
-            FAULTS[fault]()
-        doing("forward and backward pass")
-        dist.all_reduce(torch.ones(1))
-        time.sleep(0.05)
-    child.kill()
+    try:
+        for step in range(1, LAST_STEP + 1):
+            doing("read of packs", step=step)
+            if (step, dist.get_rank()) == (FAULTY_STEP, faulty_rank):
+                if fault == "kill":  # a loader ends by itself
+                    child.kill()
+                FAULTS[fault]()
+            doing("forward and backward pass")
+            dist.all_reduce(torch.ones(1))
+            time.sleep(0.05)
+    finally:
+        child.kill()
     return 0
 
 
