@@ -7,12 +7,14 @@ import json
 import logging
 import os
 import sys
+import threading
 import time
 import traceback
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import NoReturn
 
 from rich.console import Console
@@ -20,10 +22,11 @@ from rich.console import Console
 # What a user can mend; anything else is ours, and shown with its traceback.
 _MENDABLE = (ValueError, OSError, FloatingPointError)
 _LOST_PEER = (
-    "another process of the run has died; the launcher's summary names it and its exit code (-9:"
-    " killed, most often for want of memory). Started again, the run goes on from its last"
-    " checkpoint; --debug shows what was under way"
+    "another process of the run died before training began; the launcher's summary names it and its"
+    " exit code (-9: killed, most often for want of memory); --debug shows what was under way"
 )
+_ANSWER_S = 10.0
+"""Seconds after which a launcher that does not say who spoke first is taken for dead."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -45,24 +48,33 @@ def run(main: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
+        if not str(error) and isinstance(error, ConnectionError):
+            return 1  # another process says why
         if not _is_first():
             return 1
-        if not isinstance(error, _MENDABLE) and not _is_lost_peer(error):
+        lost = _is_lost_peer(error)
+        if not isinstance(error, _MENDABLE) and not lost:
             raise
         if "--debug" in sys.argv:
             traceback.print_exc()
-        _say(_LOST_PEER if _is_lost_peer(error) else str(error))
+        _say(_LOST_PEER if lost else str(error))
         return 1
     finally:
         _stop()
 
 
+def say_once(message: str) -> None:
+    """Shows an error, unless another process of this run has shown one."""
+    if _is_first():
+        _say(message)
+
+
 def _is_lost_peer(error: Exception) -> bool:
-    """Whether gloo or NCCL says that another process is gone, which that one could not say."""
-    dist = sys.modules.get("torch.distributed")
-    return isinstance(error, RuntimeError) and (
-        "gloo" in str(error) or (dist is not None and isinstance(error, dist.DistError))
-    )
+    if not isinstance(error, RuntimeError):
+        return False
+    from dit.parallel.watch import is_lost_peer
+
+    return is_lost_peer(error)
 
 
 def _say(message: str) -> None:
@@ -79,27 +91,53 @@ def _silence() -> None:
         warnings.filterwarnings("ignore", module=module)
     for message in (r"The \.grad attribute of a Tensor", "Please use DTensor instead"):
         warnings.filterwarnings("ignore", message=message)
-    # What it logs as an error it raises as well.
+    # What it logs as an error it raises as well, and so does the thread of TensorBoard.
     logging.getLogger("megatron.core.dist_checkpointing").setLevel(logging.CRITICAL)
+    threading.excepthook = _show_crash
+
+
+def _show_crash(crash: threading.ExceptHookArgs) -> None:
+    if not type(crash.thread).__module__.startswith("tensorboard."):
+        threading.__excepthook__(crash)
 
 
 def _is_first() -> bool:
     """Whether no other process of this run has failed yet."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    environment = os.environ
+    if int(environment.get("WORLD_SIZE", "1")) == 1:
         return True
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return os.environ.get("RANK", "0") == "0"  # no store outlives the processes
+    launched = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if not launched and not _has_started():
+        return environment["RANK"] == "0"  # all meet the same, and there is no store yet
+    # Where nobody answers, the launcher is gone; or rank 0, which keeps the store without one.
+    alone = environment["LOCAL_RANK"] == "0" if launched else environment["RANK"] == "1"
+    answers: SimpleQueue[bool] = SimpleQueue()
+    # Aside, because one that is stopped keeps whoever asks waiting.
+    threading.Thread(target=lambda: answers.put(_ask_store(otherwise=alone)), daemon=True).start()
+    try:
+        return answers.get(timeout=_ANSWER_S)
+    except Empty:
+        return alone
+
+
+def _ask_store(*, otherwise: bool) -> bool:
     from torch.distributed.rendezvous import rendezvous
 
+    # The launcher's store outlives a restart.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     try:
-        store, _, _ = next(iter(rendezvous("env://", timeout=timedelta(seconds=10))))
-        return store.add("failed", 1) == 1
-    except RuntimeError:  # the launcher is gone, and nobody left who might have spoken
-        return True
+        store, _, _ = next(iter(rendezvous("env://", timeout=timedelta(seconds=_ANSWER_S))))
+        return store.add(f"failed/{attempt}", 1) == 1
+    except RuntimeError:
+        return otherwise
+
+
+def _has_started() -> bool:
+    # Looked up, not imported: what needs no torch, such as --help, is not to wait for it.
+    dist = sys.modules.get("torch.distributed")
+    return dist is not None and dist.is_initialized()
 
 
 def _stop() -> None:
-    # Looked up, not imported: what needs no torch, such as --help, is not to wait for it.
-    dist = sys.modules.get("torch.distributed")
-    if dist is not None and dist.is_initialized():
-        dist.destroy_process_group()
+    if _has_started():
+        sys.modules["torch.distributed"].destroy_process_group()

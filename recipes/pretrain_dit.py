@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from dit.configuring import describe, parse_arguments
-from recipes.entry import run
+from recipes.entry import run, say_once
 from recipes.runs import RECIPES
 
 
@@ -24,10 +24,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if rank() == 0:
             sys.stdout.write(describe(config, world_size=world_size()))
         return 0
-    start_processes(seed=config.rng.seed, model=config.model)
-    from dit.train.loop import pretrain
+    from dit.parallel.watch import watching
 
-    return int(pretrain(config))
+    limit_s = 60 * config.dist.distributed_timeout_minutes
+    start_processes(seed=config.rng.seed, model=config.model, limit_s=limit_s)
+    with watching(limit_s=limit_s, say=say_once):
+        from dit.train.loop import pretrain
+
+        return int(pretrain(config))
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def train(learner: Learner, config: RunConfig, first: int, last: int) -> list[fl
         done = update(learner.optimizer, clip_grad=1.0)
         if learner.ema is not None:
             learner.ema.update(step)
-        numbers += [float(report[0] / report[1]), done.grad_norm]
+        numbers += [report.total / report.count, done.grad_norm]
     return numbers
 
 

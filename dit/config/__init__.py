@@ -4,7 +4,7 @@
     model      sizes of the network, precision, and how it is spread over devices
     data       samples, real or synthetic, and how they share a pack
     objective  noise levels, preconditioning, weights
-    training   steps, AdamW, learning rate, EMA, data parallelism, seed
+    training   steps, AdamW, learning rate, EMA, parallelism, seed
     records    checkpoints and logs
     checks     Problems, and the rules that the groups share
 
@@ -38,6 +38,7 @@ from dit.config.run import RunConfig
 from dit.config.training import (
     DdpConfig,
     Decay,
+    DistConfig,
     EmaConfig,
     EmaKind,
     OptimizerConfig,
@@ -56,6 +57,7 @@ __all__ = [
     "DatasetConfig",
     "DdpConfig",
     "Decay",
+    "DistConfig",
     "EmaConfig",
     "EmaKind",
     "ExtraPosition",

@@ -12,6 +12,7 @@ from dit.config.objective import ObjectiveConfig
 from dit.config.records import CheckpointConfig, LoggerConfig
 from dit.config.training import (
     DdpConfig,
+    DistConfig,
     EmaConfig,
     OptimizerConfig,
     RngConfig,
@@ -32,6 +33,7 @@ class RunConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     ema: EmaConfig = field(default_factory=EmaConfig)
     ddp: DdpConfig = field(default_factory=DdpConfig)
+    dist: DistConfig = field(default_factory=DistConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     rng: RngConfig = field(default_factory=RngConfig)

@@ -1,7 +1,8 @@
-"""How the weights change: steps, AdamW, learning rate, averages, data parallelism, seed."""
+"""How the weights change: steps, AdamW, learning rate, averages, parallelism, seed."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -13,7 +14,7 @@ class TrainConfig:
     """Length of the run and size of its steps."""
 
     train_iters: int = 10_000
-    """Optimizer steps."""
+    """Steps, the skipped ones among them."""
     global_batch_size: int = 8
     """Packs in one optimizer step, over all ranks and accumulations."""
     micro_batch_size: int = 1
@@ -25,7 +26,7 @@ class TrainConfig:
     deterministic: bool = False
     """Only kernels that give the same bits every time."""
     max_skipped_steps: int = 20
-    """Steps in a row with a NaN or infinite gradient before the run stops."""
+    """Steps in a row with a NaN or infinite loss or gradient before the run saves and stops."""
 
     def __post_init__(self) -> None:
         check(
@@ -91,14 +92,14 @@ class Decay(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerConfig:
-    """Learning rate over the steps."""
+    """Learning rate over the updates: a skipped step is none."""
 
     lr_decay_style: Decay = Decay.COSINE
     """Shape after warm-up: constant, cosine or linear."""
     lr_warmup_iters: int = 0
-    """Steps from 0 to `optimizer.lr`."""
+    """Updates from 0 to `optimizer.lr`."""
     lr_decay_iters: int | None = None
-    """Step at which decay reaches `optimizer.min_lr`; null follows train.train_iters."""
+    """Update at which decay reaches `optimizer.min_lr`; null follows train.train_iters."""
 
     def __post_init__(self) -> None:
         check(
@@ -158,6 +159,23 @@ class DdpConfig:
                 or (self.use_distributed_optimizer and self.overlap_grad_reduce),
                 "overlap_param_gather=true needs use_distributed_optimizer=true and"
                 " overlap_grad_reduce=true",
+            )
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DistConfig:
+    """The processes of a run."""
+
+    distributed_timeout_minutes: float = 10.0
+    """Minutes without progress, or a sign of life, of one rank, after which all end and name it."""
+
+    def __post_init__(self) -> None:
+        minutes = self.distributed_timeout_minutes
+        check(
+            (
+                0 < minutes < math.inf,
+                f"distributed_timeout_minutes={minutes} must be positive and finite",
             )
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import queue
 import signal
 import time
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing.util import Finalize
+from threading import Thread
 from typing import Any, TypeVar
 
 import torch
@@ -54,7 +56,7 @@ class GuardedLoader(SavableDataLoader):
         )
         self.pin_memory = torch.cuda.is_available()  # else torch warns at each start
         if workers:
-            self.worker_init_fn = partial(_start_worker, self.worker_init_fn)
+            self.worker_init_fn = partial(_start_worker, self.worker_init_fn, os.getpid())
             # Else multiprocessing, at exit, sends one SIGTERM and waits. The first is for programs
             # and comes before torch's own end, the second for children of multiprocessing, and
             # comes before the queues close, at priority 10.
@@ -229,7 +231,7 @@ def _shutdown(loader: weakref.ref[GuardedLoader]) -> None:
         alive.shutdown()
 
 
-def _start_worker(energons: Callable[[int], None], worker: int) -> None:
+def _start_worker(energons: Callable[[int], None], trainer: int, worker: int) -> None:
     """Ctrl-C and a scheduler's SIGTERM reach every process of a job, also this one.
 
     The trainer saves then, and needs the workers' positions. So Ctrl-C is left to it, and of
@@ -238,6 +240,17 @@ def _start_worker(energons: Callable[[int], None], worker: int) -> None:
     energons(worker)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _obey_the_next)
+    Thread(target=_end_with, args=(trainer,), daemon=True).start()
+
+
+def _end_with(trainer: int) -> None:
+    """Ends this worker when the trainer has been killed, also while it waits for a file.
+
+    torch looks for the trainer only where a worker waits for orders.
+    """
+    while os.getppid() == trainer:
+        time.sleep(1)
+    os._exit(1)
 
 
 def _obey_the_next(signal_number: int, _frame: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from dit.config import ModelConfig
 from dit.parallel.adam import install_adam
 from dit.parallel.cpu import run_megatron_on_cpu
+from dit.parallel.meeting import meet
 
 if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection
@@ -34,11 +36,14 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def start_processes(*, seed: int, model: ModelConfig, timeout_s: float = 600.0) -> None:
+def start_processes(*, seed: int, model: ModelConfig, limit_s: float = 600.0) -> None:
     """Joins the process group of the launcher (or one of its own) and prepares Megatron-Core.
 
     NCCL where there is CUDA, gloo elsewhere. Called again, it makes the
     groups of the new layout: a program may open one checkpoint after another.
+
+    Raises:
+        TimeoutError: names the ranks that did not come.
     """
     run_megatron_on_cpu()
     install_adam()
@@ -48,14 +53,17 @@ def start_processes(*, seed: int, model: ModelConfig, timeout_s: float = 600.0) 
     target = device()
     if target.type == "cuda":
         torch.cuda.set_device(target)
+    # Later than `watching`, which names the process that keeps the others waiting.
+    timeout = timedelta(seconds=limit_s + 60)
     if not dist.is_initialized():
         launched = "RANK" in os.environ
         dist.init_process_group(
             "nccl" if target.type == "cuda" else "gloo",
+            store=meet(timeout) if launched else None,
             init_method=None if launched else "tcp://127.0.0.1:0",
             rank=rank(),
             world_size=world_size(),
-            timeout=timedelta(seconds=timeout_s),
+            timeout=timeout,
             device_id=target if target.type == "cuda" else None,
         )
     parallel_state.destroy_model_parallel()
@@ -66,6 +74,7 @@ def start_processes(*, seed: int, model: ModelConfig, timeout_s: float = 600.0) 
         virtual_pipeline_model_parallel_size=virtual if virtual > 1 else None,
         context_parallel_size=model.context_parallel_size,
         create_gloo_process_groups=False,
+        distributed_timeout_minutes=math.ceil(timeout.total_seconds() / 60),
     )
     model_parallel_cuda_manual_seed(seed)
 

@@ -3,10 +3,14 @@
 1. build.py        configuration -> model under DDP, optimizer
 2. step.py         packs -> loss, gradients, one update
 3. ema.py          the average of the weights
+   learner.py      model, optimizer and average in one: the two halves of a step
 4. validation.py   held-out packs -> loss, for the weights and their average
-5. checkpoint.py   the whole run on disk, and back
+5. checkpoint.py   the whole run on disk, and back; progress.py: what it counts
 6. locate.py       a path -> the checkpoint it means
-7. metrics.py      metrics.jsonl, TensorBoard, W&B, the line in the terminal
+7. sums.py         the numbers of a step over all ranks
+   skips.py        a step whose loss or gradient was not finite
+   metrics.py      metrics.jsonl, TensorBoard, W&B, the line in the terminal
+   record.py       who writes what, and when; lines.py: its files
 8. loop.py         all of it, in order, until the last step or a signal
 
 The loop and the step are ours; schedules, DDP, distributed optimizer and sharded checkpoints are

@@ -14,7 +14,7 @@ Here is what is stored, and how it comes back; saving.py writes it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +31,11 @@ from dit.train.compare import check_same_model, check_same_weights
 from dit.train.learner import Learner
 from dit.train.locate import CheckpointError, changed, damaged, other_than, saved_config
 from dit.train.manifest import changed_files, read_manifest
+from dit.train.progress import Progress
 from dit.train.ranks import RankError, on_all_ranks
 
 # Held together by Megatron-Core in the shape of the model, so that any layout can load them.
 _SHARDING = {"distrib_optim_sharding_type": "fully_reshardable"}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
-    """How far a run has come."""
-
-    step: int = 0  # optimizer steps done
-    consumed_samples: int = 0  # samples seen by them, over all ranks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +77,8 @@ def load_checkpoint(path: Path, learner: Learner, *, config: RunConfig) -> Progr
         learner.ema.load({weight: averages[c][name] for weight, (c, name) in names.items()})
     elif learner.ema is not None:
         learner.ema.restart()
-    return Progress(step=loaded["step"], consumed_samples=loaded["consumed_samples"])
+    # Earlier versions did not count skipped steps.
+    return Progress(**{f.name: loaded[f.name] for f in fields(Progress) if f.name in loaded})
 
 
 def start_from(path: Path, learner: Learner, *, config: RunConfig) -> None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.process_groups_config import ProcessGroupCollection
-from torch import Tensor
 
 from dit.config import EmaKind, RunConfig
+from dit.parallel.watch import doing
 from dit.train.build import (
     Fill,
     build_model,
@@ -21,7 +21,7 @@ from dit.train.build import (
     set_learning_rate,
 )
 from dit.train.ema import Ema
-from dit.train.step import Item, Update, run_schedule, update
+from dit.train.step import Item, Report, Update, run_schedule, update
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,23 +49,27 @@ class Learner:
             chunk.enable_forward_pre_hook()
 
 
-def learn(
-    learner: Learner, items: Sequence[Item], *, config: RunConfig, step: int
-) -> tuple[Tensor, Update]:
-    """One optimizer step: packs in, updated weights and average out.
-
-    Returns what `run_schedule` and `update` say of it.
-    """
+def differentiate(learner: Learner, items: Sequence[Item], *, config: RunConfig) -> Report:
+    """First half of a step: this replica's packs in, gradients of the global batch out."""
     for chunk in learner.chunks:
         chunk.zero_grad_buffer()
     learner.optimizer.zero_grad()
-    report = run_schedule(learner.chunks, items, mean=config.objective.loss_mean)
-    rate, decay = learning_rate(config, step), config.optimizer.weight_decay
+    return run_schedule(learner.chunks, items, mean=config.objective.loss_mean)
+
+
+def learn(learner: Learner, *, config: RunConfig, number: int, loss: float) -> Update:
+    """Second half: gradients in, updated weights and average out.
+
+    `number` counts updates from 1, and `loss` is that of the global batch. Where it, or the
+    gradient, is not finite, nothing changes on any rank.
+    """
+    doing("update")
+    rate, decay = learning_rate(config, number), config.optimizer.weight_decay
     set_learning_rate(learner.optimizer, rate, weight_decay=decay)
-    done = update(learner.optimizer, clip_grad=config.optimizer.clip_grad)
+    done = update(learner.optimizer, clip_grad=config.optimizer.clip_grad, loss=loss)
     if learner.ema is not None and not done.skipped:
-        learner.ema.update(step)
-    return report, done
+        learner.ema.update(number)
+    return done
 
 
 def build_learner(

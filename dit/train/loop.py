@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from contextlib import ExitStack
 from enum import IntEnum
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -16,6 +16,7 @@ import torch.distributed as dist
 from dit.batch import PackedBatch
 from dit.config import RunConfig
 from dit.data import (
+    PackLoader,
     Tally,
     ValidationPacks,
     build_train_loader,
@@ -24,18 +25,19 @@ from dit.data import (
     deaths_in_words,
     null_text,
 )
-from dit.model.flops import training_flops
 from dit.objective import make_objective, training_problem
 from dit.parallel.groups import device, process_groups
 from dit.parallel.replica import Replica
+from dit.parallel.watch import doing
 from dit.train.build import learning_rate
-from dit.train.learner import build_learner, learn
+from dit.train.learner import build_learner, differentiate, learn
 from dit.train.persist import close_saver, finish_save, resume, save
 from dit.train.record import Record
 from dit.train.run import Run
 from dit.train.saving import Saver
 from dit.train.signals import StopRequests
-from dit.train.step import sum_over_ranks
+from dit.train.skips import FILE, Skip, skip
+from dit.train.sums import Sums, add_up, values_of
 from dit.train.validation import validate
 
 
@@ -54,20 +56,19 @@ def pretrain(config: RunConfig) -> ExitCode:
     """
     run = _prepare(config)
     record = Record(run)
-    with StopRequests() as requests, deaths_in_words():
-        try:
-            return _train(run, record, requests)
-        finally:
-            close_saver(run, record)
-            record.close()
-            if run.loader is not None:
-                run.loader.close()
+    with StopRequests() as requests, deaths_in_words(), ExitStack() as ends:
+        ends.callback(record.close)
+        if run.loader is not None:
+            ends.callback(run.loader.close)
+        ends.callback(close_saver, run, record)
+        return _train(run, record, requests)
 
 
 def _prepare(config: RunConfig) -> Run:
     """Builds every part, and loads the checkpoint."""
     if config.train.deterministic:
         torch.use_deterministic_algorithms(True)
+    doing("opening of the data")
     groups = process_groups()
     replica, ranks = Replica(groups), (groups.dp.rank(), groups.dp.size())
     # Data first: what is wrong with them shows before anything is built or written.
@@ -89,6 +90,7 @@ def _prepare(config: RunConfig) -> Run:
     )
     if run.folder is not None:
         run.saver = Saver(run.folder, config)
+    doing("load of the checkpoint")
     resume(run)
     dist.barrier()  # nothing is written before every rank is ready
     return run
@@ -117,27 +119,23 @@ def _run_folder(config: RunConfig) -> Path | None:
 
 def _train(run: Run, record: Record, requests: StopRequests) -> ExitCode:
     c = run.config
-    skipped_in_a_row = 0
     while run.progress.step < c.train.train_iters:
-        values, stop, writing = _step(run, requests)
-        if not writing:
+        values, skipped, sums = _step(run, requests)
+        if not sums.writing:
             finish_save(run, record)
         step = run.progress.step
         due = c.train.eval_interval and (step % c.train.eval_interval == 0 or _is_last(run))
         if run.validation is not None and due:
             packs = run.validation.packs
             values |= validate(run.learner, packs, objective=run.objective, config=c)
-        record.step(values)
-        skipped_in_a_row = skipped_in_a_row + 1 if values["skipped"] else 0
-        if step % c.checkpoint.save_interval == 0 or stop or _is_last(run):
+        record.step(values, skipped)
+        too_many = run.progress.skipped_in_a_row >= c.train.max_skipped_steps
+        stop = sums.stops > 0
+        if step % c.checkpoint.save_interval == 0 or stop or _is_last(run) or too_many:
             save(run, record)
-        if skipped_in_a_row >= c.train.max_skipped_steps:
-            save(run, record)
+        if too_many:
             finish_save(run, record)
-            raise FloatingPointError(
-                f"{skipped_in_a_row} steps in a row had a gradient that is not finite (the last is"
-                f" step {step}); lower optimizer.lr, or look at the data"
-            )
+            raise _too_many_skips(run, skipped)
         if stop:
             finish_save(run, record)
             record.say("stopped on request; the same command continues")
@@ -145,6 +143,15 @@ def _train(run: Run, record: Record, requests: StopRequests) -> ExitCode:
     finish_save(run, record)
     record.say("done")
     return ExitCode.DONE
+
+
+def _too_many_skips(run: Run, last: Skip | None) -> FloatingPointError:
+    where = f"; {run.folder / FILE} has those of every step" if run.folder else ""
+    return FloatingPointError(
+        f"{run.progress.skipped_in_a_row} steps in a row were skipped, as many as"
+        f" train.max_skipped_steps allows. Step {run.progress.step}: {last}{where}. Look at these"
+        " samples, or lower optimizer.lr; the run goes on from its checkpoint of this step"
+    )
 
 
 def _is_last(run: Run) -> bool:
@@ -175,19 +182,25 @@ def _packs(run: Run) -> list[PackedBatch]:
 
     def take() -> list[PackedBatch]:
         assert loader is not None
-        return [next(loader) for _ in range(count)]
+        return [_next(loader) for _ in range(count)]
 
     return run.replica.share(take, device())
 
 
-def _step(run: Run, requests: StopRequests) -> tuple[dict[str, Any], bool, bool]:
-    """One optimizer step.
+def _next(loader: PackLoader) -> PackedBatch:
+    doing("read of packs")
+    return next(loader)
 
-    Returns what is written down, whether a signal asks to stop, and whether any rank is still
-    writing a checkpoint.
+
+def _step(run: Run, requests: StopRequests) -> tuple[dict[str, Any], Skip | None, Sums]:
+    """One step; returns what is written down, why it was skipped, and its sums over all ranks.
+
+    After a skipped one data and `step` go on; learning rate, Adam and average stay.
     """
     c, began = run.config, time.perf_counter()
-    step = run.progress.step + 1
+    step, number = run.progress.step + 1, run.progress.updates + 1
+    rate = learning_rate(c, number)
+    doing("read of packs", step=step)
     packs = _packs(run)
     items = [
         training_problem(
@@ -200,42 +213,13 @@ def _step(run: Run, requests: StopRequests) -> tuple[dict[str, Any], bool, bool]
         )
         for pack in packs
     ]
-    report, done = learn(run.learner, items, config=c, step=step)
-    total, count, samples, tokens, refused, flops, stops, writing = sum_over_ranks(
-        [
-            *report.tolist(),
-            *(_counts(run, [batch for batch, _ in items]) if run.loader else (0, 0, 0, 0)),
-            float(requests.received),
-            float(run.saver is not None and run.saver.writing),
-        ]
-    )
-    run.progress = replace(
-        run.progress, step=step, consumed_samples=run.progress.consumed_samples + int(samples)
-    )
-    elapsed = time.perf_counter() - began
-    values = {
-        "step": step,
-        "loss": total / count,
-        "grad_norm": done.grad_norm,
-        "lr": learning_rate(c, step),
-        "consumed_samples": run.progress.consumed_samples,
-        "real_tokens": int(tokens),
-        "pack_fill": tokens / (c.train.global_batch_size * c.dataset.task_encoder_seq_length),
-        "refused": int(refused),
-        "step_time_s": elapsed,
-        "tokens_per_s": tokens / elapsed,
-        "model_tflops": flops / elapsed / dist.get_world_size() / 1e12,
-        "skipped": done.skipped,
-    }
-    return values, stops > 0, writing > 0
-
-
-def _counts(run: Run, packs: list[PackedBatch]) -> tuple[int, ...]:
-    """Samples and tokens of a replica's packs, all samples refused so far, and operations."""
-    assert run.loader is not None
-    return (
-        sum(pack.num_samples for pack in packs),
-        sum(pack.real_tokens for pack in packs),
-        sum(run.loader.counts().values()),
-        sum(training_flops(run.config.model, pack) for pack in packs),
-    )
+    report = differentiate(run.learner, items, config=c)
+    sums = add_up(run, [batch for batch, _ in items], report, stop=requests.received)
+    done = learn(run.learner, config=c, number=number, loss=sums.loss)
+    run.progress = run.progress.after(samples=int(sums.samples), skipped=done.skipped)
+    skipped = None
+    if done.skipped:
+        present = [key for pack in packs for key in pack.keys] if run.loader else []
+        skipped = skip(step, loss=sums.loss, bad=report.not_finite, present=present)
+    values = values_of(run, sums, done, rate=rate, seconds=time.perf_counter() - began)
+    return values, skipped, sums

@@ -5,7 +5,7 @@
     step              optimizer step, from 1
     loss              mean over the global batch, before the update
     grad_norm         of the whole gradient, before clipping
-    lr                learning rate of this step
+    lr                learning rate of this step; counts updates, not skipped steps
     consumed_samples  samples seen since the start of the run
     real_tokens       tokens of the step's global batch, without padding
     pack_fill         real tokens over the capacity of the packs
@@ -13,15 +13,15 @@
     step_time_s       seconds
     tokens_per_s      real tokens a second, all ranks together
     model_tflops      model TFLOP/s of one device, from the true geometry of the packs
-    skipped           true where the gradient was not finite and nothing was updated
+    skipped           true where loss or gradient was not finite and nothing was updated
+    skipped_steps     such steps since the start of the run; skipped_samples.jsonl has their samples
     val_loss, val_loss_ema    at the steps that validate
 """
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,43 +30,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dit.config import RunConfig
+from dit.train.lines import writing
 
 Values = Mapping[str, float | int | bool]
-
-
-class MetricsFile:
-    """metrics.jsonl of a run folder."""
-
-    def __init__(self, folder: Path, *, start: int):
-        """Opens the file; on a resume, lines after step `start` are cut."""
-        self.path = folder / "metrics.jsonl"
-        if self.path.exists():
-            lines = self.path.read_bytes().splitlines(keepends=True)
-            kept = [line for line in lines if _step_of(line) <= start]
-            partial = self.path.with_suffix(".partial")
-            partial.write_bytes(b"".join(kept))
-            partial.replace(self.path)
-        self.file = self.path.open("a", buffering=1)
-
-    def write(self, values: Values) -> None:
-        # JSON has no NaN; a null says as much to every reader.
-        clean = {k: None if _is_nan(v) else v for k, v in values.items()}
-        self.file.write(json.dumps(clean, allow_nan=False) + "\n")
-
-    def close(self) -> None:
-        self.file.close()
-
-
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
-
-
-def _step_of(line: bytes) -> float:
-    """Step of a line; infinity for one that a kill cut short."""
-    try:
-        return json.loads(line)["step"] if line.endswith(b"\n") else math.inf
-    except (json.JSONDecodeError, KeyError):
-        return math.inf
 
 
 class Dashboards:
@@ -75,20 +41,27 @@ class Dashboards:
     def __init__(self, config: RunConfig, folder: Path, *, start: int):
         from torch.utils.tensorboard import SummaryWriter
 
-        place = config.logger.tensorboard_dir or str(folder / "tensorboard")
-        self.board = SummaryWriter(place, purge_step=start + 1 if start else None)
+        self.place = config.logger.tensorboard_dir or str(folder / "tensorboard")
+        with self._writing():
+            self.board = SummaryWriter(self.place, purge_step=start + 1 if start else None)
         self.wandb = _wandb_run(config, folder) if config.logger.wandb_project else None
+
+    def _writing(self) -> AbstractContextManager[None]:
+        what = f"the folder logger.tensorboard_dir={self.place}"
+        return writing(what, otherwise="choose another logger.tensorboard_dir")
 
     def write(self, values: Values) -> None:
         step = int(values["step"])
         shown = {k: v for k, v in values.items() if k != "step"}
-        for name, value in shown.items():
-            self.board.add_scalar(name, value, step)
+        with self._writing():
+            for name, value in shown.items():
+                self.board.add_scalar(name, value, step)
         if self.wandb is not None:
             self.wandb.log(shown, step=step)
 
     def close(self) -> None:
-        self.board.close()
+        with self._writing():
+            self.board.close()
         if self.wandb is not None:
             self.wandb.finish()
 
@@ -124,7 +97,8 @@ def _wandb_id(folder: Path) -> str:
 
     file = folder / "wandb_id"
     if not file.exists():
-        file.write_text(secrets.token_hex(4))
+        with writing(file):
+            file.write_text(secrets.token_hex(4))
     return file.read_text()
 
 
@@ -178,6 +152,9 @@ def _line(values: Values) -> str:
         f"{values['tokens_per_s']:,.0f} tokens/s",
         f"fill {values['pack_fill']:.1%}",
     ]
-    if values["refused"]:
-        parts.append(f"refused {values['refused']}")
+    parts += [
+        f"{label} {values[name]}"
+        for label, name in (("refused", "refused"), ("skipped", "skipped_steps"))
+        if values[name]
+    ]
     return "  ".join(parts)

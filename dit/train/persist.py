@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from dit.config import EmaKind, RunConfig, Weights
 from dit.configuring import changes
+from dit.parallel.watch import doing
 from dit.train.checkpoint import DataState, data_positions, load_checkpoint, start_from
 from dit.train.locate import CheckpointError, find_checkpoint, saved_config
 from dit.train.manifest import read_manifest
@@ -78,6 +79,7 @@ def save(run: Run, record: Record) -> None:
     if run.saver is None or run.saved_step == run.progress.step:
         return
     finish_save(run, record)
+    doing("save of a checkpoint")
     began = time.perf_counter()
     data = DataState(
         position=run.loader.state_dict() if run.loader else None,
@@ -98,7 +100,10 @@ def save(run: Run, record: Record) -> None:
 
 def finish_save(run: Run, record: Record) -> None:
     """Waits for the save that is under way, if there is one; all ranks call it."""
-    saved = run.saver.finish() if run.saver is not None else None
+    if run.saver is None:
+        return
+    doing("end of a save")
+    saved = run.saver.finish()
     if saved is not None:
         record.say(f"saved {saved.path} in {saved.seconds:.1f} s")
 

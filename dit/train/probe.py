@@ -19,7 +19,7 @@ from dit.model.weights import randomise
 from dit.objective import make_objective, training_problem
 from dit.parallel.groups import device, process_groups
 from dit.parallel.replica import Replica
-from dit.train.learner import Learner, build_learner, learn
+from dit.train.learner import Learner, build_learner, differentiate, learn
 from dit.train.shards import joined, main_shards
 from dit.train.step import sum_over_ranks
 
@@ -67,8 +67,9 @@ def probe(config: RunConfig, packs: Sequence[PackedBatch], *, steps: int) -> Pro
             )
             for pack in replica.share(lambda mine=mine: list(mine), device())
         ]
-        report, done = learn(learner, items, config=config, step=step)
-        total, count = sum_over_ranks(report.tolist())
+        report = differentiate(learner, items, config=config)
+        total, count = sum_over_ranks([report.total, report.count])
+        done = learn(learner, config=config, number=step, loss=total / count)
         result.losses.append(total / count)
         result.grad_norms.append(done.grad_norm)
         if step == 1:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
 import torch.distributed as dist
@@ -13,9 +12,12 @@ from torch import Tensor
 from dit.configuring import parameter_count, save_config
 from dit.data import Tally, add_up
 from dit.parallel.groups import device
-from dit.train.metrics import Dashboards, MetricsFile, Terminal
+from dit.parallel.watch import doing
+from dit.train.lines import LinesFile, writing
+from dit.train.metrics import Dashboards, Terminal
 from dit.train.run import Run
 from dit.train.shards import main_shards
+from dit.train.skips import FILE, Skip
 
 
 class Record:
@@ -25,7 +27,8 @@ class Record:
         self.run = run
         self.refused: dict[str, int] = {}
         self.terminal: Terminal | None = None
-        self.file: MetricsFile | None = None
+        self.file: LinesFile | None = None
+        self.skips: LinesFile | None = None
         self.boards: Dashboards | None = None
         if dist.get_rank() != 0:
             return
@@ -36,31 +39,34 @@ class Record:
         for line in _opening(run):
             self.say(line)
         if run.folder is not None:
-            with _naming(run.folder):
+            with writing(run.folder / "config.yaml"):
                 save_config(c, run.folder / "config.yaml")
-                self.file = MetricsFile(run.folder, start=start)
-                self.boards = Dashboards(c, run.folder, start=start)
+            self.file = LinesFile(run.folder / "metrics.jsonl", start=start)
+            self.skips = LinesFile(run.folder / FILE, start=start)
+            self.boards = Dashboards(c, run.folder, start=start)
 
     def say(self, text: str) -> None:
         if self.terminal is not None:
             self.terminal.say(text)
 
-    def step(self, values: dict[str, Any]) -> None:
+    def step(self, values: dict[str, Any], skipped: Skip | None) -> None:
         """Every step goes to the file, every `log_interval`-th to the dashboards."""
+        doing("write of metrics")
         c, step = self.run.config, values["step"]
         if step % c.logger.log_interval == 0 or step == c.train.train_iters:
             self._say_refused()
         if self.terminal is None:
             return
-        if values["skipped"]:
-            self.say(f"step {step}: gradient is not finite, update skipped")
+        if skipped is not None:
+            self.say(f"step {step} skipped: {skipped}")
+            if self.skips is not None:
+                self.skips.write(asdict(skipped))
         self.terminal.step(values)
         due = step % c.logger.log_interval == 0 or "val_loss" in values
-        with _naming(self.run.folder):
-            if self.file is not None:
-                self.file.write(values)
-            if self.boards is not None and due:
-                self.boards.write(values)
+        if self.file is not None:
+            self.file.write(values)
+        if self.boards is not None and due:
+            self.boards.write(values)
 
     def _say_refused(self) -> None:
         """Says how many samples were refused, by reason, when that has changed on any rank.
@@ -79,18 +85,9 @@ class Record:
         self.refused = total.refused
 
     def close(self) -> None:
-        for writer in (self.terminal, self.file, self.boards):
+        for writer in (self.terminal, self.file, self.skips, self.boards):
             if writer is not None:
                 writer.close()
-
-
-@contextmanager
-def _naming(place: Path | None) -> Iterator[None]:
-    """The system says that a disk is full, but not which."""
-    try:
-        yield
-    except OSError as error:
-        raise ValueError(f"{place} cannot be written ({error}); is the disk full?") from error
 
 
 def _opening(run: Run) -> list[str]:

@@ -13,8 +13,8 @@ from dit.config import RunConfig
 from dit.data import PackLoader, ValidationPacks
 from dit.objective import Objective
 from dit.parallel.replica import Replica
-from dit.train.checkpoint import Progress
 from dit.train.learner import Learner
+from dit.train.progress import Progress
 from dit.train.saving import Saver
 
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from io import BytesIO
 from pathlib import Path
 
@@ -27,11 +27,12 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from dit.config import RunConfig
 from dit.configuring import save_config
-from dit.train.checkpoint import DataState, Progress, loader_file, sharded_state
+from dit.train.checkpoint import DataState, loader_file, sharded_state
 from dit.train.distcp import Shard, Shards, gather_shards
 from dit.train.learner import Learner
 from dit.train.locate import LATEST, STEP, CheckpointError
 from dit.train.manifest import Sealed, seal, write_manifest
+from dit.train.progress import Progress
 from dit.train.ranks import in_words, on_all_ranks, on_first_rank
 
 _PARTIAL = ".partial_"
@@ -93,7 +94,7 @@ class Saver:
             on_first_rank(lambda: self._make(partial))
             with learner.settled():
                 state = sharded_state(learner, loading=False)
-                state |= {"step": progress.step, "consumed_samples": progress.consumed_samples}
+                state |= asdict(progress)
                 copied = self.config.checkpoint.async_save
                 shards = gather_shards(state, partial, copied=copied)
         jobs = [self._threads.submit(_write_shard, shard) for shard in shards.shards]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from dit.config import LossMean
 from dit.parallel.context import split_tokens
 from dit.parallel.groups import device
 from dit.parallel.stages import StageLink
+from dit.parallel.watch import doing
 
 Item = tuple[PackedBatch, Problem]
 
@@ -33,6 +34,7 @@ class Loss:
 
     total: Tensor  # float32 scalar
     count: Tensor  # int32 scalar: real tokens, or samples
+    error_T: Tensor  # float32, what each token adds to `total`
 
 
 def loss_of(batch: PackedBatch, problem: Problem, prediction_TC: Tensor, mean: LossMean) -> Loss:
@@ -49,20 +51,44 @@ def loss_of(batch: PackedBatch, problem: Problem, prediction_TC: Tensor, mean: L
         tokens_N = torch.tensor(batch.num_tokens, dtype=torch.float32).to(error_T.device)
         error_T = error_T / tokens_N[batch.segment_T]
         count = batch.num_samples if batch.share.index == 0 else 0  # once over context ranks
-    return Loss(
-        total=error_T.sum(), count=torch.tensor(count, dtype=torch.int, device=error_T.device)
-    )
+    count = torch.tensor(count, dtype=torch.int, device=error_T.device)
+    return Loss(total=error_T.sum(), count=count, error_T=error_T)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """What this rank adds to the sums of a step over all ranks of the run."""
+
+    total: float = 0.0  # error
+    count: float = 0.0  # what the error is to be divided by
+    not_finite: tuple[str, ...] = ()  # keys of the samples whose error is NaN or infinite
+
+    @classmethod
+    def of(cls, losses: Sequence[Loss], packs: Sequence[PackedBatch]) -> Report:
+        numbers = [torch.stack([loss.total, loss.count]) for loss in losses]
+        total, count = torch.stack(numbers).double().sum(0).tolist()
+        bad = () if math.isfinite(total) else _not_finite(losses, packs)
+        return cls(total=total, count=count, not_finite=tuple(bad))
+
+
+def _not_finite(losses: Sequence[Loss], packs: Sequence[PackedBatch]) -> Iterator[str]:
+    for loss, pack in zip(losses, packs, strict=True):
+        bad_T = ~loss.error_T.isfinite()
+        yield from (pack.keys[owner] for owner in pack.segment_T[bad_T].unique().tolist())
 
 
 def _forward(
     iterator: Iterator[Item], model: torch.nn.Module, *, mean: LossMean
-) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]]:
+) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor, Loss]]]:
+    doing("forward and backward pass")
     batch, problem = next(iterator)
     prediction_TC = model(problem.input_TC, problem.level_N, batch)
 
-    def reduce(prediction_TC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def reduce(prediction_TC: Tensor) -> tuple[Tensor, Tensor, Loss]:
         loss = loss_of(batch, problem, prediction_TC, mean)
-        return loss.total, loss.count, torch.stack([loss.total.detach(), loss.count])
+        # Copied, because the schedule may scale the first in place.
+        total, error_T = loss.total.detach().clone(), loss.error_T.detach()
+        return loss.total, loss.count, replace(loss, total=total, error_T=error_T)
 
     return prediction_TC, reduce
 
@@ -73,11 +99,10 @@ def run_schedule(
     *,
     mean: LossMean,
     forward_only: bool = False,
-) -> Tensor:
+) -> Report:
     """Runs Megatron-Core's schedule over this replica's packs, one micro-batch each.
 
-    Returns [total error, count], float64: what this rank adds to their sums over all ranks of the
-    run. Gradients, unless `forward_only`, are those of the mean over the global batch.
+    Gradients, unless `forward_only`, are those of the mean over the global batch.
     """
     model: Any = chunks[0].module
     groups, virtual = model.groups, len(chunks)
@@ -85,7 +110,7 @@ def run_schedule(
     mine = [split_tokens(*item, context=groups.cp, multiple=multiple) for item in items]
     if virtual > 1:  # the interleaved schedule takes multiples of the stages; spare results go
         mine += mine[:1] * (-len(mine) % groups.pp.size())
-    reports = get_forward_backward_func()(
+    losses = get_forward_backward_func()(
         forward_step_func=partial(_forward, mean=mean),
         data_iterator=[iter(mine) for _ in chunks] if virtual > 1 else iter(mine),
         model=[*chunks],
@@ -96,9 +121,9 @@ def run_schedule(
         p2p_communicator=StageLink(groups.pp, model.config),
         pg_collection=groups,
     )
-    if not reports or groups.tp.rank() > 0:  # an earlier stage, or a copy of another's numbers
-        return torch.zeros(2, dtype=torch.float64)
-    return torch.stack(reports[: len(items)]).double().sum(0).cpu()
+    if not losses or groups.tp.rank() > 0:  # an earlier stage, or a copy of another's numbers
+        return Report()
+    return Report.of(losses[: len(items)], [batch for batch, _ in mine[: len(items)]])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,14 +131,17 @@ class Update:
     """What an optimizer step did."""
 
     grad_norm: float  # of the whole gradient, before clipping
-    skipped: bool  # the norm was not finite, so nothing was changed
+    skipped: bool  # loss or norm was not finite, so nothing was changed
 
 
-def update(optimizer: MegatronOptimizer, *, clip_grad: float) -> Update:
-    """Clips and applies the gradients, unless their norm is NaN or infinite on any rank."""
+def update(optimizer: MegatronOptimizer, *, clip_grad: float, loss: float = 0.0) -> Update:
+    """Clips and applies the gradients, unless their norm or the loss is NaN or infinite.
+
+    `loss` is that of the global batch: all ranks have to decide alike.
+    """
     optimizer.prepare_grads()
     norm = float(optimizer.get_grad_norm())  # the same on every rank
-    if not math.isfinite(norm):
+    if not (math.isfinite(loss) and math.isfinite(norm)):
         return Update(grad_norm=norm, skipped=True)
     if clip_grad > 0:
         for inner in optimizer.chained_optimizers:  # type: ignore[attr-defined]

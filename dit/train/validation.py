@@ -8,6 +8,7 @@ from dit.batch import PackedBatch
 from dit.config import RunConfig
 from dit.objective import Objective, validation_problem
 from dit.parallel.groups import device
+from dit.parallel.watch import doing
 from dit.train.learner import Learner
 from dit.train.step import run_schedule, sum_over_ranks
 
@@ -34,17 +35,19 @@ def _mean_loss(
 ) -> float:
     for chunk in learner.chunks:
         chunk.eval()
-    report = torch.zeros(2, dtype=torch.float64)
+    total = count = 0.0
     # A few at a time, enough to fill a pipeline, so that memory does not grow with eval_iters.
     at_once = config.model.pipeline_model_parallel_size
     for first in range(0, len(packs), at_once):
+        doing("validation")
         items = [
             (batch, validation_problem(objective, batch, seed=config.rng.seed))
             for batch in (pack.to(device()) for pack in packs[first : first + at_once])
         ]
         mean = config.objective.loss_mean
-        report += run_schedule(learner.chunks, items, mean=mean, forward_only=True)
+        report = run_schedule(learner.chunks, items, mean=mean, forward_only=True)
+        total, count = total + report.total, count + report.count
     for chunk in learner.chunks:
         chunk.train()
-    total, count = sum_over_ranks(report.tolist())
+    total, count = sum_over_ranks([total, count])
     return total / count

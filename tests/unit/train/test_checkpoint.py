@@ -9,9 +9,10 @@ import torch
 
 from dit.config import CheckpointConfig, DdpConfig, Precision
 from dit.model.dit import DiT
-from dit.train.checkpoint import Progress, data_positions, load_checkpoint, load_weights
+from dit.train.checkpoint import data_positions, load_checkpoint, load_weights
 from dit.train.learner import build_learner
 from dit.train.locate import CheckpointError, find_checkpoint
+from dit.train.progress import Progress
 from dit.train.saving import save_checkpoint
 from tests.learning import DATA, assert_equal, tiny_run, train, weights_and_averages
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from dit.config import CheckpointConfig
-from dit.train.checkpoint import Progress, load_checkpoint
+from dit.train.checkpoint import load_checkpoint
 from dit.train.learner import build_learner
 from dit.train.locate import CheckpointError, find_checkpoint, saved_config
 from dit.train.manifest import MANIFEST
+from dit.train.progress import Progress
 from dit.train.saving import save_checkpoint
 from tests.learning import DATA, tiny_run
 

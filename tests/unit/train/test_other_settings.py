@@ -20,9 +20,10 @@ from dit.config import (
     Weights,
 )
 from dit.configuring import changes
-from dit.train.checkpoint import Progress, load_checkpoint, start_from
+from dit.train.checkpoint import load_checkpoint, start_from
 from dit.train.learner import build_learner
 from dit.train.locate import CheckpointError
+from dit.train.progress import Progress
 from dit.train.saving import save_checkpoint
 from dit.train.shards import main_shards
 from tests.learning import DATA, assert_equal, tiny_run, train, weights_and_averages

@@ -11,9 +11,10 @@ import pytest
 
 from dit.config import CheckpointConfig, DdpConfig, Precision
 from dit.train import saving
-from dit.train.checkpoint import Progress, load_checkpoint
+from dit.train.checkpoint import load_checkpoint
 from dit.train.learner import build_learner
 from dit.train.locate import CheckpointError, find_checkpoint
+from dit.train.progress import Progress
 from dit.train.saving import Saver, save_checkpoint
 from tests.learning import DATA, assert_equal, tiny_run, train, weights_and_averages
 

@@ -1,0 +1,156 @@
+"""Reports of all processes -> who has died, or holds up the others. Pure: no store, no clock.
+
+Time is counted in rounds of the reader: clocks of nodes differ, and a machine that was asleep must
+not condemn anybody when it wakes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from textwrap import shorten
+
+_DEAD = 5
+"""Rounds of silence that show who has died, once somebody has met a broken connection."""
+AGAIN = "Started again, the run goes on from its last checkpoint"
+SUMMARY = (
+    "the launcher's summary has the exit code of a dead process (-9: killed, most often for want of"
+    f" memory). {AGAIN}"
+)
+
+
+class Left(StrEnum):
+    """How a main thread has left its work."""
+
+    NOT = ""
+    LOST = "lost"  # because it cannot reach another process
+    FAILED = "failed"  # for a reason of its own, which it says
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """A process as it shows itself."""
+
+    rank: int
+    host: str
+    pid: int
+    born: float  # tells it from a later process with its number
+    beat: int = 0  # rises while the process lives
+    what: str = ""  # its main thread is at
+    step: int = 0
+    marks: int = 0  # of progress in the step
+    place: str = ""  # in our code
+    waits: bool = False  # for another process
+    left: Left = Left.NOT
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} (host {self.host}, pid {self.pid})"
+
+    @property
+    def scene(self) -> str:
+        return f"{self.what} of step {self.step}, {self.place}"
+
+    def write(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def read(cls, text: bytes) -> Report:
+        parts = json.loads(text)
+        return cls(**(parts | {"left": Left(parts["left"])}))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """A report, and for how long the process has not changed."""
+
+    report: Report
+    silent: int = 0  # rounds without a sign of life
+    still: int = 0  # rounds without progress
+
+    def then(self, new: Report) -> Seen:
+        """What is seen a round later."""
+        old = self.report
+        moved = (new.step, new.marks) != (old.step, old.marks)
+        return Seen(
+            report=new,
+            silent=0 if new.beat != old.beat else self.silent + 1,
+            still=0 if moved else self.still + 1,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limit:
+    """How long a process may be silent, or do the same."""
+
+    seconds: float
+    rounds: int
+
+    def __str__(self) -> str:
+        return f"{self.seconds:.0f} s (dist.distributed_timeout_minutes={self.seconds / 60:g})"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """Why all processes end."""
+
+    text: str = ""  # empty where a process says it itself
+    silent: tuple[Report, ...] = ()  # those that may be stopped, and hear no verdict
+
+    def write(self) -> str:
+        return json.dumps({"text": self.text, "silent": [r.write() for r in self.silent]})
+
+    @classmethod
+    def read(cls, text: bytes) -> Verdict:
+        parts = json.loads(text)
+        return cls(text=parts["text"], silent=tuple(map(Report.read, parts["silent"])))
+
+
+def gone(seen: Sequence[Seen], limit: Limit, *, lost: bool) -> Verdict | None:
+    """Who has died or failed, if anybody has.
+
+    `lost` says that some process has met a broken connection: then somebody has, and a short
+    silence shows who.
+    """
+    if any(s.report.left is Left.FAILED and (lost or s.silent > _DEAD) for s in seen):
+        return Verdict()
+    patience = min(_DEAD, limit.rounds) if lost else limit.rounds
+    dead = [s.report for s in seen if s.report.left is Left.NOT and s.silent > patience]
+    if not dead:
+        return None
+    fate = (
+        "died"
+        if lost
+        else f"gave no sign of life for {limit}: it died, is stopped, or its node is lost"
+    )
+    return Verdict(
+        text=f"{_name(dead)} {fate}; last seen at {dead[0].scene}; {SUMMARY}", silent=tuple(dead)
+    )
+
+
+def stuck(seen: Sequence[Seen], limit: Limit) -> Verdict | None:
+    """Who is alive and holds up the others, if anybody has for too long.
+
+    It is not one of those that wait for another process, and has done least of all that do not.
+    """
+    here = [s for s in seen if s.report.left is Left.NOT]
+    if any(s.silent > _DEAD for s in here):
+        return None  # `gone` names that one, once it is silent for long enough
+    idle = [s.report for s in here if s.still > limit.rounds]
+    held = [report for report in idle if not report.waits]
+    if not held and len(idle) == len(here):
+        held = idle  # all wait for each other
+    if not held:
+        return None
+    least = min((report.step, report.marks) for report in held)
+    behind = [report for report in held if (report.step, report.marks) == least]
+    return Verdict(
+        text=f"{_name(behind)} made no progress for {limit}: {behind[0].scene}. Where that may take"
+        f" so long, raise the limit. {AGAIN}"
+    )
+
+
+def _name(reports: Sequence[Report]) -> str:
+    others = ", ".join(str(report.rank) for report in reports[1:])
+    return f"{reports[0]}" + (f" and rank {shorten(others, 60)}" if others else "")

@@ -1,0 +1,29 @@
+"""How far a run has come: what a checkpoint counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """Steps and samples since the start of the run."""
+
+    step: int = 0
+    consumed_samples: int = 0  # over all ranks
+    skipped_steps: int = 0  # that changed nothing: loss or gradient was not finite
+    skipped_in_a_row: int = 0  # the last of them
+
+    @property
+    def updates(self) -> int:
+        """Steps that changed the weights. Learning rate, Adam and average count these."""
+        return self.step - self.skipped_steps
+
+    def after(self, *, samples: int, skipped: bool) -> Progress:
+        """One step later."""
+        return Progress(
+            step=self.step + 1,
+            consumed_samples=self.consumed_samples + samples,
+            skipped_steps=self.skipped_steps + skipped,
+            skipped_in_a_row=self.skipped_in_a_row + 1 if skipped else 0,
+        )

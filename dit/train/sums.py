@@ -1,0 +1,70 @@
+"""The numbers of a step, over all ranks of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+from dit.batch import PackedBatch
+from dit.model.flops import training_flops
+from dit.train.run import Run
+from dit.train.step import Report, Update, sum_over_ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Of a step, over all ranks."""
+
+    error: float
+    count: float  # what `error` is to be divided by
+    samples: float
+    tokens: float
+    refused: float  # since the start of the run
+    flops: float
+    stops: float  # ranks that a signal asks to stop
+    writing: float  # ranks that still write a checkpoint
+
+    @property
+    def loss(self) -> float:
+        return self.error / self.count
+
+
+def add_up(run: Run, packs: Sequence[PackedBatch], report: Report, *, stop: bool) -> Sums:
+    """Adds up what the ranks know of a step: one all-reduce, after which all decide alike."""
+    counts = _counts(run, packs) if run.loader is not None else (0, 0, 0, 0)
+    writing = run.saver is not None and run.saver.writing
+    return Sums(*sum_over_ranks((report.total, report.count, *counts, float(stop), float(writing))))
+
+
+def values_of(run: Run, sums: Sums, done: Update, *, rate: float, seconds: float) -> dict[str, Any]:
+    """What is written down of a step; metrics.py says what each means."""
+    batch, capacity = run.config.train.global_batch_size, run.config.dataset.task_encoder_seq_length
+    return {
+        "step": run.progress.step,
+        "loss": sums.loss,
+        "grad_norm": done.grad_norm,
+        "lr": rate,
+        "consumed_samples": run.progress.consumed_samples,
+        "real_tokens": int(sums.tokens),
+        "pack_fill": sums.tokens / (batch * capacity),
+        "refused": int(sums.refused),
+        "step_time_s": seconds,
+        "tokens_per_s": sums.tokens / seconds,
+        "model_tflops": sums.flops / seconds / dist.get_world_size() / 1e12,
+        "skipped": done.skipped,
+        "skipped_steps": run.progress.skipped_steps,
+    }
+
+
+def _counts(run: Run, packs: Sequence[PackedBatch]) -> tuple[int, ...]:
+    """Samples and tokens of a replica's packs, all samples refused so far, and operations."""
+    assert run.loader is not None
+    return (
+        sum(pack.num_samples for pack in packs),
+        sum(pack.real_tokens for pack in packs),
+        sum(run.loader.counts().values()),
+        sum(training_flops(run.config.model, pack) for pack in packs),
+    )

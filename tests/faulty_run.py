@@ -1,0 +1,75 @@
+"""A run in miniature, which one of its ranks breaks: `faulty_run.py FAULT RANK LIMIT_S`.
+
+Steps are marks and an all-reduce. It spares the seconds that Megatron-Core and a loader take.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from dit.parallel.meeting import meet
+from dit.parallel.watch import doing, watching
+from dit.train.signals import StopRequests
+from recipes.entry import run, say_once
+
+FAULTY_STEP, LAST_STEP = 20, 40
+
+
+def _hang() -> None:
+    while True:
+        time.sleep(1)
+
+
+def _fail() -> None:
+    raise ValueError("a reason of its own")
+
+
+FAULTS = {
+    "none": lambda: None,
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "hang": _hang,
+    "fail": _fail,
+}
+
+
+def train(fault: str, faulty_rank: int) -> int:
+    """Takes its steps, and has a child process as a trainer has its loaders."""
+    child = subprocess.Popen(["sleep", "600"])
+    try:
+        for step in range(1, LAST_STEP + 1):
+            doing("read of packs", step=step)
+            if (step, dist.get_rank()) == (FAULTY_STEP, faulty_rank):
+                if fault == "kill":  # a loader ends by itself
+                    child.kill()
+                FAULTS[fault]()
+            doing("forward and backward pass")
+            dist.all_reduce(torch.ones(1))
+            time.sleep(0.05)
+    finally:
+        child.kill()
+    return 0
+
+
+def main() -> int:
+    """As pretrain_dit.py starts and watches its processes."""
+    fault, rank, limit_s = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+    timeout = timedelta(seconds=limit_s + 60)
+    here, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group(
+        "gloo", store=meet(timeout), rank=here, world_size=size, timeout=timeout
+    )
+    with watching(limit_s=limit_s, say=say_once), StopRequests():
+        return train(fault, rank)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))
