@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.entering import Outcome
-from tests.launching import ROOT, SMALL, command, environment, metrics, run
+from tests.launching import ROOT, SMALL, command, environment, metrics, numbers, run
 
 HANG = 60
 """Seconds within which every process of a broken run has to be gone."""
@@ -94,16 +97,49 @@ def test_stopped_run_has_saved_its_last_step(digits, tmp_path, stop, nproc):
     assert _newest(tmp_path) == metrics(tmp_path)[-1]["step"]
 
 
+def _trainers(launcher: subprocess.Popen[str]) -> dict[int, psutil.Process]:
+    """The processes of the run by their rank."""
+    children = psutil.Process(launcher.pid).children()
+    return {int(child.environ()["RANK"]): child for child in children}
+
+
 @pytest.mark.slow
-def test_killed_process_ends_the_others_and_the_run_goes_on_afterwards(digits, tmp_path):
+def test_killed_process_is_named_and_the_run_goes_on_afterwards(digits, tmp_path):
     arguments = _command(digits, tmp_path)
     with _running(arguments, tmp_path) as launcher:
-        threads = Path(f"/proc/{launcher.pid}/task").iterdir()
-        trainers = [int(pid) for t in threads for pid in (t / "children").read_text().split()]
-        os.kill(max(trainers), signal.SIGKILL)
-        said = _end(launcher)
-    assert "another process of the run has died" in said.error()
+        rank = random.randrange(2)
+        trainer = _trainers(launcher)[rank]
+        family = psutil.Process(launcher.pid).children(recursive=True)
+        trainer.kill()
+        said = _end(launcher).error()
+        assert not psutil.wait_procs(family, timeout=10)[1]
+    assert f"rank {rank} (host {socket.gethostname()}, pid {trainer.pid}) died" in said
+    assert "goes on from its last checkpoint" in said
     _goes_on(arguments, tmp_path)
+
+
+@pytest.mark.slow
+def test_launcher_starts_the_run_again_by_itself(digits, tmp_path):
+    """Four processes, one of which is killed; the numbers are those of an undisturbed run."""
+    layout = ("model.tensor_model_parallel_size=2", "checkpoint.save_interval=3")
+    settings = (*layout, "train.train_iters=40")
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    done = run(_command(digits, whole, *settings, nproc=4))
+    assert done.returncode == 0, done.stderr
+    arguments = _command(digits, broken, *settings, nproc=4)
+    arguments.insert(arguments.index("--standalone"), "--max-restarts=1")
+    rank = random.randrange(4)
+    with subprocess.Popen(
+        arguments, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as launcher:
+        while launcher.poll() is None and not (broken / "checkpoints/LATEST").exists():
+            time.sleep(0.05)
+        _trainers(launcher)[rank].kill()
+        said, wrong = launcher.communicate(timeout=4 * HANG)
+    assert launcher.returncode == 0, said + wrong
+    assert f"error: rank {rank} (host {socket.gethostname()}" in wrong
+    assert "continuing after step" in said
+    assert numbers(broken) == numbers(whole)
 
 
 @pytest.mark.slow

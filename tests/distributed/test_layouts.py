@@ -190,8 +190,9 @@ if __name__ == "__main__":
     source, target, *layout = sys.argv[1:]
     config = load_config(read_config(Path(source) / "config.yaml"), overrides=layout)
     start_processes(seed=5, model=config.model)
-    from dit.train.checkpoint import DataState, load_checkpoint, save_checkpoint
+    from dit.train.checkpoint import DataState, load_checkpoint
     from dit.train.learner import build_learner
+    from dit.train.saving import save_checkpoint
     learner = build_learner(config, process_groups())
     progress = load_checkpoint(Path(source), learner, config=config)
     data = DataState(position=None, card=None, null_text_LE=null_text(config))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -22,7 +23,7 @@ from dit.config import (
 from dit.parallel.adam import GroupStepAdam
 from dit.train.build import learning_rate, set_learning_rate
 from dit.train.ema import decay_at, power_exponent
-from dit.train.learner import build_learner
+from dit.train.learner import build_learner, learn
 from dit.train.step import update
 from tests.packs import tiny_model
 
@@ -86,22 +87,37 @@ def test_decoupled_decay_shrinks_a_weight_without_gradient(groups):
             assert torch.allclose(shard.value, old), "neither decayed nor spared"
 
 
+@pytest.mark.parametrize("bad", ["gradient", "loss"])
 @pytest.mark.parametrize("sharded", [True, False])
 @pytest.mark.parametrize("precision", list(Precision))
-def test_gradient_that_is_not_finite_changes_nothing(groups, sharded, precision):
+def test_step_that_is_not_finite_changes_nothing(groups, sharded, precision, bad):
     config = RunConfig(
         model=replace(MODEL, precision=precision, extra_pos_embed=ExtraPosition.NONE),
+        optimizer=OptimizerConfig(lr=0.1, weight_decay=0.3),
         ddp=DdpConfig(use_distributed_optimizer=sharded),
     )
     learner = build_learner(config, groups)
-    set_learning_rate(learner.optimizer, 0.1, weight_decay=0.3)
-    before = [p.clone() for p in learner.chunks[0].parameters()]
-    for chunk in learner.chunks:
-        chunk.zero_grad_buffer()
-    next(learner.chunks[0].parameters()).main_grad.fill_(float("nan"))
-    assert update(learner.optimizer, clip_grad=1.0).skipped
-    for old, new in zip(before, learner.chunks[0].parameters(), strict=True):
+
+    def state() -> list[torch.Tensor]:
+        adam = [inner.optimizer.state.values() for inner in learner.optimizer.chained_optimizers]
+        moments = [t for of in adam for one in of for t in one.values() if torch.is_tensor(t)]
+        shards = [shard.value for shard in learner.ema.shards]
+        weights = [*learner.chunks[0].parameters()]
+        return [t.detach().clone() for t in (*weights, *shards, *moments, *learner.ema.averages)]
+
+    def step(number: int, *, gradient: float, loss: float) -> bool:
+        for weight in learner.chunks[0].parameters():
+            weight.main_grad.fill_(gradient)
+        return learn(learner, config=config, number=number, loss=loss).skipped
+
+    assert not step(1, gradient=0.01, loss=1.0)
+    before = state()
+    wrong = {bad: math.nan}
+    assert step(2, gradient=wrong.get("gradient", 0.01), loss=wrong.get("loss", 1.0))
+    for old, new in zip(before, state(), strict=True):
         assert torch.equal(old, new)
+    assert not step(2, gradient=0.01, loss=1.0)
+    assert not any(map(torch.equal, before[:3], state()[:3]))
 
 
 def _config(style: Decay, warmup: int = 10, iters: int = 110, horizon: int | None = None):
