@@ -21,6 +21,7 @@ TINY = {
         *("dataset.num_workers=0", "dataset.packing_buffer_size=20"),
     ],
     "recipes/generate_dit.py": ["--num_steps", "2"],
+    "recipes/check_layouts.py": ["--layouts", "tp2"],
     "recipes/evaluate_digits.py": [
         *("--num_steps", "2", "--per_prompt", "1", "--min_accuracy", "0")
     ],
@@ -72,6 +73,14 @@ def test_page_runs_from_top_to_bottom(repo_root: Path, workspace: Path, page: st
     for command in commands(repo_root):
         if command.page == page and script_call(command.words):
             run(tiny(command.words), workspace)
+
+
+@pytest.mark.slow
+def test_layouts_are_checked_as_documented(repo_root: Path, workspace: Path) -> None:
+    calls = [c.words for c in commands(repo_root) if "recipes/check_layouts.py" in c.words]
+    assert calls
+    for words in calls:
+        assert "trainings agree with one process" in run(tiny(words), workspace)
 
 
 @pytest.mark.slow
