@@ -35,6 +35,17 @@ class Share:
 
     index: int = 0  # of this part
     count: int = 1  # of parts; 1 is the whole pack
+    halves: bool = (
+        False  # a part is two pieces, as far from the start of the sample as from its end
+    )
+
+    def pieces(self, length: int) -> tuple[tuple[int, int], ...]:
+        """(first token, number of tokens) of the parts here of a sample of `length` tokens."""
+        if not self.halves:
+            size = length // self.count
+            return ((self.index * size, size),)
+        size = length // (2 * self.count)
+        return (self.index * size, size), ((2 * self.count - 1 - self.index) * size, size)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,13 +80,25 @@ class PackedBatch:
 
     @property
     def shared_spans(self) -> tuple[tuple[int, int], ...]:
-        """Of each sample, the first row of its tokens here and how many of them are real."""
-        spans, parts = [], self.share.count
+        """Of each sample, the first row of its tokens here and how many of them are real.
+
+        Real tokens come first in a sample, and so they do in its parts.
+        """
+        spans = []
         for (start, stop), real in zip(pairwise(self.starts), self.num_tokens, strict=True):
-            part = (stop - start) // parts
-            here = min(max(real - self.share.index * part, 0), part)
-            spans.append((start // parts, here))
+            pieces = self.share.pieces(stop - start)
+            here = sum(min(max(real - first, 0), size) for first, size in pieces)
+            spans.append((start // self.share.count, here))
         return tuple(spans)
+
+    def rows(self, share: Share) -> Tensor:
+        """Which tokens of the whole pack `share` has, in its order."""
+        pieces = [
+            (start + first, size)
+            for start, stop in pairwise(self.starts)
+            for first, size in share.pieces(stop - start)
+        ]
+        return torch.cat([torch.arange(first, first + size) for first, size in pieces])
 
     @property
     def real_tokens(self) -> int:

@@ -21,6 +21,7 @@ WORDS = {
     "sp": "sequence parallelism on the tensor ranks",
     "cpN": "N context ranks that exchange heads (a2a)",
     "ag": "context ranks gather keys and values instead",
+    "ring": "keys and values go round instead (p2p, Transformer Engine's, with bf16)",
     "ppN": "N pipeline stages",
     "vppN": "N virtual stages on each",
     "dpN": "N data-parallel ranks",
@@ -42,6 +43,7 @@ _SIZES = {
 _MODEL: dict[str, dict[str, Any]] = {
     "sp": {"sequence_parallel": True},
     "ag": {"cp_comm_type": ContextComm.ALL_GATHER},
+    "ring": {"cp_comm_type": ContextComm.P2P},
     "full": {"recompute_granularity": Recompute.FULL},
     "block": {
         "recompute_granularity": Recompute.FULL,

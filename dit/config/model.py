@@ -39,10 +39,14 @@ class RecomputeMethod(StrEnum):
 
 
 class ContextComm(StrEnum):
-    """How context ranks exchange tokens: heads (a2a), or keys and values (all_gather)."""
+    """How context ranks exchange tokens: heads (a2a), or keys and values (all_gather; p2p, a ring).
+
+    p2p is Transformer Engine's.
+    """
 
     A2A = "a2a"
     ALL_GATHER = "all_gather"
+    P2P = "p2p"
 
 
 _COSMOS = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from dit.config.checks import check
 from dit.config.data import DatasetConfig, MockGeometry
-from dit.config.model import ExtraPosition, ModelConfig
+from dit.config.model import ContextComm, ExtraPosition, ModelConfig
 from dit.config.objective import ObjectiveConfig
 from dit.config.records import CheckpointConfig, LoggerConfig
 from dit.config.training import (
@@ -42,6 +42,8 @@ class RunConfig:
         warmup, horizon = self.scheduler.lr_warmup_iters, self.decay_iters
         mixture = self.dataset.mock_samples if self.dataset.mock else ()
         multiple, context = self.dataset.sample_multiple, self.model.context_parallel_size
+        ring = context > 1 and self.model.cp_comm_type is ContextComm.P2P
+        parts = 2 * context if ring else context
         check(
             (
                 warmup < horizon,
@@ -49,10 +51,11 @@ class RunConfig:
                 " (scheduler.lr_decay_iters, else train.train_iters); lower the first",
             ),
             (
-                multiple % context == 0,
+                multiple % parts == 0,
                 f"model.context_parallel_size={context} ranks share the tokens of every sample, and"
-                f" dataset.sample_multiple={multiple} does not divide by it; use"
-                f" dataset.sample_multiple={math.lcm(multiple, context)} from the start of the run,"
+                f" dataset.sample_multiple={multiple} does not divide by"
+                f" {f'{parts}, for cp_comm_type=p2p gives each two pieces' if ring else 'it'}; use"
+                f" dataset.sample_multiple={math.lcm(multiple, parts)} from the start of the run,"
                 " or other ranks",
             ),
             *(

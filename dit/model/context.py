@@ -2,16 +2,16 @@
 
     a2a         tokens for heads: a rank gets all tokens of some of its heads, and gives them back
     all_gather  a rank keeps its queries and gets the keys and values of all tokens
+    p2p         keys and values go round, which Transformer Engine does (ring.py)
 
-Both attend with the function that a rank alone uses.
+The first two attend with the function that a rank alone uses.
 """
 
 # T tokens of this rank, W = R * T tokens of all R context ranks, H heads, K head width, X any width
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -21,9 +21,10 @@ from megatron.core.tensor_parallel.mappings import (
 )
 from torch import Tensor
 
-from dit.batch import PackedBatch
+from dit.batch import PackedBatch, Share
 from dit.config import ContextComm
 from dit.model.attention import Attend, Spans
+from dit.model.ring import attend_in_ring, check_ring
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +37,15 @@ class TokenOrder:
     @classmethod
     def of(cls, batch: PackedBatch, *, rows: int) -> TokenOrder:
         """`rows` counts the tokens of one rank, with those that fill up the end of the pack."""
-        parts = batch.share.count
-        by_rank_RT = torch.arange(parts * rows).view(parts, rows)
-        pieces = [
-            by_rank_RT[:, start // parts : stop // parts].flatten()
-            for start, stop in pairwise(batch.starts)
-        ]
-        filling = by_rank_RT[:, batch.starts[-1] // parts :].flatten()
-        to_pack_W = torch.cat([*pieces, filling])
+        parts, whole = batch.share.count, batch.starts[-1]
+        filling = torch.arange(whole, parts * rows).split(max(rows - whole // parts, 1))
+        to_ranks = []
+        for rank in range(parts):
+            to_ranks.append(batch.rows(replace(batch.share, index=rank)))
+            to_ranks += filling[rank : rank + 1]
+        to_ranks_W = torch.cat(to_ranks)
         device = batch.latent_TC.device
-        return cls(to_pack_W.to(device), to_pack_W.argsort().to(device))
+        return cls(to_ranks_W.argsort().to(device), to_ranks_W.to(device))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,26 +55,43 @@ class Context:
     group: dist.ProcessGroup
     comm: ContextComm
 
+    def __post_init__(self) -> None:
+        if self.comm is ContextComm.P2P:
+            check_ring(self.group)
+
+    @property
+    def share(self) -> Share:
+        """Which tokens of a pack are this rank's."""
+        halves = self.comm is ContextComm.P2P and self.group.size() > 1
+        return Share(index=self.group.rank(), count=self.group.size(), halves=halves)
+
     def order(self, batch: PackedBatch, *, rows: int) -> TokenOrder | None:
-        """None where one rank holds all tokens."""
-        return TokenOrder.of(batch, rows=rows) if self.group.size() > 1 else None
+        """None where one rank holds all tokens, or the order of the pack is never needed."""
+        needed = self.group.size() > 1 and self.comm is not ContextComm.P2P
+        return TokenOrder.of(batch, rows=rows) if needed else None
 
     def spans(self, batch: PackedBatch, *, rows: int) -> Spans:
         """Which tokens attend to which, once they are exchanged; `rows` as in `TokenOrder`."""
         whole = list(zip(batch.starts, batch.num_tokens, strict=False))
-        keeps_queries = self.comm is ContextComm.ALL_GATHER
-        return Spans.of(
-            batch.shared_spans if keeps_queries else whole,
-            whole,
-            total=rows if keeps_queries else rows * self.group.size(),
-            device=batch.latent_TC.device,
-        )
+        device = batch.latent_TC.device
+        if self.comm is ContextComm.ALL_GATHER:
+            return Spans.of(batch.shared_spans, whole, total=rows, device=device)
+        filling = 0 if self.share.halves else rows * self.group.size() - batch.starts[-1]
+        return Spans.of(whole, whole, total=batch.starts[-1] + filling, device=device)
 
     def attend(
-        self, attend: Attend, qkv: tuple[Tensor, Tensor, Tensor], spans: Spans, order: TokenOrder
+        self,
+        attend: Attend,
+        qkv: tuple[Tensor, Tensor, Tensor],
+        spans: Spans,
+        order: TokenOrder | None,
     ) -> Tensor:
         """Attention [T, H, K] of this rank's tokens to all tokens of their samples."""
         q_THK, k_THK, v_THK = qkv
+        if self.share.halves:
+            return attend_in_ring(*qkv, spans, group=self.group)
+        if order is None:
+            return attend(*qkv, spans)
         if self.comm is ContextComm.ALL_GATHER:
             kv_THX = torch.cat((k_THK, v_THK), dim=-1)
             kv_WHX = gather_from_sequence_parallel_region(kv_THX, group=self.group)

@@ -44,7 +44,7 @@ class Conditions:
     cos_TK: Tensor  # float32
     sin_TK: Tensor  # float32
     self_spans: Spans
-    self_order: TokenOrder | None  # None where no context rank shares the tokens
+    self_order: TokenOrder | None  # None where attention needs none
     cross_spans: Spans
 
 
@@ -100,10 +100,7 @@ class SelfAttention(PackedAttention):
         turn = (conditions.cos_TK, conditions.sin_TK)
         q, k = rotate(self.q_layernorm(q), *turn), rotate(self.k_layernorm(k), *turn)
         spans, order = conditions.self_spans, conditions.self_order
-        if order is None:
-            out_THK = self._attend(q, k, v, spans)
-        else:
-            out_THK = self.context.attend(self._attend, (q, k, v), spans, order)
+        out_THK = self.context.attend(self._attend, (q, k, v), spans, order)
         return self.linear_proj(out_THK.flatten(1))
 
 

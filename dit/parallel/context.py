@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -15,15 +12,14 @@ from dit.batch import PackedBatch, Problem, Share
 
 
 def split_tokens(
-    batch: PackedBatch, problem: Problem, *, context: dist.ProcessGroup, multiple: int
+    batch: PackedBatch, problem: Problem, *, share: Share, multiple: int
 ) -> tuple[PackedBatch, Problem]:
-    """This context rank's part of every sample, filled up with padding to a `multiple` of tokens.
+    """A context rank's part of every sample, filled up with padding to a `multiple` of tokens.
 
     Sequence parallelism shares the tokens of a rank out over tensor ranks, hence the multiple. All
     draws were made for the whole pack before, so the numbers are those of a rank alone.
     """
-    share = Share(index=context.rank(), count=context.size())
-    rows_T = _rows(batch, share)
+    rows_T = batch.rows(share)
     filling = -len(rows_T) % multiple
     if share.count == 1 and filling == 0:
         return batch, problem
@@ -44,12 +40,3 @@ def split_tokens(
     return mine, replace(
         problem, input_TC=part(problem.input_TC), target_TC=part(problem.target_TC)
     )
-
-
-def _rows(batch: PackedBatch, share: Share) -> Tensor:
-    rows = []
-    for start, stop in pairwise(batch.starts):
-        part = (stop - start) // share.count
-        first = start + share.index * part
-        rows.append(torch.arange(first, first + part))
-    return torch.cat(rows)

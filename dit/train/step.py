@@ -107,7 +107,7 @@ def run_schedule(
     model: Any = chunks[0].module
     groups, virtual = model.groups, len(chunks)
     multiple = groups.tp.size() if model.config.sequence_parallel else 1
-    mine = [split_tokens(*item, context=groups.cp, multiple=multiple) for item in items]
+    mine = [split_tokens(*item, share=model.context.share, multiple=multiple) for item in items]
     if virtual > 1:  # the interleaved schedule takes multiples of the stages; spare results go
         mine += mine[:1] * (-len(mine) % groups.pp.size())
     losses = get_forward_backward_func()(

@@ -315,6 +315,13 @@ def test_samples_that_do_not_divide_over_context_ranks() -> None:
     assert "use dataset.sample_multiple=48" in message
 
 
+def test_ring_of_context_ranks_takes_two_pieces_of_a_sample() -> None:
+    split = ("model.context_parallel_size=16", "model.cp_comm_type=p2p")
+    message = only_problem(*split)
+    assert "dataset.sample_multiple=16 does not divide by 32, for cp_comm_type=p2p" in message
+    assert "use dataset.sample_multiple=32" in message
+
+
 def test_heads_that_do_not_divide_over_context_ranks_name_the_choice_that_fits() -> None:
     split = ("model.tensor_model_parallel_size=2", "model.context_parallel_size=16")
     message = only_problem(*split)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from itertools import pairwise
 
 import pytest
 import torch
 
-from dit.batch import Problem
+from dit.batch import Problem, Share
 from dit.model.context import TokenOrder
 from dit.parallel.context import split_tokens
 from recipes.check_layouts import STEPS, _packs, layout_check
@@ -17,11 +17,7 @@ MODEL = tiny_model()
 BATCH = random_pack([(1, 4, 5), (2, 2, 2), (1, 1, 1)], [5, 2, 1], model=MODEL)  # 20, 8, 1 tokens
 
 
-def _rank(index: int, count: int):
-    return SimpleNamespace(rank=lambda: index, size=lambda: count)
-
-
-def _split(count: int, multiple: int = 1) -> list:
+def _split(count: int, multiple: int = 1, *, halves: bool = False) -> list:
     problem = Problem(
         input_TC=torch.arange(len(BATCH.latent_TC)).float()[:, None],
         level_N=torch.zeros(3),
@@ -30,14 +26,18 @@ def _split(count: int, multiple: int = 1) -> list:
         noise_N=torch.ones(3),
     )
     return [
-        split_tokens(BATCH, problem, context=_rank(index, count), multiple=multiple)
-        for index in range(count)
+        split_tokens(
+            BATCH, problem, share=Share(index=i, count=count, halves=halves), multiple=multiple
+        )
+        for i in range(count)
     ]
 
 
-@pytest.mark.parametrize("count", [1, 2, 4, 8])
-def test_every_token_is_on_one_rank(count):
-    parts = _split(count)
+@pytest.mark.parametrize(
+    ("count", "halves"), [(1, False), (2, False), (4, False), (8, False), (2, True), (4, True)]
+)
+def test_every_token_is_on_one_rank(count, halves):
+    parts = _split(count, halves=halves)
     rows = torch.cat([problem.input_TC.flatten() for _, problem in parts])
     assert sorted(rows.tolist()) == list(range(len(BATCH.latent_TC)))
     for batch, problem in parts:
@@ -67,9 +67,21 @@ def test_filling_comes_at_the_end_and_is_padding():
     assert batch.starts == BATCH.starts
 
 
+def test_ranks_of_a_ring_have_a_piece_from_either_end():
+    """Transformer Engine's order: of 2 R pieces the ones numbered r and 2 R - 1 - r."""
+    for rank, (_, problem) in enumerate(_split(2, halves=True)):
+        rows = [
+            torch.arange(start, stop).chunk(4)[piece]
+            for start, stop in pairwise(BATCH.starts)
+            for piece in (rank, 3 - rank)
+        ]
+        assert torch.equal(problem.input_TC.flatten().long(), torch.cat(rows))
+
+
+@pytest.mark.parametrize("halves", [False, True])
 @pytest.mark.parametrize("multiple", [1, 3])
-def test_orders_undo_each_other(multiple):
-    parts = _split(4, multiple)
+def test_orders_undo_each_other(multiple, halves):
+    parts = _split(4, multiple, halves=halves)
     rows = len(parts[0][0].latent_TC)
     order = TokenOrder.of(parts[0][0], rows=rows)
     gathered = torch.cat([problem.input_TC.flatten() for _, problem in parts])
