@@ -9,7 +9,7 @@ from dit.objective import make_objective, training_problem
 from dit.train.build import set_learning_rate
 from dit.train.checkpoint import DataState
 from dit.train.learner import Learner
-from dit.train.step import run_schedule, update
+from dit.train.step import Report, run_schedule, update
 from tests.packs import random_pack, tiny_model
 
 DATA = DataState(
@@ -37,7 +37,8 @@ def train(learner: Learner, config: RunConfig, first: int, last: int) -> list[fl
         for chunk in learner.chunks:
             chunk.zero_grad_buffer()
         learner.optimizer.zero_grad()
-        report = run_schedule(learner.chunks, [item], mean=config.objective.loss_mean)
+        losses = run_schedule(learner.chunks, [item], mean=config.objective.loss_mean)
+        report = Report.of(losses)
         set_learning_rate(learner.optimizer, 1e-2, weight_decay=0.1)
         done = update(learner.optimizer, clip_grad=1.0)
         if learner.ema is not None:

@@ -45,6 +45,7 @@ from dit.config.training import (
     RngConfig,
     SchedulerConfig,
     TrainConfig,
+    ValidationConfig,
 )
 
 __all__ = [
@@ -77,6 +78,7 @@ __all__ = [
     "RunConfig",
     "SchedulerConfig",
     "TrainConfig",
+    "ValidationConfig",
     "Weighting",
     "Weights",
 ]

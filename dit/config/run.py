@@ -18,6 +18,7 @@ from dit.config.training import (
     RngConfig,
     SchedulerConfig,
     TrainConfig,
+    ValidationConfig,
 )
 
 
@@ -29,6 +30,7 @@ class RunConfig:
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    validation: ValidationConfig = field(default_factory=ValidationConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     ema: EmaConfig = field(default_factory=EmaConfig)

@@ -164,6 +164,17 @@ class DdpConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ValidationConfig:
+    """What is measured at every `train.eval_interval` steps, on `train.eval_iters` packs."""
+
+    quantiles: int = 5
+    """Noise levels at which each pack is evaluated: middles of equal parts of their density."""
+
+    def __post_init__(self) -> None:
+        check(*at_least_one(self, "quantiles"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DistConfig:
     """The processes of a run."""
 

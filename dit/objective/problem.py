@@ -44,18 +44,19 @@ def training_problem(
     return with_null_text(batch, dropped, null_text_LE), problem
 
 
-def validation_problem(objective: Objective, batch: PackedBatch, *, seed: int) -> Problem:
-    """The problem of a validation pack: the same at every step, and never one of training."""
+def validation_problem(
+    objective: Objective, batch: PackedBatch, *, seed: int, quantile: float
+) -> Problem:
+    """The problem of a validation pack at a quantile of the training levels.
 
-    def rng(draw: Draw, device: torch.device) -> torch.Generator:
-        return pack_rng(seed=seed, step=0, pack_id=batch.pack_id, device=device, draw=draw)
-
-    return draw_problem(
-        objective,
-        batch,
-        levels_rng=rng(Draw.VALIDATION_LEVELS, CPU),
-        noise_rng=rng(Draw.VALIDATION_NOISE, batch.latent_TC.device),
+    Its noise is the same at every step and quantile, and never that of training.
+    """
+    where = batch.latent_TC.device
+    rng = pack_rng(
+        seed=seed, step=0, pack_id=batch.pack_id, device=where, draw=Draw.VALIDATION_NOISE
     )
+    quantile_N = torch.full((batch.num_samples,), quantile, dtype=torch.float64)
+    return problem_of(objective, batch, quantile_N, noise_rng=rng)
 
 
 def draw_problem(
@@ -70,6 +71,13 @@ def draw_problem(
     `levels_rng` is on the CPU, `noise_rng` on the device of the batch.
     """
     quantile_N = draw_quantiles(batch.num_samples, levels_rng)
+    return problem_of(objective, batch, quantile_N, noise_rng=noise_rng)
+
+
+def problem_of(
+    objective: Objective, batch: PackedBatch, quantile_N: Tensor, *, noise_rng: torch.Generator
+) -> Problem:
+    """A problem with each sample at its quantile of the levels, and noise for each real token."""
     noise_N = objective.levels(quantile_N, batch.num_tokens)
     noise_N = noise_N.to(batch.latent_TC.device, non_blocking=True)
     return objective.problem_at(batch, noise_N, draw_noise(batch, noise_rng))

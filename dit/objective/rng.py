@@ -15,7 +15,6 @@ class Draw(IntEnum):
     LEVELS = 1
     TEXT_DROPOUT = 2
     VALIDATION_NOISE = 3
-    VALIDATION_LEVELS = 4
 
 
 def pack_rng(

@@ -54,7 +54,8 @@ def differentiate(learner: Learner, items: Sequence[Item], *, config: RunConfig)
     for chunk in learner.chunks:
         chunk.zero_grad_buffer()
     learner.optimizer.zero_grad()
-    return run_schedule(learner.chunks, items, mean=config.objective.loss_mean)
+    losses = run_schedule(learner.chunks, items, mean=config.objective.loss_mean)
+    return Report.of(losses)
 
 
 def learn(learner: Learner, *, config: RunConfig, number: int, loss: float) -> Update:

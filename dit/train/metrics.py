@@ -15,7 +15,7 @@
     model_tflops      model TFLOP/s of one device, from the true geometry of the packs
     skipped           true where loss or gradient was not finite and nothing was updated
     skipped_steps     such steps since the start of the run; skipped_samples.jsonl has their samples
-    val_loss, val_loss_ema    at the steps that validate
+    val_loss, val_loss_ema, ...  at the steps that validate; validation.py says what each means
 """
 
 from __future__ import annotations

@@ -35,6 +35,13 @@ class Loss:
     total: Tensor  # float32 scalar
     count: Tensor  # int32 scalar: real tokens, or samples
     error_T: Tensor  # float32, what each token adds to `total`
+    count_N: Tensor  # int32, what each sample adds to `count`
+
+    def of_samples(self, batch: PackedBatch) -> Tensor:
+        """Error and count of each sample, float64 [N, 2]."""
+        error_N = torch.zeros(batch.num_samples, dtype=torch.float64, device=self.error_T.device)
+        error_N.index_add_(0, batch.segment_T, self.error_T.double())
+        return torch.stack([error_N, self.count_N.double()], dim=1)
 
 
 def loss_of(batch: PackedBatch, problem: Problem, prediction_TC: Tensor, mean: LossMean) -> Loss:
@@ -46,13 +53,21 @@ def loss_of(batch: PackedBatch, problem: Problem, prediction_TC: Tensor, mean: L
     error_T = error_T * problem.weight_N[batch.segment_T]
     error_T = error_T.where(batch.is_real_T, 0)
     if mean is LossMean.TOKEN:
-        count = sum(real for _, real in batch.shared_spans)
+        counts = [real for _, real in batch.shared_spans]
     else:
         tokens_N = torch.tensor(batch.num_tokens, dtype=torch.float32).to(error_T.device)
         error_T = error_T / tokens_N[batch.segment_T]
-        count = batch.num_samples if batch.share.index == 0 else 0  # once over context ranks
-    count = torch.tensor(count, dtype=torch.int, device=error_T.device)
-    return Loss(total=error_T.sum(), count=count, error_T=error_T)
+        counts = [int(batch.share.index == 0)] * batch.num_samples  # once over context ranks
+    count_N = torch.tensor(counts, dtype=torch.int).to(error_T.device, non_blocking=True)
+    return Loss(
+        total=error_T.sum(),
+        count=count_N.sum(dtype=torch.int),
+        error_T=error_T,
+        count_N=count_N,
+    )
+
+
+Measured = tuple[Loss, PackedBatch]  # this rank's part of a pack and its loss
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,15 +79,17 @@ class Report:
     not_finite: tuple[str, ...] = ()  # keys of the samples whose error is NaN or infinite
 
     @classmethod
-    def of(cls, losses: Sequence[Loss], packs: Sequence[PackedBatch]) -> Report:
-        numbers = [torch.stack([loss.total, loss.count]) for loss in losses]
+    def of(cls, losses: Sequence[Measured]) -> Report:
+        if not losses:
+            return cls()
+        numbers = [torch.stack([loss.total, loss.count]) for loss, _ in losses]
         total, count = torch.stack(numbers).double().sum(0).tolist()
-        bad = () if math.isfinite(total) else _not_finite(losses, packs)
+        bad = () if math.isfinite(total) else _not_finite(losses)
         return cls(total=total, count=count, not_finite=tuple(bad))
 
 
-def _not_finite(losses: Sequence[Loss], packs: Sequence[PackedBatch]) -> Iterator[str]:
-    for loss, pack in zip(losses, packs, strict=True):
+def _not_finite(losses: Sequence[Measured]) -> Iterator[str]:
+    for loss, pack in losses:
         bad_T = ~loss.error_T.isfinite()
         yield from (pack.keys[owner] for owner in pack.segment_T[bad_T].unique().tolist())
 
@@ -99,10 +116,11 @@ def run_schedule(
     *,
     mean: LossMean,
     forward_only: bool = False,
-) -> Report:
+) -> list[Measured]:
     """Runs Megatron-Core's schedule over this replica's packs, one micro-batch each.
 
-    Gradients, unless `forward_only`, are those of the mean over the global batch.
+    Returns the losses on the rank that counts them, nothing elsewhere. Gradients, unless
+    `forward_only`, are those of the mean over the global batch.
     """
     model: Any = chunks[0].module
     groups, virtual = model.groups, len(chunks)
@@ -122,8 +140,8 @@ def run_schedule(
         pg_collection=groups,
     )
     if not losses or groups.tp.rank() > 0:  # an earlier stage, or a copy of another's numbers
-        return Report()
-    return Report.of(losses[: len(items)], [batch for batch, _ in mine[: len(items)]])
+        return []
+    return [(loss, batch) for loss, (batch, _) in zip(losses, mine[: len(items)], strict=False)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

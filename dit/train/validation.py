@@ -1,53 +1,117 @@
-"""Held-out loss: the same packs with the same noise at every evaluation."""
+"""Held-out loss: the same packs with the same noise at the same noise levels, every time.
+
+Two evaluations differ by the weights alone. A pack is evaluated at each of `validation.quantiles`
+quantiles of the noise levels that training draws, and the losses are kept apart:
+
+    val_loss                mean over all quantiles: an estimate of the training loss
+    val_loss_q10            at the quantile 0.1: little noise; q90 is much
+    val_loss_image_32       of samples of one kind: images, or videos of up to so many latent
+    val_loss_video8_32      frames (a power of two), and the side of the latent, sqrt(rows columns)
+                            rounded to a power of two
+
+With an average of the weights each is there again, as val_loss_ema, val_loss_ema_q10, ...
+"""
+
+# N samples of a pack
 
 from __future__ import annotations
 
-import torch
+import math
+from collections import defaultdict
+from collections.abc import Iterator
 
-from dit.batch import PackedBatch
-from dit.config import RunConfig
+import torch
+import torch.distributed as dist
+
+from dit.batch import PackedBatch, Problem
+from dit.config import ModelConfig, RunConfig
 from dit.objective import Objective, validation_problem
 from dit.parallel.groups import device
 from dit.parallel.watch import doing
 from dit.train.learner import Learner
-from dit.train.step import run_schedule, sum_over_ranks
+from dit.train.step import run_schedule
+
+Item = tuple[PackedBatch, Problem]
+Sums = dict[str, tuple[float, float]]  # error and what it is to be divided by
 
 
 @torch.no_grad()
 def validate(
     learner: Learner, packs: list[PackedBatch], *, objective: Objective, config: RunConfig
 ) -> dict[str, float]:
-    """`val_loss`, and `val_loss_ema` where there is an average: means over all ranks' packs.
+    """The losses of the module's page, over all ranks' packs.
 
     Noise follows from the seed and the pack, captions are never dropped, and nothing that training
     reads is touched.
     """
     with learner.settled():
-        losses = {"val_loss": _mean_loss(learner, packs, objective, config)}
+        losses = _losses(learner, packs, objective, config, name="val_loss")
         if learner.ema is not None:
             with learner.ema.as_weights(learner.chunks):
-                losses["val_loss_ema"] = _mean_loss(learner, packs, objective, config)
+                losses |= _losses(learner, packs, objective, config, name="val_loss_ema")
     return losses
 
 
-def _mean_loss(
-    learner: Learner, packs: list[PackedBatch], objective: Objective, config: RunConfig
-) -> float:
+def _losses(
+    learner: Learner,
+    packs: list[PackedBatch],
+    objective: Objective,
+    config: RunConfig,
+    *,
+    name: str,
+) -> dict[str, float]:
+    sums: defaultdict[str, torch.Tensor] = defaultdict(lambda: torch.zeros(2).double())
     for chunk in learner.chunks:
         chunk.eval()
-    total = count = 0.0
+    for quantile in quantiles(config.validation.quantiles):
+        level = f"_q{100 * quantile:.3g}"
+        for items in _problems(packs, objective, config, quantile):
+            doing("validation")
+            mean = config.objective.loss_mean
+            losses = run_schedule(learner.chunks, items, mean=mean, forward_only=True)
+            for loss, batch in losses:
+                each_N2 = loss.of_samples(batch).cpu()
+                sums[name] += each_N2.sum(0)
+                sums[name + level] += each_N2.sum(0)
+                for grid, one in zip(batch.grids, each_N2, strict=True):
+                    sums[f"{name}_{kind(grid, config.model)}"] += one
+    for chunk in learner.chunks:
+        chunk.train()
+    return _over_ranks({key: tuple(both.tolist()) for key, both in sums.items()})
+
+
+def _problems(
+    packs: list[PackedBatch], objective: Objective, config: RunConfig, quantile: float
+) -> Iterator[list[Item]]:
     # A few at a time, enough to fill a pipeline, so that memory does not grow with eval_iters.
     at_once = config.model.pipeline_model_parallel_size
     for first in range(0, len(packs), at_once):
-        doing("validation")
-        items = [
-            (batch, validation_problem(objective, batch, seed=config.rng.seed))
+        yield [
+            (batch, validation_problem(objective, batch, seed=config.rng.seed, quantile=quantile))
             for batch in (pack.to(device()) for pack in packs[first : first + at_once])
         ]
-        mean = config.objective.loss_mean
-        report = run_schedule(learner.chunks, items, mean=mean, forward_only=True)
-        total, count = total + report.total, count + report.count
-    for chunk in learner.chunks:
-        chunk.train()
-    total, count = sum_over_ranks([total, count])
-    return total / count
+
+
+def quantiles(count: int) -> list[float]:
+    """The middles of `count` equal parts of (0, 1): together they weigh levels as training does."""
+    return [(index + 0.5) / count for index in range(count)]
+
+
+def kind(grid: tuple[int, int, int], model: ModelConfig) -> str:
+    """The group of samples with about so many frames and pixels, as a part of a metric's name."""
+    frames = grid[0] * model.patch_temporal
+    side = math.sqrt(grid[1] * grid[2]) * model.patch_spatial
+    sort = "image" if frames == 1 else f"video{2 ** math.ceil(math.log2(frames))}"
+    return f"{sort}_{2 ** round(math.log2(side))}"
+
+
+def _over_ranks(mine: Sums) -> dict[str, float]:
+    """Means over all ranks, by name; the ranks' sums are added in their order."""
+    every: list[Sums] = [{}] * dist.get_world_size()
+    dist.all_gather_object(every, mine)
+    names = sorted({name for sums in every for name in sums}, key=lambda n: (len(n), n))
+    means = {}
+    for name in names:
+        errors, counts = zip(*(sums[name] for sums in every if name in sums), strict=True)
+        means[name] = sum(errors) / sum(counts)
+    return means

@@ -7,7 +7,7 @@ import torch
 
 from dit.batch import Problem
 from dit.config import ObjectiveConfig, ObjectiveName, Weighting
-from dit.objective import make_objective
+from dit.objective import draw_problem, make_objective
 from dit.objective.edm import Edm
 from dit.objective.flow import Flow
 from dit.objective.objective import per_token
@@ -214,13 +214,12 @@ def test_least_squares_finds_the_closed_form(make_pack, objective, optimal, leve
 )
 def test_closed_form_minimises_the_drawn_loss(make_pack, config, optimal) -> None:
     """Over drawn levels: no change of the closed form, in any direction tried, lowers the loss."""
-    from dit.objective import validation_problem
-
     batch = make_pack(
         [(1, 10, 10)] * 2000,
         latents=lambda n, c, rng: MU + STD * torch.randn(n, c, generator=rng),
     )
-    problem = validation_problem(make_objective(config), batch, seed=4)
+    levels, noise = (torch.Generator().manual_seed(seed) for seed in (4, 5))
+    problem = draw_problem(make_objective(config), batch, levels_rng=levels, noise_rng=noise)
     best_TC = optimal(problem.input_TC, per_token(problem.noise_N, batch))
     residual_TC = (best_TC - problem.target_TC) * per_token(problem.weight_N, batch)
     level_T1, x_TC = per_token(problem.level_N, batch), problem.input_TC

@@ -129,7 +129,7 @@ def test_noise_is_standard_normal(objective, make_pack) -> None:
     from scipy.stats import kstest
 
     zeros = make_pack([(1, 100, 100)], latents=lambda n, c, rng: torch.zeros(n, c))
-    problem = validation_problem(objective, zeros, seed=3)
+    problem = validation_problem(objective, zeros, seed=3, quantile=0.5)
     if objective is OBJECTIVES[0]:
         scale = 1 / (1 + (problem.noise_N / 0.5) ** 2).sqrt()  # target = -a noise
         noise = -problem.target_TC / scale
@@ -141,11 +141,35 @@ def test_noise_is_standard_normal(objective, make_pack) -> None:
 @each_objective
 def test_validation_repeats_and_is_not_training(objective, make_pack) -> None:
     batch = make_pack()
-    one, again = (validation_problem(objective, batch, seed=1) for _ in range(2))
+    one, again = (validation_problem(objective, batch, seed=1, quantile=0.3) for _ in range(2))
     assert torch.equal(one.input_TC, again.input_TC)
     for step in range(3):
         _, training = draw(objective, batch, seed=1, step=step)
         assert (one.noise_N != training.noise_N).all()
+
+
+@each_objective
+def test_validation_levels_are_quantiles_of_those_of_training(objective, make_pack) -> None:
+    """Half of the drawn levels lie below the median; all problems have the same noise."""
+    batch = make_pack(grids=[(1, 2, 2)] * 4000)
+    _, training = draw(objective, batch)
+    for quantile in (0.1, 0.5, 0.9):
+        at = validation_problem(objective, batch, seed=1, quantile=quantile)
+        below = (training.noise_N < at.noise_N).double().mean()
+        assert abs(below - quantile) < 5 * (quantile * (1 - quantile) / 4000) ** 0.5
+    twice = [validation_problem(objective, batch, seed=1, quantile=q) for q in (0.2, 0.8)]
+    noises = [_noise(objective, batch, problem) for problem in twice]
+    torch.testing.assert_close(*noises, rtol=0, atol=1e-4)
+
+
+def _noise(objective, batch, problem) -> torch.Tensor:
+    """What was added to the latents."""
+    real = batch.is_real_T
+    latent_RC, level_R1 = batch.latent_TC[real], problem.noise_N[batch.segment_T][real][:, None]
+    if objective is OBJECTIVES[0]:
+        state_RC = problem.input_TC[real] * (level_R1**2 + 0.25).sqrt()
+        return (state_RC - 0.5 * latent_RC) / level_R1
+    return problem.target_TC[real] + latent_RC
 
 
 def test_text_dropout_is_drawn_per_sample_at_its_rate() -> None:

@@ -1,0 +1,122 @@
+"""Validation by quantile and kind: sums of what the model says of each sample."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dit.config import ExtraPosition, LossMean, ObjectiveConfig, ObjectiveName, ValidationConfig
+from dit.model.weights import randomise
+from dit.objective import make_objective, validation_problem
+from dit.train.learner import build_learner
+from dit.train.validation import kind, quantiles, validate
+from tests.learning import tiny_run
+from tests.packs import random_pack, tiny_model
+
+# Grids in patches of two by two latent pixels; a video of 5 latent frames.
+GRIDS = [[(1, 4, 4), (5, 2, 2)], [(1, 4, 4), (1, 8, 8), (1, 1, 1)]]
+TEXTS = [[5, 2], [1, 3, 2]]
+KINDS = ["image_8", "video8_4", "image_8", "image_16", "image_2"]
+
+
+def _learner(groups, config):
+    return build_learner(config, groups, fill=lambda model, _: randomise(model, seed=2))
+
+
+@pytest.fixture(params=list(LossMean))
+def config(request):
+    base = tiny_run(patch_spatial=2)
+    return replace(base, objective=replace(base.objective, loss_mean=request.param))
+
+
+def _packs(config):
+    return [
+        replace(random_pack(grids, texts, model=config.model), pack_id=number)
+        for number, (grids, texts) in enumerate(zip(GRIDS, TEXTS, strict=True))
+    ]
+
+
+def test_losses_are_means_over_samples_of_their_quantile_and_kind(groups, config):
+    learner, objective = _learner(groups, config), make_objective(config.objective)
+    packs = _packs(config)
+    found = validate(learner, packs, objective=objective, config=config)
+
+    errors, counts = {}, {}  # by quantile and sample, from the definition
+    for quantile in (0.1, 0.3, 0.5, 0.7, 0.9):
+        for pack in packs:
+            problem = validation_problem(objective, pack, seed=config.rng.seed, quantile=quantile)
+            with torch.no_grad():
+                raw = learner.chunks[0](problem.input_TC, problem.level_N, pack)
+            error_T = (raw - problem.target_TC).double().square().mean(-1)
+            for sample, tokens in enumerate(pack.num_tokens):
+                mine = error_T[pack.starts[sample] :][:tokens]
+                by_token = config.objective.loss_mean is LossMean.TOKEN
+                key = (quantile, pack.pack_id, sample)
+                errors[key] = float(mine.sum() if by_token else mine.mean())
+                counts[key] = tokens if by_token else 1
+
+    def mean(chosen):
+        keys = [key for key in errors if chosen(*key)]
+        return sum(errors[key] for key in keys) / sum(counts[key] for key in keys)
+
+    expected = {"val_loss": mean(lambda *_: True)}
+    for quantile in (0.1, 0.3, 0.5, 0.7, 0.9):
+        name = f"val_loss_q{100 * quantile:.0f}"
+        expected[name] = mean(lambda q, _p, _s, quantile=quantile: q == quantile)
+    for name in set(KINDS):
+        expected[f"val_loss_{name}"] = mean(lambda _q, p, s, name=name: KINDS[2 * p + s] == name)
+    mine = {name: value for name, value in found.items() if "ema" not in name}
+    assert mine == pytest.approx(expected, rel=1e-6)
+    averaged = {name.replace("_ema", ""): v for name, v in found.items() if "ema" in name}
+    assert averaged == mine  # before the first step
+
+
+def test_a_second_evaluation_is_equal_to_the_last_bit_and_touches_nothing(groups, config):
+    learner, objective = _learner(groups, config), make_objective(config.objective)
+    before = [p.detach().clone() for p in learner.chunks[0].parameters()]
+    packs, state = _packs(config), torch.get_rng_state()
+    one, again = (validate(learner, packs, objective=objective, config=config) for _ in range(2))
+    assert one == again
+    assert torch.equal(state, torch.get_rng_state())
+    assert learner.chunks[0].training
+    for old, new in zip(before, learner.chunks[0].parameters(), strict=True):
+        assert torch.equal(old, new)
+
+
+def test_quantiles_are_middles_of_equal_parts():
+    assert quantiles(1) == [0.5]
+    assert quantiles(4) == [0.125, 0.375, 0.625, 0.875]
+
+
+@pytest.mark.parametrize(
+    ("grid", "name"),
+    [
+        ((1, 16, 16), "image_32"),
+        ((1, 9, 30), "image_32"),
+        ((21, 30, 52), "video32_64"),
+        ((2, 1, 1), "video2_2"),
+    ],
+)
+def test_kinds_have_sizes_of_latents(grid, name):
+    assert kind(grid, tiny_model(patch_spatial=2)) == name
+
+
+@pytest.mark.parametrize("name", list(ObjectiveName))
+def test_loss_of_gaussian_data_is_its_closed_form(groups, name):
+    """White data and a network that says 0: the target's variance is known at each level."""
+    config = tiny_run(extra_pos_embed=ExtraPosition.NONE)
+    config = replace(
+        config,
+        objective=ObjectiveConfig(name=name),
+        validation=ValidationConfig(quantiles=3),
+    )
+    learner = build_learner(config, groups)  # fresh: its last layer is zero
+    pack = random_pack([(1, 40, 40)], [2], model=config.model)
+    found = validate(learner, [pack], objective=make_objective(config.objective), config=config)
+    # EDM's target is a rotation of latent and noise, of variance 1; flow's is their difference.
+    variance = 1.0 if name is ObjectiveName.EDM else 2.0
+    tolerance = 5 * variance * (2 / pack.latent_TC.numel()) ** 0.5
+    for quantile in ("q16.7", "q50", "q83.3"):
+        assert found[f"val_loss_{quantile}"] == pytest.approx(variance, abs=tolerance)
