@@ -79,7 +79,7 @@ $settings
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """The steps of a run, in order.
+    """The steps of a run that changed the weights, in order.
 
     Raises:
         ValueError: there is no metrics.jsonl, or it has no step.
@@ -87,7 +87,8 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     path = run_dir / "metrics.jsonl"
     if not path.is_file():
         raise ValueError(f"{path} does not exist; --run_dir wants the folder of a training run")
-    steps = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    lines = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    steps = [line for line in lines if line.get("loss") is not None]
     if not steps:
         raise ValueError(f"{path} is empty: the run has not finished a step")
     return steps

@@ -46,6 +46,7 @@ from dit.config.training import (
     SchedulerConfig,
     TrainConfig,
     ValidationConfig,
+    ValidationSet,
 )
 
 __all__ = [
@@ -79,6 +80,7 @@ __all__ = [
     "SchedulerConfig",
     "TrainConfig",
     "ValidationConfig",
+    "ValidationSet",
     "Weighting",
     "Weights",
 ]

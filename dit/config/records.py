@@ -26,7 +26,7 @@ class CheckpointConfig:
     save_interval: int = 1000
     """Steps between checkpoints; there is always one at the end."""
     keep_last: int = 3
-    """Newest checkpoints that stay; 0 keeps all."""
+    """Newest checkpoints that stay, and the one of lowest validation loss; 0 keeps all."""
     async_save: bool = False
     """Write in the background: the run waits only until everything is copied to host memory."""
     finetune: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -164,14 +165,40 @@ class DdpConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ValidationSet:
+    """A held-out dataset."""
+
+    name: str
+    """Part of the names of its losses: val_NAME_loss."""
+    path: str
+    """Folder with shards and `.nv-meta`, whose `val` split is read."""
+
+    def __post_init__(self) -> None:
+        check(
+            (
+                re.fullmatch(r"[A-Za-z0-9-]+", self.name) is not None,
+                f"name={self.name!r} must be letters, digits and hyphens",
+            )
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ValidationConfig:
     """What is measured at every `train.eval_interval` steps, on `train.eval_iters` packs."""
 
     quantiles: int = 5
     """Noise levels at which each pack is evaluated: middles of equal parts of their density."""
+    sets: tuple[ValidationSet, ...] = ()
+    """More held-out datasets, evaluated beside the run's own; their losses have their names."""
+    at_start: bool = False
+    """Evaluate before the first step, too."""
 
     def __post_init__(self) -> None:
-        check(*at_least_one(self, "quantiles"))
+        names = [one.name for one in self.sets]
+        check(
+            *at_least_one(self, "quantiles"),
+            (len(set(names)) == len(names), f"sets={names} has a name twice; choose other names"),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

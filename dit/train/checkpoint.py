@@ -7,6 +7,7 @@ loader_00000.pt                             the loader's position, one per data 
 dataset_card.json, null_text.safetensors    what generation needs of the dataset
 manifest.json                               format, sizes and checksums of all these
 RUN/checkpoints/LATEST           name of the newest complete checkpoint
+RUN/checkpoints/LOWEST_VAL       name of that with the lowest validation loss, which is kept
 
 Here is what is stored, and how it comes back; saving.py writes it.
 """

@@ -10,6 +10,8 @@ from dit.train.manifest import FORMAT, MANIFEST, SOFTWARE, Manifest, read_manife
 from dit.train.ranks import in_words
 
 LATEST = "LATEST"
+LOWEST_VAL = "LOWEST_VAL"
+_POINTERS = (LATEST, LOWEST_VAL)
 STEP = "step_"
 # Megatron-Core's own, beside the .distcp files whose names .metadata knows; and ours.
 _CORE = ("metadata.json", ".metadata", "common.pt")
@@ -21,7 +23,7 @@ class CheckpointError(ValueError):
 
 
 def find_checkpoint(path: Path) -> Path | None:
-    """The checkpoint that `path` means: a run folder, a checkpoint, or a LATEST file.
+    """The checkpoint that `path` means: a run folder, a checkpoint, or a file that names one.
 
     None where the folder holds none (yet).
 
@@ -30,8 +32,9 @@ def find_checkpoint(path: Path) -> Path | None:
     """
     if any((path / name).is_file() for name in (*_CORE, MANIFEST)):
         return _complete(path)
-    for folder in (path.parent,) if path.name == LATEST else (path, path / "checkpoints"):
-        pointer = folder / LATEST
+    named = path.name in _POINTERS
+    for folder in (path.parent,) if named else (path, path / "checkpoints"):
+        pointer = folder / (path.name if named else LATEST)
         if pointer.is_file():
             name = pointer.read_text(errors="replace").strip()
             if not name or not (folder / name).is_dir():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from enum import IntEnum
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -119,20 +121,21 @@ def _run_folder(config: RunConfig) -> Path | None:
 
 def _train(run: Run, record: Record, requests: StopRequests) -> ExitCode:
     c = run.config
+    if c.validation.at_start and run.progress.step == 0:
+        record.start(_validate(run))
     while run.progress.step < c.train.train_iters:
         values, skipped, sums = _step(run, requests)
         if not sums.writing:
             finish_save(run, record)
         step = run.progress.step
         due = c.train.eval_interval and (step % c.train.eval_interval == 0 or _is_last(run))
-        if run.validation is not None and due:
-            packs = run.validation.packs
-            values |= validate(run.learner, packs, objective=run.objective, config=c)
+        losses = _validate(run) if due else {}
+        values |= losses
         record.step(values, skipped)
         too_many = run.progress.skipped_in_a_row >= c.train.max_skipped_steps
         stop = sums.stops > 0
         if step % c.checkpoint.save_interval == 0 or stop or _is_last(run) or too_many:
-            save(run, record)
+            save(run, record, val_loss=losses.get("val_loss_ema", losses.get("val_loss", math.inf)))
         if too_many:
             finish_save(run, record)
             raise _too_many_skips(run, skipped)
@@ -158,12 +161,33 @@ def _is_last(run: Run) -> bool:
     return run.progress.step >= run.config.train.train_iters
 
 
+def _validate(run: Run) -> dict[str, float]:
+    """Losses of the run's own held-out packs, and of each named set."""
+    losses = {}
+    for name, packs in run.validation.items():
+        losses |= validate(
+            run.learner, packs.packs, objective=run.objective, config=run.config, name=name
+        )
+    return losses
+
+
 def _validation_packs(
     config: RunConfig, replica: Replica, *, indices: Sequence[int]
-) -> ValidationPacks | None:
-    """This replica's validation packs, read once; None where the run does not validate."""
+) -> dict[str, ValidationPacks]:
+    """This replica's packs of each validation set, by the name of its loss."""
     if not (config.train.eval_interval and config.train.eval_iters):
-        return None
+        return {}
+    found = {"val_loss": _read_packs(config, replica, indices=indices)}
+    for one in config.validation.sets:
+        only = replace(config.dataset, path=one.path, blend=(), mock=False)
+        only = replace(only, use_train_split_for_val=False)
+        name = f"val_{one.name}_loss"
+        found[name] = _read_packs(replace(config, dataset=only), replica, indices=indices)
+    return found
+
+
+def _read_packs(config: RunConfig, replica: Replica, *, indices: Sequence[int]) -> ValidationPacks:
+    """This replica's validation packs, read once."""
     tally = Tally()
 
     def take() -> list[PackedBatch]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch.distributed as dist
@@ -74,8 +76,11 @@ def _about_start(path: Path, config: RunConfig) -> list[str]:
     ]
 
 
-def save(run: Run, record: Record) -> None:
-    """Saves this step unless it is saved; returns once the next step may change everything."""
+def save(run: Run, record: Record, *, val_loss: float = math.inf) -> None:
+    """Saves this step unless it is saved; returns once the next step may change everything.
+
+    `val_loss` is that of this step, infinite where there is none.
+    """
     if run.saver is None or run.saved_step == run.progress.step:
         return
     finish_save(run, record)
@@ -86,7 +91,10 @@ def save(run: Run, record: Record) -> None:
         card=run.card,
         null_text_LE=run.null_text_LE.cpu(),
     )
-    run.saver.begin(run.learner, progress=run.progress, data=data)
+    best = val_loss < run.progress.lowest_val_loss
+    if best:
+        run.progress = replace(run.progress, lowest_val_loss=val_loss)
+    run.saver.begin(run.learner, progress=run.progress, data=data, best=best)
     run.saved_step = run.progress.step
     if run.config.checkpoint.async_save:
         held_up = time.perf_counter() - began

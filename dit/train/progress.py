@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -13,6 +14,7 @@ class Progress:
     consumed_samples: int = 0  # over all ranks
     skipped_steps: int = 0  # that changed nothing: loss or gradient was not finite
     skipped_in_a_row: int = 0  # the last of them
+    lowest_val_loss: float = math.inf  # of the checkpoints so far
 
     @property
     def updates(self) -> int:
@@ -21,7 +23,8 @@ class Progress:
 
     def after(self, *, samples: int, skipped: bool) -> Progress:
         """One step later."""
-        return Progress(
+        return replace(
+            self,
             step=self.step + 1,
             consumed_samples=self.consumed_samples + samples,
             skipped_steps=self.skipped_steps + skipped,

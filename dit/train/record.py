@@ -41,7 +41,8 @@ class Record:
         if run.folder is not None:
             with writing(run.folder / "config.yaml"):
                 save_config(c, run.folder / "config.yaml")
-            self.file = LinesFile(run.folder / "metrics.jsonl", start=start)
+            # A run without checkpoint evaluates again before its first step.
+            self.file = LinesFile(run.folder / "metrics.jsonl", start=start or -1)
             self.skips = LinesFile(run.folder / FILE, start=start)
             self.boards = Dashboards(c, run.folder, start=start)
 
@@ -66,6 +67,17 @@ class Record:
         if self.file is not None:
             self.file.write(values)
         if self.boards is not None and due:
+            self.boards.write(values)
+
+    def start(self, losses: dict[str, float]) -> None:
+        """What was evaluated before the first step."""
+        doing("write of metrics")
+        shown = "  ".join(f"{name} {losses[name]:.4f}" for name in self.run.validation)
+        self.say(f"step 0  {shown}")
+        values = {"step": 0, **losses}
+        if self.file is not None:
+            self.file.write(values)
+        if self.boards is not None:
             self.boards.write(values)
 
     def _say_refused(self) -> None:
@@ -102,8 +114,9 @@ def _opening(run: Run) -> list[str]:
         lines.append("checkpoint.save is not set: nothing will be written")
     else:
         lines.append(f"run folder {run.folder}")
-    if run.validation is not None and run.validation.tally.refused:
-        lines.append(f"refused validation samples:{run.validation.tally.report()}")
+    for name, packs in run.validation.items():
+        if packs.tally.refused:
+            lines.append(f"refused samples of {name}:{packs.tally.report()}")
     return lines + run.notes
 
 

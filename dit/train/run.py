@@ -27,7 +27,7 @@ class Run:
     learner: Learner
     replica: Replica
     loader: PackLoader | None  # of the rank that reads for its replica
-    validation: ValidationPacks | None  # this replica's; None where the run does not validate
+    validation: dict[str, ValidationPacks]  # this replica's, by the name of the loss
     objective: Objective
     null_text_LE: Tensor
     card: dict[str, Any] | None

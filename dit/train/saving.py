@@ -30,7 +30,7 @@ from dit.configuring import save_config
 from dit.train.checkpoint import DataState, loader_file, sharded_state
 from dit.train.distcp import Shard, Shards, gather_shards
 from dit.train.learner import Learner
-from dit.train.locate import LATEST, STEP, CheckpointError
+from dit.train.locate import LATEST, LOWEST_VAL, STEP, CheckpointError
 from dit.train.manifest import Sealed, seal, write_manifest
 from dit.train.progress import Progress
 from dit.train.ranks import in_words, on_all_ranks, on_first_rank
@@ -64,6 +64,7 @@ class _Pending:
     shards: Shards
     jobs: list[Future[_Written]]  # of the shards, in their order; of the loader's position
     data: DataState
+    best: bool
     began: float
 
 
@@ -78,10 +79,13 @@ class Saver:
         self._pending: _Pending | None = None
         self._removal: Future[None] | None = None
 
-    def begin(self, learner: Learner, *, progress: Progress, data: DataState) -> None:
+    def begin(
+        self, learner: Learner, *, progress: Progress, data: DataState, best: bool = False
+    ) -> None:
         """Takes everything that belongs to this step; all ranks call it, with nothing pending.
 
-        The next step may begin when it returns.
+        The next step may begin when it returns. `best` says that no checkpoint before had a lower
+        validation loss.
 
         Raises:
             CheckpointError: a rank could not write; older checkpoints are as they were.
@@ -109,6 +113,7 @@ class Saver:
             shards=shards,
             jobs=jobs,
             data=data,
+            best=best,
             began=began,
         )
 
@@ -163,15 +168,26 @@ class Saver:
         out_of_sight = [_hidden(path) for path in old]
         pending.partial.rename(final)
         _sync(self.places)
-        pointer = self.places / f".{LATEST}.new"
-        pointer.write_text(final.name)
-        seal(pointer)
-        pointer.replace(self.places / LATEST)
+        self._point(LATEST, final.name)
+        if pending.best:
+            self._point(LOWEST_VAL, final.name)
         # Those of later steps are of such a run, too: they stay until replaced.
         done = sorted(p for p in self.places.glob(f"{STEP}*") if p.name <= final.name)
-        keep = self.config.checkpoint.keep_last
-        out_of_sight += [_hidden(path) for path in (done[:-keep] if keep else [])]
+        keep, best = self.config.checkpoint.keep_last, self._best()
+        old = [path for path in (done[:-keep] if keep else []) if path.name != best]
+        out_of_sight += [_hidden(path) for path in old]
         self._removal = self._threads.submit(_remove, out_of_sight)
+
+    def _point(self, name: str, checkpoint: str) -> None:
+        pointer = self.places / f".{name}.new"
+        pointer.write_text(checkpoint)
+        seal(pointer)
+        pointer.replace(self.places / name)
+
+    def _best(self) -> str:
+        """Name of the checkpoint with the lowest validation loss; empty where there is none."""
+        pointer = self.places / LOWEST_VAL
+        return pointer.read_text(errors="replace").strip() if pointer.is_file() else ""
 
 
 def save_checkpoint(

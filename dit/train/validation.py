@@ -9,7 +9,8 @@ quantiles of the noise levels that training draws, and the losses are kept apart
     val_loss_video8_32      frames (a power of two), and the side of the latent, sqrt(rows columns)
                             rounded to a power of two
 
-With an average of the weights each is there again, as val_loss_ema, val_loss_ema_q10, ...
+With an average of the weights each is there again, as val_loss_ema, val_loss_ema_q10, ...; and for
+each of `validation.sets`, as val_NAME_loss, ...
 """
 
 # N samples of a pack
@@ -37,18 +38,23 @@ Sums = dict[str, tuple[float, float]]  # error and what it is to be divided by
 
 @torch.no_grad()
 def validate(
-    learner: Learner, packs: list[PackedBatch], *, objective: Objective, config: RunConfig
+    learner: Learner,
+    packs: list[PackedBatch],
+    *,
+    objective: Objective,
+    config: RunConfig,
+    name: str = "val_loss",
 ) -> dict[str, float]:
-    """The losses of the module's page, over all ranks' packs.
+    """The losses of the module's page, over all ranks' packs; `name` begins their names.
 
     Noise follows from the seed and the pack, captions are never dropped, and nothing that training
     reads is touched.
     """
     with learner.settled():
-        losses = _losses(learner, packs, objective, config, name="val_loss")
+        losses = _losses(learner, packs, objective, config, name=name)
         if learner.ema is not None:
             with learner.ema.as_weights(learner.chunks):
-                losses |= _losses(learner, packs, objective, config, name="val_loss_ema")
+                losses |= _losses(learner, packs, objective, config, name=f"{name}_ema")
     return losses
 
 

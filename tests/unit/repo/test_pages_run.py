@@ -62,7 +62,7 @@ def tiny(words: tuple[str, ...]) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", ["README.md", "first_run.md", "own_data.md"])
+@pytest.mark.parametrize("page", ["README.md", "first_run.md", "own_data.md", "validation.md"])
 def test_page_runs_from_top_to_bottom(repo_root: Path, workspace: Path, page: str) -> None:
     photos = workspace / "photos"
     photos.mkdir()

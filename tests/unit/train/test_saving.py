@@ -103,3 +103,16 @@ def test_a_folder_that_has_gone_is_named(groups, tmp_path):
     (tmp_path / "checkpoints").touch()
     with pytest.raises(CheckpointError, match=r"checkpoints/.partial_step_00000002 cannot be wr"):
         save_checkpoint(tmp_path, learner, progress=Progress(step=2), config=config, data=DATA)
+
+
+def test_the_best_checkpoint_is_named_and_kept(groups, tmp_path):
+    config = replace(tiny_run(), checkpoint=CheckpointConfig(keep_last=1))
+    learner, saver = build_learner(config, groups), Saver(tmp_path, config)
+    for step, best in ((1, True), (2, True), (3, False), (4, False)):
+        saver.begin(learner, progress=Progress(step=step), data=DATA, best=best)
+        saver.finish()
+    saver.close()
+    places = tmp_path / "checkpoints"
+    assert sorted(path.name for path in places.glob("step_*")) == ["step_00000002", "step_00000004"]
+    assert find_checkpoint(places / "LOWEST_VAL") == places / "step_00000002"
+    assert find_checkpoint(tmp_path) == places / "step_00000004"
