@@ -126,13 +126,15 @@ def load_weights(path: Path, modules: Sequence[MegatronModule], *, averaged: boo
             f"{path} holds no average of the weights; ask for the model's own (weights=model)"
         )
     prefix = "ema." if averaged else ""
+    entries = [module.sharded_state_dict() for module in modules]
     state = {
-        str(number): {n: _renamed(shard, prefix) for n, shard in m.sharded_state_dict().items()}
-        for number, m in enumerate(modules)
+        str(number): {n: _renamed(e, prefix) for n, e in of.items() if isinstance(e, ShardedTensor)}
+        for number, of in enumerate(entries)
     }
     loaded = _read(state, path)
-    for number, module in enumerate(modules):
-        module.load_state_dict(loaded[str(number)])
+    for number, (module, of) in enumerate(zip(modules, entries, strict=True)):
+        # The rest is the extra state of Megatron-Core's linears: nothing, and no import has it.
+        module.load_state_dict({name: loaded[str(number)].get(name) for name in of})
 
 
 def data_positions(path: Path) -> list[dict[str, Any]]:
@@ -209,7 +211,5 @@ def sharded_state(learner: Learner, *, loading: bool) -> dict[str, Any]:
     return state
 
 
-def _renamed(shard: Any, prefix: str) -> Any:
-    if not isinstance(shard, ShardedTensor):
-        return shard
+def _renamed(shard: ShardedTensor, prefix: str) -> ShardedTensor:
     return replace(shard, key=f"{prefix}{shard.key}")
