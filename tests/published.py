@@ -52,9 +52,7 @@ def random_model(*, seed: int = 0, **changes: Any) -> CosmosTransformer3DModel:
     return model
 
 
-def publish(
-    folder: Path, model: CosmosTransformer3DModel, *, max_shard_size: str = "10GB"
-) -> Path:
+def publish(folder: Path, model: CosmosTransformer3DModel, *, max_shard_size: str = "10GB") -> Path:
     """`save_pretrained`."""
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return folder

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from dit.config import RunConfig, Weights
@@ -45,6 +46,32 @@ class Exported:
     bytes: int
 
 
+def check_whole(checkpoint: Path) -> Path:
+    """The checkpoint that a path means, every file of which is as it was saved.
+
+    All processes call it and share the reading.
+
+    Raises:
+        ConvertError: there is no checkpoint.
+        CheckpointError: it is not whole, or damaged.
+    """
+    from dit.train.checkpoint import verify
+
+    path = _find(checkpoint)
+    verify(path)
+    return path
+
+
+def _find(checkpoint: Path) -> Path:
+    path = find_checkpoint(checkpoint)
+    if path is None:
+        raise ConvertError(
+            f"--megatron-path {checkpoint} holds no checkpoint; give a run folder, a"
+            " checkpoints/step_... folder, or what an import wrote"
+        )
+    return path
+
+
 def open_stored(checkpoint: Path, weights: Weights | None) -> tuple[Stored, RunConfig, Weights]:
     """The weights of a checkpoint or run folder, its configuration, and which weights they are.
 
@@ -52,12 +79,7 @@ def open_stored(checkpoint: Path, weights: Weights | None) -> tuple[Stored, RunC
         ConvertError: there is no checkpoint, or no such weights in it.
         CheckpointError: it is not whole.
     """
-    path = find_checkpoint(checkpoint)
-    if path is None:
-        raise ConvertError(
-            f"--megatron-path {checkpoint} holds no checkpoint; give a run folder, a"
-            " checkpoints/step_... folder, or what an import wrote"
-        )
+    path = _find(checkpoint)
     has_average = Stored(path, averaged=False).has_average
     if weights is Weights.EMA and not has_average:
         raise ConvertError(f"{path} holds no average of the weights; use --weights model")
@@ -123,7 +145,10 @@ def _write(
         for name, part in zip(pair.theirs, pair.split(stored.read(pair)), strict=True)
     }
     file = folder / plan.files[number]
-    save_file(tensors, file, metadata={"format": "pt"})
+    try:
+        save_file(tensors, file, metadata={"format": "pt"})
+    except SafetensorError as error:  # also where the disk is full
+        raise OSError(str(error)) from error
     shutil.copymode(folder / CONFIG, file)  # `save_file` lets only the owner read
 
 

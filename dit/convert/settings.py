@@ -202,7 +202,7 @@ def scheduler_config(objective: ObjectiveConfig) -> dict[str, Any]:
             "rho": o.rho,
             "final_sigmas_type": "zero",
         }
-    remedy = f"{FLOW_SCHEDULER} cannot express it; --no_scheduler exports the weights alone"
+    remedy = f"{FLOW_SCHEDULER} cannot express it; --no-scheduler exports the weights alone"
     if o.timestep_scale != _FLOW_STEPS:
         raise ConvertError(f"objective.timestep_scale={o.timestep_scale:g}: {remedy}")
     if o.shift_base_tokens is not None:
