@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from dit.convert.folder import new_folder, share
 from dit.convert.settings import scheduler_config, transformer_config
 from dit.convert.stored import Stored
 from dit.convert.table import Pair, pairs
-from dit.train.locate import find_checkpoint, saved_config
+from dit.train.locate import STEP, find_checkpoint, saved_config
 from dit.train.ranks import on_first_rank
 
 MAX_SHARD_SIZE = 5 * 10**9
@@ -154,3 +155,28 @@ def _write(
 
 def _bytes(stored: Stored, pair: Pair, dtype: torch.dtype | None) -> int:
     return torch.Size(pair.shape).numel() * (dtype or stored.dtype(pair)).itemsize
+
+
+def exporter(config: RunConfig) -> Callable[[Path], Path]:
+    """What `checkpoint.also_save_hf` does with each checkpoint of a run.
+
+    Exports go to `diffusers` in the run folder, and go when their checkpoint goes.
+
+    Raises:
+        ConvertError: Diffusers cannot express the run.
+    """
+    check_expressible(config, ExportOptions())
+    assert config.checkpoint.save is not None
+    place = Path(config.checkpoint.save) / "diffusers"
+
+    def tidy(checkpoint: Path) -> None:
+        for old in place.glob(f"{STEP}*"):
+            # One that is to be made again is of a run that this one went back from.
+            if old.name == checkpoint.name or not checkpoint.with_name(old.name).exists():
+                shutil.rmtree(old)
+
+    def export(checkpoint: Path) -> Path:
+        on_first_rank(lambda: tidy(checkpoint))
+        return export_weights(checkpoint, place / checkpoint.name).path
+
+    return export

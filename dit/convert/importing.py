@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.storage import WriteResult
 
 from dit.config import Precision, RunConfig
@@ -57,7 +58,9 @@ def import_weights(
     table = pairs(config.model)
     source.check(table)
     dtypes = _dtypes(source, table)
-    groups = in_groups([_bytes(source, pair) for pair in table], most=_FILE_BYTES)
+    sizes = [_bytes(source, pair) for pair in table]
+    each = sum(sizes) // dist.get_world_size() + max(sizes)  # something for each process
+    groups = in_groups(sizes, most=min(each, _FILE_BYTES))
     with new_folder(target, option="--megatron-path") as folder:
 
         def write(number: int) -> _Written:
