@@ -95,7 +95,15 @@ def _add_export(commands: Any) -> None:
         metavar="BYTES",
         help="Largest file, such as 500MB. (default: %(default)s)",
     )
-    parser.add_argument(
+    alternatives = parser.add_mutually_exclusive_group()
+    alternatives.add_argument(
+        "--pipeline-from",
+        type=Path,
+        metavar="DIR",
+        help="Folder of a CosmosTextToWorldPipeline, whose tokenizer, text encoder and VAE the"
+        " export gets, so that it is a pipeline itself.",
+    )
+    alternatives.add_argument(
         "--no-scheduler",
         action="store_true",
         help="Write no scheduler_config.json, where Diffusers has none for the objective.",
@@ -182,6 +190,7 @@ def _export(args: argparse.Namespace) -> int:
         dtype=types[args.dtype],
         max_shard_size=args.max_shard_size,
         scheduler=not args.no_scheduler,
+        pipeline_from=args.pipeline_from,
     )
     path = check_whole(args.megatron_path)
     done = export_weights(path, args.hf_path, options)

@@ -17,9 +17,11 @@ from dit.config import RunConfig, Weights
 from dit.convert.diffusers_folder import CONFIG, INDEX, SCHEDULER_CONFIG, Plan, plan_files
 from dit.convert.errors import ConvertError
 from dit.convert.folder import new_folder, share
+from dit.convert.pipeline import SCHEDULER, TRANSFORMER, check_pipeline, copy_components
 from dit.convert.settings import scheduler_config, transformer_config
 from dit.convert.stored import Stored
 from dit.convert.table import Pair, pairs
+from dit.parallel.watch import doing
 from dit.train.locate import STEP, find_checkpoint, saved_config
 from dit.train.ranks import on_first_rank
 
@@ -34,6 +36,7 @@ class ExportOptions:
     dtype: torch.dtype | None = None  # None is the type that each tensor is stored in
     max_shard_size: int = MAX_SHARD_SIZE  # bytes of one file
     scheduler: bool = True  # whether to write a scheduler, with the noise range of the run
+    pipeline_from: Path | None = None  # whose other components to copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,8 @@ def check_expressible(config: RunConfig, options: ExportOptions) -> None:
     transformer_config(config)
     if options.scheduler:
         scheduler_config(config.objective)
+    if options.pipeline_from is not None:
+        check_pipeline(options.pipeline_from, config)
 
 
 def export_weights(
@@ -119,20 +124,28 @@ def export_weights(
     sizes = [_bytes(stored, pair, options.dtype) for pair in table]
     plan = plan_files(table, sizes, max_shard_size=options.max_shard_size)
     with new_folder(target, option="--hf-path") as folder:
+        inner = folder if options.pipeline_from is None else folder / TRANSFORMER
         on_first_rank(lambda: _describe(folder, config, plan, options))
-        share(lambda number: _write(folder, plan, number, stored, options.dtype), len(plan.files))
+        share(lambda number: _write(inner, plan, number, stored, options.dtype), len(plan.files))
     return Exported(target, chosen, len(plan.weight_map), len(plan.files), plan.total_bytes)
 
 
 def _describe(folder: Path, config: RunConfig, plan: Plan, options: ExportOptions) -> None:
-    write_json(folder / CONFIG, transformer_config(config))
+    """Everything but the weights; in a pipeline each component has a folder."""
+    inner = outer = folder
+    if options.pipeline_from is not None:
+        copy_components(options.pipeline_from, folder)
+        inner, outer = folder / TRANSFORMER, folder / SCHEDULER
+        inner.mkdir()
+        outer.mkdir()
+    _write_json(inner / CONFIG, transformer_config(config))
     if options.scheduler:
-        write_json(folder / SCHEDULER_CONFIG, scheduler_config(config.objective))
+        _write_json(outer / SCHEDULER_CONFIG, scheduler_config(config.objective))
     if len(plan.files) > 1:
-        (folder / INDEX).write_text(plan.index())
+        (inner / INDEX).write_text(plan.index())
 
 
-def write_json(file: Path, content: dict[str, Any]) -> None:
+def _write_json(file: Path, content: dict[str, Any]) -> None:
     """JSON as Diffusers writes it."""
     file.write_text(json.dumps(content, indent=2) + "\n")
 
@@ -140,6 +153,7 @@ def write_json(file: Path, content: dict[str, Any]) -> None:
 def _write(
     folder: Path, plan: Plan, number: int, stored: Stored, dtype: torch.dtype | None
 ) -> None:
+    doing(f"export of {plan.files[number]}")
     tensors = {
         name: part.to(dtype or part.dtype).contiguous()
         for pair in plan.pairs[number]

@@ -56,12 +56,12 @@ def load_checkpoint(path: Path, learner: Learner, *, config: RunConfig) -> Progr
         CheckpointError: the checkpoint is damaged, belongs to another model, or has weights alone.
     """
     check_same_model(path, config)
+    verify(path)
     if not any(name.startswith("optimizer.") for name in _stored_names(path)):
         raise CheckpointError(
             f"{path} holds weights and no optimizer, as an import does; start a new run from them:"
             f" checkpoint.finetune=true checkpoint.load={path}"
         )
-    verify(path)
     state = sharded_state(learner, loading=True)
     if saved_config(path).ema.kind is EmaKind.NONE:
         state.pop("ema", None)
