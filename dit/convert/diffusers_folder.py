@@ -39,11 +39,6 @@ class DiffusersFolder:
     scheduler: dict[str, Any] | None
     headers: dict[str, Header]  # by the name of the tensor
 
-    @property
-    def largest_file(self) -> int:
-        """Bytes of the largest file of weights."""
-        return max(header.file.stat().st_size for header in self.headers.values())
-
     def read(self, name: str) -> Tensor:
         """One tensor, in memory of its own."""
         # Opened for each tensor: the pages of a file that stays open count as memory of ours.
