@@ -34,6 +34,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from dit.convert.errors import ConvertError, listed
 from dit.convert.table import Pair
+from dit.train.locate import damaged
 
 AVERAGED = "ema."
 _BESIDE = (AVERAGED, "optimizer.")  # what a checkpoint holds beside the weights of the model
@@ -62,11 +63,18 @@ class Stored:
     """The weights of a checkpoint, or their average."""
 
     def __init__(self, path: Path, *, averaged: bool):
-        """Reads the index alone."""
+        """Reads the index alone.
+
+        Raises:
+            CheckpointError: it is damaged.
+        """
         self.path = path
         self.prefix = AVERAGED if averaged else ""
         self._reader = FileSystemReader(path)
-        self._index = self._reader.read_metadata()
+        try:
+            self._index = self._reader.read_metadata()
+        except Exception as error:
+            raise damaged(path, error) from error
         self._reader.set_up_storage_reader(self._index, is_coordinator=True)
 
     @property

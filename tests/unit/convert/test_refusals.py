@@ -193,6 +193,12 @@ def test_a_checkpoint_of_another_model_than_it_says(groups, source, tmp_path):
 
 def test_a_damaged_checkpoint(groups, source, tmp_path):
     done = import_weights(source, tmp_path / "ours")
+    (done.path / "manifest.json").unlink()
+    (done.path / "null_text.safetensors").touch()  # without a manifest it must be there
+    index = (done.path / ".metadata").read_bytes()
+    (done.path / ".metadata").write_bytes(index[:-9])
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        export_weights(done.path, tmp_path / "out")
     (done.path / ".metadata").unlink()
     with pytest.raises(CheckpointError, match=r"has no \.metadata"):
         export_weights(done.path, tmp_path / "out")

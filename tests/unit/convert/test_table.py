@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from diffusers import CosmosTransformer3DModel
 from megatron.core.dist_checkpointing.mapping import ShardedTensor
 
-from dit.config import MODEL_SIZES, ModelConfig, RunConfig
+from dit.config import MODEL_SIZES, DatasetConfig, ModelConfig, Precision, RunConfig
 from dit.configuring import parameter_count
-from dit.convert.settings import transformer_config
+from dit.convert.settings import model_config, transformer_config
 from dit.convert.stored import stored_shape
 from dit.convert.table import pairs
 from dit.model.dit import DiT
@@ -47,6 +49,51 @@ def test_conversion_has_the_shapes_of_both_sides(groups, model):
         parts = pair.split(whole)
         assert [tuple(part.shape) for part in parts] == [pair.their_shape] * len(pair.theirs)
         assert pair.join(parts).shape == pair.shape
+
+
+@pytest.mark.parametrize("model", [*SIZES, PROJECTED], ids=lambda model: model.name)
+def test_settings_survive_the_way_through_config_json(model):
+    content = json.loads(json.dumps(transformer_config(RunConfig(model=model))))
+    told = {"precision": model.precision, "text_pad_to": None}  # what an export says counts
+    again = model_config(content, **told, place="config.json")
+    assert again == replace(model, name="custom")
+
+
+def test_the_published_cosmos_is_the_named_size():
+    published = {
+        "_class_name": "CosmosTransformer3DModel",
+        "_diffusers_version": "0.34.0.dev0",
+        "adaln_lora_dim": 256,
+        "attention_head_dim": 128,
+        "concat_padding_mask": True,
+        "extra_pos_embed_type": "learnable",
+        "in_channels": 16,
+        "max_size": [128, 240, 240],
+        "mlp_ratio": 4.0,
+        "num_attention_heads": 32,
+        "num_layers": 28,
+        "out_channels": 16,
+        "patch_size": [1, 2, 2],
+        "rope_scale": [2.0, 1.0, 1.0],
+        "text_embed_dim": 1024,
+    }
+    named = ModelConfig(name="cosmos_7b", **MODEL_SIZES["cosmos_7b"])
+    for content in (published, {"_class_name": "CosmosTransformer3DModel"}):  # all are defaults
+        imported = model_config(content, precision=Precision.BF16, text_pad_to=512, place="")
+        assert imported == replace(named, name="custom")
+
+
+def test_rotary_positions_of_an_export_reach_as_far_as_training():
+    model = ModelConfig(name="dit_xl", **MODEL_SIZES["dit_xl"])
+    for dataset, size in (
+        (DatasetConfig(), (128, 240, 240)),
+        (DatasetConfig(path="data", task_encoder_seq_length=4096), (4096, 8192, 8192)),
+    ):
+        content = transformer_config(RunConfig(model=model, dataset=dataset))
+        assert tuple(content["max_size"]) == size
+        # Not a setting of the model: an import has the one it was trained with.
+        told = {"precision": model.precision, "text_pad_to": None}
+        assert model_config(content, **told, place="").max_size == model.max_size
 
 
 def test_splitting_undoes_joining():
