@@ -24,6 +24,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if rank() == 0:
             sys.stdout.write(describe(config, world_size=world_size()))
         return 0
+    export = None
+    if config.checkpoint.also_save_hf:
+        from dit.convert.exporting import exporter
+
+        export = exporter(config)
     from dit.parallel.watch import watching
 
     limit_s = 60 * config.dist.distributed_timeout_minutes
@@ -31,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with watching(limit_s=limit_s, say=say_once):
         from dit.train.loop import pretrain
 
-        return int(pretrain(config))
+        return int(pretrain(config, export=export))
 
 
 if __name__ == "__main__":

@@ -51,6 +51,9 @@ def script_call(words: tuple[str, ...]) -> tuple[list[str], list[str]] | None:
         return ["-m", "data_prep", words[3]], list(words[4:])
     if words[0] != "python":
         return None
+    if "dit.convert" in words:
+        command = words.index("dit.convert") + 1
+        return ["-m", "dit.convert", words[command]], list(words[command + 1 :])
     script = next(i for i, word in enumerate(words) if word.endswith(".py"))
     return [words[script]], list(words[script + 1 :])
 
@@ -60,5 +63,5 @@ def launcher_flags(words: tuple[str, ...]) -> list[str]:
     if "torch.distributed.run" not in words:
         return []
     start = words.index("torch.distributed.run") + 1
-    script = next(i for i, word in enumerate(words) if word.endswith(".py"))
-    return list(words[start:script])
+    ends = (i for i, word in enumerate(words) if word.endswith(".py") or word == "-m")
+    return list(words[start : next(end for end in ends if end >= start)])

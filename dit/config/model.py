@@ -97,6 +97,8 @@ class ModelConfig:
     """Frames of the latent in one token."""
     crossattn_emb_size: int = 1024
     """Width of the text embedding in the shards."""
+    crossattn_proj_size: int | None = None
+    """Width that a linear with bias and a GELU give the text first (Cosmos 2.5); null has none."""
     text_pad_to: int | None = None
     """Null attends to the true text length; a number appends zeros up to it (Cosmos: 512)."""
     rope_scale: tuple[float, float, float] = (1.0, 1.0, 1.0)
@@ -148,7 +150,7 @@ class ModelConfig:
         return [
             (self.name in names, f"name={self.name} is no known size; use {', '.join(names)}"),
             *at_least_one(self, *whole),
-            *at_least_one(self, *given(self, "text_pad_to")),
+            *at_least_one(self, *given(self, "text_pad_to", "crossattn_proj_size")),
             *at_least_one(self, *given(self, "virtual_pipeline_model_parallel_size")),
             *positive(self, "mlp_ratio", "base_fps", *given(self, "init_method_std")),
             (min(self.rope_scale) > 0, f"rope_scale={self.rope_scale} must be positive"),
@@ -218,6 +220,11 @@ class ModelConfig:
     @property
     def ffn_hidden_size(self) -> int:
         return int(self.hidden_size * self.mlp_ratio)
+
+    @property
+    def text_width(self) -> int:
+        """Width of the text that the layers attend to."""
+        return self.crossattn_proj_size or self.crossattn_emb_size
 
     @property
     def patch_features(self) -> int:

@@ -29,6 +29,8 @@ class CheckpointConfig:
     """Newest checkpoints that stay, and the one of lowest validation loss; 0 keeps all."""
     async_save: bool = False
     """Write in the background: the run waits only until everything is copied to host memory."""
+    also_save_hf: bool = False
+    """Export each checkpoint for Hugging Face Diffusers as well, to `diffusers` in `save`."""
     finetune: bool = False
     """Take nothing but the weights from `load`, and begin a new run in `save` at step 0."""
     finetune_weights: Weights = Weights.MODEL
@@ -38,6 +40,10 @@ class CheckpointConfig:
         check(
             (self.save_interval >= 1, f"save_interval={self.save_interval} must be at least 1"),
             (self.keep_last >= 0, f"keep_last={self.keep_last} must not be negative"),
+            (
+                not self.also_save_hf or self.save is not None,
+                "also_save_hf=true exports into save, which is null; set checkpoint.save",
+            ),
             (
                 not self.finetune or (self.load is not None and self.load != self.save),
                 f"finetune=true takes weights from load={self.load} into a new run in"

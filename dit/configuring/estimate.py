@@ -20,12 +20,14 @@ from dit.config import (
 def parameter_count(model: ModelConfig) -> int:
     """Trainable parameters of the whole model, over all ranks.
 
-    The arithmetic is that of Diffusers' CosmosTransformer3DModel: no biases, one RMSNorm weight of
-    the head's width for queries and one for keys of each attention.
+    The arithmetic is that of Diffusers' CosmosTransformer3DModel: no biases but that of the
+    text projection, one RMSNorm weight of the head's width for queries and one for keys of each
+    attention.
     """
-    width, text, rank = model.hidden_size, model.crossattn_emb_size, model.adaln_lora_dim
+    width, text, rank = model.hidden_size, model.text_width, model.adaln_lora_dim
     patch = model.patch_temporal * model.patch_spatial**2
-    embed = (model.in_channels + int(model.concat_padding_mask)) * patch * width
+    projection = (model.crossattn_emb_size + 1) * (model.crossattn_proj_size or 0)
+    embed = projection + (model.in_channels + int(model.concat_padding_mask)) * patch * width
     level = width * width + width * 3 * width + width  # two linears and an RMSNorm
 
     self_attention = 4 * width * width

@@ -23,7 +23,7 @@ from megatron.core.transformer.transformer_block import (
     get_num_layers_to_build,
 )
 from megatron.core.transformer.transformer_config import TransformerConfig
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dit.batch import PackedBatch
@@ -31,7 +31,7 @@ from dit.config import ExtraPosition, ModelConfig, Recompute, RecomputeMethod
 from dit.model.attention import Spans
 from dit.model.context import Context
 from dit.model.layer import Conditions, DiTLayer, Steer
-from dit.model.linears import Replicated, transformer_config
+from dit.model.linears import Replicated, dtype, transformer_config
 from dit.model.modulation import LevelEmbedding, Modulation
 from dit.model.positions import LearnablePositions, Rotary
 
@@ -90,7 +90,7 @@ class DiT(MegatronModule):
     Every sample of the pack has its own level, positions and text, and sees no other sample.
 
     Of a pipeline's stages the first embeds tokens, levels and positions; the hidden states travel
-    on with what was made of levels and positions, so no stage has a copy of those weights.
+    on with what was made of levels, positions and text, so no stage has a copy of those weights.
     """
 
     def __init__(
@@ -113,13 +113,15 @@ class DiT(MegatronModule):
         volume = model.patch_temporal * model.patch_spatial**2
         self.mask_features = volume if model.concat_padding_mask else 0
         width = model.hidden_size
-        self.positions = None
+        self.positions = self.text_proj = None
         if self.pre_process:
             inputs = model.patch_features + self.mask_features
             self.patches = Replicated(inputs, width, config=config)
             self.level = LevelEmbedding(config)
             if model.extra_pos_embed is ExtraPosition.LEARNABLE:
                 self.positions = LearnablePositions(model, config)
+            if model.crossattn_proj_size is not None:
+                self.text_proj = TextProjection(model)
         self.decoder = Layers(config, model, groups, vp_stage)
         if self.post_process:
             self.modulate_out = Modulation(config, rank=model.adaln_lora_dim, gated=False)
@@ -160,15 +162,20 @@ class DiT(MegatronModule):
         return scatter_to_sequence_parallel_region(x_T, group=self.groups.tp)
 
     def enter(self, x_TC: Tensor, level_N: Tensor, batch: PackedBatch) -> tuple[Tensor, Steer]:
-        """The first hidden states, and what is learnt of levels and positions."""
-        x_TC = self._my_tokens(torch.nn.functional.pad(x_TC, (0, self.mask_features)))
+        """The first hidden states, and what is learnt of levels, positions and text."""
+        x_TC = self._my_tokens(nn.functional.pad(x_TC, (0, self.mask_features)))
         wave_ND, offset_NX = self.level(level_N)
         position_TD = None
         if self.positions is not None:
             fps_T = self._my_tokens(batch.fps_N[batch.segment_T])
             position_TD = self.positions(self._my_tokens(batch.position_T3), fps_T)
             position_TD = position_TD.to(self.config.params_dtype)
-        steer = Steer(wave_ND=wave_ND, offset_NX=offset_NX, position_TD=position_TD)
+        text_LE = None
+        if self.text_proj is not None:
+            text_LE = self.text_proj(batch.text_LE.to(self.config.params_dtype))
+        steer = Steer(
+            wave_ND=wave_ND, offset_NX=offset_NX, position_TD=position_TD, text_LE=text_LE
+        )
         return self.patches(x_TC.to(self.config.params_dtype)), steer
 
     def conditions(self, steer: Steer, batch: PackedBatch, segment_T: Tensor) -> Conditions:
@@ -176,10 +183,11 @@ class DiT(MegatronModule):
         cos_TK, sin_TK = self.rotary(batch.position_T3)
         rows, ends = len(batch.segment_T), batch.text_starts
         captions = [(a, b - a) for a, b in pairwise(ends)]
+        text_LE = batch.text_LE.to(self.config.params_dtype)
         return Conditions(
             steer=steer,
             segment_T=segment_T,
-            text_LE=batch.text_LE.to(self.config.params_dtype),
+            text_LE=text_LE if steer.text_LE is None else steer.text_LE,
             cos_TK=cos_TK,
             sin_TK=sin_TK,
             self_spans=self.context.spans(batch, rows=rows),
@@ -188,10 +196,24 @@ class DiT(MegatronModule):
         )
 
 
+class TextProjection(nn.Linear):
+    """Text of any width -> the width that the layers attend to, with a GELU (Cosmos 2.5)."""
+
+    def __init__(self, model: ModelConfig):
+        super().__init__(model.crossattn_emb_size, model.text_width, dtype=dtype(model))
+
+    def forward(self, input: Tensor) -> Tensor:
+        return nn.functional.gelu(super().forward(input))
+
+
 def _load(h_TD: Tensor, steer: Steer) -> Tensor:
     """Hidden states and what steers them, as rows [rows, 1, D]: Megatron-Core sends three axes."""
-    parts = [h_TD, steer.wave_ND, steer.offset_NX.reshape(-1, h_TD.shape[-1])]
+    width = h_TD.shape[-1]
+    parts = [h_TD, steer.wave_ND, steer.offset_NX.reshape(-1, width)]
     parts += [] if steer.position_TD is None else [steer.position_TD]
+    if steer.text_LE is not None:  # its width is its own: laid end to end, and filled up
+        flat = steer.text_LE.flatten()
+        parts += [nn.functional.pad(flat, (0, -len(flat) % width)).view(-1, width)]
     return torch.cat(parts)[:, None]
 
 
@@ -201,11 +223,15 @@ def _unload(
     """The inverse of `_load`."""
     assert rows is not None
     samples, learnable = batch.num_samples, model.extra_pos_embed is ExtraPosition.LEARNABLE
-    sizes = [tokens, samples, 3 * samples, *([tokens] if learnable else [])]
-    h_TD, wave_ND, offset_XD, *position = rows[:, 0].split(sizes)
-    offset_NX = offset_XD.reshape(samples, -1)
+    numbers = len(batch.text_LE) * (model.crossattn_proj_size or 0)
+    sizes = [tokens, samples, 3 * samples, tokens if learnable else 0]
+    sizes += [-(-numbers // model.hidden_size)]
+    h_TD, wave_ND, offset_XD, position_TD, text_XD = rows[:, 0].split(sizes)
     return h_TD, Steer(
-        wave_ND=wave_ND, offset_NX=offset_NX, position_TD=position[0] if learnable else None
+        wave_ND=wave_ND,
+        offset_NX=offset_XD.reshape(samples, -1),
+        position_TD=position_TD if learnable else None,
+        text_LE=text_XD.flatten()[:numbers].view(len(batch.text_LE), -1) if numbers else None,
     )
 
 

@@ -23,12 +23,13 @@ def forward_flops(model: ModelConfig, batch: PackedBatch) -> int:
     mask = model.patch_features // model.in_channels if model.concat_padding_mask else 0
 
     linears = tokens * width * (6 * width + 2 * model.ffn_hidden_size)
-    linears += text * model.crossattn_emb_size * 2 * width
+    linears += text * model.text_width * 2 * width
     attention = 2 * width * sum(n * (n + m) for n, m in zip(lengths, captions, strict=True))
     modulation = samples * 3 * (width * rank + rank * 3 * width)
     layer = linears + attention + modulation
 
     ends = tokens * width * (2 * model.patch_features + mask)
+    ends += text * model.crossattn_emb_size * (model.crossattn_proj_size or 0)
     ends += samples * (4 * width**2 + rank * 3 * width)  # level embedding, last modulation
     return 2 * (model.num_layers * layer + ends)
 

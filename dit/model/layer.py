@@ -27,11 +27,12 @@ from dit.model.positions import rotate
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Steer:
-    """What is learnt of levels and positions, once for all layers."""
+    """What is learnt of levels, positions and text, once for all layers."""
 
     wave_ND: Tensor  # normalised sinusoid of each sample's level
     offset_NX: Tensor  # [N, 3 D], added to every modulation
     position_TD: Tensor | None  # learnable positions, added before every layer
+    text_LE: Tensor | None  # projected text; None attends to the text as it is
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,7 +112,7 @@ class CrossAttention(PackedAttention):
         self, config: TransformerConfig, groups: ProcessGroupCollection, *, model: ModelConfig
     ):
         super().__init__(config, groups, model=model)
-        width, text_width = model.hidden_size, model.crossattn_emb_size
+        width, text_width = model.hidden_size, model.text_width
         self.linear_q = ColumnLinear(width, width, config=config, groups=groups)
         # Every tensor rank has the whole text: there are no parts of it to gather.
         whole = copy(config)

@@ -36,14 +36,14 @@ def fill(model: MegatronModule, draw: Draw, *, seed: int) -> None:
 def initialise(model: MegatronModule, *, seed: int, std: float | None) -> None:
     """The values that training starts from.
 
-    Norms are 1; `proj_out` and the last linear of every modulation are 0, so that each layer
-    starts as the identity (adaLN-Zero, arXiv:2212.09748, Sec. 3.2) and the output as 0; matrices
-    are normal with `std`, or 1 / sqrt(inputs) where it is None.
+    Norms are 1; biases, `proj_out` and the last linear of every modulation are 0, so that each
+    layer starts as the identity (adaLN-Zero, arXiv:2212.09748, Sec. 3.2) and the output as 0;
+    matrices are normal with `std`, or 1 / sqrt(inputs) where it is None.
     """
 
     def draw(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         if len(shape) == 1:
-            return torch.ones(shape)
+            return torch.zeros(shape) if name.endswith(".bias") else torch.ones(shape)
         if name.endswith("proj_out.weight") or ("modulate" in name and "linear_2" in name):
             return torch.zeros(shape)
         return torch.randn(shape, generator=generator) * (std or shape[1] ** -0.5)

@@ -54,10 +54,15 @@ def load_checkpoint(path: Path, learner: Learner, *, config: RunConfig) -> Progr
     Averages that the checkpoint does not have start from its weights. All ranks call it.
 
     Raises:
-        CheckpointError: the checkpoint is damaged, or belongs to another model.
+        CheckpointError: the checkpoint is damaged, belongs to another model, or has weights alone.
     """
     check_same_model(path, config)
     verify(path)
+    if not any(name.startswith("optimizer.") for name in _stored_names(path)):
+        raise CheckpointError(
+            f"{path} holds weights and no optimizer, as an import does; start a new run from them:"
+            f" checkpoint.finetune=true checkpoint.load={path}"
+        )
     state = sharded_state(learner, loading=True)
     if saved_config(path).ema.kind is EmaKind.NONE:
         state.pop("ema", None)
@@ -127,13 +132,15 @@ def load_weights(path: Path, modules: Sequence[MegatronModule], *, averaged: boo
             f"{path} holds no average of the weights; ask for the model's own (weights=model)"
         )
     prefix = "ema." if averaged else ""
+    entries = [module.sharded_state_dict() for module in modules]
     state = {
-        str(number): {n: _renamed(shard, prefix) for n, shard in m.sharded_state_dict().items()}
-        for number, m in enumerate(modules)
+        str(number): {n: _renamed(e, prefix) for n, e in of.items() if isinstance(e, ShardedTensor)}
+        for number, of in enumerate(entries)
     }
     loaded = _read(state, path)
-    for number, module in enumerate(modules):
-        module.load_state_dict(loaded[str(number)])
+    for number, (module, of) in enumerate(zip(modules, entries, strict=True)):
+        # The rest is the extra state of Megatron-Core's linears: nothing, and no import has it.
+        module.load_state_dict({name: loaded[str(number)].get(name) for name in of})
 
 
 def data_positions(path: Path) -> list[dict[str, Any]]:
@@ -210,7 +217,5 @@ def sharded_state(learner: Learner, *, loading: bool) -> dict[str, Any]:
     return state
 
 
-def _renamed(shard: Any, prefix: str) -> Any:
-    if not isinstance(shard, ShardedTensor):
-        return shard
+def _renamed(shard: ShardedTensor, prefix: str) -> ShardedTensor:
     return replace(shard, key=f"{prefix}{shard.key}")

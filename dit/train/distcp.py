@@ -11,6 +11,7 @@ ever. Nothing is lost by it, since torch releases the interpreter while it write
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
@@ -38,7 +39,7 @@ class Shard:
     """One file, and the tensors and objects that go into it."""
 
     file: Path
-    items: list[tuple[Any, Any]]
+    items: Iterable[tuple[Any, Any]]
 
     def write(self) -> list[WriteResult]:
         """Writes the file; the result is for the index."""

@@ -35,7 +35,7 @@ from dit.train.build import learning_rate
 from dit.train.learner import build_learner, differentiate, learn
 from dit.train.persist import close_saver, finish_save, resume, save
 from dit.train.record import Record
-from dit.train.run import Run
+from dit.train.run import Export, Run
 from dit.train.saving import Saver
 from dit.train.signals import StopRequests
 from dit.train.skips import FILE, Skip, skip
@@ -51,12 +51,13 @@ class ExitCode(IntEnum):
     STOPPED = 75  # by SIGTERM or Ctrl-C, after a checkpoint; EX_TEMPFAIL: start it again
 
 
-def pretrain(config: RunConfig) -> ExitCode:
+def pretrain(config: RunConfig, *, export: Export | None = None) -> ExitCode:
     """Trains as configured, from the newest checkpoint where there is one.
 
-    The process group is up (`start_processes`).
+    `export` is called with each new checkpoint. The process group is up (`start_processes`).
     """
     run = _prepare(config)
+    run.export = export
     record = Record(run)
     with StopRequests() as requests, deaths_in_words(), ExitStack() as ends:
         ends.callback(record.close)

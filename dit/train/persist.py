@@ -107,13 +107,18 @@ def save(run: Run, record: Record, *, val_loss: float = math.inf) -> None:
 
 
 def finish_save(run: Run, record: Record) -> None:
-    """Waits for the save that is under way, if there is one; all ranks call it."""
+    """Waits for the save that is under way, if there is one, and exports it; all ranks call it."""
     if run.saver is None:
         return
     doing("end of a save")
     saved = run.saver.finish()
     if saved is not None:
         record.say(f"saved {saved.path} in {saved.seconds:.1f} s")
+        if run.export is not None:
+            began = time.perf_counter()
+            doing("export of a checkpoint")
+            place = run.export(saved.path)
+            record.say(f"exported to {place} in {time.perf_counter() - began:.1f} s")
 
 
 def close_saver(run: Run, record: Record) -> None:

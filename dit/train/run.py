@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from dit.parallel.replica import Replica
 from dit.train.learner import Learner
 from dit.train.progress import Progress
 from dit.train.saving import Saver
+
+Export = Callable[[Path], Path]
+"""Checkpoint -> where it is for others to read."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -34,6 +38,7 @@ class Run:
     progress: Progress = field(default_factory=Progress)
     saver: Saver | None = None  # where there is a folder
     saved_step: int = -1
+    export: Export | None = None  # called with each checkpoint that is whole, by all ranks
     notes: list[str] = field(default_factory=list)  # how it came to its first step, in words
 
     @property

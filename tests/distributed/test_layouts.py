@@ -55,17 +55,19 @@ def test_every_layout_gives_the_numbers_of_one_process(tmp_path):
 
 
 @pytest.mark.slow
-def test_learnable_positions_and_means_over_samples_on_layouts(tmp_path):
+def test_positions_projected_text_and_means_over_samples_on_layouts(tmp_path):
     done, found = check(
         tmp_path / "numbers.json",
         *("--layouts", "tp2+sp+cp2", "pp2+vpp2+full", "cp2+ag+selective", "tp2+pp2+whole"),
         *("model.extra_pos_embed=learnable", "model.max_size=[8,16,16]", "objective.name=flow"),
         *("objective.loss_mean=sample", "model.text_pad_to=16", "model.concat_padding_mask=true"),
+        "model.crossattn_proj_size=40",
         nproc=4,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert {c["objective"] for c in found} == {"flow"}
-    assert all("positions.pos_emb_t" in c["tensors"]["weight"] for c in found)
+    wanted = {"positions.pos_emb_t", "text_proj.weight", "text_proj.bias"}
+    assert all(wanted <= c["tensors"]["weight"].keys() for c in found)
 
 
 MUTANT = """

@@ -79,6 +79,7 @@ def test_wheel_carries_its_licence(wheel: Path) -> None:
 def test_every_module_imports_from_the_wheel(python: Path, repo_root: Path, tmp_path: Path) -> None:
     names = [m.removesuffix(".py").replace("/", ".") for m in modules(repo_root)]
     names = [n.removesuffix(".__init__") for n in names if not n.endswith("__main__")]
+    names.remove("dit.convert.bridge")  # its extra builds CUDA sources
     code = f"""
 import importlib, sys
 for name in {names!r}:

@@ -24,8 +24,11 @@ ALLOWED = {
     "dit.generation": BASE | {"dit.data", "dit.objective", "dit.parallel", "dit.model"},
     "dit.train": BASE
     | {"dit.data", "dit.objective", "dit.parallel", "dit.model", "dit.configuring"},
+    "dit.convert": BASE
+    | {"dit.data", "dit.objective", "dit.parallel", "dit.model", "dit.configuring", "dit.train"},
     "data_prep": set(),
     "recipes": {"data_prep", "dit.configuring", "dit.generation", "dit.train", "dit.model"}
+    | {"dit.convert"}
     | {"dit.data", "dit.objective", "dit.parallel"}
     | BASE,
 }
@@ -105,7 +108,10 @@ def test_model_and_loader_never_ask_for_a_rank(repo_root: Path) -> None:
 @pytest.mark.parametrize(
     ("modules", "heavy"),
     [
-        (("dit.config", "dit.configuring", "recipes.runs"), ("torch", "megatron")),
+        (
+            ("dit.config", "dit.configuring", "dit.convert.cli", "recipes.runs"),
+            ("torch", "megatron"),
+        ),
         (
             ("dit.batch", "dit.data", "dit.objective", "dit.generation", "data_prep.cli"),
             ("megatron.core", "diffusers", "transformers", "sklearn"),

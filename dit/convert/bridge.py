@@ -1,0 +1,196 @@
+"""Our DiT for NVIDIA's Megatron-Bridge; importing this module registers it.
+
+    source = DiffusersSource(Path("cosmos/transformer"))
+    bridge = DiTBridge()
+    provider = bridge.provider_bridge(source)
+    provider.tensor_model_parallel_size = 2
+    provider.finalize()
+    chunks = provider.provide_distributed_model(wrap_with_ddp=False)
+    bridge.load_weights_hf_to_megatron(source, chunks)
+    exported = dict(bridge.stream_weights_megatron_to_hf(chunks, source))
+
+Needs the extra `bridge`, which needs CUDA. Its `AutoBridge` reads no Diffusers models, hence the
+source. Its conversions only warn about names that they do not know; `python -m dit.convert` does
+not need any of it, and is strict.
+"""
+
+# pyright: reportMissingImports=false
+# Few machines can install megatron-bridge: its dependencies are CUDA sources.
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.bridge.models.conversion.mapping_registry import MegatronMappingRegistry
+from megatron.bridge.models.conversion.model_bridge import MegatronModelBridge
+from megatron.bridge.models.conversion.param_mapping import (
+    ColumnParallelMapping,
+    MegatronParamMapping,
+    ReplicatedMapping,
+    RowParallelMapping,
+)
+from megatron.bridge.models.hf_pretrained.state import StateDict, StateSource
+from megatron.bridge.models.model_provider import ModelProviderMixin
+from megatron.bridge.models.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_config import TransformerConfig as CoreConfig
+from torch import Tensor
+
+from dit.config import ModelConfig, Precision
+from dit.convert.diffusers_folder import CONFIG, DiffusersFolder, open_folder
+from dit.convert.settings import CLASS, COSMOS_TEXT_TOKENS, model_config
+from dit.convert.table import Kind, Pair, pairs
+from dit.model.dit import DiT
+from dit.model.linears import transformer_config
+from dit.model.weights import initialise
+from dit.parallel.groups import device, process_groups
+
+
+class _Row(RowParallelMapping):
+    """Hands parts out as memory of their own: gloo sends it as it lies, whatever its strides."""
+
+    def scatter_to_tp_ranks(self, splits: Any, *args: Any, **options: Any) -> Tensor:
+        own = None if splits is None else [part.contiguous() for part in splits]
+        return super().scatter_to_tp_ranks(own, *args, **options)
+
+
+_SHARED = {Kind.ROW: _Row, Kind.REPLICATED: ReplicatedMapping, Kind.PATCH: ReplicatedMapping}
+"""How tensor ranks share a tensor; all other kinds by their outputs."""
+
+
+class PairMapping(MegatronParamMapping):
+    """One line of the table, for one layer."""
+
+    def __init__(self, pair: Pair):
+        names = {str(number): name for number, name in enumerate(pair.theirs)}
+        super().__init__(_name(pair), names if len(names) > 1 else pair.theirs[0])
+        self.pair = pair
+        shared = _SHARED.get(pair.kind, ColumnParallelMapping)
+        self.shared = shared(self.megatron_param, self.megatron_param)
+
+    def resolve(self, captures: tuple[str, ...]) -> PairMapping:  # noqa: ARG002 - no pattern left
+        return self
+
+    def hf_to_megatron(self, hf_weights: Any, megatron_module: torch.nn.Module) -> Tensor:
+        parts = list(hf_weights.values()) if isinstance(hf_weights, dict) else [hf_weights]
+        return self.shared.hf_to_megatron(self.pair.join(parts), megatron_module)
+
+    def megatron_to_hf(
+        self, megatron_weights: Tensor | None, megatron_module: torch.nn.Module | None
+    ) -> dict[str, Tensor]:
+        whole = self.shared.megatron_to_hf(megatron_weights, megatron_module)
+        parts = [part for tensor in whole.values() for part in self.pair.split(tensor)]
+        return {
+            name: part.contiguous()
+            for name, part in zip(self.pair.theirs, parts, strict=bool(parts))
+        }
+
+
+def _name(pair: Pair) -> str:
+    """The name of a parameter, in which each layer has its number."""
+    return pair.ours.replace("layers.", f"layers.{pair.layer}.", 1)
+
+
+class _Source(StateSource):
+    """The tensors of a Diffusers folder."""
+
+    def __init__(self, folder: DiffusersFolder):
+        self.folder = folder
+
+    def get_all_keys(self) -> list[str]:
+        return sorted(self.folder.headers)
+
+    def load_tensors(self, keys: list[str]) -> dict[str, Tensor]:
+        return {key: self.folder.read(key) for key in keys}
+
+
+class DiffusersSource:
+    """A Diffusers folder as Megatron-Bridge wants its pretrained models."""
+
+    def __init__(self, path: Path, *, text_pad_to: int | None = COSMOS_TEXT_TOKENS):
+        """`text_pad_to` as in `import_weights`.
+
+        Raises:
+            ConvertError: the folder holds no such model, or not the tensors of its config.json.
+        """
+        self.folder = folder = open_folder(path)
+        whole = any(header.dtype is not torch.bfloat16 for header in folder.headers.values())
+        self.config = model_config(
+            folder.config,
+            precision=Precision.FP32 if whole else Precision.BF16,
+            text_pad_to=text_pad_to,
+            place=folder.path / CONFIG,
+        )
+        folder.check(pairs(self.config))
+        self.state = StateDict(_Source(folder))
+        self.model_name_or_path = str(path)
+
+
+@dataclass
+class DiTProvider(TransformerConfig, ModelProviderMixin):
+    """Makes the DiT; layout and precision are those of the fields that Megatron-Bridge sets."""
+
+    dit: ModelConfig = field(default_factory=ModelConfig)
+    seed: int = 1234
+    """Of the initial weights."""
+
+    @classmethod
+    def of(cls, model: ModelConfig) -> DiTProvider:
+        made = transformer_config(model)
+        known = {f.name: getattr(made, f.name) for f in fields(CoreConfig) if f.init}
+        return cls(**known, dit=model)
+
+    def spread(self) -> ModelConfig:
+        """The model with the layout and the precision of now."""
+        return replace(
+            self.dit,
+            tensor_model_parallel_size=self.tensor_model_parallel_size,
+            sequence_parallel=self.sequence_parallel,
+            context_parallel_size=self.context_parallel_size,
+            pipeline_model_parallel_size=self.pipeline_model_parallel_size,
+            virtual_pipeline_model_parallel_size=self.virtual_pipeline_model_parallel_size,
+            precision=Precision.BF16 if self.bf16 else Precision.FP32,
+        )
+
+    def finalize(self) -> None:
+        """Checks the fields together.
+
+        Raises:
+            Problems: they contradict each other.
+        """
+        self.spread()
+        super().finalize()
+
+    def provide(
+        self,
+        pre_process: bool | None = None,  # noqa: ARG002 - the DiT asks its groups
+        post_process: bool | None = None,  # noqa: ARG002
+        vp_stage: int | None = None,
+    ) -> DiT:
+        model = DiT(self.spread(), process_groups(), vp_stage)
+        if not next(model.parameters()).is_meta:
+            model.to(device())
+            initialise(model, seed=self.seed, std=self.dit.init_method_std)
+        return model
+
+    def provide_distributed_model(self, *args: Any, **options: Any) -> list[DiT]:
+        # The usual wrapper rounds all inputs to bf16, noise levels and positions included.
+        return super().provide_distributed_model(
+            *args, **({"mixed_precision_wrapper": None} | options)
+        )
+
+
+@MegatronModelBridge.register_bridge(source=CLASS, target=DiT, provider=DiTProvider)
+class DiTBridge(MegatronModelBridge):
+    """Diffusers' transformer <-> our DiT, by the table."""
+
+    hf_config: ModelConfig  # of the source; Megatron-Bridge sets it where it makes the bridge
+
+    def provider_bridge(self, hf_pretrained: DiffusersSource) -> DiTProvider:
+        self.hf_config = hf_pretrained.config
+        return DiTProvider.of(hf_pretrained.config)
+
+    def mapping_registry(self) -> MegatronMappingRegistry:
+        return MegatronMappingRegistry(*(PairMapping(pair) for pair in pairs(self.hf_config)))

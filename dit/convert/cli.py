@@ -1,0 +1,255 @@
+"""The command line: what can be typed, and how it ends."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import re
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+EXIT_CODES = """\
+Exit codes: 0 all is well, 1 something must be changed or differs (the last line says what), 2 the
+command line is not understood, 130 interrupted. A folder that is there is whole.
+"""
+LARGEST_PART = 1e-4
+"""Of the root mean square of outputs: what sums in another order may make of it in float32."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code; under a launcher all processes share the work."""
+    parser = build_parser()
+    args = parser.parse_args(arguments)
+    if args.run is None:
+        parser.print_help()
+        return 0
+    # What Megatron-Core and torch say of themselves and a user cannot change.
+    for module in (r"megatron\.", r"torch\."):
+        warnings.filterwarnings("ignore", module=module)
+    logging.getLogger("megatron.core.dist_checkpointing").setLevel(logging.CRITICAL)
+    started = _start()
+    try:
+        return args.run(args)
+    except (ValueError, OSError) as error:
+        _say(f"error: {error}", stream=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        _say("interrupted: nothing was written", stream=sys.stderr)
+        return 130
+    finally:
+        _stop(started)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m dit.convert",
+        description="Converts checkpoints to and from Hugging Face Diffusers.",
+        epilog=EXIT_CODES,
+    )
+    parser.set_defaults(run=None)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    _add_import(commands)
+    _add_export(commands)
+    _add_verify(commands)
+    return parser
+
+
+def _add_import(commands: Any) -> None:
+    about = "A folder of Diffusers -> a checkpoint that a run can start from."
+    parser = commands.add_parser("import", help=about, description=about, epilog=EXIT_CODES)
+    _add_hf_path(parser, "Folder with config.json and safetensors, or of a pipeline.")
+    _add_megatron_path(parser, "Checkpoint to write; must not exist.")
+    parser.add_argument(
+        "--text-pad-to",
+        type=_tokens,
+        default=argparse.SUPPRESS,
+        metavar="TOKENS",
+        help="What the weights were trained with: captions filled up with zeros to this many"
+        " tokens, or `none`. (default: 512, as Cosmos; exports of our own say it themselves)",
+    )
+    parser.set_defaults(run=_import)
+
+
+def _add_export(commands: Any) -> None:
+    about = "A checkpoint -> a folder that Diffusers opens."
+    parser = commands.add_parser("export", help=about, description=about, epilog=EXIT_CODES)
+    _add_megatron_path(parser, "Run folder, checkpoint folder, or LATEST file of a run.")
+    _add_hf_path(parser, "Folder to write; must not exist.")
+    _add_weights(parser)
+    parser.add_argument(
+        "--dtype",
+        choices=("fp32", "bf16"),
+        help="Type of all tensors. (default: the one that each is stored in; averages are fp32)",
+    )
+    parser.add_argument(
+        "--max_shard_size",
+        "--max-shard-size",
+        type=_bytes,
+        default="5GB",
+        metavar="BYTES",
+        help="Largest file, such as 500MB. (default: %(default)s)",
+    )
+    alternatives = parser.add_mutually_exclusive_group()
+    alternatives.add_argument(
+        "--pipeline-from",
+        type=Path,
+        metavar="DIR",
+        help="Folder of a CosmosTextToWorldPipeline, whose tokenizer, text encoder and VAE the"
+        " export gets, so that it is a pipeline itself.",
+    )
+    alternatives.add_argument(
+        "--no-scheduler",
+        action="store_true",
+        help="Write no scheduler_config.json, where Diffusers has none for the objective.",
+    )
+    parser.set_defaults(run=_export)
+
+
+def _add_verify(commands: Any) -> None:
+    about = "Compares a folder of Diffusers with a checkpoint: each tensor, and the outputs."
+    parser = commands.add_parser("verify", help=about, description=about, epilog=EXIT_CODES)
+    _add_hf_path(parser, "Folder that was imported, or exported to.")
+    _add_megatron_path(parser, "Run folder or checkpoint.")
+    _add_weights(parser)
+    parser.add_argument(
+        "--tensors-only",
+        action="store_true",
+        help="Do not run the networks, which takes memory for a whole one in float32.",
+    )
+    parser.set_defaults(run=_verify)
+
+
+def _add_hf_path(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument("--hf-path", type=Path, required=True, metavar="DIR", help=text)
+
+
+def _add_megatron_path(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument("--megatron-path", type=Path, required=True, metavar="DIR", help=text)
+
+
+def _add_weights(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--weights",
+        choices=("ema", "model"),
+        help="Average of the weights, or the last ones. (default: ema where the run kept one)",
+    )
+
+
+def _tokens(text: str) -> int | None:
+    if text == "none":
+        return None
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither `none` nor a number of tokens")
+    return int(text)
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMGT]?)B?", text, re.IGNORECASE)
+    size = match and int(float(match[1]) * 1000 ** " KMGT".index(match[2].upper() or " "))
+    if not size:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; write 5GB, 500MB or 1000000")
+    return size
+
+
+def _import(args: argparse.Namespace) -> int:
+    from dit.convert.importing import import_weights
+
+    told = {"text_pad_to": args.text_pad_to} if "text_pad_to" in args else {}
+    done = import_weights(args.hf_path, args.megatron_path, **told)
+    _say(f"{done.tensors} tensors of {args.hf_path} are in {done.path}, all of them and exactly")
+    _say(f"objective: {done.config.objective.name}, {done.objective_note}")
+    _say(f"text: {_about_text(done.config.model.text_pad_to)}")
+    _say(
+        f"start a run with --config-file {done.path / 'config.yaml'} checkpoint.load={done.path}"
+        " checkpoint.finetune=true checkpoint.save=... dataset.path=..."
+    )
+    return 0
+
+
+def _about_text(text_pad_to: int | None) -> str:
+    if text_pad_to is None:
+        return "attended to as long as it is (--text-pad-to)"
+    return f"filled up with zeros to {text_pad_to} tokens (--text-pad-to)"
+
+
+def _export(args: argparse.Namespace) -> int:
+    import torch
+
+    from dit.config import Weights
+    from dit.convert.exporting import ExportOptions, check_whole, export_weights
+
+    types = {"fp32": torch.float32, "bf16": torch.bfloat16, None: None}
+    options = ExportOptions(
+        weights=Weights(args.weights) if args.weights else None,
+        dtype=types[args.dtype],
+        max_shard_size=args.max_shard_size,
+        scheduler=not args.no_scheduler,
+        pipeline_from=args.pipeline_from,
+    )
+    path = check_whole(args.megatron_path)
+    done = export_weights(path, args.hf_path, options)
+    which = {Weights.EMA: "averages of the weights", Weights.MODEL: "weights"}[done.weights]
+    _say(
+        f"{which} of {path} are in {done.path}: {done.tensors} tensors, {done.bytes / 1e9:.2f} GB"
+        f" in {done.files} {'file' if done.files == 1 else 'files'}"
+    )
+    return 0
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from dit.config import Weights
+    from dit.convert.exporting import check_whole
+    from dit.convert.verifying import compare_forward, compare_tensors
+
+    path = check_whole(args.megatron_path)
+    asked = Weights(args.weights) if args.weights else None
+    tensors, chosen = compare_tensors(args.hf_path, path, asked)
+    equal = tensors.different == 0
+    where = f"; the largest difference is {tensors.largest:.3g}, in {tensors.where}"
+    _say(
+        f"{tensors.count - tensors.different} of {tensors.count} tensors equal bit for bit"
+        f" (weights={chosen}){'' if equal else where}"
+    )
+    if not args.tensors_only:
+        forward = compare_forward(args.hf_path, path, chosen)
+        close = forward.largest <= LARGEST_PART * forward.scale
+        equal = equal and close
+        _say(
+            f"outputs of {forward.samples} random samples in one pack, float32: the largest"
+            f" difference is {forward.largest:.3g} at a root mean square of {forward.scale:.3g}"
+        )
+    if not equal:
+        _say("error: the folder and the checkpoint differ", stream=sys.stderr)
+    return 0 if equal else 1
+
+
+def _start() -> bool:
+    """Joins the processes of a launcher, or is one of its own; False where that has been done."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        return False
+    launched = "RANK" in os.environ
+    alone = {"init_method": "tcp://127.0.0.1:0", "rank": 0, "world_size": 1}
+    dist.init_process_group("gloo", **({} if launched else alone))
+    return True
+
+
+def _stop(started: bool) -> None:
+    import torch.distributed as dist
+
+    if started and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _say(line: str, *, stream: Any = None) -> None:
+    import torch.distributed as dist
+
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        Console(file=stream, soft_wrap=True, highlight=False).print(line, markup=False)

@@ -1,0 +1,91 @@
+"""The other components of a pipeline folder, so that Diffusers' pipeline runs what we trained.
+
+An export then has model_index.json, `transformer`, `scheduler` with the noise range of the run, and
+what it takes from another pipeline: tokenizer, text encoder, VAE.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from dit.config import ObjectiveName, RunConfig
+from dit.convert.diffusers_folder import CONFIG, PIPELINE_INDEX, read_json
+from dit.convert.errors import ConvertError, listed
+
+PIPELINE = "CosmosTextToWorldPipeline"
+TRANSFORMER, SCHEDULER = "transformer", "scheduler"
+_OWN = {TRANSFORMER, SCHEDULER}  # what an export writes itself
+_INSTALLED = "safety_checker"  # comes with a package of its own, not with a folder
+
+
+def check_pipeline(pipeline: Path, config: RunConfig) -> None:
+    """Refuses a pipeline that would run the model on other numbers than it was trained with.
+
+    Raises:
+        ConvertError: says what does not fit, or which folder is missing.
+    """
+    if lost := [name for name in _components(pipeline) if not (pipeline / name).is_dir()]:
+        raise ConvertError(f"--pipeline-from {pipeline} has no {listed(lost)}")
+    if problems := _misfits(pipeline, config):
+        raise ConvertError(
+            f"--pipeline-from {pipeline} does not fit the run: {'; '.join(problems)}. Export"
+            " without it, and run transformer and scheduler in a loop of your own"
+        )
+
+
+def _components(pipeline: Path) -> list[str]:
+    """What is to be copied, by the pipeline's index.
+
+    Raises:
+        ConvertError: it is no pipeline that runs our model.
+    """
+    if not (pipeline / PIPELINE_INDEX).is_file():
+        raise ConvertError(
+            f"--pipeline-from {pipeline} has no {PIPELINE_INDEX}; give the folder of a pipeline"
+        )
+    index = read_json(pipeline / PIPELINE_INDEX)
+    if index.get("_class_name") != PIPELINE:
+        raise ConvertError(
+            f"--pipeline-from {pipeline} is a {index.get('_class_name')}; only {PIPELINE} feeds the"
+            " network what it was trained on here"
+        )
+    present = [name for name, what in index.items() if isinstance(what, list) and what[0]]
+    return [name for name in present if name not in _OWN | {_INSTALLED}]
+
+
+def _misfits(pipeline: Path, config: RunConfig) -> list[str]:
+    m = config.model
+    latent = _setting(pipeline / "vae" / CONFIG, "latent_channels")
+    text = _setting(pipeline / "text_encoder" / CONFIG, "d_model")
+    rules = [
+        (
+            config.objective.name is ObjectiveName.EDM,
+            f"objective.name={config.objective.name}, and {PIPELINE} samples EDM",
+        ),
+        (
+            m.text_pad_to is not None,
+            f"model.text_pad_to=null, and {PIPELINE} fills captions up with zeros",
+        ),
+        (
+            latent in (None, m.in_channels),
+            f"model.in_channels={m.in_channels}, and its VAE has {latent}",
+        ),
+        (
+            text in (None, m.crossattn_emb_size),
+            f"model.crossattn_emb_size={m.crossattn_emb_size}, and its text encoder has {text}",
+        ),
+    ]
+    return [message for holds, message in rules if not holds]
+
+
+def _setting(file: Path, key: str) -> Any:
+    return read_json(file).get(key) if file.is_file() else None
+
+
+def copy_components(pipeline: Path, folder: Path) -> None:
+    """Everything of a pipeline but its transformer and scheduler."""
+    for name in _components(pipeline):
+        shutil.copytree(pipeline / name, folder / name)
+    shutil.copyfile(pipeline / PIPELINE_INDEX, folder / PIPELINE_INDEX)

@@ -1,0 +1,112 @@
+"""Converts with the real Megatron-Bridge, on two processes; `test_convert_bridge.py` starts them.
+
+Of its dependencies, Transformer Engine and triton need CUDA even to be imported: names of theirs
+become objects that do nothing. None of them takes part in a conversion of a DiT.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from dit.config import ModelConfig
+
+ABSENT = ("transformer_engine", "triton")
+
+
+class _Nothing:
+    """A class, a decorator and an object that does nothing."""
+
+    def __init__(self, *_: Any, **__: Any):
+        pass
+
+    def __call__(self, *given: Any, **_: Any) -> Any:
+        return given[0] if given else self
+
+    def __getattr__(self, name: str) -> Any:
+        return _made(name, _Nothing())
+
+
+def _made(name: str, value: Any) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return value
+
+
+class _Meta(type):
+    def __getattr__(cls, name: str) -> Any:
+        return _made(name, _Meta(name, (_Nothing,), {}))
+
+
+class _Module(ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        return _made(name, _Meta(name, (_Nothing,), {}))
+
+
+class _Absent(MetaPathFinder, Loader):
+    def find_spec(self, name: str, _path: Any, _target: Any = None) -> ModuleSpec | None:
+        return ModuleSpec(name, self, is_package=True) if name.split(".")[0] in ABSENT else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _Module(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+LAYOUTS = (
+    {"tensor_model_parallel_size": 2, "sequence_parallel": True},
+    {"pipeline_model_parallel_size": 2},
+    {"context_parallel_size": 2},
+)
+
+
+def work(hf: Path, ours: Path) -> None:
+    import torch
+
+    from dit.model.dit import DiT
+    from dit.parallel.groups import process_groups, start_processes
+    from dit.train.checkpoint import load_weights
+
+    start_processes(seed=1, model=ModelConfig())
+    sys.meta_path.insert(0, _Absent())  # after Megatron-Core has found that they are absent
+    from megatron.bridge.models.conversion.model_bridge import get_model_bridge
+
+    from dit.convert.bridge import DiffusersSource, DiTBridge, DiTProvider
+
+    source = DiffusersSource(hf)
+    assert isinstance(get_model_bridge("CosmosTransformer3DModel"), DiTBridge)
+    for layout in LAYOUTS:
+        bridge = DiTBridge()
+        provider = bridge.provider_bridge(source)
+        assert isinstance(provider, DiTProvider)
+        for name, value in layout.items():
+            setattr(provider, name, value)
+        provider.finalize()
+        start_processes(seed=1, model=provider.spread())
+        chunks = provider.provide_distributed_model(wrap_with_ddp=False)
+        bridge.load_weights_hf_to_megatron(source, chunks)
+
+        wanted = DiT(provider.spread(), process_groups())
+        load_weights(ours, [wanted], averaged=False)
+        for (name, one), (_, two) in zip(
+            chunks[0].named_parameters(), wanted.named_parameters(), strict=True
+        ):
+            assert torch.equal(one, two), f"{layout}: {name}"
+        exported = bridge.stream_weights_megatron_to_hf(chunks, source, show_progress=False)
+        back = {name: tensor.clone() for name, tensor in exported}
+        assert back.keys() == source.folder.headers.keys(), layout
+        for name, tensor in back.items():
+            assert torch.equal(tensor, source.state[name]), f"{layout}: {name}"
+    if torch.distributed.get_rank() == 0:
+        sys.stdout.write(f"{len(LAYOUTS)} layouts agree\n")
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.path.append(sys.argv[3])
+    work(Path(sys.argv[1]), Path(sys.argv[2]))

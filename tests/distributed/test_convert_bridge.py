@@ -1,0 +1,40 @@
+"""The registration with Megatron-Bridge, exercised by the package as NVIDIA publishes it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.launching import run
+from tests.published import PROJECTED, publish, random_model
+
+PACKAGE = "megatron-bridge==0.3.1"
+COSMOS = {"extra_pos_embed_type": "learnable", "concat_padding_mask": True, **PROJECTED}
+
+
+@pytest.fixture(scope="module")
+def bridge(tmp_path_factory) -> Path:
+    """A folder with the package alone; most of its dependencies are built with CUDA."""
+    folder = tmp_path_factory.mktemp("bridge") / "site"
+    words = ["install", "--no-deps", "--retries", "0", "--timeout", "10", "--target", str(folder)]
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", *words, PACKAGE], capture_output=True, text=True
+    )
+    if done.returncode:
+        pytest.skip(f"pip cannot get {PACKAGE} here: {done.stderr.strip().splitlines()[-1]}")
+    return folder
+
+
+@pytest.mark.slow
+def test_megatron_bridge_converts_as_we_do_on_every_layout(bridge, tmp_path):
+    publish(tmp_path / "hf", random_model(patch_size=(2, 2, 2), **COSMOS), max_shard_size="200KB")
+    paths = ("--hf-path", str(tmp_path / "hf"), "--megatron-path", str(tmp_path / "ours"))
+    assert run([sys.executable, "-m", "dit.convert", "import", *paths]).returncode == 0
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    worker = ["-m", "tests.distributed.bridge_worker", paths[1], paths[3], str(bridge)]
+    done = run([sys.executable, *launcher, *worker])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 layouts agree" in done.stdout

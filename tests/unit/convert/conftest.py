@@ -1,0 +1,11 @@
+"""torchvision's part in Diffusers' forward pass, where there is no torchvision."""
+
+import pytest
+from diffusers.models.transformers import transformer_cosmos
+
+from tests.published import NearestResize
+
+
+@pytest.fixture
+def resize(monkeypatch):
+    monkeypatch.setattr(transformer_cosmos, "transforms", NearestResize, raising=False)

@@ -1,0 +1,225 @@
+"""What cannot be converted is refused with its name, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dit.config import ObjectiveConfig, ObjectiveName, RunConfig, Weights
+from dit.configuring import save_config
+from dit.convert.errors import ConvertError
+from dit.convert.exporting import ExportOptions, check_expressible, export_weights
+from dit.convert.importing import import_weights
+from dit.train.locate import CheckpointError
+from tests.packs import tiny_model
+from tests.published import publish, random_model
+
+NAME = "transformer_blocks.1.attn2.to_k.weight"
+
+
+@pytest.fixture
+def source(tmp_path) -> Path:
+    return publish(tmp_path / "hf", random_model())
+
+
+def _refused(source: Path, *parts: str, target: str = "ours") -> str:
+    """The error of an import; nothing new is beside the source."""
+    before = sorted(source.parent.iterdir())
+    with pytest.raises(ConvertError) as caught:
+        import_weights(source, source.parent / target)
+    assert sorted(source.parent.iterdir()) == before
+    for part in parts:
+        assert part in str(caught.value), caught.value
+    return str(caught.value)
+
+
+def _edit(folder: Path, **changes) -> None:
+    file = folder / "config.json"
+    content = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps(content))
+
+
+def _edit_tensors(folder: Path, edit) -> None:
+    file = folder / "diffusion_pytorch_model.safetensors"
+    tensors = load_file(file)
+    edit(tensors)
+    save_file(tensors, file)
+
+
+def test_missing_extra_and_misshapen_tensors_are_listed(groups, source):
+    def edit(tensors):
+        del tensors[NAME]
+        tensors["surplus.weight"] = torch.zeros(2)
+        tensors["proj_out.weight"] = torch.zeros(3, 96)
+
+    _edit_tensors(source, edit)
+    _refused(source, f"has no {NAME}", "surplus.weight", "proj_out.weight of shape [3, 96]")
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"_class_name": "WanTransformer3DModel"}, "WanTransformer3DModel"),
+        ({"out_channels": 8}, "out_channels=8"),
+        ({"in_channels": 17, "out_channels": 16}, "in_channels=17"),
+        ({"patch_size": [1, 2, 1]}, "patch_size=[1, 2, 1]"),
+        ({"extra_pos_embed_type": "sincos"}, "'sincos'"),
+        ({"img_context_dim_in": 64}, "img_context_dim_in=64"),
+        ({"controlnet_block_every_n": 7}, "controlnet_block_every_n=7"),
+        ({"brand_new": 1}, "brand_new"),
+        ({"attention_head_dim": 7}, "even width"),
+        ({"num_layers": 3}, "transformer_blocks.2."),
+    ],
+)
+def test_models_that_are_not_ours(groups, source, changes, named):
+    _edit(source, **changes)
+    _refused(source, named)
+
+
+def test_all_that_is_wrong_with_a_config_is_said_at_once(groups, source):
+    _edit(source, img_context_dim_in=64, brand_new=1)
+    _refused(source, "img_context_dim_in=64", "brand_new")
+
+
+@pytest.mark.parametrize("kept", [5, 500, -7])
+def test_a_cut_file_is_named(groups, source, kept):
+    file = source / "diffusion_pytorch_model.safetensors"
+    file.write_bytes(file.read_bytes()[:kept])
+    _refused(source, str(file), "damaged")
+
+
+def test_a_folder_that_is_none(groups, source, tmp_path):
+    (source / "config.json").unlink()
+    _refused(source, "config.json")
+
+
+def test_other_formats_are_named(groups, source):
+    file = source / "diffusion_pytorch_model.safetensors"
+    file.rename(source / "diffusion_pytorch_model.fp16.safetensors")
+    _refused(source, "variants", "save_pretrained")
+
+
+def test_an_index_that_lies(groups, tmp_path):
+    source = publish(tmp_path / "hf", random_model(), max_shard_size="100KB")
+    index = source / "diffusion_pytorch_model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    files = sorted(set(content["weight_map"].values()))
+    content["weight_map"][NAME] = next(f for f in files if f != content["weight_map"][NAME])
+    index.write_text(json.dumps(content))
+    _refused(source, NAME, "disagree")
+    (source / files[1]).unlink()
+    _refused(source, f"has no {files[1]}")
+
+
+def test_types_that_cannot_lie_together(groups, source):
+    _edit_tensors(source, lambda tensors: tensors.update({NAME: tensors[NAME].bfloat16()}))
+    _refused(source, "bfloat16", "one type")
+
+
+def test_a_target_that_exists_stays_as_it_is(groups, source, tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "file").write_text("mine")
+    _refused(source, "--megatron-path", "exists", target="there")
+    import_weights(source, tmp_path / "ours")
+    with pytest.raises(ConvertError, match=r"--hf-path .* exists"):
+        export_weights(tmp_path / "ours", tmp_path / "there")
+    assert [f.name for f in (tmp_path / "there").iterdir()] == ["file"]
+
+
+def test_a_target_that_cannot_be_written(groups, source, tmp_path):
+    (tmp_path / "file").touch()  # root may write anywhere but below a file
+    _refused(source, "cannot be written", target="file/ours")
+
+
+@pytest.mark.parametrize("way", ["import", "export"])
+def test_a_full_disk_leaves_nothing(groups, source, tmp_path, way):
+    import_weights(source, tmp_path / "ours")
+    before = sorted(tmp_path.iterdir())
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signals = __import__("signal")
+    ignored = signals.signal(signals.SIGXFSZ, signals.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(ConvertError, match="cannot be written"):
+            if way == "import":
+                import_weights(source, tmp_path / "new")
+            else:
+                export_weights(tmp_path / "ours", tmp_path / "new")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signals.signal(signals.SIGXFSZ, ignored)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_an_interrupted_import_leaves_nothing(groups, source, tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dit.convert.importing.write_file", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        import_weights(source, tmp_path / "ours")
+    assert os.listdir(tmp_path) == ["hf"]
+
+
+def test_weights_that_a_checkpoint_does_not_have(groups, source, tmp_path):
+    import_weights(source, tmp_path / "ours")
+    with pytest.raises(ConvertError, match="no average"):
+        export_weights(tmp_path / "ours", tmp_path / "out", ExportOptions(weights=Weights.EMA))
+    with pytest.raises(ConvertError, match="holds no checkpoint"):
+        export_weights(tmp_path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_checkpoint_of_another_model_than_it_says(groups, source, tmp_path):
+    done = import_weights(source, tmp_path / "ours")
+    (done.path / "manifest.json").unlink()
+    (done.path / "null_text.safetensors").touch()  # without a manifest it must be there
+    for changes, said in (
+        ({"num_layers": 1}, "instead of"),
+        ({"crossattn_proj_size": 20}, "has no text_proj.bias"),
+    ):
+        other = replace(done.config, model=replace(done.config.model, **changes))
+        save_config(other, done.path / "config.yaml")
+        with pytest.raises(ConvertError, match=said):
+            export_weights(done.path, tmp_path / "out")
+
+
+def test_a_damaged_checkpoint(groups, source, tmp_path):
+    done = import_weights(source, tmp_path / "ours")
+    (done.path / "manifest.json").unlink()
+    (done.path / "null_text.safetensors").touch()  # without a manifest it must be there
+    index = (done.path / ".metadata").read_bytes()
+    (done.path / ".metadata").write_bytes(index[:-9])
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        export_weights(done.path, tmp_path / "out")
+    (done.path / ".metadata").unlink()
+    with pytest.raises(CheckpointError, match=r"has no \.metadata"):
+        export_weights(done.path, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        (RunConfig(model=tiny_model(base_fps=30.0)), "model.base_fps=30"),
+        (
+            RunConfig(objective=ObjectiveConfig(name=ObjectiveName.FLOW, timestep_scale=1.0)),
+            "objective.timestep_scale=1",
+        ),
+        (
+            RunConfig(objective=ObjectiveConfig(name=ObjectiveName.FLOW, shift_base_tokens=256)),
+            "objective.shift_base_tokens=256",
+        ),
+    ],
+)
+def test_runs_that_diffusers_cannot_express(config, named):
+    with pytest.raises(ConvertError, match=named):
+        check_expressible(config, ExportOptions())
+    if "objective" in named:
+        check_expressible(config, ExportOptions(scheduler=False))

@@ -1,0 +1,100 @@
+"""There and back, every tensor is bit for bit the same, in one file or many."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from diffusers import CosmosTransformer3DModel
+from safetensors.torch import load_file
+
+from dit.convert.exporting import ExportOptions, export_weights
+from dit.convert.importing import import_weights
+from dit.convert.stored import Stored
+from dit.convert.table import pairs
+from tests.published import PROJECTED, publish, random_model
+
+EVERYTHING = {"extra_pos_embed_type": "learnable", "concat_padding_mask": True, **PROJECTED}
+
+
+def _tensors(folder) -> dict[str, torch.Tensor]:
+    files = folder.glob("*.safetensors")
+    return {name: value for file in files for name, value in load_file(file).items()}
+
+
+def _assert_same(some, others):
+    assert some.keys() == others.keys()
+    for name, value in some.items():
+        assert value.dtype == others[name].dtype, name
+        assert torch.equal(value, others[name]), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shard", ["10GB", "40KB"])
+@pytest.mark.parametrize("changes", [{}, EVERYTHING, {"patch_size": (2, 3, 3)}])
+def test_import_then_export_is_bit_exact(groups, tmp_path, dtype, shard, changes):
+    source = publish(tmp_path / "hf", random_model(**changes).to(dtype), max_shard_size=shard)
+    assert (len(list(source.glob("*.safetensors"))) > 1) == (shard == "40KB")
+    import_weights(source, tmp_path / "ours")
+    size = 10**9 if shard == "40KB" else 40_000  # the other way round
+    done = export_weights(tmp_path / "ours", tmp_path / "back", ExportOptions(max_shard_size=size))
+    assert (done.files > 1) == (shard == "10GB")
+    _assert_same(_tensors(source), _tensors(tmp_path / "back"))
+
+
+def test_config_comes_back(groups, tmp_path):
+    source = publish(tmp_path / "hf", random_model(**EVERYTHING, rope_scale=(2.0, 1.0, 1.0)))
+    import_weights(source, tmp_path / "ours")
+    export_weights(tmp_path / "ours", tmp_path / "back")
+    one, two = (json.loads((d / "config.json").read_text()) for d in (source, tmp_path / "back"))
+    told = {key: value for key, value in two.items() if key[0] != "_"}
+    assert told == {key: value for key, value in one.items() if key in told}
+    again = CosmosTransformer3DModel.load_config(tmp_path / "back")
+    network = CosmosTransformer3DModel.from_config(again)
+    theirs = CosmosTransformer3DModel.from_config(CosmosTransformer3DModel.load_config(source))
+    keys = {key for key in theirs.config if key[0] != "_"}
+    assert {k: network.config[k] for k in keys} == {k: theirs.config[k] for k in keys}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_export_then_import_is_bit_exact(groups, tmp_path, dtype):
+    import_weights(publish(tmp_path / "hf", random_model(**EVERYTHING).to(dtype)), tmp_path / "a")
+    export_weights(tmp_path / "a", tmp_path / "out", ExportOptions(max_shard_size=30_000))
+    config = import_weights(tmp_path / "out", tmp_path / "b").config
+    one, two = (Stored(tmp_path / name, averaged=False) for name in "ab")
+    for pair in pairs(config.model):
+        assert one.dtype(pair) == two.dtype(pair) == dtype
+        assert torch.equal(one.read(pair), two.read(pair))
+    assert (tmp_path / "a/config.yaml").read_text() == (tmp_path / "b/config.yaml").read_text()
+
+
+def test_a_pipeline_folder_is_read(groups, tmp_path):
+    publish(tmp_path / "pipeline" / "transformer", random_model())
+    import_weights(tmp_path / "pipeline", tmp_path / "ours")
+    export_weights(tmp_path / "ours", tmp_path / "back")
+    _assert_same(_tensors(tmp_path / "pipeline" / "transformer"), _tensors(tmp_path / "back"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_export_in_another_type(groups, tmp_path, dtype):
+    import_weights(publish(tmp_path / "hf", random_model()), tmp_path / "ours")
+    export_weights(tmp_path / "ours", tmp_path / "back", ExportOptions(dtype=dtype))
+    wanted = {name: value.to(dtype) for name, value in _tensors(tmp_path / "hf").items()}
+    _assert_same(wanted, _tensors(tmp_path / "back"))
+
+
+@pytest.mark.parametrize("size", [10**9, 40_000])
+def test_diffusers_opens_an_export_without_a_word(groups, tmp_path, caplog, recwarn, capfd, size):
+    theirs = random_model(**EVERYTHING)
+    import_weights(publish(tmp_path / "hf", theirs), tmp_path / "ours")
+    export_weights(tmp_path / "ours", tmp_path / "back", ExportOptions(max_shard_size=size))
+    capfd.readouterr()
+    opened, info = CosmosTransformer3DModel.from_pretrained(
+        tmp_path / "back", output_loading_info=True
+    )
+    assert not any(info.values()), info
+    assert not caplog.records and not recwarn.list
+    said = capfd.readouterr()
+    assert not said.out and "warn" not in said.err.lower() and "not" not in said.err, said
+    _assert_same(dict(theirs.state_dict()), dict(opened.state_dict()))

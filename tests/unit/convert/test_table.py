@@ -1,0 +1,103 @@
+"""The table names every tensor of both models, in its shape: also at 14 billion parameters."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from diffusers import CosmosTransformer3DModel
+from megatron.core.dist_checkpointing.mapping import ShardedTensor
+
+from dit.config import MODEL_SIZES, DatasetConfig, ModelConfig, Precision, RunConfig
+from dit.configuring import parameter_count
+from dit.convert.settings import model_config, transformer_config
+from dit.convert.stored import stored_shape
+from dit.convert.table import pairs
+from dit.model.dit import DiT
+from tests.packs import tiny_model
+
+SIZES = [ModelConfig(name=name, **sizes) for name, sizes in MODEL_SIZES.items()]
+PROJECTED = tiny_model(crossattn_proj_size=24, patch_temporal=2)
+
+
+@pytest.mark.parametrize("model", [*SIZES, PROJECTED], ids=lambda model: model.name)
+def test_every_tensor_of_both_models_is_named_once(groups, model):
+    table = pairs(model)
+    with torch.device("meta"):
+        ours = DiT(model, groups)
+        theirs = CosmosTransformer3DModel.from_config(transformer_config(RunConfig(model=model)))
+    stored = {
+        (entry.key, entry.global_offset[0] if entry.prepend_axis_num else None): entry.global_shape
+        for entry in ours.sharded_state_dict().values()
+        if isinstance(entry, ShardedTensor)
+    }
+    assert {(pair.ours, pair.layer): stored_shape(pair) for pair in table} == stored
+    assert len(stored) == len(table)
+    wanted = {name: tuple(value.shape) for name, value in theirs.state_dict().items()}
+    assert {name: pair.their_shape for pair in table for name in pair.theirs} == wanted
+    assert sum(len(pair.theirs) for pair in table) == len(wanted)
+    assert sum(math.prod(pair.shape) for pair in table) == parameter_count(model)
+
+
+@pytest.mark.parametrize("model", [SIZES[-1], PROJECTED], ids=lambda model: model.name)
+def test_conversion_has_the_shapes_of_both_sides(groups, model):
+    for pair in pairs(model):
+        whole = torch.empty(pair.shape, device="meta")
+        parts = pair.split(whole)
+        assert [tuple(part.shape) for part in parts] == [pair.their_shape] * len(pair.theirs)
+        assert pair.join(parts).shape == pair.shape
+
+
+@pytest.mark.parametrize("model", [*SIZES, PROJECTED], ids=lambda model: model.name)
+def test_settings_survive_the_way_through_config_json(model):
+    content = json.loads(json.dumps(transformer_config(RunConfig(model=model))))
+    told = {"precision": model.precision, "text_pad_to": None}  # what an export says counts
+    again = model_config(content, **told, place="config.json")
+    assert again == replace(model, name="custom")
+
+
+def test_the_published_cosmos_is_the_named_size():
+    published = {
+        "_class_name": "CosmosTransformer3DModel",
+        "_diffusers_version": "0.34.0.dev0",
+        "adaln_lora_dim": 256,
+        "attention_head_dim": 128,
+        "concat_padding_mask": True,
+        "extra_pos_embed_type": "learnable",
+        "in_channels": 16,
+        "max_size": [128, 240, 240],
+        "mlp_ratio": 4.0,
+        "num_attention_heads": 32,
+        "num_layers": 28,
+        "out_channels": 16,
+        "patch_size": [1, 2, 2],
+        "rope_scale": [2.0, 1.0, 1.0],
+        "text_embed_dim": 1024,
+    }
+    named = ModelConfig(name="cosmos_7b", **MODEL_SIZES["cosmos_7b"])
+    for content in (published, {"_class_name": "CosmosTransformer3DModel"}):  # all are defaults
+        imported = model_config(content, precision=Precision.BF16, text_pad_to=512, place="")
+        assert imported == replace(named, name="custom")
+
+
+def test_rotary_positions_of_an_export_reach_as_far_as_training():
+    model = ModelConfig(name="dit_xl", **MODEL_SIZES["dit_xl"])
+    for dataset, size in (
+        (DatasetConfig(), (128, 240, 240)),
+        (DatasetConfig(path="data", task_encoder_seq_length=4096), (4096, 8192, 8192)),
+    ):
+        content = transformer_config(RunConfig(model=model, dataset=dataset))
+        assert tuple(content["max_size"]) == size
+        # Not a setting of the model: an import has the one it was trained with.
+        told = {"precision": model.precision, "text_pad_to": None}
+        assert model_config(content, **told, place="").max_size == model.max_size
+
+
+def test_splitting_undoes_joining():
+    model = tiny_model(patch_temporal=2, patch_spatial=3)
+    for pair in pairs(model):
+        whole = torch.arange(math.prod(pair.shape)).view(pair.shape)
+        assert torch.equal(pair.join(pair.split(whole)), whole)
