@@ -55,11 +55,21 @@ class Moments:
     def add(self, latent_CFHW: Tensor) -> None:
         # NumPy adds in one thread, so the digits do not depend on the number of cores.
         values_CN = latent_CFHW.double().flatten(1).numpy()
-        count, mean_C = values_CN.shape[1], values_CN.mean(1)
-        centred_C = np.square(values_CN - mean_C[:, None]).sum(1)
-        total, shift_C = self.count + count, mean_C - self._mean_C
-        self._centred_C = self._centred_C + centred_C + shift_C**2 * (self.count * count / total)
-        self._mean_C = self._mean_C + shift_C * (count / total)
+        other = Moments()
+        other.count, other._mean_C = values_CN.shape[1], values_CN.mean(1)
+        other._centred_C = np.square(values_CN - other._mean_C[:, None]).sum(1)
+        self.merge(other)
+
+    @property
+    def is_finite(self) -> bool:
+        return bool(np.isfinite(self._centred_C).all())
+
+    def merge(self, other: Moments) -> None:
+        """As if the latents of `other` had been added; the order matters to the last digit."""
+        total, shift_C = self.count + other.count, other._mean_C - self._mean_C
+        weight = self.count * other.count / total
+        self._centred_C = self._centred_C + other._centred_C + shift_C**2 * weight
+        self._mean_C = self._mean_C + shift_C * (other.count / total)
         self.count = total
 
     def whitening(self) -> Whitening:
