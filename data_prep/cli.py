@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from data_prep.commands import run_digits, run_inspect, run_media
-from data_prep.media_options import add_captions, add_frames, add_inputs, add_pictures
+from data_prep.media_arguments import add_captions, add_frames, add_inputs, add_pictures
 from data_prep.processors import PROCESSORS, Pixel
 from data_prep.refusals import PrepError
 from data_prep.report import output, say, show_processors

@@ -11,7 +11,8 @@ from data_prep import processors, text
 from data_prep.digits import Digits
 from data_prep.folder import PAGE_NAME, make_ready
 from data_prep.inspection import check_encoders, inspect_shard, shard_counts
-from data_prep.media_options import SETTINGS, source_of
+from data_prep.media_arguments import SETTINGS
+from data_prep.media_options import source_of
 from data_prep.packing import Packing, PackOptions, pack
 from data_prep.planning.page import write_page
 from data_prep.processors import Pixel

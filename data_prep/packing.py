@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,27 +21,18 @@ from typing import Any
 from data_prep.cards import FORMAT_VERSION
 from data_prep.clips import Entry, Source
 from data_prep.files import write_whole
-from data_prep.folder import META, REFUSED_NAME, make_ready, publish
+from data_prep.folder import LEDGER, META, REFUSED_NAME, make_ready, publish
 from data_prep.planning.plan import PLAN_NAME, Plan, read_plan, write_plan
 from data_prep.processors import Processor
 from data_prep.processors.processor import LATENT_DTYPE
 from data_prep.refusals import PrepError, Refusals
 from data_prep.running.engine import Engine, InProcess
-from data_prep.running.ledger import (
-    LEDGER,
-    Ledger,
-    RunRecord,
-    changed_options,
-    digest_of,
-    ledger_name,
-    read_progress,
-)
+from data_prep.running.ledger import RunRecord, changed_options
 from data_prep.running.ranks import ALONE, Ranks
-from data_prep.running.reuse import WHITENING_NAME, Earlier, remove_earlier, set_aside
+from data_prep.running.reuse import WHITENING_NAME, remove_earlier, set_aside
 from data_prep.running.summary import Summary, summarize
-from data_prep.running.work import Packed, Refused, Task, Work
-from data_prep.shards import ShardSeries
-from data_prep.splits import Split, SplitFractions
+from data_prep.running.work import Refused, Task, Work
+from data_prep.running.writer import PackOptions, Share, Writer
 from data_prep.text import TextEncoder
 from data_prep.whitening import Moments, Whitening
 
@@ -53,38 +44,6 @@ Track = Callable[[str, int, int], AbstractContextManager[Callable[[int], None]]]
 
 _LAYOUT = ("split", "shard_size", "max_shard_bytes", "batch_size", "block_size")
 _MOST_NAMED = 4  # options in a message
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PackOptions:
-    """How samples become a folder; none of it changes what a sample holds."""
-
-    split: SplitFractions
-    shard_size: int
-    """Samples in one shard, at most."""
-    max_shard_bytes: int
-    """Bytes of one shard, at most, unless a single sample is larger."""
-    max_bad_fraction: float
-    """Part of the files that may be refused."""
-    overwrite: bool = False
-    """Whether the dataset that the folder holds is removed first."""
-    trust_cache: bool = False
-    """Whether the plan of an earlier run is taken as it is, without a look at the files."""
-    block_size: int = 32
-    """Samples that a worker is handed at once."""
-    batch_size: int = 1
-    """Samples of one shape that are encoded together."""
-    decode_threads: int = 0
-
-    def __post_init__(self) -> None:
-        if self.shard_size < 1:
-            raise PrepError(f"--shard_size {self.shard_size} must be at least 1 sample")
-        if self.max_shard_bytes < 1:
-            raise PrepError(f"--max_shard_bytes {self.max_shard_bytes} must be at least 1 byte")
-        if not 0 <= self.max_bad_fraction <= 1:
-            raise PrepError(f"--max_bad_fraction {self.max_bad_fraction} must lie in 0 to 1")
-        if self.batch_size < 1:
-            raise PrepError(f"--batch_size {self.batch_size} must be at least 1 sample")
 
 
 def untracked(*_: object) -> AbstractContextManager[Callable[[int], None]]:
@@ -239,69 +198,21 @@ class Packing:
         return self.processor.fitted(moments).whitening if moments.count else None
 
     def _encode(self, plan: Plan) -> None:
-        rank, world, size = self.ranks.rank, self.ranks.world, self.options.block_size
-        share = sum(len(block) for block in plan.blocks(size, rank=rank, world=world))
-        path = self.folder / LEDGER / ledger_name(rank, world)
-        progress = read_progress(path, block=size, total=share)
-        if progress.samples == share and (self.folder / META).exists():
+        """Does what the ledger of this rank does not list yet."""
+        share = Share(plan=plan, size=self.options.block_size, ranks=self.ranks)
+        writer = Writer(folder=self.folder, options=self.options, ranks=self.ranks)
+        progress = writer.progress(share)
+        if progress.samples == share.total and (self.folder / META).exists():
             return
-        earlier = Earlier(self.folder)
-        blocks = list_after(plan.blocks(size, rank=rank, world=world), progress.samples, size)
-        todo = (tuple(None if earlier.has(line) else line for line in block) for block in blocks)
-        work = self._work(Task.ENCODE)
-        with ExitStack() as stack:
-            series = {split: stack.enter_context(self._series(split)) for split in Split}
-            for split, counts in progress.counts.items():
-                *whole, _ = sorted(counts)
-                series[Split(split)].resume({n: counts[n] for n in whole}, progress.ends[split])
-            for split in Split:
-                if split not in progress.counts:
-                    series[split].resume({}, [0])
-            ledger = stack.enter_context(Ledger(path, keep=progress.size))
-            results = self.engine.run(work, todo)
-            again = list_after(plan.blocks(size, rank=rank, world=world), progress.samples, size)
-            advance = stack.enter_context(self.track(Task.ENCODE, share, progress.samples))
-            for block, outcomes in zip(again, results, strict=False):
-                lines = [
-                    self._write(line, outcome, series, earlier)
-                    for line, outcome in zip(block, outcomes, strict=True)
-                ]
-                for one in series.values():
-                    one.flush()
-                ledger.append(lines)
+        with (
+            writer.resumed(progress),
+            self.track(Task.ENCODE, share.total, progress.samples) as advance,
+        ):
+            todo = map(writer.without_earlier, share.after(progress.samples))
+            results = self.engine.run(self._work(Task.ENCODE), todo)
+            for block, outcomes in zip(share.after(progress.samples), results, strict=True):
+                writer.write(block, outcomes)
                 advance(len(block))
-
-    def _series(self, split: Split) -> ShardSeries:
-        prefix = "shard-" if self.ranks.world == 1 else f"rank{self.ranks.rank}-"
-        return ShardSeries(
-            self.folder / split,
-            max_samples=self.options.shard_size,
-            max_bytes=self.options.max_shard_bytes,
-            prefix=prefix,
-        )
-
-    def _write(
-        self,
-        line: bytes,
-        outcome: Packed | Refused | None,
-        series: Mapping[Split, ShardSeries],
-        earlier: Earlier,
-    ) -> dict[str, Any]:
-        """Puts one sample where it belongs; returns its line of the ledger."""
-        entry, of = Entry.from_line(line), digest_of(line)
-        if isinstance(outcome, Refused):
-            refused = {"refused": outcome.reason, "detail": outcome.detail}
-            return {"of": of, "source": entry.source, **refused}
-        split = self.options.split.split_of(entry.group)
-        places = []
-        if outcome is None:
-            about, copies = earlier.copy(of)
-            places = [series[split].copy(members) for members in copies]
-        else:
-            keys = [entry.key] + [f"{entry.key}r{n}" for n in range(1, entry.repeats)]
-            places = [series[split].write(key, outcome.parts) for key in keys]
-            about = {"size": outcome.size, "notes": outcome.notes, "moments": outcome.moments}
-        return {"of": of, "in": [(split, p.shard, p.end) for p in places], **about}
 
     def _finish(self, plan: Plan) -> Summary:
         """What all ranks packed; rank 0 publishes it.
@@ -347,15 +258,6 @@ class Packing:
             "settings": dict(self.settings),
             "license": None,
         }
-
-
-def list_after(
-    blocks: Iterator[tuple[bytes, ...]], samples: int, size: int
-) -> Iterator[tuple[bytes, ...]]:
-    """The blocks behind the first `samples` samples."""
-    for number, block in enumerate(blocks):
-        if number * size >= samples:
-            yield block
 
 
 def pack(source: Source, folder: Path, **given: Any) -> Summary:

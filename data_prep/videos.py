@@ -18,9 +18,11 @@ from PIL import Image
 
 from data_prep.pictures import opened
 from data_prep.refusals import Reason, RefusedError
+from data_prep.truncation import missing_bytes
 
 ENDINGS = frozenset((".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".ts"))
 _UNEVEN = 0.1  # frames whose distances differ by more than this part are of a variable rate
+_SLACK = 0.1  # seconds by which headers are wrong
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +55,8 @@ def _container(file: Path | BinaryIO) -> Iterator[tuple[Any, Any]]:
     from av.error import FFmpegError
 
     with opened(file) as stream:
+        if missing := missing_bytes(stream):
+            raise RefusedError(Reason.VIDEO_DAMAGED, f"at least {missing} bytes are missing")
         try:
             container = av.open(stream, "r")
         except (FFmpegError, OSError) as error:
@@ -62,6 +66,7 @@ def _container(file: Path | BinaryIO) -> Iterator[tuple[Any, Any]]:
                 raise RefusedError(Reason.NO_VIDEO, "it holds no video stream")
             video = container.streams.video[0]
             video.thread_type = "AUTO"
+            video.codec_context.options = {"err_detect": "explode"}  # else damage is painted over
             try:
                 yield container, video
             except (FFmpegError, OSError, ValueError) as error:
@@ -77,19 +82,22 @@ def timeline(file: Path | BinaryIO) -> Timeline:
         RefusedError: it is no video, holds no frame, or ends before it should.
     """
     with _container(file) as (container, video):
-        size = _upright_size(container, video)
-        packets = _packets(container, video)
+        width, height = _upright_size(container, video)
+        tick = Fraction(video.time_base)
+        packets, end_of_others = _packets(container, video)
         if not packets:
             raise RefusedError(Reason.VIDEO_DAMAGED, "it holds no frame")
         shown = sorted({at for at, _ in packets})
-        tick = Fraction(video.time_base)
+        gap = (shown[-1] - shown[0]) // max(1, len(shown) - 1)
         last = max(long for at, long in packets if at == shown[-1])
-        if not last:
-            last = (shown[-1] - shown[0]) // max(1, len(shown) - 1) or round(1 / (25 * tick))
-        _check_end(container, video, len(shown), end=float((shown[-1] + last) * tick))
-        duration = float((shown[-1] + last - shown[0]) * tick)
+        end = shown[-1] + (last or gap or round(1 / (25 * tick)))
+        _check_end(container, video, len(shown), end=max(end_of_others, float(end * tick)))
         return Timeline(
-            width=size[0], height=size[1], shown=tuple(shown), tick=tick, duration=duration
+            width=width,
+            height=height,
+            shown=tuple(shown),
+            tick=tick,
+            duration=float((end - shown[0]) * tick),
         )
 
 
@@ -107,20 +115,25 @@ def _square(frame: Any, aspect: Fraction | None) -> tuple[int, int]:
     return max(1, round(frame.width * (aspect or 1))), frame.height
 
 
-def _packets(container: Any, video: Any) -> list[tuple[int, int]]:
-    """Presentation time and duration of each frame, decoded or not."""
-    found = []
-    for packet in container.demux(video):
+def _packets(container: Any, video: Any) -> tuple[list[tuple[int, int]], float]:
+    """Presentation time and duration of each frame, and when the other streams end, in seconds."""
+    found, end = [], 0.0
+    for packet in container.demux():
+        at = packet.dts if packet.pts is None else packet.pts
+        if not packet.size or at is None:
+            continue
+        if packet.stream is not video and packet.stream.index != video.index:
+            end = max(end, float((at + (packet.duration or 0)) * packet.time_base))
+            continue
         if packet.is_corrupt:
             raise RefusedError(Reason.VIDEO_DAMAGED, f"a packet after {len(found)} frames is cut")
-        at = packet.dts if packet.pts is None else packet.pts
-        if packet.size and at is not None and not packet.is_discard:
+        if not packet.is_discard:
             found.append((at, packet.duration or 0))
-    return found
+    return found, end
 
 
 def _check_end(container: Any, video: Any, frames: int, *, end: float) -> None:
-    """The file has as much as its header promises.
+    """The file has as much as its header promises; `end` is that of its last stream.
 
     Raises:
         RefusedError: it has less; a shorter video would be packed as if it were whole.
@@ -128,10 +141,11 @@ def _check_end(container: Any, video: Any, frames: int, *, end: float) -> None:
     promised = video.frames
     if promised and frames < promised - 1:  # AVI counts one more now and then
         raise RefusedError(Reason.VIDEO_DAMAGED, f"{frames} of {promised} frames are there")
-    start = (container.start_time or 0) / 1e6
-    length = (container.duration or 0) / 1e6
-    only_video = all(stream.type == "video" for stream in container.streams)
-    if only_video and length and end < start + 0.9 * length - 1:
+    start, length = (container.start_time or 0) / 1e6, (container.duration or 0) / 1e6
+    # Others say how many frames they have; Matroska says when the last one ends, to the frame.
+    slack = 0.9 / float(video.average_rate or 25)
+    slack += 0 if "matroska" in container.format.name else _SLACK
+    if length and end < start + length - slack:
         raise RefusedError(
             Reason.VIDEO_DAMAGED, f"it ends at {end:.1f} s, its header says {start + length:.1f} s"
         )

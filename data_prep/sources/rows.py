@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import io
 import time
 import urllib.error
@@ -169,7 +170,7 @@ def _content(address: str) -> bytes:
             problem = f"{error.code} {error.reason}"
             if error.code in (400, 401, 403, 404, 410):
                 break
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             problem = str(error)
         if attempt < _TRIES:
             time.sleep(wait)
