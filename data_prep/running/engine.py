@@ -14,9 +14,10 @@ from itertools import chain, islice
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
-from data_prep.refusals import Reason
+from data_prep.refusals import PrepError, Reason
 from data_prep.running.work import Block, Refused, Work
 
+_DEATHS = 4  # of workers that had the same block and had not begun a sample of it
 _IN_FLIGHT = 2  # blocks a worker holds: one that it encodes, one that it decodes ahead
 _WINDOW = 4  # blocks for each worker that may be done before the slowest one is
 
@@ -51,7 +52,7 @@ class _Job:
     block: Block
     deaths: int = 0
     killers: set[int] = field(default_factory=set)  # samples that are not tried again
-    at: int = 0  # the sample that a careful worker has begun
+    at: int | None = None  # the sample that a careful worker has begun
 
 
 class Processes:
@@ -124,6 +125,7 @@ def _hand_out(workers: list[_Worker], waiting: deque[_Job]) -> None:
         if len(worker.held) >= (1 if alone else _IN_FLIGHT):
             return
         job = waiting.popleft()
+        job.at = None
         worker.held.append(job)
         careful = job.deaths > 0
         block = tuple(None if i in job.killers else line for i, line in enumerate(job.block))
@@ -152,9 +154,14 @@ def _bury(worker: _Worker) -> list[_Job]:
     worker.pipe.close()
     jobs = list(worker.held)
     for job in jobs:
-        if job.deaths:
+        if job.at is not None:
             job.killers.add(job.at)
         job.deaths += 1
+        if job.deaths > _DEATHS + len(job.killers):
+            raise PrepError(
+                f"{job.deaths} workers have died (exit code {worker.process.exitcode}) without"
+                " reaching a sample; is there memory for --num_workers of them?"
+            )
     return jobs
 
 
