@@ -2,10 +2,10 @@
 
 `python -m data_prep` lists the commands. The way of a sample:
 
-1. `sources`     media and their captions, in folders, archives and datasets (`digits` is one of its own)
-2. `planning`    what becomes of each: size (`sizing`), frames (`frame_rules`), tokens, or why it is refused
+1. `sources`     media and captions, in folders, archives and datasets; `digits` is one of its own
+2. `planning`    what becomes of each: size (`sizing`), frames (`frame_rules`), or why it is refused
 3. `running`     blocks of the plan on worker processes, with a ledger of what is done
-4. `processors`  pixels (`pictures`, `videos`) -> whitened latent, and back; `text` caption -> embedding
+4. `processors`  pixels (`pictures`, `videos`) -> whitened latent, and back; `text` likewise
 5. `shards`      latent, text and description -> tar and index, each appearing whole
 6. `folder`      card, null text and Energon's `.nv-meta`, last of all
 7. `inspection`  reads a finished folder back and checks every payload

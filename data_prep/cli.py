@@ -12,11 +12,17 @@ from typing import Any
 from rich.console import Console
 
 from data_prep.commands import run_digits, run_inspect, run_media
-from data_prep.media_arguments import add_captions, add_frames, add_inputs, add_pictures
+from data_prep.media_arguments import (
+    add_captions,
+    add_frames,
+    add_inputs,
+    add_models,
+    add_pictures,
+)
 from data_prep.processors import PROCESSORS, Pixel
 from data_prep.refusals import PrepError
 from data_prep.report import output, say, show_processors
-from data_prep.text import TEXT_ENCODERS, ByteTable
+from data_prep.text import TEXT_ENCODERS
 
 EXIT_CODES = """\
 Exit codes: 0 all is well, 1 something must be changed (the last line says what), 2 the command
@@ -92,6 +98,7 @@ def _add_media(commands: Any, name: str, about: str) -> None:
     )
     for processor in PROCESSORS.values():
         processor.add_arguments(parser)
+    add_models(parser)
     parser.set_defaults(run=run_media, command=name)
 
 
@@ -187,9 +194,8 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--text_encoder",
-        default=ByteTable.name,
         metavar="NAME",
-        help=f"Text encoder: {', '.join(TEXT_ENCODERS)}. (default: %(default)s)",
+        help=f"Text encoder: {', '.join(TEXT_ENCODERS)}. (default: that of the processor)",
     )
     for encoder in TEXT_ENCODERS.values():
         encoder.add_arguments(parser)

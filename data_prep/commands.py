@@ -53,7 +53,7 @@ def _settings(args: argparse.Namespace, *names: str) -> dict[str, Any]:
 
 
 def run_digits(args: argparse.Namespace) -> int:
-    encoder = text.named(args.text_encoder).from_arguments(args)
+    encoder = text.named(args.text_encoder or Pixel.text_encoder).from_arguments(args)
     summary = pack(
         Digits(num_samples=args.num_samples),
         args.output_dir,
@@ -72,7 +72,7 @@ def run_digits(args: argparse.Namespace) -> int:
 def run_media(args: argparse.Namespace) -> int:
     """Images and videos, on any number of processes."""
     processor = processors.named(args.processor).from_arguments(args)
-    encoder = text.named(args.text_encoder).from_arguments(args)
+    encoder = text.named(args.text_encoder or processor.text_encoder).from_arguments(args)
     options = _options(args, max_bad_fraction=args.max_bad_fraction)
     source = source_of(args, processor)
     ranks = join()

@@ -10,6 +10,7 @@ from data_prep.captions import PRECEDENCE, CaptionFormat, MissingCaption
 from data_prep.frame_rules import Window
 from data_prep.sizing import PRESETS, ResizeMode
 from data_prep.sources.media import SeveralCaptions
+from data_prep.weights import PRECISIONS
 
 # All that decides the samples; no paths, which would differ between machines.
 SETTINGS = (
@@ -209,6 +210,56 @@ def add_captions(parser: ArgumentParser) -> None:
         default=str(SeveralCaptions.ALL),
         help="Where a medium has several: a sample for each, the first, or one drawn by the name"
         " of the file. (default: %(default)s)",
+    )
+
+
+def add_models(parser: ArgumentParser) -> None:
+    """Weights of codecs and text encoders, and how they run."""
+    group = parser.add_argument_group("models of processors and text encoders that have weights")
+    group.add_argument(
+        "--model_name",
+        "--model_path",
+        metavar="NAME|DIR",
+        help="Hub name or folder, in the layout of Diffusers. (default: that of the processor)",
+    )
+    for option, what in (
+        ("--vae_cache_folder", "codecs"),
+        ("--t5_cache_dir", "text encoders"),
+        ("--tokenizer_cache_dir", "tokenizers"),
+    ):
+        group.add_argument(
+            option, type=Path, metavar="DIR", help=f"Where downloaded {what} are kept."
+        )
+    group.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        default=PRECISIONS[0],
+        help="Of codec and text encoder. (default: %(default)s)",
+    )
+    group.add_argument(
+        "--stochastic",
+        action="store_true",
+        help="Draw latents from the codec's distribution, by the key of the sample. (default: its"
+        " mean)",
+    )
+    group.add_argument(
+        "--deterministic", dest="stochastic", action="store_false", help="The default."
+    )
+    group.add_argument(
+        "--workload_type",
+        choices=("t2v", "i2v"),
+        default="t2v",
+        help="i2v adds first_frame_latent and image_embed. (default: %(default)s)",
+    )
+    group.add_argument("--tiling", action="store_true", help="Encode in tiles: less memory.")
+    group.add_argument(
+        "--slicing", action="store_true", help="Encode one sample of a batch a time."
+    )
+    group.add_argument(
+        "--max_sequence_length",
+        type=int,
+        metavar="TOKENS",
+        help="Longer captions are cut. (default: that of the text encoder)",
     )
 
 

@@ -29,6 +29,7 @@ class Processor(ABC):
     description: ClassVar[str]
     media: ClassVar[tuple[str, ...]]  # of "image", "video"
     weights: ClassVar[str]  # what is downloaded, or "none"
+    text_encoder: ClassVar[str] = "bytes"  # the one that its model was made for
 
     whitening: Whitening
 
