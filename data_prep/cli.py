@@ -205,6 +205,9 @@ def _add_inspect(commands: Any) -> None:
     about = "Reads a packed dataset back and checks every checksum."
     parser = commands.add_parser("inspect", help=about, description=about, epilog=EXIT_CODES)
     parser.add_argument("folder", type=Path, metavar="DIR", help="Folder of the dataset.")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="Write a page with decoded pictures of samples."
+    )
     parser.set_defaults(run=run_inspect)
 
 

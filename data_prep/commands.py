@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -11,6 +12,7 @@ from data_prep import processors, text
 from data_prep.digits import Digits
 from data_prep.folder import PAGE_NAME, make_ready
 from data_prep.inspection import check_encoders, inspect_shard, shard_counts
+from data_prep.inspection_page import write_inspection
 from data_prep.media_arguments import SETTINGS
 from data_prep.media_options import source_of
 from data_prep.packing import Packing, PackOptions, pack
@@ -39,6 +41,7 @@ def _options(args: argparse.Namespace, *, max_bad_fraction: float) -> PackOption
         max_shard_bytes=args.max_shard_bytes,
         max_bad_fraction=max_bad_fraction,
         overwrite=args.overwrite,
+        verify=getattr(args, "verify", False),
         trust_cache=getattr(args, "trust_cache", False),
         batch_size=getattr(args, "batch_size", 1),
         decode_threads=getattr(args, "decode_threads", 0),
@@ -97,6 +100,8 @@ def run_media(args: argparse.Namespace) -> int:
         sizes = {"model.in_channels": processor.channels, "model.crossattn_emb_size": encoder.width}
         command = training_command(args.output_dir, f"conf/dit_xl_{args.command}.yaml", sizes)
         show_summary(output(), summary, args.output_dir, command)
+        if args.verify:
+            return _inspect(args.output_dir)
     return 0
 
 
@@ -115,10 +120,18 @@ def _plan(args: argparse.Namespace, packing: Packing) -> int:
 
 
 def run_inspect(args: argparse.Namespace) -> int:
-    counts = shard_counts(args.folder)
-    reports = [inspect_shard(args.folder, name, expected=n) for name, n in counts.items()]
-    show_inspection(output(), args.folder, reports)
-    problems = check_encoders(args.folder)
+    status = _inspect(args.folder)
+    if args.html is not None:
+        write_inspection(args.folder, args.html)
+        say(output(), f"decoded pictures: {args.html}")
+    return status
+
+
+def _inspect(folder: Path) -> int:
+    counts = shard_counts(folder)
+    reports = [inspect_shard(folder, name, expected=n) for name, n in counts.items()]
+    show_inspection(output(), folder, reports)
+    problems = check_encoders(folder)
     problems += [problem for report in reports for problem in report.problems]
     for problem in problems:
         say(Console(stderr=True), f"error: {problem}")

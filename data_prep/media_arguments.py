@@ -251,6 +251,12 @@ def add_models(parser: ArgumentParser) -> None:
         default="t2v",
         help="i2v adds first_frame_latent and image_embed. (default: %(default)s)",
     )
+    group.add_argument(
+        "--verify",
+        action="store_true",
+        help="Decode each latent again, report its PSNR against the source, and check all checksums"
+        " at the end.",
+    )
     group.add_argument("--tiling", action="store_true", help="Encode in tiles: less memory.")
     group.add_argument(
         "--slicing", action="store_true", help="Encode one sample of a batch a time."

@@ -159,6 +159,7 @@ class Packing:
             task=task,
             batch_size=self.options.batch_size,
             decode_threads=self.options.decode_threads,
+            verify=self.options.verify,
         )
 
     def _measure(self, plan: Plan) -> None:
@@ -255,6 +256,7 @@ class Packing:
             "sources": [self.source.name],
             "refused": summary.refused,
             "notes": summary.notes,
+            "psnr": summary.psnr,
             "settings": dict(self.settings),
             "license": None,
         }

@@ -89,6 +89,9 @@ def show_summary(console: Console, summary: Summary, folder: Path, next_command:
     ):
         for what, count in counts.items():
             say(console, f"{headline}: {count} x {what}")
+    if summary.psnr:
+        least, mean, count = (summary.psnr[name] for name in ("least", "mean", "samples"))
+        say(console, f"verified: PSNR {mean} dB on average, {least} dB at least, {count} samples")
     if summary.refused:
         say(console, f"each refused file is named in {folder / REFUSED_NAME}")
     say(console, f"next: {next_command}")

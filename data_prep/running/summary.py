@@ -27,6 +27,7 @@ class Summary:
     notes: Mapping[str, int]
     sizes: list[dict[str, int]]
     measured: Mapping[str, float]  # mean and std of the latents
+    psnr: Mapping[str, float]  # least, mean and number of those that were verified
 
     @property
     def refused(self) -> Mapping[str, int]:
@@ -59,6 +60,7 @@ class _Sums:
 def summarize(folder: Path, *, world: int, ignored: Mapping[str, int]) -> Summary:
     """Adds up the ledgers of a run; nothing but the refused samples is kept in memory."""
     shards: dict[Split, dict[str, int]] = {split: {} for split in Split}
+    ratios = list[float]()
     notes, sizes, sums, refusals = Counter[str](), Counter[tuple[int, ...]](), _Sums(), Refusals()
     for rank in range(world):
         for line, _ in _lines(folder / LEDGER / ledger_name(rank, world)):
@@ -70,6 +72,8 @@ def summarize(folder: Path, *, world: int, ignored: Mapping[str, int]) -> Summar
                 counts[shard] = counts.get(shard, 0) + 1
                 sizes[tuple(line["size"])] += 1
             notes.update(line["notes"])
+            if "psnr" in line:
+                ratios.append(line["psnr"])
             sums.add(*line["moments"])
     used = {split: dict(sorted(counts.items())) for split, counts in shards.items() if counts}
     return Summary(
@@ -83,7 +87,15 @@ def summarize(folder: Path, *, world: int, ignored: Mapping[str, int]) -> Summar
             for (frames, height, width), count in sizes.most_common(SIZES_IN_CARD)
         ],
         measured=sums.measured,
+        psnr=_of_ratios(ratios),
     )
+
+
+def _of_ratios(ratios: list[float]) -> dict[str, float]:
+    if not ratios:
+        return {}
+    mean = round(sum(ratios) / len(ratios), 2)
+    return {"least": min(ratios), "mean": mean, "samples": len(ratios)}
 
 
 def _lines(path: Path) -> Any:

@@ -8,6 +8,7 @@ is encoded; samples of one shape are encoded as a batch.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -35,6 +36,7 @@ class Packed:
     size: tuple[int, int, int]  # frames, height, width in pixels
     notes: tuple[str, ...]
     moments: tuple[int, float, float]  # numbers, mean and mean square of the latent
+    psnr: float | None = None  # dB, of the decoded latent against the source
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +64,8 @@ class Work:
     task: Task = Task.ENCODE
     batch_size: int = 1
     """Samples of one shape that are encoded together."""
+    verify: bool = False
+    """Whether each latent is decoded again and compared."""
     decode_threads: int = 0
     """Threads that decode ahead; 0 decodes when it is needed."""
 
@@ -152,7 +156,15 @@ class Work:
             size=(frames, height, width),
             notes=clip.notes,
             moments=(values.numel(), round(mean, 9), round(square, 9)),
+            psnr=self._psnr(latent_CFHW, clip) if self.verify else None,
         )
+
+    def _psnr(self, latent_CFHW: torch.Tensor, clip: Clip) -> float:
+        """Peak signal-to-noise ratio over 255 levels; at most 99."""
+        found_FHWC = self.processor.decode(latent_CFHW).float()
+        source_FHWC = (clip.video_CFHW.permute(1, 2, 3, 0) + 1) * 127.5
+        error = (found_FHWC - source_FHWC.round()).square().mean().item()
+        return round(10 * math.log10(255**2 / error), 2) if error > 1e-4 else 99.0
 
     def _description(self, entry: Entry, clip: Clip) -> dict[str, Any]:
         _, frames, height, width = clip.video_CFHW.shape

@@ -46,6 +46,8 @@ class PackOptions:
     batch_size: int = 1
     """Samples of one shape that are encoded together."""
     decode_threads: int = 0
+    verify: bool = False
+    """Whether each latent is decoded again and compared with its source."""
 
     def __post_init__(self) -> None:
         if self.shard_size < 1:
@@ -146,4 +148,6 @@ class Writer:
             keys = [entry.key] + [f"{entry.key}r{n}" for n in range(1, entry.repeats)]
             places = [series.write(key, outcome.parts) for key in keys]
             about = {"size": outcome.size, "notes": outcome.notes, "moments": outcome.moments}
+            if outcome.psnr is not None:
+                about["psnr"] = outcome.psnr
         return {"of": of, "in": [(split, p.shard, p.end) for p in places], **about}

@@ -64,7 +64,9 @@ class HunyuanText(Pretrained):
     default_length: ClassVar[int] = 1000
 
     def embed(self, caption: str) -> dict[str, Tensor]:
-        from diffusers.pipelines.hunyuan_video1_5 import HunyuanVideo15Pipeline as Pipeline
+        from diffusers.pipelines.hunyuan_video1_5 import pipeline_hunyuan_video1_5 as pipeline
+
+        Pipeline = pipeline.HunyuanVideo15Pipeline
 
         # The pipeline's own functions: its instruction and cuts are part of the weights.
         text, mask = Pipeline._get_mllm_prompt_embeds(

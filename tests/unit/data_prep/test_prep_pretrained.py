@@ -143,7 +143,8 @@ def test_cosmos_latents_are_those_of_its_pipeline_without_sigma_data(folders, fr
     scheduler = EDMEulerScheduler(sigma_max=80, sigma_min=0.002, sigma_data=0.5)
     pipe = CosmosVideoToWorldPipeline(
         text_encoder=None, tokenizer=None, transformer=None, scheduler=scheduler,
-        safety_checker=torch.nn.Identity(), **parts_of(folders["cosmos"], vae="AutoencoderKLCosmos"),
+        safety_checker=torch.nn.Identity(),
+        **parts_of(folders["cosmos"], vae="AutoencoderKLCosmos"),
     )  # fmt: skip
     with torch.no_grad():
         found = pipe.prepare_latents(
