@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from data_prep.captions import PRECEDENCE, MissingCaption
-from data_prep.commands import run_digits, run_image, run_inspect
+from data_prep.commands import run_digits, run_inspect, run_media
+from data_prep.media_arguments import (
+    add_captions,
+    add_frames,
+    add_inputs,
+    add_models,
+    add_pictures,
+)
 from data_prep.processors import PROCESSORS, Pixel
 from data_prep.refusals import PrepError
 from data_prep.report import output, say, show_processors
-from data_prep.text import TEXT_ENCODERS, ByteTable
+from data_prep.text import TEXT_ENCODERS
 
 EXIT_CODES = """\
 Exit codes: 0 all is well, 1 something must be changed (the last line says what), 2 the command
@@ -26,7 +33,8 @@ line is not understood, 130 interrupted. Only a folder packed with exit code 0 h
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     parser = build_parser()
-    args = parser.parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    args = parser.parse_args([re.sub(r"^--preprocess\.", "--", word) for word in given])
     if args.run is None:
         parser.print_help()
         return 0
@@ -36,9 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PrepError as error:
         say(errors, f"error: {error}")
     except OSError as error:
-        say(errors, f"error: {error}; nothing was published, run again with --overwrite")
+        say(errors, f"error: {error}; nothing was published; the same command goes on from here")
     except KeyboardInterrupt:
-        say(errors, "interrupted: nothing was published, run again with --overwrite")
+        say(errors, "interrupted: nothing was published; the same command goes on from here")
         return 130
     return 1
 
@@ -52,7 +60,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.set_defaults(run=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _add_digits(commands)
-    _add_image(commands)
+    _add_media(commands, "image", "Packs images, with their captions.")
+    _add_media(commands, "video", "Packs videos, or single frames of them, with their captions.")
     _add_inspect(commands)
     return parser
 
@@ -67,48 +76,100 @@ def _add_digits(commands: Any) -> None:
         metavar="N",
         help="Pack only the first N digits. (default: all)",
     )
-    parser.set_defaults(run=run_digits)
+    parser.set_defaults(run=run_digits, command="digits")
 
 
-def _add_image(commands: Any) -> None:
-    about = "Packs a folder of images, with all the folders in it."
-    parser = commands.add_parser(
-        "image", help=about, description=f"{about} {PRECEDENCE}", epilog=EXIT_CODES
-    )
-    parser.add_argument(
-        "--image_dir",
-        type=Path,
-        required=True,
-        metavar="DIR",
-        help="Folder of the images. Hidden files and linked folders in it are left out.",
-    )
+def _add_media(commands: Any, name: str, about: str) -> None:
+    parser = commands.add_parser(name, help=about, description=about, epilog=EXIT_CODES)
+    add_inputs(parser)
     _add_output(parser)
-    _add_picture_options(parser)
-    _add_caption_options(parser)
+    _add_running(parser)
+    add_pictures(parser)
+    add_frames(parser)
+    add_captions(parser)
     parser.add_argument(
+        "--processor",
+        default=Pixel.name,
+        metavar="NAME",
+        help="Codec that makes latents. (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--list_processors", action=_ListProcessors, help="Show the known processors and exit."
+    )
+    for processor in PROCESSORS.values():
+        processor.add_arguments(parser)
+    add_models(parser)
+    parser.set_defaults(run=run_media, command=name)
+
+
+def _add_running(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("running")
+    group.add_argument(
+        "--plan",
+        action="store_true",
+        help="Look at every file and write plan.jsonl and plan.html, what will become of each;"
+        " encode nothing.",
+    )
+    group.add_argument(
+        "--trust_cache",
+        action="store_true",
+        help="Go on by the plan of an earlier run, without looking whether files have changed.",
+    )
+    group.add_argument(
+        "--cache_only", action="store_true", help="As always here: encode and do not train."
+    )
+    group.add_argument(
         "--max_bad_fraction",
         type=float,
         default=0.05,
         metavar="FRACTION",
-        help="Largest part of the images, 0 to 1, that may be refused. (default: %(default)s)",
+        help="Largest part of the samples, 0 to 1, that may be refused. (default: %(default)s)",
     )
-    for processor in PROCESSORS.values():
-        processor.add_arguments(parser)
-    parser.set_defaults(run=run_image)
+    group.add_argument(
+        "--num_workers",
+        type=int,
+        metavar="N",
+        help="Worker processes; 0 does all in this one. The result is the same for any number."
+        " (default: one for each GPU or core, as far as there is work)",
+    )
+    group.add_argument(
+        "--decode_threads",
+        type=int,
+        default=2,
+        metavar="N",
+        help="Threads of each worker that decode ahead. (default: %(default)s)",
+    )
+    group.add_argument(
+        "--batch_size",
+        type=int,
+        default=1,
+        metavar="SAMPLES",
+        help="Samples of one shape that are encoded together. (default: %(default)s)",
+    )
+    group.add_argument(
+        "--engine",
+        choices=("local", "ray"),
+        default="local",
+        help="ray spreads the workers over the machines of a Ray cluster. (default: %(default)s)",
+    )
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output_dir",
+        "--dataset_output_dir",
         type=Path,
         required=True,
         metavar="DIR",
-        help="Folder for the dataset; it must be empty or not exist.",
+        help="Folder for the dataset. Where an earlier run with the same options has ended early or"
+        " files have changed, it is continued.",
     )
     parser.add_argument(
         "--overwrite",
+        "--regenerate_cache",
         action="store_true",
-        help="Remove the dataset that the output folder holds first; never other files.",
+        help="Encode everything anew: remove the dataset that the output folder holds first;"
+        " never other files.",
     )
     parser.add_argument(
         "--split",
@@ -133,61 +194,20 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--text_encoder",
-        default=ByteTable.name,
         metavar="NAME",
-        help=f"Text encoder: {', '.join(TEXT_ENCODERS)}. (default: %(default)s)",
+        help=f"Text encoder: {', '.join(TEXT_ENCODERS)}. (default: that of the processor)",
     )
     for encoder in TEXT_ENCODERS.values():
         encoder.add_arguments(parser)
-
-
-def _add_picture_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--processor",
-        default=Pixel.name,
-        metavar="NAME",
-        help="Codec that makes latents of images. (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--list_processors", action=_ListProcessors, help="Show the known processors and exit."
-    )
-    parser.add_argument(
-        "--size_multiple",
-        type=int,
-        metavar="PIXELS",
-        help="Each side is cropped around the centre to a multiple of this many pixels; images with"
-        " a shorter side are refused. (default: two latent cells, one patch)",
-    )
-    parser.add_argument(
-        "--max_pixels",
-        type=int,
-        metavar="PIXELS",
-        help="Larger images are scaled down, both sides alike, to at most this many pixels in all."
-        " (default: no limit)",
-    )
-
-
-def _add_caption_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--caption_field",
-        default="caption",
-        metavar="FIELD",
-        help="Field of the .json files that holds the caption; '' looks at no .json file."
-        " (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--missing_caption",
-        choices=[str(choice) for choice in MissingCaption],
-        default=str(MissingCaption.FILENAME),
-        help="What an image without a caption file gets: its file name with spaces for underscores,"
-        " the empty caption, or a refusal. (default: %(default)s)",
-    )
 
 
 def _add_inspect(commands: Any) -> None:
     about = "Reads a packed dataset back and checks every checksum."
     parser = commands.add_parser("inspect", help=about, description=about, epilog=EXIT_CODES)
     parser.add_argument("folder", type=Path, metavar="DIR", help="Folder of the dataset.")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="Write a page with decoded pictures of samples."
+    )
     parser.set_defaults(run=run_inspect)
 
 

@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from data_prep import processors, text
-from data_prep.captions import MissingCaption
 from data_prep.digits import Digits
-from data_prep.images import ImageFolder
+from data_prep.folder import PAGE_NAME, make_ready
 from data_prep.inspection import check_encoders, inspect_shard, shard_counts
-from data_prep.packing import PackOptions, pack
-from data_prep.pictures import Fit
+from data_prep.inspection_page import write_inspection
+from data_prep.media_arguments import SETTINGS
+from data_prep.media_options import source_of
+from data_prep.packing import Packing, PackOptions, pack
+from data_prep.planning.page import write_page
 from data_prep.processors import Pixel
-from data_prep.refusals import PrepError
 from data_prep.report import (
     output,
     progress_on,
     say,
     show_inspection,
+    show_plan,
     show_summary,
     training_command,
 )
+from data_prep.running.choice import engine_of
+from data_prep.running.ranks import join, leave
 from data_prep.splits import SplitFractions
 
-_PATCH = 2  # latent cells along one side of a token in the models of conf/
+_BLOCK = {"video": 4}  # samples that a worker is handed at once; the others are small
 
 
 def _options(args: argparse.Namespace, *, max_bad_fraction: float) -> PackOptions:
@@ -36,6 +41,11 @@ def _options(args: argparse.Namespace, *, max_bad_fraction: float) -> PackOption
         max_shard_bytes=args.max_shard_bytes,
         max_bad_fraction=max_bad_fraction,
         overwrite=args.overwrite,
+        verify=getattr(args, "verify", False),
+        trust_cache=getattr(args, "trust_cache", False),
+        batch_size=getattr(args, "batch_size", 1),
+        decode_threads=getattr(args, "decode_threads", 0),
+        block_size=_BLOCK.get(args.command, 32),
     )
 
 
@@ -46,7 +56,7 @@ def _settings(args: argparse.Namespace, *names: str) -> dict[str, Any]:
 
 
 def run_digits(args: argparse.Namespace) -> int:
-    encoder = text.named(args.text_encoder).from_arguments(args)
+    encoder = text.named(args.text_encoder or Pixel.text_encoder).from_arguments(args)
     summary = pack(
         Digits(num_samples=args.num_samples),
         args.output_dir,
@@ -62,45 +72,66 @@ def run_digits(args: argparse.Namespace) -> int:
     return 0
 
 
-def run_image(args: argparse.Namespace) -> int:
+def run_media(args: argparse.Namespace) -> int:
+    """Images and videos, on any number of processes."""
     processor = processors.named(args.processor).from_arguments(args)
-    encoder = text.named(args.text_encoder).from_arguments(args)
+    encoder = text.named(args.text_encoder or processor.text_encoder).from_arguments(args)
     options = _options(args, max_bad_fraction=args.max_bad_fraction)
-    if args.size_multiple is None:
-        args.size_multiple = _PATCH * processor.stride
-    if args.size_multiple % processor.stride:
-        raise PrepError(
-            f"--size_multiple {args.size_multiple} must be a multiple of the {processor.stride}"
-            f" pixels of one latent cell of processor {processor.name!r}"
+    source = source_of(args, processor)
+    ranks = join()
+    try:
+        packing = Packing(
+            source=source,
+            folder=args.output_dir,
+            processor=processor,
+            text=encoder,
+            options=options,
+            settings=_settings(args, *SETTINGS, "max_bad_fraction"),
+            engine=engine_of(args, ranks),
+            ranks=ranks,
+            track=progress_on(Console(stderr=True)),
         )
-    source = ImageFolder(
-        args.image_dir,
-        fit=Fit(size_multiple=args.size_multiple, max_pixels=args.max_pixels),
-        colours=processor.pixel_channels,
-        caption_field=args.caption_field,
-        missing=MissingCaption(args.missing_caption),
+        if args.plan:
+            return _plan(args, packing)
+        summary = packing.run()
+    finally:
+        leave()
+    if ranks.rank == 0:
+        sizes = {"model.in_channels": processor.channels, "model.crossattn_emb_size": encoder.width}
+        command = training_command(args.output_dir, f"conf/dit_xl_{args.command}.yaml", sizes)
+        show_summary(output(), summary, args.output_dir, command)
+        if args.verify:
+            return _inspect(args.output_dir)
+    return 0
+
+
+def _plan(args: argparse.Namespace, packing: Packing) -> int:
+    make_ready(args.output_dir, overwrite=args.overwrite)
+    plan = packing.plan()
+    facts = write_page(
+        plan,
+        packing.source,
+        args.output_dir / PAGE_NAME,
+        processor=packing.processor,
+        text=packing.text,
     )
-    names = ("size_multiple", "max_pixels", "caption_field", "missing_caption", "max_bad_fraction")
-    summary = pack(
-        source,
-        args.output_dir,
-        processor=processor,
-        text=encoder,
-        options=options,
-        settings=_settings(args, *names),
-        track=progress_on(Console(stderr=True)),
-    )
-    sizes = {"model.in_channels": processor.channels, "model.crossattn_emb_size": encoder.width}
-    command = training_command(args.output_dir, "conf/dit_xl_image.yaml", sizes)
-    show_summary(output(), summary, args.output_dir, command)
+    show_plan(output(), facts, args.output_dir)
     return 0
 
 
 def run_inspect(args: argparse.Namespace) -> int:
-    counts = shard_counts(args.folder)
-    reports = [inspect_shard(args.folder, name, expected=n) for name, n in counts.items()]
-    show_inspection(output(), args.folder, reports)
-    problems = check_encoders(args.folder)
+    status = _inspect(args.folder)
+    if args.html is not None:
+        write_inspection(args.folder, args.html)
+        say(output(), f"decoded pictures: {args.html}")
+    return status
+
+
+def _inspect(folder: Path) -> int:
+    counts = shard_counts(folder)
+    reports = [inspect_shard(folder, name, expected=n) for name, n in counts.items()]
+    show_inspection(output(), folder, reports)
+    problems = check_encoders(folder)
     problems += [problem for report in reports for problem in report.problems]
     for problem in problems:
         say(Console(stderr=True), f"error: {problem}")

@@ -36,7 +36,15 @@ class Digits:
         self._images_NHW = digits.images[:num_samples]
         self._labels = digits.target[:num_samples].tolist()
         self.entries = tuple(
-            Entry(key=f"digits-{index:04d}", source=f"load_digits/{index}")
+            Entry(
+                key=f"digits-{index:04d}",
+                source=f"load_digits/{index}",
+                width=SIDE,
+                height=SIDE,
+                size=(SIDE, SIDE),
+                caption=caption_of(self._labels[index]),
+                caption_from="the label",
+            )
             for index in range(len(self._labels))
         )
 

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 TEMPORARY = ".tmp"
+_BUFFER = 1 << 20  # bytes; small writes cost more calls than the tar has samples
 
 
 def sync_folder(folder: Path) -> None:
@@ -20,13 +21,16 @@ def sync_folder(folder: Path) -> None:
 class WholeFile:
     """A file to write that gets its name only once all of it is on the disk.
 
-    A killed process leaves `path.tmp`; `discard` leaves nothing.
+    A killed process leaves `path.tmp`, which `keep` bytes of can be continued; `discard` leaves
+    nothing.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, *, keep: int = 0):
         self.path = path
         self._temporary = path.with_name(path.name + TEMPORARY)
-        self.stream = self._temporary.open("wb")
+        self.stream = self._temporary.open("r+b" if keep else "wb", buffering=_BUFFER)
+        self.stream.truncate(keep)
+        self.stream.seek(keep)
 
     def publish(self) -> None:
         """Gives the file its name."""

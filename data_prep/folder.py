@@ -24,12 +24,19 @@ from data_prep.splits import Split
 META = ".nv-meta"
 REFUSED_NAME = "refused.jsonl"
 
-_OURS = re.compile(rf"({re.escape(META)}|{CARD_NAME}|{NULL_TEXT_NAME}|{REFUSED_NAME})(\.tmp)?")
-_OUR_SHARDS = re.compile(r"shard-\d+\.tar(\.idx)?(\.tmp)?")
+LEDGER = ".ledger"
+PLAN_NAME, PAGE_NAME = "plan.jsonl", "plan.html"
+
+_PLANNED = {PLAN_NAME, PAGE_NAME, REFUSED_NAME}
+_NAMES = (META, LEDGER, CARD_NAME, NULL_TEXT_NAME, *sorted(_PLANNED))
+_OURS = re.compile(rf"({'|'.join(map(re.escape, _NAMES))})(\.spool)?(\.tmp)?")
+_OUR_SHARDS = re.compile(r"(shard|rank\d+)-\d+\.tar(\.idx)?(\.tmp)?")
 
 
-def make_empty(folder: Path, *, overwrite: bool) -> None:
+def make_ready(folder: Path, *, overwrite: bool) -> None:
     """Creates `folder`, or removes from it what an earlier packing wrote, `.nv-meta` first.
+
+    Without `overwrite`, what an earlier packing wrote stays, to be continued.
 
     Raises:
         PrepError: it is in use and `overwrite` is false, or holds files that are not ours.
@@ -38,19 +45,23 @@ def make_empty(folder: Path, *, overwrite: bool) -> None:
         raise PrepError(f"--output_dir {folder} is a file; give a folder")
     folder.mkdir(parents=True, exist_ok=True)
     found = sorted(folder.iterdir())
-    if found and not overwrite:
-        raise PrepError(
-            f"--output_dir {folder} is not empty (it holds {found[0].name}); give another folder,"
-            " or replace the dataset in it with --overwrite"
-        )
     strangers = [path for path in found if not _is_ours(path)]
+    if not overwrite:
+        planned_only = {path.name for path in found} <= _PLANNED
+        if found and (strangers or not ((folder / LEDGER).is_dir() or planned_only)):
+            raise PrepError(
+                f"--output_dir {folder} is not empty (it holds {(strangers or found)[0].name}), and"
+                " no packing that could be continued; give another folder, or replace the dataset"
+                " in it with --overwrite"
+            )
+        return
     if strangers:
         raise PrepError(
             f"--output_dir {folder} holds {strangers[0].name}, which no packing wrote, so"
             " --overwrite removes nothing; give another folder"
         )
     for path in sorted(found, key=lambda path: path.name != META):
-        _remove(path)
+        remove(path)
 
 
 def _is_ours(path: Path) -> bool:
@@ -59,7 +70,8 @@ def _is_ours(path: Path) -> bool:
     return _OURS.fullmatch(path.name) is not None
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """Removes a file or folder, which is never seen half gone."""
     if not path.is_dir() or path.is_symlink():
         path.unlink()
         return
@@ -73,15 +85,17 @@ def publish(
     *,
     shards: Mapping[Split, Mapping[str, int]],
     card: Mapping[str, Any],
-    null_text_LE: Tensor,
+    null_text: dict[str, Tensor],
 ) -> None:
     """Writes card, null text and Energon's metadata beside shards that are all in place.
 
     `shards` holds, for each split, the samples of each shard by file name.
     """
-    write_whole(folder / NULL_TEXT_NAME, safetensors.torch.save({"text": null_text_LE}))
+    write_whole(folder / NULL_TEXT_NAME, safetensors.torch.save(null_text))
     write_whole(folder / CARD_NAME, (json.dumps(card, indent=2) + "\n").encode())
     unfinished = folder / (META + TEMPORARY)
+    if unfinished.exists():
+        shutil.rmtree(unfinished)
     unfinished.mkdir()
     for name, content in _energon_files(shards).items():
         write_whole(unfinished / name, content.encode())

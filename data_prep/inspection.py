@@ -77,7 +77,7 @@ def inspect_shard(folder: Path, name: str, *, expected: int) -> ShardReport:
     try:
         report.bytes = path.stat().st_size
         starts = []
-        for start, key, parts in _samples(path):
+        for start, key, parts in read_samples(path):
             starts.append(start)
             report.samples += 1
             _check_sample(report, key, parts)
@@ -91,7 +91,7 @@ def inspect_shard(folder: Path, name: str, *, expected: int) -> ShardReport:
     return report
 
 
-def _samples(path: Path) -> Iterator[tuple[int, str, dict[str, bytes]]]:
+def read_samples(path: Path) -> Iterator[tuple[int, str, dict[str, bytes]]]:
     """Offset, key and files of each sample."""
     start, current, parts = 0, "", dict[str, bytes]()
     with tarfile.open(path, "r:") as tar:

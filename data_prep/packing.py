@@ -1,227 +1,277 @@
 """A source of clips -> a dataset folder.
 
-1. check     keys, splits and output folder, before anything is read
-2. fit       the processor sees each clip once, if it wants to
-3. encode    clip -> sample -> shard of its split; refusals are counted
+1. plan      every sample, before anything is decoded; options and output folder are checked
+2. measure   the processor sees each clip once, if it wants to
+3. encode    sample by sample, in the order of the plan, into the shards of its split
 4. publish   only if enough was packed
+
+A run that ends early, however it ends, is continued by the same command. The folder is always what
+one undisturbed run makes: where files have changed since, samples that have not are copied.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from data_prep.cards import FORMAT_VERSION
-from data_prep.clips import Clip, Entry, Source
-from data_prep.folder import REFUSED_NAME, make_empty, publish
+from data_prep.clips import Entry, Source
+from data_prep.files import write_whole
+from data_prep.folder import LEDGER, META, REFUSED_NAME, make_ready, publish
+from data_prep.planning.plan import PLAN_NAME, Plan, read_plan, write_plan
 from data_prep.processors import Processor
 from data_prep.processors.processor import LATENT_DTYPE
-from data_prep.refusals import PrepError, Reason, Refusals, RefusedError
-from data_prep.shards import ShardSeries, sample_parts
-from data_prep.splits import Split, SplitFractions, position_of
+from data_prep.refusals import PrepError, Refusals
+from data_prep.running.engine import Engine, InProcess
+from data_prep.running.ledger import RunRecord, changed_options
+from data_prep.running.ranks import ALONE, Ranks
+from data_prep.running.reuse import WHITENING_NAME, remove_earlier, set_aside
+from data_prep.running.summary import Summary, summarize
+from data_prep.running.work import Refused, Task, Work
+from data_prep.running.writer import PackOptions, Share, Writer
 from data_prep.text import TextEncoder
+from data_prep.whitening import Moments, Whitening
 
-SIZES_IN_CARD = 20  # most frequent sizes; generation takes the first where none is asked for
+__all__ = ["PackOptions", "Summary", "pack"]
 
-# Passes entries through and shows how many have gone by.
-Track = Callable[[Sequence[Entry], str], Iterable[Entry]]
+# Shows how many samples have gone by: (activity, samples in all or 0, samples done before) gives a
+# context whose value takes the number of samples that are done as well.
+Track = Callable[[str, int, int], AbstractContextManager[Callable[[int], None]]]
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PackOptions:
-    """How samples become a folder; none of it changes what a sample holds."""
-
-    split: SplitFractions
-    shard_size: int
-    """Samples in one shard, at most."""
-    max_shard_bytes: int
-    """Bytes of one shard, at most, unless a single sample is larger."""
-    max_bad_fraction: float
-    """Part of the files that may be refused."""
-    overwrite: bool
-
-    def __post_init__(self) -> None:
-        if self.shard_size < 1:
-            raise PrepError(f"--shard_size {self.shard_size} must be at least 1 sample")
-        if self.max_shard_bytes < 1:
-            raise PrepError(f"--max_shard_bytes {self.max_shard_bytes} must be at least 1 byte")
-        if not 0 <= self.max_bad_fraction <= 1:
-            raise PrepError(f"--max_bad_fraction {self.max_bad_fraction} must lie in 0 to 1")
+_LAYOUT = ("split", "shard_size", "max_shard_bytes", "batch_size", "block_size")
+_MOST_NAMED = 4  # options in a message
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Summary:
-    """What one run packed and what it left out."""
-
-    shards: Mapping[Split, Mapping[str, int]]  # samples of each shard by file name
-    bytes_written: int
-    refused: Mapping[str, int]  # by reason
-    ignored: Mapping[str, int]  # files that are no media, by kind
-    notes: Mapping[str, int]
+def untracked(*_: object) -> AbstractContextManager[Callable[[int], None]]:
+    """Shows nothing."""
+    return nullcontext(lambda _: None)
 
 
-def pack(
-    source: Source,
-    folder: Path,
-    *,
-    processor: Processor,
-    text: TextEncoder,
-    options: PackOptions,
-    settings: Mapping[str, Any],
-    track: Track = lambda entries, _: entries,
-) -> Summary:
-    """Packs all of `source` into `folder`; `settings` go into the card as they are.
+@dataclass(kw_only=True)
+class Packing:
+    """One run of one process, on its way from a source to a folder."""
+
+    source: Source
+    folder: Path
+    processor: Processor
+    text: TextEncoder
+    options: PackOptions
+    settings: Mapping[str, Any]
+    engine: Engine = field(default_factory=InProcess)
+    ranks: Ranks = ALONE
+    track: Track = untracked
+
+    def run(self) -> Summary:
+        """Does all that is not done yet.
+
+        Raises:
+            PrepError: something must be changed; as after any exception, there is no `.nv-meta`.
+        """
+        if self.ranks.rank == 0:
+            make_ready(self.folder, overwrite=self.options.overwrite)
+            self._check_options()
+            plan = self.plan()
+            self._set_aside_what_does_not_fit(plan)
+        self.ranks.meet()
+        plan = read_plan(self.folder / PLAN_NAME)
+        self._check_planned(plan)
+        self._measure(plan)
+        self._encode(plan)
+        self.ranks.meet()
+        return self._finish(plan)
+
+    def plan(self) -> Plan:
+        """Probes every file and writes what will become of it.
+
+        Raises:
+            PrepError: two files have one key, or a split gets none.
+        """
+        path = self.folder / PLAN_NAME
+        if self.options.trust_cache and path.exists():
+            return read_plan(path)
+        try:
+            with self.track("planning", 0, 0) as advance:
+                entries = _counted(self.source.entries, advance)
+                return write_plan(entries, path, self.options.split)
+        except BaseException:
+            if not any(self.folder.iterdir()):
+                self.folder.rmdir()
+            raise
+
+    @property
+    def _identity(self) -> dict[str, Any]:
+        """All that decides what the folder holds, besides the files themselves."""
+        settings = {k: v for k, v in self.settings.items() if k != "max_bad_fraction"}
+        identity = {
+            "format_version": FORMAT_VERSION,
+            **settings,
+            **{name: getattr(self.options, name) for name in _LAYOUT},
+            "processor": {"name": self.processor.name, **self.processor.settings},
+            "text_encoder": self.text.settings,
+        }
+        return json.loads(json.dumps(identity, default=asdict))
+
+    def _check_options(self) -> None:
+        """Raises PrepError where the folder was begun with other options."""
+        record = RunRecord.read(self.folder)
+        changes = changed_options(record.options, self._identity) if record else []
+        if changes:
+            named = "; ".join(changes[:_MOST_NAMED])
+            raise PrepError(
+                f"--output_dir {self.folder} is not empty: it holds samples of other options"
+                f" ({named}). Give the options it was begun with, another folder, or encode"
+                " everything anew with --overwrite"
+            )
+
+    def _set_aside_what_does_not_fit(self, plan: Plan) -> None:
+        record = RunRecord.read(self.folder)
+        new = RunRecord(options=self._identity, plan=plan.digest, world=self.ranks.world)
+        if record is not None and (record.plan, record.world) != (new.plan, new.world):
+            set_aside(self.folder, generation=record.generation)
+            new = replace(new, generation=record.generation + 1)
+        elif record is not None:
+            return
+        new.write(self.folder)
+
+    def _check_planned(self, plan: Plan) -> None:
+        refusals = Refusals()
+        for (line,) in plan.blocks(1):
+            entry = Entry.from_line(line)
+            if entry.refused:
+                refusals.add(entry.source, entry.refused, entry.detail)
+        self._check(refusals, plan)
+
+    def _check(self, refusals: Refusals, plan: Plan) -> None:
+        """Names the refused samples; raises PrepError where there are too many."""
+        if self.ranks.rank == 0:
+            refusals.write(self.folder / REFUSED_NAME)
+        refusals.check(total=plan.total, max_fraction=self.options.max_bad_fraction)
+
+    def _work(self, task: Task) -> Work:
+        return Work(
+            source=self.source,
+            processor=self.processor,
+            text=self.text,
+            task=task,
+            batch_size=self.options.batch_size,
+            decode_threads=self.options.decode_threads,
+            verify=self.options.verify,
+        )
+
+    def _measure(self, plan: Plan) -> None:
+        """Gives the processor the dataset's own whitening, if it wants that; rank 0 finds it."""
+        if not self.processor.whitens_by_dataset:
+            return
+        path = self.folder / LEDGER / WHITENING_NAME
+        if self.ranks.rank == 0 and not path.exists():
+            whitening = self._whitening(plan)
+            if whitening is not None:
+                content = {"mean": whitening.mean, "std": whitening.std}
+                write_whole(path, json.dumps(content).encode())
+        self.ranks.meet()
+        if path.exists():
+            content = json.loads(path.read_bytes())
+            whitening = Whitening(mean=tuple(content["mean"]), std=tuple(content["std"]))
+            self.processor = replace(self.processor, whitening=whitening)
+
+    def _whitening(self, plan: Plan) -> Whitening | None:
+        """That of all clips that can be read, the same for any number of workers.
+
+        Raises:
+            PrepError: too few can be read.
+        """
+        moments, refusals, size = Moments(), Refusals(), self.options.block_size
+        results = self.engine.run(self._work(Task.MEASURE), plan.blocks(size))
+        with self.track(Task.MEASURE, plan.total, 0) as advance:
+            for block, outcomes in zip(plan.blocks(size), results, strict=True):
+                for line, outcome in zip(block, outcomes, strict=True):
+                    if isinstance(outcome, Refused):
+                        source = Entry.from_line(line).source
+                        refusals.add(source, outcome.reason, outcome.detail)
+                    elif outcome.is_finite:  # one that is not is refused when it is encoded
+                        moments.merge(outcome)
+                advance(len(block))
+        self._check(refusals, plan)
+        return self.processor.fitted(moments).whitening if moments.count else None
+
+    def _encode(self, plan: Plan) -> None:
+        """Does what the ledger of this rank does not list yet."""
+        share = Share(plan=plan, size=self.options.block_size, ranks=self.ranks)
+        writer = Writer(folder=self.folder, options=self.options, ranks=self.ranks)
+        progress = writer.progress(share)
+        if progress.samples == share.total and (self.folder / META).exists():
+            return
+        with (
+            writer.resumed(progress),
+            self.track(Task.ENCODE, share.total, progress.samples) as advance,
+        ):
+            todo = map(writer.without_earlier, share.after(progress.samples))
+            results = self.engine.run(self._work(Task.ENCODE), todo)
+            for block, outcomes in zip(share.after(progress.samples), results, strict=True):
+                writer.write(block, outcomes)
+                advance(len(block))
+
+    def _finish(self, plan: Plan) -> Summary:
+        """What all ranks packed; rank 0 publishes it.
+
+        Raises:
+            PrepError: too much was refused.
+        """
+        summary = summarize(self.folder, world=self.ranks.world, ignored=self.source.ignored)
+        self._check(summary.refusals, plan)
+        self.options.split.check_found(summary.samples)
+        if self.ranks.rank == 0 and not (self.folder / META).exists():
+            publish(
+                self.folder,
+                shards=summary.shards,
+                card=self._card(summary),
+                null_text=self.text.encode_all(""),
+            )
+            remove_earlier(self.folder)
+        self.ranks.meet()
+        return summary
+
+    def _card(self, summary: Summary) -> dict[str, Any]:
+        processor, whitening = self.processor, self.processor.whitening
+        return {
+            "format_version": FORMAT_VERSION,
+            "processor": {"name": processor.name, **processor.settings},
+            "text_encoder": self.text.settings,
+            "latent": {
+                "channels": processor.channels,
+                "dtype": str(LATENT_DTYPE).removeprefix("torch."),
+                "mean": whitening.mean,
+                "std": whitening.std,
+                "measured": summary.measured,
+            },
+            "splits": {
+                str(split): {"samples": sum(counts.values()), "shards": len(counts)}
+                for split, counts in summary.shards.items()
+            },
+            "sizes": summary.sizes,
+            "sources": [self.source.name],
+            "refused": summary.refused,
+            "notes": summary.notes,
+            "psnr": summary.psnr,
+            "settings": dict(self.settings),
+            "license": None,
+        }
+
+
+def pack(source: Source, folder: Path, **given: Any) -> Summary:
+    """Packs all of `source` into `folder`; `given` are the fields of `Packing`.
 
     Raises:
         PrepError: something must be changed; as after any exception, there is no `.nv-meta`.
     """
-    entries = _in_packing_order(source.entries, options.split)
-    make_empty(folder, overwrite=options.overwrite)
-    refusals, notes, sizes = Refusals(), Counter(), Counter()
-
-    def clips(activity: str) -> Iterator[tuple[Entry, Clip]]:
-        return _readable(source, track(entries, activity), refusals)
-
-    def check() -> None:
-        refusals.write(folder / REFUSED_NAME)
-        refusals.check(total=len(entries), max_fraction=options.max_bad_fraction)
-
-    processor = processor.fitted(clip.video_CFHW for _, clip in clips("reading"))
-    check()
-    with ExitStack() as stack:
-        series = {split: stack.enter_context(_series(folder, split, options)) for split in Split}
-        for entry, parts, clip in _samples(clips("packing"), refusals, processor, text):
-            series[options.split.split_of(entry.key)].write(entry.key, parts)
-            notes.update(clip.notes)
-            sizes.update([tuple(clip.video_CFHW.shape[1:])])
-    check()
-    options.split.check(entry.key for entry in entries if entry.source not in refusals)
-    shards = {split: done.counts for split, done in series.items() if done.counts}
-    card = _card(source, processor, text, shards, refusals, settings)
-    card["sizes"] = [
-        {"num_frames": frames, "height": height, "width": width, "samples": count}
-        for (frames, height, width), count in sizes.most_common(SIZES_IN_CARD)
-    ]
-    publish(folder, shards=shards, card=card, null_text_LE=text.encode(""))
-    return Summary(
-        shards=shards,
-        bytes_written=sum(done.bytes_written for done in series.values()),
-        refused=refusals.counts,
-        ignored=source.ignored,
-        notes=notes,
-    )
+    return Packing(source=source, folder=folder, **given).run()
 
 
-def _in_packing_order(entries: Sequence[Entry], split: SplitFractions) -> list[Entry]:
-    """Scattered by a hash, so that no shard is all of one folder, and the same every time."""
-    sources: dict[str, str] = {}
-    for entry in entries:
-        other = sources.setdefault(entry.key, entry.source)
-        if other != entry.source:
-            raise PrepError(f"{other} and {entry.source} get the same key {entry.key}; rename one")
-    split.check(sources)
-    return sorted(entries, key=lambda entry: (position_of(entry.key), entry.key))
-
-
-def _readable(
-    source: Source, entries: Iterable[Entry], refusals: Refusals
-) -> Iterator[tuple[Entry, Clip]]:
-    for entry in entries:
-        if entry.source in refusals:
-            continue
-        try:
-            clip = source.read(entry)
-        except RefusedError as refused:
-            refusals.add(entry.source, refused)
-            continue
-        yield entry, clip
-
-
-def _samples(
-    clips: Iterable[tuple[Entry, Clip]],
-    refusals: Refusals,
-    processor: Processor,
-    text: TextEncoder,
-) -> Iterator[tuple[Entry, dict[str, bytes], Clip]]:
-    """Entry and files of each clip that encodes, and the clip."""
-    for entry, clip in clips:
-        try:
-            parts = encode(entry, clip, processor=processor, text=text)
-        except RefusedError as refused:
-            refusals.add(entry.source, refused)
-            continue
-        yield entry, parts, clip
-
-
-def _series(folder: Path, split: Split, options: PackOptions) -> ShardSeries:
-    return ShardSeries(
-        folder / split, max_samples=options.shard_size, max_bytes=options.max_shard_bytes
-    )
-
-
-def encode(
-    entry: Entry, clip: Clip, *, processor: Processor, text: TextEncoder
-) -> dict[str, bytes]:
-    """The files of one sample.
-
-    Raises:
-        RefusedError: its latent is not finite.
-    """
-    latent_CFHW = processor.encode(clip.video_CFHW)
-    if not torch.isfinite(latent_CFHW).all():
-        raise RefusedError(
-            Reason.NOT_FINITE, f"processor {processor.name} made it from {entry.source}"
-        )
-    _, frames, height, width = clip.video_CFHW.shape
-    description = {
-        "format_version": FORMAT_VERSION,
-        "caption": clip.caption,
-        "source": entry.source,
-        "original_height": clip.original_height,
-        "original_width": clip.original_width,
-        "height": height,
-        "width": width,
-        "num_frames": frames,
-        "fps": clip.fps,
-        "processor": processor.name,
-        "text_encoder": text.name,
-        "text_encoder_revision": text.revision,
-        "latent_mean": processor.whitening.mean,
-        "latent_std": processor.whitening.std,
-    }
-    return sample_parts({"latent": latent_CFHW, "text": text.encode(clip.caption)}, description)
-
-
-def _card(
-    source: Source,
-    processor: Processor,
-    text: TextEncoder,
-    shards: Mapping[Split, Mapping[str, int]],
-    refusals: Refusals,
-    settings: Mapping[str, Any],
-) -> dict[str, Any]:
-    return {
-        "format_version": FORMAT_VERSION,
-        "processor": {"name": processor.name, **processor.settings},
-        "text_encoder": text.settings,
-        "latent": {
-            "channels": processor.channels,
-            "dtype": str(LATENT_DTYPE).removeprefix("torch."),
-            "mean": processor.whitening.mean,
-            "std": processor.whitening.std,
-        },
-        "splits": {
-            str(split): {"samples": sum(counts.values()), "shards": len(counts)}
-            for split, counts in shards.items()
-        },
-        "sources": [source.name],
-        "refused": refusals.counts,
-        "settings": dict(settings),
-        "license": None,
-    }
+def _counted(items: Iterable[Any], advance: Callable[[int], None]) -> Iterator[Any]:
+    for item in items:
+        yield item
+        advance(1)

@@ -1,27 +1,28 @@
-"""One image file -> upright RGB pixels of a size that patches fit into."""
+"""One image file -> upright RGB pixels."""
 
 # C colour channels, H rows, W columns
 
 from __future__ import annotations
 
-import math
 import stat
 import warnings
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from data_prep.refusals import PrepError, Reason, RefusedError
+from data_prep.refusals import Reason, RefusedError
 
 # Named, so that no stub, document or video reader of Pillow runs on a stranger's file.
 FORMATS = ("AVIF", "BMP", "DIB", "GIF", "JPEG", "JPEG2000", "PCX", "PNG", "PPM", "TGA", "TIFF")
 FORMATS += ("WEBP",)
+_ORIENTATION, _SIDEWAYS = 0x0112, (5, 6, 7, 8)  # EXIF 2.32
 
 
 @cache
@@ -38,56 +39,6 @@ def image_endings() -> frozenset[str]:
     return frozenset(ending for ending, name in registered if name in known)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fit:
-    """How a picture is brought to a size that is packed; its sides are never stretched apart."""
-
-    size_multiple: int
-    """Pixels; each side is cropped to a multiple of this."""
-    max_pixels: int | None
-    """Larger pictures are scaled down to at most this many pixels; None keeps all."""
-
-    def __post_init__(self) -> None:
-        if self.size_multiple < 1:
-            raise PrepError(f"--size_multiple {self.size_multiple} must be at least 1 pixel")
-        if self.max_pixels is not None and self.max_pixels < self.size_multiple**2:
-            raise PrepError(
-                f"--max_pixels {self.max_pixels} is less than one patch of"
-                f" {self.size_multiple} x {self.size_multiple} pixels; raise it"
-            )
-
-    def scaled(self, width: int, height: int) -> tuple[int, int]:
-        """Size with the same ratio and at most `max_pixels` pixels, in whole numbers throughout."""
-        if self.max_pixels is None or width * height <= self.max_pixels:
-            return width, height
-        # floor(sqrt(P w / h)): a product of floats falls one short where the root is whole.
-        budget = self.max_pixels
-        return math.isqrt(budget * width // height), math.isqrt(budget * height // width)
-
-    def cropped(self, width: int, height: int) -> tuple[int, int, int, int]:
-        """Left, upper, right, lower edge of the largest centred box that patches fill."""
-        wide, high = (side - side % self.size_multiple for side in (width, height))
-        left, upper = (width - wide) // 2, (height - high) // 2
-        return left, upper, left + wide, upper + high
-
-    def apply(self, image: Image.Image) -> Image.Image:
-        """The scaled and cropped picture.
-
-        Raises:
-            RefusedError: a side is shorter than `size_multiple`.
-        """
-        size = self.scaled(*image.size)
-        if min(size) < self.size_multiple:
-            shrunk = "" if size == image.size else f" (scaled from {image.width} x {image.height})"
-            raise RefusedError(
-                Reason.TOO_SMALL,
-                f"{size[0]} x {size[1]} pixels{shrunk}, less than {self.size_multiple}",
-            )
-        if size != image.size:
-            image = image.resize(size, Image.Resampling.LANCZOS)
-        return image.crop(self.cropped(*size))
-
-
 class Opened(NamedTuple):
     """The first frame of a file, upright."""
 
@@ -95,23 +46,58 @@ class Opened(NamedTuple):
     is_animated: bool
 
 
-def open_image(path: Path) -> Opened:
+def open_image(file: Path | BinaryIO) -> Opened:
     """The first frame of an image file, decoded whole.
 
     Raises:
         RefusedError: it is empty, no image of `FORMATS`, damaged, cut short or suspiciously large.
     """
+    with opened(file) as stream, _damage_refused():
+        return _decode(stream)
+
+
+def size_of(file: Path | BinaryIO) -> tuple[int, int]:
+    """Width and height, upright, from the first bytes alone.
+
+    Raises:
+        RefusedError: it is empty, no image of `FORMATS`, or suspiciously large.
+    """
+    with opened(file) as stream, _damage_refused(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with Image.open(stream, formats=readable_formats()) as image:
+            # PNG's own `getexif` decodes all pixels to look for EXIF behind them.
+            turned = Image.Image.getexif(image).get(_ORIENTATION, 1) in _SIDEWAYS
+            width, height = image.size
+            return (height, width) if turned else (width, height)
+
+
+@contextmanager
+def opened(file: Path | BinaryIO) -> Iterator[BinaryIO]:
+    """The file at a path, if it is a regular one with something in it; a stream as it is.
+
+    Raises:
+        RefusedError: it is not.
+    """
+    if not isinstance(file, Path):
+        yield file
+        return
     try:
-        status = path.stat()
+        status = file.stat()
         if not stat.S_ISREG(status.st_mode):  # a pipe would block for ever
             raise RefusedError(Reason.UNREADABLE, "it is no regular file")
         if status.st_size == 0:
             raise RefusedError(Reason.EMPTY, "0 bytes")
-        path.open("rb").close()
+        stream = file.open("rb")
     except OSError as error:
         raise RefusedError(Reason.UNREADABLE, error.strerror or str(error)) from error
+    with stream:
+        yield stream
+
+
+@contextmanager
+def _damage_refused() -> Iterator[None]:
     try:
-        return _decode(path)
+        yield
     except UnidentifiedImageError as error:
         raise RefusedError(
             Reason.NO_IMAGE, "its first bytes belong to none, or end too early"
@@ -122,10 +108,10 @@ def open_image(path: Path) -> Opened:
         raise RefusedError(Reason.DAMAGED, f"{type(error).__name__}: {error}") from error
 
 
-def _decode(path: Path) -> Opened:
+def _decode(stream: BinaryIO) -> Opened:
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        with Image.open(path, formats=readable_formats()) as image:
+        with Image.open(stream, formats=readable_formats()) as image:
             image.load()
             upright = ImageOps.exif_transpose(image)
             # A telephone's MPO holds further views of the same picture.

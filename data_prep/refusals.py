@@ -24,6 +24,12 @@ class Reason(StrEnum):
     TOO_LARGE = "image is suspiciously large"
     TOO_SMALL = "image is smaller than size_multiple"
     PIXELS = "pixel values have no known range"
+    NO_VIDEO = "file is no video of a known format"
+    VIDEO_DAMAGED = "video is damaged or cut short"
+    TOO_SHORT = "video has too few frames"
+    NOT_FETCHED = "address cannot be fetched"
+    CHANGED = "file has changed since it was planned"
+    CRASHED = "reading it kills the process"
     NO_CAPTION = "no caption"
     BAD_CAPTION = "caption file cannot be used"
     NOT_FINITE = "latent has NaN or Inf"
@@ -38,39 +44,34 @@ class RefusedError(Exception):
 
 
 class Refusals:
-    """The refused files by source; a file is counted once however often it is read."""
+    """Counts of the refused samples, and the file that names each."""
 
     def __init__(self) -> None:
-        self._by_source: dict[str, RefusedError] = {}
-
-    def __contains__(self, source: str) -> bool:
-        return source in self._by_source
+        self._counter = Counter[str]()
+        self._lines: list[tuple[str, str]] = []
 
     def __len__(self) -> int:
-        return len(self._by_source)
+        return self._counter.total()
 
-    def add(self, source: str, refused: RefusedError) -> None:
-        self._by_source[source] = refused
+    def add(self, source: str, reason: str, detail: str) -> None:
+        self._counter[reason] += 1
+        line = json.dumps({"source": source, "reason": reason, "detail": detail}) + "\n"
+        self._lines.append((source, line))
 
     @property
     def counts(self) -> dict[str, int]:
-        """RefusedError files by reason, most frequent first."""
-        counter = Counter(str(refused.reason) for refused in self._by_source.values())
-        return dict(counter.most_common())
+        """Refused samples by reason, most frequent first."""
+        return dict(self._counter.most_common())
 
     def write(self, path: Path) -> None:
         """One JSON object a line: source, reason, detail."""
-        lines = (
-            json.dumps({"source": source, "reason": refused.reason, "detail": refused.detail})
-            for source, refused in sorted(self._by_source.items())
-        )
-        write_whole(path, "".join(line + "\n" for line in lines).encode())
+        write_whole(path, "".join(line for _, line in sorted(self._lines)).encode())
 
     def check(self, *, total: int, max_fraction: float) -> None:
         """Stops a run that loses too much.
 
         Raises:
-            PrepError: nothing is left, or more than `max_fraction` of `total` files were refused.
+            PrepError: nothing is left, or more than `max_fraction` of `total` samples were refused.
         """
         reasons = "; ".join(f"{count} x {reason}" for reason, count in self.counts.items())
         where = "refused.jsonl in the output folder names each file"
@@ -82,5 +83,5 @@ class Refusals:
             raise PrepError(
                 f"{len(self)} of {total} files were refused ({reasons}), more than"
                 f" --max_bad_fraction {max_fraction} allows; {where}. Repair or remove them, or"
-                " raise --max_bad_fraction, and run again with --overwrite"
+                " raise --max_bad_fraction, and run the same command again: what is packed is kept"
             )

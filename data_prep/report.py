@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import track
+from rich.progress import MofNCompleteColumn, Progress, ProgressColumn
+from rich.progress import Task as RichTask
 from rich.table import Table
+from rich.text import Text
 
-from data_prep.clips import Entry
-from data_prep.folder import REFUSED_NAME
+from data_prep.folder import PAGE_NAME, PLAN_NAME, REFUSED_NAME
 from data_prep.inspection import ShardReport
 from data_prep.packing import Summary, Track
+from data_prep.planning.facts import CAPACITIES, Facts
 from data_prep.processors import PROCESSORS
 
 _LINES = 10  # progress lines where there is no terminal
+_FILES_A_LINE = 10_000  # where nobody knows how many there are
 
 
 def output() -> Console:
@@ -27,20 +32,42 @@ def output() -> Console:
 
 
 def progress_on(console: Console) -> Track:
-    """A bar on a terminal, else a plain line each tenth of the way."""
+    """A bar on a terminal, else a plain line each tenth of the way; both with rate and time left.
 
-    def with_bar(entries: Sequence[Entry], activity: str) -> Iterable[Entry]:
-        return track(entries, description=activity, console=console)
+    What an earlier run has done counts as done, and not for the rate.
+    """
 
-    def with_lines(entries: Sequence[Entry], activity: str) -> Iterator[Entry]:
-        total, shown = len(entries), 0
-        for done, entry in enumerate(entries, start=1):
-            yield entry
-            if done * _LINES // total > shown:
-                shown = done * _LINES // total
-                say(console, f"{activity} {done} of {total}")
+    @contextmanager
+    def bar(activity: str, total: int, done: int) -> Iterator[Callable[[int], None]]:
+        columns = (*Progress.get_default_columns(), MofNCompleteColumn(), _Rate())
+        with Progress(*columns, console=console) as progress:
+            task = progress.add_task(activity, total=total or None, completed=done, before=done)
+            yield lambda count: progress.advance(task, count)
 
-    return with_bar if console.is_terminal else with_lines
+    @contextmanager
+    def lines(activity: str, total: int, done: int) -> Iterator[Callable[[int], None]]:
+        now, start = done, time.monotonic()
+
+        def advance(count: int) -> None:
+            nonlocal now
+            step = total / _LINES if total else _FILES_A_LINE
+            before, now = now, now + count
+            if now // step > before // step:
+                rate = (now - done) / max(1e-9, time.monotonic() - start)
+                left = f" of {total}, {rate:.0f}/s, {(total - now) / rate:.0f} s left"
+                say(console, f"{activity} {now}{left if total else f', {rate:.0f}/s'}")
+
+        yield advance
+
+    return bar if console.is_terminal else lines
+
+
+class _Rate(ProgressColumn):
+    """Samples a second."""
+
+    def render(self, task: RichTask) -> Text:
+        done = task.completed - task.fields["before"]
+        return Text(f"{done / task.elapsed:.1f}/s" if task.elapsed else "")
 
 
 def say(console: Console, text: str) -> None:
@@ -62,9 +89,29 @@ def show_summary(console: Console, summary: Summary, folder: Path, next_command:
     ):
         for what, count in counts.items():
             say(console, f"{headline}: {count} x {what}")
+    if summary.psnr:
+        least, mean, count = (summary.psnr[name] for name in ("least", "mean", "samples"))
+        say(console, f"verified: PSNR {mean} dB on average, {least} dB at least, {count} samples")
     if summary.refused:
         say(console, f"each refused file is named in {folder / REFUSED_NAME}")
     say(console, f"next: {next_command}")
+
+
+def show_plan(console: Console, facts: Facts, folder: Path) -> None:
+    """What would be packed; the page has the details."""
+    say(console, f"planned: {facts.samples} samples, {facts.tokens} tokens")
+    say(console, f"expected: about {facts.bytes / 1e6:.1f} MB of shards")
+    for what, count in facts.captions.most_common():
+        say(console, f"planned: {count} x caption from {what}")
+    for reason, count in facts.refused.most_common():
+        say(console, f"refused: {count} x {reason}")
+    for capacity in CAPACITIES:
+        say(
+            console,
+            f"packs of {capacity} tokens: {facts.fill(capacity):.1%} full,"
+            f" {facts.too_long(capacity)} samples too long",
+        )
+    say(console, f"each file: {folder / PLAN_NAME}, with pictures: {folder / PAGE_NAME}")
 
 
 def training_command(folder: Path, config: str, overrides: Mapping[str, Any]) -> str:

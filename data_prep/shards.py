@@ -1,13 +1,16 @@
 """Samples -> tar shards with their indices, each appearing whole.
 
-A shard's bytes depend on its samples alone: no times, no user names.
+A shard's bytes depend on its samples alone: no times, no user names. A shard that is being written
+has its final bytes already, up to the last sample, so a killed run continues it.
 """
 
 from __future__ import annotations
 
 import json
+import tarfile
 import zlib
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,11 +18,11 @@ from typing import Any, Self
 import numpy as np
 import safetensors.torch
 from torch import Tensor
-from webdataset.writer import TarWriter
 
-from data_prep.files import WholeFile, write_whole
+from data_prep.files import TEMPORARY, WholeFile, write_whole
 
 _BLOCK = 512  # bytes; a tar pads every header and every content to a multiple of this
+_END = bytes(2 * _BLOCK)
 
 
 def sample_parts(tensors: dict[str, Tensor], description: dict[str, Any]) -> dict[str, bytes]:
@@ -29,69 +32,119 @@ def sample_parts(tensors: dict[str, Tensor], description: dict[str, Any]) -> dic
     return {"safetensors": payload, "json": json.dumps(checked).encode()}
 
 
-def _tar_size(parts: dict[str, bytes]) -> int:
-    return sum(_BLOCK - len(content) // -_BLOCK * _BLOCK for content in parts.values())
+def tar_members(key: str, parts: dict[str, bytes]) -> bytes:
+    """The part of an archive that holds a sample: a header and its padded content for each file."""
+    pieces = []
+    for part in sorted(parts):
+        content = parts[part]
+        member = tarfile.TarInfo(f"{key}.{part}")
+        member.size, member.mode = len(content), 0o444
+        padding = bytes(-len(content) % _BLOCK)
+        pieces += [member.tobuf(tarfile.USTAR_FORMAT), content, padding]
+    return b"".join(pieces)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where a sample lies."""
+
+    shard: str  # file name
+    start: int  # bytes
+    end: int
 
 
 class _Shard:
     """A tar that is being written, and where in it each sample ends."""
 
-    def __init__(self, path: Path):
-        self.path, self.ends = path, [0]
-        self._file = WholeFile(path)
-        self._tar = TarWriter(self._file.stream, encoder=False, mtime=0, compress=False)
+    def __init__(self, path: Path, ends: list[int] | None = None):
+        self.path, self.ends = path, ends or [0]
+        self._file = WholeFile(path, keep=self.ends[-1])
 
-    def write(self, key: str, parts: dict[str, bytes]) -> None:
-        self._tar.write({"__key__": key, **parts})
-        self.ends.append(self._tar.tarstream.offset)
+    def write(self, members: bytes) -> None:
+        self._file.stream.write(members)
+        self.ends.append(self.ends[-1] + len(members))
 
-    def publish(self) -> None:
-        self._tar.close()
+    def flush(self) -> None:
+        self._file.stream.flush()
+
+    def close(self) -> None:
+        self._file.stream.close()
+
+    def publish(self) -> int:
+        """Completes the archive and its index; returns its size."""
+        size = self.ends[-1] + len(_END)
+        padding = bytes(-size % tarfile.RECORDSIZE)
+        self._file.stream.write(_END + padding)
         # The index first, so that a shard that can be seen always has one.
         index = self.path.with_suffix(".tar.idx")
         write_whole(index, np.array(self.ends, np.uint64).tobytes())
         self._file.publish()
-
-    def discard(self) -> None:
-        with suppress(OSError):  # the disk may be full; a tar left open complains at exit
-            self._tar.close()
-        self._file.discard()
+        return size + len(padding)
 
 
 class ShardSeries(AbstractContextManager):
     """Writes `shard-000000.tar`, `shard-000001.tar`, ... into one folder.
 
-    Leaving the context publishes the last shard, or throws it away after an exception.
+    Leaving the context publishes the last shard; after an exception it stays as it is, without its
+    name, for `resume`.
     """
 
-    def __init__(self, folder: Path, *, max_samples: int, max_bytes: int):
+    def __init__(self, folder: Path, *, max_samples: int, max_bytes: int, prefix: str = "shard-"):
         self.folder, self.counts = folder, dict[str, int]()  # samples of each published shard
-        self.bytes_written = 0
-        self._max_samples, self._max_bytes = max_samples, max_bytes
+        self._max_samples, self._max_bytes, self._prefix = max_samples, max_bytes, prefix
         self._shard: _Shard | None = None
 
-    def write(self, key: str, parts: dict[str, bytes]) -> None:
+    def resume(self, counts: dict[str, int], ends: list[int]) -> None:
+        """Continues after `counts` whole shards, the next one holding samples that end at `ends`.
+
+        Whatever lies behind that is removed.
+        """
+        self.counts = dict(counts)
+        name = self._name(len(counts))
+        for path in self.folder.glob(f"{self._prefix}*"):
+            if path.name.split(".")[0] + ".tar" > name:
+                path.unlink()
+        path = self.folder / name
+        path.with_suffix(".tar.idx").unlink(missing_ok=True)
+        if path.exists():
+            path.rename(path.with_name(path.name + TEMPORARY))
+        if len(ends) > 1:
+            self._shard = _Shard(path, ends)
+        else:
+            path.with_name(path.name + TEMPORARY).unlink(missing_ok=True)
+
+    def write(self, key: str, parts: dict[str, bytes]) -> Place:
         """Adds one sample, whole, in a new shard where it does not fit the open one."""
-        if self._shard is not None and self._is_full(self._shard, _tar_size(parts)):
+        return self.copy(tar_members(key, parts))
+
+    def copy(self, members: bytes) -> Place:
+        """Adds a sample that is already laid out as in an archive."""
+        if self._shard is not None and self._is_full(self._shard, len(members)):
             self._publish()
         if self._shard is None:
             self.folder.mkdir(exist_ok=True)
-            self._shard = _Shard(self.folder / f"shard-{len(self.counts):06d}.tar")
-        self._shard.write(key, parts)
+            self._shard = _Shard(self.folder / self._name(len(self.counts)))
+        self._shard.write(members)
+        start, end = self._shard.ends[-2:]
+        return Place(shard=self._shard.path.name, start=start, end=end)
+
+    def flush(self) -> None:
+        """What was written outlives this process."""
+        if self._shard is not None:
+            self._shard.flush()
+
+    def _name(self, number: int) -> str:
+        return f"{self._prefix}{number:06d}.tar"
 
     def _is_full(self, shard: _Shard, size: int) -> bool:
-        end_of_archive = 2 * _BLOCK
         samples, used = len(shard.ends) - 1, shard.ends[-1]
-        return samples >= self._max_samples or used + size + end_of_archive > self._max_bytes
+        return samples >= self._max_samples or used + size + len(_END) > self._max_bytes
 
     def _publish(self) -> None:
-        if self._shard is None:
-            return
-        path = self._shard.path
-        self._shard.publish()
-        self.counts[path.name] = len(self._shard.ends) - 1
-        self.bytes_written += path.stat().st_size
-        self._shard = None
+        if self._shard is not None:
+            self._shard.publish()
+            self.counts[self._shard.path.name] = len(self._shard.ends) - 1
+            self._shard = None
 
     def __enter__(self) -> Self:
         return self
@@ -102,9 +155,7 @@ class ShardSeries(AbstractContextManager):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        try:
-            if error is None:
-                self._publish()
-        finally:
-            if self._shard is not None:
-                self._shard.discard()
+        if error is None:
+            self._publish()
+        elif self._shard is not None:
+            self._shard.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -94,13 +95,19 @@ class SplitFractions:
         Raises:
             PrepError: one has none.
         """
-        keys = tuple(keys)
-        found = {self.split_of(key) for key in keys}
+        self.check_found(Counter(self.split_of(key) for key in keys))
+
+    def check_found(self, found: Counter[Split]) -> None:
+        """The same from the number of samples in each split.
+
+        Raises:
+            PrepError: one has none.
+        """
         for split in self.wanted:
-            if split not in found:
+            if not found[split]:
                 raise PrepError(
                     f"--split wants {getattr(self, split):g} of the samples in {split!s}, but none"
-                    f" of the {len(keys)} falls into it (samples are assigned by a hash of their"
-                    " key); add samples, raise that fraction, or set it to 0 (--split 1,0,0 puts"
-                    " all into train)"
+                    f" of the {found.total()} falls into it (samples are assigned by a hash of"
+                    " their key); add samples, raise that fraction, or set it to 0 (--split 1,0,0"
+                    " puts all into train)"
                 )

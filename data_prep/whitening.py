@@ -16,7 +16,7 @@ STD_MIN = 1e-3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Whitening:
-    """Mean and standard deviation of each latent channel."""
+    """Mean and standard deviation of each latent channel, or of each frame of each channel."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -27,17 +27,20 @@ class Whitening:
 
     def apply(self, latent_CFHW: Tensor) -> Tensor:
         """(latent - mean) / std, float32."""
-        return (latent_CFHW.float() - _column(self.mean)) / _column(self.std)
+        return (latent_CFHW.float() - _like(self.mean, latent_CFHW)) / _like(self.std, latent_CFHW)
 
     def undo(self, latent_CFHW: Tensor) -> Tensor:
         """The inverse of `apply`, float32, on the latent's device."""
-        device = latent_CFHW.device
-        std, mean = _column(self.std).to(device), _column(self.mean).to(device)
+        std, mean = _like(self.std, latent_CFHW), _like(self.mean, latent_CFHW)
         return latent_CFHW.float() * std + mean
 
 
-def _column(values: tuple[float, ...]) -> Tensor:
-    return torch.tensor(values, dtype=torch.float32).view(-1, 1, 1, 1)
+def _like(values: tuple[float, ...], latent_CFHW: Tensor) -> Tensor:
+    """One value for each channel, or for each frame of each; later frames have the last value."""
+    channels, frames = latent_CFHW.shape[:2]
+    column = torch.tensor(values, dtype=torch.float32, device=latent_CFHW.device)
+    column = column.view(channels, -1, 1, 1)
+    return column[:, torch.arange(frames).clamp(max=column.shape[1] - 1)]
 
 
 class Moments:
@@ -55,11 +58,21 @@ class Moments:
     def add(self, latent_CFHW: Tensor) -> None:
         # NumPy adds in one thread, so the digits do not depend on the number of cores.
         values_CN = latent_CFHW.double().flatten(1).numpy()
-        count, mean_C = values_CN.shape[1], values_CN.mean(1)
-        centred_C = np.square(values_CN - mean_C[:, None]).sum(1)
-        total, shift_C = self.count + count, mean_C - self._mean_C
-        self._centred_C = self._centred_C + centred_C + shift_C**2 * (self.count * count / total)
-        self._mean_C = self._mean_C + shift_C * (count / total)
+        other = Moments()
+        other.count, other._mean_C = values_CN.shape[1], values_CN.mean(1)
+        other._centred_C = np.square(values_CN - other._mean_C[:, None]).sum(1)
+        self.merge(other)
+
+    @property
+    def is_finite(self) -> bool:
+        return bool(np.isfinite(self._centred_C).all())
+
+    def merge(self, other: Moments) -> None:
+        """As if the latents of `other` had been added; the order matters to the last digit."""
+        total, shift_C = self.count + other.count, other._mean_C - self._mean_C
+        weight = self.count * other.count / total
+        self._centred_C = self._centred_C + other._centred_C + shift_C**2 * weight
+        self._mean_C = self._mean_C + shift_C * (other.count / total)
         self.count = total
 
     def whitening(self) -> Whitening:

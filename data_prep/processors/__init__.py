@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from data_prep.cards import part_of_card
+from data_prep.processors.families import Cosmos, Flux, Hunyuan, Wan
 from data_prep.processors.pixel import Pixel
 from data_prep.processors.processor import Processor
 from data_prep.refusals import PrepError
 from data_prep.whitening import Whitening
 
-PROCESSORS: dict[str, type[Processor]] = {processor.name: processor for processor in (Pixel,)}
+_ALL = (Pixel, Flux, Wan, Hunyuan, Cosmos)
+PROCESSORS: dict[str, type[Processor]] = {processor.name: processor for processor in _ALL}
 
 
 def named(name: str) -> type[Processor]:
@@ -42,7 +44,8 @@ def from_card(card: dict[str, Any]) -> Processor:
         raise PrepError(
             f"the dataset card lacks {missing} of processor {processor.name!r}; pack the data again"
         ) from None
-    if not len(whitening.mean) == len(whitening.std) == rebuilt.channels:
+    channels = rebuilt.channels
+    if len(whitening.mean) != len(whitening.std) or len(whitening.mean) % channels:
         raise PrepError(
             f"the dataset card has {len(whitening.mean)} means and {len(whitening.std)} deviations"
             f" for the {rebuilt.channels} channels of {processor.name!r}; pack the data again"

@@ -5,8 +5,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from torch import Tensor
@@ -14,7 +13,7 @@ from torch.nn import functional
 
 from data_prep.processors.processor import Processor
 from data_prep.refusals import PrepError
-from data_prep.whitening import Moments, Whitening
+from data_prep.whitening import Whitening
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +26,8 @@ class Pixel(Processor):
 
     name: ClassVar[str] = "pixel"
     description: ClassVar[str] = "the pixels themselves, space to depth; whitened by the dataset"
-    media: ClassVar[tuple[str, ...]] = ("image",)
+    media: ClassVar[tuple[str, ...]] = ("image", "video")
+    whitens_by_dataset: ClassVar[bool] = True
     weights: ClassVar[str] = "none"
 
     block: int
@@ -95,10 +95,3 @@ class Pixel(Processor):
     def decode_raw(self, latent_CFHW: Tensor) -> Tensor:
         frames_FCHW = latent_CFHW.transpose(0, 1)
         return functional.pixel_shuffle(frames_FCHW, self.block).transpose(0, 1)
-
-    def fitted(self, videos: Iterable[Tensor]) -> Self:
-        """Whitened by the mean and standard deviation of `videos`, each pixel counting once."""
-        moments = Moments()
-        for video_CFHW in videos:
-            moments.add(self.encode_raw(video_CFHW))
-        return replace(self, whitening=moments.whitening()) if moments.count else self

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from data_prep.whitening import Whitening
+from data_prep.whitening import Moments, Whitening
 
 LATENT_DTYPE = torch.float16
 
@@ -29,6 +29,7 @@ class Processor(ABC):
     description: ClassVar[str]
     media: ClassVar[tuple[str, ...]]  # of "image", "video"
     weights: ClassVar[str]  # what is downloaded, or "none"
+    text_encoder: ClassVar[str] = "bytes"  # the one that its model was made for
 
     whitening: Whitening
 
@@ -67,6 +68,11 @@ class Processor(ABC):
     def stride(self) -> int:
         """Pixels along one side of a latent cell."""
 
+    @property
+    def temporal_stride(self) -> int:
+        """Frames in a latent frame, after the first; it takes 1 + n times this many frames."""
+        return 1
+
     @abstractmethod
     def encode_raw(self, video_CFHW: Tensor) -> Tensor:
         """Video in [-1, 1] to a latent that is not whitened yet, float32."""
@@ -75,10 +81,32 @@ class Processor(ABC):
     def decode_raw(self, latent_CFHW: Tensor) -> Tensor:
         """The way back, float32."""
 
-    def fitted(self, videos: Iterable[Tensor]) -> Self:
-        """This processor, after it has seen what it needs of the dataset; most need nothing."""
-        del videos
+    whitens_by_dataset: ClassVar[bool] = False  # whether it has to see every clip first
+
+    def measure(self, video_CFHW: Tensor) -> Moments:
+        """Moments of the latent before whitening."""
+        moments = Moments()
+        moments.add(self.encode_raw(video_CFHW))
+        return moments
+
+    def fitted(self, moments: Moments) -> Self:
+        """Whitened by what was measured of a whole dataset, each latent cell counting once."""
+        return replace(self, whitening=moments.whitening()) if moments.count else self
+
+    def on(self, device: str) -> Self:
+        """The same processor with its model on `device`; the one without a model stays put."""
+        del device
         return self
+
+    def encode_batch(
+        self, videos: Sequence[Tensor], *, keys: Sequence[str]
+    ) -> list[dict[str, Tensor]]:
+        """The tensors of each sample but for its text; `videos` are of one shape.
+
+        `keys` name the samples, for codecs that draw random numbers.
+        """
+        del keys
+        return [{"latent": self.encode(video_CFHW)} for video_CFHW in videos]
 
     def encode(self, video_CFHW: Tensor) -> Tensor:
         """Video, float32 in [-1, 1], to a whitened latent as a shard holds it (float16)."""

@@ -8,8 +8,10 @@ from data_prep.cards import part_of_card
 from data_prep.refusals import PrepError
 from data_prep.text.byte_table import ByteTable
 from data_prep.text.encoder import TextEncoder
+from data_prep.text.families import CosmosText, FluxText, HunyuanText, WanText
 
-TEXT_ENCODERS: dict[str, type[TextEncoder]] = {encoder.name: encoder for encoder in (ByteTable,)}
+_ALL = (ByteTable, FluxText, WanText, HunyuanText, CosmosText)
+TEXT_ENCODERS: dict[str, type[TextEncoder]] = {encoder.name: encoder for encoder in _ALL}
 
 
 def named(name: str) -> type[TextEncoder]:

@@ -75,3 +75,6 @@ class ByteTable(TextEncoder):
         tokens_L[0] = _BEGIN
         text_LE = byte_table(self.width)[tokens_L] + positions(len(tokens_L), self.width)
         return torch.from_numpy((text_LE / np.sqrt(2)).astype(np.float16))
+
+    def length_of(self, caption: str) -> int:
+        return 1 + len(caption.encode())

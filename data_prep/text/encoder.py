@@ -41,3 +41,16 @@ class TextEncoder(ABC):
     @abstractmethod
     def encode(self, caption: str) -> Tensor:
         """Embedding [L, E] as a shard holds it, true length; the empty string is the null text."""
+
+    def encode_all(self, caption: str) -> dict[str, Tensor]:
+        """All that a shard holds of a caption: `text`, and what else the model needs."""
+        return {"text": self.encode(caption)}
+
+    def on(self, device: str) -> Self:
+        """The same encoder with its model on `device`; the one without a model stays put."""
+        del device
+        return self
+
+    def length_of(self, caption: str) -> int:
+        """About how many tokens a caption has, without a model."""
+        return len(caption) // 4 + 2

@@ -127,7 +127,7 @@ def content_of() -> Callable[[Path], dict[str, str]]:
         return {
             str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
             for path in sorted(folder.rglob("*"))
-            if path.is_file()
+            if path.is_file() and ".ledger" not in path.parts
         }
 
     return checksums

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from data_prep.captions import Captions, MissingCaption
-from data_prep.images import list_images
 from data_prep.refusals import PrepError, Reason, RefusedError
+from data_prep.sources.listing import list_media
 
 
 def captions(root: Path, **options) -> Captions:
     defaults = {"field": "caption", "missing": MissingCaption.FILENAME}
-    sidecars = list_images(root).sidecars
+    sidecars = list_media(root).sidecars
     return Captions(root=root, sidecars=sidecars, **{**defaults, **options})
 
 
@@ -97,14 +97,14 @@ def test_the_listing_counts_what_it_leaves_out(root: Path) -> None:
     (root / "README").touch()
     (root / "linked").symlink_to(root / "b")
     (root / "a/B.PNG").touch()
-    listing = list_images(root)
-    assert listing.images == ["a/B.PNG", "a/old_cat.jpg", "b/old_cat.jpg"]
+    listing = list_media(root)
+    assert listing.media == ["a/B.PNG", "a/old_cat.jpg", "b/old_cat.jpg"]
     assert listing.ignored == {"*.mp4": 1, "hidden": 2, "linked folder": 1, "no ending": 1}
 
 
 def test_a_folder_without_images_says_what_it_holds(tmp_path: Path) -> None:
     with pytest.raises(PrepError, match="is no folder"):
-        list_images(tmp_path / "missing")
+        list_media(tmp_path / "missing")
     (tmp_path / "clip.mp4").touch()
     with pytest.raises(PrepError, match=r"holds no image \(it holds 1 x \*.mp4\).*\.jpg"):
-        list_images(tmp_path)
+        list_media(tmp_path)

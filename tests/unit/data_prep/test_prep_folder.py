@@ -27,7 +27,7 @@ from megatron.energon.flavors import Sample
 
 from data_prep import processors, text
 from data_prep.digits import Digits
-from data_prep.folder import make_empty
+from data_prep.folder import make_ready
 from data_prep.refusals import PrepError
 from data_prep.shards import ShardSeries, sample_parts
 from data_prep.splits import SplitFractions
@@ -178,13 +178,28 @@ def test_a_sample_larger_than_a_shard_gets_one_of_its_own(tmp_path: Path) -> Non
     assert series.counts == {f"shard-{index:06d}.tar": 1 for index in range(3)}
 
 
-def test_a_used_folder_is_never_touched_without_overwrite(
+def test_a_finished_folder_stays_as_it_is(
     packed: Path, tmp_path: Path, pack_digits, content_of
 ) -> None:
     shutil.copytree(packed, tmp_path / "out")
-    with pytest.raises(PrepError, match=r"is not empty.*--overwrite"):
-        pack_digits(tmp_path / "out")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.tar")}
+    assert pack_digits(tmp_path / "out").samples.total() == 150
     assert content_of(tmp_path / "out") == content_of(packed)
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.tar")}
+
+
+def test_a_folder_of_other_options_or_of_others_is_never_touched(
+    packed: Path, tmp_path: Path, pack_digits, content_of
+) -> None:
+    shutil.copytree(packed, tmp_path / "out")
+    with pytest.raises(PrepError, match=r"is not empty.*shard_size: 20 -> 30.*--overwrite"):
+        pack_digits(tmp_path / "out", shard_size=30)
+    assert content_of(tmp_path / "out") == content_of(packed)
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "notes.md").write_text("mine")
+    with pytest.raises(PrepError, match=r"is not empty.*notes.md.*--overwrite"):
+        pack_digits(tmp_path / "theirs")
+    assert [path.name for path in (tmp_path / "theirs").iterdir()] == ["notes.md"]
 
 
 @pytest.mark.parametrize("stranger", ["notes.md", "train/photo.jpg", "other/x", "train/shard.tar"])
@@ -196,7 +211,7 @@ def test_overwrite_removes_nothing_where_others_have_files(
     (tmp_path / stranger).touch()
     before = content_of(tmp_path)
     with pytest.raises(PrepError, match=f"holds {stranger.split('/')[0]}.*removes nothing"):
-        make_empty(tmp_path, overwrite=True)
+        make_ready(tmp_path, overwrite=True)
     assert content_of(tmp_path) == before
 
 
@@ -208,7 +223,8 @@ def test_overwrite_leaves_nothing_of_a_larger_dataset(
     pack_digits(tmp_path / "out", fewer, overwrite=True, split=SplitFractions.parse("1,0,0"))
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {
-        ".nv-meta", "dataset_card.json", "null_text.safetensors", "refused.jsonl", "train",
+        ".ledger", ".nv-meta", "dataset_card.json", "null_text.safetensors", "plan.jsonl",
+        "refused.jsonl", "train",
     }  # fmt: skip
     assert [path.name for path in (tmp_path / "out/train").glob("*.tar")] == ["shard-000000.tar"]
 

@@ -40,20 +40,26 @@ def assert_only_whole_shards(folder: Path) -> None:
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, SystemExit])
-def test_an_interrupted_run_leaves_only_whole_shards(tmp_path: Path, error, pack_digits) -> None:
+def test_an_interrupted_run_leaves_whole_shards_and_continues(
+    packed: Path, tmp_path: Path, error, pack_digits, content_of
+) -> None:
     def stop() -> None:
         raise error("stop here")
 
     with pytest.raises(error):
         pack_digits(tmp_path / "out", Failing(stop))
     assert_only_whole_shards(tmp_path / "out")
+    source = Failing(lambda: None)
+    pack_digits(tmp_path / "out", source)
+    # Measured before, and only what was in flight is packed again.
+    assert 0 < sum(source._reads.values()) < 150 - 60
+    assert content_of(tmp_path / "out") == content_of(packed)
     assert not list(tmp_path.rglob("*.tmp"))
-    pack_digits(tmp_path / "out", overwrite=True)
-    assert (tmp_path / "out/.nv-meta").is_dir()
 
 
-def test_a_killed_run_leaves_only_whole_shards_and_can_be_replaced(
-    packed: Path, tmp_path: Path, repo_root: Path, pack_digits, content_of
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_killed_run_leaves_whole_shards_and_continues_or_is_replaced(
+    packed: Path, tmp_path: Path, repo_root: Path, pack_digits, content_of, overwrite: bool
 ) -> None:
     shutil.copytree(packed, tmp_path / "out")  # an older dataset that is being replaced
     program = (
@@ -66,6 +72,8 @@ def test_a_killed_run_leaves_only_whole_shards_and_can_be_replaced(
         "        if len(reads) == 250: os.kill(os.getpid(), signal.SIGKILL)\n"
         "        return super().read(entry)\n"
         "commands.Digits = Killed\n"
+        "def quietly(args, *names): return {'some': 'setting'}\n"
+        "commands._settings = quietly\n"
         "cli.main(['digits', '--output_dir', sys.argv[1], '--num_samples', '150', '--overwrite',"
         " '--split', '0.6,0.3,0.1', '--shard_size', '20', '--text_width', '16'])\n"
     )
@@ -73,5 +81,5 @@ def test_a_killed_run_leaves_only_whole_shards_and_can_be_replaced(
     assert subprocess.run(command, timeout=120, check=False, cwd=repo_root).returncode == -9
     assert_only_whole_shards(tmp_path / "out")
     assert list(tmp_path.rglob("*.tmp"))  # the shard that was being written
-    pack_digits(tmp_path / "out", overwrite=True)
+    pack_digits(tmp_path / "out", overwrite=overwrite)
     assert content_of(tmp_path / "out") == content_of(packed)

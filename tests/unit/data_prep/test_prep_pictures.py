@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from data_prep.pictures import Fit, image_endings, open_image, to_rgb, to_video
+from data_prep.pictures import image_endings, open_image, to_rgb, to_video
 from data_prep.refusals import PrepError, Reason, RefusedError
+from data_prep.sizing import Fit
 
 RNG = np.random.default_rng(0)
 COLOURS = Image.fromarray(RNG.integers(0, 256, (40, 30, 3), dtype=np.uint8))
@@ -193,10 +194,10 @@ def test_fitting_never_stretches_and_never_falls_short(
         assert budget < (width + 1) * (height + 1) or (width, height) == size
     if min(width, height) < multiple:
         return
-    left, upper, right, lower = fit.cropped(width, height)
-    assert (right - left) % multiple == 0 and (lower - upper) % multiple == 0
-    assert 0 <= width - (right - left) < multiple and 0 <= height - (lower - upper) < multiple
-    assert left - (width - right) in (0, -1) and upper - (height - lower) in (0, -1)
+    resized, (wide, high) = fit.place(*size)
+    assert resized == (width, height)
+    assert wide % multiple == 0 and high % multiple == 0
+    assert 0 <= width - wide < multiple and 0 <= height - high < multiple
 
 
 def test_scaling_hits_whole_roots() -> None:
@@ -206,11 +207,11 @@ def test_scaling_hits_whole_roots() -> None:
 
 def test_a_picture_smaller_than_a_patch_is_refused() -> None:
     fit = Fit(size_multiple=8, max_pixels=None)
-    assert fit.apply(Image.new("RGB", (8, 8))).size == (8, 8)
+    assert fit.place(8, 8).size == (8, 8)
     with pytest.raises(RefusedError, match="7 x 8 pixels, less than 8"):
-        fit.apply(Image.new("RGB", (7, 8)))
+        fit.place(7, 8)
     with pytest.raises(RefusedError, match="scaled from 8000 x 80"):
-        Fit(size_multiple=8, max_pixels=64).apply(Image.new("RGB", (8000, 80)))
+        Fit(size_multiple=8, max_pixels=64).place(8000, 80)
     with pytest.raises(PrepError, match="--max_pixels 63 is less than one patch"):
         Fit(size_multiple=8, max_pixels=63)
 
@@ -224,7 +225,7 @@ def test_pixels_become_numbers_in_minus_one_to_one() -> None:
 
 
 def test_a_large_picture_is_scaled_as_pillow_scales() -> None:
-    fitted = Fit(size_multiple=4, max_pixels=300).apply(COLOURS)
+    fitted = Fit(size_multiple=4, max_pixels=300).place(*COLOURS.size).apply(COLOURS)
     expected = COLOURS.resize((15, 20), Image.Resampling.LANCZOS).crop((1, 0, 13, 20))
     assert fitted.tobytes() == expected.tobytes()
     content = io.BytesIO()

@@ -17,6 +17,14 @@ from data_prep.whitening import STD_MIN, Moments, Whitening
 ALL_LEVELS = torch.arange(256, dtype=torch.uint8)
 
 
+def fitted(codec: Pixel, videos) -> Pixel:
+    """Whitened by the videos, as a packing run does it."""
+    moments = Moments()
+    for video in videos:
+        moments.merge(codec.measure(video))
+    return codec.fitted(moments)
+
+
 def card_of(processor: Pixel) -> dict:
     return {
         "format_version": 1,
@@ -45,7 +53,7 @@ def test_videos_come_back_exactly(block: int, colours: int) -> None:
     rng = torch.Generator().manual_seed(block)
     video = torch.randint(0, 256, (colours, 3, 2 * block, 5 * block), generator=rng)
     codec = Pixel.of(block=block, colours=colours)
-    codec = codec.fitted([video / 127.5 - 1])
+    codec = fitted(codec, [video / 127.5 - 1])
     latent = codec.encode(video / 127.5 - 1)
     assert latent.shape == (colours * block**2, 3, 2, 5) == (codec.channels, 3, 2, 5)
     expected_FHWC = video.permute(1, 2, 3, 0).expand(-1, -1, -1, 3)
@@ -63,7 +71,7 @@ def test_channels_are_ordered_colour_row_column() -> None:
 def test_the_17_levels_of_digits_come_back() -> None:
     source = Digits(num_samples=50)
     videos = [source.read(entry).video_CFHW for entry in source.entries]
-    codec = Pixel.of(block=2, colours=1).fitted(videos)
+    codec = fitted(Pixel.of(block=2, colours=1), videos)
     seen = set()
     for entry, video in zip(source.entries, videos, strict=True):
         index = int(entry.key.rpartition("-")[2])
@@ -80,7 +88,7 @@ def test_latents_of_the_dataset_are_whitened_per_channel() -> None:
     videos = [
         torch.randn(3, 1, 4, 4 + 2 * n, generator=rng) * scale + 10 * scale for n in range(20)
     ]
-    codec = Pixel.of(block=2, colours=3).fitted(iter(videos))
+    codec = fitted(Pixel.of(block=2, colours=3), videos)
     latents = torch.cat([codec.encode(video).flatten(1) for video in videos], dim=1).double()
     assert latents.mean(1).abs().max() < 1e-3
     assert (latents.std(1, correction=0) - 1).abs().max() < 1e-3
@@ -103,7 +111,7 @@ def test_streamed_moments_equal_those_of_all_values_at_once(lengths: list[int], 
 
 def test_a_constant_channel_whitens_to_zero_and_comes_back() -> None:
     video = torch.full((3, 1, 4, 4), 77 / 127.5 - 1)
-    codec = Pixel.of(block=2, colours=3).fitted([video])
+    codec = fitted(Pixel.of(block=2, colours=3), [video])
     latent = codec.encode(video)
     assert latent.abs().max() < 1e-3
     assert (codec.decode(latent) == 77).all()
@@ -115,7 +123,7 @@ def test_decode_says_which_channels_it_wants() -> None:
 
 
 def test_a_card_rebuilds_the_processor() -> None:
-    codec = Pixel.of(block=2, colours=3).fitted([torch.linspace(-1, 1, 48).view(3, 1, 4, 4)])
+    codec = fitted(Pixel.of(block=2, colours=3), [torch.linspace(-1, 1, 48).view(3, 1, 4, 4)])
     assert processors.from_card(card_of(codec)) == codec
 
 

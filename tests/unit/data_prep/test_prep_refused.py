@@ -27,8 +27,7 @@ class Poisoned(Digits):
 class Unfitted(Pixel):
     """Does not look at the dataset first, as most processors."""
 
-    def fitted(self, videos):
-        return self
+    whitens_by_dataset = False
 
 
 def test_refused_samples_are_counted_and_named(tmp_path: Path, read_samples, pack_digits) -> None:
@@ -47,7 +46,9 @@ def test_refused_samples_are_counted_and_named(tmp_path: Path, read_samples, pac
 
 
 def test_too_many_refusals_publish_nothing(tmp_path: Path, pack_digits) -> None:
-    with pytest.raises(PrepError, match=r"15 of 150 files.*15 x image is damaged.*overwrite"):
+    with pytest.raises(
+        PrepError, match=r"15 of 150 files.*15 x image is damaged.*is packed is kept"
+    ):
         pack_digits(tmp_path / "out", Poisoned(num_samples=150), max_bad_fraction=0.05)
     assert not (tmp_path / "out/.nv-meta").exists()
     assert len((tmp_path / "out/refused.jsonl").read_text().splitlines()) == 15

@@ -1,0 +1,97 @@
+"""What a plan amounts to: counts, histograms, expected size and fill of packs."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from data_prep.clips import Entry
+
+CAPACITIES = (4096, 16384, 32768)  # tokens in one pack
+_BUFFER = 100  # samples that fill packs together, `dataset.packing_buffer_size`
+_NAMED = 500  # refused samples that are named
+
+
+@dataclass
+class Facts:
+    """Sums over a plan; memory does not grow with it."""
+
+    text_tokens: Callable[[str], int]
+    latent_bytes: float  # of one token
+    text_bytes: int  # of one text token
+    samples: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    captions: Counter[str] = field(default_factory=Counter)  # by origin
+    sizes: Counter[tuple[int, int, int]] = field(default_factory=Counter)  # frames, height, width
+    histograms: dict[str, Counter[float]] = field(default_factory=dict)
+    tokens: int = 0
+    bytes: float = 0
+    named: list[Entry] = field(default_factory=list)  # refused ones
+    packs: dict[int, list[int]] = field(default_factory=dict)  # capacity -> packs, tokens in them
+    _buffer: list[int] = field(default_factory=list)
+
+    def add(self, entry: Entry) -> None:
+        if entry.refused:
+            self.refused[entry.refused] += 1
+            if len(self.named) < _NAMED:
+                self.named.append(entry)
+            return
+        self.samples += entry.repeats
+        self.kinds[entry.kind] += 1
+        self.captions[entry.caption_from] += 1
+        width, height = entry.size or (entry.width, entry.height)
+        self.sizes[max(1, len(entry.keep)), height, width] += 1
+        self._bin(
+            "side of the file, square root of its pixels", (entry.width * entry.height) ** 0.5
+        )
+        if entry.duration is not None:
+            self._bin("duration of the file, seconds", entry.duration)
+        self._bin("tokens in a sample", entry.tokens)
+        self._bin("caption, characters", len(entry.caption))
+        self.tokens += entry.tokens * entry.repeats
+        text = self.text_tokens(entry.caption) * self.text_bytes
+        self.bytes += (entry.tokens * self.latent_bytes + text) * entry.repeats
+        self._buffer.append(entry.tokens)
+        if len(self._buffer) == _BUFFER:
+            self._pack()
+
+    def _bin(self, name: str, value: float) -> None:
+        low = 2 ** math.floor(math.log2(value)) if value > 0 else 0
+        self.histograms.setdefault(name, Counter())[low] += 1
+
+    def _pack(self) -> None:
+        for capacity in CAPACITIES:
+            packs = self.packs.setdefault(capacity, [0, 0, 0])
+            fitting = [n for n in self._buffer if n <= capacity]
+            packs[0] += packs_of(fitting, capacity=capacity)
+            packs[1] += sum(fitting)
+            packs[2] += len(self._buffer) - len(fitting)
+        self._buffer.clear()
+
+    def finish(self) -> None:
+        """Counts what waited for a full buffer."""
+        if self._buffer:
+            self._pack()
+
+    def fill(self, capacity: int) -> float:
+        """Part of each pack that is samples."""
+        packs, tokens, _ = self.packs.get(capacity, [0, 0, 0])
+        return tokens / (packs * capacity) if packs else 0.0
+
+    def too_long(self, capacity: int) -> int:
+        """Samples that no pack of this capacity holds."""
+        return self.packs.get(capacity, [0, 0, 0])[2]
+
+
+def packs_of(lengths: Iterable[int], *, capacity: int) -> int:
+    """Packs that best-fit decreasing needs."""
+    rooms: list[int] = []
+    for length in sorted(lengths, reverse=True):
+        place = bisect.bisect_left(rooms, length)
+        room = rooms.pop(place) if place < len(rooms) else capacity
+        bisect.insort(rooms, room - length)
+    return len(rooms)

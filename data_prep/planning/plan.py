@@ -1,0 +1,111 @@
+"""The plan: one line for each sample, in the order in which they are packed.
+
+It lies on the disk, so that a million samples take little memory: 16 bytes each while they are
+sorted. The order scatters files by a hash, so that no shard is all of one folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.clips import Entry
+from data_prep.files import TEMPORARY, WholeFile
+from data_prep.folder import PLAN_NAME as PLAN_NAME
+from data_prep.refusals import PrepError
+from data_prep.splits import Split, SplitFractions, position_of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """A finished `plan.jsonl`."""
+
+    path: Path
+    digest: str
+    total: int  # samples, refused ones included
+
+    def blocks(self, size: int, *, rank: int = 0, world: int = 1) -> Iterator[tuple[bytes, ...]]:
+        """Lines of `size` samples each, the last block excepted; every `world`-th block."""
+        with self.path.open("rb") as lines:
+            number = 0
+            while block := tuple(islice(lines, size)):
+                if number % world == rank:
+                    yield block
+                number += 1
+
+
+def read_plan(path: Path) -> Plan:
+    """A plan that an earlier run wrote."""
+    digest, total = hashlib.blake2b(digest_size=16), 0
+    with path.open("rb") as lines:
+        for line in lines:
+            digest.update(line)
+            total += 1
+    return Plan(path=path, digest=digest.hexdigest(), total=total)
+
+
+def write_plan(entries: Iterable[Entry], path: Path, split: SplitFractions) -> Plan:
+    """Sorts `entries` into packing order.
+
+    Raises:
+        PrepError: two samples have one key, or a split that is wanted gets none.
+    """
+    spool = path.with_name(path.name + ".spool" + TEMPORARY)
+    offsets, positions, found = array("Q", [0]), array("d"), Counter[Split]()
+    try:
+        with spool.open("wb") as stream:
+            for entry in entries:
+                offsets.append(offsets[-1] + stream.write(entry.to_line().encode()))
+                positions.append(position_of(entry.group))
+                found[split.split_of(entry.group)] += not entry.refused
+        if found.total():
+            split.check_found(found)
+        return _sorted(spool, path, offsets, np.array(positions))
+    finally:
+        spool.unlink(missing_ok=True)
+
+
+def _sorted(spool: Path, path: Path, offsets: array[int], positions: np.ndarray) -> Plan:
+    file, digest = WholeFile(path), hashlib.blake2b(digest_size=16)
+    order = np.argsort(positions, kind="stable")  # samples of a file stay in their order
+    try:
+        if len(order):
+            with spool.open("rb") as stream:
+                lines = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+                for line in _checked(lines, offsets, order, positions):
+                    digest.update(line)
+                    file.stream.write(line)
+                lines.close()
+        file.publish()
+    finally:
+        file.discard()
+    return Plan(path=path, digest=digest.hexdigest(), total=len(order))
+
+
+def _checked(
+    lines: mmap.mmap, offsets: array[int], order: np.ndarray, positions: np.ndarray
+) -> Iterator[bytes]:
+    """Lines in order; equal keys have equal positions, so only neighbours are compared.
+
+    Raises:
+        PrepError: two files get one key.
+    """
+    neighbours: dict[str, str] = {}
+    last = None
+    for index in order.tolist():
+        line = lines[offsets[index] : offsets[index + 1]]
+        if positions[index] != last:
+            neighbours, last = {}, positions[index]
+        entry = Entry.from_line(line)
+        other = neighbours.setdefault(entry.key, entry.source)
+        if other != entry.source:
+            raise PrepError(f"{other} and {entry.source} get the same key {entry.key}; rename one")
+        yield line

@@ -1,0 +1,186 @@
+"""From the size of a picture to the size that is encoded, in whole numbers throughout.
+
+Pictures are scaled, both sides alike, then cropped around the centre. Nothing is ever one pixel
+short: the scaled picture covers the crop by construction.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple, Protocol
+
+from PIL import Image
+
+from data_prep.refusals import PrepError, Reason, RefusedError
+
+PRESETS = {"256p": 256**2, "512p": 512**2, "768p": 768**2, "1024p": 1024**2, "1536p": 1536**2}
+# Width to height of the wide ones; each has its mirror image, so tall pictures fare alike.
+WIDE = ((1, 1), (5, 4), (4, 3), (3, 2), (16, 10), (5, 3), (16, 9), (2, 1), (21, 9))
+
+
+class ResizeMode(StrEnum):
+    """How pixels are interpolated; all but `nearest` are antialiased when they shrink."""
+
+    LANCZOS = "lanczos"
+    BICUBIC = "bicubic"
+    BILINEAR = "bilinear"
+    AREA = "area"
+    NEAREST = "nearest"
+
+    @property
+    def filter(self) -> Image.Resampling:
+        return Image.Resampling["BOX" if self is ResizeMode.AREA else self.name]
+
+
+class Placement(NamedTuple):
+    """A picture is scaled to `resized`, and the middle of it, `size`, is kept (width, height)."""
+
+    resized: tuple[int, int]
+    size: tuple[int, int]
+
+    def apply(
+        self, image: Image.Image, mode: Image.Resampling = Image.Resampling.LANCZOS
+    ) -> Image.Image:
+        if self.resized != image.size:
+            image = image.resize(self.resized, mode)
+        left, upper = ((a - b) // 2 for a, b in zip(self.resized, self.size, strict=True))
+        return image.crop((left, upper, left + self.size[0], upper + self.size[1]))
+
+
+class Sizing(Protocol):
+    """A rule that gives every picture its size."""
+
+    def place(self, width: int, height: int) -> Placement:
+        """Where a picture of that size ends up.
+
+        Raises:
+            RefusedError: it is too small.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fit:
+    """Native size: pictures keep theirs, cropped to whole patches; large ones are scaled down."""
+
+    size_multiple: int
+    """Pixels; each side is cropped to a multiple of this."""
+    max_pixels: int | None
+    """Larger pictures are scaled down to at most this many pixels; None keeps all."""
+
+    def __post_init__(self) -> None:
+        if self.size_multiple < 1:
+            raise PrepError(f"--size_multiple {self.size_multiple} must be at least 1 pixel")
+        if self.max_pixels is not None and self.max_pixels < self.size_multiple**2:
+            raise PrepError(
+                f"--max_pixels {self.max_pixels} is less than one patch of"
+                f" {self.size_multiple} x {self.size_multiple} pixels; raise it"
+            )
+
+    def scaled(self, width: int, height: int) -> tuple[int, int]:
+        """Size with the same ratio and at most `max_pixels` pixels."""
+        if self.max_pixels is None or width * height <= self.max_pixels:
+            return width, height
+        # floor(sqrt(P w / h)): a product of floats falls one short where the root is whole.
+        budget = self.max_pixels
+        return math.isqrt(budget * width // height), math.isqrt(budget * height // width)
+
+    def place(self, width: int, height: int) -> Placement:
+        """Scaled, then cropped to whole patches.
+
+        Raises:
+            RefusedError: a side is shorter than `size_multiple`.
+        """
+        size = self.scaled(width, height)
+        if min(size) < self.size_multiple:
+            shrunk = "" if size == (width, height) else f" (scaled from {width} x {height})"
+            raise RefusedError(
+                Reason.TOO_SMALL,
+                f"{size[0]} x {size[1]} pixels{shrunk}, less than {self.size_multiple}",
+            )
+        wide, high = (side - side % self.size_multiple for side in size)
+        return Placement(size, (wide, high))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Buckets:
+    """Sizes to choose from; a picture gets the one whose ratio is nearest, measured in its log."""
+
+    sizes: tuple[tuple[int, int], ...]  # width, height
+    center_crop: bool = True
+    """False stretches the picture to its bucket; True scales it to cover the bucket, and crops."""
+
+    def place(self, width: int, height: int) -> Placement:
+        def distance(size: tuple[int, int]) -> float:
+            return abs(math.log(size[0] * height / (size[1] * width)))
+
+        size = min(self.sizes, key=lambda size: (distance(size), -size[0] * size[1], size))
+        return Placement(cover(width, height, size) if self.center_crop else size, size)
+
+
+def cover(width: int, height: int, size: tuple[int, int]) -> tuple[int, int]:
+    """The smallest size of about the ratio `width` to `height` that `size` fits into."""
+    wide, high = size
+    if wide * height >= high * width:
+        return wide, max(high, (2 * wide * height + width) // (2 * width))
+    return max(wide, (2 * high * width + height) // (2 * height)), high
+
+
+def aspect_buckets(
+    *, budget: int, multiple: int, ratios: tuple[float, ...] | None = None
+) -> tuple[tuple[int, int], ...]:
+    """For each ratio the best size within `budget` pixels, sides being multiples of `multiple`.
+
+    Without `ratios` the set is symmetric: with w x h it has h x w.
+
+    Raises:
+        PrepError: not even one patch fits.
+    """
+    if budget < multiple**2:
+        raise PrepError(
+            f"--max_pixels {budget} is less than one patch of {multiple} x {multiple} pixels"
+        )
+    if ratios is not None:
+        found = {_bucket(ratio, budget, multiple) for ratio in ratios}
+    else:
+        wide = {_bucket(w / h, budget, multiple) for w, h in WIDE}
+        found = wide | {(h, w) for w, h in wide}
+    return tuple(sorted(found, key=lambda size: (size[0] / size[1], size)))
+
+
+def _bucket(ratio: float, budget: int, multiple: int) -> tuple[int, int]:
+    """The size that loses least: off the ratio and below the budget, each measured in its log."""
+
+    def loss(size: tuple[int, int]) -> float:
+        wide, high = size
+        return abs(math.log(wide / high / ratio)) + 0.5 * math.log(budget / (wide * high))
+
+    if ratio < 1:
+        wide, high = _bucket(1 / ratio, budget, multiple)
+        return high, wide
+    exact = math.sqrt(budget / ratio) / multiple
+    sizes = []
+    for rows in {max(1, math.floor(exact)), math.ceil(exact)}:
+        most = budget // (rows * multiple * multiple)
+        for columns in {math.floor(rows * ratio), math.ceil(rows * ratio)}:
+            sizes += [(min(max(columns, 1), most) * multiple, rows * multiple)] if most else []
+    return min(sizes, key=lambda size: (loss(size), size))
+
+
+def spaced_ratios(*, least: float, most: float, count: int) -> tuple[float, ...]:
+    """`count` ratios from `least` to `most`, evenly spaced in their log.
+
+    Raises:
+        PrepError: the range is empty.
+    """
+    if not 0 < least <= most or count < 1:
+        raise PrepError(
+            f"min_ar {least}, max_ar {most}, num_ar_buckets {count}: ratios must be above 0, the"
+            " least no larger than the most, and at least one"
+        )
+    if count == 1:
+        return (math.sqrt(least * most),)
+    step = (math.log(most) - math.log(least)) / (count - 1)
+    return tuple(math.exp(math.log(least) + index * step) for index in range(count))

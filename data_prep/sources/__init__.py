@@ -1,0 +1,7 @@
+"""Where media come from: folders with archives in them, and datasets of Hugging Face.
+
+1. `listing`         what lies in a folder
+2. `folders`, `rows` each medium with its captions (`caption_tables`), and how to open it
+3. `media`           probes each medium and decides what it becomes; reads it when it is packed
+4. `dataset_file`    several folders with settings of their own
+"""

@@ -1,0 +1,84 @@
+"""Models of Diffusers and Transformers, loaded once a process, from a folder or from the hub."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from data_prep.refusals import PrepError
+
+PRECISIONS = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """One component of a pipeline's folder."""
+
+    library: str  # diffusers or transformers
+    kind: str  # class name
+    model: str  # hub name or folder of the whole pipeline
+    subfolder: str
+    cache: str | None = None  # where downloads are kept; None for the library's own place
+    precision: str | None = None  # None for what is no network, such as a tokenizer
+    device: str = "cpu"
+
+    @property
+    def where(self) -> dict[str, Any]:
+        return {"subfolder": self.subfolder, "cache_dir": self.cache}
+
+
+def _class_of(part: Part) -> Any:
+    import importlib
+
+    try:
+        return getattr(importlib.import_module(part.library), part.kind)
+    except ImportError:
+        raise PrepError(
+            f"{part.kind} needs the package {part.library}; install it with"
+            " pip install 'megatron-dit[prep]'"
+        ) from None
+
+
+def _unusable(part: Part, error: Exception) -> PrepError:
+    return PrepError(
+        f"--model_name {part.model}: {part.subfolder}/ cannot be loaded as {part.kind} ({error});"
+        " name a folder or a hub model in the layout of Diffusers"
+    )
+
+
+@lru_cache
+def config_of(part: Part) -> Any:
+    """The configuration alone, without the weights.
+
+    Raises:
+        PrepError: there is none.
+    """
+    kind = _class_of(part)
+    try:
+        if part.library == "diffusers":
+            return kind.load_config(part.model, **part.where)
+        return kind.config_class.from_pretrained(part.model, **part.where)
+    except (OSError, ValueError) as error:
+        raise _unusable(part, error) from None
+
+
+@lru_cache
+def load(part: Part) -> Any:
+    """The component itself; networks without gradients, on their device.
+
+    Raises:
+        PrepError: it cannot be loaded.
+    """
+    import torch
+
+    kind = _class_of(part)
+    try:
+        if part.precision is None:
+            return kind.from_pretrained(part.model, **part.where)
+        dtype = getattr(torch, part.precision)
+        name = "torch_dtype" if part.library == "diffusers" else "dtype"
+        model = kind.from_pretrained(part.model, **part.where, **{name: dtype})
+    except (OSError, ValueError) as error:
+        raise _unusable(part, error) from None
+    return model.requires_grad_(False).eval().to(part.device)

@@ -1,0 +1,143 @@
+"""Folders in the layout of Diffusers whose networks are tiny and random."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
+from transformers import (
+    ByT5Tokenizer,
+    CLIPImageProcessor,
+    CLIPTextConfig,
+    CLIPTextModel,
+    CLIPVisionConfig,
+    CLIPVisionModel,
+    PreTrainedTokenizerFast,
+    Qwen2_5_VLTextConfig,
+    Qwen2_5_VLTextModel,
+    SiglipImageProcessor,
+    SiglipVisionConfig,
+    SiglipVisionModel,
+    T5Config,
+    T5EncoderModel,
+    UMT5Config,
+    UMT5EncoderModel,
+)
+
+CHAT = "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }};{% endfor %}"
+
+
+def randomized(network: torch.nn.Module) -> torch.nn.Module:
+    """No weight is zero, so that everything shows in the output."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for weight in network.parameters():
+            weight.add_(0.05 * torch.randn_like(weight))
+    return network.eval()
+
+
+def tokenizer(length: int = 64) -> PreTrainedTokenizerFast:
+    """One token a character."""
+    letters = ["<pad>", "</s>", "<unk>", *map(chr, range(32, 127))]
+    vocabulary = {letter: index for index, letter in enumerate(letters)}
+    built = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    built.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    built.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", 1)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=built,
+        pad_token="<pad>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        model_max_length=length,
+        chat_template=CHAT,
+        padding_side="right",
+    )
+
+
+def _t5(kind: Any, config: Any, vocabulary: int = 98, width: int = 16) -> Any:
+    sizes = {"d_model": width, "d_kv": 8, "d_ff": 16, "num_layers": 2, "num_heads": 2}
+    return randomized(kind(config(vocab_size=vocabulary, **sizes)))
+
+
+def _transformer(kind: Any, config: Any, **more: Any) -> Any:
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 3}
+    return randomized(kind(config(**sizes, num_attention_heads=2, **more)))
+
+
+def save(root: Path, parts: dict[str, Any]) -> Path:
+    for name, part in parts.items():
+        part.save_pretrained(root / name)
+    return root
+
+
+def flux(root: Path) -> Path:
+    from diffusers import AutoencoderKL
+
+    vae = AutoencoderKL(
+        block_out_channels=(4, 8),
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        latent_channels=4,
+        norm_num_groups=2,
+        shift_factor=0.1159,
+        scaling_factor=0.3611,
+    )
+    clip = _transformer(
+        CLIPTextModel, CLIPTextConfig, vocab_size=98, max_position_embeddings=77,
+        eos_token_id=1, pad_token_id=0, bos_token_id=2,
+    )  # fmt: skip
+    texts = {"tokenizer": tokenizer(77), "tokenizer_2": tokenizer(), "text_encoder": clip}
+    texts["text_encoder_2"] = _t5(T5EncoderModel, T5Config)
+    return save(root, {"vae": randomized(vae), **texts})
+
+
+def wan(root: Path) -> Path:
+    from diffusers import AutoencoderKLWan
+
+    vae = AutoencoderKLWan(base_dim=4, z_dim=16, num_res_blocks=1)
+    vision = _transformer(CLIPVisionModel, CLIPVisionConfig, image_size=32, patch_size=16)
+    parts = {"vae": randomized(vae), "image_encoder": vision, "tokenizer": tokenizer()}
+    size = {"height": 32, "width": 32}
+    parts["image_processor"] = CLIPImageProcessor(size={"shortest_edge": 32}, crop_size=size)
+    parts["text_encoder"] = _t5(UMT5EncoderModel, UMT5Config)
+    return save(root, parts)
+
+
+def hunyuan(root: Path) -> Path:
+    from diffusers import AutoencoderKLHunyuanVideo15
+
+    vae = AutoencoderKLHunyuanVideo15(
+        latent_channels=4, block_out_channels=(32, 32, 32), layers_per_block=1,
+        spatial_compression_ratio=4, temporal_compression_ratio=4,
+    )  # fmt: skip
+    qwen = _transformer(
+        Qwen2_5_VLTextModel, Qwen2_5_VLTextConfig, vocab_size=98, num_key_value_heads=2,
+        max_position_embeddings=2048,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]},
+    )  # fmt: skip
+    vision = _transformer(SiglipVisionModel, SiglipVisionConfig, image_size=32, patch_size=16)
+    parts = {"vae": randomized(vae), "text_encoder": qwen, "tokenizer": tokenizer(2048)}
+    parts |= {"image_encoder": vision, "tokenizer_2": ByT5Tokenizer()}
+    parts["feature_extractor"] = SiglipImageProcessor(size={"height": 32, "width": 32})
+    parts["text_encoder_2"] = _t5(T5EncoderModel, T5Config, vocabulary=384)
+    return save(root, parts)
+
+
+def cosmos(root: Path) -> Path:
+    from diffusers import AutoencoderKLCosmos
+
+    vae = AutoencoderKLCosmos(
+        latent_channels=16, encoder_block_out_channels=(8, 8, 8, 8),
+        decode_block_out_channels=(8, 8, 8, 8), attention_resolutions=(), resolution=64,
+        num_layers=1,
+    )  # fmt: skip
+    parts = {"vae": randomized(vae), "tokenizer": tokenizer()}
+    parts["text_encoder"] = _t5(T5EncoderModel, T5Config)
+    return save(root, parts)
+
+
+MAKERS = {"flux": flux, "wan": wan, "hunyuan": hunyuan, "cosmos": cosmos}

@@ -1,0 +1,136 @@
+"""Killed at any moment, with any number of workers, a run ends as if nothing had happened."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from data_prep.clips import Clip, Entry
+from data_prep.digits import Digits
+from data_prep.processors import Pixel
+from data_prep.refusals import Reason
+from data_prep.running.engine import Processes
+from data_prep.running.work import Work
+from data_prep.text import ByteTable
+from tests.media_files import image
+
+KILLS = int(os.environ.get("PREP_KILLS", "4"))
+COUNT = 300
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pictures")
+    for index in range(COUNT):
+        image(folder / f"{index % 7}/{index}.png", 16 + 8 * (index % 5), 24, seed=index)
+    for index in range(5):
+        (folder / f"broken{index}.png").write_bytes(b"no picture")
+    return folder
+
+
+def command(pictures: Path, out: Path, workers: int) -> list[str]:
+    words = ["image", "--image_dir", pictures, "--output_dir", out, "--num_workers", workers]
+    words += ["--shard_size", 40, "--split", "0.7,0.2,0.1", "--text_width", 32]
+    return [sys.executable, "-m", "data_prep", *map(str, words)]
+
+
+def finish(words: list[str], repo_root: Path) -> None:
+    done = subprocess.run(words, capture_output=True, text=True, timeout=250, cwd=repo_root)
+    assert done.returncode == 0, done.stderr
+
+
+def written(out: Path) -> int:
+    """Bytes of samples so far."""
+    total = 0
+    for path in out.glob("*/*.tar*"):
+        try:
+            total += path.stat().st_size
+        except FileNotFoundError:  # it got its name just now
+            continue
+    return total
+
+
+def kill_at(words: list[str], out: Path, size: int, repo_root: Path) -> int:
+    """Kills a run once it has written `size` bytes, or after its end; returns its exit code."""
+    process = subprocess.Popen(
+        words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=repo_root
+    )
+    while process.poll() is None and written(out) < size:
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    return process.wait()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(pictures: Path, tmp_path_factory: pytest.TempPathFactory, repo_root: Path) -> Path:
+    out = tmp_path_factory.mktemp("undisturbed") / "out"
+    finish(command(pictures, out, 0), repo_root)
+    return out
+
+
+def test_one_kill(
+    pictures: Path, undisturbed: Path, tmp_path: Path, repo_root: Path, content_of
+) -> None:
+    out = tmp_path / "out"
+    assert kill_at(command(pictures, out, 0), out, written(undisturbed) // 2, repo_root) == -9
+    assert not (out / ".nv-meta").exists() and list(out.glob("*/*.tar.tmp"))
+    finish(command(pictures, out, 2), repo_root)  # and goes on with other workers
+    assert content_of(out) == content_of(undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_kills_at_random_moments(
+    workers: int, pictures: Path, undisturbed: Path, tmp_path: Path, repo_root: Path, content_of
+) -> None:
+    """PREP_KILLS=20 for a long look; each of the kills is on a run that the last one left."""
+    moments = random.Random(workers)
+    total, out, number = written(undisturbed), tmp_path / "0", 0
+    for _ in range(KILLS):
+        code = kill_at(command(pictures, out, workers), out, moments.randrange(total), repo_root)
+        if code == 0:  # it was faster than the kill, which fell behind what was there
+            number += 1
+            out = tmp_path / str(number)
+    finish(command(pictures, out, workers), repo_root)
+    for folder in tmp_path.iterdir():
+        assert content_of(folder) == content_of(undisturbed)
+
+
+class Deadly(Digits):
+    """Two of the digits kill whoever reads them."""
+
+    def read(self, entry: Entry) -> Clip:
+        if entry.source in ("load_digits/17", "load_digits/40"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().read(entry)
+
+
+def test_a_file_that_kills_workers_is_refused_and_nothing_else_is_lost(
+    tmp_path: Path, pack_digits
+) -> None:
+    codec = Pixel.of(block=2, colours=1)
+    work = Work(source=Deadly(num_samples=90), processor=codec, text=ByteTable(width=16))
+    lines = [entry.to_line().encode() for entry in work.source.entries]
+    blocks = [tuple(lines[start : start + 12]) for start in range(0, 90, 12)]
+    plain = Work(source=Digits(num_samples=90), processor=codec, text=ByteTable(width=16))
+    expected = [result for block in plain.run(blocks) for result in block]
+    found = [result for block in Processes(workers=2).run(work, iter(blocks)) for result in block]
+    assert len(found) == 90
+    for index, (one, other) in enumerate(zip(found, expected, strict=True)):
+        if index in (17, 40):
+            assert one.reason == Reason.CRASHED
+        else:
+            assert one.parts == other.parts
+
+
+def test_an_error_of_ours_in_a_worker_reaches_the_user(tmp_path: Path) -> None:
+    codec = Pixel.of(block=3, colours=1)  # 8 x 8 pixels cannot be cut into 3 x 3
+    work = Work(source=Digits(num_samples=9), processor=codec, text=ByteTable(width=16))
+    block = tuple(entry.to_line().encode() for entry in work.source.entries)
+    with pytest.raises(RuntimeError, match="pixel_unshuffle"):
+        list(Processes(workers=1).run(work, [block]))

@@ -1,0 +1,52 @@
+"""What was written is decoded and compared, and shown."""
+
+from pathlib import Path
+
+import pytest
+
+from data_prep.cli import main
+from data_prep.processors import Pixel
+from tests.media_files import image, video
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> list[str]:
+    image(tmp_path / "in/a.png", 32, 32)
+    video(tmp_path / "in/b.mp4", 9)
+    given = ["video", "--image_dir", tmp_path / "in", "--video_dir", tmp_path / "in"]
+    given += ["--output_dir", tmp_path / "out", "--split", "1,0,0", "--num_workers", 0]
+    return [str(word) for word in given]
+
+
+def test_verify_reports_how_far_decoded_pictures_are(source: list[str], capsys) -> None:
+    assert main([*source, "--verify"]) == 0
+    said = capsys.readouterr().out
+    assert "verified: PSNR 99.0 dB on average, 99.0 dB at least, 2 samples" in said
+    assert "good" in said
+
+
+def test_verify_measures_a_codec_that_loses(source: list[str], capsys, monkeypatch) -> None:
+    undo = Pixel.decode
+
+    def worse(self: Pixel, latent):
+        return (undo(self, latent).int() + 5).clamp(0, 255).byte()
+
+    monkeypatch.setattr(Pixel, "decode", worse)
+    assert main([*source, "--verify"]) == 0
+    # 5 levels off, some of them cut at white: about 20 log10(255 / 5)
+    least = float(capsys.readouterr().out.partition("average, ")[2].partition(" dB")[0])
+    assert 34 < least < 34.4
+
+
+def test_a_page_of_decoded_pictures(source: list[str], tmp_path: Path) -> None:
+    assert main(source) == 0
+    page = tmp_path / "page.html"
+    assert main(["inspect", str(tmp_path / "out"), "--html", str(page)]) == 0
+    text = page.read_text()
+    assert text.count("<img") == 3 and "[48, 9, 12, 16]" in text  # first and last frame of b
+
+
+def test_plan_page_shows_pictures(source: list[str], tmp_path: Path) -> None:
+    assert main([*source, "--plan"]) == 0
+    text = (tmp_path / "out/plan.html").read_text()
+    assert text.count("<img") == 2 and "Packs" in text and "duration" in text.lower()

@@ -1,0 +1,89 @@
+"""Videos of every container: when frames are shown, those frames upright, damage noticed."""
+
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_prep.refusals import Reason, RefusedError
+from data_prep.videos import ENDINGS, frames, timeline
+from tests.media_files import CODECS, level, video
+
+
+def greys(path: Path, keep: tuple[int, ...]) -> list[int]:
+    """Grey level of the lower right corner of each frame."""
+    return [int(np.asarray(picture)[-4, -4, 1]) for picture in frames(path, keep)]
+
+
+@pytest.mark.parametrize("ending", CODECS)
+def test_every_frame_of_every_container(ending: str, tmp_path: Path) -> None:
+    path = video(tmp_path / f"A{ending.upper()}", 23)
+    line = timeline(path)
+    assert (line.width, line.height, len(line.shown)) == (64, 48, 23)
+    assert line.fps == pytest.approx(10) and line.duration == pytest.approx(2.3)
+    assert not line.is_uneven
+    keep = (line.shown[0], line.shown[7], line.shown[7], line.shown[22])
+    assert np.abs(np.subtract(greys(path, keep), [level(i) for i in (0, 7, 7, 22)])).max() <= 2
+    assert ending in ENDINGS
+
+
+@pytest.mark.parametrize("ending", CODECS)
+def test_a_cut_video_is_refused_or_has_all_its_frames(ending: str, tmp_path: Path) -> None:
+    content = video(tmp_path / f"whole{ending}", 23, faststart=ending == ".mov").read_bytes()
+    cut, refused = tmp_path / f"cut{ending}", 0
+    for percent in range(1, 100, 7):
+        cut.write_bytes(content[: len(content) * percent // 100])
+        try:
+            line = timeline(cut)
+            assert len(line.shown) == 23 and len(greys(cut, line.shown)) == 23
+        except RefusedError as error:
+            assert error.reason in (Reason.NO_VIDEO, Reason.VIDEO_DAMAGED)
+            refused += 1
+    assert refused >= 12
+
+
+def test_damage_inside_is_noticed_when_frames_are_read(tmp_path: Path) -> None:
+    path = video(tmp_path / "a.mkv", 23)
+    line, content = timeline(path), bytearray(path.read_bytes())
+    start, end = len(content) * 6 // 10, len(content) * 8 // 10
+    content[start:end] = bytes(end - start)
+    path.write_bytes(content)
+    with pytest.raises(RefusedError):
+        timeline(path)
+        greys(path, line.shown)
+
+
+@pytest.mark.parametrize("rotation", [90, 180, 270])
+def test_rotated_videos_are_upright(rotation: int, tmp_path: Path) -> None:
+    path = video(tmp_path / "a.mp4", 3, rotation=rotation)
+    line = timeline(path)
+    assert (line.width, line.height) == ((64, 48) if rotation == 180 else (48, 64))
+    (picture,) = frames(path, line.shown[:1])
+    assert picture.size == (line.width, line.height)
+    corners = np.asarray(picture)[:, :, 1].astype(int)[[4, 4, -4, -4], [4, -4, 4, -4]]
+    # The bright corner of the file is the upper left one; angles are counter-clockwise.
+    assert int(corners.argmax()) == {90: 2, 180: 3, 270: 1}[rotation]
+
+
+def test_pixels_that_are_not_square(tmp_path: Path) -> None:
+    path = video(tmp_path / "a.mp4", 3, aspect=Fraction(4, 3))
+    line = timeline(path)
+    assert (line.width, line.height) == (85, 48)
+    assert next(frames(path, line.shown[:1])).size == (85, 48)
+
+
+def test_variable_rates(tmp_path: Path) -> None:
+    times = [0, 0.1, 0.2, 0.5, 0.6, 1.0, 1.1, 1.2]
+    line = timeline(video(tmp_path / "a.mp4", 8, times=times))
+    assert [float(at * line.tick) for at in line.shown] == pytest.approx(times)
+    assert line.is_uneven
+
+
+def test_what_is_no_video(tmp_path: Path) -> None:
+    (tmp_path / "text.mp4").write_text("this is no video")
+    (tmp_path / "empty.mp4").touch()
+    for name, reason in (("text", Reason.NO_VIDEO), ("empty", Reason.EMPTY)):
+        with pytest.raises(RefusedError) as refused:
+            timeline(tmp_path / f"{name}.mp4")
+        assert refused.value.reason is reason
