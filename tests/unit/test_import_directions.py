@@ -16,17 +16,19 @@ BASE = {"dit.batch", "dit.config"}
 ALLOWED = {
     "dit.batch": set(),
     "dit.config": set(),
-    "dit.data": BASE,
+    "dit.flops": {"dit.config"},
+    "dit.data": BASE | {"dit.flops"},
     "dit.objective": BASE,
     "dit.parallel": BASE,
-    "dit.model": BASE | {"dit.parallel"},
+    "dit.model": BASE | {"dit.parallel", "dit.flops"},
     "dit.configuring": BASE | {"dit.parallel", "dit.model"},
     "dit.generation": BASE | {"dit.data", "dit.objective", "dit.parallel", "dit.model"},
     "dit.train": BASE
     | {"dit.data", "dit.objective", "dit.parallel", "dit.model", "dit.configuring"},
+    "dit.bench": BASE | {"dit.data", "dit.flops", "dit.model"},
     "data_prep": set(),
     "recipes": {"data_prep", "dit.configuring", "dit.generation", "dit.train", "dit.model"}
-    | {"dit.data", "dit.objective", "dit.parallel"}
+    | {"dit.data", "dit.objective", "dit.parallel", "dit.bench", "dit.flops"}
     | BASE,
 }
 # Nothing that asks which process this is, or that needs a group of them.
@@ -34,6 +36,7 @@ PURE = {
     "data_prep": ("torch.distributed", "megatron.core"),
     "dit.batch": ("torch.distributed", "megatron"),
     "dit.config": ("torch", "megatron"),
+    "dit.flops": ("torch", "megatron"),
     "dit.data": ("torch.distributed", "megatron.core"),
     "dit.objective": ("torch.distributed", "megatron"),
 }
