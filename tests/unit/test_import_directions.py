@@ -26,9 +26,10 @@ ALLOWED = {
     "dit.train": BASE
     | {"dit.data", "dit.objective", "dit.parallel", "dit.model", "dit.configuring"},
     "dit.bench": BASE | {"dit.data", "dit.flops", "dit.model"},
+    "dit.plan": BASE | {"dit.flops", "dit.configuring"},
     "data_prep": set(),
     "recipes": {"data_prep", "dit.configuring", "dit.generation", "dit.train", "dit.model"}
-    | {"dit.data", "dit.objective", "dit.parallel", "dit.bench", "dit.flops"}
+    | {"dit.data", "dit.objective", "dit.parallel", "dit.bench", "dit.flops", "dit.plan"}
     | BASE,
 }
 # Nothing that asks which process this is, or that needs a group of them.
@@ -37,6 +38,7 @@ PURE = {
     "dit.batch": ("torch.distributed", "megatron"),
     "dit.config": ("torch", "megatron"),
     "dit.flops": ("torch", "megatron"),
+    "dit.plan": ("torch", "megatron"),
     "dit.data": ("torch.distributed", "megatron.core"),
     "dit.objective": ("torch.distributed", "megatron"),
 }
