@@ -14,7 +14,7 @@ below each field is its help text.
 """
 
 from dit.config.checks import Problems
-from dit.config.data import BlendEntry, DatasetConfig, MockGeometry
+from dit.config.data import Balance, BlendEntry, DatasetConfig, MockGeometry
 from dit.config.model import (
     CUSTOM_SIZE,
     MODEL_SIZES,
@@ -53,6 +53,7 @@ __all__ = [
     "CUSTOM_SIZE",
     "MODEL_SIZES",
     "MODE_SCALES",
+    "Balance",
     "BlendEntry",
     "CheckpointConfig",
     "ContextComm",

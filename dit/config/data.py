@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from dit.config.checks import at_least_one, check, positive
 
@@ -45,6 +46,13 @@ class BlendEntry:
         check((self.weight > 0, f"weight={self.weight} must be positive"))
 
 
+class Balance(StrEnum):
+    """What packs of the same step, on different data-parallel ranks, are made to have in common."""
+
+    NONE = "none"
+    FLOPS = "flops"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetConfig:
     """Where samples come from and how they share a pack."""
@@ -60,7 +68,11 @@ class DatasetConfig:
     task_encoder_seq_length: int = 15360
     """Tokens in one pack, all samples together."""
     packing_buffer_size: int = 100
-    """Samples looked at to fill packs."""
+    """Samples looked at to fill packs; 64 are enough."""
+    balance: Balance = Balance.NONE
+    """`flops` orders packs so that all data-parallel ranks train some of like cost at each step."""
+    balance_packs: int = 64
+    """Packs that each loader process holds to choose from, where `balance` is on."""
     sample_multiple: int = 16
     """Each sample is padded to a multiple of this many tokens, whatever the layout."""
     num_workers: int = 2
@@ -101,6 +113,10 @@ class DatasetConfig:
             (
                 not (self.path and self.blend),
                 "path and blend are both set; keep one of them",
+            ),
+            (
+                self.balance_packs >= 2,
+                f"balance_packs={self.balance_packs} must be at least 2, to choose from",
             ),
             (len(self.mock_samples) > 0, "mock_samples is empty; give at least one geometry"),
             *at_least_one(self, "max_samples_per_sequence"),

@@ -24,21 +24,45 @@ def parameter_count(model: ModelConfig) -> int:
     text projection, one RMSNorm weight of the head's width for queries and one for keys of each
     attention.
     """
-    width, text, rank = model.hidden_size, model.text_width, model.adaln_lora_dim
-    patch = model.patch_temporal * model.patch_spatial**2
+    one = model.on_one_rank()
+    return _before(one) + model.num_layers * _layer(one) + _after(one)
+
+
+def parameters_here(model: ModelConfig) -> int:
+    """Trainable parameters on the fullest rank.
+
+    Tensor ranks share the matrices of attention and MLP; the first pipeline stage has what comes
+    before the layers, the last what comes after them.
+    """
+    stages = model.pipeline_model_parallel_size
+    layers = model.num_layers // stages * _layer(model)
+    ends = [_before(model), _after(model)]
+    return layers + (sum(ends) if stages == 1 else max(ends))
+
+
+def _before(model: ModelConfig) -> int:
+    width, patch = model.hidden_size, model.patch_temporal * model.patch_spatial**2
     projection = (model.crossattn_emb_size + 1) * (model.crossattn_proj_size or 0)
     embed = projection + (model.in_channels + int(model.concat_padding_mask)) * patch * width
     level = width * width + width * 3 * width + width  # two linears and an RMSNorm
+    return embed + level + _learnable_positions(model)
 
+
+def _layer(model: ModelConfig) -> int:
+    """Of one layer, on one tensor rank."""
+    width, text, rank = model.hidden_size, model.text_width, model.adaln_lora_dim
     self_attention = 4 * width * width
     cross_attention = 2 * width * width + 2 * text * width
-    norms = 4 * (width // model.num_attention_heads)
     mlp = 2 * width * model.ffn_hidden_size
+    norms = 4 * (width // model.num_attention_heads)
     modulations = 3 * (width * rank + rank * 3 * width)
-    layer = self_attention + cross_attention + norms + mlp + modulations
+    shared = self_attention + cross_attention + mlp
+    return shared // model.tensor_model_parallel_size + norms + modulations
 
-    last = width * rank + rank * 2 * width + width * model.patch_features
-    return embed + level + model.num_layers * layer + last + _learnable_positions(model)
+
+def _after(model: ModelConfig) -> int:
+    width, rank = model.hidden_size, model.adaln_lora_dim
+    return width * rank + rank * 2 * width + width * model.patch_features
 
 
 def _learnable_positions(model: ModelConfig) -> int:
@@ -72,8 +96,7 @@ def memory(config: RunConfig, *, world_size: int) -> Memory:
     """
     model = config.model
     replicas = config.data_parallel_size(world_size)
-    parts = model.tensor_model_parallel_size * model.pipeline_model_parallel_size
-    here = parameter_count(model) // parts
+    here = parameters_here(model)
     # Context ranks hold the same weights, so the optimizer is sharded over them as well.
     shards = replicas * model.context_parallel_size if config.ddp.use_distributed_optimizer else 1
     wide = model.precision is Precision.FP32
@@ -99,7 +122,7 @@ def _activations(config: RunConfig, *, accumulation: int) -> int:
 
 def _kept(model: ModelConfig) -> float:
     """Numbers that all layers keep for each token and unit of width, as they recompute."""
-    layer, layers = _kept_by_layer(model), model.num_layers
+    layer, layers = kept_by_layer(model), model.num_layers
     if model.recompute_granularity is not Recompute.FULL:
         return layers * layer
     again = min(model.recompute_num_layers, layers)
@@ -110,7 +133,7 @@ def _kept(model: ModelConfig) -> float:
     return layers / again + again * layer
 
 
-def _kept_by_layer(model: ModelConfig) -> float:
+def kept_by_layer(model: ModelConfig) -> float:
     """About 44 + 2 mlp_ratio, and 2 fewer where self- and cross-attention are recomputed.
 
     Counted at mlp_ratio 4 with autograd's saved-tensor hooks: 47 (fp32) and 52 (bf16), 45 and 50

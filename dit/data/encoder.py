@@ -1,12 +1,13 @@
 """Energon's task encoder: shard record -> PackedBatch, in the loader's processes.
 
 1. cook    record -> CookedSample            refused samples are counted with their reason
-2. select  samples -> groups that fit        best-fit decreasing on token counts
+2. group   samples -> groups that fit        the oldest sample and what fills its pack
 3. pack    group -> PackedBatch              pads each sample to sample_multiple
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,11 +16,11 @@ from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.metadataset.loader_interface import LoadedDataset
 from megatron.energon.wrappers.map_dataset import MapDataset
 
-from dit.config import RunConfig
+from dit.config import Balance, RunConfig
 from dit.data.cook import Expected, cook
+from dit.data.groups import EvenCost, Group, OldestFirst
 from dit.data.mock import MockShare
 from dit.data.pack import pack
-from dit.data.packing import best_fit_decreasing
 from dit.data.rejects import DataError, Refused, Reject, Tally
 from dit.data.shares import ShardShare, sample_id
 from dit.data.streams import (
@@ -27,13 +28,10 @@ from dit.data.streams import (
     CookedSample,
     Deliveries,
     Packed,
-    PushBackPacking,
     SafeReader,
     Sift,
 )
-
-# Packs below this part of the capacity wait for newcomers, up to when their oldest sample is next.
-_ENOUGH = 0.97
+from dit.flops import forward_flops
 
 
 class PackEncoder(TaskEncoder):
@@ -47,6 +45,9 @@ class PackEncoder(TaskEncoder):
     def __init__(self, config: RunConfig, *, sources: Mapping[str, str]):
         """`sources` maps the path of each dataset of a blend to the prefix of its keys."""
         self.expected = Expected.of(config)
+        self.data = config.dataset
+        self.model = config.model
+        self.seed = config.rng.seed
         self.sources = sources
         self.tally = Tally()
         self._before = 0  # samples of the datasets that have been opened
@@ -72,19 +73,27 @@ class PackEncoder(TaskEncoder):
             return cooked
         cooked.latent = sample
         cooked.tokens = self.expected.layout.padded_tokens(sample.latent_CFHW)
+        grid = self.expected.layout.grid(sample.latent_CFHW)
+        cooked.shape = math.prod(grid), len(sample.text_LE)
         return cooked
 
-    def select_samples_to_pack(self, samples: list[CookedSample]) -> list[list[CookedSample]]:
-        lengths = [sample.tokens for sample in samples]
-        bins = best_fit_decreasing(lengths, capacity=self.expected.capacity)
-        return [[samples[index] for index in members] for members in bins]
+    @stateless
+    def group(self, samples: list[CookedSample]) -> Group:
+        shapes = [sample.shape for sample in samples if sample.shape is not None]
+        tokens, text = zip(*shapes, strict=True)
+        return Group(
+            __key__=samples[0].__key__,
+            __restore_key__=(),  # Energon sets it
+            samples=tuple(samples),
+            cost=float(forward_flops(self.model, tokens=tokens, text=text)),
+        )
 
     @stateless
-    def pack_selected_samples(self, samples: list[CookedSample]) -> Packed:
-        latents = [sample.latent for sample in samples if sample.latent is not None]
+    def pack(self, group: Group) -> Packed:
+        latents = [sample.latent for sample in group.samples if sample.latent is not None]
         return Packed(
             pack=pack(latents, self.expected.layout),
-            samples=tuple(sample_id(sample.__restore_key__) for sample in samples),
+            samples=tuple(sample_id(sample.__restore_key__) for sample in group.samples),
         )
 
     def _load_dataset(
@@ -127,13 +136,19 @@ class PackEncoder(TaskEncoder):
     ) -> SavableDataset:
         """Packs are the batches: whole ones leave the worker."""
         assert batch_size is None and not batch_drop_last and packing_buffer_size is not None
-        packs = PushBackPacking(
+        groups: SavableDataset = OldestFirst(
             dataset,
             buffer_size=packing_buffer_size,
-            select=self.select_samples_to_pack,
-            enough=int(_ENOUGH * self.expected.capacity),
-            final_packer=self.pack_selected_samples,
-            final_packer_stateless=True,
+            capacity=self.expected.capacity,
+            final_packer=self.group,
             worker_config=worker_config,
         )
+        if self.data.balance is Balance.FLOPS:
+            groups = EvenCost(
+                groups,
+                packs=self.data.balance_packs,
+                seed=self.seed,
+                worker_config=worker_config,
+            )
+        packs = MapDataset(groups, self.pack, stateless_map_fn=True, worker_config=worker_config)
         return Deliveries(packs, self.tally, worker_config=worker_config)

@@ -10,7 +10,7 @@ from typing import Any
 
 from megatron.energon.epathlib import EPath
 
-from dit.config import RunConfig
+from dit.config import Balance, ModelConfig, RunConfig
 from dit.data.cook import Expected
 from dit.data.rejects import DataError
 from dit.data.source import META, train_leaves
@@ -23,12 +23,17 @@ def loader_identity(config: RunConfig) -> dict[str, Any]:
     workers, which may change (moving.py).
     """
     data, expected = config.dataset, Expected.of(config)
+    even = data.balance is not Balance.NONE
     return {
         "dataset": _fingerprints(config),
         "weights of dataset.blend": [entry.weight for entry in data.blend],
         "dataset.mock_samples": [asdict(g) for g in data.mock_samples] if data.mock else [],
         "dataset.task_encoder_seq_length": data.task_encoder_seq_length,
         "dataset.packing_buffer_size": data.packing_buffer_size,
+        "order of packing": "a full pack with the oldest sample",
+        "dataset.balance": str(data.balance),
+        "dataset.balance_packs": data.balance_packs if even else 0,
+        "model sizes, which decide the cost of a pack": _sizes(config.model) if even else [],
         "dataset.sample_multiple": data.sample_multiple,
         "dataset.shuffle_buffer_size": data.shuffle_buffer_size,
         "dataset.max_samples_per_sequence": data.max_samples_per_sequence,
@@ -39,6 +44,13 @@ def loader_identity(config: RunConfig) -> dict[str, Any]:
         "model.max_size of learnable positions": list(expected.table or ()),
         "megatron-energon": version("megatron-energon"),
     }
+
+
+def _sizes(model: ModelConfig) -> list[int]:
+    return [
+        *(model.num_layers, model.hidden_size, model.ffn_hidden_size, model.adaln_lora_dim),
+        model.text_pad_to or 0,
+    ]
 
 
 def check_identity(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:

@@ -4,6 +4,45 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from math import gcd
+
+# Of a longer buffer the oldest are enough: 256 fill packs as well as 4096, four times as fast.
+_CANDIDATES = 256
+# Packs that differ by less than capacity / 100 are equally full, or less of many candidates. Were
+# the fullest always taken, samples that leave odd gaps would stay behind until the stream ends: 5%
+# more packs for 430 nasty samples.
+_AS_FULL = 100
+
+
+def full_with_first(lengths: Sequence[int], *, capacity: int) -> list[int]:
+    """A pack of at most `capacity` with sample 0, the longest in waiting, as full as can be.
+
+    Everything else waits for the next pack, together with a newcomer for each sample that has
+    left. That fills a pack from 64 samples better than best-fit decreasing does from 4096, and
+    nobody starves. Of packs that are as full, within 1%, it is the one with the longest samples:
+    short ones fill gaps later. Indices ascend.
+
+    Raises:
+        ValueError: a length is not in [1, capacity].
+    """
+    _check(lengths, capacity)
+    unit = gcd(*lengths)
+    candidates = range(1, min(len(lengths), _CANDIDATES))
+    order = sorted(candidates, key=lambda i: (lengths[i], -i))
+    room = (capacity - lengths[0]) // unit
+    # Bit n of sums[k]: some of the k shortest candidates add up to n units.
+    sums, within = [1], (1 << room + 1) - 1
+    for index in order:
+        sums.append(sums[-1] | sums[-1] << lengths[index] // unit & within)
+    empty = max(room + 1 - sums[-1].bit_length(), capacity // max(_AS_FULL, len(order)) // unit)
+    chosen = [0]
+    for index, shorter in zip(reversed(order), reversed(sums[:-1]), strict=True):
+        without = room - lengths[index] // unit
+        # Taken if shorter ones can fill what is then left, up to the room that may stay empty.
+        if without >= 0 and shorter >> max(without - empty, 0) & (1 << min(without, empty) + 1) - 1:
+            room = without
+            chosen.append(index)
+    return sorted(chosen)
 
 
 def best_fit_decreasing(lengths: Sequence[int], *, capacity: int) -> list[list[int]]:
@@ -16,9 +55,7 @@ def best_fit_decreasing(lengths: Sequence[int], *, capacity: int) -> list[list[i
     Raises:
         ValueError: a length is not in [1, capacity].
     """
-    for index, length in enumerate(lengths):
-        if not 1 <= length <= capacity:
-            raise ValueError(f"lengths[{index}]={length} must lie in [1, {capacity}]")
+    _check(lengths, capacity)
     bins: list[list[int]] = []
     room: list[tuple[int, int]] = []  # (tokens left, bin), ascending
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
@@ -33,16 +70,7 @@ def best_fit_decreasing(lengths: Sequence[int], *, capacity: int) -> list[list[i
     return sorted(sorted(members) for members in bins)
 
 
-def ready_bins(
-    bins: Sequence[Sequence[int]], lengths: Sequence[int], *, enough: int
-) -> list[list[int]]:
-    """Bins that hold `enough` tokens, and the one with sample 0, the longest in waiting.
-
-    The rest is better tried again together with newcomers: it raises the fill of a buffer of 64
-    to that of one of 1024. Taking the oldest along each time means that nobody starves.
-    """
-    return [
-        list(members)
-        for members in bins
-        if 0 in members or sum(lengths[i] for i in members) >= enough
-    ]
+def _check(lengths: Sequence[int], capacity: int) -> None:
+    for index, length in enumerate(lengths):
+        if not 1 <= length <= capacity:
+            raise ValueError(f"lengths[{index}]={length} must lie in [1, {capacity}]")

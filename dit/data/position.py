@@ -40,7 +40,8 @@ class ReaderPosition:
         """Keys of the samples that have been read and wait in buffers."""
         states = [] if self.chain is None else list(_states(self.chain))
         buffers = [v for state in states for v in state.values() if isinstance(v, dict)]
-        return [key for buffer in buffers for key in buffer.get("_restore_keys", ())]
+        keys = [key for buffer in buffers for key in buffer.get("_restore_keys", ())]
+        return [key for outer in keys for key in _samples_in(outer)]
 
     def tally(self) -> Tally:
         """Counts at the snapshot."""
@@ -54,6 +55,11 @@ def _states(state: FlexState) -> Iterator[FlexState]:
     yield state
     for inner in state.get("datasets", ()):
         yield from _states(inner)
+
+
+def _samples_in(key: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """Keys of the samples of a group, which its own key holds; or that of a single sample."""
+    return [inner for inner in key if isinstance(inner, tuple)] or [key]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,9 +1,10 @@
 """The links that we add to Energon's chain of datasets.
 
-1. SafeReader       a damaged shard becomes a record that says so, instead of the loader's death
-2. Sift             counts refused samples and lets the others pass
-3. PushBackPacking  keeps under-filled packs back until newcomers fill them
-4. Deliveries       hands packs to the main process, with counts and errors
+1. SafeReader    a damaged shard becomes a record that says so, instead of the loader's death
+2. Sift          counts refused samples and lets the others pass
+3. Deliveries    hands packs to the main process, with counts and errors
+
+groups.py has those that make groups of samples, between the second and the third.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import struct
 import tarfile
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -22,11 +23,9 @@ from megatron.energon.flavors.webdataset.itar_reader import ShardInfosITarReader
 from megatron.energon.source_info import SourceInfo
 from megatron.energon.state import FlexState
 from megatron.energon.wrappers.base import BaseWrapperDataset
-from megatron.energon.wrappers.packing_dataset import PackingDataset
 from torch import Tensor
 
 from dit.batch import LatentSample, PackedBatch
-from dit.data.packing import ready_bins
 from dit.data.rejects import DataError, Refused, Tally
 from dit.data.shares import SampleId
 
@@ -96,6 +95,8 @@ class CookedSample(Sample):
     latent: LatentSample | None = None
     tokens: int = 0
     """Tokens in a pack, padding included."""
+    shape: tuple[int, int] | None = None
+    """Tokens without padding, and those of the caption."""
     refusal: Refused | None = None
 
 
@@ -145,42 +146,6 @@ class Sift(BaseWrapperDataset[CookedSample, CookedSample]):
 
     def config(self) -> dict[str, Any]:
         return self.dataset.config()
-
-
-class PushBackPacking(PackingDataset):
-    """Energon's packing; bins that hold less than `enough` tokens wait for newcomers.
-
-    `select` parts a buffer into packs, all of which a last, partly filled buffer gives.
-    Energon has no such hook in 7.4: its reading buffer, which is empty while `select` runs and is
-    saved with the state, takes back what waits.
-    """
-
-    def __init__(
-        self,
-        dataset: SavableDataset[CookedSample],
-        *,
-        select: Callable[[list[CookedSample]], list[list[CookedSample]]],
-        enough: int,
-        **kwargs: Any,
-    ):
-        self._select = select
-        self._enough = enough
-        super().__init__(dataset, pre_packer=self._select_ready, **kwargs)
-
-    def _select_ready(self, samples: list[CookedSample]) -> list[list[CookedSample]]:
-        groups = self._select(samples)
-        if len(samples) < self.buffer_size:
-            return groups  # the stream has ended
-        number = {id(sample): index for index, sample in enumerate(samples)}
-        bins = [[number[id(sample)] for sample in group] for group in groups]
-        ready = ready_bins(bins, [sample.tokens for sample in samples], enough=self._enough)
-        taken = {index for members in ready for index in members}
-        self._reading_buffer.extend([s for i, s in enumerate(samples) if i not in taken])
-        return [[samples[index] for index in members] for members in ready]
-
-    def _fill_reading_buffer(self, source_iter: Iterator, log_progress: bool = False) -> bool:
-        del log_progress  # every worker would draw a bar of its own
-        return super()._fill_reading_buffer(source_iter, log_progress=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,20 +16,23 @@ BASE = {"dit.batch", "dit.config"}
 ALLOWED = {
     "dit.batch": set(),
     "dit.config": set(),
-    "dit.data": BASE,
+    "dit.flops": {"dit.config"},
+    "dit.data": BASE | {"dit.flops"},
     "dit.objective": BASE,
     "dit.parallel": BASE,
-    "dit.model": BASE | {"dit.parallel"},
+    "dit.model": BASE | {"dit.parallel", "dit.flops"},
     "dit.configuring": BASE | {"dit.parallel", "dit.model"},
     "dit.generation": BASE | {"dit.data", "dit.objective", "dit.parallel", "dit.model"},
     "dit.train": BASE
     | {"dit.data", "dit.objective", "dit.parallel", "dit.model", "dit.configuring"},
     "dit.convert": BASE
     | {"dit.data", "dit.objective", "dit.parallel", "dit.model", "dit.configuring", "dit.train"},
+    "dit.bench": BASE | {"dit.data", "dit.flops", "dit.model"},
+    "dit.plan": BASE | {"dit.flops", "dit.configuring"},
     "data_prep": set(),
     "recipes": {"data_prep", "dit.configuring", "dit.generation", "dit.train", "dit.model"}
+    | {"dit.data", "dit.objective", "dit.parallel", "dit.bench", "dit.flops", "dit.plan"}
     | {"dit.convert"}
-    | {"dit.data", "dit.objective", "dit.parallel"}
     | BASE,
 }
 # Nothing that asks which process this is, or that needs a group of them.
@@ -37,6 +40,8 @@ PURE = {
     "data_prep": ("torch.distributed", "megatron.core"),
     "dit.batch": ("torch.distributed", "megatron"),
     "dit.config": ("torch", "megatron"),
+    "dit.flops": ("torch", "megatron"),
+    "dit.plan": ("torch", "megatron"),
     "dit.data": ("torch.distributed", "megatron.core"),
     "dit.objective": ("torch.distributed", "megatron"),
 }

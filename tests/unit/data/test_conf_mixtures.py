@@ -22,7 +22,7 @@ def test_mixture_is_nasty_and_fills_packs(opened, name, packs):
     config = load_config(
         RECIPES["dit_xl"](),
         config_file=CONF / f"{name}.yaml",
-        overrides=["dataset.mock=true", "dataset.packing_buffer_size=100", "dataset.num_workers=0"],
+        overrides=["dataset.mock=true", "dataset.packing_buffer_size=64", "dataset.num_workers=0"],
     )
     capacity = config.dataset.task_encoder_seq_length
     mixture = config.dataset.mock_samples
@@ -36,7 +36,7 @@ def test_mixture_is_nasty_and_fills_packs(opened, name, packs):
     # Few channels: they cost time and do not matter to the packing.
     config = replace(config, model=replace(config.model, in_channels=1, crossattn_emb_size=2))
     read = list(islice(opened(build_train_loader(config, rank=0, world_size=1)), packs))
-    assert sum(pack.real_tokens for pack in read) / (packs * capacity) >= 0.97
+    assert sum(pack.real_tokens for pack in read) / (packs * capacity) >= 0.985
     assert all(pack.starts[-1] <= capacity for pack in read)
     keys = list(chain(*(pack.keys for pack in read)))
     assert len(keys) == len(set(keys))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from megatron.energon.state import FlexState
 
-from dit.config import BlendEntry
+from dit.config import Balance, BlendEntry
 from dit.data import DataError, add_up, build_train_loader
 from dit.data.position import Position
 
@@ -42,6 +42,9 @@ class Fleet:
             entries = ((name, 2.0 if name == "a" else 1.0) for name in COUNTS)
             blend = tuple(BlendEntry(path=str(self.root / n), weight=w) for n, w in entries)
             return self.shards.config(blend=blend, **small)
+        if self.kind == "even":
+            even = {"balance": Balance.FLOPS, "balance_packs": 5}
+            return self.shards.config(self.root / "a", **small, **even)
         return self.shards.config(self.root / self.kind, **small)
 
     def on(self, ranks, workers):
@@ -91,6 +94,7 @@ def fleet(shards, root, opened):
         ("a", [(2, 2, 2, 7), (4, 0, 4, 5), (1, 4, 1, 9)]),
         ("blend", [(1, 4, 6, 5), (2, 2, 2, 9)]),
         ("mock", [(4, 1, 8, 3), (2, 2, 2, 8)]),
+        ("even", [(2, 2, 2, 7), (4, 0, 4, 5)]),
         ("refused", [(2, 0, 2, 9), (2, 1, 4, 8), (1, 2, 3, 7), (2, 0, 2, 9)]),
     ],
 )
@@ -114,7 +118,7 @@ class Given:
     """Times given, of every sample of every dataset."""
 
     def __init__(self, kind):
-        names = COUNTS if kind == "blend" else [kind]
+        names = COUNTS if kind == "blend" else ["a" if kind == "even" else kind]
         self.names = {f"{name}/" if kind == "blend" else "": COUNTS[name] for name in names}
         self.counted = Counter()
 
@@ -134,6 +138,7 @@ class Given:
         ("a", 45, [(2, 0), (3, 0), (1, 0)]),  # after several passes
         ("a", 1, [(1, 4), (3, 0)]),  # before every reader has given a pack
         ("a", 14, [(2, 2), (1, 1), (1, 2)]),
+        ("even", 14, [(1, 2), (3, 0)]),  # packs in waiting are dealt out as well
         ("blend", 6, [(1, 2), (3, 0), (4, 0)]),  # again before the first rest is read
     ],
 )

@@ -1,10 +1,11 @@
-from itertools import chain
+from itertools import chain, combinations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dit.data.packing import best_fit_decreasing, ready_bins
+from dit.data.packing import best_fit_decreasing, full_with_first
+from dit.data.turns import turn
 
 LENGTHS = st.lists(st.integers(1, 100), max_size=60)
 
@@ -52,23 +53,59 @@ def test_a_length_that_fits_no_bin_is_named(length):
         best_fit_decreasing([5, length], capacity=100)
 
 
-def test_full_bins_and_that_of_the_oldest_are_ready():
-    lengths = [10, 60, 40, 50]
-    assert ready_bins([[0], [1, 2], [3]], lengths, enough=97) == [[0], [1, 2]]
+FEW = st.lists(st.integers(1, 40), min_size=1, max_size=9)
+
+
+@given(FEW)
+def test_no_choice_with_the_first_sample_is_much_fuller(lengths):
+    chosen = full_with_first(lengths, capacity=60)
+    others = range(1, len(lengths))
+    choices = chain.from_iterable(combinations(others, n) for n in range(len(lengths)))
+    sums = (lengths[0] + sum(lengths[i] for i in choice) for choice in choices)
+    assert sum(lengths[i] for i in chosen) == max(total for total in sums if total <= 60)
+    assert chosen[0] == 0
+    assert chosen == sorted(set(chosen))
+
+
+def test_long_samples_go_before_short_ones_and_old_before_young():
+    assert full_with_first([40, 10, 20, 30, 60, 10, 60], capacity=100) == [0, 4]
+    assert full_with_first([48, 16, 16, 32], capacity=96) == [0, 1, 3]
+
+
+def test_of_packs_that_are_almost_as_full_the_one_with_long_samples():
+    assert full_with_first([500, 250, 250, 495], capacity=1000) == [0, 3]
+    assert full_with_first([500, 250, 250, 485], capacity=1000) == [0, 1, 2]
+
+
+def test_lengths_without_a_common_divisor():
+    assert full_with_first([7, 13, 5, 90], capacity=100) == [0, 3]
+
+
+@pytest.mark.parametrize("length", [0, -1, 101])
+def test_a_length_that_fits_no_pack_is_named(length):
+    with pytest.raises(ValueError, match=rf"lengths\[1\]={length} must lie in \[1, 100\]"):
+        full_with_first([5, length], capacity=100)
 
 
 @given(st.lists(st.sampled_from([1, 3, 7, 20, 55, 64]), min_size=200, max_size=400))
-def test_waiting_samples_are_never_overtaken_for_ever(lengths):
-    """The push-back loop on integers: each round the oldest goes, so all go in the end."""
-    waiting, arrivals, given_out = [], list(enumerate(lengths)), []
+def test_nobody_waits_for_ever(lengths):
+    """Each pack takes the oldest along, so all go in the end, and with 30 others at most."""
+    waiting, arrivals, order = [], list(enumerate(lengths)), []
     while arrivals or waiting:
         while arrivals and len(waiting) < 30:
             waiting.append(arrivals.pop(0))
-        sizes = [length for _, length in waiting]
-        bins = best_fit_decreasing(sizes, capacity=64)
-        ready = bins if len(waiting) < 30 else ready_bins(bins, sizes, enough=62)
-        taken = set(chain(*ready))
-        assert 0 in taken
-        given_out += [waiting[i][0] for i in sorted(taken)]
-        waiting = [item for i, item in enumerate(waiting) if i not in taken]
-    assert sorted(given_out) == list(range(len(lengths)))
+        chosen = full_with_first([length for _, length in waiting], capacity=64)
+        assert chosen[0] == 0
+        order += [waiting[i][0] for i in chosen]
+        waiting = [item for i, item in enumerate(waiting) if i not in chosen]
+    assert sorted(order) == list(range(len(lengths)))
+
+
+def test_every_place_comes_once_in_a_cycle_of_turns():
+    turns = [turn(n, packs=32, seed=1) for n in range(200)]
+    assert [t.waiting for t in turns[:3]] == [8, 9, 10]
+    assert all(0 <= t.place < t.waiting for t in turns)
+    for first in (32, 64, 96):
+        assert sorted(t.place for t in turns[first : first + 32]) == list(range(32))
+    assert turns[32:64] != turns[64:96]
+    assert turns != [turn(n, packs=32, seed=2) for n in range(200)]

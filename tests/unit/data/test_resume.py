@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dit.config import BlendEntry, MockGeometry
+from dit.config import Balance, BlendEntry, MockGeometry
 from dit.data import DataError, build_train_loader
 
 
@@ -29,6 +29,10 @@ def kinds(shards, root, kind, workers):
     if kind == "blend":
         blend = (BlendEntry(path=str(root / "a"), weight=3.0), BlendEntry(path=str(root / "b")))
         return shards.config(blend=blend, num_workers=workers)
+    if kind == "even":
+        return shards.config(
+            root / "a", num_workers=workers, balance=Balance.FLOPS, balance_packs=12
+        )
     return shards.config(root / "a", num_workers=workers)
 
 
@@ -53,7 +57,7 @@ def continued(config, opened, state):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", ["one", "blend", "mock"])
+@pytest.mark.parametrize("kind", ["one", "blend", "mock", "even"])
 def test_resume_is_exact(shards, root, opened, kind, workers):
     """Saved at several points, twice with one pack in between, counts and buffers included."""
     config = kinds(shards, root, kind, workers)
@@ -150,6 +154,7 @@ def changed(config, **settings):
     ("change", "named"),
     [
         ({"task_encoder_seq_length": 128}, "dataset.task_encoder_seq_length: 64 when saved, 128"),
+        ({"balance": Balance.FLOPS}, "dataset.balance: none when saved, flops now"),
         ({"packing_buffer_size": 17}, "dataset.packing_buffer_size: 16 when saved, 17 now"),
         ({"sample_multiple": 8}, "dataset.sample_multiple: 4 when saved, 8 now"),
         ({"shuffle_buffer_size": 0}, "dataset.shuffle_buffer_size: 12 when saved, 0 now"),

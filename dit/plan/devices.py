@@ -1,0 +1,107 @@
+"""Devices, and what software makes of them: every constant of the planner, with its source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_TB, _GB = 1e12, 1e9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Device:
+    """One accelerator in its usual server. Sources: NVIDIA's data sheets, dense figures."""
+
+    flops: float
+    """Products and sums of bfloat16 matrices a second, without sparsity."""
+    memory: float
+    """Bytes."""
+    bandwidth: float
+    """Bytes a second of its memory."""
+    link: float
+    """Bytes a second to devices of the same server (NVLink), one way."""
+    network: float
+    """Bytes a second to other servers, one way: one 400 Gb/s (A100: 200 Gb/s) port a device."""
+    together: int
+    """Devices that `link` connects."""
+
+
+DEVICES = {
+    "a100": Device(
+        flops=312e12, memory=80 * _GB, bandwidth=2.04 * _TB, link=300 * _GB, network=25 * _GB,
+        together=8,
+    ),
+    "h100": Device(
+        flops=989.4e12, memory=80 * _GB, bandwidth=3.35 * _TB, link=450 * _GB, network=50 * _GB,
+        together=8,
+    ),
+    "h200": Device(
+        flops=989.4e12, memory=141 * _GB, bandwidth=4.8 * _TB, link=450 * _GB, network=50 * _GB,
+        together=8,
+    ),
+    "b200": Device(
+        flops=2250e12, memory=180 * _GB, bandwidth=7.7 * _TB, link=900 * _GB, network=50 * _GB,
+        together=8,
+    ),
+    "gb200": Device(
+        flops=2500e12, memory=186 * _GB, bandwidth=8.0 * _TB, link=900 * _GB, network=50 * _GB,
+        together=72,
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reached:
+    """Parts of a peak that software reaches. Not measured by us: fitted, see PUBLISHED."""
+
+    matrices: float = 0.55
+    """Linear layers: cuBLAS at widths of thousands, clocks under load."""
+    attention: float = 0.38
+    """Forward and backward together. FlashAttention-3 (arXiv:2407.08608) reports 0.75 and 0.55 of
+    an H100's peak at best; within layers it is less."""
+    bandwidth: float = 0.80
+    """Of memory: a copy of large tensors."""
+    links: float = 0.70
+    """Of links and network: large collectives of NCCL."""
+    memory: float = 0.90
+    """Of memory: the rest is for buffers of libraries and for fragments."""
+
+
+FUSED = Reached()
+PLAIN = Reached(attention=0.23)
+"""Plain PyTorch: FlashAttention-2 reaches half of its successor on an H100 (arXiv:2407.08608)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Published:
+    """A figure of NVIDIA's: Wan 2.1 14B, 37,440 tokens a pack of one sample."""
+
+    device: str
+    devices: int
+    packs: int  # in a step
+    tensor: int
+    context: int
+    recomputed: int  # of 40 layers
+    reached: Reached
+    tflops: float
+
+
+# DFM's performance page, and AutoModel's rows there. What they recomputed on B200 is not said; for
+# AutoModel it is taken to be everything, which its recipes turn on.
+PUBLISHED = (
+    Published(
+        device="h100", devices=128, packs=128, tensor=2, context=4, recomputed=8,
+        reached=FUSED, tflops=325.77,
+    ),
+    Published(
+        device="b200", devices=32, packs=64, tensor=1, context=2, recomputed=0,
+        reached=FUSED, tflops=804.02,
+    ),
+    Published(
+        device="h100", devices=8, packs=8, tensor=1, context=1, recomputed=40,
+        reached=PLAIN, tflops=175.88,
+    ),
+    Published(
+        device="h100", devices=64, packs=64, tensor=1, context=1, recomputed=40,
+        reached=PLAIN, tflops=228.85,
+    ),
+)  # fmt: skip
