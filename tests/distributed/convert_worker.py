@@ -42,9 +42,8 @@ def worst_difference(checkpoint: Path, model: ModelConfig, case: dict[str, Any])
         weight_N=torch.ones(given.num_samples),
         noise_N=case["levels"],
     )
-    batch, mine = split_tokens(
-        given, problem, context=groups.cp, multiple=model.tensor_model_parallel_size
-    )
+    share, multiple = network.context.share, model.tensor_model_parallel_size
+    batch, mine = split_tokens(given, problem, share=share, multiple=multiple)
     with torch.no_grad():
         if not network.pre_process:
             network.set_input_tensor([_receive()])
