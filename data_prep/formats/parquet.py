@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,9 @@ _NAMES = {
 
 def _arrow() -> Any:
     try:
-        import pyarrow
-        import pyarrow.parquet
+        # By name: the checker of types would follow all of its source for minutes.
+        pyarrow = import_module("pyarrow")
+        import_module("pyarrow.parquet")
     except ImportError:
         raise PrepError(
             "Parquet needs the package pyarrow; install it with pip install 'megatron-dit[prep]'"
