@@ -11,7 +11,8 @@ from typing import Any
 
 from rich.console import Console
 
-from data_prep.commands import run_digits, run_inspect, run_media
+from data_prep.commands import run_convert, run_digits, run_inspect, run_media
+from data_prep.formats.convert import FORMATS
 from data_prep.media_arguments import (
     add_captions,
     add_frames,
@@ -62,6 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_digits(commands)
     _add_media(commands, "image", "Packs images, with their captions.")
     _add_media(commands, "video", "Packs videos, or single frames of them, with their captions.")
+    _add_convert(commands)
     _add_inspect(commands)
     return parser
 
@@ -99,6 +101,13 @@ def _add_media(commands: Any, name: str, about: str) -> None:
     for processor in PROCESSORS.values():
         processor.add_arguments(parser)
     add_models(parser)
+    parser.add_argument(
+        "--output_format",
+        choices=("shards", *FORMATS),
+        default="shards",
+        help="Also write the samples as AutoModel (meta, pt), FastVideo (parquet) or DFM (dfm) read"
+        " them, beside the shards. (default: %(default)s)",
+    )
     parser.set_defaults(run=run_media, command=name)
 
 
@@ -199,6 +208,28 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     )
     for encoder in TEXT_ENCODERS.values():
         encoder.add_arguments(parser)
+
+
+def _add_convert(commands: Any) -> None:
+    about = "Writes a cache of AutoModel, FastVideo or DFM to shards."
+    parser = commands.add_parser("convert", help=about, description=about, epilog=EXIT_CODES)
+    parser.add_argument("folder", type=Path, metavar="DIR", help="Folder of the other tool.")
+    _add_output(parser)
+    parser.add_argument(
+        "--processor", metavar="NAME", help="Codec that made the latents, for decoding them."
+    )
+    parser.add_argument(
+        "--latents",
+        choices=("normalised", "raw"),
+        default="normalised",
+        help="raw: they come out of the codec (DFM's FLUX and DiT), and are normalised as the"
+        " processor says. (default: %(default)s)",
+    )
+    parser.add_argument("--max_bad_fraction", type=float, default=0.05, metavar="FRACTION")
+    for processor in PROCESSORS.values():
+        processor.add_arguments(parser)
+    add_models(parser)
+    parser.set_defaults(run=run_convert, command="convert")
 
 
 def _add_inspect(commands: Any) -> None:

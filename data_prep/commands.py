@@ -11,6 +11,7 @@ from rich.console import Console
 from data_prep import processors, text
 from data_prep.digits import Digits
 from data_prep.folder import PAGE_NAME, make_ready
+from data_prep.formats.convert import convert, export
 from data_prep.inspection import check_encoders, inspect_shard, shard_counts
 from data_prep.inspection_page import write_inspection
 from data_prep.media_arguments import SETTINGS
@@ -100,6 +101,9 @@ def run_media(args: argparse.Namespace) -> int:
         sizes = {"model.in_channels": processor.channels, "model.crossattn_emb_size": encoder.width}
         command = training_command(args.output_dir, f"conf/dit_xl_{args.command}.yaml", sizes)
         show_summary(output(), summary, args.output_dir, command)
+        if args.output_format != "shards":
+            count = export(args.output_dir, form=args.output_format, shard_size=args.shard_size)
+            say(output(), f"written as {args.output_format} as well: {count} samples")
         if args.verify:
             return _inspect(args.output_dir)
     return 0
@@ -116,6 +120,16 @@ def _plan(args: argparse.Namespace, packing: Packing) -> int:
         text=packing.text,
     )
     show_plan(output(), facts, args.output_dir)
+    return 0
+
+
+def run_convert(args: argparse.Namespace) -> int:
+    """Caches of other tools."""
+    counts, refusals = convert(args)
+    for split, count in counts.items():
+        say(output(), f"{split}: {count} samples")
+    for reason, count in refusals.counts.items():
+        say(output(), f"refused: {count} x {reason}")
     return 0
 
 

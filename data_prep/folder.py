@@ -30,6 +30,10 @@ PLAN_NAME, PAGE_NAME = "plan.jsonl", "plan.html"
 _PLANNED = {PLAN_NAME, PAGE_NAME, REFUSED_NAME}
 _NAMES = (META, LEDGER, CARD_NAME, NULL_TEXT_NAME, *sorted(_PLANNED))
 _OURS = re.compile(rf"({'|'.join(map(re.escape, _NAMES))})(\.spool)?(\.tmp)?")
+# What `--output_format` writes beside the shards.
+_EXPORTED = re.compile(
+    r"\d+x\d+|metadata(_shard_\d+)?\.json(\.tmp)?|combined_parquet_dataset|dfm_shards"
+)
 _OUR_SHARDS = re.compile(r"(shard|rank\d+)-\d+\.tar(\.idx)?(\.tmp)?")
 
 
@@ -67,7 +71,7 @@ def make_ready(folder: Path, *, overwrite: bool) -> None:
 def _is_ours(path: Path) -> bool:
     if path.name in tuple(Split) and path.is_dir():
         return all(_OUR_SHARDS.fullmatch(shard.name) for shard in path.iterdir())
-    return _OURS.fullmatch(path.name) is not None
+    return any(names.fullmatch(path.name) for names in (_OURS, _EXPORTED))
 
 
 def remove(path: Path) -> None:

@@ -81,4 +81,15 @@ def load(part: Part) -> Any:
         model = kind.from_pretrained(part.model, **part.where, **{name: dtype})
     except (OSError, ValueError) as error:
         raise _unusable(part, error) from None
+    _tie(model)
     return model.requires_grad_(False).eval().to(part.device)
+
+
+def _tie(model: Any) -> None:
+    """Gives T5's encoder its token embedding, where the file holds it as `shared` alone.
+
+    Transformers 5 leaves the encoder's own copy at random then, and says nothing.
+    """
+    shared, encoder = getattr(model, "shared", None), getattr(model, "encoder", None)
+    if shared is not None and hasattr(encoder, "embed_tokens"):
+        encoder.embed_tokens.weight = shared.weight

@@ -7,6 +7,7 @@ machines need the input folder at the same path; the shards are written by this 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from importlib import import_module
 from itertools import islice
 from typing import Any
 
@@ -26,7 +27,8 @@ class RayWorkers:
             PrepError: Ray is not installed.
         """
         try:
-            import ray
+            # By name: the checker of types would follow all of Ray's source for minutes.
+            ray = import_module("ray")
         except ImportError:
             raise PrepError(
                 "--engine ray needs Ray; install it with pip install 'megatron-dit[ray]'"

@@ -54,7 +54,10 @@ def read_samples() -> Callable[[Path], dict[str, dict[str, Any]]]:
 
     def read(folder: Path) -> dict[str, dict[str, Any]]:
         found: dict[str, dict[str, Any]] = {}
-        for shard in sorted(folder.glob("*/*.tar")):
+        shards = (
+            path for split in ("train", "val", "test") for path in (folder / split).glob("*.tar")
+        )
+        for shard in sorted(shards):
             with tarfile.open(shard) as tar:
                 parts = {member.name: tar.extractfile(member).read() for member in tar}
             for name in parts:
