@@ -91,5 +91,5 @@ def _tie(model: Any) -> None:
     Transformers 5 leaves the encoder's own copy at random then, and says nothing.
     """
     shared, encoder = getattr(model, "shared", None), getattr(model, "encoder", None)
-    if shared is not None and hasattr(encoder, "embed_tokens"):
+    if shared is not None and encoder is not None and hasattr(encoder, "embed_tokens"):
         encoder.embed_tokens.weight = shared.weight

@@ -88,6 +88,7 @@ def _calls(repo_root: Path, page: str) -> list[tuple[str, ...]]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_layouts_are_checked_as_documented(repo_root: Path, workspace: Path) -> None:
     calls = [c.words for c in commands(repo_root) if "recipes/check_layouts.py" in c.words]
     assert calls
