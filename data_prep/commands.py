@@ -80,6 +80,9 @@ def run_media(args: argparse.Namespace) -> int:
     options = _options(args, max_bad_fraction=args.max_bad_fraction)
     source = source_of(args, processor)
     ranks = join()
+    decoder = vars(args).get("video_loader_type", "pyav")  # of videos alone
+    if ranks.rank == 0 and decoder != "pyav":
+        say(output(), f"--video_loader_type {decoder}: PyAV decodes, here it is the only decoder")
     try:
         packing = Packing(
             source=source,

@@ -176,7 +176,7 @@ def add_frames(parser: ArgumentParser) -> None:
         "--video_loader_type",
         choices=("pyav", "torchcodec", "torchvision"),
         default="pyav",
-        help="Decoder of videos; torchvision has none any more and means pyav, with a notice."
+        help="Decoder of videos that other tools name: PyAV decodes whichever it is, and says so."
         " (default: %(default)s)",
     )
 

@@ -215,7 +215,7 @@ def test_options_that_contradict_each_other(tmp_path: Path, capsys, arguments, m
     assert message in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
-def test_fastvideo_spelling(tmp_path: Path, read_samples) -> None:
+def test_fastvideo_spelling(tmp_path: Path, read_samples, capsys) -> None:
     video(tmp_path / "set/videos/clip_1.mp4", 40)
     rows = [{"path": "clip_1.mp4", "cap": "A cat"}]
     (tmp_path / "set/videos2caption.json").write_text(json.dumps(rows))
@@ -226,6 +226,7 @@ def test_fastvideo_spelling(tmp_path: Path, read_samples) -> None:
     }  # fmt: skip
     given = [str(word) for name, value in words.items() for word in (f"--preprocess.{name}", value)]
     assert main(["video", *given, *ALL_TRAIN]) == 0
+    assert "--video_loader_type torchvision: PyAV decodes" in capsys.readouterr().out
     (sample,) = read_samples(tmp_path / "out").values()
     assert sample["caption"] == "A cat" and sample["fps"] == 5
     assert (sample["num_frames"], sample["height"], sample["width"]) == (17, 32, 64)
