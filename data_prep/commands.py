@@ -29,7 +29,7 @@ from data_prep.report import (
     training_command,
 )
 from data_prep.running.choice import engine_of
-from data_prep.running.ranks import join, leave
+from data_prep.running.ranks import join
 from data_prep.splits import SplitFractions
 
 _BLOCK = {"video": 4}  # samples that a worker is handed at once; the others are small
@@ -99,7 +99,7 @@ def run_media(args: argparse.Namespace) -> int:
             return _plan(args, packing)
         summary = packing.run()
     finally:
-        leave()
+        ranks.leave()
     if ranks.rank == 0:
         sizes = {"model.in_channels": processor.channels, "model.crossattn_emb_size": encoder.width}
         command = training_command(args.output_dir, f"conf/dit_xl_{args.command}.yaml", sizes)

@@ -28,6 +28,13 @@ class Ranks:
 
             distributed.barrier()
 
+    def leave(self) -> None:
+        """Ends what `join` began, and no process group of anybody else's."""
+        if self.world > 1:
+            from torch import distributed
+
+            distributed.destroy_process_group()
+
 
 ALONE = Ranks()
 
@@ -41,11 +48,3 @@ def join() -> Ranks:
 
     distributed.init_process_group("gloo", timeout=_PATIENCE)
     return Ranks(rank=distributed.get_rank(), world=world, local=int(os.environ["LOCAL_RANK"]))
-
-
-def leave() -> None:
-    """Ends what `join` began."""
-    from torch import distributed
-
-    if distributed.is_initialized():
-        distributed.destroy_process_group()

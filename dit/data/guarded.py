@@ -35,6 +35,9 @@ from dit.data.streams import Deliveries, Delivery
 
 Link = TypeVar("Link", bound=SavableDataset)
 
+_DYING_S = 2.0
+"""Seconds in which the end of a process is seen after the end of its connections."""
+
 
 class GuardedLoader(SavableDataLoader):
     """Loader of one rank.
@@ -64,7 +67,7 @@ class GuardedLoader(SavableDataLoader):
             Finalize(None, _shutdown, args=(weakref.ref(self),), exitpriority=20)
 
     def __iter__(self) -> Iterator[Delivery]:
-        for delivery in super().__iter__():
+        for delivery in self._received():
             if self._skip and not delivery.error:
                 self._skip -= 1
                 continue
@@ -74,6 +77,16 @@ class GuardedLoader(SavableDataLoader):
                     since.clear()
                 since.append(delivery.samples)
             yield delivery
+
+    def _received(self) -> Iterator[Delivery]:
+        try:
+            yield from super().__iter__()
+        except (OSError, EOFError):  # a pack that is fetched from a worker which is dying
+            deadline = time.monotonic() + _DYING_S
+            while time.monotonic() < deadline:
+                self._check_alive()
+                time.sleep(0.01)
+            raise
 
     def freeze(self) -> list[ReaderPosition]:
         """Where all readers stand; the first pack must have been taken."""

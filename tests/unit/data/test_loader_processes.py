@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from threading import Timer
 
 import pytest
 
@@ -50,6 +51,24 @@ def test_the_state_of_a_killed_worker_is_an_error(loader):
         loader.state_dict()
     with pytest.raises(DataError, match="loader process has died"):
         loader.state_dict()
+
+
+def test_a_connection_that_ends_before_its_worker_does(loader, monkeypatch):
+    next(loader)
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's would speak first
+    worker = loader._loader._iterator._workers[0]
+    end = Timer(0.3, os.kill, (worker.pid, signal.SIGKILL))
+
+    def reset():
+        end.start()
+        raise ConnectionResetError(104, "Connection reset by peer")
+
+    monkeypatch.setattr(loader._loader._iterator, "_next_data", reset)
+    try:
+        with pytest.raises(DataError, match="loader process has died"):
+            next(loader)
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
 
 
 def test_state_before_the_first_pack_does_not_wait(loader, shards):
