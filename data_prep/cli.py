@@ -202,6 +202,11 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         help="Most bytes in one shard, such as 500MB or 1GiB. (default: %(default)s)",
     )
     parser.add_argument(
+        "--license",
+        metavar="NAME",
+        help="Licence of the data, such as CC-BY-4.0, for dataset_card.json. (default: none given)",
+    )
+    parser.add_argument(
         "--text_encoder",
         metavar="NAME",
         help=f"Text encoder: {', '.join(TEXT_ENCODERS)}. (default: that of the processor)",

@@ -42,6 +42,7 @@ def _options(args: argparse.Namespace, *, max_bad_fraction: float) -> PackOption
         max_shard_bytes=args.max_shard_bytes,
         max_bad_fraction=max_bad_fraction,
         overwrite=args.overwrite,
+        license=args.license,
         verify=getattr(args, "verify", False),
         trust_cache=getattr(args, "trust_cache", False),
         batch_size=getattr(args, "batch_size", 1),
@@ -78,11 +79,10 @@ def run_media(args: argparse.Namespace) -> int:
     processor = processors.named(args.processor).from_arguments(args)
     encoder = text.named(args.text_encoder or processor.text_encoder).from_arguments(args)
     options = _options(args, max_bad_fraction=args.max_bad_fraction)
-    source = source_of(args, processor)
+    asked, source = args.video_loader_type, source_of(args, processor)
     ranks = join()
-    decoder = vars(args).get("video_loader_type", "pyav")  # of videos alone
-    if ranks.rank == 0 and decoder != "pyav":
-        say(output(), f"--video_loader_type {decoder}: PyAV decodes, here it is the only decoder")
+    if ranks.rank == 0 and asked == "torchvision":
+        say(output(), "--video_loader_type torchvision: it decodes no videos any more; PyAV does")
     try:
         packing = Packing(
             source=source,

@@ -17,7 +17,7 @@ SETTINGS = (
     "bucketing", "size_multiple", "resolution_preset", "max_pixels", "height", "width",
     "resize_mode", "center_crop", "mode", "num_frames", "target_frames", "frame_buckets",
     "train_fps", "window", "drop_short", "caption_field", "caption_format", "missing_caption",
-    "several_captions",
+    "several_captions", "video_loader_type",
 )  # fmt: skip
 
 
@@ -176,8 +176,8 @@ def add_frames(parser: ArgumentParser) -> None:
         "--video_loader_type",
         choices=("pyav", "torchcodec", "torchvision"),
         default="pyav",
-        help="Decoder of videos that other tools name: PyAV decodes whichever it is, and says so."
-        " (default: %(default)s)",
+        help="What decodes videos: PyAV, which brings its own FFmpeg, or torchcodec where it is"
+        " installed; torchvision decodes no videos any more and means pyav. (default: %(default)s)",
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from data_prep.captions import CaptionFormat, MissingCaption
+from data_prep.decoders import VideoDecoder
 from data_prep.frame_rules import FrameRule, Window
 from data_prep.processors import Processor
 from data_prep.refusals import PrepError
@@ -51,8 +52,22 @@ def source_of(args: Namespace, processor: Processor) -> MediaSource:
         grid=Grid(spatial=processor.stride, temporal=processor.temporal_stride, patch=PATCH),
         colours=processor.pixel_channels,
         resize_mode=ResizeMode(args.resize_mode),
+        decoder=decoder_of(args),
         most=args.max_items,
     )
+
+
+def decoder_of(args: Namespace) -> VideoDecoder:
+    """What decodes videos.
+
+    Raises:
+        PrepError: it is not installed.
+    """
+    if args.video_loader_type == "torchvision":  # whose current releases decode none
+        args.video_loader_type = str(VideoDecoder.PYAV)
+    decoder = VideoDecoder(args.video_loader_type)
+    decoder.check()
+    return decoder
 
 
 def captions_of(args: Namespace) -> CaptionOptions:

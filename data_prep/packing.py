@@ -258,7 +258,7 @@ class Packing:
             "notes": summary.notes,
             "psnr": summary.psnr,
             "settings": dict(self.settings),
-            "license": None,
+            "license": self.options.license,
         }
 
 

@@ -32,6 +32,7 @@ def readable_formats() -> tuple[str, ...]:
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
+@cache
 def image_endings() -> frozenset[str]:
     """Lower-case file endings of the readable formats, with the dot."""
     known = (*readable_formats(), "MPO")  # several JPEGs in one, which the JPEG reader opens

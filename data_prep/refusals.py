@@ -32,6 +32,7 @@ class Reason(StrEnum):
     CRASHED = "reading it kills the process"
     NO_CAPTION = "no caption"
     BAD_CAPTION = "caption file cannot be used"
+    OTHER_MODEL = "sample is of another model than the others"
     NOT_FINITE = "latent has NaN or Inf"
 
 
@@ -67,8 +68,8 @@ class Refusals:
         """One JSON object a line: source, reason, detail."""
         write_whole(path, "".join(line for _, line in sorted(self._lines)).encode())
 
-    def check(self, *, total: int, max_fraction: float) -> None:
-        """Stops a run that loses too much.
+    def check(self, *, total: int, max_fraction: float, kept: bool = True) -> None:
+        """Stops a run that loses too much; `kept` says that the next one continues it.
 
         Raises:
             PrepError: nothing is left, or more than `max_fraction` of `total` samples were refused.
@@ -83,5 +84,6 @@ class Refusals:
             raise PrepError(
                 f"{len(self)} of {total} files were refused ({reasons}), more than"
                 f" --max_bad_fraction {max_fraction} allows; {where}. Repair or remove them, or"
-                " raise --max_bad_fraction, and run the same command again: what is packed is kept"
+                " raise --max_bad_fraction, and run the same command again"
+                + (": what is packed is kept" if kept else "")
             )

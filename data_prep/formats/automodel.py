@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from data_prep.files import WholeFile, write_whole
-from data_prep.formats.records import Record, as_latent, as_text, untrusted
+from data_prep.formats.records import Record, as_latent, as_text, damage_refused, untrusted
 from data_prep.refusals import PrepError, RefusedError
 from data_prep.splits import key_of
 
@@ -101,24 +101,26 @@ def read_automodel(folder: Path) -> Iterator[Record | RefusedError]:
         rows = [row for name in names for row in json.loads((folder / name).read_bytes())]
     except (OSError, ValueError) as error:
         raise PrepError(f"{folder} is no cache of AutoModel: {error}") from None
-    for row in rows:
-        path = Path(row["cache_file"])
-        # Their own index has absolute paths, which are wrong once the cache is moved.
-        local = folder.joinpath(*path.parts[-2:])
-        yield _read_sample(local if local.exists() else folder / path, row)
+    for number, row in enumerate(rows):
+        try:
+            with damage_refused(f"{INDEX}, item {number}"):
+                path = Path(row["cache_file"])
+                # Their own index has absolute paths, which are wrong once the cache is moved.
+                local = folder.joinpath(*path.parts[-2:])
+                record = _read_sample(local if local.exists() else folder / path, row)
+        except RefusedError as refused:
+            record = refused
+        yield record
 
 
-def _read_sample(path: Path, row: dict[str, Any]) -> Record | RefusedError:
+def _read_sample(path: Path, row: dict[str, Any]) -> Record:
     source = str(
         row.get("image_path") or row.get("video_path") or Path(path.parent.name, path.name)
     )
     source = Path(source).name if Path(source).is_absolute() else source
-    try:
-        content = untrusted(path)
-        latent = as_latent(content.get("video_latents", content.get("latent")), path.name)
-        text = as_text(content.get("text_embeddings", content.get("prompt_embeds")), path.name)
-    except RefusedError as refused:
-        return refused
+    content = untrusted(path)
+    latent = as_latent(content.get("video_latents", content.get("latent")), path.name)
+    text = as_text(content.get("text_embeddings", content.get("prompt_embeds")), path.name)
     tensors = {"latent": latent, "text": text}
     if content.get("pooled_prompt_embeds") is not None:
         tensors["pooled_text"] = content["pooled_prompt_embeds"].reshape(-1)

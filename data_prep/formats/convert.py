@@ -7,20 +7,21 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from data_prep import processors
+from data_prep import processors, text
 from data_prep.cards import FORMAT_VERSION, read_card
-from data_prep.folder import REFUSED_NAME, make_ready, publish
+from data_prep.folder import LEDGER, REFUSED_NAME, make_ready, publish, remove
 from data_prep.formats.automodel import INDEX, read_automodel, write_automodel
 from data_prep.formats.dfm import read_dfm, write_dfm
 from data_prep.formats.parquet import read_parquet, write_parquet
 from data_prep.formats.records import Record, read_shards
 from data_prep.processors.processor import LATENT_DTYPE, Processor
-from data_prep.refusals import PrepError, Refusals, RefusedError
+from data_prep.refusals import PrepError, Reason, Refusals, RefusedError
 from data_prep.shards import ShardSeries, sample_parts
 from data_prep.splits import Split, SplitFractions
 
@@ -72,8 +73,12 @@ def convert(args: Namespace) -> tuple[Counter[str], Refusals]:
     """
     split = SplitFractions.parse(args.split)
     processor = _processor(args)
-    make_ready(args.output_dir, overwrite=args.overwrite)
-    refusals, total, widths = Refusals(), 0, dict[str, int]()
+    encoder = text.named(args.text_encoder).from_arguments(args) if args.text_encoder else None
+    begun = args.output_dir / LEDGER / "conversion"  # there until all is written
+    make_ready(args.output_dir, overwrite=args.overwrite or begun.exists())
+    begun.parent.mkdir()
+    begun.touch()
+    refusals, checked = Refusals(), _Checked()
     with ExitStack() as stack:
         series = {
             part: stack.enter_context(
@@ -85,22 +90,48 @@ def convert(args: Namespace) -> tuple[Counter[str], Refusals]:
             )
             for part in Split
         }
-        for record in records_of(args.folder):
-            total += 1
+        for record in map(checked, records_of(args.folder)):
             if isinstance(record, RefusedError):
                 refusals.add(record.detail.split(":")[0], str(record.reason), record.detail)
                 continue
-            parts, shapes = _parts(record, processor if args.latents == "raw" else None)
-            widths |= shapes
+            parts = _parts(record, processor if args.latents == "raw" else None)
             series[split.split_of(record.key)].write(record.key, parts)
     refusals.write(args.output_dir / REFUSED_NAME)
-    refusals.check(total=total, max_fraction=args.max_bad_fraction)
+    refusals.check(total=checked.total, max_fraction=args.max_bad_fraction, kept=False)
     shards = {part: one.counts for part, one in series.items() if one.counts}
-    card = _card(args, processor, widths, shards, refusals)
-    null_text = {"text": torch.zeros(1, widths["text"], dtype=torch.bfloat16)}
+    counts = Counter({part: sum(found.values()) for part, found in shards.items()})
+    card = _card(args, processor, checked.widths, shards, refusals)
+    null_text = {"text": torch.zeros(1, checked.widths["text"], dtype=torch.bfloat16)}
+    if encoder is not None:
+        card["text_encoder"], null_text = encoder.settings, encoder.encode_all("")
+    remove(begun.parent)
     publish(args.output_dir, shards=shards, card=card, null_text=null_text)
-    counts = {part: sum(found.values()) for part, found in shards.items()}
     return Counter({str(part): count for part, count in counts.items()}), refusals
+
+
+class _Checked:
+    """What goes by belongs into one dataset: no key comes twice, all widths are the first's."""
+
+    def __init__(self) -> None:
+        self.total, self.widths = 0, dict[str, int]()
+        self._keys = set[str]()
+
+    def __call__(self, record: Record | RefusedError) -> Record | RefusedError:
+        self.total += 1
+        if isinstance(record, RefusedError):
+            return record
+        tensors = record.tensors
+        widths = {"channels": tensors["latent"].shape[0], "text": tensors["text"].shape[1]}
+        self.widths = self.widths or widths
+        if widths != self.widths:
+            found = f"{record.key}: {widths}, and the samples before it have {self.widths}"
+            return RefusedError(Reason.OTHER_MODEL, found)
+        key, number = record.key, 1
+        while key in self._keys:  # ranks of other tools count from 0, each for itself
+            number += 1
+            key = f"{record.key}-{number}"
+        self._keys.add(key)
+        return replace(record, key=key)
 
 
 def _processor(args: Namespace) -> Processor | None:
@@ -111,17 +142,13 @@ def _processor(args: Namespace) -> Processor | None:
     return processors.named(args.processor).from_arguments(args)
 
 
-def _parts(
-    record: Record, whitened_by: Processor | None
-) -> tuple[dict[str, bytes], dict[str, int]]:
+def _parts(record: Record, whitened_by: Processor | None) -> dict[str, bytes]:
     latent_CFHW = record.tensors["latent"]
     if whitened_by is not None:
         latent_CFHW = whitened_by.whitening.apply(latent_CFHW)
     tensors = {**record.tensors, "latent": latent_CFHW.to(LATENT_DTYPE)}
     tensors["text"] = tensors["text"].to(torch.bfloat16)
-    about = {"format_version": FORMAT_VERSION, **record.about}
-    shapes = {"channels": latent_CFHW.shape[0], "text": tensors["text"].shape[1]}
-    return sample_parts(tensors, about), shapes
+    return sample_parts(tensors, {"format_version": FORMAT_VERSION, **record.about})
 
 
 def _card(
@@ -151,5 +178,5 @@ def _card(
         "sources": [args.folder.resolve().name],
         "refused": refusals.counts,
         "settings": json.loads(json.dumps({"split": args.split, "latents": args.latents})),
-        "license": None,
+        "license": args.license,
     }

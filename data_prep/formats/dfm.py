@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from data_prep.formats.records import Record, as_latent, as_text, untrusted
+from data_prep.formats.records import Record, as_latent, as_text, damage_refused, untrusted
 from data_prep.inspection import read_samples
 from data_prep.refusals import Reason, RefusedError
 from data_prep.shards import ShardSeries
@@ -52,20 +52,25 @@ def read_dfm(folder: Path) -> Iterator[Record | RefusedError]:
 
 def _record(name: str, key: str, parts: dict[str, bytes]) -> Record | RefusedError:
     try:
-        if not {"pth", "pickle", "json"} <= set(parts):
-            raise RefusedError(Reason.UNREADABLE, f"{name} has only {', '.join(parts)}")
-        text = untrusted(io.BytesIO(parts["pickle"]))
-        about, latent = json.loads(parts["json"]), untrusted(io.BytesIO(parts["pth"]))
-        latent = as_latent(latent, name)
-        tensors = {"latent": latent}
-        if isinstance(text, dict):
-            pooled = text.get("pooled_prompt_embeds", text.get("clip_embeds"))
-            text = text.get("prompt_embeds", text.get("t5_embeds"))
-            if pooled is not None:
-                tensors["pooled_text"] = pooled.reshape(-1)
-        tensors["text"] = as_text(text, name)
+        with damage_refused(name):
+            return _checked(name, key, parts)
     except RefusedError as refused:
         return refused
+
+
+def _checked(name: str, key: str, parts: dict[str, bytes]) -> Record:
+    if not {"pth", "pickle", "json"} <= set(parts):
+        raise RefusedError(Reason.UNREADABLE, f"{name} has only {', '.join(parts)}")
+    text = untrusted(io.BytesIO(parts["pickle"]))
+    about = json.loads(parts["json"])
+    latent = as_latent(untrusted(io.BytesIO(parts["pth"])), name)
+    tensors = {"latent": latent}
+    if isinstance(text, dict):
+        pooled = text.get("pooled_prompt_embeds", text.get("clip_embeds"))
+        text = text.get("prompt_embeds", text.get("t5_embeds"))
+        if pooled is not None:
+            tensors["pooled_text"] = pooled.reshape(-1)
+    tensors["text"] = as_text(text, name)
     # Their image_height and image_width are taken from other axes and cannot be trusted.
     height, width = 8 * latent.shape[2], 8 * latent.shape[3]
     known = {"caption": "", "source": name, "height": height, "width": width, "fps": None}

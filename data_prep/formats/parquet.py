@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from data_prep.files import TEMPORARY
-from data_prep.formats.records import Record, as_latent, as_text
-from data_prep.refusals import PrepError, RefusedError
+from data_prep.formats.records import Record, as_latent, as_text, damage_refused
+from data_prep.refusals import PrepError, Reason, RefusedError
 from data_prep.splits import key_of
 
 FOLDER = "combined_parquet_dataset"
@@ -83,32 +83,46 @@ def read_parquet(folder: Path) -> Iterator[Record | RefusedError]:
     """Every row of every Parquet file below `folder`."""
     arrow = _arrow()
     for path in sorted(folder.rglob("*.parquet")):
-        with arrow.parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=16):
-                for row in batch.to_pylist():
-                    yield _record(row, path.name)
+        try:
+            with arrow.parquet.ParquetFile(path) as file:
+                for batch in file.iter_batches(batch_size=16):
+                    for row in batch.to_pylist():
+                        yield _record(row, path.name)
+        except (arrow.ArrowException, OSError) as error:
+            yield RefusedError(Reason.UNREADABLE, f"{path.name}: {error}")
 
 
 def _record(row: dict[str, Any], source: str) -> Record | RefusedError:
     name = str(row.get("file_name") or row.get("id"))
     try:
-        tensors = {}
-        for ours, theirs in _NAMES.items():
-            if row.get(f"{theirs}_bytes"):
-                tensors[ours] = _tensor(row, theirs)
-        tensors["latent"] = as_latent(tensors.get("latent"), f"{source}, {name}")
-        tensors["text"] = as_text(tensors.get("text"), f"{source}, {name}")
+        with damage_refused(f"{source}, {name}"):
+            tensors = {
+                ours: _tensor(row, theirs)
+                for ours, theirs in _NAMES.items()
+                if row.get(f"{theirs}_bytes")
+            }
+            tensors["latent"] = as_latent(tensors.get("latent"), f"{source}, {name}")
+            tensors["text"] = as_text(tensors.get("text"), f"{source}, {name}")
+            about = _about(row, name, latent_frames=tensors["latent"].shape[1])
+            return Record(key=key_of(str(row["id"])), tensors=tensors, about=about)
     except RefusedError as refused:
         return refused
+
+
+def _about(row: dict[str, Any], name: str, *, latent_frames: int) -> dict[str, Any]:
     width, height = row.get("width") or 0, row.get("height") or 0
     fps = row.get("fps") or None
-    latent_frames = tensors["latent"].shape[1]
     frames = round((row.get("duration_sec") or 0) * (fps or 0)) or latent_frames
-    about = {"caption": row.get("caption") or "", "source": name, "width": width, "fps": fps}
-    about |= {"height": height, "original_width": width, "original_height": height}
-    return Record(
-        key=key_of(str(row["id"])), tensors=tensors, about={**about, "num_frames": frames}
-    )
+    return {
+        "caption": row.get("caption") or "",
+        "source": name,
+        "width": width,
+        "height": height,
+        "original_width": width,
+        "original_height": height,
+        "num_frames": frames,
+        "fps": fps,
+    }
 
 
 def _tensor(row: dict[str, Any], name: str) -> Tensor:

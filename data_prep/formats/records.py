@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -49,6 +50,20 @@ def untrusted(file: Path | BinaryIO) -> Any:
         return torch.load(file, weights_only=True, map_location="cpu")
     except Exception as error:  # unpickling raises whatever the damage provokes
         raise RefusedError(Reason.UNREADABLE, str(error).partition(". ")[0]) from error
+
+
+@contextmanager
+def damage_refused(name: str) -> Iterator[None]:
+    """Whatever the contents of a stranger's sample provoke is a refusal of that one sample.
+
+    Raises:
+        RefusedError: a part is missing or of another kind than its format says.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise RefusedError(Reason.UNREADABLE, f"{name}: {what}") from error
 
 
 def without_padding(text_LE: Tensor) -> Tensor:

@@ -39,6 +39,8 @@ class PackOptions:
     """Part of the files that may be refused."""
     overwrite: bool = False
     """Whether the dataset that the folder holds is removed first."""
+    license: str | None = None
+    """Of the data, for the card."""
     trust_cache: bool = False
     """Whether the plan of an earlier run is taken as it is, without a look at the files."""
     block_size: int = 32

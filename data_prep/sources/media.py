@@ -18,13 +18,14 @@ import torch
 
 from data_prep.captions import Caption
 from data_prep.clips import Clip, Entry
+from data_prep.decoders import VideoDecoder
 from data_prep.frame_rules import FrameRule, Kept
 from data_prep.pictures import open_image, size_of, to_rgb, to_video
 from data_prep.refusals import RefusedError
 from data_prep.sizing import Placement, ResizeMode, Sizing
 from data_prep.sources.folders import Collection, Medium
 from data_prep.splits import key_of
-from data_prep.videos import Timeline, frames, timeline
+from data_prep.videos import Timeline, timeline
 
 _THREADS = 8  # probing waits for disks and networks
 _AHEAD = 512  # files
@@ -75,6 +76,7 @@ class MediaSource:
     grid: Grid
     colours: int
     resize_mode: ResizeMode = ResizeMode.LANCZOS
+    decoder: VideoDecoder = VideoDecoder.PYAV
     most: int | None = None  # files
     ignored: Counter[str] = field(default_factory=Counter)
 
@@ -159,7 +161,7 @@ class MediaSource:
         mode = self.resize_mode.filter
         width, height = entry.width, entry.height
         if entry.kind == "video":
-            pictures = (place.apply(p, mode) for p in frames(file, entry.keep))
+            pictures = (place.apply(p, mode) for p in self.decoder.frames(file, entry))
             video_CFHW = torch.cat([to_video(p, colours=self.colours) for p in pictures], dim=1)
         else:
             image, is_animated = open_image(file)

@@ -124,6 +124,60 @@ def test_dfm_shards_with_padding_raw_latents_and_a_bomb(
         assert not [name for name in tar.getnames() if name.endswith((".pth", ".pickle"))]
 
 
+def saved(content: object) -> bytes:
+    stream = io.BytesIO()
+    torch.save(content, stream)
+    return stream.getvalue()
+
+
+def test_ranks_that_count_alike_and_samples_of_another_model(
+    tmp_path: Path, read_samples, capsys
+) -> None:
+    folder, about = tmp_path / "in", b"{}"
+    folder.mkdir()
+    for rank in range(2):
+        with webdataset.ShardWriter(str(folder / f"rank{rank}-%06d.tar"), verbose=0) as shards:
+            for index in range(2):
+                latent, text = torch.full((4, 1, 4, 4), rank + 0.5), torch.ones(3, 16)
+                parts = {"pth": saved(latent), "pickle": saved(text), "json": about}
+                shards.write({"__key__": f"{index:06d}", **parts})
+    other = {"pth": saved(torch.ones(16, 1, 4, 4)), "pickle": saved(torch.ones(3, 16))}
+    broken = {"pth": saved(torch.ones(4, 1, 4, 4)), "pickle": saved(torch.ones(3, 16))}
+    listed = {"pth": saved([1]), "pickle": saved({"prompt_embeds": 3}), "json": about}
+    with webdataset.ShardWriter(str(folder / "rank2-%06d.tar"), verbose=0) as shards:
+        shards.write({"__key__": "000000", **other, "json": about})
+        shards.write({"__key__": "000001", **broken, "json": b"{not json"})
+        shards.write({"__key__": "000002", **listed})
+    words = ["convert", str(folder), "--output_dir", str(tmp_path / "out"), "--split", "1,0,0"]
+    assert main([*words, "--max_bad_fraction", "0.2"]) == 1
+    assert "3 of 7 files were refused" in capsys.readouterr().err
+    words += ["--max_bad_fraction", "0.5", "--license", "CC0-1.0"]
+    assert main([*words, "--text_encoder", "bytes"]) == 0  # no --overwrite after a failure
+    said = capsys.readouterr().out
+    assert "refused: 1 x sample is of another model" in said
+    assert "refused: 1 x latent has NaN" in said and "refused: 1 x file cannot be read" in said
+    samples = read_samples(tmp_path / "out")
+    assert sorted((s["key"], float(s["latent"].mean())) for s in samples.values()) == [
+        ("000000", 0.5), ("000000-2", 1.5), ("000001", 0.5), ("000001-2", 1.5)
+    ]  # fmt: skip
+    card = json.loads((tmp_path / "out/dataset_card.json").read_bytes())
+    assert card["license"] == "CC0-1.0" and card["text_encoder"]["name"] == "bytes"
+
+
+def test_a_damaged_index_is_named(films: Path, wan: Path, tmp_path: Path, capsys) -> None:
+    out, back = tmp_path / "out", str(tmp_path / "back")
+    assert run(films, out, wan, "meta") == 0
+    (rows,) = out.glob("metadata_shard_*.json")
+    items = json.loads(rows.read_bytes())
+    del items[0]["cache_file"], items[1]["bucket_resolution"]
+    rows.write_text(json.dumps(items))
+    words = ["convert", str(out), "--output_dir", back, "--split", "1,0,0"]
+    assert main([*words, "--max_bad_fraction", "0.5"]) == 0
+    assert "refused: 2 x file cannot be read" in capsys.readouterr().out
+    refused = (tmp_path / "back/refused.jsonl").read_text()
+    assert "item 0: KeyError: 'cache_file'" in refused
+
+
 def test_what_is_no_cache(tmp_path: Path, capsys) -> None:
     image(tmp_path / "in/a.png")
     assert main(["convert", str(tmp_path / "in"), "--output_dir", str(tmp_path / "out")]) == 1

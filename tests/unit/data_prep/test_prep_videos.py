@@ -1,12 +1,15 @@
 """Videos of every container: when frames are shown, those frames upright, damage noticed."""
 
+import sys
 from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from data_prep.refusals import Reason, RefusedError
+from data_prep.clips import Entry
+from data_prep.decoders import VideoDecoder
+from data_prep.refusals import PrepError, Reason, RefusedError
 from data_prep.videos import ENDINGS, frames, timeline
 from tests.media_files import CODECS, level, video
 
@@ -87,3 +90,56 @@ def test_what_is_no_video(tmp_path: Path) -> None:
         with pytest.raises(RefusedError) as refused:
             timeline(tmp_path / f"{name}.mp4")
         assert refused.value.reason is reason
+
+
+def kept(path: Path, *numbers: int) -> Entry:
+    line = timeline(path)
+    return Entry(
+        key="a",
+        source=path.name,
+        width=line.width,
+        height=line.height,
+        keep=tuple(line.shown[number] for number in numbers),
+        tick=str(line.tick),
+    )
+
+
+@pytest.fixture
+def torchcodec() -> VideoDecoder:
+    try:
+        VideoDecoder.TORCHCODEC.check()
+    except PrepError as error:
+        pytest.skip(str(error))
+    return VideoDecoder.TORCHCODEC
+
+
+@pytest.mark.parametrize("ending", CODECS)
+def test_both_decoders_give_the_frames_of_the_plan(
+    ending: str, torchcodec: VideoDecoder, tmp_path: Path
+) -> None:
+    path = video(tmp_path / f"a{ending}", 23, rotation=90 if ending == ".mp4" else 0)
+    entry = kept(path, 0, 7, 7, 13, 22)
+    pairs = zip(torchcodec.frames(path, entry), VideoDecoder.PYAV.frames(path, entry), strict=True)
+    for one, two in pairs:
+        assert one.size == two.size == (entry.width, entry.height)
+        assert np.abs(np.asarray(one, int) - np.asarray(two, int)).mean() <= 2
+
+
+def test_torchcodec_keeps_square_pixels_uneven_times_and_refuses_damage(
+    torchcodec: VideoDecoder, tmp_path: Path
+) -> None:
+    wide = video(tmp_path / "wide.mp4", 3, aspect=Fraction(4, 3))
+    assert next(torchcodec.frames(wide, kept(wide, 1))).size == (85, 48)
+    uneven = video(tmp_path / "a.mp4", 8, times=[0, 0.1, 0.2, 0.5, 0.6, 1.0, 1.1, 1.2])
+    entry = kept(uneven, *range(8))
+    grey = [int(np.asarray(p)[-4, -4, 1]) for p in torchcodec.frames(uneven, entry)]
+    assert np.abs(np.subtract(grey, [level(i) for i in range(8)])).max() <= 2
+    uneven.write_bytes(b"this is no video")
+    with pytest.raises(RefusedError):
+        list(torchcodec.frames(uneven, entry))
+
+
+def test_a_decoder_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchcodec.decoders", None)
+    with pytest.raises(PrepError, match=r"torchcodec cannot be used here .* PyAV brings its own"):
+        VideoDecoder.TORCHCODEC.check()

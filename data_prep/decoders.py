@@ -1,0 +1,74 @@
+"""Which library decodes the frames of a video that are kept; the plan is always PyAV's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from PIL import Image
+
+from data_prep.clips import Entry
+from data_prep.pictures import opened
+from data_prep.refusals import PrepError, Reason, RefusedError
+from data_prep.videos import frames, timeline
+
+
+class VideoDecoder(StrEnum):
+    """The words of `--video_loader_type` that decode."""
+
+    PYAV = "pyav"
+    TORCHCODEC = "torchcodec"
+
+    def check(self) -> None:
+        """Raises PrepError where the library is not there, or finds no FFmpeg."""
+        if self is VideoDecoder.TORCHCODEC:
+            try:
+                _torchcodec()
+            except (ImportError, OSError, RuntimeError) as error:
+                reason = str(error).strip().splitlines()[0]
+                raise PrepError(
+                    f"--video_loader_type torchcodec cannot be used here ({reason}). Install"
+                    " torchcodec and the FFmpeg libraries that it calls, or leave the option out:"
+                    " PyAV brings its own"
+                ) from error
+
+    def frames(self, file: Path | BinaryIO, entry: Entry) -> Iterator[Image.Image]:
+        """The frames that `entry` keeps, upright RGB, in its order.
+
+        Raises:
+            RefusedError: one of them cannot be decoded.
+        """
+        if self is VideoDecoder.PYAV:
+            return frames(file, entry.keep)
+        return _frames_of_torchcodec(file, entry)
+
+
+def _torchcodec() -> Any:
+    from torchcodec.decoders import VideoDecoder as Decoder  # type: ignore[import-not-found]
+
+    return Decoder
+
+
+def _frames_of_torchcodec(file: Path | BinaryIO, entry: Entry) -> Iterator[Image.Image]:
+    tick, size = Fraction(entry.tick), (entry.width, entry.height)
+    with opened(file) as stream:
+        # By number: by time it would need durations, which some files lack.
+        numbers = {at: number for number, at in enumerate(timeline(stream).shown)}
+        stream.seek(0)
+        try:
+            decoder = _torchcodec()(stream, dimension_order="NHWC", seek_mode="exact")
+            for at in entry.keep:
+                frame, seconds = decoder.get_frame_at(numbers[at]), float(at * tick)
+                if abs(frame.pts_seconds - seconds) > tick:
+                    raise RefusedError(
+                        Reason.VIDEO_DAMAGED, f"the frame at {seconds:.3f} s is missing"
+                    )
+                picture = Image.fromarray(frame.data.numpy())
+                # Turned upright already, its pixels perhaps not square.
+                square = picture.size == size
+                yield picture if square else picture.resize(size, Image.Resampling.LANCZOS)
+        except (RuntimeError, ValueError, LookupError) as error:
+            raise RefusedError(Reason.VIDEO_DAMAGED, f"{type(error).__name__}: {error}") from error
