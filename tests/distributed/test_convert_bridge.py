@@ -11,20 +11,20 @@ import pytest
 from tests.launching import run
 from tests.published import PROJECTED, publish, random_model
 
-PACKAGE = "megatron-bridge==0.3.1"
+PACKAGES = ("megatron-bridge==0.3.1", "einops")
 COSMOS = {"extra_pos_embed_type": "learnable", "concat_padding_mask": True, **PROJECTED}
 
 
 @pytest.fixture(scope="module")
 def bridge(tmp_path_factory) -> Path:
-    """A folder with the package alone; most of its dependencies are built with CUDA."""
+    """A folder with the package and what it needs here; most of its dependencies need CUDA."""
     folder = tmp_path_factory.mktemp("bridge") / "site"
     words = ["install", "--no-deps", "--retries", "0", "--timeout", "10", "--target", str(folder)]
     done = subprocess.run(
-        [sys.executable, "-m", "pip", *words, PACKAGE], capture_output=True, text=True
+        [sys.executable, "-m", "pip", *words, *PACKAGES], capture_output=True, text=True
     )
     if done.returncode:
-        pytest.skip(f"pip cannot get {PACKAGE} here: {done.stderr.strip().splitlines()[-1]}")
+        pytest.skip(f"pip cannot get {PACKAGES[0]} here: {done.stderr.strip().splitlines()[-1]}")
     return folder
 
 
