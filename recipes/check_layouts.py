@@ -2,7 +2,7 @@
 
 1. packs    mock packs that mix images and videos, sizes, text lengths; most samples are padded
 2. train    from random values, on one process and on each layout, with both objectives
-3. compare  losses, gradient norms, gradients, weights and their averages, tensor by tensor
+3. compare  losses (validation too), gradient norms; of each tensor gradient, weight and average
 
 Run it first on a new cluster: under torch.distributed.run it uses the processes that are there,
 otherwise it starts `--nproc` itself.
@@ -27,6 +27,7 @@ from dit.config import (
     ModelConfig,
     ObjectiveName,
     RunConfig,
+    ValidationConfig,
 )
 from dit.configuring import load_config
 from recipes.entry import Parser, run
@@ -61,7 +62,8 @@ def layout_check() -> RunConfig:
     )
     train = replace(base.train, global_batch_size=8, train_iters=1000)
     checkpoint = CheckpointConfig(save=None)
-    return replace(base, model=model, dataset=dataset, train=train, checkpoint=checkpoint)
+    changed = {"dataset": dataset, "train": train, "checkpoint": checkpoint}
+    return replace(base, model=model, validation=ValidationConfig(quantiles=2), **changed)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # Per whole tensor, never per element: Adam turns the rounding of a gradient near zero into a whole
 # step. The change since the start is what a missing or doubled reduction shows in.
 BOUNDS = {
+    "validation": 1e-6,
     "loss": 1e-5,
     "grad_norm": 1e-5,
     "gradient": 1e-5,
@@ -27,6 +28,7 @@ BOUNDS = {
     "average": 1e-5,
 }
 BF16_BOUNDS = {
+    "validation": 5e-3,
     "loss": 5e-3,
     "grad_norm": 1e-2,
     "gradient": 5e-2,
@@ -37,6 +39,7 @@ BF16_BOUNDS = {
 """bfloat16 has 8 bits: sums in another order differ in the third digit (measured: 7e-4, 2e-3, 2e-2,
 4e-4, 3e-1, 4e-4), while a doubled reduction is a difference of 1."""
 MEANING = {
+    "validation": "|a - b| / |a| before the first step, worst of all noise levels and kinds",
     "loss": "|a - b| / |a|, worst step",
     "grad_norm": "|a - b| / |a|, worst step",
     "gradient": "‖a - b‖ / ‖a‖ at step 1, worst tensor",
@@ -57,7 +60,7 @@ class Comparison:
     losses: list[float]
     grad_norms: list[float]
     tensors: dict[str, dict[str, float]]  # kind -> name -> difference
-    steps: dict[str, float]  # kind -> worst difference of a step
+    steps: dict[str, float]  # kind -> worst difference of a step, or of a validation loss
     torn: list[str]  # weights whose replicas are not bit-identical
 
     @property
@@ -115,6 +118,7 @@ def compare(b: Probe, a: Probe, *, layout: Layout, objective: str) -> Comparison
         grad_norms=b.grad_norms,
         tensors=tensors,
         steps={
+            "validation": _worst_step(*_paired(a.validation, b.validation)),
             "loss": _worst_step(a.losses, b.losses),
             "grad_norm": _worst_step(a.grad_norms, b.grad_norms),
         },
@@ -133,6 +137,11 @@ def _differences(
     return dict(sorted(found.items()))
 
 
+def _paired(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[list[float], list[float]]:
+    names = sorted(a.keys() | b.keys())
+    return [a.get(n, float("nan")) for n in names], [b.get(n, float("nan")) for n in names]
+
+
 def _worst_step(a: Sequence[float], b: Sequence[float]) -> float:
     ratios = [abs(x - y) / abs(x) for x, y in zip(a, b, strict=True)]
     return max(r if r == r else float("inf") for r in ratios)
@@ -148,7 +157,7 @@ def print_report(comparisons: Sequence[Comparison]) -> None:
     console.print(_layouts(comparisons))
     for kind, text in MEANING.items():
         bounds = f"{BOUNDS[kind]:g} (bf16 {BF16_BOUNDS[kind]:g})"
-        console.print(f"{kind:<10}{text}; at most {bounds}", markup=False)
+        console.print(f"{kind:<11}{text}; at most {bounds}", markup=False)
     failed = [c for c in comparisons if not c.good]
     for c in failed:
         console.print(f"{c.layout} {c.objective}: {c.verdict}", markup=False)

@@ -22,6 +22,7 @@ from dit.parallel.replica import Replica
 from dit.train.learner import Learner, build_learner, differentiate, learn
 from dit.train.shards import joined, main_shards
 from dit.train.step import sum_over_ranks
+from dit.train.validation import validate
 
 Tensors = dict[str, Tensor]
 Piece = tuple[str, tuple[int, ...], tuple[int, ...], Tensor]  # name, whole shape, offset, values
@@ -31,6 +32,7 @@ Piece = tuple[str, tuple[int, ...], tuple[int, ...], Tensor]  # name, whole shap
 class Probe:
     """A short training, on the first rank; elsewhere the tensors are missing."""
 
+    validation: dict[str, float] = field(default_factory=dict)  # before the first step, by name
     losses: list[float] = field(default_factory=list)
     grad_norms: list[float] = field(default_factory=list)
     start: Tensors = field(default_factory=dict)  # weights before the first step
@@ -52,10 +54,14 @@ def probe(config: RunConfig, packs: Sequence[PackedBatch], *, steps: int) -> Pro
     null_text_LE = null_text(config).to(device())
     result = Probe(start=_gather(learner, _main(learner)))
     batch = config.train.global_batch_size
-    share = batch // groups.dp.size()
-    for step in range(1, steps + 1):
+
+    def packs_of(step: int) -> list[PackedBatch]:
+        share = batch // groups.dp.size()
         first = (step - 1) * batch + groups.dp.rank() * share
-        mine = packs[first : first + share]
+        return replica.share(lambda: list(packs[first : first + share]), device())
+
+    result.validation = validate(learner, packs_of(1), objective=objective, config=config)
+    for step in range(1, steps + 1):
         items = [
             training_problem(
                 objective,
@@ -65,7 +71,7 @@ def probe(config: RunConfig, packs: Sequence[PackedBatch], *, steps: int) -> Pro
                 null_text_LE=null_text_LE,
                 text_dropout=config.objective.text_dropout,
             )
-            for pack in replica.share(lambda mine=mine: list(mine), device())
+            for pack in packs_of(step)
         ]
         report = differentiate(learner, items, config=config)
         total, count = sum_over_ranks([report.total, report.count])

@@ -55,15 +55,22 @@ def written(out: Path) -> int:
     return total
 
 
-def kill_at(words: list[str], out: Path, size: int, repo_root: Path) -> int:
-    """Kills a run once it has written `size` bytes, or after its end; returns its exit code."""
-    process = subprocess.Popen(
-        words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=repo_root
-    )
-    while process.poll() is None and written(out) < size:
-        time.sleep(0.001)
+def start_of(words: list[str], repo_root: Path) -> subprocess.Popen[bytes]:
+    quiet = subprocess.DEVNULL
+    return subprocess.Popen(words, stdout=quiet, stderr=quiet, cwd=repo_root)
+
+
+def killed(process: subprocess.Popen[bytes]) -> int:
     process.send_signal(signal.SIGKILL)
     return process.wait()
+
+
+def kill_at(words: list[str], out: Path, size: int, repo_root: Path) -> int:
+    """Kills a run once it has written `size` bytes, or after its end; returns its exit code."""
+    process = start_of(words, repo_root)
+    while process.poll() is None and written(out) < size:
+        time.sleep(0.001)
+    return killed(process)
 
 
 @pytest.fixture(scope="module")
@@ -88,17 +95,22 @@ def test_one_kill(
 def test_kills_at_random_moments(
     workers: int, pictures: Path, undisturbed: Path, tmp_path: Path, repo_root: Path, content_of
 ) -> None:
-    """PREP_KILLS=20 for a long look; each of the kills is on a run that the last one left."""
+    """Two kills a run: at any time of it, then while more is written. PREP_KILLS=20 for a look."""
     moments = random.Random(workers)
-    total, out, number = written(undisturbed), tmp_path / "0", 0
-    for _ in range(KILLS):
-        code = kill_at(command(pictures, out, workers), out, moments.randrange(total), repo_root)
-        if code == 0:  # it was faster than the kill, which fell behind what was there
-            number += 1
-            out = tmp_path / str(number)
-    finish(command(pictures, out, workers), repo_root)
-    for folder in tmp_path.iterdir():
-        assert content_of(folder) == content_of(undisturbed)
+    start = time.monotonic()
+    finish(command(pictures, tmp_path / "whole", workers), repo_root)
+    duration, total, died = time.monotonic() - start, written(undisturbed), 0
+    for number in range(KILLS // 2):
+        out = tmp_path / str(number)
+        words = command(pictures, out, workers)
+        process = start_of(words, repo_root)
+        time.sleep(moments.uniform(0.2, 1) * duration)
+        died += killed(process) == -signal.SIGKILL
+        before = written(out)
+        died += kill_at(words, out, moments.randint(before, total), repo_root) == -signal.SIGKILL
+        finish(words, repo_root)
+        assert content_of(out) == content_of(undisturbed)
+    assert died >= KILLS // 2  # the others fell behind the end
 
 
 class Deadly(Digits):

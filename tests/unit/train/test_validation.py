@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from statistics import NormalDist
 
 import pytest
 import torch
 
-from dit.config import ExtraPosition, LossMean, ObjectiveConfig, ObjectiveName, ValidationConfig
+from dit.config import ExtraPosition, LossMean, ObjectiveConfig, ObjectiveName
+from dit.model.dit import DiT
 from dit.model.weights import randomise
 from dit.objective import make_objective, validation_problem
+from dit.objective.problem import CPU, draw_noise
+from dit.objective.rng import Draw, pack_rng
 from dit.train.learner import build_learner
 from dit.train.validation import kind, quantiles, validate
 from tests.learning import tiny_run
@@ -103,20 +108,58 @@ def test_kinds_have_sizes_of_latents(grid, name):
     assert kind(grid, tiny_model(patch_spatial=2)) == name
 
 
+STD = 1.7  # of the data
+
+
+def _uncorrelated(pack, seed):
+    """The pack with data of deviation STD and no part of its noise; the variance of that."""
+    noise_TC = draw_noise(
+        pack,
+        pack_rng(seed=seed, step=0, pack_id=pack.pack_id, device=CPU, draw=Draw.VALIDATION_NOISE),
+    ).double()
+    z_TC = pack.latent_TC.double()
+    z_TC = z_TC - (z_TC * noise_TC).sum() / noise_TC.square().sum() * noise_TC
+    z_TC = STD * z_TC / z_TC.square().mean().sqrt()
+    return replace(pack, latent_TC=z_TC.float()), float(noise_TC.square().mean())
+
+
+def _input_parts(name, quantile):
+    """Data and noise in the network's input, from the definitions of both objectives' levels."""
+    c, normal = ObjectiveConfig(name=name), NormalDist().inv_cdf(quantile)
+    if name is ObjectiveName.EDM:
+        sigma = math.exp(c.p_mean + c.p_std * normal)
+        return (part / math.hypot(sigma, c.sigma_data) for part in (c.sigma_data, sigma))
+    t = 1 / (1 + math.exp(-(c.logit_mean + c.logit_std * normal)))
+    return 1 - t, t
+
+
 @pytest.mark.parametrize("name", list(ObjectiveName))
-def test_loss_of_gaussian_data_is_its_closed_form(groups, name):
-    """White data and a network that says 0: the target's variance is known at each level."""
+def test_losses_of_the_best_network_for_gaussian_data_are_their_closed_form(
+    groups, name, monkeypatch
+):
+    """Data and noise go to input and target by a matrix of determinant 1.
+
+    So the input leaves (variance of data) (of noise) / (of input) of the target unknown.
+    """
     config = tiny_run(extra_pos_embed=ExtraPosition.NONE)
-    config = replace(
-        config,
-        objective=ObjectiveConfig(name=name),
-        validation=ValidationConfig(quantiles=3),
-    )
-    learner = build_learner(config, groups)  # fresh: its last layer is zero
+    config = replace(config, objective=ObjectiveConfig(name=name))
+    learner, objective = build_learner(config, groups), make_objective(config.objective)
     pack = random_pack([(1, 40, 40)], [2], model=config.model)
-    found = validate(learner, [pack], objective=make_objective(config.objective), config=config)
-    # EDM's target is a rotation of latent and noise, of variance 1; flow's is their difference.
-    variance = 1.0 if name is ObjectiveName.EDM else 2.0
-    tolerance = 5 * variance * (2 / pack.latent_TC.numel()) ** 0.5
-    for quantile in ("q16.7", "q50", "q83.3"):
-        assert found[f"val_loss_{quantile}"] == pytest.approx(variance, abs=tolerance)
+    pack, noise = _uncorrelated(pack, config.rng.seed)
+    data, expected, best = STD**2, {}, {}
+    for quantile in (0.1, 0.3, 0.5, 0.7, 0.9):
+        a, b = _input_parts(name, quantile)
+        variance = a * a * data + b * b * noise
+        expected[f"val_loss_q{100 * quantile:.0f}"] = data * noise / variance
+        c, d = (b, -a) if name is ObjectiveName.EDM else (-1, 1)  # data and noise in the target
+        problem = validation_problem(objective, pack, seed=config.rng.seed, quantile=quantile)
+        best[float(problem.level_N)] = (a * c * data + b * d * noise) / variance
+    expected["val_loss"] = sum(expected.values()) / 5
+
+    def oracle(_model, x_TC, level_N, _batch):
+        return best[float(level_N)] * x_TC
+
+    monkeypatch.setattr(DiT, "forward", oracle)
+    found = validate(learner, [pack], objective=objective, config=config)
+    for key, value in expected.items():
+        assert found[key] == pytest.approx(value, rel=1e-5), key
