@@ -243,6 +243,8 @@ class Packing:
             "text_encoder": self.text.settings,
             "latent": {
                 "channels": processor.channels,
+                "stride": processor.stride,
+                "temporal_stride": processor.temporal_stride,
                 "dtype": str(LATENT_DTYPE).removeprefix("torch."),
                 "mean": whitening.mean,
                 "std": whitening.std,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from data_prep.refusals import PrepError
@@ -22,10 +23,36 @@ class Part:
     cache: str | None = None  # where downloads are kept; None for the library's own place
     precision: str | None = None  # None for what is no network, such as a tokenizer
     device: str = "cpu"
+    local_only: bool = False  # whether nothing may be downloaded
 
     @property
     def where(self) -> dict[str, Any]:
-        return {"subfolder": self.subfolder, "cache_dir": self.cache}
+        local = {"local_files_only": True} if self.local_only else {}
+        return {"subfolder": self.subfolder, "cache_dir": self.cache, **local}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where a dataset card's models are now, if not where they were when it was written."""
+
+    model: str | None = None  # hub name or folder; None for the card's own
+    cache: str | None = None  # Hugging Face cache, or the folder of the pipeline itself
+    tokenizer_cache: str | None = None
+    local_only: bool = False  # whether nothing may be downloaded
+
+    def settings(self, *, subfolder: str) -> dict[str, Any]:
+        """What stands in for the settings of a card; `subfolder` is one that the model has."""
+        found: dict[str, Any] = {"local_only": self.local_only}
+        model = self.model
+        if self.cache and model is None and (Path(self.cache) / subfolder).is_dir():
+            model = self.cache
+        elif self.cache:
+            found["cache"] = self.cache
+        if model:
+            found["model_name"] = model
+        if self.tokenizer_cache:
+            found["tokenizer_cache"] = self.tokenizer_cache
+        return found
 
 
 def _class_of(part: Part) -> Any:
@@ -83,6 +110,11 @@ def load(part: Part) -> Any:
         raise _unusable(part, error) from None
     _tie(model)
     return model.requires_grad_(False).eval().to(part.device)
+
+
+def forget() -> None:
+    """Lets go of every network that was loaded here."""
+    load.cache_clear()
 
 
 def _tie(model: Any) -> None:

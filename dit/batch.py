@@ -66,6 +66,7 @@ class PackedBatch:
     starts: tuple[int, ...]  # N + 1 offsets of the samples in T, each a multiple of sample_multiple
     text_starts: tuple[int, ...]  # N + 1 offsets of the captions in L
     keys: tuple[str, ...]  # of the N samples; empty strings where a sample has none
+    captions: tuple[str, ...] = ()  # of the N samples, where they are known; for people alone
     pack_id: int  # 63-bit identity that, with seed and step, decides all random draws
     share: Share = Share()
 

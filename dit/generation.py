@@ -20,7 +20,9 @@ from dit.config import RunConfig
 from dit.data.pack import PatchLayout, pack
 from dit.data.packing import best_fit_decreasing
 from dit.objective import (
+    Guidance,
     Network,
+    Objective,
     Sampler,
     guided,
     initial_noise,
@@ -50,6 +52,19 @@ class SamplingSettings:
     guidance: float = 1.0
     """uncond + guidance * (cond - uncond); 1 is without guidance, and half the work."""
     sampler: Sampler = Sampler.HEUN
+    guidance_interval: tuple[float, float] | None = None
+    """Lowest and highest noise level (sigma of EDM, t of flow matching) with guidance."""
+    guidance_rescale: float = 0.0
+    """0 to 1: part of the way back to the deviation that the prediction has without guidance."""
+
+    def guide(self, objective: Objective) -> Guidance:
+        """With the levels that the network is told in place of sigma or t."""
+        between = None
+        if self.guidance_interval is not None:
+            levels = torch.tensor(self.guidance_interval, dtype=torch.float64)
+            low, high = objective.network_level(levels).float().tolist()
+            between = low, high
+        return Guidance(scale=self.guidance, between=between, rescale=self.guidance_rescale)
 
 
 def generate_latents(
@@ -100,12 +115,14 @@ def _sample_pack(
     batch = batch.to(next(model.parameters()).device)
     negative = with_texts(batch, [r.negative_LE for r in requests])
 
+    objective = make_objective(config.objective)
+
     def network(pack: PackedBatch) -> Network:
         return lambda input_TC, level_N: model(input_TC, level_N, pack)
 
     latent_TC = sample(
-        make_objective(config.objective),
-        guided(network(batch), network(negative), settings.guidance),
+        objective,
+        guided(network(batch), network(negative), settings.guide(objective), batch),
         initial_noise(batch, [r.seed for r in requests]),
         batch,
         num_steps=settings.num_steps,

@@ -1,18 +1,37 @@
 """Files of generated pictures: PNG or MP4 for each, a grid of all, samples.json."""
 
-# F H W 3 frames, rows, columns, colours of one picture
+# C latent channels; F H W 3 frames, rows, columns, colours of one picture
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from tempfile import TemporaryFile
+from textwrap import fill, shorten
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
+    from torch import Tensor
+
+LISTING = "samples.json"
+_DPI = 120
+_CELL = (0.8, 2.4)
+"""Least and greatest height of a picture in the grid, in inches."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A picture or video with all that made it."""
+
+    frames_FHW3: np.ndarray  # uint8
+    prompt: str
+    seed: int
+    settings: Mapping[str, Any]  # `fps` among them is that of a video
+    latent_CFHW: Tensor | None = field(default=None, repr=False)  # written beside it, where given
 
 
 def make_folder(folder: Path) -> None:
@@ -32,29 +51,34 @@ def make_folder(folder: Path) -> None:
         ) from error
 
 
-def write(
-    pictures: Sequence[np.ndarray],
-    prompts: Sequence[str],
-    *,
-    folder: Path,
-    seed: int,
-    settings: Mapping[str, Any],
-) -> Path:
-    """Writes every picture (PNG) or video (MP4), grid.png and samples.json; returns the grid.
+def write(pictures: Sequence[Picture], folder: Path) -> Path:
+    """Writes every picture (PNG) or video (MP4), grid.png and samples.json; returns the grid."""
+    entries = [write_picture(picture, folder, i) for i, picture in enumerate(pictures)]
+    return write_listing(entries, [picture.frames_FHW3[0] for picture in pictures], folder)
 
-    `settings` go into samples.json and the PNGs as they are; `fps` among them is that of a video.
-    """
-    entries = []
-    for i, (picture, prompt) in enumerate(zip(pictures, prompts, strict=True)):
-        name = f"{i:05d}.png" if len(picture) == 1 else f"{i:05d}.mp4"
-        if len(picture) == 1:
-            _write_png(folder / name, picture[0], prompt, {"seed": seed + i, **settings})
-        else:
-            _write_mp4(folder / name, picture, fps=settings["fps"])
-        entries.append({"file": name, "prompt": prompt, "seed": seed + i, **settings})
+
+def write_picture(picture: Picture, folder: Path, number: int) -> dict[str, Any]:
+    """Writes one, with its settings inside where the format has a place; its entry in the list."""
+    frames, note = picture.frames_FHW3, {"seed": picture.seed, **picture.settings}
+    name = f"{number:05d}.png" if len(frames) == 1 else f"{number:05d}.mp4"
+    entry = {"file": name, "prompt": picture.prompt, **note}
+    if len(frames) == 1:
+        _write_png(folder / name, frames[0], picture.prompt, note)
+    else:
+        _write_mp4(folder / name, frames, fps=note["fps"])
+    if picture.latent_CFHW is not None:
+        entry["latent"] = f"{number:05d}.safetensors"
+        _write_latent(folder / entry["latent"], picture.latent_CFHW)
+    return entry
+
+
+def write_listing(
+    entries: Sequence[Mapping[str, Any]], firsts: Sequence[np.ndarray], folder: Path
+) -> Path:
+    """Writes the list of all files, and the grid of their first frames; returns the grid."""
     grid = folder / "grid.png"
-    draw_grid(pictures, prompts, grid)
-    (folder / "samples.json").write_text(json.dumps(entries, indent=1) + "\n")
+    draw_grid(firsts, [entry["prompt"] for entry in entries], grid)
+    (folder / LISTING).write_text(json.dumps(entries, indent=1) + "\n")
     return grid
 
 
@@ -87,20 +111,41 @@ def _write_mp4(path: Path, video_FHW3: np.ndarray, *, fps: float) -> None:
         container.mux(stream.encode())
 
 
-def draw_grid(pictures: Sequence[np.ndarray], prompts: Sequence[str], path: Path) -> None:
-    """First frames of all pictures, a row for each prompt, which stands beside it."""
+def _write_latent(path: Path, latent_CFHW: Tensor) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"latent": latent_CFHW.float().cpu().contiguous()}, path)
+
+
+def false_colours(latent_CFHW: Tensor) -> np.ndarray:
+    """Uint8 [F, H, W, 3]: the first three channels of a whitened latent as red, green and blue.
+
+    The colours are the same at every step of a run: black is -2.5 deviations, white is 2.5.
+    """
+    import torch
+
+    red_green_blue = [min(i, len(latent_CFHW) - 1) for i in range(3)]
+    part_3FHW = latent_CFHW[red_green_blue].float().cpu() / 5 + 0.5
+    levels = (part_3FHW.clamp(0, 1) * 255).round().to(torch.uint8)
+    return levels.permute(1, 2, 3, 0).contiguous().numpy()
+
+
+def draw_grid(firsts: Sequence[np.ndarray], prompts: Sequence[str], path: Path) -> None:
+    """Pictures [H, W, 3] in a row for each prompt, which stands beside it."""
     from matplotlib.figure import Figure
 
     rows: dict[str, list[np.ndarray]] = {}
-    for picture, prompt in zip(pictures, prompts, strict=True):
-        rows.setdefault(prompt, []).append(picture[0])
+    for picture_HW3, prompt in zip(firsts, prompts, strict=True):
+        rows.setdefault(prompt, []).append(picture_HW3)
     columns = min(max(map(len, rows.values())), 16)
-    figure = Figure(figsize=(2.4 + 0.8 * columns, 0.8 * len(rows)), dpi=120)
+    cell = min(max(_CELL[0], *(len(picture) / _DPI for picture in firsts)), _CELL[1])
+    figure = Figure(figsize=(2.4 + cell * columns, cell * len(rows)), dpi=_DPI)
     axes = figure.subplots(len(rows), columns, squeeze=False)
     for row, (prompt, shown) in zip(axes, rows.items(), strict=True):
         for place in row:
             place.set_axis_off()
         for place, picture_HW3 in zip(row, shown, strict=False):
             place.imshow(picture_HW3)
-        row[0].text(-0.15, 0.5, prompt, ha="right", va="center", transform=row[0].transAxes)
+        label = fill(shorten(prompt, width=120, placeholder="..."), width=40)
+        row[0].text(-0.15, 0.5, label, ha="right", va="center", transform=row[0].transAxes)
     figure.savefig(path, bbox_inches="tight")

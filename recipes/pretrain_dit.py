@@ -29,6 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         from dit.convert.exporting import exporter
 
         export = exporter(config)
+    open_samples = None
+    if config.samples:
+        from recipes.validation_samples import open_samples
     from dit.parallel.watch import watching
 
     limit_s = 60 * config.dist.distributed_timeout_minutes
@@ -36,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with watching(limit_s=limit_s, say=say_once):
         from dit.train.loop import pretrain
 
-        return int(pretrain(config, export=export))
+        return int(pretrain(config, export=export, open_samples=open_samples))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ SMALL = (
     "dataset.shuffle_buffer_size=20",
     "scheduler.lr_warmup_iters=2",
     "logger.log_interval=1",
+    "validation.num_captions=0",
 )
 """Overrides that make conf/dit_digits.yaml a matter of seconds."""
 

@@ -9,6 +9,7 @@ from data_prep.processors.families import Cosmos, Flux, Hunyuan, Wan
 from data_prep.processors.pixel import Pixel
 from data_prep.processors.processor import Processor
 from data_prep.refusals import PrepError
+from data_prep.weights import Place
 from data_prep.whitening import Whitening
 
 _ALL = (Pixel, Flux, Wan, Hunyuan, Cosmos)
@@ -29,13 +30,14 @@ def named(name: str) -> type[Processor]:
     return PROCESSORS[name]
 
 
-def from_card(card: dict[str, Any]) -> Processor:
+def from_card(card: dict[str, Any], place: Place | None = None) -> Processor:
     """The processor that made a dataset, whose `decode` turns its latents back into pictures.
 
     Raises:
-        PrepError: the card names no known processor, or lacks a setting.
+        PrepError: the card names no known processor, or lacks a setting, or its model is not there.
     """
     settings, latent = part_of_card(card, "processor"), part_of_card(card, "latent")
+    settings = settings | (place or Place()).settings(subfolder="vae")
     processor = named(str(settings.get("name")))
     try:
         whitening = Whitening(mean=tuple(latent["mean"]), std=tuple(latent["std"]))
@@ -53,4 +55,4 @@ def from_card(card: dict[str, Any]) -> Processor:
     return rebuilt
 
 
-__all__ = ["PROCESSORS", "Pixel", "Processor", "from_card", "named"]
+__all__ = ["PROCESSORS", "Pixel", "Place", "Processor", "from_card", "named"]

@@ -7,7 +7,8 @@ from __future__ import annotations
 import hashlib
 from abc import abstractmethod
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -43,6 +44,7 @@ class Autoencoder(Processor):
     slicing: bool = False
     cache: str | None = None
     device: str = "cpu"
+    local_only: bool = False
 
     @classmethod
     @abstractmethod
@@ -66,19 +68,28 @@ class Autoencoder(Processor):
         )
 
     @classmethod
-    def _of(cls, *, model_name: str, cache: str | None = None, **options: Any) -> Self:
+    def _of(
+        cls, *, model_name: str, cache: str | None = None, local_only: bool = False, **options: Any
+    ) -> Self:
         part = Part(
-            library="diffusers", kind=cls.vae, model=model_name, subfolder="vae", cache=cache
+            library="diffusers",
+            kind=cls.vae,
+            model=model_name,
+            subfolder="vae",
+            cache=cache,
+            local_only=local_only,
         )
         config = config_of(part)
         channels = config.get("latent_channels") or config["z_dim"]
         given = {**options, "model_name": model_name, "cache": cache, "channels_": channels}
+        given["local_only"] = local_only
         return cls(whitening=cls.whitening_of(config), **given)
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any], whitening: Whitening) -> Self:
         names = ("model_name", "precision", "stochastic", "image_conditioning")
         options = {name: settings[name] for name in names}
+        options |= {k: settings[k] for k in ("cache", "local_only") if k in settings}
         return replace(cls._of(**options), whitening=whitening)
 
     @property
@@ -106,7 +117,18 @@ class Autoencoder(Processor):
             model=self.model_name,
             subfolder="vae",
             cache=self.cache,
+            local_only=self.local_only,
         )
+
+    @contextmanager
+    def visiting(self, device: torch.device) -> Iterator[None]:
+        model = self.model
+        home = model.device
+        model.to(device)
+        try:
+            yield
+        finally:
+            model.to(home)
 
     @property
     def model(self) -> Any:

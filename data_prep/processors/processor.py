@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -97,6 +98,12 @@ class Processor(ABC):
         """The same processor with its model on `device`; the one without a model stays put."""
         del device
         return self
+
+    @contextmanager
+    def visiting(self, device: torch.device) -> Iterator[None]:
+        """Inside, its model is on `device`; afterwards where it was."""
+        del device
+        yield
 
     def encode_batch(
         self, videos: Sequence[Tensor], *, keys: Sequence[str]

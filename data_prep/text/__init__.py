@@ -9,6 +9,7 @@ from data_prep.refusals import PrepError
 from data_prep.text.byte_table import ByteTable
 from data_prep.text.encoder import TextEncoder
 from data_prep.text.families import CosmosText, FluxText, HunyuanText, WanText
+from data_prep.weights import Place
 
 _ALL = (ByteTable, FluxText, WanText, HunyuanText, CosmosText)
 TEXT_ENCODERS: dict[str, type[TextEncoder]] = {encoder.name: encoder for encoder in _ALL}
@@ -26,13 +27,14 @@ def named(name: str) -> type[TextEncoder]:
     return TEXT_ENCODERS[name]
 
 
-def from_card(card: dict[str, Any]) -> TextEncoder:
+def from_card(card: dict[str, Any], place: Place | None = None) -> TextEncoder:
     """The text encoder of a dataset, for prompts.
 
     Raises:
         PrepError: the card names no known encoder, or one whose embeddings have changed since.
     """
     settings = part_of_card(card, "text_encoder")
+    settings = settings | (place or Place()).settings(subfolder="text_encoder")
     try:
         encoder = named(str(settings.get("name"))).from_settings(settings)
     except KeyError as missing:

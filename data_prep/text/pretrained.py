@@ -34,6 +34,7 @@ class Pretrained(TextEncoder):
     cache: str | None = None
     tokenizer_cache: str | None = None
     device: str = "cpu"
+    local_only: bool = False
 
     @classmethod
     def add_arguments(cls, parser: ArgumentParser) -> None:
@@ -56,6 +57,9 @@ class Pretrained(TextEncoder):
             model_name=settings["model_name"],
             max_length=settings["max_length"],
             precision=settings["precision"],
+            cache=settings.get("cache"),
+            tokenizer_cache=settings.get("tokenizer_cache"),
+            local_only=settings.get("local_only", False),
         )
 
     @property
@@ -90,6 +94,7 @@ class Pretrained(TextEncoder):
             model=self.model_name,
             subfolder=subfolder,
             cache=self.cache,
+            local_only=self.local_only,
         )
 
     def load_network(self, kind: str, subfolder: str) -> Any:

@@ -31,6 +31,7 @@ from dit.config.objective import (
     LossMean,
     ObjectiveConfig,
     ObjectiveName,
+    Sampler,
     Weighting,
 )
 from dit.config.records import CheckpointConfig, LoggerConfig, Weights
@@ -78,6 +79,7 @@ __all__ = [
     "RecomputeMethod",
     "RngConfig",
     "RunConfig",
+    "Sampler",
     "SchedulerConfig",
     "TrainConfig",
     "ValidationConfig",

@@ -34,6 +34,15 @@ class Weighting(StrEnum):
     LINEAR = "linear"
 
 
+class Sampler(StrEnum):
+    """How a step of sampling follows the slope."""
+
+    EULER = "euler"  # one network call a step, first order
+    HEUN = "heun"  # two, second order (arXiv:2206.00364, Algorithm 1 without churn)
+    DPMPP = "dpm++"  # one, second order, from the step before (arXiv:2211.01095, 2M)
+    UNIPC = "unipc"  # one, second order, and a correction of the step before (arXiv:2302.04867)
+
+
 class LossMean(StrEnum):
     """What counts once in the mean loss: a real token, or a sample."""
 

@@ -60,12 +60,24 @@ class RunConfig:
                 f" dataset.sample_multiple={math.lcm(multiple, parts)} from the start of the run,"
                 " or other ranks",
             ),
+            (
+                self.validation.prompts_file is None or not self.dataset.mock,
+                f"validation.prompts_file={self.validation.prompts_file} needs a text encoder, and"
+                " mock data have none; use validation.num_captions instead",
+            ),
             *(
                 (not wrong, f"dataset.mock_samples[{index}]: {wrong}")
                 for index, geometry in enumerate(mixture)
                 for wrong in [self._mock_problem(geometry)]
             ),
         )
+
+    @property
+    def samples(self) -> bool:
+        """Whether the run samples at each validation: not without validation, nor a run folder."""
+        train, c = self.train, self.validation
+        validates = train.eval_interval > 0 and train.eval_iters > 0
+        return validates and c.samples and self.checkpoint.save is not None
 
     def _mock_problem(self, geometry: MockGeometry) -> str:
         """Why no pack could hold this mock sample; empty if one can."""

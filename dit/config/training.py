@@ -7,7 +7,8 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from dit.config.checks import at_least_one, check, given, positive
+from dit.config.checks import Rule, at_least_one, check, given, positive
+from dit.config.objective import Sampler
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,13 +193,71 @@ class ValidationConfig:
     """More held-out datasets, evaluated beside the run's own; their losses have their names."""
     at_start: bool = False
     """Evaluate before the first step, too."""
+    prompts_file: str | None = None
+    """Prompts to sample each time: one a line, or JSON `{"data": [{"caption": ...}]}`."""
+    num_captions: int = 0
+    """Validation samples whose captions are sampled each time, at their own size; 0 is none."""
+    sampler: Sampler = Sampler.HEUN
+    """How a step of sampling follows the slope."""
+    sampling_steps: int = 35
+    """Steps of the sampler."""
+    guidance: float = 1.5
+    """g in uncond + g (cond - uncond); 1 is without guidance, and half the work."""
+    height: int | None = None
+    """Rows of a prompt's picture, in pixels; null is the most frequent size of the dataset."""
+    width: int | None = None
+    """Columns of a prompt's picture, in pixels; null is the most frequent size of the dataset."""
+    num_video_frames: int | None = None
+    """Frames of a prompt's video, in pixel frames; 1 is a picture, null as in the dataset."""
+    fps: float = 24.0
+    """Frames per second of a prompt's video."""
+    sample_seed: int = 0
+    """Of the noise of the first sample; the i-th takes sample_seed + i, in every round."""
+    feature_extractor: str | None = None
+    """TorchScript file or Transformers folder: FID, KID and CLIP score of the captions' samples."""
+    t5_cache_dir: str | None = None
+    """Hugging Face cache with the text encoder of the prompts; null is its own place."""
 
     def __post_init__(self) -> None:
         names = [one.name for one in self.sets]
         check(
-            *at_least_one(self, "quantiles"),
+            *at_least_one(self, "quantiles", *given(self, "height", "width", "num_video_frames")),
             (len(set(names)) == len(names), f"sets={names} has a name twice; choose other names"),
+            *self._sampling(),
         )
+
+    def _sampling(self) -> list[Rule]:
+        steps, guidance = self.sampling_steps, self.guidance
+        return [
+            (1 <= steps <= 1000, f"sampling_steps={steps} must lie in [1, 1000]; 35 is usual"),
+            (
+                math.isfinite(guidance),
+                f"guidance={guidance} must be a finite number; 1 is without guidance",
+            ),
+            (
+                0 <= self.num_captions <= 1024,
+                f"num_captions={self.num_captions} must lie in [0, 1024]; 8 make a readable grid",
+            ),
+            (
+                self.feature_extractor is None or self.num_captions >= 2,
+                f"feature_extractor={self.feature_extractor} compares samples with held-out ones,"
+                f" and num_captions={self.num_captions} asks for too few; set it to at least 2,"
+                " better 500",
+            ),
+            (
+                0 < self.fps < math.inf,
+                f"fps={self.fps} must be positive and finite; 24 is usual",
+            ),
+            (
+                self.sample_seed >= 0,
+                f"sample_seed={self.sample_seed} must not be negative; take any integer from 0",
+            ),
+        ]
+
+    @property
+    def samples(self) -> bool:
+        """Whether anything is asked for."""
+        return self.prompts_file is not None or self.num_captions > 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

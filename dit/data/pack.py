@@ -83,6 +83,7 @@ def pack(samples: Sequence[LatentSample], layout: PatchLayout) -> PackedBatch:
         starts=starts,
         text_starts=tuple(accumulate((len(sample.text_LE) for sample in samples), initial=0)),
         keys=keys,
+        captions=tuple(sample.caption for sample in samples),
         pack_id=pack_identity(keys),
     )
 

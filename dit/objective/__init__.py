@@ -5,20 +5,23 @@
 3. levels    quantiles -> noise levels                densities of sigma and t, shift of t
 4. edm, flow batch, level, noise -> Problem           the two regressions, and how to undo them
 5. problem   1 to 4 as the training step calls them
-6. samplers  noise, network -> latents                Euler and Heun on Diffusers' levels
+6. samplers  noise, network -> latents                on Diffusers' levels; guidance
+   multistep steps that remember the one before       DPM-Solver++ and UniPC
 7. unpatch   tokens -> latents [C, F, H, W]
 """
 
+from dit.config import Sampler
 from dit.objective.dropout import draw_text_dropout, with_null_text, with_texts
 from dit.objective.make import make_objective
 from dit.objective.objective import Objective, Prediction
 from dit.objective.problem import draw_problem, training_problem, validation_problem
 from dit.objective.rng import Draw, pack_rng
-from dit.objective.samplers import Network, Sampler, guided, initial_noise, sample
+from dit.objective.samplers import Guidance, Network, guided, initial_noise, sample
 from dit.objective.unpatch import unpack_latents
 
 __all__ = [
     "Draw",
+    "Guidance",
     "Network",
     "Objective",
     "Prediction",

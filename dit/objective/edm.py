@@ -93,5 +93,8 @@ class Edm:
             slope_TC=part.noise * input_TC - part.latent * raw_TC,
         )
 
+    def signal(self, noise_N: Tensor) -> Tensor:
+        return torch.full_like(noise_N, self.config.sigma_data)
+
     def finish(self, state_TC: Tensor) -> Tensor:
         return state_TC / self.config.sigma_data

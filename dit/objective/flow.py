@@ -89,5 +89,8 @@ class Flow:
     def predict(self, state_TC: Tensor, raw_TC: Tensor, noise_T1: Tensor) -> Prediction:
         return Prediction(latent_TC=state_TC - noise_T1 * raw_TC, slope_TC=raw_TC)
 
+    def signal(self, noise_N: Tensor) -> Tensor:
+        return 1 - noise_N
+
     def finish(self, state_TC: Tensor) -> Tensor:
         return state_TC

@@ -62,6 +62,10 @@ class Objective(Protocol):
         """Reads the raw network output `raw_TC` at a state, all levels above 0."""
         ...
 
+    def signal(self, noise_N: Tensor) -> Tensor:
+        """Factor of the latent in the state, the noise's being its level."""
+        ...
+
     def finish(self, state_TC: Tensor) -> Tensor:
         """Whitened latent from the state at level 0."""
         ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from enum import IntEnum
@@ -35,7 +35,8 @@ from dit.train.build import learning_rate
 from dit.train.learner import build_learner, differentiate, learn
 from dit.train.persist import close_saver, finish_save, resume, save
 from dit.train.record import Record
-from dit.train.run import Export, Run
+from dit.train.run import Export, Run, Samples
+from dit.train.sampling import draw_samples
 from dit.train.saving import Saver
 from dit.train.signals import StopRequests
 from dit.train.skips import FILE, Skip, skip
@@ -51,13 +52,20 @@ class ExitCode(IntEnum):
     STOPPED = 75  # by SIGTERM or Ctrl-C, after a checkpoint; EX_TEMPFAIL: start it again
 
 
-def pretrain(config: RunConfig, *, export: Export | None = None) -> ExitCode:
+def pretrain(
+    config: RunConfig,
+    *,
+    export: Export | None = None,
+    open_samples: Callable[[Run], Samples] | None = None,
+) -> ExitCode:
     """Trains as configured, from the newest checkpoint where there is one.
 
-    `export` is called with each new checkpoint. The process group is up (`start_processes`).
+    `export` is called with each new checkpoint, what `open_samples` makes of the run at each
+    validation. The process group is up (`start_processes`).
     """
     run = _prepare(config)
     run.export = export
+    run.samples = open_samples(run) if open_samples is not None else None
     record = Record(run)
     with StopRequests() as requests, deaths_in_words(), ExitStack() as ends:
         ends.callback(record.close)
@@ -123,7 +131,9 @@ def _run_folder(config: RunConfig) -> Path | None:
 def _train(run: Run, record: Record, requests: StopRequests) -> ExitCode:
     c = run.config
     if c.validation.at_start and run.progress.step == 0:
-        record.start(_validate(run))
+        losses, drawn = _validate(run), draw_samples(run)
+        record.start(losses | (drawn.quality if drawn else {}))
+        record.samples(drawn)
     while run.progress.step < c.train.train_iters:
         values, skipped, sums = _step(run, requests)
         if not sums.writing:
@@ -131,8 +141,10 @@ def _train(run: Run, record: Record, requests: StopRequests) -> ExitCode:
         step = run.progress.step
         due = c.train.eval_interval and (step % c.train.eval_interval == 0 or _is_last(run))
         losses = _validate(run) if due else {}
-        values |= losses
+        drawn = draw_samples(run) if due else None
+        values |= losses | (drawn.quality if drawn else {})
         record.step(values, skipped)
+        record.samples(drawn)
         too_many = run.progress.skipped_in_a_row >= c.train.max_skipped_steps
         stop = sums.stops > 0
         if step % c.checkpoint.save_interval == 0 or stop or _is_last(run) or too_many:

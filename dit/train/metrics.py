@@ -59,6 +59,18 @@ class Dashboards:
         if self.wandb is not None:
             self.wandb.log(shown, step=step)
 
+    def picture(self, name: str, file: Path, *, step: int) -> None:
+        import numpy as np
+        from PIL import Image
+
+        with Image.open(file) as image, self._writing():
+            pixels_HW3 = np.asarray(image.convert("RGB"))
+            self.board.add_image(name, pixels_HW3, step, dataformats="HWC")
+        if self.wandb is not None:
+            import wandb
+
+            self.wandb.log({name: wandb.Image(str(file))}, step=step)
+
     def close(self) -> None:
         with self._writing():
             self.board.close()

@@ -15,7 +15,7 @@ from dit.parallel.groups import device
 from dit.parallel.watch import doing
 from dit.train.lines import LinesFile, writing
 from dit.train.metrics import Dashboards, Terminal
-from dit.train.run import Run
+from dit.train.run import Drawn, Run
 from dit.train.shards import main_shards
 from dit.train.skips import FILE, Skip
 
@@ -79,6 +79,16 @@ class Record:
             self.file.write(values)
         if self.boards is not None:
             self.boards.write(values)
+
+    def samples(self, drawn: Drawn | None) -> None:
+        """The grid of what was sampled now; only the first rank knows where it is."""
+        if drawn is None:
+            return
+        step, grid = self.run.progress.step, drawn.folder / "grid.png"
+        quality = "".join(f"  {name} {value:.4g}" for name, value in drawn.quality.items())
+        self.say(f"samples of step {step}: {grid}{quality}")
+        if self.boards is not None:
+            self.boards.picture("samples", grid, step=step)
 
     def _say_refused(self) -> None:
         """Says how many samples were refused, by reason, when that has changed on any rank.

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import Module
 
 from dit.config import RunConfig
 from dit.data import PackLoader, ValidationPacks
@@ -20,6 +21,18 @@ from dit.train.saving import Saver
 
 Export = Callable[[Path], Path]
 """Checkpoint -> where it is for others to read."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drawn:
+    """What was sampled at one validation."""
+
+    folder: Path  # with the files and their grid
+    quality: dict[str, float]  # by the name of the metric
+
+
+Samples = Callable[["Run", Module], Drawn | None]
+"""Writes samples of a model; the first rank gets where they are."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -39,6 +52,7 @@ class Run:
     saver: Saver | None = None  # where there is a folder
     saved_step: int = -1
     export: Export | None = None  # called with each checkpoint that is whole, by all ranks
+    samples: Samples | None = None  # called at each validation, by all ranks
     notes: list[str] = field(default_factory=list)  # how it came to its first step, in words
 
     @property

@@ -193,7 +193,10 @@ def test_no_checkpoint_to_generate_from(enter, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "parts"),
     [
-        (("--height", "7"), ("--height 7", "multiples of 2 pixels")),
+        (("--num_images_per_prompt", "0"), ("--num_images_per_prompt 0", "at least 1")),
+        (("--guidance_rescale", "2"), ("--guidance_rescale 2.0", "lie in [0, 1]")),
+        (("--guidance_interval", "1", "0"), ("--guidance_interval 1.0 0.0", "the lower first")),
+        (("--context_parallel_size", "2"), ("1 processes", "--nproc-per-node 2")),
         (("--height", "0"), ("--height 0", "at least 1")),
         (("--width", "-8"), ("--width -8", "at least 1")),
         (("--num_steps", "0"), ("--num_steps 0", "at least 1")),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from recipes.generate_dit import Options
+from recipes.generate_options import Options
 from tests.entering import Enter
 from tests.launching import ROOT, SMALL, command, run
 
@@ -102,6 +102,7 @@ def test_everything_is_written_down(generate, trained):
     assert [entry["seed"] for entry in entries] == [5, 6, 7, 8]
     asked = {"height": 12, "width": 10, "num_video_frames": 1, "num_steps": 6, "guidance": 2.0}
     asked |= {"sampler": "heun", "weights": "ema", "negative_prompt": "", "fps": 24.0}
+    asked |= {"guidance_interval": None, "guidance_rescale": 0.0}
     asked |= {"checkpoint": str(trained / "checkpoints/step_00000040")}
     assert {field.name for field in fields(Options)} < asked.keys()
     for entry in entries:

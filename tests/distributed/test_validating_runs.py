@@ -5,8 +5,19 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import av
+import numpy as np
 import pytest
+import torch
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
 
+from data_prep import processors
+from dit.configuring import read_config
+from dit.data import build_val_packs
+from dit.objective import unpack_latents
+from dit.quality import frechet_distance, kernel_distance
 from tests.entering import Enter
 from tests.launching import ROOT, SMALL, metrics
 
@@ -29,10 +40,60 @@ def trained(enter: Enter, digits: Path, tmp_path: Path):
     return call
 
 
-def test_training_with_and_without_validation_is_the_same_to_the_last_bit(trained, digits):
+class Halves(nn.Module):
+    """A network that sees how bright the four corners are."""
+
+    def forward(self, pixels_N3HW: torch.Tensor) -> torch.Tensor:
+        return nn.functional.adaptive_avg_pool2d(pixels_N3HW.float() / 255, 2)[:, 0].flatten(1)
+
+
+def _features(pictures: list[np.ndarray]) -> torch.Tensor:
+    return Halves()(torch.stack([torch.from_numpy(p).permute(2, 0, 1) for p in pictures]))
+
+
+def _held_out(file: Path, data: Path, *, count: int) -> torch.Tensor:
+    """Features of the first held-out digits, as the decoder shows them."""
+    config = read_config(file)
+    (pack,) = build_val_packs(config, indices=[0]).packs
+    patch = {"patch_temporal": 1, "patch_spatial": config.model.patch_spatial}
+    latents = unpack_latents(pack.latent_TC, pack, **patch)[:count]
+    decoder = processors.from_card(json.loads((data / "dataset_card.json").read_text()))
+    return _features([decoder.decode(latent)[0].numpy() for latent in latents])
+
+
+def _check_round(folder: Path, line: dict, real_ND: torch.Tensor) -> None:
+    """Two prompts, the second wide and moving, and the captions of three digits."""
+    entries = json.loads((folder / "samples.json").read_text())
+    assert [e["prompt"] for e in entries[:2]] == ["a handwritten seven", "a handwritten two"]
+    assert all(entry["prompt"].startswith("a handwritten ") for entry in entries[2:])
+    assert [entry["seed"] for entry in entries] == [0, 1, 2, 3, 4]
+    shown = [np.array(Image.open(folder / f"0000{i}.png")) for i in (0, 2, 3, 4)]
+    assert [picture.shape for picture in shown] == [(8, 8, 3)] * 4
+    with av.open(str(folder / "00001.mp4")) as video:
+        assert video.streams.video[0].average_rate == 12
+        sizes = [(frame.height, frame.width) for frame in video.decode(video=0)]
+    assert sizes == [(7, 12)] * 3
+    assert Image.open(folder / "grid.png").width > 100
+    made_ND = _features(shown[1:])
+    assert line["val_fid"] == pytest.approx(frechet_distance(made_ND, real_ND))
+    assert line["val_kid"] == pytest.approx(kernel_distance(made_ND, real_ND))
+    assert "val_clip_score" not in line
+
+
+def test_training_with_and_without_validation_is_the_same_to_the_last_bit(
+    trained, digits, tmp_path
+):
     sets = f"validation.sets=[{{name: again, path: {digits}}}]"
     validating = ("train.eval_interval=2", "train.eval_iters=2", "validation.at_start=true", sets)
-    lines, weights = trained("with", *validating)
+    file = tmp_path / "prompts.json"
+    wide = {"caption": "a handwritten two", "height": 7, "width": 12, "num_frames": 3}
+    file.write_text(json.dumps({"data": [{"caption": "a handwritten seven"}, wide]}))
+    sampling = ("validation.sampling_steps=2", "validation.guidance=3", "validation.fps=12")
+    network = tmp_path / "features.pt"
+    torch.jit.script(Halves()).save(str(network))
+    sampling += (f"validation.prompts_file={file}", "validation.num_captions=3")
+    sampling += (f"validation.feature_extractor={network}",)
+    lines, weights = trained("with", *validating, *sampling)
     plain, same = trained("without", "train.eval_interval=0")
     assert weights == same
     assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]
@@ -48,6 +109,19 @@ def test_training_with_and_without_validation_is_the_same_to_the_last_bit(traine
         levels = [line[f"val_loss_q{percent}"] for percent in (10, 30, 50, 70, 90)]
         assert line["val_loss"] == pytest.approx(sum(levels) / 5)
     assert not any("val" in name for line in (lines[1], lines[3]) for name in line)
+
+    rounds = tmp_path / "with/validation_generation"
+    names = [f"step_{step:08d}" for step in (0, 2, 4)]
+    assert sorted(path.name for path in rounds.iterdir()) == names
+    real_ND = _held_out(tmp_path / "with/config.yaml", digits, count=3)
+    for name, line in zip(names, (lines[0], lines[2], lines[4]), strict=True):
+        _check_round(rounds / name, line, real_ND)
+    # The weights move from round to round, and the seeds do not.
+    first, last = (np.array(Image.open(rounds / f"step_0000000{n}/00000.png")) for n in (0, 4))
+    assert not np.array_equal(first, last)
+    board = EventAccumulator(str(tmp_path / "with/tensorboard"), size_guidance={"images": 0})
+    board.Reload()
+    assert [image.step for image in board.Images("samples")] == [0, 2, 4]
 
 
 def test_the_checkpoint_with_the_lowest_validation_loss_stays(trained, enter, tmp_path):

@@ -19,6 +19,7 @@ ALLOWED = {
     "dit.flops": {"dit.config"},
     "dit.data": BASE | {"dit.flops"},
     "dit.objective": BASE,
+    "dit.quality": set(),
     "dit.parallel": BASE,
     "dit.model": BASE | {"dit.parallel", "dit.flops"},
     "dit.configuring": BASE | {"dit.parallel", "dit.model"},
@@ -32,7 +33,7 @@ ALLOWED = {
     "data_prep": set(),
     "recipes": {"data_prep", "dit.configuring", "dit.generation", "dit.train", "dit.model"}
     | {"dit.data", "dit.objective", "dit.parallel", "dit.bench", "dit.flops", "dit.plan"}
-    | {"dit.convert"}
+    | {"dit.convert", "dit.quality"}
     | BASE,
 }
 # Nothing that asks which process this is, or that needs a group of them.
@@ -44,6 +45,7 @@ PURE = {
     "dit.plan": ("torch", "megatron"),
     "dit.data": ("torch.distributed", "megatron.core"),
     "dit.objective": ("torch.distributed", "megatron"),
+    "dit.quality": ("torch.distributed", "megatron"),
 }
 # The one module that meets the other launched processes.
 LAUNCHED = {"data_prep.running.ranks"}

@@ -352,3 +352,26 @@ def test_the_dataclasses_check_themselves() -> None:
         OptimizerConfig(lr=-1.0, adam_beta1=2.0, adam_eps=0.0)
     # Negative lr also leaves no room for min_lr.
     assert len(caught.value.problems) == 4
+
+
+@pytest.mark.parametrize(
+    ("wrong", "remedy"),
+    [
+        ("validation.sampling_steps=0", "must lie in [1, 1000]; 35 is usual"),
+        ("validation.num_captions=-1", "must lie in [0, 1024]; 8 make a readable grid"),
+        ("validation.guidance=.inf", "must be a finite number; 1 is without guidance"),
+        ("validation.fps=0", "must be positive and finite; 24 is usual"),
+        ("validation.sample_seed=-1", "must not be negative; take any integer from 0"),
+        ("validation.height=0", "must be at least 1"),
+        ("validation.sampler=ddim", "heun"),
+    ],
+)
+def test_samples_that_cannot_be_say_what_would_do(wrong: str, remedy: str) -> None:
+    message = only_problem(wrong)
+    assert message.startswith("validation") and remedy in message
+    assert wrong.removeprefix("validation.").split("=")[0] in message
+
+
+def test_prompts_need_a_text_encoder() -> None:
+    message = only_problem("validation.prompts_file=prompts.txt", "dataset.mock=true")
+    assert "use validation.num_captions instead" in message

@@ -6,13 +6,16 @@ from dataclasses import replace
 import pytest
 import torch
 from diffusers import (
+    DPMSolverMultistepScheduler,
+    EDMDPMSolverMultistepScheduler,
     EDMEulerScheduler,
     FlowMatchEulerDiscreteScheduler,
     FlowMatchHeunDiscreteScheduler,
+    UniPCMultistepScheduler,
 )
 
 from dit.config import ObjectiveConfig, ObjectiveName
-from dit.objective import Sampler, guided, initial_noise, make_objective, sample
+from dit.objective import Guidance, Sampler, guided, initial_noise, make_objective, sample
 from dit.objective.objective import per_token
 
 EDM = ObjectiveConfig(sigma_data=0.5)
@@ -88,7 +91,9 @@ def orders(found: list[float]) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("sampler", "order"), [(Sampler.EULER, 1), (Sampler.HEUN, 2)], ids=["euler", "heun"]
+    ("sampler", "order"),
+    [(Sampler.EULER, 1), (Sampler.HEUN, 2), (Sampler.DPMPP, 2), (Sampler.UNIPC, 3)],
+    ids=["euler", "heun", "dpm++", "unipc"],
 )
 @pytest.mark.parametrize(
     "config",
@@ -106,6 +111,10 @@ def test_order_of_convergence(config, sampler, order, make_pack, record_property
     slopes = orders(found)
     record_property("errors", found)
     record_property("orders", slopes)
+    if config.name is ObjectiveName.FLOW and sampler in (Sampler.DPMPP, Sampler.UNIPC):
+        # From pure noise the first step is of first order: the rest makes up for it, slowly.
+        assert slopes[-1] > 1.85, (found, slopes)
+        return
     assert abs(slopes[-1] - order) < 0.15, (found, slopes)
     assert abs(slopes[-1] - order) < abs(slopes[0] - order) + 0.05, (found, slopes)
 
@@ -230,7 +239,7 @@ def test_guidance_is_uncond_plus_g_times_the_difference(make_pack) -> None:
     input_TC, level_N = torch.randn(batch.latent_TC.shape), torch.tensor([0.1, 0.2, 0.3])
     u, c = uncond(input_TC, level_N), cond(input_TC, level_N)
     for g in (0.0, 0.5, 3.0):
-        found = guided(cond, uncond, g)(input_TC, level_N)
+        found = guided(cond, uncond, Guidance(scale=g), batch)(input_TC, level_N)
         torch.testing.assert_close(found.double(), u + g * (c - u), rtol=1e-5, atol=1e-5)
 
 
@@ -248,7 +257,8 @@ def test_guiding_outputs_is_guiding_latents_and_slopes(config, make_pack) -> Non
 
 def test_no_unconditional_call_at_guidance_one(make_pack) -> None:
     network, _ = random_network(make_pack())
-    assert guided(network, lambda *_: pytest.fail("called"), 1.0) is network
+    silent = lambda *_: pytest.fail("called")  # noqa: E731
+    assert guided(network, silent, Guidance(scale=1.0), make_pack()) is network
 
 
 def test_initial_noise_follows_from_own_seed_only(make_pack) -> None:
@@ -287,3 +297,81 @@ def test_sampler_reproduces_the_data_distribution(config, make_pack) -> None:
     )
     assert abs(end_TC.mean() - MU) < 5 * STD / end_TC.numel() ** 0.5 + 0.01
     assert abs(end_TC.std() - STD) < 0.02
+
+
+def _diffusers_loop(scheduler, network, noise_TC, levels, level_of):
+    """Their solver on our levels, which begin at 1 where theirs begin at 0.999."""
+    scheduler.sigmas = levels.float()
+    scheduler.timesteps = torch.stack([level_of(level) for level in levels[:-1]]).float()
+    scheduler.num_inference_steps = len(levels) - 1
+    state_TC = noise_TC
+    for level in scheduler.timesteps:
+        raw_TC = network(scheduler.scale_model_input(state_TC, level), level.expand(2))
+        state_TC = scheduler.step(raw_TC, level, state_TC).prev_sample
+    return state_TC
+
+
+@pytest.mark.parametrize("shift", [1.0, 3.0])
+@pytest.mark.parametrize("num_steps", [1, 2, 3, 20])
+@pytest.mark.parametrize("sampler", [Sampler.DPMPP, Sampler.UNIPC])
+def test_flow_multistep_is_diffusers_solver(make_pack, sampler, num_steps, shift) -> None:
+    batch = make_pack([(1, 4, 4), (1, 4, 4)])
+    network, _ = random_network(batch)
+    noise_TC = initial_noise(batch, (0, 1))
+    objective = make_objective(replace(FLOW, flow_shift=shift))
+    ours = sample(objective, network, noise_TC, batch, num_steps=num_steps, sampler=sampler)
+    flow = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": shift}
+    if sampler is Sampler.DPMPP:
+        scheduler = DPMSolverMultistepScheduler(**flow, final_sigmas_type="zero")
+    else:
+        scheduler = UniPCMultistepScheduler(**flow, final_sigmas_type="zero")
+    scheduler.set_timesteps(num_steps)
+    levels = objective.schedule(batch.num_tokens, num_steps=num_steps)[:, 0]
+    theirs = _diffusers_loop(scheduler, network, noise_TC, levels, lambda level: 1000 * level)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 6, 20])
+def test_edm_dpm_solver_is_diffusers(make_pack, num_steps) -> None:
+    batch = make_pack([(1, 4, 4), (1, 4, 4)])
+    network, _ = random_network(batch)
+    noise_TC, objective = initial_noise(batch, (0, 1)), make_objective(EDM)
+    ours = sample(objective, network, noise_TC, batch, num_steps=num_steps, sampler=Sampler.DPMPP)
+    scheduler = EDMDPMSolverMultistepScheduler(
+        sigma_min=0.002, sigma_max=80.0, sigma_data=0.5, rho=7.0, final_sigmas_type="zero"
+    )
+    scheduler.set_timesteps(num_steps)
+    theirs_TC = 80.0 * noise_TC
+    for level in scheduler.timesteps:
+        raw_TC = network(scheduler.scale_model_input(theirs_TC, level), level.expand(2))
+        theirs_TC = scheduler.step(raw_TC, level, theirs_TC).prev_sample
+    torch.testing.assert_close(ours, theirs_TC / 0.5, rtol=1e-4, atol=1e-4)
+
+
+def test_guidance_within_an_interval_of_levels(make_pack) -> None:
+    batch = make_pack(multiple=1)
+    cond, uncond = edm_network(EDM, batch, mu=1.0), edm_network(EDM, batch, mu=-1.0, std=0.3)
+    input_TC, level_N = torch.randn(batch.latent_TC.shape), torch.tensor([0.1, 0.2, 0.3])
+    network = guided(cond, uncond, Guidance(scale=3.0, between=(0.15, 0.25)), batch)
+    everywhere = guided(cond, uncond, Guidance(scale=3.0), batch)
+    inside = batch.segment_T == 1
+    found = network(input_TC, level_N)
+    torch.testing.assert_close(found[inside], everywhere(input_TC, level_N)[inside])
+    torch.testing.assert_close(found[~inside], cond(input_TC, level_N).float()[~inside])
+    silent = lambda *_: pytest.fail("called")  # noqa: E731
+    outside = guided(cond, silent, Guidance(scale=3.0, between=(1.0, 2.0)), batch)
+    torch.testing.assert_close(outside(input_TC, level_N), cond(input_TC, level_N).float())
+
+
+def test_rescaled_guidance_is_diffusers_for_each_sample(make_pack) -> None:
+    from diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion import rescale_noise_cfg
+
+    batch = make_pack()
+    c_TC, u_TC = torch.randn(2, *batch.latent_TC.shape)
+    guidance = Guidance(scale=4.0, rescale=0.7)
+    found = guided(lambda *_: c_TC, lambda *_: u_TC, guidance, batch)(c_TC, torch.ones(3))
+    for i, tokens in enumerate(batch.num_tokens):
+        own = slice(batch.starts[i], batch.starts[i] + tokens)
+        mixed = u_TC[own] + 4 * (c_TC[own] - u_TC[own])
+        theirs = rescale_noise_cfg(mixed[None], c_TC[own][None], guidance_rescale=0.7)[0]
+        torch.testing.assert_close(found[own], theirs, rtol=1e-5, atol=1e-5)

@@ -6,9 +6,11 @@ from fractions import Fraction
 import av
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import load_file
 
-from recipes.picture_files import make_folder, write
+from recipes.picture_files import Picture, false_colours, make_folder, write
 
 SETTINGS = {"fps": 24.0, "num_steps": 3}
 
@@ -20,11 +22,16 @@ def _smooth(frames: int, height: int, width: int) -> np.ndarray:
     return np.repeat(levels[..., None], 3, axis=-1).astype(np.uint8)
 
 
+def _picture(video: np.ndarray, prompt: str, seed: int = 4, **settings: float) -> Picture:
+    made = SETTINGS | settings
+    return Picture(frames_FHW3=video, prompt=prompt, seed=seed, settings=made)
+
+
 @pytest.mark.parametrize(("height", "width"), [(16, 32), (9, 15), (1, 1)])
 @pytest.mark.parametrize("fps", [24.0, 12.5, 30000 / 1001, 7.0])
 def test_a_video_reads_back(tmp_path, height, width, fps):
     video = _smooth(5, height, width)
-    write([video], ["a ramp"], folder=tmp_path, seed=4, settings=SETTINGS | {"fps": fps})
+    write([_picture(video, "a ramp", fps=fps)], tmp_path)
     with av.open(str(tmp_path / "00000.mp4")) as container:
         stream = container.streams.video[0]
         assert stream.average_rate == Fraction(fps).limit_denominator(1001)
@@ -35,7 +42,8 @@ def test_a_video_reads_back(tmp_path, height, width, fps):
 
 def test_pictures_videos_and_the_listing_share_a_folder(tmp_path):
     pictures = [_smooth(1, 7, 5), _smooth(3, 8, 8), _smooth(1, 4, 4)]
-    grid = write(pictures, ["a", "b", "a"], folder=tmp_path, seed=4, settings=SETTINGS)
+    given = zip(pictures, ("a", "b", "a"), (4, 5, 6), strict=True)
+    grid = write([_picture(video, prompt, seed) for video, prompt, seed in given], tmp_path)
     assert grid == tmp_path / "grid.png"
     assert grid.is_file()
     entries = json.loads((tmp_path / "samples.json").read_text())
@@ -52,3 +60,20 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"--output_dir .*file/inside cannot be written"):
         make_folder(tmp_path / "file/inside")
+
+
+def test_latents_lie_beside_their_preview(tmp_path):
+    latent = torch.randn(4, 2, 3, 5)
+    made = Picture(
+        frames_FHW3=false_colours(latent),
+        prompt="a",
+        seed=1,
+        settings=SETTINGS,
+        latent_CFHW=latent,
+    )
+    write([made], tmp_path)
+    (entry,) = json.loads((tmp_path / "samples.json").read_text())
+    assert torch.equal(load_file(tmp_path / entry["latent"])["latent"], latent)
+    assert made.frames_FHW3.shape == (2, 3, 5, 3)
+    for shade, level in ((-9.0, 0), (0.0, 128), (9.0, 255)):
+        assert (false_colours(torch.full((1, 1, 2, 2), shade)) == level).all()

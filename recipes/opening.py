@@ -1,0 +1,155 @@
+"""A checkpoint -> a model that samples, with the encoders of its data."""
+
+# L text tokens, E text width
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recipes.generate_options import Setting
+from recipes.sizes import Steps
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from data_prep.processors import Processor
+    from data_prep.text import TextEncoder
+    from dit.config import ModelConfig, RunConfig
+    from dit.parallel.whole import Whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """A checkpoint that is ready to generate."""
+
+    path: Path
+    config: RunConfig
+    model: Whole
+    encoder: TextEncoder
+    decoder: Processor | None
+    steps: Steps
+    null_text_LE: Tensor
+    card: dict[str, Any] = field(repr=False)
+
+
+def open_checkpoint(
+    checkpoint_path: str | Path,
+    *,
+    weights: str,
+    setting: Setting | None = None,
+    needs_decoder: bool = True,
+) -> Opened:
+    """Loads the model and the encoders that its dataset was made with.
+
+    Raises:
+        ValueError: there is no checkpoint, it was trained without a text encoder, or a decoder is
+            needed and not to be had.
+    """
+    from safetensors.torch import load_file
+
+    from data_prep import text
+    from data_prep.weights import Place
+    from dit.train.locate import CheckpointError, find_checkpoint, saved_config
+
+    setting = setting or Setting()
+    path = find_checkpoint(Path(checkpoint_path))
+    if path is None:
+        raise CheckpointError(
+            f"--checkpoint_path {checkpoint_path} holds no checkpoint; give a run folder, a"
+            " checkpoints/step_... folder or a LATEST file"
+        )
+    config = spread(saved_config(path), setting)
+    card_file = path / "dataset_card.json"
+    if not card_file.is_file():
+        raise CheckpointError(
+            f"{path} was trained without a text encoder (mock data, or shards without"
+            " dataset_card.json), so it cannot read a prompt; train on a dataset that"
+            " `python -m data_prep` packed"
+        )
+    card = json.loads(card_file.read_text())
+    decoder, steps = open_decoder(card, setting, config.model, needed=needs_decoder)
+    return Opened(
+        path=path,
+        config=config,
+        model=_load(path, config, averaged=weights == "ema"),
+        encoder=text.from_card(card, Place(cache=setting.t5_cache_dir)),
+        decoder=decoder,
+        steps=steps,
+        null_text_LE=load_file(path / "null_text.safetensors")["text"],
+        card=card,
+    )
+
+
+def spread(config: RunConfig, setting: Setting) -> RunConfig:
+    """The same model on other ranks than it was trained on.
+
+    Raises:
+        ValueError: the processes or the sizes of the model do not divide.
+    """
+    from dit.config import Precision
+    from dit.parallel.groups import world_size
+
+    model = replace(
+        config.model.on_one_rank(),
+        precision=Precision(setting.precision or config.model.precision),
+        tensor_model_parallel_size=setting.tensor_model_parallel_size,
+        sequence_parallel=setting.sequence_parallel,
+        context_parallel_size=setting.context_parallel_size,
+        pipeline_model_parallel_size=setting.pipeline_model_parallel_size,
+    )
+    parts = model.model_parallel_size
+    if world_size() % parts:
+        raise ValueError(
+            f"{world_size()} processes do not divide by tensor * context * pipeline = {parts};"
+            f" start python -m torch.distributed.run --nproc-per-node {parts}"
+            " recipes/generate_dit.py ..."
+        )
+    # Padding is invisible, so samples may be padded to whatever the context ranks share out.
+    context = model.context_parallel_size
+    multiple = math.lcm(config.dataset.sample_multiple, 2 * context if context > 1 else 1)
+    capacity = -(-config.dataset.task_encoder_seq_length // multiple) * multiple
+    dataset = replace(config.dataset, sample_multiple=multiple, task_encoder_seq_length=capacity)
+    return replace(config, model=model, dataset=dataset)
+
+
+def open_decoder(
+    card: dict[str, Any], setting: Setting, model: ModelConfig, *, needed: bool
+) -> tuple[Processor | None, Steps]:
+    """The decoder of a dataset, and how large its cells are.
+
+    Raises:
+        ValueError: it is not to be had, and needed, or the card does not say how large they are.
+    """
+    from data_prep import processors
+    from data_prep.weights import Place
+
+    place = Place(model=setting.tokenizer_model, cache=setting.tokenizer_cache_dir)
+    latent = card.get("latent", {})
+    try:
+        decoder = processors.from_card(card, place)
+        return decoder, Steps.of(decoder, model)
+    except ValueError as error:
+        if needed or "stride" not in latent:
+            raise ValueError(
+                f"the decoder of the dataset cannot be opened: {error}. --tokenizer_cache_dir and"
+                " --tokenizer_model say where it is; --save_latents goes on without it"
+            ) from error
+    patches = {"patch_spatial": model.patch_spatial, "patch_temporal": model.patch_temporal}
+    strides = {name: latent[name] for name in ("stride", "temporal_stride")}
+    return None, Steps(**strides, **patches)
+
+
+def _load(path: Path, config: RunConfig, *, averaged: bool) -> Whole:
+    from dit.model.dit import DiT
+    from dit.parallel.groups import device, process_groups, start_processes
+    from dit.parallel.whole import Whole
+    from dit.train.checkpoint import load_weights
+
+    start_processes(seed=config.rng.seed, model=config.model)
+    model = DiT(config.model, process_groups()).to(device())
+    load_weights(path, [model], averaged=averaged)
+    return Whole([model]).eval()

@@ -1,0 +1,67 @@
+"""Sizes in pixels -> sizes in latent cells, rounded up to what the decoder and the model take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from dit.config import ModelConfig
+
+Size = tuple[int, int, int]
+"""Frames, rows, columns."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Steps:
+    """Pixels and frames in a latent cell, and cells in a token."""
+
+    stride: int
+    temporal_stride: int
+    patch_spatial: int
+    patch_temporal: int
+
+    @classmethod
+    def of(cls, decoder: Any, model: ModelConfig) -> Steps:
+        """`decoder` has `stride` and `temporal_stride`."""
+        return cls(
+            stride=decoder.stride,
+            temporal_stride=decoder.temporal_stride,
+            patch_spatial=model.patch_spatial,
+            patch_temporal=model.patch_temporal,
+        )
+
+    def latent(self, pixels: Size) -> Size:
+        """The smallest latent that covers so many pixel frames, rows and columns."""
+        frames, height, width = pixels
+        cells = 1 + -(-(frames - 1) // self.temporal_stride)
+        side, patch = self.stride * self.patch_spatial, self.patch_spatial
+        return (
+            -(-cells // self.patch_temporal) * self.patch_temporal,
+            -(-height // side) * patch,
+            -(-width // side) * patch,
+        )
+
+    def pixels(self, latent: Size) -> Size:
+        """What a decoder makes of a latent."""
+        frames, rows, columns = latent
+        return 1 + (frames - 1) * self.temporal_stride, rows * self.stride, columns * self.stride
+
+
+def rounding(asked: Size, made: Size) -> str:
+    """What is said where more is generated than was asked for; empty where it is the same."""
+    names = ("frames", "rows", "columns")
+    more = [
+        f"{b} {name} (the next number that decoder and patches take), of which {a} are kept"
+        for name, a, b in zip(names, asked, made, strict=True)
+        if a != b
+    ]
+    return f"generates {' and '.join(more)}" if more else ""
+
+
+def cut(video_FHW3: np.ndarray, size: Size) -> np.ndarray:
+    """The first frames, rows and columns."""
+    frames, height, width = size
+    return video_FHW3[:frames, :height, :width]

@@ -1,0 +1,214 @@
+"""What is sampled at each validation, and what for: found once, before training."""
+
+# L text tokens, E text width; F H W frames, rows, columns of a latent
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from data_prep import processors, text
+from data_prep.processors import Place, Processor
+from data_prep.weights import forget
+from dit.batch import PackedBatch
+from dit.config import RunConfig
+from dit.generation import Request
+from dit.objective.unpatch import unpatch
+from dit.parallel.groups import device
+from dit.parallel.watch import doing
+from dit.train.run import Run
+from recipes.prompts import Prompt
+from recipes.sizes import Size, Steps, rounding
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """One sample of every round."""
+
+    prompt: str
+    request: Request
+    pixels: Size | None  # what is kept of the decoded video; None keeps all
+    real_D: Tensor | None = None  # features of the held-out sample whose caption it is
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What the first rank knows of encoders and decoder."""
+
+    texts: list[Tensor]  # of the prompts
+    steps: Steps | None
+    note: str  # why there is no decoder; empty where there is one
+
+
+def from_first(work: Callable[[], T]) -> T:
+    """What `work` gives on the first rank, or the ValueError that it raises there, on all."""
+    outcome: list[Any] = [None, ""]
+    if dist.get_rank() == 0:
+        try:
+            outcome[0] = work()
+        except ValueError as error:
+            outcome[1] = str(error)
+    dist.broadcast_object_list(outcome, src=0, device=device())
+    if outcome[1]:
+        raise ValueError(outcome[1])
+    return outcome[0]
+
+
+def look(run: Run, prompts: Sequence[Prompt]) -> Found:
+    c, card = run.config, run.card
+    if prompts and card is None:
+        raise ValueError(
+            f"validation.prompts_file={c.validation.prompts_file} needs the text encoder of the"
+            f" data, and {c.dataset.path} has no dataset_card.json that names it; pack it with"
+            " `python -m data_prep`, or use validation.num_captions"
+        )
+    texts = _encode(prompts, card, c.validation.t5_cache_dir) if card and prompts else []
+    decoder, note = open_decoder(run)
+    return Found(texts=texts, steps=_steps(decoder, card, c), note=note)
+
+
+def _encode(prompts: Sequence[Prompt], card: dict[str, Any], cache: str | None) -> list[Tensor]:
+    try:
+        encoder = text.from_card(card, Place(cache=cache, local_only=True))
+        texts = []
+        for prompt in prompts:
+            doing("encoding of prompts")
+            texts.append(encoder.encode(prompt.text))
+        return texts
+    except ValueError as error:
+        raise ValueError(
+            f"validation.prompts_file: the text encoder of the data is not here ({error}); set"
+            " validation.t5_cache_dir to the Hugging Face cache or pipeline folder that has it, or"
+            " use validation.num_captions"
+        ) from error
+    finally:
+        forget()
+
+
+def open_decoder(run: Run) -> tuple[Processor | None, str]:
+    """The decoder with its weights, or why there is none."""
+    if run.card is None:
+        return None, "the data name no decoder: latents, in false colours"
+    cache = run.config.model.vae_cache_folder
+    try:
+        decoder = processors.from_card(run.card, Place(cache=cache, local_only=True))
+        with decoder.visiting(torch.device("cpu")):
+            return decoder, ""
+    except ValueError:
+        name = run.card["processor"].get("model_name", run.card["processor"].get("name"))
+        return None, (
+            f"latents, in false colours, for the decoder {name} is not on this machine; set"
+            " model.vae_cache_folder to the Hugging Face cache or pipeline folder that has it"
+        )
+
+
+def _steps(decoder: Processor | None, card: Any, config: RunConfig) -> Steps | None:
+    if decoder is not None:
+        return Steps.of(decoder, config.model)
+    latent = card["latent"] if card else {}
+    if "stride" not in latent:
+        return None
+    return Steps(
+        stride=latent["stride"],
+        temporal_stride=latent["temporal_stride"],
+        patch_spatial=config.model.patch_spatial,
+        patch_temporal=config.model.patch_temporal,
+    )
+
+
+def wanted_prompt(prompt: Prompt, text_LE: Tensor, run: Run, steps: Steps | None) -> Wanted:
+    c = run.config.validation
+    assert run.card is not None
+    if steps is None:
+        raise ValueError(
+            "validation.prompts_file: the size of a latent is unknown, for the decoder is not on"
+            " this machine and the dataset card is of an older version; set model.vae_cache_folder"
+        )
+    usual = (run.card.get("sizes") or [{}])[0]
+    given: dict[str, Any] = {
+        "num_video_frames": prompt.num_video_frames or c.num_video_frames,
+        "height": prompt.height or c.height,
+        "width": prompt.width or c.width,
+    }
+    names = {"num_video_frames": "num_frames", "height": "height", "width": "width"}
+    sizes: dict[str, Any] = {n: value or usual.get(names[n]) for n, value in given.items()}
+    missing = [f"validation.{name}" for name, value in sizes.items() if not value]
+    if missing:
+        raise ValueError(f"set {', '.join(missing)}: the dataset card lists no sizes")
+    pixels = (sizes["num_video_frames"], sizes["height"], sizes["width"])
+    request = Request(
+        text_LE=text_LE,
+        negative_LE=run.null_text_LE.cpu(),
+        latent_FHW=steps.latent(pixels),
+        fps=math.nan if pixels[0] == 1 else c.fps,
+        seed=0,
+    )
+    return Wanted(prompt=prompt.text, request=request, pixels=pixels)
+
+
+Features = Callable[[Tensor], Tensor]
+"""Whitened latent -> features [D] of its first frame."""
+
+
+def captions(run: Run, features: Features | None) -> list[Wanted]:
+    """The first samples of the validation packs, in the order of the packs on any layout."""
+    first, replicas = run.data_ranks.rank(), run.data_ranks.size()
+    packs = run.validation["val_loss"].packs if run.replica.reads else []
+    mine = {
+        (first + i * replicas, j): (packs[i], j)
+        for i in range(len(packs))
+        for j in range(packs[i].num_samples)
+    }
+    known: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(known, [(*place, pack.keys[j]) for place, (pack, j) in mine.items()])
+    named = {
+        key: place for *place, key in sorted((one for of in known for one in of), reverse=True)
+    }
+    chosen = sorted(tuple(place) for place in named.values())
+    chosen = chosen[: run.config.validation.num_captions]
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(
+        found, {at: _caption(run, *mine[at], features) for at in chosen if at in mine}
+    )
+    every = {at: one for share in found for at, one in share.items()}
+    return [every[at] for at in chosen]
+
+
+def _caption(run: Run, pack: PackedBatch, index: int, features: Features | None) -> Wanted:
+    start, stop = list(pairwise(pack.text_starts))[index]
+    model, grid = run.config.model, pack.grids[index]
+    request = Request(
+        text_LE=pack.text_LE[start:stop].clone(),
+        negative_LE=run.null_text_LE.cpu(),
+        latent_FHW=(
+            grid[0] * model.patch_temporal,
+            grid[1] * model.patch_spatial,
+            grid[2] * model.patch_spatial,
+        ),
+        fps=float(pack.fps_N[index]),
+        seed=0,
+    )
+    shown = (pack.captions[index] if pack.captions else "") or pack.keys[index]
+    real_D = None
+    if features is not None:
+        doing("features of held-out samples")
+        patch = {"patch_temporal": model.patch_temporal, "patch_spatial": model.patch_spatial}
+        real_D = features(unpatch(pack.latent_TC[pack.starts[index] :], grid, **patch))
+    return Wanted(prompt=shown, request=request, pixels=None, real_D=real_D)
+
+
+def notes(wanted: Sequence[Wanted], found: Found) -> list[str]:
+    said = [found.note] if found.note else []
+    for one in wanted:
+        if one.pixels is not None and found.steps is not None:
+            said.append(rounding(one.pixels, found.steps.pixels(one.request.latent_FHW)))
+    return [note for note in dict.fromkeys(said) if note]

@@ -1,0 +1,153 @@
+"""Samples of a run at each validation, and of a checkpoint, on every layout."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from tests.launching import ROOT, SMALL, command, metrics, pretrain, run
+
+LAYOUTS = {
+    "dp2": (),
+    "tp2+sp": ("model.tensor_model_parallel_size=2", "model.sequence_parallel=true"),
+    "cp2": ("model.context_parallel_size=2",),
+    "pp2+vpp2": (
+        "model.pipeline_model_parallel_size=2",
+        "model.virtual_pipeline_model_parallel_size=2",
+    ),
+}
+
+
+def _latents(folder: Path) -> list[torch.Tensor]:
+    entries = json.loads((folder / "samples.json").read_text())
+    return [load_file(folder / entry["latent"])["latent"] for entry in entries]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_samples_of_a_run_are_the_same_on_every_layout(tmp_path):
+    """Mock data have no decoder: what is compared is latents, of pictures and a video.
+
+    Replicas read other mock data, so theirs are compared before the first step.
+    """
+    conf = ["--config-file", str(ROOT / "conf/dit_debug.yaml"), "--mock", "model.num_layers=4"]
+    steps = ["train.train_iters=2", "train.eval_interval=2", "train.eval_iters=2"]
+    lr = ["optimizer.lr=1e-2", "scheduler.lr_warmup_iters=0", "optimizer.min_lr=1e-2"]
+    sampling = ["validation.num_captions=5", "validation.sampling_steps=2"]
+    sampling += ["validation.guidance=3", "validation.sampler=dpm++", "validation.at_start=true"]
+    found = {}
+    for name, layout in {"one": (), **LAYOUTS}.items():
+        nproc, save = 1 if name == "one" else 2, tmp_path / name
+        more = [*conf, *steps, *lr, *sampling, *layout, f"checkpoint.save={save}"]
+        done = run(command("pretrain_dit.py", *more, nproc=nproc))
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "the data name no decoder: latents, in false colours" in done.stdout
+        found[name] = {
+            step: _latents(save / f"validation_generation/step_0000000{step}") for step in (0, 2)
+        }
+    assert len({tuple(latent.shape) for latent in found["one"][0]}) > 2
+    for name in LAYOUTS:
+        for step in (0,) if name == "dp2" else (0, 2):
+            for ours, theirs in zip(found["one"][step], found[name][step], strict=True):
+                assert float((ours - theirs).abs().max()) <= 1e-4 * float(ours.std()), name
+
+
+class Corners(nn.Module):
+    """A network that sees how bright the four corners are."""
+
+    def forward(self, pixels_N3HW: torch.Tensor) -> torch.Tensor:
+        return nn.functional.adaptive_avg_pool2d(pixels_N3HW.float(), 2)[:, 0].flatten(1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_quality_is_that_of_all_replicas(digits, tmp_path):
+    network = tmp_path / "features.pt"
+    torch.jit.script(Corners()).save(str(network))
+    asked = ["dataset.num_workers=0", "train.train_iters=2", "train.eval_interval=2"]
+    asked += ["train.eval_iters=4", "train.global_batch_size=2", f"dataset.path={digits}"]
+    asked += ["validation.num_captions=9", "validation.sampling_steps=2"]
+    asked += [f"validation.feature_extractor={network}", "validation.at_start=true"]
+    asked += ["scheduler.lr_warmup_iters=0"]
+    found = []
+    for nproc in (1, 2):
+        folder = tmp_path / str(nproc)
+        pretrain(folder, *asked, nproc=nproc)
+        found.append(metrics(folder)[0])  # before the first step the weights are the same
+    for name in ("val_fid", "val_kid"):
+        assert found[0][name] > 0
+        assert found[1][name] == pytest.approx(found[0][name], rel=1e-4)
+
+
+@pytest.fixture(scope="module")
+def trained(enter, digits, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    conf = ("--config-file", ROOT / "conf/dit_digits.yaml", *SMALL, "dataset.num_workers=0")
+    steps = ("train.train_iters=20", "train.eval_interval=0", "optimizer.lr=1e-2")
+    done = enter(
+        "pretrain_dit", *conf, *steps, f"dataset.path={digits}", f"checkpoint.save={folder}"
+    )
+    assert done.code == 0, done.said
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_generation_is_the_same_on_every_layout(trained, tmp_path):
+    asked = ["--checkpoint_path", str(trained), "--num_steps", "4", "--save_latents"]
+    asked += [part for word in ("zero", "seven", "x") for part in ("--prompt", word)]
+    plain = [sys.executable, str(ROOT / "recipes/generate_dit.py")]
+    layouts = {
+        "one": (),
+        "tp2+sp": ("--tensor_model_parallel_size", "2", "--sequence_parallel"),
+        "cp2": ("--context_parallel_size", "2"),
+        "pp2": ("--pipeline_model_parallel_size", "2"),
+    }
+    found = {}
+    for name, flags in layouts.items():
+        started = plain if name == "one" else command("generate_dit.py", nproc=2)
+        done = run([*started, *asked, *flags, "--output_dir", str(tmp_path / name)])
+        assert done.returncode == 0, done.stdout + done.stderr
+        found[name] = _latents(tmp_path / name)
+    for latents in found.values():
+        for ours, theirs in zip(found["one"], latents, strict=True):
+            assert float((ours - theirs).abs().max()) <= 1e-5
+
+
+def test_any_size_is_rounded_up_cut_and_said(enter, trained, tmp_path):
+    size = ("--height", 7, "--width", 9, "--num_images_per_prompt", 2)
+    asked = ("--prompt", "a", "--prompt", "b", "--num_steps", 1, *size)
+    place = ("--checkpoint_path", trained, "--output_dir", tmp_path, "--save_latents")
+    done = enter("generate_dit", *place, *asked)
+    assert done.code == 0, done.said
+    assert "generates 8 rows" in done.said and "10 columns" in done.said
+    entries = json.loads((tmp_path / "samples.json").read_text())
+    assert [(entry["prompt"], entry["seed"]) for entry in entries] == [
+        *(("a", 0), ("a", 1), ("b", 2), ("b", 3))
+    ]
+    assert [tuple(latent.shape) for latent in _latents(tmp_path)] == [(4, 1, 4, 5)] * 4
+    # Decoded later they are the same pictures.
+    later = ("--latents", tmp_path, "--output_dir", tmp_path / "later")
+    done = enter("decode_latents", *later)
+    assert done.code == 0, done.said
+    for entry in entries:
+        one, other = ((folder / entry["file"]).read_bytes() for folder in (tmp_path, later[-1]))
+        assert one == other
+
+
+@pytest.mark.parametrize("sampler", ["dpm++", "unipc"])
+def test_other_samplers_and_guidance(enter, trained, tmp_path, sampler):
+    asked = ("--prompt", "seven", "--num_steps", 6, "--sampler", sampler, "--save_latents")
+    guidance = ("--guidance", 4, "--guidance_interval", 0.1, 5, "--guidance_rescale", 0.7)
+    place = ("--checkpoint_path", trained, "--output_dir", tmp_path)
+    done = enter("generate_dit", *place, *asked, *guidance)
+    assert done.code == 0, done.said
+    (entry,) = json.loads((tmp_path / "samples.json").read_text())
+    assert entry["sampler"] == sampler and entry["guidance_interval"] == [0.1, 5.0]
+    assert _latents(tmp_path)[0].isfinite().all()
