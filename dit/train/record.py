@@ -13,6 +13,7 @@ from dit.configuring import parameter_count, save_config
 from dit.data import Tally, add_up
 from dit.parallel.groups import device
 from dit.parallel.watch import doing
+from dit.train import environment
 from dit.train.lines import LinesFile, writing
 from dit.train.metrics import Dashboards, Terminal
 from dit.train.run import Drawn, Run
@@ -45,6 +46,9 @@ class Record:
             self.file = LinesFile(run.folder / "metrics.jsonl", start=start or -1)
             self.skips = LinesFile(run.folder / FILE, start=start)
             self.boards = Dashboards(c, run.folder, start=start)
+            starts = LinesFile(run.folder / environment.FILE, start=start or -1)
+            starts.write(environment.environment(step=start, layout=_layout(run)))
+            starts.close()
 
     def say(self, text: str) -> None:
         if self.terminal is not None:
