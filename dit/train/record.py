@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dit.configuring import parameter_count, save_config
-from dit.data import Tally, add_up
+from dit.data import Reject, Tally, add_up
 from dit.parallel.groups import device
 from dit.parallel.watch import doing
 from dit.train import environment
@@ -60,6 +60,7 @@ class Record:
         c, step = self.run.config, values["step"]
         if step % c.logger.log_interval == 0 or step == c.train.train_iters:
             self._say_refused()
+            values |= {_metric_of(reason): count for reason, count in self.refused.items()}
         if self.terminal is None:
             return
         if skipped is not None:
@@ -114,6 +115,10 @@ class Record:
         for writer in (self.terminal, self.file, self.skips, self.boards):
             if writer is not None:
                 writer.close()
+
+
+def _metric_of(reason: str) -> str:
+    return f"refused_{Reject(reason).name.lower()}"
 
 
 def _opening(run: Run) -> list[str]:
