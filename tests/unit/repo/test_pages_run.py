@@ -60,7 +60,10 @@ def tiny(words: tuple[str, ...]) -> str:
     return shlex.join([*words, *extra])
 
 
-PAGES = ["README.md", "first_run.md", "own_data.md", "watching.md", "validation.md", "diffusers.md"]
+PAGES = [
+    *("README.md", "first_run.md", "own_data.md", "objectives.md", "watching.md", "validation.md"),
+    *("diffusers.md", "coming_from.md"),
+]
 
 
 @pytest.mark.slow
