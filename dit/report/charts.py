@@ -134,7 +134,7 @@ def _style(line: Line) -> str:
 def _legend(lines: Sequence[Line]) -> str:
     entries = (
         f'<span><i class="{_style(line)}"></i>'
-        f"{escape(line.label)} <b>{number(line.buckets[-1].mean)}</b></span>"
+        f"{escape(line.label)} <b>{number(line.buckets[-1].mean, digits=4)}</b></span>"
         for line in lines
     )
     return f"<div class=legend>{''.join(entries)}</div>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -21,13 +22,18 @@ def table(names: Sequence[str], columns: Columns) -> str:
     rows = dict.fromkeys(row for column in columns for row in column)
     head = "".join(f"<th scope=col>{escape(name)}</th>" for name in names)
     body = "".join(
-        f"<tr><th scope=row>{escape(row)}</th>"
+        f"<tr><th scope=row>{_breakable(row)}</th>"
         + "".join(f"<td>{escape(_shown(column.get(row, '')))}</td>" for column in columns)
         + "</tr>"
         for row in rows
     )
     top = f"<tr><th></th>{head}</tr>" if len(names) > 1 else ""
     return f"<div class=wide><table>{top}{body}</table></div>"
+
+
+def _breakable(name: str) -> str:
+    """A name that a narrow page may break after its dots and underscores."""
+    return re.sub(r"([._])", r"\1<wbr>", escape(name))
 
 
 def _shown(value: Any) -> str:

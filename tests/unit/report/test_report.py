@@ -18,7 +18,7 @@ from dit.report.findings import findings, spikes
 from dit.report.series import buckets, curves, place
 from recipes.runs import dit_debug
 
-VOID = {"meta", "img", "br", "link", "input", "hr"}
+VOID = {"meta", "img", "br", "wbr", "link", "input", "hr"}
 
 
 class Page(HTMLParser):
