@@ -6,7 +6,11 @@ import pytest
 
 from tests.launching import metrics, pretrain
 
-SHARED = ("train.train_iters=2", "train.eval_interval=0", "train.global_batch_size=2")
+SHARED = (
+    *("train.train_iters=2", "train.eval_interval=0", "train.global_batch_size=2"),
+    *("model.num_attention_heads=4", "dataset.task_encoder_seq_length=512"),
+    *("optimizer.lr=1e-3", "scheduler.lr_warmup_iters=0"),
+)
 NAMES = ("loss_q", "grad_norm_", "weight_norm", "update_ratio", "ema_distance", "tokens_per_sample")
 
 
