@@ -12,7 +12,7 @@ from dit.report.series import Points, points
 FILL_BOUND = 0.9
 """Mean fill of packs below which padding costs more than a tenth of the work."""
 _SPIKE = 12.0  # median absolute deviations above the median: no Gaussian noise in 10^15 steps
-_BEFORE = 100  # steps that a spike is compared with, at least a fifth of them
+_BEFORE, _AT_ONCE = 100, 20  # steps that so many steps are compared with
 _RISE = 1.1  # of the validation loss over its lowest value
 _SHOWN = 5
 
@@ -71,13 +71,12 @@ def _spikes(run: RunRecord) -> Iterator[str]:
 def spikes(loss: Points) -> list[int]:
     """Steps whose loss is far above that of the steps before, measured by their own spread."""
     found = []
-    for index in range(_BEFORE // 5, len(loss)):
+    for index in range(_AT_ONCE, len(loss), _AT_ONCE):
         before = [value for _, value in loss[max(0, index - _BEFORE) : index]]
         median = statistics.median(before)
         spread = statistics.median(abs(value - median) for value in before)
-        step, value = loss[index]
-        if value > median + _SPIKE * spread and value > 1.2 * median:
-            found.append(int(step))
+        bound = max(median + _SPIKE * spread, 1.2 * median)
+        found += [int(step) for step, value in loss[index : index + _AT_ONCE] if value > bound]
     return found
 
 

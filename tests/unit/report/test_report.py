@@ -248,6 +248,9 @@ def test_metrics_find_their_chart() -> None:
     assert place("val_loss_video8_32").label == "video8_32"
     assert place("grad_norm_attention").label == "attention"
     assert place("tokens_per_s").title == "tokens per second"
+    assert place("samples_per_s").title == "samples per second"
+    assert place("samples_cats").label == "cats"
+    assert place("data_s").title == place("step_time_s").title == "seconds of a step"
 
 
 def test_buckets_keep_mean_and_extremes() -> None:
