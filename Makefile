@@ -33,7 +33,7 @@ quickstart: $(VENV)/core $(DIGITS)/data/.nv-meta/dataset.yaml ## real digits -> 
 	printf 'a handwritten %s\n' $(foreach digit,zero one two three four five six seven eight nine,\
 		$(digit) $(digit) $(digit) $(digit) $(digit) $(digit) $(digit) $(digit)) > $(DIGITS)/prompts.txt
 	$(PY) recipes/generate_dit.py --checkpoint_path $(DIGITS)/edm --prompts_file $(DIGITS)/prompts.txt --output_dir $(DIGITS)/samples
-	$(PY) recipes/report_quickstart.py --run_dir $(DIGITS)/edm --samples_dir $(DIGITS)/samples --output $(DIGITS)/report.html
+	$(PY) -m dit.report $(DIGITS)/edm --samples_dir $(DIGITS)/samples --output $(DIGITS)/report.html
 
 $(DIGITS)/data/.nv-meta/dataset.yaml: | $(VENV)/core
 	$(PY) -m data_prep digits --output_dir $(DIGITS)/data --overwrite

@@ -51,6 +51,8 @@ def script_call(words: tuple[str, ...]) -> tuple[list[str], list[str]] | None:
         return ["-m", "data_prep", words[3]], list(words[4:])
     if words[0] != "python":
         return None
+    if words[:3] == ("python", "-m", "dit.report"):
+        return ["-m", "dit.report"], list(words[3:])
     if "dit.convert" in words:
         command = words.index("dit.convert") + 1
         return ["-m", "dit.convert", words[command]], list(words[command + 1 :])

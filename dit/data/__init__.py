@@ -32,7 +32,7 @@ from dit.data.loader import (
     build_val_packs,
 )
 from dit.data.rejects import DataError, Reject, Tally, add_up
-from dit.data.source import dataset_card, null_text
+from dit.data.source import dataset_card, dataset_sizes, null_text
 
 __all__ = [
     "DataError",
@@ -45,6 +45,7 @@ __all__ = [
     "build_val_loader",
     "build_val_packs",
     "dataset_card",
+    "dataset_sizes",
     "deaths_in_words",
     "null_text",
 ]

@@ -18,7 +18,7 @@ from dit.data.encoder import PackEncoder
 from dit.data.guarded import GuardedLoader
 from dit.data.mock import MockDataset
 from dit.data.shares import ReaderConfig
-from dit.data.source import Leaf, energon_source, val_split
+from dit.data.source import Leaf, energon_source, key_prefixes, val_split
 
 # Validation on mock data sees other samples than training with the same seed.
 _MOCK_VAL = 0x76616C
@@ -58,7 +58,7 @@ def _open(dataset: SavableDataset, config: RunConfig) -> GuardedLoader:
 def _train_dataset(
     config: RunConfig, leaves: tuple[Leaf, ...], worker_config: ReaderConfig
 ) -> SavableDataset:
-    encoder = PackEncoder(config, sources=_key_prefixes(leaves))
+    encoder = PackEncoder(config, sources=key_prefixes(leaves))
     data = config.dataset
     if data.mock:
         mock = MockDataset(config, seed=config.rng.seed, worker_config=worker_config)
@@ -84,7 +84,7 @@ def _train_dataset(
 def _val_dataset(
     config: RunConfig, leaves: tuple[Leaf, ...], worker_config: ReaderConfig
 ) -> SavableDataset:
-    encoder = PackEncoder(config, sources=_key_prefixes(leaves))
+    encoder = PackEncoder(config, sources=key_prefixes(leaves))
     data = config.dataset
     unbatched: Any = None  # our packs are the batches; Energon's types say int
     if data.mock:
@@ -106,14 +106,3 @@ def _val_dataset(
         packing_buffer_size=data.packing_buffer_size,
         task_encoder=encoder,
     )
-
-
-def _key_prefixes(leaves: tuple[Leaf, ...]) -> dict[str, str]:
-    """Path of each dataset of a blend -> what makes its keys differ from those of the others."""
-    if len(leaves) < 2:
-        return {}
-    names = [leaf.name for leaf in leaves]
-    return {
-        str(leaf.path): leaf.name if names.count(leaf.name) == 1 else f"{leaf.name}-{index}"
-        for index, leaf in enumerate(leaves)
-    }

@@ -99,6 +99,27 @@ def count_samples(leaf: Leaf) -> int:
     return count
 
 
+def key_prefixes(leaves: tuple[Leaf, ...]) -> dict[str, str]:
+    """Path of each dataset of a blend -> what makes its keys differ from those of the others."""
+    if len(leaves) < 2:
+        return {}
+    names = [leaf.name for leaf in leaves]
+    return {
+        str(leaf.path): leaf.name if names.count(leaf.name) == 1 else f"{leaf.name}-{index}"
+        for index, leaf in enumerate(leaves)
+    }
+
+
+def dataset_sizes(config: RunConfig) -> dict[str, int]:
+    """Samples of each dataset that training reads, by the prefix of its keys; one alone has none.
+
+    Empty for mock data.
+    """
+    leaves = train_leaves(config)
+    prefixes = key_prefixes(leaves)
+    return {prefixes.get(str(leaf.path), ""): count_samples(leaf) for leaf in leaves}
+
+
 def check_readers(leaves: tuple[Leaf, ...], *, ranks: int, workers: int) -> None:
     """Every reader needs a sample: Energon cannot repeat an empty share.
 

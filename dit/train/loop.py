@@ -32,6 +32,7 @@ from dit.parallel.groups import device, process_groups
 from dit.parallel.replica import Replica
 from dit.parallel.watch import doing
 from dit.train.build import learning_rate
+from dit.train.gauges import Gauges
 from dit.train.learner import build_learner, differentiate, learn
 from dit.train.persist import close_saver, finish_save, resume, save
 from dit.train.record import Record
@@ -86,6 +87,7 @@ def _prepare(config: RunConfig) -> Run:
     loader = None
     if replica.reads:
         loader = build_train_loader(config, rank=ranks[0], world_size=ranks[1])
+    learner, objective = build_learner(config, groups), make_objective(config.objective)
     run = Run(
         config=config,
         folder=_run_folder(config),
@@ -94,8 +96,9 @@ def _prepare(config: RunConfig) -> Run:
         validation=_validation_packs(
             config, replica, indices=range(ranks[0], config.train.eval_iters, ranks[1])
         ),
-        learner=build_learner(config, groups),
-        objective=make_objective(config.objective),
+        learner=learner,
+        gauges=Gauges(config, learner, objective),
+        objective=objective,
         null_text_LE=null_text(config).to(device()),
         card=dataset_card(config),
     )
@@ -252,11 +255,16 @@ def _step(run: Run, requests: StopRequests) -> tuple[dict[str, Any], Skip | None
     ]
     report = differentiate(run.learner, items, config=c)
     sums = add_up(run, [batch for batch, _ in items], report, stop=requests.received)
+    run.gauges.before_update(step)
     done = learn(run.learner, config=c, number=number, loss=sums.loss)
     run.progress = run.progress.after(samples=int(sums.samples), skipped=done.skipped)
+    if run.loader is not None:
+        run.gauges.saw(packs)
     skipped = None
-    if done.skipped:
+    if not done.skipped:
+        run.gauges.add(items, report)
+    else:
         present = [key for pack in packs for key in pack.keys] if run.loader else []
         skipped = skip(step, loss=sums.loss, bad=report.not_finite, present=present)
     values = values_of(run, sums, done, rate=rate, seconds=time.perf_counter() - began)
-    return values, skipped, sums
+    return values | run.gauges.read(run.progress, done), skipped, sums

@@ -15,6 +15,10 @@
     model_tflops      model TFLOP/s of one device, from the true geometry of the packs
     skipped           true where loss or gradient was not finite and nothing was updated
     skipped_steps     such steps since the start of the run; skipped_samples.jsonl has their samples
+    refused_too_long, ...  the same by reason, every logger.log_interval steps; with it come
+    loss_q10, ...          by_level.py: loss of training samples by noise level
+    grad_norm_mlp, ...     norms.py: of parts of the model; weight_norm, update_ratio, ema_distance
+    tokens_per_sample_p50, samples_NAME, epoch   seen.py: what is read
     val_loss, val_loss_ema, ...  at the steps that validate; validation.py says what each means
 """
 

@@ -10,9 +10,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dit.configuring import parameter_count, save_config
-from dit.data import Tally, add_up
+from dit.data import Reject, Tally, add_up
 from dit.parallel.groups import device
 from dit.parallel.watch import doing
+from dit.train import environment
 from dit.train.lines import LinesFile, writing
 from dit.train.metrics import Dashboards, Terminal
 from dit.train.run import Drawn, Run
@@ -45,6 +46,9 @@ class Record:
             self.file = LinesFile(run.folder / "metrics.jsonl", start=start or -1)
             self.skips = LinesFile(run.folder / FILE, start=start)
             self.boards = Dashboards(c, run.folder, start=start)
+            starts = LinesFile(run.folder / environment.FILE, start=start or -1)
+            starts.write(environment.environment(step=start, layout=_layout(run)))
+            starts.close()
 
     def say(self, text: str) -> None:
         if self.terminal is not None:
@@ -56,6 +60,7 @@ class Record:
         c, step = self.run.config, values["step"]
         if step % c.logger.log_interval == 0 or step == c.train.train_iters:
             self._say_refused()
+            values |= {_metric_of(reason): count for reason, count in self.refused.items()}
         if self.terminal is None:
             return
         if skipped is not None:
@@ -110,6 +115,10 @@ class Record:
         for writer in (self.terminal, self.file, self.skips, self.boards):
             if writer is not None:
                 writer.close()
+
+
+def _metric_of(reason: str) -> str:
+    return f"refused_{Reject(reason).name.lower()}"
 
 
 def _opening(run: Run) -> list[str]:

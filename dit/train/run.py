@@ -15,6 +15,7 @@ from dit.config import RunConfig
 from dit.data import PackLoader, ValidationPacks
 from dit.objective import Objective
 from dit.parallel.replica import Replica
+from dit.train.gauges import Gauges
 from dit.train.learner import Learner
 from dit.train.progress import Progress
 from dit.train.saving import Saver
@@ -42,6 +43,7 @@ class Run:
     config: RunConfig
     folder: Path | None  # where it is written down; None writes nothing
     learner: Learner
+    gauges: Gauges
     replica: Replica
     loader: PackLoader | None  # of the rank that reads for its replica
     validation: dict[str, ValidationPacks]  # this replica's, by the name of the loss

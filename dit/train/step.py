@@ -77,6 +77,7 @@ class Report:
     total: float = 0.0  # error
     count: float = 0.0  # what the error is to be divided by
     not_finite: tuple[str, ...] = ()  # keys of the samples whose error is NaN or infinite
+    measured: tuple[Measured, ...] = ()  # of its packs, in their order
 
     @classmethod
     def of(cls, losses: Sequence[Measured]) -> Report:
@@ -85,7 +86,7 @@ class Report:
         numbers = [torch.stack([loss.total, loss.count]) for loss, _ in losses]
         total, count = torch.stack(numbers).double().sum(0).tolist()
         bad = () if math.isfinite(total) else _not_finite(losses)
-        return cls(total=total, count=count, not_finite=tuple(bad))
+        return cls(total=total, count=count, not_finite=tuple(bad), measured=tuple(losses))
 
 
 def _not_finite(losses: Sequence[Measured]) -> Iterator[str]:

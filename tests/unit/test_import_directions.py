@@ -30,6 +30,7 @@ ALLOWED = {
     | {"dit.data", "dit.objective", "dit.parallel", "dit.model", "dit.configuring", "dit.train"},
     "dit.bench": BASE | {"dit.data", "dit.flops", "dit.model"},
     "dit.plan": BASE | {"dit.flops", "dit.configuring"},
+    "dit.report": {"dit.config", "dit.configuring"},
     "data_prep": set(),
     "recipes": {"data_prep", "dit.configuring", "dit.generation", "dit.train", "dit.model"}
     | {"dit.data", "dit.objective", "dit.parallel", "dit.bench", "dit.flops", "dit.plan"}
@@ -43,6 +44,7 @@ PURE = {
     "dit.config": ("torch", "megatron"),
     "dit.flops": ("torch", "megatron"),
     "dit.plan": ("torch", "megatron"),
+    "dit.report": ("torch", "megatron"),
     "dit.data": ("torch.distributed", "megatron.core"),
     "dit.objective": ("torch.distributed", "megatron"),
     "dit.quality": ("torch.distributed", "megatron"),
@@ -119,7 +121,7 @@ def test_model_and_loader_never_ask_for_a_rank(repo_root: Path) -> None:
     ("modules", "heavy"),
     [
         (
-            ("dit.config", "dit.configuring", "dit.convert.cli", "recipes.runs"),
+            ("dit.config", "dit.configuring", "dit.convert.cli", "dit.report.cli", "recipes.runs"),
             ("torch", "megatron"),
         ),
         (
@@ -127,7 +129,7 @@ def test_model_and_loader_never_ask_for_a_rank(repo_root: Path) -> None:
             ("megatron.core", "diffusers", "transformers", "sklearn"),
         ),
         (
-            ("recipes.pretrain_dit", "recipes.generate_dit", "recipes.report_quickstart"),
+            ("recipes.pretrain_dit", "recipes.generate_dit", "dit.report.cli"),
             ("torch", "megatron", "sklearn", "matplotlib"),
         ),
     ],

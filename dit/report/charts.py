@@ -1,0 +1,148 @@
+"""Lines -> inline SVG, whose colours are the page's own: light by day and dark by night."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from dit.report.series import Bucket
+
+COLOURS = 8
+"""Classes c0, c1, ... of the page's style."""
+_WIDTH, _HEIGHT = 420, 240  # of a phone held upright, so that the text is not scaled down
+_LEFT, _RIGHT, _TOP, _BOTTOM = 50, 408, 8, 214
+_LOG_FROM = 4.0
+"""From this ratio of largest to smallest value on, a chart is logarithmic."""
+_LINEAR = {"learning rate"}  # which decays to nothing
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Line:
+    """One curve."""
+
+    label: str
+    buckets: list[Bucket]
+    colour: int
+    dash: int = 0  # 0 solid, 1 dashed, 2 dotted
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """The values of an axis, and where they lie between its ends."""
+
+    low: float
+    high: float
+    log: bool = False
+
+    def at(self, value: float) -> float:
+        """0 at the lower end, 1 at the upper."""
+        low, high, value = map(self._scaled, (self.low, self.high, value))
+        return (value - low) / (high - low)
+
+    def _scaled(self, value: float) -> float:
+        return math.log(value) if self.log else value
+
+    def ticks(self) -> list[float]:
+        from matplotlib.ticker import LogLocator, MaxNLocator
+
+        linear = MaxNLocator(nbins=5, steps=[1, 2, 5, 10]).tick_values(self.low, self.high)
+        choices = [LogLocator(subs=subs) for subs in ((1,), (1, 3), (1, 2, 5))] if self.log else []
+        inside: list[float] = []
+        for values in [*(c.tick_values(self.low, self.high) for c in choices), linear]:
+            inside = [float(v) for v in values if self.low <= v <= self.high]
+            if 3 <= len(inside) <= 6:
+                return inside
+        return inside
+
+
+def chart(title: str, lines: Sequence[Line]) -> str:
+    """A figure: its title, the curves over the steps, and a legend with their last values."""
+    x, y = _x_axis(lines), _y_axis(lines, log=title not in _LINEAR)
+
+    def at(step: float, value: float) -> str:
+        right = _LEFT + x.at(step) * (_RIGHT - _LEFT)
+        shown = min(max(value, y.low), y.high)
+        return f"{right:.1f} {_BOTTOM - y.at(shown) * (_BOTTOM - _TOP):.1f}"
+
+    body = [*_grid(x, y), *(_drawn(line, at) for line in lines)]
+    return (
+        f"<figure class=chart><figcaption>{escape(title)}</figcaption>"
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title)} by step">'
+        f"{''.join(body)}</svg>{_legend(lines)}</figure>"
+    )
+
+
+def _x_axis(lines: Sequence[Line]) -> Axis:
+    last = max(b.step for line in lines for b in line.buckets)
+    return Axis(0, max(last, 1))
+
+
+def _y_axis(lines: Sequence[Line], *, log: bool) -> Axis:
+    """All of the means, and extremes as far as they leave the means half of the height."""
+    every = [b for line in lines for b in line.buckets]
+    low, high = min(b.mean for b in every), max(b.mean for b in every)
+    log = log and low > 0 and high / low >= _LOG_FROM
+    if log:
+        margin = (high / low) ** 0.5
+        below = max(min((b.low for b in every if b.low > 0), default=low), low / margin)
+        return Axis(below / 1.05, min(max(b.high for b in every), high * margin) * 1.05, log)
+    margin = (high - low) * 0.1 or abs(high) * 0.1 or 1
+    below = max(min(b.low for b in every), low - 5 * margin) - margin
+    above = min(max(b.high for b in every), high + 5 * margin) + margin
+    return Axis(max(below, 0) if low >= 0 else below, above)
+
+
+def _grid(x: Axis, y: Axis) -> list[str]:
+    parts = []
+    for value, label in _labelled(y.ticks()):
+        height = _BOTTOM - y.at(value) * (_BOTTOM - _TOP)
+        parts.append(f'<path class=grid d="M{_LEFT} {height:.1f}H{_RIGHT}"/>')
+        parts.append(f'<text class=y x={_LEFT - 6} y="{height + 4:.1f}">{label}</text>')
+    for value, label in _labelled(x.ticks()):
+        right = _LEFT + x.at(value) * (_RIGHT - _LEFT)
+        parts.append(f'<text class=x x="{right:.1f}" y={_BOTTOM + 18}>{label}</text>')
+    return parts
+
+
+def _labelled(ticks: list[float]) -> list[tuple[float, str]]:
+    """Ticks with as many digits as tell them apart."""
+    choices = ([number(tick, digits=digits) for tick in ticks] for digits in (3, 4, 5, 6, 9))
+    labels = next(c for c in choices if len(set(c)) == len(ticks))
+    return list(zip(ticks, labels, strict=True))
+
+
+def _drawn(line: Line, at: Callable[[float, float], str]) -> str:
+    style = _style(line)
+    across = [at(b.step, b.mean) for b in line.buckets]
+    if len(across) == 1:
+        left, top = across[0].split()
+        return f'<circle class="{style}" cx={left} cy={top} r=3 />'
+    path = f'<path class="line {style}" d="M{"L".join(across)}"/>'
+    if all(b.low == b.high for b in line.buckets):
+        return path
+    above = [at(b.step, b.high) for b in line.buckets]
+    below = [at(b.step, b.low) for b in reversed(line.buckets)]
+    return f'<path class="band {style}" d="M{"L".join(above + below)}Z"/>{path}'
+
+
+def _style(line: Line) -> str:
+    return f"c{line.colour % COLOURS} dash{min(line.dash, 2)}"
+
+
+def _legend(lines: Sequence[Line]) -> str:
+    entries = (
+        f'<span><i class="{_style(line)}"></i>'
+        f"{escape(line.label)} <b>{number(line.buckets[-1].mean, digits=4)}</b></span>"
+        for line in lines
+    )
+    return f"<div class=legend>{''.join(entries)}</div>"
+
+
+def number(value: float, *, digits: int = 3) -> str:
+    """A few digits: 0.0123, 4.5, 2731, 12.3k, 4.5M."""
+    for unit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= (unit if unit > 1e3 else 1e4):
+            return f"{value / unit:.{digits}g}{letter}"
+    return f"{value:.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"

@@ -1,0 +1,134 @@
+"""Tables of the page: one column for each run."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from dit.configuring import parameter_count
+from dit.report.charts import number
+from dit.report.findings import refusals
+from dit.report.reading import RunRecord, default_settings, flat
+from dit.report.series import points
+
+Columns = Sequence[Mapping[str, Any]]  # for each run: what a row is called -> what stands in it
+
+
+def table(names: Sequence[str], columns: Columns) -> str:
+    """Rows in the order in which the columns first have them; a head where there are several."""
+    rows = dict.fromkeys(row for column in columns for row in column)
+    head = "".join(f"<th scope=col>{escape(name)}</th>" for name in names)
+    body = "".join(
+        f"<tr><th scope=row>{_breakable(row)}</th>"
+        + "".join(f"<td>{escape(_shown(column.get(row, '')))}</td>" for column in columns)
+        + "</tr>"
+        for row in rows
+    )
+    top = f"<tr><th></th>{head}</tr>" if len(names) > 1 else ""
+    return f"<div class=wide><table>{top}{body}</table></div>"
+
+
+def _breakable(name: str) -> str:
+    """A name that a narrow page may break after its dots and underscores."""
+    return re.sub(r"([._])", r"\1<wbr>", escape(name))
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def summary(run: RunRecord) -> dict[str, Any]:
+    """What came out of a run."""
+    losses = [value for _, value in points(run.steps, "loss")]
+    tail = losses[-max(1, len(losses) // 50) :]
+    seconds = sum(value for _, value in points(run.lines, "step_time_s"))
+    last, total = run.lines[-1], run.settings.get("train.train_iters")
+    rows = _model(run) | {
+        "steps": f"{last['step']:,}" + (f" of {total:,}" if isinstance(total, int) else ""),
+        "training time": _duration(seconds),
+        "first loss": f"{losses[0]:.4f}",
+        "last loss (mean of 2% of the steps)": f"{statistics.fmean(tail):.4f}",
+    }
+    return rows | _validation(run) | _speed(run)
+
+
+def _model(run: RunRecord) -> dict[str, Any]:
+    if run.config is None:
+        return {}
+    model = run.config.model
+    return {
+        "model": f"{model.name}, {parameter_count(model):,} parameters",
+        "objective": f"{run.config.objective.name}, {model.precision}",
+    }
+
+
+def _validation(run: RunRecord) -> dict[str, Any]:
+    rows = {}
+    for name, label in (("val_loss", "validation loss"), ("val_loss_ema", "validation loss, EMA")):
+        values = points(run.lines, name)
+        if values:
+            step, lowest = min(values, key=lambda point: point[1])
+            rows[label] = f"{values[-1][1]:.4f} (lowest {lowest:.4f} at step {step:,.0f})"
+    return rows
+
+
+def _speed(run: RunRecord) -> dict[str, Any]:
+    rows = {}
+    for name, label in (
+        ("tokens_per_s", "tokens per second (median)"),
+        ("model_tflops", "model TFLOP/s of a device (median)"),
+    ):
+        if values := [value for _, value in points(run.steps, name)]:
+            rows[label] = number(statistics.median(values))
+    return rows
+
+
+def _duration(seconds: float) -> str:
+    hours, rest = divmod(round(seconds), 3600)
+    if hours:
+        return f"{hours:,} h {rest // 60:02d} min"
+    return f"{seconds / 60:.1f} min" if seconds >= 120 else f"{seconds:.1f} s"
+
+
+def data(run: RunRecord) -> dict[str, Any]:
+    """What a run has read, and what its dataset is."""
+    last = run.lines[-1]
+    tokens = sum(value for _, value in points(run.lines, "real_tokens"))
+    fills = [value for _, value in points(run.steps, "pack_fill")]
+    rows: dict[str, Any] = {"samples seen": last.get("consumed_samples", "")}
+    rows |= {"tokens seen": number(tokens)} if tokens else {}
+    rows |= {"fill of packs (mean)": f"{statistics.fmean(fills):.1%}"} if fills else {}
+    rows["samples refused"] = int(last.get("refused") or 0)
+    rows |= {f"refused: {reason}": count for reason, count in refusals(run).items()}
+    for key, value in flat(run.card or {}):
+        rows[f"card: {key}"] = ", ".join(map(str, value)) if isinstance(value, list) else value
+    return rows
+
+
+def environment(run: RunRecord) -> dict[str, Any]:
+    """Where and with what a run was last started, and how often."""
+    if not run.starts:
+        return {"environment": "not recorded (a run of an earlier version)"}
+    return {
+        "run folder": run.folder,
+        "last started at step": run.starts[-1]["step"],
+        "starts": len(run.starts),
+    } | {key: value for key, value in run.starts[-1].items() if key != "step"}
+
+
+def settings(runs: Sequence[RunRecord]) -> tuple[str, list[dict[str, Any]]]:
+    """What the table of settings shows, and its columns.
+
+    Of several runs the settings that differ, of one those that are not the default.
+    """
+    known = [run.settings for run in runs]
+    compared = known if len(runs) > 1 else [known[0], default_settings()]
+    keys = dict.fromkeys(key for each in compared for key in each)
+    differ = [k for k in keys if any(each.get(k) != compared[0].get(k) for each in compared)]
+    title = "Settings that differ" if len(runs) > 1 else "Settings that are not the default"
+    return title, [{k: each[k] for k in differ if k in each} for each in known]

@@ -1,0 +1,103 @@
+"""What deserves a look, in words, with the remedy."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+
+from dit.report.charts import number
+from dit.report.reading import RunRecord
+from dit.report.series import Points, points
+
+FILL_BOUND = 0.9
+"""Mean fill of packs below which padding costs more than a tenth of the work."""
+_SPIKE = 12.0  # median absolute deviations above the median: no Gaussian noise in 10^15 steps
+_BEFORE, _AT_ONCE = 100, 20  # steps that so many steps are compared with
+_RISE = 1.1  # of the validation loss over its lowest value
+_SHOWN = 5
+
+
+def findings(run: RunRecord) -> list[str]:
+    """Everything that deserves a look; empty for a run without complaints."""
+    looks = (_fill, _skipped, _refused, _spikes, _rise)
+    return [*run.unreadable, *(text for look in looks for text in look(run))]
+
+
+def _fill(run: RunRecord) -> Iterator[str]:
+    fills = [value for _, value in points(run.steps, "pack_fill")]
+    if fills and (mean := statistics.fmean(fills)) < FILL_BOUND:
+        yield (
+            f"packs are {mean:.1%} full, less than {FILL_BOUND:.0%}: raise"
+            " dataset.packing_buffer_size, or choose another dataset.task_encoder_seq_length"
+        )
+
+
+def _skipped(run: RunRecord) -> Iterator[str]:
+    steps = [line["step"] for line in run.lines if line.get("skipped")]
+    if steps:
+        yield (
+            f"{_count(len(steps), 'step')} skipped, whose loss or gradient was not finite"
+            f" ({_first(steps)}): skipped_samples.jsonl names the samples; look at them, or lower"
+            " optimizer.lr"
+        )
+
+
+def _refused(run: RunRecord) -> Iterator[str]:
+    last = run.lines[-1].get("refused") or 0
+    if last:
+        why = "".join(f", {n:,} {reason}" for reason, n in refusals(run).items())
+        yield (
+            f"{_count(int(last), 'sample')} refused{why}: the log of the run has a place and the"
+            " remedy for each reason"
+        )
+
+
+def refusals(run: RunRecord) -> dict[str, int]:
+    """Samples refused since the start, by reason."""
+    newest = {k: v for line in run.lines for k, v in line.items() if k.startswith("refused_")}
+    found = {k.removeprefix("refused_").replace("_", " "): int(v) for k, v in newest.items() if v}
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def _spikes(run: RunRecord) -> Iterator[str]:
+    steps = spikes(points(run.steps, "loss"))
+    if steps:
+        yield (
+            f"the loss jumps at {_count(len(steps), 'step')} ({_first(steps)}): if it does not come"
+            " back, lower optimizer.lr, or look at the samples of these steps"
+        )
+
+
+def spikes(loss: Points) -> list[int]:
+    """Steps whose loss is far above that of the steps before, measured by their own spread."""
+    found = []
+    for index in range(_AT_ONCE, len(loss), _AT_ONCE):
+        before = [value for _, value in loss[max(0, index - _BEFORE) : index]]
+        median = statistics.median(before)
+        spread = statistics.median(abs(value - median) for value in before)
+        bound = max(median + _SPIKE * spread, 1.2 * median)
+        found += [int(step) for step, value in loss[index : index + _AT_ONCE] if value > bound]
+    return found
+
+
+def _rise(run: RunRecord) -> Iterator[str]:
+    name = "val_loss_ema" if any("val_loss_ema" in line for line in run.lines) else "val_loss"
+    values = points(run.lines, name)
+    if not values:
+        return
+    step, lowest = min(values, key=lambda point: point[1])
+    if values[-1][1] > _RISE * lowest > 0:
+        yield (
+            f"{name} ends at {number(values[-1][1])}, above its lowest {number(lowest)} at step"
+            f" {step:.0f}: the model learns its samples by heart, or the learning rate is too high;"
+            " checkpoints/LOWEST_VAL keeps the best"
+        )
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def _first(steps: list[int]) -> str:
+    more = f" and {len(steps) - _SHOWN} more" if len(steps) > _SHOWN else ""
+    return ", ".join(map(str, steps[:_SHOWN])) + more

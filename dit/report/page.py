@@ -1,0 +1,109 @@
+"""Runs -> one HTML file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from itertools import groupby
+from pathlib import Path
+from string import Template
+
+from dit.report import figures
+from dit.report.charts import Line, chart
+from dit.report.findings import findings
+from dit.report.pictures import generated, slider
+from dit.report.reading import ReportError, RunRecord
+from dit.report.series import Place, Points, buckets, curves, section_name
+
+Section = tuple[str, str]  # heading, HTML; one without HTML is left out
+
+
+def write_page(runs: Sequence[RunRecord], *, output: Path, samples: Sequence[Path] = ()) -> None:
+    """Writes the page; `samples` are folders of generate_dit to show as well.
+
+    Raises:
+        ReportError: it cannot be written, or a picture cannot be read.
+    """
+    found = [section for section in _sections(runs, samples) if section[1]]
+    text = Template(Path(__file__).with_name("page.html").read_text()).substitute(
+        title=escape(", ".join(run.name for run in runs)),
+        links="".join(f'<a href="#{_anchor(name)}">{escape(name)}</a>' for name, _ in found),
+        sections="\n".join(
+            f'<section id="{_anchor(name)}"><h2>{escape(name)}</h2>{body}</section>'
+            for name, body in found
+        ),
+    )
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ReportError(
+            f"{output} cannot be written ({error.strerror}); choose another --output"
+        ) from error
+
+
+def _anchor(name: str) -> str:
+    return name.lower().replace(" ", "-")
+
+
+def _sections(runs: Sequence[RunRecord], samples: Sequence[Path]) -> Iterator[Section]:
+    names = [run.name for run in runs]
+    title, settings = figures.settings(runs)
+    yield "Worth a look", _warnings(runs)
+    yield "Summary", figures.table(names, [figures.summary(run) for run in runs])
+    yield "Pictures", "".join(map(generated, samples))
+    sliders = "".join(map(slider, runs))
+    yield "Samples over the steps", sliders and f"<div class=sliders>{sliders}</div>"
+    yield from _charts(runs)
+    yield "Samples and dataset", figures.table(names, [figures.data(run) for run in runs])
+    yield title, figures.table(names, settings) if any(settings) else ""
+    yield "All settings", "".join(map(_all_settings, runs))
+    yield "Environment", figures.table(names, [figures.environment(run) for run in runs])
+
+
+def _warnings(runs: Sequence[RunRecord]) -> str:
+    lines = [
+        f"<li>{f'<b>{escape(run.name)}</b>: ' if len(runs) > 1 else ''}{escape(text)}</li>"
+        for run in runs
+        for text in findings(run)
+    ]
+    return f"<ul class=warnings>{''.join(lines)}</ul>" if lines else ""
+
+
+def _all_settings(run: RunRecord) -> str:
+    if not run.settings:
+        return ""
+    text = "\n".join(f"{key}: {value}" for key, value in run.settings.items())
+    return f"<details><summary>{escape(run.name)}</summary><pre>{escape(text)}</pre></details>"
+
+
+def _charts(runs: Sequence[RunRecord]) -> Iterator[Section]:
+    """The charts of all runs by section."""
+    found = [curves(run) for run in runs]
+    places = sorted({(at.section, at.title) for of in found for at in of})
+    for section, group in groupby(places, key=lambda at: at[0]):
+        charts = [c for _, title in group for c in _of_title(runs, found, title)]
+        yield section_name(section), f"<div class=charts>{''.join(charts)}</div>"
+
+
+def _of_title(
+    runs: Sequence[RunRecord], found: Sequence[dict[Place, Points]], title: str
+) -> Iterator[str]:
+    """One chart for all runs where each has a line or two in it, else one for each run."""
+    lines = [[(at.label, of[at]) for at in of if at.title == title] for of in found]
+    if len(runs) == 1 or max(map(len, lines)) > 3:
+        for run, of in zip(runs, lines, strict=True):
+            if of:
+                name = title if len(runs) == 1 else f"{title}: {run.name}"
+                yield chart(name, [_line(label, p, c) for c, (label, p) in enumerate(of)])
+        return
+    together = [
+        _line(f"{run.name} {label}" if len(of) > 1 else run.name, p, colour, dash=nth)
+        for colour, (run, of) in enumerate(zip(runs, lines, strict=True))
+        for nth, (label, p) in enumerate(of)
+    ]
+    yield chart(title, together)
+
+
+def _line(label: str, points: Points, colour: int, *, dash: int = 0) -> Line:
+    return Line(label=label, buckets=buckets(points), colour=colour, dash=dash)

@@ -1,0 +1,180 @@
+"""A run folder -> `RunRecord`."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from dit.config import RunConfig
+from dit.configuring import ConfigError, read_config, to_yaml
+
+_SHOWN = 5
+
+
+class ReportError(ValueError):
+    """There is nothing to report on; the message names the folder or file, and the remedy."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRecord:
+    """What a run has written down."""
+
+    name: str  # as short a part of its path as tells it from the other runs
+    folder: Path
+    lines: list[dict[str, Any]]  # of metrics.jsonl, by step; step 0 is before the first update
+    settings: dict[str, Any]  # dotted key -> value; empty where there is no config.yaml
+    config: RunConfig | None  # the same, where this version can read it
+    starts: list[dict[str, Any]]  # of environment.jsonl: where and with what it was started
+    card: dict[str, Any] | None  # dataset_card.json
+    unreadable: list[str]  # what is damaged and was left out, in words
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        """The lines of steps that changed the weights."""
+        return [line for line in self.lines if line.get("loss") is not None]
+
+
+def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
+    """The runs in these folders.
+
+    Raises:
+        ReportError: one is no run folder or is named twice, or nothing in it can be read.
+    """
+    names = _names([folder.resolve() for folder in folders])
+    return [_read(folder, name) for folder, name in zip(folders, names, strict=True)]
+
+
+def _names(folders: list[Path]) -> list[str]:
+    """The shortest ends of the paths that differ.
+
+    Raises:
+        ReportError: two are the same folder.
+    """
+    folder, times = Counter(folders).most_common(1)[0]
+    if times > 1:
+        raise ReportError(f"{folder} is named {times} times; name each run once")
+    deepest = max(len(folder.parts) for folder in folders)
+    ends = (["/".join(f.parts[-n:]) for f in folders] for n in range(1, deepest + 1))
+    return next(names for names in ends if len(set(names)) == len(names))
+
+
+def _read(folder: Path, name: str) -> RunRecord:
+    metrics = folder / "metrics.jsonl"
+    if not metrics.is_file():
+        what = "has no metrics.jsonl" if folder.is_dir() else "does not exist"
+        raise ReportError(
+            f"{folder} {what}; name the folder of a training run, its checkpoint.save"
+        )
+    lines, damaged = _json_lines(metrics)
+    if not any(line.get("loss") is not None for line in lines):
+        why = f": {'; '.join(damaged)}" if damaged else ""
+        raise ReportError(
+            f"{metrics} has no finished step{why}; let the run go on, or name another"
+        )
+    starts, more = _json_lines(folder / "environment.jsonl")
+    settings, config, wrong = _settings(folder / "config.yaml")
+    card, lost = _card(folder, settings)
+    return RunRecord(
+        name=name,
+        folder=folder,
+        lines=sorted(lines, key=lambda line: line["step"]),
+        settings=settings,
+        config=config,
+        starts=starts,
+        card=card,
+        unreadable=[*damaged, *more, *wrong, *lost],
+    )
+
+
+def _json_lines(file: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The objects with a step in a file of JSON lines, and what is wrong with the other lines.
+
+    Raises:
+        ReportError: the file cannot be read.
+    """
+    if not file.is_file():
+        return [], []
+    found, wrong = [], []
+    for number, text in enumerate(_text(file).splitlines(), start=1):
+        try:
+            line = json.loads(text)
+            if not isinstance(line["step"], int):
+                raise TypeError(f"step={line['step']!r} is not a whole number")
+            found.append(line)
+        except (ValueError, KeyError, TypeError) as error:
+            wrong.append(f"line {number} ({_reason(error)})")
+    if not wrong:
+        return found, []
+    more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+    return found, [
+        f"{file} is damaged, these lines are left out: {', '.join(wrong[:_SHOWN])}{more}"
+    ]
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg}, column {error.colno}"
+    return "it has no step" if isinstance(error, KeyError) else str(error)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise ReportError(
+            f"{file} cannot be read ({error.strerror}); let yourself read it, or name another run"
+        ) from error
+
+
+def _settings(file: Path) -> tuple[dict[str, Any], RunConfig | None, list[str]]:
+    """The settings of a run, the tree where this version reads it, and what is wrong."""
+    if not file.is_file():
+        return {}, None, [f"{file} is missing: settings are not shown"]
+    try:
+        tree = OmegaConf.to_container(OmegaConf.create(_text(file)))
+        settings = dict(flat(tree))
+    except Exception as error:  # noqa: BLE001 - YAML's and OmegaConf's errors share no base
+        return {}, None, [f"{file} is damaged, settings are not shown: {_one_line(error)}"]
+    try:
+        return settings, read_config(file), []
+    except ConfigError as error:
+        return settings, None, [f"{file} is of another version: {_one_line(error)}"]
+
+
+def default_settings() -> dict[str, Any]:
+    """What a run has where nothing is set."""
+    return dict(flat(OmegaConf.to_container(OmegaConf.create(to_yaml(RunConfig())))))
+
+
+def flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of a tree, by dotted key."""
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _card(folder: Path, settings: dict[str, Any]) -> tuple[dict[str, Any] | None, list[str]]:
+    """The dataset's card, from the newest checkpoint or from the dataset, where there is one."""
+    places = [
+        *sorted((folder / "checkpoints").glob("step_*/dataset_card.json"), reverse=True)[:1],
+        Path(settings.get("dataset.path") or "") / "dataset_card.json",
+    ]
+    for file in places:
+        if file.is_file():
+            try:
+                return dict(json.loads(_text(file))), []
+            except (ValueError, TypeError) as error:
+                return None, [f"{file} is damaged and not shown: {_one_line(error)}"]
+    return None, []
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

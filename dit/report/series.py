@@ -1,0 +1,119 @@
+"""Metrics by name -> the curves of a run, and which of them stand in one chart."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dit.report.reading import RunRecord
+
+Points = list[tuple[float, float]]  # step and value
+
+_VAL = r"(val_(?:[A-Za-z0-9-]+_)?loss(?:_ema)?)"
+_RULES = (  # name of the metric, section, title of the chart, label of the line
+    (r"loss", "Loss", "loss", "training"),
+    (r"val_loss", "Loss", "loss", "validation"),
+    (r"val_loss_ema", "Loss", "loss", "validation, EMA"),
+    (r"loss_(q[\d.]+)", "Loss", "training loss by noise level", r"\1"),
+    (rf"{_VAL}_(q[\d.]+)", "Validation", r"\1 by noise level", r"\2"),
+    (rf"{_VAL}_((?:image|video)\d*_\d+)", "Validation", r"\1 by kind of sample", r"\2"),
+    (r"val_([A-Za-z0-9-]+)_loss(_ema)?", "Validation", "other validation sets", r"\1\2"),
+    (r"val_(.+)", "Validation", r"\1", r"\1"),
+    (r"grad_norm", "Optimisation", "gradient norm", "whole"),
+    (r"grad_norm_(\w+)", "Optimisation", "gradient norm by module", r"\1"),
+    (r"lr", "Optimisation", "learning rate", "lr"),
+    (r"weight_norm", "Optimisation", "norm of the weights", "weight_norm"),
+    (r"update_ratio", "Optimisation", "update / weights", "update_ratio"),
+    (r"ema_distance", "Optimisation", "distance of the EMA / weights", "ema_distance"),
+    (r"tokens_per_s", "Speed and memory", "tokens per second", "all devices"),
+    (r"samples_per_s", "Speed and memory", "samples per second", "all devices"),
+    (r"mfu", "Speed and memory", "model FLOP utilisation", "mfu"),
+    (r"model_tflops", "Speed and memory", "model TFLOP/s of a device", "model_tflops"),
+    (r"(\w*memory\w*)", "Speed and memory", "memory", r"\1"),
+    (r"(\w+)_s", "Speed and memory", "seconds of a step", r"\1"),
+    (r"pack_fill", "Data", "fill of packs", "fill"),
+    (r"refused(?:_(\w+))?", "Data", "samples refused so far", r"\g<0>"),
+    (r"epoch\w*", "Data", "epochs", r"\g<0>"),
+    (r"samples_(\w+)", "Data", "samples by dataset", r"\1"),
+    (r"tokens_per_sample_(\w+)", "Data", "tokens of a sample", r"\1"),
+    (r"skipped_steps", "Optimisation", "steps skipped so far", "skipped_steps"),
+    (r"(.+)", "Other", r"\1", r"\1"),
+)
+_UNSHOWN = {"step", "skipped", "consumed_samples", "real_tokens"}
+_ORDER = ("Loss", "Validation", "Optimisation", "Speed and memory", "Data", "Other")
+BUCKETS = 150
+"""Points of a curve: as many as a chart of this size shows."""
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Place:
+    """Where a metric is drawn."""
+
+    section: int
+    title: str
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Neighbouring points of a curve taken together."""
+
+    step: float
+    mean: float
+    low: float
+    high: float
+
+
+def place(name: str) -> Place:
+    """Section, chart and label of a metric; those that nobody foresaw have a chart of their own."""
+    for pattern, section, title, label in _RULES:
+        if match := re.fullmatch(pattern, name):
+            return Place(_ORDER.index(section), match.expand(title), match.expand(label))
+    raise AssertionError(name)
+
+
+def section_name(index: int) -> str:
+    return _ORDER[index]
+
+
+def curves(run: RunRecord) -> dict[Place, Points]:
+    """Every curve of a run that has something to show, in the order of the page."""
+    names = dict.fromkeys(name for line in run.lines for name in line if name not in _UNSHOWN)
+    found = {place(name): points(run.lines, name) for name in names}
+    return {at: found[at] for at in sorted(found, key=_in_order) if _says_something(found[at])}
+
+
+def _in_order(at: Place) -> tuple[int, tuple[int, str], tuple[int, str]]:
+    # q5 before q10; as the rules stand, the plain loss is the first chart.
+    return at.section, (len(at.title), at.title), (len(at.label), at.label)
+
+
+def _says_something(of: Points) -> bool:
+    return any(value for _, value in of)  # counts that stay 0 are said in words
+
+
+def points(lines: Sequence[dict[str, Any]], name: str) -> Points:
+    """The finite values of a metric."""
+    return [
+        (line["step"], float(line[name]))
+        for line in lines
+        if isinstance(line.get(name), int | float) and math.isfinite(line[name])
+    ]
+
+
+def buckets(of: Points, *, most: int = BUCKETS) -> list[Bucket]:
+    """A curve in at most so many parts of equal counts, each with its mean and its extremes."""
+    size = math.ceil(len(of) / most)
+    parts = [of[first : first + size] for first in range(0, len(of), max(size, 1))]
+    return [
+        Bucket(
+            step=sum(step for step, _ in part) / len(part),
+            mean=sum(value for _, value in part) / len(part),
+            low=min(value for _, value in part),
+            high=max(value for _, value in part),
+        )
+        for part in parts
+    ]

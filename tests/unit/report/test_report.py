@@ -1,0 +1,294 @@
+from __future__ import annotations
+
+import json
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dit.configuring import save_config
+from dit.report import read_runs
+from dit.report.charts import Axis, Line, chart, number
+from dit.report.cli import main
+from dit.report.findings import findings, spikes
+from dit.report.series import buckets, curves, place
+from recipes.runs import dit_debug
+
+VOID = {"meta", "img", "br", "wbr", "link", "input", "hr"}
+
+
+class Page(HTMLParser):
+    """Balances tags and keeps attributes and text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+        assert not self.open, f"never closed: {self.open}"
+
+    def handle_starttag(self, tag, attrs):
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag):
+        assert self.open and self.open.pop() == tag, f"</{tag}> closes nothing"
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def write_run(folder: Path, *, steps: int = 120, seed: int = 1234, **changes) -> Path:
+    folder.mkdir(parents=True)
+    config = dit_debug()
+    object.__setattr__(config.rng, "seed", seed)
+    save_config(config, folder / "config.yaml")
+    lines = [
+        {
+            "step": step,
+            "loss": 1 / math.sqrt(step) + 0.01 * math.sin(step),
+            "loss_q10": 0.5 / math.sqrt(step),
+            "grad_norm": 0.5,
+            "lr": 1e-3,
+            "consumed_samples": 12 * step,
+            "real_tokens": 190,
+            "pack_fill": 0.97,
+            "refused": 0,
+            "step_time_s": 0.5,
+            "tokens_per_s": 4321.0,
+            "model_tflops": 0.01,
+            "skipped": False,
+            "skipped_steps": 0,
+            **({"val_loss": 1.1 / math.sqrt(step)} if step % 40 == 0 else {}),
+            **changes,
+        }
+        for step in range(1, steps + 1)
+    ]
+    write_lines(folder, lines)
+    return folder
+
+
+def write_lines(folder: Path, lines: list[dict]) -> None:
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def read_lines(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def write_grids(folder: Path, steps: range) -> None:
+    for step in steps:
+        place = folder / "validation_generation" / f"step_{step:08d}"
+        place.mkdir(parents=True)
+        for name in ("grid.png", "00000.png"):
+            Image.fromarray(np.full((8, 8, 3), step % 255, np.uint8)).save(place / name)
+
+
+def write_samples(folder: Path) -> Path:
+    folder.mkdir()
+    rows = []
+    for index, prompt in enumerate(["a <b> & c", "a <b> & c", "two"]):
+        Image.fromarray(np.full((8, 8, 3), 40 * index, np.uint8)).save(folder / f"{index}.png")
+        rows.append({"file": f"{index}.png", "prompt": prompt, "seed": index, "num_steps": 18})
+    (folder / "samples.json").write_text(json.dumps(rows))
+    return folder
+
+
+def report(*arguments: Path | str) -> Page:
+    output = Path(str(arguments[0])).parent / "new" / "report.html"
+    assert main([*map(str, arguments), "--output", str(output)]) == 0
+    return Page(output.read_text())
+
+
+def test_page_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    write_grids(run, range(40, 121, 40))
+    page = report(run, "--samples_dir", write_samples(tmp_path / "samples"))
+    sources = [value for _, name, value in page.attributes if name in {"src", "href"}]
+    assert len([s for s in sources if s.startswith("data:image/png;base64,")]) == 3 + 3
+    identities = {value for _, name, value in page.attributes if name == "id"}
+    assert {s[1:] for s in sources if not s.startswith("data:")} == identities
+    assert "url(" not in page.text and "@import" not in page.text
+    assert ("meta", "name", "viewport") in page.attributes
+    assert "prefers-color-scheme: dark" in page.text
+
+
+def test_page_says_what_came_out(tmp_path: Path) -> None:
+    page = report(write_run(tmp_path / "run"), "--samples_dir", write_samples(tmp_path / "samples"))
+    for figure in ("120 of 20", "60.0 s", "1,440", "4321", "97.0%", "num_steps", "0.1004"):
+        assert figure in page.text
+    assert page.text.count("a <b> & c") == 1 and "two" in page.text
+    assert "Worth a look" not in page.text
+
+
+def test_runs_side_by_side_show_what_differs(tmp_path: Path) -> None:
+    first = write_run(tmp_path / "a" / "run")
+    second = write_run(tmp_path / "b" / "run", seed=77)
+    page = report(first, second)
+    differing = page.text.split("Settings that differ")[2].partition("All settings")[0]
+    assert "rng.seed" in differing and "77" in differing and "train.train_iters" not in differing
+    assert "a/run, b/run" in page.text
+
+
+def test_one_run_shows_what_was_set(tmp_path: Path) -> None:
+    page = report(write_run(tmp_path / "run", seed=77))
+    shown = page.text.split("Settings that are not the default")[2].partition("All settings")[0]
+    assert "rng.seed" in shown and "optimizer.clip_grad" not in shown
+
+
+def test_slider_has_the_grid_of_every_step_up_to_a_bound(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    write_grids(run, range(1, 61))
+    page = report(run)
+    steps = [int(value) for _, name, value in page.attributes if name == "data-step"]
+    assert len(steps) == 24 and steps[0] == 1 and steps[-1] == 60
+    assert [value for tag, name, value in page.attributes if (tag, name) == ("input", "max")] == [
+        "23"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("break_it", "words"),
+    [
+        (lambda run: (run / "metrics.jsonl").unlink(), "has no metrics.jsonl; name the folder"),
+        (lambda run: run.rename(run.with_name("gone")), "does not exist; name the folder"),
+        (lambda run: (run / "metrics.jsonl").write_text(""), "has no finished step"),
+        (lambda run: (run / "metrics.jsonl").write_bytes(b"\xff\x00{"), "line 1"),
+        (
+            lambda run: (run / "metrics.jsonl").write_text('{"step": 0, "val_loss": 1}'),
+            "no finished",
+        ),
+    ],
+)
+def test_what_is_no_run_is_refused(tmp_path: Path, capsys, break_it, words: str) -> None:
+    run = write_run(tmp_path / "run")
+    break_it(run)
+    assert main([str(run)]) == 1
+    assert words in capsys.readouterr().err
+
+
+def test_a_run_named_twice_is_refused(tmp_path: Path, capsys) -> None:
+    run = write_run(tmp_path / "run")
+    assert main([str(run), str(run / ".." / "run")]) == 1
+    assert "is named 2 times" in capsys.readouterr().err
+
+
+def test_samples_without_list_are_refused(tmp_path: Path, capsys) -> None:
+    samples = write_samples(tmp_path / "samples")
+    (samples / "samples.json").unlink()
+    run = write_run(tmp_path / "run")
+    assert main([str(run), "--samples_dir", str(samples)]) == 1
+    assert "samples.json" in capsys.readouterr().err
+
+
+def test_damaged_files_are_named_and_the_rest_is_shown(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    lines[6:6] = ['{"step": 7, "lo', "[]", '{"loss": 1}']
+    (run / "metrics.jsonl").write_text("\n".join(lines))
+    (run / "config.yaml").write_text("model: [")
+    (run / "environment.jsonl").write_text("null\n")
+    text = report(run).text
+    for words in ("line 7 (", "line 8 (", "line 9 (it has no step)", "config.yaml is damaged"):
+        assert words in text
+    assert "environment.jsonl is damaged" in text and "120" in text
+
+
+def test_a_run_of_another_version_is_shown(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    with (run / "config.yaml").open("a") as file:
+        file.write("later:\n  knob: 3\n")
+    text = report(run).text
+    assert "is of another version" in text and "later.knob" in text
+
+
+def test_findings_of_a_troubled_run(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", pack_fill=0.5, refused=3, refused_too_long=3)
+    lines = read_lines(run)
+    lines[80]["loss"] *= 9
+    lines[90] |= {"loss": None, "skipped": True}
+    lines[119]["val_loss"] = 2.0
+    write_lines(run, lines)
+    found = findings(read_runs([run])[0])
+    fill, skipped, refused, jump, rise = found
+    assert "50.0% full" in fill
+    assert "1 step skipped" in skipped and "(91)" in skipped
+    assert "3 samples refused, 3 too long" in refused
+    assert "1 step (81)" in jump
+    assert "above its lowest 0.123 at step 80" in rise
+
+
+def test_noise_is_no_spike() -> None:
+    noise = np.random.default_rng(0).normal(1, 0.1, 3000)
+    loss = [(step, float(value)) for step, value in enumerate(noise, start=1)]
+    assert spikes(loss) == []
+    assert spikes([*loss[:200], (201, 2.5), *loss[200:]]) == [201]
+
+
+def test_every_metric_is_drawn(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", never_heard_of=3.5, skipped_steps=0)
+    found = {(at.title, at.label) for at in curves(read_runs([run])[0])}
+    assert ("never_heard_of", "never_heard_of") in found
+    assert {("loss", "training"), ("loss", "validation")} <= found
+    assert ("steps skipped so far", "skipped_steps") not in found  # always 0
+
+
+def test_metrics_find_their_chart() -> None:
+    assert place("val_far_loss_ema_q12.5").title == "val_far_loss_ema by noise level"
+    assert place("val_loss_video8_32").label == "video8_32"
+    assert place("grad_norm_attention").label == "attention"
+    assert place("tokens_per_s").title == "tokens per second"
+    assert place("samples_per_s").title == "samples per second"
+    assert place("samples_cats").label == "cats"
+    assert place("data_s").title == place("step_time_s").title == "seconds of a step"
+
+
+def test_buckets_keep_mean_and_extremes() -> None:
+    values = np.random.default_rng(1).normal(size=1001)
+    found = buckets([(i, float(v)) for i, v in enumerate(values)], most=50)
+    assert len(found) <= 50
+    assert min(b.low for b in found) == values.min() and max(b.high for b in found) == values.max()
+    assert found[0].mean == pytest.approx(values[:21].mean())
+
+
+@pytest.mark.parametrize(
+    "values", [[0.0], [3.0] * 5, [1e-9, 1e9], [-2, 5], [1e6, 1.000001e6], [0, 0, 1e-30], [1e30, 1]]
+)
+def test_any_values_are_drawn_inside_the_chart(values: list[float]) -> None:
+    line = Line(label="x", buckets=buckets(list(enumerate(values))), colour=0)
+    drawn = chart("t", [line])
+    assert "nan" not in drawn and "inf" not in drawn
+    path = re.search(r'class="line[^"]*" d="M([^"]*)"', drawn)
+    for point in path[1].split("L") if path else ():
+        x, y = map(float, point.split())
+        assert 50 <= x <= 408 and 8 <= y <= 214
+
+
+def test_ticks_lie_on_the_axis() -> None:
+    for axis in (Axis(0, 7), Axis(0.31, 0.35), Axis(0.01, 50, log=True), Axis(0.3, 1.4, log=True)):
+        ticks = axis.ticks()
+        assert 2 <= len(ticks) <= 8
+        assert all(0 <= axis.at(tick) <= 1 for tick in ticks)
+
+
+def test_numbers_are_short() -> None:
+    shown = [number(v) for v in (0.01234, 4.5, 2731, 12345, 4.5e6, 0)]
+    assert shown == ["0.0123", "4.5", "2731", "12.3k", "4.5M", "0"]
+
+
+def test_card_of_the_dataset_is_shown(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    checkpoint = run / "checkpoints" / "step_00000020"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "dataset_card.json").write_text('{"processor": {"name": "pixel"}}')
+    assert "card: processor.name" in report(run).text
