@@ -14,7 +14,7 @@ from megatron.core.transformer.transformer_layer import (
     BaseTransformerLayer,
     get_transformer_layer_offset,
 )
-from torch import Tensor, nn
+from torch import Tensor, addcmul, nn
 from torch.utils.checkpoint import checkpoint
 
 from dit.config import ModelConfig, Recompute
@@ -169,8 +169,8 @@ class DiTLayer(MegatronModule, BaseTransformerLayer):
             h_TD = h_TD + position_TD
         steer = (c.steer.wave_ND, c.steer.offset_NX, c.segment_T)
         x_TD, gate_TD = self.modulate_self(h_TD, *steer)
-        h_TD = h_TD + gate_TD * self.self_attention(x_TD, c)
+        h_TD = addcmul(h_TD, gate_TD, self.self_attention(x_TD, c))
         x_TD, gate_TD = self.modulate_cross(h_TD, *steer)
-        h_TD = h_TD + gate_TD * self.cross_attention(x_TD, c)
+        h_TD = addcmul(h_TD, gate_TD, self.cross_attention(x_TD, c))
         x_TD, gate_TD = self.modulate_mlp(h_TD, *steer)
-        return h_TD + gate_TD * self.mlp(x_TD)
+        return addcmul(h_TD, gate_TD, self.mlp(x_TD))

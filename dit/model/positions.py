@@ -46,8 +46,9 @@ def _frequencies(dim: int, scale: float) -> Tensor:
 def rotate(x_THK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
     """Turns each pair (i, i + K/2) of a head by the token's angles, in float32."""
     first, second = x_THK.float().chunk(2, dim=-1)
-    turned = torch.cat((-second, first), dim=-1)
-    return (x_THK.float() * cos_TK[:, None] + turned * sin_TK[:, None]).type_as(x_THK)
+    cos, sin = (angle_TK[:, None, : first.shape[-1]] for angle_TK in (cos_TK, sin_TK))
+    turned = (first * cos - second * sin, second * cos + first * sin)
+    return torch.cat(turned, dim=-1).type_as(x_THK)
 
 
 class LearnablePositions(nn.Module):
