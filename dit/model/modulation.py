@@ -5,13 +5,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from dit.model.linears import Replicated, sees_part_of_tokens
+from dit.model.owners import Owners
 
 
 def sinusoid(level_N: Tensor, width: int) -> Tensor:
@@ -23,30 +23,6 @@ def sinusoid(level_N: Tensor, width: int) -> Tensor:
     index = torch.arange(half, dtype=torch.float32, device=level_N.device)
     angle = level_N.float()[:, None] * torch.exp(-math.log(10_000.0) * index / half)
     return nn.functional.pad(torch.cat((angle.cos(), angle.sin()), dim=-1), (0, width % 2))
-
-
-class _RowsOf(torch.autograd.Function):
-    """Plain indexing, whose own backward pass adds row after row: 5 times as slow on a CPU."""
-
-    @staticmethod
-    def forward(ctx: Any, values_NX: Tensor, segment_T: Tensor) -> Tensor:
-        ctx.save_for_backward(segment_T)
-        ctx.samples = len(values_NX)
-        return values_NX[segment_T]
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (segment_T,), (gradient_TX,) = ctx.saved_tensors, gradients
-        sample_N1 = torch.arange(ctx.samples, device=segment_T.device)[:, None]
-        # A product of matrices sums in float32, in an order that is always the same.
-        return (segment_T == sample_N1).to(gradient_TX.dtype) @ gradient_TX, None
-
-
-def rows_of(values_NX: Tensor, segment_T: Tensor) -> Tensor:
-    """Each token's row [T, X], that of its sample."""
-    rows_TX = _RowsOf.apply(values_NX, segment_T)
-    assert isinstance(rows_TX, Tensor)
-    return rows_TX
 
 
 class LevelEmbedding(nn.Module):
@@ -68,7 +44,7 @@ class LevelEmbedding(nn.Module):
 class Modulation(nn.Module):
     """adaLN of low rank (arXiv:2212.09748, Sec. 3.2; Cosmos): norm, scale and shift, and a gate.
 
-    The last layer's has no gate. Computed once per sample; tokens look up their own sample's.
+    The last layer's has no gate. Computed once per sample.
     """
 
     def __init__(self, config: TransformerConfig, *, rank: int, gated: bool):
@@ -79,13 +55,11 @@ class Modulation(nn.Module):
         self.linear_2 = Replicated(rank, self.parts * width, config=config)
 
     def forward(
-        self, h_TD: Tensor, wave_ND: Tensor, offset_NX: Tensor, segment_T: Tensor
+        self, h_TD: Tensor, wave_ND: Tensor, offset_NX: Tensor, owners: Owners
     ) -> tuple[Tensor, Tensor | None]:
-        """Modulated tokens [T, D] and their gate [T, D]."""
+        """Modulated tokens [T, D], and the gate of each sample [N, D]."""
         steer_NX = self.linear_2(self.linear_1(nn.functional.silu(wave_ND)))
         steer_NX = steer_NX + offset_NX[:, : steer_NX.shape[-1]]
         shift_ND, scale_ND, *gate = steer_NX.chunk(self.parts, dim=-1)
-        # Before the tokens look it up: the fewer passes over all tokens the better.
-        steer_NX = torch.cat((shift_ND, 1 + scale_ND, *gate), dim=-1)
-        shift_TD, scale_TD, *gate = rows_of(steer_NX, segment_T).chunk(self.parts, dim=-1)
-        return torch.addcmul(shift_TD, self.norm(h_TD), scale_TD), gate[0] if gate else None
+        x_TD = owners.shift(self.norm(h_TD), scale_ND=1 + scale_ND, shift_ND=shift_ND)
+        return x_TD, gate[0] if gate else None
