@@ -52,7 +52,7 @@ def test_buckets_pad_nothing_and_hold_no_more_than_a_pack():
 def test_both_ways_have_the_same_loss_and_all_are_timed(tmp_path, capsys, groups):
     """The program itself refuses to compare where the losses differ."""
     file = tmp_path / "numbers.json"
-    assert compare_padded.main(["--steps", "1", "--json", str(file), *TINY]) == 0
+    assert compare_padded.main(["--steps", "1", "--cpu-seconds", "--json", str(file), *TINY]) == 0
     equal, mixed = json.loads(file.read_text())
     assert equal["real_tokens"] == 24 * 256
     assert set(mixed["ratio"]) == {compare_padded.OURS, *map(str, Batching)}
