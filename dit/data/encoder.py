@@ -79,6 +79,8 @@ class PackEncoder(TaskEncoder):
 
     @stateless
     def group(self, samples: list[CookedSample]) -> Group:
+        # Equal ones side by side, which attention computes together.
+        samples = sorted(samples, key=lambda sample: sample.shape or ())
         shapes = [sample.shape for sample in samples if sample.shape is not None]
         tokens, text = zip(*shapes, strict=True)
         return Group(

@@ -9,13 +9,13 @@ implementation against `attend_one_by_one`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,43 +75,76 @@ def attend_one_by_one(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, spans: Spans)
     return out_THK
 
 
-def attend_by_shape(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, spans: Spans) -> Tensor:
-    """SDPA, one batched call for all samples of equal lengths: the fastest way on a CPU."""
-    plan: _ByShape = spans.once("by_shape", lambda: _ByShape.of(spans))  # type: ignore[assignment]
-    outs = []
-    for query_GT, key_GS in zip(plan.queries, plan.keys, strict=True):
-        q, k, v = (
-            x[index].transpose(1, 2)
-            for x, index in ((q_THK, query_GT), (k_SHK, key_GS), (v_SHK, key_GS))
-        )
-        outs.append(scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(0, 1))
-    outs.append(q_THK.new_zeros(1, *q_THK.shape[1:]))  # what padding reads
-    return torch.cat(outs)[plan.row_T]
+def attend_by_runs(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, spans: Spans) -> Tensor:
+    """SDPA, one batched call for neighbours of equal lengths: the fastest way on a CPU.
+
+    The loader lays samples of equal lengths side by side, so nothing has to be gathered.
+    """
+    runs: list[_Run] = spans.once("runs", lambda: list(_runs(spans, len(k_SHK))))  # type: ignore[assignment]
+    pieces, row = [], 0
+    for run in runs:
+        q = run.queries.of(q_THK)
+        k, v = run.keys.of(k_SHK), run.keys.of(v_SHK)
+        out = scaled_dot_product_attention(q, k, v).transpose(1, 2)
+        padded = pad(out, (0, 0, 0, 0, 0, run.queries.step - run.queries.length))
+        if run.queries.first > row:
+            pieces.append(q_THK.new_zeros(run.queries.first - row, *q_THK.shape[1:]))
+        pieces.append(padded.flatten(0, 1))
+        row = run.queries.stop
+    if row < spans.total:
+        pieces.append(q_THK.new_zeros(spans.total - row, *q_THK.shape[1:]))
+    return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
 
 @dataclass(frozen=True, slots=True)
-class _ByShape:
-    queries: list[Tensor]  # per shape, [G, T] rows of the query tensor
-    keys: list[Tensor]  # per shape, [G, S] rows of the key tensor
-    row_T: Tensor  # where each query's result lies in the results laid end to end
+class _Even:
+    """Rows of samples of equal lengths, at equal distances."""
 
-    @classmethod
-    def of(cls, spans: Spans) -> _ByShape:
-        shapes: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        for start, length, key_start, key_length in zip(
-            spans.starts, spans.lengths, spans.key_starts, spans.key_lengths, strict=True
+    first: int
+    count: int
+    step: int
+    length: int
+
+    @property
+    def stop(self) -> int:
+        return self.first + self.count * self.step
+
+    def of(self, x_THK: Tensor) -> Tensor:
+        """View [count, H, length, K]."""
+        rows = x_THK[self.first : self.stop].unflatten(0, (self.count, self.step))
+        return rows[:, : self.length].transpose(1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Neighbours of equal lengths."""
+
+    queries: _Even
+    keys: _Even
+
+
+def _runs(spans: Spans, keys: int) -> Iterator[_Run]:
+    """Every sample in one run; the last of a run may lie too near the end for a full step."""
+    samples = list(
+        zip(spans.starts, spans.lengths, spans.key_starts, spans.key_lengths, strict=True)
+    )
+    while samples:
+        first, length, key_first, key_length = samples[0]
+        step, key_step = length, key_length
+        if len(samples) > 1:
+            step, key_step = samples[1][0] - first, samples[1][2] - key_first
+        count = 1
+        while count < len(samples) and samples[count] == (
+            *(first + count * step, length),
+            *(key_first + count * key_step, key_length),
         ):
-            shapes.setdefault((length, key_length), []).append((start, key_start))
-        queries, keys = [], []
-        for (length, key_length), places in shapes.items():
-            first = torch.tensor(places)
-            queries.append(first[:, :1] + torch.arange(length))
-            keys.append(first[:, 1:] + torch.arange(key_length))
-        rows = torch.cat([q.flatten() for q in queries])
-        row_T = torch.full((spans.total,), len(rows))
-        row_T[rows] = torch.arange(len(rows))
-        to = spans.device
-        return cls([q.to(to) for q in queries], [k.to(to) for k in keys], row_T.to(to))
+            count += 1
+        if first + count * step > spans.total or key_first + count * key_step > keys:
+            count -= 1
+        if count < 2:
+            count, step, key_step = 1, length, key_length
+        yield _Run(_Even(first, count, step, length), _Even(key_first, count, key_step, key_length))
+        del samples[:count]
 
 
 def attend_varlen(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, spans: Spans) -> Tensor:
@@ -159,4 +192,4 @@ class _Varlen:
 def attention_for(device: torch.device, dtype: torch.dtype) -> Attend:
     """The fastest implementation that this device and type have."""
     flash = device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
-    return attend_varlen if flash else attend_by_shape
+    return attend_varlen if flash else attend_by_runs

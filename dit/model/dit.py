@@ -33,6 +33,7 @@ from dit.model.context import Context
 from dit.model.layer import Conditions, DiTLayer, Steer
 from dit.model.linears import Replicated, dtype, transformer_config
 from dit.model.modulation import LevelEmbedding, Modulation
+from dit.model.owners import Owners
 from dit.model.positions import LearnablePositions, Rotary
 
 
@@ -137,16 +138,16 @@ class DiT(MegatronModule):
         Of a stage that is not the last: what the next one takes.
         """
         batch = pad_text(batch, self.model.text_pad_to)
-        segment_T = self._my_tokens(batch.segment_T)
+        owners = Owners.of(self._my_tokens(batch.segment_T))
         h_TD, steer = (
             self.enter(x_TC, level_N, batch)
             if self.pre_process
-            else _unload(self.input_tensor, self.model, batch, len(segment_T))
+            else _unload(self.input_tensor, self.model, batch, len(owners.segment_T))
         )
-        h_TD = self.decoder(h_TD, self.conditions(steer, batch, segment_T))
+        h_TD = self.decoder(h_TD, self.conditions(steer, batch, owners))
         if not self.post_process:
             return _load(h_TD, steer)
-        h_TD, _ = self.modulate_out(h_TD, steer.wave_ND, steer.offset_NX, segment_T)
+        h_TD, _ = self.modulate_out(h_TD, steer.wave_ND, steer.offset_NX, owners)
         x_TC = self.proj_out(h_TD)
         if self.config.sequence_parallel:
             # Each tensor rank computes the loss of all tokens: a gradient is not to be summed.
@@ -178,7 +179,7 @@ class DiT(MegatronModule):
         )
         return self.patches(x_TC.to(self.config.params_dtype)), steer
 
-    def conditions(self, steer: Steer, batch: PackedBatch, segment_T: Tensor) -> Conditions:
+    def conditions(self, steer: Steer, batch: PackedBatch, owners: Owners) -> Conditions:
         """What every layer sees beside the tokens."""
         cos_TK, sin_TK = self.rotary(batch.position_T3)
         rows, ends = len(batch.segment_T), batch.text_starts
@@ -186,13 +187,13 @@ class DiT(MegatronModule):
         text_LE = batch.text_LE.to(self.config.params_dtype)
         return Conditions(
             steer=steer,
-            segment_T=segment_T,
+            owners=owners,
             text_LE=text_LE if steer.text_LE is None else steer.text_LE,
             cos_TK=cos_TK,
             sin_TK=sin_TK,
             self_spans=self.context.spans(batch, rows=rows),
             self_order=self.context.order(batch, rows=rows),
-            cross_spans=Spans.of(batch.shared_spans, captions, total=rows, device=segment_T.device),
+            cross_spans=Spans.of(batch.shared_spans, captions, total=rows, device=text_LE.device),
         )
 
 

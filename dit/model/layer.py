@@ -20,8 +20,10 @@ from torch.utils.checkpoint import checkpoint
 from dit.config import ModelConfig, Recompute
 from dit.model.attention import Spans, attention_for
 from dit.model.context import Context, TokenOrder
+from dit.model.head_norm import HeadNorm
 from dit.model.linears import ColumnLinear, RowLinear
 from dit.model.modulation import Modulation
+from dit.model.owners import Owners
 from dit.model.positions import rotate
 
 
@@ -40,7 +42,7 @@ class Conditions:
     """What every layer sees beside the tokens."""
 
     steer: Steer
-    segment_T: Tensor  # int64, the sample that owns each token
+    owners: Owners
     text_LE: Tensor
     cos_TK: Tensor  # float32
     sin_TK: Tensor  # float32
@@ -64,9 +66,8 @@ class PackedAttention(MegatronModule):
         self.head_width = width // model.num_attention_heads
         self.recomputed = model.recompute_granularity is Recompute.SELECTIVE
         self.linear_proj = RowLinear(width, width, config=config, groups=groups)
-        # eps as in Diffusers' attention, which differs from its other norms.
-        self.q_layernorm = nn.RMSNorm(self.head_width, eps=1e-5, dtype=config.params_dtype)
-        self.k_layernorm = nn.RMSNorm(self.head_width, eps=1e-5, dtype=config.params_dtype)
+        self.q_layernorm = HeadNorm(self.head_width, dtype=config.params_dtype)
+        self.k_layernorm = HeadNorm(self.head_width, dtype=config.params_dtype)
 
     def _heads(self, x_TX: Tensor, parts: int) -> tuple[Tensor, ...]:
         """Splits [T, heads * parts * K], ordered head by head, into `parts` of [T, heads, K]."""
@@ -167,10 +168,10 @@ class DiTLayer(MegatronModule, BaseTransformerLayer):
         c, position_TD = conditions, conditions.steer.position_TD
         if position_TD is not None:
             h_TD = h_TD + position_TD
-        steer = (c.steer.wave_ND, c.steer.offset_NX, c.segment_T)
-        x_TD, gate_TD = self.modulate_self(h_TD, *steer)
-        h_TD = h_TD + gate_TD * self.self_attention(x_TD, c)
-        x_TD, gate_TD = self.modulate_cross(h_TD, *steer)
-        h_TD = h_TD + gate_TD * self.cross_attention(x_TD, c)
-        x_TD, gate_TD = self.modulate_mlp(h_TD, *steer)
-        return h_TD + gate_TD * self.mlp(x_TD)
+        steer = (c.steer.wave_ND, c.steer.offset_NX, c.owners)
+        x_TD, gate_ND = self.modulate_self(h_TD, *steer)
+        h_TD = c.owners.add(h_TD, self.self_attention(x_TD, c), gate_ND=gate_ND)
+        x_TD, gate_ND = self.modulate_cross(h_TD, *steer)
+        h_TD = c.owners.add(h_TD, self.cross_attention(x_TD, c), gate_ND=gate_ND)
+        x_TD, gate_ND = self.modulate_mlp(h_TD, *steer)
+        return c.owners.add(h_TD, self.mlp(x_TD), gate_ND=gate_ND)

@@ -11,6 +11,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from dit.model.linears import Replicated, sees_part_of_tokens
+from dit.model.owners import Owners
 
 
 def sinusoid(level_N: Tensor, width: int) -> Tensor:
@@ -43,7 +44,7 @@ class LevelEmbedding(nn.Module):
 class Modulation(nn.Module):
     """adaLN of low rank (arXiv:2212.09748, Sec. 3.2; Cosmos): norm, scale and shift, and a gate.
 
-    The last layer's has no gate. Computed once per sample; tokens look up their own sample's.
+    The last layer's has no gate. Computed once per sample.
     """
 
     def __init__(self, config: TransformerConfig, *, rank: int, gated: bool):
@@ -54,10 +55,11 @@ class Modulation(nn.Module):
         self.linear_2 = Replicated(rank, self.parts * width, config=config)
 
     def forward(
-        self, h_TD: Tensor, wave_ND: Tensor, offset_NX: Tensor, segment_T: Tensor
+        self, h_TD: Tensor, wave_ND: Tensor, offset_NX: Tensor, owners: Owners
     ) -> tuple[Tensor, Tensor | None]:
-        """Modulated tokens [T, D] and their gate [T, D]."""
+        """Modulated tokens [T, D], and the gate of each sample [N, D]."""
         steer_NX = self.linear_2(self.linear_1(nn.functional.silu(wave_ND)))
         steer_NX = steer_NX + offset_NX[:, : steer_NX.shape[-1]]
-        shift_TD, scale_TD, *gate = steer_NX[segment_T].chunk(self.parts, dim=-1)
-        return self.norm(h_TD) * (1 + scale_TD) + shift_TD, gate[0] if gate else None
+        shift_ND, scale_ND, *gate = steer_NX.chunk(self.parts, dim=-1)
+        x_TD = owners.shift(self.norm(h_TD), scale_ND=1 + scale_ND, shift_ND=shift_ND)
+        return x_TD, gate[0] if gate else None

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
@@ -43,11 +45,33 @@ def _frequencies(dim: int, scale: float) -> Tensor:
     return 1.0 / theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
 
 
+class _Rotate(torch.autograd.Function):
+    """Keeps nothing of x: the way back is the rotation by the opposite angles."""
+
+    @staticmethod
+    def forward(ctx: Any, x_THK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
+        ctx.save_for_backward(cos_TK, sin_TK)
+        return _turned(x_THK, cos_TK, sin_TK, sign=1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return _turned(*gradients, *ctx.saved_tensors, sign=-1), None, None
+
+
+def _turned(x_THK: Tensor, cos_TK: Tensor, sin_TK: Tensor, *, sign: int) -> Tensor:
+    half = x_THK.shape[-1] // 2
+    wide_THK, sin = x_THK.float(), sin_TK[:, None, :half]
+    out_THK = wide_THK * cos_TK[:, None]
+    out_THK[..., :half].addcmul_(wide_THK[..., half:], sin, value=-sign)
+    out_THK[..., half:].addcmul_(wide_THK[..., :half], sin, value=sign)
+    return out_THK.type_as(x_THK)
+
+
 def rotate(x_THK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
     """Turns each pair (i, i + K/2) of a head by the token's angles, in float32."""
-    first, second = x_THK.float().chunk(2, dim=-1)
-    turned = torch.cat((-second, first), dim=-1)
-    return (x_THK.float() * cos_TK[:, None] + turned * sin_TK[:, None]).type_as(x_THK)
+    turned_THK = _Rotate.apply(x_THK, cos_TK, sin_TK)
+    assert isinstance(turned_THK, Tensor)
+    return turned_THK
 
 
 class LearnablePositions(nn.Module):

@@ -47,6 +47,17 @@ DEVICES = {
         together=72,
     ),
 }  # fmt: skip
+_SLOWER = ("h100 pcie", "h100 nvl", "h200 nvl")
+"""Boards of the same name with lower clocks or fewer units, of which the table has no figure."""
+
+
+def peak_flops(name: str) -> float | None:
+    """Of the device that torch names so; None where the table has not got it."""
+    name = name.lower()
+    if any(board in name for board in _SLOWER):
+        return None
+    longest_first = sorted(DEVICES, key=len, reverse=True)  # GB200 before B200
+    return next((DEVICES[part].flops for part in longest_first if part in name), None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,6 +24,7 @@ from dit.config import Decay, Precision, RunConfig
 from dit.model import weights
 from dit.model.dit import DiT
 from dit.parallel.groups import device
+from dit.train.clock import COMMUNICATION, timed
 
 Fill = Callable[[DiT, RunConfig], None]
 
@@ -48,7 +49,7 @@ def build_model(
     chunks = [_wrap(model, config, groups) for model in models]
     # Megatron-Core's schedules look at the first chunk's.
     schedule = chunks[0].config
-    schedule.finalize_model_grads_func = finalize_model_grads
+    schedule.finalize_model_grads_func = timed(COMMUNICATION, finalize_model_grads)
     if config.ddp.overlap_grad_reduce:
         waits: Any = [chunk.no_sync for chunk in chunks]
         schedule.no_sync_func = waits if virtual > 1 else waits[0]

@@ -20,6 +20,7 @@ from dit.train.build import (
     learning_rate,
     set_learning_rate,
 )
+from dit.train.clock import BACKWARD, OPTIMIZER, spending
 from dit.train.ema import Ema
 from dit.train.step import Item, Report, Update, run_schedule, update
 
@@ -51,10 +52,12 @@ class Learner:
 
 def differentiate(learner: Learner, items: Sequence[Item], *, config: RunConfig) -> Report:
     """First half of a step: this replica's packs in, gradients of the global batch out."""
-    for chunk in learner.chunks:
-        chunk.zero_grad_buffer()
-    learner.optimizer.zero_grad()
-    losses = run_schedule(learner.chunks, items, mean=config.objective.loss_mean)
+    with spending(OPTIMIZER):
+        for chunk in learner.chunks:
+            chunk.zero_grad_buffer()
+        learner.optimizer.zero_grad()
+    with spending(BACKWARD):  # what the parts inside do not claim
+        losses = run_schedule(learner.chunks, items, mean=config.objective.loss_mean)
     return Report.of(losses)
 
 
@@ -65,6 +68,11 @@ def learn(learner: Learner, *, config: RunConfig, number: int, loss: float) -> U
     gradient, is not finite, nothing changes on any rank.
     """
     doing("update")
+    with spending(OPTIMIZER):
+        return _learn(learner, config, number, loss)
+
+
+def _learn(learner: Learner, config: RunConfig, number: int, loss: float) -> Update:
     rate, decay = learning_rate(config, number), config.optimizer.weight_decay
     set_learning_rate(learner.optimizer, rate, weight_decay=decay)
     done = update(learner.optimizer, clip_grad=config.optimizer.clip_grad, loss=loss)

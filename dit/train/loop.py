@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from enum import IntEnum
 from pathlib import Path
@@ -32,6 +32,7 @@ from dit.parallel.groups import device, process_groups
 from dit.parallel.replica import Replica
 from dit.parallel.watch import doing
 from dit.train.build import learning_rate
+from dit.train.clock import DATA, spending, spent
 from dit.train.gauges import Gauges
 from dit.train.learner import build_learner, differentiate, learn
 from dit.train.persist import close_saver, finish_save, resume, save
@@ -43,6 +44,8 @@ from dit.train.signals import StopRequests
 from dit.train.skips import FILE, Skip, skip
 from dit.train.sums import Sums, add_up, values_of
 from dit.train.validation import validate
+
+Values = dict[str, Any]
 
 
 class ExitCode(IntEnum):
@@ -74,6 +77,23 @@ def pretrain(
             ends.callback(run.loader.close)
         ends.callback(close_saver, run, record)
         return _train(run, record, requests)
+
+
+def measure(
+    config: RunConfig, *, warm_up: int, steps: int, around: AbstractContextManager
+) -> list[Values]:
+    """What would be written down of `steps` steps, made inside `around` after a warm-up.
+
+    Nothing is saved or validated, and Ctrl-C ends it as any program.
+    """
+    run, never = _prepare(config), StopRequests()
+    with deaths_in_words(), ExitStack() as ends:
+        if run.loader is not None:
+            ends.callback(run.loader.close)
+        for _ in range(warm_up):
+            _step(run, never)
+        with around:
+            return [_step(run, never)[0] for _ in range(steps)]
 
 
 def _prepare(config: RunConfig) -> Run:
@@ -241,7 +261,9 @@ def _step(run: Run, requests: StopRequests) -> tuple[dict[str, Any], Skip | None
     step, number = run.progress.step + 1, run.progress.updates + 1
     rate = learning_rate(c, number)
     doing("read of packs", step=step)
-    packs = _packs(run)
+    spent()  # what validation and saving have left
+    with spending(DATA):
+        packs = _packs(run)
     items = [
         training_problem(
             run.objective,
@@ -266,5 +288,6 @@ def _step(run: Run, requests: StopRequests) -> tuple[dict[str, Any], Skip | None
     else:
         present = [key for pack in packs for key in pack.keys] if run.loader else []
         skipped = skip(step, loss=sums.loss, bad=report.not_finite, present=present)
-    values = values_of(run, sums, done, rate=rate, seconds=time.perf_counter() - began)
+    seconds = {"step_time": time.perf_counter() - began} | spent()
+    values = values_of(run, sums, done, rate=rate, seconds=seconds)
     return values | run.gauges.read(run.progress, done), skipped, sums

@@ -11,8 +11,16 @@
     pack_fill         real tokens over the capacity of the packs
     refused           samples refused since the start of the run, over all ranks
     step_time_s       seconds
+    data_s            wait for packs; this and the next four are parts of the step, on rank 0
+    forward_s         model and loss
+    backward_s        the rest of the schedule, with its waits for other pipeline stages
+    communication_s   sums over ranks that nothing hides
+    optimizer_s       update and average; on GPUs only recipes/benchmark.py has these five
     tokens_per_s      real tokens a second, all ranks together
+    samples_per_s     the same of samples
     model_tflops      model TFLOP/s of one device, from the true geometry of the packs
+    mfu               the same over the bfloat16 peak of its data sheet; for GPUs of the table
+    peak_memory_gb    on rank 0 since its start: tensors of a GPU, else the whole process
     skipped           true where loss or gradient was not finite and nothing was updated
     skipped_steps     such steps since the start of the run; skipped_samples.jsonl has their samples
     refused_too_long, ...  the same by reason, every logger.log_interval steps; with it come

@@ -24,6 +24,7 @@ from dit.parallel.context import split_tokens
 from dit.parallel.groups import device
 from dit.parallel.stages import StageLink
 from dit.parallel.watch import doing
+from dit.train.clock import COMMUNICATION, FORWARD, spending
 
 Item = tuple[PackedBatch, Problem]
 
@@ -100,10 +101,12 @@ def _forward(
 ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor, Loss]]]:
     doing("forward and backward pass")
     batch, problem = next(iterator)
-    prediction_TC = model(problem.input_TC, problem.level_N, batch)
+    with spending(FORWARD):
+        prediction_TC = model(problem.input_TC, problem.level_N, batch)
 
     def reduce(prediction_TC: Tensor) -> tuple[Tensor, Tensor, Loss]:
-        loss = loss_of(batch, problem, prediction_TC, mean)
+        with spending(FORWARD):
+            loss = loss_of(batch, problem, prediction_TC, mean)
         # Copied, because the schedule may scale the first in place.
         total, error_T = loss.total.detach().clone(), loss.error_T.detach()
         return loss.total, loss.count, replace(loss, total=total, error_T=error_T)
@@ -174,5 +177,6 @@ def update(optimizer: MegatronOptimizer, *, clip_grad: float, loss: float = 0.0)
 def sum_over_ranks(numbers: Sequence[float]) -> list[float]:
     """Sums of each number over all ranks of the run, in float64."""
     total = torch.tensor(numbers, dtype=torch.float64, device=device())
-    dist.all_reduce(total)
-    return total.tolist()
+    with spending(COMMUNICATION):
+        dist.all_reduce(total)
+        return total.tolist()

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from dit.batch import PackedBatch
 from dit.model.flops import training_flops
+from dit.train.device import peak_memory_gb, peak_tflops
 from dit.train.run import Run
 from dit.train.step import Report, Update, sum_over_ranks
 
@@ -39,8 +40,12 @@ def add_up(run: Run, packs: Sequence[PackedBatch], report: Report, *, stop: bool
     return Sums(*sum_over_ranks((report.total, report.count, *counts, float(stop), float(writing))))
 
 
-def values_of(run: Run, sums: Sums, done: Update, *, rate: float, seconds: float) -> dict[str, Any]:
+def values_of(
+    run: Run, sums: Sums, done: Update, *, rate: float, seconds: dict[str, float]
+) -> dict[str, Any]:
     """What is written down of a step; metrics.py says what each means."""
+    step_s, peak = seconds["step_time"], peak_tflops()
+    tflops = sums.flops / step_s / dist.get_world_size() / 1e12
     batch, capacity = run.config.train.global_batch_size, run.config.dataset.task_encoder_seq_length
     return {
         "step": run.progress.step,
@@ -51,9 +56,12 @@ def values_of(run: Run, sums: Sums, done: Update, *, rate: float, seconds: float
         "real_tokens": int(sums.tokens),
         "pack_fill": sums.tokens / (batch * capacity),
         "refused": int(sums.refused),
-        "step_time_s": seconds,
-        "tokens_per_s": sums.tokens / seconds,
-        "model_tflops": sums.flops / seconds / dist.get_world_size() / 1e12,
+        **{f"{part}_s": value for part, value in seconds.items()},
+        "tokens_per_s": sums.tokens / step_s,
+        "samples_per_s": sums.samples / step_s,
+        "model_tflops": tflops,
+        **({} if peak is None else {"mfu": tflops / peak}),
+        "peak_memory_gb": peak_memory_gb(),
         "skipped": done.skipped,
         "skipped_steps": run.progress.skipped_steps,
     }

@@ -25,10 +25,12 @@ ALLOWED = {
     "dit.configuring": BASE | {"dit.parallel", "dit.model"},
     "dit.generation": BASE | {"dit.data", "dit.objective", "dit.parallel", "dit.model"},
     "dit.train": BASE
-    | {"dit.data", "dit.objective", "dit.parallel", "dit.model", "dit.configuring"},
+    | {"dit.data", "dit.objective", "dit.parallel", "dit.model", "dit.configuring", "dit.plan"},
     "dit.convert": BASE
     | {"dit.data", "dit.objective", "dit.parallel", "dit.model", "dit.configuring", "dit.train"},
-    "dit.bench": BASE | {"dit.data", "dit.flops", "dit.model"},
+    "dit.bench": BASE
+    | {"dit.plan", "dit.data", "dit.flops", "dit.model", "dit.objective", "dit.parallel"}
+    | {"dit.train", "dit.convert"},  # it measures them
     "dit.plan": BASE | {"dit.flops", "dit.configuring"},
     "dit.report": {"dit.config", "dit.configuring"},
     "data_prep": set(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dit.model.attention import Spans, attend_by_shape, attend_one_by_one
+from dit.model.attention import Spans, attend_by_runs, attend_one_by_one
 
 
 def _spans(lengths, key_lengths, pad=3):
@@ -42,7 +42,7 @@ def test_by_shape_equals_one_by_one(lengths, key_lengths):
     ]
     weight = torch.randn(total, 3, 8, generator=generator)
     results = []
-    for attend in (attend_one_by_one, attend_by_shape):
+    for attend in (attend_one_by_one, attend_by_runs):
         out = attend(*inputs, spans)
         (out * weight).sum().backward()
         results.append([out.detach(), *(x.grad.clone() for x in inputs)])
@@ -54,7 +54,7 @@ def test_by_shape_equals_one_by_one(lengths, key_lengths):
 
 def test_padding_gets_zeros():
     spans, total, keys = _spans([2, 4], [3, 3])
-    out = attend_by_shape(
+    out = attend_by_runs(
         torch.ones(total, 1, 4), torch.ones(keys, 1, 4), torch.ones(keys, 1, 4), spans
     )
     real = torch.zeros(total, dtype=torch.bool)

@@ -43,6 +43,24 @@ def test_attention_score_depends_on_the_distance_alone():
     torch.testing.assert_close(scores[0], scores[1], rtol=1e-4, atol=1e-4)
 
 
+def test_rotation_and_its_gradient_are_those_of_complex_numbers():
+    generator = torch.Generator().manual_seed(0)
+    cos_TK, sin_TK = Rotary(MODEL)(_grid(3, 4, 5))
+    shape = (60, 2, cos_TK.shape[-1])
+    x_THK = torch.randn(shape, generator=generator, requires_grad=True)
+    weight_THK = torch.randn(shape, generator=generator)
+    first, second = x_THK.chunk(2, dim=-1)
+    turn_T1K = torch.complex(cos_TK, sin_TK)[:, None, : first.shape[-1]]
+    turned = torch.complex(first, second) * turn_T1K
+    plain_THK = torch.cat((turned.real, turned.imag), dim=-1)
+    found_THK = rotate(x_THK, cos_TK, sin_TK)
+    torch.testing.assert_close(found_THK, plain_THK)
+    (plain,) = torch.autograd.grad((plain_THK * weight_THK).sum(), x_THK)
+    (found,) = torch.autograd.grad((found_THK * weight_THK).sum(), x_THK)
+    torch.testing.assert_close(found, plain)
+    assert rotate(x_THK.bfloat16(), cos_TK, sin_TK).dtype is torch.bfloat16
+
+
 def test_frames_follow_seconds():
     """A clip at half the rate has twice the distance between its frames."""
     rotary = Rotary(MODEL)

@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dit.model.dit import DiT
 from dit.model.flops import forward_flops, training_flops
+from dit.model.owners import Owners
 from dit.model.weights import initialise, randomise
 from dit.train.step import loss_of
 from tests.packs import random_pack, tiny_model
@@ -47,7 +48,7 @@ def test_initial_model_is_the_identity_and_predicts_zero(groups):
     h_TD, steer = model.enter(batch.latent_TC, torch.zeros(1), batch)
     # Zero gates still come from the level's own embedding, which is shared by all layers.
     steer = replace(steer, offset_NX=torch.zeros_like(steer.offset_NX))
-    conditions = model.conditions(steer, batch, batch.segment_T)
+    conditions = model.conditions(steer, batch, Owners.of(batch.segment_T))
     torch.testing.assert_close(model.decoder(h_TD, conditions), h_TD)
 
 

@@ -1,0 +1,42 @@
+"""The benchmark as a user types it."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from dit.train import metrics
+from tests.launching import ROOT, SMALL, command, run
+
+CONF = ("--config-file", str(ROOT / "conf/dit_digits.yaml"), "--mock", *SMALL)
+
+
+@pytest.mark.slow
+def test_benchmark_reports_where_the_time_goes(tmp_path):
+    options = ["--steps", "4", "--warm-up", "1", "--json", "out/numbers.json", "--profile"]
+    keys = ["dataset.num_workers=0", "train.global_batch_size=2"]
+    done = run(command("benchmark.py", *CONF, *options, *keys, nproc=2), cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "out/numbers.json").read_text())
+    assert "2 x CPU" in done.stdout and "MFU of" in done.stdout
+    assert sum(found["shares"].values()) == pytest.approx(1)
+    assert min(found["shares"].values()) >= 0
+    assert found["forward_s"]["p5"] <= found["forward_s"]["median"] <= found["step_time_s"]["p95"]
+    assert [step["step"] for step in found["steps"]] == [2, 3, 4, 5]
+    assert list(found["peak_tflops"]) == ["measured, float32"]
+    # Under the names that metrics.jsonl has, each of which is explained.
+    assert set(found["steps"][0]) <= set(re.findall(r"\w+", metrics.__doc__ or ""))
+    traces = {f"numbers_trace_rank{rank}.json" for rank in (0, 1)}
+    assert {one.name for one in tmp_path.rglob("*.json")} == {"numbers.json"} | traces
+    events = json.loads((tmp_path / "out/numbers_trace_rank1.json").read_text())["traceEvents"]
+    assert any("mm" in str(event.get("name")) for event in events)
+
+
+def test_benchmark_refuses_what_training_refuses(tmp_path):
+    done = run(command("benchmark.py", *CONF, "--steps", "0"), cwd=tmp_path)
+    assert done.returncode == 1 and "--steps" in done.stderr
+    done = run(command("benchmark.py", *CONF, "model.num_layer=2"), cwd=tmp_path)
+    assert done.returncode == 1 and "model.num_layers" in done.stderr
+    assert not list(tmp_path.iterdir())
