@@ -23,7 +23,7 @@ from recipes.entry import run
 from recipes.generate_options import FPS, Options, Setting, chosen, parser
 from recipes.opening import Opened, open_checkpoint
 from recipes.picture_files import Picture, false_colours, make_folder, write
-from recipes.prompts import Prompt, read_prompts
+from recipes.prompts import Prompt, read_prompts, unused
 from recipes.sizes import Size, cut, rounding
 
 if TYPE_CHECKING:
@@ -184,9 +184,9 @@ def _say(
 ) -> None:
     console, steps = Console(soft_wrap=True, highlight=False), opened.steps
     sizes = [_size(with_size(options, prompt, opened)) for prompt in prompts]
-    for note in dict.fromkeys(rounding(s, steps.pixels(steps.latent(s))) for s in sizes):
-        if note:
-            console.print(note)
+    notes = [unused(prompts), *(rounding(s, steps.pixels(steps.latent(s))) for s in sizes)]
+    for note in dict.fromkeys(note for note in notes if note):
+        console.print(note)
     console.print(f"{len(pictures)} samples, {grid.name} and samples.json in {grid.parent}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,13 @@ class Prompt:
     height: int | None = None
     width: int | None = None
     num_video_frames: int | None = None
+    unused: tuple[str, ...] = ()  # what else its entry in a file says
+
+
+def unused(prompts: Sequence[Prompt]) -> str:
+    """What is said where entries of a file ask for more than a caption at a size; else empty."""
+    names = sorted({name for prompt in prompts for name in prompt.unused})
+    return f"not used, of the file of prompts: {', '.join(names)}" if names else ""
 
 
 def read_prompts(file: Path, *, option: str = "--prompts_file") -> list[Prompt]:
@@ -65,4 +73,6 @@ def _prompt(item: Any, where: str) -> Prompt:
         if size is not None and (not isinstance(size, int) or size < 1):
             raise ValueError(f'{where}: "{name}": {size!r} must be a number of at least 1')
     frames = sizes.pop("num_frames")
-    return Prompt(text=caption, num_video_frames=frames, **sizes)
+    known = {"caption", "prompt", *_SIZES}
+    more = tuple(name for name, value in entry.items() if name not in known and value is not None)
+    return Prompt(text=caption, num_video_frames=frames, unused=more, **sizes)

@@ -34,7 +34,7 @@ from dit.quality import clip_score, frechet_distance, kernel_distance
 from dit.train.run import Drawn, Run, Samples
 from recipes.features import Extractor
 from recipes.picture_files import Picture, false_colours, write_listing, write_picture
-from recipes.prompts import read_prompts
+from recipes.prompts import read_prompts, unused
 from recipes.sizes import cut
 from recipes.validation_wanted import (
     Wanted,
@@ -76,7 +76,8 @@ def open_samples(run: Run) -> Samples:
         replace(one, request=replace(one.request, seed=c.sample_seed + i))
         for i, one in enumerate(wanted)
     ]
-    run.notes += [f"samples at each validation: {note}" for note in notes(wanted, found)]
+    said = [unused(prompts), *notes(wanted, found)]
+    run.notes += [f"samples at each validation: {note}" for note in said if note]
     return ValidationSamples(wanted=wanted, decoder=decoder, extractor=extractor)
 
 

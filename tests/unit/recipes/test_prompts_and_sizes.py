@@ -11,7 +11,7 @@ from data_prep import processors, text
 from data_prep.refusals import PrepError
 from data_prep.weights import Place
 from dit.config import ModelConfig
-from recipes.prompts import Prompt, read_prompts
+from recipes.prompts import Prompt, read_prompts, unused
 from recipes.sizes import Steps, rounding
 from tests import tiny_pipelines
 
@@ -24,8 +24,10 @@ def test_prompts_from_lines_and_from_json(tmp_path):
     entry = {"caption": "a cat", "height": 480, "width": 832, "num_frames": 77}
     entry |= {"num_inference_steps": 50, "video_path": None}
     file.write_text(json.dumps({"data": [entry, {"caption": "a dog"}]}))
-    cat = Prompt(text="a cat", height=480, width=832, num_video_frames=77)
+    sizes = {"height": 480, "width": 832, "num_video_frames": 77}
+    cat = Prompt(text="a cat", **sizes, unused=("num_inference_steps",))
     assert read_prompts(file) == [cat, Prompt(text="a dog")]
+    assert unused(read_prompts(file)) == "not used, of the file of prompts: num_inference_steps"
     file.write_text('["a cat"]')
     assert read_prompts(file) == [Prompt(text="a cat")]
 
