@@ -11,8 +11,9 @@ from dit.flops import forward_flops
 from dit.plan.devices import Device, Reached
 from dit.plan.traffic import recomputed_part, traffic
 
-# What a layer keeps was written once and is read again; the backward pass does so twice.
-_PASSES = 6
+# How often memory sees what a layer keeps, all that it does not keep included. Fitted to the
+# published figures, with the rates of devices.py.
+_PASSES = 9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

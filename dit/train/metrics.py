@@ -32,9 +32,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +135,7 @@ class Terminal:
         self.console = Console(highlight=False, soft_wrap=True)
         self.every = every
         self.total = total
+        self.first: tuple[int, float] | None = None  # step that ended first here, and when
         self.bar: Progress | None = None
         if self.console.is_terminal:
             self.bar = Progress(
@@ -152,11 +155,20 @@ class Terminal:
 
     def step(self, values: Values) -> None:
         step = int(values["step"])
+        self.first = self.first or (step, time.monotonic())
         shown = _line(values)
         if self.bar is not None:
             self.bar.update(self.task, completed=step, description=shown)
         if "val_loss" in values or (self.bar is None and step % self.every == 0):
-            self.say(f"step {step}/{self.total}  {shown}")
+            self.say(f"step {step}/{self.total}  {shown}{self._left(step)}")
+
+    def _left(self, step: int) -> str:
+        """Time left at the pace so far; the first step is left out, which starts everything."""
+        assert self.first is not None
+        done, seconds = step - self.first[0], time.monotonic() - self.first[1]
+        if not done or step == self.total:
+            return ""
+        return f"  {timedelta(seconds=round(seconds / done * (self.total - step)))} left"
 
     def close(self) -> None:
         if self.bar is not None:
