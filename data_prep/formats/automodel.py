@@ -19,16 +19,23 @@ INDEX = "metadata.json"
 
 
 def write_automodel(
-    records: Iterable[Record], folder: Path, *, ending: str, shard_size: int, model: dict[str, Any]
+    records: Iterable[Record],
+    folder: Path,
+    *,
+    ending: str,
+    shard_size: int,
+    model: dict[str, Any],
+    text_length: int,
 ) -> int:
     """Writes the layout of AutoModel into `folder`; returns the number of samples.
 
-    Paths in the index are relative to `folder`, so that it can be moved.
+    Paths in the index are relative to `folder`, so that it can be moved. Texts are filled up with
+    zeros to `text_length`, without which their loader could not stack them.
     """
     shards, rows = list[str](), list[dict[str, Any]]()
     total = 0
     for record in records:
-        rows.append(_write_sample(record, folder, ending, model["model_type"]))
+        rows.append(_write_sample(record, folder, ending, model["model_type"], text_length))
         total += 1
         if len(rows) == shard_size:
             shards.append(_write_rows(folder, rows, len(shards)))
@@ -46,7 +53,9 @@ def _write_rows(folder: Path, rows: list[dict[str, Any]], number: int) -> str:
     return name
 
 
-def _write_sample(record: Record, folder: Path, ending: str, model: str) -> dict[str, Any]:
+def _write_sample(
+    record: Record, folder: Path, ending: str, model: str, text_length: int
+) -> dict[str, Any]:
     about, width, height = record.about, record.about["width"], record.about["height"]
     name = f"{width}x{height}/{hashlib.md5(record.key.encode()).hexdigest()}.{ending}"
     row = {
@@ -63,21 +72,24 @@ def _write_sample(record: Record, folder: Path, ending: str, model: str) -> dict
     file = WholeFile(folder / name)
     try:
         source = {"image_path" if model == "flux" else "video_path": about["source"]}
-        torch.save({**_tensors(record, model), **row, **source, "fps": about["fps"]}, file.stream)
+        tensors = _tensors(record, model, text_length)
+        torch.save({**tensors, **row, **source, "fps": about["fps"]}, file.stream)
         file.publish()
     finally:
         file.discard()
     return {**row, **source}
 
 
-def _tensors(record: Record, model: str) -> dict[str, Any]:
+def _tensors(record: Record, model: str, text_length: int) -> dict[str, Any]:
     """As AutoModel names them: images have no axis of frames, all texts one of samples."""
     given = record.tensors
+    missing = max(0, text_length - len(given["text"]))
+    text_1LE = torch.nn.functional.pad(given["text"], (0, 0, 0, missing))[None]
     if model == "flux":
-        found = {"latent": given["latent"][:, 0], "prompt_embeds": given["text"][None]}
+        found = {"latent": given["latent"][:, 0], "prompt_embeds": text_1LE}
         pooled = given.get("pooled_text")
         return found if pooled is None else {**found, "pooled_prompt_embeds": pooled[None]}
-    found = {"video_latents": given["latent"][None], "text_embeddings": given["text"][None]}
+    found = {"video_latents": given["latent"][None], "text_embeddings": text_1LE}
     if "text_2" in given:
         found["text_embeddings_2"] = given["text_2"][None]
     for ours, theirs in (

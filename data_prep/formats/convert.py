@@ -44,7 +44,14 @@ def export(folder: Path, *, form: str, shard_size: int) -> int:
     processor = card["processor"]
     model = {"processor": processor["name"], "model_name": processor.get("model_name")}
     model["model_type"] = processor["name"]
-    return write_automodel(records, folder, ending=form, shard_size=shard_size, model=model)
+    return write_automodel(
+        records,
+        folder,
+        ending=form,
+        shard_size=shard_size,
+        model=model,
+        text_length=card["text_encoder"].get("max_length", 0),
+    )
 
 
 def records_of(folder: Path) -> Iterator[Record | RefusedError]:

@@ -66,7 +66,7 @@ def test_automodel_opens_what_was_written(films: Path, wan: Path, tmp_path: Path
         assert not Path(row["cache_file"]).is_absolute()
         content = torch.load(out / row["cache_file"], weights_only=True)
         assert content["video_latents"].shape[:2] == (1, 16)
-        assert content["text_embeddings"].shape[0] == 1
+        assert content["text_embeddings"].shape[:2] == (1, 512)  # so that texts stack
         assert row["cache_file"].startswith("64x48/") and row["bucket_resolution"] == [64, 48]
 
 
