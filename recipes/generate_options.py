@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from dit.config import Sampler
 from recipes.entry import Parser
 
 FPS = 24.0
-SAMPLERS = ("heun", "euler", "dpm++", "unipc")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class Options:
     guidance: float = 1.5
     guidance_interval: tuple[float, float] | None = None  # noise levels with guidance; None is all
     guidance_rescale: float = 0.0
-    sampler: str = "heun"
+    sampler: str = str(Sampler.HEUN)
     weights: str = "ema"
     negative_prompt: str = ""
 
@@ -137,7 +137,7 @@ def _add_how(parser: Parser) -> None:
     )
     add(
         "--sampler",
-        choices=SAMPLERS,
+        choices=[str(sampler) for sampler in Sampler],
         default=defaults.sampler,
         help="heun calls the network twice a step, the others once; euler is of first order."
         " (default: %(default)s)",
