@@ -226,7 +226,9 @@ class _Watch:
             if report.host == self.me.host:
                 _kill(report)
         if self.left is Left.LOST:
-            time.sleep(_PATIENCE_S)  # the main thread says it, and ends this process
+            # The main thread says it, and ends this process: where the store is gone, it finds out
+            # only after `_ANSWER_S` (recipes.entry) that it is the one to speak.
+            time.sleep(3 * _PATIENCE_S)
         elif verdict.text:
             self.say(verdict.text)
         _kill_children(psutil.Process())

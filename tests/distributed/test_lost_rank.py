@@ -86,10 +86,14 @@ def start() -> Iterator[type[Run]]:
             process.kill()
 
 
-@pytest.mark.parametrize("launched", [True, False], ids=["launcher", "plain"])
+@pytest.mark.parametrize(
+    ("launched", "ranks"),
+    [(True, range(SIZE)), (False, [0]), (False, range(1, SIZE))],
+    ids=["launcher", "plain-with-the-store", "plain"],
+)
 @pytest.mark.parametrize("fault", SAYS)
-def test_the_rank_is_named_and_nothing_is_left(start, fault, launched):
-    rank = random.randrange(SIZE)
+def test_the_rank_is_named_and_nothing_is_left(start, fault, launched, ranks):
+    rank = random.choice(ranks)
     run = start(fault, rank, launched=launched)
     codes, said = run.end()
     assert 0 not in codes, said
