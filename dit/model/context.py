@@ -45,7 +45,8 @@ class TokenOrder:
             to_ranks += filling[rank : rank + 1]
         to_ranks_W = torch.cat(to_ranks)
         device = batch.latent_TC.device
-        return cls(to_ranks_W.argsort().to(device), to_ranks_W.to(device))
+        to_pack_W = to_ranks_W.argsort()
+        return cls(*(way.to(device, non_blocking=True) for way in (to_pack_W, to_ranks_W)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -64,7 +64,8 @@ def _offsets(spans: Spans) -> tuple[Tensor, Tensor, int]:
     real = torch.tensor((0, *spans.lengths), dtype=torch.int32).cumsum(0, dtype=torch.int32)
     padded = torch.tensor((*spans.starts, spans.total), dtype=torch.int32)
     longest = int(padded.diff().max())
-    return real.to(spans.device), padded.to(spans.device), longest
+    cu, cu_padded = (ends.to(spans.device, non_blocking=True) for ends in (real, padded))
+    return cu, cu_padded, longest
 
 
 @cache

@@ -23,7 +23,7 @@ def split_tokens(
     filling = -len(rows_T) % multiple
     if share.count == 1 and filling == 0:
         return batch, problem
-    rows_T = rows_T.to(batch.latent_TC.device)
+    rows_T = rows_T.to(batch.latent_TC.device, non_blocking=True)
 
     def part(whole: Tensor, value: Any = 0) -> Tensor:
         mine = whole[rows_T]

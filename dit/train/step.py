@@ -56,7 +56,8 @@ def loss_of(batch: PackedBatch, problem: Problem, prediction_TC: Tensor, mean: L
     if mean is LossMean.TOKEN:
         counts = [real for _, real in batch.shared_spans]
     else:
-        tokens_N = torch.tensor(batch.num_tokens, dtype=torch.float32).to(error_T.device)
+        tokens_N = torch.tensor(batch.num_tokens, dtype=torch.float32)
+        tokens_N = tokens_N.to(error_T.device, non_blocking=True)
         error_T = error_T / tokens_N[batch.segment_T]
         counts = [int(batch.share.index == 0)] * batch.num_samples  # once over context ranks
     count_N = torch.tensor(counts, dtype=torch.int).to(error_T.device, non_blocking=True)
