@@ -11,11 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.util import find_spec
 from itertools import accumulate
 
 import torch
+import torch.nn.attention as nn_attention
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
+
+_FLASH_3 = "flash_attn_interface"
+"""Module of FlashAttention 3."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,4 +198,17 @@ class _Varlen:
 def attention_for(device: torch.device, dtype: torch.dtype) -> Attend:
     """The fastest implementation that this device and type have."""
     flash = device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
+    if flash:
+        use_newest_flash(torch.cuda.get_device_capability(device)[0])
     return attend_varlen if flash else attend_by_runs
+
+
+@cache
+def use_newest_flash(generation: int) -> None:
+    """Makes `varlen_attn` call FlashAttention 3 where it is installed, on the Hopper it is for.
+
+    A choice that the process has made before stays.
+    """
+    known = generation == 9 and "FA3" in nn_attention.list_flash_attention_impls()
+    if known and find_spec(_FLASH_3) and nn_attention.current_flash_attention_impl() is None:
+        nn_attention.activate_flash_attention_impl("FA3")

@@ -40,14 +40,17 @@ class GroupStepAdam(torch.optim.Optimizer):
 
     def _update(self, group: dict[str, Any], params: list[torch.Tensor]) -> None:
         (beta1, beta2), step = group["betas"], group["step"]
+        where = params[0].device
+        fused = where.type == "cuda"  # one kernel reads and writes each number once
         adamw(
             params,
             [p.grad for p in params if p.grad is not None],
             [self.state[p]["exp_avg"] for p in params],
             [self.state[p]["exp_avg_sq"] for p in params],
             [],
-            [torch.tensor(float(step - 1)) for _ in params],
-            foreach=True,
+            [*torch.full((len(params),), step - 1.0, device=where)],
+            fused=fused,
+            foreach=not fused,
             amsgrad=False,
             beta1=beta1,
             beta2=beta2,

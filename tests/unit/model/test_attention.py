@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.attention as nn_attention
 
+from dit.model import attention
 from dit.model.attention import Spans, attend_by_runs, attend_one_by_one
 
 
@@ -62,3 +64,18 @@ def test_padding_gets_zeros():
         real[start : start + length] = True
     assert (out[real] == 1).all()
     assert (out[~real] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("generation", "installed", "chosen"), [(9, True, ["FA3"]), (9, False, []), (8, True, [])]
+)
+def test_flash_attention_3_is_chosen_where_it_is_registered(
+    monkeypatch, generation, installed, chosen
+):
+    asked = []
+    nn_attention.register_flash_attention_impl("FA3", register_fn=lambda: asked.append("FA3"))
+    monkeypatch.setattr(attention, "find_spec", lambda name: installed)
+    attention.use_newest_flash.cache_clear()
+    attention.use_newest_flash(generation)
+    attention.use_newest_flash(generation)
+    assert asked == chosen
