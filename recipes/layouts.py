@@ -30,6 +30,7 @@ WORDS = {
     "full": "activations of every layer computed again",
     "block": "activations of the first layer of each stage computed again",
     "selective": "attention computed again",
+    "compiled": "work between matrix products fused by torch.compile",
     "bf16": "bfloat16 weights with float32 master copies",
 }
 """The words of a layout's name, joined by +."""
@@ -50,6 +51,7 @@ _MODEL: dict[str, dict[str, Any]] = {
         "recompute_method": RecomputeMethod.BLOCK,
     },
     "selective": {"recompute_granularity": Recompute.SELECTIVE},
+    "compiled": {"compile": True},
     "bf16": {"precision": Precision.BF16},
 }
 _DDP: dict[str, dict[str, Any]] = {
@@ -64,7 +66,7 @@ LAYOUTS = (
     *("tp2", "tp2+sp", "cp2", "cp2+ag", "pp2", "pp2+vpp2"),
     *("dp2+whole", "dp2+overlap", "tp2+sp+whole", "pp2+whole+full", "cp2+overlap+selective"),
     *("tp2+sp+cp2", "tp2+sp+pp2", "dp2+cp2", "dp2+pp2+vpp2+overlap", "tp4", "cp4+ag", "pp4+block"),
-    *("tp2+sp+cp2+ag+full", "tp2+cp2+whole", "tp2+dp2+overlap"),
+    *("tp2+sp+cp2+ag+full", "tp2+cp2+whole", "tp2+dp2+overlap", "tp2+sp+compiled"),
     *("tp2+sp+cp2+pp2", "tp2+sp+pp2+vpp2+dp2+overlap+full"),
 )
 """What is tried unless told otherwise, as far as the processes reach."""
@@ -97,6 +99,7 @@ class Layout:
         off: dict[str, Any] = dict.fromkeys(_SIZES.values(), 1)
         off |= {"sequence_parallel": False, "cp_comm_type": ContextComm.A2A}
         off |= {"recompute_granularity": Recompute.NONE, "precision": Precision.FP32}
+        off |= {"compile": False}
         model: ModelConfig = replace(config.model, **(off | self.model))
         return replace(config, model=model, ddp=replace(DdpConfig(), **self.ddp))
 

@@ -133,6 +133,8 @@ class ModelConfig:
     """Layers in one recomputed group (uniform), or how many are recomputed (block)."""
     init_method_std: float | None = None
     """Standard deviation of the initial weights; null is 1 / sqrt(inputs) for each matrix."""
+    compile: bool = False
+    """Fuse norms, modulation and rotary positions into kernels that torch.compile makes."""
     vae_cache_folder: str | None = None
     """Folder of the VAE that decodes pictures; the embedded `pixel` codec needs none."""
 

@@ -35,6 +35,7 @@ from dit.model.linears import Replicated, dtype, transformer_config
 from dit.model.modulation import LevelEmbedding, Modulation
 from dit.model.owners import Owners
 from dit.model.positions import LearnablePositions, Rotary
+from dit.model.regions import check_compiler
 
 
 class Layers(TransformerBlock):
@@ -97,6 +98,8 @@ class DiT(MegatronModule):
     def __init__(
         self, model: ModelConfig, groups: ProcessGroupCollection, vp_stage: int | None = None
     ):
+        if model.compile:
+            check_compiler()
         config = transformer_config(model)
         super().__init__(config=config)
         self.model = model
@@ -138,7 +141,8 @@ class DiT(MegatronModule):
         Of a stage that is not the last: what the next one takes.
         """
         batch = pad_text(batch, self.model.text_pad_to)
-        owners = Owners.of(self._my_tokens(batch.segment_T))
+        segment_T = self._my_tokens(batch.segment_T)
+        owners = Owners.of(segment_T, compiled=self.model.compile)
         h_TD, steer = (
             self.enter(x_TC, level_N, batch)
             if self.pre_process

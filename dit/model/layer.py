@@ -25,6 +25,7 @@ from dit.model.linears import ColumnLinear, RowLinear
 from dit.model.modulation import Modulation
 from dit.model.owners import Owners
 from dit.model.positions import rotate
+from dit.model.regions import region
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,11 +100,16 @@ class SelfAttention(PackedAttention):
 
     def forward(self, x_TD: Tensor, conditions: Conditions) -> Tensor:
         q, k, v = self._heads(self.linear_qkv(x_TD), 3)
-        turn = (conditions.cos_TK, conditions.sin_TK)
-        q, k = rotate(self.q_layernorm(q), *turn), rotate(self.k_layernorm(k), *turn)
+        turn = region(_turn) if conditions.owners.compiled else _turn
+        angles = (conditions.cos_TK, conditions.sin_TK)
+        q, k = turn(q, self.q_layernorm, *angles), turn(k, self.k_layernorm, *angles)
         spans, order = conditions.self_spans, conditions.self_order
         out_THK = self.context.attend(self._attend, (q, k, v), spans, order)
         return self.linear_proj(out_THK.flatten(1))
+
+
+def _turn(x_THK: Tensor, norm: HeadNorm, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
+    return rotate(norm(x_THK), cos_TK, sin_TK)
 
 
 class CrossAttention(PackedAttention):

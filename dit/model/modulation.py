@@ -50,7 +50,6 @@ class Modulation(nn.Module):
     def __init__(self, config: TransformerConfig, *, rank: int, gated: bool):
         super().__init__()
         width, self.parts = config.hidden_size, 3 if gated else 2
-        self.norm = nn.LayerNorm(width, eps=1e-6, elementwise_affine=False)
         self.linear_1 = Replicated(width, rank, config=config)
         self.linear_2 = Replicated(rank, self.parts * width, config=config)
 
@@ -61,5 +60,5 @@ class Modulation(nn.Module):
         steer_NX = self.linear_2(self.linear_1(nn.functional.silu(wave_ND)))
         steer_NX = steer_NX + offset_NX[:, : steer_NX.shape[-1]]
         shift_ND, scale_ND, *gate = steer_NX.chunk(self.parts, dim=-1)
-        x_TD = owners.shift(self.norm(h_TD), scale_ND=1 + scale_ND, shift_ND=shift_ND)
+        x_TD = owners.modulate(h_TD, scale_ND=1 + scale_ND, shift_ND=shift_ND)
         return x_TD, gate[0] if gate else None

@@ -1,18 +1,23 @@
 """What tokens take from the samples that they belong to: a row of their sample's own.
 
 On a CPU neighbours with as many tokens are one rectangle, over which the rows are spread without
-being copied; on other devices tokens look their rows up.
+being copied; on other devices tokens look their rows up, and `model.compile` does so inside of the
+kernel that needs them.
 """
 
 # T packed tokens, N samples, D any width, G samples of one rectangle, S tokens of each
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import layer_norm
+
+from dit.model.regions import region
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,23 +45,40 @@ class Owners:
 
     segment_T: Tensor  # int64
     runs: tuple[Run, ...] | None  # None where one kernel for all tokens is faster
+    compiled: bool = False
 
     @classmethod
-    def of(cls, segment_T: Tensor) -> Owners:
-        return cls(segment_T, _runs(segment_T) if segment_T.device.type == "cpu" else None)
+    def of(cls, segment_T: Tensor, *, compiled: bool = False) -> Owners:
+        rectangles = segment_T.device.type == "cpu" and not compiled
+        return cls(segment_T, _runs(segment_T) if rectangles else None, compiled)
 
-    def shift(self, x_TD: Tensor, *, scale_ND: Tensor, shift_ND: Tensor) -> Tensor:
-        """Tokens times `scale`, plus `shift`."""
+    def modulate(self, h_TD: Tensor, *, scale_ND: Tensor, shift_ND: Tensor) -> Tensor:
+        """Normalised tokens (LayerNorm without weights) times `scale`, plus `shift`."""
         if self.runs is not None:
-            return _taken(_Rectangles.apply(shift_ND, x_TD, scale_ND, self.runs, True))
-        rows_TD = _taken(_Rows.apply(shift_ND, self.segment_T))
-        return torch.addcmul(rows_TD, x_TD, _taken(_Rows.apply(scale_ND, self.segment_T)))
+            return _taken(_Rectangles.apply(shift_ND, _norm(h_TD), scale_ND, self.runs, True))
+        return self._made(_modulate)(h_TD, scale_ND, shift_ND, self.segment_T)
 
     def add(self, h_TD: Tensor, x_TD: Tensor, *, gate_ND: Tensor) -> Tensor:
         """Tokens of `h_TD`, plus those of `x_TD` times `gate`."""
         if self.runs is not None:
             return _taken(_Rectangles.apply(h_TD, x_TD, gate_ND, self.runs, False))
-        return torch.addcmul(h_TD, x_TD, _taken(_Rows.apply(gate_ND, self.segment_T)))
+        return self._made(_add)(h_TD, x_TD, gate_ND, self.segment_T)
+
+    def _made(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return region(function) if self.compiled else function
+
+
+def _norm(h_TD: Tensor) -> Tensor:
+    return layer_norm(h_TD, h_TD.shape[-1:], eps=1e-6)
+
+
+def _modulate(h_TD: Tensor, scale_ND: Tensor, shift_ND: Tensor, segment_T: Tensor) -> Tensor:
+    rows_TD = _taken(_Rows.apply(shift_ND, segment_T))
+    return torch.addcmul(rows_TD, _norm(h_TD), _taken(_Rows.apply(scale_ND, segment_T)))
+
+
+def _add(h_TD: Tensor, x_TD: Tensor, gate_ND: Tensor, segment_T: Tensor) -> Tensor:
+    return torch.addcmul(h_TD, x_TD, _taken(_Rows.apply(gate_ND, segment_T)))
 
 
 def _runs(segment_T: Tensor) -> tuple[Run, ...]:

@@ -29,10 +29,13 @@ def test_rows_are_those_of_the_own_sample(segment, looked_up):
 
     x_TD, h_TD, a_ND, b_ND = wave(len(segment)), wave(len(segment)), wave(6), wave(6)
     found = (
-        owners.shift(x_TD, scale_ND=a_ND, shift_ND=b_ND),
+        owners.modulate(x_TD, scale_ND=a_ND, shift_ND=b_ND),
         owners.add(h_TD, x_TD, gate_ND=a_ND),
     )
-    expected = (x_TD * a_ND[segment_T] + b_ND[segment_T], h_TD + a_ND[segment_T] * x_TD)
+    norm_TD = (x_TD - x_TD.mean(-1, keepdim=True)) / (
+        x_TD.var(-1, correction=0, keepdim=True) + 1e-6
+    ).sqrt()
+    expected = (norm_TD * a_ND[segment_T] + b_ND[segment_T], h_TD + a_ND[segment_T] * x_TD)
     for mine, plain in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, plain)
         weight = torch.randn(mine.shape, generator=random, dtype=torch.float64)

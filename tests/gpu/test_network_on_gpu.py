@@ -1,0 +1,82 @@
+"""The network in bfloat16 on a GPU: fused paths, nothing to wait for, the CPU's numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dit.config import LossMean, ModelConfig, ObjectiveConfig, Precision
+from dit.model.dit import DiT
+from dit.model.weights import randomise
+from dit.objective import make_objective
+from dit.objective.problem import draw_problem
+from dit.parallel.groups import process_groups, start_processes
+from dit.train.step import loss_of
+from tests.packs import random_pack, tiny_model
+
+pytestmark = pytest.mark.gpu
+
+MODEL = tiny_model(
+    hidden_size=256, num_attention_heads=4, precision=Precision.BF16, crossattn_emb_size=64
+)
+PACKS = ([(1, 16, 16), (4, 8, 9), (1, 3, 5)], [(2, 12, 12)], [(1, 8, 8)] * 6)
+
+
+@pytest.fixture(scope="module")
+def groups():
+    start_processes(seed=1, model=ModelConfig())
+    return process_groups()
+
+
+def _pack(grids, model):
+    return random_pack(grids, [5 + i for i in range(len(grids))], model=model)
+
+
+def _numbers(network, batch):
+    """Prediction and gradients, float32."""
+    network.zero_grad()
+    level_N = torch.linspace(-0.5, 0.5, batch.num_samples).to(batch.latent_TC.device)
+    out_TC = network(batch.latent_TC, level_N, batch)
+    (out_TC * batch.latent_TC).sum().backward()
+    return [out_TC.detach(), *(p.grad.float().clone() for p in network.parameters())]
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("grids", PACKS, ids=["mixed", "one", "equal"])
+def test_fast_paths_give_the_numbers_of_float32(groups, grids, compiled):
+    exact = DiT(replace(MODEL, precision=Precision.FP32), groups).cuda()
+    fast = DiT(replace(MODEL, compile=compiled), groups).cuda()
+    batch = _pack(grids, MODEL).to(torch.device("cuda"))
+    found = []
+    for network in (exact, fast):
+        randomise(network, seed=3)
+        found.append(_numbers(network.train(), batch))
+    for reference, number in zip(*found, strict=True):
+        assert (number - reference).norm() <= 0.05 * reference.norm() + 1e-6
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_a_step_never_waits_for_the_device(groups, compiled):
+    network = DiT(replace(MODEL, compile=compiled), groups).cuda().train()
+    objective = make_objective(ObjectiveConfig())
+    device = torch.device("cuda")
+    packs = [_pack(grids, MODEL) for grids in PACKS]
+
+    def step(batch):
+        batch = batch.to(device)
+        problem = draw_problem(
+            objective, batch, levels_rng=torch.Generator(), noise_rng=torch.Generator(device)
+        )
+        out_TC = network(problem.input_TC, problem.level_N, batch)
+        loss_of(batch, problem, out_TC, LossMean.TOKEN).total.backward()
+
+    for batch in packs:  # kernels are compiled and loaded
+        step(batch)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for batch in packs:
+            step(batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
