@@ -131,6 +131,8 @@ class ModelConfig:
     """How full recomputation picks layers: all in groups (uniform), or the first few (block)."""
     recompute_num_layers: int = 1
     """Layers in one recomputed group (uniform), or how many are recomputed (block)."""
+    cpu_offloading_num_layers: int = 0
+    """First layers of each stage whose activations wait in the host's memory for their use."""
     init_method_std: float | None = None
     """Standard deviation of the initial weights; null is 1 / sqrt(inputs) for each matrix."""
     compile: bool = False
@@ -154,9 +156,24 @@ class ModelConfig:
             *at_least_one(self, *whole),
             *at_least_one(self, *given(self, "text_pad_to", "crossattn_proj_size")),
             *at_least_one(self, *given(self, "virtual_pipeline_model_parallel_size")),
+            *self._offloading(),
             *positive(self, "mlp_ratio", "base_fps", *given(self, "init_method_std")),
             (min(self.rope_scale) > 0, f"rope_scale={self.rope_scale} must be positive"),
             (min(self.max_size) >= 1, f"max_size={self.max_size} must be at least 1"),
+        ]
+
+    def _offloading(self) -> list[Rule]:
+        count = self.cpu_offloading_num_layers
+        return [
+            (
+                0 <= count <= max(self.num_layers, 0),
+                f"cpu_offloading_num_layers={count} must lie in [0, num_layers={self.num_layers}]",
+            ),
+            (
+                count == 0 or self.recompute_granularity is not Recompute.FULL,
+                f"cpu_offloading_num_layers={count} keeps what recompute_granularity=full computes"
+                " again; set recompute_granularity to none or selective, or the number to 0",
+            ),
         ]
 
     def _shapes(self) -> list[Rule]:

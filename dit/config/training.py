@@ -69,6 +69,8 @@ class OptimizerConfig:
     """Added to the root of the mean squared gradient."""
     clip_grad: float = 1.0
     """Largest norm of the whole gradient; 0 does not clip."""
+    optimizer_cpu_offload: bool = False
+    """Keep Adam's moments in the host's memory, and bring them to the GPU for each update."""
 
     def __post_init__(self) -> None:
         check(

@@ -100,11 +100,12 @@ def memory(config: RunConfig, *, world_size: int) -> Memory:
     # Context ranks hold the same weights, so the optimizer is sharded over them as well.
     shards = replicas * model.context_parallel_size if config.ddp.use_distributed_optimizer else 1
     wide = model.precision is Precision.FP32
+    hosted = config.optimizer.optimizer_cpu_offload
     return Memory(
         weights=here * (4 if wide else 2),
         gradients=here * (4 if wide or config.ddp.grad_reduce_in_fp32 else 2),
-        # Two moments in float32, and a float32 copy of narrower weights.
-        optimizer=here * (8 if wide else 12) // shards,
+        # Two moments in float32 where they are not the host's, and a copy of narrower weights.
+        optimizer=here * (8 * (not hosted) + 4 * (not wide)) // shards,
         ema=0 if config.ema.kind is EmaKind.NONE else here * 4 // shards,
         activations=_activations(config, accumulation=config.train.global_batch_size // replicas),
     )
@@ -124,7 +125,7 @@ def _kept(model: ModelConfig) -> float:
     """Numbers that all layers keep for each token and unit of width, as they recompute."""
     layer, layers = kept_by_layer(model), model.num_layers
     if model.recompute_granularity is not Recompute.FULL:
-        return layers * layer
+        return max(layers - model.cpu_offloading_num_layers, 1) * layer
     again = min(model.recompute_num_layers, layers)
     if model.recompute_method is RecomputeMethod.BLOCK:
         # The inputs of the first layers, and all others; at the end, the one that is recomputed.

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 
@@ -33,6 +34,7 @@ from dit.model.context import Context
 from dit.model.layer import Conditions, DiTLayer, Steer
 from dit.model.linears import Replicated, dtype, transformer_config
 from dit.model.modulation import LevelEmbedding, Modulation
+from dit.model.offload import on_host
 from dit.model.owners import Owners
 from dit.model.positions import LearnablePositions, Rotary
 from dit.model.regions import check_compiler
@@ -60,11 +62,13 @@ class Layers(TransformerBlock):
 
     def forward(self, h_TD: Tensor, conditions: Conditions) -> Tensor:  # type: ignore[override]
         for first, last in self._groups():
-            h_TD = (
-                checkpoint(self._run, h_TD, conditions, first, last, use_reentrant=False)
-                if self._recomputed(first)
-                else self._run(h_TD, conditions, first, last)
-            )
+            if self._recomputed(first):
+                span = (conditions, first, last)
+                h_TD = checkpoint(self._run, h_TD, *span, use_reentrant=False)
+                continue
+            away = self.training and first < self.model.cpu_offloading_num_layers
+            with on_host(self.layers[first], conditions) if away else nullcontext():
+                h_TD = self._run(h_TD, conditions, first, last)
         return h_TD
 
     def _run(self, h_TD: Tensor, conditions: Conditions, first: int, last: int) -> Tensor:

@@ -23,6 +23,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from dit.config import Decay, Precision, RunConfig
 from dit.model import weights
 from dit.model.dit import DiT
+from dit.parallel.adam import install_adam
 from dit.parallel.groups import device
 from dit.train.clock import COMMUNICATION, timed
 
@@ -96,12 +97,15 @@ def build_optimizer(config: RunConfig, chunks: list[DistributedDataParallel]) ->
     overrides = get_standard_config_overrides(options)  # no decay on norms and biases
     spared: Any = {"wd_mult": 0.0}
     overrides[ParamKey(name="*pos_emb_*")] = spared  # nor on embeddings
+    install_adam(always=c.optimizer_cpu_offload)
     optimizer = get_megatron_optimizer(
         options, [*chunks], config_overrides=overrides, use_gloo_process_groups=False
     )
     for inner in optimizer.chained_optimizers:  # type: ignore[attr-defined]
         # Else a checkpoint before the first update has no moments and cannot be written.
         inner.init_state_fn(inner.optimizer, inner.config)
+        if c.optimizer_cpu_offload:
+            inner.optimizer.keep_on_host()
     return optimizer
 
 

@@ -10,7 +10,8 @@ from dit.config import RunConfig
 from dit.train.locate import CheckpointError, saved_config
 
 # Of the model: what changes neither the shape nor the meaning of a weight.
-_FREE = {"name", "precision", "vae_cache_folder", "init_method_std", "cp_comm_type"}
+_FREE = {"name", "precision", "vae_cache_folder", "init_method_std", "cp_comm_type", "compile"}
+_FREE |= {"cpu_offloading_num_layers"}
 
 
 def check_same_model(path: Path, config: RunConfig) -> None:

@@ -27,8 +27,6 @@ from torch.distributed.checkpoint.filesystem import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
-from dit.parallel.groups import device
-
 # From 0.17 on the default is a package of its own, nvidia-resiliency-ext.
 _CHOOSES = "async_strategy" in signature(dist_checkpointing.save).parameters
 _STRATEGY: dict[str, Any] = {"async_strategy": "mcore"} if _CHOOSES else {}
@@ -73,18 +71,17 @@ class Shards:
             act()
 
 
-def gather_shards(state: dict[str, Any], folder: Path, *, copied: bool) -> Shards:
+def gather_shards(state: dict[str, Any], folder: Path, *, clone: bool) -> Shards:
     """Plans the files of `state` in `folder`; all ranks call it.
 
-    With `copied` the result does not change when `state` does.
+    What was on a GPU is copied to the host. With `clone` so is what was on the host: the result
+    does not change when `state` does.
     """
     # Megatron-Core's own queue is a process: it takes 2 s to start, and dies of the SIGTERM that
     # makes a run save, since torch.distributed.run sends that to every process.
     filesystem_async._results_queue = SimpleQueue()  # type: ignore[assignment]
     request: Any = dist_checkpointing.save(state, str(folder), async_sharded_save=True, **_STRATEGY)
     buckets = request.preload_fn() if request.preload_fn else []
-    # From a GPU everything has been copied by now; on a CPU, tensors are the model's own.
-    clone = copied and device().type == "cpu"
     return Shards(
         request,
         [

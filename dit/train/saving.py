@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from dit.config import RunConfig
 from dit.configuring import save_config
+from dit.parallel.groups import device
 from dit.train.checkpoint import DataState, loader_file, sharded_state
 from dit.train.distcp import Shard, Shards, gather_shards
 from dit.train.learner import Learner
@@ -99,8 +100,9 @@ class Saver:
             with learner.settled():
                 state = sharded_state(learner, loading=False)
                 state |= asdict(progress)
-                copied = self.config.checkpoint.async_save
-                shards = gather_shards(state, partial, copied=copied)
+                hosted = device().type == "cpu" or self.config.optimizer.optimizer_cpu_offload
+                clone = self.config.checkpoint.async_save and hosted
+                shards = gather_shards(state, partial, clone=clone)
         jobs = [self._threads.submit(_write_shard, shard) for shard in shards.shards]
         if data.position is not None:
             position = BytesIO()

@@ -21,6 +21,12 @@ pytestmark = pytest.mark.gpu
 MODEL = tiny_model(
     hidden_size=256, num_attention_heads=4, precision=Precision.BF16, crossattn_emb_size=64
 )
+PATHS = {
+    "eager": {},
+    "compiled": {"compile": True},
+    "offloaded": {"cpu_offloading_num_layers": 1},
+    "compiled and offloaded": {"compile": True, "cpu_offloading_num_layers": 2},
+}
 PACKS = ([(1, 16, 16), (4, 8, 9), (1, 3, 5)], [(2, 12, 12)], [(1, 8, 8)] * 6)
 
 
@@ -43,11 +49,11 @@ def _numbers(network, batch):
     return [out_TC.detach(), *(p.grad.float().clone() for p in network.parameters())]
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("changes", PATHS.values(), ids=PATHS)
 @pytest.mark.parametrize("grids", PACKS, ids=["mixed", "one", "equal"])
-def test_fast_paths_give_the_numbers_of_float32(groups, grids, compiled):
+def test_fast_paths_give_the_numbers_of_float32(groups, grids, changes):
     exact = DiT(replace(MODEL, precision=Precision.FP32), groups).cuda()
-    fast = DiT(replace(MODEL, compile=compiled), groups).cuda()
+    fast = DiT(replace(MODEL, **changes), groups).cuda()
     batch = _pack(grids, MODEL).to(torch.device("cuda"))
     found = []
     for network in (exact, fast):
@@ -57,9 +63,9 @@ def test_fast_paths_give_the_numbers_of_float32(groups, grids, compiled):
         assert (number - reference).norm() <= 0.05 * reference.norm() + 1e-6
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-def test_a_step_never_waits_for_the_device(groups, compiled):
-    network = DiT(replace(MODEL, compile=compiled), groups).cuda().train()
+@pytest.mark.parametrize("changes", PATHS.values(), ids=PATHS)
+def test_a_step_never_waits_for_the_device(groups, changes):
+    network = DiT(replace(MODEL, **changes), groups).cuda().train()
     objective = make_objective(ObjectiveConfig())
     device = torch.device("cuda")
     packs = [_pack(grids, MODEL) for grids in PACKS]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dit.config import CheckpointConfig, DdpConfig, Precision
+from dit.config import CheckpointConfig, DdpConfig, OptimizerConfig, Precision
 from dit.model.dit import DiT
 from dit.train.checkpoint import data_positions, load_checkpoint, load_weights
 from dit.train.learner import build_learner
@@ -34,6 +34,17 @@ def test_run_continues_bit_for_bit(groups, tmp_path, sharded, precision):
     assert load_checkpoint(place, again, config=config) == progress
     assert data_positions(place) == [DATA.position]
     assert train(again, config, 4, 6) == rest
+    assert_equal(weights_and_averages(again), weights_and_averages(whole))
+
+
+def test_a_run_continues_with_adams_moments_on_the_host(groups, tmp_path):
+    config = tiny_run()
+    hosted = replace(config, optimizer=OptimizerConfig(optimizer_cpu_offload=True))
+    whole, again = build_learner(config, groups), build_learner(hosted, groups)
+    train(whole, config, 1, 3)
+    place = save_checkpoint(tmp_path, whole, progress=Progress(), config=config, data=DATA)
+    load_checkpoint(place, again, config=hosted)
+    assert train(again, hosted, 4, 6) == train(whole, config, 4, 6)
     assert_equal(weights_and_averages(again), weights_and_averages(whole))
 
 
