@@ -108,7 +108,8 @@ def _traffic(plan: Plan) -> dict[str, str]:
 
 def _name(plan: Plan) -> dict[str, str]:
     layout = plan.layout
-    sizes = (layout.tensor, layout.context, layout.pipeline, layout.data)
+    stages = f"{layout.pipeline}" + (f"x{layout.virtual}" if layout.virtual > 1 else "")
+    sizes = (layout.tensor, layout.context, stages, layout.data)
     return {"TP-CP-PP-DP": "-".join(map(str, sizes)), "recompute": str(layout.recompute)}
 
 

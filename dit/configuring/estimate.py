@@ -117,6 +117,8 @@ def _activations(config: RunConfig, *, accumulation: int) -> int:
     pipeline = model.pipeline_model_parallel_size
     tokens = config.dataset.task_encoder_seq_length / model.context_parallel_size
     in_flight = min(accumulation, pipeline) / pipeline  # packs on a stage, times its part of layers
+    if model.virtual_stages > 1:  # arXiv:2205.05198, Sec. 4.2.3
+        in_flight *= 1 + (pipeline - 1) / (pipeline * model.virtual_stages)
     size = 4 if model.precision is Precision.FP32 else 2
     return int(_kept(model) * tokens * model.hidden_size * in_flight * size)
 

@@ -12,7 +12,7 @@ from dit.plan.devices import Device, Reached
 from dit.plan.times import Load, Times, times
 from dit.plan.traffic import Traffic, traffic
 
-_MOST_TENSOR, _MOST_CONTEXT, _MOST_STAGES = 8, 64, 64
+_MOST_TENSOR, _MOST_CONTEXT, _MOST_STAGES, _MOST_VIRTUAL = 8, 64, 64, 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,12 +22,15 @@ class Layout:
     tensor: int
     context: int
     pipeline: int
+    virtual: int
+    """Groups of layers on each stage."""
     data: int
     recompute: Recompute
 
     def __str__(self) -> str:
+        stages = f"PP {self.pipeline}" + (f" x {self.virtual}" if self.virtual > 1 else "")
         return (
-            f"TP {self.tensor} CP {self.context} PP {self.pipeline} DP {self.data},"
+            f"TP {self.tensor} CP {self.context} {stages} DP {self.data},"
             f" recompute {self.recompute}"
         )
 
@@ -88,11 +91,13 @@ def _layouts(world_size: int) -> Iterator[Layout]:
     for tensor, context, pipeline in product(*sizes):
         data, rest = divmod(world_size, tensor * context * pipeline)
         if data and not rest:
-            for recompute in Recompute:
+            groups = _powers(_MOST_VIRTUAL if pipeline > 1 else 1)
+            for virtual, recompute in product(groups, Recompute):
                 yield Layout(
                     tensor=tensor,
                     context=context,
                     pipeline=pipeline,
+                    virtual=virtual,
                     data=data,
                     recompute=recompute,
                 )
@@ -117,7 +122,7 @@ def _laid(config: RunConfig, layout: Layout) -> RunConfig:
         sequence_parallel=layout.tensor > 1,
         context_parallel_size=layout.context,
         pipeline_model_parallel_size=layout.pipeline,
-        virtual_pipeline_model_parallel_size=None,
+        virtual_pipeline_model_parallel_size=layout.virtual if layout.virtual > 1 else None,
         recompute_granularity=layout.recompute,
         recompute_num_layers=config.model.recompute_num_layers if full else 1,
     )

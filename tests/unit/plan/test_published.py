@@ -104,6 +104,17 @@ def test_slower_links_and_more_stages_take_longer():
     assert all(plan.traffic.tensor == plan.traffic.context == 0 for plan in alone)
 
 
+def test_virtual_stages_trade_bubbles_for_traffic_and_memory():
+    by_layout = {plan.layout: plan for plan in found()[0]}
+    pairs = [(by_layout[replace(x, virtual=1)], by_layout[x]) for x in by_layout if x.virtual == 2]
+    assert {whole.layout.pipeline for whole, _ in pairs} == {2}  # 28 layers into 4 groups
+    for whole, parted in pairs:
+        assert parted.times.bubble == pytest.approx(whole.times.bubble / 2)
+        assert parted.traffic.pipeline == 2 * whole.traffic.pipeline
+        # arXiv:2205.05198, Sec. 4.2.3, with two stages of two groups.
+        assert parted.memory.activations == pytest.approx(1.25 * whole.memory.activations)
+
+
 def test_load_of_a_pack_adds_up():
     model = ModelConfig()
     one, two = Load.of(model, [(100, 7)]), Load.of(model, [(50, 3), (60, 9)])
