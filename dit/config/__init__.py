@@ -14,16 +14,21 @@ below each field is its help text.
 """
 
 from dit.config.checks import Problems
+from dit.config.choices import (
+    ContextComm,
+    ExtraPosition,
+    Fp8,
+    Fp8Recipe,
+    Implementation,
+    Precision,
+    Recompute,
+    RecomputeMethod,
+)
 from dit.config.data import Balance, BlendEntry, DatasetConfig, MockGeometry
 from dit.config.model import (
     CUSTOM_SIZE,
     MODEL_SIZES,
-    ContextComm,
-    ExtraPosition,
     ModelConfig,
-    Precision,
-    Recompute,
-    RecomputeMethod,
 )
 from dit.config.objective import (
     MODE_SCALES,
@@ -65,6 +70,9 @@ __all__ = [
     "EmaConfig",
     "EmaKind",
     "ExtraPosition",
+    "Fp8",
+    "Fp8Recipe",
+    "Implementation",
     "LevelDensity",
     "LoggerConfig",
     "LossMean",

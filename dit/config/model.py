@@ -3,51 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Any
 
 from dit.config.checks import Rule, at_least_one, check, given, positive
-
-
-class Precision(StrEnum):
-    """Type of the weights in matrix products; levels, positions and loss are always float32."""
-
-    FP32 = "fp32"
-    BF16 = "bf16"
-
-
-class ExtraPosition(StrEnum):
-    """Learnable positions added before every layer (Cosmos), or none."""
-
-    NONE = "none"
-    LEARNABLE = "learnable"
-
-
-class Recompute(StrEnum):
-    """Which activations the backward pass computes again instead of keeping."""
-
-    NONE = "none"
-    SELECTIVE = "selective"
-    FULL = "full"
-
-
-class RecomputeMethod(StrEnum):
-    """How full recomputation picks layers: all in groups, or the first few."""
-
-    UNIFORM = "uniform"
-    BLOCK = "block"
-
-
-class ContextComm(StrEnum):
-    """How context ranks exchange tokens: heads (a2a), or keys and values (all_gather; p2p, a ring).
-
-    p2p is Transformer Engine's.
-    """
-
-    A2A = "a2a"
-    ALL_GATHER = "all_gather"
-    P2P = "p2p"
-
+from dit.config.choices import (
+    ContextComm,
+    ExtraPosition,
+    Fp8,
+    Fp8Recipe,
+    Implementation,
+    Precision,
+    Recompute,
+    RecomputeMethod,
+)
 
 _COSMOS = {
     "adaln_lora_dim": 256,
@@ -135,6 +103,12 @@ class ModelConfig:
     """First layers of each stage whose activations wait in the host's memory for their use."""
     init_method_std: float | None = None
     """Standard deviation of the initial weights; null is 1 / sqrt(inputs) for each matrix."""
+    transformer_impl: Implementation = Implementation.LOCAL
+    """Linear layers and attention of torch and Megatron-Core (local), or of transformer_engine."""
+    fp8: Fp8 | None = None
+    """8-bit products of matrices, e4m3 or hybrid, by Transformer Engine; null has none."""
+    fp8_recipe: Fp8Recipe = Fp8Recipe.TENSORWISE
+    """What shares a factor: tensorwise, blockwise or mxfp8. None of them has a history to store."""
     compile: bool = False
     """Fuse norms, modulation and rotary positions into kernels that torch.compile makes."""
     vae_cache_folder: str | None = None
@@ -157,6 +131,7 @@ class ModelConfig:
             *at_least_one(self, *given(self, "text_pad_to", "crossattn_proj_size")),
             *at_least_one(self, *given(self, "virtual_pipeline_model_parallel_size")),
             *self._offloading(),
+            *self._engine(),
             *positive(self, "mlp_ratio", "base_fps", *given(self, "init_method_std")),
             (min(self.rope_scale) > 0, f"rope_scale={self.rope_scale} must be positive"),
             (min(self.max_size) >= 1, f"max_size={self.max_size} must be at least 1"),
@@ -173,6 +148,25 @@ class ModelConfig:
                 count == 0 or self.recompute_granularity is not Recompute.FULL,
                 f"cpu_offloading_num_layers={count} keeps what recompute_granularity=full computes"
                 " again; set recompute_granularity to none or selective, or the number to 0",
+            ),
+        ]
+
+    def _engine(self) -> list[Rule]:
+        engine = self.transformer_impl is Implementation.TRANSFORMER_ENGINE
+        width, step = self.hidden_size, 16 * max(self.tensor_model_parallel_size, 1)
+        return [
+            (
+                not engine or self.precision is Precision.BF16,
+                f"transformer_impl={self.transformer_impl} computes in bf16; set precision=bf16",
+            ),
+            (
+                self.fp8 is None or engine,
+                f"fp8={self.fp8} is Transformer Engine's; set transformer_impl=transformer_engine",
+            ),
+            (
+                self.fp8 is None or (width % step == 0 and self.ffn_hidden_size % step == 0),
+                f"fp8={self.fp8} takes matrices whose sides divide by 16 on each tensor rank:"
+                f" hidden_size={width} and its MLP of {self.ffn_hidden_size} must divide by {step}",
             ),
         ]
 
@@ -250,10 +244,19 @@ class ModelConfig:
         """Numbers in one token of the latent: channels * frames * rows * columns."""
         return self.in_channels * self.patch_temporal * self.patch_spatial**2
 
+    @property
+    def fp8_rows(self) -> int:
+        """What the tokens of a rank must divide by for 8-bit products."""
+        return 32 if self.fp8_recipe is Fp8Recipe.MXFP8 else 16
+
     def on_one_rank(self) -> ModelConfig:
-        """The same model, spread over nothing."""
+        """The same model, spread over nothing and with nothing that another machine may lack."""
         return replace(
             self,
+            transformer_impl=Implementation.LOCAL,
+            fp8=None,
+            compile=False,
+            cpu_offloading_num_layers=0,
             tensor_model_parallel_size=1,
             sequence_parallel=False,
             context_parallel_size=1,

@@ -61,6 +61,12 @@ class RunConfig:
                 " or other ranks",
             ),
             (
+                self.model.fp8 is None or multiple % (context * self.model.fp8_rows) == 0,
+                f"model.fp8={self.model.fp8} needs a multiple of {self.model.fp8_rows} tokens on"
+                f" each rank, and dataset.sample_multiple={multiple} over {context} context ranks"
+                f" is none; use dataset.sample_multiple={context * self.model.fp8_rows}",
+            ),
+            (
                 self.validation.prompts_file is None or not self.dataset.mock,
                 f"validation.prompts_file={self.validation.prompts_file} needs a text encoder, and"
                 " mock data have none; use validation.num_captions instead",

@@ -153,31 +153,56 @@ def _runs(spans: Spans, keys: int) -> Iterator[_Run]:
         del samples[:count]
 
 
-def attend_varlen(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, spans: Spans) -> Tensor:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Offsets:
+    """Where the samples of a pack without padding lie."""
+
+    cu: Tensor  # int32 [N + 1], first query of each sample, and their number
+    key_cu: Tensor
+    longest: int
+    longest_key: int
+
+
+Kernel = Callable[[Tensor, Tensor, Tensor, Offsets], Tensor]
+
+
+def flash_kernel(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, offsets: Offsets) -> Tensor:
     """Flash attention of torch: one kernel for the whole pack (CUDA only)."""
     from torch.nn.attention.varlen import varlen_attn
 
-    plan: _Varlen = spans.once("varlen", lambda: _Varlen.of(spans, keys=len(k_SHK)))  # type: ignore[assignment]
-    # The kernel cannot mask keys in its backward pass, so padding leaves before and comes back.
+    o = offsets
+    out = varlen_attn(q_THK, k_SHK, v_SHK, o.cu, o.key_cu, o.longest, o.longest_key)
+    assert isinstance(out, Tensor)
+    return out
+
+
+def attend_packed(
+    q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, spans: Spans, *, kernel: Kernel = flash_kernel
+) -> Tensor:
+    """Attention of all samples by a `kernel` that knows no padding.
+
+    Such kernels cannot mask keys in their backward pass, so padding leaves before and comes back.
+    """
+    real: _Real = spans.once("real", lambda: _Real.of(spans, keys=len(k_SHK)))  # type: ignore[assignment]
     q, k, v = (
         x if rows is None else x[rows]
-        for x, rows in ((q_THK, plan.rows), (k_SHK, plan.key_rows), (v_SHK, plan.key_rows))
+        for x, rows in ((q_THK, real.rows), (k_SHK, real.key_rows), (v_SHK, real.key_rows))
     )
-    out = varlen_attn(q, k, v, plan.cu, plan.key_cu, max(spans.lengths), max(spans.key_lengths))
-    assert isinstance(out, Tensor)
-    return out if plan.rows is None else torch.zeros_like(q_THK).index_copy(0, plan.rows, out)
+    out = kernel(q, k, v, real.offsets)
+    return out if real.rows is None else torch.zeros_like(q_THK).index_copy(0, real.rows, out)
 
 
 @dataclass(frozen=True, slots=True)
-class _Varlen:
-    cu: Tensor  # int32 [N + 1], offsets of the samples without padding
-    key_cu: Tensor
-    rows: Tensor | None  # real rows, or none where every row is real
+class _Real:
+    """The tokens that are no padding."""
+
+    offsets: Offsets
+    rows: Tensor | None  # None where every row is real
     key_rows: Tensor | None
 
     @classmethod
-    def of(cls, spans: Spans, *, keys: int) -> _Varlen:
-        def offsets(lengths: tuple[int, ...]) -> Tensor:
+    def of(cls, spans: Spans, *, keys: int) -> _Real:
+        def cumulative(lengths: tuple[int, ...]) -> Tensor:
             made = torch.tensor((0, *accumulate(lengths)), dtype=torch.int32)
             return made.to(spans.device, non_blocking=True)
 
@@ -187,12 +212,14 @@ class _Varlen:
             rows = [torch.arange(s, s + n) for s, n in zip(starts, lengths, strict=True)]
             return torch.cat(rows).to(spans.device, non_blocking=True)
 
-        return cls(
-            offsets(spans.lengths),
-            offsets(spans.key_lengths),
-            real(spans.starts, spans.lengths, spans.total),
-            real(spans.key_starts, spans.key_lengths, keys),
+        offsets = Offsets(
+            cu=cumulative(spans.lengths),
+            key_cu=cumulative(spans.key_lengths),
+            longest=max(spans.lengths),
+            longest_key=max(spans.key_lengths),
         )
+        rows = real(spans.starts, spans.lengths, spans.total)
+        return cls(offsets, rows, real(spans.key_starts, spans.key_lengths, keys))
 
 
 def attention_for(device: torch.device, dtype: torch.dtype) -> Attend:
@@ -200,7 +227,7 @@ def attention_for(device: torch.device, dtype: torch.dtype) -> Attend:
     flash = device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
     if flash:
         use_newest_flash(torch.cuda.get_device_capability(device)[0])
-    return attend_varlen if flash else attend_by_runs
+    return attend_packed if flash else attend_by_runs
 
 
 @cache

@@ -31,6 +31,7 @@ from dit.batch import PackedBatch
 from dit.config import ExtraPosition, ModelConfig, Recompute, RecomputeMethod
 from dit.model.attention import Spans
 from dit.model.context import Context
+from dit.model.engine import check_engine, fp8_products
 from dit.model.layer import Conditions, DiTLayer, Steer
 from dit.model.linears import Replicated, dtype, transformer_config
 from dit.model.modulation import LevelEmbedding, Modulation
@@ -72,8 +73,9 @@ class Layers(TransformerBlock):
         return h_TD
 
     def _run(self, h_TD: Tensor, conditions: Conditions, first: int, last: int) -> Tensor:
-        for layer in self.layers[first:last]:
-            h_TD = layer(h_TD, conditions)
+        with fp8_products(self.model):  # here, for recomputation comes back to here
+            for layer in self.layers[first:last]:
+                h_TD = layer(h_TD, conditions)
         return h_TD
 
     def _groups(self) -> list[tuple[int, int]]:
@@ -102,6 +104,7 @@ class DiT(MegatronModule):
     def __init__(
         self, model: ModelConfig, groups: ProcessGroupCollection, vp_stage: int | None = None
     ):
+        check_engine(model)
         if model.compile:
             check_compiler()
         config = transformer_config(model)

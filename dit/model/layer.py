@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.module import MegatronModule
@@ -17,11 +18,12 @@ from megatron.core.transformer.transformer_layer import (
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dit.config import ModelConfig, Recompute
-from dit.model.attention import Spans, attention_for
+from dit.config import Implementation, ModelConfig, Recompute
+from dit.model.attention import Attend, Spans, attend_packed, attention_for
 from dit.model.context import Context, TokenOrder
+from dit.model.engine import engine_kernel
 from dit.model.head_norm import HeadNorm
-from dit.model.linears import ColumnLinear, RowLinear
+from dit.model.linears import ColumnLinear, column_linear, row_linear
 from dit.model.modulation import Modulation
 from dit.model.owners import Owners
 from dit.model.positions import rotate
@@ -66,7 +68,9 @@ class PackedAttention(MegatronModule):
         width = model.hidden_size
         self.head_width = width // model.num_attention_heads
         self.recomputed = model.recompute_granularity is Recompute.SELECTIVE
-        self.linear_proj = RowLinear(width, width, config=config, groups=groups)
+        self.implementation = model.transformer_impl
+        of = {"model": model, "config": config, "groups": groups}
+        self.linear_proj = row_linear(width, width, **of)
         self.q_layernorm = HeadNorm(self.head_width, dtype=config.params_dtype)
         self.k_layernorm = HeadNorm(self.head_width, dtype=config.params_dtype)
 
@@ -80,11 +84,17 @@ class PackedAttention(MegatronModule):
             # This rank's part of the pack is padding. Its gradients are zeros, not missing: the
             # other ranks wait for them.
             return q_THK * 0 + (k_SHK.sum() + v_SHK.sum()) * 0
-        attend = attention_for(q_THK.device, q_THK.dtype)
+        attend = _attention_for(self.implementation, q_THK)
         inputs = (q_THK, k_SHK, v_SHK.contiguous(), spans)
         if self.training and self.recomputed:
             return checkpoint(attend, *inputs, use_reentrant=False)
         return attend(*inputs)
+
+
+def _attention_for(implementation: Implementation, q_THK: Tensor) -> Attend:
+    if implementation is Implementation.TRANSFORMER_ENGINE:
+        return partial(attend_packed, kernel=engine_kernel)
+    return attention_for(q_THK.device, q_THK.dtype)
 
 
 class SelfAttention(PackedAttention):
@@ -95,7 +105,8 @@ class SelfAttention(PackedAttention):
     ):
         super().__init__(config, groups, model=model)
         width = model.hidden_size
-        self.linear_qkv = ColumnLinear(width, 3 * width, config=config, groups=groups)
+        of = {"model": model, "config": config, "groups": groups}
+        self.linear_qkv = column_linear(width, 3 * width, **of)
         self.context = Context(group=groups.cp, comm=model.cp_comm_type)
 
     def forward(self, x_TD: Tensor, conditions: Conditions) -> Tensor:
@@ -120,8 +131,9 @@ class CrossAttention(PackedAttention):
     ):
         super().__init__(config, groups, model=model)
         width, text_width = model.hidden_size, model.text_width
-        self.linear_q = ColumnLinear(width, width, config=config, groups=groups)
-        # Every tensor rank has the whole text: there are no parts of it to gather.
+        self.linear_q = column_linear(width, width, model=model, config=config, groups=groups)
+        # Every tensor rank has the whole text: there are no parts of it to gather. And text of any
+        # length is nothing for 8-bit products.
         whole = copy(config)
         whole.sequence_parallel = False
         self.linear_kv = ColumnLinear(text_width, 2 * width, config=whole, groups=groups)
@@ -141,8 +153,9 @@ class Mlp(MegatronModule):
     ):
         super().__init__(config=config)
         wide, width = model.ffn_hidden_size, model.hidden_size
-        self.linear_fc1 = ColumnLinear(width, wide, config=config, groups=groups)
-        self.linear_fc2 = RowLinear(wide, width, config=config, groups=groups)
+        of = {"model": model, "config": config, "groups": groups}
+        self.linear_fc1 = column_linear(width, wide, **of)
+        self.linear_fc2 = row_linear(wide, width, **of)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         return self.linear_fc2(nn.functional.gelu(self.linear_fc1(x_TD)))

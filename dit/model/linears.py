@@ -12,7 +12,8 @@ from megatron.core.tensor_parallel import (
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
-from dit.config import ModelConfig, Precision
+from dit.config import Implementation, ModelConfig, Precision
+from dit.model.engine import engine_linear
 
 
 def transformer_config(model: ModelConfig) -> TransformerConfig:
@@ -115,6 +116,34 @@ class RowLinear(RowParallelLinear):
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # no (output, bias) pair
         return super().forward(x)[0]
+
+
+def column_linear(
+    inputs: int,
+    outputs: int,
+    *,
+    model: ModelConfig,
+    config: TransformerConfig,
+    groups: ProcessGroupCollection,
+) -> nn.Module:
+    """`ColumnLinear`, or Transformer Engine's."""
+    if model.transformer_impl is Implementation.LOCAL:
+        return ColumnLinear(inputs, outputs, config=config, groups=groups)
+    return engine_linear(inputs, outputs, axis=0, config=config, groups=groups)
+
+
+def row_linear(
+    inputs: int,
+    outputs: int,
+    *,
+    model: ModelConfig,
+    config: TransformerConfig,
+    groups: ProcessGroupCollection,
+) -> nn.Module:
+    """`RowLinear`, or Transformer Engine's."""
+    if model.transformer_impl is Implementation.LOCAL:
+        return RowLinear(inputs, outputs, config=config, groups=groups)
+    return engine_linear(inputs, outputs, axis=1, config=config, groups=groups)
 
 
 class Replicated(nn.Linear):

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from dit.model.attention import Spans
+from dit.model.engine import dot_product
 
 
 def check_ring(group: dist.ProcessGroup) -> None:
@@ -41,7 +42,7 @@ def attend_in_ring(
     length = spans.total // group.size()
     cu, cu_padded, longest = spans.once("ring", lambda: _offsets(spans))  # type: ignore[misc]
     q, k, v = (x[:length].contiguous() for x in (q_THK, k_THK, v_THK))
-    out = _attention(heads, width, group)(
+    out = _ring(heads, width, group)(
         q,
         k,
         v,
@@ -69,16 +70,11 @@ def _offsets(spans: Spans) -> tuple[Tensor, Tensor, int]:
 
 
 @cache
-def _attention(heads: int, width: int, group: dist.ProcessGroup) -> Any:
+def _ring(heads: int, width: int, group: dist.ProcessGroup) -> Any:
     """One for all layers: it has no weights."""
-    from transformer_engine.pytorch import DotProductAttention  # type: ignore[import-not-found]
-
-    return DotProductAttention(
+    return dot_product(
         heads,
         width,
-        attention_dropout=0.0,
-        qkv_format="thd",
-        attn_mask_type="padding",
         cp_group=group,
         cp_global_ranks=dist.get_process_group_ranks(group),
         cp_stream=torch.cuda.Stream(),

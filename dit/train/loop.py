@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -100,6 +101,7 @@ def _prepare(config: RunConfig) -> Run:
     """Builds every part, and loads the checkpoint."""
     if config.train.deterministic:
         torch.use_deterministic_algorithms(True)
+        os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"  # Transformer Engine's attention
     doing("opening of the data")
     groups = process_groups()
     replica, ranks = Replica(groups), (groups.dp.rank(), groups.dp.size())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dit.model.attention import Spans, attend_one_by_one, attend_varlen, attention_for
+from dit.model.attention import Spans, attend_one_by_one, attend_packed, attention_for
 
 pytestmark = pytest.mark.gpu
 
@@ -36,7 +36,7 @@ def test_varlen_equals_one_by_one(dtype, padding):
     ]
     weight = torch.randn(total, 4, 64, generator=generator, device=device)
     results = []
-    for attend in (attend_one_by_one, attend_varlen):
+    for attend in (attend_one_by_one, attend_packed):
         out = attend(*inputs, spans)
         (out.float() * weight).sum().backward()
         results.append([out.detach().float(), *(x.grad.float().clone() for x in inputs)])
@@ -44,4 +44,4 @@ def test_varlen_equals_one_by_one(dtype, padding):
             x.grad = None
     for plain, fast in zip(*results, strict=True):
         assert (fast - plain).norm() / plain.norm() < 1e-2
-    assert attention_for(device, dtype) is attend_varlen
+    assert attention_for(device, dtype) is attend_packed

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dit.config import ExtraPosition, LossMean, ObjectiveConfig, ObjectiveName, Precision, Recompute
 from dit.model import layer
-from dit.model.attention import attend_varlen
+from dit.model.attention import attend_packed
 from dit.model.dit import DiT
 from dit.objective import make_objective, with_null_text
 from dit.objective.problem import among_padding
@@ -77,7 +77,7 @@ def _step(groups, model, *, name: ObjectiveName, mean: LossMean) -> DiT:
     ids=["plain", "full", "selective", "cosmos"],
 )
 def test_a_step_never_waits_for_the_device(groups, monkeypatch, name, mean, changes):
-    monkeypatch.setattr(layer, "attention_for", lambda device, dtype: attend_varlen)
+    monkeypatch.setattr(layer, "attention_for", lambda device, dtype: attend_packed)
     model = replace(tiny_model(precision=Precision.BF16), **changes)
     network = _step(groups, model, name=name, mean=mean)
     assert all(p.grad is not None for p in network.parameters())

@@ -1,0 +1,145 @@
+"""What this project calls of Transformer Engine, computed by torch: for machines without a GPU.
+
+Names and arguments are those of Transformer Engine 2.8; `tests/gpu` runs the real one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_OF_LINEAR = {"bias", "params_dtype", "parallel_mode", "sequence_parallel", "tp_group", "tp_size"}
+_OF_LINEAR |= {"init_method", "device"}
+_OF_ATTENTION = {"attention_dropout", "qkv_format", "attn_mask_type"}
+_OF_PACKS = {"qkv_format", "attn_mask_type", "cu_seqlens_q", "cu_seqlens_kv"}
+_OF_PACKS |= {"max_seqlen_q", "max_seqlen_kv"}
+
+
+class Format(Enum):
+    E4M3 = 1
+    HYBRID = 2
+
+
+@dataclass(frozen=True)
+class Recipe:
+    fp8_format: Format
+
+
+class Float8CurrentScaling(Recipe): ...
+
+
+class Float8BlockScaling(Recipe): ...
+
+
+class MXFP8BlockScaling(Recipe): ...
+
+
+@dataclass
+class Seen:
+    """The recipe in force at each product, and the number of packs attended to."""
+
+    recipes: list[Recipe | None] = field(default_factory=list)
+    attended: int = 0
+
+
+class StandIn:
+    """The package, while it is installed."""
+
+    def __init__(self) -> None:
+        self.seen = Seen()
+        self.recipe: Recipe | None = None
+
+    @contextmanager
+    def fp8_autocast(self, *, enabled: bool, fp8_recipe: Recipe) -> Iterator[None]:
+        before, self.recipe = self.recipe, fp8_recipe if enabled else None
+        try:
+            yield
+        finally:  # recomputation ends by an exception once it has what it needs
+            self.recipe = before
+
+    def linear(self) -> type[nn.Module]:
+        engine = self
+
+        class Linear(nn.Module):
+            def __init__(self, in_features: int, out_features: int, **options: Any):
+                super().__init__()
+                assert set(options) == _OF_LINEAR
+                assert not (options["bias"] or options["sequence_parallel"])
+                ranks = options["tp_size"]
+                assert options["tp_group"].size() == ranks
+                sides = {"column": (out_features // ranks, in_features)}
+                sides["row"] = (out_features, in_features // ranks)
+                made = torch.empty(
+                    sides[options["parallel_mode"]],
+                    dtype=options["params_dtype"],
+                    device=options["device"],
+                )
+                self.weight = nn.Parameter(made)
+                options["init_method"](self.weight)
+
+            def get_extra_state(self) -> Tensor:
+                return torch.zeros(0)
+
+            def set_extra_state(self, state: Any) -> None: ...
+
+            def forward(self, inp: Tensor) -> Tensor:
+                engine.seen.recipes.append(engine.recipe)
+                return nn.functional.linear(inp, self.weight)
+
+        return Linear
+
+    def attention(self) -> type[nn.Module]:
+        engine = self
+
+        class DotProductAttention(nn.Module):
+            def __init__(self, num_attention_heads: int, kv_channels: int, **options: Any):
+                super().__init__()
+                assert set(options) == _OF_ATTENTION
+                assert (options["attention_dropout"], options["qkv_format"]) == (0.0, "thd")
+
+            def forward(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+                assert set(options) == _OF_PACKS
+                assert (options["qkv_format"], options["attn_mask_type"]) == ("thd", "padding")
+                assert all(x.is_contiguous() for x in (q, k, v))
+                cu_q, cu_kv = options["cu_seqlens_q"], options["cu_seqlens_kv"]
+                lengths, key_lengths = cu_q.diff().tolist(), cu_kv.diff().tolist()
+                assert (sum(lengths), sum(key_lengths)) == (len(q), len(k))
+                longest = options["max_seqlen_q"], options["max_seqlen_kv"]
+                assert longest == (max(lengths), max(key_lengths))
+                engine.seen.attended += 1
+                parts = [
+                    nn.functional.scaled_dot_product_attention(
+                        *(x.transpose(0, 1)[None] for x in (q, k, v))
+                    )[0].transpose(0, 1)
+                    for q, k, v in zip(
+                        q.split(lengths), k.split(key_lengths), v.split(key_lengths), strict=True
+                    )
+                ]
+                return torch.cat(parts).flatten(1)
+
+        return DotProductAttention
+
+
+def install(monkeypatch: Any) -> StandIn:
+    """Puts the stand-in where the package would be."""
+    engine = StandIn()
+    names = ("", ".pytorch", ".common", ".common.recipe")
+    made = {name: ModuleType(f"transformer_engine{name}") for name in names}
+    recipes = (Float8CurrentScaling, Float8BlockScaling, MXFP8BlockScaling, Format)
+    for one in recipes:
+        setattr(made[".common.recipe"], one.__name__, one)
+    made[".common"].recipe = made[".common.recipe"]  # type: ignore[attr-defined]
+    made[".pytorch"].Linear = engine.linear()  # type: ignore[attr-defined]
+    made[".pytorch"].DotProductAttention = engine.attention()  # type: ignore[attr-defined]
+    made[".pytorch"].fp8_autocast = engine.fp8_autocast  # type: ignore[attr-defined]
+    for module in made.values():
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    return engine
