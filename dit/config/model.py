@@ -109,6 +109,8 @@ class ModelConfig:
     """8-bit products of matrices, e4m3 or hybrid, by Transformer Engine; null has none."""
     fp8_recipe: Fp8Recipe = Fp8Recipe.TENSORWISE
     """What shares a factor: tensorwise, blockwise or mxfp8. None of them has a history to store."""
+    gradient_accumulation_fusion: bool = False
+    """Products of Apex or Transformer Engine that add weight gradients to their sums at once."""
     compile: bool = False
     """Fuse norms, modulation and rotary positions into kernels that torch.compile makes."""
     vae_cache_folder: str | None = None
@@ -255,6 +257,7 @@ class ModelConfig:
             self,
             transformer_impl=Implementation.LOCAL,
             fp8=None,
+            gradient_accumulation_fusion=False,
             compile=False,
             cpu_offloading_num_layers=0,
             tensor_model_parallel_size=1,

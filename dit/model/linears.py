@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import (
@@ -144,6 +146,27 @@ def row_linear(
     if model.transformer_impl is Implementation.LOCAL:
         return RowLinear(inputs, outputs, config=config, groups=groups)
     return engine_linear(inputs, outputs, axis=1, config=config, groups=groups)
+
+
+def add_gradients_in_products(model: nn.Module) -> None:
+    """Lets products add the gradients of split weights to DDP's sums, instead of handing them on.
+
+    For a model under Megatron-Core's DDP, which holds these sums.
+
+    Raises:
+        ValueError: a layer has no such product here.
+    """
+    apex = find_spec("fused_weight_gradient_mlp_cuda") is not None
+    for layer in model.modules():
+        if hasattr(layer, "fuse_wgrad_accumulation"):  # Transformer Engine's
+            layer.fuse_wgrad_accumulation = True  # type: ignore[assignment]
+        elif isinstance(layer, ColumnParallelLinear | RowParallelLinear):
+            if not apex:
+                raise ValueError(
+                    "model.gradient_accumulation_fusion=true needs Apex, built with --cuda_ext, and"
+                    " its fused_weight_gradient_mlp_cuda is not installed here; set it to false"
+                )
+            layer.gradient_accumulation_fusion = True
 
 
 class Replicated(nn.Linear):

@@ -23,6 +23,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from dit.config import Decay, Precision, RunConfig
 from dit.model import weights
 from dit.model.dit import DiT
+from dit.model.linears import add_gradients_in_products
 from dit.parallel.adam import install_adam
 from dit.parallel.groups import device
 from dit.train.clock import COMMUNICATION, timed
@@ -47,6 +48,8 @@ def build_model(
     models = [DiT(config.model, groups, stage).to(device()) for stage in stages]
     for model in models:
         fill(model, config)
+        if config.model.gradient_accumulation_fusion:
+            add_gradients_in_products(model)
     chunks = [_wrap(model, config, groups) for model in models]
     # Megatron-Core's schedules look at the first chunk's.
     schedule = chunks[0].config

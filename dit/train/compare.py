@@ -10,8 +10,10 @@ from dit.config import RunConfig
 from dit.train.locate import CheckpointError, saved_config
 
 # Of the model: what changes neither the shape nor the meaning of a weight.
-_FREE = {"name", "precision", "vae_cache_folder", "init_method_std", "cp_comm_type", "compile"}
-_FREE |= {"cpu_offloading_num_layers", "transformer_impl", "fp8", "fp8_recipe"}
+_FREE = {"name", "precision", "vae_cache_folder", "init_method_std", "cp_comm_type"}
+# How the same numbers are computed.
+_FREE |= {"transformer_impl", "fp8", "fp8_recipe", "gradient_accumulation_fusion", "compile"}
+_FREE |= {"cpu_offloading_num_layers"}
 
 
 def check_same_model(path: Path, config: RunConfig) -> None:
