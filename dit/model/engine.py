@@ -50,6 +50,17 @@ def engine_linear(
     return _linear_class()(inputs, outputs, axis=axis, config=config, groups=groups)
 
 
+def mark_split(weight: nn.Parameter, *, axis: int) -> None:
+    """Tells Megatron-Core that each tensor rank has its own part of a weight.
+
+    Else the norm of the gradient counts one part, not all. Its layers do so while they initialise,
+    which `weights.initialise` does here; from 0.17 on in any case, and never twice.
+    """
+    marks = {"tensor_model_parallel": True, "partition_dim": axis, "partition_stride": 1}
+    for name, value in marks.items():
+        setattr(weight, name, value)
+
+
 @cache
 def _linear_class() -> Any:
     from transformer_engine.pytorch import Linear  # type: ignore[import-not-found]
@@ -77,10 +88,7 @@ def _linear_class() -> Any:
                 device="cpu",
             )
             self.axis, self.group = axis, groups.tp
-            # What Megatron-Core asks of a split weight, for the norm of the gradient.
-            marks = {"tensor_model_parallel": True, "partition_dim": axis, "partition_stride": 1}
-            for name, value in marks.items():
-                setattr(self.weight, name, value)
+            mark_split(self.weight, axis=axis)
 
         def sharded_state_dict(
             self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None

@@ -9,13 +9,12 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
-    set_tensor_model_parallel_attributes,
 )
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from dit.config import Implementation, ModelConfig, Precision
-from dit.model.engine import engine_linear
+from dit.model.engine import engine_linear, mark_split
 
 
 def transformer_config(model: ModelConfig) -> TransformerConfig:
@@ -85,9 +84,8 @@ class ColumnLinear(ColumnParallelLinear):
             gather_output=False,
             tp_group=groups.tp,
         )
-        # Megatron sets this while it initialises, which `weights.initialise` does here; without
-        # it the gradient norm counts a split weight once instead of once per tensor rank.
-        set_tensor_model_parallel_attributes(self.weight, is_parallel=True, dim=0, stride=1)
+        assert self.weight is not None  # none where a shared one is handed to each call
+        mark_split(self.weight, axis=0)
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # no (output, bias) pair
         return super().forward(x)[0]
@@ -114,7 +112,7 @@ class RowLinear(RowParallelLinear):
             skip_bias_add=False,
             tp_group=groups.tp,
         )
-        set_tensor_model_parallel_attributes(self.weight, is_parallel=True, dim=1, stride=1)
+        mark_split(self.weight, axis=1)
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # no (output, bias) pair
         return super().forward(x)[0]

@@ -50,6 +50,7 @@ def run_megatron_on_cpu() -> None:
         return
     torch.cuda.current_device = lambda: _CPU  # type: ignore[assignment, return-value]
     torch.cuda.synchronize = lambda *_: None
+    torch.cuda.current_stream = lambda *_: None  # type: ignore[assignment, return-value]
     torch.cuda.get_rng_state = _get_state
     torch.cuda.manual_seed = torch.manual_seed  # type: ignore[assignment]
     _OnCpu().__enter__()
