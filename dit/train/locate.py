@@ -14,7 +14,7 @@ LOWEST_VAL = "LOWEST_VAL"
 _POINTERS = (LATEST, LOWEST_VAL)
 STEP = "step_"
 # Megatron-Core's own, beside the .distcp files whose names .metadata knows; and ours.
-_CORE = ("metadata.json", ".metadata", "common.pt")
+_CORE = ("metadata.json", ".metadata")
 _WHOLE = (*_CORE, "config.yaml", "null_text.safetensors")  # where there is no manifest
 
 

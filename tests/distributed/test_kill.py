@@ -5,7 +5,6 @@ KILLS=20 kills twenty times, over all the ways to run; three times where it is n
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import sys
@@ -13,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.killing import Moment, kill
 from tests.launching import ROOT, SMALL, command, numbers, run
+from tests.stored import assert_same_stored
 
 KILLS = int(os.environ.get("KILLS", "3"))
 LAST = 20
@@ -95,15 +94,6 @@ def _run(arguments: list[str]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def _saved(folder: Path) -> tuple[dict[str, str], dict]:
-    """Checksums of all tensors of the last checkpoint, and what else Megatron-Core keeps."""
-    place = folder / f"checkpoints/step_{LAST:08d}"
-    files = json.loads((place / "manifest.json").read_text())["files"]
-    tensors = {name: entry["sha256"] for name, entry in files.items() if name.endswith(".distcp")}
-    assert tensors
-    return tensors, torch.load(place / "common.pt", weights_only=False)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("way", [way for way in WAYS if _kills(way)], ids=str)
@@ -116,5 +106,6 @@ def test_killed_run_equals_the_one_that_was_never_killed(digits, tmp_path, never
         sys.stdout.write(f"{way}: killed in {where.place}: {where}\n" if where else "at its end\n")
     _run(arguments)
     assert numbers(folder) == numbers(whole)
-    assert _saved(folder) == _saved(whole)
+    last = f"checkpoints/step_{LAST:08d}"
+    assert_same_stored(folder / last, whole / last)
     assert not list(folder.glob("checkpoints/.*"))

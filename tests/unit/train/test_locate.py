@@ -10,7 +10,7 @@ from dit.config import RunConfig
 from dit.configuring import save_config
 from dit.train.locate import CheckpointError, find_checkpoint, saved_config
 
-FILES = ("metadata.json", ".metadata", "common.pt", "config.yaml", "null_text.safetensors")
+FILES = ("metadata.json", ".metadata", "config.yaml", "null_text.safetensors")
 
 
 def _run(folder: Path, *steps: int, latest: str | None = None) -> Path:
@@ -58,7 +58,7 @@ def test_an_incomplete_checkpoint_names_what_it_lacks_and_the_next_best(tmp_path
 
 def test_without_another_checkpoint_a_new_run_is_advised(tmp_path):
     places = _run(tmp_path, 3, latest="step_00000003")
-    (places / "step_00000003/common.pt").unlink()
+    (places / "step_00000003/metadata.json").unlink()
     with pytest.raises(CheckpointError, match=r"no other checkpoint .* another checkpoint.save"):
         find_checkpoint(tmp_path)
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -17,6 +15,7 @@ from dit.train.locate import CheckpointError, find_checkpoint
 from dit.train.progress import Progress
 from dit.train.saving import Saver, save_checkpoint
 from tests.learning import DATA, assert_equal, tiny_run, train, weights_and_averages
+from tests.stored import assert_same_stored
 
 BACKGROUND = CheckpointConfig(async_save=True)
 
@@ -32,12 +31,6 @@ def gate(monkeypatch):
 
     monkeypatch.setattr(saving, "_write_shard", wait)
     return opened
-
-
-def _tensors(place: Path) -> dict[str, str]:
-    """Checksums of the files with tensors."""
-    files = json.loads((place / "manifest.json").read_text())["files"]
-    return {name: entry["sha256"] for name, entry in files.items() if name.endswith(".distcp")}
 
 
 @pytest.mark.parametrize("sharded", [True, False])
@@ -69,7 +62,7 @@ def test_steps_go_on_while_the_step_before_them_is_written(
     assert_equal(weights_and_averages(again), at_three)
     at_once = replace(config, checkpoint=CheckpointConfig())
     same = save_checkpoint(tmp_path / "2", again, progress=progress, config=at_once, data=DATA)
-    assert _tensors(same) == _tensors(saved.path)
+    assert_same_stored(same, saved.path)
     assert train(again, config, 4, 6) == rest
 
 
