@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -155,32 +156,58 @@ def wanted_prompt(prompt: Prompt, text_LE: Tensor, run: Run, steps: Steps | None
     return Wanted(prompt=prompt.text, request=request, pixels=pixels)
 
 
+Spot = tuple[int, int]
+"""Number of a pack in the validation set, and of a sample in it."""
+
 Features = Callable[[Tensor], Tensor]
 """Whitened latent -> features [D] of its first frame."""
 
 
 def captions(run: Run, features: Features | None) -> list[Wanted]:
-    """The first samples of the validation packs, in the order of the packs on any layout."""
+    """Samples of the validation packs, each caption once before any is repeated.
+
+    The same on any layout.
+    """
     first, replicas = run.data_ranks.rank(), run.data_ranks.size()
     packs = run.validation["val_loss"].packs if run.replica.reads else []
-    mine = {
+    mine: dict[Spot, tuple[PackedBatch, int]] = {
         (first + i * replicas, j): (packs[i], j)
         for i in range(len(packs))
         for j in range(packs[i].num_samples)
     }
     known: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(known, [(*place, pack.keys[j]) for place, (pack, j) in mine.items()])
-    named = {
-        key: place for *place, key in sorted((one for of in known for one in of), reverse=True)
-    }
-    chosen = sorted(tuple(place) for place in named.values())
-    chosen = chosen[: run.config.validation.num_captions]
+    dist.all_gather_object(
+        known, [(at, pack.keys[j], _shown(pack, j)) for at, (pack, j) in mine.items()]
+    )
+    chosen = in_turns([one for of in known for one in of])[: run.config.validation.num_captions]
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(
         found, {at: _caption(run, *mine[at], features) for at in chosen if at in mine}
     )
     every = {at: one for share in found for at, one in share.items()}
     return [every[at] for at in chosen]
+
+
+def in_turns(samples: Iterable[tuple[Spot, str, str]]) -> list[Spot]:
+    """Spots of samples with their key and caption, the first of each caption before the second.
+
+    A sample that is in two packs, because the split is shorter than the packs, counts once. Within
+    a turn they stand in the order of the packs.
+    """
+    first: dict[str, tuple[Spot, str]] = {}
+    for spot, key, caption in sorted(samples):
+        first.setdefault(key, (spot, caption))
+    turns: Counter[str] = Counter()
+    order = []
+    for spot, caption in first.values():
+        order.append((turns[caption], spot))
+        turns[caption] += 1
+    return [spot for _, spot in sorted(order)]
+
+
+def _shown(pack: PackedBatch, index: int) -> str:
+    """The caption of a sample, else its key."""
+    return (pack.captions[index] if pack.captions else "") or pack.keys[index]
 
 
 def _caption(run: Run, pack: PackedBatch, index: int, features: Features | None) -> Wanted:
@@ -197,13 +224,12 @@ def _caption(run: Run, pack: PackedBatch, index: int, features: Features | None)
         fps=float(pack.fps_N[index]),
         seed=0,
     )
-    shown = (pack.captions[index] if pack.captions else "") or pack.keys[index]
     real_D = None
     if features is not None:
         doing("features of held-out samples")
         patch = {"patch_temporal": model.patch_temporal, "patch_spatial": model.patch_spatial}
         real_D = features(unpatch(pack.latent_TC[pack.starts[index] :], grid, **patch))
-    return Wanted(prompt=shown, request=request, pixels=None, real_D=real_D)
+    return Wanted(prompt=_shown(pack, index), request=request, pixels=None, real_D=real_D)
 
 
 def notes(wanted: Sequence[Wanted], found: Found) -> list[str]:

@@ -198,7 +198,7 @@ class ValidationConfig:
     prompts_file: str | None = None
     """Prompts to sample each time: one a line, or JSON `{"data": [{"caption": ...}]}`."""
     num_captions: int = 0
-    """Validation samples whose captions are sampled each time, at their own size; 0 is none."""
+    """Held-out samples whose captions are sampled each time, one of each caption first."""
     sampler: Sampler = Sampler.HEUN
     """How a step of sampling follows the slope."""
     sampling_steps: int = 35

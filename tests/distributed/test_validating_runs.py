@@ -52,20 +52,23 @@ def _features(pictures: list[np.ndarray]) -> torch.Tensor:
 
 
 def _held_out(file: Path, data: Path, *, count: int) -> torch.Tensor:
-    """Features of the first held-out digits, as the decoder shows them."""
+    """Features of the first held-out digits of different captions, as the decoder shows them."""
     config = read_config(file)
     (pack,) = build_val_packs(config, indices=[0]).packs
     patch = {"patch_temporal": 1, "patch_spatial": config.model.patch_spatial}
-    latents = unpack_latents(pack.latent_TC, pack, **patch)[:count]
+    latents = unpack_latents(pack.latent_TC, pack, **patch)
+    first = [pack.captions.index(caption) for caption in dict.fromkeys(pack.captions)][:count]
+    assert len(first) == count and first != list(range(count))
     decoder = processors.from_card(json.loads((data / "dataset_card.json").read_text()))
-    return _features([decoder.decode(latent)[0].numpy() for latent in latents])
+    return _features([decoder.decode(latents[i])[0].numpy() for i in first])
 
 
 def _check_round(folder: Path, line: dict, real_ND: torch.Tensor) -> None:
     """Two prompts, the second wide and moving, and the captions of three digits."""
     entries = json.loads((folder / "samples.json").read_text())
     assert [e["prompt"] for e in entries[:2]] == ["a handwritten seven", "a handwritten two"]
-    assert all(entry["prompt"].startswith("a handwritten ") for entry in entries[2:])
+    captions = [entry["prompt"] for entry in entries[2:]]
+    assert len(set(captions)) == 3 and all(c.startswith("a handwritten ") for c in captions)
     assert [entry["seed"] for entry in entries] == [0, 1, 2, 3, 4]
     shown = [np.array(Image.open(folder / f"0000{i}.png")) for i in (0, 2, 3, 4)]
     assert [picture.shape for picture in shown] == [(8, 8, 3)] * 4
