@@ -135,10 +135,15 @@ class ValidationSamples:
             return None
         every = sorted((one for share in shares for one in share), key=lambda one: one[0])
         entries, firsts, features = zip(*(made for _, *made in every), strict=True)
-        write_listing(entries, firsts, folder)
+        grid = write_listing(entries, firsts, folder)
         if self.decoder is None and run.card is not None:  # decode_latents.py needs it
             (folder / CARD_NAME).write_text(json.dumps(run.card, indent=1) + "\n")
-        return Drawn(folder=folder, quality=self._quality(features))
+        files = [(folder / entry["file"], entry["prompt"]) for entry in entries]
+        return Drawn(
+            grid=grid,
+            videos=[one for one in files if one[0].suffix == ".mp4"],
+            quality=self._quality(features),
+        )
 
     def _quality(self, features: Sequence[Tensor | None]) -> dict[str, float]:
         """Metrics of the samples that have a held-out one to be compared with."""

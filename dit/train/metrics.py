@@ -45,8 +45,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from dit.config import RunConfig
 from dit.train.lines import writing
+from dit.train.run import Drawn
 
 Values = Mapping[str, float | int | bool]
+MOST_VIDEOS = 32
+"""Of a round of samples, that go to W&B."""
 
 
 class Dashboards:
@@ -73,17 +76,22 @@ class Dashboards:
         if self.wandb is not None:
             self.wandb.log(shown, step=step)
 
-    def picture(self, name: str, file: Path, *, step: int) -> None:
+    def samples(self, drawn: Drawn, *, step: int) -> None:
+        """The grid, and for W&B the first videos; TensorBoard's need a package more, moviepy."""
         import numpy as np
         from PIL import Image
 
-        with Image.open(file) as image, self._writing():
+        with Image.open(drawn.grid) as image, self._writing():
             pixels_HW3 = np.asarray(image.convert("RGB"))
-            self.board.add_image(name, pixels_HW3, step, dataformats="HWC")
+            self.board.add_image("samples", pixels_HW3, step, dataformats="HWC")
         if self.wandb is not None:
             import wandb
 
-            self.wandb.log({name: wandb.Image(str(file))}, step=step)
+            shown: dict[str, Any] = {"samples": wandb.Image(str(drawn.grid))}
+            files = drawn.videos[:MOST_VIDEOS]
+            if files:
+                shown["videos"] = [wandb.Video(str(file), caption=text) for file, text in files]
+            self.wandb.log(shown, step=step)
 
     def close(self) -> None:
         with self._writing():

@@ -86,14 +86,14 @@ class Record:
             self.boards.write(values)
 
     def samples(self, drawn: Drawn | None) -> None:
-        """The grid of what was sampled now; only the first rank knows where it is."""
+        """What was sampled now; only the first rank knows where it is."""
         if drawn is None:
             return
-        step, grid = self.run.progress.step, drawn.folder / "grid.png"
+        step = self.run.progress.step
         quality = "".join(f"  {name} {value:.4g}" for name, value in drawn.quality.items())
-        self.say(f"samples of step {step}: {grid}{quality}")
+        self.say(f"samples of step {step}: {drawn.grid}{quality}")
         if self.boards is not None:
-            self.boards.picture("samples", grid, step=step)
+            self.boards.samples(drawn, step=step)
 
     def _say_refused(self) -> None:
         """Says how many samples were refused, by reason, when that has changed on any rank.
