@@ -281,7 +281,9 @@ def _step(run: Run, requests: StopRequests) -> tuple[dict[str, Any], Skip | None
     sums = add_up(run, [batch for batch, _ in items], report, stop=requests.received)
     run.gauges.before_update(step)
     done = learn(run.learner, config=c, number=number, loss=sums.loss)
-    run.progress = run.progress.after(samples=int(sums.samples), skipped=done.skipped)
+    run.progress = run.progress.after(
+        samples=int(sums.samples), of_datasets=sums.of_datasets, skipped=done.skipped
+    )
     if run.loader is not None:
         run.gauges.saw(packs)
     skipped = None

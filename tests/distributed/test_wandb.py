@@ -69,7 +69,12 @@ def test_offline_run_continues_under_the_same_identity(digits, tmp_path):
         assert sorted(history) == steps
         for step in steps:
             named = {k: v for k, v in lines[step - 1].items() if k != "step"}
+            bins = named.pop("tokens_per_sample")
             assert history[step].items() >= named.items()
+            assert [n for n in history[step]["tokens_per_sample/values"] if n] == [
+                count for _, count in bins
+            ]
+            assert history[step]["tokens_per_sample/bins"][-1] == bins[-1][0]
         last = history[steps[-1]]
         drawn = tmp_path / f"validation_generation/step_0000000{steps[-1]}"
         grid = (place / "files" / last["samples/path"]).read_bytes()
