@@ -205,6 +205,8 @@ class ValidationConfig:
     """Steps of the sampler."""
     guidance: float = 1.5
     """g in uncond + g (cond - uncond); 1 is without guidance, and half the work."""
+    negative_prompt: str = ""
+    """What guidance leads away from, where a prompt of the file has none of its own."""
     height: int | None = None
     """Rows of a prompt's picture, in pixels; null is the most frequent size of the dataset."""
     width: int | None = None
