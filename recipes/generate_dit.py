@@ -129,7 +129,8 @@ def _picture(
         frames_FHW3=frames,
         prompt=prompt.text,
         seed=seed,
-        settings=asdict(options) | {"checkpoint": str(opened.path)},
+        settings=asdict(options)
+        | {"precision": str(opened.config.model.precision), "checkpoint": str(opened.path)},
         latent_CFHW=latent_CFHW.cpu() if keep else None,
     )
 
