@@ -23,12 +23,12 @@ def histogram(run: RunRecord, *, title: str) -> str:
     x = Axis(*(2**power for power in _powers(bins)), log=True)
     y = Axis(0, most / total)
     body = "".join(_bar(longest, count / total, x, y) for longest, count in bins.items())
-    percents = ", ".join(f"{p}% up to <b>{_percentile(bins, p):,}</b>" for p in (10, 50, 90))
+    ends = ", ".join(f"{p}% up to <b>{_percentile(bins, p):,}</b>" for p in (10, 50, 90))
     return (
         f"<figure class=chart><figcaption>{escape(title)}</figcaption>"
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">'
         f"{_grid(x, y)}{body}</svg>"
-        f"<div class=legend><span>{percents} of {number(total)} samples</span></div></figure>"
+        f"<div class=legend><span>of {number(total)} samples {ends} tokens</span></div></figure>"
     )
 
 

@@ -253,7 +253,7 @@ def test_lengths_of_samples_are_added_up(tmp_path: Path) -> None:
     page = report(first, second)
     assert "tokens of a sample, whole run: first" in page.text
     assert "whole run: second" not in page.text
-    assert "10% up to 16, 50% up to 256, 90% up to 256 of 20 samples" in page.text
+    assert "of 20 samples 10% up to 16, 50% up to 256, 90% up to 256 tokens" in page.text
     heights = [float(v) for tag, name, v in page.attributes if (tag, name) == ("rect", "height")]
     assert heights == [pytest.approx(206 * part, abs=0.1) for part in (0.8, 1, 0.2)]
 
