@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from diffusers import AutoencoderKL
 
-from dit.train import loop
+from dit.train import rounds
 from recipes import pretrain_dit, validation_samples
 from recipes.entry import run
 
@@ -45,14 +45,14 @@ def main(notes: Path, argv: Sequence[str]) -> int:
         return drawn
 
     AutoencoderKL.to, AutoencoderKL.decode = watched_to, watched_decode
-    loop.draw_samples = watched_draw
+    rounds.draw_samples = watched_draw
     if not gpu:
         validation_samples.device = lambda: torch.device("cuda")
     return pretrain_dit.main(argv)
 
 
 def _originals() -> tuple[Any, Any, Any]:
-    return AutoencoderKL.to, AutoencoderKL.decode, loop.draw_samples
+    return AutoencoderKL.to, AutoencoderKL.decode, rounds.draw_samples
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ _RULES = (  # name of the metric, section, title of the chart, label of the line
     (r"mfu", "Speed and memory", "model FLOP utilisation", "mfu"),
     (r"model_tflops", "Speed and memory", "model TFLOP/s of a device", "model_tflops"),
     (r"(\w*memory\w*)", "Speed and memory", "memory", r"\1"),
+    (r"(validation|sampling)_s", "Speed and memory", "seconds of a validation", r"\1"),
     (r"(\w+)_s", "Speed and memory", "seconds of a step", r"\1"),
     (r"pack_fill", "Data", "fill of packs", "fill"),
     (r"refused(?:_(\w+))?", "Data", "samples refused so far", r"\g<0>"),

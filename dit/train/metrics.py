@@ -29,6 +29,7 @@
     tokens_per_sample, tokens_per_sample_p50, samples_NAME, epoch, epoch_NAME
                            seen.py: what is read; the first is a histogram, a list of pairs
     val_loss, val_loss_ema, ...  at the steps that validate; validation.py says what each means
+    validation_s, sampling_s     seconds of that: all losses, all samples with their files
 """
 
 from __future__ import annotations

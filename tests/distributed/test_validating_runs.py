@@ -112,7 +112,9 @@ def test_training_with_and_without_validation_is_the_same_to_the_last_bit(
             assert line[f"val_again_loss{kind}"] == line[f"val_loss{kind}"]
         levels = [line[f"val_loss_q{percent}"] for percent in (10, 30, 50, 70, 90)]
         assert line["val_loss"] == pytest.approx(sum(levels) / 5)
-    assert not any("val" in name for line in (lines[1], lines[3]) for name in line)
+        assert line["validation_s"] > 0 and line["sampling_s"] > 0
+    steps = lines[1] | lines[3]
+    assert not any("val" in name or "sampling" in name for name in steps)
 
     rounds = tmp_path / "with/validation_generation"
     names = [f"step_{step:08d}" for step in (0, 2, 4)]

@@ -267,6 +267,7 @@ def test_metrics_find_their_chart() -> None:
     assert place("samples_cats-2.0").label == "cats-2.0"
     assert place("epoch_cats").title == "epochs by dataset"
     assert place("epoch").title == "epochs"
+    assert place("sampling_s").title == "seconds of a validation"
     assert place("data_s").title == place("step_time_s").title == "seconds of a step"
 
 
