@@ -23,7 +23,7 @@ from recipes.entry import run
 from recipes.generate_options import FPS, Options, Setting, chosen, parser
 from recipes.opening import Opened, open_checkpoint
 from recipes.picture_files import Picture, false_colours, make_folder, write
-from recipes.prompts import Prompt, read_prompts, unused
+from recipes.prompts import Prompt, read_prompts, unguided, unused
 from recipes.sizes import Size, cut, rounding
 
 if TYPE_CHECKING:
@@ -66,14 +66,18 @@ def generate_opened(
     from dit.generation import Request, SamplingSettings, generate_latents
     from dit.objective import Sampler
 
-    each = [with_size(options, prompt, opened) for prompt in prompts]
-    words = dict.fromkeys([options.negative_prompt, *(prompt.text for prompt in prompts)])
+    each = [of_prompt(options, prompt, opened) for prompt in prompts]
+    words = dict.fromkeys(
+        text
+        for prompt, one in zip(prompts, each, strict=True)
+        for text in (prompt.text, one.negative_prompt)
+    )
     texts = {text: opened.encoder.encode(text) for text in words if text}
     texts.setdefault("", opened.null_text_LE)
     requests = [
         Request(
             text_LE=texts[prompt.text],
-            negative_LE=texts[options.negative_prompt],
+            negative_LE=texts[one.negative_prompt],
             latent_FHW=opened.steps.latent(_size(one)),
             fps=math.nan if one.num_video_frames == 1 else one.fps or FPS,
             seed=seed + i,
@@ -125,13 +129,16 @@ def _picture(
         frames_FHW3=frames,
         prompt=prompt.text,
         seed=seed,
-        settings=asdict(options) | {"checkpoint": str(opened.path)},
+        settings=asdict(options)
+        | {"precision": str(opened.config.model.precision), "checkpoint": str(opened.path)},
         latent_CFHW=latent_CFHW.cpu() if keep else None,
     )
 
 
-def with_size(options: Options, prompt: Prompt, opened: Opened) -> Options:
+def of_prompt(options: Options, prompt: Prompt, opened: Opened) -> Options:
     """Fills in the prompt's own size, else the one asked for, else the dataset's most frequent.
+
+    Its own negative prompt comes first likewise.
 
     Raises:
         ValueError: the dataset card knows none.
@@ -147,7 +154,8 @@ def with_size(options: Options, prompt: Prompt, opened: Opened) -> Options:
         raise ValueError(
             f"give {', '.join(missing)}: the dataset card in {opened.path} lists no sizes"
         )
-    return replace(options, **found, fps=options.fps or FPS)
+    negative = options.negative_prompt if prompt.negative is None else prompt.negative
+    return replace(options, **found, fps=options.fps or FPS, negative_prompt=negative)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -183,8 +191,10 @@ def _say(
     grid: Path,
 ) -> None:
     console, steps = Console(soft_wrap=True, highlight=False), opened.steps
-    sizes = [_size(with_size(options, prompt, opened)) for prompt in prompts]
-    notes = [unused(prompts), *(rounding(s, steps.pixels(steps.latent(s))) for s in sizes)]
+    each = [of_prompt(options, prompt, opened) for prompt in prompts]
+    sizes, negatives = map(_size, each), (one.negative_prompt for one in each)
+    notes = [unused(prompts), unguided(negatives, guidance=options.guidance)]
+    notes += [rounding(s, steps.pixels(steps.latent(s))) for s in sizes]
     for note in dict.fromkeys(note for note in notes if note):
         console.print(note)
     console.print(f"{len(pictures)} samples, {grid.name} and samples.json in {grid.parent}")

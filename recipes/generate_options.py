@@ -94,7 +94,9 @@ def _add_what(parser: Parser) -> None:
     prompts = group.add_mutually_exclusive_group(required=True)
     prompts.add_argument("--prompt", action="append", help="What to show; repeatable.")
     prompts.add_argument(
-        "--prompts_file", type=Path, help="A prompt on each line, or JSON with captions and sizes."
+        "--prompts_file",
+        type=Path,
+        help="A prompt on each line, or JSON with captions, sizes and negative prompts.",
     )
     add = group.add_argument
     add("--negative_prompt", default="", help="What guidance leads away from. (default: nothing)")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 LISTING = "samples.json"
 _DPI = 120
+_LABEL = 2.4  # width of the prompts, in inches
 _CELL = (0.8, 2.4)
 """Least and greatest height of a picture in the grid, in inches."""
 
@@ -139,8 +140,11 @@ def draw_grid(firsts: Sequence[np.ndarray], prompts: Sequence[str], path: Path) 
         rows.setdefault(prompt, []).append(picture_HW3)
     columns = min(max(map(len, rows.values())), 16)
     cell = min(max(_CELL[0], *(len(picture) / _DPI for picture in firsts)), _CELL[1])
-    figure = Figure(figsize=(2.4 + cell * columns, cell * len(rows)), dpi=_DPI)
-    axes = figure.subplots(len(rows), columns, squeeze=False)
+    aspect = max(1.0, *(picture.shape[1] / len(picture) for picture in firsts))
+    size = _LABEL + cell * aspect * columns, cell * len(rows)
+    figure = Figure(figsize=size, dpi=_DPI)
+    close = {"left": _LABEL / size[0], "right": 1, "bottom": 0, "top": 1, "wspace": 0.05}
+    axes = figure.subplots(len(rows), columns, squeeze=False, gridspec_kw=close | {"hspace": 0.05})
     for row, (prompt, shown) in zip(axes, rows.items(), strict=True):
         for place in row:
             place.set_axis_off()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ class Prompt:
     height: int | None = None
     width: int | None = None
     num_video_frames: int | None = None
+    negative: str | None = None  # what guidance leads away from; None is what the others have
     unused: tuple[str, ...] = ()  # what else its entry in a file says
 
 
@@ -28,11 +29,21 @@ def unused(prompts: Sequence[Prompt]) -> str:
     return f"not used, of the file of prompts: {', '.join(names)}" if names else ""
 
 
+def unguided(negatives: Iterable[str], *, guidance: float) -> str:
+    """What is said where nothing leads away from negative prompts; else empty."""
+    return (
+        "guidance 1 is none: negative prompts are not used"
+        if guidance == 1 and any(negatives)
+        else ""
+    )
+
+
 def read_prompts(file: Path, *, option: str = "--prompts_file") -> list[Prompt]:
     """The prompts of a file, in order; errors call it by `option`.
 
     JSON is `{"data": [{"caption": ..., "height": ..., "width": ..., "num_frames": ...}, ...]}`,
-    sizes in pixels and as wanted, or the list alone, or a list of strings.
+    sizes in pixels and as wanted, or the list alone, or a list of strings. `negative_prompt` is
+    another key.
 
     Raises:
         ValueError: there is no such file, it is not UTF-8, or it has no prompt.
@@ -72,7 +83,10 @@ def _prompt(item: Any, where: str) -> Prompt:
     for name, size in sizes.items():
         if size is not None and (not isinstance(size, int) or size < 1):
             raise ValueError(f'{where}: "{name}": {size!r} must be a number of at least 1')
-    frames = sizes.pop("num_frames")
-    known = {"caption", "prompt", *_SIZES}
+    negative = entry.get("negative_prompt")
+    if not isinstance(negative, str | None):
+        raise ValueError(f'{where}: "negative_prompt": {negative!r} must be a text')
+    sizes["num_video_frames"] = sizes.pop("num_frames")
+    known = {"caption", "prompt", "negative_prompt", *_SIZES}
     more = tuple(name for name, value in entry.items() if name not in known and value is not None)
-    return Prompt(text=caption, num_video_frames=frames, unused=more, **sizes)
+    return Prompt(text=caption, negative=negative, unused=more, **sizes)

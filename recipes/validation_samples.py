@@ -64,19 +64,16 @@ def open_samples(run: Run) -> Samples:
         found = from_first(lambda: look(run, prompts))
         decoder = open_decoder(run)[0] if run.replica.reads else None
         extractor = _extractor(run, decoder)
-    wanted = [
-        wanted_prompt(prompt, text_LE, run, found.steps)
-        for prompt, text_LE in zip(prompts, found.texts, strict=True)
-    ]
+    wanted = [wanted_prompt(prompt, run, found) for prompt in prompts]
     features = None
     if extractor is not None and decoder is not None:
         features = partial(_features, decoder, extractor)
-    wanted += captions(run, features) if c.num_captions else []
+    wanted += captions(run, found, features) if c.num_captions else []
     wanted = [
         replace(one, request=replace(one.request, seed=c.sample_seed + i))
         for i, one in enumerate(wanted)
     ]
-    said = [unused(prompts), *notes(wanted, found)]
+    said = [unused(prompts), *notes(wanted, found, guidance=c.guidance)]
     run.notes += [f"samples at each validation: {note}" for note in said if note]
     return ValidationSamples(wanted=wanted, decoder=decoder, extractor=extractor)
 
@@ -135,10 +132,15 @@ class ValidationSamples:
             return None
         every = sorted((one for share in shares for one in share), key=lambda one: one[0])
         entries, firsts, features = zip(*(made for _, *made in every), strict=True)
-        write_listing(entries, firsts, folder)
+        grid = write_listing(entries, firsts, folder)
         if self.decoder is None and run.card is not None:  # decode_latents.py needs it
             (folder / CARD_NAME).write_text(json.dumps(run.card, indent=1) + "\n")
-        return Drawn(folder=folder, quality=self._quality(features))
+        files = [(folder / entry["file"], entry["prompt"]) for entry in entries]
+        return Drawn(
+            grid=grid,
+            videos=[one for one in files if one[0].suffix == ".mp4"],
+            quality=self._quality(features),
+        )
 
     def _quality(self, features: Sequence[Tensor | None]) -> dict[str, float]:
         """Metrics of the samples that have a held-out one to be compared with."""
@@ -213,6 +215,7 @@ def _facts(run: Run, one: Wanted) -> dict[str, Any]:
         "fps": c.fps if math.isnan(fps) else fps,
         "num_steps": c.sampling_steps,
         "guidance": c.guidance,
+        "negative_prompt": one.negative,
         "sampler": str(c.sampler),
         "weights": "model" if run.learner.ema is None else "ema",
         "step": run.progress.step,

@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -24,7 +25,7 @@ from dit.objective.unpatch import unpatch
 from dit.parallel.groups import device
 from dit.parallel.watch import doing
 from dit.train.run import Run
-from recipes.prompts import Prompt
+from recipes.prompts import Prompt, unguided
 from recipes.sizes import Size, Steps, rounding
 
 T = TypeVar("T")
@@ -35,6 +36,7 @@ class Wanted:
     """One sample of every round."""
 
     prompt: str
+    negative: str  # prompt, of which the request has the embedding
     request: Request
     pixels: Size | None  # what is kept of the decoded video; None keeps all
     real_D: Tensor | None = None  # features of the held-out sample whose caption it is
@@ -44,7 +46,7 @@ class Wanted:
 class Found:
     """What the first rank knows of encoders and decoder."""
 
-    texts: list[Tensor]  # of the prompts
+    texts: dict[str, Tensor]  # of the prompts, negative ones and the empty one among them
     steps: Steps | None
     note: str  # why there is no decoder; empty where there is one
 
@@ -65,30 +67,51 @@ def from_first(work: Callable[[], T]) -> T:
 
 def look(run: Run, prompts: Sequence[Prompt]) -> Found:
     c, card = run.config, run.card
-    if prompts and card is None:
-        raise ValueError(
-            f"validation.prompts_file={c.validation.prompts_file} needs the text encoder of the"
-            f" data, and {c.dataset.path} has no dataset_card.json that names it; pack it with"
-            " `python -m data_prep`, or use validation.num_captions"
-        )
-    texts = _encode(prompts, card, c.validation.t5_cache_dir) if card and prompts else []
+    words = [c.validation.negative_prompt]
+    for prompt in prompts:
+        words += [prompt.text, _negative(prompt, c)]
+    texts = {"": run.null_text_LE.cpu()} | _encode([w for w in dict.fromkeys(words) if w], run)
     decoder, note = open_decoder(run)
     return Found(texts=texts, steps=_steps(decoder, card, c), note=note)
 
 
-def _encode(prompts: Sequence[Prompt], card: dict[str, Any], cache: str | None) -> list[Tensor]:
+def _negative(prompt: Prompt, config: RunConfig) -> str:
+    """Its own, else that of the configuration."""
+    return config.validation.negative_prompt if prompt.negative is None else prompt.negative
+
+
+def _encode(words: Sequence[str], run: Run) -> dict[str, Tensor]:
+    """Embeddings by text.
+
+    Raises:
+        ValueError: the data do not name their encoder, or it is not on this machine.
+    """
+    c, card = run.config, run.card
+    if not words:
+        return {}
+    asking = {
+        "prompts_file": c.validation.prompts_file,
+        "negative_prompt": c.validation.negative_prompt,
+    }
+    asked = " and ".join(f"validation.{name}={value}" for name, value in asking.items() if value)
+    if card is None:
+        raise ValueError(
+            f"{asked}: {c.dataset.path} has no dataset_card.json that names the text encoder of the"
+            " data; pack it with `python -m data_prep`, or leave that unset and use"
+            " validation.num_captions, which needs none"
+        )
     try:
-        encoder = text.from_card(card, Place(cache=cache, local_only=True))
-        texts = []
-        for prompt in prompts:
+        place = Place(cache=c.validation.t5_cache_dir, local_only=True)
+        encoder, texts = text.from_card(card, place), {}
+        for word in words:
             doing("encoding of prompts")
-            texts.append(encoder.encode(prompt.text))
+            texts[word] = encoder.encode(word)
         return texts
     except ValueError as error:
         raise ValueError(
-            f"validation.prompts_file: the text encoder of the data is not here ({error}); set"
+            f"{asked}: the text encoder of the data is not here ({error}); set"
             " validation.t5_cache_dir to the Hugging Face cache or pipeline folder that has it, or"
-            " use validation.num_captions"
+            " leave that unset and use validation.num_captions, which needs none"
         ) from error
     finally:
         forget()
@@ -125,10 +148,10 @@ def _steps(decoder: Processor | None, card: Any, config: RunConfig) -> Steps | N
     )
 
 
-def wanted_prompt(prompt: Prompt, text_LE: Tensor, run: Run, steps: Steps | None) -> Wanted:
+def wanted_prompt(prompt: Prompt, run: Run, found: Found) -> Wanted:
     c = run.config.validation
     assert run.card is not None
-    if steps is None:
+    if found.steps is None:
         raise ValueError(
             "validation.prompts_file: the size of a latent is unknown, for the decoder is not on"
             " this machine and the dataset card is of an older version; set model.vae_cache_folder"
@@ -145,50 +168,81 @@ def wanted_prompt(prompt: Prompt, text_LE: Tensor, run: Run, steps: Steps | None
     if missing:
         raise ValueError(f"set {', '.join(missing)}: the dataset card lists no sizes")
     pixels = (sizes["num_video_frames"], sizes["height"], sizes["width"])
+    negative = _negative(prompt, run.config)
     request = Request(
-        text_LE=text_LE,
-        negative_LE=run.null_text_LE.cpu(),
-        latent_FHW=steps.latent(pixels),
+        text_LE=found.texts[prompt.text],
+        negative_LE=found.texts[negative],
+        latent_FHW=found.steps.latent(pixels),
         fps=math.nan if pixels[0] == 1 else c.fps,
         seed=0,
     )
-    return Wanted(prompt=prompt.text, request=request, pixels=pixels)
+    return Wanted(prompt=prompt.text, negative=negative, request=request, pixels=pixels)
 
+
+Spot = tuple[int, int]
+"""Number of a pack in the validation set, and of a sample in it."""
 
 Features = Callable[[Tensor], Tensor]
 """Whitened latent -> features [D] of its first frame."""
 
 
-def captions(run: Run, features: Features | None) -> list[Wanted]:
-    """The first samples of the validation packs, in the order of the packs on any layout."""
+def captions(run: Run, found: Found, features: Features | None) -> list[Wanted]:
+    """Samples of the validation packs, each caption once before any is repeated.
+
+    The same on any layout.
+    """
     first, replicas = run.data_ranks.rank(), run.data_ranks.size()
     packs = run.validation["val_loss"].packs if run.replica.reads else []
-    mine = {
+    mine: dict[Spot, tuple[PackedBatch, int]] = {
         (first + i * replicas, j): (packs[i], j)
         for i in range(len(packs))
         for j in range(packs[i].num_samples)
     }
     known: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(known, [(*place, pack.keys[j]) for place, (pack, j) in mine.items()])
-    named = {
-        key: place for *place, key in sorted((one for of in known for one in of), reverse=True)
-    }
-    chosen = sorted(tuple(place) for place in named.values())
-    chosen = chosen[: run.config.validation.num_captions]
-    found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(
-        found, {at: _caption(run, *mine[at], features) for at in chosen if at in mine}
+        known, [(at, pack.keys[j], _shown(pack, j)) for at, (pack, j) in mine.items()]
     )
-    every = {at: one for share in found for at, one in share.items()}
+    chosen = in_turns([one for of in known for one in of])[: run.config.validation.num_captions]
+    each = {
+        at: _caption(run, *mine[at], found=found, features=features) for at in chosen if at in mine
+    }
+    shares: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(shares, each)
+    every = {at: one for share in shares for at, one in share.items()}
     return [every[at] for at in chosen]
 
 
-def _caption(run: Run, pack: PackedBatch, index: int, features: Features | None) -> Wanted:
+def in_turns(samples: Iterable[tuple[Spot, str, str]]) -> list[Spot]:
+    """Spots of samples with their key and caption, the first of each caption before the second.
+
+    A sample that is in two packs, because the split is shorter than the packs, counts once. Within
+    a turn they stand in the order of the packs.
+    """
+    first: dict[str, tuple[Spot, str]] = {}
+    for spot, key, caption in sorted(samples):
+        first.setdefault(key, (spot, caption))
+    turns: Counter[str] = Counter()
+    order = []
+    for spot, caption in first.values():
+        order.append((turns[caption], spot))
+        turns[caption] += 1
+    return [spot for _, spot in sorted(order)]
+
+
+def _shown(pack: PackedBatch, index: int) -> str:
+    """The caption of a sample, else its key."""
+    return (pack.captions[index] if pack.captions else "") or pack.keys[index]
+
+
+def _caption(
+    run: Run, pack: PackedBatch, index: int, *, found: Found, features: Features | None
+) -> Wanted:
     start, stop = list(pairwise(pack.text_starts))[index]
     model, grid = run.config.model, pack.grids[index]
+    negative = run.config.validation.negative_prompt
     request = Request(
         text_LE=pack.text_LE[start:stop].clone(),
-        negative_LE=run.null_text_LE.cpu(),
+        negative_LE=found.texts[negative],
         latent_FHW=(
             grid[0] * model.patch_temporal,
             grid[1] * model.patch_spatial,
@@ -197,17 +251,22 @@ def _caption(run: Run, pack: PackedBatch, index: int, features: Features | None)
         fps=float(pack.fps_N[index]),
         seed=0,
     )
-    shown = (pack.captions[index] if pack.captions else "") or pack.keys[index]
     real_D = None
     if features is not None:
         doing("features of held-out samples")
         patch = {"patch_temporal": model.patch_temporal, "patch_spatial": model.patch_spatial}
         real_D = features(unpatch(pack.latent_TC[pack.starts[index] :], grid, **patch))
-    return Wanted(prompt=shown, request=request, pixels=None, real_D=real_D)
+    return Wanted(
+        prompt=_shown(pack, index),
+        negative=negative,
+        request=request,
+        pixels=None,
+        real_D=real_D,
+    )
 
 
-def notes(wanted: Sequence[Wanted], found: Found) -> list[str]:
-    said = [found.note] if found.note else []
+def notes(wanted: Sequence[Wanted], found: Found, *, guidance: float) -> list[str]:
+    said = [found.note, unguided([one.negative for one in wanted], guidance=guidance)]
     for one in wanted:
         if one.pixels is not None and found.steps is not None:
             said.append(rounding(one.pixels, found.steps.pixels(one.request.latent_FHW)))

@@ -72,5 +72,6 @@ def metrics(folder: Path) -> list[dict]:
 def numbers(folder: Path) -> list[dict]:
     """What metrics.jsonl says of the mathematics: everything but speed and memory."""
     timed = {"step_time_s", "tokens_per_s", "samples_per_s", "model_tflops", "peak_memory_gb"}
+    timed |= {"validation_s", "sampling_s"}
     timed |= {"data_s", "forward_s", "backward_s", "communication_s", "optimizer_s"}
     return [{k: v for k, v in line.items() if k not in timed} for line in metrics(folder)]

@@ -20,7 +20,7 @@ from recipes import entry, pretrain_dit
 
 def watch(file: Path) -> None:
     """Wraps what the loop calls, so that each tells that it begins."""
-    from dit.train import loop, persist
+    from dit.train import loop, persist, rounds
 
     partial = file.with_suffix(".new")
     run: list[Any] = []
@@ -46,7 +46,7 @@ def watch(file: Path) -> None:
         return wrapped
 
     loop._step = telling("step", loop._step)
-    loop.validate = telling("validation", loop.validate)
+    rounds.validate = telling("validation", rounds.validate)
     loop.save = telling("gather", loop.save)
     loop.finish_save = persist.finish_save = telling("publish", loop.finish_save)
 

@@ -66,10 +66,14 @@ class RunConfig:
                 f" each rank, and dataset.sample_multiple={multiple} over {context} context ranks"
                 f" is none; use dataset.sample_multiple={context * self.model.fp8_rows}",
             ),
-            (
-                self.validation.prompts_file is None or not self.dataset.mock,
-                f"validation.prompts_file={self.validation.prompts_file} needs a text encoder, and"
-                " mock data have none; use validation.num_captions instead",
+            *(
+                (
+                    not value or not self.dataset.mock,
+                    f"validation.{name}={value} needs a text encoder, and mock data have none;"
+                    " leave it unset, and use validation.num_captions instead",
+                )
+                for name in ("prompts_file", "negative_prompt")
+                for value in [getattr(self.validation, name)]
             ),
             *(
                 (not wrong, f"dataset.mock_samples[{index}]: {wrong}")

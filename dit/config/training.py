@@ -198,13 +198,15 @@ class ValidationConfig:
     prompts_file: str | None = None
     """Prompts to sample each time: one a line, or JSON `{"data": [{"caption": ...}]}`."""
     num_captions: int = 0
-    """Validation samples whose captions are sampled each time, at their own size; 0 is none."""
+    """Held-out samples whose captions are sampled each time, one of each caption first."""
     sampler: Sampler = Sampler.HEUN
     """How a step of sampling follows the slope."""
     sampling_steps: int = 35
     """Steps of the sampler."""
     guidance: float = 1.5
     """g in uncond + g (cond - uncond); 1 is without guidance, and half the work."""
+    negative_prompt: str = ""
+    """What guidance leads away from, where a prompt of the file has none of its own."""
     height: int | None = None
     """Rows of a prompt's picture, in pixels; null is the most frequent size of the dataset."""
     width: int | None = None

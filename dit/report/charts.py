@@ -11,8 +11,8 @@ from dit.report.series import Bucket
 
 COLOURS = 8
 """Classes c0, c1, ... of the page's style."""
-_WIDTH, _HEIGHT = 420, 240  # of a phone held upright, so that the text is not scaled down
-_LEFT, _RIGHT, _TOP, _BOTTOM = 50, 408, 8, 214
+WIDTH, HEIGHT = 420, 240  # of a phone held upright, so that the text is not scaled down
+LEFT, RIGHT, TOP, BOTTOM = 50, 408, 8, 214
 _LOG_FROM = 4.0
 """From this ratio of largest to smallest value on, a chart is logarithmic."""
 _LINEAR = {"learning rate"}  # which decays to nothing
@@ -62,14 +62,14 @@ def chart(title: str, lines: Sequence[Line]) -> str:
     x, y = _x_axis(lines), _y_axis(lines, log=title not in _LINEAR)
 
     def at(step: float, value: float) -> str:
-        right = _LEFT + x.at(step) * (_RIGHT - _LEFT)
+        right = LEFT + x.at(step) * (RIGHT - LEFT)
         shown = min(max(value, y.low), y.high)
-        return f"{right:.1f} {_BOTTOM - y.at(shown) * (_BOTTOM - _TOP):.1f}"
+        return f"{right:.1f} {BOTTOM - y.at(shown) * (BOTTOM - TOP):.1f}"
 
     body = [*_grid(x, y), *(_drawn(line, at) for line in lines)]
     return (
         f"<figure class=chart><figcaption>{escape(title)}</figcaption>"
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title)} by step">'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)} by step">'
         f"{''.join(body)}</svg>{_legend(lines)}</figure>"
     )
 
@@ -97,12 +97,12 @@ def _y_axis(lines: Sequence[Line], *, log: bool) -> Axis:
 def _grid(x: Axis, y: Axis) -> list[str]:
     parts = []
     for value, label in _labelled(y.ticks()):
-        height = _BOTTOM - y.at(value) * (_BOTTOM - _TOP)
-        parts.append(f'<path class=grid d="M{_LEFT} {height:.1f}H{_RIGHT}"/>')
-        parts.append(f'<text class=y x={_LEFT - 6} y="{height + 4:.1f}">{label}</text>')
+        height = BOTTOM - y.at(value) * (BOTTOM - TOP)
+        parts.append(f'<path class=grid d="M{LEFT} {height:.1f}H{RIGHT}"/>')
+        parts.append(f'<text class=y x={LEFT - 6} y="{height + 4:.1f}">{label}</text>')
     for value, label in _labelled(x.ticks()):
-        right = _LEFT + x.at(value) * (_RIGHT - _LEFT)
-        parts.append(f'<text class=x x="{right:.1f}" y={_BOTTOM + 18}>{label}</text>')
+        right = LEFT + x.at(value) * (RIGHT - LEFT)
+        parts.append(f'<text class=x x="{right:.1f}" y={BOTTOM + 18}>{label}</text>')
     return parts
 
 

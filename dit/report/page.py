@@ -11,6 +11,7 @@ from string import Template
 from dit.report import figures
 from dit.report.charts import Line, chart
 from dit.report.findings import findings
+from dit.report.lengths import histogram
 from dit.report.pictures import generated, slider
 from dit.report.reading import ReportError, RunRecord
 from dit.report.series import Place, Points, buckets, curves, section_name
@@ -55,10 +56,18 @@ def _sections(runs: Sequence[RunRecord], samples: Sequence[Path]) -> Iterator[Se
     sliders = "".join(map(slider, runs))
     yield "Samples over the steps", sliders and f"<div class=sliders>{sliders}</div>"
     yield from _charts(runs)
-    yield "Samples and dataset", figures.table(names, [figures.data(run) for run in runs])
+    read = figures.table(names, [figures.data(run) for run in runs])
+    yield "Samples and dataset", _lengths(runs) + read
     yield title, figures.table(names, settings) if any(settings) else ""
     yield "All settings", "".join(map(_all_settings, runs))
     yield "Environment", figures.table(names, [figures.environment(run) for run in runs])
+
+
+def _lengths(runs: Sequence[RunRecord]) -> str:
+    title = "tokens of a sample, whole run"
+    titles = [title if len(runs) == 1 else f"{title}: {run.name}" for run in runs]
+    charts = "".join(histogram(run, title=t) for run, t in zip(runs, titles, strict=True))
+    return charts and f"<div class=charts>{charts}</div>"
 
 
 def _warnings(runs: Sequence[RunRecord]) -> str:

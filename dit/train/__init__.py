@@ -5,6 +5,7 @@
 3. ema.py          the average of the weights
    learner.py      model, optimizer and average in one: the two halves of a step
 4. validation.py   held-out packs -> loss, for the weights and their average
+   rounds.py       a validation: losses, then samples, with their seconds
    sampling.py     the model of a round, for whoever writes its samples
 5. checkpoint.py   the whole run on disk, and back; progress.py: what it counts
 6. locate.py       a path -> the checkpoint it means

@@ -7,6 +7,7 @@ its account.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -50,7 +51,7 @@ class Gauges:
         """Takes in the packs that this rank has read for its replica."""
         self.seen.add(packs)
 
-    def read(self, progress: Progress, done: Update) -> dict[str, float]:
+    def read(self, progress: Progress, done: Update) -> dict[str, Any]:
         """The values over all ranks since the last log step; nothing between log steps."""
         if not self.is_due(progress.step):
             return {}
@@ -61,7 +62,7 @@ class Gauges:
         level, squares, counts = (
             whole.view(part.shape) for whole, part in zip(flat.split(sizes), parts, strict=True)
         )
-        values = self.by_level.values(level)
+        values: dict[str, Any] = self.by_level.values(level)
         if not done.skipped:
             values |= self.norms.values(squares, grad_norm=done.grad_norm)
-        return values | self.seen.values(counts, consumed=progress.consumed_samples)
+        return values | self.seen.values(counts, progress)

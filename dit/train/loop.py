@@ -38,13 +38,12 @@ from dit.train.gauges import Gauges
 from dit.train.learner import build_learner, differentiate, learn
 from dit.train.persist import close_saver, finish_save, resume, save
 from dit.train.record import Record
+from dit.train.rounds import validation_round
 from dit.train.run import Export, Run, Samples
-from dit.train.sampling import draw_samples
 from dit.train.saving import Saver
 from dit.train.signals import StopRequests
 from dit.train.skips import FILE, Skip, skip
 from dit.train.sums import Sums, add_up, values_of
-from dit.train.validation import validate
 
 Values = dict[str, Any]
 
@@ -156,8 +155,8 @@ def _run_folder(config: RunConfig) -> Path | None:
 def _train(run: Run, record: Record, requests: StopRequests) -> ExitCode:
     c = run.config
     if c.validation.at_start and run.progress.step == 0:
-        losses, drawn = _validate(run), draw_samples(run)
-        record.start(losses | (drawn.quality if drawn else {}))
+        found, drawn = validation_round(run)
+        record.start(found)
         record.samples(drawn)
     while run.progress.step < c.train.train_iters:
         values, skipped, sums = _step(run, requests)
@@ -165,15 +164,13 @@ def _train(run: Run, record: Record, requests: StopRequests) -> ExitCode:
             finish_save(run, record)
         step = run.progress.step
         due = c.train.eval_interval and (step % c.train.eval_interval == 0 or _is_last(run))
-        losses = _validate(run) if due else {}
-        drawn = draw_samples(run) if due else None
-        values |= losses | (drawn.quality if drawn else {})
-        record.step(values, skipped)
+        found, drawn = validation_round(run) if due else ({}, None)
+        record.step(values | found, skipped)
         record.samples(drawn)
         too_many = run.progress.skipped_in_a_row >= c.train.max_skipped_steps
         stop = sums.stops > 0
         if step % c.checkpoint.save_interval == 0 or stop or _is_last(run) or too_many:
-            save(run, record, val_loss=losses.get("val_loss_ema", losses.get("val_loss", math.inf)))
+            save(run, record, val_loss=found.get("val_loss_ema", found.get("val_loss", math.inf)))
         if too_many:
             finish_save(run, record)
             raise _too_many_skips(run, skipped)
@@ -197,16 +194,6 @@ def _too_many_skips(run: Run, last: Skip | None) -> FloatingPointError:
 
 def _is_last(run: Run) -> bool:
     return run.progress.step >= run.config.train.train_iters
-
-
-def _validate(run: Run) -> dict[str, float]:
-    """Losses of the run's own held-out packs, and of each named set."""
-    losses = {}
-    for name, packs in run.validation.items():
-        losses |= validate(
-            run.learner, packs.packs, objective=run.objective, config=run.config, name=name
-        )
-    return losses
 
 
 def _validation_packs(
@@ -281,7 +268,9 @@ def _step(run: Run, requests: StopRequests) -> tuple[dict[str, Any], Skip | None
     sums = add_up(run, [batch for batch, _ in items], report, stop=requests.received)
     run.gauges.before_update(step)
     done = learn(run.learner, config=c, number=number, loss=sums.loss)
-    run.progress = run.progress.after(samples=int(sums.samples), skipped=done.skipped)
+    run.progress = run.progress.after(
+        samples=int(sums.samples), of_datasets=sums.of_datasets, skipped=done.skipped
+    )
     if run.loader is not None:
         run.gauges.saw(packs)
     skipped = None

@@ -26,14 +26,16 @@
     refused_too_long, ...  the same by reason, every logger.log_interval steps; with it come
     loss_q10, ...          by_level.py: loss of training samples by noise level
     grad_norm_mlp, ...     norms.py: of parts of the model; weight_norm, update_ratio, ema_distance
-    tokens_per_sample_p50, samples_NAME, epoch   seen.py: what is read
+    tokens_per_sample, tokens_per_sample_p50, samples_NAME, epoch, epoch_NAME
+                           seen.py: what is read; the first is a histogram, a list of pairs
     val_loss, val_loss_ema, ...  at the steps that validate; validation.py says what each means
+    validation_s, sampling_s     seconds of that: all losses, all samples with their files
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from datetime import timedelta
@@ -45,8 +47,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from dit.config import RunConfig
 from dit.train.lines import writing
+from dit.train.run import Drawn
+from dit.train.seen import edges_and_counts
 
-Values = Mapping[str, float | int | bool]
+Values = Mapping[str, Any]  # numbers, and histograms as seen.py has them
+MOST_VIDEOS = 32
+"""Of a round of samples, that go to W&B."""
 
 
 class Dashboards:
@@ -67,29 +73,63 @@ class Dashboards:
     def write(self, values: Values) -> None:
         step = int(values["step"])
         shown = {k: v for k, v in values.items() if k != "step"}
+        bins = {k: edges_and_counts(v) for k, v in shown.items() if isinstance(v, list)}
         with self._writing():
             for name, value in shown.items():
-                self.board.add_scalar(name, value, step)
+                if name not in bins:
+                    self.board.add_scalar(name, value, step)
+            for name, (edges, counts) in bins.items():
+                _add_histogram(self.board, name, edges, counts, step=step)
         if self.wandb is not None:
-            self.wandb.log(shown, step=step)
+            import numpy as np
+            import wandb
 
-    def picture(self, name: str, file: Path, *, step: int) -> None:
+            made = {
+                name: wandb.Histogram(np_histogram=(np.array(counts), np.array(edges)))
+                for name, (edges, counts) in bins.items()
+            }
+            self.wandb.log(shown | made, step=step)
+
+    def samples(self, drawn: Drawn, *, step: int) -> None:
+        """The grid, and for W&B the first videos; TensorBoard's need a package more, moviepy."""
         import numpy as np
         from PIL import Image
 
-        with Image.open(file) as image, self._writing():
+        with Image.open(drawn.grid) as image, self._writing():
             pixels_HW3 = np.asarray(image.convert("RGB"))
-            self.board.add_image(name, pixels_HW3, step, dataformats="HWC")
+            self.board.add_image("samples", pixels_HW3, step, dataformats="HWC")
         if self.wandb is not None:
             import wandb
 
-            self.wandb.log({name: wandb.Image(str(file))}, step=step)
+            shown: dict[str, Any] = {"samples": wandb.Image(str(drawn.grid))}
+            files = drawn.videos[:MOST_VIDEOS]
+            if files:
+                shown["videos"] = [wandb.Video(str(file), caption=text) for file, text in files]
+            self.wandb.log(shown, step=step)
 
     def close(self) -> None:
         with self._writing():
             self.board.close()
         if self.wandb is not None:
             self.wandb.finish()
+
+
+def _add_histogram(
+    board: Any, name: str, edges: Sequence[float], counts: Sequence[int], *, step: int
+) -> None:
+    """To TensorBoard, which wants the upper end of each bin, and sums that nothing of it shows."""
+    each = list(zip(edges[1:], counts, strict=True))
+    board.add_histogram_raw(
+        name,
+        min=edges[0],
+        max=edges[-1],
+        num=sum(counts),
+        sum=sum(edge * count for edge, count in each),
+        sum_squares=sum(edge**2 * count for edge, count in each),
+        bucket_limits=edges,
+        bucket_counts=[0, *counts],
+        global_step=step,
+    )
 
 
 def _wandb_run(config: RunConfig, folder: Path) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -12,6 +13,7 @@ class Progress:
 
     step: int = 0
     consumed_samples: int = 0  # over all ranks
+    of_datasets: dict[str, int] = field(default_factory=dict)  # the same, for each of a blend
     skipped_steps: int = 0  # that changed nothing: loss or gradient was not finite
     skipped_in_a_row: int = 0  # the last of them
     lowest_val_loss: float = math.inf  # of the checkpoints so far
@@ -21,12 +23,14 @@ class Progress:
         """Steps that changed the weights. Learning rate, Adam and average count these."""
         return self.step - self.skipped_steps
 
-    def after(self, *, samples: int, skipped: bool) -> Progress:
+    def after(self, *, samples: int, of_datasets: Mapping[str, int], skipped: bool) -> Progress:
         """One step later."""
+        so_far = self.of_datasets
         return replace(
             self,
             step=self.step + 1,
             consumed_samples=self.consumed_samples + samples,
+            of_datasets={name: so_far.get(name, 0) + n for name, n in of_datasets.items()},
             skipped_steps=self.skipped_steps + skipped,
             skipped_in_a_row=self.skipped_in_a_row + 1 if skipped else 0,
         )

@@ -86,14 +86,14 @@ class Record:
             self.boards.write(values)
 
     def samples(self, drawn: Drawn | None) -> None:
-        """The grid of what was sampled now; only the first rank knows where it is."""
+        """What was sampled now; only the first rank knows where it is."""
         if drawn is None:
             return
-        step, grid = self.run.progress.step, drawn.folder / "grid.png"
+        step = self.run.progress.step
         quality = "".join(f"  {name} {value:.4g}" for name, value in drawn.quality.items())
-        self.say(f"samples of step {step}: {grid}{quality}")
+        self.say(f"samples of step {step}: {drawn.grid}{quality}")
         if self.boards is not None:
-            self.boards.picture("samples", grid, step=step)
+            self.boards.samples(drawn, step=step)
 
     def _say_refused(self) -> None:
         """Says how many samples were refused, by reason, when that has changed on any rank.
@@ -123,10 +123,11 @@ def _metric_of(reason: str) -> str:
 
 def _opening(run: Run) -> list[str]:
     c = run.config
+    packs = "1 pack" if c.train.global_batch_size == 1 else f"{c.train.global_batch_size} packs"
     lines = [
         f"DiT {c.model.name}: {parameter_count(c.model) / 1e6:.1f} M parameters,"
         f" {c.objective.name}, on {dist.get_world_size()} x {device().type} ({_layout(run)}),"
-        f" {c.train.global_batch_size} packs of {c.dataset.task_encoder_seq_length} tokens a step",
+        f" {packs} of {c.dataset.task_encoder_seq_length} tokens a step",
         _precision(run),
     ]
     if run.folder is None:

@@ -28,7 +28,8 @@ Export = Callable[[Path], Path]
 class Drawn:
     """What was sampled at one validation."""
 
-    folder: Path  # with the files and their grid
+    grid: Path  # the first frames of all, in the folder with their files
+    videos: list[tuple[Path, str]]  # those that move, with what they are to show
     quality: dict[str, float]  # by the name of the metric
 
 

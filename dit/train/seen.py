@@ -1,29 +1,43 @@
 """Which samples training reads: how long they are, and from which dataset.
 
-tokens_per_sample_mean        since the last log step, over all ranks
+tokens_per_sample             histogram since the last log step, over all ranks: [n, count] for each
+                              bin that has samples, which are at most n tokens long and, but for
+                              rounding, more than n / 1.09; the bins are the same at every step
+tokens_per_sample_mean        of the same samples
 tokens_per_sample_p10, ...    so many percent are at most so long, to within a tenth
-samples_NAME                  samples of the dataset NAME of a blend since the last log step
-epoch                         passes through the data so far; of a blend nobody could say
+epoch                         samples since the start of the run over those of the dataset
+samples_NAME, epoch_NAME      the same for the dataset NAME of a blend
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dit.batch import PackedBatch
 from dit.parallel.groups import device
+from dit.train.progress import Progress
+
+Bins = Sequence[tuple[int, int]]  # the longest sample that a bin may have, and how many it has
 
 _PER_OCTAVE = 8
 """Bins of the histogram of lengths between n and 2 n tokens."""
 _PERCENTS = (10, 50, 90)
 
 
+def of_datasets(packs: Iterable[PackedBatch], names: Sequence[str]) -> list[int]:
+    """Samples of each dataset of a blend, whose name begins their keys."""
+    found = Counter(key.partition("/")[0] for pack in packs for key in pack.keys)
+    return [found[name] for name in names]
+
+
 class Seen:
-    """Counts of this rank: a histogram of lengths, tokens, samples of each dataset."""
+    """Counts of this rank: a histogram of lengths, and tokens."""
 
     def __init__(self, *, capacity: int, sizes: Mapping[str, int]):
         """`sizes` has the samples of each dataset by the prefix of its keys; "" alone has none."""
@@ -33,16 +47,13 @@ class Seen:
         self._clear()
 
     def _clear(self) -> None:
-        self.counts = [0.0] * (self.bins + 1 + len(self.names))
+        self.counts = [0.0] * (self.bins + 1)
 
     def add(self, packs: Sequence[PackedBatch]) -> None:
         for pack in packs:
-            for tokens, key in zip(pack.num_tokens, pack.keys, strict=True):
+            for tokens in pack.num_tokens:
                 self.counts[math.ceil(_PER_OCTAVE * math.log2(tokens))] += 1
                 self.counts[self.bins] += tokens
-                name = key.partition("/")[0]
-                if name in self.names:
-                    self.counts[self.bins + 1 + self.names.index(name)] += 1
 
     def take(self) -> Tensor:
         """This rank's counts since the last time, float64."""
@@ -50,26 +61,50 @@ class Seen:
         self._clear()
         return counts
 
-    def values(self, counts: Tensor, *, consumed: int) -> dict[str, float]:
+    def values(self, counts: Tensor, progress: Progress) -> dict[str, Any]:
         """The numbers of the module's page from the counts of all ranks."""
-        histogram, (tokens, *of_names) = counts[: self.bins].tolist(), counts[self.bins :].tolist()
-        samples = sum(histogram)
-        values: dict[str, float] = {}
-        if samples:
-            values["tokens_per_sample_mean"] = tokens / samples
+        *histogram, tokens = counts.tolist()
+        values: dict[str, Any] = {}
+        bins = [(_longest(i), int(count)) for i, count in enumerate(histogram) if count]
+        if bins:
+            values["tokens_per_sample"] = bins
+            values["tokens_per_sample_mean"] = tokens / sum(histogram)
             for percent in _PERCENTS:
-                values[f"tokens_per_sample_p{percent}"] = _percentile(histogram, percent / 100)
-        values |= {f"samples_{n}": count for n, count in zip(self.names, of_names, strict=True)}
+                values[f"tokens_per_sample_p{percent}"] = float(_percentile(bins, percent / 100))
+        for name in self.names:
+            taken = progress.of_datasets.get(name, 0)
+            values |= {f"samples_{name}": taken, f"epoch_{name}": taken / self.sizes[name]}
         if set(self.sizes) == {""}:
-            values["epoch"] = consumed / self.sizes[""]
+            values["epoch"] = progress.consumed_samples / self.sizes[""]
         return values
 
 
-def _percentile(histogram: Sequence[float], part: float) -> float:
+def _longest(index: int) -> int:
+    """Tokens of the longest sample that a bin may have."""
+    return math.floor(2 ** (index / _PER_OCTAVE))
+
+
+def _percentile(bins: Bins, part: float) -> int:
     """The upper end of the bin in which the smallest `part` of the samples ends."""
-    wanted, count = part * sum(histogram), 0.0
-    for index, here in enumerate(histogram):
+    wanted, count = part * sum(count for _, count in bins), 0
+    for longest, here in bins:
         count += here
-        if here and count >= wanted:
-            return float(math.floor(2 ** (index / _PER_OCTAVE)))
+        if count >= wanted:
+            return longest
     raise AssertionError("an empty histogram")
+
+
+def edges_and_counts(bins: Bins) -> tuple[list[float], list[int]]:
+    """Bins side by side, with empty ones in the gaps: n + 1 rising edges of n counts."""
+    edges: list[float] = []
+    counts: list[int] = []
+    for longest, count in bins:
+        shorter = longest / 2 ** (1 / _PER_OCTAVE)
+        if not edges:
+            edges.append(shorter)
+        elif shorter > edges[-1]:
+            edges.append(shorter)
+            counts.append(0)
+        edges.append(float(longest))
+        counts.append(count)
+    return edges, counts

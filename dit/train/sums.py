@@ -12,6 +12,7 @@ from dit.batch import PackedBatch
 from dit.model.flops import training_flops
 from dit.train.device import peak_memory_gb, peak_tflops
 from dit.train.run import Run
+from dit.train.seen import of_datasets
 from dit.train.step import Report, Update, sum_over_ranks
 
 
@@ -27,6 +28,7 @@ class Sums:
     flops: float
     stops: float  # ranks that a signal asks to stop
     writing: float  # ranks that still write a checkpoint
+    of_datasets: dict[str, int]  # samples of each dataset of a blend
 
     @property
     def loss(self) -> float:
@@ -35,9 +37,13 @@ class Sums:
 
 def add_up(run: Run, packs: Sequence[PackedBatch], report: Report, *, stop: bool) -> Sums:
     """Adds up what the ranks know of a step: one all-reduce, after which all decide alike."""
+    names, mine = run.gauges.seen.names, packs if run.loader is not None else ()
     counts = _counts(run, packs) if run.loader is not None else (0, 0, 0, 0)
     writing = run.saver is not None and run.saver.writing
-    return Sums(*sum_over_ranks((report.total, report.count, *counts, float(stop), float(writing))))
+    numbers = (report.total, report.count, *counts, float(stop), float(writing))
+    total = sum_over_ranks((*numbers, *of_datasets(mine, names)))
+    sampled = zip(names, map(int, total[len(numbers) :]), strict=True)
+    return Sums(*total[: len(numbers)], of_datasets=dict(sampled))
 
 
 def values_of(

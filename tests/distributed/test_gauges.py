@@ -1,10 +1,16 @@
-"""Norms and losses by noise level do not depend on the layout."""
+"""What is written at log steps: the same on every layout, and under the same names everywhere."""
 
 from __future__ import annotations
 
-import pytest
+import shutil
+from itertools import pairwise
 
-from tests.launching import metrics, pretrain
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from dit.configuring import read_config
+from dit.data import dataset_sizes
+from tests.launching import ROOT, SMALL, metrics, pretrain
 
 SHARED = (
     *("train.train_iters=2", "train.eval_interval=0", "train.global_batch_size=2"),
@@ -37,4 +43,37 @@ def test_gauges_are_those_of_one_process(tmp_path):
     assert len(found["one"][0]) >= 5 + 6 + 3 + 4 - 2  # a fifth of the levels may have no sample
     for name in ("stages", "tensor_context"):
         for mine, reference in zip(found[name], found["one"], strict=True):
+            assert mine.pop("tokens_per_sample") == reference["tokens_per_sample"]
+            reference = {k: v for k, v in reference.items() if k != "tokens_per_sample"}
             assert mine == pytest.approx(reference, rel=1e-5, abs=1e-9), name
+
+
+def test_samples_of_a_blend_are_counted_across_a_stop(enter, digits, tmp_path):
+    again, folder = tmp_path / "again", tmp_path / "run"
+    shutil.copytree(digits, again)
+    blend = f"dataset.blend=[{{path: {digits}, weight: 3}}, {{path: {again}}}]"
+    asked = ("--config-file", ROOT / "conf/dit_digits.yaml", *SMALL, "dataset.path=null", blend)
+    asked += ("dataset.num_workers=0", "train.eval_interval=0", f"checkpoint.save={folder}")
+    for steps in (2, 5):
+        more = (f"train.train_iters={steps}", "scheduler.lr_decay_iters=5")
+        done = enter("pretrain_dit", *asked, *more)
+        assert done.code == 0, done.said
+    lines, sizes = metrics(folder), dataset_sizes(read_config(folder / "config.yaml"))
+    assert sizes.keys() == {"data", "again"}
+    for line in lines:
+        assert line["consumed_samples"] == sum(line[f"samples_{name}"] for name in sizes)
+        assert all(line[f"epoch_{n}"] == line[f"samples_{n}"] / sizes[n] for n in sizes)
+        assert "epoch" not in line
+    assert lines[-1]["samples_data"] > 1.5 * lines[-1]["samples_again"] > 0
+    board = EventAccumulator(str(folder / "tensorboard"), size_guidance={"histograms": 0})
+    board.Reload()
+    for name in ("samples_data", "samples_again", "epoch_data", "epoch_again"):
+        shown = [(point.step, point.value) for point in board.Scalars(name)]
+        assert shown == [(n, pytest.approx(line[name])) for n, line in enumerate(lines, start=1)]
+    (length,) = {longest for line in lines for longest, _ in line["tokens_per_sample"]}
+    counts = [line["tokens_per_sample"][0][1] for line in lines]  # digits are of one size
+    before = [0, *(line["consumed_samples"] for line in lines)]
+    assert counts == [after - first for first, after in pairwise(before)]
+    for histogram, count in zip(board.Histograms("tokens_per_sample"), counts, strict=True):
+        assert histogram.histogram_value.bucket[-1] == count
+        assert histogram.histogram_value.bucket_limit[-1] == length

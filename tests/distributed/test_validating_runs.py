@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import av
@@ -52,20 +53,23 @@ def _features(pictures: list[np.ndarray]) -> torch.Tensor:
 
 
 def _held_out(file: Path, data: Path, *, count: int) -> torch.Tensor:
-    """Features of the first held-out digits, as the decoder shows them."""
+    """Features of the first held-out digits of different captions, as the decoder shows them."""
     config = read_config(file)
     (pack,) = build_val_packs(config, indices=[0]).packs
     patch = {"patch_temporal": 1, "patch_spatial": config.model.patch_spatial}
-    latents = unpack_latents(pack.latent_TC, pack, **patch)[:count]
+    latents = unpack_latents(pack.latent_TC, pack, **patch)
+    first = [pack.captions.index(caption) for caption in dict.fromkeys(pack.captions)][:count]
+    assert len(first) == count and first != list(range(count))
     decoder = processors.from_card(json.loads((data / "dataset_card.json").read_text()))
-    return _features([decoder.decode(latent)[0].numpy() for latent in latents])
+    return _features([decoder.decode(latents[i])[0].numpy() for i in first])
 
 
 def _check_round(folder: Path, line: dict, real_ND: torch.Tensor) -> None:
     """Two prompts, the second wide and moving, and the captions of three digits."""
     entries = json.loads((folder / "samples.json").read_text())
     assert [e["prompt"] for e in entries[:2]] == ["a handwritten seven", "a handwritten two"]
-    assert all(entry["prompt"].startswith("a handwritten ") for entry in entries[2:])
+    captions = [entry["prompt"] for entry in entries[2:]]
+    assert len(set(captions)) == 3 and all(c.startswith("a handwritten ") for c in captions)
     assert [entry["seed"] for entry in entries] == [0, 1, 2, 3, 4]
     shown = [np.array(Image.open(folder / f"0000{i}.png")) for i in (0, 2, 3, 4)]
     assert [picture.shape for picture in shown] == [(8, 8, 3)] * 4
@@ -108,7 +112,9 @@ def test_training_with_and_without_validation_is_the_same_to_the_last_bit(
             assert line[f"val_again_loss{kind}"] == line[f"val_loss{kind}"]
         levels = [line[f"val_loss_q{percent}"] for percent in (10, 30, 50, 70, 90)]
         assert line["val_loss"] == pytest.approx(sum(levels) / 5)
-    assert not any("val" in name for line in (lines[1], lines[3]) for name in line)
+        assert line["validation_s"] > 0 and line["sampling_s"] > 0
+    steps = lines[1] | lines[3]
+    assert not any("val" in name or "sampling" in name for name in steps)
 
     rounds = tmp_path / "with/validation_generation"
     names = [f"step_{step:08d}" for step in (0, 2, 4)]
@@ -122,6 +128,45 @@ def test_training_with_and_without_validation_is_the_same_to_the_last_bit(
     board = EventAccumulator(str(tmp_path / "with/tensorboard"), size_guidance={"images": 0})
     board.Reload()
     assert [image.step for image in board.Images("samples")] == [0, 2, 4]
+
+
+def test_negative_prompts_are_used_and_pictures_are_those_of_generate_dit(trained, enter, tmp_path):
+    file = tmp_path / "prompts.json"
+    own = {"caption": "a handwritten seven", "negative_prompt": "a handwritten two"}
+    file.write_text(json.dumps({"data": ["a handwritten seven", own]}))
+    asked = (f"validation.prompts_file={file}", "validation.num_captions=1")
+    asked += ("validation.negative_prompt=a handwritten one", "validation.guidance=6")
+    asked += ("validation.sampling_steps=3", "train.eval_interval=4", "train.eval_iters=1")
+    trained("run", *asked, "optimizer.lr=1e-2")
+    made = tmp_path / "run/validation_generation/step_00000004"
+    entries = json.loads((made / "samples.json").read_text())
+    assert [e["negative_prompt"].rpartition(" ")[2] for e in entries] == ["one", "two", "one"]
+
+    def generated(name: str, *more: object) -> list[np.ndarray]:
+        place = ("--checkpoint_path", tmp_path / "run", "--output_dir", tmp_path / name)
+        done = enter("generate_dit", *place, "--num_steps", 3, "--guidance", 6, *more)
+        assert done.code == 0, done.said
+        return _pictures(tmp_path / name, range(2))
+
+    negative = ("--negative_prompt", "a handwritten one")
+    same = generated("same", "--prompts_file", file, *negative)
+    for ours, theirs in zip(_pictures(made, range(2)), same, strict=True):
+        assert _distance(ours, theirs) <= 1
+    plain = generated("plain", *["--prompt", "a handwritten seven"] * 2)
+    assert all(_distance(one, other) > 1 for one, other in zip(same, plain, strict=True))
+    caption = ("--prompt", entries[2]["prompt"], "--seed", 2, *negative)
+    generated("caption", *caption, "--num_images_per_prompt", 2)
+    ours, theirs = _pictures(made, [2])[0], _pictures(tmp_path / "caption", [0])[0]
+    assert _distance(ours, theirs) <= 1
+
+
+def _pictures(folder: Path, numbers: Iterable[int]) -> list[np.ndarray]:
+    return [np.array(Image.open(folder / f"{number:05d}.png")) for number in numbers]
+
+
+def _distance(one: np.ndarray, other: np.ndarray) -> int:
+    """Largest difference in grey levels."""
+    return int(np.abs(one.astype(int) - other.astype(int)).max())
 
 
 def test_the_checkpoint_with_the_lowest_validation_loss_stays(trained, enter, tmp_path):

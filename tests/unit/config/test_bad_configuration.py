@@ -372,6 +372,8 @@ def test_samples_that_cannot_be_say_what_would_do(wrong: str, remedy: str) -> No
     assert wrong.removeprefix("validation.").split("=")[0] in message
 
 
-def test_prompts_need_a_text_encoder() -> None:
-    message = only_problem("validation.prompts_file=prompts.txt", "dataset.mock=true")
+@pytest.mark.parametrize("asked", ["prompts_file=prompts.txt", "negative_prompt=blurred"])
+def test_prompts_need_a_text_encoder(asked: str) -> None:
+    message = only_problem(f"validation.{asked}", "dataset.mock=true")
+    assert f"validation.{asked}" in message
     assert "use validation.num_captions instead" in message

@@ -22,10 +22,10 @@ def test_prompts_from_lines_and_from_json(tmp_path):
     assert read_prompts(lines) == [Prompt(text="a cat"), Prompt(text="a dog")]
     file = tmp_path / "validation.json"
     entry = {"caption": "a cat", "height": 480, "width": 832, "num_frames": 77}
-    entry |= {"num_inference_steps": 50, "video_path": None}
+    entry |= {"num_inference_steps": 50, "video_path": None, "negative_prompt": "blurred"}
     file.write_text(json.dumps({"data": [entry, {"caption": "a dog"}]}))
     sizes = {"height": 480, "width": 832, "num_video_frames": 77}
-    cat = Prompt(text="a cat", **sizes, unused=("num_inference_steps",))
+    cat = Prompt(text="a cat", **sizes, negative="blurred", unused=("num_inference_steps",))
     assert read_prompts(file) == [cat, Prompt(text="a dog")]
     assert unused(read_prompts(file)) == "not used, of the file of prompts: num_inference_steps"
     file.write_text('["a cat"]')
@@ -39,6 +39,7 @@ def test_prompts_from_lines_and_from_json(tmp_path):
         ('{"prompts": []}', "has no list"),
         ('[{"text": "a"}]', 'entry 0 has no "caption"'),
         ('[{"caption": "a", "height": 0}]', 'entry 0: "height": 0 must be'),
+        ('[{"caption": "a", "negative_prompt": 3}]', 'entry 0: "negative_prompt": 3 must be'),
         ("[]", "has no prompt"),
     ],
 )

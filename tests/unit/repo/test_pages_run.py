@@ -25,6 +25,13 @@ TINY = {
     "recipes/evaluate_digits.py": [
         *("--num_steps", "2", "--per_prompt", "1", "--min_accuracy", "0")
     ],
+    "recipes/benchmark.py": ["--steps", "2", "--warm-up", "1"],
+    "recipes/benchmark_packing.py": ["--samples", "128", "--ranks", "2"],
+    "recipes/benchmark_writing.py": ["--samples", "50", "--repeats", "1"],
+    "recipes/compare_padded.py": [
+        *("--steps", "1", "model.num_layers=1", "model.hidden_size=64"),
+        *("model.num_attention_heads=2", "model.crossattn_emb_size=32"),
+    ],
 }
 
 
@@ -62,7 +69,7 @@ def tiny(words: tuple[str, ...]) -> str:
 
 PAGES = [
     *("README.md", "first_run.md", "own_data.md", "objectives.md", "watching.md", "validation.md"),
-    *("diffusers.md", "coming_from.md"),
+    *("throughput.md", "diffusers.md", "coming_from.md"),
 ]
 
 

@@ -243,13 +243,31 @@ def test_every_metric_is_drawn(tmp_path: Path) -> None:
     assert ("steps skipped so far", "skipped_steps") not in found  # always 0
 
 
+def test_lengths_of_samples_are_added_up(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    write_run(first, steps=3, tokens_per_sample=[[16, 4], [256, 5], [1024, 1]])
+    write_run(second, steps=3)
+    lines = read_lines(first)
+    lines[1].pop("tokens_per_sample")
+    write_lines(first, lines)
+    page = report(first, second)
+    assert "tokens of a sample, whole run: first" in page.text
+    assert "whole run: second" not in page.text
+    assert "of 20 samples 10% up to 16, 50% up to 256, 90% up to 256 tokens" in page.text
+    heights = [float(v) for tag, name, v in page.attributes if (tag, name) == ("rect", "height")]
+    assert heights == [pytest.approx(206 * part, abs=0.1) for part in (0.8, 1, 0.2)]
+
+
 def test_metrics_find_their_chart() -> None:
     assert place("val_far_loss_ema_q12.5").title == "val_far_loss_ema by noise level"
     assert place("val_loss_video8_32").label == "video8_32"
     assert place("grad_norm_attention").label == "attention"
     assert place("tokens_per_s").title == "tokens per second"
     assert place("samples_per_s").title == "samples per second"
-    assert place("samples_cats").label == "cats"
+    assert place("samples_cats-2.0").label == "cats-2.0"
+    assert place("epoch_cats").title == "epochs by dataset"
+    assert place("epoch").title == "epochs"
+    assert place("sampling_s").title == "seconds of a validation"
     assert place("data_s").title == place("step_time_s").title == "seconds of a step"
 
 

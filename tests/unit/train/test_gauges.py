@@ -26,7 +26,7 @@ from dit.train.gauges import Gauges
 from dit.train.learner import build_learner, differentiate, learn
 from dit.train.norms import PARTS, part_of
 from dit.train.progress import Progress
-from dit.train.seen import Seen
+from dit.train.seen import Seen, edges_and_counts, of_datasets
 from tests.learning import assert_equal, tiny_run, weights_and_averages
 from tests.packs import random_pack
 
@@ -170,23 +170,41 @@ def test_lengths_of_samples_are_within_a_tenth():
     seen = Seen(capacity=4096, sizes={})
     for part in np.array_split(lengths, 7):
         seen.add([_pack_of([int(n) for n in part], ["k"] * len(part))])
-    values = seen.values(seen.take(), consumed=0)
+    values = seen.values(seen.take(), Progress())
     assert values["tokens_per_sample_mean"] == pytest.approx(lengths.mean())
     for percent in (10, 50, 90):
         true = np.quantile(lengths, percent / 100, method="inverted_cdf")
         assert true <= values[f"tokens_per_sample_p{percent}"] + 1 <= 1.1 * true + 2
     assert seen.take().sum() == 0
+    # Each bin has the samples that are longer than those of the bins before it.
+    bins, shorter = values["tokens_per_sample"], 0
+    for longest, count in bins:
+        assert count == ((lengths > shorter) & (lengths <= longest)).sum() > 0
+        shorter = longest
+    assert sum(count for _, count in bins) == 5000
+
+
+def test_bins_side_by_side_have_empty_ones_between():
+    edges, counts = edges_and_counts([(1, 2), (16, 7), (17, 4), (64, 1)])
+    assert counts == [2, 0, 7, 4, 0, 1] and len(edges) == 7
+    assert edges == sorted(set(edges)) and {1.0, 16.0, 17.0, 64.0} < set(edges)
+    assert 14 < edges[2] < 16 and 58 < edges[5] < 64
 
 
 def test_samples_are_counted_by_dataset_and_pass():
     blend = Seen(capacity=64, sizes={"cats": 10, "dogs": 20})
-    blend.add([_pack_of([4, 4, 8], ["cats/1", "dogs/a/2", "cats/3"])])
-    values = blend.values(blend.take(), consumed=3)
-    assert (values["samples_cats"], values["samples_dogs"]) == (2, 1) and "epoch" not in values
+    packs = [_pack_of([4, 4, 8], ["cats/1", "dogs/a/2", "cats/3"])]
+    assert of_datasets(packs, blend.names) == [2, 1]
+    progress = Progress(of_datasets={"cats": 4}).after(
+        samples=3, of_datasets={"cats": 2, "dogs": 1}, skipped=True
+    )
+    values = blend.values(blend.take(), progress)
+    wanted = {"samples_cats": 6, "samples_dogs": 1, "epoch_cats": 0.6, "epoch_dogs": 0.05}
+    assert values == wanted
     alone = Seen(capacity=64, sizes={"": 12})
-    alone.add([_pack_of([4], ["dir/1"])])
-    values = alone.values(alone.take(), consumed=30)
-    assert values["epoch"] == 2.5 and not [n for n in values if n.startswith("samples_")]
+    assert of_datasets(packs, alone.names) == []
+    values = alone.values(alone.take(), Progress(consumed_samples=30))
+    assert values == {"epoch": 2.5}
 
 
 def test_mock_data_have_no_datasets():

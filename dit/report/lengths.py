@@ -1,0 +1,83 @@
+"""How long the samples of a run are: the histograms of its log steps, added up and drawn."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from html import escape
+
+from dit.report.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, number
+from dit.report.reading import RunRecord
+
+_BIN = 2 ** (1 / 8)
+"""Ratio of the ends of a bin, as dit/train/seen.py makes them."""
+_TICKS = 6
+
+
+def histogram(run: RunRecord, *, title: str) -> str:
+    """Share of the samples by their tokens, on a logarithmic axis; empty where nothing is known."""
+    bins = _bins(run)
+    if not bins:
+        return ""
+    total, most = sum(bins.values()), max(bins.values())
+    x = Axis(*(2**power for power in _powers(bins)), log=True)
+    y = Axis(0, most / total)
+    body = "".join(_bar(longest, count / total, x, y) for longest, count in bins.items())
+    ends = ", ".join(f"{p}% up to <b>{_percentile(bins, p):,}</b>" for p in (10, 50, 90))
+    return (
+        f"<figure class=chart><figcaption>{escape(title)}</figcaption>"
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">'
+        f"{_grid(x, y)}{body}</svg>"
+        f"<div class=legend><span>of {number(total)} samples {ends} tokens</span></div></figure>"
+    )
+
+
+def _bins(run: RunRecord) -> dict[int, int]:
+    """Longest sample of a bin -> samples, of the whole run."""
+    found: Counter[int] = Counter()
+    for line in run.lines:
+        for longest, count in line.get("tokens_per_sample") or ():
+            found[longest] += count
+    return dict(sorted(found.items()))
+
+
+def _powers(bins: dict[int, int]) -> tuple[int, int]:
+    """Powers of two around all bins."""
+    return math.floor(math.log2(min(bins) / _BIN)), math.ceil(math.log2(max(bins) * _BIN))
+
+
+def _bar(longest: int, share: float, x: Axis, y: Axis) -> str:
+    left, right = (_across(end, x) for end in (longest / _BIN, longest))
+    top = _down(share, y)
+    size = f'width="{right - left:.1f}" height="{BOTTOM - top:.1f}"'
+    return f'<rect class="bar c0" x="{left:.1f}" y="{top:.1f}" {size}/>'
+
+
+def _grid(x: Axis, y: Axis) -> str:
+    parts = []
+    for share in y.ticks():
+        height = _down(share, y)
+        parts.append(f'<path class=grid d="M{LEFT} {height:.1f}H{RIGHT}"/>')
+        parts.append(f'<text class=y x={LEFT - 6} y="{height + 4:.1f}">{100 * share:.3g}%</text>')
+    first, last = (round(math.log2(end)) for end in (x.low, x.high))
+    for power in range(first, last + 1, math.ceil((last - first + 1) / _TICKS)):
+        at = f'x="{_across(2.0**power, x):.1f}" y={BOTTOM + 18}'
+        parts.append(f"<text class=x {at}>{number(2.0**power)}</text>")
+    return "".join(parts)
+
+
+def _across(tokens: float, x: Axis) -> float:
+    return LEFT + x.at(tokens) * (RIGHT - LEFT)
+
+
+def _down(share: float, y: Axis) -> float:
+    return BOTTOM - y.at(share) * (BOTTOM - TOP)
+
+
+def _percentile(bins: dict[int, int], percent: int) -> int:
+    wanted, count = percent / 100 * sum(bins.values()), 0
+    for longest, here in bins.items():
+        count += here
+        if count >= wanted:
+            return longest
+    raise AssertionError("no bins")
