@@ -111,9 +111,8 @@ class PackEncoder(TaskEncoder):
         latents, samples, refused = [], [], []
         for sample in group.samples:
             of = sample_id(sample.__restore_key__)
-            assert sample.load is not None
             try:
-                latents.append(sample.load())
+                latents.append(self._chosen(sample))
                 samples.append(of)
             except Refused as refusal:
                 refused.append((refusal.with_traceback(None), sample.place, of))
@@ -122,6 +121,13 @@ class PackEncoder(TaskEncoder):
             samples=tuple(samples),
             refused=tuple(refused),
         )
+
+    def _chosen(self, sample: CookedSample) -> LatentSample:
+        assert sample.load is not None
+        latent = sample.load()
+        if self.expected.layout.padded_tokens(latent.latent_CFHW) != sample.tokens:
+            raise Refused(Reject.UNREADABLE, "the shard has been changed while the sample waited")
+        return latent
 
     def _load_dataset(
         self, dataset: LoadedDataset, worker_rotation_offset: int, worker_config: WorkerConfig

@@ -4,7 +4,7 @@
 2. Place         where a sample lies: all that a buffer need keep of its payload
 3. PlainReader   what Energon's reader gives of a sample, with a head instead of its tensors
 
-Only what is plain is read here: files of a local disk, ustar headers. The rest is Energon's.
+Only what is plain is read here: a local disk, ustar headers and times. The rest is Energon's.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ _WINDOW = 8192
 _LARGE = 2**17  # more than a head or a .json has
 _OPEN = 64  # shards; as many of their indices
 _HEADER = struct.Struct("100s 24x 12s 12x 8s c 100x 8s 80x 155s 12x")
-_PLAIN_FILE = (b"0", b"\0")
+_PLAIN_FILE, _EXTENDED = (b"0", b"\0"), b"x"
+# Extended headers that change neither the name nor the size of a file, as webdataset writes them.
+_ONLY_TIMES = {b"mtime", b"atime", b"ctime"}
 _USTAR = b"ustar\x0000"
 
 
@@ -200,11 +202,13 @@ def members(read: Callable[[int, int], bytes], size: int) -> Iterator[tuple[str,
     """
     at, found = 0, 0
     while at < size:
-        name, length = _file(read(at, _BLOCK))
+        name, length, kind = _header(read(at, _BLOCK))
         at += _BLOCK
         if at + length > size:
             raise NotPlain(f"{name} is longer than its sample")
-        if not skip_meta_re.match(name):
+        if kind == _EXTENDED:
+            _check_times(read(at, length))
+        elif not skip_meta_re.match(name):
             found += 1
             yield name, at, length
         at += -(-length // _BLOCK) * _BLOCK
@@ -212,12 +216,12 @@ def members(read: Callable[[int, int], bytes], size: int) -> Iterator[tuple[str,
         raise NotPlain("no file")
 
 
-def _file(header: bytes) -> tuple[str, int]:
-    """Name and size from a header block."""
+def _header(header: bytes) -> tuple[str, int, bytes]:
+    """Name, size and kind of what follows."""
     if len(header) < _BLOCK:
         raise NotPlain("the header is cut")
     name, size, checksum, kind, magic, prefix = _HEADER.unpack(header)
-    if kind not in _PLAIN_FILE or magic != _USTAR:
+    if kind not in (*_PLAIN_FILE, _EXTENDED) or magic != _USTAR:
         raise NotPlain("no plain file")
     try:
         # The sum takes its own field for blanks.
@@ -225,9 +229,16 @@ def _file(header: bytes) -> tuple[str, int]:
         if found != int(checksum.rstrip(b" \0"), 8):
             raise NotPlain("the header is damaged")
         whole = _text(prefix) + "/" + _text(name) if prefix[0] else _text(name)
-        return whole, int(size.rstrip(b" \0"), 8)
+        return whole, int(size.rstrip(b" \0"), 8), kind
     except ValueError as error:
         raise NotPlain(f"header: {error}") from error
+
+
+def _check_times(records: bytes) -> None:
+    """Of lines "30 mtime=1234567890.1234567"."""
+    names = {line.partition(b"=")[0].partition(b" ")[2] for line in records.splitlines()}
+    if not names <= _ONLY_TIMES:
+        raise NotPlain(f"an extended header of {names}")
 
 
 def _text(field: bytes) -> str:

@@ -60,7 +60,7 @@ class SafeReader:
         return f"SafeReader({self._reader})"
 
     def __getitem__(self, index: int) -> Any:
-        with suppress(NotPlain, *_DAMAGE):
+        with suppress(NotPlain, OSError):
             return self._plain[index]
         try:
             try:
@@ -98,10 +98,10 @@ def read_parts(place: Place) -> dict[str, Any]:
     try:
         try:
             return place.parts()
-        except (NotPlain, *_DAMAGE):
+        except (NotPlain, OSError):
             place.shards.close()  # as above
             return place.parts()
-    except (NotPlain, *_DAMAGE) as error:
+    except (NotPlain, OSError) as error:
         place.shards.close()
         return {UNREADABLE: f"{type(error).__name__}: {error}"}
 
