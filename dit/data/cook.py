@@ -47,6 +47,10 @@ class Expected:
         )
 
 
+SMALL = 8192
+"""Bytes of a sample that is decoded when it is read, which is faster than to look at it twice."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
     """What packing needs to know of a sample."""
@@ -67,13 +71,15 @@ class Measured:
 def measure(parts: Mapping[str, Any], expected: Expected) -> Measured | None:
     """From the head of a record, whose `.safetensors` may be a Head or whole.
 
-    None where only the whole can tell: it is of DFM's layout, or something is wrong with it. A
-    damaged head can say anything, so that the reason for a refusal is `cook`'s to find.
+    None where the whole is to tell: it is here and small, it is of DFM's layout, or something is
+    wrong with it. A damaged head can say anything, so why it is refused is `cook`'s to find.
     """
     payload = parts.get("safetensors")
     if payload is None or is_dfm(parts):
         return None
     if not isinstance(payload, Head):
+        if len(payload) <= SMALL:
+            return None
         payload = Head(data=payload[: head_length(payload)], size=len(payload))
     try:
         outline = read_outline({**parts, "safetensors": payload})
@@ -151,7 +157,8 @@ def _checked_text(text_LE: Tensor | None, expected: Expected) -> Tensor:
 
 def _all_finite(values: Tensor) -> bool:
     # The sum is 7 times faster (1 ms for 4 MB) and finite unless it overflows or a number is not.
-    return bool(values.sum(dtype=torch.float32).isfinite() or values.isfinite().all())
+    total = values.sum(dtype=torch.float32).item()
+    return math.isfinite(total) or bool(values.isfinite().all())
 
 
 def _count_bad(values: Tensor) -> str:

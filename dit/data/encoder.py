@@ -59,12 +59,13 @@ class PackEncoder(TaskEncoder):
     @stateless
     def cook(self, record: dict[str, Any]) -> CookedSample:
         origin = record["__sources__"][0]
-        source = self.sources.get(str(origin.dataset_path), "")
+        source = self.sources.get(str(origin.dataset_path), "") if self.sources else ""
         key = f"{source}/{record['__key__']}" if source else record["__key__"]
         cooked = CookedSample(
             __key__=key,
             __restore_key__=record["__restore_key__"],
-            place=f"{origin.dataset_path}/{origin.shard_name}, key {record['__key__']}",
+            origin=origin,
+            stored_key=record["__key__"],
         )
         # Where a record has a place, that alone is kept, so a buffer of large samples is small.
         load = partial(self._load, record.get(PLACE, record), key, source)

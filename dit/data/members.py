@@ -27,9 +27,9 @@ PLACE = "__place__"
 """Part of a record that has heads only: where all of it lies."""
 
 _BLOCK = 512  # bytes; a tar pads every header and every content to a multiple of this
-# The .json and the description of the tensors of most samples, and all of small ones.
+# The .json and the description of the tensors of most samples. Smaller ones are read whole.
 _WINDOW = 8192
-_LARGE = 2**17  # more than a head or a .json has
+_LARGE = 2**17  # more than the head of any tensors has
 _OPEN = 64  # shards; as many of their indices
 _HEADER = struct.Struct("100s 24x 12s 12x 8s c 100x 8s 80x 155s 12x")
 _PLAIN_FILE, _EXTENDED = (b"0", b"\0"), b"x"
@@ -103,9 +103,11 @@ class Place:
             NotPlain: it is not what it was when its head was read.
             OSError: the shard cannot be read.
         """
-        whole = self.read(0, self.size)
-        found = members(lambda at, size: whole[at : at + size], self.size)
-        return {_split(name)[1]: whole[at : at + size] for name, at, size in found}
+        window = _Window(self)
+        return {
+            _split(name)[1]: window(at, size) if size <= _WINDOW else self.read(at, size)
+            for name, at, size in members(window, self.size)
+        }
 
 
 class PlainReader:
@@ -117,7 +119,9 @@ class PlainReader:
         self._paths: dict[int, str | None] = {}  # of shards; None for those that are not local
 
     def __getitem__(self, index: int) -> dict[str, Any] | None:
-        """The record of Energon's reader, of `.safetensors` a Head; None where it is excluded.
+        """The record of Energon's reader; None where it is excluded.
+
+        Of one that is not small, `.safetensors` is a Head.
 
         Raises:
             NotPlain: Energon's reader is to read it.
@@ -151,7 +155,8 @@ class PlainReader:
             if base != key:
                 raise NotPlain(f"{base} beside {key}")
             if self._reader.part_filter is None or self._reader.part_filter(extension):
-                parts[extension] = _head(window, extension, at, size)
+                whole = place.size <= _WINDOW or extension != "safetensors"
+                parts[extension] = window(at, size) if whole else _head(window, at, size)
                 names.append(name)
         source = SourceInfo(
             dataset_path=self._reader.base_path,
@@ -164,7 +169,7 @@ class PlainReader:
             "__shard__": shard,
             "__restore_key__": ("Webdataset", index),
             "__sources__": (source,),
-            PLACE: place,
+            **({PLACE: place} if place.size > _WINDOW else {}),
             **parts,
         }
 
@@ -184,14 +189,12 @@ class _Window:
         return self._data[begin : begin + size]
 
 
-def _head(window: _Window, extension: str, at: int, size: int) -> Any:
-    if extension == "safetensors" and size > 8:
-        length = head_length(window(at, 8))
-        # A garbled length would have all of it read; its first bytes are as good.
-        return Head(data=window(at, length if length <= min(size, _LARGE) else 8), size=size)
-    if size > _LARGE:
-        raise NotPlain(f".{extension} has {size} bytes")
-    return window(at, size)
+def _head(window: _Window, at: int, size: int) -> Head | bytes:
+    if size <= 8:
+        return window(at, size)
+    length = head_length(window(at, 8))
+    # A garbled length would have all of it read; its first bytes are as good.
+    return Head(data=window(at, length if length <= min(size, _LARGE) else 8), size=size)
 
 
 def members(read: Callable[[int, int], bytes], size: int) -> Iterator[tuple[str, int, int]]:

@@ -110,8 +110,9 @@ def read_parts(place: Place) -> dict[str, Any]:
 class CookedSample(Sample):
     """A sample on its way through Energon's buffers, or the reason why there is none."""
 
-    place: str
-    """Shard and key, for messages."""
+    origin: SourceInfo
+    stored_key: str
+    """In the shard; that of the sample has the dataset of a blend before it."""
     load: Callable[[], LatentSample] | None = None
     """Reads and decodes it, for its pack; raises Refused where there is something wrong with it."""
     tokens: int = 0
@@ -119,6 +120,11 @@ class CookedSample(Sample):
     shape: tuple[int, int] | None = None
     """Tokens without padding, and those of the caption."""
     refusal: Refused | None = None
+
+    @property
+    def place(self) -> str:
+        """Shard and key, for messages."""
+        return f"{self.origin.dataset_path}/{self.origin.shard_name}, key {self.stored_key}"
 
 
 class Sift(BaseWrapperDataset[CookedSample, CookedSample]):
