@@ -1,7 +1,6 @@
 """Damaged shards and unusable samples: counted, tolerated up to a bound, then an error; no hang."""
 
 import json
-import shutil
 
 import pytest
 import torch
@@ -197,8 +196,18 @@ def test_a_part_of_a_blend_without_a_usable_sample_ends_the_run(shards, tmp_path
         shards.take(loader, 2000)
 
 
+def large_set(shards, root, first=0):
+    """Samples that are read when they are chosen; small ones are when their turn comes."""
+    samples = []
+    for index in range(first, first + SAMPLES):
+        size = (2, 1, 4 + 2 * (index % 4), 6)
+        samples.append(shards.ours(torch.full(size, index / 9), torch.ones(1200, 8).bfloat16()))
+    return shards.write(root, samples, per_shard=PER_SHARD, first=first)
+
+
 def test_damage_to_samples_in_waiting_is_seen_when_they_are_chosen(shards, root, opened):
     """What waits is not in memory. Each damaged one leaves its pack, and is named and counted."""
+    large_set(shards, root)
     settings = {"packing_buffer_size": 100, "max_bad_fraction": 1.0}
     expected = [pack.keys for pack in one_pass(shards, root, opened, **settings)]
     loader = one_pass(shards, root, opened, **settings)
@@ -219,14 +228,11 @@ def test_damage_to_samples_in_waiting_is_seen_when_they_are_chosen(shards, root,
 
 def test_a_shard_that_is_replaced_while_its_samples_wait(shards, root, opened):
     """Other lengths would overfill a pack."""
+    large_set(shards, root)
     settings = {"packing_buffer_size": 100, "max_bad_fraction": 1.0}
     loader = one_pass(shards, root, opened, **settings)
     next(loader)
-    shutil.copytree(
-        shards.good_set(root / "new", SAMPLES, first=1, per_shard=PER_SHARD) / "train",
-        root / "train",
-        dirs_exist_ok=True,
-    )
+    large_set(shards, root, first=1)
     while (pack := next(loader, None)) is not None:
         assert pack.starts[-1] <= 64
     assert loader.counts()[Reject.UNREADABLE] > 0

@@ -23,7 +23,8 @@ def root(tmp_path_factory, shards):
     samples = [shards.good(i) for i in range(120)]
     for i in range(0, 120, 8):
         samples[i] = shards.ours(torch.randn(5, 1, 4, 4), torch.ones(1, 8))
-        samples[i + 5] = shards.ours(torch.full((2, 1, 4, 4), torch.nan), torch.ones(1, 8))
+        # Large ones are refused when they are read for their pack.
+        samples[i + 5] = shards.ours(torch.full((2, 1, 4, 4), torch.nan), torch.ones(600, 8))
     shards.write(root / "refused", samples)
     return root
 
