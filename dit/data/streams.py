@@ -209,12 +209,24 @@ class Delivery:
         """Called by the DataLoader where there is a GPU, so that copies to it overlap."""
         if self.pack is None:
             return self
-        pinned = {
-            f.name: value.pin_memory()
-            for f in fields(self.pack)
-            if isinstance(value := getattr(self.pack, f.name), Tensor)
-        }
-        return replace(self, pack=replace(self.pack, **pinned))
+        outline, row = self.pack.joined()
+        return replace(self, pack=outline.filled(row.pin_memory()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """From a worker the numbers of a pack come as one tensor: each asks the worker for a file.
+
+        Of six, that took 5 ms.
+        """
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        row = None
+        if self.pack is not None:
+            values["pack"], row = self.pack.joined()
+        return _received, (values, row)
+
+
+def _received(values: dict[str, Any], row: Tensor | None) -> Delivery:
+    pack = values.pop("pack")
+    return Delivery(pack=pack if row is None else pack.filled(row), **values)
 
 
 class Deliveries(BaseWrapperDataset[Packed, Delivery]):
