@@ -20,7 +20,7 @@ from dit.batch import LatentSample
 from dit.config import Balance, RunConfig
 from dit.data.cook import Expected, Measured, cook, measure
 from dit.data.groups import EvenCost, Group, OldestFirst
-from dit.data.members import PLACE, Place
+from dit.data.members import PLACE, OpenShards, Place
 from dit.data.mock import MockShare
 from dit.data.pack import pack
 from dit.data.rejects import DataError, Refused, Reject, Tally
@@ -53,6 +53,9 @@ class PackEncoder(TaskEncoder):
         self.seed = config.rng.seed
         self.sources = sources
         self.tally = Tally()
+        self._shards = (
+            OpenShards()
+        )  # of all datasets, so that a blend of many has not too many open
         self._before = 0  # samples of the datasets that have been opened
         self.cookers = [Cooker(self.cook)]
 
@@ -151,7 +154,7 @@ class PackEncoder(TaskEncoder):
         if not isinstance(built, MapDataset):
             return MockShare(built, worker_config=worker_config)
         loader: Any = built.dataset
-        loader.join_readers = [SafeReader(reader) for reader in loader.join_readers]
+        loader.join_readers = [SafeReader(reader, self._shards) for reader in loader.join_readers]
         share = ShardShare(
             loader, factory=factory, before=self._before, worker_config=worker_config
         )

@@ -30,7 +30,7 @@ _BLOCK = 512  # bytes; a tar pads every header and every content to a multiple o
 # The .json and the description of the tensors of most samples. Smaller ones are read whole.
 _WINDOW = 8192
 _LARGE = 2**17  # more than the head of any tensors has
-_OPEN = 64  # shards; as many of their indices
+_OPEN = 128  # shards; as many of their indices. Systems allow 1024 files, some fewer
 _HEADER = struct.Struct("100s 24x 12s 12x 8s c 100x 8s 80x 155s 12x")
 _PLAIN_FILE, _EXTENDED = (b"0", b"\0"), b"x"
 # Extended headers that change neither the name nor the size of a file, as webdataset writes them.
@@ -43,7 +43,7 @@ class NotPlain(Exception):  # noqa: N818 - a case for Energon's reader, not a fa
 
 
 class OpenShards:
-    """The shards of one dataset that were read last, and their indices, held open."""
+    """The shards that a loader has read last, and their indices, held open."""
 
     def __init__(self) -> None:
         self._open: dict[str, tuple[BinaryIO, BinaryIO]] = {}
@@ -113,9 +113,9 @@ class Place:
 class PlainReader:
     """Reads plain samples of what an Energon reader reads."""
 
-    def __init__(self, reader: ShardInfosITarReader):
+    def __init__(self, reader: ShardInfosITarReader, shards: OpenShards):
         self._reader = reader
-        self._shards = OpenShards()
+        self._shards = shards
         self._paths: dict[int, str | None] = {}  # of shards; None for those that are not local
 
     def __getitem__(self, index: int) -> dict[str, Any] | None:

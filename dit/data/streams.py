@@ -14,7 +14,6 @@ import tarfile
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -28,7 +27,7 @@ from megatron.energon.wrappers.base import BaseWrapperDataset
 from torch import Tensor
 
 from dit.batch import LatentSample, PackedBatch
-from dit.data.members import NotPlain, Place, PlainReader
+from dit.data.members import NotPlain, OpenShards, Place, PlainReader
 from dit.data.rejects import DataError, Refused, Tally
 from dit.data.shares import SampleId
 
@@ -49,9 +48,9 @@ class SafeReader:
     Energon's own dies of damage: no error handler sees a fault of the tar itself.
     """
 
-    def __init__(self, reader: ShardInfosITarReader):
+    def __init__(self, reader: ShardInfosITarReader, shards: OpenShards):
         self._reader = reader
-        self._plain = PlainReader(reader)
+        self._plain = PlainReader(reader, shards)
 
     def __len__(self) -> int:
         return len(self._reader)
@@ -60,8 +59,12 @@ class SafeReader:
         return f"SafeReader({self._reader})"
 
     def __getitem__(self, index: int) -> Any:
-        with suppress(NotPlain, OSError):
+        try:
             return self._plain[index]
+        except NotPlain:
+            pass
+        except OSError:
+            self._plain.close()  # a stale handle of a network drive
         try:
             try:
                 return self._reader[index]

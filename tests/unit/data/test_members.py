@@ -15,7 +15,7 @@ from webdataset.writer import ShardWriter
 
 from dit.data import build_val_loader
 from dit.data.formats import Head
-from dit.data.members import PLACE, NotPlain, PlainReader
+from dit.data.members import PLACE, NotPlain, OpenShards, PlainReader
 
 
 def readers(root, *, shards=1, **settings):
@@ -31,7 +31,7 @@ def readers(root, *, shards=1, **settings):
         for p in found
     ]
     theirs = ShardInfosITarReader(EPath(root), infos, **settings)
-    return theirs, PlainReader(theirs)
+    return theirs, PlainReader(theirs, OpenShards())
 
 
 def same(ours, theirs):
@@ -117,12 +117,12 @@ def test_what_is_not_plain_is_left_to_energon(shards, tmp_path):
 
 
 def test_only_so_many_shards_are_open(shards, tmp_path):
-    for number in range(150):
+    for number in range(200):
         write(tmp_path / f"train/{number:03d}.tar", [(f"k{number}", large(shards, number))])
-    theirs, ours = readers(tmp_path, shards=150)
+    theirs, ours = readers(tmp_path, shards=200)
     before = len(os.listdir("/proc/self/fd"))
-    records = [ours[i] for i in range(150)]
-    assert len(os.listdir("/proc/self/fd")) - before <= 128
+    records = [ours[i] for i in range(200)]
+    assert len(os.listdir("/proc/self/fd")) - before <= 256
     assert all(same(ours, theirs[i]) for i, ours in enumerate(records))  # opened once more
     ours.close()
     theirs.close()
