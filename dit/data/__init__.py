@@ -3,10 +3,11 @@
     loader      build_train_loader, build_val_loader, build_val_packs; PackLoader
     chain       Energon's chain of datasets, from folders or mock data to a loader
     encoder     Energon's task encoder: cook, group, pack
-    cook        record -> LatentSample, or the reason why not
+    cook        head of a record -> its length; record -> LatentSample, or the reason why not
     formats     the two layouts of a record: ours and DFM's
     packing     which samples share a pack (integers)
     pack        group of samples -> PackedBatch
+    members     where the files of a sample lie in a shard, read when it is chosen
     streams     our links in Energon's chain: damage, counts
     groups      our links that choose the samples of a pack, and the next pack
     turns       which pack is next, so that all ranks train packs of like cost (integers)

@@ -1,14 +1,14 @@
 """Energon's task encoder: shard record -> PackedBatch, in the loader's processes.
 
-1. cook    record -> CookedSample            refused samples are counted with their reason
+1. cook    record -> CookedSample            its length, from its head; refused ones are counted
 2. group   samples -> groups that fit        the oldest sample and what fills its pack
-3. pack    group -> PackedBatch              pads each sample to sample_multiple
+3. pack    group -> PackedBatch              reads and decodes; pads each to sample_multiple
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from megatron.energon import Cooker, CrudeSample, TaskEncoder, WorkerConfig, stateless
@@ -16,9 +16,11 @@ from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.metadataset.loader_interface import LoadedDataset
 from megatron.energon.wrappers.map_dataset import MapDataset
 
+from dit.batch import LatentSample
 from dit.config import Balance, RunConfig
-from dit.data.cook import Expected, cook
+from dit.data.cook import Expected, Measured, cook, measure
 from dit.data.groups import EvenCost, Group, OldestFirst
+from dit.data.members import PLACE, OpenShards, Place
 from dit.data.mock import MockShare
 from dit.data.pack import pack
 from dit.data.rejects import DataError, Refused, Reject, Tally
@@ -30,6 +32,7 @@ from dit.data.streams import (
     Packed,
     SafeReader,
     Sift,
+    read_parts,
 )
 from dit.flops import forward_flops
 
@@ -50,32 +53,49 @@ class PackEncoder(TaskEncoder):
         self.seed = config.rng.seed
         self.sources = sources
         self.tally = Tally()
+        self._shards = (
+            OpenShards()
+        )  # of all datasets, so that a blend of many has not too many open
         self._before = 0  # samples of the datasets that have been opened
         self.cookers = [Cooker(self.cook)]
 
     @stateless
     def cook(self, record: dict[str, Any]) -> CookedSample:
         origin = record["__sources__"][0]
-        source = self.sources.get(str(origin.dataset_path), "")
+        source = self.sources.get(str(origin.dataset_path), "") if self.sources else ""
         key = f"{source}/{record['__key__']}" if source else record["__key__"]
         cooked = CookedSample(
             __key__=key,
             __restore_key__=record["__restore_key__"],
-            place=f"{origin.dataset_path}/{origin.shard_name}, key {record['__key__']}",
+            origin=origin,
+            stored_key=record["__key__"],
         )
+        # Where a record has a place, that alone is kept, so a buffer of large samples is small.
+        load = partial(self._load, record.get(PLACE, record), key, source)
         try:
-            if UNREADABLE in record:
-                raise Refused(Reject.UNREADABLE, record[UNREADABLE])
-            sample = cook(record, self.expected, key=key, source=source)
+            measured = measure(record, self.expected)
+            if measured is None:
+                sample = load()
+                measured = Measured.of(sample.latent_CFHW, sample.text_LE, self.expected.layout)
+                load = lambda: sample  # noqa: E731 - decoded for its length, so it stays so
         except Refused as refusal:
             # Without its traceback, which would keep the payload alive.
             cooked.refusal = refusal.with_traceback(None)
             return cooked
-        cooked.latent = sample
-        cooked.tokens = self.expected.layout.padded_tokens(sample.latent_CFHW)
-        grid = self.expected.layout.grid(sample.latent_CFHW)
-        cooked.shape = math.prod(grid), len(sample.text_LE)
+        cooked.load = load
+        cooked.tokens, cooked.shape = measured.tokens, measured.shape
         return cooked
+
+    def _load(self, record: Place | dict[str, Any], key: str, source: str) -> LatentSample:
+        """All of a sample.
+
+        Raises:
+            Refused: there is something wrong with it.
+        """
+        parts = read_parts(record) if isinstance(record, Place) else record
+        if UNREADABLE in parts:
+            raise Refused(Reject.UNREADABLE, parts[UNREADABLE])
+        return cook(parts, self.expected, key=key, source=source)
 
     @stateless
     def group(self, samples: list[CookedSample]) -> Group:
@@ -92,11 +112,26 @@ class PackEncoder(TaskEncoder):
 
     @stateless
     def pack(self, group: Group) -> Packed:
-        latents = [sample.latent for sample in group.samples if sample.latent is not None]
+        latents, samples, refused = [], [], []
+        for sample in group.samples:
+            of = sample_id(sample.__restore_key__)
+            try:
+                latents.append(self._chosen(sample))
+                samples.append(of)
+            except Refused as refusal:
+                refused.append((refusal.with_traceback(None), sample.place, of))
         return Packed(
-            pack=pack(latents, self.expected.layout),
-            samples=tuple(sample_id(sample.__restore_key__) for sample in group.samples),
+            pack=pack(latents, self.expected.layout) if latents else None,
+            samples=tuple(samples),
+            refused=tuple(refused),
         )
+
+    def _chosen(self, sample: CookedSample) -> LatentSample:
+        assert sample.load is not None
+        latent = sample.load()
+        if self.expected.layout.padded_tokens(latent.latent_CFHW) != sample.tokens:
+            raise Refused(Reject.UNREADABLE, "the shard has been changed while the sample waited")
+        return latent
 
     def _load_dataset(
         self, dataset: LoadedDataset, worker_rotation_offset: int, worker_config: WorkerConfig
@@ -119,7 +154,7 @@ class PackEncoder(TaskEncoder):
         if not isinstance(built, MapDataset):
             return MockShare(built, worker_config=worker_config)
         loader: Any = built.dataset
-        loader.join_readers = [SafeReader(reader) for reader in loader.join_readers]
+        loader.join_readers = [SafeReader(reader, self._shards) for reader in loader.join_readers]
         share = ShardShare(
             loader, factory=factory, before=self._before, worker_config=worker_config
         )

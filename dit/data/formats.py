@@ -25,6 +25,13 @@ from dit.data import safe_pickle
 from dit.data.rejects import Refused, Reject
 
 FORMAT_VERSION = 1
+# Of those that a sample may have; any other is refused when the whole is read.
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,29 +44,73 @@ class Record:
     caption: str
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Head:
+    """The beginning of a `.safetensors`, which says what its tensors are."""
+
+    data: bytes
+    size: int
+    """Of the whole, in bytes."""
+
+
+def head_length(payload: bytes) -> int:
+    """Bytes of the head, from the first 8 of a `.safetensors`."""
+    return 8 + int.from_bytes(payload[:8], "little")
+
+
+def is_dfm(parts: Mapping[str, Any]) -> bool:
+    return "pth" in parts or "pickle" in parts
+
+
 def read_record(parts: Mapping[str, Any]) -> Record:
     """Decodes the parts (extension -> bytes) of one sample.
 
     Raises:
         Refused: a part is missing, does not match its checksum or cannot be decoded.
     """
-    if "pth" in parts or "pickle" in parts:
-        return _read_dfm(parts)
-    return _read_ours(parts)
+    return _read_dfm(parts) if is_dfm(parts) else _read_ours(parts)
+
+
+def read_outline(parts: Mapping[str, Any]) -> Record:
+    """Of our layout, where `.safetensors` is a Head: tensors of device `meta`, without numbers.
+
+    Raises:
+        Refused: the whole record cannot be sound, or only the whole can tell.
+    """
+    head, about = _part(parts, "safetensors"), _read_json(_part(parts, "json"))
+    _check_version(about)
+    return _ours(_outlined(head), about)
 
 
 def _read_ours(parts: Mapping[str, Any]) -> Record:
     payload, about = _part(parts, "safetensors"), _read_json(_part(parts, "json"))
-    version = about.get("format_version", FORMAT_VERSION)
-    if version != FORMAT_VERSION:
-        raise Refused(
-            Reject.UNDECODABLE, f"format_version={version}, this reader knows {FORMAT_VERSION}"
-        )
+    _check_version(about)
     _check_sum(payload, about)
     try:
         tensors = safetensors.torch.load(payload)
     except Exception as error:
         raise Refused(Reject.UNDECODABLE, f".safetensors: {error!r}") from error
+    return _ours(tensors, about)
+
+
+def _outlined(head: Head) -> dict[str, Tensor]:
+    try:
+        tensors = json.loads(head.data[8:])
+        end = max(t["data_offsets"][1] for name, t in tensors.items() if name != "__metadata__")
+        if len(head.data) + end != head.size:
+            raise ValueError(f"{head.size} bytes, not {len(head.data) + end}")
+        return {
+            name: torch.empty(
+                tensors[name]["shape"], dtype=_DTYPES[tensors[name]["dtype"]], device="meta"
+            )
+            for name in ("latent", "text")
+            if name in tensors
+        }
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        raise Refused(Reject.UNDECODABLE, f".safetensors: {error!r}") from error
+
+
+def _ours(tensors: Mapping[str, Tensor], about: dict[str, Any]) -> Record:
     if "latent" not in tensors:
         raise Refused(Reject.MISSING_PART, f".safetensors holds {sorted(tensors)}, no `latent`")
     return Record(
@@ -95,7 +146,7 @@ def trim_padding(text_LE: Tensor) -> Tensor:
     return text_LE[:length]
 
 
-def _part(parts: Mapping[str, Any], name: str) -> bytes:
+def _part(parts: Mapping[str, Any], name: str) -> Any:
     if name not in parts:
         found = ", ".join(f".{part}" for part in parts if not part.startswith("__")) or "nothing"
         raise Refused(Reject.MISSING_PART, f"no .{name}, found {found}")
@@ -110,6 +161,14 @@ def _read_json(data: bytes) -> dict[str, Any]:
     if not isinstance(about, dict):
         raise Refused(Reject.UNDECODABLE, f".json holds a {type(about).__name__}, not an object")
     return about
+
+
+def _check_version(about: dict[str, Any]) -> None:
+    version = about.get("format_version", FORMAT_VERSION)
+    if version != FORMAT_VERSION:
+        raise Refused(
+            Reject.UNDECODABLE, f"format_version={version}, this reader knows {FORMAT_VERSION}"
+        )
 
 
 def _check_sum(payload: bytes, about: dict[str, Any]) -> None:

@@ -73,6 +73,10 @@ class Tally(Savable):
 
     def refuse(self, refusal: Refused, *, place: str) -> None:
         self.read += 1
+        self.refuse_accepted(refusal, place=place)
+
+    def refuse_accepted(self, refusal: Refused, *, place: str) -> None:
+        """Of a sample that has been counted as read, and was found unusable since."""
         reason = refusal.reason.value  # plain strings, because they are part of a saved state
         self.refused[reason] = self.refused.get(reason, 0) + 1
         self.newest[reason] = f"{place}: {refusal.detail}"

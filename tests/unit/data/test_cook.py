@@ -8,7 +8,8 @@ import safetensors.torch
 import torch
 
 from dit.config import ExtraPosition
-from dit.data.cook import Expected, cook
+from dit.data.cook import Expected, Measured, cook, measure
+from dit.data.formats import Head, head_length
 from dit.data.rejects import Refused, Reject
 
 
@@ -138,33 +139,35 @@ def broken(shards, name):
     }[name]
 
 
-@pytest.mark.parametrize(
-    ("fault", "reason", "told"),
-    [
-        ("no json", Reject.MISSING_PART, ["no .json", ".safetensors"]),
-        ("no safetensors", Reject.MISSING_PART, ["no .safetensors", ".json"]),
-        ("no latent", Reject.MISSING_PART, ["other", "latent"]),
-        ("bit flip", Reject.CHECKSUM, ["crc32"]),
-        ("garbage", Reject.UNDECODABLE, [".safetensors"]),
-        ("json garbage", Reject.UNDECODABLE, [".json"]),
-        ("json list", Reject.UNDECODABLE, ["list"]),
-        ("future", Reject.UNDECODABLE, ["format_version=2", "1"]),
-        ("zero fps", Reject.UNDECODABLE, ["fps=0"]),
-        ("two axes", Reject.UNDECODABLE, ["[2, 4]"]),
-        ("integers", Reject.UNDECODABLE, ["int64"]),
-        ("channels", Reject.CHANNELS, ["3 channels", "model.in_channels=2"]),
-        ("odd rows", Reject.NOT_PATCHABLE, ["[2, 1, 5, 4]", "model.patch_spatial=2"]),
-        ("long", Reject.TOO_LONG, ["72 tokens", "dataset.task_encoder_seq_length=64"]),
-        ("no text", Reject.NO_TEXT, ["text"]),
-        ("empty text", Reject.NO_TEXT, ["0 tokens"]),
-        ("wide text", Reject.TEXT_WIDTH, ["width 9", "model.crossattn_emb_size=8"]),
-        ("nan", Reject.NOT_FINITE, ["1 of 32"]),
-        ("text inf", Reject.TEXT_NOT_FINITE, ["1 of 16"]),
-        ("dfm without text", Reject.MISSING_PART, ["no .pickle"]),
-        ("dfm garbage", Reject.UNDECODABLE, [".pth"]),
-        ("dfm no tensor", Reject.UNDECODABLE, ["str"]),
-    ],
+CASES = (
+    ("no json", Reject.MISSING_PART, ["no .json", ".safetensors"]),
+    ("no safetensors", Reject.MISSING_PART, ["no .safetensors", ".json"]),
+    ("no latent", Reject.MISSING_PART, ["other", "latent"]),
+    ("bit flip", Reject.CHECKSUM, ["crc32"]),
+    ("garbage", Reject.UNDECODABLE, [".safetensors"]),
+    ("json garbage", Reject.UNDECODABLE, [".json"]),
+    ("json list", Reject.UNDECODABLE, ["list"]),
+    ("future", Reject.UNDECODABLE, ["format_version=2", "1"]),
+    ("zero fps", Reject.UNDECODABLE, ["fps=0"]),
+    ("two axes", Reject.UNDECODABLE, ["[2, 4]"]),
+    ("integers", Reject.UNDECODABLE, ["int64"]),
+    ("channels", Reject.CHANNELS, ["3 channels", "model.in_channels=2"]),
+    ("odd rows", Reject.NOT_PATCHABLE, ["[2, 1, 5, 4]", "model.patch_spatial=2"]),
+    ("long", Reject.TOO_LONG, ["72 tokens", "dataset.task_encoder_seq_length=64"]),
+    ("no text", Reject.NO_TEXT, ["text"]),
+    ("empty text", Reject.NO_TEXT, ["0 tokens"]),
+    ("wide text", Reject.TEXT_WIDTH, ["width 9", "model.crossattn_emb_size=8"]),
+    ("nan", Reject.NOT_FINITE, ["1 of 32"]),
+    ("text inf", Reject.TEXT_NOT_FINITE, ["1 of 16"]),
+    ("dfm without text", Reject.MISSING_PART, ["no .pickle"]),
+    ("dfm garbage", Reject.UNDECODABLE, [".pth"]),
+    ("dfm no tensor", Reject.UNDECODABLE, ["str"]),
 )
+FAULTS = [name for name, _, _ in CASES]
+FAULTS_OF_NUMBERS = ["bit flip", "nan", "text inf"]
+
+
+@pytest.mark.parametrize(("fault", "reason", "told"), CASES)
 def test_each_fault_has_its_reason_and_tells_the_values(shards, expected, fault, reason, told):
     found = refusal(broken(shards, fault), expected)
     assert found.reason == reason
@@ -193,3 +196,34 @@ def test_a_sample_without_checksum_is_read(shards, expected):
     about = json.loads(parts["json"])
     del about["crc32"]
     cook(parts | {"json": json.dumps(about).encode()}, expected, key="k")
+
+
+def head(parts):
+    """A record whose `.safetensors` is its head alone."""
+    payload = parts["safetensors"]
+    return parts | {"safetensors": Head(data=payload[: head_length(payload)], size=len(payload))}
+
+
+@pytest.mark.parametrize("size", [(2, 3, 4, 6), (1, 2, 1, 4, 6), (2, 4, 6)])
+def test_the_head_of_a_record_tells_its_size(shards, expected, size):
+    parts = shards.ours(latent(*size), text(600))
+    sample = cook(parts, expected, key="k")
+    whole = Measured.of(sample.latent_CFHW, sample.text_LE, expected.layout)
+    assert measure(head(parts), expected) == measure(parts, expected) == whole
+
+
+@pytest.mark.parametrize("name", FAULTS_OF_NUMBERS)
+def test_faults_of_the_numbers_are_not_seen_in_a_head(shards, expected, name):
+    assert measure(head(broken(shards, name)), expected).shape == (4, 2)
+
+
+def test_a_head_that_tells_of_a_fault_or_of_nothing_is_left_to_the_whole(shards, expected):
+    for name in set(FAULTS) - set(FAULTS_OF_NUMBERS):
+        parts = broken(shards, name)
+        assert measure(head(parts) if "safetensors" in parts else parts, expected) is None, name
+    payload = shards.ours(latent(2, 1, 4, 4), text(2))["safetensors"]
+    for size in (4, 9, 100, len(payload) - 1):
+        cut = Head(data=payload[:size], size=size)
+        assert measure({"safetensors": cut, "json": b"{}"}, expected) is None
+    assert measure({"safetensors": payload, "json": b"{}"}, expected) is None  # small: decode it
+    assert measure(shards.dfm(latent(2, 4, 4), text(2)), expected) is None

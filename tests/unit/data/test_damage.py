@@ -155,33 +155,87 @@ def test_every_reason_is_counted_once_for_each_sample(shards, tmp_path, opened):
     assert loader.counts() == {reason: i % 3 + 1 for i, reason in enumerate(REASONS)}
 
 
+@pytest.mark.parametrize(
+    ("reason", "values"),
+    [
+        (Reject.CHANNELS, "latent [4, 1, 4, 4] has 4 channels, model.in_channels=2"),
+        (Reject.NOT_FINITE, "32 of 32 numbers"),  # seen when it is read for its pack
+    ],
+)
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_run_without_a_usable_sample_ends_with_the_reasons(shards, tmp_path, opened, workers):
-    shards.write(tmp_path, [unusable(shards, Reject.CHANNELS)] * 30)
+def test_a_run_without_a_usable_sample_ends_with_the_reasons(
+    shards, tmp_path, opened, workers, reason, values
+):
+    shards.write(tmp_path, [unusable(shards, reason)] * 30)
     config = shards.config(tmp_path, num_workers=workers)
     loader = opened(build_train_loader(config, rank=0, world_size=1))
     with pytest.raises(DataError) as caught:
         next(loader)
     assert "no usable sample" in str(caught.value)
-    assert f"{Reject.CHANNELS}; the last one: " in str(caught.value)
-    assert "latent [4, 1, 4, 4] has 4 channels, model.in_channels=2" in str(caught.value)
+    assert f"{reason}; the last one: " in str(caught.value)
+    assert values in str(caught.value)
     assert "train/shard-00000" in str(caught.value)
 
 
-def test_validation_without_a_usable_sample_ends_with_the_reasons(shards, tmp_path, opened):
-    shards.write(tmp_path, [unusable(shards, Reject.TEXT_WIDTH)] * 5)
-    with pytest.raises(DataError, match=r"no usable sample.*\n.*5 x text has the wrong width"):
+@pytest.mark.parametrize("reason", [Reject.TEXT_WIDTH, Reject.TEXT_NOT_FINITE])
+def test_validation_without_a_usable_sample_ends_with_the_reasons(shards, tmp_path, opened, reason):
+    shards.write(tmp_path, [unusable(shards, reason)] * 5)
+    with pytest.raises(DataError, match=rf"no usable sample.*\n.*5 x {reason}"):
         next(one_pass(shards, tmp_path, opened))
 
 
-def test_a_part_of_a_blend_without_a_usable_sample_ends_the_run(shards, tmp_path, opened):
+@pytest.mark.parametrize("reason", [Reject.CHANNELS, Reject.CHECKSUM])
+def test_a_part_of_a_blend_without_a_usable_sample_ends_the_run(shards, tmp_path, opened, reason):
     """The other part would hide it: its samples keep coming."""
     shards.good_set(tmp_path / "a", 30)
-    shards.write(tmp_path / "b", [unusable(shards, Reject.CHANNELS)] * 30)
+    shards.write(tmp_path / "b", [unusable(shards, reason)] * 30)
     blend = (BlendEntry(path=str(tmp_path / "a")), BlendEntry(path=str(tmp_path / "b")))
-    loader = opened(build_train_loader(shards.config(blend=blend), rank=0, world_size=1))
-    with pytest.raises(DataError, match=r"no usable sample(?s:.)*4 channels"):
-        shards.take(loader, 1000)
+    config = shards.config(blend=blend, max_bad_fraction=1.0)
+    loader = opened(build_train_loader(config, rank=0, world_size=1))
+    with pytest.raises(DataError, match=rf"no usable sample(?s:.)*{reason}"):
+        shards.take(loader, 2000)
+
+
+def large_set(shards, root, first=0):
+    """Samples that are read when they are chosen; small ones are when their turn comes."""
+    samples = []
+    for index in range(first, first + SAMPLES):
+        size = (2, 1, 4 + 2 * (index % 4), 6)
+        samples.append(shards.ours(torch.full(size, index / 9), torch.ones(1200, 8).bfloat16()))
+    return shards.write(root, samples, per_shard=PER_SHARD, first=first)
+
+
+def test_damage_to_samples_in_waiting_is_seen_when_they_are_chosen(shards, root, opened):
+    """What waits is not in memory. Each damaged one leaves its pack, and is named and counted."""
+    large_set(shards, root)
+    settings = {"packing_buffer_size": 100, "max_bad_fraction": 1.0}
+    expected = [pack.keys for pack in one_pass(shards, root, opened, **settings)]
+    loader = one_pass(shards, root, opened, **settings)
+    found = [next(loader).keys]
+    shard = root / "train/shard-000001.tar"
+    content = shard.read_bytes()
+    shard.write_bytes(content.replace(b'"data_offsets":[0,', b'"data_offsets":[8,'))
+    while (pack := next(loader, None)) is not None:
+        found.append(pack.keys)
+    gone = [key for keys in expected[1:] for key in keys if 30 <= int(key) < 60]
+    assert found[0] == expected[0]
+    left = [tuple(key for key in keys if key not in gone) for keys in expected]
+    assert found == [keys for keys in left if keys]
+    assert loader.counts() == {Reject.CHECKSUM: len(gone)}
+    assert "train/shard-000001.tar, key 0000" in loader.tally().newest[Reject.CHECKSUM]
+    assert loader.tally().read == SAMPLES
+
+
+def test_a_shard_that_is_replaced_while_its_samples_wait(shards, root, opened):
+    """Other lengths would overfill a pack."""
+    large_set(shards, root)
+    settings = {"packing_buffer_size": 100, "max_bad_fraction": 1.0}
+    loader = one_pass(shards, root, opened, **settings)
+    next(loader)
+    large_set(shards, root, first=1)
+    while (pack := next(loader, None)) is not None:
+        assert pack.starts[-1] <= 64
+    assert loader.counts()[Reject.UNREADABLE] > 0
 
 
 def test_refused_samples_that_are_not_damaged_have_no_bound(shards, tmp_path, opened):

@@ -9,7 +9,7 @@ import torch
 from megatron.energon.state import FlexState
 
 from dit.config import Balance, BlendEntry
-from dit.data import DataError, add_up, build_train_loader
+from dit.data import DataError, Reject, add_up, build_train_loader
 from dit.data.position import Position
 
 COUNTS = {"a": 239, "b": 90}
@@ -23,6 +23,8 @@ def root(tmp_path_factory, shards):
     samples = [shards.good(i) for i in range(120)]
     for i in range(0, 120, 8):
         samples[i] = shards.ours(torch.randn(5, 1, 4, 4), torch.ones(1, 8))
+        # Large ones are refused when they are read for their pack.
+        samples[i + 5] = shards.ours(torch.full((2, 1, 4, 4), torch.nan), torch.ones(600, 8))
     shards.write(root / "refused", samples)
     return root
 
@@ -193,7 +195,9 @@ def test_refused_samples_are_counted_once(fleet, workers):
     while total.read < 120:
         given += [key for batch in run.steps(1, 3) for pack in batch for key in pack]
         total = add_up(loader.tally() for loader in run.loaders)
-    assert abs(sum(total.refused.values()) - total.read / 8) <= 3
+    # Half of them are seen when they are chosen: of the 39 in waiting, some are still to come.
+    assert abs(sum(total.refused.values()) - total.read / 4) <= 9
+    assert total.refused[Reject.NOT_FINITE] > 5
 
 
 def test_a_run_may_move_on_before_its_first_pack(fleet):

@@ -1,4 +1,6 @@
 import math
+import pickle
+from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
@@ -7,6 +9,8 @@ from hypothesis import strategies as st
 
 from dit.batch import LatentSample, pack_identity
 from dit.data.pack import PatchLayout, pack, positions
+from dit.data.rejects import Tally
+from dit.data.streams import Delivery
 
 LAYOUT = PatchLayout(patch_temporal=1, patch_spatial=2, sample_multiple=8, base_fps=24.0)
 
@@ -106,3 +110,32 @@ def test_identity_is_that_of_the_keys_in_order():
     samples = [sample((4, 1, 2, 2), key=key) for key in ("a", "b")]
     assert pack(samples, LAYOUT).pack_id == pack_identity(("a", "b"))
     assert pack(samples[::-1], LAYOUT).pack_id == pack_identity(("b", "a"))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_pack_crosses_to_another_process_as_one_tensor(dtype):
+    sizes = [(3, 1, 2, 2), (3, 2, 4, 2), (3, 1, 6, 2)]  # odd numbers of numbers
+    samples = [sample(size, key=str(i), text=(i + 1, dtype)) for i, size in enumerate(sizes)]
+    sent = pack(samples, LAYOUT)
+    outline, row = sent.joined()
+    assert row.nbytes == sum(t.nbytes for t in sent.tensors.values())
+    assert all(t.is_meta for t in outline.tensors.values())
+    delivery = Delivery(worker=1, tally=Tally(read=5), pack=sent, samples=((0, 7),))
+    received = pickle.loads(ForkingPickler.dumps(delivery))
+    assert (received.worker, received.samples, received.tally.read) == (1, ((0, 7),), 5)
+    assert len({t.untyped_storage().data_ptr() for t in received.pack.tensors.values()}) == 1
+    for filled in (outline.filled(row), received.pack):
+        assert filled.keys == sent.keys and filled.starts == sent.starts
+        for name, tensor in sent.tensors.items():
+            got = filled.tensors[name]
+            assert got.dtype == tensor.dtype
+            assert torch.equal(got.nan_to_num(), tensor.nan_to_num()), name
+    end = Delivery(worker=0, tally=Tally(), error="why")
+    assert pickle.loads(ForkingPickler.dumps(end)) == end
+
+
+def test_a_pack_has_no_trace_of_what_was_in_memory_before():
+    """Padding is written as well: the memory of a pack is not cleared first."""
+    torch.full((64, 12), torch.nan)  # what the next allocation of its size finds
+    packed = pack([sample((3, 1, 2, 2)), sample((3, 1, 4, 6))], LAYOUT)
+    assert not packed.latent_TC[~packed.is_real_T].any()

@@ -16,8 +16,12 @@ from dit.data import DataError, build_train_loader
 def root(tmp_path_factory, shards):
     root = tmp_path_factory.mktemp("resume")
     samples = [shards.good(i) for i in range(90)]
-    for i in range(0, 90, 9):  # refused ones on the way: they are part of the position
+    # Large ones are read when they are chosen. Refused ones are part of the position: some are seen
+    # at once, others when they are read for their pack.
+    for i in range(0, 90, 9):
         samples[i] = shards.ours(torch.randn(5, 1, 4, 4), torch.ones(1, 8))
+        samples[i + 2] = shards.ours(torch.randn(2, 1, 6, 4), torch.ones(600, 8))
+        samples[i + 4] = shards.ours(torch.full((2, 1, 4, 4), torch.nan), torch.ones(600, 8))
     shards.write(root / "a", samples)
     shards.good_set(root / "b", 40, first=500)
     return root

@@ -1,0 +1,255 @@
+"""Samples of a shard by their place: their heads now, all of them when they are chosen.
+
+1. OpenShards    shards on a local disk, read at offsets
+2. Place         where a sample lies: all that a buffer need keep of its payload
+3. PlainReader   what Energon's reader gives of a sample, with a head instead of its tensors
+
+Only what is plain is read here: a local disk, ustar headers and times. The rest is Energon's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from megatron.energon.flavors.webdataset.config import skip_meta_re, split_name_re
+from megatron.energon.flavors.webdataset.itar_reader import ShardInfosITarReader
+from megatron.energon.source_info import SourceInfo
+
+from dit.data.formats import Head, head_length
+
+PLACE = "__place__"
+"""Part of a record that has heads only: where all of it lies."""
+
+_BLOCK = 512  # bytes; a tar pads every header and every content to a multiple of this
+# The .json and the description of the tensors of most samples. Smaller ones are read whole.
+_WINDOW = 8192
+_LARGE = 2**17  # more than the head of any tensors has
+_OPEN = 128  # shards; as many of their indices. Systems allow 1024 files, some fewer
+_HEADER = struct.Struct("100s 24x 12s 12x 8s c 100x 8s 80x 155s 12x")
+_PLAIN_FILE, _EXTENDED = (b"0", b"\0"), b"x"
+# Extended headers that change neither the name nor the size of a file, as webdataset writes them.
+_ONLY_TIMES = {b"mtime", b"atime", b"ctime"}
+_USTAR = b"ustar\x0000"
+
+
+class NotPlain(Exception):  # noqa: N818 - a case for Energon's reader, not a failure
+    """Raised for what only a whole tar reader can read, or can say what is wrong with."""
+
+
+class OpenShards:
+    """The shards that a loader has read last, and their indices, held open."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, tuple[BinaryIO, BinaryIO]] = {}
+
+    def span(self, path: str, number: int) -> tuple[int, int]:
+        """Start and size in bytes of a sample of the shard."""
+        offsets = os.pread(self._files(path)[1].fileno(), 16, 8 * number)
+        if len(offsets) < 16:
+            raise NotPlain(f"{path}: no sample {number} in the index")
+        start, stop = struct.unpack("2Q", offsets)
+        if stop > os.fstat(self._files(path)[0].fileno()).st_size:
+            raise NotPlain(f"{path} ends before sample {number} does")
+        return start, stop - start
+
+    def read(self, path: str, start: int, size: int) -> bytes:
+        """Bytes of the shard; fewer where it ends before."""
+        return os.pread(self._files(path)[0].fileno(), size, start)
+
+    def close(self) -> None:
+        self._open.clear()  # the files close with their last reference
+
+    def _files(self, path: str) -> tuple[BinaryIO, BinaryIO]:
+        # The last one read is the last in the dictionary, so the first is closed first.
+        files = self._open.pop(path, None)
+        if files is None:
+            if len(self._open) >= _OPEN:
+                self._open.pop(next(iter(self._open)))
+            files = open(path, "rb", buffering=0), open(f"{path}.idx", "rb", buffering=0)  # noqa: SIM115
+        self._open[path] = files
+        return files
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where a sample lies."""
+
+    shards: OpenShards
+    path: str
+    start: int
+    size: int
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Bytes of the sample.
+
+        Raises:
+            NotPlain: the shard ends before, or the sample.
+        """
+        data = self.shards.read(self.path, self.start + offset, min(size, self.size - offset))
+        if len(data) < size:
+            raise NotPlain(f"{len(data)} bytes of {size} at {self.start + offset} in {self.path}")
+        return data
+
+    def parts(self) -> dict[str, bytes]:
+        """The whole record: extension -> bytes.
+
+        Raises:
+            NotPlain: it is not what it was when its head was read.
+            OSError: the shard cannot be read.
+        """
+        window = _Window(self)
+        return {
+            _split(name)[1]: window(at, size) if size <= _WINDOW else self.read(at, size)
+            for name, at, size in members(window, self.size)
+        }
+
+
+class PlainReader:
+    """Reads plain samples of what an Energon reader reads."""
+
+    def __init__(self, reader: ShardInfosITarReader, shards: OpenShards):
+        self._reader = reader
+        self._shards = shards
+        self._paths: dict[int, str | None] = {}  # of shards; None for those that are not local
+
+    def __getitem__(self, index: int) -> dict[str, Any] | None:
+        """The record of Energon's reader; None where it is excluded.
+
+        Of one that is not small, `.safetensors` is a Head.
+
+        Raises:
+            NotPlain: Energon's reader is to read it.
+            OSError: a file cannot be read.
+        """
+        shard = bisect_right(self._reader.shard_count_cumsum, index) - 1
+        path = self._paths[shard] if shard in self._paths else self._local(shard)
+        if path is None:
+            raise NotPlain("not a local file")
+        start, size = self._shards.span(path, index - self._reader.shard_count_cumsum[shard])
+        place = Place(shards=self._shards, path=path, start=start, size=size)
+        return self._record(place, self._reader.shard_infos[shard].name, index)
+
+    def close(self) -> None:
+        self._shards.close()
+
+    def _local(self, shard: int) -> str | None:
+        path = self._reader.shard_infos[shard].path
+        self._paths[shard] = str(path.local_path()) if path.is_local() else None
+        return self._paths[shard]
+
+    def _record(self, place: Place, shard: str, index: int) -> dict[str, Any] | None:
+        window = _Window(place)
+        parts, names, key = {}, [], None
+        for name, at, size in members(window, place.size):
+            base, extension = _split(name)
+            if key is None:
+                key, wanted = base, self._reader.sample_filter
+                if wanted is not None and not wanted(f"{shard}/{base}"):
+                    return None
+            if base != key:
+                raise NotPlain(f"{base} beside {key}")
+            if self._reader.part_filter is None or self._reader.part_filter(extension):
+                whole = place.size <= _WINDOW or extension != "safetensors"
+                parts[extension] = window(at, size) if whole else _head(window, at, size)
+                names.append(name)
+        source = SourceInfo(
+            dataset_path=self._reader.base_path,
+            index=index,
+            shard_name=shard,
+            file_names=tuple(names),
+        )
+        return {
+            "__key__": key,
+            "__shard__": shard,
+            "__restore_key__": ("Webdataset", index),
+            "__sources__": (source,),
+            **({PLACE: place} if place.size > _WINDOW else {}),
+            **parts,
+        }
+
+
+class _Window:
+    """Bytes of a sample, of which some more than the wanted ones are read at a time."""
+
+    def __init__(self, place: Place):
+        self._place = place
+        self._from, self._data = 0, place.read(0, min(_WINDOW, place.size))
+
+    def __call__(self, at: int, size: int) -> bytes:
+        begin = at - self._from
+        if begin < 0 or begin + size > len(self._data):
+            more = min(max(size, _WINDOW), self._place.size - at)
+            self._from, self._data, begin = at, self._place.read(at, more), 0
+        return self._data[begin : begin + size]
+
+
+def _head(window: _Window, at: int, size: int) -> Head | bytes:
+    if size <= 8:
+        return window(at, size)
+    length = head_length(window(at, 8))
+    # A garbled length would have all of it read; its first bytes are as good.
+    return Head(data=window(at, length if length <= min(size, _LARGE) else 8), size=size)
+
+
+def members(read: Callable[[int, int], bytes], size: int) -> Iterator[tuple[str, int, int]]:
+    """(name, start, size) of the files of a sample that takes `size` bytes; `read` gives them.
+
+    Raises:
+        NotPlain: a header is damaged, or no plain one.
+    """
+    at, found = 0, 0
+    while at < size:
+        name, length, kind = _header(read(at, _BLOCK))
+        at += _BLOCK
+        if at + length > size:
+            raise NotPlain(f"{name} is longer than its sample")
+        if kind == _EXTENDED:
+            _check_times(read(at, length))
+        elif not skip_meta_re.match(name):
+            found += 1
+            yield name, at, length
+        at += -(-length // _BLOCK) * _BLOCK
+    if not found:
+        raise NotPlain("no file")
+
+
+def _header(header: bytes) -> tuple[str, int, bytes]:
+    """Name, size and kind of what follows."""
+    if len(header) < _BLOCK:
+        raise NotPlain("the header is cut")
+    name, size, checksum, kind, magic, prefix = _HEADER.unpack(header)
+    if kind not in (*_PLAIN_FILE, _EXTENDED) or magic != _USTAR:
+        raise NotPlain("no plain file")
+    try:
+        # The sum takes its own field for blanks.
+        found = sum(header) - sum(checksum) + 8 * ord(" ")
+        if found != int(checksum.rstrip(b" \0"), 8):
+            raise NotPlain("the header is damaged")
+        whole = _text(prefix) + "/" + _text(name) if prefix[0] else _text(name)
+        return whole, int(size.rstrip(b" \0"), 8), kind
+    except ValueError as error:
+        raise NotPlain(f"header: {error}") from error
+
+
+def _check_times(records: bytes) -> None:
+    """Of lines "30 mtime=1234567890.1234567"."""
+    names = {line.partition(b"=")[0].partition(b" ")[2] for line in records.splitlines()}
+    if not names <= _ONLY_TIMES:
+        raise NotPlain(f"an extended header of {names}")
+
+
+def _text(field: bytes) -> str:
+    return field.partition(b"\0")[0].decode()
+
+
+def _split(name: str) -> tuple[str, str]:
+    found: re.Match[str] | None = split_name_re.match(name)
+    if found is None:
+        raise NotPlain(f"{name} has no extension")
+    return found[1], found[2]
