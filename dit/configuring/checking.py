@@ -100,10 +100,11 @@ def _at(tree: Any, place: Place) -> Any:
 def _origin(place: Place, origins: dict[str, str]) -> str:
     """Where the value or the list that it stands in was written."""
     for length in range(len(place), 0, -1):
-        key = ".".join(map(str, place[:length]))
-        if key in origins:
-            return origins[key]
-    inner = [where for key, where in origins.items() if key.startswith(f"{key}.")]
+        outer = ".".join(map(str, place[:length]))
+        if outer in origins:
+            return origins[outer]
+    whole = ".".join(map(str, place))
+    inner = [where for key, where in origins.items() if key.startswith(f"{whole}.")]
     return inner[-1] if inner else "recipe"
 
 
