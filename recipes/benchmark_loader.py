@@ -5,7 +5,8 @@ python recipes/benchmark_loader.py --samples 20000 1000 --memory 4096
 1. shards    of samples of about 4 kB (small pictures) and 400 kB (video), in turn
 2. rates     samples per CPU second, medians of passes in turns: tarfile and the decoding and
              checks of the loader, one sample after the other; the same, laid into packs as they
-             come; and our loader, in this process
+             come; and our loader, in this process. With `--workers`, samples per second by the
+             clock: the loader has processes of its own, as in a run
 3. memory    of a process that has filled a packing buffer, over one with a buffer of 32 samples
 """
 
@@ -19,7 +20,6 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -55,9 +55,6 @@ KINDS = (
 )
 
 
-_CLOCK = "by the clock: "  # in the file alone: other programs make these differ from run to run
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _parse(arguments)
     rates, memory = [], []
@@ -70,7 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for buffer in options.memory:
                 memory.append(_memory(folder, kind, buffer))
     console = Console()
-    for title, rows in (("Samples per CPU second", rates), ("Memory of the loader", memory)):
+    per = "second" if options.workers else "CPU second"
+    for title, rows in ((f"Samples per {per}", rates), ("Memory of the loader", memory)):
         if rows:
             console.print(_table(title, rows))
     if options.json:
@@ -83,6 +81,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--samples", type=int, nargs=2, default=[20_000, 1_000], help="of 4 kB and of 400 kB")
     add("--repeats", type=int, default=5, help="passes of each, in turns; 0: none (%(default)s)")
     add("--buffer", type=int, default=64, help="dataset.packing_buffer_size (%(default)s)")
+    add("--workers", type=int, default=0, help="dataset.num_workers; 0: none (%(default)s)")
     add("--memory", type=int, nargs="*", default=[], help="packing buffers to measure, in samples")
     add("--folder", type=Path, help="where shards are written and removed (default: temporary)")
     add("--json", type=Path, help="file for the numbers")
@@ -105,19 +104,19 @@ def write(folder: Path, kind: Kind, samples: int) -> None:
     publish(folder, shards={Split.TRAIN: series.counts}, card={}, null_text=null)
 
 
-def config_of(folder: Path, kind: Kind, *, buffer: int) -> RunConfig:
+def config_of(folder: Path, kind: Kind, *, buffer: int, workers: int = 0) -> RunConfig:
     data = DatasetConfig(
         path=str(folder),
         task_encoder_seq_length=kind.capacity,
         packing_buffer_size=buffer,
-        num_workers=0,
+        num_workers=workers,
     )
     model = replace(ModelConfig(), in_channels=kind.latent[0], crossattn_emb_size=kind.text[1])
     return RunConfig(model=model, dataset=data, train=TrainConfig(global_batch_size=1))
 
 
 def _rates(folder: Path, kind: Kind, samples: int, options: argparse.Namespace) -> dict[str, Any]:
-    config = config_of(folder, kind, buffer=options.buffer)
+    config = config_of(folder, kind, buffer=options.buffer, workers=options.workers)
     expected, loader = Expected.of(config), build_train_loader(config, rank=0, world_size=1)
     next(loader)  # the buffer is full from here on
     ways: dict[str, Callable[[], int]] = {
@@ -125,32 +124,18 @@ def _rates(folder: Path, kind: Kind, samples: int, options: argparse.Namespace) 
         "plain packs": lambda: read_in_order(folder, expected),
         "ours": lambda: read_packed(loader, samples),
     }
-    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    clock = time.perf_counter if options.workers else time.process_time
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(options.repeats):
         for name, read in ways.items():
-            with _timed() as taken:
-                count = read()
-            seconds[name].append((taken[0] / count, taken[1] / count))
+            began = clock()
+            count = read()
+            seconds[name].append((clock() - began) / count)
     loader.close()
-    cpu, wall = (
-        {name: statistics.median(pair[i] for pair in seconds[name]) for name in ways}
-        for i in (0, 1)
-    )
-    others = [name for name in ways if name != "ours"]
-    return (
-        {name: 1 / cpu[name] for name in ways}
-        | {f"ours / {name}": cpu[name] / cpu["ours"] for name in others}
-        | {f"{_CLOCK}ours / {name}": wall[name] / wall["ours"] for name in others}
-    )
-
-
-@contextmanager
-def _timed() -> Iterator[list[float]]:
-    """CPU seconds and seconds of what is inside."""
-    taken: list[float] = []
-    began = time.process_time(), time.perf_counter()
-    yield taken
-    taken += [time.process_time() - began[0], time.perf_counter() - began[1]]
+    medians = {name: statistics.median(seconds[name]) for name in ways}
+    return {name: 1 / medians[name] for name in ways} | {
+        f"ours / {name}": medians[name] / medians["ours"] for name in ways if name != "ours"
+    }
 
 
 def read_plainly(folder: Path, expected: Expected) -> int:
@@ -211,11 +196,10 @@ def resident_mb(folder: Path, kind: Kind, buffer: int) -> float:
 
 def _table(title: str, rows: list[dict[str, Any]]) -> Table:
     table = Table(title=title, title_justify="left")
-    names = [name for name in rows[0] if not name.startswith(_CLOCK)]
-    for name in names:
+    for name in rows[0]:
         table.add_column(name, justify="right")
     for row in rows:
-        table.add_row(*(_written(row[name]) for name in names))
+        table.add_row(*map(_written, row.values()))
     return table
 
 

@@ -29,6 +29,7 @@ from dit.parallel.groups import device
 from dit.train.clock import COMMUNICATION, timed
 
 Fill = Callable[[DiT, RunConfig], None]
+_SCHEDULE = ("max_lr", "min_lr", "start_wd", "end_wd")
 
 
 def initialise(model: DiT, config: RunConfig) -> None:
@@ -104,6 +105,10 @@ def build_optimizer(config: RunConfig, chunks: list[DistributedDataParallel]) ->
     optimizer = get_megatron_optimizer(
         options, [*chunks], config_overrides=overrides, use_gloo_process_groups=False
     )
+    for group in optimizer.param_groups:
+        # `set_learning_rate` hands these out. From 0.17 on Megatron-Core tells groups apart by
+        # them, so a checkpoint would not open with another learning rate.
+        group |= {name: None for name in _SCHEDULE if name in group}
     for inner in optimizer.chained_optimizers:  # type: ignore[attr-defined]
         # Else a checkpoint before the first update has no moments and cannot be written.
         inner.init_state_fn(inner.optimizer, inner.config)

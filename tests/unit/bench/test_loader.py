@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import torch
 
 from dit.data import build_train_loader
@@ -29,10 +30,13 @@ def test_all_ways_read_all_samples(tmp_path):
     loader.close()
 
 
-def test_the_tables(tmp_path, capsys):
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_tables(tmp_path, capsys, workers):
     small = ["--samples", "70", "13", "--repeats", "1", "--folder", str(tmp_path)]
+    small += ["--workers", str(workers)]
     main([*small, "--buffer", "8", "--json", str(tmp_path / "found.json")])
     found = json.loads((tmp_path / "found.json").read_text())
     assert [row["payload"] for row in found["rates"]] == ["4 kB", "400 kB"]
     assert all(value > 0 for row in found["rates"] for value in list(row.values())[1:])
-    assert "ours / plain" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "ours / plain" in said and ("per second" in said) == (workers > 0)
