@@ -24,6 +24,13 @@ _TENSORS = {
     ("numpy.core.numeric", "_frombuffer"),
 }
 
+# By which a pickled tensor loads its storage. The second stands in pickles of processes that have
+# imported Megatron-Core 0.17 or newer.
+_STORAGES = {
+    ("torch.storage", "_load_from_bytes"),
+    ("megatron.core.safe_globals", "safe_load_from_bytes"),
+}
+
 
 def loads(data: bytes, *, classes: Iterable[type] = ()) -> Any:
     """Object pickled in `data`: plain values, tensors, NumPy arrays, instances of `classes`.
@@ -40,7 +47,7 @@ class _Unpickler(pickle.Unpickler):
         self._classes = {(cls.__module__, cls.__qualname__): cls for cls in classes}
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("torch.storage", "_load_from_bytes"):
+        if (module, name) in _STORAGES:
             return _load_storage
         if (module, name) in _TENSORS:
             return super().find_class(module, name)

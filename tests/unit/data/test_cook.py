@@ -8,6 +8,7 @@ import safetensors.torch
 import torch
 
 from dit.config import ExtraPosition
+from dit.data import safe_pickle
 from dit.data.cook import Expected, Measured, cook, measure
 from dit.data.formats import Head, head_length
 from dit.data.rejects import Refused, Reject
@@ -227,3 +228,11 @@ def test_a_head_that_tells_of_a_fault_or_of_nothing_is_left_to_the_whole(shards,
         assert measure({"safetensors": cut, "json": b"{}"}, expected) is None
     assert measure({"safetensors": payload, "json": b"{}"}, expected) is None  # small: decode it
     assert measure(shards.dfm(latent(2, 4, 4), text(2)), expected) is None
+
+
+def test_tensors_pickled_beside_newer_megatron_load():
+    """It replaces the function by which a pickle loads storages, in any process that imports it."""
+    before, after = b"torch.storage\n_load_from_bytes", b"core.safe_globals\nsafe_load_from_bytes"
+    data = pickle.dumps(text(5), protocol=2).replace(before, b"megatron." + after)
+    assert after in data
+    assert torch.equal(safe_pickle.loads(data), text(5))
