@@ -66,8 +66,16 @@ class OpenShards:
         self._open.clear()  # the files close with their last reference
 
     def _files(self, path: str) -> tuple[BinaryIO, BinaryIO]:
+        """The shard and its index.
+
+        Raises:
+            OSError: one is not there. Open files outlive their names, and a run that went on would
+                not find them again after a stop.
+        """
         # The last one read is the last in the dictionary, so the first is closed first.
         files = self._open.pop(path, None)
+        if files is not None and not os.path.samestat(os.stat(path), os.fstat(files[0].fileno())):
+            files = None  # another file has its name by now
         if files is None:
             if len(self._open) >= _OPEN:
                 self._open.pop(next(iter(self._open)))

@@ -119,6 +119,7 @@ def test_killed_process_is_named_and_the_run_goes_on_afterwards(digits, tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_launcher_starts_the_run_again_by_itself(digits, tmp_path):
     """Four processes, one of which is killed; the numbers are those of an undisturbed run."""
     layout = ("model.tensor_model_parallel_size=2", "checkpoint.save_interval=3")

@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 import struct
 import tarfile
 from pathlib import Path
@@ -167,3 +168,21 @@ def test_shards_of_webdataset_itself(shards, tmp_path):
     path.with_suffix(".tar.idx").write_bytes(struct.pack(f"{len(ends)}Q", *ends))
     theirs, ours = readers(tmp_path)
     assert all(same(ours[i], theirs[i]) for i in range(3))
+
+
+def test_a_shard_that_is_gone_is_not_read_from_its_open_file(shards, tmp_path):
+    shard = tmp_path / "train/000.tar"
+    write(shard, [("k", large(shards, 0))])
+    _, ours = readers(tmp_path)
+    place = ours[0][PLACE]
+    before = place.parts()
+    away = shard.rename(tmp_path / "away.tar")
+    for read in (lambda: ours[0], place.parts):
+        with pytest.raises(FileNotFoundError):
+            read()
+    away.rename(shard)
+    assert place.parts() == before
+    shutil.copy(shard, away)
+    away.replace(shard)  # another file of the same name is opened anew
+    assert place.parts() == before
+    ours.close()
