@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from torch._dynamo.utils import counters
 
 from dit.config import ExtraPosition, Recompute
 from dit.model.dit import DiT
-from dit.model.regions import check_compiler
+from dit.model.regions import check_compiler, missing_for_compilation
 from dit.model.weights import randomise
 from tests.packs import random_pack, tiny_model
 
@@ -23,6 +24,7 @@ PACKS = [
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(bool(missing_for_compilation()), reason=missing_for_compilation())
 @pytest.mark.parametrize(
     "changes",
     [
@@ -60,5 +62,12 @@ def test_compiled_network_gives_the_same_predictions_and_gradients(groups, chang
 def test_a_missing_compiler_is_said_before_anything_is_built(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("CXX", "")
-    with pytest.raises(ValueError, match=r"model\.compile=true needs a C\+\+ compiler"):
+    with pytest.raises(ValueError, match=r"model\.compile=true needs .* no g\+\+, clang\+\+ or"):
+        check_compiler()
+
+
+def test_missing_headers_are_said(monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", sys.executable)
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path / name))
+    with pytest.raises(ValueError, match=r"no .*include/Python\.h here"):
         check_compiler()
