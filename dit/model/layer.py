@@ -23,7 +23,7 @@ from dit.model.attention import Attend, Spans, attend_packed, attention_for
 from dit.model.context import Context, TokenOrder
 from dit.model.engine import engine_kernel
 from dit.model.head_norm import HeadNorm
-from dit.model.linears import ColumnLinear, column_linear, row_linear
+from dit.model.linears import ColumnLinear, split_linear
 from dit.model.modulation import Modulation
 from dit.model.owners import Owners
 from dit.model.positions import rotate
@@ -70,7 +70,7 @@ class PackedAttention(MegatronModule):
         self.recomputed = model.recompute_granularity is Recompute.SELECTIVE
         self.implementation = model.transformer_impl
         of = {"model": model, "config": config, "groups": groups}
-        self.linear_proj = row_linear(width, width, **of)
+        self.linear_proj = split_linear(width, width, axis=1, **of)
         self.q_layernorm = HeadNorm(self.head_width, dtype=config.params_dtype)
         self.k_layernorm = HeadNorm(self.head_width, dtype=config.params_dtype)
 
@@ -106,7 +106,7 @@ class SelfAttention(PackedAttention):
         super().__init__(config, groups, model=model)
         width = model.hidden_size
         of = {"model": model, "config": config, "groups": groups}
-        self.linear_qkv = column_linear(width, 3 * width, **of)
+        self.linear_qkv = split_linear(width, 3 * width, axis=0, **of)
         self.context = Context(group=groups.cp, comm=model.cp_comm_type)
 
     def forward(self, x_TD: Tensor, conditions: Conditions) -> Tensor:
@@ -131,7 +131,9 @@ class CrossAttention(PackedAttention):
     ):
         super().__init__(config, groups, model=model)
         width, text_width = model.hidden_size, model.text_width
-        self.linear_q = column_linear(width, width, model=model, config=config, groups=groups)
+        self.linear_q = split_linear(
+            width, width, axis=0, model=model, config=config, groups=groups
+        )
         # Every tensor rank has the whole text: there are no parts of it to gather. And text of any
         # length is nothing for 8-bit products.
         whole = copy(config)
@@ -154,8 +156,8 @@ class Mlp(MegatronModule):
         super().__init__(config=config)
         wide, width = model.ffn_hidden_size, model.hidden_size
         of = {"model": model, "config": config, "groups": groups}
-        self.linear_fc1 = column_linear(width, wide, **of)
-        self.linear_fc2 = row_linear(wide, width, **of)
+        self.linear_fc1 = split_linear(width, wide, axis=0, **of)
+        self.linear_fc2 = split_linear(wide, width, axis=1, **of)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         return self.linear_fc2(nn.functional.gelu(self.linear_fc1(x_TD)))

@@ -118,32 +118,19 @@ class RowLinear(RowParallelLinear):
         return super().forward(x)[0]
 
 
-def column_linear(
+def split_linear(
     inputs: int,
     outputs: int,
     *,
+    axis: int,
     model: ModelConfig,
     config: TransformerConfig,
     groups: ProcessGroupCollection,
 ) -> nn.Module:
-    """`ColumnLinear`, or Transformer Engine's."""
+    """`ColumnLinear` (axis 0, outputs) or `RowLinear` (axis 1, inputs), or Transformer Engine's."""
     if model.transformer_impl is Implementation.LOCAL:
-        return ColumnLinear(inputs, outputs, config=config, groups=groups)
-    return engine_linear(inputs, outputs, axis=0, config=config, groups=groups)
-
-
-def row_linear(
-    inputs: int,
-    outputs: int,
-    *,
-    model: ModelConfig,
-    config: TransformerConfig,
-    groups: ProcessGroupCollection,
-) -> nn.Module:
-    """`RowLinear`, or Transformer Engine's."""
-    if model.transformer_impl is Implementation.LOCAL:
-        return RowLinear(inputs, outputs, config=config, groups=groups)
-    return engine_linear(inputs, outputs, axis=1, config=config, groups=groups)
+        return (ColumnLinear, RowLinear)[axis](inputs, outputs, config=config, groups=groups)
+    return engine_linear(inputs, outputs, axis=axis, config=config, groups=groups)
 
 
 def add_gradients_in_products(model: nn.Module) -> None:
