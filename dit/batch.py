@@ -55,7 +55,8 @@ class PackedBatch:
     Tensors with a T hold the tokens of `share`; everything else describes the whole pack.
     """
 
-    latent_TC: Tensor  # float32, whitened to std 1; C = channels * patch volume, order (c, t, h, w)
+    # bfloat16 or float32, whitened to std 1; C = channels * patch volume, order (c, t, h, w)
+    latent_TC: Tensor
     position_T3: Tensor  # float32 (frame at 24 fps, row, column) inside the owning sample
     segment_T: Tensor  # int64 in [0, N): the sample that owns each token
     is_real_T: Tensor  # bool, False on alignment padding
@@ -109,32 +110,29 @@ class PackedBatch:
     def tensors(self) -> dict[str, Tensor]:
         """Its tensors by name, those of wider numbers first."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        found = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-        return dict(sorted(found.items(), key=lambda item: -item[1].element_size()))
+        return wider_first({n: value for n, value in values.items() if isinstance(value, Tensor)})
 
     def joined(self) -> tuple[PackedBatch, Tensor]:
         """For another process: the pack without numbers, and all numbers as one row of bytes.
 
         One tensor takes one message, or one piece of shared memory; each takes a millisecond.
         """
-        parts = [t.contiguous().view(-1).view(torch.uint8) for t in self.tensors.values()]
-        outlines = {n: torch.empty_like(t, device="meta") for n, t in self.tensors.items()}
-        return replace(self, **outlines), torch.cat(parts)
+        tensors = self.tensors
+        outlines = {n: torch.empty_like(t, device="meta") for n, t in tensors.items()}
+        row = _row_of(list(tensors.values()))
+        if row is None:
+            parts = [t.contiguous().view(-1).view(torch.uint8) for t in tensors.values()]
+            row = torch.cat(parts)
+        return replace(self, **outlines), row
 
     def filled(self, row: Tensor) -> PackedBatch:
         """The inverse, of the pack without numbers; the tensors are views of `row`."""
-        # Each begins where its type may, as no narrower one is before it.
-        sizes = [t.nbytes for t in self.tensors.values()]
-        views = {
-            name: part.view(t.dtype).view(t.shape)
-            for (name, t), part in zip(self.tensors.items(), row.split(sizes), strict=True)
-        }
-        return replace(self, **views)
+        return replace(self, **views_of(row, self.tensors))
 
     def to(self, device: torch.device) -> PackedBatch:
         """The same pack with its tensors on `device`."""
-        moved = {name: t.to(device, non_blocking=True) for name, t in self.tensors.items()}
-        return replace(self, **moved)
+        outline, row = self.joined()
+        return outline.filled(row.to(device, non_blocking=True))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,6 +147,33 @@ class Problem:
     target_TC: Tensor  # float32, what the raw network output should be
     weight_N: Tensor  # float32, multiplies the squared error of each token of the sample
     noise_N: Tensor  # float32, sigma or t itself, for metrics and samplers
+
+
+def wider_first(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The order of the tensors of a pack in one row of bytes: each begins where its type may."""
+    return dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
+
+
+def views_of(row: Tensor, outlines: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The parts of a row of bytes as tensors like `outlines`, which are `wider_first`."""
+    parts = row.split([t.nbytes for t in outlines.values()])
+    return {
+        name: part.view(t.dtype).view(t.shape)
+        for (name, t), part in zip(outlines.items(), parts, strict=True)
+    }
+
+
+def _row_of(tensors: list[Tensor]) -> Tensor | None:
+    """The row of bytes whose views they are, one after the other; None where they are not."""
+    storage = tensors[0].untyped_storage()
+    start = at = tensors[0].storage_offset() * tensors[0].element_size()
+    for t in tensors:
+        here = t.untyped_storage().data_ptr() == storage.data_ptr()
+        if not here or t.storage_offset() * t.element_size() != at or not t.is_contiguous():
+            return None
+        at += t.nbytes
+    row = torch.empty(0, dtype=torch.uint8, device=tensors[0].device)
+    return row.set_(storage, start, (at - start,), (1,))
 
 
 def pack_identity(keys: tuple[str, ...]) -> int:

@@ -55,10 +55,16 @@ def _open(dataset: SavableDataset, config: RunConfig) -> GuardedLoader:
     return GuardedLoader(dataset, checkpoint_every_sec=config.dataset.checkpoint_every_sec)
 
 
+def _encoder(
+    config: RunConfig, leaves: tuple[Leaf, ...], worker_config: ReaderConfig
+) -> PackEncoder:
+    return PackEncoder(config, sources=key_prefixes(leaves), workers=worker_config.num_workers)
+
+
 def _train_dataset(
     config: RunConfig, leaves: tuple[Leaf, ...], worker_config: ReaderConfig
 ) -> SavableDataset:
-    encoder = PackEncoder(config, sources=key_prefixes(leaves))
+    encoder = _encoder(config, leaves, worker_config)
     data = config.dataset
     if data.mock:
         mock = MockDataset(config, seed=config.rng.seed, worker_config=worker_config)
@@ -84,7 +90,7 @@ def _train_dataset(
 def _val_dataset(
     config: RunConfig, leaves: tuple[Leaf, ...], worker_config: ReaderConfig
 ) -> SavableDataset:
-    encoder = PackEncoder(config, sources=key_prefixes(leaves))
+    encoder = _encoder(config, leaves, worker_config)
     data = config.dataset
     unbatched: Any = None  # our packs are the batches; Energon's types say int
     if data.mock:

@@ -7,7 +7,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,16 +24,17 @@ from dit.data.cook import Expected, Measured, cook, measure
 from dit.data.groups import EvenCost, Group, OldestFirst
 from dit.data.members import PLACE, OpenShards, Place
 from dit.data.mock import MockShare
-from dit.data.pack import pack
+from dit.data.pack import PackWriter, Room, common_dtype
 from dit.data.rejects import DataError, Refused, Reject, Tally
-from dit.data.shares import ShardShare, sample_id
+from dit.data.rows import SharedRows
+from dit.data.shares import ShardShare, Share, sample_id
 from dit.data.streams import (
     UNREADABLE,
     CookedSample,
+    Cooking,
     Deliveries,
     Packed,
     SafeReader,
-    Sift,
     read_parts,
 )
 from dit.flops import forward_flops
@@ -45,7 +48,7 @@ class PackEncoder(TaskEncoder):
 
     decoder = None  # parts stay bytes: the cooker decodes, and knows shard and key when it fails
 
-    def __init__(self, config: RunConfig, *, sources: Mapping[str, str]):
+    def __init__(self, config: RunConfig, *, sources: Mapping[str, str], workers: int):
         """`sources` maps the path of each dataset of a blend to the prefix of its keys."""
         self.expected = Expected.of(config)
         self.data = config.dataset
@@ -56,8 +59,9 @@ class PackEncoder(TaskEncoder):
         self._shards = (
             OpenShards()
         )  # of all datasets, so that a blend of many has not too many open
+        self._rows = SharedRows(workers, size=self.expected.pack_bytes)
         self._before = 0  # samples of the datasets that have been opened
-        self.cookers = [Cooker(self.cook)]
+        self.cookers = [Cooker(self.cook)]  # Energon asks for one; Cooking is what calls it
 
     @stateless
     def cook(self, record: dict[str, Any]) -> CookedSample:
@@ -75,15 +79,14 @@ class PackEncoder(TaskEncoder):
         try:
             measured = measure(record, self.expected)
             if measured is None:
-                sample = load()
+                sample = _lasting(load()) if PLACE in record else load()
                 measured = Measured.of(sample.latent_CFHW, sample.text_LE, self.expected.layout)
                 load = lambda: sample  # noqa: E731 - decoded for its length, so it stays so
         except Refused as refusal:
             # Without its traceback, which would keep the payload alive.
             cooked.refusal = refusal.with_traceback(None)
             return cooked
-        cooked.load = load
-        cooked.tokens, cooked.shape = measured.tokens, measured.shape
+        cooked.load, cooked.measured = load, measured
         return cooked
 
     def _load(self, record: Place | dict[str, Any], key: str, source: str) -> LatentSample:
@@ -100,9 +103,8 @@ class PackEncoder(TaskEncoder):
     @stateless
     def group(self, samples: list[CookedSample]) -> Group:
         # Equal ones side by side, which attention computes together.
-        samples = sorted(samples, key=lambda sample: sample.shape or ())
-        shapes = [sample.shape for sample in samples if sample.shape is not None]
-        tokens, text = zip(*shapes, strict=True)
+        samples = sorted(samples, key=lambda sample: sample.size.shape)
+        tokens, text = zip(*(sample.size.shape for sample in samples), strict=True)
         return Group(
             __key__=samples[0].__key__,
             __restore_key__=(),  # Energon sets it
@@ -112,24 +114,43 @@ class PackEncoder(TaskEncoder):
 
     @stateless
     def pack(self, group: Group) -> Packed:
-        latents, samples, refused = [], [], []
+        writer, samples, refused = self._writer(group), [], []
         for sample in group.samples:
             of = sample_id(sample.__restore_key__)
             try:
-                latents.append(self._chosen(sample))
+                writer.add(self._chosen(sample))
                 samples.append(of)
             except Refused as refusal:
                 refused.append((refusal.with_traceback(None), sample.place, of))
         return Packed(
-            pack=pack(latents, self.expected.layout) if latents else None,
+            pack=writer.finish() if samples else None,
             samples=tuple(samples),
             refused=tuple(refused),
+        )
+
+    def _writer(self, group: Group) -> PackWriter:
+        expected, sizes = self.expected, [sample.size for sample in group.samples]
+        return PackWriter(
+            expected.layout,
+            samples=len(sizes),
+            latent=Room(
+                rows=sum(size.tokens for size in sizes),
+                width=expected.channels * math.prod(expected.layout.patch),
+                dtype=common_dtype(size.dtypes[0] for size in sizes),
+            ),
+            text=Room(
+                rows=sum(size.shape[1] for size in sizes),
+                width=expected.text_width,
+                dtype=common_dtype(size.dtypes[1] for size in sizes),
+            ),
+            memory=self._rows.free,
         )
 
     def _chosen(self, sample: CookedSample) -> LatentSample:
         assert sample.load is not None
         latent = sample.load()
-        if self.expected.layout.padded_tokens(latent.latent_CFHW) != sample.tokens:
+        found = Measured.of(latent.latent_CFHW, latent.text_LE, self.expected.layout)
+        if found != sample.size:
             raise Refused(Reject.UNREADABLE, "the shard has been changed while the sample waited")
         return latent
 
@@ -140,27 +161,17 @@ class PackEncoder(TaskEncoder):
         if dataset.dataset.__sample_type__ is not CrudeSample or dataset.aux:
             raise DataError("a metadataset with `join` or `aux` cannot be read here; blend instead")
         built = dataset.dataset.build(worker_rotation_offset=worker_rotation_offset)
-        built = self._shared(built, dataset.dataset, worker_config)
-        cooked = self.build_cook_crude_sample(
-            built,
-            worker_config=worker_config,
-            subflavors=dataset.dataset.subflavors,
-            get_primary_aux=dataset.dataset.as_file_store,
-        )
-        return Sift(cooked, self.tally, worker_config=worker_config)
+        share = self._shared(built, dataset.dataset, worker_config)
+        return Cooking(share, self.cook, self.tally, worker_config=worker_config)
 
-    def _shared(self, built: SavableDataset, factory: Any, worker_config: Any) -> SavableDataset:
+    def _shared(self, built: SavableDataset, factory: Any, worker_config: Any) -> Share:
         """Shards that are safe to read, and each reader's share of them."""
         if not isinstance(built, MapDataset):
             return MockShare(built, worker_config=worker_config)
         loader: Any = built.dataset
         loader.join_readers = [SafeReader(reader, self._shards) for reader in loader.join_readers]
-        share = ShardShare(
-            loader, factory=factory, before=self._before, worker_config=worker_config
-        )
-        self._before += len(factory)
-        built.datasets = (share,)
-        return built
+        before, self._before = self._before, self._before + len(factory)
+        return ShardShare(loader, factory=factory, before=before, worker_config=worker_config)
 
     def build_batch(
         self,
@@ -188,4 +199,10 @@ class PackEncoder(TaskEncoder):
                 worker_config=worker_config,
             )
         packs = MapDataset(groups, self.pack, stateless_map_fn=True, worker_config=worker_config)
-        return Deliveries(packs, self.tally, worker_config=worker_config)
+        return Deliveries(packs, self.tally, self._rows, worker_config=worker_config)
+
+
+def _lasting(sample: LatentSample) -> LatentSample:
+    """With tensors that stay when other samples are read."""
+    latent_CFHW, text_LE = sample.latent_CFHW.clone(), sample.text_LE.clone()
+    return replace(sample, latent_CFHW=latent_CFHW, text_LE=text_LE)

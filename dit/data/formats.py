@@ -53,7 +53,7 @@ class Head:
     """Of the whole, in bytes."""
 
 
-def head_length(payload: bytes) -> int:
+def head_length(payload: bytes | memoryview) -> int:
     """Bytes of the head, from the first 8 of a `.safetensors`."""
     return 8 + int.from_bytes(payload[:8], "little")
 
@@ -87,27 +87,71 @@ def _read_ours(parts: Mapping[str, Any]) -> Record:
     _check_version(about)
     _check_sum(payload, about)
     try:
-        tensors = safetensors.torch.load(payload)
+        tensors = _in_place(payload) or safetensors.torch.load(bytes(payload))
     except Exception as error:
         raise Refused(Reject.UNDECODABLE, f".safetensors: {error!r}") from error
     return _ours(tensors, about)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Stored:
+    """A tensor of a `.safetensors`."""
+
+    dtype: torch.dtype
+    shape: list[int]
+    start: int
+    """First byte in the file."""
+
+
+def _stored(head: Head) -> dict[str, _Stored]:
+    """`latent` and `text`, where they are there.
+
+    Raises:
+        Refused: the head is damaged, or the file is not as long as it says.
+    """
+    try:
+        tensors, begin = json.loads(head.data[8:]), len(head.data)
+        tensors.pop("__metadata__", None)
+        end = begin + max(t["data_offsets"][1] for t in tensors.values())
+        if end != head.size:
+            raise ValueError(f"{head.size} bytes, not {end}")
+        found = {name: tensors[name] for name in ("latent", "text") if name in tensors}
+        return {name: _checked(t, begin) for name, t in found.items()}
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise Refused(Reject.UNDECODABLE, f".safetensors: {error!r}") from error
+
+
+def _checked(tensor: dict[str, Any], begin: int) -> _Stored:
+    (start, stop), dtype, shape = tensor["data_offsets"], _DTYPES[tensor["dtype"]], tensor["shape"]
+    if start < 0 or math.prod(shape) * dtype.itemsize != stop - start:
+        raise ValueError(f"{tensor} is {stop - start} bytes")
+    return _Stored(dtype=dtype, shape=shape, start=begin + start)
+
+
 def _outlined(head: Head) -> dict[str, Tensor]:
     try:
-        tensors = json.loads(head.data[8:])
-        end = max(t["data_offsets"][1] for name, t in tensors.items() if name != "__metadata__")
-        if len(head.data) + end != head.size:
-            raise ValueError(f"{head.size} bytes, not {len(head.data) + end}")
         return {
-            name: torch.empty(
-                tensors[name]["shape"], dtype=_DTYPES[tensors[name]["dtype"]], device="meta"
-            )
-            for name in ("latent", "text")
-            if name in tensors
+            name: torch.empty(t.shape, dtype=t.dtype, device="meta")
+            for name, t in _stored(head).items()
         }
-    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+    except (TypeError, RuntimeError) as error:
         raise Refused(Reject.UNDECODABLE, f".safetensors: {error!r}") from error
+
+
+def _in_place(payload: bytes | memoryview) -> dict[str, Tensor] | None:
+    """Views of the payload, which safetensors would copy; None where that is the one to tell."""
+    if isinstance(payload, bytes):
+        return None  # torch takes no memory that must not be written to
+    try:
+        stored = _stored(Head(data=bytes(payload[: head_length(payload)]), size=len(payload)))
+    except Refused:
+        return None
+    return {
+        name: torch.frombuffer(
+            payload, dtype=t.dtype, count=math.prod(t.shape), offset=t.start
+        ).view(t.shape)
+        for name, t in stored.items()
+    }
 
 
 def _ours(tensors: Mapping[str, Tensor], about: dict[str, Any]) -> Record:
@@ -171,7 +215,7 @@ def _check_version(about: dict[str, Any]) -> None:
         )
 
 
-def _check_sum(payload: bytes, about: dict[str, Any]) -> None:
+def _check_sum(payload: bytes | memoryview, about: dict[str, Any]) -> None:
     sums = about.get("crc32")
     if not isinstance(sums, dict) or "safetensors" not in sums:
         return  # others may write none

@@ -42,7 +42,7 @@ class OldestFirst(PackingDataset):
         super().__init__(dataset, pre_packer=self._select, final_packer_stateless=True, **kwargs)
 
     def _select(self, samples: list[CookedSample]) -> list[list[CookedSample]]:
-        lengths = [sample.tokens for sample in samples]
+        lengths = [sample.size.tokens for sample in samples]
         if len(samples) < self.buffer_size:  # the stream has ended
             bins = best_fit_decreasing(lengths, capacity=self._capacity)
             return [[samples[index] for index in members] for members in bins]

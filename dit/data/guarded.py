@@ -54,7 +54,7 @@ class GuardedLoader(SavableDataLoader):
             dataset,
             checkpoint_every_sec=checkpoint_every_sec,
             # Without workers it would collect and freeze the trainer's own objects.
-            gc_collect_every_n_steps=10 if workers else 0,
+            gc_collect_every_n_steps=100 if workers else 0,
             watchdog_timeout_seconds=None,  # it touches CUDA, which a forked process must not
         )
         self.pin_memory = torch.cuda.is_available()  # else torch warns at each start
@@ -79,8 +79,9 @@ class GuardedLoader(SavableDataLoader):
             yield delivery
 
     def _received(self) -> Iterator[Delivery]:
+        (last,) = links(self.chain, Deliveries)
         try:
-            yield from super().__iter__()
+            yield from map(last.received, super().__iter__())
         except (OSError, EOFError):  # a pack that is fetched from a worker which is dying
             deadline = time.monotonic() + _DYING_S
             while time.monotonic() < deadline:

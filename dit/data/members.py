@@ -9,15 +9,17 @@ Only what is plain is read here: a local disk, ustar headers and times. The rest
 
 from __future__ import annotations
 
+import math
 import os
-import re
 import struct
+import time
+import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, TypeVar
 
-from megatron.energon.flavors.webdataset.config import skip_meta_re, split_name_re
+from megatron.energon.flavors.webdataset.config import skip_meta_re
 from megatron.energon.flavors.webdataset.itar_reader import ShardInfosITarReader
 from megatron.energon.source_info import SourceInfo
 
@@ -29,59 +31,108 @@ PLACE = "__place__"
 _BLOCK = 512  # bytes; a tar pads every header and every content to a multiple of this
 # The .json and the description of the tensors of most samples. Smaller ones are read whole.
 _WINDOW = 8192
+_LOOK_S = 0.1  # between looks whether a shard is still there, of which each takes 10 us
 _LARGE = 2**17  # more than the head of any tensors has
 _OPEN = 128  # shards; as many of their indices. Systems allow 1024 files, some fewer
 _HEADER = struct.Struct("100s 24x 12s 12x 8s c 100x 8s 80x 155s 12x")
 _PLAIN_FILE, _EXTENDED = (b"0", b"\0"), b"x"
 # Extended headers that change neither the name nor the size of a file, as webdataset writes them.
 _ONLY_TIMES = {b"mtime", b"atime", b"ctime"}
+_SPAN = struct.Struct("2Q")
 _USTAR = b"ustar\x0000"
+
+Data = TypeVar("Data", bytes, memoryview)
 
 
 class NotPlain(Exception):  # noqa: N818 - a case for Energon's reader, not a failure
     """Raised for what only a whole tar reader can read, or can say what is wrong with."""
 
 
+class OpenShard:
+    """A shard and its index."""
+
+    def __init__(self, path: str):
+        """Raises OSError where one of them is not there."""
+        self.path = path
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - closes with its last reference
+        self.number = self._file.fileno()
+        self._identity = os.fstat(self.number)
+        self._looked = -math.inf
+        self._size: int | None = None
+        with open(f"{path}.idx", "rb") as index:
+            self._index = index.read()
+
+    def size_now(self) -> int | None:
+        """Bytes of the shard; None if another file has its name by now.
+
+        Raises:
+            OSError: it has gone. Open files outlive their names, and a run that went on would not
+                find them again after a stop.
+        """
+        now = time.monotonic()
+        if now - self._looked > _LOOK_S:
+            self._looked, found = now, os.stat(self.path)
+            self._size = found.st_size if os.path.samestat(found, self._identity) else None
+        return self._size
+
+    def span(self, sample: int) -> tuple[int, int]:
+        """Start and end of a sample in bytes."""
+        try:
+            start, stop = _SPAN.unpack_from(self._index, 8 * sample)
+        except struct.error as error:
+            raise NotPlain(f"{self.path}: no sample {sample} in the index") from error
+        return start, stop
+
+
 class OpenShards:
-    """The shards that a loader has read last, and their indices, held open."""
+    """The shards that a loader has read last, held open."""
 
     def __init__(self) -> None:
-        self._open: dict[str, tuple[BinaryIO, BinaryIO]] = {}
+        self._open: dict[str, OpenShard] = {}
+        self._memory = bytearray()
 
-    def span(self, path: str, number: int) -> tuple[int, int]:
+    def span(self, path: str, sample: int) -> tuple[int, int]:
         """Start and size in bytes of a sample of the shard."""
-        offsets = os.pread(self._files(path)[1].fileno(), 16, 8 * number)
-        if len(offsets) < 16:
-            raise NotPlain(f"{path}: no sample {number} in the index")
-        start, stop = struct.unpack("2Q", offsets)
-        if stop > os.fstat(self._files(path)[0].fileno()).st_size:
-            raise NotPlain(f"{path} ends before sample {number} does")
+        shard, size = self._checked(path)
+        start, stop = shard.span(sample)
+        if stop > size:
+            raise NotPlain(f"{path} ends before sample {sample} does")
         return start, stop - start
 
     def read(self, path: str, start: int, size: int) -> bytes:
-        """Bytes of the shard; fewer where it ends before."""
-        return os.pread(self._files(path)[0].fileno(), size, start)
+        """Bytes of the shard; fewer where it ends before. To follow `span`."""
+        return os.pread(self._open[path].number, size, start)
+
+    def read_again(self, path: str, start: int, size: int) -> memoryview:
+        """The same at any time later, into memory that the next call writes to again.
+
+        Memory that is new takes as long to get as to read into, and is in no cache.
+        """
+        shard, _ = self._checked(path)
+        if len(self._memory) < size:
+            self._memory = bytearray(size)  # tensors may still look at the one before
+        view = memoryview(self._memory)[:size]
+        return view[: os.preadv(shard.number, [view], start)]
 
     def close(self) -> None:
-        self._open.clear()  # the files close with their last reference
+        self._open.clear()
 
-    def _files(self, path: str) -> tuple[BinaryIO, BinaryIO]:
-        """The shard and its index.
+    def _checked(self, path: str) -> tuple[OpenShard, int]:
+        """The shard of that name and its size, as they are now.
 
         Raises:
-            OSError: one is not there. Open files outlive their names, and a run that went on would
-                not find them again after a stop.
+            OSError: it is not there.
         """
         # The last one read is the last in the dictionary, so the first is closed first.
-        files = self._open.pop(path, None)
-        if files is not None and not os.path.samestat(os.stat(path), os.fstat(files[0].fileno())):
-            files = None  # another file has its name by now
-        if files is None:
+        shard = self._open.pop(path, None)
+        size = None if shard is None else shard.size_now()
+        while shard is None or size is None:
             if len(self._open) >= _OPEN:
                 self._open.pop(next(iter(self._open)))
-            files = open(path, "rb", buffering=0), open(f"{path}.idx", "rb", buffering=0)  # noqa: SIM115
-        self._open[path] = files
-        return files
+            shard = OpenShard(path)
+            size = shard.size_now()
+        self._open[path] = shard
+        return shard, size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,23 +150,25 @@ class Place:
         Raises:
             NotPlain: the shard ends before, or the sample.
         """
-        data = self.shards.read(self.path, self.start + offset, min(size, self.size - offset))
-        if len(data) < size:
-            raise NotPlain(f"{len(data)} bytes of {size} at {self.start + offset} in {self.path}")
-        return data
+        return self._whole(self.shards.read, offset, size)
 
-    def parts(self) -> dict[str, bytes]:
-        """The whole record: extension -> bytes.
+    def parts(self) -> dict[str, bytes | memoryview]:
+        """The whole record: extension -> bytes, those of the tensors until the next call.
 
         Raises:
             NotPlain: it is not what it was when its head was read.
             OSError: the shard cannot be read.
         """
-        window = _Window(self)
-        return {
-            _split(name)[1]: window(at, size) if size <= _WINDOW else self.read(at, size)
-            for name, at, size in members(window, self.size)
-        }
+        data = self._whole(self.shards.read_again, 0, self.size)
+        found = members(lambda at, size: bytes(data[at : at + size]), self.size)
+        parts = {_split(name)[1]: data[at : at + size] for name, at, size in found}
+        return {n: part if n == "safetensors" else bytes(part) for n, part in parts.items()}
+
+    def _whole(self, read: Callable[[str, int, int], Data], offset: int, size: int) -> Data:
+        data = read(self.path, self.start + offset, min(size, self.size - offset))
+        if len(data) < size:
+            raise NotPlain(f"{len(data)} bytes of {size} at {self.start + offset} in {self.path}")
+        return data
 
 
 class PlainReader:
@@ -219,7 +272,7 @@ def members(read: Callable[[int, int], bytes], size: int) -> Iterator[tuple[str,
             raise NotPlain(f"{name} is longer than its sample")
         if kind == _EXTENDED:
             _check_times(read(at, length))
-        elif not skip_meta_re.match(name):
+        elif not (name.startswith("__") and skip_meta_re.match(name)):
             found += 1
             yield name, at, length
         at += -(-length // _BLOCK) * _BLOCK
@@ -235,9 +288,10 @@ def _header(header: bytes) -> tuple[str, int, bytes]:
     if kind not in (*_PLAIN_FILE, _EXTENDED) or magic != _USTAR:
         raise NotPlain("no plain file")
     try:
-        # The sum takes its own field for blanks.
-        found = sum(header) - sum(checksum) + 8 * ord(" ")
-        if found != int(checksum.rstrip(b" \0"), 8):
+        # The sum takes its own field for blanks. The low half of adler32 is 1 + the sum of the
+        # bytes, modulo 65521, 8 times as fast as to add them here.
+        found = (zlib.adler32(header) & 0xFFFF) - 1 - sum(checksum) + 8 * ord(" ")
+        if (found - int(checksum.rstrip(b" \0"), 8)) % 65521:
             raise NotPlain("the header is damaged")
         whole = _text(prefix) + "/" + _text(name) if prefix[0] else _text(name)
         return whole, int(size.rstrip(b" \0"), 8), kind
@@ -257,7 +311,9 @@ def _text(field: bytes) -> str:
 
 
 def _split(name: str) -> tuple[str, str]:
-    found: re.Match[str] | None = split_name_re.match(name)
-    if found is None:
+    """Key and extension: what comes before and after the first dot of the last part of the path."""
+    folder, slash, file = name.rpartition("/")
+    base, dot, extension = file.partition(".")
+    if not base or not dot:
         raise NotPlain(f"{name} has no extension")
-    return found[1], found[2]
+    return folder + slash + base, extension

@@ -14,7 +14,7 @@ from dit.data import safe_pickle
 from dit.data.rejects import DataError, Tally
 from dit.data.shares import Left, SampleId
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,7 @@
 """The links that we add to Energon's chain of datasets.
 
 1. SafeReader    heads of records; a damaged shard becomes one that says so, not the loader's death
-2. Sift          counts refused samples and lets the others pass
+2. Cooking       records -> samples; counts refused ones and lets the others pass
 3. Deliveries    hands packs to the main process, with counts and errors
 
 groups.py has those that make groups of samples, between the second and the third.
@@ -21,14 +21,17 @@ from megatron.energon import Sample, WorkerConfig
 from megatron.energon.edataclass import edataclass
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.flavors.webdataset.itar_reader import ShardInfosITarReader
+from megatron.energon.flavors.webdataset.sample_loader import RawSampleData
 from megatron.energon.source_info import SourceInfo
 from megatron.energon.state import FlexState
 from megatron.energon.wrappers.base import BaseWrapperDataset
 from torch import Tensor
 
 from dit.batch import LatentSample, PackedBatch
+from dit.data.cook import Measured
 from dit.data.members import NotPlain, OpenShards, Place, PlainReader
 from dit.data.rejects import DataError, Refused, Tally
+from dit.data.rows import SharedRows
 from dit.data.shares import SampleId
 
 UNREADABLE = "__unreadable__"
@@ -117,12 +120,18 @@ class CookedSample(Sample):
     stored_key: str
     """In the shard; that of the sample has the dataset of a blend before it."""
     load: Callable[[], LatentSample] | None = None
-    """Reads and decodes it, for its pack; raises Refused where there is something wrong with it."""
-    tokens: int = 0
-    """Tokens in a pack, padding included."""
-    shape: tuple[int, int] | None = None
-    """Tokens without padding, and those of the caption."""
+    """Reads and decodes it, for its pack; raises Refused where there is something wrong with it.
+
+    Its tensors may be gone with the next sample that is read.
+    """
+    measured: Measured | None = None
     refusal: Refused | None = None
+
+    @property
+    def size(self) -> Measured:
+        """In a pack; of a sample that was not refused."""
+        assert self.measured is not None
+        return self.measured
 
     @property
     def place(self) -> str:
@@ -130,13 +139,23 @@ class CookedSample(Sample):
         return f"{self.origin.dataset_path}/{self.origin.shard_name}, key {self.stored_key}"
 
 
-class Sift(BaseWrapperDataset[CookedSample, CookedSample]):
-    """Counts every sample in `tally` and passes on those that were not refused."""
+class Cooking(BaseWrapperDataset[Any, CookedSample]):
+    """Records -> samples that were not refused; counts all of them in `tally`.
+
+    Energon does this in two links that number the samples, so that what is random can be drawn
+    again, and together take as long as the decoding of a small sample. Nothing is random here.
+    """
 
     def __init__(
-        self, dataset: SavableDataset[CookedSample], tally: Tally, *, worker_config: WorkerConfig
+        self,
+        dataset: SavableDataset,
+        cook: Callable[[Any], CookedSample],
+        tally: Tally,
+        *,
+        worker_config: WorkerConfig,
     ):
         super().__init__(dataset, worker_config=worker_config)
+        self._cook = cook
         self._tally = tally
         self._refused_in_a_row = 0
 
@@ -147,7 +166,8 @@ class Sift(BaseWrapperDataset[CookedSample, CookedSample]):
         return self.dataset.len_worker(worker_idx)
 
     def __iter__(self) -> Iterator[CookedSample]:
-        for sample in self.dataset:
+        for raw in self.dataset:
+            sample = self._cook(_record(raw))
             if sample.refusal is None:
                 self._tally.accept()
                 self._refused_in_a_row = 0
@@ -163,7 +183,7 @@ class Sift(BaseWrapperDataset[CookedSample, CookedSample]):
         Raises:
             DataError: it was usable when the state was saved and is not now.
         """
-        sample = self.dataset.restore_sample(restore_key)
+        sample = self._cook(_record(self.dataset.restore_sample(restore_key)))
         if sample.refusal is not None:
             raise DataError(
                 f"{sample.place}: a sample of the saved loader state cannot be used any more"
@@ -173,6 +193,11 @@ class Sift(BaseWrapperDataset[CookedSample, CookedSample]):
 
     def config(self) -> dict[str, Any]:
         return self.dataset.config()
+
+
+def _record(raw: Any) -> Any:
+    """Of a shard, or of mock data."""
+    return raw.data[0] if isinstance(raw, RawSampleData) else raw
 
 
 def _check_patience(refused_in_a_row: int, *, of: SavableDataset) -> None:
@@ -203,6 +228,8 @@ class Delivery:
     """Its counts when the pack was made."""
     pack: PackedBatch | None = None
     """None at the end of a finite stream, and with an error."""
+    place: int | None = None
+    """Of its numbers, where they lie in a row that the processes share."""
     samples: tuple[SampleId, ...] = ()
     follows_snapshot: bool = False
     """The reader was saved just before it made this pack."""
@@ -210,19 +237,19 @@ class Delivery:
 
     def pin_memory(self) -> Delivery:
         """Called by the DataLoader where there is a GPU, so that copies to it overlap."""
-        if self.pack is None:
+        if self.pack is None or self.place is not None:
             return self
         outline, row = self.pack.joined()
         return replace(self, pack=outline.filled(row.pin_memory()))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """From a worker the numbers of a pack come as one tensor: each asks the worker for a file.
+        """Numbers that are in no shared row come as one tensor: each asks its process for a file.
 
         Of six, that took 5 ms.
         """
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         row = None
-        if self.pack is not None:
+        if self.pack is not None and self.place is None:
             values["pack"], row = self.pack.joined()
         return _received, (values, row)
 
@@ -238,10 +265,16 @@ class Deliveries(BaseWrapperDataset[Packed, Delivery]):
     _savable_fields = ("tally",)
 
     def __init__(
-        self, dataset: SavableDataset[Packed], tally: Tally, *, worker_config: WorkerConfig
+        self,
+        dataset: SavableDataset[Packed],
+        tally: Tally,
+        rows: SharedRows,
+        *,
+        worker_config: WorkerConfig,
     ):
         super().__init__(dataset, worker_config=worker_config)
         self.tally = tally
+        self._rows = rows
         self._saved = False
         self._refused_in_a_row: Counter[int] = Counter()  # of each dataset
 
@@ -264,16 +297,25 @@ class Deliveries(BaseWrapperDataset[Packed, Delivery]):
                 if packed.pack is None:
                     continue
                 saved, self._saved = self._saved, False
+                pack, place = self._rows.placed(packed.pack)
                 yield Delivery(
                     worker=worker,
                     tally=self.tally.snapshot(),
-                    pack=packed.pack,
+                    pack=pack,
+                    place=place,
                     samples=packed.samples,
                     follows_snapshot=saved,
                 )
             yield Delivery(worker=worker, tally=self.tally.snapshot())
         except DataError as error:
             yield Delivery(worker=worker, tally=self.tally.snapshot(), error=str(error))
+
+    def received(self, delivery: Delivery) -> Delivery:
+        """In the main process: with all the numbers of its pack."""
+        if delivery.pack is None or delivery.place is None:
+            return delivery
+        pack = self._rows.received(delivery.pack, delivery.worker, delivery.place)
+        return replace(delivery, pack=pack, place=None)
 
     def _count(self, packed: Packed) -> None:
         """Counts what was refused after it had been chosen."""

@@ -192,6 +192,21 @@ def test_large_finite_numbers_are_not_called_infinite(shards, expected):
     cook(shards.ours(huge, text(1)), expected, key="k")
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("width", [4, 4096])
+def test_one_number_that_is_not_finite_is_found(shards, expected, dtype, width):
+    """Few numbers and many are looked at in different ways."""
+    finite = torch.randn(2, 1, 4, width).to(dtype)
+    finite[0, 0, 0, :2] = torch.tensor([torch.finfo(dtype).max, torch.finfo(dtype).min])
+    wide = replace(expected, capacity=2**20)
+    cook(shards.ours(finite, text(1)), wide, key="k")
+    for bad in (math.inf, -math.inf, math.nan, math.copysign(math.nan, -1)):
+        broken = finite.clone()
+        broken[1, 0, 2, 3] = bad
+        with pytest.raises(Refused, match=f"1 of {8 * width} numbers"):
+            cook(shards.ours(broken, text(1)), wide, key="k")
+
+
 def test_a_sample_without_checksum_is_read(shards, expected):
     parts = shards.ours(latent(2, 1, 4, 4), text(2))
     about = json.loads(parts["json"])

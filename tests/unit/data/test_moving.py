@@ -10,7 +10,7 @@ from megatron.energon.state import FlexState
 
 from dit.config import Balance, BlendEntry
 from dit.data import DataError, Reject, add_up, build_train_loader
-from dit.data.position import Position
+from dit.data.position import FORMAT, Position
 
 COUNTS = {"a": 239, "b": 90}
 
@@ -228,7 +228,7 @@ def test_states_of_different_steps_are_refused(fleet):
         ([first[0], second[1]], r"had given \[0, 1\] packs: their loader states are not of one"),
         (second[::-1], r"ranks \[1, 0\], not of one run on 2"),
         (second[:1], r"ranks \[0\], not of one run on 2"),
-        ([state | {"format": 9} for state in second], "has format 9, this version reads format 2"),
+        ([s | {"format": 9} for s in second], f"has format 9, this version reads format {FORMAT}"),
     ):
         with pytest.raises(DataError, match=said):
             target.load_state_dict(states)

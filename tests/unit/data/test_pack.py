@@ -95,15 +95,18 @@ def test_frames_are_counted_at_the_base_rate():
     assert unknown[:, 0].tolist() == [0.0, 1.0, 2.0]
 
 
-def test_text_keeps_bfloat16_and_a_mixture_becomes_float32():
-    low, high = (torch.bfloat16, torch.float32)
-    alike = pack([sample((4, 1, 2, 2), text=(2, low)) for _ in range(2)], LAYOUT)
-    assert alike.text_LE.dtype == low
-    samples = [sample((4, 1, 2, 2), text=(2, low)), sample((4, 1, 2, 2), text=(3, high))]
+def test_bfloat16_stays_and_a_mixture_becomes_float32():
+    low, high = torch.bfloat16, torch.float32
+    size = (4, 1, 2, 2)
+    alike = pack([sample(size, dtype=low, text=(2, low)) for _ in range(2)], LAYOUT)
+    assert alike.text_LE.dtype == alike.latent_TC.dtype == low
+    samples = [sample(size, dtype=d, text=(n, d)) for n, d in ((2, low), (3, high))]
     mixed = pack(samples, LAYOUT)
-    assert mixed.text_LE.dtype == high
-    assert torch.equal(mixed.text_LE[:2], samples[0].text_LE.float())
-    assert torch.equal(mixed.text_LE[2:], samples[1].text_LE)
+    assert mixed.text_LE.dtype == mixed.latent_TC.dtype == high
+    assert torch.equal(mixed.text_LE, torch.cat([s.text_LE.float() for s in samples]))
+    for one, start in zip(samples, mixed.starts, strict=False):
+        alone = pack([one], LAYOUT)
+        assert torch.equal(mixed.latent_TC[start : start + 8], alone.latent_TC.float())
 
 
 def test_identity_is_that_of_the_keys_in_order():

@@ -1,0 +1,82 @@
+"""Memory in which a loader's processes lay packs, and in which the trainer finds them.
+
+torch would ask for new shared memory for each pack and send it on as a file: for 5 MB that takes as
+long as to read and decode half of what is in them. Here the same memory is written again and again.
+It is in no file system either, so what a container gives to /dev/shm does not bound it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import get_worker_info
+
+from dit.batch import PackedBatch
+from dit.data.pack import private_bytes
+
+# Packs of one process: two that torch has it make ahead, one in the making, two with the trainer.
+_SLOTS = 5
+_HEAD = 64  # bytes before a row, of which the first says whether the row is taken
+
+
+class SharedRows:
+    """Some rows for each loader process. Made before the processes, which inherit them."""
+
+    def __init__(self, workers: int, *, size: int):
+        """Rows of at most `size` bytes. Memory is taken when it is first written to."""
+        self._slots = [[_shared(_HEAD + size) for _ in range(_SLOTS)] for _ in range(workers)]
+
+    def free(self, size: int) -> Tensor:
+        """For a pack to be laid: a row that is free, or memory of this process alone."""
+        for slot in self._own():
+            if not slot[0] and _HEAD + size <= len(slot):
+                return slot[_HEAD : _HEAD + size]
+        return private_bytes(size)
+
+    def placed(self, pack: PackedBatch) -> tuple[PackedBatch, int | None]:
+        """The pack without numbers and its place, which is taken now; as it is where it has none.
+
+        Called in a loader's process.
+        """
+        slots = self._own()
+        if not slots:
+            return pack, None
+        outline, row = pack.joined()
+        for place, slot in enumerate(slots):
+            if row.untyped_storage().data_ptr() == slot.data_ptr():
+                slot[0] = 1
+                return outline, place
+        return pack, None
+
+    def received(self, outline: PackedBatch, worker: int, place: int) -> PackedBatch:
+        """In the trainer: the pack where it lies. The place is free when its tensors are gone."""
+        slot = self._slots[worker][place]
+        size = sum(t.nbytes for t in outline.tensors.values())
+        numbers: Any = slot.numpy()  # numpy's types do not say that it is a buffer
+        view = memoryview(numbers)[_HEAD : _HEAD + size]
+        weakref.finalize(view, slot.__setitem__, 0, 0).atexit = False
+        row = torch.frombuffer(view, dtype=torch.uint8)  # holds the view for as long as it lives
+        # Copies to a GPU overlap with its work where they are from pinned memory.
+        return outline.filled(row.pin_memory() if torch.cuda.is_available() else row)
+
+    def _own(self) -> list[Tensor]:
+        """Slots of this process; none where it is the trainer's."""
+        worker = get_worker_info()
+        return self._slots[worker.id] if worker is not None and self._slots else []
+
+
+def _shared(size: int) -> Tensor:
+    """Memory that is shared with the processes that this one forks."""
+    if hasattr(os, "memfd_create"):  # Linux would count other shared memory before it is used
+        file = os.memfd_create("packs")
+        os.truncate(file, size)
+        memory = mmap.mmap(file, size)
+        os.close(file)
+    else:
+        memory = mmap.mmap(-1, size)
+    return torch.frombuffer(memory, dtype=torch.uint8)

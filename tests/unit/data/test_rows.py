@@ -1,0 +1,90 @@
+"""Packs of loader processes lie in memory that is used again, not while it is looked at."""
+
+import gc
+import math
+
+import pytest
+import torch
+
+from dit.data import Reject, build_train_loader
+from dit.data.cook import Expected
+
+PACKS = 40
+
+
+@pytest.fixture
+def load(shards, tmp_path, opened):
+    """Opens loaders of one dataset; `workers` of them are processes."""
+    root = shards.good_set(tmp_path / "data", 60)
+
+    def open_one(workers, **settings):
+        config = shards.config(root, num_workers=workers, **settings)
+        return opened(build_train_loader(config, rank=0, world_size=1))
+
+    return open_one
+
+
+def equal(one, other):
+    assert one.keys == other.keys and one.grids == other.grids
+    for name, tensor in one.tensors.items():
+        found = other.tensors[name]
+        assert tensor.dtype == found.dtype
+        assert torch.equal(tensor.nan_to_num(), found.nan_to_num()), name
+
+
+def place(pack):
+    return pack.latent_TC.untyped_storage().data_ptr()
+
+
+def test_packs_that_are_kept_stay_as_they_are(load):
+    """More of them than there are rows."""
+    loader = load(1)
+    kept = [next(loader) for _ in range(PACKS)]
+    for pack, alone in zip(kept, load(0), strict=False):
+        equal(pack, alone)
+
+
+def test_rows_are_used_again_when_their_packs_are_gone(load):
+    loader = load(1)
+    places = [place(next(loader)) for _ in range(PACKS)]
+    assert 1 < len(set(places)) <= 5
+    kept = [next(loader) for _ in range(PACKS)]
+    assert len({place(pack) for pack in kept}) == PACKS
+    one = kept.pop().latent_TC[2:5]  # part of a pack keeps all of it
+    numbers = one.clone()
+    del kept
+    gc.collect()
+    assert len({place(next(loader)) for _ in range(PACKS)}) < 2 * 5
+    assert torch.equal(one, numbers)
+
+
+def test_a_pack_that_no_row_has_room_for_comes_as_well(load, monkeypatch):
+    monkeypatch.setattr(Expected, "pack_bytes", 100)
+    loader = load(2)
+    kept = [next(loader) for _ in range(10)]
+    monkeypatch.undo()
+    for pack, alike in zip(kept, load(2), strict=False):
+        equal(pack, alike)
+
+
+def test_a_sample_that_is_refused_leaves_no_gap(shards, tmp_path, opened):
+    """It had room in its pack when it turned out to be damaged."""
+    latent = torch.randn(shards.channels, 5, 8, 4)
+    samples = [shards.ours(latent.clone(), torch.randn(2100, shards.width)) for _ in range(12)]
+    broken = latent.clone()
+    broken[0, 1, 2, 3] = math.nan
+    samples[5] = shards.ours(broken, torch.randn(2100, shards.width))
+    root = shards.write(tmp_path / "data", samples)
+
+    def packs(workers):
+        config = shards.config(root, num_workers=workers, task_encoder_seq_length=256)
+        loader = opened(build_train_loader(config, rank=0, world_size=1))
+        found = [next(loader) for _ in range(20)]
+        assert set(loader.counts()) == {Reject.NOT_FINITE}
+        return found
+
+    for one, other in zip(packs(0), packs(1), strict=True):
+        equal(one, other)
+        assert one.starts[-1] == len(one.latent_TC) and one.text_starts[-1] == len(one.text_LE)
+        assert not any(key.endswith("000005") for key in one.keys)
+        assert one.latent_TC.isfinite().all()
