@@ -3,10 +3,10 @@
 python recipes/benchmark_loader.py --samples 20000 1000 --memory 4096
 
 1. shards    of samples of about 4 kB (small pictures) and 400 kB (video), in turn
-2. rates     samples per CPU second, medians of passes in turns: tarfile and the decoding and
-             checks of the loader, one sample after the other; the same, laid into packs as they
-             come; and our loader, in this process. With `--workers`, samples per second by the
-             clock: the loader has processes of its own, as in a run
+2. rates     medians of passes in turns: tarfile and the decoding and checks of the loader, one
+             sample after the other; the same, laid into packs as they come; and our loader. By CPU
+             seconds with the loader in this process, and by the clock with processes of its own,
+             as in a run, on a machine that does nothing else
 3. memory    of a process that has filled a packing buffer, over one with a buffer of 32 samples
 """
 
@@ -62,13 +62,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with tempfile.TemporaryDirectory(dir=options.folder) as name:
             folder = Path(name)
             write(folder, kind, samples)
-            if options.repeats:
-                rates.append({"payload": kind.name} | _rates(folder, kind, samples, options))
+            for workers in options.workers if options.repeats else ():
+                about = {"payload": kind.name, "workers": workers}
+                rates.append(about | _rates(folder, kind, samples, options, workers))
             for buffer in options.memory:
                 memory.append(_memory(folder, kind, buffer))
     console = Console()
-    per = "second" if options.workers else "CPU second"
-    for title, rows in ((f"Samples per {per}", rates), ("Memory of the loader", memory)):
+    tables = {"Samples per second; CPU seconds where workers = 0": rates, "Memory": memory}
+    for title, rows in tables.items():
         if rows:
             console.print(_table(title, rows))
     if options.json:
@@ -81,7 +82,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--samples", type=int, nargs=2, default=[20_000, 1_000], help="of 4 kB and of 400 kB")
     add("--repeats", type=int, default=5, help="passes of each, in turns; 0: none (%(default)s)")
     add("--buffer", type=int, default=64, help="dataset.packing_buffer_size (%(default)s)")
-    add("--workers", type=int, default=0, help="dataset.num_workers; 0: none (%(default)s)")
+    workers = "dataset.num_workers, one or several; 0: in this process (%(default)s)"
+    add("--workers", type=int, nargs="+", default=[0, DatasetConfig().num_workers], help=workers)
     add("--memory", type=int, nargs="*", default=[], help="packing buffers to measure, in samples")
     add("--folder", type=Path, help="where shards are written and removed (default: temporary)")
     add("--json", type=Path, help="file for the numbers")
@@ -115,8 +117,10 @@ def config_of(folder: Path, kind: Kind, *, buffer: int, workers: int = 0) -> Run
     return RunConfig(model=model, dataset=data, train=TrainConfig(global_batch_size=1))
 
 
-def _rates(folder: Path, kind: Kind, samples: int, options: argparse.Namespace) -> dict[str, Any]:
-    config = config_of(folder, kind, buffer=options.buffer, workers=options.workers)
+def _rates(
+    folder: Path, kind: Kind, samples: int, options: argparse.Namespace, workers: int
+) -> dict[str, Any]:
+    config = config_of(folder, kind, buffer=options.buffer, workers=workers)
     expected, loader = Expected.of(config), build_train_loader(config, rank=0, world_size=1)
     next(loader)  # the buffer is full from here on
     ways: dict[str, Callable[[], int]] = {
@@ -124,7 +128,7 @@ def _rates(folder: Path, kind: Kind, samples: int, options: argparse.Namespace) 
         "plain packs": lambda: read_in_order(folder, expected),
         "ours": lambda: read_packed(loader, samples),
     }
-    clock = time.perf_counter if options.workers else time.process_time
+    clock = time.perf_counter if workers else time.process_time
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(options.repeats):
         for name, read in ways.items():

@@ -23,6 +23,9 @@ from dit.data.pack import private_bytes
 _SLOTS = 5
 _HEAD = 64  # bytes before a row, of which the first says whether the row is taken
 
+RowPlace = tuple[int, int]
+"""Of a row: torch's number of the process, not Energon's, which a resume turns round; its own."""
+
 
 class SharedRows:
     """Some rows for each loader process. Made before the processes, which inherit them."""
@@ -33,29 +36,31 @@ class SharedRows:
 
     def free(self, size: int) -> Tensor:
         """For a pack to be laid: a row that is free, or memory of this process alone."""
-        for slot in self._own():
+        process = get_worker_info()
+        for slot in self._slots[process.id] if process is not None and self._slots else ():
             if not slot[0] and _HEAD + size <= len(slot):
                 return slot[_HEAD : _HEAD + size]
         return private_bytes(size)
 
-    def placed(self, pack: PackedBatch) -> tuple[PackedBatch, int | None]:
+    def placed(self, pack: PackedBatch) -> tuple[PackedBatch, RowPlace | None]:
         """The pack without numbers and its place, which is taken now; as it is where it has none.
 
         Called in a loader's process.
         """
-        slots = self._own()
-        if not slots:
+        process = get_worker_info()
+        if process is None or not self._slots:
             return pack, None
         outline, row = pack.joined()
-        for place, slot in enumerate(slots):
+        for number, slot in enumerate(self._slots[process.id]):
             if row.untyped_storage().data_ptr() == slot.data_ptr():
                 slot[0] = 1
-                return outline, place
+                return outline, (process.id, number)
         return pack, None
 
-    def received(self, outline: PackedBatch, worker: int, place: int) -> PackedBatch:
+    def received(self, outline: PackedBatch, place: RowPlace) -> PackedBatch:
         """In the trainer: the pack where it lies. The place is free when its tensors are gone."""
-        slot = self._slots[worker][place]
+        process, number = place
+        slot = self._slots[process][number]
         size = sum(t.nbytes for t in outline.tensors.values())
         numbers: Any = slot.numpy()  # numpy's types do not say that it is a buffer
         view = memoryview(numbers)[_HEAD : _HEAD + size]
@@ -63,11 +68,6 @@ class SharedRows:
         row = torch.frombuffer(view, dtype=torch.uint8)  # holds the view for as long as it lives
         # Copies to a GPU overlap with its work where they are from pinned memory.
         return outline.filled(row.pin_memory() if torch.cuda.is_available() else row)
-
-    def _own(self) -> list[Tensor]:
-        """Slots of this process; none where it is the trainer's."""
-        worker = get_worker_info()
-        return self._slots[worker.id] if worker is not None and self._slots else []
 
 
 def _shared(size: int) -> Tensor:

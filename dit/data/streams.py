@@ -31,7 +31,7 @@ from dit.batch import LatentSample, PackedBatch
 from dit.data.cook import Measured
 from dit.data.members import NotPlain, OpenShards, Place, PlainReader
 from dit.data.rejects import DataError, Refused, Tally
-from dit.data.rows import SharedRows
+from dit.data.rows import RowPlace, SharedRows
 from dit.data.shares import SampleId
 
 UNREADABLE = "__unreadable__"
@@ -228,7 +228,7 @@ class Delivery:
     """Its counts when the pack was made."""
     pack: PackedBatch | None = None
     """None at the end of a finite stream, and with an error."""
-    place: int | None = None
+    place: RowPlace | None = None
     """Of its numbers, where they lie in a row that the processes share."""
     samples: tuple[SampleId, ...] = ()
     follows_snapshot: bool = False
@@ -314,7 +314,7 @@ class Deliveries(BaseWrapperDataset[Packed, Delivery]):
         """In the main process: with all the numbers of its pack."""
         if delivery.pack is None or delivery.place is None:
             return delivery
-        pack = self._rows.received(delivery.pack, delivery.worker, delivery.place)
+        pack = self._rows.received(delivery.pack, delivery.place)
         return replace(delivery, pack=pack, place=None)
 
     def _count(self, packed: Packed) -> None:
