@@ -81,15 +81,17 @@ def _press_control_c(launcher: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stop", "nproc"),
+    ("stop", "nproc", "tensor"),
     [
-        (_stop_launcher, 1),
-        pytest.param(_stop_launcher, 2, marks=pytest.mark.slow),
-        pytest.param(_press_control_c, 2, marks=pytest.mark.slow),
+        (_stop_launcher, 1, 1),
+        pytest.param(_stop_launcher, 2, 1, marks=pytest.mark.slow),
+        pytest.param(_press_control_c, 2, 1, marks=pytest.mark.slow),
+        pytest.param(_press_control_c, 2, 2, marks=pytest.mark.slow),  # with packs under way
     ],
 )
-def test_stopped_run_has_saved_its_last_step(digits, tmp_path, stop, nproc):
-    with _running(_command(digits, tmp_path, nproc=nproc), tmp_path) as launcher:
+def test_stopped_run_has_saved_its_last_step(digits, tmp_path, stop, nproc, tensor):
+    layout = f"model.tensor_model_parallel_size={tensor}"
+    with _running(_command(digits, tmp_path, layout, nproc=nproc), tmp_path) as launcher:
         stop(launcher)
         said = _end(launcher).said
     assert "stopped on request; the same command continues" in said
