@@ -31,13 +31,14 @@ def open_training(
     worker_config = _worker_config(
         config, rank=rank, world_size=world_size, workers=config.dataset.num_workers
     )
-    return _open(_train_dataset(config, leaves, worker_config), config)
+    ahead = config.train.global_batch_size // world_size  # packs of the step after this one
+    return _open(_train_dataset(config, leaves, worker_config), config, ahead=ahead)
 
 
 def open_validation(config: RunConfig, leaves: tuple[Leaf, ...]) -> GuardedLoader:
     """Every sample once, in stored order, read in this process whatever the layout."""
     worker_config = _worker_config(config, rank=0, world_size=1, workers=0)
-    return _open(_val_dataset(config, leaves, worker_config), config)
+    return _open(_val_dataset(config, leaves, worker_config), config, ahead=0)
 
 
 def _worker_config(config: RunConfig, *, rank: int, world_size: int, workers: int) -> ReaderConfig:
@@ -51,8 +52,9 @@ def _worker_config(config: RunConfig, *, rank: int, world_size: int, workers: in
     )
 
 
-def _open(dataset: SavableDataset, config: RunConfig) -> GuardedLoader:
-    return GuardedLoader(dataset, checkpoint_every_sec=config.dataset.checkpoint_every_sec)
+def _open(dataset: SavableDataset, config: RunConfig, *, ahead: int) -> GuardedLoader:
+    every = config.dataset.checkpoint_every_sec
+    return GuardedLoader(dataset, checkpoint_every_sec=every, ahead=ahead)
 
 
 def _encoder(

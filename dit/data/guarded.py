@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.util import Finalize
 from threading import Thread
@@ -39,13 +40,24 @@ _DYING_S = 2.0
 """Seconds in which the end of a process is seen after the end of its connections."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mark:
+    """What the workers have given, at one time; cheap."""
+
+    newest: tuple[int, ...]
+    """Index of the newest pack of each."""
+    since: dict[int, tuple[list[tuple[SampleId, ...]], int]]
+    """By worker its packs since a snapshot, of which the list may have more by now."""
+
+
 class GuardedLoader(SavableDataLoader):
     """Loader of one rank.
 
     It asks no dead worker for its state, and outlives the signals that ask the trainer to save.
     """
 
-    def __init__(self, dataset: SavableDataset, *, checkpoint_every_sec: float):
+    def __init__(self, dataset: SavableDataset, *, checkpoint_every_sec: float, ahead: int = 0):
+        """From a mark to the newest pack are at most `ahead` packs."""
         self.chain = dataset
         self._since: dict[int, list[tuple[SampleId, ...]]] = {}
         self._skip = 0
@@ -53,6 +65,8 @@ class GuardedLoader(SavableDataLoader):
         super().__init__(
             dataset,
             checkpoint_every_sec=checkpoint_every_sec,
+            # One at least is older than a mark: two snapshots are 2 * workers packs apart.
+            n_checkpoints=2 * max(1, workers) + 1 + -(-ahead // (2 * max(1, workers) ** 2)),
             # Without workers it would collect and freeze the trainer's own objects.
             gc_collect_every_n_steps=100 if workers else 0,
             watchdog_timeout_seconds=None,  # it touches CUDA, which a forked process must not
@@ -72,10 +86,9 @@ class GuardedLoader(SavableDataLoader):
                 self._skip -= 1
                 continue
             if self.num_workers:  # else there are no snapshots but the one that is saved
-                since = self._since.setdefault(delivery.worker, [])
-                if delivery.follows_snapshot:
-                    since.clear()
-                since.append(delivery.samples)
+                if delivery.follows_snapshot or delivery.worker not in self._since:
+                    self._since[delivery.worker] = []  # a mark may keep the old one
+                self._since[delivery.worker].append(delivery.samples)
             yield delivery
 
     def _received(self) -> Iterator[Delivery]:
@@ -89,28 +102,29 @@ class GuardedLoader(SavableDataLoader):
                 time.sleep(0.01)
             raise
 
-    def freeze(self) -> list[ReaderPosition]:
-        """Where all readers stand; the first pack must have been taken."""
+    def mark(self) -> Mark:
+        """Where `freeze` is to say that the readers stand, while later packs are taken."""
+        return Mark(
+            newest=tuple(self._worker_sample_counters),
+            since={worker: (packs, len(packs)) for worker, packs in self._since.items()},
+        )
+
+    def freeze(self, mark: Mark) -> list[ReaderPosition]:
+        """Where all readers stood at `mark`, before which the first pack was taken.
+
+        Without workers that is where they stand: no pack may have been taken since.
+        """
+        if self.num_workers == 0:
+            alone: Any = self.dataset
+            whole = alone.save_state()
+            return [ReaderPosition(chain=_chain_in(whole), made=whole["_sample_index"])]
         while True:
-            state: Any = self.save_state_rank()
-            if self.num_workers == 0:
-                (whole,) = state.worker_states
-                return [ReaderPosition(chain=_chain_in(whole), made=whole["_sample_index"])]
+            saved = self._worker_command("get_checkpoint", list(mark.newest))
             # A worker that is asked in the instant of its start answers with no state, and a resume
             # from that would give other packs. Asked again, it waits until it has one.
-            if all(saved.state for saved in state.worker_states):
-                return [self._position(*saved) for saved in enumerate(state.worker_states)]
+            if all(one.state for one in saved):
+                return [_position(one, *mark.since.get(w, ([], 0))) for w, one in enumerate(saved)]
             time.sleep(0.01)
-
-    def _position(self, worker: int, saved: SavableDatasetCheckpoint) -> ReaderPosition:
-        assert saved.state is not None
-        since = self._since.get(worker, []) if saved.offset else []
-        assert len(since) == saved.offset, "packs since a snapshot have been lost"
-        return ReaderPosition(
-            chain=_chain_in(saved.state.dataset_state),
-            made=saved.state.sample_index,
-            since=tuple(since),
-        )
 
     def shares(self) -> list[Share]:
         """One for each dataset; none where Energon does not read each in passes of its own."""
@@ -186,6 +200,20 @@ class GuardedLoader(SavableDataLoader):
         dead = [worker.pid for worker in workers if not worker.is_alive()]
         if dead:
             raise DataError(worker_died(f"pid {', '.join(map(str, dead))}"))
+
+
+def _position(
+    saved: SavableDatasetCheckpoint, packs: list[tuple[SampleId, ...]], count: int
+) -> ReaderPosition:
+    """From a snapshot of a worker, and its packs since the one before a mark."""
+    assert saved.state is not None
+    since = packs[:count] if saved.offset else []
+    assert len(since) == saved.offset, "packs since a snapshot have been lost"
+    return ReaderPosition(
+        chain=_chain_in(saved.state.dataset_state),
+        made=saved.state.sample_index,
+        since=tuple(since),
+    )
 
 
 def links(dataset: Any, kind: type[Link]) -> Iterator[Link]:

@@ -8,14 +8,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 from dit.batch import PackedBatch
 from dit.config import RunConfig
 from dit.data.chain import open_training, open_validation
-from dit.data.guarded import GuardedLoader, worker_died
+from dit.data.guarded import GuardedLoader, Mark, worker_died
 from dit.data.identity import check_identity, loader_identity
 from dit.data.moving import move
 from dit.data.position import Layout, Position, pickled
@@ -95,6 +95,15 @@ def build_val_packs(config: RunConfig, *, indices: Sequence[int]) -> ValidationP
     return build_val_packs(config, indices=[index % count for index in indices])
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Place:
+    """How far a loader has come."""
+
+    packs: int
+    tallies: tuple[Tally, ...]
+    readers: Mark
+
+
 class PackLoader:
     """Iterator over PackedBatches with a state that can be saved.
 
@@ -135,6 +144,21 @@ class PackLoader:
             self._packs = itertools.islice(self._receive(), self._share[0], None, self._share[1])
         return next(self._packs)
 
+    def ahead(self, count: int) -> Iterator[PackedBatch]:
+        """The next `count` packs, to be taken by another thread.
+
+        Until `catch_up` the position and all counts stay as they are now: a run that is saved in
+        between, and goes on from there, takes them again. Needs workers, which remember where they
+        have been.
+        """
+        assert self._start.workers, "without workers there is one position, that of the reader"
+        self._held = self._place()
+        return itertools.islice(self, count)
+
+    def catch_up(self) -> None:
+        """Counts what was taken ahead, all of it."""
+        self._held = None
+
     def state_dict(self) -> dict[str, Any]:
         """Where this rank's data stand, as plain values and bytes.
 
@@ -142,15 +166,16 @@ class PackLoader:
             DataError: a loader process has died, so its position is lost.
         """
         assert self._endless, "validation starts over and has no position"
-        if self._error is not None:
+        if self._error is not None and self._held is None:
             raise self._error
         if self._packs is None:
             return self._start.plain()  # Energon would wait for ever for workers not yet running
+        place = self._held or self._place()
         now = replace(
             self._start,
-            readers=pickled(self._loader.freeze()),
-            packs=self._given,
-            tallies=[asdict(tally) for tally in self._tallies],
+            readers=pickled(self._loader.freeze(place.readers)),
+            packs=place.packs,
+            tallies=[asdict(tally) for tally in place.tallies],
         )
         return now.plain()
 
@@ -184,7 +209,7 @@ class PackLoader:
 
     def tally(self) -> Tally:
         """As `counts`, with the samples read, and for each reason the newest sample that had it."""
-        return add_up([*self._tallies, self._former])
+        return self._sum(self._tallies if self._held is None else self._held.tallies)
 
     def close(self) -> None:
         """Ends the loader's processes."""
@@ -195,6 +220,7 @@ class PackLoader:
         self._loader = self._opener()
         self._packs: Iterator[PackedBatch] | None = None
         self._error: Exception | None = None
+        self._held: _Place | None = None
         place = self._loader.worker_config
         layout = Layout(ranks=place.world_size, workers=place.num_workers)
         self._stand_at(Position.start(layout, rank=place.rank, identity=self._identity))
@@ -204,6 +230,13 @@ class PackLoader:
         self._given = position.packs
         self._tallies = [Tally(**tally) for tally in position.tallies]
         self._former = Tally(**position.former)
+
+    def _place(self) -> _Place:
+        """Where reading has come, which may be ahead."""
+        return _Place(packs=self._given, tallies=tuple(self._tallies), readers=self._loader.mark())
+
+    def _sum(self, tallies: Iterable[Tally]) -> Tally:
+        return add_up([*tallies, self._former])
 
     def _receive(self) -> Iterator[PackedBatch]:
         given = False
@@ -231,7 +264,7 @@ class PackLoader:
         self._tallies[delivery.worker] = delivery.tally
         if delivery.error:
             raise DataError(delivery.error + self._report())
-        total = self.tally()
+        total = self._sum(self._tallies)
         least, most = _JUDGE_OVER
         a_pass = max(least, min(self._samples, most))
         over = -(-total.read // a_pass) * a_pass
@@ -243,9 +276,10 @@ class PackLoader:
             )
 
     def _report(self) -> str:
-        total = self.tally()
+        total = self._sum(self._tallies)
         return f". Of {total.read} samples read were refused:" + (total.report() or " none")
 
     def _fail(self, error: Exception) -> None:
-        self._loader.shutdown()
         self._error = error
+        if self._held is None:  # else a save may still ask the workers where they were
+            self._loader.shutdown()

@@ -55,6 +55,7 @@ class _Doing:
 
 
 _now = _Doing()
+_helper: threading.Thread | None = None
 
 
 def doing(what: str, *, step: int | None = None) -> None:
@@ -67,6 +68,17 @@ def doing(what: str, *, step: int | None = None) -> None:
     _now = _Doing(
         what=what, step=_now.step if step is None else step, marks=0 if new else _now.marks + 1
     )
+
+
+@contextmanager
+def standing_in(helper: threading.Thread) -> Iterator[None]:
+    """Inside, the main thread waits for `helper`, and is where that one is."""
+    global _helper
+    _helper = helper
+    try:
+        yield
+    finally:
+        _helper = None
 
 
 def is_lost_peer(error: BaseException | None) -> bool:
@@ -244,7 +256,9 @@ def _own_connection() -> Store:
 def _place(thread: int) -> tuple[str, bool]:
     """The line of our code at which a thread is, and whether it waits for another process."""
     innermost, waits = "", False
-    for frame, line in walk_stack(sys._current_frames()[thread]):
+    frames, helper = sys._current_frames(), _helper
+    own = frames[thread]
+    for frame, line in walk_stack(own if helper is None else frames.get(helper.ident or 0, own)):
         file = frame.f_code.co_filename
         place = f"{file.removeprefix(_ROOT)}:{line} in {frame.f_code.co_name}"
         if file.startswith(_OURS):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from enum import IntEnum
@@ -75,6 +75,7 @@ def pretrain(
         ends.callback(record.close)
         if run.loader is not None:
             ends.callback(run.loader.close)
+        ends.callback(run.replica.close)
         ends.callback(close_saver, run, record)
         return _train(run, record, requests)
 
@@ -90,6 +91,7 @@ def measure(
     with deaths_in_words(), ExitStack() as ends:
         if run.loader is not None:
             ends.callback(run.loader.close)
+        ends.callback(run.replica.close)
         for _ in range(warm_up):
             _step(run, never)
         with around:
@@ -215,30 +217,38 @@ def _read_packs(config: RunConfig, replica: Replica, *, indices: Sequence[int]) 
     """This replica's validation packs, read once."""
     tally = Tally()
 
-    def take() -> list[PackedBatch]:
+    def take() -> Iterator[PackedBatch]:
         nonlocal tally
         read = build_val_packs(config, indices=indices)
         tally = read.tally
-        return read.packs
+        yield from read.packs
 
-    packs = replica.share(take, torch.device("cpu"))
+    packs = replica.share(take(), torch.device("cpu"))
     return ValidationPacks(packs=packs, tally=tally)
 
 
 def _packs(run: Run) -> list[PackedBatch]:
-    """This replica's packs of the next step."""
-    count, loader = run.config.train.global_batch_size // run.data_ranks.size(), run.loader
+    """This replica's packs of the next step, after which those of the one after it set out."""
+    c, loader = run.config, run.loader
+    count = c.train.global_batch_size // run.data_ranks.size()
+    if run.replica.coming is None:
+        packs = run.replica.share(_read(loader, count), device())
+    else:
+        packs = run.replica.arrive(device())
+        if loader is not None:
+            loader.catch_up()
+    # Without workers this process cannot read and compute at once.
+    ahead = c.dataset.num_workers > 0 and not run.replica.alone
+    if ahead and run.progress.step + 1 < c.train.train_iters:
+        run.replica.set_out(loader.ahead(count) if loader is not None else ())
+    return packs
 
-    def take() -> list[PackedBatch]:
-        assert loader is not None
-        return [_next(loader) for _ in range(count)]
 
-    return run.replica.share(take, device())
-
-
-def _next(loader: PackLoader) -> PackedBatch:
-    doing("read of packs")
-    return next(loader)
+def _read(loader: PackLoader | None, count: int) -> Iterator[PackedBatch]:
+    assert loader is not None
+    for _ in range(count):
+        doing("read of packs")
+        yield next(loader)
 
 
 def _step(run: Run, requests: StopRequests) -> tuple[dict[str, Any], Skip | None, Sums]:

@@ -58,7 +58,7 @@ def probe(config: RunConfig, packs: Sequence[PackedBatch], *, steps: int) -> Pro
     def packs_of(step: int) -> list[PackedBatch]:
         share = batch // groups.dp.size()
         first = (step - 1) * batch + groups.dp.rank() * share
-        return replica.share(lambda: list(packs[first : first + share]), device())
+        return replica.share(packs[first : first + share], device())
 
     result.validation = validate(learner, packs_of(1), objective=objective, config=config)
     for step in range(1, steps + 1):

@@ -81,15 +81,17 @@ def _press_control_c(launcher: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stop", "nproc"),
+    ("stop", "nproc", "tensor"),
     [
-        (_stop_launcher, 1),
-        pytest.param(_stop_launcher, 2, marks=pytest.mark.slow),
-        pytest.param(_press_control_c, 2, marks=pytest.mark.slow),
+        (_stop_launcher, 1, 1),
+        pytest.param(_stop_launcher, 2, 1, marks=pytest.mark.slow),
+        pytest.param(_press_control_c, 2, 1, marks=pytest.mark.slow),
+        pytest.param(_press_control_c, 2, 2, marks=pytest.mark.slow),  # with packs under way
     ],
 )
-def test_stopped_run_has_saved_its_last_step(digits, tmp_path, stop, nproc):
-    with _running(_command(digits, tmp_path, nproc=nproc), tmp_path) as launcher:
+def test_stopped_run_has_saved_its_last_step(digits, tmp_path, stop, nproc, tensor):
+    layout = f"model.tensor_model_parallel_size={tensor}"
+    with _running(_command(digits, tmp_path, layout, nproc=nproc), tmp_path) as launcher:
         stop(launcher)
         said = _end(launcher).said
     assert "stopped on request; the same command continues" in said
@@ -144,10 +146,11 @@ def test_launcher_starts_the_run_again_by_itself(digits, tmp_path):
 
 
 @pytest.mark.slow
-def test_shards_that_vanish_end_the_run_and_it_goes_on_with_them_back(digits, tmp_path):
+@pytest.mark.parametrize("tensor", [1, 2])  # with two, the error comes up ahead of its step
+def test_shards_that_vanish_end_the_run_and_it_goes_on_with_them_back(digits, tmp_path, tensor):
     data, folder = tmp_path / "data", tmp_path / "run"
     shutil.copytree(digits, data)
-    arguments = _command(data, folder)
+    arguments = _command(data, folder, f"model.tensor_model_parallel_size={tensor}")
     with _running(arguments, folder) as launcher:
         (data / "train").rename(data / "moved")
         said = _end(launcher).error()
