@@ -14,9 +14,11 @@ from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.metadataset.loader_interface import LoadedDataset
 
 from dit.config import RunConfig
+from dit.data.cook import Expected
 from dit.data.encoder import PackEncoder
 from dit.data.guarded import GuardedLoader
 from dit.data.mock import MockDataset
+from dit.data.rows import SharedRows
 from dit.data.shares import ReaderConfig
 from dit.data.source import Leaf, energon_source, key_prefixes, val_split
 
@@ -31,8 +33,8 @@ def open_training(
     worker_config = _worker_config(
         config, rank=rank, world_size=world_size, workers=config.dataset.num_workers
     )
-    ahead = config.train.global_batch_size // world_size  # packs of the step after this one
-    return _open(_train_dataset(config, leaves, worker_config), config, ahead=ahead)
+    dataset = _train_dataset(config, leaves, worker_config)
+    return _open(dataset, config, ahead=_packs_of_a_step(config, world_size))
 
 
 def open_validation(config: RunConfig, leaves: tuple[Leaf, ...]) -> GuardedLoader:
@@ -57,10 +59,19 @@ def _open(dataset: SavableDataset, config: RunConfig, *, ahead: int) -> GuardedL
     return GuardedLoader(dataset, checkpoint_every_sec=every, ahead=ahead)
 
 
+def _packs_of_a_step(config: RunConfig, world_size: int) -> int:
+    return config.train.global_batch_size // world_size
+
+
 def _encoder(
     config: RunConfig, leaves: tuple[Leaf, ...], worker_config: ReaderConfig
 ) -> PackEncoder:
-    return PackEncoder(config, sources=key_prefixes(leaves), workers=worker_config.num_workers)
+    rows = SharedRows(
+        worker_config.num_workers,
+        size=Expected.of(config).pack_bytes,
+        held=2 * _packs_of_a_step(config, worker_config.world_size),  # this step's and the next's
+    )
+    return PackEncoder(config, sources=key_prefixes(leaves), rows=rows)
 
 
 def _train_dataset(

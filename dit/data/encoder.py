@@ -48,7 +48,7 @@ class PackEncoder(TaskEncoder):
 
     decoder = None  # parts stay bytes: the cooker decodes, and knows shard and key when it fails
 
-    def __init__(self, config: RunConfig, *, sources: Mapping[str, str], workers: int):
+    def __init__(self, config: RunConfig, *, sources: Mapping[str, str], rows: SharedRows):
         """`sources` maps the path of each dataset of a blend to the prefix of its keys."""
         self.expected = Expected.of(config)
         self.data = config.dataset
@@ -59,7 +59,7 @@ class PackEncoder(TaskEncoder):
         self._shards = (
             OpenShards()
         )  # of all datasets, so that a blend of many has not too many open
-        self._rows = SharedRows(workers, size=self.expected.pack_bytes)
+        self._rows = rows
         self._before = 0  # samples of the datasets that have been opened
         self.cookers = [Cooker(self.cook)]  # Energon asks for one; Cooking is what calls it
 

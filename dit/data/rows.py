@@ -19,8 +19,8 @@ from torch.utils.data import get_worker_info
 from dit.batch import PackedBatch
 from dit.data.pack import private_bytes
 
-# Packs of one process: two that torch has it make ahead, one in the making, two with the trainer.
-_SLOTS = 5
+# Packs of a process that the trainer has not: two that torch has it make ahead, one in the making.
+_AHEAD = 3
 _HEAD = 64  # bytes before a row, of which the first says whether the row is taken
 
 RowPlace = tuple[int, int]
@@ -30,9 +30,17 @@ RowPlace = tuple[int, int]
 class SharedRows:
     """Some rows for each loader process. Made before the processes, which inherit them."""
 
-    def __init__(self, workers: int, *, size: int):
-        """Rows of at most `size` bytes. Memory is taken when it is first written to."""
-        self._slots = [[_shared(_HEAD + size) for _ in range(_SLOTS)] for _ in range(workers)]
+    def __init__(self, workers: int, *, size: int, held: int):
+        """Rows of at most `size` bytes, for a trainer that holds so many packs at a time.
+
+        Memory is taken when it is first written to.
+        """
+        self._slots: list[list[Tensor]] = []
+        if workers:
+            slots = _AHEAD + -(-held // workers)
+            each = -(-(_HEAD + size) // mmap.PAGESIZE) * mmap.PAGESIZE
+            rows = list(_shared(workers * slots * each).split(each))
+            self._slots = [rows[i : i + slots] for i in range(0, len(rows), slots)]
 
     def free(self, size: int) -> Tensor:
         """For a pack to be laid: a row that is free, or memory of this process alone."""
@@ -52,7 +60,7 @@ class SharedRows:
             return pack, None
         outline, row = pack.joined()
         for number, slot in enumerate(self._slots[process.id]):
-            if row.untyped_storage().data_ptr() == slot.data_ptr():
+            if row.data_ptr() == slot.data_ptr() + _HEAD:
                 slot[0] = 1
                 return outline, (process.id, number)
         return pack, None

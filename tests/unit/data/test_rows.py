@@ -33,7 +33,7 @@ def equal(one, other):
 
 
 def place(pack):
-    return pack.latent_TC.untyped_storage().data_ptr()
+    return min(tensor.data_ptr() for tensor in pack.tensors.values())
 
 
 def test_packs_that_are_kept_stay_as_they_are(load):
@@ -46,15 +46,16 @@ def test_packs_that_are_kept_stay_as_they_are(load):
 
 def test_rows_are_used_again_when_their_packs_are_gone(load):
     loader = load(1)
+    rows = 3 + 2 * 2  # ahead of the trainer, and with it
     places = [place(next(loader)) for _ in range(PACKS)]
-    assert 1 < len(set(places)) <= 5
+    assert 1 < len(set(places)) <= rows
     kept = [next(loader) for _ in range(PACKS)]
     assert len({place(pack) for pack in kept}) == PACKS
     one = kept.pop().latent_TC[2:5]  # part of a pack keeps all of it
     numbers = one.clone()
     del kept
     gc.collect()
-    assert len({place(next(loader)) for _ in range(PACKS)}) < 2 * 5
+    assert len({place(next(loader)) for _ in range(PACKS)}) <= 2 * rows
     assert torch.equal(one, numbers)
 
 
