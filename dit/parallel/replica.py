@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from dit.batch import PackedBatch
 from dit.parallel.background import Background
 from dit.parallel.watch import doing
 
+_TIMEOUT = timedelta(days=1)
+"""Of a wait for packs. The watch names and ends whoever keeps the others waiting, much sooner."""
 _PATIENCE_S = 5.0
 """For packs that are under way when a run ends."""
 
@@ -44,7 +47,7 @@ class Replica:
         self.alone = len(replicas[mine]) == 1
         """Whether there is nobody to share with."""
         if not self.alone:
-            group, _ = dist.new_subgroups_by_enumeration(replicas, backend="gloo")
+            group, _ = dist.new_subgroups_by_enumeration(replicas, timeout=_TIMEOUT, backend="gloo")
             assert isinstance(group, dist.ProcessGroup)
             self.group = group
         self.source = replicas[mine][0]

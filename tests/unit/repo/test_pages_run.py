@@ -26,6 +26,7 @@ TINY = {
         *("--num_steps", "2", "--per_prompt", "1", "--min_accuracy", "0")
     ],
     "recipes/benchmark.py": ["--steps", "2", "--warm-up", "1"],
+    "recipes/benchmark_loader.py": ["--samples", "200", "70", "--repeats", "1", "--memory", "8"],
     "recipes/benchmark_packing.py": ["--samples", "128", "--ranks", "2"],
     "recipes/benchmark_writing.py": ["--samples", "50", "--repeats", "1"],
     "recipes/compare_padded.py": [
@@ -69,7 +70,7 @@ def tiny(words: tuple[str, ...]) -> str:
 
 PAGES = [
     *("README.md", "first_run.md", "own_data.md", "objectives.md", "watching.md", "validation.md"),
-    *("throughput.md", "diffusers.md", "coming_from.md"),
+    *("throughput.md", "diffusers.md", "coming_from.md", "two_cpu_cores.md"),
 ]
 
 
