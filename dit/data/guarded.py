@@ -145,6 +145,8 @@ class GuardedLoader(SavableDataLoader):
             return  # none has begun
         if self.num_workers:
             self._since = {worker: list(reader.since) for worker, reader in enumerate(readers)}
+            for last in links(self.chain, Deliveries):
+                last.skips({worker: len(since) for worker, since in self._since.items()})
             states: Any = [self._checkpoint(reader) for reader in readers]
         else:
             self._skip = len(readers[0].since)

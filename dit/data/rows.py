@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import weakref
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -39,8 +40,9 @@ class SharedRows:
         if workers:
             slots = _AHEAD + -(-held // workers)
             each = -(-(_HEAD + size) // mmap.PAGESIZE) * mmap.PAGESIZE
-            rows = list(_shared(workers * slots * each).split(each))
-            self._slots = [rows[i : i + slots] for i in range(0, len(rows), slots)]
+            with suppress(OSError):  # addresses or files are limited: packs go torch's way then
+                rows = _shared(workers * slots * each).split(each)
+                self._slots = [[*rows[i : i + slots]] for i in range(0, len(rows), slots)]
 
     def free(self, size: int) -> Tensor:
         """For a pack to be laid: a row that is free, or memory of this process alone."""
@@ -80,11 +82,11 @@ class SharedRows:
 
 def _shared(size: int) -> Tensor:
     """Memory that is shared with the processes that this one forks."""
-    if hasattr(os, "memfd_create"):  # Linux would count other shared memory before it is used
-        file = os.memfd_create("packs")
+    if not hasattr(os, "memfd_create"):
+        return torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
+    file = os.memfd_create("packs")  # Linux would count other shared memory before it is used
+    try:
         os.truncate(file, size)
-        memory = mmap.mmap(file, size)
+        return torch.frombuffer(mmap.mmap(file, size), dtype=torch.uint8)
+    finally:
         os.close(file)
-    else:
-        memory = mmap.mmap(-1, size)
-    return torch.frombuffer(memory, dtype=torch.uint8)

@@ -13,7 +13,7 @@ import struct
 import tarfile
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -275,12 +275,17 @@ class Deliveries(BaseWrapperDataset[Packed, Delivery]):
         super().__init__(dataset, worker_config=worker_config)
         self.tally = tally
         self._rows = rows
+        self._skipped: Mapping[int, int] = {}
         self._saved = False
         self._refused_in_a_row: Counter[int] = Counter()  # of each dataset
 
     def reset_state_own(self) -> None:
         self.tally.restore_state(Tally().save_state())
         self._refused_in_a_row.clear()
+
+    def skips(self, packs: Mapping[int, int]) -> None:
+        """So many packs each worker makes and does not send, as Energon resumes from a snapshot."""
+        self._skipped = packs
 
     def save_state(self) -> FlexState:
         self._saved = True
@@ -291,13 +296,18 @@ class Deliveries(BaseWrapperDataset[Packed, Delivery]):
 
     def __iter__(self) -> Iterator[Delivery]:
         worker = self.worker_config.rank_worker_id()
+        skipped = self._skipped.get(worker, 0)
         try:
             for packed in self.dataset:
                 self._count(packed)
                 if packed.pack is None:
                     continue
                 saved, self._saved = self._saved, False
-                pack, place = self._rows.placed(packed.pack)
+                pack, place = packed.pack, None
+                if skipped:
+                    skipped -= 1  # a place would stay taken, as nobody receives the pack
+                else:
+                    pack, place = self._rows.placed(pack)
                 yield Delivery(
                     worker=worker,
                     tally=self.tally.snapshot(),
