@@ -146,6 +146,8 @@ def _in_place(payload: bytes | memoryview) -> dict[str, Tensor] | None:
         stored = _stored(Head(data=bytes(payload[: head_length(payload)]), size=len(payload)))
     except Refused:
         return None
+    if any(t.start % t.dtype.itemsize for t in stored.values()):
+        return None  # no number begins where a number of its size may
     return {
         name: torch.frombuffer(
             payload, dtype=t.dtype, count=math.prod(t.shape), offset=t.start

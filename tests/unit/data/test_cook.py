@@ -1,6 +1,7 @@
 import json
 import math
 import pickle
+import zlib
 from dataclasses import replace
 
 import pytest
@@ -218,6 +219,26 @@ def head(parts):
     """A record whose `.safetensors` is its head alone."""
     payload = parts["safetensors"]
     return parts | {"safetensors": Head(data=payload[: head_length(payload)], size=len(payload))}
+
+
+@pytest.mark.parametrize("blanks", [0, 1, 4])
+def test_tensors_are_read_where_they_lie(shards, expected, blanks):
+    """A head may end where no number of a tensor can begin."""
+    parts = shards.ours(latent(2, 3, 4, 6).bfloat16(), text(600).float())
+    payload = parts["safetensors"]
+    end = head_length(payload)
+    padded = payload[8:end] + b" " * blanks
+    payload = len(padded).to_bytes(8, "little") + padded + payload[end:]
+    crc32 = {"crc32": {"safetensors": f"{zlib.crc32(payload):08x}"}}
+    parts = {"json": json.dumps(json.loads(parts["json"]) | crc32).encode()}
+    memory = bytearray(payload)
+    found = cook(parts | {"safetensors": memoryview(memory)}, expected, key="k")
+    whole = cook(parts | {"safetensors": payload}, expected, key="k")
+    for name in ("latent_CFHW", "text_LE"):
+        assert torch.equal(getattr(found, name), getattr(whole, name))
+    memory[-4:] = bytes(4)
+    in_place = not found.latent_CFHW.flatten()[-1]  # narrower numbers come last
+    assert in_place == (blanks != 1)
 
 
 @pytest.mark.parametrize("size", [(2, 3, 4, 6), (1, 2, 1, 4, 6), (2, 4, 6)])
