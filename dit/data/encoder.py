@@ -21,9 +21,11 @@ from megatron.energon.wrappers.map_dataset import MapDataset
 from dit.batch import LatentSample
 from dit.config import Balance, RunConfig
 from dit.data.cook import Expected, Measured, cook, measure
+from dit.data.deliveries import Deliveries, Packed
 from dit.data.groups import EvenCost, Group, OldestFirst
-from dit.data.members import PLACE, OpenShards, Place
+from dit.data.members import PLACE, Place
 from dit.data.mock import MockShare
+from dit.data.open_shards import OpenShards
 from dit.data.pack import PackWriter, Room, common_dtype
 from dit.data.rejects import DataError, Refused, Reject, Tally
 from dit.data.rows import SharedRows
@@ -32,8 +34,6 @@ from dit.data.streams import (
     UNREADABLE,
     CookedSample,
     Cooking,
-    Deliveries,
-    Packed,
     SafeReader,
     read_parts,
 )

@@ -29,15 +29,14 @@ from megatron.energon.savable_loader import (
 from megatron.energon.state import FlexState
 from megatron.energon.wrappers.repeat_dataset import RepeatDataset
 
+from dit.data.deliveries import Deliveries, Delivery
 from dit.data.position import Position, ReaderPosition
 from dit.data.rejects import DataError
 from dit.data.shares import SampleId, Share
-from dit.data.streams import Deliveries, Delivery
 
 Link = TypeVar("Link", bound=SavableDataset)
 
-_DYING_S = 2.0
-"""Seconds in which the end of a process is seen after the end of its connections."""
+_DYING_S = 2.0  # within which the end of a process is seen after that of its connections
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,13 +15,13 @@ from typing import Any, Self
 from dit.batch import PackedBatch
 from dit.config import RunConfig
 from dit.data.chain import open_training, open_validation
+from dit.data.deliveries import Delivery
 from dit.data.guarded import GuardedLoader, Mark, worker_died
 from dit.data.identity import check_identity, loader_identity
 from dit.data.moving import move
 from dit.data.position import Layout, Position, pickled
 from dit.data.rejects import DataError, Tally, add_up
 from dit.data.source import check_readers, count_samples, train_leaves, val_leaves
-from dit.data.streams import Delivery
 
 # The part of damaged samples is judged over whole passes, within these bounds on their samples:
 # else one fault in a good dataset would end the run when it is among the first that are read.

@@ -1,18 +1,14 @@
 """Samples of a shard by their place: their heads now, all of them when they are chosen.
 
-1. OpenShards    shards on a local disk, read at offsets
-2. Place         where a sample lies: all that a buffer need keep of its payload
-3. PlainReader   what Energon's reader gives of a sample, with a head instead of its tensors
+1. Place         where a sample lies: all that a buffer need keep of its payload
+2. PlainReader   what Energon's reader gives of a sample, with a head instead of its tensors
 
 Only what is plain is read here: a local disk, ustar headers and times. The rest is Energon's.
 """
 
 from __future__ import annotations
 
-import math
-import os
 import struct
-import time
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
@@ -24,6 +20,7 @@ from megatron.energon.flavors.webdataset.itar_reader import ShardInfosITarReader
 from megatron.energon.source_info import SourceInfo
 
 from dit.data.formats import Head, head_length
+from dit.data.open_shards import NotPlain, OpenShards
 
 PLACE = "__place__"
 """Part of a record that has heads only: where all of it lies."""
@@ -31,108 +28,14 @@ PLACE = "__place__"
 _BLOCK = 512  # bytes; a tar pads every header and every content to a multiple of this
 # The .json and the description of the tensors of most samples. Smaller ones are read whole.
 _WINDOW = 8192
-_LOOK_S = 0.1  # between looks whether a shard is still there, of which each takes 10 us
 _LARGE = 2**17  # more than the head of any tensors has
-_OPEN = 128  # shards; as many of their indices. Systems allow 1024 files, some fewer
 _HEADER = struct.Struct("100s 24x 12s 12x 8s c 100x 8s 80x 155s 12x")
 _PLAIN_FILE, _EXTENDED = (b"0", b"\0"), b"x"
 # Extended headers that change neither the name nor the size of a file, as webdataset writes them.
 _ONLY_TIMES = {b"mtime", b"atime", b"ctime"}
-_SPAN = struct.Struct("2Q")
 _USTAR = b"ustar\x0000"
 
 Data = TypeVar("Data", bytes, memoryview)
-
-
-class NotPlain(Exception):  # noqa: N818 - a case for Energon's reader, not a failure
-    """Raised for what only a whole tar reader can read, or can say what is wrong with."""
-
-
-class OpenShard:
-    """A shard and its index."""
-
-    def __init__(self, path: str):
-        """Raises OSError where one of them is not there."""
-        self.path = path
-        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - closes with its last reference
-        self.number = self._file.fileno()
-        self._identity = os.fstat(self.number)
-        self._looked = -math.inf
-        self._size: int | None = None
-        with open(f"{path}.idx", "rb") as index:
-            self._index = index.read()
-
-    def size_now(self) -> int | None:
-        """Bytes of the shard; None if another file has its name by now.
-
-        Raises:
-            OSError: it has gone. Open files outlive their names, and a run that went on would not
-                find them again after a stop.
-        """
-        now = time.monotonic()
-        if now - self._looked > _LOOK_S:
-            self._looked, found = now, os.stat(self.path)
-            self._size = found.st_size if os.path.samestat(found, self._identity) else None
-        return self._size
-
-    def span(self, sample: int) -> tuple[int, int]:
-        """Start and end of a sample in bytes."""
-        try:
-            start, stop = _SPAN.unpack_from(self._index, 8 * sample)
-        except struct.error as error:
-            raise NotPlain(f"{self.path}: no sample {sample} in the index") from error
-        return start, stop
-
-
-class OpenShards:
-    """The shards that a loader has read last, held open."""
-
-    def __init__(self) -> None:
-        self._open: dict[str, OpenShard] = {}
-        self._memory = bytearray()
-
-    def span(self, path: str, sample: int) -> tuple[int, int]:
-        """Start and size in bytes of a sample of the shard."""
-        shard, size = self._checked(path)
-        start, stop = shard.span(sample)
-        if stop > size:
-            raise NotPlain(f"{path} ends before sample {sample} does")
-        return start, stop - start
-
-    def read(self, path: str, start: int, size: int) -> bytes:
-        """Bytes of the shard; fewer where it ends before. To follow `span`."""
-        return os.pread(self._open[path].number, size, start)
-
-    def read_again(self, path: str, start: int, size: int) -> memoryview:
-        """The same at any time later, into memory that the next call writes to again.
-
-        Memory that is new takes as long to get as to read into, and is in no cache.
-        """
-        shard, _ = self._checked(path)
-        if len(self._memory) < size:
-            self._memory = bytearray(size)  # tensors may still look at the one before
-        view = memoryview(self._memory)[:size]
-        return view[: os.preadv(shard.number, [view], start)]
-
-    def close(self) -> None:
-        self._open.clear()
-
-    def _checked(self, path: str) -> tuple[OpenShard, int]:
-        """The shard of that name and its size, as they are now.
-
-        Raises:
-            OSError: it is not there.
-        """
-        # The last one read is the last in the dictionary, so the first is closed first.
-        shard = self._open.pop(path, None)
-        size = None if shard is None else shard.size_now()
-        while shard is None or size is None:
-            if len(self._open) >= _OPEN:
-                self._open.pop(next(iter(self._open)))
-            shard = OpenShard(path)
-            size = shard.size_now()
-        self._open[path] = shard
-        return shard, size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

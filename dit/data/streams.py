@@ -1,10 +1,9 @@
-"""The links that we add to Energon's chain of datasets.
+"""The first links that we add to Energon's chain of datasets: from shards to samples.
 
 1. SafeReader    heads of records; a damaged shard becomes one that says so, not the loader's death
 2. Cooking       records -> samples; counts refused ones and lets the others pass
-3. Deliveries    hands packs to the main process, with counts and errors
 
-groups.py has those that make groups of samples, between the second and the third.
+groups.py has those that make groups of samples, deliveries.py the last.
 """
 
 from __future__ import annotations
@@ -12,9 +11,7 @@ from __future__ import annotations
 import struct
 import tarfile
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from megatron.energon import Sample, WorkerConfig
@@ -23,16 +20,13 @@ from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.flavors.webdataset.itar_reader import ShardInfosITarReader
 from megatron.energon.flavors.webdataset.sample_loader import RawSampleData
 from megatron.energon.source_info import SourceInfo
-from megatron.energon.state import FlexState
 from megatron.energon.wrappers.base import BaseWrapperDataset
-from torch import Tensor
 
-from dit.batch import LatentSample, PackedBatch
+from dit.batch import LatentSample
 from dit.data.cook import Measured
-from dit.data.members import NotPlain, OpenShards, Place, PlainReader
+from dit.data.members import Place, PlainReader
+from dit.data.open_shards import NotPlain, OpenShards
 from dit.data.rejects import DataError, Refused, Tally
-from dit.data.rows import RowPlace, SharedRows
-from dit.data.shares import SampleId
 
 UNREADABLE = "__unreadable__"
 """Part of a record that stands for a sample whose shard cannot be read: the error's text."""
@@ -175,7 +169,7 @@ class Cooking(BaseWrapperDataset[Any, CookedSample]):
                 continue
             self._tally.refuse(sample.refusal, place=sample.place)
             self._refused_in_a_row += 1
-            _check_patience(self._refused_in_a_row, of=self)
+            check_patience(self._refused_in_a_row, of=self)
 
     def restore_sample(self, restore_key: Any) -> CookedSample:
         """The sample of a saved buffer, read again and not counted again.
@@ -200,141 +194,8 @@ def _record(raw: Any) -> Any:
     return raw.data[0] if isinstance(raw, RawSampleData) else raw
 
 
-def _check_patience(refused_in_a_row: int, *, of: SavableDataset) -> None:
+def check_patience(refused_in_a_row: int, *, of: SavableDataset) -> None:
+    """Raises DataError when a pass had no good sample."""
     least, most = _PATIENCE
     if refused_in_a_row >= (patience := min(max(of.len_worker(), least), most)):
         raise DataError(f"no usable sample among the last {patience} that were read")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Packed:
-    """A pack and what it is made of."""
-
-    pack: PackedBatch | None
-    """None if all its samples were refused."""
-    samples: tuple[SampleId, ...]
-    """Those in the pack. Others are read again by a run that goes on elsewhere, and refused."""
-    refused: tuple[tuple[Refused, str, SampleId], ...] = ()
-    """Samples that were found unusable when they were read for the pack; with their places."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Delivery:
-    """What one reader hands to the main process."""
-
-    worker: int
-    """Reader of this rank, from 0."""
-    tally: Tally
-    """Its counts when the pack was made."""
-    pack: PackedBatch | None = None
-    """None at the end of a finite stream, and with an error."""
-    place: RowPlace | None = None
-    """Of its numbers, where they lie in a row that the processes share."""
-    samples: tuple[SampleId, ...] = ()
-    follows_snapshot: bool = False
-    """The reader was saved just before it made this pack."""
-    error: str = ""
-
-    def pin_memory(self) -> Delivery:
-        """Called by the DataLoader where there is a GPU, so that copies to it overlap."""
-        if self.pack is None or self.place is not None:
-            return self
-        outline, row = self.pack.joined()
-        return replace(self, pack=outline.filled(row.pin_memory()))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Numbers that are in no shared row come as one tensor: each asks its process for a file.
-
-        Of six, that took 5 ms.
-        """
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        row = None
-        if self.pack is not None and self.place is None:
-            values["pack"], row = self.pack.joined()
-        return _received, (values, row)
-
-
-def _received(values: dict[str, Any], row: Tensor | None) -> Delivery:
-    pack = values.pop("pack")
-    return Delivery(pack=pack if row is None else pack.filled(row), **values)
-
-
-class Deliveries(BaseWrapperDataset[Packed, Delivery]):
-    """Last link in a reader. Errors travel as values: torch would bury them in a traceback."""
-
-    _savable_fields = ("tally",)
-
-    def __init__(
-        self,
-        dataset: SavableDataset[Packed],
-        tally: Tally,
-        rows: SharedRows,
-        *,
-        worker_config: WorkerConfig,
-    ):
-        super().__init__(dataset, worker_config=worker_config)
-        self.tally = tally
-        self._rows = rows
-        self._skipped: Mapping[int, int] = {}
-        self._saved = False
-        self._refused_in_a_row: Counter[int] = Counter()  # of each dataset
-
-    def reset_state_own(self) -> None:
-        self.tally.restore_state(Tally().save_state())
-        self._refused_in_a_row.clear()
-
-    def skips(self, packs: Mapping[int, int]) -> None:
-        """So many packs each worker makes and does not send, as Energon resumes from a snapshot."""
-        self._skipped = packs
-
-    def save_state(self) -> FlexState:
-        self._saved = True
-        return super().save_state()
-
-    def len_worker(self, worker_idx: int | None = None) -> int:
-        return self.dataset.len_worker(worker_idx)
-
-    def __iter__(self) -> Iterator[Delivery]:
-        worker = self.worker_config.rank_worker_id()
-        skipped = self._skipped.get(worker, 0)
-        try:
-            for packed in self.dataset:
-                self._count(packed)
-                if packed.pack is None:
-                    continue
-                saved, self._saved = self._saved, False
-                pack, place = packed.pack, None
-                if skipped:
-                    skipped -= 1  # a place would stay taken, as nobody receives the pack
-                else:
-                    pack, place = self._rows.placed(pack)
-                yield Delivery(
-                    worker=worker,
-                    tally=self.tally.snapshot(),
-                    pack=pack,
-                    place=place,
-                    samples=packed.samples,
-                    follows_snapshot=saved,
-                )
-            yield Delivery(worker=worker, tally=self.tally.snapshot())
-        except DataError as error:
-            yield Delivery(worker=worker, tally=self.tally.snapshot(), error=str(error))
-
-    def received(self, delivery: Delivery) -> Delivery:
-        """In the main process: with all the numbers of its pack."""
-        if delivery.pack is None or delivery.place is None:
-            return delivery
-        pack = self._rows.received(delivery.pack, delivery.place)
-        return replace(delivery, pack=pack, place=None)
-
-    def _count(self, packed: Packed) -> None:
-        """Counts what was refused after it had been chosen."""
-        for refusal, place, (dataset, _) in packed.refused:
-            self.tally.refuse_accepted(refusal, place=place)
-            self._refused_in_a_row[dataset] += 1
-            _check_patience(self._refused_in_a_row[dataset], of=self)
-        for dataset, _ in packed.samples:
-            self._refused_in_a_row[dataset] = 0
-
-    def config(self) -> dict[str, Any]:
-        return self.dataset.config()

@@ -14,9 +14,10 @@ from megatron.energon.flavors.webdataset.itar_reader import ShardInfosITarReader
 from megatron.energon.flavors.webdataset.structs import ShardInfo
 from webdataset.writer import ShardWriter
 
-from dit.data import build_val_loader, members
+from dit.data import build_val_loader, open_shards
 from dit.data.formats import Head
-from dit.data.members import PLACE, NotPlain, OpenShards, PlainReader
+from dit.data.members import PLACE, PlainReader
+from dit.data.open_shards import NotPlain, OpenShards
 
 
 def readers(root, *, shards=1, **settings):
@@ -171,7 +172,7 @@ def test_shards_of_webdataset_itself(shards, tmp_path):
 
 
 def test_a_shard_that_is_gone_is_not_read_from_its_open_file(shards, tmp_path, monkeypatch):
-    monkeypatch.setattr(members, "_LOOK_S", -1.0)  # it is looked for each time
+    monkeypatch.setattr(open_shards, "_LOOK_S", -1.0)  # it is looked for each time
     shard = tmp_path / "train/000.tar"
     write(shard, [("k", large(shards, 0))])
     _, ours = readers(tmp_path)

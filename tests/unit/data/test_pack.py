@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dit.batch import LatentSample, pack_identity
+from dit.data.deliveries import Delivery
 from dit.data.pack import PatchLayout, pack, positions
 from dit.data.rejects import Tally
-from dit.data.streams import Delivery
 
 LAYOUT = PatchLayout(patch_temporal=1, patch_spatial=2, sample_multiple=8, base_fps=24.0)
 

@@ -9,8 +9,8 @@ import torch
 
 from dit.data import Reject, build_train_loader
 from dit.data.cook import Expected
+from dit.data.deliveries import Deliveries
 from dit.data.guarded import links
-from dit.data.streams import Deliveries
 
 PACKS = 40
 
