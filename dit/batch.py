@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -129,6 +130,13 @@ class PackedBatch:
         """The inverse, of the pack without numbers; the tensors are views of `row`."""
         return replace(self, **views_of(row, self.tensors))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Its numbers are pickled as one tensor: torch saves no views of one row as they are."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        sizes = {name: (t.dtype, tuple(t.shape)) for name, t in self.tensors.items()}
+        others = {name: value for name, value in values.items() if name not in sizes}
+        return _unpickled, (others, sizes, self.joined()[1])
+
     def to(self, device: torch.device) -> PackedBatch:
         """The same pack with its tensors on `device`."""
         outline, row = self.joined()
@@ -161,6 +169,14 @@ def views_of(row: Tensor, outlines: dict[str, Tensor]) -> dict[str, Tensor]:
         name: part.view(t.dtype).view(t.shape)
         for (name, t), part in zip(outlines.items(), parts, strict=True)
     }
+
+
+def _unpickled(
+    others: dict[str, Any], sizes: dict[str, tuple[torch.dtype, tuple[int, ...]]], row: Tensor
+) -> PackedBatch:
+    outlines = {n: torch.empty(size, dtype=d, device="meta") for n, (d, size) in sizes.items()}
+    tensors: Any = views_of(row, outlines)
+    return PackedBatch(**others, **tensors)
 
 
 def _row_of(tensors: list[Tensor]) -> Tensor | None:
