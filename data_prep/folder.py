@@ -27,9 +27,15 @@ REFUSED_NAME = "refused.jsonl"
 LEDGER = ".ledger"
 PLAN_NAME, PAGE_NAME = "plan.jsonl", "plan.html"
 
-_PLANNED = {PLAN_NAME, PAGE_NAME, REFUSED_NAME}
-_NAMES = (META, LEDGER, CARD_NAME, NULL_TEXT_NAME, *sorted(_PLANNED))
-_OURS = re.compile(rf"({'|'.join(map(re.escape, _NAMES))})(\.spool)?(\.tmp)?")
+
+def _files(*names: str) -> re.Pattern[str]:
+    """Files of these names, and what is there of them while they are written."""
+    return re.compile(rf"({'|'.join(map(re.escape, names))})(\.spool)?(\.tmp)?")
+
+
+_PLANNED = (PLAN_NAME, PAGE_NAME, REFUSED_NAME)
+_PLAN = _files(*_PLANNED)
+_OURS = _files(META, LEDGER, CARD_NAME, NULL_TEXT_NAME, *_PLANNED)
 # What `--output_format` writes beside the shards.
 _EXPORTED = re.compile(
     r"\d+x\d+|metadata(_shard_\d+)?\.json(\.tmp)?|combined_parquet_dataset|dfm_shards"
@@ -51,7 +57,7 @@ def make_ready(folder: Path, *, overwrite: bool) -> None:
     found = sorted(folder.iterdir())
     strangers = [path for path in found if not _is_ours(path)]
     if not overwrite:
-        planned_only = {path.name for path in found} <= _PLANNED
+        planned_only = all(_PLAN.fullmatch(path.name) for path in found)
         if found and (strangers or not ((folder / LEDGER).is_dir() or planned_only)):
             raise PrepError(
                 f"--output_dir {folder} is not empty (it holds {(strangers or found)[0].name}), and"

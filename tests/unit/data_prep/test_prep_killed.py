@@ -90,6 +90,18 @@ def test_one_kill(
     assert content_of(out) == content_of(undisturbed)
 
 
+@pytest.mark.parametrize("left", ["plan.jsonl.spool.tmp", "plan.jsonl.tmp"])
+def test_a_kill_before_the_plan_is_whole(
+    left: str, pictures: Path, undisturbed: Path, tmp_path: Path, repo_root: Path, content_of
+) -> None:
+    """A moment so short that kills at random seldom meet it."""
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / left).write_text('{"half a li')
+    finish(command(pictures, out, 0), repo_root)
+    assert content_of(out) == content_of(undisturbed)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_kills_at_random_moments(
