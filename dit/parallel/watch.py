@@ -243,6 +243,8 @@ class _Watch:
             time.sleep(3 * _PATIENCE_S)
         elif verdict.text:
             self.say(verdict.text)
+        # What the main thread may still say, of the end of its children, is not what went wrong.
+        sys.excepthook = lambda *_: None
         _kill_children(psutil.Process())
         os._exit(1)
 
