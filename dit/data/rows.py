@@ -53,7 +53,7 @@ class SharedRows:
         return private_bytes(size)
 
     def placed(self, pack: PackedBatch) -> tuple[PackedBatch, RowPlace | None]:
-        """The pack without numbers and its place, which is taken now; as it is where it has none.
+        """The pack without numbers and its place, which is taken now; whole where it has none.
 
         Called in a loader's process.
         """
@@ -65,7 +65,9 @@ class SharedRows:
             if row.data_ptr() == slot.data_ptr() + _HEAD:
                 slot[0] = 1
                 return outline, (process.id, number)
-        return pack, None
+        # One that lost samples has been copied out of its row, which the next pack may take before
+        # this one is sent.
+        return outline.filled(row), None
 
     def received(self, outline: PackedBatch, place: RowPlace) -> PackedBatch:
         """In the trainer: the pack where it lies. The place is free when its tensors are gone."""
