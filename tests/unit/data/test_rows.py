@@ -3,14 +3,18 @@
 import gc
 import math
 from itertools import islice
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from dit.batch import LatentSample
 from dit.data import Reject, build_train_loader
 from dit.data.cook import Expected
 from dit.data.deliveries import Deliveries
 from dit.data.guarded import links
+from dit.data.pack import PackWriter, PatchLayout, Room
+from dit.data.rows import SharedRows
 
 PACKS = 40
 
@@ -126,3 +130,23 @@ def test_a_sample_that_is_refused_leaves_no_gap(shards, tmp_path, opened):
         assert one.starts[-1] == len(one.latent_TC) and one.text_starts[-1] == len(one.text_LE)
         assert not any(key.endswith("000005") for key in one.keys)
         assert one.latent_TC.isfinite().all()
+
+
+def test_a_pack_that_lost_a_sample_does_not_stay_in_a_row_that_is_free(monkeypatch):
+    """It is sent by a thread, while the next pack is laid."""
+    monkeypatch.setattr("dit.data.rows.get_worker_info", lambda: SimpleNamespace(id=0))
+    layout = PatchLayout(patch_temporal=1, patch_spatial=2, sample_multiple=4, base_fps=24.0)
+    rows = SharedRows(1, size=10_000, held=1)
+    writer = PackWriter(
+        layout,
+        samples=2,
+        latent=Room(rows=8, width=8, dtype=torch.float32),
+        text=Room(rows=2, width=3, dtype=torch.float32),
+        memory=rows.free,
+    )
+    latent, text = torch.ones(2, 1, 4, 4), torch.ones(1, 3)
+    writer.add(LatentSample(key="k", latent_CFHW=latent, text_LE=text, fps=math.nan))
+    sent, found = rows.placed(writer.finish())
+    assert found is None
+    rows.free(9_000).fill_(7)
+    assert (sent.latent_TC == 1).all() and (sent.text_LE == 1).all()
