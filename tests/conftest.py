@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Before torch is imported, here and in every process that a test starts: tests run side by side and
 # start processes of their own, and none of them may reach for the network.
@@ -15,6 +16,14 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["WANDB_MODE"] = "offline"
 # A shell's background job ignores Ctrl-C, and so would every process that a test interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# The same examples each time; `--hypothesis-profile=thorough` looks for new ones.
+_anywhere = settings(
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.register_profile("ci", _anywhere, max_examples=100, derandomize=True, database=None)
+settings.register_profile("thorough", _anywhere, max_examples=2000)
+settings.load_profile("ci")
 
 
 @pytest.fixture(scope="session")
