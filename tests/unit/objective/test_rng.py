@@ -1,4 +1,4 @@
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 import torch
@@ -11,7 +11,9 @@ from dit.objective import (
     pack_rng,
     training_problem,
     validation_problem,
+    with_null_text,
 )
+from dit.objective.levels import draw_quantiles
 
 CPU = torch.device("cpu")
 NULL = torch.zeros(1, 5)
@@ -192,3 +194,38 @@ def test_dropout_mixes_inside_packs_and_does_not_move_the_noise(make_pack) -> No
     assert torch.equal(kept.text_LE, batch.text_LE)
     lengths = [b - a for a, b in zip(dropped.text_starts, dropped.text_starts[1:], strict=False)]
     assert {1, 3} == set(lengths)
+
+
+@each_objective
+def test_each_draw_of_a_pack_has_its_own_stream(objective, make_pack) -> None:
+    """Noise, levels and dropout of training and the noise of validation share no numbers."""
+    batch = make_pack([(1, 1, 1)] * 64, multiple=1, pack_id=11)
+
+    def rng(purpose: Draw, *, step: int = 2) -> torch.Generator:
+        return pack_rng(seed=1, step=step, pack_id=11, device=CPU, draw=purpose)
+
+    text, problem = draw(objective, batch, seed=1, step=2)
+    quantile_N = draw_quantiles(64, rng(Draw.LEVELS))
+    assert torch.equal(problem.noise_N, objective.levels(quantile_N, batch.num_tokens))
+    noise_TC = torch.randn(64, 4, generator=rng(Draw.NOISE))
+    wanted = objective.problem_at(batch, problem.noise_N, noise_TC)
+    assert torch.equal(problem.input_TC, wanted.input_TC)
+    dropped = draw_text_dropout(64, 0.5, rng(Draw.TEXT_DROPOUT))
+    assert text.text_starts == with_null_text(batch, dropped, NULL).text_starts
+    check = validation_problem(objective, batch, seed=1, quantile=0.3)
+    noise_TC = torch.randn(64, 4, generator=rng(Draw.VALIDATION_NOISE, step=0))
+    assert torch.equal(
+        check.input_TC, objective.problem_at(batch, check.noise_N, noise_TC).input_TC
+    )
+
+
+@each_objective
+def test_dropout_does_not_follow_the_noise_level(objective, make_pack) -> None:
+    """Were both drawn from one stream, guidance would be learned at half of the levels only."""
+    batch = make_pack([(1, 1, 1)] * 2000, multiple=1, texts=[3] * 2000)
+    text, problem = draw(objective, batch)
+    dropped_N = torch.tensor([stop - start == 1 for start, stop in pairwise(text.text_starts)])
+    order_N = problem.noise_N.argsort()
+    low, high = dropped_N[order_N].float().chunk(2)
+    assert abs(low.mean() - 0.5) < 5 * 0.5 / 1000**0.5
+    assert abs(high.mean() - 0.5) < 5 * 0.5 / 1000**0.5
