@@ -33,9 +33,20 @@ MODEL_SIZES: dict[str, dict[str, Any]] = {
     "dit_l": {"num_layers": 24, "hidden_size": 1024, "num_attention_heads": 16},
     "dit_xl": {"num_layers": 28, "hidden_size": 1152, "num_attention_heads": 16},
     "cosmos_7b": {"num_layers": 28, "hidden_size": 4096, "num_attention_heads": 32, **_COSMOS},
-    "cosmos_14b": {"num_layers": 36, "hidden_size": 5120, "num_attention_heads": 40, **_COSMOS},
+    "cosmos_14b": {
+        "num_layers": 36,
+        "hidden_size": 5120,
+        "num_attention_heads": 40,
+        **_COSMOS,
+        "rope_scale": (2.0, 2.0, 2.0),
+    },
 }
-"""What each `model.name` sets (DiT: arXiv:2212.09748, Table 1; Cosmos: arXiv:2501.03575)."""
+"""What each `model.name` sets.
+
+DiT: arXiv:2212.09748, Table 1. Cosmos 1: TRANSFORMER_CONFIGS of Diffusers'
+scripts/convert_cosmos_to_diffusers.py ("Cosmos-1.0-Diffusion-7B-Text2World" and "-14B-"); captions
+are filled up to 512 tokens by `max_sequence_length` of its CosmosTextToWorldPipeline.
+"""
 
 CUSTOM_SIZE = "custom"
 """The `model.name` that sets nothing."""

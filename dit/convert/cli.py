@@ -73,6 +73,13 @@ def _add_import(commands: Any) -> None:
         help="What the weights were trained with: captions filled up with zeros to this many"
         " tokens, or `none`. (default: 512, as Cosmos; exports of our own say it themselves)",
     )
+    parser.add_argument(
+        "objective",
+        nargs="*",
+        metavar="objective.KEY=VALUE",
+        help="What the weights were trained for, where no scheduler beside them says it, such as"
+        " objective.name=flow objective.flow_shift=3.",
+    )
     parser.set_defaults(run=_import)
 
 
@@ -161,8 +168,9 @@ def _import(args: argparse.Namespace) -> int:
     from dit.convert.importing import import_weights
 
     told = {"text_pad_to": args.text_pad_to} if "text_pad_to" in args else {}
-    done = import_weights(args.hf_path, args.megatron_path, **told)
+    done = import_weights(args.hf_path, args.megatron_path, objective=args.objective, **told)
     _say(f"{done.tensors} tensors of {args.hf_path} are in {done.path}, all of them and exactly")
+    _say(f"precision: {done.config.model.precision}, {done.precision_note}")
     _say(f"objective: {done.config.objective.name}, {done.objective_note}")
     _say(f"text: {_about_text(done.config.model.text_pad_to)}")
     _say(

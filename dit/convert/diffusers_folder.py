@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from dit.convert.diffusers_json import WeightIndex, checked, read_json
 from dit.convert.errors import ConvertError, listed
 from dit.convert.table import Pair
 
@@ -37,6 +38,7 @@ class DiffusersFolder:
     path: Path  # of config.json and the weights
     config: dict[str, Any]
     scheduler: dict[str, Any] | None
+    scheduler_file: Path
     headers: dict[str, Header]  # by the name of the tensor
 
     def read(self, name: str) -> Tensor:
@@ -85,23 +87,9 @@ def open_folder(path: Path) -> DiffusersFolder:
         path=place,
         config=read_json(place / CONFIG),
         scheduler=read_json(scheduler) if scheduler.is_file() else None,
+        scheduler_file=scheduler,
         headers=_headers(place),
     )
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object.
-
-    Raises:
-        ConvertError: the file holds none.
-    """
-    try:
-        content = json.loads(file.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ConvertError(f"{file} cannot be read ({error})") from error
-    if not isinstance(content, dict):
-        raise ConvertError(f"{file} holds no JSON object")
-    return content
 
 
 def _headers(place: Path) -> dict[str, Header]:
@@ -113,8 +101,13 @@ def _headers(place: Path) -> dict[str, Header]:
             f"{place} has neither {single.name} nor {INDEX}; other formats (.bin, variants such as"
             " fp16) are not read: save the model again with save_pretrained"
         )
-    told: dict[str, str] = read_json(index).get("weight_map", {})
+    told = checked(WeightIndex, read_json(index), place=index).weight_map
     files = sorted(set(told.values()))
+    if strange := [name for name in files if Path(name).name != name or name in ("", ".", "..")]:
+        raise ConvertError(
+            f"{index} names {listed(map(repr, strange))}; weights lie beside their index, so each"
+            " is the name of a file there"
+        )
     if lost := [name for name in files if not (place / name).is_file()]:
         raise ConvertError(f"{place} has no {listed(lost)}, which {INDEX} names")
     found: dict[str, Header] = {}

@@ -6,6 +6,7 @@ place for and does not need is kept in config.json under a private key, which it
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,39 +19,27 @@ from dit.config import (
     Precision,
     RunConfig,
 )
+from dit.configuring import load_config
+from dit.convert.diffusers_json import (
+    OUR_KEY,
+    CosmosTransformer,
+    EdmScheduler,
+    FlowScheduler,
+    OurSettings,
+    PrivateKeys,
+    checked,
+)
 from dit.convert.errors import ConvertError, listed
 
 CLASS = "CosmosTransformer3DModel"
 EDM_SCHEDULER, FLOW_SCHEDULER = "EDMEulerScheduler", "FlowMatchEulerDiscreteScheduler"
+EDM_SCHEDULERS = (EDM_SCHEDULER, "EDMDPMSolverMultistepScheduler")
 COSMOS_TEXT_TOKENS = 512
 """What the published weights attend to: the caption, and zeros up to this many tokens."""
-OUR_KEY = "_megatron_dit"
 _BASE_FPS = 24.0  # fixed in Diffusers
 _FLOW_STEPS = 1000  # num_train_timesteps of FlowMatchEulerDiscreteScheduler
-
-# Diffusers' own defaults, for what a config.json leaves out.
-_DEFAULTS: dict[str, Any] = {
-    "in_channels": 16,
-    "out_channels": 16,
-    "num_attention_heads": 32,
-    "attention_head_dim": 128,
-    "num_layers": 28,
-    "mlp_ratio": 4.0,
-    "text_embed_dim": 1024,
-    "adaln_lora_dim": 256,
-    "max_size": (128, 240, 240),
-    "patch_size": (1, 2, 2),
-    "rope_scale": (2.0, 1.0, 1.0),
-    "concat_padding_mask": True,
-    "extra_pos_embed_type": "learnable",
-    "use_crossattn_projection": False,
-    "crossattn_proj_in_channels": 1024,
-    "encoder_hidden_states_channels": 1024,
-    "controlnet_block_every_n": None,
-    "img_context_dim_in": None,
-    "img_context_num_tokens": 256,
-    "img_context_dim_out": 2048,
-}
+# With these a pipeline computes levels and preconditioning itself (Cosmos 2), or shifts them.
+_OWN_LEVELS = ("use_karras_sigmas", "use_dynamic_shifting", "invert_sigmas")
 
 
 def model_config(
@@ -65,65 +54,65 @@ def model_config(
         raise ConvertError(
             f"{place} is of class {content.get('_class_name')!r}; only {CLASS} can be imported"
         )
-    unused = content.get("_use_default_values", [])
-    given = {k: v for k, v in content.items() if k[0] != "_" and k not in unused}
-    if wrong := _foreign(_DEFAULTS | given, unknown=given.keys() - _DEFAULTS.keys()):
+    private = checked(PrivateKeys, content, place=place)
+    unused = private.use_default_values
+    given = {k: v for k, v in content.items() if not k.startswith("_") and k not in unused}
+    t = checked(CosmosTransformer, given, place=place)
+    if wrong := _foreign(t):
         raise ConvertError(f"{place} describes a model that cannot be imported: {'; '.join(wrong)}")
-    t = _DEFAULTS | given
-    ours: dict[str, Any] = {"text_pad_to": text_pad_to, "max_size": t["max_size"]} | content.get(
-        OUR_KEY, {}
-    )
-    projected = bool(t["use_crossattn_projection"])
-    size: Any = tuple(ours["max_size"])
-    scale: Any = tuple(map(float, t["rope_scale"]))
+    ours = private.ours or OurSettings(text_pad_to=text_pad_to, max_size=t.max_size)
+    projected = t.use_crossattn_projection
     try:
         return ModelConfig(
             name=CUSTOM_SIZE,
-            num_layers=t["num_layers"],
-            hidden_size=t["num_attention_heads"] * t["attention_head_dim"],
-            num_attention_heads=t["num_attention_heads"],
-            mlp_ratio=float(t["mlp_ratio"]),
-            adaln_lora_dim=t["adaln_lora_dim"],
-            in_channels=t["in_channels"],
-            patch_temporal=t["patch_size"][0],
-            patch_spatial=t["patch_size"][1],
-            crossattn_emb_size=t["crossattn_proj_in_channels" if projected else "text_embed_dim"],
-            crossattn_proj_size=t["text_embed_dim"] if projected else None,
-            text_pad_to=ours["text_pad_to"],
-            rope_scale=scale,
-            extra_pos_embed=ExtraPosition(t["extra_pos_embed_type"] or "none"),
-            max_size=size,
-            concat_padding_mask=bool(t["concat_padding_mask"]),
+            num_layers=t.num_layers,
+            hidden_size=t.num_attention_heads * t.attention_head_dim,
+            num_attention_heads=t.num_attention_heads,
+            mlp_ratio=t.mlp_ratio,
+            adaln_lora_dim=t.adaln_lora_dim,
+            in_channels=t.in_channels,
+            patch_temporal=t.patch_size[0],
+            patch_spatial=t.patch_size[1],
+            crossattn_emb_size=t.crossattn_proj_in_channels if projected else t.text_embed_dim,
+            crossattn_proj_size=t.text_embed_dim if projected else None,
+            text_pad_to=ours.text_pad_to,
+            rope_scale=t.rope_scale,
+            extra_pos_embed=ExtraPosition(t.extra_pos_embed_type or "none"),
+            max_size=ours.max_size,
+            concat_padding_mask=t.concat_padding_mask,
             precision=precision,
         )
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ConvertError(f"{place} describes no model that can be trained: {error}") from error
 
 
-def _foreign(t: dict[str, Any], *, unknown: set[str]) -> list[str]:
+def _foreign(t: CosmosTransformer) -> list[str]:
     """What of a config.json our model has no counterpart for."""
-    patch, projected = t["patch_size"], t["use_crossattn_projection"]
+    unknown = t.model_extra or {}
     rules = [
         (not unknown, f"unknown keys {listed(unknown)}"),
         (
-            t["in_channels"] == t["out_channels"],
-            f"in_channels={t['in_channels']} and out_channels={t['out_channels']} differ"
+            t.in_channels == t.out_channels,
+            f"in_channels={t.in_channels} and out_channels={t.out_channels} differ"
             " (a model that is shown frames, such as video2world)",
         ),
-        (len(patch) == 3 and patch[1] == patch[2], f"patch_size={patch} is not square"),
         (
-            t["extra_pos_embed_type"] in (None, "learnable"),
-            f"extra_pos_embed_type={t['extra_pos_embed_type']!r}",
+            t.patch_size[1] == t.patch_size[2],
+            f"patch_size={list(t.patch_size)} is not square",
         ),
         (
-            not projected or t["encoder_hidden_states_channels"] == t["text_embed_dim"],
-            f"encoder_hidden_states_channels={t['encoder_hidden_states_channels']} is not"
-            f" text_embed_dim={t['text_embed_dim']}",
+            t.extra_pos_embed_type in (None, "learnable"),
+            f"extra_pos_embed_type={t.extra_pos_embed_type!r}",
         ),
-        (not t["img_context_dim_in"], f"img_context_dim_in={t['img_context_dim_in']}"),
         (
-            t["controlnet_block_every_n"] is None,
-            f"controlnet_block_every_n={t['controlnet_block_every_n']}",
+            not t.use_crossattn_projection or t.encoder_hidden_states_channels == t.text_embed_dim,
+            f"encoder_hidden_states_channels={t.encoder_hidden_states_channels} is not"
+            f" text_embed_dim={t.text_embed_dim}",
+        ),
+        (not t.img_context_dim_in, f"img_context_dim_in={t.img_context_dim_in}"),
+        (
+            t.controlnet_block_every_n is None,
+            f"controlnet_block_every_n={t.controlnet_block_every_n}",
         ),
     ]
     return [message for holds, message in rules if not holds]
@@ -223,33 +212,63 @@ class FoundObjective:
     note: str
 
 
-def objective_config(content: dict[str, Any] | None) -> FoundObjective:
-    """The objective of a scheduler_config.json; the default one where it does not tell.
+def objective_config(
+    content: dict[str, Any] | None, *, place: object, given: Sequence[str] = ()
+) -> FoundObjective:
+    """The objective of a scheduler_config.json, with the settings `given` by the user on top.
+
+    The default objective where there is no scheduler. `given` are words such as
+    `objective.name=flow`; with that one any scheduler will do.
 
     Raises:
-        ConvertError: the network was trained to give what no objective here asks for.
+        ConvertError: the scheduler does not say what the network was trained for, or asks for what
+            no objective here is; names the file and the remedy.
+        ConfigError: `given` is not understood.
     """
-    c = content or {}
-    name = c.get("_class_name")
-    if name == EDM_SCHEDULER:
-        if c.get("prediction_type", "epsilon") != "epsilon":
-            raise ConvertError(f"the scheduler's prediction_type={c['prediction_type']!r}")
-        names = ("sigma_min", "sigma_max", "sigma_data", "rho")
-        known: dict[str, Any] = {key: float(c[key]) for key in names if key in c}
-        return FoundObjective(ObjectiveConfig(name=ObjectiveName.EDM, **known), f"of {name}")
-    if name == FLOW_SCHEDULER and not _own_levels(c):
-        steps = float(c.get("num_train_timesteps", _FLOW_STEPS))
-        flow = ObjectiveConfig(
-            name=ObjectiveName.FLOW, flow_shift=float(c.get("shift", 1.0)), timestep_scale=steps
+    if other := [word for word in given if not word.lstrip("+-~").startswith("objective.")]:
+        raise ConvertError(f"{other[0]!r} is not understood; only objective.KEY=VALUE can be set")
+    told = any(word.lstrip("+-").startswith("objective.name") for word in given)
+    if content is None:
+        found = FoundObjective(
+            ObjectiveConfig(),
+            "the default, since there is no scheduler_config.json; set objective.* to what they"
+            " were trained with",
         )
-        return FoundObjective(flow, f"of {name}")
-    said = "there is no scheduler_config.json" if name is None else f"{name} does not tell"
-    return FoundObjective(
-        ObjectiveConfig(),
-        f"the default, since {said}; set objective.* to what they were trained with",
-    )
+    else:
+        found = _of_scheduler(content, place, told=told)
+    if not given:
+        return found
+    config = load_config(RunConfig(objective=found.objective), overrides=given)
+    return FoundObjective(config.objective, f"with {' '.join(given)}, as given")
 
 
-def _own_levels(c: dict[str, Any]) -> bool:
-    """Whether a pipeline computes levels and preconditioning itself (Cosmos 2), or shifts them."""
-    return any(c.get(key) for key in ("use_karras_sigmas", "use_dynamic_shifting"))
+def _of_scheduler(content: dict[str, Any], place: object, *, told: bool) -> FoundObjective:
+    """What a scheduler says; the default where it does not and the user has `told`."""
+    name = content.get("_class_name")
+    ask = "say what the weights were trained for: objective.name=edm or objective.name=flow"
+    if name in EDM_SCHEDULERS:
+        edm = checked(EdmScheduler, content, place=place)
+        known = {key: getattr(edm, key) for key in ("sigma_min", "sigma_max", "sigma_data", "rho")}
+        return FoundObjective(_objective(place, name=ObjectiveName.EDM, **known), f"of {name}")
+    if name == FLOW_SCHEDULER:
+        flow = checked(FlowScheduler, content, place=place)
+        own = [key for key in _OWN_LEVELS if getattr(flow, key)]
+        if not own:
+            steps, shift = float(flow.num_train_timesteps), flow.shift
+            config = _objective(
+                place, name=ObjectiveName.FLOW, flow_shift=shift, timestep_scale=steps
+            )
+            return FoundObjective(config, f"of {name}")
+        ask = f"its {own[0]} leaves the levels to a pipeline; {ask}"
+    if not told:
+        raise ConvertError(
+            f"{place} is of class {name!r}, which does not tell the objective; {ask}"
+        )
+    return FoundObjective(ObjectiveConfig(), "")
+
+
+def _objective(place: object, **settings: Any) -> ObjectiveConfig:
+    try:
+        return ObjectiveConfig(**settings)
+    except ValueError as error:
+        raise ConvertError(f"{place} describes no objective: {error}") from error

@@ -111,21 +111,17 @@ def _diffusers_outputs(
     source: DiffusersFolder, config: RunConfig, model: ModelConfig, samples: list[LatentSample]
 ) -> list[Tensor]:
     try:
-        from diffusers.models.transformers import transformer_cosmos
+        from diffusers.models.transformers.transformer_cosmos import CosmosTransformer3DModel
     except ImportError as error:
         raise ConvertError(
             "comparing what the networks compute needs Diffusers: pip install"
             " 'megatron-dit[prep]', or --tensors-only"
         ) from error
-    if model.concat_padding_mask and not hasattr(transformer_cosmos, "transforms"):
-        raise ConvertError(
-            "Diffusers needs torchvision for models with a padding mask: install it, or"
-            " --tensors-only"
-        )
     transformer_config(config)  # what Diffusers cannot express would only look like a difference
-    network = transformer_cosmos.CosmosTransformer3DModel.from_pretrained(
-        source.path, torch_dtype=torch.float32
-    )
+    network = CosmosTransformer3DModel.from_pretrained(source.path, torch_dtype=torch.float32)
+    # The mask is handed over as a channel of zeros: Diffusers would resize it with torchvision,
+    # which few environments have.
+    network.register_to_config(concat_padding_mask=False)
     return [
         _their_output(network, s, level, model) for s, level in zip(samples, _LEVELS, strict=True)
     ]
@@ -140,12 +136,14 @@ def _their_output(
     text = sample.text_LE
     if model.text_pad_to is not None:
         text = nn.functional.pad(text, (0, 0, 0, model.text_pad_to - len(text)))
+    mask = sample.latent_CFHW.new_zeros(
+        int(model.concat_padding_mask), *sample.latent_CFHW.shape[1:]
+    )
     (latent,) = network(
-        hidden_states=sample.latent_CFHW[None],
+        hidden_states=torch.cat([sample.latent_CFHW, mask])[None],
         timestep=torch.tensor([level]),
         encoder_hidden_states=text[None],
         fps=None if math.isnan(sample.fps) else sample.fps,
-        padding_mask=torch.zeros(1, 1, *sample.latent_CFHW.shape[2:]),
         return_dict=False,
     )
     return latent[0]

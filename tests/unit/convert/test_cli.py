@@ -26,7 +26,7 @@ def convert(groups, capsys):
 
 
 @pytest.mark.parametrize("changes", [{}, {"concat_padding_mask": True, **PROJECTED}])
-def test_there_and_back_and_verified(convert, resize, tmp_path, changes):
+def test_there_and_back_and_verified(convert, tmp_path, changes):
     hf = publish(tmp_path / "hf", random_model(**changes))
     ours, out = tmp_path / "ours", tmp_path / "out"
     assert convert("import", "--hf-path", hf, "--megatron-path", ours, "--text-pad-to", 16)[0] == 0

@@ -10,14 +10,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save, save_file
 
-from dit.config import ObjectiveConfig, ObjectiveName, RunConfig, Weights
-from dit.configuring import save_config
+from dit.config import ObjectiveConfig, ObjectiveName, Precision, RunConfig, Weights
+from dit.configuring import ConfigError, save_config
+from dit.convert.diffusers_folder import open_folder
 from dit.convert.errors import ConvertError
 from dit.convert.exporting import ExportOptions, check_expressible, export_weights
 from dit.convert.importing import import_weights
+from dit.convert.settings import model_config, objective_config
 from dit.train.locate import CheckpointError
+from tests.hostile import damaged, json_bytes
 from tests.packs import tiny_model
 from tests.published import publish, random_model
 
@@ -81,6 +86,163 @@ def test_missing_extra_and_misshapen_tensors_are_listed(groups, source):
 def test_models_that_are_not_ours(groups, source, changes, named):
     _edit(source, **changes)
     _refused(source, named)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"num_layers": 1.0}, "num_layers=1.0 should be a valid integer"),
+        ({"num_layers": True}, "num_layers=true should be a valid integer"),
+        ({"num_layers": 0}, "num_layers=0"),
+        ({"num_layers": 10**30}, "num_layers=1000000000000000000000000000000"),
+        ({"patch_size": None}, "patch_size=null"),
+        ({"patch_size": [1, 2]}, "patch_size.2 is missing"),
+        ({"rope_scale": [2.0, 1.0]}, "rope_scale.2 is missing"),
+        ({"rope_scale": [2.0, 1.0, float("nan")]}, "rope_scale.2=NaN"),
+        ({"mlp_ratio": "4"}, 'mlp_ratio="4" should be a valid number'),
+        ({"mlp_ratio": 1e308}, "cannot convert float infinity"),
+        ({"concat_padding_mask": 1}, "concat_padding_mask=1 should be a valid boolean"),
+        ({"_megatron_dit": [1]}, "_megatron_dit=[1]"),
+        ({"_megatron_dit": {"text_pad_to": 1}}, "_megatron_dit.max_size is missing"),
+        (
+            {"_megatron_dit": {"text_pad_to": None, "max_size": [1, 2, 3], "later": 1}},
+            "unknown key _megatron_dit.later",
+        ),
+        ({"_use_default_values": 5}, "_use_default_values=5"),
+    ],
+)
+def test_values_of_another_type(groups, source, changes, named):
+    _edit(source, **changes)
+    _refused(source, str(source / "config.json"), named)
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ({"_class_name": "DDIMScheduler"}, "'DDIMScheduler'"),
+        ({}, "None"),
+        ({"_class_name": "EDMEulerScheduler", "sigma_data": None}, "sigma_data=null"),
+        ({"_class_name": "EDMEulerScheduler", "prediction_type": "v"}, 'prediction_type="v"'),
+        ({"_class_name": "EDMEulerScheduler", "sigma_min": 90}, "sigma_min=90.0"),
+        ({"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": "3"}, 'shift="3"'),
+        (
+            {"_class_name": "FlowMatchEulerDiscreteScheduler", "use_karras_sigmas": True},
+            "use_karras_sigmas",
+        ),
+    ],
+)
+def test_schedulers_that_do_not_tell_the_objective(groups, source, content, named):
+    file = source / "scheduler_config.json"
+    file.write_text(json.dumps(content))
+    said = _refused(source, str(file), named)
+    if "does not tell" in said:
+        assert "objective.name=edm or objective.name=flow" in said
+        done = import_weights(source, source.parent / "told", objective=["objective.name=flow"])
+        assert done.config.objective.name is ObjectiveName.FLOW
+
+
+def test_an_objective_that_is_said_counts(groups, source, tmp_path):
+    words = ["objective.name=flow", "objective.flow_shift=3"]
+    done = import_weights(source, tmp_path / "ours", objective=words)
+    assert (done.config.objective.name, done.config.objective.flow_shift) == ("flow", 3)
+    assert done.objective_note == "with objective.name=flow objective.flow_shift=3, as given"
+    with pytest.raises(ConvertError, match=r"model\.num_layers=1.* only objective"):
+        import_weights(source, tmp_path / "b", objective=["model.num_layers=1"])
+    with pytest.raises(ConfigError, match=r"objective\.shift"):
+        import_weights(source, tmp_path / "b", objective=["objective.shift=1"])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite(groups, source, value):
+    def edit(tensors):
+        tensors[NAME][1, 2] = value
+
+    _edit_tensors(source, edit)
+    _refused(source, "diffusion_pytorch_model.safetensors", NAME, "NaN or Inf")
+
+
+@pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "", "sub/a.safetensors"])
+def test_an_index_that_leaves_its_folder(groups, tmp_path, name):
+    source = publish(tmp_path / "hf", random_model(), max_shard_size="100KB")
+    index = source / "diffusion_pytorch_model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    save_file({NAME: torch.zeros(1)}, tmp_path / "outside.safetensors")
+    content["weight_map"][NAME] = name
+    index.write_text(json.dumps(content))
+    _refused(source, str(index), repr(name))
+
+
+@pytest.mark.parametrize(
+    "content", ["[1]", '{"weight_map": ["a"]}', '{"weight_map": {"a": 1}}', "{}"]
+)
+def test_an_index_of_another_form(groups, tmp_path, content):
+    source = publish(tmp_path / "hf", random_model(), max_shard_size="100KB")
+    index = source / "diffusion_pytorch_model.safetensors.index.json"
+    index.write_text(content)
+    _refused(source, str(index))
+
+
+def test_nested_json_is_named(groups, source):
+    (source / "config.json").write_text('{"a":' * 100_000)
+    _refused(source, str(source / "config.json"), "nested too deeply")
+
+
+CONFIG_JSON = {
+    "_class_name": "CosmosTransformer3DModel",
+    "_diffusers_version": "0.35.0",
+    "_use_default_values": ["mlp_ratio"],
+    "_megatron_dit": {"text_pad_to": None, "max_size": [8, 16, 16]},
+    "num_layers": 2,
+    "mlp_ratio": 4.0,
+    "max_size": [8, 16, 16],
+    "rope_scale": [1.0, 1.0, 1.0],
+    "concat_padding_mask": False,
+    "extra_pos_embed_type": None,
+}
+SCHEDULER_JSON = {"_class_name": "EDMEulerScheduler", "sigma_min": 0.1, "rho": 7.0}
+
+
+@given(st.data())
+def test_hostile_diffusers_folder_is_a_named_error_or_a_model(tmp_path, data):
+    """config.json, scheduler and index as any bytes; the weights stay what they are."""
+    folder = tmp_path / "hostile"
+    folder.mkdir(exist_ok=True)
+    weights = "diffusion_pytorch_model.safetensors"
+    if not (folder / "part.safetensors").exists():
+        save_file({"a.weight": torch.zeros(2)}, folder / "part.safetensors")
+    index = {"metadata": {"total_size": 8}, "weight_map": {"a.weight": "part.safetensors"}}
+    files = {
+        "config.json": CONFIG_JSON,
+        "scheduler_config.json": SCHEDULER_JSON,
+        f"{weights}.index.json": index,
+    }
+    broken = data.draw(st.sampled_from(sorted(files)))
+    for name, content in files.items():
+        text = data.draw(json_bytes(content)) if name == broken else json.dumps(content).encode()
+        (folder / name).write_bytes(text)
+    try:
+        opened = open_folder(folder)
+        told = {"precision": Precision.FP32, "text_pad_to": 512, "place": folder / "config.json"}
+        model_config(opened.config, **told)
+        objective_config(opened.scheduler, place=opened.scheduler_file)
+    except ConvertError as error:
+        assert str(folder) in str(error)
+        assert len(str(error)) < 2000
+
+
+@given(st.data())
+def test_hostile_weights_are_a_named_error_or_tensors(tmp_path, data):
+    folder, tensors = tmp_path / "hostile", {"a.weight": torch.arange(6.0), "b": torch.ones(2, 2)}
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG_JSON))
+    file = folder / "diffusion_pytorch_model.safetensors"
+    file.write_bytes(data.draw(damaged(save(tensors))))
+    try:
+        opened = open_folder(folder)
+        for name, header in opened.headers.items():
+            assert opened.read(name).shape == header.shape
+    except ConvertError as error:
+        assert str(file) in str(error)
 
 
 def test_all_that_is_wrong_with_a_config_is_said_at_once(groups, source):

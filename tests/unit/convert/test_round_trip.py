@@ -9,10 +9,13 @@ import torch
 from diffusers import CosmosTransformer3DModel
 from safetensors.torch import load_file
 
+from dit.config import Precision
 from dit.convert.exporting import ExportOptions, export_weights
 from dit.convert.importing import import_weights
 from dit.convert.stored import Stored
 from dit.convert.table import pairs
+from dit.model.dit import DiT
+from dit.train.checkpoint import load_weights
 from tests.published import PROJECTED, publish, random_model
 
 EVERYTHING = {"extra_pos_embed_type": "learnable", "concat_padding_mask": True, **PROJECTED}
@@ -98,3 +101,32 @@ def test_diffusers_opens_an_export_without_a_word(groups, tmp_path, caplog, recw
     said = capfd.readouterr()
     assert not said.out and "warn" not in said.err.lower() and "not" not in said.err, said
     _assert_same(dict(theirs.state_dict()), dict(opened.state_dict()))
+
+
+def test_a_model_that_diffusers_saved_in_bfloat16(groups, tmp_path):
+    """Diffusers keeps the learnable positions in float32: the model is bfloat16 all the same."""
+    whole = publish(tmp_path / "whole", random_model(**EVERYTHING))
+    saved = publish(
+        tmp_path / "hf", CosmosTransformer3DModel.from_pretrained(whole, torch_dtype=torch.bfloat16)
+    )
+    types = {tensor.dtype for tensor in _tensors(saved).values()}
+    assert types == {torch.float32, torch.bfloat16}
+    done = import_weights(saved, tmp_path / "ours")
+    assert done.config.model.precision is Precision.BF16
+    assert "most weights are stored in bfloat16; in float32: learnable" in done.precision_note
+    network = DiT(done.config.model, groups)
+    load_weights(done.path, [network], averaged=False)
+    table = _tensors(saved)["learnable_pos_embed.pos_emb_h"]
+    assert torch.equal(network.positions.pos_emb_h, table.bfloat16())
+    export_weights(done.path, tmp_path / "back")
+    _assert_same(_tensors(saved), _tensors(tmp_path / "back"))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "precision"),
+    [(torch.float32, "fp32"), (torch.bfloat16, "bf16"), (torch.float16, "fp32")],
+)
+def test_the_precision_of_a_model_in_one_type(groups, tmp_path, dtype, precision):
+    done = import_weights(publish(tmp_path / "hf", random_model().to(dtype)), tmp_path / "ours")
+    assert done.config.model.precision == precision
+    assert done.precision_note == f"as the weights are stored in {str(dtype)[6:]}"

@@ -59,28 +59,49 @@ def test_settings_survive_the_way_through_config_json(model):
     assert again == replace(model, name="custom")
 
 
-def test_the_published_cosmos_is_the_named_size():
-    published = {
-        "_class_name": "CosmosTransformer3DModel",
-        "_diffusers_version": "0.34.0.dev0",
-        "adaln_lora_dim": 256,
-        "attention_head_dim": 128,
-        "concat_padding_mask": True,
-        "extra_pos_embed_type": "learnable",
-        "in_channels": 16,
-        "max_size": [128, 240, 240],
-        "mlp_ratio": 4.0,
-        "num_attention_heads": 32,
-        "num_layers": 28,
-        "out_channels": 16,
-        "patch_size": [1, 2, 2],
-        "rope_scale": [2.0, 1.0, 1.0],
-        "text_embed_dim": 1024,
-    }
-    named = ModelConfig(name="cosmos_7b", **MODEL_SIZES["cosmos_7b"])
-    for content in (published, {"_class_name": "CosmosTransformer3DModel"}):  # all are defaults
-        imported = model_config(content, precision=Precision.BF16, text_pad_to=512, place="")
-        assert imported == replace(named, name="custom")
+# TRANSFORMER_CONFIGS of Diffusers' scripts/convert_cosmos_to_diffusers.py (read on 2026-11-22),
+# which made the published folders of Cosmos 1.
+PUBLISHED = {
+    "_class_name": "CosmosTransformer3DModel",
+    "_diffusers_version": "0.34.0.dev0",
+    "adaln_lora_dim": 256,
+    "attention_head_dim": 128,
+    "concat_padding_mask": True,
+    "extra_pos_embed_type": "learnable",
+    "in_channels": 16,
+    "max_size": [128, 240, 240],
+    "mlp_ratio": 4.0,
+    "num_attention_heads": 32,
+    "num_layers": 28,
+    "out_channels": 16,
+    "patch_size": [1, 2, 2],
+    "rope_scale": [2.0, 1.0, 1.0],
+    "text_embed_dim": 1024,
+}
+PUBLISHED_14B = {"num_attention_heads": 40, "num_layers": 36, "rope_scale": [2.0, 2.0, 2.0]}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("cosmos_7b", PUBLISHED),
+        ("cosmos_7b", {"_class_name": "CosmosTransformer3DModel"}),  # all are Diffusers' defaults
+        ("cosmos_14b", PUBLISHED | PUBLISHED_14B),
+    ],
+)
+def test_the_published_cosmos_is_the_named_size(name, content):
+    named = ModelConfig(name=name, **MODEL_SIZES[name])
+    imported = model_config(content, precision=Precision.BF16, text_pad_to=512, place="")
+    assert imported == replace(named, name="custom")
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "width", "heads"),  # DiT: arXiv:2212.09748, Table 1
+    [("s", 12, 384, 6), ("b", 12, 768, 12), ("l", 24, 1024, 16), ("xl", 28, 1152, 16)],
+)
+def test_named_sizes_are_those_of_the_paper(name, layers, width, heads):
+    size = {"num_layers": layers, "hidden_size": width, "num_attention_heads": heads}
+    assert MODEL_SIZES[f"dit_{name}"] == size
 
 
 def test_rotary_positions_of_an_export_reach_as_far_as_training():
