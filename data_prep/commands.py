@@ -144,8 +144,11 @@ def _plan(args: argparse.Namespace, packing: Packing) -> int:
 def run_convert(args: argparse.Namespace) -> int:
     """Caches of other tools."""
     counts, refusals = convert(args)
-    if args.split is None and set(counts) == {Split.TRAIN}:
+    split = SplitFractions.parse(args.split or DEFAULT_SPLIT)
+    if args.split is None and split.empty(counts):
         _notify(all_in_train_notice(counts))
+    elif empty := split.empty(counts):
+        _notify(f"--split {args.split} leaves {' and '.join(empty)} without a sample")
     for split, count in counts.items():
         say(output(), f"{split}: {count} samples")
     for reason, count in refusals.counts.items():

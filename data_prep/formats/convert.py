@@ -106,9 +106,7 @@ def convert(args: Namespace) -> tuple[Counter[Split], Refusals]:
     refusals.check(total=checked.total, max_fraction=args.max_bad_fraction, kept=False)
     shards = {part: one.counts for part, one in series.items() if one.counts}
     counts = Counter({part: sum(found.values()) for part, found in shards.items()})
-    if args.split is not None:
-        split.check_found(counts)
-    elif split.empty(counts):
+    if args.split is None and split.empty(counts):
         shards = {Split.TRAIN: _moved_to_train(args.output_dir, shards)}
         counts = Counter({Split.TRAIN: counts.total()})
     card = _card(args, processor, checked.widths, shards, refusals)
