@@ -19,10 +19,12 @@ from data_prep.media_arguments import (
     add_inputs,
     add_models,
     add_pictures,
+    whole,
 )
 from data_prep.processors import PROCESSORS, Pixel
 from data_prep.refusals import PrepError
 from data_prep.report import output, say, show_processors
+from data_prep.splits import DEFAULT_SPLIT
 from data_prep.text import TEXT_ENCODERS
 
 EXIT_CODES = """\
@@ -74,7 +76,7 @@ def _add_digits(commands: Any) -> None:
     _add_output(parser)
     parser.add_argument(
         "--num_samples",
-        type=int,
+        type=whole,
         metavar="N",
         help="Pack only the first N digits. (default: all)",
     )
@@ -136,21 +138,21 @@ def _add_running(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--num_workers",
-        type=int,
+        type=whole,
         metavar="N",
         help="Worker processes; 0 does all in this one. The result is the same for any number."
         " (default: one for each GPU or core, as far as there is work)",
     )
     group.add_argument(
         "--decode_threads",
-        type=int,
+        type=whole,
         default=2,
         metavar="N",
         help="Threads of each worker that decode ahead. (default: %(default)s)",
     )
     group.add_argument(
         "--batch_size",
-        type=int,
+        type=whole,
         default=1,
         metavar="SAMPLES",
         help="Samples of one shape that are encoded together. (default: %(default)s)",
@@ -182,14 +184,14 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--split",
-        default="0.9,0.1,0",
         metavar="TRAIN,VAL,TEST",
         help="Fractions of the samples for train, val and test. A file goes to the same split"
-        " whatever else is packed. (default: %(default)s)",
+        f" whatever else is packed. (default: {DEFAULT_SPLIT}; all in train where one of these"
+        " parts would get none)",
     )
     parser.add_argument(
         "--shard_size",
-        type=int,
+        type=whole,
         default=10_000,
         metavar="SAMPLES",
         help="Most samples in one shard. (default: %(default)s)",

@@ -16,7 +16,7 @@ from data_prep.inspection import check_encoders, inspect_shard, shard_counts
 from data_prep.inspection_page import write_inspection
 from data_prep.media_arguments import SETTINGS
 from data_prep.media_options import source_of
-from data_prep.packing import Packing, PackOptions, pack
+from data_prep.packing import Packing, PackOptions, Summary, pack
 from data_prep.planning.page import write_page
 from data_prep.processors import Pixel
 from data_prep.report import (
@@ -30,14 +30,15 @@ from data_prep.report import (
 )
 from data_prep.running.choice import engine_of
 from data_prep.running.ranks import join
-from data_prep.splits import SplitFractions
+from data_prep.splits import DEFAULT_SPLIT, Split, SplitFractions, all_in_train_notice
 
 _BLOCK = {"video": 4}  # samples that a worker is handed at once; the others are small
 
 
 def _options(args: argparse.Namespace, *, max_bad_fraction: float) -> PackOptions:
     return PackOptions(
-        split=SplitFractions.parse(args.split),
+        split=SplitFractions.parse(args.split or DEFAULT_SPLIT),
+        split_is_given=args.split is not None,
         shard_size=args.shard_size,
         max_shard_bytes=args.max_shard_bytes,
         max_bad_fraction=max_bad_fraction,
@@ -53,8 +54,17 @@ def _options(args: argparse.Namespace, *, max_bad_fraction: float) -> PackOption
 
 def _settings(args: argparse.Namespace, *names: str) -> dict[str, Any]:
     """The options that decided the samples; no paths, which would differ between machines."""
-    names = ("split", "shard_size", "max_shard_bytes", *names)
-    return {name: getattr(args, name) for name in names}
+    given = {name: getattr(args, name) for name in ("shard_size", "max_shard_bytes", *names)}
+    return {"split": args.split or DEFAULT_SPLIT, **given}
+
+
+def _validation_keys(summary: Summary) -> dict[str, Any]:
+    """What training needs where no samples were kept apart."""
+    return {} if Split.VAL in summary.shards else {"dataset.use_train_split_for_val": "true"}
+
+
+def _notify(text: str) -> None:
+    say(output(), f"note: {text}")
 
 
 def run_digits(args: argparse.Namespace) -> int:
@@ -66,10 +76,12 @@ def run_digits(args: argparse.Namespace) -> int:
         text=encoder,
         options=_options(args, max_bad_fraction=0),
         settings=_settings(args, "num_samples"),
+        notify=_notify,
         track=progress_on(Console(stderr=True)),
     )
     width = {} if encoder.width == 64 else {"model.crossattn_emb_size": encoder.width}
-    command = training_command(args.output_dir, "conf/dit_digits.yaml", width)
+    keys = width | _validation_keys(summary)
+    command = training_command(args.output_dir, "conf/dit_digits.yaml", keys)
     show_summary(output(), summary, args.output_dir, command)
     return 0
 
@@ -93,6 +105,7 @@ def run_media(args: argparse.Namespace) -> int:
             settings=_settings(args, *SETTINGS, "max_bad_fraction"),
             engine=engine_of(args, ranks),
             ranks=ranks,
+            notify=_notify,
             track=progress_on(Console(stderr=True)),
         )
         if args.plan:
@@ -102,7 +115,8 @@ def run_media(args: argparse.Namespace) -> int:
         ranks.leave()
     if ranks.rank == 0:
         sizes = {"model.in_channels": processor.channels, "model.crossattn_emb_size": encoder.width}
-        command = training_command(args.output_dir, f"conf/dit_xl_{args.command}.yaml", sizes)
+        keys = sizes | _validation_keys(summary)
+        command = training_command(args.output_dir, f"conf/dit_xl_{args.command}.yaml", keys)
         show_summary(output(), summary, args.output_dir, command)
         if args.output_format != "shards":
             count = export(args.output_dir, form=args.output_format, shard_size=args.shard_size)
@@ -115,6 +129,7 @@ def run_media(args: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace, packing: Packing) -> int:
     make_ready(args.output_dir, overwrite=args.overwrite)
     plan = packing.plan()
+    packing.look_at(plan)
     facts = write_page(
         plan,
         packing.source,
@@ -129,6 +144,11 @@ def _plan(args: argparse.Namespace, packing: Packing) -> int:
 def run_convert(args: argparse.Namespace) -> int:
     """Caches of other tools."""
     counts, refusals = convert(args)
+    split = SplitFractions.parse(args.split or DEFAULT_SPLIT)
+    if args.split is None and split.empty(counts):
+        _notify(all_in_train_notice(counts))
+    elif empty := split.empty(counts):
+        _notify(f"--split {args.split} leaves {' and '.join(empty)} without a sample")
     for split, count in counts.items():
         say(output(), f"{split}: {count} samples")
     for reason, count in refusals.counts.items():

@@ -63,7 +63,7 @@ def add_inputs(parser: ArgumentParser) -> None:
         "--max_items",
         "--max_images",
         "--max_videos",
-        type=int,
+        type=at_least_one,
         metavar="N",
         help="Pack only the first N files of the listing. (default: all)",
     )
@@ -81,7 +81,7 @@ def add_pictures(parser: ArgumentParser) -> None:
     )
     group.add_argument(
         "--size_multiple",
-        type=int,
+        type=whole,
         metavar="PIXELS",
         help="Sides are multiples of this many pixels; media with a shorter side are refused."
         " (default: two latent cells, one patch)",
@@ -93,7 +93,7 @@ def add_pictures(parser: ArgumentParser) -> None:
     )
     group.add_argument(
         "--max_pixels",
-        type=int,
+        type=whole,
         metavar="PIXELS",
         help="Pixel budget: larger media are scaled down, both sides alike. (default: no limit;"
         " 256p for image and 512p for video with --bucketing aspect)",
@@ -101,11 +101,11 @@ def add_pictures(parser: ArgumentParser) -> None:
     group.add_argument(
         "--height",
         "--max_height",
-        type=int,
+        type=whole,
         metavar="PIXELS",
         help="With --width: every sample gets this size, scaled to cover it and cropped.",
     )
-    group.add_argument("--width", "--max_width", type=int, metavar="PIXELS", help="See --height.")
+    group.add_argument("--width", "--max_width", type=whole, metavar="PIXELS", help="See --height.")
     group.add_argument(
         "--resize_mode",
         choices=[str(mode) for mode in ResizeMode],
@@ -128,21 +128,22 @@ def add_frames(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("frames of videos")
     group.add_argument(
         "--mode",
+        type=lambda text: "video" if text == "preprocess" else text,  # FastVideo's word
         choices=("video", "frames"),
         default="video",
-        help="video: a clip is a sample; frames: --num_frames single frames of it, evenly spaced,"
-        " are samples. (default: %(default)s)",
+        help="video, or FastVideo's preprocess: a clip is a sample; frames: --num_frames single"
+        " frames of it, evenly spaced, are samples. (default: %(default)s)",
     )
     group.add_argument(
         "--target_frames",
-        type=int,
+        type=whole,
         metavar="N",
         help="Frames in a sample, at most; the processor's rule (4n+1, 8n+1) must allow it."
         " (default: the whole clip)",
     )
     group.add_argument(
         "--num_frames",
-        type=int,
+        type=whole,
         metavar="N",
         help="With --mode frames, frames of each clip (default: 10). Else as --target_frames.",
     )
@@ -263,15 +264,32 @@ def add_models(parser: ArgumentParser) -> None:
     )
     group.add_argument(
         "--max_sequence_length",
-        type=int,
+        type=at_least_one,
         metavar="TOKENS",
         help="Longer captions are cut. (default: that of the text encoder)",
     )
 
 
+def whole(text: str) -> int:
+    """A number that fits where pixels, samples and bytes are counted."""
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+    if abs(number) >= 2**31:
+        raise argparse.ArgumentTypeError(f"{text} is out of range; it must be below {2**31}")
+    return number
+
+
+def at_least_one(text: str) -> int:
+    if (number := whole(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
+    return number
+
+
 def _integers(text: str) -> tuple[int, ...]:
     try:
-        return tuple(int(part) for part in text.split(","))
+        return tuple(whole(part) for part in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(
             f"{text!r}: give whole numbers, such as 17,33,65"

@@ -12,6 +12,7 @@ one undisturbed run makes: where files have changed since, samples that have not
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -22,6 +23,7 @@ from data_prep.cards import FORMAT_VERSION
 from data_prep.clips import Entry, Source
 from data_prep.files import write_whole
 from data_prep.folder import LEDGER, META, REFUSED_NAME, make_ready, publish
+from data_prep.planning.cropping import Cropping
 from data_prep.planning.plan import PLAN_NAME, Plan, read_plan, write_plan
 from data_prep.processors import Processor
 from data_prep.processors.processor import LATENT_DTYPE
@@ -33,6 +35,7 @@ from data_prep.running.reuse import WHITENING_NAME, remove_earlier, set_aside
 from data_prep.running.summary import Summary, summarize
 from data_prep.running.work import Refused, Task, Work
 from data_prep.running.writer import PackOptions, Share, Writer
+from data_prep.splits import ALL_IN_TRAIN, Split, all_in_train_notice
 from data_prep.text import TextEncoder
 from data_prep.whitening import Moments, Whitening
 
@@ -51,6 +54,10 @@ def untracked(*_: object) -> AbstractContextManager[Callable[[int], None]]:
     return nullcontext(lambda _: None)
 
 
+def untold(_: str) -> None:
+    """Says nothing."""
+
+
 @dataclass(kw_only=True)
 class Packing:
     """One run of one process, on its way from a source to a folder."""
@@ -64,6 +71,8 @@ class Packing:
     engine: Engine = field(default_factory=InProcess)
     ranks: Ranks = ALONE
     track: Track = untracked
+    notify: Callable[[str], None] = untold
+    """Takes what a person should know before the work begins."""
 
     def run(self) -> Summary:
         """Does all that is not done yet.
@@ -78,7 +87,7 @@ class Packing:
             self._set_aside_what_does_not_fit(plan)
         self.ranks.meet()
         plan = read_plan(self.folder / PLAN_NAME)
-        self._check_planned(plan)
+        self._check(self.look_at(plan), plan)
         self._measure(plan)
         self._encode(plan)
         self.ranks.meet()
@@ -96,7 +105,8 @@ class Packing:
         try:
             with self.track("planning", 0, 0) as advance:
                 entries = _counted(self.source.entries, advance)
-                return write_plan(entries, path, self.options.split)
+                given = self.options.split if self.options.split_is_given else None
+                return write_plan(entries, path, given)
         except BaseException:
             if not any(self.folder.iterdir()):
                 self.folder.rmdir()
@@ -137,13 +147,28 @@ class Packing:
             return
         new.write(self.folder)
 
-    def _check_planned(self, plan: Plan) -> None:
-        refusals = Refusals()
+    def look_at(self, plan: Plan) -> Refusals:
+        """What the plan refuses; rank 0 says what else a person should know of it.
+
+        Where the default split leaves a part of a small dataset empty, all goes to train.
+        """
+        refusals, found, cropping = Refusals(), Counter[Split](), Cropping()
         for (line,) in plan.blocks(1):
             entry = Entry.from_line(line)
             if entry.refused:
                 refusals.add(entry.source, entry.refused, entry.detail)
-        self._check(refusals, plan)
+                continue
+            found[self.options.split.split_of(entry.group)] += 1
+            cropping.add(entry)
+        notices = cropping.notices(self.settings.get("size_multiple"), self.processor.stride)
+        too_few = found and self.options.split.empty(found)
+        if too_few and not self.options.split_is_given:
+            self.options = replace(self.options, split=ALL_IN_TRAIN)
+            notices.append(all_in_train_notice(found))
+        if self.ranks.rank == 0:
+            for notice in notices:
+                self.notify(notice)
+        return refusals
 
     def _check(self, refusals: Refusals, plan: Plan) -> None:
         """Names the refused samples; raises PrepError where there are too many."""
@@ -223,7 +248,8 @@ class Packing:
         """
         summary = summarize(self.folder, world=self.ranks.world, ignored=self.source.ignored)
         self._check(summary.refusals, plan)
-        self.options.split.check_found(summary.samples)
+        if self.options.split_is_given:
+            self.options.split.check_found(summary.samples)
         if self.ranks.rank == 0 and not (self.folder / META).exists():
             publish(
                 self.folder,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -13,6 +12,9 @@ from data_prep.refusals import PrepError
 
 # A member of a tar has 100 bytes for its name; `.safetensors` takes 12 of them.
 _READABLE_CHARACTERS = 64
+
+
+DEFAULT_SPLIT = "0.9,0.1,0"
 
 
 class Split(StrEnum):
@@ -89,25 +91,32 @@ class SplitFractions:
                 return split
         return self.wanted[-1]  # the fractions may sum to a little less than 1
 
-    def check(self, keys: Iterable[str]) -> None:
+    def empty(self, found: Counter[Split]) -> tuple[Split, ...]:
+        """The wanted splits that have no sample, of the number of samples in each."""
+        return tuple(split for split in self.wanted if not found[split])
+
+    def check_found(self, found: Counter[Split]) -> None:
         """Makes sure that each wanted split has a sample.
 
         Raises:
             PrepError: one has none.
         """
-        self.check_found(Counter(self.split_of(key) for key in keys))
+        for split in self.empty(found):
+            raise PrepError(
+                f"--split wants {getattr(self, split):g} of the samples in {split!s}, but none"
+                f" of the {found.total()} falls into it (samples are assigned by a hash of"
+                " their key); add samples, raise that fraction, or set it to 0 (--split 1,0,0"
+                " puts all into train)"
+            )
 
-    def check_found(self, found: Counter[Split]) -> None:
-        """The same from the number of samples in each split.
 
-        Raises:
-            PrepError: one has none.
-        """
-        for split in self.wanted:
-            if not found[split]:
-                raise PrepError(
-                    f"--split wants {getattr(self, split):g} of the samples in {split!s}, but none"
-                    f" of the {found.total()} falls into it (samples are assigned by a hash of"
-                    " their key); add samples, raise that fraction, or set it to 0 (--split 1,0,0"
-                    " puts all into train)"
-                )
+ALL_IN_TRAIN = SplitFractions(train=1, val=0, test=0)
+
+
+def all_in_train_notice(found: Counter[Split]) -> str:
+    """What a person should know where the default split leaves a part of a small dataset empty."""
+    return (
+        f"all {found.total()} samples are in train: the default --split {DEFAULT_SPLIT} leaves one"
+        " of its parts empty. Training validates on them with"
+        " dataset.use_train_split_for_val=true; give --split, such as 0.5,0.5,0, to keep some apart"
+    )

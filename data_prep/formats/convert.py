@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ from data_prep.formats.records import Record, read_shards
 from data_prep.processors.processor import LATENT_DTYPE, Processor
 from data_prep.refusals import PrepError, Reason, Refusals, RefusedError
 from data_prep.shards import ShardSeries, sample_parts
-from data_prep.splits import Split, SplitFractions
+from data_prep.splits import DEFAULT_SPLIT, Split, SplitFractions
 
 FORMATS = ("meta", "pt", "parquet", "dfm")
 _ROWS_IN_FILE = 64
@@ -72,13 +71,13 @@ def records_of(folder: Path) -> Iterator[Record | RefusedError]:
     )
 
 
-def convert(args: Namespace) -> tuple[Counter[str], Refusals]:
+def convert(args: Namespace) -> tuple[Counter[Split], Refusals]:
     """Writes a cache of another tool to our shards.
 
     Raises:
         PrepError: it cannot be read, or too much of it was refused.
     """
-    split = SplitFractions.parse(args.split)
+    split = SplitFractions.parse(args.split or DEFAULT_SPLIT)
     processor = _processor(args)
     encoder = text.named(args.text_encoder).from_arguments(args) if args.text_encoder else None
     begun = args.output_dir / LEDGER / "conversion"  # there until all is written
@@ -107,13 +106,24 @@ def convert(args: Namespace) -> tuple[Counter[str], Refusals]:
     refusals.check(total=checked.total, max_fraction=args.max_bad_fraction, kept=False)
     shards = {part: one.counts for part, one in series.items() if one.counts}
     counts = Counter({part: sum(found.values()) for part, found in shards.items()})
+    if args.split is None and split.empty(counts):
+        shards = {Split.TRAIN: _moved_to_train(args.output_dir, shards)}
+        counts = Counter({Split.TRAIN: counts.total()})
     card = _card(args, processor, checked.widths, shards, refusals)
     null_text = {"text": torch.zeros(1, checked.widths["text"], dtype=torch.bfloat16)}
     if encoder is not None:
         card["text_encoder"], null_text = encoder.settings, encoder.encode_all("")
     remove(begun.parent)
     publish(args.output_dir, shards=shards, card=card, null_text=null_text)
-    return Counter({str(part): count for part, count in counts.items()}), refusals
+    return counts, refusals
+
+
+def _moved_to_train(folder: Path, shards: dict[Split, dict[str, int]]) -> dict[str, int]:
+    """The default split has left a part of a small cache empty, so at most one has samples."""
+    ((part, counts),) = shards.items()
+    if part is not Split.TRAIN:
+        (folder / part).rename(folder / Split.TRAIN)
+    return counts
 
 
 class _Checked:
@@ -184,6 +194,6 @@ def _card(
         },
         "sources": [args.folder.resolve().name],
         "refused": refusals.counts,
-        "settings": json.loads(json.dumps({"split": args.split, "latents": args.latents})),
+        "settings": {"split": args.split or DEFAULT_SPLIT, "latents": args.latents},
         "license": args.license,
     }

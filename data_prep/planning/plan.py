@@ -52,8 +52,8 @@ def read_plan(path: Path) -> Plan:
     return Plan(path=path, digest=digest.hexdigest(), total=total)
 
 
-def write_plan(entries: Iterable[Entry], path: Path, split: SplitFractions) -> Plan:
-    """Sorts `entries` into packing order.
+def write_plan(entries: Iterable[Entry], path: Path, split: SplitFractions | None) -> Plan:
+    """Sorts `entries` into packing order; each part of `split`, where it is given, must get some.
 
     Raises:
         PrepError: two samples have one key, or a split that is wanted gets none.
@@ -65,8 +65,9 @@ def write_plan(entries: Iterable[Entry], path: Path, split: SplitFractions) -> P
             for entry in entries:
                 offsets.append(offsets[-1] + stream.write(entry.to_line().encode()))
                 positions.append(position_of(entry.group))
-                found[split.split_of(entry.group)] += not entry.refused
-        if found.total():
+                if split is not None:
+                    found[split.split_of(entry.group)] += not entry.refused
+        if split is not None and found.total():
             split.check_found(found)
         return _sorted(spool, path, offsets, np.array(positions))
     finally:

@@ -31,6 +31,8 @@ class PackOptions:
     """How samples become a folder; none of it changes what a sample holds."""
 
     split: SplitFractions
+    split_is_given: bool = True
+    """Whether the user asked for the split; the default gives way where a dataset is small."""
     shard_size: int
     """Samples in one shard, at most."""
     max_shard_bytes: int
@@ -58,6 +60,8 @@ class PackOptions:
             raise PrepError(f"--max_shard_bytes {self.max_shard_bytes} must be at least 1 byte")
         if not 0 <= self.max_bad_fraction <= 1:
             raise PrepError(f"--max_bad_fraction {self.max_bad_fraction} must lie in 0 to 1")
+        if self.decode_threads < 0:
+            raise PrepError(f"--decode_threads {self.decode_threads} must be at least 0")
         if self.batch_size < 1:
             raise PrepError(f"--batch_size {self.batch_size} must be at least 1 sample")
 

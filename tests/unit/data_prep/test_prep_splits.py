@@ -1,6 +1,7 @@
 """Keys are unique and readable; a key alone decides the split."""
 
 import re
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
@@ -76,5 +77,5 @@ def test_impossible_splits_are_errors(text: str, message: str) -> None:
 def test_a_wanted_split_without_samples_is_an_error() -> None:
     fractions = SplitFractions.parse("0.999,0.001,0")
     with pytest.raises(PrepError, match=r"0.001 of the samples in val, but none of the 3 .*1,0,0"):
-        fractions.check(["a", "b", "c"])
-    SplitFractions.parse("1,0,0").check(["a"])
+        fractions.check_found(Counter({Split.TRAIN: 3}))
+    SplitFractions.parse("1,0,0").check_found(Counter({Split.TRAIN: 1}))
