@@ -122,7 +122,7 @@ def _plan(args: argparse.Namespace, packing: Packing) -> int:
         processor=packing.processor,
         text=packing.text,
     )
-    show_plan(output(), facts, args.output_dir)
+    show_plan(output(), facts, args.output_dir, packing.source.ignored)
     return 0
 
 

@@ -39,6 +39,7 @@ def write_page(
             shown.append(entry)
     facts.finish()
     parts = [*_summary(facts), *_sizes(facts), *_histograms(facts), *_refused(facts)]
+    parts += _ignored(source.ignored)
     parts += ["<h2>Samples</h2>", *(_figure(source, entry) for entry in shown)]
     write_html(path, "Plan", parts)
     return facts
@@ -87,6 +88,11 @@ def _refused(facts: Facts) -> Iterator[str]:
         yield "<h2>Refused</h2>" + table(("reason", "samples"), facts.refused.most_common())
         rows = [(entry.source, entry.refused, entry.detail) for entry in facts.named]
         yield table(("file", "reason", "detail"), rows)
+
+
+def _ignored(ignored: Mapping[str, int]) -> Iterator[str]:
+    if ignored:
+        yield "<h2>Ignored</h2>" + table(("what", "number"), list(ignored.items()))
 
 
 def _figure(source: Source, entry: Entry) -> str:

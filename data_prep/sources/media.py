@@ -21,7 +21,7 @@ from data_prep.clips import Clip, Entry
 from data_prep.decoders import VideoDecoder
 from data_prep.frame_rules import FrameRule, Kept
 from data_prep.pictures import open_image, size_of, to_rgb, to_video
-from data_prep.refusals import RefusedError
+from data_prep.refusals import RefusedError, as_text
 from data_prep.sizing import Placement, ResizeMode, Sizing
 from data_prep.sources.folders import Collection, Medium
 from data_prep.splits import key_of
@@ -82,7 +82,7 @@ class MediaSource:
 
     @property
     def name(self) -> str:
-        return ", ".join(given.collection.name for given in self.inputs)
+        return as_text(", ".join(given.collection.name for given in self.inputs))
 
     @property
     def entries(self) -> Iterator[Entry]:
@@ -103,7 +103,7 @@ class MediaSource:
         key = key_of(source)
         blank = Entry(
             key=key,
-            source=source,
+            source=as_text(source),  # the name of a file need not be text; `where` has it as it is
             file_key=key,
             folder=number,
             where=medium.where,

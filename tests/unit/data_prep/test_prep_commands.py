@@ -81,7 +81,7 @@ def test_a_nested_folder_of_images(
         np.testing.assert_array_equal(pixels_HWC, inside)
     for line in (
         "refused: 1 x file is no image of a known format",
-        "ignored, no images: 1 x *.mp4",
+        "ignored: 1 x *.mp4",
         "packed: 40 x caption from the file name",
         "model.in_channels=12 model.crossattn_emb_size=64",
         f"dataset.path={out}",
