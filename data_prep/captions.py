@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import stat
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -52,6 +53,29 @@ class Caption:
 
     text: str
     origin: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TagShuffle:
+    """Captions that are lists of tags, each several times in other orders."""
+
+    count: int  # orders of each caption
+    delimiter: str  # between tags
+
+    def of(self, captions: Iterable[Caption], *, key: str) -> list[Caption]:
+        """The orders are drawn by `key`, so that they are the same in every run."""
+        return [
+            replace(caption, text=self._ordered(caption.text, f"{key} {number} {order}"))
+            for number, caption in enumerate(captions)
+            for order in range(self.count)
+        ]
+
+    def _ordered(self, text: str, seed: str) -> str:
+        def rank(item: tuple[int, str]) -> bytes:
+            return hashlib.blake2b(f"{seed} {item[0]}".encode(), digest_size=8).digest()
+
+        tags = sorted(enumerate(text.split(self.delimiter)), key=rank)
+        return self.delimiter.join(tag for _, tag in tags)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -200,9 +200,9 @@ def add_captions(parser: ArgumentParser) -> None:
     group.add_argument(
         "--missing_caption",
         choices=[str(choice) for choice in MissingCaption],
-        default=str(MissingCaption.FILENAME),
         help="What a medium without a caption gets: its file name with spaces for underscores,"
-        " the empty caption, or a refusal. (default: %(default)s)",
+        " the empty caption, or a refusal. (default: filename; in a TOML file of --dataset_config,"
+        " which is diffusion-pipe's, empty)",
     )
     group.add_argument(
         "--several_captions",

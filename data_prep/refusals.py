@@ -96,6 +96,8 @@ class Refusals:
         """
         reasons = "; ".join(f"{count} x {reason}" for reason, count in self.counts.items())
         where = "refused.jsonl in the output folder names each file"
+        if not total:
+            raise PrepError("nothing was packed: all files that were found are left out")
         if len(self) == total:
             raise PrepError(
                 f"nothing was packed: all {total} files were refused ({reasons}); {where}"
