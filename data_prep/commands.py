@@ -31,6 +31,7 @@ from data_prep.report import (
 from data_prep.running.choice import engine_of
 from data_prep.running.ranks import join
 from data_prep.splits import SplitFractions
+from data_prep.unused_options import unused_options
 
 _BLOCK = {"video": 4}  # samples that a worker is handed at once; the others are small
 
@@ -81,6 +82,9 @@ def run_media(args: argparse.Namespace) -> int:
     options = _options(args, max_bad_fraction=args.max_bad_fraction)
     asked, source = args.video_loader_type, source_of(args, processor)
     ranks = join()
+    if ranks.rank == 0:
+        for sentence in unused_options(args, args.parser, (processor, encoder)):
+            say(output(), sentence)
     if ranks.rank == 0 and asked == "torchvision":
         say(output(), "--video_loader_type torchvision: it decodes no videos any more; PyAV does")
     try:
@@ -128,6 +132,10 @@ def _plan(args: argparse.Namespace, packing: Packing) -> int:
 
 def run_convert(args: argparse.Namespace) -> int:
     """Caches of other tools."""
+    readers = [processors.named(args.processor)] if args.processor else []
+    encoders = [text.named(args.text_encoder)] if args.text_encoder else []
+    for sentence in unused_options(args, args.parser, [*readers, *encoders]):
+        say(output(), sentence)
     counts, refusals = convert(args)
     for split, count in counts.items():
         say(output(), f"{split}: {count} samples")

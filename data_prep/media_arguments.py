@@ -265,7 +265,8 @@ def add_models(parser: ArgumentParser) -> None:
         "--max_sequence_length",
         type=int,
         metavar="TOKENS",
-        help="Longer captions are cut. (default: that of the text encoder)",
+        help="Longer captions are cut, which is counted. (default: that of the text encoder; 4096"
+        " for bytes)",
     )
 
 

@@ -104,6 +104,9 @@ def show_plan(console: Console, facts: Facts, folder: Path, ignored: Mapping[str
     say(console, f"expected: about {facts.bytes / 1e6:.1f} MB of shards")
     for what, count in facts.captions.most_common():
         say(console, f"planned: {count} x caption from {what}")
+    if facts.cut:
+        limit = f"{facts.longest_text} tokens (--max_sequence_length)"
+        say(console, f"planned: {facts.cut} x caption cut to {limit}")
     for reason, count in facts.refused.most_common():
         say(console, f"refused: {count} x {reason}")
     for what, count in ignored.items():

@@ -30,6 +30,7 @@ def write_page(
         text_tokens=text.length_of,
         latent_bytes=processor.channels * _CELLS * _LATENT_BYTES,
         text_bytes=text.width * _LATENT_BYTES,
+        longest_text=text.max_length,
     )
     shown, step = [], max(1, plan.total // _PICTURES)
     for number, (line,) in enumerate(plan.blocks(1)):
@@ -49,6 +50,8 @@ def _summary(facts: Facts) -> Iterator[str]:
     rows = [("samples in the shards", facts.samples), ("refused", facts.refused.total())]
     rows += [(f"of kind {kind}", count) for kind, count in facts.kinds.most_common()]
     rows += [(f"caption from {where}", count) for where, count in facts.captions.most_common()]
+    if facts.cut:
+        rows.append((f"captions of more than {facts.longest_text} tokens, to be cut", facts.cut))
     rows += [("tokens", facts.tokens), ("expected bytes of the shards", round(facts.bytes))]
     yield table(("", ""), rows)
     packs = [
