@@ -26,7 +26,8 @@ def unused_options(args: Namespace, parser: ArgumentParser, readers: Iterable[Re
     ignored = {name for reader in known for name in reader.options} - read
     chosen = " and ".join(repr(reader.name) for reader in readers) or "this command"
     reasons = [(ignored, f"it means nothing to {chosen}")]
-    if args.command == "image" and not (args.video_dir or args.dataset_config or _rows(args)):
+    mixed = (args.video_dir, args.dataset_config, args.dataset_path, args.hf_dataset)
+    if args.command == "image" and not any(mixed):
         reasons.append((_FRAMES, "there are no videos"))
     if args.command in ("image", "video") and not _rows(args):
         reasons.append((_ROWS, "there is no --hf_dataset"))
