@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import hashlib
+import stat
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from data_prep.refusals import Reason, RefusedError
+from data_prep.refusals import Reason, RefusedError, shortened
+from dit.json_text import parse_json
+
+_MOST_SIDECAR = 16 << 20  # bytes of a caption; what is larger is another kind of file
+_WIDE = "it is UTF-16 or UTF-32; save it as UTF-8"
 
 SIDECAR_ENDINGS = (".json", ".txt")
 
@@ -48,6 +53,29 @@ class Caption:
 
     text: str
     origin: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TagShuffle:
+    """Captions that are lists of tags, each several times in other orders."""
+
+    count: int  # orders of each caption
+    delimiter: str  # between tags
+
+    def of(self, captions: Iterable[Caption], *, key: str) -> list[Caption]:
+        """The orders are drawn by `key`, so that they are the same in every run."""
+        return [
+            replace(caption, text=self._ordered(caption.text, f"{key} {number} {order}"))
+            for number, caption in enumerate(captions)
+            for order in range(self.count)
+        ]
+
+    def _ordered(self, text: str, seed: str) -> str:
+        def rank(item: tuple[int, str]) -> bytes:
+            return hashlib.blake2b(f"{seed} {item[0]}".encode(), digest_size=8).digest()
+
+        tags = sorted(enumerate(text.split(self.delimiter)), key=rank)
+        return self.delimiter.join(tag for _, tag in tags)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,37 +140,85 @@ class Captions:
 
     def _text(self, sidecar: str) -> str:
         try:
-            content = self.read(sidecar) if self.read else (self.root / sidecar).read_bytes()
-            return content.decode("utf-8-sig")
+            content = self.read(sidecar) if self.read else regular_bytes(self.root / sidecar)
+            if len(content) > _MOST_SIDECAR:
+                raise RefusedError(
+                    Reason.BAD_CAPTION,
+                    f"{sidecar} has {len(content)} bytes, more than any caption ({_MOST_SIDECAR})",
+                )
+            return decoded(content)
         except OSError as error:
             raise RefusedError(Reason.BAD_CAPTION, f"{sidecar}: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise RefusedError(Reason.BAD_CAPTION, f"{sidecar} is not UTF-8: {error}") from error
+        except ValueError as error:
+            raise RefusedError(Reason.BAD_CAPTION, f"{sidecar}: {error}") from error
 
     def _from_json(self, sidecar: str, *, may_lack: bool) -> tuple[str, ...] | None:
         try:
-            content = json.loads(self._text(sidecar))
+            content = parse_json(self._text(sidecar))
         except ValueError as error:
             raise RefusedError(Reason.BAD_CAPTION, f"{sidecar} is no JSON: {error}") from error
-        fields = content if isinstance(content, dict) else {}
-        value = fields.get(self.field)
-        if isinstance(value, str) or (value is None and may_lack):
-            return None if value is None else (value,)
-        if isinstance(value, list) and value and all(isinstance(text, str) for text in value):
-            return tuple(value)
-        found = ", ".join(map(repr, fields)) or "no fields"
-        raise RefusedError(
-            Reason.BAD_CAPTION,
-            f"{sidecar} has no text in field {self.field!r}, but {found}; name the field with"
-            " --caption_field",
-        )
+        if not isinstance(content, dict):
+            why = f"{sidecar} holds {shortened(content)}, and not an object with field"
+            raise RefusedError(Reason.BAD_CAPTION, f"{why} {self.field!r}")
+        if content.get(self.field) is None and may_lack:
+            return None
+        texts = texts_of(content.get(self.field))
+        if texts is None:
+            raise no_text(sidecar, self.field, content)
+        return texts
+
+
+def texts_of(value: Any) -> tuple[str, ...] | None:
+    """One caption, or several; None where the value is neither."""
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list) and value and all(isinstance(text, str) for text in value):
+        return tuple(value)
+    return None
+
+
+def no_text(path: str, name: str, fields: Mapping[str, Any]) -> RefusedError:
+    """The refusal of a file or row whose field `name` holds no caption."""
+    why = f"{path} has no text for it in field {name!r}, "
+    if name in fields:
+        why += f"which holds {shortened(fields[name])}"
+    else:
+        found = ", ".join(shortened(key) for key in list(fields)[:20]) or "no fields"
+        why += f"but {found}; name the field with --caption_field"
+    return RefusedError(Reason.BAD_CAPTION, why)
+
+
+def regular_bytes(path: Path) -> bytes:
+    """The content of a file that is no pipe or device: those have no end.
+
+    Raises:
+        OSError: it cannot be read.
+        RefusedError: it is no regular file.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise RefusedError(Reason.BAD_CAPTION, f"{path.name} is no regular file")
+    return path.read_bytes()
+
+
+def decoded(content: bytes, *, errors: str = "strict") -> str:
+    """UTF-8 text, with or without a byte order mark.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in content[:4]:
+        raise ValueError(_WIDE)
+    try:
+        return content.decode("utf-8-sig", errors)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"byte {error.start} is not UTF-8; save it as UTF-8") from None
 
 
 def caption(text: str, *, origin: str) -> Caption:
     """A text without the space around it.
 
     Raises:
-        RefusedError: it is no Unicode.
+        RefusedError: it is no text.
     """
     try:
         text.encode()
@@ -150,4 +226,6 @@ def caption(text: str, *, origin: str) -> Caption:
         raise RefusedError(
             Reason.BAD_CAPTION, f"{origin} gives no valid Unicode: {error}"
         ) from error
+    if "\0" in text:
+        raise RefusedError(Reason.BAD_CAPTION, f"{origin} gives a text with a NUL in it")
     return Caption(text=text.strip(), origin=origin)

@@ -61,6 +61,9 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=EXIT_CODES,
     )
     parser.set_defaults(run=None)
+    parser.add_argument(
+        "--list_processors", action=_ListProcessors, help="Show the known processors and exit."
+    )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _add_digits(commands)
     _add_media(commands, "image", "Packs images, with their captions.")
@@ -110,7 +113,7 @@ def _add_media(commands: Any, name: str, about: str) -> None:
         help="Also write the samples as AutoModel (meta, pt), FastVideo (parquet) or DFM (dfm) read"
         " them, beside the shards. (default: %(default)s)",
     )
-    parser.set_defaults(run=run_media, command=name)
+    parser.set_defaults(run=run_media, command=name, parser=parser)
 
 
 def _add_running(parser: argparse.ArgumentParser) -> None:
@@ -236,7 +239,7 @@ def _add_convert(commands: Any) -> None:
     for processor in PROCESSORS.values():
         processor.add_arguments(parser)
     add_models(parser)
-    parser.set_defaults(run=run_convert, command="convert")
+    parser.set_defaults(run=run_convert, command="convert", parser=parser)
 
 
 def _add_inspect(commands: Any) -> None:

@@ -31,6 +31,7 @@ from data_prep.report import (
 from data_prep.running.choice import engine_of
 from data_prep.running.ranks import join
 from data_prep.splits import DEFAULT_SPLIT, Split, SplitFractions, all_in_train_notice
+from data_prep.unused_options import unused_options
 
 _BLOCK = {"video": 4}  # samples that a worker is handed at once; the others are small
 
@@ -93,6 +94,9 @@ def run_media(args: argparse.Namespace) -> int:
     options = _options(args, max_bad_fraction=args.max_bad_fraction)
     asked, source = args.video_loader_type, source_of(args, processor)
     ranks = join()
+    if ranks.rank == 0:
+        for sentence in unused_options(args, args.parser, (processor, encoder)):
+            say(output(), sentence)
     if ranks.rank == 0 and asked == "torchvision":
         say(output(), "--video_loader_type torchvision: it decodes no videos any more; PyAV does")
     try:
@@ -137,12 +141,16 @@ def _plan(args: argparse.Namespace, packing: Packing) -> int:
         processor=packing.processor,
         text=packing.text,
     )
-    show_plan(output(), facts, args.output_dir)
+    show_plan(output(), facts, args.output_dir, packing.source.ignored)
     return 0
 
 
 def run_convert(args: argparse.Namespace) -> int:
     """Caches of other tools."""
+    readers = [processors.named(args.processor)] if args.processor else []
+    encoders = [text.named(args.text_encoder)] if args.text_encoder else []
+    for sentence in unused_options(args, args.parser, [*readers, *encoders]):
+        say(output(), sentence)
     counts, refusals = convert(args)
     split = SplitFractions.parse(args.split or DEFAULT_SPLIT)
     if args.split is None and split.empty(counts):

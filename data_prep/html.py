@@ -11,6 +11,7 @@ from pathlib import Path
 from PIL import Image
 
 from data_prep.files import write_whole
+from data_prep.refusals import as_text
 
 _SIDE = 128  # pixels of a picture
 _STYLE = """\
@@ -28,7 +29,7 @@ def write_html(path: Path, title: str, parts: Iterable[str]) -> None:
     head = f"<!doctype html><meta charset=utf-8><title>{escape(title)}</title>"
     body = "\n".join(parts)
     page = f"{head}<style>{_STYLE}</style><h1>{escape(title)}</h1>{body}\n"
-    write_whole(path, page.encode())
+    write_whole(path, as_text(page).encode())
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

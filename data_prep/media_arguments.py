@@ -201,9 +201,9 @@ def add_captions(parser: ArgumentParser) -> None:
     group.add_argument(
         "--missing_caption",
         choices=[str(choice) for choice in MissingCaption],
-        default=str(MissingCaption.FILENAME),
         help="What a medium without a caption gets: its file name with spaces for underscores,"
-        " the empty caption, or a refusal. (default: %(default)s)",
+        " the empty caption, or a refusal. (default: filename; in a TOML file of --dataset_config,"
+        " which is diffusion-pipe's, empty)",
     )
     group.add_argument(
         "--several_captions",
@@ -266,7 +266,8 @@ def add_models(parser: ArgumentParser) -> None:
         "--max_sequence_length",
         type=at_least_one,
         metavar="TOKENS",
-        help="Longer captions are cut. (default: that of the text encoder)",
+        help="Longer captions are cut, which is counted. (default: that of the text encoder; 4096"
+        " for bytes)",
     )
 
 

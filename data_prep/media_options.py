@@ -40,9 +40,14 @@ def source_of(args: Namespace, processor: Processor) -> MediaSource:
     )
     inputs = [replace(basis, collection=each) for each in _collections(args)]
     if args.dataset_config:
-        from data_prep.sources.dataset_file import inputs_of
+        from data_prep.sources.dataset_file import inputs_of, is_of_diffusion_pipe
 
+        is_alone = not inputs
         inputs += inputs_of(args, basis)
+        if is_alone and args.missing_caption is None and is_of_diffusion_pipe(args.dataset_config):
+            args.missing_caption = str(MissingCaption.EMPTY)
+    if args.missing_caption is None:  # what the card says
+        args.missing_caption = str(MissingCaption.FILENAME)
     if not inputs:
         raise PrepError(
             "nothing to pack: give --image_dir, --video_dir, --dataset_config or --hf_dataset"
@@ -70,11 +75,14 @@ def decoder_of(args: Namespace) -> VideoDecoder:
     return decoder
 
 
-def captions_of(args: Namespace) -> CaptionOptions:
+def captions_of(
+    args: Namespace, missing: MissingCaption = MissingCaption.FILENAME
+) -> CaptionOptions:
+    """How captions are found; `missing` holds where the command line does not say."""
     return CaptionOptions(
         field=args.caption_field,
         format=CaptionFormat(args.caption_format),
-        missing=MissingCaption(args.missing_caption),
+        missing=MissingCaption(args.missing_caption or missing),
     )
 
 

@@ -283,6 +283,7 @@ class Packing:
             "sizes": summary.sizes,
             "sources": [self.source.name],
             "refused": summary.refused,
+            "ignored": dict(summary.ignored),
             "notes": summary.notes,
             "psnr": summary.psnr,
             "settings": dict(self.settings),

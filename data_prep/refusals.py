@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from collections import Counter
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from data_prep.files import write_whole
+
+_LONGEST = 120  # characters of a value in a message
 
 
 class PrepError(ValueError):
@@ -28,6 +32,7 @@ class Reason(StrEnum):
     VIDEO_DAMAGED = "video is damaged or cut short"
     TOO_SHORT = "video has too few frames"
     NOT_FETCHED = "address cannot be fetched"
+    BAD_ARCHIVE = "archive is damaged, cut short or compressed"
     CHANGED = "file has changed since it was planned"
     CRASHED = "reading it kills the process"
     NO_CAPTION = "no caption"
@@ -40,8 +45,23 @@ class RefusedError(Exception):
     """One file cannot be packed."""
 
     def __init__(self, reason: Reason, detail: str):
-        self.reason, self.detail = reason, detail
+        self.reason, self.detail = reason, as_text(detail)
         super().__init__(f"{reason}: {detail}")
+
+
+def as_text(name: str) -> str:
+    """A file name as text: what is not UTF-8 in it is written as an escape."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
+def shortened(value: Any) -> str:
+    """A strange value for a message, however large or deep it is."""
+    limited = reprlib.Repr()
+    limited.maxlevel, limited.maxstring, limited.maxother = 2, _LONGEST, _LONGEST
+    try:
+        return limited.repr(value)[:_LONGEST]
+    except ValueError:  # Python writes no integer of so many digits
+        return f"a huge {type(value).__name__}"
 
 
 class Refusals:
@@ -76,6 +96,8 @@ class Refusals:
         """
         reasons = "; ".join(f"{count} x {reason}" for reason, count in self.counts.items())
         where = "refused.jsonl in the output folder names each file"
+        if not total:
+            raise PrepError("nothing was packed: all files that were found are left out")
         if len(self) == total:
             raise PrepError(
                 f"nothing was packed: all {total} files were refused ({reasons}); {where}"

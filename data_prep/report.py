@@ -20,6 +20,7 @@ from data_prep.inspection import ShardReport
 from data_prep.packing import Summary, Track
 from data_prep.planning.facts import CAPACITIES, Facts
 from data_prep.processors import PROCESSORS
+from data_prep.refusals import as_text
 
 _LINES = 10  # progress lines where there is no terminal
 _FILES_A_LINE = 10_000  # where nobody knows how many there are
@@ -72,7 +73,7 @@ class _Rate(ProgressColumn):
 
 def say(console: Console, text: str) -> None:
     """One line as it is: no markup, no colours, no wrapping."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    console.print(as_text(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def show_summary(console: Console, summary: Summary, folder: Path, next_command: str) -> None:
@@ -85,7 +86,7 @@ def show_summary(console: Console, summary: Summary, folder: Path, next_command:
     for headline, counts in (
         ("packed", summary.notes),
         ("refused", summary.refused),
-        ("ignored, no images", summary.ignored),
+        ("ignored", summary.ignored),
     ):
         for what, count in counts.items():
             say(console, f"{headline}: {count} x {what}")
@@ -97,14 +98,19 @@ def show_summary(console: Console, summary: Summary, folder: Path, next_command:
     say(console, f"next: {next_command}")
 
 
-def show_plan(console: Console, facts: Facts, folder: Path) -> None:
+def show_plan(console: Console, facts: Facts, folder: Path, ignored: Mapping[str, int]) -> None:
     """What would be packed; the page has the details."""
     say(console, f"planned: {facts.samples} samples, {facts.tokens} tokens")
     say(console, f"expected: about {facts.bytes / 1e6:.1f} MB of shards")
     for what, count in facts.captions.most_common():
         say(console, f"planned: {count} x caption from {what}")
+    if facts.cut:
+        limit = f"{facts.longest_text} tokens (--max_sequence_length)"
+        say(console, f"planned: {facts.cut} x caption cut to {limit}")
     for reason, count in facts.refused.most_common():
         say(console, f"refused: {count} x {reason}")
+    for what, count in ignored.items():
+        say(console, f"ignored: {count} x {what}")
     for capacity in CAPACITIES:
         say(
             console,

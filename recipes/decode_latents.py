@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from recipes.entry import run
+from recipes.opening import decoder_of
 from recipes.picture_files import LISTING, Picture, make_folder, write
 from recipes.sizes import cut
 
@@ -31,12 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     entries, card = _listing(args.latents, LISTING), _listing(args.latents, CARD)
     make_folder(args.output_dir)
-    from data_prep import processors
-    from data_prep.weights import Place
-
-    decoder = processors.from_card(
-        card, Place(model=args.tokenizer_model, cache=args.tokenizer_cache_dir)
-    )
+    decoder = decoder_of(card, args.tokenizer_model, args.tokenizer_cache_dir)
     pictures = [_decoded(args.latents, entry, decoder) for entry in entries if "latent" in entry]
     if not pictures:
         raise ValueError(f"{args.latents / LISTING} names no latent; generate with --save_latents")

@@ -69,6 +69,12 @@ def say_once(message: str) -> None:
         _say(message)
 
 
+def say_notice(message: str) -> None:
+    """Shows one line that is no error, from the first process of a run alone."""
+    if _is_first():
+        Console(stderr=True, soft_wrap=True, highlight=False).print(message, markup=False)
+
+
 def _is_lost_peer(error: Exception) -> bool:
     if not isinstance(error, RuntimeError):
         return False

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from recipes.entry import say_notice
 from recipes.generate_options import Setting
 from recipes.sizes import Steps
 
@@ -51,8 +52,6 @@ def open_checkpoint(
     """
     from safetensors.torch import load_file
 
-    from data_prep import text
-    from data_prep.weights import Place
     from dit.train.locate import CheckpointError, find_checkpoint, saved_config
 
     setting = setting or Setting()
@@ -76,7 +75,7 @@ def open_checkpoint(
         path=path,
         config=config,
         model=_load(path, config, averaged=weights == "ema"),
-        encoder=text.from_card(card, Place(cache=setting.t5_cache_dir)),
+        encoder=_encoder_of(card, setting.t5_cache_dir),
         decoder=decoder,
         steps=steps,
         null_text_LE=load_file(path / "null_text.safetensors")["text"],
@@ -116,6 +115,34 @@ def spread(config: RunConfig, setting: Setting) -> RunConfig:
     return replace(config, model=model, dataset=dataset)
 
 
+def decoder_of(card: dict[str, Any], model: str | None, cache: str | None) -> Processor:
+    """The decoder of a dataset, from where the options say; what it does not use is said.
+
+    Raises:
+        ValueError: it is not to be had.
+    """
+    from data_prep import processors
+    from data_prep.unused_options import unused_places
+    from data_prep.weights import Place
+
+    decoder = processors.from_card(card, Place(model=model, cache=cache))
+    given = {"--tokenizer_model": model, "--tokenizer_cache_dir": cache}
+    for sentence in unused_places(decoder, given):
+        say_notice(sentence)
+    return decoder
+
+
+def _encoder_of(card: dict[str, Any], cache: str | None) -> TextEncoder:
+    from data_prep import text
+    from data_prep.unused_options import unused_places
+    from data_prep.weights import Place
+
+    encoder = text.from_card(card, Place(cache=cache))
+    for sentence in unused_places(encoder, {"--t5_cache_dir": cache}):
+        say_notice(sentence)
+    return encoder
+
+
 def open_decoder(
     card: dict[str, Any], setting: Setting, model: ModelConfig, *, needed: bool
 ) -> tuple[Processor | None, Steps]:
@@ -124,13 +151,9 @@ def open_decoder(
     Raises:
         ValueError: it is not to be had, and needed, or the card does not say how large they are.
     """
-    from data_prep import processors
-    from data_prep.weights import Place
-
-    place = Place(model=setting.tokenizer_model, cache=setting.tokenizer_cache_dir)
     latent = card.get("latent", {})
     try:
-        decoder = processors.from_card(card, place)
+        decoder = decoder_of(card, setting.tokenizer_model, setting.tokenizer_cache_dir)
         return decoder, Steps.of(decoder, model)
     except ValueError as error:
         if needed or "stride" not in latent:

@@ -22,6 +22,7 @@ class Facts:
     text_tokens: Callable[[str], int]
     latent_bytes: float  # of one token
     text_bytes: int  # of one text token
+    longest_text: int  # tokens of a caption that are encoded
     samples: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
@@ -30,6 +31,7 @@ class Facts:
     histograms: dict[str, Counter[float]] = field(default_factory=dict)
     tokens: int = 0
     bytes: float = 0
+    cut: int = 0  # captions that are about too long
     named: list[Entry] = field(default_factory=list)  # refused ones
     packs: dict[int, list[int]] = field(default_factory=dict)  # capacity -> packs, tokens in them
     _buffer: list[int] = field(default_factory=list)
@@ -53,7 +55,9 @@ class Facts:
         self._bin("tokens in a sample", entry.tokens)
         self._bin("caption, characters", len(entry.caption))
         self.tokens += entry.tokens * entry.repeats
-        text = self.text_tokens(entry.caption) * self.text_bytes
+        length = self.text_tokens(entry.caption)
+        self.cut += length > self.longest_text
+        text = min(length, self.longest_text) * self.text_bytes
         self.bytes += (entry.tokens * self.latent_bytes + text) * entry.repeats
         self._buffer.append(entry.tokens)
         if len(self._buffer) == _BUFFER:

@@ -30,6 +30,7 @@ def write_page(
         text_tokens=text.length_of,
         latent_bytes=processor.channels * _CELLS * _LATENT_BYTES,
         text_bytes=text.width * _LATENT_BYTES,
+        longest_text=text.max_length,
     )
     shown, step = [], max(1, plan.total // _PICTURES)
     for number, (line,) in enumerate(plan.blocks(1)):
@@ -39,6 +40,7 @@ def write_page(
             shown.append(entry)
     facts.finish()
     parts = [*_summary(facts), *_sizes(facts), *_histograms(facts), *_refused(facts)]
+    parts += _ignored(source.ignored)
     parts += ["<h2>Samples</h2>", *(_figure(source, entry) for entry in shown)]
     write_html(path, "Plan", parts)
     return facts
@@ -48,6 +50,8 @@ def _summary(facts: Facts) -> Iterator[str]:
     rows = [("samples in the shards", facts.samples), ("refused", facts.refused.total())]
     rows += [(f"of kind {kind}", count) for kind, count in facts.kinds.most_common()]
     rows += [(f"caption from {where}", count) for where, count in facts.captions.most_common()]
+    if facts.cut:
+        rows.append((f"captions of more than {facts.longest_text} tokens, to be cut", facts.cut))
     rows += [("tokens", facts.tokens), ("expected bytes of the shards", round(facts.bytes))]
     yield table(("", ""), rows)
     packs = [
@@ -87,6 +91,11 @@ def _refused(facts: Facts) -> Iterator[str]:
         yield "<h2>Refused</h2>" + table(("reason", "samples"), facts.refused.most_common())
         rows = [(entry.source, entry.refused, entry.detail) for entry in facts.named]
         yield table(("file", "reason", "detail"), rows)
+
+
+def _ignored(ignored: Mapping[str, int]) -> Iterator[str]:
+    if ignored:
+        yield "<h2>Ignored</h2>" + table(("what", "number"), list(ignored.items()))
 
 
 def _figure(source: Source, entry: Entry) -> str:

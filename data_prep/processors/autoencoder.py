@@ -51,6 +51,10 @@ class Autoencoder(Processor):
     def whitening_of(cls, config: dict[str, Any]) -> Whitening:
         """How the pipeline of the model normalises latents."""
 
+    options: ClassVar[frozenset[str]] = frozenset(
+        ("model_name", "precision", "slicing", "stochastic", "tiling", "vae_cache_folder")
+    ) | {"workload_type"}
+
     @classmethod
     def add_arguments(cls, parser: ArgumentParser) -> None:
         """All families share the options of the command."""

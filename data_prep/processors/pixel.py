@@ -45,6 +45,8 @@ class Pixel(Processor):
         whitening = Whitening.identity(colours * block**2)
         return cls(block=block, colours=colours, whitening=whitening)
 
+    options: ClassVar[frozenset[str]] = frozenset(("pixel_block", "pixel_channels"))
+
     @classmethod
     def add_arguments(cls, parser: ArgumentParser) -> None:
         group = parser.add_argument_group("processor pixel")

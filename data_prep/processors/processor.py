@@ -32,6 +32,8 @@ class Processor(ABC):
     weights: ClassVar[str]  # what is downloaded, or "none"
     text_encoder: ClassVar[str] = "bytes"  # the one that its model was made for
 
+    options: ClassVar[frozenset[str]] = frozenset()  # those of the command line that it reads
+
     whitening: Whitening
 
     @classmethod

@@ -154,7 +154,7 @@ class Work:
         return Packed(
             parts=sample_parts(everything, self._description(entry, clip)),
             size=(frames, height, width),
-            notes=clip.notes,
+            notes=(*clip.notes, *self.text.notes_on(clip.caption)),
             moments=(values.numel(), round(mean, 9), round(square, 9)),
             psnr=self._psnr(latent_CFHW, clip) if self.verify else None,
         )

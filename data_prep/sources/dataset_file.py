@@ -10,32 +10,38 @@
         resolutions: [[832, 480]]
 
 What stands above `directory` holds for all, what stands in an item for that folder. Paths are
-relative to the file.
+relative to the file. A TOML file is read as diffusion-pipe reads it: a medium without a caption
+gets the empty one, unless `--missing_caption` or `skip_empty_caption` say otherwise.
 """
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from argparse import Namespace
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from data_prep.captions import MissingCaption, TagShuffle
+from data_prep.frame_rules import FrameRule
 from data_prep.media_options import captions_of
-from data_prep.refusals import PrepError
+from data_prep.refusals import PrepError, shortened
 from data_prep.sizing import Buckets, Fit, Sizing, aspect_buckets, spaced_ratios
-from data_prep.sources.folders import FolderCollection
+from data_prep.sources.dataset_keys import checked
+from data_prep.sources.folders import CaptionOptions, FolderCollection
 from data_prep.sources.listing import BOTH
 from data_prep.sources.media import Input
 
-_KEYS = (
-    "resolutions", "enable_ar_bucket", "min_ar", "max_ar", "num_ar_buckets", "ar_buckets",
-    "frame_buckets", "size_buckets", "num_repeats", "caption_prefix", "caption_field",
-)  # fmt: skip
+_MOST_MERGED = 1_000  # keys of one mapping; merges of merges grow without a limit
+
+
+def is_of_diffusion_pipe(path: Path) -> bool:
+    """Whether a dataset file is in the form of that tool, whose defaults then hold."""
+    return path.suffix.lower() == ".toml"
 
 
 def inputs_of(args: Namespace, basis: Input) -> list[Input]:
@@ -46,66 +52,97 @@ def inputs_of(args: Namespace, basis: Input) -> list[Input]:
     """
     path: Path = args.dataset_config
     content = _read(path)
-    folders = content.pop("directory", content.pop("directories", None))
+    name = next((name for name in ("directory", "directories") if name in content), "directory")
+    folders = content.pop(name, None)
     if not isinstance(folders, list) or not folders:
         raise PrepError(f"{path} needs a list 'directory', each item with a 'path'")
-    _check_keys(path, content)
+    common = checked(str(path), content)
     inputs = []
     for item in folders:
-        if not isinstance(item, dict) or not isinstance(item.get("path"), str):
-            raise PrepError(f"{path}: an item of 'directory' has no 'path': {item}")
-        settings = {**content, **item}
-        _check_keys(path, {key: value for key, value in settings.items() if key != "path"})
-        inputs.append(_input(args, basis, path, settings))
+        folder = item.get("path") if isinstance(item, dict) else None
+        if not isinstance(folder, str) or not folder or "\0" in folder:
+            raise PrepError(f"{path}: an item of '{name}' has no 'path': {shortened(item)}")
+        where = f"{path}, folder {folder}"
+        own = checked(where, {key: value for key, value in item.items() if key != "path"})
+        try:
+            inputs.append(_input(args, basis, path.parent / folder, {**common, **own}))
+        except ValueError as error:
+            raise PrepError(f"{where}: {error}") from None
     return inputs
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> dict[Any, Any]:
     try:
-        text = path.read_text()
-        content = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
+        text = path.read_text(encoding="utf-8-sig")
+        is_toml = is_of_diffusion_pipe(path)
+        content = tomllib.loads(text) if is_toml else yaml.load(text, _Loader)
     except OSError as error:
         raise PrepError(f"--dataset_config {path} cannot be read: {error.strerror}") from None
-    except (ValueError, yaml.YAMLError) as error:
+    except RecursionError:
+        raise PrepError(f"--dataset_config {path} is nested too deeply") from None
+    # PyYAML's constructors raise the last four for values that are not of their tag.
+    except (ValueError, yaml.YAMLError, LookupError, TypeError, AttributeError) as error:
         raise PrepError(f"--dataset_config {path}: {error}") from None
     if not isinstance(content, dict):
         raise PrepError(f"--dataset_config {path} holds no keys and values")
     return content
 
 
-def _check_keys(path: Path, content: Mapping[str, Any]) -> None:
-    for key in content:
-        if key not in _KEYS:
-            near = difflib.get_close_matches(key, _KEYS, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(_KEYS)}"
-            raise PrepError(f"{path}: unknown key {key!r}{hint}")
+class _Loader(yaml.SafeLoader):
+    """Plain values alone, each key once."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        counts = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        repeated = next((key for key, count in counts.items() if count > 1), None)
+        if repeated is not None and repeated != "<<":
+            raise yaml.constructor.ConstructorError(
+                None, None, f"key {shortened(repeated)} is given twice", node.start_mark
+            )
+        return super().construct_mapping(node, deep)
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        super().flatten_mapping(node)
+        if len(node.value) > _MOST_MERGED:
+            problem = f"merges make more than {_MOST_MERGED} keys"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
-def _input(args: Namespace, basis: Input, path: Path, settings: dict[str, Any]) -> Input:
-    captions = captions_of(args)
-    captions = replace(captions, field=settings.get("caption_field", captions.field))
+def _input(args: Namespace, basis: Input, root: Path, settings: Mapping[str, Any]) -> Input:
+    option = f"{args.dataset_config}: path"
     collection = FolderCollection(
-        root=path.parent / settings["path"], captions=captions, kinds=BOTH, option=f"{path}: path"
+        root=root, captions=_captions(args, settings), kinds=BOTH, option=option
     )
-    try:
-        repeats = float(settings.get("num_repeats", 1))
-        sizings, buckets = _sizes(args, settings)
-    except (TypeError, ValueError) as error:
-        raise PrepError(f"{path}, folder {settings['path']}: {error}") from None
-    if repeats <= 0:
-        raise PrepError(f"{path}, folder {settings['path']}: num_repeats {repeats} must be above 0")
-    frames = replace(basis.frames, buckets=buckets) if buckets else basis.frames
+    sizings, buckets = _sizes(args, settings)
+    shuffled = settings.get("cache_shuffle_num", 0) or int(settings.get("shuffle_tags", False))
+    delimiter = settings.get("cache_shuffle_delimiter", ", ")
     return replace(
         basis,
         collection=collection,
         sizings=sizings or basis.sizings,
-        frames=frames,
-        repeats=repeats,
-        caption_prefix=str(settings.get("caption_prefix", "")),
+        frames=_frames(basis.frames, buckets, settings),
+        repeats=settings.get("num_repeats", 1.0),
+        caption_prefix=settings.get("caption_prefix", ""),
+        shuffle=TagShuffle(count=shuffled, delimiter=delimiter) if shuffled else None,
+        skips_uncaptioned=args.missing_caption is None
+        and settings.get("skip_empty_caption", False),
     )
 
 
-def _sizes(args: Namespace, settings: dict[str, Any]) -> tuple[tuple[Sizing, ...], tuple[int, ...]]:
+def _captions(args: Namespace, settings: Mapping[str, Any]) -> CaptionOptions:
+    """`--missing_caption` decides, then the file, then the tool that the file was written for."""
+    missing = MissingCaption.FILENAME
+    if "skip_empty_caption" in settings:
+        skipped = settings["skip_empty_caption"]
+        missing = MissingCaption.REFUSE if skipped else MissingCaption.EMPTY
+    elif is_of_diffusion_pipe(args.dataset_config):
+        missing = MissingCaption.EMPTY
+    captions = captions_of(args, missing)
+    return replace(captions, field=settings.get("caption_field", captions.field))
+
+
+def _sizes(
+    args: Namespace, settings: Mapping[str, Any]
+) -> tuple[tuple[Sizing, ...], tuple[int, ...]]:
     """The rules for sizes, a sample for each, and the numbers of frames of videos."""
     multiple = args.size_multiple
     # Videos never become a single frame because a still is allowed.
@@ -118,14 +155,24 @@ def _sizes(args: Namespace, settings: dict[str, Any]) -> tuple[tuple[Sizing, ...
         )
     ratios = _ratios(settings)
     rules: list[Sizing] = []
-    for resolution in settings.get("resolutions", ()):
-        wide, high = resolution if isinstance(resolution, list) else (resolution, resolution)
+    for wide, high in settings.get("resolutions", ()):
+        if wide * high < multiple**2:
+            patch = f"one patch of {multiple} x {multiple} pixels"
+            raise ValueError(f"resolutions: {wide} x {high} is less than {patch}")
         if ratios is None and args.bucketing == "native":
             rules.append(Fit(size_multiple=multiple, max_pixels=wide * high))
         else:
             sizes = aspect_buckets(budget=wide * high, multiple=multiple, ratios=ratios)
             rules.append(Buckets(sizes=sizes, center_crop=args.center_crop))
     return tuple(rules), buckets
+
+
+def _frames(rule: FrameRule, buckets: tuple[int, ...], settings: Mapping[str, Any]) -> FrameRule:
+    key = "size_buckets" if "size_buckets" in settings else "frame_buckets"
+    try:
+        return replace(rule, buckets=buckets or rule.buckets)
+    except PrepError as error:
+        raise ValueError(f"{key}: {error}") from None
 
 
 def _whole(side: int, multiple: int) -> int:
@@ -138,9 +185,8 @@ def _whole(side: int, multiple: int) -> int:
 def _ratios(settings: Mapping[str, Any]) -> tuple[float, ...] | None:
     """Ratios of the buckets; None leaves the choice to the command line."""
     if "ar_buckets" in settings:
-        given = settings["ar_buckets"]
-        return tuple(r[0] / r[1] if isinstance(r, list) else float(r) for r in given)
+        return settings["ar_buckets"]
     if "num_ar_buckets" in settings:
-        least, most = float(settings.get("min_ar", 0.5)), float(settings.get("max_ar", 2.0))
-        return spaced_ratios(least=least, most=most, count=int(settings["num_ar_buckets"]))
+        least, most = settings.get("min_ar", 0.5), settings.get("max_ar", 2.0)
+        return spaced_ratios(least=least, most=most, count=settings["num_ar_buckets"])
     return (1.0,) if settings.get("enable_ar_bucket") is False else None

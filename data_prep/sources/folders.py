@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import io
 import os
-import tarfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, TypeVar
 
-from data_prep.captions import Caption, CaptionFormat, Captions, MissingCaption
+from data_prep.captions import (
+    Caption,
+    CaptionFormat,
+    Captions,
+    MissingCaption,
+    regular_bytes,
+)
 from data_prep.refusals import PrepError, Reason, RefusedError
+from data_prep.sources.archives import read_archive, split_place
 from data_prep.sources.caption_tables import CaptionTables, table_format
 from data_prep.sources.listing import IMAGES, Listing, kind_of, list_media
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,49 +80,91 @@ class FolderCollection:
 
     def media(self, ignored: Counter[str]) -> Iterator[Medium]:
         listing = list_media(self.root, self.kinds, option=self.option)
-        members = {}
-        for archive in listing.archives:
-            members.update(_members(self.root, archive, listing, self.kinds))
-        listing.media.sort()
-        if not listing.media:
+        members, refused = self._unpacked(listing)
+        sources = sorted({*listing.media, *(path for path in refused if self._stands_alone(path))})
+        if not sources:
             raise PrepError(f"{self.option} {self.root}: its archives hold no media")
+        captions = self._captions(listing, members, refused)
         ignored.update(listing.ignored)
-        captions = self._captions(listing, members)
-        for source in listing.media:
+        ignored.update(captions.tables.unused(self._exists(members)))
+        for source in sources:
             where = members.get(source, source)
             yield Medium(
                 source=source,
                 where=where,
                 stamp=self._stamp(where),
-                kind=kind_of(source) or "image",
-                captions=lambda source=source: captions.all_of(source),
+                kind=kind_of(source) or "archive",
+                captions=lambda source=source: _unless(refused, source, captions.all_of),
             )
 
+    def _unpacked(self, listing: Listing) -> tuple[dict[str, str], dict[str, RefusedError]]:
+        """Adds what archives hold to the listing; places of members, and what cannot be read."""
+        members: dict[str, str] = {}
+        refused: dict[str, RefusedError] = {}
+        outer = tuple(listing.archives)
+        for archive in outer:
+            try:
+                contents = read_archive(self.root, archive)
+            except RefusedError as error:
+                refused[archive] = error
+                continue
+            listing.ignored.update(contents.ignored)
+            members.update(contents.places)
+            for path in (*contents.places, *contents.refused):
+                listing.add(path, self.kinds)
+            for path, why in contents.refused.items():
+                refused[path] = RefusedError(Reason.UNREADABLE, why)
+        for archive in listing.archives[len(outer) :]:
+            why = "an archive in an archive is not looked into; unpack the outer one"
+            refused[archive] = RefusedError(Reason.UNREADABLE, why)
+        return members, refused
+
     def open(self, where: str) -> Path | BinaryIO:
-        archive, start, size = _split(where)
-        if not size:
+        place = split_place(where)
+        if place is None:
             return self.root / where
+        archive, start, size = place
+        if not size:
+            raise RefusedError(Reason.EMPTY, "0 bytes")
+        return io.BytesIO(self._bytes(archive, start, size))
+
+    def _text(self, where: str) -> bytes:
+        place = split_place(where)
+        return self._bytes(*place) if place else regular_bytes(self.root / where)
+
+    def _stands_alone(self, path: str) -> bool:
+        """Whether a file that cannot be read is a loss of its own, and not that of its medium."""
+        return kind_of(path) in self.kinds or path.lower().endswith(".tar")
+
+    def _bytes(self, archive: str, start: int, size: int) -> bytes:
         try:
             with (self.root / archive).open("rb") as stream:
+                # Looked at before so much memory is asked for: the archive may be another by now.
+                if os.fstat(stream.fileno()).st_size < start + size:
+                    raise RefusedError(Reason.UNREADABLE, f"{archive} is cut short")
                 stream.seek(start)
-                content = stream.read(size)
+                return stream.read(size)
         except OSError as error:
             raise RefusedError(Reason.UNREADABLE, f"{archive}: {error.strerror}") from error
-        if len(content) < size:
-            raise RefusedError(Reason.UNREADABLE, f"{archive} is cut short")
-        return io.BytesIO(content)
 
     def _stamp(self, where: str) -> str:
+        place = split_place(where)
         try:
-            status = os.stat(self.root / _split(where)[0])
+            status = os.stat(self.root / (place[0] if place else where))
         except OSError:
             return ""  # opening it will say why
         return f"{status.st_size}-{status.st_mtime_ns}"
 
-    def _captions(self, listing: Listing, members: dict[str, str]) -> Captions:
+    def _exists(self, members: Mapping[str, str]) -> Callable[[str], bool]:
+        """Whether a relative path is a file at all, of whatever kind."""
+        root = str(self.root)
+        return lambda path: path in members or os.path.lexists(os.path.join(root, path))
+
+    def _captions(
+        self, listing: Listing, members: dict[str, str], refused: dict[str, RefusedError]
+    ) -> Captions:
         def read(path: str) -> bytes:
-            file = self.open(members.get(path, path))
-            return file.read_bytes() if isinstance(file, Path) else file.read()
+            return _unless(refused, path, lambda path: self._text(members.get(path, path)))
 
         only = self.captions.format
         beside = only in (CaptionFormat.AUTO, CaptionFormat.SIDECAR)
@@ -134,26 +184,8 @@ class FolderCollection:
         )
 
 
-def _split(where: str) -> tuple[str, int, int]:
-    """Archive, first byte and size; for a plain file its path and two zeros."""
-    archive, _, rest = where.rpartition("\n")
-    if not archive:
-        return where, 0, 0
-    start, _, size = rest.partition("+")
-    return archive, int(start), int(size)
-
-
-def _members(
-    root: Path, archive: str, listing: Listing, kinds: frozenset[str]
-) -> Iterator[tuple[str, str]]:
-    """Adds what an archive holds to the listing, as if it were a folder; yields path and place."""
-    try:
-        with tarfile.open(root / archive, "r:") as tar:
-            for member in tar:
-                if member.isreg() and member.size:
-                    path = f"{archive}/{member.name.removeprefix('./')}"
-                    listing.add(path, kinds)
-                    yield path, f"{archive}\n{member.offset_data}+{member.size}"
-                tar.members = []  # type: ignore[attr-defined] # a million would stay in memory
-    except (tarfile.TarError, OSError) as error:
-        raise PrepError(f"{root / archive} is no whole uncompressed tar ({error})") from error
+def _unless(refused: Mapping[str, RefusedError], path: str, act: Callable[[str], T]) -> T:
+    """What `act` makes of a path that can be read."""
+    if path in refused:
+        raise refused[path]
+    return act(path)

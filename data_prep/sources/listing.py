@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from data_prep.captions import SIDECAR_ENDINGS
 from data_prep.pictures import image_endings
-from data_prep.refusals import PrepError
+from data_prep.refusals import PrepError, as_text
 from data_prep.sources.caption_tables import is_table
 from data_prep.videos import ENDINGS as VIDEO_ENDINGS
 
@@ -40,7 +40,7 @@ class Listing:
         elif ending == ".tar":
             self.archives.append(path)
         else:
-            self.ignored[f"*{ending}" if ending else "no ending"] += 1
+            self.ignored[f"*{as_text(ending)}" if ending else "no ending"] += 1
 
 
 def kind_of(path: str) -> str | None:

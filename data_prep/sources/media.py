@@ -16,12 +16,12 @@ from itertools import islice
 
 import torch
 
-from data_prep.captions import Caption
+from data_prep.captions import Caption, TagShuffle
 from data_prep.clips import Clip, Entry
 from data_prep.decoders import VideoDecoder
 from data_prep.frame_rules import FrameRule, Kept
 from data_prep.pictures import open_image, size_of, to_rgb, to_video
-from data_prep.refusals import RefusedError
+from data_prep.refusals import Reason, RefusedError, as_text
 from data_prep.sizing import Placement, ResizeMode, Sizing
 from data_prep.sources.folders import Collection, Medium
 from data_prep.splits import key_of
@@ -50,6 +50,9 @@ class Input:
     repeats: float = 1
     caption_prefix: str = ""
     several: SeveralCaptions = SeveralCaptions.ALL
+    shuffle: TagShuffle | None = None
+    skips_uncaptioned: bool = False
+    """Whether a medium without a caption is left out and counted, instead of refused."""
 
     def open_name(self, source: str) -> str:
         return f"{self.prefix}{source}"
@@ -82,7 +85,7 @@ class MediaSource:
 
     @property
     def name(self) -> str:
-        return ", ".join(given.collection.name for given in self.inputs)
+        return as_text(", ".join(given.collection.name for given in self.inputs))
 
     @property
     def entries(self) -> Iterator[Entry]:
@@ -94,7 +97,14 @@ class MediaSource:
                 while batch := list(islice(media, _AHEAD)):
                     planned = pool.map(lambda medium, n=number: self.plan(n, medium), batch)
                     for entries in planned:
-                        yield from entries
+                        yield from self._without_uncaptioned(given, entries)
+
+    def _without_uncaptioned(self, given: Input, entries: list[Entry]) -> list[Entry]:
+        """What an input packs; what it leaves out is counted."""
+        if given.skips_uncaptioned and entries and entries[0].refused == Reason.NO_CAPTION:
+            self.ignored["file without a caption, by skip_empty_caption"] += 1
+            return []
+        return entries
 
     def plan(self, number: int, medium: Medium) -> list[Entry]:
         """The samples that one medium makes, or its refusal."""
@@ -103,7 +113,7 @@ class MediaSource:
         key = key_of(source)
         blank = Entry(
             key=key,
-            source=source,
+            source=as_text(source),  # the name of a file need not be text; `where` has it as it is
             file_key=key,
             folder=number,
             where=medium.where,
@@ -112,6 +122,8 @@ class MediaSource:
         )
         try:
             captions = _chosen(medium.captions(), given.several, key)
+            if given.shuffle is not None:
+                captions = given.shuffle.of(captions, key=key)
             entries = list(self._variants(given, blank, captions))
         except RefusedError as refused:
             return [replace(blank, refused=str(refused.reason), detail=refused.detail)]

@@ -17,11 +17,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from data_prep.captions import Caption, Captions, caption
+from data_prep.captions import Caption, Captions, caption, texts_of
 from data_prep.files import write_whole
 from data_prep.folder import LEDGER
 from data_prep.refusals import PrepError, Reason, RefusedError
-from data_prep.sources.caption_tables import texts_of
 from data_prep.sources.folders import CaptionOptions, Medium
 
 _IMAGE_COLUMNS = ("image", "jpg", "jpeg", "png", "webp", "image_url", "url")

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from data_prep.refusals import PrepError
-from data_prep.text.encoder import TextEncoder
+from data_prep.text.encoder import TextEncoder, asked_length
 
 _SEED = 257
 _BEGIN = 256  # the token before the first byte, so that the empty string is a token too
+_MOST = 4096  # tokens; as many as other encoders read of a very long caption
 _PERIOD = 10_000.0  # longest wavelength of the positions over 2 pi (arXiv:1706.03762, Sec. 3.5)
 
 
@@ -40,15 +41,16 @@ def positions(length: int, width: int) -> np.ndarray:
 
 
 class ByteTable(TextEncoder):
-    """UTF-8 bytes, of any number, after one token that begins each text."""
+    """UTF-8 bytes after one token that begins each text."""
 
     name: ClassVar[str] = "bytes"
+    options: ClassVar[frozenset[str]] = frozenset(("text_width", "max_sequence_length"))
     revision = "1"
 
-    def __init__(self, *, width: int):
+    def __init__(self, *, width: int, max_length: int = _MOST):
         if width < 8 or width % 2:
             raise PrepError(f"--text_width {width} must be an even number of at least 8")
-        self.width = width
+        self.width, self.max_length = width, max_length
 
     @classmethod
     def add_arguments(cls, parser: ArgumentParser) -> None:
@@ -63,15 +65,21 @@ class ByteTable(TextEncoder):
 
     @classmethod
     def from_arguments(cls, args: Namespace) -> Self:
-        return cls(width=args.text_width)
+        return cls(width=args.text_width, max_length=asked_length(args, _MOST))
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> Self:
-        return cls(width=int(settings["width"]))
+        return cls(width=int(settings["width"]), max_length=settings.get("max_length", _MOST))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        limit = {} if self.max_length == _MOST else {"max_length": self.max_length}
+        return super().settings | limit
 
     def encode(self, caption: str) -> Tensor:
-        """Float16 [1 + number of bytes, width]: (byte + position) / sqrt(2), unit variance."""
-        tokens_L = np.frombuffer(bytes(1) + caption.encode(), np.uint8).astype(np.int64)
+        """Float16 [1 + bytes that are kept, width]: (byte + position) / sqrt(2), unit variance."""
+        kept = caption.encode()[: self.max_length - 1].decode(errors="ignore")  # whole characters
+        tokens_L = np.frombuffer(bytes(1) + kept.encode(), np.uint8).astype(np.int64)
         tokens_L[0] = _BEGIN
         text_LE = byte_table(self.width)[tokens_L] + positions(len(tokens_L), self.width)
         return torch.from_numpy((text_LE / np.sqrt(2)).astype(np.float16))

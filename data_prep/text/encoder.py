@@ -10,13 +10,18 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
+from data_prep.refusals import PrepError
+
 
 class TextEncoder(ABC):
     """Captions to embeddings. A new one is a subclass and its line in `TEXT_ENCODERS`."""
 
     name: ClassVar[str]
+    options: ClassVar[frozenset[str]] = frozenset()  # those of the command line that it reads
     revision: str  # changes whenever the embedding of a caption changes
     width: int
+    max_length: int
+    """Tokens of a caption, at most; what is longer is cut."""
 
     @classmethod
     @abstractmethod
@@ -52,5 +57,25 @@ class TextEncoder(ABC):
         return self
 
     def length_of(self, caption: str) -> int:
-        """About how many tokens a caption has, without a model."""
+        """About how many tokens a caption has before it is cut, without a model."""
         return len(caption) // 4 + 2
+
+    def is_cut(self, caption: str) -> bool:
+        """Whether the end of a caption is lost."""
+        return self.length_of(caption) > self.max_length
+
+    def notes_on(self, caption: str) -> tuple[str, ...]:
+        """What the summary should count."""
+        return (f"caption cut to {self.max_length} tokens",) if self.is_cut(caption) else ()
+
+
+def asked_length(args: Namespace, default: int) -> int:
+    """Tokens of a caption that `--max_sequence_length` allows.
+
+    Raises:
+        PrepError: there would be none.
+    """
+    length = getattr(args, "max_sequence_length", None)
+    if length is not None and length < 1:
+        raise PrepError(f"--max_sequence_length {length} must be at least 1 token")
+    return length or default

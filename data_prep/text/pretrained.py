@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from data_prep.text.encoder import TextEncoder
+from data_prep.text.encoder import TextEncoder, asked_length
 from data_prep.weights import Part, config_of, load
 
 TEXT_DTYPE = torch.bfloat16
@@ -26,6 +26,9 @@ class Pretrained(TextEncoder):
     network: ClassVar[str]  # class name
     subfolders: ClassVar[tuple[str, str]] = ("text_encoder", "tokenizer")
     default_length: ClassVar[int] = 512
+    options: ClassVar[frozenset[str]] = frozenset(
+        ("model_name", "max_sequence_length", "precision", "t5_cache_dir", "tokenizer_cache_dir")
+    )
     revision = "1"
 
     model_name: str
@@ -45,7 +48,7 @@ class Pretrained(TextEncoder):
         cache, tokenizer_cache = args.t5_cache_dir, args.tokenizer_cache_dir
         return cls(
             model_name=args.model_name or cls.default_model,
-            max_length=args.max_sequence_length or cls.default_length,
+            max_length=asked_length(args, cls.default_length),
             precision=args.precision,
             cache=str(cache) if cache else None,
             tokenizer_cache=str(tokenizer_cache) if tokenizer_cache else None,
@@ -83,6 +86,15 @@ class Pretrained(TextEncoder):
             found = self.embed(caption)
         return {name: tensor.to(TEXT_DTYPE).cpu() for name, tensor in found.items()}
 
+    def is_cut(self, caption: str) -> bool:
+        # The tokenizer is there where captions are encoded; a plan has only the estimate.
+        tokenizer = self.load_tokenizer(self.subfolders[1])
+        return len(tokenizer(self.clean(caption), verbose=False).input_ids) > self.max_length
+
+    def clean(self, caption: str) -> str:
+        """A caption as the pipeline hands it to its tokenizer."""
+        return caption
+
     @abstractmethod
     def embed(self, caption: str) -> dict[str, Tensor]:
         """What a shard holds of a caption, in the precision of the network."""
@@ -116,9 +128,6 @@ class Pretrained(TextEncoder):
 
 class Masked(Pretrained):
     """One encoder that does not see the padding."""
-
-    def clean(self, caption: str) -> str:
-        return caption
 
     def embed(self, caption: str) -> dict[str, Tensor]:
         folder, tokenizer = self.subfolders

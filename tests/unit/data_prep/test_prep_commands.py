@@ -81,7 +81,7 @@ def test_a_nested_folder_of_images(
         np.testing.assert_array_equal(pixels_HWC, inside)
     for line in (
         "refused: 1 x file is no image of a known format",
-        "ignored, no images: 1 x *.mp4",
+        "ignored: 1 x *.mp4",
         "packed: 40 x caption from the file name",
         "model.in_channels=12 model.crossattn_emb_size=64",
         f"dataset.path={out}",
@@ -273,7 +273,7 @@ def test_help_and_the_list_of_processors(repo_root: Path) -> None:
 def test_preparing_data_loads_neither_megatron_core_nor_the_model(repo_root: Path) -> None:
     program = (
         "import sys, data_prep.cli, data_prep.processors, data_prep.text\n"
-        "bad = [m for m in sys.modules if m == 'dit' or m.startswith(('dit.', 'megatron.core'))]\n"
-        "assert not bad, bad\n"
+        "bad = {m for m in sys.modules if m.startswith(('dit.', 'megatron.core'))}\n"
+        "assert bad <= {'dit.json_text'}, bad\n"  # the one part that both share
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120, cwd=repo_root)

@@ -182,7 +182,10 @@ def test_several_folders_with_their_own_settings(tmp_path: Path, read_samples) -
     ("content", "message"),
     [
         ("directory: [{path: a, num_repeat: 2}]", "'num_repeat'; did you mean 'num_repeats'"),
-        ("directory: [{path: a, num_repeats: 0}]", "num_repeats 0.0 must be above 0"),
+        (
+            "directory: [{path: a, num_repeats: 0}]",
+            "folder a: num_repeats: 0 is not a number above 0",
+        ),
         ("resolutions: [512]", "needs a list 'directory'"),
         ("directory: [{num_repeats: 2}]", "has no 'path'"),
         ("directory: [{path: a, size_buckets: [[50, 32, 1]]}]", "50 is no multiple of 8"),

@@ -1,0 +1,172 @@
+"""What a tar archive holds and where in it, by its headers alone."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+import tarfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from data_prep.pictures import opened
+from data_prep.refusals import Reason, RefusedError
+
+_BLOCK = tarfile.BLOCKSIZE
+# A header's own data are names and times; what asks for more is damaged or wants our memory.
+_MOST_HEADER = 64 << 10  # bytes
+_CHUNK = 1 << 20  # bytes
+_COMPRESSED = {
+    b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd",
+    b"PK\x03\x04": "zip", b"7z\xbc\xaf": "7-Zip",
+}  # fmt: skip
+_PLACE = re.compile(r"(.+)\n(\d+)\+(\d+)", re.DOTALL)
+
+
+def place_of(archive: str, start: int, size: int) -> str:
+    """The bytes of a member, as one text; no file that is listed has a name of that form."""
+    return f"{archive}\n{start}+{size}"
+
+
+def split_place(where: str) -> tuple[str, int, int] | None:
+    """Archive, first byte and size of a member; None where `where` is a plain file."""
+    found = _PLACE.fullmatch(where)
+    return (found[1], int(found[2]), int(found[3])) if found else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contents:
+    """The files of an archive, by their paths as if the archive were a folder."""
+
+    archive: str
+    places: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    """Files that cannot be read where they lie, and why."""
+    ignored: Counter[str] = field(default_factory=Counter)
+
+    def add(self, member: tarfile.TarInfo) -> None:
+        """Sorts one member into its place; the last one of a name holds, as `tar` reads it."""
+        if member.isdir():
+            return
+        name = _normal(member.name)
+        path = f"{self.archive}/{name}"
+        if name.startswith("../") or name in ("", ".."):
+            self.refused[f"{self.archive}/{member.name}"] = "its name leads out of the archive"
+            return
+        if any(part.startswith(".") for part in name.split("/")):
+            self.ignored["hidden"] += 1
+            return
+        earlier = [found.pop(path, None) for found in (self.places, self.refused)]
+        if any(earlier):
+            self.ignored["earlier member of the same name in a .tar"] += 1
+        if member.islnk():
+            self._link(path, f"{self.archive}/{_normal(member.linkname)}")
+        elif member.issym():
+            self.ignored["symbolic link in a .tar"] += 1
+        elif not member.isreg():
+            self.ignored["device or unknown member in a .tar"] += 1
+        elif member.issparse():
+            self.refused[path] = "it is stored sparse; pack the archive without --sparse"
+        else:
+            self.places[path] = place_of(self.archive, member.offset_data, member.size)
+
+    def _link(self, path: str, target: str) -> None:
+        """A hard link is the file that it names."""
+        if target in self.places:
+            self.places[path] = self.places[target]
+        else:
+            self.refused[path] = f"it is a hard link to {target}, which cannot be read"
+
+
+def _normal(name: str) -> str:
+    """As `tar` unpacks it: below the folder it is in, without detours."""
+    return posixpath.normpath(name.lstrip("/") or ".").removeprefix("./")
+
+
+def read_archive(root: Path, archive: str) -> Contents:
+    """What the tar archive at the relative path `archive` holds.
+
+    Raises:
+        RefusedError: it is compressed, damaged, cut short or no regular file.
+    """
+    contents = Contents(archive=archive)
+    with opened(root / archive) as stream:
+        headers = _Headers(stream)
+        try:
+            for member in _members(headers):
+                contents.add(member)
+        # Each of these has been seen: tarfile trusts the numbers and texts of headers.
+        except (
+            tarfile.TarError, OSError, ValueError, ArithmeticError, LookupError, TypeError,
+            AttributeError, RecursionError,
+        ) as error:  # fmt: skip
+            reason = f"{_compression(stream) or _cause(error)}; nothing of it is packed"
+            raise RefusedError(Reason.BAD_ARCHIVE, reason) from error
+        if headers.anything_after:
+            contents.ignored["bytes after the end of a .tar, which tar does not read"] += 1
+    if not contents.places and not contents.refused:
+        contents.ignored["empty .tar"] += 1
+    return contents
+
+
+class _Headers:
+    """The archive as tarfile sees it: it can read headers, and no position outside the file."""
+
+    def __init__(self, stream: BinaryIO):
+        self._stream = stream
+        self._size = os.fstat(stream.fileno()).st_size
+        self.anything_after = False
+
+    def tell(self) -> int:
+        return self._stream.tell()
+
+    def seek(self, position: int) -> int:
+        if not 0 <= position < self._size:
+            raise tarfile.ReadError(f"it is cut short at {self._size} bytes")
+        return self._stream.seek(position)
+
+    def read(self, size: int) -> bytes:
+        if not 0 <= size <= _MOST_HEADER:
+            raise tarfile.ReadError(f"a header of {size} bytes at byte {self.tell()}")
+        return self._stream.read(size)
+
+    def check_end(self, offset: int) -> None:
+        """After the last member there are zeros, or nothing."""
+        self._stream.seek(offset)
+        block = self._stream.read(_BLOCK)
+        if block.strip(b"\0"):
+            raise tarfile.ReadError(f"it is damaged: byte {offset} begins no header")
+        while block and not self.anything_after:
+            block = self._stream.read(_CHUNK)
+            self.anything_after = bool(block.strip(b"\0"))
+
+
+def _members(headers: _Headers) -> Iterator[tarfile.TarInfo]:
+    stream: Any = headers  # all that tarfile calls while it lists
+    tar = tarfile.TarFile(fileobj=stream, mode="r")
+    position = -1
+    while (member := tar.next()) is not None:
+        tar.members = []  # type: ignore[attr-defined] # a million would stay in memory
+        end = tar.offset  # type: ignore[attr-defined]
+        whole = member.offset_data + -(-member.size // _BLOCK) * _BLOCK
+        if end <= position or (member.isreg() and not member.issparse() and whole != end):
+            raise tarfile.ReadError(f"the header at byte {member.offset} gives no sensible size")
+        position = end
+        yield member
+    headers.check_end(tar.offset)  # type: ignore[attr-defined]
+
+
+def _compression(stream: BinaryIO) -> str | None:
+    stream.seek(0)
+    start = stream.read(8)
+    name = next((name for magic, name in _COMPRESSED.items() if start.startswith(magic)), None)
+    return name and f"it is compressed ({name}), so no file in it can be found; decompress it"
+
+
+def _cause(error: Exception) -> str:
+    if isinstance(error, tarfile.TarError | OSError):
+        return f"it is no whole tar ({error})"
+    return f"it is no whole tar (a header is damaged: {type(error).__name__})"

@@ -1,0 +1,170 @@
+"""Bytes of a caption table -> its rows by the names they give; one bad row costs no other."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import posixpath
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from data_prep.captions import decoded
+from data_prep.refusals import Reason, RefusedError, shortened
+from dit.json_text import parse_json
+
+NAME_FIELDS = ("file_name", "filename", "path", "name", "file", "image", "video")
+
+
+@dataclass(kw_only=True, slots=True)
+class Rows:
+    """What a table says."""
+
+    path: str
+    by_name: dict[str, Any] = field(default_factory=dict)  # without `./` and other detours
+    """A row that cannot be used is the RefusedError that says why."""
+    repeated: int = 0
+    """Rows whose name a later row gives as well; the later one holds."""
+    problem: RefusedError | None = None
+    """The first row that names no file, or why there are no more: it may be anybody's."""
+
+    def add(self, name: Any, row: Any, number: int) -> None:
+        if not isinstance(name, str) or not name:
+            named = ", ".join(NAME_FIELDS)
+            self.spoil(f"row {number} has a name in none of the fields {named}: {shortened(row)}")
+            return
+        name = posixpath.normpath(name)
+        self.repeated += name in self.by_name
+        self.by_name[name] = row
+
+    def spoil(self, why: str) -> None:
+        self.problem = self.problem or self.refusal(why)
+
+    def refusal(self, why: str) -> RefusedError:
+        return RefusedError(Reason.BAD_CAPTION, f"{self.path}: {why}")
+
+
+def rows_of(path: str, content: bytes, form: str | None) -> Rows:
+    """The rows of the table at `path`, which is `jsonl`, `csv` or one JSON document."""
+    rows = Rows(path=path)
+    try:
+        match form:
+            case "jsonl":
+                _add_lines(rows, decoded(content, errors="surrogateescape"))
+            case "csv":
+                _add_csv(rows, decoded(content, errors="surrogateescape"))
+            case _:
+                _add_document(rows, parse_json(decoded(content)))
+    except ValueError as error:
+        rows.spoil(str(error))
+    return rows
+
+
+def _add_lines(rows: Rows, text: str) -> None:
+    # Not splitlines: a JSON text may hold U+2028 and U+0085 as they are.
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = parse_json(line)
+        except json.JSONDecodeError as error:
+            rows.spoil(f"line {number} is no JSON: {error.msg}, column {error.colno}")
+        except ValueError as error:
+            rows.spoil(f"line {number}: {error}")
+        else:
+            if number == 1 and isinstance(row, list | dict) and _listed(row) is not None:
+                _add_document(rows, row)
+            else:
+                _add_row(rows, row, number)
+
+
+def _add_document(rows: Rows, value: Any) -> None:
+    listed = _listed(value)
+    if listed is not None:
+        for number, row in enumerate(listed, 1):
+            _add_row(rows, row, number)
+    elif isinstance(value, dict):
+        for number, (name, row) in enumerate(value.items(), 1):
+            rows.add(name, row, number)
+    else:
+        rows.spoil(f"it holds {shortened(value)}, and no rows: a list or an object of names")
+
+
+def _listed(value: Any) -> list[Any] | None:
+    if isinstance(value, dict):
+        value = value.get("items", value.get("data"))
+    return value if isinstance(value, list) else None
+
+
+def _add_row(rows: Rows, row: Any, number: int) -> None:
+    fields = row if isinstance(row, dict) else {}
+    rows.add(next((fields[key] for key in NAME_FIELDS if key in fields), None), row, number)
+
+
+def _add_csv(rows: Rows, text: str) -> None:
+    csv.field_size_limit(sys.maxsize)  # a caption may be longer than the module's 131,072
+    lines = _Lines(text)
+    separator = "\t" if rows.path.lower().endswith(".tsv") else ","
+    reader = csv.reader(lines, delimiter=separator)
+    head: list[str] | None = None
+    while True:
+        lines.of_row.clear()
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            rows.spoil(f"line {lines.number}: {error}")
+            continue
+        start = lines.number - len(lines.of_row) + 1
+        if lines.ended and _is_open(lines.of_row, separator):
+            rows.spoil(f"a quote that begins in the row of line {start} is never closed")
+        elif head is None:
+            head = [name.strip() for name in cells] or None
+        elif cells:
+            _add_cells(rows, head, cells, start)
+
+
+def _add_cells(rows: Rows, head: list[str], cells: list[str], number: int) -> None:
+    while len(cells) > len(head) and not cells[-1]:
+        del cells[-1]
+    row = dict(zip(head, cells, strict=False))
+    name = next((row[key] for key in NAME_FIELDS if key in row), None)
+    if len(cells) <= len(head):
+        rows.add(name, row, number)
+        return
+    # Which of the fields are parts of the caption is anybody's guess.
+    why = f"line {number} has {len(cells)} fields and the first line {len(head)}"
+    rows.add(name, rows.refusal(f"{why}; put quotes around a field with a separator in it"), number)
+
+
+class _Lines:
+    """Lines of a text, and which of them the row that is being read has taken."""
+
+    def __init__(self, text: str):
+        self._lines = iter(io.StringIO(text, newline=""))
+        self.of_row: list[str] = []
+        self.number, self.ended = 0, False
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = next(self._lines, None)
+        if line is None:
+            self.ended = True
+            raise StopIteration
+        self.number += 1
+        self.of_row.append(line)
+        return line
+
+
+def _is_open(lines: Iterable[str], separator: str) -> bool:
+    """Whether a quote is still open at the end, which csv forgives unless it is strict."""
+    try:
+        list(csv.reader(lines, delimiter=separator, strict=True))
+    except csv.Error as error:
+        return "end of data" in str(error)
+    return False

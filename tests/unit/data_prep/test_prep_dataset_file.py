@@ -1,0 +1,280 @@
+"""--dataset_config: every mistake is named, and diffusion-pipe's file means what it means there."""
+
+import datetime
+import json
+import math
+from argparse import Namespace
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_prep.captions import Caption, CaptionFormat, TagShuffle
+from data_prep.cli import main
+from data_prep.clips import Entry
+from data_prep.frame_rules import FrameRule
+from data_prep.refusals import PrepError
+from data_prep.sources.dataset_file import inputs_of
+from data_prep.sources.folders import FolderCollection
+from data_prep.sources.media import Input
+from tests.hostile import damaged, mistaken, odd_values
+from tests.media_files import image
+
+FILE = {
+    "resolutions": [512, [832, 480]],
+    "frame_buckets": [1, 33],
+    "min_ar": 0.5,
+    "max_ar": 2.0,
+    "num_ar_buckets": 7,
+    "directory": [
+        {"path": "photos", "num_repeats": 2.5, "caption_prefix": "a photo of "},
+        {"path": "films", "size_buckets": [[832, 480, 33]], "ar_buckets": [1.0, [448, 576]]},
+    ],
+}
+
+
+def read(path: Path, **given: Any) -> list[Input]:
+    defaults = {"missing_caption": None, "caption_field": "caption", "bucketing": "native"}
+    defaults |= {"caption_format": str(CaptionFormat.AUTO), "size_multiple": 16}
+    args = Namespace(dataset_config=path, center_crop=True, **{**defaults, **given})
+    basis = Input(collection=FolderCollection(root=Path()), frames=FrameRule(stride=4))
+    return inputs_of(args, basis)
+
+
+def problem(tmp_path: Path, text: str, name: str = "all.yaml") -> str:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(PrepError) as error:
+        read(tmp_path / name)
+    assert name in str(error.value) and len(str(error.value)) < 1500
+    return str(error.value)
+
+
+VALUES = [
+    ("num_repeats", ".inf", "num_repeats: inf is not a number above 0, at most 10000"),
+    ("num_repeats", ".nan", "num_repeats: nan is not a number"),
+    ("num_repeats", "1.0e+300", "num_repeats: 1e+300 is not"),
+    ("num_repeats", "true", "num_repeats: True is not"),
+    ("num_repeats", "'2'", "num_repeats: '2' is not"),
+    ("5", "1", "unknown key 5; known: resolutions"),
+    ("[a]", "1", "unhashable"),
+    ("null", "1", "unknown key None"),
+    ("2020-01-01", "1", "unknown key datetime.date(2020, 1, 1)"),
+    ("ar_buckets", "[0]", "ar_buckets: 0 is not a number above 0"),
+    ("ar_buckets", "[[1, 0]]", "ar_buckets: 0 is not a whole number from 1"),
+    ("ar_buckets", "[]", "ar_buckets: [] is not a list of 1 to"),
+    ("ar_buckets", "[.nan]", "ar_buckets: nan is not"),
+    ("resolutions", "512", "resolutions: 512 is not a list of 1 to 1000 items, such as [512]"),
+    ("resolutions", "[a]", "resolutions: 'a' is not a whole number from 1 to"),
+    ("resolutions", "[[1, 2, 3]]", "resolutions: [1, 2, 3] is not width and height"),
+    ("resolutions", "[8]", "resolutions: 8 x 8 is less than one patch of 16 x 16"),
+    ("resolutions", "[0x" + "f" * 9999 + "]", "resolutions: a huge int is not"),
+    ("resolutions", "[2001-12-14]", "resolutions: datetime.date(2001, 12, 14) is not"),
+    ("frame_buckets", "[a]", "frame_buckets: 'a' is not a whole number"),
+    ("frame_buckets", "[1, 6]", "frame_buckets: 6 frames do not fit this processor"),
+    ("frame_buckets", "{1: 2}", "frame_buckets: {1: 2} is not a list"),
+    ("size_buckets", "[512]", "size_buckets: 512 is not width, height and frames"),
+    ("size_buckets", "[[50, 32, 1]]", "size_buckets: 50 is no multiple of 16 pixels; write 48"),
+    ("min_ar", "-1", "min_ar: -1 is not a number above 0"),
+    ("num_ar_buckets", "1000000000", "num_ar_buckets: 1000000000 is not a whole number"),
+    ("caption_prefix", "5", "caption_prefix: 5 is not a text"),
+    ("caption_field", "[a]", "caption_field: ['a'] is not a text"),
+    ("enable_ar_bucket", "maybe", "enable_ar_bucket: 'maybe' is not true or false"),
+    ("skip_empty_caption", "1", "skip_empty_caption: 1 is not true or false"),
+    ("cache_shuffle_num", "-1", "cache_shuffle_num: -1 is not a whole number from 0"),
+    ("cache_shuffle_delimiter", "''", "cache_shuffle_delimiter: '' is not a text with something"),
+    ("mask_path", "masks", "mask_path: masks are not read"),
+    ("control_path", "pairs", "control_path: pairs of pictures for edit models are not read"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "message"), VALUES)
+def test_a_value_that_a_key_cannot_have(tmp_path: Path, key, value, message) -> None:
+    above = problem(tmp_path, f"{key}: {value}\ndirectory: [{{path: a}}]\n")
+    inside = problem(tmp_path, f"directory:\n- path: a\n  ? {key}\n  : {value}\n")
+    assert message in above and message in inside
+    assert ", folder a: " in inside or key == "[a]"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.yaml", "x: &x [*x]\ndirectory: [{path: a}]", "unknown key 'x'"),
+        ("a.yaml", "resolutions: &x [*x]\ndirectory: [{path: a}]", "is not"),
+        ("a.yaml", "directory: &x [*x]", "has no 'path': [[[...]]]"),
+        ("a.yaml", "a: &a {<<: *a}", "a.yaml"),
+        ("a.yaml", "[" * 2_000, "nested too deeply"),
+        ("a.yaml", "directory: [{path: a, num_repeats: 2, num_repeats: 3}]", "is given twice"),
+        ("a.yaml", "x: !!python/object/apply:os.system [echo]", "could not determine"),
+        ("a.yaml", "x: !!int ''", "a.yaml"),
+        ("a.yaml", "x: !!timestamp x", "a.yaml"),
+        ("a.yaml", "x: 2020-99-99", "a.yaml"),
+        ("a.yaml", "directory: [{path: 'a\\0b'}]", "no folder"),
+        ("a.yaml", "directory: a", "needs a list 'directory'"),
+        ("a.yaml", "directory: [{path: a}]\ndirectories: [{path: b}]", "key 'directories'"),
+        ("a.toml", "x = " + "[" * 20_000, "nested too deeply"),
+        ("a.toml", "[[directory]]\npath = 'a'\npath = 'b'", "a.toml"),
+        ("a.toml", "num_repeats = inf\n[[directory]]\npath = 'a'", "num_repeats: inf is not"),
+        ("a.toml", "resolutions = [1979-05-27]\n[[directory]]\npath = 'a'", "datetime.date"),
+        ("a.TOML", "[directory]\npath = 'a'", "needs a list 'directory'"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_none(tmp_path: Path, name: str, text: str, message: str) -> None:
+    if "\\0" in text:
+        text = text.replace("'", '"')
+        message = "has no 'path'"
+    assert message in problem(tmp_path, text, name)
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_bytes(b"\xff\xfe")
+    for path in (tmp_path / "a.toml", tmp_path, tmp_path / "nowhere.yaml"):
+        with pytest.raises(PrepError, match="--dataset_config"):
+            read(path)
+
+
+@pytest.mark.parametrize("kind", ["aliases", "merges"])
+def test_a_file_that_would_grow_without_end(tmp_path: Path, kind: str) -> None:
+    value = "[*a{0}{1}]" if kind == "aliases" else "{{<<: [*a{0}{1}]}}"
+    lines = ["a0: &a0 " + ("[1, 2]" if kind == "aliases" else "{p: 1, q: 2}")]
+    for level in range(30):
+        lines.append(f"a{level + 1}: &a{level + 1} " + value.format(level, f", *a{level}" * 9))
+    for key in ("resolutions", "path", "caption_prefix"):
+        text = "\n".join([*lines, f"directory: [{{path: a, ? {key} : *a30}}]"])
+        problem(tmp_path, text)
+    problem(tmp_path, "\n".join(line.partition(": ")[2] and line for line in lines))
+    problem(tmp_path, "directory: [" + "{path: a}, " * 3 + "*x]")
+
+
+def test_merges_and_anchors_of_one_folder_for_another(tmp_path: Path) -> None:
+    text = "directory: [&a {path: a, num_repeats: 2}, {<<: *a, path: b}]"
+    (tmp_path / "all.yaml").write_text(text)
+    assert [given.repeats for given in read(tmp_path / "all.yaml")] == [2, 2]
+
+
+def packed(tmp_path: Path, *options: str, toml: str = "", name: str = "set.toml") -> list[Entry]:
+    """The plan for three pictures: one with tags, one with an empty text, one without any."""
+    for stem in ("tags", "empty", "none_at_all"):
+        image(tmp_path / f"in/{stem}.png")
+    (tmp_path / "in/tags.txt").write_text("one, two, three")
+    (tmp_path / "in/empty.txt").touch()
+    (tmp_path / name).write_text(toml)
+    out = tmp_path / "out"
+    words = ["image", "--output_dir", out, "--split", "1,0,0", "--dataset_config", tmp_path / name]
+    assert main([*map(str, words), "--plan", "--overwrite", *options]) == 0
+    return [Entry.from_line(line) for line in (out / "plan.jsonl").open()]
+
+
+def captions(entries: list[Entry]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for entry in entries:
+        found.setdefault(Path(entry.source).stem, []).append(entry.refused or entry.caption)
+    return found
+
+
+def test_a_file_of_diffusion_pipe_means_what_it_means_there(tmp_path: Path, capsys) -> None:
+    toml = "[[directory]]\npath = 'in'\n"
+    texts = {"tags": ["one, two, three"], "empty": [""]}
+    assert captions(packed(tmp_path, toml=toml)) == {**texts, "none_at_all": [""]}
+    named = packed(tmp_path, "--missing_caption", "filename", toml=toml)
+    assert captions(named) == {**texts, "none_at_all": ["none at all"]}
+    no = packed(tmp_path, "--missing_caption", "refuse", toml="skip_empty_caption = true\n" + toml)
+    assert captions(no) == {**texts, "none_at_all": ["no caption"]}
+    capsys.readouterr()
+    assert captions(packed(tmp_path, toml="skip_empty_caption = true\n" + toml)) == texts
+    assert "ignored: 1 x file without a caption, by skip_empty_caption" in capsys.readouterr().out
+    empty = packed(tmp_path, toml="skip_empty_caption = false\n" + toml)
+    assert captions(empty) == {**texts, "none_at_all": [""]}
+    yaml_form = packed(tmp_path, toml="directory: [{path: in}]", name="set.yaml")
+    assert captions(yaml_form) == {**texts, "none_at_all": ["none at all"]}
+
+
+def test_tags_are_shuffled_as_often_as_the_file_says(tmp_path: Path) -> None:
+    toml = "cache_shuffle_num = 12\ncaption_prefix = 'of '\n[[directory]]\npath = 'in'\n"
+    found = captions(packed(tmp_path, toml=toml))
+    assert found["empty"] == ["of "] * 12 and len(found["tags"]) == 12
+    assert {frozenset(text.removeprefix("of ").split(", ")) for text in found["tags"]} == {
+        frozenset(("one", "two", "three"))
+    }
+    assert len(set(found["tags"])) > 2 and captions(packed(tmp_path, toml=toml)) == found
+    once = captions(packed(tmp_path, toml="shuffle_tags = true\n[[directory]]\npath = 'in'\n"))
+    assert {name: len(texts) for name, texts in once.items()} == dict.fromkeys(found, 1)
+    other = "cache_shuffle_num = 3\ncache_shuffle_delimiter = ';'\n[[directory]]\npath = 'in'\n"
+    assert captions(packed(tmp_path, toml=other))["tags"] == ["one, two, three"] * 3
+
+
+def test_orders_of_tags_are_drawn_evenly() -> None:
+    shuffle = TagShuffle(count=6000, delimiter=", ")
+    texts = [c.text for c in shuffle.of([Caption(text="a, b, c", origin="")], key="k")]
+    counts = Counter(texts)
+    assert len(counts) == 6 and all(
+        abs(count - 1000) < 5 * math.sqrt(1000) for count in counts.values()
+    )
+
+
+def as_toml(value: Any) -> str:
+    """TOML of a document: tables inside are inline, and what TOML cannot say is left as JSON."""
+    if isinstance(value, dict):
+        inside = ", ".join(
+            f"{json.dumps(str(key))} = {as_toml(item)}" for key, item in value.items()
+        )
+        return f"{{{inside}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(as_toml, value))}]"
+    return str(value) if isinstance(value, float) else json.dumps(value)
+
+
+def toml_file(document: Any) -> str:
+    fields = document if isinstance(document, dict) else {"x": document}
+    return "\n".join(f"{json.dumps(str(key))} = {as_toml(item)}" for key, item in fields.items())
+
+
+_ODDER = odd_values | st.dates() | st.datetimes() | st.binary(max_size=4) | st.sets(st.integers())
+_DOCUMENTS = (
+    mistaken(FILE)
+    | _ODDER
+    | st.sampled_from(sorted(FILE)).flatmap(
+        lambda key: _ODDER.map(lambda value: {**FILE, key: value})
+    )
+)
+
+
+@given(
+    content=_DOCUMENTS.map(lambda document: yaml.dump(document).encode())
+    | damaged(yaml.dump(FILE).encode())
+)
+def test_hostile_dataset_yaml(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    check(tmp_path_factory, "hostile.yaml", content)
+
+
+@given(
+    content=(mistaken(FILE) | odd_values).map(lambda document: toml_file(document).encode())
+    | damaged(toml_file(FILE).encode())
+)
+def test_hostile_dataset_toml(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    check(tmp_path_factory, "hostile.toml", content)
+
+
+def check(tmp_path_factory: pytest.TempPathFactory, name: str, content: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / name
+    path.write_bytes(content)
+    try:
+        inputs = read(path)
+    except PrepError as error:
+        assert name in str(error) and len(str(error)) < 2000
+        return
+    for given_ in inputs:
+        assert 0 < given_.repeats <= 10_000 and isinstance(given_.caption_prefix, str)
+        for sizing in given_.sizings:
+            assert min(sizing.place(640, 480).size) > 0
+
+
+def test_the_whole_file_is_good(tmp_path: Path) -> None:
+    for name, text in (("a.yaml", yaml.dump(FILE)), ("a.toml", toml_file(FILE))):
+        (tmp_path / name).write_text(text)
+        photos, films = read(tmp_path / name)
+        assert photos.repeats == 2.5 and len(photos.sizings) == 2 and films.frames.buckets == (33,)
+    assert isinstance(yaml.safe_load("2020-01-01"), datetime.date)
