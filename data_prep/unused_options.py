@@ -26,8 +26,7 @@ def unused_options(args: Namespace, parser: ArgumentParser, readers: Iterable[Re
     ignored = {name for reader in known for name in reader.options} - read
     chosen = " and ".join(repr(reader.name) for reader in readers) or "this command"
     reasons = [(ignored, f"it means nothing to {chosen}")]
-    mixed = (args.video_dir, args.dataset_config, args.dataset_path, args.hf_dataset)
-    if args.command == "image" and not any(mixed):
+    if args.command == "image" and not _may_hold_videos(args):
         reasons.append((_FRAMES, "there are no videos"))
     if args.command in ("image", "video") and not _rows(args):
         reasons.append((_ROWS, "there is no --hf_dataset"))
@@ -45,6 +44,10 @@ def unused_places(reader: Reader, given: Mapping[str, str | None]) -> list[str]:
         return []
     why = f"{reader.name!r}, which made the dataset, has no weights"
     return [f"{option} is not used: {why}" for option, value in given.items() if value]
+
+
+def _may_hold_videos(args: Namespace) -> bool:
+    return any((args.video_dir, args.dataset_config, args.dataset_path, args.hf_dataset))
 
 
 def _rows(args: Namespace) -> bool:
