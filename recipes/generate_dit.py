@@ -22,7 +22,14 @@ from rich.console import Console
 from recipes.entry import run
 from recipes.generate_options import FPS, Options, Setting, chosen, parser
 from recipes.opening import Opened, open_checkpoint
-from recipes.picture_files import Picture, false_colours, make_folder, write
+from recipes.picture_files import (
+    Picture,
+    false_colours,
+    make_folder,
+    replace_file,
+    said_and_listed,
+    write,
+)
 from recipes.prompts import Prompt, read_prompts, unguided, unused
 from recipes.sizes import Size, cut, rounding
 
@@ -175,29 +182,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     keep = args.save_latents
     pictures = generate_opened(opened, prompts, seed=args.seed, options=options, latents=keep)
     if pictures:
-        grid = write(pictures, args.output_dir)
+        written = write(pictures, args.output_dir)
         if keep:
             card = json.dumps(opened.card, indent=1) + "\n"
-            (args.output_dir / "dataset_card.json").write_text(card)
-        _say(opened, options, prompts, pictures, grid)
+            replace_file(args.output_dir / "dataset_card.json", card.encode())
+        _say(opened, options, prompts)
+        said_and_listed(written, args.output_dir, count=len(pictures))
     return 0
 
 
-def _say(
-    opened: Opened,
-    options: Options,
-    prompts: Sequence[Prompt],
-    pictures: Sequence[Picture],
-    grid: Path,
-) -> None:
+def _say(opened: Opened, options: Options, prompts: Sequence[Prompt]) -> None:
     console, steps = Console(soft_wrap=True, highlight=False), opened.steps
     each = [of_prompt(options, prompt, opened) for prompt in prompts]
     sizes, negatives = map(_size, each), (one.negative_prompt for one in each)
     notes = [unused(prompts), unguided(negatives, guidance=options.guidance)]
     notes += [rounding(s, steps.pixels(steps.latent(s))) for s in sizes]
     for note in dict.fromkeys(note for note in notes if note):
-        console.print(note)
-    console.print(f"{len(pictures)} samples, {grid.name} and samples.json in {grid.parent}")
+        console.print(note, markup=False)
 
 
 if __name__ == "__main__":
