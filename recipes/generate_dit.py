@@ -20,7 +20,16 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from recipes.entry import run
-from recipes.generate_options import FPS, Options, Setting, chosen, parser
+from recipes.generate_options import (
+    FPS,
+    MOST_SAMPLES,
+    Options,
+    Setting,
+    check_count,
+    check_seed,
+    chosen,
+    parser,
+)
 from recipes.opening import Opened, open_checkpoint
 from recipes.picture_files import (
     Picture,
@@ -168,9 +177,10 @@ def of_prompt(options: Options, prompt: Prompt, opened: Opened) -> Options:
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     options, setting = chosen(Options, args), chosen(Setting, args)
-    if args.num_images_per_prompt < 1:
-        raise ValueError(f"--num_images_per_prompt {args.num_images_per_prompt} must be at least 1")
     given = [Prompt(text=text) for text in args.prompt or ()] or read_prompts(args.prompts_file)
+    most = max(1, MOST_SAMPLES // len(given))
+    check_count("num_images_per_prompt", args.num_images_per_prompt, most=most)
+    check_seed(args.seed, count=len(given) * args.num_images_per_prompt)
     prompts = [prompt for prompt in given for _ in range(args.num_images_per_prompt)]
     make_folder(args.output_dir)
     opened = open_checkpoint(

@@ -138,13 +138,13 @@ def write_listing(
         notes += _remove_stale(folder, before=before, now=_names(folder / LISTING))
     grid = folder / GRID
     with drawing(GRID, notes):
-        grid.unlink(missing_ok=True)  # that of an earlier generation
         shown = [
             (first, entry["prompt"])
             for first, entry in zip(firsts, entries, strict=True)
             if first is not None
         ]
         if shown:
+            grid.unlink(missing_ok=True)  # that of an earlier generation, should this one fail
             notes += draw_grid(*zip(*shown, strict=True), grid)
     return (grid if grid.is_file() else None), notes
 

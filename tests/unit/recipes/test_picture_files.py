@@ -127,7 +127,7 @@ def test_a_picture_that_cannot_be_written_costs_no_other(tmp_path):
     entries = json.loads((tmp_path / "samples.json").read_text())
     assert [entry["file"] for entry in entries] == ["00000.png", "00002.png", "00004.png"]
     assert written.grid is not None
-    with pytest.raises(ValueError, match="2 of 5 samples could not be written into .*sample 1"):
+    with pytest.raises(ValueError, match=r"2 of 5 samples could not be written into .*sample 1"):
         said_and_listed(written, tmp_path, count=5)
 
 
