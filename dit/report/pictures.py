@@ -88,8 +88,7 @@ def _source(file: Path) -> tuple[str, bool]:
     if not file.is_file():  # one that is a pipe would be read for ever
         raise FileNotFoundError("it is not there, or is no file")
     content, kind = file.read_bytes(), "png"
-    with Image.open(io.BytesIO(content)) as image:
-        image.load()
+    with Image.open(file) as image:
         whole = image.convert("RGBA")
     corners = {whole.getpixel((x, y)) for x in (0, whole.width - 1) for y in (0, whole.height - 1)}
     if len(content) > _WHOLE:
