@@ -138,14 +138,11 @@ def write_listing(
         notes += _remove_stale(folder, before=before, now=_names(folder / LISTING))
     grid = folder / GRID
     with drawing(GRID, notes):
-        shown = [
-            (first, entry["prompt"])
-            for first, entry in zip(firsts, entries, strict=True)
-            if first is not None
-        ]
-        if shown:
+        there = [i for i, first in enumerate(firsts) if first is not None]
+        if there:
+            prompts = [entries[i]["prompt"] for i in there]
             grid.unlink(missing_ok=True)  # that of an earlier generation, should this one fail
-            notes += draw_grid(*zip(*shown, strict=True), grid)
+            notes += draw_grid([first for first in firsts if first is not None], prompts, grid)
     return (grid if grid.is_file() else None), notes
 
 
