@@ -53,7 +53,7 @@ def _steps(folder: Path) -> list[tuple[int, list[Path]]]:
     for step in sorted(folder.glob("step_*")):
         number = re.fullmatch(r"step_(\d+)", step.name)
         grids, pictures = sorted(step.rglob("grid.png")), sorted(step.glob("*.png"))
-        files = [file for file in grids or pictures[:_OF_A_STEP] if file.is_file()]
+        files = grids or pictures[:_OF_A_STEP]
         if number and files:
             found.append((int(number[1]), files))
     return sorted(found)
