@@ -22,7 +22,9 @@ from rich.console import Console
 from rich.table import Table
 
 from data_prep.digits import LEVELS, NAMES, SIDE, caption_of
+from dit.config import Sampler
 from recipes.entry import run
+from recipes.generate_options import MOST_SAMPLES, Options, check_count, check_seed
 
 CAPTIONS = tuple(caption_of(digit) for digit in range(len(NAMES)))
 
@@ -115,7 +117,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, help="of the first picture; the next adds 1")
     parser.add_argument("--num_steps", type=int, help="steps of the sampler")
     parser.add_argument("--guidance", type=float, help="classifier-free guidance; 1 is none")
-    parser.add_argument("--sampler", help="name of a sampler of recipes/generate_dit.py")
+    parser.add_argument(
+        "--sampler", choices=[str(sampler) for sampler in Sampler], help="as for generate_dit.py"
+    )
     parser.add_argument("--weights", choices=("ema", "model"), default="ema")
     parser.add_argument("--output_dir", type=Path, help="for evaluation.json; else the run")
     parser.add_argument(
@@ -124,16 +128,31 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
+def check(args: argparse.Namespace) -> None:
+    """Refuses numbers that make no sense, before anything is learned or sampled.
+
+    Raises:
+        ValueError: the message names the option.
+    """
+    check_count("per_prompt", args.per_prompt, most=MOST_SAMPLES // len(NAMES))
+    check_seed(args.seed, count=args.per_prompt * len(NAMES))
+    if not 0 <= args.min_accuracy <= 1:
+        raise ValueError(f"--min_accuracy {args.min_accuracy} must lie in [0, 1]")
+    Options(**_given(args))
+
+
+def _given(args: argparse.Namespace) -> dict[str, Any]:
+    """Options that keep no default."""
+    names = ("num_steps", "guidance", "sampler")
+    return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+
+
 def generate_pictures(args: argparse.Namespace, prompts: list[str]) -> list[np.ndarray]:
     """One uint8 [F, H, W, 3] picture for each prompt; options not given keep their defaults."""
     from recipes.generate_dit import generate
 
-    given = {
-        name: getattr(args, name)
-        for name in ("num_steps", "guidance", "sampler")
-        if getattr(args, name) is not None
-    }
-    return generate(args.checkpoint_path, prompts, **given, seed=args.seed, weights=args.weights)
+    given = _given(args) | {"seed": args.seed, "weights": args.weights}
+    return generate(args.checkpoint_path, prompts, **given)
 
 
 def conclude(result: Score, judge: Judge, args: argparse.Namespace) -> int:
@@ -160,6 +179,7 @@ def conclude(result: Score, judge: Judge, args: argparse.Namespace) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0, or 1 where fewer digits than `--min_accuracy` are recognised."""
     args = parser().parse_args(argv)
+    check(args)
     asked = [digit for digit in range(len(NAMES)) for _ in range(args.per_prompt)]
     judge = train_judge()
     pictures = generate_pictures(args, [CAPTIONS[digit] for digit in asked])

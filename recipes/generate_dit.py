@@ -20,9 +20,25 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from recipes.entry import run
-from recipes.generate_options import FPS, Options, Setting, chosen, parser
+from recipes.generate_options import (
+    FPS,
+    MOST_SAMPLES,
+    Options,
+    Setting,
+    check_count,
+    check_seed,
+    chosen,
+    parser,
+)
 from recipes.opening import Opened, open_checkpoint
-from recipes.picture_files import Picture, false_colours, make_folder, write
+from recipes.picture_files import (
+    Picture,
+    false_colours,
+    make_folder,
+    replace_file,
+    said_and_listed,
+    write,
+)
 from recipes.prompts import Prompt, read_prompts, unguided, unused
 from recipes.sizes import Size, cut, rounding
 
@@ -161,9 +177,10 @@ def of_prompt(options: Options, prompt: Prompt, opened: Opened) -> Options:
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     options, setting = chosen(Options, args), chosen(Setting, args)
-    if args.num_images_per_prompt < 1:
-        raise ValueError(f"--num_images_per_prompt {args.num_images_per_prompt} must be at least 1")
     given = [Prompt(text=text) for text in args.prompt or ()] or read_prompts(args.prompts_file)
+    most = max(1, MOST_SAMPLES // len(given))
+    check_count("num_images_per_prompt", args.num_images_per_prompt, most=most)
+    check_seed(args.seed, count=len(given) * args.num_images_per_prompt)
     prompts = [prompt for prompt in given for _ in range(args.num_images_per_prompt)]
     make_folder(args.output_dir)
     opened = open_checkpoint(
@@ -175,29 +192,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     keep = args.save_latents
     pictures = generate_opened(opened, prompts, seed=args.seed, options=options, latents=keep)
     if pictures:
-        grid = write(pictures, args.output_dir)
+        written = write(pictures, args.output_dir)
         if keep:
             card = json.dumps(opened.card, indent=1) + "\n"
-            (args.output_dir / "dataset_card.json").write_text(card)
-        _say(opened, options, prompts, pictures, grid)
+            replace_file(args.output_dir / "dataset_card.json", card.encode())
+        _say(opened, options, prompts)
+        said_and_listed(written, args.output_dir, count=len(pictures))
     return 0
 
 
-def _say(
-    opened: Opened,
-    options: Options,
-    prompts: Sequence[Prompt],
-    pictures: Sequence[Picture],
-    grid: Path,
-) -> None:
+def _say(opened: Opened, options: Options, prompts: Sequence[Prompt]) -> None:
     console, steps = Console(soft_wrap=True, highlight=False), opened.steps
     each = [of_prompt(options, prompt, opened) for prompt in prompts]
     sizes, negatives = map(_size, each), (one.negative_prompt for one in each)
     notes = [unused(prompts), unguided(negatives, guidance=options.guidance)]
     notes += [rounding(s, steps.pixels(steps.latent(s))) for s in sizes]
     for note in dict.fromkeys(note for note in notes if note):
-        console.print(note)
-    console.print(f"{len(pictures)} samples, {grid.name} and samples.json in {grid.parent}")
+        console.print(note, markup=False)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,18 @@ from typing import Any
 
 from dit.config import Sampler
 from recipes.entry import Parser
+from recipes.sizes import MOST_PIXELS
 
 FPS = 24.0
+_FPS = (0.01, 1000.0)
+_MOST = {
+    "height": MOST_PIXELS,
+    "width": MOST_PIXELS,
+    "num_video_frames": MOST_PIXELS,
+    "num_steps": 1000,
+}
+MOST_SAMPLES = 1_000_000
+"""Of one call."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +40,16 @@ class Options:
     negative_prompt: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("height", "width", "num_video_frames", "num_steps"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"--{name} {value} must be at least 1")
-        if self.fps is not None and not (self.fps > 0 and math.isfinite(self.fps)):
-            raise ValueError(f"--fps {self.fps} must be positive and finite")
+        for name, most in _MOST.items():
+            if (value := getattr(self, name)) is not None:
+                check_count(name, value, most=most)
+        if self.fps is not None and not _FPS[0] <= self.fps <= _FPS[1]:
+            raise ValueError(
+                f"--fps {self.fps} must lie in [{_FPS[0]}, {_FPS[1]}], positive and finite; 24 is"
+                " usual"
+            )
+        if self.sampler not in list(Sampler):
+            raise ValueError(f"--sampler {self.sampler} is none; choose of {', '.join(Sampler)}")
         if not math.isfinite(self.guidance):
             raise ValueError(f"--guidance {self.guidance} must be a finite number; 1 is none")
         if not 0 <= self.guidance_rescale <= 1:
@@ -49,6 +64,29 @@ class Options:
                     f"--guidance_interval {low} {high} must be two noise levels from 0 on, the"
                     " lower first: sigma for EDM, t for flow matching"
                 )
+
+
+def check_count(name: str, value: int, *, most: int) -> None:
+    """Refuses what is no such count.
+
+    Raises:
+        ValueError: it is below 1 or above `most`.
+    """
+    if not 1 <= value <= most:
+        raise ValueError(f"--{name} {value} must be at least 1, and at most {most}")
+
+
+def check_seed(seed: int, *, count: int) -> None:
+    """Refuses a seed that torch does not take for one of `count` samples.
+
+    Raises:
+        ValueError: it is too small or too large.
+    """
+    if not -(2**63) <= seed <= 2**64 - count:
+        raise ValueError(
+            f"--seed {seed} must lie in [-2**63, 2**64 - {count}], for the i-th of {count} samples"
+            " takes seed + i, a number of 64 bit"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +134,7 @@ def _add_what(parser: Parser) -> None:
     prompts.add_argument(
         "--prompts_file",
         type=Path,
-        help="A prompt on each line, or JSON with captions, sizes and negative prompts.",
+        help="A prompt on each line, or .json or .jsonl with captions, sizes, negative prompts.",
     )
     add = group.add_argument
     add("--negative_prompt", default="", help="What guidance leads away from. (default: nothing)")

@@ -4,12 +4,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dit.json_text import parse_json
 from recipes.entry import say_notice
 from recipes.generate_options import Setting
 from recipes.sizes import Steps
@@ -69,7 +69,10 @@ def open_checkpoint(
             " dataset_card.json), so it cannot read a prompt; train on a dataset that"
             " `python -m data_prep` packed"
         )
-    card = json.loads(card_file.read_text())
+    try:
+        card = parse_json(card_file.read_bytes())
+    except ValueError as error:
+        raise CheckpointError(f"{card_file} is damaged ({error}); take the dataset's") from error
     decoder, steps = open_decoder(card, setting, config.model, needed=needs_decoder)
     return Opened(
         path=path,

@@ -1,27 +1,31 @@
-"""Files of generated pictures: PNG or MP4 for each, a grid of all, samples.json."""
+"""Files of generated pictures: PNG or MP4 for each, samples.json, a grid of all (grid.py)."""
 
 # C latent channels; F H W 3 frames, rows, columns, colours of one picture
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from tempfile import TemporaryFile
-from textwrap import fill, shorten
 from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from dit.drawing import Undrawn, drawing
+from dit.json_text import parse_json
+from recipes.grid import draw_grid
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-LISTING = "samples.json"
-_DPI = 120
-_LABEL = 2.4  # width of the prompts, in inches
-_CELL = (0.8, 2.4)
-"""Least and greatest height of a picture in the grid, in inches."""
+LISTING, GRID = "samples.json", "grid.png"
+_OURS = re.compile(r"\d{5,}\.(png|mp4|safetensors)")
+_SHOWN = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +56,50 @@ def make_folder(folder: Path) -> None:
         ) from error
 
 
-def write(pictures: Sequence[Picture], folder: Path) -> Path:
-    """Writes every picture (PNG) or video (MP4), grid.png and samples.json; returns the grid."""
-    entries = [write_picture(picture, folder, i) for i, picture in enumerate(pictures)]
-    return write_listing(entries, [picture.frames_FHW3[0] for picture in pictures], folder)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Written:
+    """What is in the folder now, and what is not."""
+
+    grid: Path | None  # None where it could not be drawn
+    lost: tuple[Undrawn, ...]  # pictures that could not be written
+    notes: tuple[Undrawn, ...]  # what else is to be said
+
+
+def write(pictures: Sequence[Picture], folder: Path) -> Written:
+    """Writes every picture (PNG) or video (MP4), samples.json and the grid.
+
+    One that cannot be written leaves the others as they are, and is not listed.
+
+    Raises:
+        OSError: samples.json cannot be written.
+    """
+    lost: list[Undrawn] = []
+    entries, firsts = [], []
+    for number, picture in enumerate(pictures):
+        with drawing(f"sample {number}", lost):
+            entries.append(write_picture(picture, folder, number))
+            firsts.append(picture.frames_FHW3[0])
+    grid, notes = write_listing(entries, firsts, folder)
+    return Written(grid=grid, lost=tuple(lost), notes=tuple(notes))
+
+
+def said_and_listed(written: Written, folder: Path, *, count: int) -> None:
+    """Says what is in the folder, of `count` samples that were made.
+
+    Raises:
+        ValueError: some could not be written.
+    """
+    console = Console(soft_wrap=True, highlight=False)
+    for note in written.notes:
+        console.print(str(note), markup=False)
+    listed = f"{LISTING} and {GRID}" if written.grid else LISTING
+    left = count - len(written.lost)
+    console.print(f"{left} samples, {listed} in {folder}", markup=False)
+    if written.lost:
+        raise ValueError(
+            f"{len(written.lost)} of {count} samples could not be written into {folder}:"
+            f" {'; '.join(map(str, written.lost[:_SHOWN]))}"
+        )
 
 
 def write_picture(picture: Picture, folder: Path, number: int) -> dict[str, Any]:
@@ -63,24 +107,84 @@ def write_picture(picture: Picture, folder: Path, number: int) -> dict[str, Any]
     frames, note = picture.frames_FHW3, {"seed": picture.seed, **picture.settings}
     name = f"{number:05d}.png" if len(frames) == 1 else f"{number:05d}.mp4"
     entry = {"file": name, "prompt": picture.prompt, **note}
-    if len(frames) == 1:
-        _write_png(folder / name, frames[0], picture.prompt, note)
-    else:
-        _write_mp4(folder / name, frames, fps=note["fps"])
-    if picture.latent_CFHW is not None:
-        entry["latent"] = f"{number:05d}.safetensors"
-        _write_latent(folder / entry["latent"], picture.latent_CFHW)
+    try:
+        if len(frames) == 1:
+            _write_png(folder / name, frames[0], picture.prompt, note)
+        else:
+            _write_mp4(folder / name, frames, fps=note["fps"])
+        if picture.latent_CFHW is not None:
+            entry["latent"] = f"{number:05d}.safetensors"
+            _write_latent(folder / entry["latent"], picture.latent_CFHW)
+    except BaseException:
+        (folder / name).unlink(missing_ok=True)  # half of a file would pass for a picture
+        raise
     return entry
 
 
 def write_listing(
-    entries: Sequence[Mapping[str, Any]], firsts: Sequence[np.ndarray], folder: Path
-) -> Path:
-    """Writes the list of all files, and the grid of their first frames; returns the grid."""
-    grid = folder / "grid.png"
-    draw_grid(firsts, [entry["prompt"] for entry in entries], grid)
-    (folder / LISTING).write_text(json.dumps(entries, indent=1) + "\n")
-    return grid
+    entries: Sequence[Mapping[str, Any]], firsts: Sequence[np.ndarray | None], folder: Path
+) -> tuple[Path | None, list[Undrawn]]:
+    """Writes the list of all files, then the grid of the first frames at hand; grid and notes.
+
+    Files of an earlier list that this one does not name are removed.
+
+    Raises:
+        OSError: the list cannot be written.
+    """
+    before = _names(folder / LISTING)
+    replace_file(folder / LISTING, json.dumps(entries, indent=1).encode() + b"\n")
+    notes: list[Undrawn] = []
+    with drawing("files of an earlier generation", notes):
+        notes += _remove_stale(folder, before=before, now=_names(folder / LISTING))
+    grid = folder / GRID
+    with drawing(GRID, notes):
+        there = [i for i, first in enumerate(firsts) if first is not None]
+        if there:
+            prompts = [entries[i]["prompt"] for i in there]
+            grid.unlink(missing_ok=True)  # that of an earlier generation, should this one fail
+            notes += draw_grid([first for first in firsts if first is not None], prompts, grid)
+    return (grid if grid.is_file() else None), notes
+
+
+def replace_file(file: Path, content: bytes) -> None:
+    """Writes a file that is the old one or the new one, and never half of either."""
+    partial = file.with_name(f"{file.name}.partial")
+    try:
+        partial.write_bytes(content)
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _names(listing: Path) -> set[str]:
+    """Files that a list names, as far as they are names that this module gives."""
+    try:
+        entries = parse_json(listing.read_bytes())
+    except (OSError, ValueError):
+        return set()
+    each = entries if isinstance(entries, list) else []
+    said = [one.get(key) for one in each if isinstance(one, dict) for key in ("file", "latent")]
+    return {name for name in said if isinstance(name, str) and _OURS.fullmatch(name)}
+
+
+def _remove_stale(folder: Path, *, before: set[str], now: set[str]) -> list[Undrawn]:
+    """Removes what only the list before names; says what no list has ever named."""
+    stale = sorted(name for name in before - now if (folder / name).is_file())
+    for name in stale:
+        (folder / name).unlink()
+    there = {file.name for file in folder.iterdir() if _OURS.fullmatch(file.name)}
+    found = []
+    if stale:
+        found.append(_files(stale, "removed, which only the samples.json before this one names"))
+    if strange := sorted(there - now):
+        found.append(_files(strange, "left as they are, though samples.json does not name them"))
+    return found
+
+
+def _files(names: Sequence[str], what: str) -> Undrawn:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    shown = f"{', '.join(names[:_SHOWN])}{more}"
+    return Undrawn(what="files of an earlier generation", because=f"{shown} {what}")
 
 
 def _write_png(
@@ -129,27 +233,3 @@ def false_colours(latent_CFHW: Tensor) -> np.ndarray:
     part_3FHW = latent_CFHW[red_green_blue].float().cpu() / 5 + 0.5
     levels = (part_3FHW.clamp(0, 1) * 255).round().to(torch.uint8)
     return levels.permute(1, 2, 3, 0).contiguous().numpy()
-
-
-def draw_grid(firsts: Sequence[np.ndarray], prompts: Sequence[str], path: Path) -> None:
-    """Pictures [H, W, 3] in a row for each prompt, which stands beside it."""
-    from matplotlib.figure import Figure
-
-    rows: dict[str, list[np.ndarray]] = {}
-    for picture_HW3, prompt in zip(firsts, prompts, strict=True):
-        rows.setdefault(prompt, []).append(picture_HW3)
-    columns = min(max(map(len, rows.values())), 16)
-    cell = min(max(_CELL[0], *(len(picture) / _DPI for picture in firsts)), _CELL[1])
-    aspect = max(1.0, *(picture.shape[1] / len(picture) for picture in firsts))
-    size = _LABEL + cell * aspect * columns, cell * len(rows)
-    figure = Figure(figsize=size, dpi=_DPI)
-    close = {"left": _LABEL / size[0], "right": 1, "bottom": 0, "top": 1, "wspace": 0.05}
-    axes = figure.subplots(len(rows), columns, squeeze=False, gridspec_kw=close | {"hspace": 0.05})
-    for row, (prompt, shown) in zip(axes, rows.items(), strict=True):
-        for place in row:
-            place.set_axis_off()
-        for place, picture_HW3 in zip(row, shown, strict=False):
-            place.imshow(picture_HW3)
-        label = fill(shorten(prompt, width=120, placeholder="..."), width=40)
-        row[0].text(-0.15, 0.5, label, ha="right", va="center", transform=row[0].transAxes)
-    figure.savefig(path, bbox_inches="tight")

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
     from dit.config import ModelConfig
 
+MOST_PIXELS = 32_768
+"""Rows, columns or frames of one sample: more is a slip of the pen, and would fill any memory."""
 Size = tuple[int, int, int]
 """Frames, rows, columns."""
 

@@ -27,13 +27,21 @@ from torch import Tensor, nn
 from data_prep.cards import CARD_NAME
 from data_prep.processors import Processor
 from dit.config import RunConfig
+from dit.drawing import Undrawn, drawing
 from dit.generation import SamplingSettings, generate_latents
 from dit.parallel.groups import device
 from dit.parallel.watch import doing
 from dit.quality import clip_score, frechet_distance, kernel_distance
 from dit.train.run import Drawn, Run, Samples
 from recipes.features import Extractor
-from recipes.picture_files import Picture, false_colours, write_listing, write_picture
+from recipes.picture_files import (
+    LISTING,
+    Picture,
+    false_colours,
+    replace_file,
+    write_listing,
+    write_picture,
+)
 from recipes.prompts import read_prompts, unused
 from recipes.sizes import cut
 from recipes.validation_wanted import (
@@ -101,6 +109,16 @@ def _features(decoder: Processor, extractor: Extractor, latent_CFHW: Tensor) -> 
 
 
 @dataclass(frozen=True, kw_only=True)
+class Made:
+    """A sample that lies in the folder."""
+
+    number: int
+    entry: dict[str, Any]  # in samples.json
+    first_HW3: np.ndarray
+    features_D: Tensor | None  # of its first frame, where it is compared with a held-out one
+
+
+@dataclass(frozen=True, kw_only=True)
 class ValidationSamples:
     """A round of samples."""
 
@@ -109,45 +127,58 @@ class ValidationSamples:
     extractor: Extractor | None
 
     def __call__(self, run: Run, model: nn.Module) -> Drawn | None:
-        folder = _folder(run)
+        folder, undrawn = _folder(run), []
         if dist.get_rank() == 0:
-            folder.mkdir(parents=True, exist_ok=True)
+            with drawing("the folder of the samples", undrawn):
+                folder.mkdir(parents=True, exist_ok=True)
         dist.barrier()
         first, replicas = run.data_ranks.rank(), run.data_ranks.size()
-        mine = self.wanted[first::replicas]
+        numbers = range(first, len(self.wanted), replicas)
         latents = generate_latents(
             model,
-            [one.request for one in mine],
+            [self.wanted[number].request for number in numbers],
             config=run.config,
             settings=_settings(run.config),
         )
-        written: list[Any] = []
+        made: list[Made] = []
         if run.replica.reads:
-            written = self._write(mine, latents, run, first=first, step=replicas)
+            made = self._write(numbers, latents, run, undrawn)
         shares: list[Any] | None = None
         if dist.get_rank() == 0:
             shares = [None] * dist.get_world_size()
-        dist.gather_object(written, shares)
+        dist.gather_object((made, undrawn), shares)
         if shares is None:
             return None
-        every = sorted((one for share in shares for one in share), key=lambda one: one[0])
-        entries, firsts, features = zip(*(made for _, *made in every), strict=True)
-        grid = write_listing(entries, firsts, folder)
-        if self.decoder is None and run.card is not None:  # decode_latents.py needs it
-            (folder / CARD_NAME).write_text(json.dumps(run.card, indent=1) + "\n")
-        files = [(folder / entry["file"], entry["prompt"]) for entry in entries]
+        every = sorted((one for share, _ in shares for one in share), key=lambda one: one.number)
+        return self._conclude(every, [one for _, share in shares for one in share], run)
+
+    def _conclude(self, every: Sequence[Made], undrawn: list[Undrawn], run: Run) -> Drawn:
+        """On the first rank: what concerns the samples of all."""
+        folder, grid, quality = _folder(run), None, {}
+        with drawing(LISTING, undrawn):
+            grid, notes = write_listing(
+                [one.entry for one in every], [one.first_HW3 for one in every], folder
+            )
+            undrawn += notes
+            if self.decoder is None and run.card is not None:  # decode_latents.py needs it
+                card = json.dumps(run.card, indent=1) + "\n"
+                replace_file(folder / CARD_NAME, card.encode())
+        with drawing("the quality of the samples", undrawn):
+            quality = self._quality(every)
+        files = [(folder / one.entry["file"], one.entry["prompt"]) for one in every]
         return Drawn(
             grid=grid,
             videos=[one for one in files if one[0].suffix == ".mp4"],
-            quality=self._quality(features),
+            quality=quality,
+            undrawn=undrawn,
         )
 
-    def _quality(self, features: Sequence[Tensor | None]) -> dict[str, float]:
+    def _quality(self, every: Sequence[Made]) -> dict[str, float]:
         """Metrics of the samples that have a held-out one to be compared with."""
         pairs = [
-            (one, made)
-            for one, made in zip(self.wanted, features, strict=True)
-            if one.real_D is not None and made is not None
+            (self.wanted[one.number], one.features_D)
+            for one in every
+            if self.wanted[one.number].real_D is not None and one.features_D is not None
         ]
         if self.extractor is None or not pairs:
             return {}
@@ -163,35 +194,47 @@ class ValidationSamples:
         return found
 
     def _write(
-        self, mine: Sequence[Wanted], latents: Sequence[Tensor], run: Run, *, first: int, step: int
-    ) -> list[tuple[int, dict[str, Any], np.ndarray, Tensor | None]]:
-        """Number, entry in the list, first frame and features of what this replica made."""
+        self, numbers: Sequence[int], latents: Sequence[Tensor], run: Run, undrawn: list[Undrawn]
+    ) -> list[Made]:
+        """Files of what this replica made; one that fails leaves the others as they are."""
         written = []
-        for i, (one, picture) in enumerate(zip(mine, self._pictures(mine, latents), strict=True)):
-            number = first + i * step
+        pictures = self._pictures(numbers, latents, undrawn)
+        for number, latent, picture in zip(numbers, latents, pictures, strict=True):
+            if picture is None:
+                continue
+            one = self.wanted[number]
             made = Picture(
                 frames_FHW3=picture,
                 prompt=one.prompt,
                 seed=one.request.seed,
                 settings=_facts(run, one),
-                latent_CFHW=latents[i] if self.decoder is None else None,
+                latent_CFHW=latent if self.decoder is None else None,
             )
             features = None
             if self.extractor is not None and one.real_D is not None:
-                features = self.extractor.pictures([picture[0]])[0]
-            entry = write_picture(made, _folder(run), number)
-            written.append((number, entry, picture[0], features))
+                with drawing("features of a sample", undrawn):
+                    features = self.extractor.pictures([picture[0]])[0]
+            with drawing("a sample", undrawn):
+                entry = write_picture(made, _folder(run), number)
+                written.append(
+                    Made(number=number, entry=entry, first_HW3=picture[0], features_D=features)
+                )
         return written
 
-    def _pictures(self, mine: Sequence[Wanted], latents: Sequence[Tensor]) -> list[np.ndarray]:
+    def _pictures(
+        self, numbers: Sequence[int], latents: Sequence[Tensor], undrawn: list[Undrawn]
+    ) -> list[np.ndarray | None]:
+        """None for one that cannot be decoded."""
         if self.decoder is None:
             return [false_colours(latent) for latent in latents]
-        pictures = []
-        with self.decoder.visiting(device()):
-            for one, latent in zip(mine, latents, strict=True):
+        pictures: list[np.ndarray | None] = [None] * len(latents)
+        with drawing("decoding of samples", undrawn), self.decoder.visiting(device()):
+            for i, (number, latent) in enumerate(zip(numbers, latents, strict=True)):
                 doing("decoding of samples")
-                video = self.decoder.decode(latent.cpu()).numpy()
-                pictures.append(cut(video, one.pixels) if one.pixels else video)
+                with drawing("decoding of samples", undrawn):
+                    video = self.decoder.decode(latent.cpu()).numpy()
+                    size = self.wanted[number].pixels
+                    pictures[i] = cut(video, size) if size else video
         return pictures
 
 

@@ -8,7 +8,8 @@ a phone, by day and by night. Nothing here imports torch.
     charts    lines -> inline SVG
     findings  what deserves a look: fill, skipped steps, refused samples, spikes
     figures   tables: summary, settings that differ, data, environment
-    pictures  grids of samples over the steps, with a slider; pictures beside their prompts
+    pictures  grids of samples over the steps, with a slider; pictures beside their prompts; what is
+              no picture is left out and named
     page      all of it -> HTML
 """
 

@@ -15,6 +15,7 @@ WIDTH, HEIGHT = 420, 240  # of a phone held upright, so that the text is not sca
 LEFT, RIGHT, TOP, BOTTOM = 50, 408, 8, 214
 _LOG_FROM = 4.0
 """From this ratio of largest to smallest value on, a chart is logarithmic."""
+LOG_SCALE = " <small>log scale</small>"
 _LINEAR = {"learning rate"}  # which decays to nothing
 
 
@@ -68,7 +69,7 @@ def chart(title: str, lines: Sequence[Line]) -> str:
 
     body = [*_grid(x, y), *(_drawn(line, at) for line in lines)]
     return (
-        f"<figure class=chart><figcaption>{escape(title)}</figcaption>"
+        f"<figure class=chart><figcaption>{escape(title)}{LOG_SCALE if y.log else ''}</figcaption>"
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)} by step">'
         f"{''.join(body)}</svg>{_legend(lines)}</figure>"
     )
@@ -128,7 +129,8 @@ def _drawn(line: Line, at: Callable[[float, float], str]) -> str:
 
 
 def _style(line: Line) -> str:
-    return f"c{line.colour % COLOURS} dash{min(line.dash, 2)}"
+    # Where there are more curves than colours, a colour comes again with another dash.
+    return f"c{line.colour % COLOURS} dash{(line.dash + line.colour // COLOURS) % 3}"
 
 
 def _legend(lines: Sequence[Line]) -> str:

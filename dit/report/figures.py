@@ -10,7 +10,7 @@ from typing import Any
 
 from dit.configuring import parameter_count
 from dit.report.charts import number
-from dit.report.findings import refusals
+from dit.report.findings import count, refusals
 from dit.report.reading import RunRecord, default_settings, flat
 from dit.report.series import points
 
@@ -44,17 +44,28 @@ def _shown(value: Any) -> str:
 
 def summary(run: RunRecord) -> dict[str, Any]:
     """What came out of a run."""
-    losses = [value for _, value in points(run.steps, "loss")]
-    tail = losses[-max(1, len(losses) // 50) :]
     seconds = sum(value for _, value in points(run.lines, "step_time_s"))
     last, total = run.lines[-1], run.settings.get("train.train_iters")
     rows = _model(run) | {
         "steps": f"{last['step']:,}" + (f" of {total:,}" if isinstance(total, int) else ""),
         "training time": _duration(seconds),
-        "first loss": f"{losses[0]:.4f}",
-        "last loss (mean of 2% of the steps)": f"{statistics.fmean(tail):.4f}",
     }
-    return rows | _validation(run) | _speed(run)
+    return rows | _losses(run) | _validation(run) | _speed(run)
+
+
+def _losses(run: RunRecord) -> dict[str, Any]:
+    losses = [value for _, value in points(run.steps, "loss")]
+    if not losses:
+        return {"loss": "no step has a finite one"}
+    tail = losses[-max(1, len(losses) // 50) :]
+    return {
+        "first loss": _number(losses[0]),
+        "last loss (mean of 2% of the steps)": _number(statistics.fmean(tail)),
+    }
+
+
+def _number(value: float) -> str:
+    return f"{value:.4f}" if abs(value) < 1e6 else f"{value:.3e}"
 
 
 def _model(run: RunRecord) -> dict[str, Any]:
@@ -73,7 +84,8 @@ def _validation(run: RunRecord) -> dict[str, Any]:
         values = points(run.lines, name)
         if values:
             step, lowest = min(values, key=lambda point: point[1])
-            rows[label] = f"{values[-1][1]:.4f} (lowest {lowest:.4f} at step {step:,.0f})"
+            last = _number(values[-1][1])
+            rows[label] = f"{last} (lowest {_number(lowest)} at step {step:,.0f})"
     return rows
 
 
@@ -103,8 +115,8 @@ def data(run: RunRecord) -> dict[str, Any]:
     rows: dict[str, Any] = {"samples seen": last.get("consumed_samples", "")}
     rows |= {"tokens seen": number(tokens)} if tokens else {}
     rows |= {"fill of packs (mean)": f"{statistics.fmean(fills):.1%}"} if fills else {}
-    rows["samples refused"] = int(last.get("refused") or 0)
-    rows |= {f"refused: {reason}": count for reason, count in refusals(run).items()}
+    rows["samples refused"] = count(last.get("refused"))
+    rows |= {f"refused: {reason}": number for reason, number in refusals(run).items()}
     for key, value in flat(run.card or {}):
         rows[f"card: {key}"] = ", ".join(map(str, value)) if isinstance(value, list) else value
     return rows

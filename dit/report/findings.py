@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+from dit.drawing import Undrawn
 from dit.report.charts import number
-from dit.report.reading import RunRecord
+from dit.report.reading import RunRecord, finite
 from dit.report.series import Points, points
 
 FILL_BOUND = 0.9
@@ -23,6 +25,15 @@ def findings(run: RunRecord) -> list[str]:
     return [*run.unreadable, *(text for look in looks for text in look(run))]
 
 
+def lost_pictures(undrawn: Sequence[Undrawn]) -> Iterator[str]:
+    """Files that are no pictures and are left out; the first of many."""
+    yield from (
+        f"{one.what} is no picture and is left out ({one.because})" for one in undrawn[:_SHOWN]
+    )
+    if len(undrawn) > _SHOWN:
+        yield f"and {_count(len(undrawn) - _SHOWN, 'picture')} more"
+
+
 def _fill(run: RunRecord) -> Iterator[str]:
     fills = [value for _, value in points(run.steps, "pack_fill")]
     if fills and (mean := statistics.fmean(fills)) < FILL_BOUND:
@@ -33,7 +44,13 @@ def _fill(run: RunRecord) -> Iterator[str]:
 
 
 def _skipped(run: RunRecord) -> Iterator[str]:
-    steps = [line["step"] for line in run.lines if line.get("skipped")]
+    steps = [line["step"] for line in run.lines if line.get("skipped") is True]
+    if not run.steps:
+        yield (
+            "no step has a finite loss: nothing was learned. Look at the samples that"
+            " skipped_samples.jsonl names, lower optimizer.lr, or check the latents with"
+            " `python -m data_prep inspect`"
+        )
     if steps:
         yield (
             f"{_count(len(steps), 'step')} skipped, whose loss or gradient was not finite"
@@ -43,11 +60,11 @@ def _skipped(run: RunRecord) -> Iterator[str]:
 
 
 def _refused(run: RunRecord) -> Iterator[str]:
-    last = run.lines[-1].get("refused") or 0
+    last = count(run.lines[-1].get("refused"))
     if last:
         why = "".join(f", {n:,} {reason}" for reason, n in refusals(run).items())
         yield (
-            f"{_count(int(last), 'sample')} refused{why}: the log of the run has a place and the"
+            f"{_count(last, 'sample')} refused{why}: the log of the run has a place and the"
             " remedy for each reason"
         )
 
@@ -55,7 +72,8 @@ def _refused(run: RunRecord) -> Iterator[str]:
 def refusals(run: RunRecord) -> dict[str, int]:
     """Samples refused since the start, by reason."""
     newest = {k: v for line in run.lines for k, v in line.items() if k.startswith("refused_")}
-    found = {k.removeprefix("refused_").replace("_", " "): int(v) for k, v in newest.items() if v}
+    each = {k.removeprefix("refused_").replace("_", " "): count(v) for k, v in newest.items()}
+    found = {reason: number for reason, number in each.items() if number}
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
@@ -92,6 +110,11 @@ def _rise(run: RunRecord) -> Iterator[str]:
             f" {step:.0f}: the model learns its samples by heart, or the learning rate is too high;"
             " checkpoints/LOWEST_VAL keeps the best"
         )
+
+
+def count(value: Any) -> int:
+    """A number of samples; 0 for what is none."""
+    return int(finite(value) or 0)
 
 
 def _count(count: int, what: str) -> str:

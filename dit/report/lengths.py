@@ -6,12 +6,13 @@ import math
 from collections import Counter
 from html import escape
 
-from dit.report.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, number
+from dit.report.charts import BOTTOM, HEIGHT, LEFT, LOG_SCALE, RIGHT, TOP, WIDTH, Axis, number
 from dit.report.reading import RunRecord
 
 _BIN = 2 ** (1 / 8)
 """Ratio of the ends of a bin, as dit/train/seen.py makes them."""
 _TICKS = 6
+_MOST = 2**53
 
 
 def histogram(run: RunRecord, *, title: str) -> str:
@@ -25,7 +26,7 @@ def histogram(run: RunRecord, *, title: str) -> str:
     body = "".join(_bar(longest, count / total, x, y) for longest, count in bins.items())
     ends = ", ".join(f"{p}% up to <b>{_percentile(bins, p):,}</b>" for p in (10, 50, 90))
     return (
-        f"<figure class=chart><figcaption>{escape(title)}</figcaption>"
+        f"<figure class=chart><figcaption>{escape(title)}{LOG_SCALE}</figcaption>"
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">'
         f"{_grid(x, y)}{body}</svg>"
         f"<div class=legend><span>of {number(total)} samples {ends} tokens</span></div></figure>"
@@ -36,8 +37,11 @@ def _bins(run: RunRecord) -> dict[int, int]:
     """Longest sample of a bin -> samples, of the whole run."""
     found: Counter[int] = Counter()
     for line in run.lines:
-        for longest, count in line.get("tokens_per_sample") or ():
-            found[longest] += count
+        pairs = line.get("tokens_per_sample")
+        for pair in pairs if isinstance(pairs, list) else ():
+            match pair:
+                case [int(longest), int(count)] if 1 <= longest <= _MOST and 0 < count <= _MOST:
+                    found[longest] += count
     return dict(sorted(found.items()))
 
 

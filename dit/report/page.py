@@ -8,15 +8,19 @@ from itertools import groupby
 from pathlib import Path
 from string import Template
 
+from dit.drawing import Undrawn
 from dit.report import figures
 from dit.report.charts import Line, chart
-from dit.report.findings import findings
+from dit.report.findings import findings, lost_pictures
 from dit.report.lengths import histogram
-from dit.report.pictures import generated, slider
+from dit.report.pictures import STEPS, generated, slider
 from dit.report.reading import ReportError, RunRecord
 from dit.report.series import Place, Points, buckets, curves, section_name
 
 Section = tuple[str, str]  # heading, HTML; one without HTML is left out
+_FEW = 2
+"""Runs whose pictures stand before the curves but those of the loss."""
+_LEAST_STEPS = 4  # of which a run shows pictures, however many runs share the page
 
 
 def write_page(runs: Sequence[RunRecord], *, output: Path, samples: Sequence[Path] = ()) -> None:
@@ -36,7 +40,8 @@ def write_page(runs: Sequence[RunRecord], *, output: Path, samples: Sequence[Pat
     )
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(text, encoding="utf-8")
+        # A folder's name need not be UTF-8.
+        output.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
         raise ReportError(
             f"{output} cannot be written ({error.strerror}); choose another --output"
@@ -50,17 +55,29 @@ def _anchor(name: str) -> str:
 def _sections(runs: Sequence[RunRecord], samples: Sequence[Path]) -> Iterator[Section]:
     names = [run.name for run in runs]
     title, settings = figures.settings(runs)
-    yield "Worth a look", _warnings(runs)
+    undrawn: list[Undrawn] = []
+    pictures = list(_pictures(runs, samples, undrawn))
+    losses, *charts = _charts(runs) or [("Loss", "")]
+    yield "Worth a look", _warnings(runs, undrawn)
     yield "Summary", figures.table(names, [figures.summary(run) for run in runs])
-    yield "Pictures", "".join(map(generated, samples))
-    sliders = "".join(map(slider, runs))
-    yield "Samples over the steps", sliders and f"<div class=sliders>{sliders}</div>"
-    yield from _charts(runs)
+    yield losses
+    # The pictures of many runs are a long way down; curves stand in one chart however many.
+    yield from (*pictures, *charts) if len(runs) <= _FEW else (*charts, *pictures)
     read = figures.table(names, [figures.data(run) for run in runs])
     yield "Samples and dataset", _lengths(runs) + read
     yield title, figures.table(names, settings) if any(settings) else ""
     yield "All settings", "".join(map(_all_settings, runs))
     yield "Environment", figures.table(names, [figures.environment(run) for run in runs])
+
+
+def _pictures(
+    runs: Sequence[RunRecord], samples: Sequence[Path], undrawn: list[Undrawn]
+) -> Iterator[Section]:
+    """Sections of pictures; what is no picture is added to `undrawn`."""
+    yield "Pictures", "".join(generated(folder, undrawn) for folder in samples)
+    most = max(_LEAST_STEPS, STEPS * _FEW // max(len(runs), _FEW))
+    sliders = "".join(slider(run, undrawn, most=most) for run in runs)
+    yield "Samples over the steps", sliders and f"<div class=sliders>{sliders}</div>"
 
 
 def _lengths(runs: Sequence[RunRecord]) -> str:
@@ -70,12 +87,13 @@ def _lengths(runs: Sequence[RunRecord]) -> str:
     return charts and f"<div class=charts>{charts}</div>"
 
 
-def _warnings(runs: Sequence[RunRecord]) -> str:
+def _warnings(runs: Sequence[RunRecord], undrawn: Sequence[Undrawn]) -> str:
     lines = [
         f"<li>{f'<b>{escape(run.name)}</b>: ' if len(runs) > 1 else ''}{escape(text)}</li>"
         for run in runs
         for text in findings(run)
     ]
+    lines += [f"<li>{escape(text)}</li>" for text in lost_pictures(undrawn)]
     return f"<ul class=warnings>{''.join(lines)}</ul>" if lines else ""
 
 
@@ -86,13 +104,15 @@ def _all_settings(run: RunRecord) -> str:
     return f"<details><summary>{escape(run.name)}</summary><pre>{escape(text)}</pre></details>"
 
 
-def _charts(runs: Sequence[RunRecord]) -> Iterator[Section]:
+def _charts(runs: Sequence[RunRecord]) -> list[Section]:
     """The charts of all runs by section."""
     found = [curves(run) for run in runs]
     places = sorted({(at.section, at.title) for of in found for at in of})
+    sections = []
     for section, group in groupby(places, key=lambda at: at[0]):
         charts = [c for _, title in group for c in _of_title(runs, found, title)]
-        yield section_name(section), f"<div class=charts>{''.join(charts)}</div>"
+        sections.append((section_name(section), f"<div class=charts>{''.join(charts)}</div>"))
+    return sections
 
 
 def _of_title(

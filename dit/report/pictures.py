@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import re
 from collections.abc import Sequence
 from html import escape
@@ -12,31 +11,39 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from dit.drawing import Undrawn, drawing
+from dit.json_text import parse_json
 from dit.report.reading import ReportError, RunRecord
 
-_STEPS = 24
-"""Steps whose pictures a page carries, evenly spread, the last among them."""
+STEPS = 24
+"""Steps of a run whose pictures a page carries, evenly spread, the last among them."""
 _SIDE = 1600  # pixels: larger pictures are scaled down
 _WHOLE = 300_000  # bytes: smaller files stand in the page as they are
 _OF_A_STEP = 16
 
 
-def slider(run: RunRecord) -> str:
-    """The pictures of a run with a slider over the steps; empty where there are none."""
-    steps = _spread(_steps(run.folder / "validation_generation"), _STEPS)
-    if not steps:
+def slider(run: RunRecord, undrawn: list[Undrawn], *, most: int = STEPS) -> str:
+    """The pictures of a run with a slider over the steps; empty where there are none.
+
+    Of `most` steps, evenly spread; a file that is no picture is added to `undrawn`.
+    """
+    steps = _spread(_steps(run.folder / "validation_generation"), most)
+    images = [
+        (step, "".join(_image(file, undrawn, alt=f"samples at step {step}") for file in files))
+        for step, files in steps
+    ]
+    images = [(step, shown) for step, shown in images if shown]
+    if not images:
         return ""
-    last = len(steps) - 1
-    shown = "".join(
-        f"<div class=frame data-step={step}{'' if index == last else ' hidden'}>"
-        + "".join(f'<img src="{uri(file)}" alt="samples at step {step}">' for file in files)
-        + "</div>"
-        for index, (step, files) in enumerate(steps)
+    last = len(images) - 1
+    frames = "".join(
+        f"<div class=frame data-step={step}{'' if index == last else ' hidden'}>{shown}</div>"
+        for index, (step, shown) in enumerate(images)
     )
     bar = f"<input type=range min=0 max={last} value={last} aria-label=step>" if last else ""
     return (
         f"<figure class=slider><figcaption>{escape(run.name)},"
-        f" <output>step {steps[-1][0]}</output></figcaption>{bar}{shown}</figure>"
+        f" <output>step {images[-1][0]}</output></figcaption>{bar}{frames}</figure>"
     )
 
 
@@ -45,7 +52,8 @@ def _steps(folder: Path) -> list[tuple[int, list[Path]]]:
     found = []
     for step in sorted(folder.glob("step_*")):
         number = re.fullmatch(r"step_(\d+)", step.name)
-        files = sorted(step.rglob("grid.png")) or sorted(step.glob("*.png"))[:_OF_A_STEP]
+        grids, pictures = sorted(step.rglob("grid.png")), sorted(step.glob("*.png"))
+        files = grids or pictures[:_OF_A_STEP]
         if number and files:
             found.append((int(number[1]), files))
     return sorted(found)
@@ -58,38 +66,51 @@ def _spread(items: list[Any], most: int) -> list[Any]:
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
 
 
-def uri(file: Path) -> str:
-    """A picture as a URI that carries its bytes; a large one smaller, as WebP.
+def _image(file: Path, undrawn: list[Undrawn], *, alt: str, title: str = "") -> str:
+    """A picture of the page, with its bytes; empty where the file is no picture."""
+    kind = source = ""
+    # Pillow raises what its codecs please: OSError, SyntaxError, struct.error, a bomb's own ...
+    with drawing(str(file), undrawn):
+        source, white = _source(file)
+        kind = " class=paper" if white and file.name == "grid.png" else ""
+    words = f' title="{escape(title)}"' if title else ""
+    return source and f'<img{kind} src="{source}" alt="{escape(alt)}"{words}>'
+
+
+def _source(file: Path) -> tuple[str, bool]:
+    """A picture as a URI with its bytes, a large one smaller, as WebP; and whether it is on white.
 
     Raises:
-        ReportError: it is no picture.
+        OSError: it is no file.
     """
     from PIL import Image
 
-    try:
-        content, kind = file.read_bytes(), "png"
-        with Image.open(io.BytesIO(content)) as image:
-            image.load()
-            if len(content) > _WHOLE:
-                content, kind = _smaller(image), "webp"
-    except (OSError, SyntaxError) as error:  # SyntaxError: Pillow's word for a broken PNG
-        raise ReportError(f"{file} is no picture ({error}); remove it, or make it anew") from error
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+    if not file.is_file():  # one that is a pipe would be read for ever
+        raise FileNotFoundError("it is not there, or is no file")
+    content, kind = file.read_bytes(), "png"
+    with Image.open(file) as image:
+        whole = image.convert("RGBA")
+    corners = {whole.getpixel((x, y)) for x in (0, whole.width - 1) for y in (0, whole.height - 1)}
+    if len(content) > _WHOLE:
+        content, kind = _smaller(whole), "webp"
+    data = base64.b64encode(content).decode()
+    return f"data:image/{kind};base64,{data}", corners == {(255, 255, 255, 255)}
 
 
 def _smaller(image: Any) -> bytes:
-    image = image.convert("RGB")
     image.thumbnail((_SIDE, _SIDE))
     content = io.BytesIO()
     image.save(content, "webp", quality=85)
     return content.getvalue()
 
 
-def generated(folder: Path) -> str:
+def generated(folder: Path, undrawn: list[Undrawn]) -> str:
     """Pictures of generate_dit beside their prompts, a line for each, and how they were made.
 
+    A file that is no picture is added to `undrawn`.
+
     Raises:
-        ReportError: the folder has no samples.json, or it or a picture is damaged.
+        ReportError: the folder has no samples.json, or it is damaged.
     """
     listing = folder / "samples.json"
     if not listing.is_file():
@@ -97,22 +118,43 @@ def generated(folder: Path) -> str:
             f"{listing} does not exist; --samples_dir wants generate_dit's output_dir"
         )
     try:
-        samples = list(json.loads(listing.read_text()))
-        rows = [(s["prompt"], s["seed"], folder / s["file"]) for s in samples]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ReportError(f"{listing} is damaged ({error!r}); generate again") from error
-    lines = [_row(prompt, list(group)) for prompt, group in groupby(rows, key=lambda row: row[0])]
+        samples = _samples(parse_json(listing.read_bytes()))
+    except (ValueError, OSError) as error:
+        raise ReportError(f"{listing} is damaged ({error}); generate again") from error
+    lines = [
+        _row(prompt, folder, list(group), undrawn)
+        for prompt, group in groupby(samples, key=lambda sample: sample["prompt"])
+    ]
     made = "".join(f"<dt>{escape(k)}</dt><dd>{escape(str(v))}</dd>" for k, v in _shared(samples))
     return (
         f"{''.join(lines)}<details><summary>How they were made</summary><dl>{made}</dl></details>"
     )
 
 
-def _row(prompt: str, pictures: Sequence[tuple[str, int, Path]]) -> str:
+def _samples(content: Any) -> list[dict[str, Any]]:
+    """The entries of a list.
+
+    Raises:
+        ValueError: one has no prompt, or names no file of its own folder.
+    """
+    if not isinstance(content, list):
+        raise ValueError("it is no list")
+    for number, one in enumerate(content):
+        said = [one.get(key) for key in ("prompt", "file")] if isinstance(one, dict) else []
+        if not said or not all(isinstance(text, str) for text in said) or "seed" not in one:
+            raise ValueError(f"entry {number} has no prompt, file or seed")
+        if Path(one["file"]).name != one["file"]:
+            raise ValueError(f"entry {number} names a file outside the folder")
+    return content
+
+
+def _row(
+    prompt: str, folder: Path, samples: Sequence[dict[str, Any]], undrawn: list[Undrawn]
+) -> str:
     images = "".join(
-        f'<img src="{uri(file)}" alt="{escape(prompt)}" title="seed {seed}">'
-        for _, seed, file in pictures
-        if file.suffix == ".png"
+        _image(folder / one["file"], undrawn, alt=prompt, title=f"seed {one['seed']}")
+        for one in samples
+        if one["file"].endswith(".png")
     )
     return f"<p class=prompt>{escape(prompt)}</p><div class=pictures>{images}</div>"
 

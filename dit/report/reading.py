@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import OmegaConf
 
 from dit.config import RunConfig
 from dit.configuring import ConfigError, read_config, to_yaml
+from dit.json_text import parse_json
 
 _SHOWN = 5
+_MOST = 1e100
+"""What is drawn is cut here, so that ratios, squares and margins stay numbers."""
+_LAST_STEP = 2**53
 
 
 class ReportError(ValueError):
@@ -36,8 +41,17 @@ class RunRecord:
 
     @property
     def steps(self) -> list[dict[str, Any]]:
-        """The lines of steps that changed the weights."""
-        return [line for line in self.lines if line.get("loss") is not None]
+        """The lines of steps that changed the weights: those of a finite loss."""
+        return [line for line in self.lines if finite(line.get("loss")) is not None]
+
+
+def finite(value: Any) -> float | None:
+    """A metric that can be drawn and added up, else None: neither NaN nor true, nor 10^400."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if not -_MOST <= value <= _MOST:  # which NaN is not, either
+        return None if math.isnan(value) or math.isinf(value) else math.copysign(_MOST, value)
+    return float(value) if abs(value) >= 1 / _MOST else 0.0
 
 
 def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
@@ -72,7 +86,7 @@ def _read(folder: Path, name: str) -> RunRecord:
             f"{folder} {what}; name the folder of a training run, its checkpoint.save"
         )
     lines, damaged = _json_lines(metrics)
-    if not any(line.get("loss") is not None for line in lines):
+    if not any(line["step"] > 0 for line in lines):
         why = f": {'; '.join(damaged)}" if damaged else ""
         raise ReportError(
             f"{metrics} has no finished step{why}; let the run go on, or name another"
@@ -101,14 +115,14 @@ def _json_lines(file: Path) -> tuple[list[dict[str, Any]], list[str]]:
     if not file.is_file():
         return [], []
     found, wrong = [], []
-    for number, text in enumerate(_text(file).splitlines(), start=1):
+    # Only a line feed ends a line: U+2028 may stand in one.
+    for number, text in enumerate(_text(file).removesuffix("\n").split("\n"), start=1):
+        if not text:
+            continue
         try:
-            line = json.loads(text)
-            if not isinstance(line["step"], int):
-                raise TypeError(f"step={line['step']!r} is not a whole number")
-            found.append(line)
-        except (ValueError, KeyError, TypeError) as error:
-            wrong.append(f"line {number} ({_reason(error)})")
+            found.append(_line(text))
+        except ValueError as error:
+            wrong.append(f"line {number} ({_one_line(error)})")
     if not wrong:
         return found, []
     more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
@@ -117,10 +131,19 @@ def _json_lines(file: Path) -> tuple[list[dict[str, Any]], list[str]]:
     ]
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg}, column {error.colno}"
-    return "it has no step" if isinstance(error, KeyError) else str(error)
+def _line(text: str) -> dict[str, Any]:
+    """One step of a file.
+
+    Raises:
+        ValueError: it is no object with a step.
+    """
+    line = parse_json(text)
+    if not isinstance(line, dict) or "step" not in line:
+        raise ValueError("it has no step")
+    step = line["step"]
+    if type(step) is not int or not 0 <= step <= _LAST_STEP:
+        raise ValueError(f"step={str(step)[:40]!r} is no whole number from 0 to 2^53")
+    return line
 
 
 def _text(file: Path) -> str:
@@ -137,9 +160,9 @@ def _settings(file: Path) -> tuple[dict[str, Any], RunConfig | None, list[str]]:
     if not file.is_file():
         return {}, None, [f"{file} is missing: settings are not shown"]
     try:
-        tree = OmegaConf.to_container(OmegaConf.create(_text(file)))
-        settings = dict(flat(tree))
-    except Exception as error:  # noqa: BLE001 - YAML's and OmegaConf's errors share no base
+        # PyYAML's own loader: libyaml's, which OmegaConf takes, dies of deep nesting.
+        settings = dict(flat(yaml.safe_load(_text(file))))
+    except Exception as error:  # noqa: BLE001 - YAML's errors and those of its types share no base
         return {}, None, [f"{file} is damaged, settings are not shown: {_one_line(error)}"]
     try:
         return settings, read_config(file), []
@@ -163,16 +186,20 @@ def flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def _card(folder: Path, settings: dict[str, Any]) -> tuple[dict[str, Any] | None, list[str]]:
     """The dataset's card, from the newest checkpoint or from the dataset, where there is one."""
+    path = settings.get("dataset.path")
     places = [
         *sorted((folder / "checkpoints").glob("step_*/dataset_card.json"), reverse=True)[:1],
-        Path(settings.get("dataset.path") or "") / "dataset_card.json",
+        Path(path if isinstance(path, str) else "") / "dataset_card.json",
     ]
     for file in places:
         if file.is_file():
             try:
-                return dict(json.loads(_text(file))), []
-            except (ValueError, TypeError) as error:
+                card = parse_json(_text(file))
+            except ValueError as error:
                 return None, [f"{file} is damaged and not shown: {_one_line(error)}"]
+            if isinstance(card, dict):
+                return card, []
+            return None, [f"{file} is damaged and not shown: it is no object"]
     return None, []
 
 

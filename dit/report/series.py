@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dit.report.reading import RunRecord
+from dit.report.reading import RunRecord, finite
 
 Points = list[tuple[float, float]]  # step and value
 
@@ -42,7 +42,7 @@ _RULES = (  # name of the metric, section, title of the chart, label of the line
     (r"samples_(.+)", "Data", "samples by dataset", r"\1"),
     (r"tokens_per_sample_(\w+)", "Data", "tokens of a sample", r"\1"),
     (r"skipped_steps", "Optimisation", "steps skipped so far", "skipped_steps"),
-    (r"(.+)", "Other", r"\1", r"\1"),
+    (r"(?s:(.*))", "Other", r"\1", r"\1"),  # (?s: for a name may hold a line feed
 )
 _UNSHOWN = {"step", "skipped", "consumed_samples", "real_tokens"}
 _ORDER = ("Loss", "Validation", "Optimisation", "Speed and memory", "Data", "Other")
@@ -99,11 +99,8 @@ def _says_something(of: Points) -> bool:
 
 def points(lines: Sequence[dict[str, Any]], name: str) -> Points:
     """The finite values of a metric."""
-    return [
-        (line["step"], float(line[name]))
-        for line in lines
-        if isinstance(line.get(name), int | float) and math.isfinite(line[name])
-    ]
+    found = ((line["step"], finite(line.get(name))) for line in lines)
+    return [(step, value) for step, value in found if value is not None]
 
 
 def buckets(of: Points, *, most: int = BUCKETS) -> list[Bucket]:

@@ -40,15 +40,19 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dit.config import RunConfig
+from dit.drawing import Undrawn, drawing
 from dit.train.lines import writing
 from dit.train.run import Drawn
 from dit.train.seen import edges_and_counts
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Values = Mapping[str, Any]  # numbers, and histograms as seen.py has them
 MOST_VIDEOS = 32
@@ -90,28 +94,45 @@ class Dashboards:
             }
             self.wandb.log(shown | made, step=step)
 
-    def samples(self, drawn: Drawn, *, step: int) -> None:
-        """The grid, and for W&B the first videos; TensorBoard's need a package more, moviepy."""
-        import numpy as np
-        from PIL import Image
+    def samples(self, drawn: Drawn, *, step: int) -> list[Undrawn]:
+        """The grid, and for W&B the first videos; TensorBoard's need a package more, moviepy.
 
-        with Image.open(drawn.grid) as image, self._writing():
-            pixels_HW3 = np.asarray(image.convert("RGB"))
-            self.board.add_image("samples", pixels_HW3, step, dataformats="HWC")
+        Returns what could not be shown.
+        """
+        undrawn: list[Undrawn] = []
+        if drawn.grid is not None:
+            with drawing("TensorBoard's image of the samples", undrawn):
+                pixels_HW3 = _on_white(drawn.grid)
+                self.board.add_image("samples", pixels_HW3, step, dataformats="HWC")
         if self.wandb is not None:
             import wandb
 
-            shown: dict[str, Any] = {"samples": wandb.Image(str(drawn.grid))}
-            files = drawn.videos[:MOST_VIDEOS]
-            if files:
-                shown["videos"] = [wandb.Video(str(file), caption=text) for file, text in files]
-            self.wandb.log(shown, step=step)
+            shown: dict[str, Any] = {}
+            if drawn.grid is not None:
+                with drawing("W&B's image of the samples", undrawn):
+                    shown["samples"] = wandb.Image(str(drawn.grid))
+            with drawing("W&B's videos", undrawn):
+                made = [wandb.Video(str(f), caption=text) for f, text in drawn.videos[:MOST_VIDEOS]]
+                shown |= {"videos": made} if made else {}
+            with drawing("W&B's samples", undrawn):
+                self.wandb.log(shown, step=step)
+        return undrawn
 
     def close(self) -> None:
         with self._writing():
             self.board.close()
         if self.wandb is not None:
             self.wandb.finish()
+
+
+def _on_white(grid: Path) -> np.ndarray:
+    """uint8 [H, W, 3]; the grid itself has no background."""
+    import numpy as np
+    from PIL import Image
+
+    with Image.open(grid) as image:
+        drawn = image.convert("RGBA")
+    return np.asarray(Image.alpha_composite(Image.new("RGBA", drawn.size, "white"), drawn))[..., :3]
 
 
 def _add_histogram(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dit.configuring import parameter_count, save_config
 from dit.data import Reject, Tally, add_up
+from dit.drawing import Undrawn
 from dit.parallel.groups import device
 from dit.parallel.watch import doing
 from dit.train import environment
@@ -27,6 +28,7 @@ class Record:
     def __init__(self, run: Run):
         self.run = run
         self.refused: dict[str, int] = {}
+        self.undrawn: set[str] = set()  # kinds that were said
         self.terminal: Terminal | None = None
         self.file: LinesFile | None = None
         self.skips: LinesFile | None = None
@@ -89,11 +91,19 @@ class Record:
         """What was sampled now; only the first rank knows where it is."""
         if drawn is None:
             return
-        step = self.run.progress.step
+        step, undrawn = self.run.progress.step, [*drawn.undrawn]
         quality = "".join(f"  {name} {value:.4g}" for name, value in drawn.quality.items())
-        self.say(f"samples of step {step}: {drawn.grid}{quality}")
+        self.say(f"samples of step {step}: {drawn.grid or 'no grid'}{quality}")
         if self.boards is not None:
-            self.boards.samples(drawn, step=step)
+            undrawn += self.boards.samples(drawn, step=step)
+        self._say_undrawn(undrawn, step=step)
+
+    def _say_undrawn(self, undrawn: Iterable[Undrawn], *, step: int) -> None:
+        """Each kind once in a run."""
+        for one in undrawn:
+            if one.what not in self.undrawn:
+                self.undrawn.add(one.what)
+                self.say(f"at step {step}, {one} (said once; training goes on)")
 
     def _say_refused(self) -> None:
         """Says how many samples were refused, by reason, when that has changed on any rank.

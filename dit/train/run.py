@@ -13,6 +13,7 @@ from torch.nn import Module
 
 from dit.config import RunConfig
 from dit.data import PackLoader, ValidationPacks
+from dit.drawing import Undrawn
 from dit.objective import Objective
 from dit.parallel.replica import Replica
 from dit.train.gauges import Gauges
@@ -28,9 +29,10 @@ Export = Callable[[Path], Path]
 class Drawn:
     """What was sampled at one validation."""
 
-    grid: Path  # the first frames of all, in the folder with their files
+    grid: Path | None  # the first frames of all, in the folder with their files, if there is one
     videos: list[tuple[Path, str]]  # those that move, with what they are to show
     quality: dict[str, float]  # by the name of the metric
+    undrawn: list[Undrawn] = field(default_factory=list)  # what could not be drawn
 
 
 Samples = Callable[["Run", Module], Drawn | None]

@@ -151,3 +151,109 @@ def test_other_samplers_and_guidance(enter, trained, tmp_path, sampler):
     (entry,) = json.loads((tmp_path / "samples.json").read_text())
     assert entry["sampler"] == sampler and entry["guidance_interval"] == [0.1, 5.0]
     assert _latents(tmp_path)[0].isfinite().all()
+
+
+HOSTILE = ("$\\frac", "costs $5 and $x", "a\nb\x07c", "W" * 5000, "שלום", "中文", "😀")
+
+
+def test_samples_that_cannot_be_drawn_change_nothing_in_a_run(enter, digits, tmp_path):
+    prompts = tmp_path / "prompts.json"
+    prompts.write_text(json.dumps(HOSTILE))
+    conf = ("--config-file", ROOT / "conf/dit_digits.yaml", *SMALL, "dataset.num_workers=0")
+    steps = ("train.train_iters=4", "train.eval_interval=1", "train.eval_iters=1")
+    sampling = ("validation.sampling_steps=1", f"validation.prompts_file={prompts}")
+    found = {}
+    for name, more in {"plain": (), "sampled": (*sampling, "validation.num_captions=2")}.items():
+        folder = tmp_path / name
+        drawn = folder / "validation_generation"
+        if more:
+            drawn.mkdir(parents=True)
+            (drawn / "step_00000002").write_text("a file, where a folder should be")
+            (drawn / "step_00000003/grid.png").mkdir(parents=True)
+            (drawn / "step_00000004/00001.png").mkdir(parents=True)
+        done = enter(
+            "pretrain_dit",
+            *conf,
+            *steps,
+            *more,
+            f"dataset.path={digits}",
+            f"checkpoint.save={folder}",
+        )
+        assert done.code == 0, done.said
+        found[name] = [[line[key] for key in ("loss", "val_loss")] for line in metrics(folder)]
+    assert found["plain"] == found["sampled"]  # to the last bit
+    whole = json.loads((drawn / "step_00000001/samples.json").read_text())
+    assert [entry["prompt"] for entry in whole][: len(HOSTILE)] == list(HOSTILE)
+    assert (drawn / "step_00000001/grid.png").is_file()
+    assert len(json.loads((drawn / "step_00000003/samples.json").read_text())) == len(whole)
+    left = json.loads((drawn / "step_00000004/samples.json").read_text())
+    assert [entry["file"] for entry in left] == [
+        entry["file"] for entry in whole if entry["file"] != "00001.png"
+    ]
+    for said in ("at step 2, the folder of the samples", "at step 3, grid.png: IsADirectoryError"):
+        assert done.said.count(said) == 1
+    assert done.said.count("stand as code points") == 1
+    assert done.said.count("a sample: ") == 1  # of step 2; that of step 4 is of the same kind
+
+
+def test_a_grid_that_cannot_be_drawn_costs_no_picture(enter, trained, tmp_path):
+    (tmp_path / "grid.png").mkdir()
+    asked = [part for prompt in HOSTILE[:3] for part in ("--prompt", prompt)]
+    place = ("--checkpoint_path", trained, "--output_dir", tmp_path)
+    done = enter("generate_dit", *place, *asked, "--num_steps", 1, "--height", 8, "--width", 8)
+    assert done.code == 0, done.said
+    assert "grid.png: IsADirectoryError" in done.said and "3 samples, samples.json in" in done.said
+    entries = json.loads((tmp_path / "samples.json").read_text())
+    assert [entry["prompt"] for entry in entries] == list(HOSTILE[:3])
+    assert all((tmp_path / entry["file"]).is_file() for entry in entries)
+
+
+def test_latents_are_decoded_where_they_lie(enter, trained, tmp_path):
+    asked = ("--prompt", "a", "--prompt", "b", "--prompt", "c", "--num_steps", 1)
+    place = ("--checkpoint_path", trained, "--output_dir", tmp_path, "--save_latents")
+    done = enter("generate_dit", *place, *asked, "--height", 6, "--width", 10)
+    assert done.code == 0, done.said
+    before, latents = json.loads((tmp_path / "samples.json").read_text()), _latents(tmp_path)
+    pictures = [(tmp_path / entry["file"]).read_bytes() for entry in before]
+    decode = ("decode_latents", "--latents", tmp_path, "--output_dir")
+    for place in (tmp_path, tmp_path / ".." / tmp_path.name, tmp_path):
+        done = enter(*decode, place)
+        assert done.code == 0, done.said
+        entries = json.loads((tmp_path / "samples.json").read_text())
+        assert entries == before
+        assert [(tmp_path / entry["file"]).read_bytes() for entry in entries] == pictures
+        assert all(map(torch.equal, _latents(tmp_path), latents))
+    (tmp_path / before[1]["latent"]).write_bytes(b"\xff" * 40)
+    for place, left in ((tmp_path / "new", [before[0], before[2]]), (tmp_path, before)):
+        error = enter(*decode, place).error()
+        assert "1 of 3 samples could not be written" in error and "00001.safetensors: " in error
+        entries = json.loads((place / "samples.json").read_text())
+        assert [entry["prompt"] for entry in entries] == [entry["prompt"] for entry in left]
+    assert entries == before
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{}",
+        "[]",
+        "[3]",
+        '[{"latent": 3}]',
+        '[{"prompt": "a", "seed": true, "latent": "x"}]',
+        "[" * 99_999,
+        '[{"prompt": "a", "seed": 1, "latent": ["a"]}]',
+        '[{"prompt": "a", "seed": 1, "latent": "../../etc/passwd"}]',
+        '[{"prompt": "a", "seed": 1, "latent": "gone", "fps": null}]',
+    ],
+)
+def test_hostile_lists_of_latents_are_refused(enter, tmp_path, content, digits):
+    (tmp_path / "samples.json").write_text(content)
+    (tmp_path / "dataset_card.json").write_bytes((digits / "dataset_card.json").read_bytes())
+    done = enter("decode_latents", "--latents", tmp_path, "--output_dir", tmp_path)
+    assert str(tmp_path) in done.error()
+    left = (tmp_path / "samples.json").read_text()
+    assert left == content or json.loads(left) == json.loads(content)
+    (tmp_path / "dataset_card.json").write_text(content)
+    (tmp_path / "samples.json").write_text('[{"prompt": "a", "seed": 1, "latent": "x"}]')
+    done = enter("decode_latents", "--latents", tmp_path, "--output_dir", tmp_path)
+    assert "dataset_card.json" in done.error()

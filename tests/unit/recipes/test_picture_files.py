@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from recipes.picture_files import Picture, false_colours, make_folder, write
+from recipes.picture_files import Picture, false_colours, make_folder, said_and_listed, write
 
 SETTINGS = {"fps": 24.0, "num_steps": 3}
 
@@ -43,9 +43,9 @@ def test_a_video_reads_back(tmp_path, height, width, fps):
 def test_pictures_videos_and_the_listing_share_a_folder(tmp_path):
     pictures = [_smooth(1, 7, 5), _smooth(3, 8, 8), _smooth(1, 4, 4)]
     given = zip(pictures, ("a", "b", "a"), (4, 5, 6), strict=True)
-    grid = write([_picture(video, prompt, seed) for video, prompt, seed in given], tmp_path)
-    assert grid == tmp_path / "grid.png"
-    assert grid.is_file()
+    written = write([_picture(video, prompt, seed) for video, prompt, seed in given], tmp_path)
+    assert written.grid == tmp_path / "grid.png"
+    assert written.grid.is_file() and not written.lost and not written.notes
     entries = json.loads((tmp_path / "samples.json").read_text())
     assert [entry["file"] for entry in entries] == ["00000.png", "00001.mp4", "00002.png"]
     assert [entry["seed"] for entry in entries] == [4, 5, 6]
@@ -77,3 +77,64 @@ def test_latents_lie_beside_their_preview(tmp_path):
     assert made.frames_FHW3.shape == (2, 3, 5, 3)
     for shade, level in ((-9.0, 0), (0.0, 128), (9.0, 255)):
         assert (false_colours(torch.full((1, 1, 2, 2), shade)) == level).all()
+
+
+def _dots(count: int, prompt: str = "a") -> list[Picture]:
+    return [_picture(_smooth(1, 4, 4), prompt, seed) for seed in range(count)]
+
+
+def test_files_of_the_generation_before_are_removed_and_no_others(tmp_path):
+    write([*_dots(2), _picture(_smooth(2, 4, 4), "moving")], tmp_path)
+    for name in ("00007.png", "notes.txt"):
+        (tmp_path / name).write_text("mine")
+    (tmp_path / "elsewhere").mkdir()
+    listed = json.loads((tmp_path / "samples.json").read_text())
+    outside = tmp_path / "elsewhere/00001.png"
+    outside.write_text("not this one's")
+    listed += [{"file": "elsewhere/00001.png"}, {"file": "notes.txt"}, {"file": 3}, 7]
+    (tmp_path / "samples.json").write_text(json.dumps(listed))
+    said = " ".join(map(str, write(_dots(1), tmp_path).notes))
+    assert sorted(file.name for file in tmp_path.iterdir() if file.is_file()) == [
+        *("00000.png", "00007.png", "grid.png", "notes.txt", "samples.json")
+    ]
+    assert outside.is_file()
+    assert "00001.png, 00002.mp4 removed" in said and "00007.png left as they are" in said
+
+
+@pytest.mark.parametrize("before", [b"", b"\xff[", b"{}", b"[" * 99_999, b'[{"latent": null}]'])
+def test_hostile_list_of_the_generation_before_removes_nothing(tmp_path, before):
+    (tmp_path / "samples.json").write_bytes(before)
+    (tmp_path / "00003.png").write_text("mine")
+    assert "00003.png left" in str(write(_dots(1), tmp_path).notes[0])
+    assert (tmp_path / "00003.png").is_file()
+
+
+def test_a_grid_that_cannot_be_drawn_costs_nothing_else(tmp_path):
+    (tmp_path / "grid.png").mkdir()
+    written = write(_dots(2), tmp_path)
+    assert written.grid is None and not written.lost
+    assert "grid.png: IsADirectoryError" in str(written.notes[0])
+    entries = json.loads((tmp_path / "samples.json").read_text())
+    assert all((tmp_path / entry["file"]).is_file() for entry in entries) and len(entries) == 2
+
+
+def test_a_picture_that_cannot_be_written_costs_no_other(tmp_path):
+    (tmp_path / "00001.png").mkdir()
+    (tmp_path / "00003.mp4").symlink_to("/dev/full")  # a disk without space
+    made = [*_dots(3), _picture(_smooth(2, 4, 4), "moving"), *_dots(1)]
+    written = write(made, tmp_path)
+    assert [lost.what for lost in written.lost] == ["sample 1", "sample 3"]
+    entries = json.loads((tmp_path / "samples.json").read_text())
+    assert [entry["file"] for entry in entries] == ["00000.png", "00002.png", "00004.png"]
+    assert written.grid is not None
+    with pytest.raises(ValueError, match=r"2 of 5 samples could not be written into .*sample 1"):
+        said_and_listed(written, tmp_path, count=5)
+
+
+def test_a_list_that_cannot_be_written_leaves_the_one_before(tmp_path):
+    write(_dots(1), tmp_path)
+    before = (tmp_path / "samples.json").read_bytes()
+    (tmp_path / "samples.json.partial").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        write(_dots(2), tmp_path)
+    assert (tmp_path / "samples.json").read_bytes() == before

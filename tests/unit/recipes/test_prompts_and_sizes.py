@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from data_prep import processors, text
 from data_prep.refusals import PrepError
 from data_prep.weights import Place
 from dit.config import ModelConfig
+from recipes import evaluate_digits, generate_dit
 from recipes.prompts import Prompt, read_prompts, unused
-from recipes.sizes import Steps, rounding
+from recipes.sizes import MOST_PIXELS, Steps, rounding
 from tests import tiny_pipelines
+from tests.hostile import damaged, json_bytes, mistaken
 
 
 def test_prompts_from_lines_and_from_json(tmp_path):
@@ -28,6 +33,11 @@ def test_prompts_from_lines_and_from_json(tmp_path):
     cat = Prompt(text="a cat", **sizes, negative="blurred", unused=("num_inference_steps",))
     assert read_prompts(file) == [cat, Prompt(text="a dog")]
     assert unused(read_prompts(file)) == "not used, of the file of prompts: num_inference_steps"
+    file.write_text(
+        '{"fps": 3, "data": [{"prompt": "a", "video": "x"}, {"caption": "b", "prompt": "c"}]}'
+    )
+    assert [prompt.text for prompt in read_prompts(file)] == ["a", "b"]
+    assert unused(read_prompts(file)).endswith(": fps, prompt, video")
     file.write_text('["a cat"]')
     assert read_prompts(file) == [Prompt(text="a cat")]
 
@@ -39,6 +49,14 @@ def test_prompts_from_lines_and_from_json(tmp_path):
         ('{"prompts": []}', "has no list"),
         ('[{"text": "a"}]', 'entry 0 has no "caption"'),
         ('[{"caption": "a", "height": 0}]', 'entry 0: "height": 0 must be'),
+        ('[{"caption": "a", "height": true}]', 'entry 0: "height": true must be'),
+        ('[{"caption": "a", "width": 480.0}]', 'entry 0: "width": 480.0 must be'),
+        ('[{"caption": "a", "width": -8}]', 'entry 0: "width": -8 must be'),
+        ('[{"caption": "a", "width": NaN}]', 'entry 0: "width": NaN must be'),
+        ('[{"caption": "a", "num_frames": 1' + "0" * 99 + "}]", "from 1 to 32768"),
+        ('["a", {"caption": "a", "height": 8, "height": 9}]', "'height' stands in one entry twice"),
+        ('["a\\u0000b"]', "prompt 0 holds a NUL character"),
+        ("[" * 99_999, "nested too deeply"),
         ('[{"caption": "a", "negative_prompt": 3}]', 'entry 0: "negative_prompt": 3 must be'),
         ("[]", "has no prompt"),
     ],
@@ -49,6 +67,110 @@ def test_json_that_holds_no_prompts_is_named(tmp_path, content, said):
     with pytest.raises(ValueError, match=r"validation.prompts_file .*validation.json") as raised:
         read_prompts(file, option="validation.prompts_file")
     assert said in str(raised.value)
+
+
+def test_prompts_from_json_lines(tmp_path):
+    file = tmp_path / "prompts.JSONL"
+    file.write_text('{"caption": "a\u2028cat", "height": 8}\r\n\n"a dog"\n', encoding="utf-8")
+    assert read_prompts(file) == [Prompt(text="a\u2028cat", height=8), Prompt(text="a dog")]
+    for line, said in (("a dog", "is no JSON"), ("3", "has no"), ('{"height": 3}', "has no")):
+        file.write_text(f'"a cat"\n\n{line}\n')
+        with pytest.raises(ValueError, match=rf"prompts.JSONL, line 3 {said}"):
+            read_prompts(file)
+
+
+def test_the_mark_of_an_encoding_is_no_part_of_a_prompt(tmp_path):
+    for name, said in (("a.txt", "a cat\r\ufeffa dog"), ("a.json", '["a cat", "a dog"]')):
+        (tmp_path / name).write_text(said, encoding="utf-8-sig")
+        found = [prompt.text for prompt in read_prompts(tmp_path / name)]
+        assert found == ["a cat", "a dog"]
+        for encoding in ("utf-16", "utf-16-le", "utf-16-be", "utf-32"):
+            (tmp_path / name).write_bytes(said.encode(encoding))
+            with pytest.raises(ValueError, match=rf"--prompts_file .*{name}"):
+                read_prompts(tmp_path / name)
+
+
+DOCUMENT = {
+    "data": [
+        {"caption": "a cat", "height": 48, "width": 80, "num_frames": 5, "negative_prompt": "b"},
+        {"prompt": "a dog", "video_path": None},
+        "x\u2028y",
+    ]
+}
+LINES = b"".join(json.dumps(entry).encode() + b"\n" for entry in DOCUMENT["data"])
+
+
+def _read_or_refused(file: Path, content: bytes) -> list[Prompt]:
+    file.write_bytes(content)
+    try:
+        prompts = read_prompts(file)
+    except ValueError as error:
+        assert str(file) in str(error) and len(str(error)) < 1000
+        return []
+    for one in prompts:
+        assert isinstance(one.text, str) and "\0" not in one.text
+        one.text.encode()
+        for size in (one.height, one.width, one.num_video_frames):
+            assert size is None or (type(size) is int and 1 <= size <= MOST_PIXELS)
+        assert isinstance(unused([one]), str)
+    return prompts
+
+
+@given(json_bytes(DOCUMENT))
+def test_hostile_prompts_as_json(tmp_path, content):
+    _read_or_refused(tmp_path / "prompts.json", content)
+
+
+@given(damaged(LINES) | mistaken(DOCUMENT["data"][0]).map(lambda one: json.dumps(one).encode()))
+def test_hostile_prompts_as_json_lines(tmp_path, content):
+    _read_or_refused(tmp_path / "prompts.jsonl", content)
+
+
+@given(damaged("a cat\n\u4e2d $x$\r\n\ufeff\n".encode()) | st.binary() | st.text().map(str.encode))
+def test_hostile_prompts_as_lines(tmp_path, content):
+    for prompt in _read_or_refused(tmp_path / "prompts.txt", content):
+        assert prompt.text and "\n" not in prompt.text and not prompt.text.startswith("\ufeff")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--seed", str(2**64)),
+        ("--seed", str(2**64 - 1), "--num_images_per_prompt", "2"),
+        ("--seed", str(-(2**64))),
+        ("--num_images_per_prompt", "0"),
+        ("--num_images_per_prompt", str(10**12)),
+        ("--height", str(10**30)),
+        ("--num_video_frames", str(2**31)),
+        ("--num_steps", str(10**9)),
+        ("--guidance", "inf"),
+        ("--guidance_rescale", "nan"),
+        ("--guidance_interval", "nan", "1"),
+        ("--fps", "1e-5"),
+        ("--fps", "nan"),
+        ("--fps", "1e300"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_named_before_anything_is_opened(tmp_path, flags):
+    asked = ("--checkpoint_path", "nowhere", "--prompt", "a", "--output_dir", str(tmp_path / "o"))
+    with pytest.raises(ValueError, match=f"^{flags[0]} "):
+        generate_dit.main([*asked, *flags])
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--seed", str(2**64 - 499)),
+        ("--per_prompt", "0"),
+        ("--num_steps", "-1"),
+        ("--guidance", "nan"),
+        ("--min_accuracy", "nan"),
+    ],
+)
+def test_digits_are_not_judged_with_numbers_that_make_no_sense(flags):
+    with pytest.raises(ValueError, match=f"^{flags[0]} "):
+        evaluate_digits.main(["--checkpoint_path", "nowhere", *flags])
 
 
 @pytest.mark.parametrize(

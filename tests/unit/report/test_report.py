@@ -1,113 +1,27 @@
 from __future__ import annotations
 
-import json
-import math
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from dit.configuring import save_config
+import dit.report
 from dit.report import read_runs
 from dit.report.charts import Axis, Line, chart, number
 from dit.report.cli import main
 from dit.report.findings import findings, spikes
 from dit.report.series import buckets, curves, place
-from recipes.runs import dit_debug
-
-VOID = {"meta", "img", "br", "wbr", "link", "input", "hr"}
-
-
-class Page(HTMLParser):
-    """Balances tags and keeps attributes and text."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.attributes: list[tuple[str, str, str]] = []
-        self.text = ""
-        self.feed(text)
-        self.close()
-        assert not self.open, f"never closed: {self.open}"
-
-    def handle_starttag(self, tag, attrs):
-        self.attributes += [(tag, name, value or "") for name, value in attrs]
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.attributes += [(tag, name, value or "") for name, value in attrs]
-
-    def handle_endtag(self, tag):
-        assert self.open and self.open.pop() == tag, f"</{tag}> closes nothing"
-
-    def handle_data(self, data):
-        self.text += data
-
-
-def write_run(folder: Path, *, steps: int = 120, seed: int = 1234, **changes) -> Path:
-    folder.mkdir(parents=True)
-    config = dit_debug()
-    object.__setattr__(config.rng, "seed", seed)
-    save_config(config, folder / "config.yaml")
-    lines = [
-        {
-            "step": step,
-            "loss": 1 / math.sqrt(step) + 0.01 * math.sin(step),
-            "loss_q10": 0.5 / math.sqrt(step),
-            "grad_norm": 0.5,
-            "lr": 1e-3,
-            "consumed_samples": 12 * step,
-            "real_tokens": 190,
-            "pack_fill": 0.97,
-            "refused": 0,
-            "step_time_s": 0.5,
-            "tokens_per_s": 4321.0,
-            "model_tflops": 0.01,
-            "skipped": False,
-            "skipped_steps": 0,
-            **({"val_loss": 1.1 / math.sqrt(step)} if step % 40 == 0 else {}),
-            **changes,
-        }
-        for step in range(1, steps + 1)
-    ]
-    write_lines(folder, lines)
-    return folder
-
-
-def write_lines(folder: Path, lines: list[dict]) -> None:
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def read_lines(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def write_grids(folder: Path, steps: range) -> None:
-    for step in steps:
-        place = folder / "validation_generation" / f"step_{step:08d}"
-        place.mkdir(parents=True)
-        for name in ("grid.png", "00000.png"):
-            Image.fromarray(np.full((8, 8, 3), step % 255, np.uint8)).save(place / name)
-
-
-def write_samples(folder: Path) -> Path:
-    folder.mkdir()
-    rows = []
-    for index, prompt in enumerate(["a <b> & c", "a <b> & c", "two"]):
-        Image.fromarray(np.full((8, 8, 3), 40 * index, np.uint8)).save(folder / f"{index}.png")
-        rows.append({"file": f"{index}.png", "prompt": prompt, "seed": index, "num_steps": 18})
-    (folder / "samples.json").write_text(json.dumps(rows))
-    return folder
-
-
-def report(*arguments: Path | str) -> Page:
-    output = Path(str(arguments[0])).parent / "new" / "report.html"
-    assert main([*map(str, arguments), "--output", str(output)]) == 0
-    return Page(output.read_text())
+from tests.unit.report.pages import (
+    Page,
+    read_lines,
+    report,
+    write_grids,
+    write_lines,
+    write_run,
+    write_samples,
+)
 
 
 def test_page_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
@@ -310,3 +224,50 @@ def test_card_of_the_dataset_is_shown(tmp_path: Path) -> None:
     checkpoint.mkdir(parents=True)
     (checkpoint / "dataset_card.json").write_text('{"processor": {"name": "pixel"}}')
     assert "card: processor.name" in report(run).text
+
+
+def test_log_axes_are_marked_and_linear_ones_are_not() -> None:
+    def drawn(title: str, values: list[float]) -> str:
+        return chart(title, [Line(label="x", buckets=buckets(list(enumerate(values))), colour=0)])
+
+    assert "log scale" in drawn("loss", [9.0, 0.1])
+    assert "log scale" not in drawn("loss", [2.0, 1.0])
+    assert "log scale" not in drawn("learning rate", [9.0, 0.1])
+
+
+def _sections(page: Page) -> list[str]:
+    return [value for tag, name, value in page.attributes if (tag, name) == ("section", "id")]
+
+
+def test_many_runs_show_curves_before_samples(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / f"r{i}", steps=5) for i in range(10)]
+    for run in runs:
+        write_grids(run, range(1, 7))
+        (run / "config.yaml").unlink()  # which takes its time to read
+    many, one = report(*runs), report(runs[0])
+    wanted = ("loss", "samples-over-the-steps", "data")
+    assert [name for name in _sections(one) if name in wanted] == [*wanted]
+    assert [name for name in _sections(many) if name in wanted] == [wanted[i] for i in (0, 2, 1)]
+    assert sum(name == "data-step" for _, name, _ in many.attributes) == 10 * 4
+    styles = {value for tag, name, value in many.attributes if (tag, name) == ("i", "class")}
+    assert len(styles) >= 10  # ten runs are told apart
+
+
+def test_white_grids_are_dimmed_by_night_and_others_are_not(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    write_grids(run, range(1, 4))
+    grid = sorted((run / "validation_generation").rglob("grid.png"))[1]
+    Image.fromarray(np.full((8, 8, 3), 255, np.uint8)).save(grid)
+    page = report(run)
+    papers = [value for tag, name, value in page.attributes if (tag, name) == ("img", "class")]
+    assert papers == ["paper"]
+
+
+def test_long_words_break_wherever_they_stand() -> None:
+    """A word that does not break would scroll the whole page on a phone."""
+    style = (Path(dit.report.__file__).parent / "page.html").read_text()
+    (body,) = re.findall(r"^body {[^}]*}", style, re.MULTILINE)
+    assert "overflow-wrap: anywhere" in body
+    found = [rule for rule in style.splitlines() if re.search("wrap: (?!any)|nowrap", rule)]
+    others = [rule.split()[0] for rule in found if "flex-wrap" not in rule]
+    assert others == ["th"]  # which scrolls in a box of its own

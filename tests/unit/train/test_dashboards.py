@@ -1,0 +1,65 @@
+"""What TensorBoard and W&B cannot show ends no run."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dit.config import RunConfig
+from dit.train.metrics import Dashboards
+from dit.train.run import Drawn
+
+
+class Unreachable:
+    """W&B's run on a machine that has lost its network."""
+
+    def log(self, values: dict[str, Any], *, step: int) -> None:
+        raise ConnectionError("no route to api.wandb.ai")
+
+    def finish(self) -> None: ...
+
+
+def _drawn(folder: Path, *, grid: bytes | None = None) -> Drawn:
+    file = folder / "grid.png"
+    noise = np.random.default_rng(0).integers(0, 255, (32, 32, 4), np.uint8)
+    Image.fromarray(noise * np.uint8([1, 1, 1, 0])).save(file)  # all of it transparent
+    if grid is not None:
+        file.write_bytes(grid)
+    return Drawn(grid=file, videos=[(folder / "gone.mp4", "a $x$")], quality={})
+
+
+@pytest.mark.parametrize("cut", [0, 20, 900])
+def test_a_grid_that_is_cut_short_is_said(tmp_path, cut):
+    boards = Dashboards(RunConfig(), tmp_path, start=0)
+    content = _drawn(tmp_path).grid.read_bytes()[:cut]
+    (said,) = boards.samples(_drawn(tmp_path, grid=content), step=1)
+    assert str(said).startswith("TensorBoard's image of the samples: ")
+    assert boards.samples(Drawn(grid=None, videos=[], quality={}), step=1) == []
+    assert boards.samples(_drawn(tmp_path), step=2) == []
+    boards.close()
+
+
+def test_what_has_no_background_is_white_in_tensorboard(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    boards = Dashboards(RunConfig(), tmp_path, start=0)
+    boards.samples(_drawn(tmp_path), step=1)
+    boards.close()
+    events = EventAccumulator(boards.place).Reload()
+    (shown,) = events.Images("samples")
+    pixels = np.asarray(Image.open(io.BytesIO(shown.encoded_image_string)))
+    assert pixels.shape == (32, 32, 3) and (pixels == 255).all()
+
+
+def test_samples_that_do_not_reach_wandb_are_said(tmp_path):
+    pytest.importorskip("wandb")
+    boards = Dashboards(RunConfig(), tmp_path, start=0)
+    boards.wandb = Unreachable()
+    said = {one.what for one in boards.samples(_drawn(tmp_path, grid=b"no png"), step=1)}
+    assert said >= {"W&B's image of the samples", "W&B's videos", "W&B's samples"}
+    boards.close()
