@@ -205,7 +205,7 @@ positive = st.floats(1e-30, 1e30)
 pieces = st.sampled_from(
     ["${", "}", "\\", "$", "{", "???", "?", "oc.env:HOME", "'", ":", "rng.seed"]
 )
-words = st.lists(pieces | st.characters(codec="utf-8"), max_size=12).map("".join)
+words = st.lists(pieces | st.characters(codec="utf-8", exclude_characters="\0"), max_size=12).map("".join)
 text = st.none() | words
 
 
