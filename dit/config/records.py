@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from dit.config.checks import check
+from dit.config.checks import at_least_one, check, numbers
 
 
 class Weights(StrEnum):
@@ -49,6 +49,7 @@ class CheckpointConfig:
                 f"finetune=true takes weights from load={self.load} into a new run in"
                 f" save={self.save}; set both, to different folders",
             ),
+            *numbers(self),
         )
 
 
@@ -68,4 +69,4 @@ class LoggerConfig:
     """User or team in W&B; null is the account's own."""
 
     def __post_init__(self) -> None:
-        check((self.log_interval >= 1, f"log_interval={self.log_interval} must be at least 1"))
+        check(*at_least_one(self, "log_interval"), *numbers(self))

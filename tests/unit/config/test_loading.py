@@ -200,12 +200,14 @@ def test_recipes_survive_the_way_through_a_file(name: str, tmp_path: Path) -> No
     assert read_config(tmp_path / "config.yaml") == config
 
 
-positive = st.floats(1e-30, 1e30)
+positive = st.floats(1e-3, 1e6)
 # Pieces from which OmegaConf's own syntax arises, beside letters of any kind.
 pieces = st.sampled_from(
     ["${", "}", "\\", "$", "{", "???", "?", "oc.env:HOME", "'", ":", "rng.seed"]
 )
-words = st.lists(pieces | st.characters(codec="utf-8", exclude_characters="\0"), max_size=12).map("".join)
+words = st.lists(pieces | st.characters(codec="utf-8", exclude_characters="\0"), max_size=12).map(
+    "".join
+)
 text = st.none() | words
 
 
@@ -254,7 +256,7 @@ def test_a_backslash_makes_it_text(written: str, meant: str, yaml_file) -> None:
     interval=positive,
     fps=st.none() | positive,
     weights=st.lists(positive, min_size=1, max_size=3),
-    seed=st.integers(0, 2**63),
+    seed=st.integers(0, 2**63 - 1),
 )
 def test_any_configuration_survives_the_way_through_yaml(
     tmp_path_factory, path, project, interval, fps, weights, seed
