@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from dit.config import Problems, RunConfig
 from dit.configuring.checking import check, plain
 from dit.configuring.foreign import accepts, foreign
-from dit.configuring.merging import escaped, merge, shown
+from dit.configuring.merging import escaped, legible, merge, shown
 from dit.configuring.schema import hints, is_group, is_known, nearest, record_type, type_of
 from dit.configuring.settings import Setting, read_file, read_tokens
 
@@ -28,6 +28,7 @@ class ConfigError(Problems):
     """Everything that is wrong with a configuration, one line each, before any work starts."""
 
     def __init__(self, problems: list[str]):
+        problems = [legible(problem) for problem in problems]
         super().__init__(problems)
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         self.args = ("\n  - ".join([f"{count} in the configuration:", *problems]),)
@@ -62,7 +63,7 @@ def load_config(
     if problems or config is None:
         raise ConfigError(problems)
     for notice in (*notices, *merged.notices):
-        logger.warning(notice)
+        logger.warning(legible(notice))
     return config
 
 

@@ -75,7 +75,7 @@ def parse_yaml(text: str | bytes) -> Document:
         YamlError: it is no YAML, or holds what no configuration has.
     """
     if len(text) > MOST_BYTES:
-        raise YamlError(f"{len(text):,} bytes are no configuration; the most is {MOST_BYTES:,}")
+        raise YamlError(f"is longer than {MOST_BYTES:,} bytes, which no configuration is")
     try:
         loader = _Loader(text.decode() if isinstance(text, bytes) else text)
         node = loader.get_single_node()
@@ -97,7 +97,9 @@ def parse_yaml(text: str | bytes) -> Document:
         if isinstance(error, YamlError):
             raise
         # What PyYAML's constructors raise where a tag such as !!int stands before something else.
-        raise YamlError("a value is not what its tag says; leave the tag out") from None
+        raise YamlError(
+            "a value is not what its tag says, or a number of thousands of digits"
+        ) from None
     _check_values(values)
     return Document(values=values, lines=dict(_lines(node)))
 
