@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from recipes.entry import run
+from recipes.generate_file import with_file
 from recipes.generate_options import FPS, Options, Setting, chosen, parser
 from recipes.opening import Opened, open_checkpoint
 from recipes.picture_files import Picture, false_colours, make_folder, write
@@ -159,7 +160,8 @@ def of_prompt(options: Options, prompt: Prompt, opened: Opened) -> Options:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = parser().parse_args(argv)
+    options_of = parser()
+    args = options_of.parse_args(with_file(sys.argv[1:] if argv is None else argv, options_of))
     options, setting = chosen(Options, args), chosen(Setting, args)
     if args.num_images_per_prompt < 1:
         raise ValueError(f"--num_images_per_prompt {args.num_images_per_prompt} must be at least 1")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from dit.config.checks import at_least_one, check, numbers
+from dit.config.choices import WandbMode
 
 
 class Weights(StrEnum):
@@ -67,6 +68,8 @@ class LoggerConfig:
     """Name of the run in W&B; null is the name of the run folder."""
     wandb_entity: str | None = None
     """User or team in W&B; null is the account's own."""
+    wandb_mode: WandbMode | None = None
+    """online, offline (kept in the run folder), or disabled; null is $WANDB_MODE, else online."""
 
     def __post_init__(self) -> None:
         check(*at_least_one(self, "log_interval"), *numbers(self))

@@ -254,7 +254,6 @@ class ValidationConfig:
                 f"guidance={guidance} must be a finite number; 1 is without guidance",
             ),
             within(self, "guidance", -1000, 1000),
-            within(self, "fps", 1e-3, 1e6),
             (
                 0 <= self.num_captions <= 1024,
                 f"num_captions={self.num_captions} must lie in [0, 1024]; 8 make a readable grid",
@@ -269,6 +268,7 @@ class ValidationConfig:
                 0 < self.fps < math.inf,
                 f"fps={self.fps} must be positive and finite; 24 is usual",
             ),
+            within(self, "fps", 1e-3, 1e6),
             (
                 self.sample_seed >= 0,
                 f"sample_seed={self.sample_seed} must not be negative; take any integer from 0",

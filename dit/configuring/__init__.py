@@ -5,7 +5,7 @@ is one `ConfigError`, raised before any work starts. Nothing here imports torch.
 
     yaml_text     any YAML -> plain values and their lines
     settings      YAML and tokens -> settings, each with its place
-    foreign       keys of DFM and Megatron-Bridge that mean nothing here
+    foreign       keys of other stacks: what each is read as, or why it is not used
     merging       settings over a recipe; named sizes; interpolation
     checking      types and contradictions
     loading       the four together: `load_config`, `to_yaml`, `read_config`

@@ -26,6 +26,7 @@ MOST_REFERENCES = 16
 
 # One interpolation without another inside: a key of this configuration, or a variable of the shell.
 _ALLOWED = re.compile(r"\$\{\s*(?:oc\.env\s*:[^${}]*|[A-Za-z_.][\w.\[\]]*)\s*\}")
+_ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:")
 # What stands for `${`: an odd number of backslashes before it, as OmegaConf reads them.
 _ESCAPED = re.compile(r"(?<!\\)(?:\\\\)*\\\$\{")
 
@@ -48,6 +49,7 @@ def merge(base: dict[str, Any], settings: list[Setting]) -> Merged:
     problems: list[str] = []
     base, settings = escaped(base), _bounded(_without_removed(settings), problems)
     settings, notices = _with_named_size(base, settings)
+    notices += _from_environment(settings)
     whole = _overlaid(base, settings, problems)
     for setting in settings:
         _resolve(whole, base, setting, problems)
@@ -97,6 +99,15 @@ def _bounded(settings: list[Setting], problems: list[str]) -> list[Setting]:
         f" configuration takes at most {MOST_REFERENCES}; write values out"
     )
     return [setting for setting, count in zip(settings, counts, strict=True) if not count]
+
+
+def _from_environment(settings: list[Setting]) -> list[str]:
+    """A notice for each key whose value a variable of the shell decides, without its value."""
+    return [
+        f"{setting.key}={shown(setting.value)} ({setting.origin}): read from the environment"
+        for setting in settings
+        if any(_ENVIRONMENT.search(_ESCAPED.sub("", text)) for text in _strings(setting.value))
+    ]
 
 
 def _without_removed(settings: list[Setting]) -> list[Setting]:

@@ -16,7 +16,7 @@ from typing import Any
 from dit.config import Problems
 from dit.configuring.foreign import is_foreign_group
 from dit.configuring.schema import is_group, is_known, type_of
-from dit.configuring.yaml_text import MOST_BYTES, YamlError, parse_yaml
+from dit.configuring.yaml_text import MOST_BYTES, YamlError, parse_toml, parse_yaml
 
 COMMAND_LINE = "command line"
 
@@ -40,7 +40,7 @@ class Setting:
 
 
 def read_file(path: Path) -> list[Setting]:
-    """Settings of a YAML file, in its order.
+    """Settings of a YAML file, or of diffusion-pipe's TOML, in its order.
 
     Top-level keys that begin with `x-` hold anchors for other lines, and are no settings.
 
@@ -49,7 +49,8 @@ def read_file(path: Path) -> list[Setting]:
     """
     try:
         with path.open("rb") as file:
-            document = parse_yaml(file.read(MOST_BYTES + 1))
+            content = file.read(MOST_BYTES + 1)
+        document = (parse_toml if path.suffix == ".toml" else parse_yaml)(content)
     except OSError as error:
         raise Problems(
             [f"{path}: cannot be read ({error.strerror}); check --config-file"]

@@ -1,4 +1,4 @@
-"""YAML that strangers wrote -> plain values, and the line of each key.
+"""YAML and TOML that strangers wrote -> plain values, and the line of each key.
 
 Only what a configuration needs is read: mappings, lists, text, numbers, true, false and null. No
 tag makes anything else of a value, a date stays text, and a number is what YAML 1.2 calls one:
@@ -7,7 +7,9 @@ tag makes anything else of a value, a date stays text, and a number is what YAML
 
 from __future__ import annotations
 
+import json
 import re
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -102,6 +104,27 @@ def parse_yaml(text: str | bytes) -> Document:
         ) from None
     _check_values(values)
     return Document(values=values, lines=dict(_lines(node)))
+
+
+def parse_toml(text: bytes) -> Document:
+    """The values of a TOML text, whatever it is, with dates as text and without lines.
+
+    Raises:
+        YamlError: it is no TOML, or holds what no configuration has.
+    """
+    if len(text) > MOST_BYTES:
+        raise YamlError(f"is longer than {MOST_BYTES:,} bytes, which no configuration is")
+    try:
+        # By way of JSON, which has no dates.
+        values = json.loads(json.dumps(tomllib.loads(text.decode()), default=str))
+    except UnicodeDecodeError as error:
+        raise YamlError(f"is no text in UTF-8 ({error.reason})") from None
+    except RecursionError:
+        raise YamlError(f"is nested more than {MOST_LEVELS} levels deep") from None
+    except ValueError as error:
+        raise YamlError(" ".join(str(error).split())) from None
+    _check_values(values)
+    return Document(values=values, lines={})
 
 
 def _measure(node: yaml.Node, known: dict[int, tuple[int, int] | None]) -> tuple[int, int]:

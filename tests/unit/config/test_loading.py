@@ -111,7 +111,7 @@ def test_one_record_of_a_list_can_be_changed() -> None:
     assert config.dataset.mock_samples == (MockGeometry(width=32),)
 
 
-def test_interpolation(yaml_file, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interpolation(yaml_file, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
     monkeypatch.setenv("RUN_NAME", "seven")
     file = yaml_file(
         """
@@ -125,6 +125,10 @@ def test_interpolation(yaml_file, monkeypatch: pytest.MonkeyPatch) -> None:
     assert config.checkpoint.load is None
     assert config.logger.wandb_exp_name == "seven-3"
     assert config.optimizer.min_lr == config.optimizer.lr
+    said = [record.getMessage() for record in caplog.records]
+    assert [line.partition("=")[0] for line in said] == ["checkpoint.load", "logger.wandb_exp_name"]
+    assert all(line.endswith(": read from the environment") for line in said)
+    assert "seven" not in caplog.text
 
 
 def test_an_empty_file_or_group_changes_nothing(yaml_file) -> None:
