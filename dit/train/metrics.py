@@ -141,12 +141,13 @@ def _wandb_run(config: RunConfig, folder: Path) -> Any:
             f"logger.wandb_project={config.logger.wandb_project} needs the package wandb: install"
             " the extra `log`, or leave wandb_project unset"
         ) from error
+    mode: Any = config.logger.wandb_mode  # text, as W&B has it
     try:
         return wandb.init(
             project=config.logger.wandb_project,
             name=config.logger.wandb_exp_name,
             entity=config.logger.wandb_entity,
-            mode=config.logger.wandb_mode,
+            mode=mode,
             dir=str(folder),
             id=_wandb_id(folder),
             resume="allow",

@@ -87,7 +87,7 @@ DIFFUSION_PIPE: dict[str, Foreign] = {
     "upload_hf_from_epoch": unused("nothing is uploaded"),
     "huggingface_repo": unused("nothing is uploaded"),
     "caching_batch_size": unused(f"{_PACKING} --batch_size"),
-    "map_num_proc": unused(f"{_PACKING}; it uses all cores of the processes that were started"),
+    "map_num_proc": unused(f"{_PACKING} --num_workers"),
     "video_clip_mode": unused(f"{_PACKING} --window"),
     "compile": read_as("model.compile"),
     "steps_per_print": read_as("logger.log_interval"),
