@@ -335,6 +335,7 @@ def test_a_toml_that_is_none_names_the_file(tmp_path: Path) -> None:
     [
         ("optimizer.quality", "docs/coming_from.md"),
         ("model.warp", "docs/coming_from.md"),
+        ("optimizer.bets", "docs/coming_from.md"),  # not validation.sets
         ("plugin.devices", "docs/coming_from.md"),
         ("optimizer.adam_beta3", "did you mean optimizer.adam_beta2?"),
         ("optimizer.lrr", "did you mean optimizer.lr?"),
@@ -344,6 +345,29 @@ def test_only_near_names_are_proposed(key: str, advice: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(RunConfig(), overrides=[f"{key}=1"])
     assert advice in caught.value.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("token", "group", "name", "value"),
+    [
+        ("fsdp.cp_size=2", "model", "context_parallel_size", 2),
+        ("fsdp.pp_size=2", "model", "pipeline_model_parallel_size", 2),
+        ("optim.optimizer.eps=1e-6", "optimizer", "adam_eps", 1e-6),
+        ("flow_matching.logit_mean=0.5", "objective", "logit_mean", 0.5),
+        ("flow_matching.cfg_dropout_prob=0.3", "objective", "text_dropout", 0.3),
+        ("checkpoint.restore_from=LATEST", "checkpoint", "load", None),
+        ("checkpoint.restore_from=runs/a", "checkpoint", "load", "runs/a"),
+        ("step_scheduler.val_every_steps=7", "train", "eval_interval", 7),
+        ("engine.parallelism.sp_size=4", "model", "context_parallel_size", 4),
+        ("training.optimizer.max_grad_norm=3", "optimizer", "clip_grad", 3.0),
+        ("model.sigmoid_scale=0.7", "objective", "logit_std", 0.7),
+        ("force_constant_lr=0.002", "optimizer", "lr", 0.002),
+        ("activation_checkpointing=false", "model", "recompute_granularity", "none"),
+    ],
+)
+def test_one_key(token: str, group: str, name: str, value: object) -> None:
+    config = load_config(RunConfig(), overrides=[token])
+    assert getattr(getattr(config, group), name) == value
 
 
 def test_betas_become_two_keys() -> None:
