@@ -264,7 +264,7 @@ class _ListProcessors(argparse.Action):
 
 
 def _bytes(size: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([kMGT]?)(i?)B?)", size, re.IGNORECASE)
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d+)?)\s*(?:([kMGT]?)(i?)B?)", size, re.IGNORECASE)
     if match is None:
         raise argparse.ArgumentTypeError(f"{size!r} is no size; write 1GiB, 500MB or 1000000")
     number, prefix, binary = match.groups()

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from recipes.entry import run
+from recipes.generate_file import with_file
 from recipes.generate_options import (
     FPS,
     MOST_SAMPLES,
@@ -175,7 +176,8 @@ def of_prompt(options: Options, prompt: Prompt, opened: Opened) -> Options:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = parser().parse_args(argv)
+    options_of = parser()
+    args = options_of.parse_args(with_file(sys.argv[1:] if argv is None else argv, options_of))
     options, setting = chosen(Options, args), chosen(Setting, args)
     given = [Prompt(text=text) for text in args.prompt or ()] or read_prompts(args.prompts_file)
     most = max(1, MOST_SAMPLES // len(given))

@@ -201,6 +201,7 @@ def _add_how(parser: Parser) -> None:
 
 def _add_where(parser: Parser) -> None:
     add = parser.add_argument_group("files").add_argument
+    add("--config", type=Path, metavar="FILE", help="YAML with options by name; these are stronger")
     add("--t5_cache_dir", help="Hugging Face cache, or pipeline folder, with the text encoder.")
     add(
         "--tokenizer_cache_dir",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from dit.configuring import describe, parse_arguments
+from dit.configuring import check_memory, describe, parse_arguments
 from recipes.entry import run, say_once
 from recipes.runs import RECIPES
 
@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Imported late: --help and a wrong key answer without waiting for Megatron-Core.
     from dit.parallel.groups import rank, start_processes, world_size
 
-    config.data_parallel_size(world_size())  # says what is wrong before any process waits
+    check_memory(config, world_size=world_size())  # says what is wrong before any process waits
     if arguments.dry_run or arguments.print_config:
         if rank() == 0:
             sys.stdout.write(describe(config, world_size=world_size()))

@@ -23,6 +23,7 @@ from dit.config.choices import (
     Precision,
     Recompute,
     RecomputeMethod,
+    WandbMode,
 )
 from dit.config.data import Balance, BlendEntry, DatasetConfig, MockGeometry
 from dit.config.model import (
@@ -92,6 +93,7 @@ __all__ = [
     "TrainConfig",
     "ValidationConfig",
     "ValidationSet",
+    "WandbMode",
     "Weighting",
     "Weights",
 ]

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import struct
+from dataclasses import fields
+from typing import Any
+
+MOST = 2**31 - 1
+"""Largest integer that a key takes unless it says otherwise: an index of 32 bits ends there."""
+
 Rule = tuple[bool, str]  # whether it holds, and what to say when it does not
 
 
@@ -14,10 +21,63 @@ class Problems(ValueError):  # noqa: N818 - it is what it holds
 
 
 def check(*rules: Rule) -> None:
-    """Raises `Problems` with the message of every rule that does not hold."""
+    """Raises `Problems` with the message of every rule that does not hold.
+
+    A message begins with the field it is about, and a field has one: what else is wrong with it
+    mostly follows from the first.
+    """
     broken = [message for holds, message in rules if not holds]
     if broken:
-        raise Problems(broken)
+        first = {message.partition("=")[0]: message for message in reversed(broken)}
+        raise Problems([message for message in broken if message in first.values()])
+
+
+def numbers(group: Any, **most: float) -> list[Rule]:
+    """Rules that every number of the group is one to compute with: finite in float32, and bounded.
+
+    `most` says the largest value of a field, where it is not `MOST` for integers and that of
+    float32 for all others. They stand behind the other rules of a group, which say more.
+    """
+    rules: list[Rule] = []
+    for one in fields(group):
+        value = getattr(group, one.name)
+        parts = value if isinstance(value, tuple) else (value,)
+        counts = [part for part in parts if isinstance(part, int) and not isinstance(part, bool)]
+        reals = [part for part in parts if isinstance(part, float)]
+        if not (counts or reals):
+            continue
+        end = most.get(one.name, MOST if counts else None)
+        rules += [
+            (
+                all(map(_is_float32, reals)),
+                f"{one.name}={value} must be finite, and neither too large nor too small for"
+                " float32 (1.2e-38 to 3.4e38, or 0)",
+            ),
+            (
+                end is None or not all(map(_is_float32, reals)) or max(counts + reals) <= end,
+                f"{one.name}={value} must be at most {end}",
+            ),
+            (min(counts, default=0) >= -MOST, f"{one.name}={value} must be at least {-MOST}"),
+        ]
+    return rules
+
+
+def _is_float32(value: float) -> bool:
+    """Whether float32 has it as a number, and does not round it to zero."""
+    try:
+        (narrow,) = struct.unpack("f", struct.pack("f", value))
+    except OverflowError:
+        return False
+    return narrow - narrow == 0 and (narrow != 0) == (value != 0)
+
+
+def within(group: Any, name: str, low: float, high: float) -> Rule:
+    """The rule that a number lies between two others, which NaN does not."""
+    value = getattr(group, name)
+    return (
+        value is None or low <= value <= high,
+        f"{name}={value} must lie in [{low:.16g}, {high:.16g}]",
+    )
 
 
 def at_least_one(group: object, *names: str) -> list[Rule]:

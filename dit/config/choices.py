@@ -56,6 +56,14 @@ class Fp8Recipe(StrEnum):
     MXFP8 = "mxfp8"
 
 
+class WandbMode(StrEnum):
+    """Whether a run is logged to W&B as it goes, in its folder for `wandb sync`, or not at all."""
+
+    ONLINE = "online"
+    OFFLINE = "offline"
+    DISABLED = "disabled"
+
+
 class ContextComm(StrEnum):
     """How context ranks exchange tokens: heads (a2a), or keys and values (all_gather; p2p, a ring).
 

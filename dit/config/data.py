@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from dit.config.checks import at_least_one, check, positive
+from dit.config.checks import at_least_one, check, numbers, positive, within
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +30,8 @@ class MockGeometry:
             *at_least_one(self, "frames", "height", "width", "text_length"),
             (self.weight > 0, f"weight={self.weight} must be positive"),
             (self.fps is None or self.fps > 0, f"fps={self.fps} must be positive or null"),
+            within(self, "fps", 1e-3, 1e6),
+            *numbers(self, frames=2**16, height=2**16, width=2**16, text_length=2**20, weight=1e12),
         )
 
 
@@ -43,7 +45,9 @@ class BlendEntry:
     """Relative probability that the next sample comes from here."""
 
     def __post_init__(self) -> None:
-        check((self.weight > 0, f"weight={self.weight} must be positive"))
+        check(
+            (self.weight > 0, f"weight={self.weight} must be positive"), *numbers(self, weight=1e12)
+        )
 
 
 class Balance(StrEnum):
@@ -121,4 +125,13 @@ class DatasetConfig:
             (len(self.mock_samples) > 0, "mock_samples is empty; give at least one geometry"),
             *at_least_one(self, "max_samples_per_sequence"),
             *positive(self, "checkpoint_every_sec"),
+            # Samples and packs that are held in memory, and processes.
+            *numbers(
+                self,
+                packing_buffer_size=10**6,
+                shuffle_buffer_size=10**7,
+                balance_packs=10**5,
+                num_workers=1024,
+                checkpoint_every_sec=1e9,
+            ),
         )

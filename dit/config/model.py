@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dit.config.checks import Rule, at_least_one, check, given, positive
+from dit.config.checks import Rule, at_least_one, check, given, numbers, positive
 from dit.config.choices import (
     ContextComm,
     ExtraPosition,
@@ -16,6 +16,25 @@ from dit.config.choices import (
     Recompute,
     RecomputeMethod,
 )
+
+_MOST = {
+    "num_layers": 2**14,
+    "hidden_size": 2**17,
+    "num_attention_heads": 2**14,
+    "mlp_ratio": 1024,
+    "adaln_lora_dim": 2**17,
+    "in_channels": 2**16,
+    "patch_spatial": 1024,
+    "patch_temporal": 1024,
+    "crossattn_emb_size": 2**20,
+    "crossattn_proj_size": 2**20,
+    "text_pad_to": 2**20,
+    "max_size": 2**16,
+    "rope_scale": 1e6,
+    "base_fps": 1e6,
+    "init_method_std": 1e6,
+}
+"""Beyond any network; what lies below and fits no device is refused by its memory."""
 
 _COSMOS = {
     "adaln_lora_dim": 256,
@@ -148,6 +167,7 @@ class ModelConfig:
             *positive(self, "mlp_ratio", "base_fps", *given(self, "init_method_std")),
             (min(self.rope_scale) > 0, f"rope_scale={self.rope_scale} must be positive"),
             (min(self.max_size) >= 1, f"max_size={self.max_size} must be at least 1"),
+            *numbers(self, **_MOST),
         ]
 
     def _offloading(self) -> list[Rule]:
@@ -166,7 +186,6 @@ class ModelConfig:
 
     def _engine(self) -> list[Rule]:
         engine = self.transformer_impl is Implementation.TRANSFORMER_ENGINE
-        width, step = self.hidden_size, 16 * max(self.tensor_model_parallel_size, 1)
         return [
             (
                 not engine or self.precision is Precision.BF16,
@@ -176,18 +195,20 @@ class ModelConfig:
                 self.fp8 is None or engine,
                 f"fp8={self.fp8} is Transformer Engine's; set transformer_impl=transformer_engine",
             ),
-            (
-                self.fp8 is None or (width % step == 0 and self.ffn_hidden_size % step == 0),
-                f"fp8={self.fp8} takes matrices whose sides divide by 16 on each tensor rank:"
-                f" hidden_size={width} and its MLP of {self.ffn_hidden_size} must divide by {step}",
-            ),
         ]
 
     def _shapes(self) -> list[Rule]:
         """What divides what; needs sizes of at least 1."""
         heads, tp = self.num_attention_heads, self.tensor_model_parallel_size
-        width = self.hidden_size // heads
+        width, step = self.hidden_size // heads, 16 * tp
+        ffn = self.ffn_hidden_size
         return [
+            (
+                self.fp8 is None or (self.hidden_size % step == 0 and ffn % step == 0),
+                f"fp8={self.fp8} takes matrices whose sides divide by 16 on each tensor rank:"
+                f" hidden_size={self.hidden_size} and its MLP of {ffn} must divide by {step}",
+            ),
+            (ffn >= 1, f"mlp_ratio={self.mlp_ratio} leaves hidden_size={self.hidden_size} no MLP"),
             (
                 self.hidden_size % heads == 0,
                 f"hidden_size={self.hidden_size} does not divide into"
@@ -208,8 +229,8 @@ class ModelConfig:
                 "sequence_parallel=true needs tensor_model_parallel_size > 1; set it to false",
             ),
             (
-                self.ffn_hidden_size % tp == 0,
-                f"the MLP width {self.ffn_hidden_size} (hidden_size * mlp_ratio) does not divide by"
+                ffn % tp == 0,
+                f"the MLP width {ffn} (hidden_size * mlp_ratio) does not divide by"
                 f" tensor_model_parallel_size={tp}",
             ),
         ]

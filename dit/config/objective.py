@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from dit.config.checks import at_least_one, check, given, positive
+from dit.config.checks import at_least_one, check, given, numbers, positive, within
 
 # s of the paper's `mode` map: beyond these it is not monotone (arXiv:2403.03206, Sec. 3.1).
 MODE_SCALES = (-1.0, 2 / (math.pi - 2))
@@ -108,4 +108,12 @@ class ObjectiveConfig:
                 " beyond, the mode density is not defined",
             ),
             *at_least_one(self, *given(self, "shift_base_tokens")),
+            # What e^x and powers of float32 still hold.
+            *(within(self, name, -50, 50) for name in ("p_mean", "logit_mean")),
+            *(within(self, name, 1e-6, 50) for name in ("p_std", "logit_std")),
+            *(within(self, name, 1e-6, 1e6) for name in ("sigma_data", "timestep_scale")),
+            *(within(self, name, 1e-6, 1e6) for name in ("sigma_min", "sigma_max")),
+            within(self, "rho", 0.1, 1000),
+            within(self, "flow_shift", 1e-3, 1000),
+            *numbers(self),
         )

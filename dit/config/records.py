@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from dit.config.checks import check
+from dit.config.checks import at_least_one, check, numbers
+from dit.config.choices import WandbMode
 
 
 class Weights(StrEnum):
@@ -49,6 +50,7 @@ class CheckpointConfig:
                 f"finetune=true takes weights from load={self.load} into a new run in"
                 f" save={self.save}; set both, to different folders",
             ),
+            *numbers(self),
         )
 
 
@@ -66,6 +68,8 @@ class LoggerConfig:
     """Name of the run in W&B; null is the name of the run folder."""
     wandb_entity: str | None = None
     """User or team in W&B; null is the account's own."""
+    wandb_mode: WandbMode | None = None
+    """online, offline (kept in the run folder), or disabled; null is $WANDB_MODE, else online."""
 
     def __post_init__(self) -> None:
-        check((self.log_interval >= 1, f"log_interval={self.log_interval} must be at least 1"))
+        check(*at_least_one(self, "log_interval"), *numbers(self))

@@ -42,6 +42,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         warmup, horizon = self.scheduler.lr_warmup_iters, self.decay_iters
+        ends = "train.train_iters" if self.scheduler.lr_decay_iters is None else None
         mixture = self.dataset.mock_samples if self.dataset.mock else ()
         multiple, context = self.dataset.sample_multiple, self.model.context_parallel_size
         ring = context > 1 and self.model.cp_comm_type is ContextComm.P2P
@@ -50,7 +51,8 @@ class RunConfig:
             (
                 warmup < horizon,
                 f"scheduler.lr_warmup_iters={warmup} must lie below the decay horizon {horizon}"
-                " (scheduler.lr_decay_iters, else train.train_iters); lower the first",
+                f" ({ends or 'scheduler.lr_decay_iters'});"
+                f" set scheduler.lr_warmup_iters={horizon // 10}, or more steps",
             ),
             (
                 multiple % parts == 0,

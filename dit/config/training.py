@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from dit.config.checks import Rule, at_least_one, check, given, positive
+from dit.config.checks import Rule, at_least_one, check, given, numbers, positive, within
 from dit.config.objective import Sampler
 
 
@@ -48,6 +48,7 @@ class TrainConfig:
                 self.max_skipped_steps >= 1,
                 f"max_skipped_steps={self.max_skipped_steps} must be at least 1",
             ),
+            *numbers(self, global_batch_size=2**24),
         )
 
 
@@ -83,6 +84,7 @@ class OptimizerConfig:
             (0 <= self.adam_beta2 < 1, f"adam_beta2={self.adam_beta2} must lie in [0, 1)"),
             (self.clip_grad >= 0, f"clip_grad={self.clip_grad} must not be negative"),
             (self.weight_decay >= 0, f"weight_decay={self.weight_decay} must not be negative"),
+            *numbers(self, lr=1000, weight_decay=1000, adam_eps=1000, clip_grad=1e12),
         )
 
 
@@ -112,6 +114,7 @@ class SchedulerConfig:
                 f"lr_warmup_iters={self.lr_warmup_iters} must not be negative",
             ),
             *at_least_one(self, *given(self, "lr_decay_iters")),
+            *numbers(self),
         )
 
 
@@ -138,6 +141,8 @@ class EmaConfig:
         check(
             (0 < self.decay < 1, f"decay={self.decay} must lie between 0 and 1"),
             (0 < self.sigma_rel < 0.28, f"sigma_rel={self.sigma_rel} must lie in (0, 0.28)"),
+            within(self, "sigma_rel", 1e-3, 0.28),
+            *numbers(self),
         )
 
 
@@ -163,7 +168,9 @@ class DdpConfig:
                 or (self.use_distributed_optimizer and self.overlap_grad_reduce),
                 "overlap_param_gather=true needs use_distributed_optimizer=true and"
                 " overlap_grad_reduce=true",
-            )
+            ),
+            *at_least_one(self, *given(self, "bucket_size")),
+            *numbers(self, bucket_size=2**62),
         )
 
 
@@ -228,6 +235,14 @@ class ValidationConfig:
             *at_least_one(self, "quantiles", *given(self, "height", "width", "num_video_frames")),
             (len(set(names)) == len(names), f"sets={names} has a name twice; choose other names"),
             *self._sampling(),
+            *numbers(
+                self,
+                quantiles=1000,
+                height=2**16,
+                width=2**16,
+                num_video_frames=2**16,
+                sample_seed=2**63 - 1,
+            ),
         )
 
     def _sampling(self) -> list[Rule]:
@@ -238,6 +253,7 @@ class ValidationConfig:
                 math.isfinite(guidance),
                 f"guidance={guidance} must be a finite number; 1 is without guidance",
             ),
+            within(self, "guidance", -1000, 1000),
             (
                 0 <= self.num_captions <= 1024,
                 f"num_captions={self.num_captions} must lie in [0, 1024]; 8 make a readable grid",
@@ -252,6 +268,7 @@ class ValidationConfig:
                 0 < self.fps < math.inf,
                 f"fps={self.fps} must be positive and finite; 24 is usual",
             ),
+            within(self, "fps", 1e-3, 1e6),
             (
                 self.sample_seed >= 0,
                 f"sample_seed={self.sample_seed} must not be negative; take any integer from 0",
@@ -277,7 +294,8 @@ class DistConfig:
             (
                 0 < minutes < math.inf,
                 f"distributed_timeout_minutes={minutes} must be positive and finite",
-            )
+            ),
+            within(self, "distributed_timeout_minutes", 1e-3, 366 * 24 * 60),
         )
 
 
@@ -286,7 +304,10 @@ class RngConfig:
     """The one seed from which initial weights, data order, noise and dropout follow."""
 
     seed: int = 1234
-    """Any integer from 0."""
+    """Any integer from 0 to 2^63 - 1."""
 
     def __post_init__(self) -> None:
-        check((self.seed >= 0, f"seed={self.seed} must not be negative"))
+        check(
+            (self.seed >= 0, f"seed={self.seed} must not be negative"),
+            *numbers(self, seed=2**63 - 1),
+        )

@@ -3,8 +3,9 @@
 Precedence, weakest first: recipe function, `--config-file`, command line. Everything that is wrong
 is one `ConfigError`, raised before any work starts. Nothing here imports torch.
 
+    yaml_text     any YAML -> plain values and their lines
     settings      YAML and tokens -> settings, each with its place
-    foreign       keys of DFM and Megatron-Bridge that mean nothing here
+    foreign       keys of other stacks: what each is read as, or why it is not used
     merging       settings over a recipe; named sizes; interpolation
     checking      types and contradictions
     loading       the four together: `load_config`, `to_yaml`, `read_config`
@@ -17,7 +18,7 @@ is one `ConfigError`, raised before any work starts. Nothing here imports torch.
 
 from dit.configuring.changes import changes
 from dit.configuring.command_line import Arguments, parse_arguments
-from dit.configuring.estimate import parameter_count
+from dit.configuring.estimate import check_memory, parameter_count
 from dit.configuring.loading import ConfigError, load_config, read_config, save_config, to_yaml
 from dit.configuring.report import describe
 
@@ -25,6 +26,7 @@ __all__ = [
     "Arguments",
     "ConfigError",
     "changes",
+    "check_memory",
     "describe",
     "load_config",
     "parameter_count",

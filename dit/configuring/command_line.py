@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from dit.config import RunConfig
-from dit.configuring.loading import ConfigError, load_config
+from dit.configuring.foreign import FLAGS
+from dit.configuring.loading import NO_GUESS, ConfigError, load_config
 from dit.configuring.schema import nearest, reference
 from dit.configuring.settings import COMMAND_LINE
 
@@ -84,7 +85,7 @@ def parse_arguments(
     return Arguments(config=config, dry_run=known.dry_run, print_config=known.print_config)
 
 
-_WITH_VALUE = ("--config-file", "--recipe", "--dataset-path")
+_WITH_VALUE = ("--config-file", "--config", "--recipe", "--dataset-path")
 _SWITCHES = {
     "--mock": "synthetic data: short for dataset.mock=true",
     "--dry-run": "check everything, print what would run, stop",
@@ -104,6 +105,10 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
         has_value = bool(waiting) and not equals and not waiting[0].startswith("--")
         if name.startswith("--") and "." in name:
             overrides += [token, waiting.pop(0)] if has_value else [token]
+        elif name.removeprefix("--") in FLAGS:
+            takes = has_value and _belongs_to_unknown(name, waiting[0])
+            value = waiting.pop(0) if takes else "true"
+            overrides.append(token[2:] if equals else f"{name[2:]}={value}")
         elif not token.startswith("-"):
             overrides.append(token)
         elif has_value and (name in _WITH_VALUE or _belongs_to_unknown(name, waiting[0])):
@@ -133,7 +138,7 @@ def _parser(
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--config-file", type=Path, metavar="FILE", help="YAML file, as those in conf/")
+    add("--config-file", "--config", type=Path, metavar="FILE", help="YAML, as those in conf/")
     add("--recipe", choices=list(recipes), default=default, help=f"start from; default {default}")
     add("--dataset-path", metavar="DIR", help="short for dataset.path=DIR")
     for name, text in _SWITCHES.items():
@@ -159,5 +164,5 @@ def _unknown_flag(token: str, names: Sequence[str]) -> str:
     close = get_close_matches(name.replace("_", "-"), names, n=1)
     key = nearest(name.lstrip("-").replace("-", "_"))
     guess = close[0] if close else f"--{key}" if key else None
-    advice = f"did you mean {guess}?" if guess else "--help lists all flags and keys"
+    advice = f"did you mean {guess}?" if guess else NO_GUESS
     return f"{token} ({COMMAND_LINE}): unknown flag; {advice}"

@@ -15,6 +15,10 @@ from dit.config import (
     RecomputeMethod,
     RunConfig,
 )
+from dit.config.checks import check
+
+MOST_BYTES = 2**44
+"""16 TiB: far beyond any device, and beyond what an estimate could be wrong by."""
 
 
 def parameter_count(model: ModelConfig) -> int:
@@ -108,6 +112,31 @@ def memory(config: RunConfig, *, world_size: int) -> Memory:
         optimizer=here * (8 * (not hosted) + 4 * (not wide)) // shards,
         ema=0 if config.ema.kind is EmaKind.NONE else here * 4 // shards,
         activations=_activations(config, accumulation=config.train.global_batch_size // replicas),
+    )
+
+
+def check_memory(config: RunConfig, *, world_size: int) -> None:
+    """Refuses a run that no device could hold, before any process tries.
+
+    Raises:
+        Problems: names the sizes that ask for it, or processes and packs that do not divide.
+    """
+    model, data = config.model, config.dataset
+    need = memory(config, world_size=world_size)
+    states = need.total - need.activations
+    check(
+        (
+            states <= MOST_BYTES,
+            f"model.hidden_size={model.hidden_size}, model.num_layers={model.num_layers} and"
+            f" model.mlp_ratio={model.mlp_ratio:g} make {parameter_count(model):,} parameters:"
+            f" {states / 2**40:,.0f} TiB a device, more than any has; lower them",
+        ),
+        (
+            need.activations <= MOST_BYTES,
+            f"dataset.task_encoder_seq_length={data.task_encoder_seq_length} tokens of"
+            f" model.hidden_size={model.hidden_size} keep {need.activations / 2**40:,.0f} TiB a"
+            " device for the backward pass, more than any has; lower the first",
+        ),
     )
 
 

@@ -9,17 +9,22 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from omegaconf import OmegaConf
 
 from dit.config import Problems, RunConfig
 from dit.configuring.checking import check, plain
-from dit.configuring.foreign import accepts, foreign
-from dit.configuring.merging import escaped, merge, shown
+from dit.configuring.foreign import Foreign, accepts, foreign, is_foreign_group
+from dit.configuring.merging import escaped, legible, merge, shown
 from dit.configuring.schema import hints, is_group, is_known, nearest, record_type, type_of
 from dit.configuring.settings import Setting, read_file, read_tokens
+
+_SECRET = re.compile("api_key|secret|password|token$")
+NO_GUESS = "--help lists all flags and keys, and docs/coming_from.md those of other tools"
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +33,7 @@ class ConfigError(Problems):
     """Everything that is wrong with a configuration, one line each, before any work starts."""
 
     def __init__(self, problems: list[str]):
+        problems = [legible(problem) for problem in problems]
         super().__init__(problems)
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         self.args = ("\n  - ".join([f"{count} in the configuration:", *problems]),)
@@ -62,31 +68,69 @@ def load_config(
     if problems or config is None:
         raise ConfigError(problems)
     for notice in (*notices, *merged.notices):
-        logger.warning(notice)
+        logger.warning(legible(notice))
     return config
 
 
 def _sort(settings: list[Setting], problems: list[str]) -> tuple[list[Setting], list[str]]:
     """The settings of our own keys, and one notice for each key of another stack."""
     ours: list[Setting] = []
-    notices: list[str] = []
-    for setting in settings:
-        entry = foreign(setting.key)
-        if is_known(setting.key):
+    notices: list[tuple[bool, str]] = []
+    for setting in _without_removed_foreign(settings):
+        entry, known = foreign(setting.key), is_known(setting.key)
+        if known and not (entry and isinstance(setting.value, str)):
             wrong = _misplaced(setting)
             problems += wrong
             ours += [] if wrong else [setting]
         elif entry is None:
             problems.append(_unknown(_named(setting), setting.key))
-        elif accepts(entry, setting.value):
-            notices.append(f"{_named(setting)}: read, not used: {entry.instead}")
-        else:
+        elif not accepts(entry, setting.value):
             problems.append(f"{_named(setting)}: is not supported: {entry.instead}")
-    return ours, notices
+        else:
+            read = _read(setting, entry, problems)
+            ours += read
+            notices.append((entry.grave, _notice(setting, entry, read)))
+    # What changes the whole run comes first.
+    return ours, [notice for _, notice in sorted(notices, key=lambda one: not one[0])]
+
+
+def _without_removed_foreign(settings: list[Setting]) -> list[Setting]:
+    """Without the keys of other stacks that a later `~key` takes back."""
+    kept: list[Setting] = []
+    for setting in settings:
+        other = foreign(setting.key) is not None or is_foreign_group(setting.key)
+        if setting.remove and other and not is_known(setting.key):
+            below = f"{setting.key}."
+            kept = [one for one in kept if not f"{one.key}.".startswith(below)]
+        else:
+            kept.append(setting)
+    return kept
+
+
+def _read(setting: Setting, entry: Foreign, problems: list[str]) -> list[Setting]:
+    """What a key of another stack says in keys of ours; null says nothing."""
+    if entry.reading is None or setting.value is None:
+        return []
+    try:
+        values = entry.reading(setting.value)
+    except ValueError as error:
+        problems.append(f"{_named(setting)}: {error}")
+        return []
+    origin = f"{setting.key}, {setting.origin}"
+    return [replace(setting, key=key, value=value, origin=origin) for key, value in values.items()]
+
+
+def _notice(setting: Setting, entry: Foreign, read: list[Setting]) -> str:
+    note = f": {entry.instead}" if entry.instead else ""
+    if not read:
+        return f"{_named(setting)}: read, not used{note}"
+    as_ours = ", ".join(f"{one.key}={shown(one.value)}" for one in read)
+    return f"{_named(setting)}: read as {as_ours}{note}"
 
 
 def _named(setting: Setting) -> str:
-    text = f"~{setting.key}" if setting.remove else f"{setting.key}={shown(setting.value)}"
+    value = '"***"' if _SECRET.search(setting.key) and setting.value else shown(setting.value)
+    text = f"~{setting.key}" if setting.remove else f"{setting.key}={value}"
     return f"{text} ({setting.origin})"
 
 
@@ -95,7 +139,7 @@ def _unknown(named: str, key: str) -> str:
     if leaf.startswith("_") and leaf.endswith("_"):
         advice = "no value names code to run; choose recipes with --recipe"
     else:
-        advice = f"did you mean {guess}?" if guess else "--help lists all keys"
+        advice = f"did you mean {guess}?" if guess else NO_GUESS
     return f"{named}: unknown key; {advice}"
 
 

@@ -22,8 +22,11 @@ from omegaconf.errors import OmegaConfBaseException
 from dit.config import MODEL_SIZES
 from dit.configuring.settings import Setting
 
+MOST_REFERENCES = 16
+
 # One interpolation without another inside: a key of this configuration, or a variable of the shell.
 _ALLOWED = re.compile(r"\$\{\s*(?:oc\.env\s*:[^${}]*|[A-Za-z_.][\w.\[\]]*)\s*\}")
+_ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:")
 # What stands for `${`: an odd number of backslashes before it, as OmegaConf reads them.
 _ESCAPED = re.compile(r"(?<!\\)(?:\\\\)*\\\$\{")
 
@@ -43,9 +46,10 @@ def merge(base: dict[str, Any], settings: list[Setting]) -> Merged:
 
     A value that cannot be resolved is a problem, and the recipe's stands in for it.
     """
-    base, settings = escaped(base), _without_removed(settings)
     problems: list[str] = []
+    base, settings = escaped(base), _bounded(_without_removed(settings), problems)
     settings, notices = _with_named_size(base, settings)
+    notices += _from_environment(settings)
     whole = _overlaid(base, settings, problems)
     for setting in settings:
         _resolve(whole, base, setting, problems)
@@ -71,6 +75,39 @@ def shown(value: object) -> str:
     """A value as JSON, shortened."""
     text = json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def legible(text: str) -> str:
+    """A message on one line, with what a terminal would not show, or would obey, as escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _bounded(settings: list[Setting], problems: list[str]) -> list[Setting]:
+    """The settings without their references where these are too many to follow.
+
+    Each may stand for a text that holds several, so their number bounds what is read at all.
+    """
+    counts = [
+        sum(_ESCAPED.sub("", text).count("${") for text in _strings(setting.value))
+        for setting in settings
+    ]
+    if sum(counts) <= MOST_REFERENCES:
+        return settings
+    problems.append(
+        f"{sum(counts)} references such as ${{other.key}} in all, the last in"
+        f" {[s.key for s, count in zip(settings, counts, strict=True) if count][-1]}: a"
+        f" configuration takes at most {MOST_REFERENCES}; write values out"
+    )
+    return [setting for setting, count in zip(settings, counts, strict=True) if not count]
+
+
+def _from_environment(settings: list[Setting]) -> list[str]:
+    """A notice for each key whose value a variable of the shell decides, without its value."""
+    return [
+        f"{setting.key}={shown(setting.value)} ({setting.origin}): read from the environment"
+        for setting in settings
+        if any(_ENVIRONMENT.search(_ESCAPED.sub("", text)) for text in _strings(setting.value))
+    ]
 
 
 def _without_removed(settings: list[Setting]) -> list[Setting]:

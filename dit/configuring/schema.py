@@ -80,8 +80,9 @@ def nearest(key: str) -> str | None:
     if elsewhere:
         return get_close_matches(key, elsewhere, n=1, cutoff=0)[0]
     anywhere = {known.rpartition(".")[2]: known for known in keys()}
-    for names in (_siblings(parent), anywhere):
-        likely = get_close_matches(leaf, names, n=1)
+    # Farther ones would be another word by chance: `betas` is no `sets`.
+    for names, cutoff in ((_siblings(parent), 0.7), (anywhere, 0.8)):
+        likely = get_close_matches(leaf, names, n=1, cutoff=cutoff)
         if likely:
             return names[likely[0]]
     return nearest(parent.partition(".")[0]) if parent and not is_known(parent) else None

@@ -13,13 +13,10 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from dit.config import Problems
 from dit.configuring.foreign import is_foreign_group
 from dit.configuring.schema import is_group, is_known, type_of
+from dit.configuring.yaml_text import MOST_BYTES, YamlError, parse_toml, parse_yaml
 
 COMMAND_LINE = "command line"
 
@@ -43,60 +40,33 @@ class Setting:
 
 
 def read_file(path: Path) -> list[Setting]:
-    """Settings of a YAML file, in its order.
+    """Settings of a YAML file, or of diffusion-pipe's TOML, in its order.
+
+    Top-level keys that begin with `x-` hold anchors for other lines, and are no settings.
 
     Raises:
         Problems: the file is missing, is no YAML, or is no mapping of keys to values.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        values = _as_written(OmegaConf.load(path))
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        document = (parse_toml if path.suffix == ".toml" else parse_yaml)(content)
     except OSError as error:
         raise Problems(
             [f"{path}: cannot be read ({error.strerror}); check --config-file"]
         ) from error
-    except UnicodeDecodeError as error:
-        raise Problems([f"{path}: is no text in UTF-8 ({error.reason})"]) from error
-    except (yaml.YAMLError, OmegaConfBaseException) as error:
-        raise Problems([f"{path}{_place(error)}: {_one_line(error)}"]) from error
-    if node is None:
-        return []
-    if not (isinstance(node, yaml.MappingNode) and isinstance(values, dict)):
+    except YamlError as error:
+        place = path if error.line is None else f"{path}:{error.line}"
+        raise Problems([f"{place}: {error.problem}"]) from error
+    values = {} if document.values is None else document.values
+    if not isinstance(values, dict):
         raise Problems([f"{path}: must be a mapping such as `train: {{train_iters: 10}}`"])
-    lines = {key: f"{path}:{line}" for key, line in _lines(node)}
+    values = {key: value for key, value in values.items() if not str(key).startswith("x-")}
+    lines = {key: f"{path}:{line}" for key, line in document.lines.items()}
     return [
         Setting(key=key, value=value, origin=lines.get(key, str(path)), level=Level.FILE)
         for key, value in _flatten(values)
     ]
-
-
-def _as_written(config: Any) -> Any:
-    """Plain values with interpolations and escapes left as they are."""
-    # `OmegaConf.to_container` would make no difference between ??? and an escaped one.
-    return yaml.safe_load(OmegaConf.to_yaml(config))
-
-
-def _place(error: Exception) -> str:
-    mark = getattr(error, "problem_mark", None)
-    return f":{mark.line + 1}" if mark else ""
-
-
-def _one_line(error: Exception) -> str:
-    return str(getattr(error, "problem", None) or error).splitlines()[0]
-
-
-def _lines(node: yaml.Node, prefix: str = "") -> Iterator[tuple[str, int]]:
-    """Dotted key and line number of everything in a YAML document."""
-    if isinstance(node, yaml.MappingNode):
-        children = [(key.value, key, value) for key, value in node.value]
-    elif isinstance(node, yaml.SequenceNode):
-        children = [(str(index), item, item) for index, item in enumerate(node.value)]
-    else:
-        return
-    for name, place, child in children:
-        yield f"{prefix}{name}", place.start_mark.line + 1
-        yield from _lines(child, f"{prefix}{name}.")
 
 
 def _flatten(values: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -142,13 +112,12 @@ def _read_assignment(text: str) -> list[Setting]:
     if not equals or not key.strip():
         raise Problems([f"{text} ({COMMAND_LINE}): is no override; write KEY=VALUE, ~KEY or --KEY"])
     try:
-        parsed = _as_written(OmegaConf.from_dotlist([f"value={value}"]))
-    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        parsed = parse_yaml(value).values
+    except YamlError as error:
         raise Problems(
-            [f"{text} ({COMMAND_LINE}): {_one_line(error)}; quote text as {key}='\"...\"'"]
+            [f"{text} ({COMMAND_LINE}): {error.problem}; quote text as {key}='\"...\"'"]
         ) from error
-    assert isinstance(parsed, dict)
-    nested = list(_flatten({_normal(key): parsed["value"]})) or [(_normal(key), None)]
+    nested = list(_flatten({_normal(key): parsed})) or [(_normal(key), None)]
     return [_typed(name, item) for name, item in nested]
 
 

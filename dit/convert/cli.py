@@ -157,10 +157,11 @@ def _tokens(text: str) -> int | None:
 
 
 def _bytes(text: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMGT]?)B?", text, re.IGNORECASE)
-    size = match and int(float(match[1]) * 1000 ** " KMGT".index(match[2].upper() or " "))
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d+)?)\s*([kMGT]?)(i?)B?", text, re.IGNORECASE)
+    thousand = 1024 if match and match[3] else 1000
+    size = match and int(float(match[1]) * thousand ** " KMGT".index(match[2].upper() or " "))
     if not size:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; write 5GB, 500MB or 1000000")
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; write 5GB, 5GiB or 1000000")
     return size
 
 

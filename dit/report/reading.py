@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import OmegaConf
 
 from dit.config import RunConfig
 from dit.configuring import ConfigError, read_config, to_yaml
+from dit.configuring.yaml_text import parse_yaml
 from dit.json_text import parse_json
 
 _SHOWN = 5
@@ -160,9 +160,8 @@ def _settings(file: Path) -> tuple[dict[str, Any], RunConfig | None, list[str]]:
     if not file.is_file():
         return {}, None, [f"{file} is missing: settings are not shown"]
     try:
-        # PyYAML's own loader: libyaml's, which OmegaConf takes, dies of deep nesting.
-        settings = dict(flat(yaml.safe_load(_text(file))))
-    except Exception as error:  # noqa: BLE001 - YAML's errors and those of its types share no base
+        settings = dict(flat(parse_yaml(_text(file)).values))
+    except (ValueError, AttributeError) as error:  # no YAML, or no mapping
         return {}, None, [f"{file} is damaged, settings are not shown: {_one_line(error)}"]
     try:
         return settings, read_config(file), []

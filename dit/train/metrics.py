@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from dit.config import RunConfig
+from dit.config import RunConfig, WandbMode
 from dit.drawing import Undrawn, drawing
 from dit.train.lines import writing
 from dit.train.run import Drawn
@@ -68,7 +68,8 @@ class Dashboards:
         self.place = config.logger.tensorboard_dir or str(folder / "tensorboard")
         with self._writing():
             self.board = SummaryWriter(self.place, purge_step=start + 1 if start else None)
-        self.wandb = _wandb_run(config, folder) if config.logger.wandb_project else None
+        wanted = config.logger.wandb_project and config.logger.wandb_mode is not WandbMode.DISABLED
+        self.wandb = _wandb_run(config, folder) if wanted else None
 
     def _writing(self) -> AbstractContextManager[None]:
         what = f"the folder logger.tensorboard_dir={self.place}"
@@ -161,11 +162,13 @@ def _wandb_run(config: RunConfig, folder: Path) -> Any:
             f"logger.wandb_project={config.logger.wandb_project} needs the package wandb: install"
             " the extra `log`, or leave wandb_project unset"
         ) from error
+    mode: Any = config.logger.wandb_mode  # text, as W&B has it
     try:
         return wandb.init(
             project=config.logger.wandb_project,
             name=config.logger.wandb_exp_name,
             entity=config.logger.wandb_entity,
+            mode=mode,
             dir=str(folder),
             id=_wandb_id(folder),
             resume="allow",
@@ -174,7 +177,7 @@ def _wandb_run(config: RunConfig, folder: Path) -> Any:
     except wandb.Error as error:
         raise ValueError(
             f"logger.wandb_project={config.logger.wandb_project}: {error}; run `wandb login`, set"
-            " WANDB_MODE=offline to keep the record in the run folder, or leave it unset"
+            " logger.wandb_mode=offline to keep the record in the run folder, or leave it unset"
         ) from error
 
 

@@ -51,9 +51,9 @@ def test_offline_run_continues_under_the_same_identity(digits, tmp_path):
     file = tmp_path / "prompts.json"
     moving = {"caption": "a handwritten two", "num_frames": 3}
     file.write_text(json.dumps([moving, "a handwritten one"]))
-    shared = (f"dataset.path={digits}", "logger.wandb_project=x", "train.eval_interval=3")
+    shared = (f"dataset.path={digits}", "logger.wandb_project=x", "logger.wandb_mode=offline")
     sampling = (f"validation.prompts_file={file}", "validation.sampling_steps=1")
-    shared += ("train.eval_iters=1", *sampling)
+    shared += ("train.eval_interval=3", "train.eval_iters=1", *sampling)
     said = pretrain(tmp_path, *shared, "train.train_iters=3").stdout
     identity = (tmp_path / "wandb_id").read_text()
     pretrain(tmp_path, *shared, "train.train_iters=5", "scheduler.lr_decay_iters=5")

@@ -143,6 +143,20 @@ def test_a_mock_sample_that_fits_no_pack_is_refused(geometry: str, expected: str
     assert expected in message
 
 
+@pytest.mark.parametrize(
+    ("tokens", "remedy"),
+    [
+        (["train.train_iters=15"], "(train.train_iters); set scheduler.lr_warmup_iters=1, or more"),
+        (["scheduler.lr_decay_iters=9"], "(scheduler.lr_decay_iters); set scheduler.lr_warmup_it"),
+    ],
+)
+def test_fewer_steps_than_the_warm_up_names_what_fits(tokens: list[str], remedy: str) -> None:
+    message = only_problem("scheduler.lr_warmup_iters=20", *tokens)
+    assert remedy in message
+    fits = message.partition("set ")[2].partition(",")[0]
+    load_config(RunConfig(), overrides=["scheduler.lr_warmup_iters=20", *tokens, fits])
+
+
 def test_all_problems_come_at_once(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("model: {hidden_size: 100, num_layer: 2, mlp_ratio: wide}\nrng: {seed: -1}\n")
@@ -214,12 +228,12 @@ def test_no_other_resolver_runs(value: str) -> None:
 
 
 def test_an_unfinished_interpolation(tmp_path: Path) -> None:
-    assert only_problem("dataset.path='${rng.seed'").startswith("dataset.path='${rng.seed'")
     file = tmp_path / "run.yaml"
     file.write_text("dataset: {path: '${rng.seed'}\n")
-    (message,) = problems_of(file=file)
-    assert message.startswith(f"{file}: ")
-    assert "${rng.seed" in message
+    (in_file,) = problems_of(file=file)
+    typed = only_problem("dataset.path='${rng.seed'")
+    for message, place in ((in_file, f"{file}:1"), (typed, "command line")):
+        assert message.startswith(f'dataset.path="${{rng.seed" ({place}): ${{rng.seed is not supp')
 
 
 def test_no_value_names_code(tmp_path: Path) -> None:

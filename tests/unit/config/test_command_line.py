@@ -66,7 +66,7 @@ def test_an_explicit_key_beats_a_short_flag() -> None:
         ),
         (["--zzz"], "--zzz (command line): unknown flag; --help lists all flags and keys"),
         (["-x"], "-x (command line): unknown flag"),
-        (["--config-file"], "argument --config-file: expected one argument (command line)"),
+        (["--config-file"], "argument --config-file/--config: expected one argument"),
         (["--recipe", "dit_m"], "argument --recipe: invalid choice: 'dit_m'"),
         (["--mock=1"], "argument --mock: ignored explicit argument '1'"),
     ],

@@ -113,4 +113,5 @@ def test_a_value_that_asks_for_what_is_not_done_is_an_error(token: str) -> None:
 
 
 def test_the_table_hides_no_key_of_ours() -> None:
-    assert [key for key in FOREIGN if is_known(key)] == []
+    # But `dataset`, where diffusion-pipe names a file.
+    assert [key for key in FOREIGN if is_known(key)] == ["dataset"]

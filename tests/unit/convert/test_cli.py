@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from argparse import ArgumentTypeError
 
 import pytest
 from safetensors.torch import load_file, save_file
 
+from data_prep.cli import _bytes as prep_bytes
 from dit.configuring import load_config
-from dit.convert.cli import main
+from dit.convert.cli import _bytes, main
 from recipes.runs import dit_xl
 from tests.published import PROJECTED, publish, random_model
 
@@ -106,3 +108,25 @@ def test_the_objective_is_that_of_the_scheduler(convert, tmp_path, scheduler, na
     objective = load_config(dit_xl(), config_file=ours / "config.yaml").objective
     assert objective.name == name
     assert {key: getattr(objective, key) for key in values} == values
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("5GB", 5 * 10**9),
+        ("5GiB", 5 * 2**30),
+        ("5 gib", 5 * 2**30),
+        ("1.5kB", 1500),
+        ("512MiB", 2**29),
+        ("100", 100),
+    ],
+)
+def test_sizes_are_written_as_everywhere(text: str, size: int) -> None:
+    assert _bytes(text) == prep_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1GB", "5XB", "1e9", "5GiBs", "9" * 400])
+def test_what_is_no_size_says_how_to_write_one(text: str) -> None:
+    for read in (_bytes, prep_bytes):
+        with pytest.raises(ArgumentTypeError, match="is no size; write"):
+            read(text)

@@ -1,4 +1,4 @@
-"""What TensorBoard and W&B cannot show ends no run."""
+"""Where a run is logged to; what TensorBoard and W&B cannot show ends no run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dit.config import RunConfig
+from dit.config import LoggerConfig, RunConfig, WandbMode
 from dit.train.metrics import Dashboards
 from dit.train.run import Drawn
 
@@ -63,3 +63,16 @@ def test_samples_that_do_not_reach_wandb_are_said(tmp_path):
     said = {one.what for one in boards.samples(_drawn(tmp_path, grid=b"no png"), step=1)}
     assert said >= {"W&B's image of the samples", "W&B's videos", "W&B's samples"}
     boards.close()
+
+
+@pytest.mark.parametrize("mode", [WandbMode.OFFLINE, WandbMode.DISABLED])
+def test_a_project_is_logged_unless_it_is_disabled(
+    tmp_path: Path, mode: WandbMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "disabled")  # the configuration is stronger
+    logger = LoggerConfig(wandb_project="x", wandb_mode=mode)
+    boards = Dashboards(RunConfig(logger=logger), tmp_path, start=0)
+    boards.close()
+    assert (boards.wandb is not None) == (mode is WandbMode.OFFLINE)
+    assert bool(list(tmp_path.glob("wandb/offline-run-*"))) == (mode is WandbMode.OFFLINE)

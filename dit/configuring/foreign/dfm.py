@@ -1,24 +1,8 @@
-"""Keys of NVIDIA's DFM and Megatron-Bridge that have no meaning here, and what stands for each.
-
-A file written for those stacks loads: such a key is accepted with one line that says what replaces
-it. A value that asks for something that is not done here is an error. Keys that have a meaning here
-under another name are not in this table: they are unknown keys, and the error names ours.
-"""
+"""Keys of NVIDIA's DFM and Megatron-Bridge that have no meaning here."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from typing import Any
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Foreign:
-    """A key that is read and not used."""
-
-    instead: str  # what decides the matter here
-    accepts: tuple[Any, ...] | None = None  # values that ask for nothing else; None for any
-
+from dit.configuring.foreign.entry import Foreign
 
 _OFF = (None, False)
 _PACK_LENGTH = Foreign(instead="dataset.task_encoder_seq_length is the length of a pack")
@@ -26,7 +10,7 @@ _ALWAYS_SAVED = "a checkpoint always holds and restores model, optimizer and loa
 _PRECISION = "model.precision and ddp.grad_reduce_in_fp32 decide"
 _TEXT = "there is no tokenizer: shards hold embedded text"
 
-FOREIGN: dict[str, Foreign] = {
+DFM: dict[str, Foreign] = {
     "model.qkv_format": Foreign(instead="packs are always thd", accepts=("thd",)),
     "model.seq_length": _PACK_LENGTH,
     "dataset.seq_length": _PACK_LENGTH,
@@ -51,7 +35,7 @@ FOREIGN: dict[str, Foreign] = {
     "model.add_bias_linear": Foreign(instead="the model has no biases", accepts=_OFF),
     "model.gated_linear_unit": Foreign(instead="the MLP is not gated", accepts=_OFF),
     "mixed_precision": Foreign(
-        instead=_PRECISION, accepts=(None, "bf16_mixed", "bf16-mixed", "fp32", "32")
+        instead=_PRECISION, accepts=(None, "bf16_mixed", "bf16-mixed", "bf16", "fp32", "32")
     ),
     "mixed_precision.bf16": Foreign(instead=_PRECISION),
     "mixed_precision.params_dtype": Foreign(instead=_PRECISION),
@@ -82,23 +66,3 @@ FOREIGN: dict[str, Foreign] = {
     ),
     "train.manual_gc*": Foreign(instead="Python collects its own garbage"),
 }
-
-
-def foreign(key: str) -> Foreign | None:
-    """What stands for a key of another stack, or None if the key is none."""
-    exact = FOREIGN.get(key)
-    if exact is not None:
-        return exact
-    return next((entry for name, entry in FOREIGN.items() if fnmatchcase(key, name)), None)
-
-
-def is_foreign_group(key: str) -> bool:
-    """Whether keys of another stack lie below this one."""
-    return f"{key}.*" in FOREIGN
-
-
-def accepts(entry: Foreign, value: object) -> bool:
-    """Whether the value asks for nothing that is not done here; True is not 1."""
-    if entry.accepts is None:
-        return True
-    return any(type(value) is type(one) and value == one for one in entry.accepts)

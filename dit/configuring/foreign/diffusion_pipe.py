@@ -1,0 +1,122 @@
+"""Keys of diffusion-pipe's main TOML file; data_prep reads its dataset file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dit.configuring.foreign.entry import (
+    LORA,
+    NETWORK,
+    PACKS,
+    PART,
+    STEPS,
+    Foreign,
+    betas,
+    flow,
+    going_on,
+    read_as,
+    read_by,
+    recompute,
+    unused,
+)
+
+_PACKING = "packing is `python -m data_prep`'s, before training"
+_COUNTED = "it counts steps"
+
+
+def _dataset_file(value: Any) -> dict[str, Any]:
+    if not str(value).endswith(".toml"):
+        raise ValueError("is a group and holds no value; set a key such as dataset.path")
+    return {}
+
+
+def _precision(value: Any) -> dict[str, Any]:
+    words = {"bfloat16": "bf16", "float32": "fp32"}
+    if not isinstance(value, str) or value not in words:
+        raise ValueError("is not supported: model.precision is bf16 or fp32")
+    return {"model.precision": words[value]}
+
+
+def _constant(value: Any) -> dict[str, Any]:
+    return {"optimizer.lr": value, "scheduler.lr_decay_style": "constant"}
+
+
+def _mode(value: Any) -> dict[str, Any]:
+    return {"logger.wandb_mode": "online" if value is True else "disabled"}
+
+
+def _named(key: str) -> Foreign:
+    """Text that may be empty, which names nothing."""
+    return read_by(lambda value: {} if value == "" else {key: value})
+
+
+DIFFUSION_PIPE: dict[str, Foreign] = {
+    "output_dir": read_as("checkpoint.save"),
+    "dataset": Foreign(
+        reading=_dataset_file,
+        instead="pack it: `python -m data_prep image --dataset_config FILE --output_dir NEW`, then"
+        " set dataset.path=NEW",
+    ),
+    "eval_datasets": unused("pack each with data_prep, and name it in validation.sets"),
+    "epochs": unused(STEPS),
+    "max_steps": read_as("train.train_iters"),
+    "pipeline_stages": read_as("model.pipeline_model_parallel_size"),
+    "gradient_accumulation_steps": unused(PACKS),
+    "gradient_clipping": read_as("optimizer.clip_grad"),
+    "warmup_steps": read_as("scheduler.lr_warmup_iters"),
+    "force_constant_lr": read_by(_constant),
+    "lr_scheduler": read_as("scheduler.lr_decay_style"),
+    "pseudo_huber_c": unused("the error is squared", None, 0, 0.0),
+    "blocks_to_swap": unused("model.cpu_offloading_num_layers keeps activations in the host"),
+    "disable_block_swap_for_eval": unused("no block is swapped"),
+    "eval_every_n_steps": read_as("train.eval_interval"),
+    "eval_every_n_epochs": unused(f"train.eval_interval decides; {_COUNTED}"),
+    "eval_every_n_examples": unused(f"train.eval_interval decides; {_COUNTED}"),
+    "eval_before_first_step": read_as("validation.at_start"),
+    "eval_gradient_accumulation_steps": unused("train.eval_iters packs make a validation"),
+    "*micro_batch_size_per_gpu": unused(PACKS),
+    "save_every_n_steps": read_as("checkpoint.save_interval"),
+    "save_every_n_epochs": unused(f"checkpoint.save_interval decides; {_COUNTED}"),
+    "save_every_n_examples": unused(f"checkpoint.save_interval decides; {_COUNTED}"),
+    "checkpoint_every_n_*": unused(f"checkpoint.save_interval decides; {_COUNTED}"),
+    "activation_checkpointing": read_by(recompute),
+    "reentrant_activation_checkpointing": unused("model.recompute_granularity decides"),
+    "partition_method": unused("each stage has as many layers as the others"),
+    "partition_split": unused("each stage has as many layers as the others"),
+    "save_dtype": unused("`python -m dit.convert export --dtype` decides"),
+    "upload_hf_from_epoch": unused("nothing is uploaded"),
+    "huggingface_repo": unused("nothing is uploaded"),
+    "caching_batch_size": unused(f"{_PACKING} --batch_size"),
+    "map_num_proc": unused(f"{_PACKING} --num_workers"),
+    "video_clip_mode": unused(f"{_PACKING} --window"),
+    "compile": read_as("model.compile"),
+    "steps_per_print": read_as("logger.log_interval"),
+    "x_axis_examples": unused("charts count steps"),
+    "resume_from_checkpoint": read_by(going_on, "the same command goes on where it stopped"),
+    "deepspeed": unused("Megatron-Core trains"),
+    "cache_only": unused(_PACKING, None, False),
+    "regenerate_cache": unused(_PACKING),
+    "trust_cache": unused(_PACKING),
+    "model.dtype": read_by(_precision),
+    "model.timestep_sample_method": flow("objective.density"),
+    "model.sigmoid_scale": flow("objective.logit_std"),
+    "model.shift": flow("objective.flow_shift"),
+    "model.type": NETWORK,
+    "model.*_path": PART,
+    "model.transformer_dtype": unused("model.precision decides, and model.fp8 the products"),
+    "model.*_dtype": unused("model.precision decides"),
+    "model.min_t": unused("t is drawn from all of (0, 1)"),
+    "model.max_t": unused("t is drawn from all of (0, 1)"),
+    "adapter": LORA,
+    "adapter.*": LORA,
+    "optimizer.type": unused("the optimizer is AdamW, with moments in float32"),
+    "optimizer.betas": read_by(betas),
+    "optimizer.eps": read_as("optimizer.adam_eps"),
+    "optimizer.stabilize": unused("the optimizer is AdamW"),
+    "monitoring.enable_wandb": read_by(_mode),
+    "monitoring.wandb_tracker_name": _named("logger.wandb_project"),
+    "monitoring.wandb_run_name": _named("logger.wandb_exp_name"),
+    "monitoring.wandb_api_key": unused("`wandb login` or WANDB_API_KEY holds it, and no file"),
+    "monitoring.*": unused("logger.wandb_* are the keys of W&B"),
+}
+FLAGS = ("deepspeed", "resume_from_checkpoint", "cache_only", "regenerate_cache", "trust_cache")

@@ -1,0 +1,209 @@
+"""YAML and TOML that strangers wrote -> plain values, and the line of each key.
+
+Only what a configuration needs is read: mappings, lists, text, numbers, true, false and null. No
+tag makes anything else of a value, a date stays text, and a number is what YAML 1.2 calls one:
+1e-4 is, 1:30 is not.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+MOST_BYTES = 256 * 1024
+MOST_NODES = 10_000
+"""Keys, values and list items, with every alias counted as often as it is used."""
+MOST_LEVELS = 32
+_MOST_BITS = 1024
+"""Of an integer. Python writes longer ones only up to a length, and no key takes any."""
+
+_TAGS = ("str", "int", "float", "bool", "null", "seq", "map", "merge", "value")
+_NO_TEXT = re.compile(r"[\x00\ud800-\udfff]")
+
+
+class YamlError(ValueError):
+    """Why a text is no YAML of a configuration, and the line, where one is to blame."""
+
+    def __init__(self, problem: str, line: int | None = None):
+        self.problem, self.line = problem, line
+        super().__init__(problem if line is None else f"line {line}: {problem}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Document:
+    """What a YAML text says."""
+
+    values: Any
+    lines: dict[str, int]  # dotted key -> line, from 1
+
+
+class _Loader(yaml.SafeLoader):
+    """A safe loader with the numbers of YAML 1.2 and without dates."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [
+        (tag, form)
+        for tag, form in forms
+        if tag.rpartition(":")[2] not in ("int", "float", "timestamp")
+    ]
+    for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int",
+    re.compile(r"^[-+]?(?:0b[01_]+|0x[0-9a-fA-F_]+|0o?[0-7_]+|0|[1-9][0-9_]*)$"),
+    list("-+0123456789"),
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"^(?:[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?(?:[eE][-+]?[0-9]+)|[-+]?[0-9][0-9_]*\.[0-9_]*"
+        r"|[-+]?\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+    ),
+    list("-+0123456789."),
+)
+
+
+def parse_yaml(text: str | bytes) -> Document:
+    """The values of a YAML text, whatever it is, with one kind of error.
+
+    Raises:
+        YamlError: it is no YAML, or holds what no configuration has.
+    """
+    if len(text) > MOST_BYTES:
+        raise YamlError(f"is longer than {MOST_BYTES:,} bytes, which no configuration is")
+    try:
+        loader = _Loader(text.decode() if isinstance(text, bytes) else text)
+        node = loader.get_single_node()
+        if node is None:
+            return Document(values=None, lines={})
+        _measure(node, {})
+        values = loader.construct_document(node)
+    except UnicodeDecodeError as error:
+        raise YamlError(f"is no text in UTF-8 ({error.reason})") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        problem = error.problem or error.context or "is no YAML"
+        raise YamlError(problem.splitlines()[0], mark.line + 1 if mark else None) from None
+    except yaml.YAMLError as error:
+        raise YamlError(" ".join(str(error).split())) from None
+    except RecursionError:
+        raise YamlError(f"is nested more than {MOST_LEVELS} levels deep") from None
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError) as error:
+        if isinstance(error, YamlError):
+            raise
+        # What PyYAML's constructors raise where a tag such as !!int stands before something else.
+        raise YamlError(
+            "a value is not what its tag says, or a number of thousands of digits"
+        ) from None
+    _check_values(values)
+    return Document(values=values, lines=dict(_lines(node)))
+
+
+def parse_toml(text: bytes) -> Document:
+    """The values of a TOML text, whatever it is, with dates as text and without lines.
+
+    Raises:
+        YamlError: it is no TOML, or holds what no configuration has.
+    """
+    if len(text) > MOST_BYTES:
+        raise YamlError(f"is longer than {MOST_BYTES:,} bytes, which no configuration is")
+    try:
+        # By way of JSON, which has no dates.
+        values = json.loads(json.dumps(tomllib.loads(text.decode()), default=str))
+    except UnicodeDecodeError as error:
+        raise YamlError(f"is no text in UTF-8 ({error.reason})") from None
+    except RecursionError:
+        raise YamlError(f"is nested more than {MOST_LEVELS} levels deep") from None
+    except ValueError as error:
+        raise YamlError(" ".join(str(error).split())) from None
+    _check_values(values)
+    return Document(values=values, lines={})
+
+
+def _measure(node: yaml.Node, known: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
+    """How many nodes lie in this one, aliases repeated, and in how many levels.
+
+    Raises:
+        YamlError: more than a configuration has, a tag, a key given twice, or a cycle.
+    """
+    if id(node) in known:
+        found = known[id(node)]
+        if found is None:
+            raise YamlError("an alias stands inside its own anchor", node.start_mark.line + 1)
+        return found
+    known[id(node)] = None
+    kind = node.tag.removeprefix("tag:yaml.org,2002:")
+    if kind not in _TAGS:
+        tag = node.tag if kind == node.tag else f"!!{kind}"
+        raise YamlError(
+            f"could not determine a constructor for the tag {tag}: no value names code to run or"
+            " a type; leave the tag out",
+            node.start_mark.line + 1,
+        )
+    _check_keys(node)
+    inside = [_measure(child, known) for child in _children(node)]
+    nodes = 1 + sum(count for count, _ in inside)
+    levels = 1 + max((level for _, level in inside), default=0)
+    if nodes > MOST_NODES or levels > MOST_LEVELS:
+        much = f"{nodes:,} values, aliases repeated" if nodes > MOST_NODES else f"{levels} levels"
+        raise YamlError(
+            f"holds {much}: no configuration has more than {MOST_NODES:,} in {MOST_LEVELS} levels",
+            node.start_mark.line + 1,
+        )
+    known[id(node)] = nodes, levels
+    return nodes, levels
+
+
+def _children(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [part for pair in node.value for part in pair]
+    return node.value if isinstance(node, yaml.SequenceNode) else []
+
+
+def _check_keys(node: yaml.Node) -> None:
+    """Raises `YamlError` where a mapping has a key twice, or one that is no plain word."""
+    if not isinstance(node, yaml.MappingNode):
+        return
+    seen: set[str] = set()
+    for key, _ in node.value:
+        line = key.start_mark.line + 1
+        if not isinstance(key, yaml.ScalarNode):
+            raise YamlError("a key must be text, and no list or mapping", line)
+        if key.value in seen and key.value != "<<":
+            raise YamlError(f"found duplicate key {key.value}", line)
+        seen.add(key.value)
+
+
+def _check_values(value: object) -> None:
+    """Raises `YamlError` at text that no file can hold, and at numbers of hundreds of digits."""
+    if isinstance(value, str) and _NO_TEXT.search(value):
+        raise YamlError(f"{value!r:.60} holds a NUL or half of a surrogate pair, which is no text")
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        raise YamlError(f"a number of {value.bit_length():,} bits; no key takes any such")
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _check_values(key)
+            _check_values(item)
+    elif isinstance(value, list):
+        for item in value:
+            _check_values(item)
+
+
+def _lines(node: yaml.Node, prefix: str = "") -> Iterator[tuple[str, int]]:
+    """Dotted key and line number of everything in a YAML document."""
+    if isinstance(node, yaml.MappingNode):
+        children = [(key.value, key, value) for key, value in node.value]
+    elif isinstance(node, yaml.SequenceNode):
+        children = [(str(index), item, item) for index, item in enumerate(node.value)]
+    else:
+        return
+    for name, place, child in children:
+        yield f"{prefix}{name}", place.start_mark.line + 1
+        yield from _lines(child, f"{prefix}{name}.")
