@@ -160,7 +160,7 @@ def _check(
         with _processes(layout, layout.of(config), store, number):
             for objective in objectives:
                 c = replace(config, objective=replace(config.objective, name=objective))
-                packs = packs or _packs(c)
+                packs = packs or _packs(c, steps_of=every)
                 from dit.train.probe import probe
 
                 result = probe(layout.of(c), packs, steps=STEPS)
@@ -200,12 +200,13 @@ def _processes(layout: Layout, config: RunConfig, store: Store, number: int) -> 
     dist.destroy_process_group()
 
 
-def _packs(config: RunConfig) -> list[PackedBatch]:
-    """The packs of all steps: the same on every rank of every layout."""
+def _packs(config: RunConfig, *, steps_of: Sequence[Layout]) -> list[PackedBatch]:
+    """The packs of all steps of the layout that takes most: the same on every rank of every one."""
     from dit.data import build_train_loader
 
     loader = build_train_loader(config, rank=0, world_size=1)
-    packs = list(islice(loader, STEPS * config.train.global_batch_size))
+    a_step = max(layout.of(config).train.global_batch_size for layout in steps_of)
+    packs = list(islice(loader, STEPS * a_step))
     loader.close()
     return packs
 

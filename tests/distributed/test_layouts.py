@@ -14,7 +14,7 @@ from tests.launching import ROOT, command, metrics, pretrain, run
 
 IN_CI = (
     *("full", "tp2", "tp2+sp", "cp2", "cp2+ag", "pp2", "pp2+vpp2", "dp2+overlap"),
-    *("tp2+sp+pp2", "dp2+cp2", "tp2+sp+cp2+pp2"),
+    *("pp2+vpp2+packs2", "tp2+sp+pp2", "dp2+cp2", "tp2+sp+cp2+pp2"),
 )
 TENSOR = ("model.tensor_model_parallel_size=2", "model.sequence_parallel=true")
 CONTEXT = ("model.context_parallel_size=2",)
@@ -52,6 +52,18 @@ def test_every_layout_gives_the_numbers_of_one_process(tmp_path):
             for kind, bound in (("gradient", 1e-5), ("weight", 1e-5), ("change", 1e-3)):
                 assert max(c["tensors"][kind].values()) <= bound
     assert "trainings agree with one process" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_fewest_packs_that_four_stages_with_two_virtual_ones_take(tmp_path):
+    """Validation, which is forward only, has the fewest packs as well."""
+    output, layout = tmp_path / "numbers.json", ("--layouts", "pp4+vpp2+packs4")
+    done, found = check(output, *layout, "model.num_layers=8", "objective.name=edm", nproc=4)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [c["layout"] for c in found] == ["one", "one+packs4", "pp4+vpp2+packs4"]
+    few, stages = found[1], found[2]
+    assert stages["losses"] == pytest.approx(few["losses"], rel=1e-5)
+    assert stages["losses"] != pytest.approx(found[0]["losses"], rel=1e-5)  # of other packs
 
 
 @pytest.mark.slow
