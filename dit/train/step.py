@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -176,9 +176,13 @@ def update(optimizer: MegatronOptimizer, *, clip_grad: float, loss: float = 0.0)
     return Update(grad_norm=norm, skipped=False)
 
 
-def sum_over_ranks(numbers: Sequence[float]) -> list[float]:
-    """Sums of each number over all ranks of the run, in float64."""
-    total = torch.tensor(numbers, dtype=torch.float64, device=device())
+def sum_over_ranks(numbers: Mapping[str, float]) -> dict[str, float]:
+    """The sum of each number over all ranks of the run, in float64.
+
+    All ranks have the same names, in whatever order.
+    """
+    names = sorted(numbers)
+    total = torch.tensor([numbers[n] for n in names], dtype=torch.float64, device=device())
     with spending(COMMUNICATION):
         dist.all_reduce(total)
-        return total.tolist()
+        return dict(zip(names, total.tolist(), strict=True))
