@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.json.parent.mkdir(parents=True, exist_ok=True)
     limit_s = 60 * config.dist.distributed_timeout_minutes
     start_processes(seed=config.rng.seed, model=config.model, limit_s=limit_s)
-    with watching(limit_s=limit_s, say=say_once):
+    with watching(limit_s=limit_s, say=say_once, again=""):
         from dit.bench.steps import summary
         from dit.train.clock import precisely
         from dit.train.loop import measure

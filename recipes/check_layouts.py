@@ -15,14 +15,16 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dit.config import (
     CheckpointConfig,
+    DistConfig,
     MockGeometry,
     ModelConfig,
     ObjectiveName,
@@ -30,7 +32,7 @@ from dit.config import (
     ValidationConfig,
 )
 from dit.configuring import load_config
-from recipes.entry import Parser, run
+from recipes.entry import Parser, run, say_once
 from recipes.layout_report import Comparison, compare, print_report
 from recipes.layouts import LAYOUTS, ONE, WORDS, Layout, parse_layout
 from recipes.runs import dit_debug
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
     from dit.train.probe import Probe
 
 STEPS = 5
+_TURN = timedelta(days=1)
+"""For processes that a layout does not need, until the next; those that work are watched."""
 # Tokens in patches: 35, 30 (video), 15, 2 and 1, padded to 48, 32, 16, 16 and 16: a pack of the
 # last two leaves a context rank with nothing but padding.
 MIXTURE = (
@@ -63,6 +67,8 @@ def layout_check() -> RunConfig:
     train = replace(base.train, global_batch_size=8, train_iters=1000)
     checkpoint = CheckpointConfig(save=None)
     changed = {"dataset": dataset, "train": train, "checkpoint": checkpoint}
+    # A hang is what this looks for: it ends sooner than that of a long run.
+    changed |= {"dist": DistConfig(distributed_timeout_minutes=5)}
     return replace(base, model=model, validation=ValidationConfig(quantiles=2), **changed)
 
 
@@ -93,7 +99,8 @@ def _parser() -> Parser:
         " loss, gradient norm, gradient, weight and average.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=f"words of a layout, joined by + (tp2+sp+cp2):\n{words}\n\nKEY=VALUE sets a key of"
-        " the run, as for pretrain_dit.py; the layout itself comes from its name.",
+        " the run, as for pretrain_dit.py; the layout itself comes from its name. Where nothing"
+        " goes on for dist.distributed_timeout_minutes (5), all end, and it says what each was at.",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -160,10 +167,11 @@ def _check(
         with _processes(layout, layout.of(config), store, number):
             for objective in objectives:
                 c = replace(config, objective=replace(config.objective, name=objective))
-                packs = packs or _packs(c)
-                from dit.train.probe import probe
+                with _watching(layout, c):
+                    packs = packs or _packs(c, steps_of=every)
+                    from dit.train.probe import probe
 
-                result = probe(layout.of(c), packs, steps=STEPS)
+                    result = probe(layout.of(c), packs, steps=STEPS)
                 if rank() > 0:
                     continue
                 if layout.name in references:
@@ -189,23 +197,43 @@ def _processes(layout: Layout, config: RunConfig, store: Store, number: int) -> 
 
     from dit.parallel.groups import rank, start_processes
 
+    mine, limit_s = PrefixStore(f"layout {number}", store), _limit_s(config)
+    if rank() == 0:
+        mine.set("begins", "")
+    mine.wait(["begins"], _TURN)
     dist.init_process_group(
         "nccl" if torch.cuda.is_available() else "gloo",
-        store=PrefixStore(f"layout {number}", store),
+        store=mine,
         rank=rank(),
         world_size=layout.size,
+        timeout=timedelta(seconds=limit_s + 60),
     )
-    start_processes(seed=config.rng.seed, model=config.model)
+    start_processes(seed=config.rng.seed, model=config.model, limit_s=limit_s)
     yield
     dist.destroy_process_group()
 
 
-def _packs(config: RunConfig) -> list[PackedBatch]:
-    """The packs of all steps: the same on every rank of every layout."""
+def _watching(layout: Layout, config: RunConfig) -> AbstractContextManager[None]:
+    """Inside, a process that hangs or dies ends the check; the error names layout and process."""
+    from dit.parallel.watch import watching
+
+    def say(message: str) -> None:
+        say_once(f"layout {layout.name}, {config.objective.name}: {message}")
+
+    return watching(limit_s=_limit_s(config), say=say, again="")
+
+
+def _limit_s(config: RunConfig) -> float:
+    return 60 * config.dist.distributed_timeout_minutes
+
+
+def _packs(config: RunConfig, *, steps_of: Sequence[Layout]) -> list[PackedBatch]:
+    """The packs of all steps of the layout that takes most: the same on every rank of every one."""
     from dit.data import build_train_loader
 
     loader = build_train_loader(config, rank=0, world_size=1)
-    packs = list(islice(loader, STEPS * config.train.global_batch_size))
+    a_step = max(layout.of(config).train.global_batch_size for layout in steps_of)
+    packs = list(islice(loader, STEPS * a_step))
     loader.close()
     return packs
 

@@ -54,6 +54,7 @@ def run(main: Callable[[], int]) -> int:
             return 1
         lost = _is_lost_peer(error)
         if not isinstance(error, _MENDABLE) and not lost:
+            _tell_launcher(f"{type(error).__name__}: {error} (its traceback is above)")
             raise
         if "--debug" in sys.argv:
             traceback.print_exc()
@@ -85,10 +86,17 @@ def _is_lost_peer(error: Exception) -> bool:
 
 def _say(message: str) -> None:
     Console(stderr=True, soft_wrap=True, highlight=False).print(f"error: {message}", markup=False)
-    # torch.distributed.run ends with a page of its own, which shows what this file holds.
+    _tell_launcher(message)
+
+
+def _tell_launcher(message: str) -> None:
+    """Lets the page with which torch.distributed.run ends repeat the message as its root cause.
+
+    Written as torch's `record` does, but for the traceback, which that page would show instead.
+    """
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        note = {"message": "what went wrong is said above", "timestamp": int(time.time())}
-        Path(file).write_text(json.dumps(note))
+        note = {"message": f"error: {message}", "extraInfo": {"timestamp": str(int(time.time()))}}
+        Path(file).write_text(json.dumps({"message": note}))
 
 
 def _silence() -> None:
@@ -114,7 +122,7 @@ def _is_first() -> bool:
         return True
     launched = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if not launched and not _has_started():
-        return environment["RANK"] == "0"  # all meet the same, and there is no store yet
+        return environment.get("RANK", "0") == "0"  # all meet the same, and there is no store yet
     # Where nobody answers, the launcher is gone; or rank 0, which keeps the store without one.
     alone = environment["LOCAL_RANK"] == "0" if launched else environment["RANK"] == "1"
     answers: SimpleQueue[bool] = SimpleQueue()

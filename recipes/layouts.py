@@ -25,6 +25,7 @@ WORDS = {
     "ppN": "N pipeline stages",
     "vppN": "N virtual stages on each",
     "dpN": "N data-parallel ranks",
+    "packsN": "N packs in a step, over all data-parallel ranks",
     "overlap": "gradients reduced and weights gathered while the passes go on",
     "whole": "without the distributed optimizer",
     "full": "activations of every layer computed again",
@@ -64,6 +65,7 @@ ONE = "one"
 LAYOUTS = (
     *("full", "block", "selective"),
     *("tp2", "tp2+sp", "cp2", "cp2+ag", "pp2", "pp2+vpp2"),
+    "pp2+vpp2+packs2",  # as few as it takes: the schedule has no steady state
     *("dp2+whole", "dp2+overlap", "tp2+sp+whole", "pp2+whole+full", "cp2+overlap+selective"),
     *("tp2+sp+cp2", "tp2+sp+pp2", "dp2+cp2", "dp2+pp2+vpp2+overlap", "tp4", "cp4+ag", "pp4+block"),
     *("tp2+sp+cp2+ag+full", "tp2+cp2+whole", "tp2+dp2+overlap", "tp2+sp+compiled"),
@@ -80,6 +82,7 @@ class Layout:
     size: int  # processes
     model: dict[str, Any]
     ddp: dict[str, Any]
+    packs: int | None = None  # in a step; None leaves the run's own number
 
     @property
     def bf16(self) -> bool:
@@ -87,8 +90,9 @@ class Layout:
 
     @property
     def reference(self) -> str:
-        """The layout that must give the same numbers: one process of the same precision."""
-        return f"{ONE}+bf16" if self.bf16 else ONE
+        """The layout that must give the same numbers: one process, same precision and packs."""
+        packs = "" if self.packs is None else f"+packs{self.packs}"
+        return f"{ONE}+bf16{packs}" if self.bf16 else f"{ONE}{packs}"
 
     def of(self, config: RunConfig) -> RunConfig:
         """The run on this layout; what the name does not say is off.
@@ -101,7 +105,10 @@ class Layout:
         off |= {"recompute_granularity": Recompute.NONE, "precision": Precision.FP32}
         off |= {"compile": False}
         model: ModelConfig = replace(config.model, **(off | self.model))
-        return replace(config, model=model, ddp=replace(DdpConfig(), **self.ddp))
+        train = replace(
+            config.train, global_batch_size=self.packs or config.train.global_batch_size
+        )
+        return replace(config, model=model, train=train, ddp=replace(DdpConfig(), **self.ddp))
 
 
 def parse_layout(name: str) -> Layout:
@@ -110,12 +117,13 @@ def parse_layout(name: str) -> Layout:
     Raises:
         ValueError: a word of it is unknown.
     """
-    size, model, ddp = 1, {}, {}
+    size, packs, model, ddp = 1, None, {}, {}
     for word in name.split("+"):
-        sized = re.fullmatch(r"(tp|cp|pp|vpp|dp)([1-9]\d*)", word)
+        sized = re.fullmatch(r"(tp|cp|pp|vpp|dp|packs)([1-9]\d*)", word)
         if sized:
             kind, number = sized[1], int(sized[2])
-            size *= 1 if kind == "vpp" else number
+            packs = number if kind == "packs" else packs
+            size *= 1 if kind in ("vpp", "packs") else number
             model |= {_SIZES[kind]: number} if kind in _SIZES else {}
         elif word in _MODEL:
             model |= _MODEL[word]
@@ -124,4 +132,4 @@ def parse_layout(name: str) -> Layout:
         elif word != ONE:
             known = ", ".join(WORDS)
             raise ValueError(f"--layouts {name}: unknown word {word!r}; join words of {known} by +")
-    return Layout(name=name, size=size, model=model, ddp=ddp)
+    return Layout(name=name, size=size, model=model, ddp=ddp, packs=packs)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from dit.configuring import check_memory, describe, parse_arguments
 from recipes.entry import run, say_once
+from recipes.next_commands import next_commands
 from recipes.runs import RECIPES
 
 
@@ -37,9 +38,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     limit_s = 60 * config.dist.distributed_timeout_minutes
     start_processes(seed=config.rng.seed, model=config.model, limit_s=limit_s)
     with watching(limit_s=limit_s, say=say_once):
-        from dit.train.loop import pretrain
+        from dit.train.loop import ExitCode, pretrain
 
-        return int(pretrain(config, export=export, open_samples=open_samples))
+        code = pretrain(config, export=export, open_samples=open_samples)
+        if code is ExitCode.DONE and rank() == 0:
+            sys.stdout.write(next_commands(config))
+        return int(code)
 
 
 if __name__ == "__main__":

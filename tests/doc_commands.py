@@ -42,6 +42,8 @@ def script_call(words: tuple[str, ...]) -> tuple[list[str], list[str]] | None:
 
     Looks through `torch.distributed.run`, `docker run IMAGE` and the Slurm file.
     """
+    if re.fullmatch(r"[A-Z_]+=.*", words[0]):  # of the environment
+        return script_call(words[1:])
     if words[:2] == ("docker", "run"):
         return script_call(words[words.index("python") :])
     if words[0] == "sbatch":

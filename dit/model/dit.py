@@ -142,6 +142,16 @@ class DiT(MegatronModule):
         """Takes what the stage before hands on; Megatron-Core's schedules call it."""
         self.input_tensor = input_tensor[0]
 
+    def hidden_shape(self, batch: PackedBatch) -> list[int]:
+        """Shape of what one stage hands on to the next of a pack."""
+        tokens = len(batch.segment_T)
+        if self.config.sequence_parallel:
+            tokens //= self.groups.tp.size()
+        length = self.model.text_pad_to
+        text = len(batch.text_LE) if length is None else length * batch.num_samples
+        sizes = _rows(self.model, tokens=tokens, samples=batch.num_samples, text=text)
+        return [sum(sizes), 1, self.model.hidden_size]
+
     def forward(self, x_TC: Tensor, level_N: Tensor, batch: PackedBatch) -> Tensor:
         """Raw network output [T, C], float32; its value on padding tokens means nothing.
 
@@ -229,6 +239,14 @@ def _load(h_TD: Tensor, steer: Steer) -> Tensor:
     return torch.cat(parts)[:, None]
 
 
+def _rows(model: ModelConfig, *, tokens: int, samples: int, text: int) -> list[int]:
+    """How many rows of `_load` are hidden states, levels, offsets, positions and text."""
+    learnable = model.extra_pos_embed is ExtraPosition.LEARNABLE
+    numbers = text * (model.crossattn_proj_size or 0)
+    positions = tokens if learnable else 0
+    return [tokens, samples, 3 * samples, positions, -(-numbers // model.hidden_size)]
+
+
 def _unload(
     rows: Tensor | None, model: ModelConfig, batch: PackedBatch, tokens: int
 ) -> tuple[Tensor, Steer]:
@@ -236,8 +254,7 @@ def _unload(
     assert rows is not None
     samples, learnable = batch.num_samples, model.extra_pos_embed is ExtraPosition.LEARNABLE
     numbers = len(batch.text_LE) * (model.crossattn_proj_size or 0)
-    sizes = [tokens, samples, 3 * samples, tokens if learnable else 0]
-    sizes += [-(-numbers // model.hidden_size)]
+    sizes = _rows(model, tokens=tokens, samples=samples, text=len(batch.text_LE))
     h_TD, wave_ND, offset_XD, position_TD, text_XD = rows[:, 0].split(sizes)
     return h_TD, Steer(
         wave_ND=wave_ND,

@@ -17,8 +17,10 @@ _DEAD = 5
 AGAIN = "Started again, the run goes on from its last checkpoint"
 SUMMARY = (
     "the launcher's summary has the exit code of a dead process (-9: killed, most often for want of"
-    f" memory). {AGAIN}"
+    " memory)"
 )
+_MOST_SCENES = 6
+"""Places that a verdict names where many processes wait at different ones."""
 
 
 class Left(StrEnum):
@@ -86,6 +88,11 @@ class Limit:
 
     seconds: float
     rounds: int
+    again: str = AGAIN  # what becomes of the run; empty where there is nothing to go on from
+
+    @property
+    def summary(self) -> str:
+        return f"{SUMMARY}. {self.again}".rstrip(". ")
 
     def __str__(self) -> str:
         return f"{self.seconds:.0f} s (dist.distributed_timeout_minutes={self.seconds / 60:g})"
@@ -125,7 +132,8 @@ def gone(seen: Sequence[Seen], limit: Limit, *, lost: bool) -> Verdict | None:
         else f"gave no sign of life for {limit}: it died, is stopped, or its node is lost"
     )
     return Verdict(
-        text=f"{_name(dead)} {fate}; last seen at {dead[0].scene}; {SUMMARY}", silent=tuple(dead)
+        text=f"{_name(dead)} {fate}; last seen at {dead[0].scene}; {limit.summary}",
+        silent=tuple(dead),
     )
 
 
@@ -145,10 +153,24 @@ def stuck(seen: Sequence[Seen], limit: Limit) -> Verdict | None:
         return None
     least = min((report.step, report.marks) for report in held)
     behind = [report for report in held if (report.step, report.marks) == least]
-    return Verdict(
-        text=f"{_name(behind)} made no progress for {limit}: {behind[0].scene}. Where that may take"
-        f" so long, raise the limit. {AGAIN}"
-    )
+    there = [report for report in behind if report.scene == behind[0].scene]
+    text = f"{_name(behind)} made no progress for {limit}: {behind[0].scene}.{_others(here, there)}"
+    text += f" Where that may take so long, raise the limit. {limit.again}"
+    return Verdict(text=text.rstrip())
+
+
+def _others(seen: Sequence[Seen], told: Sequence[Report]) -> str:
+    """What the processes are at whose place is not told yet: those at one place together."""
+    places: dict[str, list[Report]] = {}
+    for report in (s.report for s in seen if s.report not in told):
+        places.setdefault(report.scene, []).append(report)
+    scenes = [f"{_numbers(of)} at {scene}" for scene, of in [*places.items()][:_MOST_SCENES]]
+    return f" Meanwhile {'; '.join(scenes)}." if scenes else ""
+
+
+def _numbers(reports: Sequence[Report]) -> str:
+    numbers = shorten(", ".join(str(report.rank) for report in reports), 60, placeholder=" ...")
+    return f"rank {numbers}"
 
 
 def _name(reports: Sequence[Report]) -> str:

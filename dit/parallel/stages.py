@@ -2,45 +2,64 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-import torch
-from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator, _p2p_ops
+from megatron.core.model_parallel_config import ModelParallelConfig
+from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
+from megatron.core.pipeline_parallel.schedules import get_schedule_table
 from torch import Tensor
+from torch.distributed import ProcessGroup
+
+Shape = list[int]
 
 
 class StageLink(P2PCommunicator):
-    """Megatron-Core's link between stages, where packs differ in length and stages are two.
+    """Megatron-Core's link between stages, for packs that differ in length.
 
-    Each of two stages is both the next and the previous one of the other. Megatron-Core then takes
-    the shape of a gradient for that of hidden states, and the other way round: it sends the one for
-    the previous stage first and expects the one of the previous stage first. Its exchange of the
-    tensors themselves has an order for that (`batch_p2p_comm=False`), which serves shapes as well.
+    Megatron-Core sends the shape of each tensor ahead of it and waits until the shape is taken.
+    With as many packs as stages, one virtual stage then waits to hand over a gradient's shape
+    while the stage that should take it waits to hand over hidden states, for ever. But every stage
+    has every pack, and the order of the schedule is known: so no shape is sent, and none is waited
+    for.
+
+    `batch_p2p_comm=False` belongs to it: each of two stages is both the next and the previous one
+    of the other, and only that exchange has an order for it.
     """
+
+    def __init__(self, group: ProcessGroup, config: ModelParallelConfig, shapes: Sequence[Shape]):
+        """`shapes` are those of the hidden states of the packs, in the order of the packs."""
+        super().__init__(group, config)
+        virtual = config.virtual_pipeline_model_parallel_size or 1
+        self._from_previous, self._from_next = received(
+            shapes, stage=group.rank(), stages=group.size(), virtual=virtual
+        )
 
     def _communicate_shapes(
         self,
-        tensor_send_next: Tensor | None,
-        tensor_send_prev: Tensor | None,
+        tensor_send_next: Tensor | None,  # noqa: ARG002
+        tensor_send_prev: Tensor | None,  # noqa: ARG002
         recv_prev: bool,
         recv_next: bool,
-    ) -> tuple[list[int], list[int]]:
-        def shape(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else torch.tensor(tensor.shape, **options)
+    ) -> tuple[Shape, Shape]:
+        """The shapes that will come from the previous and the next stage; Megatron-Core's hook."""
+        previous = next(self._from_previous) if recv_prev else []
+        following = next(self._from_next) if recv_next else []
+        return previous, following
 
-        options: dict[str, Any] = {"device": torch.cuda.current_device(), "dtype": torch.int64}
-        previous, following = (
-            torch.empty(3, **options) if wanted else None for wanted in (recv_prev, recv_next)
-        )
-        requests = _p2p_ops(
-            tensor_send_prev=shape(tensor_send_prev),
-            tensor_recv_prev=previous,
-            tensor_send_next=shape(tensor_send_next),
-            tensor_recv_next=following,
-            group=self.pp_group,
-            prev_pipeline_rank=self.prev_rank,  # type: ignore[arg-type]
-            next_pipeline_rank=self.next_rank,  # type: ignore[arg-type]
-        )
-        for request in requests.values():
-            request.wait()
-        return tuple([0, 0, 0] if s is None else s.tolist() for s in (previous, following))  # type: ignore[return-value]
+
+def received(
+    shapes: Sequence[Shape], *, stage: int, stages: int, virtual: int
+) -> tuple[Iterator[Shape], Iterator[Shape]]:
+    """The shapes that a stage receives: hidden states of the one before, gradients of the next.
+
+    Both come in the order in which packs pass through. The last stage's output comes round to
+    the first as the input of the next virtual stage, unless it is the last virtual one's, and
+    gradients come round the other way.
+    """
+    table = get_schedule_table(len(shapes), virtual, stages)
+    every = [shapes[pack] for pack, _ in table]
+    round_again = [shapes[pack] for pack, chunk in table if chunk < virtual - 1]
+    return (
+        iter(round_again if stage == 0 else every),
+        iter(round_again if stage == stages - 1 else every),
+    )

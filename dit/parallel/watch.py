@@ -27,7 +27,7 @@ import psutil
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 
-from dit.parallel.reports import SUMMARY, Left, Limit, Report, Seen, Verdict, gone, stuck
+from dit.parallel.reports import AGAIN, SUMMARY, Left, Limit, Report, Seen, Verdict, gone, stuck
 
 _ROUND_S = 1.0
 _PATIENCE_S = 10.0
@@ -90,10 +90,11 @@ def is_lost_peer(error: BaseException | None) -> bool:
 
 
 @contextmanager
-def watching(*, limit_s: float, say: Callable[[str], None]) -> Iterator[None]:
+def watching(*, limit_s: float, say: Callable[[str], None], again: str = AGAIN) -> Iterator[None]:
     """Inside, a process that dies, or stands still for `limit_s`, ends all processes of the run.
 
-    `say` shows a message unless another process has shown one. A process without a launcher has
+    `say` shows a message unless another process has shown one; `again` ends it, and says what
+    becomes of the run. A process without a launcher has
     nobody to wait for, and is not watched.
 
     Raises:
@@ -102,7 +103,7 @@ def watching(*, limit_s: float, say: Callable[[str], None]) -> Iterator[None]:
     if "RANK" not in os.environ:
         yield
         return
-    watch = _Watch(limit_s=limit_s, say=say)
+    watch = _Watch(limit_s=limit_s, say=say, again=again)
     try:
         yield
         doing("end")
@@ -117,10 +118,11 @@ def watching(*, limit_s: float, say: Callable[[str], None]) -> Iterator[None]:
 class _Watch:
     """The part of one process."""
 
-    def __init__(self, *, limit_s: float, say: Callable[[str], None]):
+    def __init__(self, *, limit_s: float, say: Callable[[str], None], again: str):
         self.say = say
         self.round_s = min(_ROUND_S, limit_s / 8)
-        self.limit = Limit(seconds=limit_s, rounds=round(limit_s / self.round_s))
+        rounds = round(limit_s / self.round_s)
+        self.limit = Limit(seconds=limit_s, rounds=rounds, again=again)
         self.store = PrefixStore("watch", _own_connection())
         self.launched = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         self.main = threading.get_ident()
@@ -227,7 +229,7 @@ class _Watch:
             who, silent = f"the launcher of the first node ({place})", ()
         else:
             who, silent = f"{first}", (first,)
-        text = f"{who} died or does not answer; {SUMMARY}"
+        text = f"{who} died or does not answer; {self.limit.summary}"
         said = first.left is Left.FAILED
         self._leave(Verdict() if said else Verdict(text=text, silent=silent))
 

@@ -59,6 +59,7 @@ class Whole(nn.Module):
         def forward(_: Iterator[None], model: nn.Module) -> tuple[Tensor, None]:
             return model(input_TC, level_N, mine), None
 
+        shapes = [self.first.hidden_shape(mine)] * passes
         given = [iter([None] * passes) for _ in self.chunks]
         outputs = get_forward_backward_func()(
             forward_step_func=forward,
@@ -68,7 +69,7 @@ class Whole(nn.Module):
             seq_length=1,
             micro_batch_size=1,
             forward_only=True,
-            p2p_communicator=StageLink(self.groups.pp, self.first.config),
+            p2p_communicator=StageLink(self.groups.pp, self.first.config, shapes),
             pg_collection=self.groups,
         )
         shape = (len(mine.segment_T), self.first.model.patch_features)

@@ -10,7 +10,7 @@ The parts are those of `validation.quantiles`, so that `val_loss_q10` is their c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -28,13 +28,20 @@ class LossByLevel:
         self.objective = objective
         self.edges = [index / parts for index in range(1, parts)]
         self.names = [f"loss_q{100 * middle:.3g}" for middle in quantiles(parts)]
-        self.sums_Q2 = torch.zeros(parts, 2, dtype=torch.float64, device=device())
+        self.error_Q, self.count_Q = torch.zeros(2, parts, dtype=torch.float64, device=device())
+
+    @property
+    def sums(self) -> dict[str, Tensor]:
+        """What is added up, by the metric that it makes."""
+        return {"loss_q.error": self.error_Q, "loss_q.count": self.count_Q}
 
     def add(self, items: Sequence[Item], losses: Sequence[Measured]) -> None:
         """Takes the packs of a step in; `losses` are empty on ranks that count none."""
         for (whole, problem), (loss, part) in zip(items, losses, strict=False):
             part_N = self._part_of(problem.noise_N, whole.num_tokens)
-            self.sums_Q2.index_add_(0, part_N, loss.of_samples(part))
+            error_N, count_N = loss.of_samples(part).unbind(1)
+            self.error_Q.index_add_(0, part_N, error_N)
+            self.count_Q.index_add_(0, part_N, count_N)
 
     def _part_of(self, noise_N: Tensor, num_tokens: Sequence[int]) -> Tensor:
         """Part that each sample's level is in; levels rise with their quantiles."""
@@ -45,12 +52,8 @@ class LossByLevel:
             part_N += noise_N >= border_N.to(noise_N.device, non_blocking=True)
         return part_N
 
-    def take(self) -> Tensor:
-        """This rank's sums since the last time."""
-        sums_Q2, self.sums_Q2 = self.sums_Q2, torch.zeros_like(self.sums_Q2)
-        return sums_Q2
-
-    def values(self, sums_Q2: Tensor) -> dict[str, float]:
+    def values(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
         """Means from the sums of all ranks; a part that no sample was in has none."""
-        pairs = zip(self.names, sums_Q2.tolist(), strict=True)
-        return {name: error / count for name, (error, count) in pairs if count}
+        errors, counts = sums["loss_q.error"].tolist(), sums["loss_q.count"].tolist()
+        rows = zip(self.names, errors, counts, strict=True)
+        return {name: error / count for name, error, count in rows if count}

@@ -4,6 +4,7 @@ RUN/checkpoints/step_00000500/   one complete checkpoint; appears when it is who
 metadata.json, common.pt, *.distcp          Megatron-Core's sharded checkpoint
 config.yaml                                 the resolved configuration
 loader_00000.pt                             the loader's position, one per data rank
+log_interval.safetensors                    sums since the last log step, by rank
 dataset_card.json, null_text.safetensors    what generation needs of the dataset
 manifest.json                               format, sizes and checksums of all these
 RUN/checkpoints/LATEST           name of the newest complete checkpoint
@@ -14,8 +15,8 @@ Here is what is stored, and how it comes back; saving.py writes it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.mapping import ShardedTensor
 from megatron.core.transformer.module import MegatronModule
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -34,6 +37,8 @@ from dit.train.locate import CheckpointError, changed, damaged, other_than, save
 from dit.train.manifest import changed_files, read_manifest
 from dit.train.progress import Progress
 from dit.train.ranks import RankError, on_all_ranks
+
+INTERVAL = "log_interval.safetensors"
 
 # Held together by Megatron-Core in the shape of the model, so that any layout can load them.
 _SHARDING = {"distrib_optim_sharding_type": "fully_reshardable"}
@@ -46,6 +51,7 @@ class DataState:
     position: dict[str, Any] | None  # of this rank's loader; None where another rank reads
     card: dict[str, Any] | None  # how to rebuild text encoder and decoder; mock data has none
     null_text_LE: Tensor
+    interval: Mapping[str, Tensor] = field(default_factory=dict)  # of `Gauges`, by rank
 
 
 def load_checkpoint(path: Path, learner: Learner, *, config: RunConfig) -> Progress:
@@ -161,6 +167,19 @@ def _data_position(file: Path) -> dict[str, Any]:
     try:
         return torch.load(file, weights_only=True)
     except Exception as error:
+        raise damaged(file, error) from error
+
+
+def interval_sums(path: Path) -> dict[str, Tensor]:
+    """What `Gauges` had added up since the last log step; empty in those of earlier versions.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    file = path / INTERVAL
+    try:
+        return load_file(file) if file.is_file() else {}
+    except (SafetensorError, OSError) as error:
         raise damaged(file, error) from error
 
 

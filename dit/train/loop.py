@@ -181,7 +181,7 @@ def _train(run: Run, record: Record, requests: StopRequests) -> ExitCode:
             record.say("stopped on request; the same command continues")
             return ExitCode.STOPPED
     finish_save(run, record)
-    record.say("done")
+    record.say(f"done after step {run.progress.step}")
     return ExitCode.DONE
 
 

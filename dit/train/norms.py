@@ -10,11 +10,12 @@ Every weight counts once, whatever the layout: replicas over tensor ranks are le
 over data ranks where the optimizer is not distributed.
 """
 
-# G parts of the model; the 4 are gradient, weight, update, distance to the average
+# G parts of the model; the 4 are those of SQUARES
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -33,6 +34,8 @@ _PARTS = {  # how the name of a weight begins, after those of its layer and wrap
     "modulate_out": "head",
     "proj_out": "head",
 }
+SQUARES = ("gradient", "weight", "update", "distance")
+"""Of what there are norms; the last is to the average."""
 PARTS = ("embedders", "attention", "cross_attention", "mlp", "modulation", "head")
 
 
@@ -68,30 +71,32 @@ class Norms:
         self.before = [shard.value.detach().clone() for _, shard, _ in self.counted]
 
     @torch.no_grad()
-    def take(self) -> Tensor:
-        """This rank's sums of squares [G, 4], float64; after an update."""
+    def take(self) -> dict[str, Tensor]:
+        """This rank's sums of squares [G] by name, float64; after an update."""
         squares_G4 = torch.zeros(len(PARTS), 4, dtype=torch.float64, device=device())
         for (index, shard, part), before in zip(self.counted, self.before, strict=True):
-            of = [shard.value.grad, shard.value, before.sub_(shard.value).neg_()]
+            of = {"weight": shard.value, "update": before.sub_(shard.value).neg_()}
+            if shard.value.grad is not None:
+                of["gradient"] = shard.value.grad
             if self.learner.ema is not None:
-                of.append(torch.sub(shard.value, self.learner.ema.averages[index]))
+                of["distance"] = torch.sub(shard.value, self.learner.ema.averages[index])
             norms = [
-                torch.linalg.vector_norm(x) if x is not None else shard.value.new_zeros(())
-                for x in of
+                torch.linalg.vector_norm(of[name]) if name in of else shard.value.new_zeros(())
+                for name in SQUARES
             ]
-            squares_G4[part, : len(norms)] += torch.stack(norms).double().square()
+            squares_G4[part] += torch.stack(norms).double().square()
         self.before = []
-        return squares_G4
+        return dict(zip(SQUARES, squares_G4.unbind(1), strict=True))
 
-    def values(self, squares_G4: Tensor, *, grad_norm: float) -> dict[str, float]:
+    def values(self, squares: Mapping[str, Tensor], *, grad_norm: float) -> dict[str, float]:
         """The numbers of the module's page from the sums of all ranks.
 
         Gradients have been clipped by now, all by one factor, so that their shares are as before.
         """
-        gradient, weight, update, distance = squares_G4.sum(0).tolist()
+        gradient, weight, update, distance = (float(squares[name].sum()) for name in SQUARES)
         values = {
             f"grad_norm_{name}": grad_norm * math.sqrt(square / gradient)
-            for name, square in zip(PARTS, squares_G4[:, 0].tolist(), strict=True)
+            for name, square in zip(PARTS, squares["gradient"].tolist(), strict=True)
             if gradient
         }
         values |= {"weight_norm": math.sqrt(weight), "update_ratio": math.sqrt(update / weight)}

@@ -12,7 +12,13 @@ import torch.distributed as dist
 from dit.config import EmaKind, RunConfig, Weights
 from dit.configuring import changes
 from dit.parallel.watch import doing
-from dit.train.checkpoint import DataState, data_positions, load_checkpoint, start_from
+from dit.train.checkpoint import (
+    DataState,
+    data_positions,
+    interval_sums,
+    load_checkpoint,
+    start_from,
+)
 from dit.train.locate import CheckpointError, find_checkpoint, saved_config
 from dit.train.manifest import read_manifest
 from dit.train.record import Record
@@ -50,7 +56,14 @@ def _go_on(run: Run, path: Path) -> None:
     run.saved_step = run.progress.step
     if run.loader is not None:
         run.loader.load_state_dict(data_positions(path))
+    other = run.gauges.go_on(interval_sums(path))
     run.notes += [f"continuing after step {run.progress.step}", *_about_change(path, run.config)]
+    if other:
+        run.notes.append(
+            f"{' and '.join(other)} have other parts than in the checkpoint (validation.quantiles,"
+            " dataset.task_encoder_seq_length): at the next log step they are of the steps from"
+            f" {run.progress.step + 1} on"
+        )
     if run.loader is not None and run.loader.moved:
         run.notes.append(run.loader.moved)
 
@@ -90,6 +103,7 @@ def save(run: Run, record: Record, *, val_loss: float = math.inf) -> None:
         position=run.loader.state_dict() if run.loader else None,
         card=run.card,
         null_text_LE=run.null_text_LE.cpu(),
+        interval=run.gauges.interval(),
     )
     best = val_loss < run.progress.lowest_val_loss
     if best:

@@ -19,6 +19,7 @@ from dit.model.weights import randomise
 from dit.objective import make_objective, training_problem
 from dit.parallel.groups import device, process_groups
 from dit.parallel.replica import Replica
+from dit.parallel.watch import doing
 from dit.train.learner import Learner, build_learner, differentiate, learn
 from dit.train.shards import joined, main_shards
 from dit.train.step import sum_over_ranks
@@ -48,6 +49,7 @@ def probe(config: RunConfig, packs: Sequence[PackedBatch], *, steps: int) -> Pro
     Every rank of the layout calls it, with process groups up. Random values, because with the zeros
     of a fresh DiT most weights have no gradient and broken code passes.
     """
+    doing("build of the model", step=0)
     groups = process_groups()
     learner = build_learner(config, groups, fill=_random)
     replica, objective = Replica(groups), make_objective(config.objective)
@@ -62,6 +64,7 @@ def probe(config: RunConfig, packs: Sequence[PackedBatch], *, steps: int) -> Pro
 
     result.validation = validate(learner, packs_of(1), objective=objective, config=config)
     for step in range(1, steps + 1):
+        doing("read of packs", step=step)
         items = [
             training_problem(
                 objective,
@@ -74,9 +77,10 @@ def probe(config: RunConfig, packs: Sequence[PackedBatch], *, steps: int) -> Pro
             for pack in packs_of(step)
         ]
         report = differentiate(learner, items, config=config)
-        total, count = sum_over_ranks([report.total, report.count])
-        done = learn(learner, config=config, number=step, loss=total / count)
-        result.losses.append(total / count)
+        sums = sum_over_ranks({"error": report.total, "count": report.count})
+        loss = sums["error"] / sums["count"]
+        done = learn(learner, config=config, number=step, loss=loss)
+        result.losses.append(loss)
         result.grad_norms.append(done.grad_norm)
         if step == 1:
             result.gradients = _gather(learner, [_gradient(v) for v in _main(learner)])

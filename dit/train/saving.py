@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from dit.config import RunConfig
 from dit.configuring import save_config
 from dit.parallel.groups import device
-from dit.train.checkpoint import DataState, loader_file, sharded_state
+from dit.train.checkpoint import INTERVAL, DataState, loader_file, sharded_state
 from dit.train.distcp import Shard, Shards, gather_shards
 from dit.train.learner import Learner
 from dit.train.locate import LATEST, LOWEST_VAL, STEP, CheckpointError
@@ -158,6 +158,7 @@ class Saver:
         # Not `save_file`, whose files only their owner may read.
         null_text = to_bytes({"text": data.null_text_LE.contiguous()})
         (partial / "null_text.safetensors").write_bytes(null_text)
+        (partial / INTERVAL).write_bytes(to_bytes(dict(data.interval)))
         if data.card is not None:
             (partial / "dataset_card.json").write_text(json.dumps(data.card, indent=1))
 

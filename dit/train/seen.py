@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from dit.batch import PackedBatch
-from dit.parallel.groups import device
 from dit.train.progress import Progress
 
 Bins = Sequence[tuple[int, int]]  # the longest sample that a bin may have, and how many it has
@@ -30,40 +29,41 @@ _PER_OCTAVE = 8
 _PERCENTS = (10, 50, 90)
 
 
-def of_datasets(packs: Iterable[PackedBatch], names: Sequence[str]) -> list[int]:
+def of_datasets(packs: Iterable[PackedBatch], names: Sequence[str]) -> dict[str, int]:
     """Samples of each dataset of a blend, whose name begins their keys."""
     found = Counter(key.partition("/")[0] for pack in packs for key in pack.keys)
-    return [found[name] for name in names]
+    return {name: found[name] for name in names}
 
 
 class Seen:
-    """Counts of this rank: a histogram of lengths, and tokens."""
+    """Counts of this rank since the last log step: a histogram of lengths, and tokens."""
 
     def __init__(self, *, capacity: int, sizes: Mapping[str, int]):
         """`sizes` has the samples of each dataset by the prefix of its keys; "" alone has none."""
-        self.bins = math.ceil(_PER_OCTAVE * math.log2(capacity)) + 1
         self.sizes = sizes
         self.names = [name for name in sizes if name]
-        self._clear()
+        bins = math.ceil(_PER_OCTAVE * math.log2(capacity)) + 1
+        self.samples_of_length = torch.zeros(bins, dtype=torch.float64)
+        self.tokens = torch.zeros(1, dtype=torch.float64)
 
-    def _clear(self) -> None:
-        self.counts = [0.0] * (self.bins + 1)
+    @property
+    def sums(self) -> dict[str, Tensor]:
+        """What is added up, by the metric that it makes."""
+        return {
+            "tokens_per_sample.samples": self.samples_of_length,
+            "tokens_per_sample.tokens": self.tokens,
+        }
 
     def add(self, packs: Sequence[PackedBatch]) -> None:
         for pack in packs:
             for tokens in pack.num_tokens:
-                self.counts[math.ceil(_PER_OCTAVE * math.log2(tokens))] += 1
-                self.counts[self.bins] += tokens
+                self.samples_of_length[math.ceil(_PER_OCTAVE * math.log2(tokens))] += 1
+            self.tokens += sum(pack.num_tokens)
 
-    def take(self) -> Tensor:
-        """This rank's counts since the last time, float64."""
-        counts = torch.tensor(self.counts, dtype=torch.float64, device=device())
-        self._clear()
-        return counts
-
-    def values(self, counts: Tensor, progress: Progress) -> dict[str, Any]:
-        """The numbers of the module's page from the counts of all ranks."""
-        *histogram, tokens = counts.tolist()
+    def values(self, sums: Mapping[str, Tensor], progress: Progress) -> dict[str, Any]:
+        """The numbers of the module's page from the sums of all ranks."""
+        histogram = sums["tokens_per_sample.samples"].tolist()
+        tokens = float(sums["tokens_per_sample.tokens"])
         values: dict[str, Any] = {}
         bins = [(_longest(i), int(count)) for i, count in enumerate(histogram) if count]
         if bins:

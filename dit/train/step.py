@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -133,15 +133,16 @@ def run_schedule(
     mine = [split_tokens(*item, share=model.context.share, multiple=multiple) for item in items]
     if virtual > 1:  # the interleaved schedule takes multiples of the stages; spare results go
         mine += mine[:1] * (-len(mine) % groups.pp.size())
+    shapes = [model.hidden_shape(batch) for batch, _ in mine]
     losses = get_forward_backward_func()(
         forward_step_func=partial(_forward, mean=mean),
         data_iterator=[iter(mine) for _ in chunks] if virtual > 1 else iter(mine),
         model=[*chunks],
         num_microbatches=len(mine),
-        seq_length=1,  # packs vary in length, so Megatron-Core sends each shape along
+        seq_length=1,  # packs vary in length: `StageLink` knows the shape of each
         micro_batch_size=1,
         forward_only=forward_only,
-        p2p_communicator=StageLink(groups.pp, model.config),
+        p2p_communicator=StageLink(groups.pp, model.config, shapes),
         pg_collection=groups,
     )
     if not losses or groups.tp.rank() > 0:  # an earlier stage, or a copy of another's numbers
@@ -175,9 +176,13 @@ def update(optimizer: MegatronOptimizer, *, clip_grad: float, loss: float = 0.0)
     return Update(grad_norm=norm, skipped=False)
 
 
-def sum_over_ranks(numbers: Sequence[float]) -> list[float]:
-    """Sums of each number over all ranks of the run, in float64."""
-    total = torch.tensor(numbers, dtype=torch.float64, device=device())
+def sum_over_ranks(numbers: Mapping[str, float]) -> dict[str, float]:
+    """The sum of each number over all ranks of the run, in float64.
+
+    All ranks have the same names, in whatever order.
+    """
+    names = sorted(numbers)
+    total = torch.tensor([numbers[n] for n in names], dtype=torch.float64, device=device())
     with spending(COMMUNICATION):
         dist.all_reduce(total)
-        return total.tolist()
+        return dict(zip(names, total.tolist(), strict=True))

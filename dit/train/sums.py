@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch.distributed as dist
@@ -16,19 +16,25 @@ from dit.train.seen import of_datasets
 from dit.train.step import Report, Update, sum_over_ranks
 
 
-@dataclass(frozen=True, slots=True)
-class Sums:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Counts:
+    """Of the packs that a rank reads for its replica; zeros on the others."""
+
+    samples: float = 0
+    tokens: float = 0
+    refused: float = 0  # since the start of the run
+    flops: float = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sums(Counts):
     """Of a step, over all ranks."""
 
     error: float
     count: float  # what `error` is to be divided by
-    samples: float
-    tokens: float
-    refused: float  # since the start of the run
-    flops: float
     stops: float  # ranks that a signal asks to stop
     writing: float  # ranks that still write a checkpoint
-    of_datasets: dict[str, int]  # samples of each dataset of a blend
+    of_datasets: Mapping[str, int]  # samples of each dataset of a blend
 
     @property
     def loss(self) -> float:
@@ -37,13 +43,25 @@ class Sums:
 
 def add_up(run: Run, packs: Sequence[PackedBatch], report: Report, *, stop: bool) -> Sums:
     """Adds up what the ranks know of a step: one all-reduce, after which all decide alike."""
-    names, mine = run.gauges.seen.names, packs if run.loader is not None else ()
-    counts = _counts(run, packs) if run.loader is not None else (0, 0, 0, 0)
-    writing = run.saver is not None and run.saver.writing
-    numbers = (report.total, report.count, *counts, float(stop), float(writing))
-    total = sum_over_ranks((*numbers, *of_datasets(mine, names)))
-    sampled = zip(names, map(int, total[len(numbers) :]), strict=True)
-    return Sums(*total[: len(numbers)], of_datasets=dict(sampled))
+    mine = Sums(
+        **asdict(_counts(run, packs)),
+        error=report.total,
+        count=report.count,
+        stops=float(stop),
+        writing=float(run.saver is not None and run.saver.writing),
+        of_datasets=of_datasets(packs if run.loader is not None else (), run.gauges.seen.names),
+    )
+    return over_ranks(mine)
+
+
+def over_ranks(mine: Sums) -> Sums:
+    """The sums of all ranks from those of each: one all-reduce, every number by its name."""
+    numbers = asdict(mine)
+    datasets = numbers.pop("of_datasets")
+    prefix = "dataset "
+    total = sum_over_ranks(numbers | {f"{prefix}{name}": n for name, n in datasets.items()})
+    summed = {name: int(total[f"{prefix}{name}"]) for name in datasets}
+    return Sums(**{name: total[name] for name in numbers}, of_datasets=summed)
 
 
 def values_of(
@@ -73,12 +91,12 @@ def values_of(
     }
 
 
-def _counts(run: Run, packs: Sequence[PackedBatch]) -> tuple[int, ...]:
-    """Samples and tokens of a replica's packs, all samples refused so far, and operations."""
-    assert run.loader is not None
-    return (
-        sum(pack.num_samples for pack in packs),
-        sum(pack.real_tokens for pack in packs),
-        sum(run.loader.counts().values()),
-        sum(training_flops(run.config.model, pack) for pack in packs),
+def _counts(run: Run, packs: Sequence[PackedBatch]) -> Counts:
+    if run.loader is None:
+        return Counts()
+    return Counts(
+        samples=sum(pack.num_samples for pack in packs),
+        tokens=sum(pack.real_tokens for pack in packs),
+        refused=sum(run.loader.counts().values()),
+        flops=sum(training_flops(run.config.model, pack) for pack in packs),
     )

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shutil
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from dit.configuring import read_config
 from dit.data import dataset_sizes
-from tests.launching import ROOT, SMALL, metrics, pretrain
+from dit.train.checkpoint import INTERVAL
+from tests.launching import ROOT, SMALL, metrics, numbers, pretrain
 
 SHARED = (
     *("train.train_iters=2", "train.eval_interval=0", "train.global_batch_size=2"),
@@ -77,3 +79,53 @@ def test_samples_of_a_blend_are_counted_across_a_stop(enter, digits, tmp_path):
     for histogram, count in zip(board.Histograms("tokens_per_sample"), counts, strict=True):
         assert histogram.histogram_value.bucket[-1] == count
         assert histogram.histogram_value.bucket_limit[-1] == length
+
+
+TENSOR = ("model.tensor_model_parallel_size=2",)
+STOPPED = ("dataset.num_workers=0", "train.eval_interval=0", "checkpoint.keep_last=9")
+STOPPED += (
+    "train.train_iters=8",
+    "train.global_batch_size=2",
+    "logger.log_interval=4",
+    "checkpoint.save_interval=3",
+)
+
+
+def _back_to(step: int, folder: Path, to: Path) -> Path:
+    shutil.copytree(folder, to)
+    for later in (to / "checkpoints").glob("step_*"):
+        if int(later.name.partition("_")[2]) > step:
+            shutil.rmtree(later)
+    (to / "checkpoints/LATEST").write_text(f"step_{step:08d}")
+    return to
+
+
+def test_a_run_that_stopped_between_log_steps_writes_what_one_that_did_not_writes(
+    enter, digits, tmp_path
+):
+    """Stopped after steps 3 and 6, where it logs every 4th; after 6 two tensor ranks go on, too."""
+    asked = ("--config-file", ROOT / "conf/dit_digits.yaml", *SMALL, *STOPPED)
+    asked += (f"dataset.path={digits}",)
+    done = enter("pretrain_dit", *asked, f"checkpoint.save={tmp_path / 'whole'}")
+    assert done.code == 0, done.said
+    wanted = numbers(tmp_path / "whole")
+    assert [n for n, line in enumerate(wanted, 1) if "tokens_per_sample" in line] == [4, 8]
+    for step in (3, 6):
+        folder = _back_to(step, tmp_path / "whole", tmp_path / str(step))
+        done = enter("pretrain_dit", *asked, f"checkpoint.save={folder}")
+        assert done.code == 0 and f"continuing after step {step}" in done.said
+        assert numbers(folder) == wanted
+
+    folder = _back_to(6, tmp_path / "whole", tmp_path / "two")
+    pretrain(folder, *STOPPED, f"dataset.path={digits}", *TENSOR, nproc=2)
+    last = numbers(folder)[-1]
+    assert last["tokens_per_sample"] == wanted[-1]["tokens_per_sample"]
+    levels = {n: value for n, value in wanted[-1].items() if n.startswith("loss_q")}
+    assert levels and {n: last[n] for n in levels} == pytest.approx(levels, rel=1e-5)
+
+    older = _back_to(6, tmp_path / "whole", tmp_path / "older")
+    (older / "checkpoints/step_00000006" / INTERVAL).unlink()
+    (older / "checkpoints/step_00000006/manifest.json").unlink()  # it names the file
+    done = enter("pretrain_dit", *asked, f"checkpoint.save={older}")
+    assert done.code == 0, done.said
+    assert numbers(older)[-1]["loss"] == wanted[-1]["loss"]

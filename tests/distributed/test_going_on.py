@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.entering import Enter, Outcome
-from tests.launching import ROOT, SMALL, metrics
+from tests.launching import ROOT, SMALL, metrics, run
 
 
 @pytest.fixture
@@ -82,3 +84,23 @@ def test_with_the_newest_checkpoint_damaged_the_advice_leads_on(pretrain, tmp_pa
     said = _said(pretrain(tmp_path, "train.train_iters=3"))
     assert "continuing after step 1" in said
     assert len(metrics(tmp_path)) == 3
+
+
+@pytest.mark.slow
+def test_a_run_that_is_done_says_what_can_be_done_with_it(pretrain, tmp_path):
+    """Each line is a command that works as it stands; a folder's name may have a space."""
+    folder = tmp_path / "my run"
+    said = _said(pretrain(folder))
+    lines = said.partition("done after step 2\nwhat can be done with it:\n")[2].splitlines()
+    assert [line.split()[0] for line in lines] == ["pictures", "report", "Diffusers"]
+    for line in lines:
+        _, python, *words = shlex.split(line)
+        done = run([sys.executable, *words])
+        assert python == "python" and done.returncode == 0, done.stdout + done.stderr
+    for place in ("generated/samples.json", "report.html", "diffusers/config.json"):
+        assert (folder / place).is_file()
+
+
+def test_a_run_on_mock_data_that_diffusers_cannot_express_gets_a_report(pretrain, tmp_path):
+    said = _said(pretrain(tmp_path, "dataset.mock=true", "dataset.path=null", "model.base_fps=16"))
+    assert said.endswith(f"  report     python -m dit.report {tmp_path}\n")

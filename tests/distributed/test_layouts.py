@@ -8,13 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.launching import ROOT, command, metrics, pretrain, run
 
 IN_CI = (
     *("full", "tp2", "tp2+sp", "cp2", "cp2+ag", "pp2", "pp2+vpp2", "dp2+overlap"),
-    *("tp2+sp+pp2", "dp2+cp2", "tp2+sp+cp2+pp2"),
+    *("pp2+vpp2+packs2", "tp2+sp+pp2", "dp2+cp2", "tp2+sp+cp2+pp2"),
 )
 TENSOR = ("model.tensor_model_parallel_size=2", "model.sequence_parallel=true")
 CONTEXT = ("model.context_parallel_size=2",)
@@ -52,6 +53,18 @@ def test_every_layout_gives_the_numbers_of_one_process(tmp_path):
             for kind, bound in (("gradient", 1e-5), ("weight", 1e-5), ("change", 1e-3)):
                 assert max(c["tensors"][kind].values()) <= bound
     assert "trainings agree with one process" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_fewest_packs_that_four_stages_with_two_virtual_ones_take(tmp_path):
+    """Validation, which is forward only, has the fewest packs as well."""
+    output, layout = tmp_path / "numbers.json", ("--layouts", "pp4+vpp2+packs4")
+    done, found = check(output, *layout, "model.num_layers=8", "objective.name=edm", nproc=4)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [c["layout"] for c in found] == ["one", "one+packs4", "pp4+vpp2+packs4"]
+    few, stages = found[1], found[2]
+    assert stages["losses"] == pytest.approx(few["losses"], rel=1e-5)
+    assert stages["losses"] != pytest.approx(found[0]["losses"], rel=1e-5)  # of other packs
 
 
 @pytest.mark.slow
@@ -94,6 +107,19 @@ def heads_in_another_order():
     plain = Context._tokens_of_mine
     Context._tokens_of_mine = lambda self, x: plain(self, x).flip(1)
 
+def hangs_in_the_second_stage():
+    import time
+    import torch.distributed as dist
+    plain = dit.model.dit.pad_text
+    def sleepy(*arguments):
+        time.sleep(600 * dist.get_rank())
+        return plain(*arguments)
+    dit.model.dit.pad_text = sleepy
+
+def waits_for_what_never_comes():
+    from dit.parallel.stages import StageLink
+    StageLink.send_backward = lambda self, *arguments: None
+
 globals()[sys.argv.pop(1)]()
 if __name__ == "__main__":
     sys.exit(check_layouts.main(sys.argv[1:]))
@@ -118,6 +144,25 @@ def test_a_broken_layout_is_found_and_its_worst_tensor_named(tmp_path, fault, la
     (verdict,) = [line for line in done.stdout.splitlines() if line.startswith(f"{layout} edm:")]
     assert worst in verdict
     assert " > " in verdict
+
+
+@pytest.mark.parametrize("fault", ["hangs_in_the_second_stage", "waits_for_what_never_comes"])
+def test_a_layout_that_hangs_is_named_with_what_each_process_was_at(tmp_path, fault):
+    script = tmp_path / "mutant.py"
+    script.write_text(MUTANT)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    wanted = ["--layouts", "pp2", "objective.name=edm", "dist.distributed_timeout_minutes=0.3"]
+    done = run([sys.executable, *launcher, str(script), fault, *wanted])
+    assert done.returncode == 1
+    (error,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert error.startswith("error: layout pp2, edm: rank ")
+    assert "made no progress for 18 s (dist.distributed_timeout_minutes=0.3)" in error
+    assert "validation of step 0" in error or "forward and backward pass of step" in error
+    assert "last checkpoint" not in error
+    if fault == "hangs_in_the_second_stage":
+        assert "layout pp2, edm: rank 1 (host " in error and "Meanwhile rank 0 at " in error
+    lines = [p.info["cmdline"] or [] for p in psutil.process_iter(["cmdline"])]
+    assert not [line for line in lines if str(script) in line]
 
 
 def test_a_layout_that_cannot_be_is_refused(tmp_path):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
+from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from recipes import entry, generate_dit
 from recipes.entry import run
@@ -47,11 +48,28 @@ def test_an_early_interrupt_is_no_error(capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_launcher_is_told_where_to_look(monkeypatch, tmp_path, capfd):
+def _page_of_the_launcher(file: Path) -> str:
+    """What torch.distributed.run ends with where a process has left `file`."""
+    failure = ProcessFailure(local_rank=0, pid=1, exitcode=1, error_file=str(file))
+    return ChildFailedError("pretrain_dit.py", {0: failure}).format_msg()
+
+
+def test_the_launcher_repeats_the_message(monkeypatch, tmp_path, capfd):
     file = tmp_path / "error.json"
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+    assert run(_raises(ValueError("optimizer.lr=$x: wrong\nand more"))) == 1
+    assert "traceback : error: optimizer.lr=$x: wrong\n  and more" in _page_of_the_launcher(file)
+    with pytest.raises(TypeError):
+        run(_raises(TypeError("ours")))
+    assert "error: TypeError: ours (its traceback is above)" in _page_of_the_launcher(file)
+
+
+def test_a_layout_is_tried_without_a_launcher(monkeypatch, capfd):
+    """WORLD_SIZE alone says for how many processes."""
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.delenv("RANK", raising=False)
     assert run(_raises(ValueError("wrong"))) == 1
-    assert "above" in json.loads(file.read_text())["message"]
+    assert capfd.readouterr().err == "error: wrong\n"
 
 
 def test_exit_codes_pass_through():

@@ -19,6 +19,7 @@ from tests.learning import DATA, tiny_run
 
 CONFIG = replace(tiny_run(), checkpoint=CheckpointConfig(keep_last=0))
 OURS = ("config.yaml", "loader_00000.pt", "null_text.safetensors", "dataset_card.json")
+OURS += ("log_interval.safetensors",)
 FILES = (".metadata", "metadata.json", "__0_0.distcp", *OURS)
 INSTEAD = "write step_00000001 into"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -27,6 +27,8 @@ from dit.train.learner import build_learner, differentiate, learn
 from dit.train.norms import PARTS, part_of
 from dit.train.progress import Progress
 from dit.train.seen import Seen, edges_and_counts, of_datasets
+from dit.train.step import sum_over_ranks
+from dit.train.sums import Sums, over_ranks
 from tests.learning import assert_equal, tiny_run, weights_and_averages
 from tests.packs import random_pack
 
@@ -140,6 +142,59 @@ def test_norms_are_those_of_the_tensors(groups, sharded, precision):
     assert values["ema_distance"] == pytest.approx(apart / weight, rel=1e-5, abs=1e-12)
 
 
+def _interrupted(gauge, items, reports, *, config):
+    """Gauges that saw some steps, and others that go on from what a checkpoint keeps of them."""
+    for batch, report in zip(items, reports, strict=True):
+        gauge.saw([pack for pack, _ in batch])
+        gauge.add(batch, report)
+    later = Gauges(config, gauge.norms.learner, gauge.by_level.objective)
+    return later, later.go_on(gauge.interval())
+
+
+def test_sums_of_an_interval_go_on_to_the_bit(groups):
+    config = _config()
+    learner, _, reports = _train(groups, config, steps=2)
+    objective = make_objective(config.objective)
+    items, losses = zip(*reports, strict=True)
+    gauge = Gauges(config, learner, objective)
+    later, other = _interrupted(gauge, items, losses, config=config)
+    assert other == []
+    assert gauge.by_level.count_Q.sum() > 0 and gauge.seen.tokens > 0
+    for part in ("by_level", "seen"):
+        before, after = getattr(gauge, part).sums, getattr(later, part).sums
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[name], after[name]) for name in before)
+    assert not later.go_on({})  # of a checkpoint of an earlier version
+
+
+def test_sums_of_more_ranks_are_added_and_of_other_parts_begin_anew(groups):
+    config = _config()
+    learner, _, reports = _train(groups, config, steps=1)
+    objective = make_objective(config.objective)
+    gauge = Gauges(config, learner, objective)
+    items, losses = zip(*reports, strict=True)
+    _interrupted(gauge, items, losses, config=config)
+    kept = {name: torch.cat([rows, 2 * rows]) for name, rows in gauge.interval().items()}
+    later = Gauges(config, learner, objective)
+    assert later.go_on(kept) == []
+    assert torch.equal(later.by_level.error_Q, 3 * gauge.by_level.error_Q)
+    longer = replace(config, dataset=replace(config.dataset, task_encoder_seq_length=4096))
+    later = Gauges(longer, learner, objective)
+    assert later.go_on(kept) == ["tokens_per_sample"]
+    assert not later.seen.tokens.any() and not later.seen.samples_of_length.any()
+    assert torch.equal(later.by_level.error_Q, 3 * gauge.by_level.error_Q)
+
+
+def test_every_number_of_a_step_comes_back_under_its_name(groups):
+    """All differ, and the ranks may name them in any order."""
+    names = [f.name for f in fields(Sums) if f.name != "of_datasets"]
+    numbers = {name: float(2**i) for i, name in enumerate(names)}
+    mine = Sums(**numbers, of_datasets={"dogs": 1024, "count": 4096})
+    assert over_ranks(mine) == mine
+    turned = sum_over_ranks(dict(reversed(numbers.items())))
+    assert turned == numbers and list(turned) == sorted(names)
+
+
 def test_training_does_not_notice(groups):
     with_gauges, read, _ = _train(groups, _config(), steps=5)
     without, _, _ = _train(groups, _config(), steps=5, gauges=False)
@@ -170,12 +225,11 @@ def test_lengths_of_samples_are_within_a_tenth():
     seen = Seen(capacity=4096, sizes={})
     for part in np.array_split(lengths, 7):
         seen.add([_pack_of([int(n) for n in part], ["k"] * len(part))])
-    values = seen.values(seen.take(), Progress())
+    values = seen.values(seen.sums, Progress())
     assert values["tokens_per_sample_mean"] == pytest.approx(lengths.mean())
     for percent in (10, 50, 90):
         true = np.quantile(lengths, percent / 100, method="inverted_cdf")
         assert true <= values[f"tokens_per_sample_p{percent}"] + 1 <= 1.1 * true + 2
-    assert seen.take().sum() == 0
     # Each bin has the samples that are longer than those of the bins before it.
     bins, shorter = values["tokens_per_sample"], 0
     for longest, count in bins:
@@ -194,16 +248,16 @@ def test_bins_side_by_side_have_empty_ones_between():
 def test_samples_are_counted_by_dataset_and_pass():
     blend = Seen(capacity=64, sizes={"cats": 10, "dogs": 20})
     packs = [_pack_of([4, 4, 8], ["cats/1", "dogs/a/2", "cats/3"])]
-    assert of_datasets(packs, blend.names) == [2, 1]
+    assert of_datasets(packs, blend.names) == {"cats": 2, "dogs": 1}
     progress = Progress(of_datasets={"cats": 4}).after(
         samples=3, of_datasets={"cats": 2, "dogs": 1}, skipped=True
     )
-    values = blend.values(blend.take(), progress)
+    values = blend.values(blend.sums, progress)
     wanted = {"samples_cats": 6, "samples_dogs": 1, "epoch_cats": 0.6, "epoch_dogs": 0.05}
     assert values == wanted
     alone = Seen(capacity=64, sizes={"": 12})
-    assert of_datasets(packs, alone.names) == []
-    values = alone.values(alone.take(), Progress(consumed_samples=30))
+    assert of_datasets(packs, alone.names) == {}
+    values = alone.values(alone.sums, Progress(consumed_samples=30))
     assert values == {"epoch": 2.5}
 
 
