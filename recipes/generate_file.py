@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from dit.configuring.yaml_text import MOST_BYTES, YamlError, parse_yaml
+from dit.yaml_text import MOST_BYTES, YamlError, parse_yaml
 from recipes.entry import Parser
 
 _AUTOMODEL = {

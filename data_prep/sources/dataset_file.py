@@ -16,15 +16,12 @@ gets the empty one, unless `--missing_caption` or `skip_empty_caption` say other
 
 from __future__ import annotations
 
-import tomllib
+import codecs
 from argparse import Namespace
-from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from data_prep.captions import MissingCaption, TagShuffle
 from data_prep.frame_rules import FrameRule
@@ -35,8 +32,7 @@ from data_prep.sources.dataset_keys import checked
 from data_prep.sources.folders import CaptionOptions, FolderCollection
 from data_prep.sources.listing import BOTH
 from data_prep.sources.media import Input
-
-_MOST_MERGED = 1_000  # keys of one mapping; merges of merges grow without a limit
+from dit.yaml_text import YamlError, parse_toml, parse_yaml
 
 
 def is_of_diffusion_pipe(path: Path) -> bool:
@@ -71,40 +67,17 @@ def inputs_of(args: Namespace, basis: Input) -> list[Input]:
     return inputs
 
 
-def _read(path: Path) -> dict[Any, Any]:
+def _read(path: Path) -> dict[str, Any]:
+    parse = parse_toml if is_of_diffusion_pipe(path) else parse_yaml
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        is_toml = is_of_diffusion_pipe(path)
-        content = tomllib.loads(text) if is_toml else yaml.load(text, _Loader)
+        content = parse(path.read_bytes().removeprefix(codecs.BOM_UTF8)).values
     except OSError as error:
         raise PrepError(f"--dataset_config {path} cannot be read: {error.strerror}") from None
-    except RecursionError:
-        raise PrepError(f"--dataset_config {path} is nested too deeply") from None
-    # PyYAML's constructors raise the last four for values that are not of their tag.
-    except (ValueError, yaml.YAMLError, LookupError, TypeError, AttributeError) as error:
+    except YamlError as error:
         raise PrepError(f"--dataset_config {path}: {error}") from None
     if not isinstance(content, dict):
         raise PrepError(f"--dataset_config {path} holds no keys and values")
     return content
-
-
-class _Loader(yaml.SafeLoader):
-    """Plain values alone, each key once."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        counts = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
-        repeated = next((key for key, count in counts.items() if count > 1), None)
-        if repeated is not None and repeated != "<<":
-            raise yaml.constructor.ConstructorError(
-                None, None, f"key {shortened(repeated)} is given twice", node.start_mark
-            )
-        return super().construct_mapping(node, deep)
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        super().flatten_mapping(node)
-        if len(node.value) > _MOST_MERGED:
-            problem = f"merges make more than {_MOST_MERGED} keys"
-            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
 def _input(args: Namespace, basis: Input, root: Path, settings: Mapping[str, Any]) -> Input:

@@ -3,7 +3,6 @@
 Precedence, weakest first: recipe function, `--config-file`, command line. Everything that is wrong
 is one `ConfigError`, raised before any work starts. Nothing here imports torch.
 
-    yaml_text     any YAML -> plain values and their lines
     settings      YAML and tokens -> settings, each with its place
     foreign       keys of other stacks: what each is read as, or why it is not used
     merging       settings over a recipe; named sizes; interpolation

@@ -16,7 +16,7 @@ from typing import Any
 from dit.config import Problems
 from dit.configuring.foreign import is_foreign_group
 from dit.configuring.schema import is_group, is_known, type_of
-from dit.configuring.yaml_text import MOST_BYTES, YamlError, parse_toml, parse_yaml
+from dit.yaml_text import MOST_BYTES, YamlError, parse_toml, parse_yaml
 
 COMMAND_LINE = "command line"
 

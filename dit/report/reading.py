@@ -13,8 +13,8 @@ from omegaconf import OmegaConf
 
 from dit.config import RunConfig
 from dit.configuring import ConfigError, read_config, to_yaml
-from dit.configuring.yaml_text import parse_yaml
 from dit.json_text import parse_json
+from dit.yaml_text import parse_yaml
 
 _SHOWN = 5
 _MOST = 1e100

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 OURS = ("dit", "data_prep", "recipes")
-GROUND = {"dit.json_text", "dit.drawing"}
+GROUND = {"dit.json_text", "dit.yaml_text", "dit.drawing"}
 BASE = GROUND | {"dit.batch", "dit.config"}
 # A part may import itself and these. A new part must say here where it stands.
 ALLOWED = {
     "dit.json_text": set(),
+    "dit.yaml_text": set(),
     "dit.drawing": set(),
     "dit.batch": set(),
     "dit.config": set(),

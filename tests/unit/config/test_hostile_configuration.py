@@ -122,7 +122,7 @@ LAUGHS = "x-0: &0 [lol, lol]\n" + "".join(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (LAUGHS, "values, aliases repeated: no configuration has more than 10,000"),
+        (LAUGHS, "values, aliases repeated: no configuration has more than 50,000"),
         ("a: &a {b: *a}\n", ":1: an alias stands inside its own anchor"),
         ("[" * 50_000, "nested more than 32 levels deep"),
         ("{a: " * 50_000, "nested more than 32 levels deep"),

@@ -1,6 +1,5 @@
 """--dataset_config: every mistake is named, and diffusion-pipe's file means what it means there."""
 
-import datetime
 import json
 import math
 from argparse import Namespace
@@ -60,9 +59,9 @@ VALUES = [
     ("num_repeats", "true", "num_repeats: True is not"),
     ("num_repeats", "'2'", "num_repeats: '2' is not"),
     ("5", "1", "unknown key 5; known: resolutions"),
-    ("[a]", "1", "unhashable"),
+    ("[a]", "1", "a key must be text"),
     ("null", "1", "unknown key None"),
-    ("2020-01-01", "1", "unknown key datetime.date(2020, 1, 1)"),
+    ("2020-01-01", "1", "unknown key '2020-01-01'"),
     ("ar_buckets", "[0]", "ar_buckets: 0 is not a number above 0"),
     ("ar_buckets", "[[1, 0]]", "ar_buckets: 0 is not a whole number from 1"),
     ("ar_buckets", "[]", "ar_buckets: [] is not a list of 1 to"),
@@ -71,8 +70,7 @@ VALUES = [
     ("resolutions", "[a]", "resolutions: 'a' is not a whole number from 1 to"),
     ("resolutions", "[[1, 2, 3]]", "resolutions: [1, 2, 3] is not width and height"),
     ("resolutions", "[8]", "resolutions: 8 x 8 is less than one patch of 16 x 16"),
-    ("resolutions", "[0x" + "f" * 9999 + "]", "resolutions: a huge int is not"),
-    ("resolutions", "[2001-12-14]", "resolutions: datetime.date(2001, 12, 14) is not"),
+    ("resolutions", "[2001-12-14]", "resolutions: '2001-12-14' is not"),
     ("frame_buckets", "[a]", "frame_buckets: 'a' is not a whole number"),
     ("frame_buckets", "[1, 6]", "frame_buckets: 6 frames do not fit this processor"),
     ("frame_buckets", "{1: 2}", "frame_buckets: {1: 2} is not a list"),
@@ -102,30 +100,28 @@ def test_a_value_that_a_key_cannot_have(tmp_path: Path, key, value, message) -> 
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.yaml", "x: &x [*x]\ndirectory: [{path: a}]", "unknown key 'x'"),
-        ("a.yaml", "resolutions: &x [*x]\ndirectory: [{path: a}]", "is not"),
-        ("a.yaml", "directory: &x [*x]", "has no 'path': [[[...]]]"),
+        ("a.yaml", "x: &x [*x]\ndirectory: [{path: a}]", "inside its own anchor"),
+        ("a.yaml", "resolutions: &x [*x]\ndirectory: [{path: a}]", "own anchor"),
+        ("a.yaml", "directory: &x [*x]", "inside its own anchor"),
         ("a.yaml", "a: &a {<<: *a}", "a.yaml"),
-        ("a.yaml", "[" * 2_000, "nested too deeply"),
-        ("a.yaml", "directory: [{path: a, num_repeats: 2, num_repeats: 3}]", "is given twice"),
+        ("a.yaml", "resolutions: [0x" + "f" * 9999 + "]", "a.yaml: a number of 39,996 bits"),
+        ("a.yaml", "[" * 2_000, "nested more than"),
+        ("a.yaml", "directory: [{path: a, num_repeats: 2, num_repeats: 3}]", "duplicate key"),
         ("a.yaml", "x: !!python/object/apply:os.system [echo]", "could not determine"),
         ("a.yaml", "x: !!int ''", "a.yaml"),
         ("a.yaml", "x: !!timestamp x", "a.yaml"),
         ("a.yaml", "x: 2020-99-99", "a.yaml"),
-        ("a.yaml", "directory: [{path: 'a\\0b'}]", "no folder"),
+        ("a.yaml", "directory: [{path: \"a\\0b\"}]", "holds a NUL"),
         ("a.yaml", "directory: a", "needs a list 'directory'"),
         ("a.yaml", "directory: [{path: a}]\ndirectories: [{path: b}]", "key 'directories'"),
-        ("a.toml", "x = " + "[" * 20_000, "nested too deeply"),
+        ("a.toml", "x = " + "[" * 20_000, "nested more than"),
         ("a.toml", "[[directory]]\npath = 'a'\npath = 'b'", "a.toml"),
         ("a.toml", "num_repeats = inf\n[[directory]]\npath = 'a'", "num_repeats: inf is not"),
-        ("a.toml", "resolutions = [1979-05-27]\n[[directory]]\npath = 'a'", "datetime.date"),
+        ("a.toml", "resolutions = [1979-05-27]\n[[directory]]\npath = 'a'", "'1979-05-27' is not"),
         ("a.TOML", "[directory]\npath = 'a'", "needs a list 'directory'"),
     ],
 )  # fmt: skip
 def test_a_file_that_is_none(tmp_path: Path, name: str, text: str, message: str) -> None:
-    if "\\0" in text:
-        text = text.replace("'", '"')
-        message = "has no 'path'"
     assert message in problem(tmp_path, text, name)
 
 
@@ -277,4 +273,3 @@ def test_the_whole_file_is_good(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
         photos, films = read(tmp_path / name)
         assert photos.repeats == 2.5 and len(photos.sizings) == 2 and films.frames.buckets == (33,)
-    assert isinstance(yaml.safe_load("2020-01-01"), datetime.date)

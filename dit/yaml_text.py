@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 MOST_BYTES = 256 * 1024
-MOST_NODES = 10_000
+MOST_NODES = 50_000
 """Keys, values and list items, with every alias counted as often as it is used."""
 MOST_LEVELS = 32
 _MOST_BITS = 1024
