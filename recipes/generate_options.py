@@ -9,6 +9,7 @@ from typing import Any
 
 from dit.config import Sampler
 from recipes.entry import Parser
+from recipes.picture_files import RATES
 
 FPS = 24.0
 
@@ -33,8 +34,10 @@ class Options:
         for name in ("height", "width", "num_video_frames", "num_steps"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"--{name} {value} must be at least 1")
-        if self.fps is not None and not (self.fps > 0 and math.isfinite(self.fps)):
-            raise ValueError(f"--fps {self.fps} must be positive and finite")
+        if self.fps is not None and not RATES[0] <= self.fps <= RATES[1]:
+            raise ValueError(
+                f"--fps {self.fps} must lie in {RATES[0]} to {RATES[1]} frames a second"
+            )
         if not math.isfinite(self.guidance):
             raise ValueError(f"--guidance {self.guidance} must be a finite number; 1 is none")
         if not 0 <= self.guidance_rescale <= 1:
@@ -105,7 +108,7 @@ def _add_what(parser: Parser) -> None:
     add("--height", type=int, help=f"Rows, in pixels. {size}")
     add("--width", type=int, help=f"Columns, in pixels. {size}")
     add("--num_video_frames", type=int, help=f"Frames of the video; 1 makes a picture. {size}")
-    add("--fps", type=float, help="Frames per second of a video. (default: 24)")
+    add("--fps", type=float, help="Frames per second of a video, 0.01 to 1000. (default: 24)")
     add("--seed", type=int, default=0, help="Of the first sample; the i-th takes seed + i.")
 
 
