@@ -13,7 +13,7 @@ from PIL import Image
 from data_prep.clips import Entry
 from data_prep.pictures import opened
 from data_prep.refusals import PrepError, Reason, RefusedError
-from data_prep.videos import frames, timeline
+from data_prep.videos import frames, packet_times
 
 
 class VideoDecoder(StrEnum):
@@ -41,8 +41,9 @@ class VideoDecoder(StrEnum):
         Raises:
             RefusedError: one of them cannot be decoded.
         """
-        if self is VideoDecoder.PYAV:
-            return frames(file, entry.keep)
+        # torchcodec finds frames by their times.
+        if self is VideoDecoder.PYAV or entry.numbers:
+            return frames(file, entry.keep, entry.numbers)
         return _frames_of_torchcodec(file, entry)
 
 
@@ -56,7 +57,7 @@ def _frames_of_torchcodec(file: Path | BinaryIO, entry: Entry) -> Iterator[Image
     tick, size = Fraction(entry.tick), (entry.width, entry.height)
     with opened(file) as stream:
         # By number: by time it would need durations, which some files lack.
-        numbers = {at: number for number, at in enumerate(timeline(stream).shown)}
+        numbers = {at: number for number, at in enumerate(packet_times(stream))}
         stream.seek(0)
         try:
             decoder = _torchcodec()(stream, dimension_order="NHWC", seek_mode="exact")
