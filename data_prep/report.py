@@ -100,9 +100,10 @@ def show_summary(console: Console, summary: Summary, folder: Path, next_command:
 def show_plan(console: Console, facts: Facts, folder: Path) -> None:
     """What would be packed; the page has the details."""
     say(console, f"planned: {facts.samples} samples, {facts.tokens} tokens")
+    say(console, f"files were judged by {facts.judged_by}")
     say(console, f"expected: about {facts.bytes / 1e6:.1f} MB of shards")
-    for what, count in facts.captions.most_common():
-        say(console, f"planned: {count} x caption from {what}")
+    for what, count in facts.notes.most_common():
+        say(console, f"planned: {count} x {what}")
     for reason, count in facts.refused.most_common():
         say(console, f"refused: {count} x {reason}")
     for capacity in CAPACITIES:

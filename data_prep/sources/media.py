@@ -31,7 +31,7 @@ from data_prep.videos import Timeline, timeline
 _THREADS = 8  # probing waits for disks and networks
 _AHEAD = 512  # files
 _MEAN_RATE = (
-    "variable frame rate: every frame once, fps is their mean rate (--train_fps keeps the pace)"
+    "variable frame rate: frames as they are, fps is their mean rate (--train_fps keeps the pace)"
 )
 _EVEN_CLOCK = (
     "variable frame rate: frames at the even times of --train_fps, some repeated or left out"
