@@ -123,16 +123,58 @@ def test_a_cut_file_is_refused_or_whole(name: str, made) -> None:
         file = io.BytesIO(content[:cut])
         try:
             line = timeline(file)
-            found = shown(file, line, line.shown)
         except RefusedError as error:
             assert error.reason in (Reason.NO_VIDEO, Reason.VIDEO_DAMAGED)
             refused += 1
             continue
+        found = shown(file, line, line.shown)
         if is_transport:  # a stream that ends between two frames is a whole stream
             assert cut % 188 == 0 and not is_within_a_frame(content, cut)
+            assert found == list(range(len(found))) or len(found) < 4
         else:
             assert found == list(range(whole))
     assert refused >= (6 if is_transport else 10)
+
+
+@pytest.mark.parametrize("name", ["ts", "ts open"])
+def test_a_stream_that_ends_between_frames_misses_none_that_are_shown_before(
+    name: str, made
+) -> None:
+    content, refused = made(name).read_bytes(), 0
+    packets = range(0, len(content), 188)
+    begins = [at for at in packets if content[at + 1] & 0x5F == 0x41 and content[at + 2] == 0]
+    for cut in begins[10:30]:
+        try:
+            line = timeline(file := io.BytesIO(content[:cut]))
+        except RefusedError:
+            refused += 1
+            continue
+        assert shown(file, line, line.shown) == list(range(len(line.shown)))
+    assert 0 < refused < 20
+
+
+def test_an_ogg_file_without_its_last_page_is_cut(made) -> None:
+    content = made("ogg").read_bytes()
+    last = content.rindex(b"OggS")
+    with pytest.raises(RefusedError, match="bytes are missing"):
+        timeline(io.BytesIO(content[:last]))
+
+
+def test_key_frames_that_are_none_are_noticed(tmp_path: Path) -> None:
+    whole = numbered_video(tmp_path / "whole.mp4", "mpeg4", {"g": "12", "b": "4000000"})
+    path = tmp_path / "all_key.mp4"
+    with av.open(str(whole)) as source, av.open(str(path), "w") as marked:
+        film = source.streams.video[0]
+        copy = marked.add_stream_from_template(film)
+        for packet in source.demux(film):
+            if packet.size:
+                packet.is_keyframe, packet.stream = True, copy
+                marked.mux(packet)
+    line = timeline(path)
+    for number in (6, 17, 38):
+        (picture,) = frames(path, line.shown[number : number + 1])
+        (expected,) = frames(whole, line.shown[number : number + 1])
+        assert picture.tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("name", ["ts open", "ts mpeg2", "ts hevc"])
