@@ -120,9 +120,12 @@ def _add_running(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("running")
     group.add_argument(
         "--plan",
-        action="store_true",
-        help="Look at every file and write plan.jsonl and plan.html, what will become of each;"
-        " encode nothing.",
+        nargs="?",
+        const="decode",
+        choices=("decode", "quick"),
+        help="Decode every file and write plan.jsonl, plan.html and plan_summary.json, what will"
+        " become of each; encode nothing. --plan=quick reads headers alone, as packing does before"
+        " it begins: a file that is damaged inside counts as good.",
     )
     group.add_argument(
         "--trust_cache",

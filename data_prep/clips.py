@@ -37,6 +37,7 @@ class Entry:
     size: tuple[int, int] | None = None  # width, height that is encoded
     keep: tuple[int, ...] = ()  # presentation times of the frames kept, in units of `tick`
     tick: str = ""  # seconds, a fraction
+    numbers: tuple[int, ...] = ()  # of the frames kept, where the decoder gives no times
     kept_fps: float | None = None  # of the frames kept
     tokens: int = 0
     repeats: int = 1  # how often the shards hold it
@@ -60,7 +61,7 @@ class Entry:
     @classmethod
     def from_line(cls, line: str | bytes) -> Self:
         given = json.loads(line)
-        for name in ("resized", "size", "keep", "notes"):
+        for name in ("resized", "size", "keep", "numbers", "notes"):
             if name in given:
                 given[name] = tuple(given[name])
         return cls(**given)

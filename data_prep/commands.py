@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,15 @@ from rich.console import Console
 
 from data_prep import processors, text
 from data_prep.digits import Digits
-from data_prep.folder import PAGE_NAME, make_ready
+from data_prep.files import write_whole
+from data_prep.folder import PAGE_NAME, SUMMARY_NAME, make_ready
 from data_prep.formats.convert import convert, export
 from data_prep.inspection import check_encoders, inspect_shard, shard_counts
 from data_prep.inspection_page import write_inspection
 from data_prep.media_arguments import SETTINGS
 from data_prep.media_options import source_of
 from data_prep.packing import Packing, PackOptions, Summary, pack
+from data_prep.planning.facts import Judged
 from data_prep.planning.page import write_page
 from data_prep.processors import Pixel
 from data_prep.report import (
@@ -131,8 +134,12 @@ def run_media(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace, packing: Packing) -> int:
+    if packing.ranks.rank > 0:
+        return 0
     make_ready(args.output_dir, overwrite=args.overwrite)
-    plan = packing.plan()
+    plan, judged_by = packing.plan(), Judged.HEADERS
+    if args.plan == "decode":
+        plan, judged_by = packing.decoded(plan), Judged.DECODING
     packing.look_at(plan)
     facts = write_page(
         plan,
@@ -140,7 +147,10 @@ def _plan(args: argparse.Namespace, packing: Packing) -> int:
         args.output_dir / PAGE_NAME,
         processor=packing.processor,
         text=packing.text,
+        judged_by=judged_by,
     )
+    summary = json.dumps(facts.summary, indent=1, ensure_ascii=False) + "\n"
+    write_whole(args.output_dir / SUMMARY_NAME, summary.encode())
     show_plan(output(), facts, args.output_dir, packing.source.ignored)
     return 0
 

@@ -12,8 +12,8 @@ from PIL import Image
 
 from data_prep.clips import Entry
 from data_prep.pictures import opened
-from data_prep.refusals import PrepError, Reason, RefusedError
-from data_prep.videos import frames, timeline
+from data_prep.refusals import PrepError
+from data_prep.videos import frames, packet_times
 
 
 class VideoDecoder(StrEnum):
@@ -41,8 +41,9 @@ class VideoDecoder(StrEnum):
         Raises:
             RefusedError: one of them cannot be decoded.
         """
-        if self is VideoDecoder.PYAV:
-            return frames(file, entry.keep)
+        # torchcodec finds frames by their times.
+        if self is VideoDecoder.PYAV or entry.numbers:
+            return frames(file, entry.keep, entry.numbers)
         return _frames_of_torchcodec(file, entry)
 
 
@@ -53,22 +54,32 @@ def _torchcodec() -> Any:
 
 
 def _frames_of_torchcodec(file: Path | BinaryIO, entry: Entry) -> Iterator[Image.Image]:
-    tick, size = Fraction(entry.tick), (entry.width, entry.height)
+    """Those that torchcodec finds, the others by PyAV.
+
+    It seeks by tables that transport and program streams do not have, and gives up there.
+    """
+    given = 0
     with opened(file) as stream:
-        # By number: by time it would need durations, which some files lack.
-        numbers = {at: number for number, at in enumerate(timeline(stream).shown)}
-        stream.seek(0)
         try:
-            decoder = _torchcodec()(stream, dimension_order="NHWC", seek_mode="exact")
-            for at in entry.keep:
-                frame, seconds = decoder.get_frame_at(numbers[at]), float(at * tick)
-                if abs(frame.pts_seconds - seconds) > tick:
-                    raise RefusedError(
-                        Reason.VIDEO_DAMAGED, f"the frame at {seconds:.3f} s is missing"
-                    )
-                picture = Image.fromarray(frame.data.numpy())
-                # Turned upright already, its pixels perhaps not square.
-                square = picture.size == size
-                yield picture if square else picture.resize(size, Image.Resampling.LANCZOS)
-        except (RuntimeError, ValueError, LookupError) as error:
-            raise RefusedError(Reason.VIDEO_DAMAGED, f"{type(error).__name__}: {error}") from error
+            for picture in _found_by_torchcodec(stream, entry):
+                yield picture
+                given += 1
+        except (RuntimeError, ValueError, LookupError):
+            yield from frames(stream, entry.keep[given:])
+
+
+def _found_by_torchcodec(stream: BinaryIO, entry: Entry) -> Iterator[Image.Image]:
+    """Raises LookupError at the first frame that it does not find."""
+    tick, size = Fraction(entry.tick), (entry.width, entry.height)
+    # By number: by time it would need durations, which some files lack.
+    numbers = {at: number for number, at in enumerate(packet_times(stream))}
+    stream.seek(0)
+    decoder = _torchcodec()(stream, dimension_order="NHWC", seek_mode="exact")
+    for at in entry.keep:
+        frame = decoder.get_frame_at(numbers[at])
+        if abs(frame.pts_seconds - float(at * tick)) > tick:
+            raise LookupError(at)
+        picture = Image.fromarray(frame.data.numpy())
+        # Turned upright already, its pixels perhaps not square.
+        is_square = picture.size == size
+        yield picture if is_square else picture.resize(size, Image.Resampling.LANCZOS)

@@ -25,7 +25,7 @@ META = ".nv-meta"
 REFUSED_NAME = "refused.jsonl"
 
 LEDGER = ".ledger"
-PLAN_NAME, PAGE_NAME = "plan.jsonl", "plan.html"
+PLAN_NAME, PAGE_NAME, SUMMARY_NAME = "plan.jsonl", "plan.html", "plan_summary.json"
 
 
 def _files(*names: str) -> re.Pattern[str]:
@@ -33,7 +33,7 @@ def _files(*names: str) -> re.Pattern[str]:
     return re.compile(rf"({'|'.join(map(re.escape, names))})(\.spool)?(\.tmp)?")
 
 
-_PLANNED = (PLAN_NAME, PAGE_NAME, REFUSED_NAME)
+_PLANNED = (PLAN_NAME, PAGE_NAME, SUMMARY_NAME, REFUSED_NAME)
 _PLAN = _files(*_PLANNED)
 _OURS = _files(META, LEDGER, CARD_NAME, NULL_TEXT_NAME, *_PLANNED)
 # What `--output_format` writes beside the shards.

@@ -12,6 +12,9 @@ from typing import NamedTuple
 from data_prep.refusals import PrepError, Reason, RefusedError
 from data_prep.videos import Timeline
 
+_RATES = (0.01, 1000)  # frames a second
+_MOST_FRAMES = 1 << 20  # of a clip: 12 hours at 24 frames a second
+
 
 class Window(StrEnum):
     """Which part of a clip that is longer than asked is kept."""
@@ -27,6 +30,7 @@ class Kept(NamedTuple):
 
     shown: tuple[int, ...]
     fps: float | None  # None for a single picture
+    is_resampled: bool = False  # to an even clock
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,8 +62,10 @@ class FrameRule:
                     f"{count} frames do not fit this processor, which takes {self.stride}n + 1;"
                     f" ask for {low} or {low + self.stride}"
                 )
-        if self.fps is not None and not self.fps > 0:
-            raise PrepError(f"--train_fps {self.fps} must be above 0")
+        if self.fps is not None and not _RATES[0] <= self.fps <= _RATES[1]:
+            raise PrepError(
+                f"--train_fps {self.fps} must lie in {_RATES[0]} to {_RATES[1]} frames a second"
+            )
         if self.buckets and min(self.buckets) < 1:
             raise PrepError(f"frame buckets {self.buckets} must be at least 1 frame each")
 
@@ -74,25 +80,35 @@ class FrameRule:
             count = min(self.stills, len(shown))
             picks = [shown[(2 * k + 1) * len(shown) // (2 * count)] for k in range(count)]
             return [Kept((at,), None) for at in picks]
-        shown, fps = self._at_rate(line)
+        shown = line.shown if self.fps is None else self._at_rate(line, self.fps)
         length = self._length(len(shown))
-        starts = self._starts(len(shown), length, seed)
-        return [Kept(shown[start : start + length], fps) for start in starts]
+        return [
+            self._window(line, shown, start, start + length)
+            for start in self._starts(len(shown), length, seed)
+        ]
 
-    def _at_rate(self, line: Timeline) -> tuple[tuple[int, ...], float]:
+    def _window(self, line: Timeline, shown: tuple[int, ...], start: int, stop: int) -> Kept:
+        """The frames number `start` to `stop`, with one rate: training knows no other times."""
+        if self.fps is not None:
+            return Kept(shown[start:stop], self.fps, is_resampled=True)
+        fps = line.fps_of(start, stop) if line.is_uneven else line.fps
+        return Kept(shown[start:stop], fps)
+
+    def _at_rate(self, line: Timeline, fps: float) -> tuple[int, ...]:
         """The frame on the screen at each moment of an even clock.
 
-        Where the file is even already and no rate is asked for, those are its own frames. A clip
-        slower than the clock repeats frames, so that time passes as it did.
+        A clip slower than the clock repeats frames, so that time passes as it did.
         """
-        fps = self.fps
-        if fps is None and not line.is_uneven:
-            return line.shown, line.fps
-        fps = fps or line.fps
+        count = max(1, math.floor(min(line.duration * fps, _MOST_FRAMES + 1) + 1e-6))
+        if count > _MOST_FRAMES:
+            raise RefusedError(
+                Reason.VIDEO_DAMAGED,
+                f"{line.duration:.0f} s at {fps:g} frames a second are more than {_MOST_FRAMES}"
+                " frames",
+            )
         # Half a tick forgives times that the container has rounded up.
-        moments = range(max(1, math.floor(line.duration * fps + 1e-6)))
-        times = [line.shown[0] + (k / fps + 1e-9) / float(line.tick) + 0.5 for k in moments]
-        return tuple(line.shown[bisect.bisect_right(line.shown, t) - 1] for t in times), fps
+        times = [line.shown[0] + (k / fps + 1e-9) / float(line.tick) + 0.5 for k in range(count)]
+        return tuple(line.shown[bisect.bisect_right(line.shown, t) - 1] for t in times)
 
     def _length(self, available: int) -> int:
         if self.buckets:

@@ -24,7 +24,7 @@ from data_prep.clips import Entry, Source
 from data_prep.files import write_whole
 from data_prep.folder import LEDGER, META, REFUSED_NAME, make_ready, publish
 from data_prep.planning.cropping import Cropping
-from data_prep.planning.plan import PLAN_NAME, Plan, read_plan, write_plan
+from data_prep.planning.plan import PLAN_NAME, Plan, read_plan, refuse, write_plan
 from data_prep.processors import Processor
 from data_prep.processors.processor import LATENT_DTYPE
 from data_prep.refusals import PrepError, Refusals
@@ -111,6 +111,19 @@ class Packing:
             if not any(self.folder.iterdir()):
                 self.folder.rmdir()
             raise
+
+    def decoded(self, plan: Plan) -> Plan:
+        """The plan after every file of it has been decoded as packing does; nothing is encoded."""
+        return refuse(plan, self._decoded(plan))
+
+    def _decoded(self, plan: Plan) -> Iterator[tuple[str, str] | None]:
+        blocks = plan.blocks(self.options.block_size)
+        with self.track(Task.DECODE, plan.total, 0) as advance:
+            for outcomes in self.engine.run(self._work(Task.DECODE), blocks):
+                for outcome in outcomes:
+                    is_bad = isinstance(outcome, Refused)
+                    yield (outcome.reason, outcome.detail) if is_bad else None
+                advance(len(outcomes))
 
     @property
     def _identity(self) -> dict[str, Any]:

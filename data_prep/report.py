@@ -101,9 +101,10 @@ def show_summary(console: Console, summary: Summary, folder: Path, next_command:
 def show_plan(console: Console, facts: Facts, folder: Path, ignored: Mapping[str, int]) -> None:
     """What would be packed; the page has the details."""
     say(console, f"planned: {facts.samples} samples, {facts.tokens} tokens")
+    say(console, f"files were judged by {facts.judged_by}")
     say(console, f"expected: about {facts.bytes / 1e6:.1f} MB of shards")
-    for what, count in facts.captions.most_common():
-        say(console, f"planned: {count} x caption from {what}")
+    for what, count in facts.notes.most_common():
+        say(console, f"planned: {count} x {what}")
     if facts.cut:
         limit = f"{facts.longest_text} tokens (--max_sequence_length)"
         say(console, f"planned: {facts.cut} x caption cut to {limit}")

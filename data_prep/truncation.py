@@ -1,4 +1,4 @@
-"""Whether a media file is as long as its outermost boxes say.
+"""Whether a media file is as long as its boxes say.
 
 FFmpeg plays what is there of a file that was cut, and says nothing.
 """
@@ -9,43 +9,53 @@ import io
 import struct
 from typing import BinaryIO
 
-_EBML, _SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
+_EBML, _SEGMENT, _CLUSTER = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67", b"\x1f\x43\xb6\x75"
+_ASF = bytes.fromhex("3026b2758e66cf11a6d900aa0062ce6c")  # header object
+_ASF_FILE = bytes.fromhex("a1dcab8c47a9cf118ee400c00c205365")  # file properties object
+_TS = 188  # bytes of a packet
 
 
-def missing_bytes(stream: BinaryIO) -> int:
-    """Bytes that are missing at the end, at least; 0 for formats that do not say. Rewinds."""
+def missing_bytes(stream: BinaryIO) -> int | None:
+    """Bytes that are missing at the end, at least; None for formats that do not say. Rewinds."""
     size = stream.seek(0, io.SEEK_END)
     stream.seek(0)
-    head = stream.read(12)
+    head = stream.read(5 * 204)
     if head[:4] == _EBML:
-        end = _matroska_end(stream)
+        end = _matroska_end(stream, size)
     elif head[:4] == b"RIFF":
         end = _riff_end(stream, size)
-    elif head[4:8] == b"ftyp":
+    elif head[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"):
         end = _boxes_end(stream, size)
+    elif head[:4] == b"OggS":
+        end = _ogg_end(stream, size)
+    elif head[:3] == b"FLV":
+        end = _flv_end(stream, size)
+    elif head[:16] == _ASF:
+        end = _asf_end(stream)
     else:
-        end = 0
+        end = _transport_end(stream, head, size)
     stream.seek(0)
-    return max(0, end - size)
+    return None if end is None else max(0, end - size)
 
 
-def _boxes_end(stream: BinaryIO, size: int) -> int:
+def _boxes_end(stream: BinaryIO, size: int) -> int | None:
     """MP4 and QuickTime (ISO/IEC 14496-12, 4.2): boxes with their size in front."""
     end = 0
-    while end + 8 <= size:
+    while end < size:
         stream.seek(end)
-        length, kind = struct.unpack(">I4s", stream.read(8))
-        if not kind.strip(b"\0"):  # padding
+        head = stream.read(8)
+        if not head[4:].strip(b"\0"):  # padding
             return end
+        length = struct.unpack(">I", head[:4])[0]
         if length == 1:
-            length = struct.unpack(">Q", stream.read(8).ljust(8, b"\0"))[0]
-        if length < 8:  # 0 goes to the end of the file, whatever that is
-            return end
-        end += length
+            length = struct.unpack(">Q", stream.read(8).rjust(8, b"\0"))[0]
+        if length == 0:  # to the end of the file, whatever that is
+            return None
+        end += max(8, length)
     return end
 
 
-def _riff_end(stream: BinaryIO, size: int) -> int:
+def _riff_end(stream: BinaryIO, size: int) -> int | None:
     """AVI: chunks of at most 4 GB one behind the other."""
     end = 0
     while end + 8 <= size:
@@ -53,19 +63,37 @@ def _riff_end(stream: BinaryIO, size: int) -> int:
         kind, length = struct.unpack("<4sI", stream.read(8))
         if kind not in (b"RIFF", b"JUNK"):
             return end
+        if kind == b"RIFF" and length in (0, 0xFFFFFFFF):  # was written to a pipe
+            return None
         end += 8 + length + length % 2
     return end
 
 
-def _matroska_end(stream: BinaryIO) -> int:
+def _matroska_end(stream: BinaryIO, size: int) -> int | None:
     """Matroska and WebM (RFC 8794): a header, then one segment."""
     stream.seek(4)
     header = _number(stream)
     stream.seek(stream.tell() + (header or 0))
     if stream.read(4) != _SEGMENT:
-        return 0
+        return None
     segment = _number(stream)
-    return 0 if segment is None else stream.tell() + segment
+    return _elements_end(stream, size) if segment is None else stream.tell() + segment
+
+
+def _elements_end(stream: BinaryIO, size: int) -> int | None:
+    """Elements of a segment that was written to a pipe; clusters may be of unknown size, too."""
+    end = stream.tell()
+    while end < size:
+        stream.seek(end)
+        kind = stream.read(1)
+        if not kind or not kind[0]:  # padding
+            return None
+        kind += stream.read(8 - kind[0].bit_length())
+        length = _number(stream)
+        if length is None and kind != _CLUSTER:  # the number itself may be cut
+            return None if stream.tell() < size else size + 1
+        end = stream.tell() + (length or 0)
+    return end if end > size else None  # the whole rest may be missing
 
 
 def _number(stream: BinaryIO) -> int | None:
@@ -77,3 +105,54 @@ def _number(stream: BinaryIO) -> int | None:
     content = bytes([first[0] & (0x7F >> more)]) + stream.read(more)
     value = int.from_bytes(content, "big")
     return None if value == (1 << (7 * (more + 1))) - 1 else value
+
+
+def _ogg_end(stream: BinaryIO, size: int) -> int | None:
+    """Ogg (RFC 3533): pages; the last one of each stream says that it is the last."""
+    end, still_open = 0, set[bytes]()
+    while end < size:
+        stream.seek(end)
+        head = stream.read(27)
+        if head[:4] != b"OggS"[: len(head)]:
+            return None
+        sizes = stream.read(head[26]) if len(head) == 27 else b""
+        if len(head) < 27 or len(sizes) < head[26]:
+            return size + 1
+        still_open.add(head[14:18])
+        if head[5] & 4:
+            still_open.discard(head[14:18])
+        end += 27 + len(sizes) + sum(sizes)
+    return max(end, size + 1) if still_open else end
+
+
+def _flv_end(stream: BinaryIO, size: int) -> int | None:
+    """Flash video: tags, each with its size in front and behind; how many, it does not say."""
+    stream.seek(5)
+    end = int.from_bytes(stream.read(4), "big") + 4
+    while end < size:
+        stream.seek(end + 1)
+        end += 11 + int.from_bytes(stream.read(3), "big") + 4
+    return end if end > size else None
+
+
+def _asf_end(stream: BinaryIO) -> int | None:
+    """ASF (WMV): the file properties say the size of the whole file; 0 where nobody knew it."""
+    stream.seek(0)
+    head = stream.read(1 << 16)
+    at = head.find(_ASF_FILE)
+    return int.from_bytes(head[at + 40 : at + 48], "little") or None if at >= 0 else None
+
+
+def _transport_end(stream: BinaryIO, head: bytes, size: int) -> int | None:
+    """MPEG transport: packets of one length, 192 or 204 where something stands before or behind.
+
+    How many there are, it does not say.
+    """
+    for length in (_TS, 192, 204):
+        for start in range(length):
+            if head[start::length][:4] == b"\x47" * 4:
+                rest = (size - start) % length
+                stream.seek(size - rest)
+                is_cut = 0 < rest < _TS and stream.read(1) == b"\x47"
+                return size + length - rest if is_cut else None
+    return None

@@ -6,34 +6,46 @@ key frame before the first of them and stops after the last.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any, BinaryIO
 
 from PIL import Image
 
-from data_prep.pictures import opened
 from data_prep.refusals import Reason, RefusedError
-from data_prep.truncation import missing_bytes
+from data_prep.video_packets import (
+    LARGEST,
+    Scan,
+    check_whole,
+    decoded,
+    from_start,
+    near,
+    open_video,
+    scan,
+)
 
 ENDINGS = frozenset((".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".ts"))
 _UNEVEN = 0.1  # frames whose distances differ by more than this part are of a variable rate
+_BACK = 10  # seconds; the usual distance of key frames
+_REORDERED = 16  # frames by which a codec changes their order at most
 _SLACK = 0.1  # seconds by which headers are wrong
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timeline:
-    """What is known of a video before its frames are decoded."""
+    """What is known of a video before its frames are kept."""
 
     width: int  # pixels, upright and square
     height: int
     shown: tuple[int, ...]  # presentation time of each frame, rising, in units of `tick`
     tick: Fraction  # seconds
     duration: float  # seconds, the last frame included
+    lost: int = 0  # frames at the start that need earlier ones, which the file does not hold
+    by_number: bool = False  # the decoder gives no times: frames are found by counting
 
     @property
     def fps(self) -> float:
@@ -47,134 +59,194 @@ class Timeline:
         # A tick coarser than the rate (1 ms in Matroska) makes equal distances differ by one.
         return bool(gaps) and max(gaps) - min(gaps) > max(1, _UNEVEN * max(gaps))
 
-
-@contextmanager
-def _container(file: Path | BinaryIO) -> Iterator[tuple[Any, Any]]:
-    """The container and its first video stream."""
-    import av
-    from av.error import FFmpegError
-
-    with opened(file) as stream:
-        if missing := missing_bytes(stream):
-            raise RefusedError(Reason.VIDEO_DAMAGED, f"at least {missing} bytes are missing")
-        try:
-            container = av.open(stream, "r")
-        except (FFmpegError, OSError) as error:
-            raise RefusedError(Reason.NO_VIDEO, str(error)) from error
-        with container:
-            if not container.streams.video:
-                raise RefusedError(Reason.NO_VIDEO, "it holds no video stream")
-            video = container.streams.video[0]
-            video.thread_type = "AUTO"
-            video.codec_context.options = {"err_detect": "explode"}  # else damage is painted over
-            try:
-                yield container, video
-            except (FFmpegError, OSError, ValueError) as error:
-                raise RefusedError(
-                    Reason.VIDEO_DAMAGED, f"{type(error).__name__}: {error}"
-                ) from error
+    def fps_of(self, start: int, stop: int) -> float:
+        """Mean rate of the frames number `start` to `stop`, the last one excluded."""
+        if stop < len(self.shown):
+            seconds = float((self.shown[stop] - self.shown[start]) * self.tick)
+        else:
+            seconds = self.duration - float((self.shown[start] - self.shown[0]) * self.tick)
+        return (stop - start) / max(seconds, float(self.tick))
 
 
 def timeline(file: Path | BinaryIO) -> Timeline:
-    """When each frame is shown, from the packets; only the first frame is decoded.
+    """When each frame is shown: from the packets where they tell it, else from decoding them all.
 
     Raises:
         RefusedError: it is no video, holds no frame, or ends before it should.
     """
-    with _container(file) as (container, video):
-        width, height = _upright_size(container, video)
+    is_whole = check_whole(file)
+    with open_video(file) as (container, video):
+        found = scan(container, video, is_whole=is_whole)
         tick = Fraction(video.time_base)
-        packets, end_of_others = _packets(container, video)
-        if not packets:
-            raise RefusedError(Reason.VIDEO_DAMAGED, "it holds no frame")
-        shown = sorted({at for at, _ in packets})
-        gap = (shown[-1] - shown[0]) // max(1, len(shown) - 1)
-        last = max(long for at, long in packets if at == shown[-1])
-        end = shown[-1] + (last or gap or round(1 / (25 * tick)))
-        _check_end(container, video, len(shown), end=max(end_of_others, float(end * tick)))
-        return Timeline(
-            width=width,
-            height=height,
-            shown=tuple(shown),
-            tick=tick,
-            duration=float((end - shown[0]) * tick),
-        )
+        pace = float(video.average_rate or 25)
+    size, shown, by_number = _shown(file, found)
+    if "mpeg" in found.format and _has_hole(shown):
+        raise RefusedError(Reason.VIDEO_DAMAGED, "frames before its last ones are missing")
+    end = _end(found, shown, tick)
+    ends = max(found.end_of_others, float(end * tick))
+    if found.promised_end is not None and ends < found.promised_end - 0.9 / pace - _SLACK:
+        detail = f"it ends at {ends:.1f} s, its header says {found.promised_end:.1f} s"
+        raise RefusedError(Reason.VIDEO_DAMAGED, detail)
+    return Timeline(
+        width=size[0],
+        height=size[1],
+        shown=tuple(shown),
+        tick=tick,
+        duration=float((end - shown[0]) * tick),
+        lost=sum(at < shown[0] for at in found.times),
+        by_number=by_number,
+    )
 
 
-def _upright_size(container: Any, video: Any) -> tuple[int, int]:
-    frame = next(container.decode(video), None)
-    if frame is None:
-        raise RefusedError(Reason.VIDEO_DAMAGED, "its first frame cannot be decoded")
-    container.seek(0)
-    wide, high = _square(frame, video.sample_aspect_ratio)
-    return (high, wide) if frame.rotation % 180 else (wide, high)
+def packet_times(file: Path | BinaryIO) -> list[int]:
+    """Presentation times of all packets, rising, those of frames that cannot be decoded as well."""
+    with open_video(file) as (container, video):
+        return scan(container, video, is_whole=True).times
+
+
+def _has_hole(shown: list[int]) -> bool:
+    """Whether even frames have a hole near their end alone.
+
+    Frames are stored before those that are shown earlier: a stream that was cut misses the latter.
+    """
+    gaps = [later - earlier for earlier, later in pairwise(shown)]
+    usual = median(gaps) if gaps else 0
+    odd = [number for number, gap in enumerate(gaps) if abs(gap - usual) > max(1, usual / 2)]
+    is_late = bool(odd) and odd[0] >= len(gaps) - _REORDERED
+    return is_late and max(gaps[odd[0] :]) > usual and len(gaps) > 2
+
+
+def _end(found: Scan, shown: list[int], tick: Fraction) -> int:
+    """When the last frame ends; it stays as long as its packet says, else as the others do."""
+    gap = (shown[-1] - shown[0]) // max(1, len(shown) - 1)
+    last = max((spot.duration for spot in found.spots if spot.at == shown[-1]), default=0)
+    return shown[-1] + (last or gap or max(1, round(1 / (25 * tick))))
+
+
+def _shown(file: Path | BinaryIO, found: Scan) -> tuple[tuple[int, int], list[int], bool]:
+    """Size and times of the frames, and whether the frames lack times of their own."""
+    most = 1 if found.tells_all else None
+    try:
+        size, times = _sizes_and_times(file, _all, most)
+    except RefusedError:
+        size, times = _sizes_and_times(file, _without_leading, most)
+        is_counted = False
+    else:
+        is_counted = True
+    if found.tells_all:
+        return size, found.times, False
+    given = [at for at in times if at is not None]
+    if given == sorted(set(given)) and len(given) == len(times):
+        return size, given, False
+    # The order of the frames is right where their times are not.
+    for candidates in (found.times, sorted(set(given))):
+        if is_counted and len(candidates) == len(times):
+            return size, candidates, True
+    raise RefusedError(Reason.VIDEO_DAMAGED, "the times of its frames do not rise")
+
+
+def _sizes_and_times(
+    file: Path | BinaryIO, way: Way, most: int | None = None
+) -> tuple[tuple[int, int], list[int | None]]:
+    """Upright size of the first frame, and times of `most` frames.
+
+    Raises:
+        RefusedError: one of them cannot be decoded, or there is none.
+    """
+    size, times = None, []
+    with open_video(file) as (container, video):
+        for frame in islice(way(container, video), most):
+            times.append(frame.pts)
+            if size is None:
+                wide, high = _square(frame, video.sample_aspect_ratio)
+                size = (high, wide) if frame.rotation % 180 else (wide, high)
+    if size is None:
+        raise RefusedError(Reason.VIDEO_DAMAGED, "no frame of it can be decoded")
+    return size, times
 
 
 def _square(frame: Any, aspect: Fraction | None) -> tuple[int, int]:
     """Size of a frame with square pixels, before it is turned upright."""
-    return max(1, round(frame.width * (aspect or 1))), frame.height
-
-
-def _packets(container: Any, video: Any) -> tuple[list[tuple[int, int]], float]:
-    """Presentation time and duration of each frame, and when the other streams end, in seconds."""
-    found, end = [], 0.0
-    for packet in container.demux():
-        at = packet.dts if packet.pts is None else packet.pts
-        if not packet.size or at is None:
-            continue
-        if packet.stream is not video and packet.stream.index != video.index:
-            end = max(end, float((at + (packet.duration or 0)) * packet.time_base))
-            continue
-        if packet.is_corrupt:
-            raise RefusedError(Reason.VIDEO_DAMAGED, f"a packet after {len(found)} frames is cut")
-        if not packet.is_discard:
-            found.append((at, packet.duration or 0))
-    return found, end
-
-
-def _check_end(container: Any, video: Any, frames: int, *, end: float) -> None:
-    """The file has as much as its header promises; `end` is that of its last stream.
-
-    Raises:
-        RefusedError: it has less; a shorter video would be packed as if it were whole.
-    """
-    promised = video.frames
-    if promised and frames < promised - 1:  # AVI counts one more now and then
-        raise RefusedError(Reason.VIDEO_DAMAGED, f"{frames} of {promised} frames are there")
-    start, length = (container.start_time or 0) / 1e6, (container.duration or 0) / 1e6
-    # Others say how many frames they have; Matroska says when the last one ends, to the frame.
-    slack = 0.9 / float(video.average_rate or 25)
-    slack += 0 if "matroska" in container.format.name else _SLACK
-    if length and end < start + length - slack:
+    size = max(1, round(frame.width * (aspect or 1))), frame.height
+    if size[0] * size[1] > LARGEST:
         raise RefusedError(
-            Reason.VIDEO_DAMAGED, f"it ends at {end:.1f} s, its header says {start + length:.1f} s"
+            Reason.VIDEO_DAMAGED, f"{size[0]} x {size[1]} pixels: suspiciously large"
         )
+    return size
 
 
-def frames(file: Path | BinaryIO, keep: tuple[int, ...]) -> Iterator[Image.Image]:
+# How the frames of an open video are reached.
+Way = Callable[[Any, Any], Iterator[Any]]
+
+
+def _all(container: Any, video: Any) -> Iterator[Any]:
+    return decoded(from_start(container, video, drop_leading=False))
+
+
+def _without_leading(container: Any, video: Any) -> Iterator[Any]:
+    return decoded(from_start(container, video, drop_leading=True))
+
+
+def _near(wanted: int, earlier: int = 0) -> Way:
+    """From the key frame `earlier` seconds before `wanted`.
+
+    Nothing where the first frame is no key frame, whatever the file says.
+    """
+
+    def way(container: Any, video: Any) -> Iterator[Any]:
+        origin = wanted - int(earlier / video.time_base)
+        for number, frame in enumerate(decoded(near(container, video, origin))):
+            if number == 0 and not frame.key_frame:
+                return
+            yield frame
+
+    return way
+
+
+def frames(
+    file: Path | BinaryIO, keep: tuple[int, ...], numbers: tuple[int, ...] = ()
+) -> Iterator[Image.Image]:
     """The frames shown at the times `keep`, in that order (rising; some may repeat), upright RGB.
+
+    `numbers` are theirs, counted from 0, where the file's frames have no times. Where the way from
+    the nearest key frame fails (it may need frames before it) or misses a frame, reading begins
+    earlier, and at last where the file begins.
 
     Raises:
         RefusedError: one of them cannot be decoded.
     """
-    with _container(file) as (container, video):
-        wanted = list(keep)
-        container.seek(wanted[0], stream=video)
-        for frame in container.decode(video):
-            if frame.pts is None or frame.pts < wanted[0]:
+    wanted, errors = list(numbers or keep), []
+    ways = (_all,) if numbers else (_near(keep[0]), _near(keep[0], _BACK), _all, _without_leading)
+    for way in ways:
+        try:
+            yield from _pictures(file, way, wanted, by_number=bool(numbers))
+            return
+        except RefusedError as error:
+            errors.append(error)
+    raise errors[-2:][0]  # of the plain way
+
+
+def _pictures(
+    file: Path | BinaryIO, way: Way, wanted: list[int], *, by_number: bool
+) -> Iterator[Image.Image]:
+    """Pictures of `wanted`, which are taken off that list."""
+    with open_video(file) as (container, video):
+        for number, frame in enumerate(way(container, video)):
+            at = number if by_number else frame.pts
+            if at is None or at < wanted[0]:
                 continue
-            if frame.pts > wanted[0]:
+            if at > wanted[0]:
                 break
-            if frame.is_corrupt:
-                raise RefusedError(Reason.VIDEO_DAMAGED, f"the frame at {frame.time} s is damaged")
             picture = _picture(frame, video.sample_aspect_ratio)
-            while wanted and wanted[0] == frame.pts:
+            while wanted and wanted[0] == at:
                 wanted.pop(0)
                 yield picture
             if not wanted:
                 return
-        at = float(wanted[0] * video.time_base)
-        raise RefusedError(Reason.VIDEO_DAMAGED, f"the frame at {at:.3f} s is missing")
+        where = (
+            f"number {wanted[0]}" if by_number else f"at {float(wanted[0] * video.time_base):.3f} s"
+        )
+        raise RefusedError(Reason.VIDEO_DAMAGED, f"the frame {where} is missing")
 
 
 def _picture(frame: Any, aspect: Fraction | None) -> Image.Image:

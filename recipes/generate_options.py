@@ -9,10 +9,10 @@ from typing import Any
 
 from dit.config import Sampler
 from recipes.entry import Parser
+from recipes.picture_files import RATES
 from recipes.sizes import MOST_PIXELS
 
 FPS = 24.0
-_FPS = (0.01, 1000.0)
 _MOST = {
     "height": MOST_PIXELS,
     "width": MOST_PIXELS,
@@ -43,10 +43,9 @@ class Options:
         for name, most in _MOST.items():
             if (value := getattr(self, name)) is not None:
                 check_count(name, value, most=most)
-        if self.fps is not None and not _FPS[0] <= self.fps <= _FPS[1]:
+        if self.fps is not None and not RATES[0] <= self.fps <= RATES[1]:
             raise ValueError(
-                f"--fps {self.fps} must lie in [{_FPS[0]}, {_FPS[1]}], positive and finite; 24 is"
-                " usual"
+                f"--fps {self.fps} must lie in {RATES[0]} to {RATES[1]} frames a second"
             )
         if self.sampler not in list(Sampler):
             raise ValueError(f"--sampler {self.sampler} is none; choose of {', '.join(Sampler)}")
@@ -143,7 +142,7 @@ def _add_what(parser: Parser) -> None:
     add("--height", type=int, help=f"Rows, in pixels. {size}")
     add("--width", type=int, help=f"Columns, in pixels. {size}")
     add("--num_video_frames", type=int, help=f"Frames of the video; 1 makes a picture. {size}")
-    add("--fps", type=float, help="Frames per second of a video. (default: 24)")
+    add("--fps", type=float, help="Frames per second of a video, 0.01 to 1000. (default: 24)")
     add("--seed", type=int, default=0, help="Of the first sample; the i-th takes seed + i.")
 
 

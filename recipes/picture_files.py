@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LISTING, GRID = "samples.json", "grid.png"
+RATES = (0.01, 1000)
+"""Least and most frames a second of a video file."""
 _OURS = re.compile(r"\d{5,}\.(png|mp4|safetensors)")
 _SHOWN = 3
 
@@ -200,18 +202,23 @@ def _write_png(
 
 
 def _write_mp4(path: Path, video_FHW3: np.ndarray, *, fps: float) -> None:
+    import numpy as np
+
     try:
         import av
     except ImportError as error:
         raise ValueError("writing MP4 needs the package av: install the extra `prep`") from error
 
+    # 4:2:0 is what every player shows. It needs even sides: the last row or column is repeated.
+    _, height, width, _ = video_FHW3.shape
+    even_FHW3 = np.pad(video_FHW3, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), "edge")
     with av.open(str(path), "w") as container:
-        rate = Fraction(fps).limit_denominator(1001)
+        # A dataset's own rate may be one that no file can hold.
+        rate = Fraction(min(max(fps, RATES[0]), RATES[1])).limit_denominator(1001)
         stream = container.add_stream("libx264", rate=rate)
-        stream.height, stream.width = video_FHW3.shape[1:3]
-        # 4:2:0 needs even sides; 4:4:4 takes any and keeps the colours of small pictures.
-        stream.pix_fmt = "yuv444p"
-        for picture_HW3 in video_FHW3:
+        stream.height, stream.width = even_FHW3.shape[1:3]
+        stream.pix_fmt = "yuv420p"
+        for picture_HW3 in even_FHW3:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(picture_HW3, format="rgb24")))
         container.mux(stream.encode())
 

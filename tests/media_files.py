@@ -7,10 +7,12 @@ from pathlib import Path
 
 import av
 import numpy as np
+from av.stream import Disposition
 from PIL import Image
 
 CODECS = {".mp4": "libx264", ".mov": "libx264", ".mkv": "libx264", ".avi": "mpeg4"}
 CODECS |= {".webm": "libvpx-vp9"}
+TITLE = "XXXX"  # of numbered videos
 STEP = 8  # grey levels between frames, far above what a codec moves
 
 
@@ -59,4 +61,59 @@ def video(
                 container.mux(packet)
         for packet in stream.encode():
             container.mux(packet)
+    return path
+
+
+def numbered_frame(number: int, size: tuple[int, int] = (64, 48)) -> np.ndarray:
+    """Grey levels [H, W] with `number` as eight black or white fields in the upper half.
+
+    The lower half is noise, so that no frame is small.
+    """
+    width, height = size
+    picture = np.random.default_rng(number).integers(40, 210, (height, width)).astype(np.uint8)
+    for bit in range(8):
+        row, column = divmod(bit, 4)
+        field = slice(row * 16, row * 16 + 16), slice(column * 16, column * 16 + 16)
+        picture[field] = 210 if number >> bit & 1 else 40
+    return picture
+
+
+def number_of(picture: Image.Image) -> int:
+    """What `numbered_frame` wrote into a picture that a codec has changed a little."""
+    grey = np.asarray(picture.convert("L"), int)
+    fields = [divmod(bit, 4) for bit in range(8)]
+    levels = [grey[r * 16 + 6 : r * 16 + 10, c * 16 + 6 : c * 16 + 10].mean() for r, c in fields]
+    return sum((level > 125) << bit for bit, level in enumerate(levels))
+
+
+def numbered_video(
+    path: Path,
+    codec: str,
+    options: dict[str, str] | None = None,
+    *,
+    count: int = 40,
+    first: int = 0,
+    muxer: dict[str, str] | None = None,
+    cover: bool = False,
+) -> Path:
+    """A clip at 25 frames a second whose frame number n shows n, the first one after `first`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with av.open(str(path), "w", options=muxer or {}) as container:
+        container.metadata["title"] = TITLE
+        if cover:
+            picture = container.add_stream("mjpeg", rate=25, width=64, height=48)
+            picture.pix_fmt = "yuvj420p"
+            picture.disposition = Disposition.attached_pic
+        stream = container.add_stream(codec, rate=25, options=options or {})
+        stream.width, stream.height = 64, 48
+        stream.pix_fmt = {"mjpeg": "yuvj420p", "prores_ks": "yuv422p10le"}.get(codec, "yuv420p")
+        if cover:
+            black = av.VideoFrame.from_ndarray(np.zeros((48, 64), np.uint8), format="gray")
+            container.mux(picture.encode(black.reformat(format="yuvj420p")))
+        for number in range(count):
+            frame = av.VideoFrame.from_ndarray(numbered_frame(number), format="gray")
+            frame = frame.reformat(format=stream.pix_fmt)
+            frame.pts, frame.time_base = first + number, Fraction(1, 25)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
     return path

@@ -7,12 +7,21 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
 
 from data_prep.clips import Entry
 
 CAPACITIES = (4096, 16384, 32768)  # tokens in one pack
 _BUFFER = 100  # samples that fill packs together, `dataset.packing_buffer_size`
 _NAMED = 500  # refused samples that are named
+
+
+class Judged(StrEnum):
+    """What a plan knows its files by."""
+
+    DECODING = "decoding"
+    HEADERS = "headers alone; damage further inside shows when they are packed"
 
 
 @dataclass
@@ -24,6 +33,8 @@ class Facts:
     text_bytes: int  # of one text token
     longest_text: int  # tokens of a caption that are encoded
     samples: int = 0
+    judged_by: Judged = Judged.HEADERS
+    notes: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     captions: Counter[str] = field(default_factory=Counter)  # by origin
@@ -44,6 +55,7 @@ class Facts:
             return
         self.samples += entry.repeats
         self.kinds[entry.kind] += 1
+        self.notes.update(entry.notes)
         self.captions[entry.caption_from] += 1
         width, height = entry.size or (entry.width, entry.height)
         self.sizes[max(1, len(entry.keep)), height, width] += 1
@@ -80,6 +92,18 @@ class Facts:
         """Counts what waited for a full buffer."""
         if self._buffer:
             self._pack()
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The counts as JSON values."""
+        return {
+            "judged_by": str(self.judged_by),
+            "samples": self.samples,
+            "refused": dict(self.refused.most_common()),
+            "notes": dict(self.notes.most_common()),
+            "tokens": self.tokens,
+            "expected_bytes": round(self.bytes),
+        }
 
     def fill(self, capacity: int) -> float:
         """Part of each pack that is samples."""

@@ -11,7 +11,7 @@ from PIL import Image
 
 from data_prep.clips import Entry, Source
 from data_prep.html import picture, table, write_html
-from data_prep.planning.facts import CAPACITIES, Facts
+from data_prep.planning.facts import CAPACITIES, Facts, Judged
 from data_prep.planning.plan import Plan
 from data_prep.processors import Processor
 from data_prep.refusals import RefusedError
@@ -23,7 +23,13 @@ _LATENT_BYTES = 2  # half precision
 
 
 def write_page(
-    plan: Plan, source: Source, path: Path, *, processor: Processor, text: TextEncoder
+    plan: Plan,
+    source: Source,
+    path: Path,
+    *,
+    processor: Processor,
+    text: TextEncoder,
+    judged_by: Judged,
 ) -> Facts:
     """Writes the page and returns what it is about."""
     facts = Facts(
@@ -31,6 +37,7 @@ def write_page(
         latent_bytes=processor.channels * _CELLS * _LATENT_BYTES,
         text_bytes=text.width * _LATENT_BYTES,
         longest_text=text.max_length,
+        judged_by=judged_by,
     )
     shown, step = [], max(1, plan.total // _PICTURES)
     for number, (line,) in enumerate(plan.blocks(1)):
@@ -47,9 +54,10 @@ def write_page(
 
 
 def _summary(facts: Facts) -> Iterator[str]:
+    yield f"<p>Files were judged by {escape(facts.judged_by)}.</p>"
     rows = [("samples in the shards", facts.samples), ("refused", facts.refused.total())]
     rows += [(f"of kind {kind}", count) for kind, count in facts.kinds.most_common()]
-    rows += [(f"caption from {where}", count) for where, count in facts.captions.most_common()]
+    rows += list(facts.notes.most_common())
     if facts.cut:
         rows.append((f"captions of more than {facts.longest_text} tokens, to be cut", facts.cut))
     rows += [("tokens", facts.tokens), ("expected bytes of the shards", round(facts.bytes))]

@@ -11,7 +11,7 @@ import mmap
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -72,6 +72,22 @@ def write_plan(entries: Iterable[Entry], path: Path, split: SplitFractions | Non
         return _sorted(spool, path, offsets, np.array(positions))
     finally:
         spool.unlink(missing_ok=True)
+
+
+def refuse(plan: Plan, outcomes: Iterable[tuple[str, str] | None]) -> Plan:
+    """The plan with what could not be decoded refused: reason and detail, None for the others."""
+    file = WholeFile(plan.path)
+    try:
+        for (line,), refusal in zip(plan.blocks(1), outcomes, strict=True):
+            if refusal is not None:
+                reason, detail = refusal
+                line = replace(Entry.from_line(line), refused=reason, detail=detail).to_line()
+                line = line.encode()
+            file.stream.write(line)
+        file.publish()
+    finally:
+        file.discard()
+    return read_plan(plan.path)
 
 
 def _sorted(spool: Path, path: Path, offsets: array[int], positions: np.ndarray) -> Plan:

@@ -50,6 +50,7 @@ class Refused:
 class Task(StrEnum):
     """What is wanted of a block."""
 
+    DECODE = "decoding"
     MEASURE = "reading"
     ENCODE = "packing"
 
@@ -70,11 +71,15 @@ class Work:
     """Threads that decode ahead; 0 decodes when it is needed."""
 
     def on(self, device: str) -> Self:
-        """The same work with its models on `device`."""
+        """The same work with its models on `device`; decoding needs none."""
+        if self.task is Task.DECODE:
+            return self
         return replace(self, processor=self.processor.on(device), text=self.text.on(device))
 
     def run(self, blocks: Iterable[Block]) -> Iterator[list[Any]]:
-        """One result for each line: `Packed` or `Refused`, `Moments` where that is the task.
+        """One result for each line: `Refused`, or what the task makes.
+
+        That is `Packed`, `Moments` of a measured clip, None of one that is decoded alone.
 
         Asks for the next block before it finishes the last one. None instead of a block finishes it
         at once.
@@ -116,6 +121,8 @@ class Work:
             clip = self._clip(*item)
             if isinstance(clip, Refused):
                 results[index] = clip
+            elif self.task is Task.DECODE:
+                results[index] = None
             elif self.task is Task.MEASURE:
                 results[index] = self.processor.measure(clip.video_CFHW)
             else:

@@ -5,6 +5,7 @@ The plan decides everything; reading obeys it. Both use the same rules, so what 
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -29,6 +30,12 @@ from data_prep.videos import Timeline, timeline
 
 _THREADS = 8  # probing waits for disks and networks
 _AHEAD = 512  # files
+_MEAN_RATE = (
+    "variable frame rate: frames as they are, fps is their mean rate (--train_fps keeps the pace)"
+)
+_EVEN_CLOCK = (
+    "variable frame rate: frames at the even times of --train_fps, some repeated or left out"
+)
 
 
 class SeveralCaptions(StrEnum):
@@ -149,6 +156,7 @@ class MediaSource:
                 for caption in captions:
                     notes = [f"caption from {caption.origin}"]
                     notes += ["scaled or cropped"] * (place.size != size)
+                    notes += _notes_of(line, window)
                     yield replace(
                         probed,
                         caption=given.caption_prefix + caption.text,
@@ -156,6 +164,7 @@ class MediaSource:
                         resized=place.resized,
                         size=place.size,
                         keep=window.shown,
+                        numbers=_numbers(line, window),
                         kept_fps=window.fps,
                         tokens=tokens,
                         notes=tuple(notes),
@@ -210,6 +219,22 @@ def _probed(entry: Entry, size: tuple[int, int], line: Timeline | None) -> Entry
         duration=round(line.duration, 6),
         tick=str(Fraction(line.tick)),
     )
+
+
+def _numbers(line: Timeline | None, window: Kept) -> tuple[int, ...]:
+    if line is None or not line.by_number:
+        return ()
+    return tuple(bisect.bisect_left(line.shown, at) for at in window.shown)
+
+
+def _notes_of(line: Timeline | None, window: Kept) -> Iterator[str]:
+    """What happened to the frames of a video that its pictures do not show."""
+    if line is None:
+        return
+    if line.lost:
+        yield "first frames left out, which need frames before the file begins"
+    if line.is_uneven and window.fps is not None:
+        yield _EVEN_CLOCK if window.is_resampled else _MEAN_RATE
 
 
 def _chosen(captions: list[Caption], several: SeveralCaptions, key: str) -> list[Caption]:

@@ -1,5 +1,7 @@
 """Which frames are kept: the codec's rule always holds, and time passes as it did."""
 
+import math
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -62,14 +64,22 @@ def test_sampling_by_time() -> None:
     assert FrameRule(fps=16).choose(clip, seed="")[0].fps == 16
 
 
-def test_a_variable_rate_becomes_an_even_clock() -> None:
+def test_a_variable_rate_keeps_its_frames_or_becomes_an_even_clock() -> None:
     shown = (0, 100, 200, 800, 900)  # the third frame stays for 0.6 s
     clip = Timeline(width=8, height=8, shown=shown, tick=Fraction(1, 1000), duration=1.0)
     assert clip.is_uneven
     (found,) = FrameRule(fps=10).choose(clip, seed="")
     assert found.shown == (0, 100, 200, 200, 200, 200, 200, 200, 800, 900)
+    assert found.fps == 10 and found.is_resampled
     (found,) = FrameRule().choose(clip, seed="")
-    assert found.fps == 5 and len(found.shown) == 5
+    assert found.shown == shown and found.fps == 5 and not found.is_resampled
+    first, last = FrameRule(count=2, window=Window.ALL).choose(clip, seed="")
+    assert (first.shown, first.fps) == ((0, 100), 10)  # until the next frame, at 200
+    assert (last.shown, last.fps) == ((200, 800), pytest.approx(2 / 0.7))
+    (last,) = FrameRule(count=4, window=Window.MIDDLE).choose(
+        replace(clip, shown=shown[1:]), seed=""
+    )
+    assert last.fps == pytest.approx(4)  # to the end of the clip
 
 
 def test_too_short() -> None:
@@ -97,5 +107,15 @@ def test_numbers_that_the_codec_does_not_take() -> None:
         FrameRule(stride=4, count=10)
     with pytest.raises(PrepError, match=r"120 frames.*ask for 113 or 121"):
         FrameRule(stride=8, buckets=(9, 120))
-    with pytest.raises(PrepError, match="--train_fps 0"):
-        FrameRule(fps=0)
+
+
+@pytest.mark.parametrize("fps", [0, -1, 1e-5, 1e9, math.nan, math.inf])
+def test_rates_out_of_reason(fps: float) -> None:
+    with pytest.raises(PrepError, match=r"--train_fps \S+ must lie in 0\.01 to 1000 frames"):
+        FrameRule(fps=fps)
+
+
+def test_a_clip_of_a_day_is_not_repeated_for_ever() -> None:
+    clip = Timeline(width=8, height=8, shown=(0, 1), tick=Fraction(1), duration=1e12)
+    with pytest.raises(RefusedError, match="1000000000000 s at 24 frames"):
+        FrameRule(fps=24).choose(clip, seed="")

@@ -11,7 +11,7 @@ from data_prep.clips import Entry
 from data_prep.decoders import VideoDecoder
 from data_prep.refusals import PrepError, Reason, RefusedError
 from data_prep.videos import ENDINGS, frames, timeline
-from tests.media_files import CODECS, level, video
+from tests.media_files import CODECS, level, number_of, numbered_video, video
 
 
 def greys(path: Path, keep: tuple[int, ...]) -> list[int]:
@@ -123,6 +123,14 @@ def test_both_decoders_give_the_frames_of_the_plan(
     for one, two in pairs:
         assert one.size == two.size == (entry.width, entry.height)
         assert np.abs(np.asarray(one, int) - np.asarray(two, int)).mean() <= 2
+
+
+def test_where_torchcodec_finds_no_frame_pyav_does(
+    torchcodec: VideoDecoder, tmp_path: Path
+) -> None:
+    path = numbered_video(tmp_path / "a.ts", "libx264", {"bf": "3", "g": "12"})
+    found = torchcodec.frames(path, kept(path, 5, 20, 20, 39))
+    assert [number_of(picture) for picture in found] == [5, 20, 20, 39]
 
 
 def test_torchcodec_keeps_square_pixels_uneven_times_and_refuses_damage(
