@@ -37,7 +37,6 @@ class Facts:
     notes: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
-    captions: Counter[str] = field(default_factory=Counter)  # by origin
     sizes: Counter[tuple[int, int, int]] = field(default_factory=Counter)  # frames, height, width
     histograms: dict[str, Counter[float]] = field(default_factory=dict)
     tokens: int = 0
@@ -56,7 +55,6 @@ class Facts:
         self.samples += entry.repeats
         self.kinds[entry.kind] += 1
         self.notes.update(entry.notes)
-        self.captions[entry.caption_from] += 1
         width, height = entry.size or (entry.width, entry.height)
         self.sizes[max(1, len(entry.keep)), height, width] += 1
         self._bin(
