@@ -11,6 +11,7 @@ from rich.console import Console
 from data_prep import processors, text
 from data_prep.digits import Digits
 from data_prep.folder import PAGE_NAME, make_ready
+from data_prep.formats.automodel import INDEX, relocate
 from data_prep.formats.convert import convert, export
 from data_prep.inspection import check_encoders, inspect_shard, shard_counts
 from data_prep.inspection_page import write_inspection
@@ -133,6 +134,13 @@ def run_convert(args: argparse.Namespace) -> int:
         say(output(), f"{split}: {count} samples")
     for reason, count in refusals.counts.items():
         say(output(), f"refused: {count} x {reason}")
+    return 0
+
+
+def run_relocate(args: argparse.Namespace) -> int:
+    """Caches of AutoModel that have been moved."""
+    count = relocate(args.folder)
+    say(output(), f"{args.folder / INDEX}: {count} samples lie here now")
     return 0
 
 

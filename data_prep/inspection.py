@@ -22,6 +22,7 @@ from data_prep.cards import NULL_TEXT_NAME, read_card
 from data_prep.folder import META
 from data_prep.refusals import PrepError
 from data_prep.whitening import Moments
+from dit.json_text import parse_json
 
 
 @dataclass
@@ -45,14 +46,22 @@ def shard_counts(folder: Path) -> dict[str, int]:
     """
     path = folder / META / ".info.json"
     try:
-        return json.loads(path.read_bytes())["shard_counts"]
+        counts = parse_json(path.read_bytes())["shard_counts"]
+        if all(type(n) is int and n >= 0 and _is_inside(name) for name, n in counts.items()):
+            return counts
+        raise ValueError("shard_counts")
     except OSError:
         raise PrepError(
             f"{folder} has no {META}/.info.json: it is no dataset, or packing was interrupted;"
             " pack it again with --overwrite"
         ) from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, LookupError, TypeError, AttributeError):
         raise PrepError(f"{path} is damaged; pack the data again with --overwrite") from None
+
+
+def _is_inside(name: str) -> bool:
+    """A relative path that stays in its folder."""
+    return "\0" not in name and not Path(name).is_absolute() and ".." not in Path(name).parts
 
 
 def check_encoders(folder: Path) -> list[str]:
@@ -92,20 +101,44 @@ def inspect_shard(folder: Path, name: str, *, expected: int) -> ShardReport:
 
 
 def read_samples(path: Path) -> Iterator[tuple[int, str, dict[str, bytes]]]:
-    """Offset, key and files of each sample."""
+    """Offset, key and files of each sample.
+
+    Raises:
+        tarfile.TarError: the archive is damaged; what stands before that has been given.
+        OSError: it cannot be read.
+    """
     start, current, parts = 0, "", dict[str, bytes]()
     with tarfile.open(path, "r:") as tar:
-        for member in tar:
-            key, _, part = member.name.partition(".")
+        for member, content in _plain_files(tar, path.stat().st_size):
+            folder, slash, name = member.name.rpartition("/")
+            stem, _, part = name.partition(".")
+            key = f"{folder}{slash}{stem}"
             if key != current and parts:
                 yield start, current, parts
                 parts = {}
             if not parts:
                 start, current = member.offset, key
-            content = tar.extractfile(member)
-            parts[part] = content.read() if content else b""
+            parts[part] = content
         if parts:
             yield start, current, parts
+
+
+def _plain_files(tar: tarfile.TarFile, size: int) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
+    """Members and their contents, without links, devices, and files with holes of any size."""
+    members = iter(tar)
+    while True:
+        try:
+            member = next(members, None)
+        # Numbers and texts of a header are parsed without a net.
+        except (ValueError, ArithmeticError, LookupError, RuntimeError, MemoryError) as error:
+            raise tarfile.ReadError(f"a header is damaged: {error}") from error
+        if member is None:
+            return
+        if member.isreg() and not member.issparse():
+            content = tar.extractfile(member) if member.size <= size else None
+            if content is None:
+                raise tarfile.ReadError(f"{member.name!r} says {member.size} bytes")
+            yield member, content.read()
 
 
 def _check_index(report: ShardReport, path: Path, starts: list[int]) -> None:

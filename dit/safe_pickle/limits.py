@@ -19,6 +19,7 @@ _MOST_KEYS = 10_000
 _MOST_PARTS = 100
 _SLACK = 1 << 20  # bytes
 _EXPANDED = 64 << 20  # bytes
+_MESSAGE = 250  # characters
 _SCALARS = {type(None), bool, int, float, complex, str, bytes}
 _LEAVES = _SCALARS - {str} | {bytearray, torch.Tensor, torch.dtype}
 
@@ -102,6 +103,6 @@ def kind_of(item: Any) -> str:
 
 def short(what: object) -> str:
     """A message on one line, whatever a file has put into it."""
-    text = str(what)
-    text = text if len(text) <= 300 else f"{text[:300]}..."
-    return text if text.isprintable() else ascii(text)[1:-1]
+    text = str(what)[: 2 * _MESSAGE]
+    text = text if text.isprintable() else ascii(text)[1:-1]
+    return text if len(text) <= _MESSAGE else f"{text[:_MESSAGE]}..."
