@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import json
 import tarfile
 import zlib
 from collections.abc import Iterator
@@ -109,18 +108,28 @@ def read_samples(path: Path) -> Iterator[tuple[int, str, dict[str, bytes]]]:
     """
     start, current, parts = 0, "", dict[str, bytes]()
     with tarfile.open(path, "r:") as tar:
-        for member, content in _plain_files(tar, path.stat().st_size):
-            folder, slash, name = member.name.rpartition("/")
-            stem, _, part = name.partition(".")
-            key = f"{folder}{slash}{stem}"
-            if key != current and parts:
+        try:
+            for member, content in _plain_files(tar, path.stat().st_size):
+                key, part = _key_and_part(member.name)
+                if key != current and parts:
+                    yield start, current, parts
+                    parts = {}
+                if not parts:
+                    start, current = member.offset, key
+                parts[part] = content
+        except (tarfile.TarError, OSError):
+            if parts:
                 yield start, current, parts
-                parts = {}
-            if not parts:
-                start, current = member.offset, key
-            parts[part] = content
-        if parts:
-            yield start, current, parts
+            raise
+    if parts:
+        yield start, current, parts
+
+
+def _key_and_part(name: str) -> tuple[str, str]:
+    """`a.b/c.d.e` -> `a.b/c` and `d.e`, as webdataset splits it."""
+    folder, slash, file = name.rpartition("/")
+    stem, _, part = file.partition(".")
+    return f"{folder}{slash}{stem}", part
 
 
 def _plain_files(tar: tarfile.TarFile, size: int) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
@@ -133,27 +142,30 @@ def _plain_files(tar: tarfile.TarFile, size: int) -> Iterator[tuple[tarfile.TarI
         except (ValueError, ArithmeticError, LookupError, RuntimeError, MemoryError) as error:
             raise tarfile.ReadError(f"a header is damaged: {error}") from error
         if member is None:
-            return
+            break
         if member.isreg() and not member.issparse():
             content = tar.extractfile(member) if member.size <= size else None
             if content is None:
                 raise tarfile.ReadError(f"{member.name!r} says {member.size} bytes")
             yield member, content.read()
+    # tarfile takes any header that it cannot read, unless it is the first, for the end.
+    assert tar.fileobj is not None
+    tar.fileobj.seek(tar.offset)
+    if tar.fileobj.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
+        raise tarfile.ReadError(f"neither header nor end at byte {tar.offset}")
 
 
 def _check_index(report: ShardReport, path: Path, starts: list[int]) -> None:
     index = np.fromfile(path.with_suffix(".tar.idx"), np.uint64).tolist()
-    if index[:-1] != starts:
+    if not index or index[:-1] != starts:
         report.problems.append(f"{report.name}.idx does not fit {report.name}")
-    elif index[-1] + 2 * tarfile.BLOCKSIZE > report.bytes:
-        report.problems.append(f"{report.name} is cut short: its end-of-archive blocks are missing")
 
 
 def _check_sample(report: ShardReport, key: str, parts: dict[str, bytes]) -> None:
     where = f"{report.name}, key {key}"
     try:
         payload = parts["safetensors"]
-        wanted = json.loads(parts["json"])["crc32"]["safetensors"]
+        wanted = parse_json(parts["json"])["crc32"]["safetensors"]
         found = f"{zlib.crc32(payload):08x}"
         if found != wanted:
             report.problems.append(
