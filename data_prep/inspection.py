@@ -7,6 +7,7 @@ from __future__ import annotations
 import tarfile
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -106,22 +107,21 @@ def read_samples(path: Path) -> Iterator[tuple[int, str, dict[str, bytes]]]:
         tarfile.TarError: the archive is damaged; what stands before that has been given.
         OSError: it cannot be read.
     """
-    start, current, parts = 0, "", dict[str, bytes]()
-    with tarfile.open(path, "r:") as tar:
-        try:
-            for member, content in _plain_files(tar, path.stat().st_size):
-                key, part = _key_and_part(member.name)
-                if key != current and parts:
+    start, current, parts = 0, None, dict[str, bytes]()
+    try:
+        for member, content in _files(path):
+            key, part = _key_and_part(member.name)
+            if key != current:
+                if current is not None:
                     yield start, current, parts
-                    parts = {}
-                if not parts:
-                    start, current = member.offset, key
+                start, current, parts = member.offset, key, {}
+            if content is not None:
                 parts[part] = content
-        except (tarfile.TarError, OSError):
-            if parts:
-                yield start, current, parts
-            raise
-    if parts:
+    except (tarfile.TarError, OSError):
+        if current is not None:
+            yield start, current, parts
+        raise
+    if current is not None:
         yield start, current, parts
 
 
@@ -132,15 +132,28 @@ def _key_and_part(name: str) -> tuple[str, str]:
     return f"{folder}{slash}{stem}", part
 
 
-def _plain_files(tar: tarfile.TarFile, size: int) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
-    """Members and their contents, without links, devices, and files with holes of any size."""
+@contextmanager
+def _headers() -> Iterator[None]:
+    """Turns whatever `tarfile` raises of the numbers and texts of a header into its own error."""
+    try:
+        yield
+    except (ValueError, ArithmeticError, LookupError, RuntimeError, MemoryError) as error:
+        raise tarfile.ReadError(f"a header is damaged: {error}") from error
+
+
+def _files(path: Path) -> Iterator[tuple[tarfile.TarInfo, bytes | None]]:
+    """Members and their contents; None for links, devices, and files with holes of any size."""
+    with _headers():
+        tar = tarfile.open(path, "r:")  # noqa: SIM115 - it reads the first header
+    with tar:
+        yield from _members(tar, path.stat().st_size)
+
+
+def _members(tar: tarfile.TarFile, size: int) -> Iterator[tuple[tarfile.TarInfo, bytes | None]]:
     members = iter(tar)
     while True:
-        try:
+        with _headers():
             member = next(members, None)
-        # Numbers and texts of a header are parsed without a net.
-        except (ValueError, ArithmeticError, LookupError, RuntimeError, MemoryError) as error:
-            raise tarfile.ReadError(f"a header is damaged: {error}") from error
         if member is None:
             break
         if member.isreg() and not member.issparse():
@@ -148,6 +161,8 @@ def _plain_files(tar: tarfile.TarFile, size: int) -> Iterator[tuple[tarfile.TarI
             if content is None:
                 raise tarfile.ReadError(f"{member.name!r} says {member.size} bytes")
             yield member, content.read()
+        elif not member.isdir():
+            yield member, None
     # tarfile takes any header that it cannot read, unless it is the first, for the end.
     assert tar.fileobj is not None
     tar.fileobj.seek(tar.offset)

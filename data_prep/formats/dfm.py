@@ -86,7 +86,7 @@ def read_dfm(folder: Path) -> Iterator[Record | RefusedRecord]:
 def _record(name: str, key: str, parts: dict[str, bytes]) -> Record:
     missing = {"pth", "pickle", "json"} - set(parts)
     if missing:
-        found = ", ".join(f".{part}" for part in parts)
+        found = ", ".join(f".{part}" for part in parts) or "nothing"
         raise RefusedError(Reason.UNREADABLE, f"no .{min(missing)}, found {found}")
     latent = as_latent(untrusted(parts["pth"]))
     tensors = {"latent": latent}

@@ -337,9 +337,13 @@ def test_one_damaged_tar_costs_no_other(tmp_path: Path) -> None:
     (tmp_path / "b.tar").write_bytes(b"\x1f\x8b" + good)
     second = good.index(b"000001.pth")
     (tmp_path / "d.tar").write_bytes(good[:second] + b"\xff" * 512 + good[second + 512 :])
+    with tarfile.open(tmp_path / "e.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        first = tarfile.TarInfo("000000.pth")
+        first.pax_headers = {"GNU.sparse.map": "1,x", "GNU.sparse.size": "9"}
+        tar.addfile(first)
     found = list(read_dfm(tmp_path))
     refused = {one.source for one in found if isinstance(one, RefusedRecord)}
-    assert {"a.tar", "b.tar", "d.tar"} <= refused
+    assert {"a.tar", "b.tar", "d.tar", "e.tar"} <= refused
     assert sum(isinstance(one, Record) for one in found) == 3 + 1 + 1
 
 
@@ -359,11 +363,10 @@ def test_members_that_are_no_plain_files(tmp_path: Path) -> None:
     block[148:156] = b" " * 8
     block[148:156] = f"{sum(block):06o}\0 ".encode()
     data = path.read_bytes().rstrip(b"\0")
-    data += bytes(-len(data) % 512) + bytes(block) + bytes(1024)
-    path.write_bytes(data)
+    data += bytes(-len(data) % 512) + bytes(block)
+    path.write_bytes(data + dfm_tar(tmp_path / "last", [sample]).read_bytes())
     found = list(read_dfm(tmp_path))
-    assert isinstance(found[0], Record)
-    assert all(isinstance(one, RefusedRecord) for one in found[1:])
+    assert [isinstance(one, Record) for one in found] == [True, False, False, True]
 
 
 # ------------------------------------------------------------------------------ property tests
