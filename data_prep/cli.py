@@ -11,7 +11,13 @@ from typing import Any
 
 from rich.console import Console
 
-from data_prep.commands import run_convert, run_digits, run_inspect, run_media
+from data_prep.commands import (
+    run_convert,
+    run_digits,
+    run_inspect,
+    run_media,
+    run_relocate,
+)
 from data_prep.formats.convert import FORMATS
 from data_prep.media_arguments import (
     add_captions,
@@ -69,6 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_media(commands, "image", "Packs images, with their captions.")
     _add_media(commands, "video", "Packs videos, or single frames of them, with their captions.")
     _add_convert(commands)
+    _add_relocate(commands)
     _add_inspect(commands)
     return parser
 
@@ -243,6 +250,15 @@ def _add_convert(commands: Any) -> None:
         processor.add_arguments(parser)
     add_models(parser)
     parser.set_defaults(run=run_convert, command="convert", parser=parser)
+
+
+def _add_relocate(commands: Any) -> None:
+    about = (
+        "Writes where a cache of AutoModel lies now into its index, after it was moved or copied."
+    )
+    parser = commands.add_parser("relocate", help=about, description=about, epilog=EXIT_CODES)
+    parser.add_argument("folder", type=Path, metavar="DIR", help="Folder with metadata.json.")
+    parser.set_defaults(run=run_relocate)
 
 
 def _add_inspect(commands: Any) -> None:

@@ -13,6 +13,7 @@ from data_prep import processors, text
 from data_prep.digits import Digits
 from data_prep.files import write_whole
 from data_prep.folder import PAGE_NAME, SUMMARY_NAME, make_ready
+from data_prep.formats.automodel import INDEX, relocate
 from data_prep.formats.convert import convert, export
 from data_prep.inspection import check_encoders, inspect_shard, shard_counts
 from data_prep.inspection_page import write_inspection
@@ -171,6 +172,13 @@ def run_convert(args: argparse.Namespace) -> int:
         say(output(), f"{split}: {count} samples")
     for reason, count in refusals.counts.items():
         say(output(), f"refused: {count} x {reason}")
+    return 0
+
+
+def run_relocate(args: argparse.Namespace) -> int:
+    """Caches of AutoModel that have been moved."""
+    count = relocate(args.folder)
+    say(output(), f"{args.folder / INDEX}: {count} samples lie here now")
     return 0
 
 

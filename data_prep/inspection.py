@@ -4,10 +4,10 @@
 
 from __future__ import annotations
 
-import json
 import tarfile
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from data_prep.cards import NULL_TEXT_NAME, read_card
 from data_prep.folder import META
 from data_prep.refusals import PrepError
 from data_prep.whitening import Moments
+from dit.json_text import parse_json
 
 
 @dataclass
@@ -45,14 +46,22 @@ def shard_counts(folder: Path) -> dict[str, int]:
     """
     path = folder / META / ".info.json"
     try:
-        return json.loads(path.read_bytes())["shard_counts"]
+        counts = parse_json(path.read_bytes())["shard_counts"]
+        if all(type(n) is int and n >= 0 and _is_inside(name) for name, n in counts.items()):
+            return counts
+        raise ValueError("shard_counts")
     except OSError:
         raise PrepError(
             f"{folder} has no {META}/.info.json: it is no dataset, or packing was interrupted;"
             " pack it again with --overwrite"
         ) from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, LookupError, TypeError, AttributeError):
         raise PrepError(f"{path} is damaged; pack the data again with --overwrite") from None
+
+
+def _is_inside(name: str) -> bool:
+    """A relative path that stays in its folder."""
+    return "\0" not in name and not Path(name).is_absolute() and ".." not in Path(name).parts
 
 
 def check_encoders(folder: Path) -> list[str]:
@@ -92,35 +101,86 @@ def inspect_shard(folder: Path, name: str, *, expected: int) -> ShardReport:
 
 
 def read_samples(path: Path) -> Iterator[tuple[int, str, dict[str, bytes]]]:
-    """Offset, key and files of each sample."""
-    start, current, parts = 0, "", dict[str, bytes]()
-    with tarfile.open(path, "r:") as tar:
-        for member in tar:
-            key, _, part = member.name.partition(".")
-            if key != current and parts:
-                yield start, current, parts
-                parts = {}
-            if not parts:
-                start, current = member.offset, key
-            content = tar.extractfile(member)
-            parts[part] = content.read() if content else b""
-        if parts:
+    """Offset, key and files of each sample.
+
+    Raises:
+        tarfile.TarError: the archive is damaged; what stands before that has been given.
+        OSError: it cannot be read.
+    """
+    start, current, parts = 0, None, dict[str, bytes]()
+    try:
+        for member, content in _files(path):
+            key, part = _key_and_part(member.name)
+            if key != current:
+                if current is not None:
+                    yield start, current, parts
+                start, current, parts = member.offset, key, {}
+            if content is not None:
+                parts[part] = content
+    except (tarfile.TarError, OSError):
+        if current is not None:
             yield start, current, parts
+        raise
+    if current is not None:
+        yield start, current, parts
+
+
+def _key_and_part(name: str) -> tuple[str, str]:
+    """`a.b/c.d.e` -> `a.b/c` and `d.e`, as webdataset splits it."""
+    folder, slash, file = name.rpartition("/")
+    stem, _, part = file.partition(".")
+    return f"{folder}{slash}{stem}", part
+
+
+@contextmanager
+def _headers() -> Iterator[None]:
+    """Turns whatever `tarfile` raises of the numbers and texts of a header into its own error."""
+    try:
+        yield
+    except (ValueError, ArithmeticError, LookupError, RuntimeError, MemoryError) as error:
+        raise tarfile.ReadError(f"a header is damaged: {error}") from error
+
+
+def _files(path: Path) -> Iterator[tuple[tarfile.TarInfo, bytes | None]]:
+    """Members and their contents; None for links, devices, and files with holes of any size."""
+    with _headers():
+        tar = tarfile.open(path, "r:")  # noqa: SIM115 - it reads the first header
+    with tar:
+        yield from _members(tar, path.stat().st_size)
+
+
+def _members(tar: tarfile.TarFile, size: int) -> Iterator[tuple[tarfile.TarInfo, bytes | None]]:
+    members = iter(tar)
+    while True:
+        with _headers():
+            member = next(members, None)
+        if member is None:
+            break
+        if member.isreg() and not member.issparse():
+            content = tar.extractfile(member) if member.size <= size else None
+            if content is None:
+                raise tarfile.ReadError(f"{member.name!r} says {member.size} bytes")
+            yield member, content.read()
+        elif not member.isdir():
+            yield member, None
+    # tarfile takes any header that it cannot read, unless it is the first, for the end.
+    assert tar.fileobj is not None
+    tar.fileobj.seek(tar.offset)
+    if tar.fileobj.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
+        raise tarfile.ReadError(f"neither header nor end at byte {tar.offset}")
 
 
 def _check_index(report: ShardReport, path: Path, starts: list[int]) -> None:
     index = np.fromfile(path.with_suffix(".tar.idx"), np.uint64).tolist()
-    if index[:-1] != starts:
+    if not index or index[:-1] != starts:
         report.problems.append(f"{report.name}.idx does not fit {report.name}")
-    elif index[-1] + 2 * tarfile.BLOCKSIZE > report.bytes:
-        report.problems.append(f"{report.name} is cut short: its end-of-archive blocks are missing")
 
 
 def _check_sample(report: ShardReport, key: str, parts: dict[str, bytes]) -> None:
     where = f"{report.name}, key {key}"
     try:
         payload = parts["safetensors"]
-        wanted = json.loads(parts["json"])["crc32"]["safetensors"]
+        wanted = parse_json(parts["json"])["crc32"]["safetensors"]
         found = f"{zlib.crc32(payload):08x}"
         if found != wanted:
             report.problems.append(

@@ -5,17 +5,33 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn.functional import pad
 
 from data_prep.files import WholeFile, write_whole
-from data_prep.formats.records import Record, as_latent, as_text, damage_refused, untrusted
-from data_prep.refusals import PrepError, RefusedError
+from data_prep.formats.records import (
+    Record,
+    RefusedRecord,
+    as_latent,
+    as_pooled,
+    as_text,
+    attempt,
+    described,
+    untrusted,
+)
+from data_prep.refusals import PrepError, Reason, RefusedError
 from data_prep.splits import key_of
+from dit.json_text import parse_json
 
 INDEX = "metadata.json"
+# Their readers of pictures and of videos want other keys. The pixels of a picture go to the first.
+_OF_PICTURES = ("flux", "pixel")
+_GLYPHS = 256  # tokens of HunyuanVideo's second text, which its pipeline fixes
 
 
 def write_automodel(
@@ -29,13 +45,16 @@ def write_automodel(
 ) -> int:
     """Writes the layout of AutoModel into `folder`; returns the number of samples.
 
-    Paths in the index are relative to `folder`, so that it can be moved. Texts are filled up with
-    zeros to `text_length`, without which their loader could not stack them.
+    Paths in the index are absolute, since their reader opens them as they stand; `relocate` mends
+    them once the folder is moved. Texts are filled up with zeros to `text_length`, without which
+    their loader could not stack them.
     """
-    shards, rows = list[str](), list[dict[str, Any]]()
-    total = 0
+    shards, rows, buckets = list[str](), list[dict[str, Any]](), dict[str, int]()
+    folder, total = folder.resolve(), 0
     for record in records:
-        rows.append(_write_sample(record, folder, ending, model["model_type"], text_length))
+        row = _row(record, folder, ending, model["model_type"], buckets)
+        _write_sample(record, row, text_length)
+        rows.append(row)
         total += 1
         if len(rows) == shard_size:
             shards.append(_write_rows(folder, rows, len(shards)))
@@ -53,45 +72,63 @@ def _write_rows(folder: Path, rows: list[dict[str, Any]], number: int) -> str:
     return name
 
 
-def _write_sample(
-    record: Record, folder: Path, ending: str, model: str, text_length: int
+def _row(
+    record: Record, folder: Path, ending: str, model: str, buckets: dict[str, int]
 ) -> dict[str, Any]:
+    """What the index says of a sample; buckets are numbered as they come."""
     about, width, height = record.about, record.about["width"], record.about["height"]
-    name = f"{width}x{height}/{hashlib.md5(record.key.encode()).hexdigest()}.{ending}"
-    row = {
-        "cache_file": name,
+    bucket = f"{width}x{height}"
+    file = folder / bucket / f"{hashlib.md5(record.key.encode()).hexdigest()}.{ending}"
+    return {
+        "cache_file": str(file),
         "bucket_resolution": [width, height],
+        "bucket_id": buckets.setdefault(bucket, len(buckets)),
         "original_resolution": [about["original_width"], about["original_height"]],
         "num_frames": about["num_frames"],
         "prompt": about["caption"],
         "aspect_ratio": width / height,
         "pixels": width * height,
         "model_type": model,
+        "image_path" if _is_picture(record, model) else "video_path": about["source"],
     }
-    (folder / name).parent.mkdir(exist_ok=True)
-    file = WholeFile(folder / name)
+
+
+def _is_picture(record: Record, model: str) -> bool:
+    return model in _OF_PICTURES and record.tensors["latent"].shape[1] == 1
+
+
+def _write_sample(record: Record, row: dict[str, Any], text_length: int) -> None:
+    path = Path(row["cache_file"])
+    path.parent.mkdir(exist_ok=True)
+    named = _pictures if _is_picture(record, row["model_type"]) else _videos
+    about = {key: value for key, value in row.items() if key != "cache_file"}
+    file = WholeFile(path)
     try:
-        source = {"image_path" if model == "flux" else "video_path": about["source"]}
-        tensors = _tensors(record, model, text_length)
-        torch.save({**tensors, **row, **source, "fps": about["fps"]}, file.stream)
+        torch.save(
+            {**named(record.tensors, text_length), **about, "fps": record.about["fps"]}, file.stream
+        )
         file.publish()
     finally:
         file.discard()
-    return {**row, **source}
 
 
-def _tensors(record: Record, model: str, text_length: int) -> dict[str, Any]:
-    """As AutoModel names them: images have no axis of frames, all texts one of samples."""
-    given = record.tensors
-    missing = max(0, text_length - len(given["text"]))
-    text_1LE = torch.nn.functional.pad(given["text"], (0, 0, 0, missing))[None]
-    if model == "flux":
-        found = {"latent": given["latent"][:, 0], "prompt_embeds": text_1LE}
-        pooled = given.get("pooled_text")
-        return found if pooled is None else {**found, "pooled_prompt_embeds": pooled[None]}
-    found = {"video_latents": given["latent"][None], "text_embeddings": text_1LE}
+def _pictures(given: dict[str, Tensor], text_length: int) -> dict[str, Any]:
+    """As AutoModel names them: no axis of frames, all texts one of samples."""
+    # Where a picture was cut is known to the packing alone; it trains as one that begins there.
+    found = {"latent": given["latent"][:, 0].clone(), "crop_offset": [0, 0]}
+    found["prompt_embeds"] = _filled(given["text"], text_length)
+    if "pooled_text" in given:
+        found["pooled_prompt_embeds"] = given["pooled_text"][None]
+    return found
+
+
+def _videos(given: dict[str, Tensor], text_length: int) -> dict[str, Any]:
+    found = {"video_latents": given["latent"][None]}
+    found["text_embeddings"] = _filled(given["text"], text_length)
     if "text_2" in given:
-        found["text_embeddings_2"] = given["text_2"][None]
+        found["text_mask"] = _mask(given["text"], text_length)
+        found["text_embeddings_2"] = _filled(given["text_2"], _GLYPHS)
+        found["text_mask_2"] = _mask(given["text_2"], _GLYPHS)
     for ours, theirs in (
         ("first_frame_latent", "first_frame_latent"),
         ("image_embed", "image_embeds"),
@@ -101,45 +138,152 @@ def _tensors(record: Record, model: str, text_length: int) -> dict[str, Any]:
     return found
 
 
-def read_automodel(folder: Path) -> Iterator[Record | RefusedError]:
+def _filled(text_LE: Tensor, length: int) -> Tensor:
+    """[1, length, E]."""
+    return pad(text_LE, (0, 0, 0, max(0, length - len(text_LE))))[None]
+
+
+def _mask(text_LE: Tensor, length: int) -> Tensor:
+    """[1, length], 1 for a token and 0 for what is filled up."""
+    return pad(torch.ones(len(text_LE), dtype=torch.long), (0, max(0, length - len(text_LE))))[None]
+
+
+def relocate(folder: Path) -> int:
+    """Writes where the files of a cache lie now into its index; returns the number of samples.
+
+    Raises:
+        PrepError: the index is damaged, or a file that it names is not there. Nothing is written.
+    """
+    shards, folder = dict[str, list[dict[str, Any]]](), folder.resolve()
+    for name in _shards(folder):
+        try:
+            rows = _rows(folder / name)
+            shards[name] = [
+                {**_object(row), "cache_file": str(_local(folder, row))} for row in rows
+            ]
+        except RefusedError as refused:
+            raise PrepError(f"{folder / name}: {refused.detail}") from None
+    for name, rows in shards.items():
+        write_whole(folder / name, json.dumps(rows, indent=1).encode())
+    return sum(map(len, shards.values()))
+
+
+def read_automodel(folder: Path) -> Iterator[Record | RefusedRecord]:
     """Every sample that the index names.
 
     Raises:
-        PrepError: there is no index.
+        PrepError: there is no index that can be read.
     """
+    return _read(folder, _shards(folder))
+
+
+def _shards(folder: Path) -> list[str]:
+    """Names of the files that the index consists of."""
+    path = folder / INDEX
     try:
-        index = json.loads((folder / INDEX).read_bytes())
-        names = index.get("shards") or sorted(p.name for p in folder.glob("metadata_shard_*.json"))
-        rows = [row for name in names for row in json.loads((folder / name).read_bytes())]
+        index = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise PrepError(f"{folder} is no cache of AutoModel: {error}") from None
-    for number, row in enumerate(rows):
+        raise PrepError(f"{path} cannot be read: {error}; restore it from the cache") from None
+    names = index.get("shards") if isinstance(index, dict) else None
+    if isinstance(index, dict) and names is None:
+        names = sorted(path.name for path in folder.glob("metadata_shard_*.json"))
+    if not isinstance(names, list) or not all(map(_is_name, names)):
+        raise PrepError(
+            f"{path} is no index of AutoModel: 'shards' must be a list of names of files beside it"
+        )
+    return names
+
+
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and bool(name) and "\0" not in name and Path(name).name == name
+
+
+def _read(folder: Path, names: list[str]) -> Iterator[Record | RefusedRecord]:
+    for name in names:
         try:
-            with damage_refused(f"{INDEX}, item {number}"):
-                path = Path(row["cache_file"])
-                # Their own index has absolute paths, which are wrong once the cache is moved.
-                local = folder.joinpath(*path.parts[-2:])
-                record = _read_sample(local if local.exists() else folder / path, row)
+            rows = _rows(folder / name)
         except RefusedError as refused:
-            record = refused
-        yield record
+            yield RefusedRecord(source=name, reason=refused.reason, detail=refused.detail)
+            continue
+        for number, row in enumerate(rows):
+            yield attempt(_source(name, number, row), partial(_record, folder, row))
 
 
-def _read_sample(path: Path, row: dict[str, Any]) -> Record:
-    source = str(
-        row.get("image_path") or row.get("video_path") or Path(path.parent.name, path.name)
-    )
-    source = Path(source).name if Path(source).is_absolute() else source
+def _rows(path: Path) -> list[Any]:
+    try:
+        rows = parse_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise RefusedError(Reason.UNREADABLE, f"{error}") from error
+    if not isinstance(rows, list):
+        raise RefusedError(Reason.UNREADABLE, f"holds a {type(rows).__name__}, no list of samples")
+    return rows
+
+
+def _source(name: str, number: int, row: Any) -> str:
+    """What a refusal calls a sample: its file where the index names one."""
+    file = row.get("cache_file") if isinstance(row, dict) else None
+    return "/".join(Path(file).parts[-2:]) if isinstance(file, str) else f"{name}, item {number}"
+
+
+def _object(row: Any) -> dict[str, Any]:
+    if not isinstance(row, dict):
+        raise RefusedError(Reason.UNREADABLE, f"the index holds a {type(row).__name__}, no object")
+    return row
+
+
+def _local(folder: Path, row: Any) -> Path:
+    """Where the file of a sample lies: the cache may have been moved since its index was written.
+
+    Raises:
+        RefusedError: it is not there, or the path leaves the cache.
+    """
+    named = _object(row).get("cache_file")
+    if not isinstance(named, str) or "\0" in named or ".." in Path(named).parts or not named:
+        raise RefusedError(Reason.UNREADABLE, f"cache_file={named!r:.100} is no path of a file")
+    path = Path(named)
+    inside = path if path.is_relative_to(folder) else folder / path.name
+    for candidate in (folder.joinpath(*path.parts[-2:]), inside):
+        if candidate.is_relative_to(folder) and candidate.is_file():
+            return candidate
+    raise RefusedError(Reason.UNREADABLE, f"{named} is not there")
+
+
+def _record(folder: Path, row: Any) -> Record:
+    path = _local(folder, row)
+    source = row.get("image_path") or row.get("video_path") or f"{path.parent.name}/{path.name}"
     content = untrusted(path)
-    latent = as_latent(content.get("video_latents", content.get("latent")), path.name)
-    text = as_text(content.get("text_embeddings", content.get("prompt_embeds")), path.name)
-    tensors = {"latent": latent, "text": text}
+    if not isinstance(content, dict):
+        raise RefusedError(Reason.UNREADABLE, f"the file holds a {type(content).__name__}, no dict")
+    tensors = {
+        "latent": as_latent(content.get("video_latents", content.get("latent"))),
+        "text": as_text(content.get("text_embeddings", content.get("prompt_embeds"))),
+    }
     if content.get("pooled_prompt_embeds") is not None:
-        tensors["pooled_text"] = content["pooled_prompt_embeds"].reshape(-1)
-    width, height = row["bucket_resolution"]
-    before = row.get("original_resolution") or (width, height)
-    frames = row.get("num_frames") or 1
-    about = {"caption": row.get("prompt", ""), "source": source, "width": width, "height": height}
-    about |= {"original_width": before[0], "original_height": before[1], "num_frames": frames}
-    name = f"{path.parent.name}/{path.name}"
-    return Record(key=key_of(name), tensors=tensors, about={**about, "fps": content.get("fps")})
+        tensors["pooled_text"] = as_pooled(content["pooled_prompt_embeds"])
+    about = _about(row, content)
+    about["source"] = Path(source).name if Path(source).is_absolute() else source
+    key = key_of(f"{path.parent.name}/{path.name}")
+    return Record(key=key, tensors=tensors, about=described(about))
+
+
+def _about(row: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:
+    width, height = _resolution(row, "bucket_resolution", "crop_resolution")
+    before = row.get("original_resolution") and _resolution(row, "original_resolution")
+    original_width, original_height = before or (width, height)
+    return {
+        "caption": row.get("prompt", ""),
+        "width": width,
+        "height": height,
+        "original_width": original_width,
+        "original_height": original_height,
+        "num_frames": row.get("num_frames") or 1,
+        "fps": content.get("fps"),
+    }
+
+
+def _resolution(row: dict[str, Any], *names: str) -> tuple[Any, Any]:
+    name = next((name for name in names if name in row), names[0])
+    value = row.get(name)
+    if not isinstance(value, list) or len(value) != 2:
+        raise RefusedError(Reason.UNREADABLE, f"{name}={value!r:.100} is not [width, height]")
+    return value[0], value[1]

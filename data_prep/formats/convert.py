@@ -18,9 +18,9 @@ from data_prep.folder import LEDGER, REFUSED_NAME, make_ready, publish, remove
 from data_prep.formats.automodel import INDEX, read_automodel, write_automodel
 from data_prep.formats.dfm import read_dfm, write_dfm
 from data_prep.formats.parquet import read_parquet, write_parquet
-from data_prep.formats.records import Record, read_shards
+from data_prep.formats.records import Record, RefusedRecord, read_shards
 from data_prep.processors.processor import LATENT_DTYPE, Processor
-from data_prep.refusals import PrepError, Reason, Refusals, RefusedError
+from data_prep.refusals import PrepError, Reason, Refusals
 from data_prep.shards import ShardSeries, sample_parts
 from data_prep.splits import DEFAULT_SPLIT, Split, SplitFractions
 
@@ -49,11 +49,17 @@ def export(folder: Path, *, form: str, shard_size: int) -> int:
         ending=form,
         shard_size=shard_size,
         model=model,
-        text_length=card["text_encoder"].get("max_length", 0),
+        text_length=_text_length(folder, card),
     )
 
 
-def records_of(folder: Path) -> Iterator[Record | RefusedError]:
+def _text_length(folder: Path, card: dict[str, Any]) -> int:
+    """Tokens that every text of an AutoModel cache has: the encoder's most, or else the longest."""
+    most = card["text_encoder"].get("max_length")
+    return most or max((len(r.tensors["text"]) for r in read_shards(folder)), default=0)
+
+
+def records_of(folder: Path) -> Iterator[Record | RefusedRecord]:
     """The samples of another tool's cache, told apart by what the folder holds.
 
     Raises:
@@ -80,6 +86,7 @@ def convert(args: Namespace) -> tuple[Counter[Split], Refusals]:
     split = SplitFractions.parse(args.split or DEFAULT_SPLIT)
     processor = _processor(args)
     encoder = text.named(args.text_encoder).from_arguments(args) if args.text_encoder else None
+    records = records_of(args.folder)  # first, so that nothing is removed for a cache that is none
     begun = args.output_dir / LEDGER / "conversion"  # there until all is written
     make_ready(args.output_dir, overwrite=args.overwrite or begun.exists())
     begun.parent.mkdir()
@@ -96,13 +103,17 @@ def convert(args: Namespace) -> tuple[Counter[Split], Refusals]:
             )
             for part in Split
         }
-        for record in map(checked, records_of(args.folder)):
-            if isinstance(record, RefusedError):
-                refusals.add(record.detail.split(":")[0], str(record.reason), record.detail)
+        for record in map(checked, records):
+            if isinstance(record, Record):
+                record = _converted(record, processor if args.latents == "raw" else None)
+            if isinstance(record, RefusedRecord):
+                refusals.add(record.source, str(record.reason), record.detail)
                 continue
-            parts = _parts(record, processor if args.latents == "raw" else None)
+            parts = sample_parts(record.tensors, record.about)
             series[split.split_of(record.key)].write(record.key, parts)
     refusals.write(args.output_dir / REFUSED_NAME)
+    if not checked.total:
+        raise PrepError(f"{args.folder} holds no samples")
     refusals.check(total=checked.total, max_fraction=args.max_bad_fraction, kept=False)
     shards = {part: one.counts for part, one in series.items() if one.counts}
     counts = Counter({part: sum(found.values()) for part, found in shards.items()})
@@ -131,24 +142,28 @@ class _Checked:
 
     def __init__(self) -> None:
         self.total, self.widths = 0, dict[str, int]()
-        self._keys = set[str]()
+        self._keys, self._seen = set[str](), Counter[str]()
 
-    def __call__(self, record: Record | RefusedError) -> Record | RefusedError:
+    def __call__(self, record: Record | RefusedRecord) -> Record | RefusedRecord:
         self.total += 1
-        if isinstance(record, RefusedError):
+        if isinstance(record, RefusedRecord):
             return record
         tensors = record.tensors
         widths = {"channels": tensors["latent"].shape[0], "text": tensors["text"].shape[1]}
         self.widths = self.widths or widths
         if widths != self.widths:
-            found = f"{record.key}: {widths}, and the samples before it have {self.widths}"
-            return RefusedError(Reason.OTHER_MODEL, found)
-        key, number = record.key, 1
-        while key in self._keys:  # ranks of other tools count from 0, each for itself
-            number += 1
-            key = f"{record.key}-{number}"
-        self._keys.add(key)
-        return replace(record, key=key)
+            found = f"{widths}, and the samples before it have {self.widths}"
+            return RefusedRecord(source=record.file, reason=Reason.OTHER_MODEL, detail=found)
+        return replace(record, key=self._unique(record.key))
+
+    def _unique(self, key: str) -> str:
+        """Ranks of other tools count from 0, each for itself."""
+        unique = key
+        while unique in self._keys:
+            self._seen[key] += 1
+            unique = f"{key}-{self._seen[key] + 1}"
+        self._keys.add(unique)
+        return unique
 
 
 def _processor(args: Namespace) -> Processor | None:
@@ -159,13 +174,26 @@ def _processor(args: Namespace) -> Processor | None:
     return processors.named(args.processor).from_arguments(args)
 
 
-def _parts(record: Record, whitened_by: Processor | None) -> dict[str, bytes]:
+def _converted(record: Record, whitened_by: Processor | None) -> Record | RefusedRecord:
+    """In the types of our shards, which not every number fits."""
     latent_CFHW = record.tensors["latent"]
     if whitened_by is not None:
+        channels = whitened_by.channels
+        if len(latent_CFHW) != channels:
+            detail = (
+                f"the latent has {len(latent_CFHW)} channels, {whitened_by.name} has {channels}"
+            )
+            return RefusedRecord(source=record.file, reason=Reason.OTHER_MODEL, detail=detail)
         latent_CFHW = whitened_by.whitening.apply(latent_CFHW)
     tensors = {**record.tensors, "latent": latent_CFHW.to(LATENT_DTYPE)}
     tensors["text"] = tensors["text"].to(torch.bfloat16)
-    return sample_parts(tensors, {"format_version": FORMAT_VERSION, **record.about})
+    for name, tensor in tensors.items():
+        if not torch.isfinite(tensor).all():
+            detail = f"the {name} has numbers beyond {tensor.dtype}"
+            return RefusedRecord(source=record.file, reason=Reason.NOT_FINITE, detail=detail)
+    return replace(
+        record, tensors=tensors, about={"format_version": FORMAT_VERSION, **record.about}
+    )
 
 
 def _card(

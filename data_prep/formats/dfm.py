@@ -4,75 +4,107 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
+import re
+import tarfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from data_prep.formats.records import Record, as_latent, as_text, damage_refused, untrusted
+from data_prep.formats.records import (
+    Record,
+    RefusedRecord,
+    as_latent,
+    as_pooled,
+    as_text,
+    attempt,
+    described,
+    untrusted,
+)
 from data_prep.inspection import read_samples
 from data_prep.refusals import Reason, RefusedError
 from data_prep.shards import ShardSeries
+from data_prep.splits import key_of
+from dit.json_text import parse_json
 
 FOLDER = "dfm_shards"
 
 
 def write_dfm(records: Iterable[Record], folder: Path, *, shard_size: int) -> int:
-    """Writes `rank0-000000.tar`, ...; tensors are saved so that weights_only loads them."""
+    """Writes `rank0-000000.tar`, ...
+
+    Their decoder is webdataset's: torch.load for `.pth`, pickle.loads for `.pickle`, which does
+    not open what torch.save writes.
+    """
     total = 0
     target = folder / FOLDER
     target.mkdir(exist_ok=True)
     with ShardSeries(target, max_samples=shard_size, max_bytes=2**40, prefix="rank0-") as series:
         for record in records:
-            latent, text = record.tensors["latent"][None], record.tensors["text"][None]
+            latent, text = _as_theirs(record.tensors)
             about = {
                 **record.about,
                 "image_height": record.about["height"],
                 "image_width": record.about["width"],
             }
-            parts = {"pth": _saved(latent), "pickle": _saved(text)}
+            parts = {"pth": _saved(latent), "pickle": pickle.dumps(text)}
             series.write(record.key, {**parts, "json": json.dumps(about).encode()})
             total += 1
     return total
 
 
-def _saved(tensor: Any) -> bytes:
+def _as_theirs(tensors: dict[str, Tensor]) -> tuple[Tensor, Any]:
+    """Latent and text: their FLUX has no axes of samples, and the pooled text beside the other."""
+    latent, text = tensors["latent"].contiguous(), tensors["text"].contiguous()
+    if "pooled_text" in tensors:
+        pooled = tensors["pooled_text"].contiguous()
+        return latent[:, 0].clone(), {"prompt_embeds": text, "pooled_prompt_embeds": pooled}
+    return latent[None], text[None]
+
+
+def _saved(tensor: Tensor) -> bytes:
     content = io.BytesIO()
-    torch.save(tensor.contiguous(), content)
+    torch.save(tensor, content)
     return content.getvalue()
 
 
-def read_dfm(folder: Path) -> Iterator[Record | RefusedError]:
+def read_dfm(folder: Path) -> Iterator[Record | RefusedRecord]:
     """Every sample of every tar below `folder`."""
     for path in sorted(folder.rglob("*.tar")):
-        for _, key, parts in read_samples(path):
-            yield _record(f"{path.stem}/{key}", key, parts)
+        try:
+            for _, key, parts in read_samples(path):
+                name = f"{path.stem}/{key}"
+                yield attempt(name, lambda n=name, k=key, p=parts: _record(n, k, p))
+        except (tarfile.TarError, OSError) as error:
+            detail = f"the rest of it: {type(error).__name__}: {error}"
+            yield RefusedRecord(source=path.name, reason=Reason.UNREADABLE, detail=detail)
 
 
-def _record(name: str, key: str, parts: dict[str, bytes]) -> Record | RefusedError:
-    try:
-        with damage_refused(name):
-            return _checked(name, key, parts)
-    except RefusedError as refused:
-        return refused
-
-
-def _checked(name: str, key: str, parts: dict[str, bytes]) -> Record:
-    if not {"pth", "pickle", "json"} <= set(parts):
-        raise RefusedError(Reason.UNREADABLE, f"{name} has only {', '.join(parts)}")
-    text = untrusted(io.BytesIO(parts["pickle"]))
-    about = json.loads(parts["json"])
-    latent = as_latent(untrusted(io.BytesIO(parts["pth"])), name)
+def _record(name: str, key: str, parts: dict[str, bytes]) -> Record:
+    missing = {"pth", "pickle", "json"} - set(parts)
+    if missing:
+        found = ", ".join(f".{part}" for part in parts) or "nothing"
+        raise RefusedError(Reason.UNREADABLE, f"no .{min(missing)}, found {found}")
+    latent = as_latent(untrusted(parts["pth"]))
     tensors = {"latent": latent}
+    text, about = untrusted(parts["pickle"]), parse_json(parts["json"])
     if isinstance(text, dict):
         pooled = text.get("pooled_prompt_embeds", text.get("clip_embeds"))
         text = text.get("prompt_embeds", text.get("t5_embeds"))
         if pooled is not None:
-            tensors["pooled_text"] = pooled.reshape(-1)
-    tensors["text"] = as_text(text, name)
+            tensors["pooled_text"] = as_pooled(pooled)
+    tensors["text"] = as_text(text)
     # Their image_height and image_width are taken from other axes and cannot be trusted.
     height, width = 8 * latent.shape[2], 8 * latent.shape[3]
     known = {"caption": "", "source": name, "height": height, "width": width, "fps": None}
     known |= {"original_height": height, "original_width": width, "num_frames": latent.shape[1]}
-    return Record(key=key, tensors=tensors, about={k: about.get(k, v) for k, v in known.items()})
+    if not isinstance(about, dict):
+        raise RefusedError(Reason.UNREADABLE, f".json holds a {type(about).__name__}, no object")
+    return Record(
+        key=key if re.fullmatch(r"[A-Za-z0-9_-]{1,80}", key) else key_of(name),
+        tensors=tensors,
+        about=described({k: about.get(k, v) for k, v in known.items()}),
+    )

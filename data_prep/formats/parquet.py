@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
+from functools import partial
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -13,7 +15,15 @@ import torch
 from torch import Tensor
 
 from data_prep.files import TEMPORARY
-from data_prep.formats.records import Record, as_latent, as_text, damage_refused
+from data_prep.formats.records import (
+    Record,
+    RefusedRecord,
+    as_latent,
+    as_pooled,
+    as_text,
+    attempt,
+    described,
+)
 from data_prep.refusals import PrepError, Reason, RefusedError
 from data_prep.splits import key_of
 
@@ -26,6 +36,8 @@ _NAMES = {
     "pooled_text": "pooled_text_embedding",
     "text_2": "text_embedding_2",
 }
+_TYPES = ("float16", "float32", "float64")
+_MOST_AXES = 8
 
 
 def _arrow() -> Any:
@@ -79,7 +91,7 @@ def _row(record: Record) -> dict[str, Any]:
     return row
 
 
-def read_parquet(folder: Path) -> Iterator[Record | RefusedError]:
+def read_parquet(folder: Path) -> Iterator[Record | RefusedRecord]:
     """Every row of every Parquet file below `folder`."""
     arrow = _arrow()
     for path in sorted(folder.rglob("*.parquet")):
@@ -87,35 +99,35 @@ def read_parquet(folder: Path) -> Iterator[Record | RefusedError]:
             with arrow.parquet.ParquetFile(path) as file:
                 for batch in file.iter_batches(batch_size=16):
                     for row in batch.to_pylist():
-                        yield _record(row, path.name)
-        except (arrow.ArrowException, OSError) as error:
-            yield RefusedError(Reason.UNREADABLE, f"{path.name}: {error}")
+                        name = f"{path.name}, {row.get('file_name') or row.get('id')}"
+                        yield attempt(name, partial(_record, row))
+        # A text that is no UTF-8 or a size beyond all bounds shows when Python asks for it.
+        except (arrow.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
+            detail = f"the rest of it: {type(error).__name__}: {error}"
+            yield RefusedRecord(source=path.name, reason=Reason.UNREADABLE, detail=detail)
 
 
-def _record(row: dict[str, Any], source: str) -> Record | RefusedError:
-    name = str(row.get("file_name") or row.get("id"))
-    try:
-        with damage_refused(f"{source}, {name}"):
-            tensors = {
-                ours: _tensor(row, theirs)
-                for ours, theirs in _NAMES.items()
-                if row.get(f"{theirs}_bytes")
-            }
-            tensors["latent"] = as_latent(tensors.get("latent"), f"{source}, {name}")
-            tensors["text"] = as_text(tensors.get("text"), f"{source}, {name}")
-            about = _about(row, name, latent_frames=tensors["latent"].shape[1])
-            return Record(key=key_of(str(row["id"])), tensors=tensors, about=about)
-    except RefusedError as refused:
-        return refused
+def _record(row: dict[str, Any]) -> Record:
+    tensors = {
+        ours: _tensor(row, theirs) for ours, theirs in _NAMES.items() if row.get(f"{theirs}_bytes")
+    }
+    tensors["latent"] = as_latent(tensors.get("latent"))
+    tensors["text"] = as_text(tensors.get("text"))
+    if "pooled_text" in tensors:
+        tensors["pooled_text"] = as_pooled(tensors["pooled_text"])
+    if not isinstance(row.get("id"), str | int):
+        raise RefusedError(Reason.UNREADABLE, f"id={row.get('id')!r:.100} is no key")
+    about = _about(row, latent_frames=tensors["latent"].shape[1])
+    return Record(key=key_of(str(row["id"])), tensors=tensors, about=described(about))
 
 
-def _about(row: dict[str, Any], name: str, *, latent_frames: int) -> dict[str, Any]:
+def _about(row: dict[str, Any], *, latent_frames: int) -> dict[str, Any]:
     width, height = row.get("width") or 0, row.get("height") or 0
-    fps = row.get("fps") or None
-    frames = round((row.get("duration_sec") or 0) * (fps or 0)) or latent_frames
+    fps, seconds = row.get("fps") or None, row.get("duration_sec") or 0
+    frames = round(seconds * (fps or 0)) or latent_frames
     return {
         "caption": row.get("caption") or "",
-        "source": name,
+        "source": row.get("file_name") or str(row["id"]),
         "width": width,
         "height": height,
         "original_width": width,
@@ -127,8 +139,16 @@ def _about(row: dict[str, Any], name: str, *, latent_frames: int) -> dict[str, A
 
 def _tensor(row: dict[str, Any], name: str) -> Tensor:
     dtype, content = row.get(f"{name}_dtype") or "float32", row[f"{name}_bytes"]
-    shape = row[f"{name}_shape"]
+    shape = row.get(f"{name}_shape")
+    if not isinstance(content, bytes) or not isinstance(shape, list):
+        raise RefusedError(Reason.UNREADABLE, f"{name} has no bytes and shape")
+    if not all(type(n) is int and n >= 0 for n in shape) or len(shape) > _MOST_AXES:
+        raise RefusedError(Reason.UNREADABLE, f"{name}_shape={shape!r:.100} is no shape")
     # Where size and type disagree, the reader that the files were made for is right: float32.
-    if int(np.prod(shape)) * 4 == len(content):
+    if math.prod(shape) * 4 == len(content):
         dtype = "float32"
-    return torch.from_numpy(np.frombuffer(content, np.dtype(dtype)).reshape(shape).copy())
+    if dtype not in _TYPES or math.prod(shape) * np.dtype(dtype).itemsize != len(content):
+        raise RefusedError(
+            Reason.UNREADABLE, f"{name} is {dtype!r:.100} {shape} and has {len(content)} bytes"
+        )
+    return torch.from_numpy(np.frombuffer(content, dtype).reshape(shape).copy())

@@ -1,22 +1,30 @@
-"""What a sample is, whatever file holds it."""
+"""What a sample is, whatever file holds it, and what is refused of a stranger's."""
 
 # C latent channels, F frames, H rows, W columns, L text tokens, E text width
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import math
+import pickle
+import tarfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
+import numpy as np
 import safetensors.torch
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from data_prep.inspection import read_samples, shard_counts
-from data_prep.refusals import Reason, RefusedError
+from data_prep.refusals import PrepError, Reason, RefusedError
+from dit import safe_pickle
+from dit.json_text import parse_json
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_SIZES = ("width", "height", "original_width", "original_height", "num_frames")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,44 +34,108 @@ class Record:
     key: str
     tensors: dict[str, Tensor]  # latent [C, F, H, W], text [L, E], ...
     about: dict[str, Any]  # caption, source, height, width, num_frames, fps, ...
+    file: str = ""  # what a refusal calls it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RefusedRecord:
+    """What stands in the place of a sample, or of a file of samples, that cannot be read."""
+
+    source: str
+    reason: Reason
+    detail: str
+
+
+def attempt(source: str, read: Callable[[], Record]) -> Record | RefusedRecord:
+    """Whatever the contents of a stranger's sample provoke is a refusal of that one sample."""
+    try:
+        return replace(read(), file=source)
+    except RefusedError as refused:
+        return RefusedRecord(source=source, reason=refused.reason, detail=refused.detail)
+    except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+        what = error
+    except (ArithmeticError, OSError, MemoryError) as error:
+        what = error
+    detail = f"{type(what).__name__}: {what}"
+    return RefusedRecord(source=source, reason=Reason.UNREADABLE, detail=detail)
 
 
 def read_shards(folder: Path) -> Iterator[Record]:
     """Every sample of a dataset of ours, shard by shard.
 
     Raises:
-        PrepError: the folder is none.
+        PrepError: the folder is none, or a shard is damaged.
     """
     for name in shard_counts(folder):
-        for _, key, parts in read_samples(folder / name):
-            tensors = safetensors.torch.load(parts["safetensors"])
-            yield Record(key=key, tensors=tensors, about=json.loads(parts["json"]))
+        key = ""
+        try:
+            for _, key, parts in read_samples(folder / name):
+                tensors = safetensors.torch.load(parts["safetensors"])
+                about = parse_json(parts["json"])
+                yield Record(key=key, tensors=tensors, about=described(about))
+        except (OSError, tarfile.TarError, SafetensorError, LookupError, ValueError) as error:
+            where = f"{folder / name}, after key {key!r}" if key else str(folder / name)
+            raise PrepError(
+                f"{where}: {type(error).__name__}: {error}; `python -m data_prep inspect {folder}`"
+                " lists what is damaged, --overwrite packs the data again"
+            ) from None
+        except RefusedError as error:
+            raise PrepError(f"{folder / name}, key {key!r}: {error.detail}") from None
 
 
-def untrusted(file: Path | BinaryIO) -> Any:
-    """What `torch.save` wrote; code in it is never run.
+def untrusted(content: Path | bytes) -> Any:
+    """What `torch.save` or pickle wrote; code in it is never run.
 
     Raises:
         RefusedError: it cannot be read, or wants to run something.
     """
     try:
-        return torch.load(file, weights_only=True, map_location="cpu")
-    except Exception as error:  # unpickling raises whatever the damage provokes
-        raise RefusedError(Reason.UNREADABLE, str(error).partition(". ")[0]) from error
+        if isinstance(content, Path):
+            content = read_file(content)
+        return safe_pickle.loads(content)
+    except pickle.UnpicklingError as error:
+        raise RefusedError(Reason.UNREADABLE, str(error)) from error
 
 
-@contextmanager
-def damage_refused(name: str) -> Iterator[None]:
-    """Whatever the contents of a stranger's sample provoke is a refusal of that one sample.
+def read_file(path: Path) -> bytes:
+    """The bytes of a file that others have named: a device or pipe would have no end.
 
     Raises:
-        RefusedError: a part is missing or of another kind than its format says.
+        RefusedError: it is none, or cannot be read.
     """
+    if not path.is_file():
+        raise RefusedError(Reason.UNREADABLE, f"{path} is no file")
     try:
-        yield
-    except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
-        what = f"{type(error).__name__}: {error}"
-        raise RefusedError(Reason.UNREADABLE, f"{name}: {what}") from error
+        return path.read_bytes()
+    except OSError as error:
+        raise RefusedError(Reason.UNREADABLE, f"{path}: {error.strerror}") from error
+
+
+def described(about: Any) -> dict[str, Any]:
+    """What a `.json` of ours says of a sample, as others have it.
+
+    Raises:
+        RefusedError: a value is missing or of another kind.
+    """
+    if not isinstance(about, Mapping):
+        raise RefusedError(Reason.UNREADABLE, f"a {type(about).__name__} describes the sample")
+    for name in ("caption", "source"):
+        if not isinstance(about.get(name), str):
+            raise _odd(name, about, "a text")
+    for name in _SIZES:
+        value = about.get(name)
+        if type(value) is not int or not 0 <= value < 2**31:
+            raise _odd(name, about, "a whole number")
+    fps = about.get("fps")
+    if fps is not None and (type(fps) not in (int, float) or not 0 < fps < math.inf):
+        raise _odd("fps", about, "a positive number")
+    # File names need not be valid Unicode, but JSON must.
+    source = about["source"].encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return {**about, "source": source}
+
+
+def _odd(name: str, about: Mapping[str, Any], wanted: str) -> RefusedError:
+    return RefusedError(Reason.UNREADABLE, f"{name}={about.get(name)!r:.100} is not {wanted}")
 
 
 def without_padding(text_LE: Tensor) -> Tensor:
@@ -72,33 +144,60 @@ def without_padding(text_LE: Tensor) -> Tensor:
     return text_LE[: int(used[-1]) + 1 if len(used) else 1]
 
 
-def as_latent(tensor: Any, source: str) -> Tensor:
+def as_latent(value: Any) -> Tensor:
     """[C, F, H, W] of a latent that may have a batch axis or lack the frames.
 
     Raises:
         RefusedError: it is something else.
     """
-    if isinstance(tensor, Tensor):
-        while tensor.dim() > 4 and tensor.shape[0] == 1:
-            tensor = tensor[0]
-        if tensor.dim() == 3:
-            tensor = tensor[:, None]
-        if tensor.dim() == 4 and torch.isfinite(tensor).all():
-            return tensor
-    shape = list(getattr(tensor, "shape", ())) or type(tensor).__name__
-    raise RefusedError(Reason.NOT_FINITE, f"{source} holds no finite latent, but {shape}")
+    latent = _floats(value, what="latent")
+    while latent.dim() > 4 and latent.shape[0] == 1:
+        latent = latent[0]
+    if latent.dim() == 3:
+        latent = latent[:, None]
+    if latent.dim() != 4:
+        raise _shaped(latent, "latent", "[C, F, H, W]")
+    return latent
 
 
-def as_text(tensor: Any, source: str) -> Tensor:
+def as_text(value: Any) -> Tensor:
     """[L, E] at its true length.
 
     Raises:
         RefusedError: it is something else.
     """
-    if isinstance(tensor, Tensor):
-        while tensor.dim() > 2 and tensor.shape[0] == 1:
-            tensor = tensor[0]
-        if tensor.dim() == 2 and torch.isfinite(tensor).all():
-            return without_padding(tensor)
-    shape = list(getattr(tensor, "shape", ())) or type(tensor).__name__
-    raise RefusedError(Reason.NOT_FINITE, f"{source} holds no finite text, but {shape}")
+    text = _floats(value, what="text")
+    while text.dim() > 2 and text.shape[0] == 1:
+        text = text[0]
+    if text.dim() != 2:
+        raise _shaped(text, "text", "[L, E]")
+    return without_padding(text)
+
+
+def as_pooled(value: Any) -> Tensor:
+    """[E].
+
+    Raises:
+        RefusedError: it is something else.
+    """
+    pooled = _floats(value, what="pooled text").squeeze()
+    if pooled.dim() != 1:
+        raise _shaped(pooled, "pooled text", "[E]")
+    return pooled
+
+
+def _floats(value: Any, *, what: str) -> Tensor:
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(value)
+    if not isinstance(value, Tensor) or value.dtype not in _FLOATS:
+        kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise RefusedError(Reason.UNREADABLE, f"the {what} is {kind}, no tensor of floats")
+    if value.numel() == 0:
+        raise RefusedError(Reason.UNREADABLE, f"the {what} {list(value.shape)} has no numbers")
+    if not torch.isfinite(value).all():
+        raise RefusedError(Reason.NOT_FINITE, f"the {what} {list(value.shape)} has NaN or Inf")
+    return value
+
+
+def _shaped(tensor: Tensor, what: str, wanted: str) -> RefusedError:
+    return RefusedError(Reason.UNREADABLE, f"the {what} is {list(tensor.shape)}, not {wanted}")

@@ -19,7 +19,6 @@
     source      folders, splits, dataset card and null text
     identity    what a saved loader state belongs to
     rejects     reasons, counts, DataError
-    safe_pickle unpickling that runs no code
 
 No torch.distributed here: ranks come as arguments.
 """

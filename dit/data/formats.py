@@ -8,9 +8,9 @@ Ours: `.safetensors` (`latent`, `text`) and `.json`. DFM's: `.pth` (latent), `.p
 
 from __future__ import annotations
 
-import io
 import json
 import math
+import pickle
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from dit.data import safe_pickle
+from dit import safe_pickle
 from dit.data.rejects import Refused, Reject
 
 FORMAT_VERSION = 1
@@ -170,11 +170,7 @@ def _ours(tensors: Mapping[str, Tensor], about: dict[str, Any]) -> Record:
 def _read_dfm(parts: Mapping[str, Any]) -> Record:
     latent, text = _part(parts, "pth"), _part(parts, "pickle")
     about = _read_json(_part(parts, "json"))
-    try:
-        latent_CFHW = torch.load(io.BytesIO(latent), map_location="cpu", weights_only=True)
-        text_LE = safe_pickle.loads(text)
-    except Exception as error:
-        raise Refused(Reject.UNDECODABLE, f".pth or .pickle: {error!r}") from error
+    latent_CFHW, text_LE = _unpickled(latent, "pth"), _unpickled(text, "pickle")
     if isinstance(text_LE, dict):  # its FLUX scripts store the pooled text beside it
         text_LE = text_LE.get("prompt_embeds", text_LE.get("t5_embeds"))
     return Record(
@@ -183,6 +179,14 @@ def _read_dfm(parts: Mapping[str, Any]) -> Record:
         fps=_fps(about),
         caption=str(about.get("caption", "")),
     )
+
+
+def _unpickled(part: Any, name: str) -> Any:
+    """What `torch.save` or pickle wrote."""
+    try:
+        return safe_pickle.loads(bytes(part))
+    except pickle.UnpicklingError as error:
+        raise Refused(Reject.UNDECODABLE, f".{name}: {error}") from error
 
 
 def trim_padding(text_LE: Tensor) -> Tensor:
@@ -253,7 +257,7 @@ def _two_axes(text: Any) -> Tensor:
 def _as_floats(value: Any, *, what: str) -> Tensor:
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(value)
-    if not isinstance(value, Tensor) or not value.is_floating_point():
+    if not isinstance(value, Tensor) or value.dtype not in _DTYPES.values():
         kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
         raise Refused(Reject.UNDECODABLE, f"{what} is {kind}, not a tensor of floats")
     return value

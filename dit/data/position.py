@@ -10,7 +10,7 @@ from typing import Any, Self
 from megatron.energon.flavors.webdataset.sample_loader import SliceState
 from megatron.energon.state import FlexState
 
-from dit.data import safe_pickle
+from dit import safe_pickle
 from dit.data.rejects import DataError, Tally
 from dit.data.shares import Left, SampleId
 

@@ -8,8 +8,8 @@ import pytest
 import safetensors.torch
 import torch
 
+from dit import safe_pickle
 from dit.config import ExtraPosition
-from dit.data import safe_pickle
 from dit.data.cook import Expected, Measured, cook, measure
 from dit.data.formats import Head, head_length
 from dit.data.rejects import Refused, Reject

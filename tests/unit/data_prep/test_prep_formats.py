@@ -63,11 +63,13 @@ def test_automodel_opens_what_was_written(films: Path, wan: Path, tmp_path: Path
     rows = json.loads((out / index["shards"][0]).read_text())
     assert len(rows) == 5
     for row in rows:
-        assert not Path(row["cache_file"]).is_absolute()
-        content = torch.load(out / row["cache_file"], weights_only=True)
+        content = torch.load(row["cache_file"], weights_only=True)
         assert content["video_latents"].shape[:2] == (1, 16)
         assert content["text_embeddings"].shape[:2] == (1, 512)  # so that texts stack
-        assert row["cache_file"].startswith("64x48/") and row["bucket_resolution"] == [64, 48]
+        assert Path(row["cache_file"]).parent == out / "64x48" and row["bucket_resolution"] == [
+            64,
+            48,
+        ]
 
 
 def test_pyarrow_opens_what_was_written(films: Path, wan: Path, tmp_path: Path) -> None:
@@ -155,7 +157,7 @@ def test_ranks_that_count_alike_and_samples_of_another_model(
     assert main([*words, "--text_encoder", "bytes"]) == 0  # no --overwrite after a failure
     said = capsys.readouterr().out
     assert "refused: 1 x sample is of another model" in said
-    assert "refused: 1 x latent has NaN" in said and "refused: 1 x file cannot be read" in said
+    assert "refused: 2 x file cannot be read" in said
     samples = read_samples(tmp_path / "out")
     assert sorted((s["key"], float(s["latent"].mean())) for s in samples.values()) == [
         ("000000", 0.5), ("000000-2", 1.5), ("000001", 0.5), ("000001-2", 1.5)
@@ -175,7 +177,8 @@ def test_a_damaged_index_is_named(films: Path, wan: Path, tmp_path: Path, capsys
     assert main([*words, "--max_bad_fraction", "0.5"]) == 0
     assert "refused: 2 x file cannot be read" in capsys.readouterr().out
     refused = (tmp_path / "back/refused.jsonl").read_text()
-    assert "item 0: KeyError: 'cache_file'" in refused
+    assert '"metadata_shard_0000.json, item 0"' in refused and "cache_file=None" in refused
+    assert "bucket_resolution=None" in refused
 
 
 def test_what_is_no_cache(tmp_path: Path, capsys) -> None:
