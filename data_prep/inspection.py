@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import json
 import tarfile
 import zlib
 from collections.abc import Iterator
@@ -22,6 +21,10 @@ from data_prep.cards import NULL_TEXT_NAME, read_card
 from data_prep.folder import META
 from data_prep.refusals import PrepError
 from data_prep.whitening import Moments
+from dit.json_text import parse_json
+
+# What tarfile makes of garbled headers, which may say that a name has terabytes.
+_DAMAGE = (tarfile.TarError, OSError, ValueError, OverflowError, RecursionError, MemoryError)
 
 
 @dataclass
@@ -45,14 +48,17 @@ def shard_counts(folder: Path) -> dict[str, int]:
     """
     path = folder / META / ".info.json"
     try:
-        return json.loads(path.read_bytes())["shard_counts"]
+        counts = parse_json(path.read_bytes())["shard_counts"]
+        if all(type(count) is int and count >= 0 for count in counts.values()):
+            return counts
     except OSError:
         raise PrepError(
             f"{folder} has no {META}/.info.json: it is no dataset, or packing was interrupted;"
             " pack it again with --overwrite"
         ) from None
-    except (ValueError, KeyError, TypeError):
-        raise PrepError(f"{path} is damaged; pack the data again with --overwrite") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass
+    raise PrepError(f"{path} is damaged; pack the data again with --overwrite")
 
 
 def check_encoders(folder: Path) -> list[str]:
@@ -82,9 +88,9 @@ def inspect_shard(folder: Path, name: str, *, expected: int) -> ShardReport:
             report.samples += 1
             _check_sample(report, key, parts)
         _check_index(report, path, starts)
-    except (tarfile.TarError, OSError) as error:
+    except _DAMAGE as error:
         report.problems.append(
-            f"{name} is damaged or cut short after {report.samples} samples: {error}"
+            f"{name} is damaged or cut short after {report.samples} samples: {error!r}"
         )
     if report.samples != expected:
         report.problems.append(f"{name} has {report.samples} samples, {META} says {expected}")
@@ -92,8 +98,13 @@ def inspect_shard(folder: Path, name: str, *, expected: int) -> ShardReport:
 
 
 def read_samples(path: Path) -> Iterator[tuple[int, str, dict[str, bytes]]]:
-    """Offset, key and files of each sample."""
+    """Offset, key and files of each sample.
+
+    Raises:
+        TarError: the shard is damaged. A sparse member would ask for terabytes of zeros.
+    """
     start, current, parts = 0, "", dict[str, bytes]()
+    whole = path.stat().st_size
     with tarfile.open(path, "r:") as tar:
         for member in tar:
             key, _, part = member.name.partition(".")
@@ -102,6 +113,8 @@ def read_samples(path: Path) -> Iterator[tuple[int, str, dict[str, bytes]]]:
                 parts = {}
             if not parts:
                 start, current = member.offset, key
+            if member.issparse() or not 0 <= member.size <= whole:
+                raise tarfile.ReadError(f"{member.name!r} is of {member.size} bytes, or sparse")
             content = tar.extractfile(member)
             parts[part] = content.read() if content else b""
         if parts:
@@ -120,7 +133,7 @@ def _check_sample(report: ShardReport, key: str, parts: dict[str, bytes]) -> Non
     where = f"{report.name}, key {key}"
     try:
         payload = parts["safetensors"]
-        wanted = json.loads(parts["json"])["crc32"]["safetensors"]
+        wanted = parse_json(parts["json"])["crc32"]["safetensors"]
         found = f"{zlib.crc32(payload):08x}"
         if found != wanted:
             report.problems.append(
