@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from data_prep.refusals import PrepError
+from dit.json_text import parse_json
 
 FORMAT_VERSION = 1
 CARD_NAME = "dataset_card.json"
@@ -38,7 +38,7 @@ def read_card(folder: Path) -> dict[str, Any]:
     """
     path = folder / CARD_NAME
     try:
-        card = json.loads(path.read_bytes())
+        card = parse_json(path.read_bytes())
     except OSError as error:
         raise PrepError(
             f"{path} cannot be read ({error.strerror}); is {folder} a dataset?"

@@ -24,6 +24,9 @@ from data_prep.refusals import PrepError
 from data_prep.whitening import Moments
 from dit.json_text import parse_json
 
+# What tarfile makes of garbled headers, which may say that a name has terabytes.
+_DAMAGE = (tarfile.TarError, OSError, ValueError, OverflowError, RecursionError, MemoryError)
+
 
 @dataclass
 class ShardReport:
@@ -91,9 +94,9 @@ def inspect_shard(folder: Path, name: str, *, expected: int) -> ShardReport:
             report.samples += 1
             _check_sample(report, key, parts)
         _check_index(report, path, starts)
-    except (tarfile.TarError, OSError) as error:
+    except _DAMAGE as error:
         report.problems.append(
-            f"{name} is damaged or cut short after {report.samples} samples: {error}"
+            f"{name} is damaged or cut short after {report.samples} samples: {error!r}"
         )
     if report.samples != expected:
         report.problems.append(f"{name} has {report.samples} samples, {META} says {expected}")

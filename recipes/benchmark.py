@@ -42,6 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.dry_run or arguments.print_config:
         if rank() == 0:
             sys.stdout.write(describe(config, world_size=world_size()))
+        if rank() == 0 and arguments.dry_run:
+            from dit.data import data_line
+
+            sys.stdout.write(data_line(config))
         return 0
     options.json.parent.mkdir(parents=True, exist_ok=True)
     limit_s = 60 * config.dist.distributed_timeout_minutes

@@ -24,6 +24,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.dry_run or arguments.print_config:
         if rank() == 0:
             sys.stdout.write(describe(config, world_size=world_size()))
+        if rank() == 0 and arguments.dry_run:
+            from dit.data import data_line
+
+            sys.stdout.write(data_line(config))
         return 0
     export = None
     if config.checkpoint.also_save_hf:

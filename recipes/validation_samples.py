@@ -29,6 +29,7 @@ from data_prep.processors import Processor
 from dit.config import RunConfig
 from dit.drawing import Undrawn, drawing
 from dit.generation import SamplingSettings, generate_latents
+from dit.parallel.first import from_first
 from dit.parallel.groups import device
 from dit.parallel.watch import doing
 from dit.quality import clip_score, frechet_distance, kernel_distance
@@ -47,7 +48,6 @@ from recipes.sizes import cut
 from recipes.validation_wanted import (
     Wanted,
     captions,
-    from_first,
     look,
     notes,
     open_decoder,

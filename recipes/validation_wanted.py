@@ -22,7 +22,6 @@ from dit.batch import PackedBatch
 from dit.config import RunConfig
 from dit.generation import Request
 from dit.objective.unpatch import unpatch
-from dit.parallel.groups import device
 from dit.parallel.watch import doing
 from dit.train.run import Run
 from recipes.prompts import Prompt, unguided
@@ -49,20 +48,6 @@ class Found:
     texts: dict[str, Tensor]  # of the prompts, negative ones and the empty one among them
     steps: Steps | None
     note: str  # why there is no decoder; empty where there is one
-
-
-def from_first(work: Callable[[], T]) -> T:
-    """What `work` gives on the first rank, or the ValueError that it raises there, on all."""
-    outcome: list[Any] = [None, ""]
-    if dist.get_rank() == 0:
-        try:
-            outcome[0] = work()
-        except ValueError as error:
-            outcome[1] = str(error)
-    dist.broadcast_object_list(outcome, src=0, device=device())
-    if outcome[1]:
-        raise ValueError(outcome[1])
-    return outcome[0]
 
 
 def look(run: Run, prompts: Sequence[Prompt]) -> Found:

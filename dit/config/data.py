@@ -88,7 +88,7 @@ class DatasetConfig:
     max_samples_per_sequence: int = 100
     """Samples read in a row from one shard before another is tried."""
     max_bad_fraction: float = 0.01
-    """Part of the samples read that may fail to decode before the run stops with an error."""
+    """Part of the samples read that may be refused, for any reason, before the run stops."""
     checkpoint_every_sec: float = 10.0
     """Seconds between a loader's own snapshots: less means a faster resume."""
 

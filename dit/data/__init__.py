@@ -8,6 +8,7 @@
     packing     which samples share a pack (integers)
     pack        group of samples -> PackedBatch
     members     where the files of a sample lie in a shard, read when it is chosen
+    whole_reader Energon's reader for the samples that are not plain, with bounds
     streams     our links in Energon's chain: damage, counts
     groups      our links that choose the samples of a pack, and the next pack
     turns       which pack is next, so that all ranks train packs of like cost (integers)
@@ -16,13 +17,16 @@
     position    where the readers stand, as a checkpoint keeps it
     moving      a saved position on another number of ranks or workers
     mock        synthetic samples, read like any other
-    source      folders, splits, dataset card and null text
+    source      folders, splits and null text
+    card        what the dataset card says, and whether a model fits it
+    preflight   what can be known of the data before the first step
     identity    what a saved loader state belongs to
     rejects     reasons, counts, DataError
 
 No torch.distributed here: ranks come as arguments.
 """
 
+from dit.data.card import dataset_card
 from dit.data.guarded import deaths_in_words
 from dit.data.loader import (
     PackLoader,
@@ -31,8 +35,9 @@ from dit.data.loader import (
     build_val_loader,
     build_val_packs,
 )
+from dit.data.preflight import check_data, data_line
 from dit.data.rejects import DataError, Reject, Tally, add_up
-from dit.data.source import dataset_card, dataset_sizes, null_text
+from dit.data.source import dataset_sizes, null_text
 
 __all__ = [
     "DataError",
@@ -44,6 +49,8 @@ __all__ = [
     "build_train_loader",
     "build_val_loader",
     "build_val_packs",
+    "check_data",
+    "data_line",
     "dataset_card",
     "dataset_sizes",
     "deaths_in_words",

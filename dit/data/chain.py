@@ -18,6 +18,7 @@ from dit.data.cook import Expected
 from dit.data.encoder import PackEncoder
 from dit.data.guarded import GuardedLoader
 from dit.data.mock import MockDataset
+from dit.data.rejects import Bound, ReaderCounts
 from dit.data.rows import SharedRows
 from dit.data.shares import ReaderConfig
 from dit.data.source import Leaf, energon_source, key_prefixes, val_split
@@ -27,20 +28,20 @@ _MOCK_VAL = 0x76616C
 
 
 def open_training(
-    config: RunConfig, leaves: tuple[Leaf, ...], *, rank: int, world_size: int
+    config: RunConfig, leaves: tuple[Leaf, ...], bound: Bound, *, rank: int, world_size: int
 ) -> GuardedLoader:
     """Endless, shuffled; this rank's share of the samples, parted again among its workers."""
     worker_config = _worker_config(
         config, rank=rank, world_size=world_size, workers=config.dataset.num_workers
     )
-    dataset = _train_dataset(config, leaves, worker_config)
+    dataset = _train_dataset(config, leaves, bound, worker_config)
     return _open(dataset, config, ahead=_packs_of_a_step(config, world_size))
 
 
-def open_validation(config: RunConfig, leaves: tuple[Leaf, ...]) -> GuardedLoader:
+def open_validation(config: RunConfig, leaves: tuple[Leaf, ...], bound: Bound) -> GuardedLoader:
     """Every sample once, in stored order, read in this process whatever the layout."""
     worker_config = _worker_config(config, rank=0, world_size=1, workers=0)
-    return _open(_val_dataset(config, leaves, worker_config), config, ahead=0)
+    return _open(_val_dataset(config, leaves, bound, worker_config), config, ahead=0)
 
 
 def _worker_config(config: RunConfig, *, rank: int, world_size: int, workers: int) -> ReaderConfig:
@@ -64,20 +65,21 @@ def _packs_of_a_step(config: RunConfig, world_size: int) -> int:
 
 
 def _encoder(
-    config: RunConfig, leaves: tuple[Leaf, ...], worker_config: ReaderConfig
+    config: RunConfig, leaves: tuple[Leaf, ...], bound: Bound, worker_config: ReaderConfig
 ) -> PackEncoder:
     rows = SharedRows(
         worker_config.num_workers,
         size=Expected.of(config).pack_bytes,
         held=2 * _packs_of_a_step(config, worker_config.world_size),  # this step's and the next's
     )
-    return PackEncoder(config, sources=key_prefixes(leaves), rows=rows)
+    counts = ReaderCounts(bound, readers=max(1, worker_config.num_workers))
+    return PackEncoder(config, sources=key_prefixes(leaves), rows=rows, counts=counts)
 
 
 def _train_dataset(
-    config: RunConfig, leaves: tuple[Leaf, ...], worker_config: ReaderConfig
+    config: RunConfig, leaves: tuple[Leaf, ...], bound: Bound, worker_config: ReaderConfig
 ) -> SavableDataset:
-    encoder = _encoder(config, leaves, worker_config)
+    encoder = _encoder(config, leaves, bound, worker_config)
     data = config.dataset
     if data.mock:
         mock = MockDataset(config, seed=config.rng.seed, worker_config=worker_config)
@@ -101,9 +103,9 @@ def _train_dataset(
 
 
 def _val_dataset(
-    config: RunConfig, leaves: tuple[Leaf, ...], worker_config: ReaderConfig
+    config: RunConfig, leaves: tuple[Leaf, ...], bound: Bound, worker_config: ReaderConfig
 ) -> SavableDataset:
-    encoder = _encoder(config, leaves, worker_config)
+    encoder = _encoder(config, leaves, bound, worker_config)
     data = config.dataset
     unbatched: Any = None  # our packs are the batches; Energon's types say int
     if data.mock:

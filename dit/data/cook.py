@@ -97,7 +97,7 @@ def measure(parts: Mapping[str, Any], expected: Expected) -> Measured | None:
         payload = Head(data=payload[: head_length(payload)], size=len(payload))
     try:
         outline = read_outline({**parts, "safetensors": payload})
-        _check_latent(outline.latent_CFHW, expected)
+        check_latent(outline.latent_CFHW, expected)
         text_LE = _checked_text(outline.text_LE, expected)
     except Refused:
         return None
@@ -113,7 +113,7 @@ def cook(
         Refused: the record is damaged, or the sample does not fit what is expected.
     """
     record = read_record(parts)
-    _check_latent(record.latent_CFHW, expected)
+    check_latent(record.latent_CFHW, expected)
     text_LE = _checked_text(record.text_LE, expected)
     # Last, because it alone has to look at every number.
     if not _all_finite(record.latent_CFHW):
@@ -130,7 +130,12 @@ def cook(
     )
 
 
-def _check_latent(latent_CFHW: Tensor, expected: Expected) -> None:
+def check_latent(latent_CFHW: Tensor, expected: Expected) -> None:
+    """Looks at the shape alone.
+
+    Raises:
+        Refused: the model or the pack has no place for it.
+    """
     channels, *size = latent_CFHW.shape
     shape, layout = list(latent_CFHW.shape), expected.layout
     if channels != expected.channels:

@@ -13,7 +13,7 @@ from megatron.energon.state import FlexState
 from megatron.energon.wrappers.base import BaseWrapperDataset
 
 from dit.batch import PackedBatch
-from dit.data.rejects import DataError, Refused, Tally
+from dit.data.rejects import DataError, ReaderCounts, RefusedSample, Tally
 from dit.data.rows import RowPlace, SharedRows
 from dit.data.shares import SampleId
 from dit.data.streams import check_patience
@@ -27,8 +27,8 @@ class Packed:
     """None if all its samples were refused."""
     samples: tuple[SampleId, ...]
     """Those in the pack. Others are read again by a run that goes on elsewhere, and refused."""
-    refused: tuple[tuple[Refused, str, SampleId], ...] = ()
-    """Samples that were found unusable when they were read for the pack; with their places."""
+    refused: tuple[tuple[RefusedSample, SampleId], ...] = ()
+    """Samples that were found unusable when they were read for the pack."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +44,8 @@ class Delivery:
     place: RowPlace | None = None
     """Of its numbers, where they lie in a row that the processes share."""
     samples: tuple[SampleId, ...] = ()
+    refused: tuple[RefusedSample, ...] = ()
+    """Those that the reader has refused since its last delivery."""
     follows_snapshot: bool = False
     """The reader was saved just before it made this pack."""
     error: str = ""
@@ -64,13 +66,14 @@ class Deliveries(BaseWrapperDataset[Packed, Delivery]):
     def __init__(
         self,
         dataset: SavableDataset[Packed],
-        tally: Tally,
+        counts: ReaderCounts,
         rows: SharedRows,
         *,
         worker_config: WorkerConfig,
     ):
         super().__init__(dataset, worker_config=worker_config)
-        self.tally = tally
+        self.tally = counts.tally
+        self._counts = counts
         self._rows = rows
         self._skipped: Mapping[int, int] = {}
         self._saved = False
@@ -111,11 +114,16 @@ class Deliveries(BaseWrapperDataset[Packed, Delivery]):
                     pack=pack,
                     place=place,
                     samples=packed.samples,
+                    refused=self._counts.take_fresh(),
                     follows_snapshot=saved,
                 )
-            yield Delivery(worker=worker, tally=self.tally.snapshot())
+            yield self._last(worker)
         except DataError as error:
-            yield Delivery(worker=worker, tally=self.tally.snapshot(), error=str(error))
+            yield replace(self._last(worker), error=str(error))
+
+    def _last(self, worker: int) -> Delivery:
+        tally, refused = self.tally.snapshot(), self._counts.take_fresh()
+        return Delivery(worker=worker, tally=tally, refused=refused)
 
     def received(self, delivery: Delivery) -> Delivery:
         """In the main process: with all the numbers of its pack."""
@@ -126,8 +134,8 @@ class Deliveries(BaseWrapperDataset[Packed, Delivery]):
 
     def _count(self, packed: Packed) -> None:
         """Counts what was refused after it had been chosen."""
-        for refusal, place, (dataset, _) in packed.refused:
-            self.tally.refuse_accepted(refusal, place=place)
+        for sample, (dataset, _) in packed.refused:
+            self._counts.refuse(sample)
             self._refused_in_a_row[dataset] += 1
             check_patience(self._refused_in_a_row[dataset], of=self)
         for dataset, _ in packed.samples:

@@ -27,7 +27,7 @@ from dit.data.members import PLACE, Place
 from dit.data.mock import MockShare
 from dit.data.open_shards import OpenShards
 from dit.data.pack import PackWriter, Room, common_dtype
-from dit.data.rejects import DataError, Refused, Reject, Tally
+from dit.data.rejects import DataError, ReaderCounts, Refused, Reject
 from dit.data.rows import SharedRows
 from dit.data.shares import ShardShare, Share, sample_id
 from dit.data.streams import (
@@ -48,14 +48,21 @@ class PackEncoder(TaskEncoder):
 
     decoder = None  # parts stay bytes: the cooker decodes, and knows shard and key when it fails
 
-    def __init__(self, config: RunConfig, *, sources: Mapping[str, str], rows: SharedRows):
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        sources: Mapping[str, str],
+        rows: SharedRows,
+        counts: ReaderCounts,
+    ):
         """`sources` maps the path of each dataset of a blend to the prefix of its keys."""
         self.expected = Expected.of(config)
         self.data = config.dataset
         self.model = config.model
         self.seed = config.rng.seed
         self.sources = sources
-        self.tally = Tally()
+        self._counts = counts
         self._shards = (
             OpenShards()
         )  # of all datasets, so that a blend of many has not too many open
@@ -121,7 +128,7 @@ class PackEncoder(TaskEncoder):
                 writer.add(self._chosen(sample))
                 samples.append(of)
             except Refused as refusal:
-                refused.append((refusal.with_traceback(None), sample.place, of))
+                refused.append((sample.refused(refusal), of))
         return Packed(
             pack=writer.finish() if samples else None,
             samples=tuple(samples),
@@ -162,7 +169,7 @@ class PackEncoder(TaskEncoder):
             raise DataError("a metadataset with `join` or `aux` cannot be read here; blend instead")
         built = dataset.dataset.build(worker_rotation_offset=worker_rotation_offset)
         share = self._shared(built, dataset.dataset, worker_config)
-        return Cooking(share, self.cook, self.tally, worker_config=worker_config)
+        return Cooking(share, self.cook, self._counts, worker_config=worker_config)
 
     def _shared(self, built: SavableDataset, factory: Any, worker_config: Any) -> Share:
         """Shards that are safe to read, and each reader's share of them."""
@@ -199,7 +206,7 @@ class PackEncoder(TaskEncoder):
                 worker_config=worker_config,
             )
         packs = MapDataset(groups, self.pack, stateless_map_fn=True, worker_config=worker_config)
-        return Deliveries(packs, self.tally, self._rows, worker_config=worker_config)
+        return Deliveries(packs, self._counts, self._rows, worker_config=worker_config)
 
 
 def _lasting(sample: LatentSample) -> LatentSample:

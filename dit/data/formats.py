@@ -8,7 +8,6 @@ Ours: `.safetensors` (`latent`, `text`) and `.json`. DFM's: `.pth` (latent), `.p
 
 from __future__ import annotations
 
-import json
 import math
 import pickle
 import zlib
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from dit import safe_pickle
 from dit.data.rejects import Refused, Reject
+from dit.json_text import parse_json
 
 FORMAT_VERSION = 1
 # Of those that a sample may have; any other is refused when the whole is read.
@@ -110,22 +110,35 @@ def _stored(head: Head) -> dict[str, _Stored]:
         Refused: the head is damaged, or the file is not as long as it says.
     """
     try:
-        tensors, begin = json.loads(head.data[8:]), len(head.data)
-        tensors.pop("__metadata__", None)
-        end = begin + max(t["data_offsets"][1] for t in tensors.values())
-        if end != head.size:
-            raise ValueError(f"{head.size} bytes, not {end}")
+        tensors, begin = parse_json(str(head.data[8:], "utf-8")), len(head.data)
+        notes = tensors.pop("__metadata__", {})
+        if not all(isinstance(note, str) for note in notes.values()):
+            raise ValueError("__metadata__ is no text")
+        _check_end_to_end([t["data_offsets"] for t in tensors.values()], head.size - begin)
         found = {name: tensors[name] for name in ("latent", "text") if name in tensors}
         return {name: _checked(t, begin) for name, t in found.items()}
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise Refused(Reject.UNDECODABLE, f".safetensors: {error!r}") from error
 
 
+def _check_end_to_end(spans: list[list[int]], size: int) -> None:
+    """As safetensors asks: no byte is of no tensor, and none of two."""
+    if not all(_are_counts(span) for span in spans):
+        raise ValueError("data_offsets are no whole numbers")
+    starts, stops = zip(*sorted(map(tuple, spans)), strict=True)
+    if [*starts, size] != [0, *stops]:
+        raise ValueError(f"its tensors do not lie end to end in {size} bytes")
+
+
 def _checked(tensor: dict[str, Any], begin: int) -> _Stored:
     (start, stop), dtype, shape = tensor["data_offsets"], _DTYPES[tensor["dtype"]], tensor["shape"]
-    if start < 0 or math.prod(shape) * dtype.itemsize != stop - start:
+    if not _are_counts(shape) or math.prod(shape) * dtype.itemsize != stop - start:
         raise ValueError(f"{tensor} is {stop - start} bytes")
     return _Stored(dtype=dtype, shape=shape, start=begin + start)
+
+
+def _are_counts(values: Any) -> bool:
+    return isinstance(values, list) and all(type(v) is int and v >= 0 for v in values)
 
 
 def _outlined(head: Head) -> dict[str, Tensor]:
@@ -205,7 +218,7 @@ def _part(parts: Mapping[str, Any], name: str) -> Any:
 
 def _read_json(data: bytes) -> dict[str, Any]:
     try:
-        about = json.loads(data)
+        about = parse_json(data)
     except ValueError as error:
         raise Refused(Reject.UNDECODABLE, f".json: {error}") from error
     if not isinstance(about, dict):
@@ -215,10 +228,12 @@ def _read_json(data: bytes) -> dict[str, Any]:
 
 def _check_version(about: dict[str, Any]) -> None:
     version = about.get("format_version", FORMAT_VERSION)
-    if version != FORMAT_VERSION:
-        raise Refused(
-            Reject.UNDECODABLE, f"format_version={version}, this reader knows {FORMAT_VERSION}"
-        )
+    if version == FORMAT_VERSION:
+        return
+    known = f"format_version={version!r}, this program reads {FORMAT_VERSION}"
+    if type(version) is int and version > FORMAT_VERSION:
+        raise Refused(Reject.NEWER, f"{known}: the program is older than the shard")
+    raise Refused(Reject.UNDECODABLE, f"{known}: no program has written such a version")
 
 
 def _check_sum(payload: bytes | memoryview, about: dict[str, Any]) -> None:

@@ -2,12 +2,13 @@
 
 1. check     folders, splits and sizes, before any process starts
 2. open      Energon's chain of datasets (chain.py), its links in the loader's processes
-3. receive   packs with counts; damage beyond the tolerance, and dead workers, end the run
+3. receive   packs with counts; refusals beyond the tolerance, and dead workers, end the run
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
@@ -20,12 +21,8 @@ from dit.data.guarded import GuardedLoader, Mark, worker_died
 from dit.data.identity import check_identity, loader_identity
 from dit.data.moving import move
 from dit.data.position import Layout, Position, pickled
-from dit.data.rejects import DataError, Tally, add_up
-from dit.data.source import check_readers, count_samples, train_leaves, val_leaves
-
-# The part of damaged samples is judged over whole passes, within these bounds on their samples:
-# else one fault in a good dataset would end the run when it is among the first that are read.
-_JUDGE_OVER = (50, 10_000)
+from dit.data.rejects import MOST_NAMED, Bound, DataError, RefusedSample, Tally, add_up
+from dit.data.source import Leaf, check_readers, count_samples, train_leaves, val_leaves
 
 
 def build_train_loader(config: RunConfig, *, rank: int, world_size: int) -> PackLoader:
@@ -38,11 +35,11 @@ def build_train_loader(config: RunConfig, *, rank: int, world_size: int) -> Pack
     """
     leaves = train_leaves(config)
     check_readers(leaves, ranks=world_size, workers=config.dataset.num_workers)
+    bound = _bound(config, leaves, ranks=world_size)
     return PackLoader(
-        lambda: open_training(config, leaves, rank=rank, world_size=world_size),
+        lambda: open_training(config, leaves, bound, rank=rank, world_size=world_size),
         identity=loader_identity(config),
-        max_bad_fraction=config.dataset.max_bad_fraction,
-        samples=sum(map(count_samples, leaves)) // world_size,
+        bound=bound,
         endless=True,
     )
 
@@ -57,14 +54,19 @@ def build_val_loader(config: RunConfig, *, rank: int, world_size: int) -> PackLo
         DataError: there is no `val` split (the message says what to do), or as for training.
     """
     leaves = val_leaves(config)
+    bound = _bound(config, leaves, ranks=1)
     return PackLoader(
-        lambda: open_validation(config, leaves),
+        lambda: open_validation(config, leaves, bound),
         identity={},
-        max_bad_fraction=config.dataset.max_bad_fraction,
-        samples=sum(map(count_samples, leaves)),
+        bound=bound,
         endless=False,
         share=(rank, world_size),
     )
+
+
+def _bound(config: RunConfig, leaves: Sequence[Leaf], *, ranks: int) -> Bound:
+    samples = sum(map(count_samples, leaves)) // ranks
+    return Bound(fraction=config.dataset.max_bad_fraction, samples=samples)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +76,7 @@ class ValidationPacks:
     packs: list[PackedBatch]
     tally: Tally
     """Of the samples that were read for them."""
+    refused: tuple[RefusedSample, ...] = ()
 
 
 def build_val_packs(config: RunConfig, *, indices: Sequence[int]) -> ValidationPacks:
@@ -91,7 +94,11 @@ def build_val_packs(config: RunConfig, *, indices: Sequence[int]) -> ValidationP
             found[index] = pack
     loader.close()
     if wanted <= found.keys():
-        return ValidationPacks(packs=[found[index] for index in indices], tally=loader.tally())
+        return ValidationPacks(
+            packs=[found[index] for index in indices],
+            tally=loader.tally(),
+            refused=loader.take_refused(),
+        )
     return build_val_packs(config, indices=[index % count for index in indices])
 
 
@@ -115,18 +122,17 @@ class PackLoader:
         opener: Callable[[], GuardedLoader],
         *,
         identity: dict[str, Any],
-        max_bad_fraction: float,
-        samples: int,
+        bound: Bound,
         endless: bool,
         share: tuple[int, int] = (0, 1),
     ):
-        """`samples` are those of one pass; `share` is (first, step) of the packs that are given."""
+        """`share` is (first, step) of the packs that are given."""
         self._opener = opener
         self._identity = identity
-        self._max_bad_fraction = max_bad_fraction
-        self._samples = samples
+        self._bound = bound
         self._endless = endless
         self._share = share
+        self._refused: deque[RefusedSample] = deque()  # which the thread of `ahead` fills
         self.moved = ""
         """What `load_state_dict` did about another number of ranks or workers, for the log."""
         self._begin()
@@ -211,6 +217,10 @@ class PackLoader:
         """As `counts`, with the samples read, and for each reason the newest sample that had it."""
         return self._sum(self._tallies if self._held is None else self._held.tallies)
 
+    def take_refused(self) -> tuple[RefusedSample, ...]:
+        """Samples refused since the last call; a resumed run may meet some again."""
+        return tuple(self._refused.popleft() for _ in range(len(self._refused)))
+
     def close(self) -> None:
         """Ends the loader's processes."""
         self._loader.shutdown()
@@ -260,20 +270,15 @@ class PackLoader:
             raise death from error
 
     def _judge(self, delivery: Delivery) -> None:
-        """Keeps the counts, and ends the run when an error or too much damage came with them."""
+        """Keeps the counts, and ends the run when an error or too many refusals came with them."""
         self._tallies[delivery.worker] = delivery.tally
+        self._refused += delivery.refused[: MOST_NAMED - len(self._refused)]
         if delivery.error:
             raise DataError(delivery.error + self._report())
-        total = self._sum(self._tallies)
-        least, most = _JUDGE_OVER
-        a_pass = max(least, min(self._samples, most))
-        over = -(-total.read // a_pass) * a_pass
-        if total.damaged > self._max_bad_fraction * over:
-            raise DataError(
-                f"{total.damaged} of {total.read} samples are damaged, more than"
-                f" dataset.max_bad_fraction={self._max_bad_fraction} of {over}; restore the shards"
-                " or pack them again, or raise dataset.max_bad_fraction" + self._report()
-            )
+        try:
+            self._bound.check(self._sum(self._tallies))
+        except DataError as error:
+            raise DataError(f"{error}{self._report()}") from None
 
     def _report(self) -> str:
         total = self._sum(self._tallies)

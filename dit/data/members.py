@@ -20,12 +20,11 @@ from megatron.energon.flavors.webdataset.itar_reader import ShardInfosITarReader
 from megatron.energon.source_info import SourceInfo
 
 from dit.data.formats import Head, head_length
-from dit.data.open_shards import NotPlain, OpenShards
+from dit.data.open_shards import BLOCK, NotPlain, OpenShards
 
 PLACE = "__place__"
 """Part of a record that has heads only: where all of it lies."""
 
-_BLOCK = 512  # bytes; a tar pads every header and every content to a multiple of this
 # The .json and the description of the tensors of most samples. Smaller ones are read whole.
 _WINDOW = 8192
 _LARGE = 2**17  # more than the head of any tensors has
@@ -169,23 +168,23 @@ def members(read: Callable[[int, int], bytes], size: int) -> Iterator[tuple[str,
     """
     at, found = 0, 0
     while at < size:
-        name, length, kind = _header(read(at, _BLOCK))
-        at += _BLOCK
-        if at + length > size:
-            raise NotPlain(f"{name} is longer than its sample")
+        name, length, kind = _header(read(at, BLOCK))
+        at += BLOCK
+        if not 0 <= length <= size - at:  # a size below 0 would have the same header read for ever
+            raise NotPlain(f"{name} has {length} bytes, and its sample {size}")
         if kind == _EXTENDED:
             _check_times(read(at, length))
         elif not (name.startswith("__") and skip_meta_re.match(name)):
             found += 1
             yield name, at, length
-        at += -(-length // _BLOCK) * _BLOCK
+        at += -(-length // BLOCK) * BLOCK
     if not found:
         raise NotPlain("no file")
 
 
 def _header(header: bytes) -> tuple[str, int, bytes]:
     """Name, size and kind of what follows."""
-    if len(header) < _BLOCK:
+    if len(header) < BLOCK:
         raise NotPlain("the header is cut")
     name, size, checksum, kind, magic, prefix = _HEADER.unpack(header)
     if kind not in (*_PLAIN_FILE, _EXTENDED) or magic != _USTAR:
@@ -219,4 +218,6 @@ def _split(name: str) -> tuple[str, str]:
     base, dot, extension = file.partition(".")
     if not base or not dot:
         raise NotPlain(f"{name} has no extension")
+    if extension.startswith("__"):
+        raise NotPlain(f"{name} has the name of a part of a record")
     return folder + slash + base, extension

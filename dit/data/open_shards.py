@@ -7,20 +7,54 @@ import os
 import struct
 import time
 
+import numpy as np
+
 _LOOK_S = 0.1  # between looks whether a shard is still there, of which each takes 10 us
 _OPEN = 128  # shards. Systems allow 1024 files, some fewer
-_SPAN = struct.Struct("2Q")
+_SPAN = struct.Struct("<2Q")
+BLOCK = 512  # bytes; a tar pads every header and every content to a multiple of this
 
 
 class NotPlain(Exception):  # noqa: N818 - a case for Energon's reader, not a failure
     """Raised for what only a whole tar reader can read, or can say what is wrong with."""
 
 
+class ShardError(ValueError):
+    """A shard or its index is damaged; the message names the file."""
+
+
+REINDEX = "restore it, or write it anew with `energon prepare --tar-index-only {folder}`"
+"""What to do about an index; `folder` is that of the dataset."""
+
+
+def index_fault(offsets: bytes) -> str:
+    """What is wrong with the bytes of an index, empty for nothing.
+
+    Each number says where a sample begins and the one before it ends, so an index that does not
+    ascend would give some bytes twice, or none.
+    """
+    if len(offsets) % 8 or len(offsets) < 16:
+        return f"it has {len(offsets)} bytes, no row of two or more 8-byte numbers"
+    found = np.frombuffer(offsets, "<u8")
+    if len(falls := np.flatnonzero(found[1:] <= found[:-1])):
+        at = int(falls[0])
+        return f"number {at + 1} is {found[at + 1]}, after {found[at]}: its numbers do not ascend"
+    if len(odd := np.flatnonzero(found % BLOCK)):
+        at = int(odd[0])
+        return f"number {at} is {found[at]}, where no file of a tar begins (multiples of {BLOCK})"
+    return ""
+
+
 class OpenShard:
     """A shard and its index."""
 
     def __init__(self, path: str):
-        """Raises OSError where one of them is not there."""
+        """Opens both.
+
+        Raises:
+            OSError: one of them is not there.
+            ShardError: the index is damaged.
+        """
         self.path = path
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - closes with its last reference
         self.number = self._file.fileno()
@@ -29,6 +63,8 @@ class OpenShard:
         self._size: int | None = None
         with open(f"{path}.idx", "rb") as index:
             self._index = index.read()
+        if fault := index_fault(self._index):
+            raise ShardError(f"{path}.idx is damaged: {fault}")
 
     def size_now(self) -> int | None:
         """Bytes of the shard; None if another file has its name by now.
@@ -44,12 +80,17 @@ class OpenShard:
         return self._size
 
     def span(self, sample: int) -> tuple[int, int]:
-        """Start and end of a sample in bytes."""
+        """Start and end of a sample in bytes.
+
+        Raises:
+            ShardError: the index has no such sample.
+        """
         try:
             start, stop = _SPAN.unpack_from(self._index, 8 * sample)
         except struct.error as error:
-            raise NotPlain(f"{self.path}: no sample {sample} in the index") from error
-        return start, stop
+            raise ShardError(f"{self.path}.idx has no sample {sample}") from error
+        # Of the first one the start is not looked at by Energon either: folders may come before.
+        return start if sample else 0, stop
 
 
 class OpenShards:
@@ -64,7 +105,10 @@ class OpenShards:
         shard, size = self._checked(path)
         start, stop = shard.span(sample)
         if stop > size:
-            raise NotPlain(f"{path} ends before sample {sample} does")
+            raise ShardError(
+                f"{path} has {size} bytes, and by its .idx sample {sample} ends at {stop}: it is"
+                " cut short, or its .idx is that of another shard"
+            )
         return start, stop - start
 
     def read(self, path: str, start: int, size: int) -> bytes:

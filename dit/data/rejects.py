@@ -20,6 +20,7 @@ class Reject(StrEnum):
     MISSING_PART = "a part of the sample is missing"
     CHECKSUM = "payload does not match its checksum"
     UNDECODABLE = "payload cannot be decoded"
+    NEWER = "sample is of a newer format than this program reads"
     CHANNELS = "latent has the wrong number of channels"
     NOT_PATCHABLE = "latent does not divide into patches"
     TOO_LONG = "sample is longer than one pack"
@@ -31,10 +32,11 @@ class Reject(StrEnum):
 
 
 REMEDIES = {
-    Reject.UNREADABLE: "restore the shard, or pack the data again",
+    Reject.UNREADABLE: "restore the shard and its .idx, or pack the data again",
     Reject.MISSING_PART: "pack the data again",
     Reject.CHECKSUM: "restore the shard, or pack the data again",
     Reject.UNDECODABLE: "restore the shard, or pack the data again",
+    Reject.NEWER: "update this program, or pack the data with this version of it",
     Reject.CHANNELS: "set model.in_channels to what the shards hold",
     Reject.NOT_PATCHABLE: "choose a patch that divides the latents, or pack other sizes",
     Reject.TOO_LONG: "raise dataset.task_encoder_seq_length, or pack smaller samples",
@@ -46,8 +48,11 @@ REMEDIES = {
 }
 """What to do where it happens to more samples than one likes."""
 
-DAMAGE = (Reject.UNREADABLE, Reject.MISSING_PART, Reject.CHECKSUM, Reject.UNDECODABLE)
-"""Faults of the file, whose part of all samples `dataset.max_bad_fraction` bounds."""
+# The part of refused samples is judged over whole passes, within these bounds on their samples:
+# else one fault in a good dataset would end the run when it is among the first that are read.
+_JUDGE_OVER = (50, 10_000)
+MOST_NAMED = 10_000
+"""Refused samples that are kept by name."""
 
 
 class Refused(Exception):  # noqa: N818 - a verdict on one sample, not a failure of the program
@@ -59,6 +64,23 @@ class Refused(Exception):  # noqa: N818 - a verdict on one sample, not a failure
         self.detail = detail
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RefusedSample:
+    """A sample that was left out, as a run names it."""
+
+    key: str
+    shard: str
+    dataset: str
+    """Its folder."""
+    reason: str
+    detail: str
+
+    @property
+    def place(self) -> str:
+        """Shard and key, for messages."""
+        return f"{self.dataset}/{self.shard}, key {self.key}"
+
+
 @dataclass
 class Tally(Savable):
     """Counts of one reader. Part of its state, so a resumed run counts each sample once."""
@@ -68,22 +90,10 @@ class Tally(Savable):
     newest: dict[str, str] = field(default_factory=dict)
     """For every reason the newest sample that had it: place and values."""
 
-    def accept(self) -> None:
-        self.read += 1
-
-    def refuse(self, refusal: Refused, *, place: str) -> None:
-        self.read += 1
-        self.refuse_accepted(refusal, place=place)
-
-    def refuse_accepted(self, refusal: Refused, *, place: str) -> None:
-        """Of a sample that has been counted as read, and was found unusable since."""
-        reason = refusal.reason.value  # plain strings, because they are part of a saved state
-        self.refused[reason] = self.refused.get(reason, 0) + 1
-        self.newest[reason] = f"{place}: {refusal.detail}"
-
-    @property
-    def damaged(self) -> int:
-        return sum(self.refused.get(reason, 0) for reason in DAMAGE)
+    def refuse(self, sample: RefusedSample) -> None:
+        """Counts a sample that has been counted as read, and was found unusable since."""
+        self.refused[sample.reason] = self.refused.get(sample.reason, 0) + 1
+        self.newest[sample.reason] = f"{sample.place}: {sample.detail}"
 
     def report(self) -> str:
         """One line for each reason."""
@@ -118,3 +128,63 @@ def add_up(tallies: Iterable[Tally]) -> Tally:
         for reason, count in tally.refused.items():
             total.refused[reason] = total.refused.get(reason, 0) + count
     return total
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bound:
+    """How many samples may be refused, for whatever reason, before the run ends."""
+
+    fraction: float
+    """`dataset.max_bad_fraction`."""
+    samples: int
+    """Of one pass of the rank."""
+
+    def check(self, tally: Tally, *, readers: int = 1) -> None:
+        """Judges the counts of a rank, or of one of its `readers` as if all had read as much.
+
+        Raises:
+            DataError: too many were refused.
+        """
+        least, most = _JUDGE_OVER
+        a_pass = max(least, min(self.samples, most))
+        over = -(-tally.read * readers // a_pass) * a_pass
+        if (refused := sum(tally.refused.values())) > self.fraction * over:
+            raise DataError(
+                f"{refused} of {tally.read} samples cannot be used, more than"
+                f" dataset.max_bad_fraction={self.fraction} of {over}; see below what is wrong with"
+                " them, or raise dataset.max_bad_fraction to go on without them"
+            )
+
+
+class ReaderCounts:
+    """What one reader counts and names.
+
+    It judges its own counts as well: where nearly every sample is refused, a pack that could bring
+    them to the main process may take hours.
+    """
+
+    def __init__(self, bound: Bound, *, readers: int):
+        """`readers` are those of the rank."""
+        self.tally = Tally()
+        self._bound = bound
+        self._readers = readers
+        self._fresh: list[RefusedSample] = []
+
+    def accept(self) -> None:
+        self.tally.read += 1
+
+    def refuse(self, sample: RefusedSample) -> None:
+        """Of a sample that has been counted as read.
+
+        Raises:
+            DataError: too many were refused.
+        """
+        self.tally.refuse(sample)
+        if len(self._fresh) < MOST_NAMED:
+            self._fresh.append(sample)
+        self._bound.check(self.tally, readers=self._readers)
+
+    def take_fresh(self) -> tuple[RefusedSample, ...]:
+        """Those refused since the last call."""
+        fresh, self._fresh = tuple(self._fresh), []
+        return fresh

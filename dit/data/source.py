@@ -7,6 +7,7 @@ YAML. All yield leaves: folder and split.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,12 +19,14 @@ from megatron.energon.epathlib import EPath
 from megatron.energon.eyaml import load_yaml
 from megatron.energon.flavors import EmptyDatasetError
 from megatron.energon.flavors.webdataset import WebdatasetMeta
+from megatron.energon.flavors.webdataset.structs import ShardInfo
 from torch import Tensor
 
 from dit.config import DatasetConfig, RunConfig
 from dit.data.rejects import DataError
 
 META = ".nv-meta"
+_RANGE, _MANY_NAMES = re.compile(r"\{(-?\d{1,99})\.\.(-?\d{1,99})"), 10**6
 _CRUDE = {"CrudeWebdataset"}
 _METADATASETS = {"Metadataset", "MetadatasetV2"}
 _CLASS_KEYS = ("__module__", "__class__")
@@ -87,16 +90,53 @@ def count_samples(leaf: Leaf) -> int:
     Raises:
         DataError: there is no such split, or it is empty.
     """
-    try:
-        meta = WebdatasetMeta.from_config(leaf.path, split_part=leaf.split)
-        count = sum(shard.count for shard in meta.shards)
-    except (AssertionError, EmptyDatasetError):
-        count = 0
-    except Exception as error:
-        raise DataError(f"{leaf.path / META} cannot be read ({error!r}); {_how(leaf)}") from error
+    count = sum(shard.count for shard in shards_of(leaf))
     if count == 0:
         raise DataError(_no_split(leaf))
     return count
+
+
+def shards_of(leaf: Leaf) -> list[ShardInfo]:
+    """The shards of the split of one folder; none where there is no such split.
+
+    Raises:
+        DataError: `.nv-meta` is damaged.
+    """
+    try:
+        _check_ranges(leaf.path / META)
+        shards = WebdatasetMeta.from_config(leaf.path, split_part=leaf.split).shards
+        wrong = [shard.name for shard in shards if shard.count < 0]
+    except (AssertionError, EmptyDatasetError):
+        return []
+    except KeyError as error:
+        raise DataError(
+            f"{leaf.path / META}: split.yaml names {error}, which .info.json does not list;"
+            f" {_how(leaf)}"
+        ) from error
+    except Exception as error:  # whatever Energon's parsers make of the bytes
+        raise DataError(f"{leaf.path / META} cannot be read ({error!r}); {_how(leaf)}") from error
+    if wrong:
+        raise DataError(f"{leaf.path / META}/.info.json: {wrong[0]} has fewer than 0 samples")
+    return shards
+
+
+def _check_ranges(meta: EPath) -> None:
+    """Energon writes out every name of a pattern: one wrong digit would take all of the memory.
+
+    Raises:
+        ValueError: a pattern such as {000000..000009} has too many names.
+    """
+    for path in (meta / "split.yaml", meta / "split.json"):
+        if path.is_file():
+            text = path.read_bytes().decode(errors="replace")
+            many = [r for r in _RANGE.finditer(text) if _names(r) > _MANY_NAMES]
+            if many:
+                raise ValueError(f"{path} has the pattern {many[0][0]}, of too many names")
+
+
+def _names(found: re.Match[str]) -> int:
+    first, last = found.groups()
+    return 1 + abs(int(last) - int(first))
 
 
 def key_prefixes(leaves: tuple[Leaf, ...]) -> dict[str, str]:
@@ -137,18 +177,6 @@ def check_readers(leaves: tuple[Leaf, ...], *, ranks: int, workers: int) -> None
             )
 
 
-def dataset_card(config: RunConfig) -> dict[str, Any] | None:
-    """`dataset_card.json` of the first dataset: how to rebuild its encoders; None where absent."""
-    for leaf in train_leaves(config)[:1]:
-        card = leaf.path / "dataset_card.json"
-        if card.is_file():
-            try:
-                return json.loads(card.read_text())
-            except ValueError as error:
-                raise DataError(f"{card} is not JSON ({error}); {_how(leaf)}") from error
-    return None
-
-
 def null_text(config: RunConfig) -> Tensor:
     """[L0, E] float32: embedding of the empty string, one zero vector where none is stored.
 
@@ -175,6 +203,8 @@ def _stored_null_text(leaf: Leaf, width: int) -> Tensor:
         text = safetensors.torch.load(path.read_bytes())["text"]
     except Exception as error:
         raise DataError(f"{path} cannot be read ({error!r}); {_how(leaf)}") from error
+    if not text.is_floating_point() or not text.isfinite().all():
+        raise DataError(f"{path}: text has NaN or Inf, or is {text.dtype}, no floats; {_how(leaf)}")
     if text.dim() != 2 or len(text) == 0 or text.shape[1] != width:
         raise DataError(
             f"{path}: text has shape {list(text.shape)}, model.crossattn_emb_size={width} wants"
@@ -199,9 +229,11 @@ def _expand(path: EPath, split: str) -> Iterator[Leaf]:
     if path.is_file():
         _check_metadataset(path)
         try:
-            found = traverse_metadataset(path, split_part=split)
+            found = list(traverse_metadataset(path, split_part=split))
         except KeyError as error:
             raise DataError(_no_split(Leaf(path=path, split=split))) from error
+        except Exception as error:  # whatever Energon makes of it
+            raise DataError(f"metadataset {path} cannot be read ({error!r}); correct it") from error
         for reference in found:
             _check_folder(reference.path)
             yield Leaf(path=reference.path, split=reference.split_part)
@@ -220,20 +252,31 @@ def _check_folder(path: EPath) -> None:
     settings = path / META / "dataset.yaml"
     if not settings.is_file():
         raise DataError(f"{settings} is missing; {how}")
-    _check_class(load_yaml(settings.read_bytes()), settings, allowed=_CRUDE)
+    _check_class(_read_yaml(settings), settings, allowed=_CRUDE)
 
 
-def _check_metadataset(path: EPath) -> None:
+def _read_yaml(path: EPath) -> Any:
+    try:
+        document = load_yaml(path.read_bytes())
+        json.dumps(document, default=str)  # one that holds itself has no end
+    except Exception as error:  # of many kinds: Energon's parser is one of C++
+        raise DataError(f"{path} is no YAML that can be read ({error!r}); restore it") from error
+    return document
+
+
+def _check_metadataset(path: EPath, *, outer: tuple[str, ...] = ()) -> None:
+    if str(path) in outer:
+        raise DataError(f"metadataset {path} refers to itself, by {' -> '.join(outer)}")
     if not path.name.endswith(".yaml"):
         raise DataError(
             f"dataset {path} is a file; give a folder with {META}, or an Energon metadataset .yaml"
         )
-    document = load_yaml(path.read_bytes())
+    document = _read_yaml(path)
     _check_class(document, path, allowed=_METADATASETS)
     for name in _paths_in(document):
         inner = path.parent / name
         if inner.is_file():
-            _check_metadataset(inner)
+            _check_metadataset(inner, outer=(*outer, str(path)))
 
 
 def _paths_in(node: Any) -> Iterator[str]:
@@ -256,7 +299,7 @@ def _check_class(document: Any, path: EPath, *, allowed: set[str]) -> None:
         raise DataError(f"{path} holds no settings; {_PREPARE.format(path=path.parent.parent)}")
     module = document.get("__module__", "megatron.energon")
     name = document.get("__class__", min(allowed))
-    if module != "megatron.energon" or name not in allowed:
+    if module != "megatron.energon" or name not in sorted(allowed):  # a name may be a list
         raise DataError(
             f"{path} asks for {module}.{name}; only {', '.join(sorted(allowed))} of"
             " megatron.energon can be read here (`energon prepare --sample-type CrudeWebdataset`)"

@@ -25,16 +25,22 @@ from megatron.energon.wrappers.base import BaseWrapperDataset
 from dit.batch import LatentSample
 from dit.data.cook import Measured
 from dit.data.members import Place, PlainReader
-from dit.data.open_shards import NotPlain, OpenShards
-from dit.data.rejects import DataError, Refused, Tally
+from dit.data.open_shards import NotPlain, OpenShards, ShardError
+from dit.data.rejects import DataError, ReaderCounts, Refused, RefusedSample
+from dit.data.whole_reader import read_whole
 
 UNREADABLE = "__unreadable__"
 """Part of a record that stands for a sample whose shard cannot be read: the error's text."""
 
 _DAMAGE = (
     *(tarfile.TarError, OSError, EOFError, struct.error),
-    *(ValueError, LookupError, AttributeError),  # what tarfile and Energon make of garbled headers
+    # What tarfile and Energon make of garbled headers.
+    *(ValueError, LookupError, AttributeError, TypeError, ArithmeticError),
+    *(RecursionError, MemoryError),
 )
+_LOST = (NotPlain, ShardError, OSError, MemoryError)
+"""What becomes of a sample between its head and its whole."""
+_DETAIL = 500  # characters; what a garbled file says of itself may have no end
 # A pass without a single good sample ends the run, within these bounds on the samples of a pass.
 _PATIENCE = (1_000, 100_000)
 
@@ -57,20 +63,20 @@ class SafeReader:
 
     def __getitem__(self, index: int) -> Any:
         try:
-            return self._plain[index]
-        except NotPlain:
-            pass
-        except OSError:
-            self._plain.close()  # a stale handle of a network drive
-        try:
             try:
-                return self._reader[index]
+                return self._read(index)
             except _DAMAGE:
                 self._reopen()  # a passing fault of a network drive deserves a second try
-                return self._reader[index]
+                return self._read(index)
         except _DAMAGE as error:
             self._reopen()
             return self._unreadable(index, error)
+
+    def _read(self, index: int) -> Any:
+        try:
+            return self._plain[index]
+        except NotPlain:
+            return read_whole(self._reader, index)
 
     def _reopen(self) -> None:
         self._plain.close()
@@ -89,7 +95,7 @@ class SafeReader:
             "__shard__": name,
             "__restore_key__": ("Webdataset", index),
             "__sources__": (source,),
-            UNREADABLE: f"{type(error).__name__}: {error}",
+            UNREADABLE: _said(error),
         }
 
 
@@ -98,12 +104,17 @@ def read_parts(place: Place) -> dict[str, Any]:
     try:
         try:
             return place.parts()
-        except (NotPlain, OSError):
+        except _LOST:
             place.shards.close()  # as above
             return place.parts()
-    except (NotPlain, OSError) as error:
+    except _LOST as error:
         place.shards.close()
-        return {UNREADABLE: f"{type(error).__name__}: {error}"}
+        return {UNREADABLE: _said(error)}
+
+
+def _said(error: BaseException) -> str:
+    """What a refusal says of an error: ours speak for themselves."""
+    return str(error) if isinstance(error, ShardError) else f"{type(error).__name__}: {error}"
 
 
 @edataclass
@@ -127,14 +138,19 @@ class CookedSample(Sample):
         assert self.measured is not None
         return self.measured
 
-    @property
-    def place(self) -> str:
-        """Shard and key, for messages."""
-        return f"{self.origin.dataset_path}/{self.origin.shard_name}, key {self.stored_key}"
+    def refused(self, refusal: Refused) -> RefusedSample:
+        """The name and place of the sample, and why it is left out."""
+        return RefusedSample(
+            key=self.stored_key,
+            shard=self.origin.shard_name,
+            dataset=str(self.origin.dataset_path),
+            reason=refusal.reason.value,  # plain text, because it is part of a saved state
+            detail=refusal.detail[:_DETAIL],
+        )
 
 
 class Cooking(BaseWrapperDataset[Any, CookedSample]):
-    """Records -> samples that were not refused; counts all of them in `tally`.
+    """Records -> samples that were not refused; counts all of them.
 
     Energon does this in two links that number the samples, so that what is random can be drawn
     again, and together take as long as the decoding of a small sample. Nothing is random here.
@@ -144,13 +160,13 @@ class Cooking(BaseWrapperDataset[Any, CookedSample]):
         self,
         dataset: SavableDataset,
         cook: Callable[[Any], CookedSample],
-        tally: Tally,
+        counts: ReaderCounts,
         *,
         worker_config: WorkerConfig,
     ):
         super().__init__(dataset, worker_config=worker_config)
         self._cook = cook
-        self._tally = tally
+        self._counts = counts
         self._refused_in_a_row = 0
 
     def reset_state_own(self) -> None:
@@ -162,12 +178,12 @@ class Cooking(BaseWrapperDataset[Any, CookedSample]):
     def __iter__(self) -> Iterator[CookedSample]:
         for raw in self.dataset:
             sample = self._cook(_record(raw))
+            self._counts.accept()
             if sample.refusal is None:
-                self._tally.accept()
                 self._refused_in_a_row = 0
                 yield sample
                 continue
-            self._tally.refuse(sample.refusal, place=sample.place)
+            self._counts.refuse(sample.refused(sample.refusal))
             self._refused_in_a_row += 1
             check_patience(self._refused_in_a_row, of=self)
 
@@ -179,8 +195,9 @@ class Cooking(BaseWrapperDataset[Any, CookedSample]):
         """
         sample = self._cook(_record(self.dataset.restore_sample(restore_key)))
         if sample.refusal is not None:
+            place = sample.refused(sample.refusal).place
             raise DataError(
-                f"{sample.place}: a sample of the saved loader state cannot be used any more"
+                f"{place}: a sample of the saved loader state cannot be used any more"
                 f" ({sample.refusal.reason}: {sample.refusal.detail}); restore the shard to resume"
             )
         return sample

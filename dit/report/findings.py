@@ -8,11 +8,13 @@ from typing import Any
 
 from dit.drawing import Undrawn
 from dit.report.charts import number
+from dit.report.lengths import BIN, bins_of
 from dit.report.reading import RunRecord, finite
 from dit.report.series import Points, points
 
 FILL_BOUND = 0.9
 """Mean fill of packs below which padding costs more than a tenth of the work."""
+_ALL = 0.9  # of what is missing: then nothing else has to be tried
 _SPIKE = 12.0  # median absolute deviations above the median: no Gaussian noise in 10^15 steps
 _BEFORE, _AT_ONCE = 100, 20  # steps that so many steps are compared with
 _RISE = 1.1  # of the validation loss over its lowest value
@@ -36,11 +38,32 @@ def lost_pictures(undrawn: Sequence[Undrawn]) -> Iterator[str]:
 
 def _fill(run: RunRecord) -> Iterator[str]:
     fills = [value for _, value in points(run.steps, "pack_fill")]
-    if fills and (mean := statistics.fmean(fills)) < FILL_BOUND:
-        yield (
-            f"packs are {mean:.1%} full, less than {FILL_BOUND:.0%}: raise"
-            " dataset.packing_buffer_size, or choose another dataset.task_encoder_seq_length"
+    if not fills or (mean := statistics.fmean(fills)) >= FILL_BOUND:
+        return
+    remedies = [
+        "raise dataset.packing_buffer_size, or choose another dataset.task_encoder_seq_length"
+    ]
+    multiple = run.settings.get("dataset.sample_multiple")
+    padding = padding_share(run, multiple) if isinstance(multiple, int) and multiple > 1 else 0.0
+    if padding > (1 - mean) / 2:  # most of what is missing
+        remedies = [] if padding > _ALL * (1 - mean) else remedies
+        remedies.insert(
+            0,
+            f"every sample is padded to a multiple of dataset.sample_multiple={multiple} tokens,"
+            f" which is {padding:.1%} of what their tokens take: start a run with a smaller one",
         )
+    yield f"packs are {mean:.1%} full, less than {FILL_BOUND:.0%}: {'; '.join(remedies)}"
+
+
+def padding_share(run: RunRecord, multiple: int) -> float:
+    """Part of the packed tokens that pads samples, from the histogram of their lengths."""
+    real = padded = 0.0
+    for longest, count in bins_of(run).items():
+        # A bin knows its ends: its samples are taken to be of all lengths between them alike.
+        lengths = range(min(longest, int(longest / BIN) + 1), longest + 1)
+        real += count * statistics.fmean(lengths)
+        padded += count * statistics.fmean(-(-n // multiple) * multiple for n in lengths)
+    return 1 - real / padded if padded else 0.0
 
 
 def _skipped(run: RunRecord) -> Iterator[str]:
@@ -64,8 +87,8 @@ def _refused(run: RunRecord) -> Iterator[str]:
     if last:
         why = "".join(f", {n:,} {reason}" for reason, n in refusals(run).items())
         yield (
-            f"{_count(last, 'sample')} refused{why}: the log of the run has a place and the"
-            " remedy for each reason"
+            f"{_count(int(last), 'sample')} refused{why}: refused_samples.jsonl names them, the log"
+            " of the run has the remedy for each reason"
         )
 
 

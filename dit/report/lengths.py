@@ -9,7 +9,7 @@ from html import escape
 from dit.report.charts import BOTTOM, HEIGHT, LEFT, LOG_SCALE, RIGHT, TOP, WIDTH, Axis, number
 from dit.report.reading import RunRecord
 
-_BIN = 2 ** (1 / 8)
+BIN = 2 ** (1 / 8)
 """Ratio of the ends of a bin, as dit/train/seen.py makes them."""
 _TICKS = 6
 _MOST = 2**53
@@ -17,7 +17,7 @@ _MOST = 2**53
 
 def histogram(run: RunRecord, *, title: str) -> str:
     """Share of the samples by their tokens, on a logarithmic axis; empty where nothing is known."""
-    bins = _bins(run)
+    bins = bins_of(run)
     if not bins:
         return ""
     total, most = sum(bins.values()), max(bins.values())
@@ -33,7 +33,7 @@ def histogram(run: RunRecord, *, title: str) -> str:
     )
 
 
-def _bins(run: RunRecord) -> dict[int, int]:
+def bins_of(run: RunRecord) -> dict[int, int]:
     """Longest sample of a bin -> samples, of the whole run."""
     found: Counter[int] = Counter()
     for line in run.lines:
@@ -47,11 +47,11 @@ def _bins(run: RunRecord) -> dict[int, int]:
 
 def _powers(bins: dict[int, int]) -> tuple[int, int]:
     """Powers of two around all bins."""
-    return math.floor(math.log2(min(bins) / _BIN)), math.ceil(math.log2(max(bins) * _BIN))
+    return math.floor(math.log2(min(bins) / BIN)), math.ceil(math.log2(max(bins) * BIN))
 
 
 def _bar(longest: int, share: float, x: Axis, y: Axis) -> str:
-    left, right = (_across(end, x) for end in (longest / _BIN, longest))
+    left, right = (_across(end, x) for end in (longest / BIN, longest))
     top = _down(share, y)
     size = f'width="{right - left:.1f}" height="{BOTTOM - top:.1f}"'
     return f'<rect class="bar c0" x="{left:.1f}" y="{top:.1f}" {size}/>'

@@ -12,6 +12,7 @@
 7. sums.py         the numbers of a step over all ranks
    skips.py        a step whose loss or gradient was not finite
    metrics.py      metrics.jsonl, TensorBoard, W&B, the line in the terminal
+   refused.py      the samples that were left out
    record.py       who writes what, and when; lines.py: its files; environment.py: one of them
    gauges.py       what is read every log_interval steps: by_level.py, norms.py, seen.py
 8. loop.py         all of it, in order, until the last step or a signal

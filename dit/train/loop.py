@@ -24,11 +24,13 @@ from dit.data import (
     ValidationPacks,
     build_train_loader,
     build_val_packs,
+    check_data,
     dataset_card,
     deaths_in_words,
     null_text,
 )
 from dit.objective import make_objective, training_problem
+from dit.parallel.first import from_first
 from dit.parallel.groups import device, process_groups
 from dit.parallel.replica import Replica
 from dit.parallel.watch import doing
@@ -107,6 +109,7 @@ def _prepare(config: RunConfig) -> Run:
     groups = process_groups()
     replica, ranks = Replica(groups), (groups.dp.rank(), groups.dp.size())
     # Data first: what is wrong with them shows before anything is built or written.
+    from_first(lambda: check_data(config))
     loader = None
     if replica.reads:
         loader = build_train_loader(config, rank=ranks[0], world_size=ranks[1])
@@ -172,6 +175,7 @@ def _train(run: Run, record: Record, requests: StopRequests) -> ExitCode:
         too_many = run.progress.skipped_in_a_row >= c.train.max_skipped_steps
         stop = sums.stops > 0
         if step % c.checkpoint.save_interval == 0 or stop or _is_last(run) or too_many:
+            record.refusals()
             save(run, record, val_loss=found.get("val_loss_ema", found.get("val_loss", math.inf)))
         if too_many:
             finish_save(run, record)
@@ -215,16 +219,15 @@ def _validation_packs(
 
 def _read_packs(config: RunConfig, replica: Replica, *, indices: Sequence[int]) -> ValidationPacks:
     """This replica's validation packs, read once."""
-    tally = Tally()
+    read = ValidationPacks(packs=[], tally=Tally())
 
     def take() -> Iterator[PackedBatch]:
-        nonlocal tally
+        nonlocal read
         read = build_val_packs(config, indices=indices)
-        tally = read.tally
         yield from read.packs
 
     packs = replica.share(take(), torch.device("cpu"))
-    return ValidationPacks(packs=packs, tally=tally)
+    return replace(read, packs=packs)
 
 
 def _packs(run: Run) -> list[PackedBatch]:

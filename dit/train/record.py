@@ -17,6 +17,7 @@ from dit.parallel.watch import doing
 from dit.train import environment
 from dit.train.lines import LinesFile, writing
 from dit.train.metrics import Dashboards, Terminal
+from dit.train.refused import RefusedFile
 from dit.train.run import Drawn, Run
 from dit.train.shards import main_shards
 from dit.train.skips import FILE, Skip
@@ -32,6 +33,7 @@ class Record:
         self.terminal: Terminal | None = None
         self.file: LinesFile | None = None
         self.skips: LinesFile | None = None
+        self.named: RefusedFile | None = None
         self.boards: Dashboards | None = None
         if dist.get_rank() != 0:
             return
@@ -47,6 +49,9 @@ class Record:
             # A run without checkpoint evaluates again before its first step.
             self.file = LinesFile(run.folder / "metrics.jsonl", start=start or -1)
             self.skips = LinesFile(run.folder / FILE, start=start)
+            self.named = RefusedFile(run.folder, start=start)
+            for packs in run.validation.values():
+                self.named.add(packs.refused, step=start)
             self.boards = Dashboards(c, run.folder, start=start)
             starts = LinesFile(run.folder / environment.FILE, start=start or -1)
             starts.write(environment.environment(step=start, layout=_layout(run)))
@@ -61,7 +66,7 @@ class Record:
         doing("write of metrics")
         c, step = self.run.config, values["step"]
         if step % c.logger.log_interval == 0 or step == c.train.train_iters:
-            self._say_refused()
+            self.refusals()
             values |= {_metric_of(reason): count for reason, count in self.refused.items()}
         if self.terminal is None:
             return
@@ -105,24 +110,33 @@ class Record:
                 self.undrawn.add(one.what)
                 self.say(f"at step {step}, {one} (said once; training goes on)")
 
-    def _say_refused(self) -> None:
-        """Says how many samples were refused, by reason, when that has changed on any rank.
+    def refusals(self) -> None:
+        """Gathers what was refused since the last call, on all ranks. Collective.
 
-        The first time that a reason is met, also where, and what to do.
+        It is said when it has changed; the first time that a reason is met, also where, and what to
+        do. Called before each save as well, so that a resume finds all that went before it.
         """
-        tallies = [Tally()] * dist.get_world_size()
-        mine = self.run.loader.tally() if self.run.loader is not None else Tally()
-        dist.all_gather_object(tallies, mine)
-        total = add_up(tallies)
+        loader = self.run.loader
+        mine = (loader.tally(), loader.take_refused()) if loader is not None else (Tally(), ())
+        gathered = [mine] * dist.get_world_size()
+        dist.all_gather_object(gathered, mine)
+        total = add_up(tally for tally, _ in gathered)
+        if self.named is not None:
+            for _, samples in gathered:
+                self.named.add(samples, step=self.run.progress.step)
         if total.refused != self.refused:
             reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(total.refused.items()))
-            self.say(f"refused samples: {reasons}")
+            where = f"; {self.named.path} names them" if self.named is not None else ""
+            self.say(f"refused samples: {reasons}{where}")
         for reason in sorted(total.refused.keys() - self.refused.keys()):
             self.say(f"  {total.line(reason)}")
         self.refused = total.refused
 
     def close(self) -> None:
-        for writer in (self.terminal, self.file, self.skips, self.boards):
+        """Ends the files; the refusals that ended the run are named first."""
+        if self.named is not None and self.run.loader is not None:
+            self.named.add(self.run.loader.take_refused(), step=self.run.progress.step)
+        for writer in (self.terminal, self.file, self.skips, self.named, self.boards):
             if writer is not None:
                 writer.close()
 

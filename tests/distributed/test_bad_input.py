@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -80,8 +81,26 @@ def test_shard_cut_short_is_counted_and_the_run_goes_on(train, digits, tmp_path)
 def test_damage_above_the_tolerance_ends_the_run(train, digits, tmp_path, allowed):
     data = cut_short(digits, tmp_path / "data", lost=100)
     said = train(data, f"dataset.max_bad_fraction={allowed}")
-    _says(said, "samples are damaged, more than", f"dataset.max_bad_fraction={allowed}")
-    _says(said, f"{data}/{SHARD}, key ", "pack them again")
+    _says(said, "samples cannot be used, more than", f"dataset.max_bad_fraction={allowed}")
+    _says(said, f"{data}/{SHARD}, key ", "pack the data again")
+
+
+@pytest.mark.parametrize(("file", "why"), [(SHARD, "missing"), (f"{SHARD}.idx", "missing")])
+def test_missing_files_are_seen_before_anything_is_written(train, digits, tmp_path, file, why):
+    data = shutil.copytree(digits, tmp_path / "data")
+    (data / file).unlink()
+    for asked in ((), ("--dry-run",)):
+        _says(train(data, *asked), f"{data / file} is {why}", "restore it")
+    assert not (tmp_path / "run").exists()
+
+
+def test_damaged_index_is_named(train, digits, tmp_path):
+    data = shutil.copytree(digits, tmp_path / "data")
+    index = data / f"{SHARD}.idx"
+    index.write_bytes(index.read_bytes()[::-1])
+    for workers in (0, 2):
+        said = train(data, f"dataset.num_workers={workers}")
+        _says(said, f"{index} is damaged", f"energon prepare --tar-index-only {data}")
 
 
 def _with_nan(tensors):
@@ -104,25 +123,36 @@ def test_one_bad_sample_is_counted_and_the_run_goes_on(train, digits, tmp_path, 
     assert lines[-1]["refused"] in (1, 2)  # in the first pass, perhaps again in the second
     assert all(line["pack_fill"] == 1 for line in lines)
     assert f"{lines[-1]['refused']} {reason}" in done.said
+    named = (tmp_path / "run/refused_samples.jsonl").read_text().splitlines()
+    (first,) = map(json.loads, named)  # once, though it is met again in the second pass
+    assert (first["shard"], first["dataset"]) == (SHARD, str(data))
+    assert reason in first["reason"] and first["key"] in done.said
     assert f"{data}/{SHARD}, key " in done.said
 
 
 @pytest.mark.parametrize(
     ("setting", "values"),
     [
-        ("model.in_channels=8", ("has 4 channels", "set model.in_channels to")),
+        ("model.in_channels=8", ("latent.channels is 4", "set model.in_channels=4")),
         ("dataset.task_encoder_seq_length=8", ("takes 16 tokens", "raise dataset.task_encoder_s")),
     ],
 )
-def test_no_sample_fits_the_model(train, digits, setting, values):
+def test_no_sample_fits_the_model(train, digits, tmp_path, setting, values):
     shorter = "dataset.sample_multiple=8"  # a pack of 8 tokens has to be a multiple of it
     said = train(digits, setting, shorter)
-    _says(said, "no usable sample", setting, f"{digits}/{SHARD}, key ", *values)
+    _says(said, setting, f"{digits}/dataset_card.json: ", *values)
+    bare = shutil.copytree(digits, tmp_path / "bare")
+    (bare / "dataset_card.json").unlink()  # then the samples have to be looked at
+    key = setting.partition("=")[0]
+    _says(train(bare, setting, shorter), setting, f"{bare}/{SHARD}, key ", f" {key}")
 
 
 def test_text_of_another_width(train, digits, tmp_path):
-    _says(train(digits, "model.crossattn_emb_size=32"), "model.crossattn_emb_size=32", ", 64]")
+    wide = "model.crossattn_emb_size=32"
+    _says(train(digits, wide), "text_encoder.width is 64", wide, "set model.crossattn_emb_size=64")
     shutil.copytree(digits, tmp_path / "data")
+    (tmp_path / "data/dataset_card.json").unlink()
+    _says(train(tmp_path / "data", wide), wide, ", 64]")
     (tmp_path / "data/null_text.safetensors").unlink()
     said = train(tmp_path / "data", "model.crossattn_emb_size=32")
     _says(said, "has width 64, model.crossattn_emb_size=32", "set model.crossattn_emb_size to")
@@ -242,7 +272,7 @@ def test_two_processes_that_find_no_sample_say_so_once(digits, tmp_path):
     asked = (*DIGITS, *places, *QUICK, "train.eval_interval=0", "model.in_channels=8")
     done = run(command("pretrain_dit.py", *asked, nproc=2), timeout=90)
     assert done.returncode != 0
-    _says(_ours(done.stderr), "model.in_channels=8", "has 4 channels", "set model.in_channels")
+    _says(_ours(done.stderr), "model.in_channels=8", "channels is 4", "set model.in_channels=4")
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ def test_a_position_is_that_of_the_packs_given(shards, tmp_path, opened, workers
     for i in range(0, 60, 9):  # some are refused, which is counted
         samples[i] = shards.ours(torch.randn(5, 1, 4, 4), torch.ones(1, 8))
     shards.write(tmp_path, samples)
-    config = shards.config(tmp_path, num_workers=workers)
+    config = shards.config(tmp_path, num_workers=workers, max_bad_fraction=1.0)
     config = replace(config, train=replace(config.train, global_batch_size=24))
     if often:
         config = replace(config, dataset=replace(config.dataset, checkpoint_every_sec=1e-6))

@@ -149,7 +149,7 @@ CASES = (
     ("garbage", Reject.UNDECODABLE, [".safetensors"]),
     ("json garbage", Reject.UNDECODABLE, [".json"]),
     ("json list", Reject.UNDECODABLE, ["list"]),
-    ("future", Reject.UNDECODABLE, ["format_version=2", "1"]),
+    ("future", Reject.NEWER, ["format_version=2", "reads 1", "program is older than the shard"]),
     ("zero fps", Reject.UNDECODABLE, ["fps=0"]),
     ("two axes", Reject.UNDECODABLE, ["[2, 4]"]),
     ("integers", Reject.UNDECODABLE, ["int64"]),

@@ -7,7 +7,6 @@ import torch
 
 from dit.config import BlendEntry
 from dit.data import DataError, Reject, build_train_loader, build_val_loader
-from dit.data.rejects import DAMAGE
 
 SAMPLES, PER_SHARD = 120, 30
 
@@ -137,6 +136,7 @@ def unusable(shards, reason):
         Reject.TEXT_NOT_FINITE: shards.ours(good_latent, torch.full((2, 8), torch.inf)),
         Reject.UNDECODABLE: {"safetensors": b"?", "json": b"{}"},
         Reject.MISSING_PART: {"json": b"{}"},
+        Reject.NEWER: shards.ours(good_latent, good_text, format_version=2),
         Reject.CHECKSUM: shards.ours(good_latent, good_text, crc32={"safetensors": "00000000"}),
     }[reason]
 
@@ -238,15 +238,50 @@ def test_a_shard_that_is_replaced_while_its_samples_wait(shards, root, opened):
     assert loader.counts()[Reject.UNREADABLE] > 0
 
 
-def test_refused_samples_that_are_not_damaged_have_no_bound(shards, tmp_path, opened):
-    """Too long or of another width is a choice of the run, not a fault of a file."""
-    samples = [unusable(shards, Reject.TOO_LONG)] * 60 + [shards.good(i) for i in range(20)]
+@pytest.mark.parametrize(
+    ("reason", "workers"), [*((reason, 0) for reason in REASONS), (Reject.TOO_LONG, 2)]
+)
+def test_every_reason_has_the_same_bound(shards, tmp_path, opened, workers, reason):
+    samples = [shards.good(i) for i in range(120)]
+    samples[30:36] = [unusable(shards, reason)] * 6
     shards.write(tmp_path, samples)
-    loader = opened(
-        build_train_loader(shards.config(tmp_path, max_bad_fraction=0.0), rank=0, world_size=1)
-    )
-    shards.take(loader, 50)
-    assert loader.counts()[Reject.TOO_LONG] > 60
+    config = shards.config(tmp_path, num_workers=workers, max_bad_fraction=0.05)
+    loader = opened(build_train_loader(config, rank=0, world_size=1))
+    shards.take(loader, 40)  # 6 of 120 are no more than one in twenty
+    assert loader.counts()[reason] >= 6
+    config = shards.config(tmp_path, num_workers=workers, max_bad_fraction=0.04)
+    loader = opened(build_train_loader(config, rank=0, world_size=1))
+    with pytest.raises(DataError, match=r"more than dataset.max_bad_fraction=0.04") as caught:
+        shards.take(loader, 60)
+    assert f"x {reason}; the last one: {tmp_path}/train/shard-000001.tar, key" in str(caught.value)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("reason", [Reject.TOO_LONG, Reject.NOT_FINITE])
+def test_nearly_no_usable_sample_ends_the_run_before_a_first_pack(
+    shards, tmp_path, opened, workers, reason
+):
+    """A pack of the few good ones would come after so many passes that the run looks hung."""
+    samples = [unusable(shards, reason)] * 400 + [shards.good(5)] * 2
+    shards.write(tmp_path, samples, per_shard=100)
+    settings = {"shuffle_buffer_size": 1000, "packing_buffer_size": 1000}
+    config = shards.config(tmp_path, num_workers=workers, **settings)
+    loader = opened(build_train_loader(config, rank=0, world_size=1))
+    with pytest.raises(DataError, match=rf"more than dataset.max_bad_fraction(?s:.)*{reason}"):
+        next(loader)
+    assert loader.tally().read < 5000
+
+
+def test_refused_samples_are_named_once_each(shards, root, opened):
+    truncate(root)
+    loader = one_pass(shards, root, opened, max_bad_fraction=1.0)
+    assert sum(1 for _ in loader) > 0
+    refused = loader.take_refused()
+    assert len({one.key for one in refused}) == len(refused) == loader.counts()[Reject.UNREADABLE]
+    assert {one.shard for one in refused} == {"train/shard-000001.tar"}
+    assert {one.dataset for one in refused} == {str(root)}
+    assert {one.reason for one in refused} == {Reject.UNREADABLE.value}
+    assert loader.take_refused() == ()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -261,15 +296,6 @@ def test_a_saved_sample_that_is_gone_is_named_on_resume(shards, root, opened, wo
     loader.load_state_dict([state])
     with pytest.raises(DataError, match=r"saved loader state cannot be used any more .*shard"):
         shards.take(loader, 5)
-
-
-def test_damage_is_a_fault_of_the_file():
-    assert set(DAMAGE) == {
-        Reject.UNREADABLE,
-        Reject.MISSING_PART,
-        Reject.CHECKSUM,
-        Reject.UNDECODABLE,
-    }
 
 
 def test_counts_are_plain(shards, root, opened):

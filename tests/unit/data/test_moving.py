@@ -38,6 +38,7 @@ class Fleet:
 
     def config(self, workers):
         small = {"num_workers": workers, "packing_buffer_size": 8, "shuffle_buffer_size": 5}
+        small |= {"max_bad_fraction": 1.0}
         if self.kind == "mock":
             return self.shards.config(mock=True, **small)
         if self.kind == "blend":

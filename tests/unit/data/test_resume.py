@@ -28,16 +28,16 @@ def root(tmp_path_factory, shards):
 
 
 def kinds(shards, root, kind, workers):
+    settings = {"num_workers": workers, "max_bad_fraction": 1.0}
     if kind == "mock":
-        return shards.config(mock=True, num_workers=workers)
+        return shards.config(mock=True, **settings)
     if kind == "blend":
         blend = (BlendEntry(path=str(root / "a"), weight=3.0), BlendEntry(path=str(root / "b")))
-        return shards.config(blend=blend, num_workers=workers)
+        return shards.config(blend=blend, **settings)
     if kind == "even":
-        return shards.config(
-            root / "a", num_workers=workers, balance=Balance.FLOPS, balance_packs=12
-        )
-    return shards.config(root / "a", num_workers=workers)
+        even = {"balance": Balance.FLOPS, "balance_packs": 12}
+        return shards.config(root / "a", **settings, **even)
+    return shards.config(root / "a", **settings)
 
 
 def same(left, right):

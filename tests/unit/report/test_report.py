@@ -142,6 +142,27 @@ def test_findings_of_a_troubled_run(tmp_path: Path) -> None:
     assert "above its lowest 0.123 at step 80" in rise
 
 
+@pytest.mark.parametrize(
+    ("fill", "multiple", "lengths", "named", "buffer"),
+    [
+        (0.25, 16, [[4, 90]], "which is 75.0% of what their tokens take", False),
+        (0.15, 16, [[4, 90]], "which is 75.0%", True),  # the rest is of another cause
+        (0.50, 8, [[4, 30], [8, 60], [1024, 50]], None, True),  # long ones decide
+        (0.30, 1, [[4, 90]], None, True),
+        (0.30, 16, [], None, True),
+    ],
+)
+def test_the_cause_of_a_low_fill_is_named(tmp_path, fill, multiple, lengths, named, buffer) -> None:
+    run = write_run(tmp_path / "run", pack_fill=fill, tokens_per_sample=lengths)
+    file = run / "config.yaml"
+    text = re.sub(r"sample_multiple: \d+", f"sample_multiple: {multiple}", file.read_text())
+    file.write_text(text)
+    (found,) = findings(read_runs([run])[0])
+    assert (f"dataset.sample_multiple={multiple}" in found) == (named is not None)
+    assert (named or "") in found
+    assert ("dataset.packing_buffer_size" in found) == buffer
+
+
 def test_noise_is_no_spike() -> None:
     noise = np.random.default_rng(0).normal(1, 0.1, 3000)
     loss = [(step, float(value)) for step, value in enumerate(noise, start=1)]

@@ -1,0 +1,181 @@
+"""What shows before the first step: shards and indices that are missing, data of another model."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import replace
+
+import pytest
+
+from dit.config import BlendEntry
+from dit.data import DataError, check_data, data_line
+
+INDEX = "train/shard-000001.tar.idx"
+
+
+@pytest.fixture
+def root(shards, tmp_path):
+    shards.good_set(tmp_path / "set", 30, per_shard=10)
+    return shards.good_set(tmp_path / "set", 4, split="val", first=30)
+
+
+def fault(config):
+    with pytest.raises(DataError) as caught:
+        check_data(config)
+    return str(caught.value)
+
+
+def test_sound_data_are_counted(shards, root):
+    config = shards.config(root)
+    assert str(check_data(config)) == "30 training samples in 3 shards, none missing"
+    assert data_line(config) == "# shards        30 training samples in 3 shards, none missing\n"
+    assert data_line(shards.config(root / "typo")).endswith(
+        f"{root / 'typo'} does not exist here\n"
+    )
+    assert data_line(shards.config(mock=True)) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("train/shard-000001.tar", "restore it, or list it under `exclude`"),
+        (INDEX, "energon prepare --tar-index-only"),
+        ("val/shard-000000.tar", "restore it"),
+    ],
+)
+def test_missing_files(shards, root, name, remedy):
+    (root / name).unlink()
+    text = fault(shards.config(root))
+    assert f"{root / name} is missing; " in text
+    assert remedy in text
+
+
+def test_a_shard_that_the_split_excludes_may_be_missing(shards, root):
+    (root / "train/shard-000001.tar").unlink()
+    split = root / ".nv-meta/split.yaml"
+    parts = json.loads(split.read_text())
+    split.write_text(json.dumps(parts | {"exclude": ["train/shard-000001.tar"]}))
+    assert str(check_data(shards.config(root))) == "20 training samples in 2 shards, none missing"
+
+
+def test_all_faults_are_named_at_once(shards, root):
+    for number in range(3):
+        (root / f"train/shard-00000{number}.tar").unlink()
+    (root / "val/shard-000000.tar.idx").unlink()
+    lines = fault(shards.config(root)).splitlines()
+    assert "for 4 reasons" in lines[0]
+    assert len(lines) == 5
+
+
+def _numbers(root):
+    index = (root / INDEX).read_bytes()
+    return list(struct.unpack(f"<{len(index) // 8}Q", index))
+
+
+INDICES = {
+    "empty": (lambda n: [], "has 0 bytes"),
+    "short": (lambda n: n[:-1], "is of 9 samples, and .nv-meta/.info.json says that the shard has"),
+    "long": (lambda n: [*n, n[-1] + 512], "is of 11 samples"),
+    "zeros": (lambda n: [0] * len(n), "number 1 is 0, after 0: its numbers do not ascend"),
+    "backwards": (lambda n: n[::-1], "do not ascend"),
+    "exchanged": (lambda n: [*n[:3], n[4], n[3], *n[5:]], "do not ascend"),
+    "beyond": (lambda n: [*n[:3], 2**63, *n[4:]], "do not ascend"),
+    "odd": (lambda n: [*n[:3], n[3] + 1, *n[4:]], "where no file of a tar begins"),
+}
+
+
+@pytest.mark.parametrize("name", INDICES)
+def test_a_damaged_index_is_named_with_the_remedy(shards, root, name):
+    change, why = INDICES[name]
+    numbers = change(_numbers(root))
+    (root / INDEX).write_bytes(struct.pack(f"<{len(numbers)}Q", *numbers))
+    text = fault(shards.config(root))
+    assert f"{root / INDEX} is" in text
+    assert why in text
+    assert "restore" in text
+
+
+def test_an_index_of_half_a_number(shards, root):
+    (root / INDEX).write_bytes((root / INDEX).read_bytes()[:-3])
+    assert "85 bytes, no row of two or more 8-byte numbers" in fault(shards.config(root))
+
+
+CARD = {
+    "format_version": 1,
+    "processor": {"name": "pixel"},
+    "text_encoder": {"name": "bytes", "width": 8},
+    "latent": {"channels": 2, "stride": 8, "temporal_stride": 4},
+    "splits": {"train": {"samples": 30}, "val": {"samples": 4}},
+    "sizes": [
+        {"num_frames": 1, "height": 64, "width": 32, "samples": 30},
+        {"num_frames": 5, "height": 32, "width": 32, "samples": 4},
+    ],
+}
+
+
+def test_a_card_that_fits(shards, root):
+    (root / "dataset_card.json").write_text(json.dumps(CARD))
+    check_data(shards.config(root))
+    (root / "dataset_card.json").write_text("{}")  # other tools write less
+    check_data(shards.config(root))
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        (
+            {"latent": {"channels": 16}},
+            ["latent.channels is 16, and model.in_channels=2; set model.in_channels=16"],
+        ),
+        (
+            {"text_encoder": {"width": 1024}},
+            ["text_encoder.width is 1024, and model.crossattn_emb_size=8", "emb_size=1024"],
+        ),
+        ({"latent": {"channels": 2.5}}, ["latent.channels is 2.5, no whole number"]),
+        ({"latent": []}, ["its 'latent' is no object", "pack the data again"]),
+        ({"format_version": 2}, ["format_version is 2", "the program is older than the data"]),
+        ({"format_version": "x"}, ["format_version is 'x', no version"]),
+        (
+            {"sizes": [{"num_frames": 1, "height": 72, "width": 64, "samples": 34}]},
+            ["34 of its 34 samples do not fit", "1 x 72 x 64 pixels", "model.patch_spatial=2"],
+        ),
+        (
+            {"sizes": [{"num_frames": 9, "height": 64, "width": 64, "samples": 34}]},
+            ["latent [2, 3, 8, 8] takes 48 tokens", "raise dataset.task_encoder_seq_length"],
+        ),
+        ({"sizes": [{"height": 8}]}, ["'sizes' are no list of num_frames"]),
+    ],
+)
+def test_a_card_of_other_data_than_the_model_is_for(shards, root, change, parts):
+    (root / "dataset_card.json").write_text(json.dumps(CARD | change))
+    config = shards.config(root, task_encoder_seq_length=32)
+    text = fault(config)
+    for part in [str(root / "dataset_card.json"), *parts]:
+        assert part in text
+
+
+def test_few_samples_that_do_not_fit_are_left_to_the_bound(shards, root):
+    sizes = [{"num_frames": 1, "height": 72, "width": 64, "samples": 3}, CARD["sizes"][0]]
+    (root / "dataset_card.json").write_text(json.dumps(CARD | {"sizes": sizes}))
+    check_data(shards.config(root, max_bad_fraction=0.1))
+    assert "3 of its 34 samples" in fault(shards.config(root, max_bad_fraction=0.05))
+
+
+def test_every_part_of_a_blend_is_looked_at(shards, root, tmp_path):
+    other = shards.good_set(tmp_path / "other", 10)
+    (other / "train/shard-000000.tar.idx").unlink()
+    blend = (BlendEntry(path=str(root)), BlendEntry(path=str(other)))
+    assert str(other) in fault(shards.config(blend=blend, use_train_split_for_val=True))
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", "\xff", "[" * 50_000, "null"])
+def test_a_card_that_is_no_object(shards, root, text):
+    (root / "dataset_card.json").write_bytes(text.encode("latin-1"))
+    assert str(root / "dataset_card.json") in fault(shards.config(root))
+
+
+def test_validation_that_does_not_happen_needs_no_files(shards, root):
+    (root / "val/shard-000000.tar").unlink()
+    config = shards.config(root)
+    check_data(replace(config, train=replace(config.train, eval_interval=0)))
