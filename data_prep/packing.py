@@ -93,14 +93,9 @@ class Packing:
         path = self.folder / PLAN_NAME
         if self.options.trust_cache and path.exists():
             return read_plan(path)
-        try:
-            with self.track("planning", 0, 0) as advance:
-                entries = _counted(self.source.entries, advance)
-                return write_plan(entries, path, self.options.split)
-        except BaseException:
-            if not any(self.folder.iterdir()):
-                self.folder.rmdir()
-            raise
+        with self.track("planning", 0, 0) as advance:
+            entries = _counted(self.source.entries, advance)
+            return write_plan(entries, path, self.options.split)
 
     @property
     def _identity(self) -> dict[str, Any]:

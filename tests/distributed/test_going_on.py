@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.entering import Enter, Outcome
+from tests.holding import held
 from tests.launching import ROOT, SMALL, metrics
 
 
@@ -82,3 +83,14 @@ def test_with_the_newest_checkpoint_damaged_the_advice_leads_on(pretrain, tmp_pa
     said = _said(pretrain(tmp_path, "train.train_iters=3"))
     assert "continuing after step 1" in said
     assert len(metrics(tmp_path)) == 3
+
+
+def test_a_folder_that_another_run_writes_to_is_refused_before_anything_is_changed(
+    pretrain, tmp_path
+):
+    with held(tmp_path) as (process, _):
+        said = pretrain(tmp_path).error()
+    assert f"checkpoint.save={tmp_path} is in use: process {process.pid} on" in said
+    assert not (tmp_path / "metrics.jsonl").exists()
+    _said(pretrain(tmp_path))
+    assert not (tmp_path / ".lock").exists()
