@@ -150,8 +150,10 @@ def data_positions(path: Path) -> list[dict[str, Any]]:
         CheckpointError: a file is lost or damaged.
     """
     first = _data_position(path / loader_file(0))
-    others = range(1, first.get("ranks", 1))
-    return [first, *(_data_position(path / loader_file(rank)) for rank in others)]
+    ranks = first.get("ranks", 1)
+    if type(ranks) is not int:
+        raise damaged(path / loader_file(0), ValueError(f"ranks is {ranks!r}"))
+    return [first, *(_data_position(path / loader_file(rank)) for rank in range(1, ranks))]
 
 
 def _data_position(file: Path) -> dict[str, Any]:
@@ -159,9 +161,12 @@ def _data_position(file: Path) -> dict[str, Any]:
         path = file.parent
         raise CheckpointError(f"{path} has no {file.name}; {other_than(path.parent, path.name)}")
     try:
-        return torch.load(file, weights_only=True)
+        position = torch.load(file, weights_only=True)
     except Exception as error:
         raise damaged(file, error) from error
+    if not isinstance(position, dict):
+        raise damaged(file, ValueError(f"it holds a {type(position).__name__}"))
+    return position
 
 
 def loader_file(data_rank: int) -> str:

@@ -11,10 +11,12 @@ import torch.distributed as dist
 
 from dit.config import EmaKind, RunConfig, Weights
 from dit.configuring import changes
+from dit.data import DataError, PackLoader, places_of
 from dit.parallel.watch import doing
 from dit.train.checkpoint import DataState, data_positions, load_checkpoint, start_from
 from dit.train.locate import CheckpointError, find_checkpoint, saved_config
 from dit.train.manifest import read_manifest
+from dit.train.ranks import on_all_ranks
 from dit.train.record import Record
 from dit.train.run import Run
 
@@ -29,13 +31,13 @@ def resume(run: Run) -> None:
     """
     c = run.config.checkpoint
     if c.save and (own := find_checkpoint(Path(c.save))):
-        _go_on(run, own)
+        _go_on(run, own, own=True)
     elif c.load and (other := find_checkpoint(Path(c.load))):
         if c.finetune:
             start_from(other, run.learner, config=run.config)
             run.notes += _about_start(other, run.config)
         else:
-            _go_on(run, other)
+            _go_on(run, other, own=False)
     elif c.finetune:
         raise CheckpointError(
             f"checkpoint.finetune=true, and checkpoint.load={c.load} holds no checkpoint; give a"
@@ -45,14 +47,52 @@ def resume(run: Run) -> None:
         run.notes.append(f"checkpoint.load={c.load} holds no checkpoint: starting at step 0")
 
 
-def _go_on(run: Run, path: Path) -> None:
+def _go_on(run: Run, path: Path, *, own: bool) -> None:
+    """`own` says that the checkpoint is of this run."""
     run.progress = load_checkpoint(path, run.learner, config=run.config)
     run.saved_step = run.progress.step
-    if run.loader is not None:
-        run.loader.load_state_dict(data_positions(path))
     run.notes += [f"continuing after step {run.progress.step}", *_about_change(path, run.config)]
-    if run.loader is not None and run.loader.moved:
-        run.notes.append(run.loader.moved)
+    if _begins_data_anew(run, path, own=own):
+        run.progress = run.progress.with_other_data()
+        run.notes.append(
+            "the data begin anew, since checkpoint.load_data_position=false; weights, optimizer,"
+            " schedule and average go on"
+        )
+    elif run.loader is not None:
+        _place_loader(run.loader, path)
+        run.notes += [run.loader.moved] if run.loader.moved else []
+
+
+def _place_loader(loader: PackLoader, path: Path) -> None:
+    """Brings the loader to where those of a checkpoint stood.
+
+    Raises:
+        CheckpointError: they read other data, or cannot be brought to these ranks.
+    """
+    places = places_of(saved_config(path).dataset)
+    try:
+        loader.load_state_dict(data_positions(path), places=places)
+    except DataError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def _begins_data_anew(run: Run, path: Path, *, own: bool) -> bool:
+    """Whether the position in the data is left; the same on all ranks, which call it.
+
+    A run that has begun its data anew goes on with them when it is started again.
+    """
+    if run.config.checkpoint.load_data_position:
+        return False
+    if not own or saved_config(path).checkpoint.load_data_position:
+        return True
+    return not on_all_ranks(lambda: run.loader is None or _fits(run.loader, path))[0]
+
+
+def _fits(loader: PackLoader, path: Path) -> bool:
+    try:
+        return loader.fits(data_positions(path))
+    except (CheckpointError, DataError):  # of another version: not of these data either
+        return False
 
 
 def _about_change(path: Path, config: RunConfig) -> list[str]:

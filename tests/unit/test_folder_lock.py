@@ -65,7 +65,7 @@ def test_a_file_that_was_replaced_while_it_was_opened_is_not_taken_for_the_lock(
     """The holder removed the file between our opening and our locking it; ours is a new one."""
     opened, found = os.open, []
 
-    def open_once_too_early(*args: int) -> int:
+    def open_once_too_early(*args) -> int:
         handle = opened(*args)
         if not found:
             (tmp_path / LOCK).unlink()

@@ -69,7 +69,7 @@ def test_a_folder_that_nothing_was_written_to_goes_again(tmp_path: Path, capfd) 
 def test_a_packing_that_was_killed_goes_on_at_once(
     pictures: Path, tmp_path: Path, repo_root: Path, capfd, content_of
 ) -> None:
-    """Two real ones: while the first is held up, the second is refused; then the first is killed."""
+    """While the first is held up, the second is refused; then the first is killed."""
     out, words = tmp_path / "out", _image(pictures, tmp_path / "out", "--num_workers", "0")
     with subprocess.Popen(
         [sys.executable, "-m", "data_prep", *words],
