@@ -6,11 +6,20 @@ from pathlib import Path
 
 from dit.config import RunConfig
 from dit.configuring import read_config
-from dit.train.manifest import FORMAT, MANIFEST, SOFTWARE, Manifest, read_manifest, sum_up
+from dit.train.manifest import (
+    FORMAT,
+    MANIFEST,
+    SOFTWARE,
+    Manifest,
+    is_file_name,
+    read_manifest,
+    sum_up,
+)
 from dit.train.ranks import in_words
 
 LATEST = "LATEST"
 LOWEST_VAL = "LOWEST_VAL"
+_LONGEST = 300  # bytes of a pointer that are read
 _POINTERS = (LATEST, LOWEST_VAL)
 STEP = "step_"
 # Megatron-Core's own, beside the .distcp files whose names .metadata knows; and ours.
@@ -36,16 +45,31 @@ def find_checkpoint(path: Path) -> Path | None:
     for folder in (path.parent,) if named else (path, path / "checkpoints"):
         pointer = folder / (path.name if named else LATEST)
         if pointer.is_file():
-            name = pointer.read_text(errors="replace").strip()
-            if not name or not (folder / name).is_dir():
-                raise CheckpointError(
-                    f"{pointer} names {name!r}, which is not there; {other_than(folder, name)}"
-                )
-            return _complete(folder / name)
+            return _complete(folder / _named_by(pointer))
         # A run that was killed between its first checkpoint and its pointer to it.
         if steps := sorted(folder.glob(f"{STEP}*")):
             return _complete(steps[-1])
     return None
+
+
+def _named_by(pointer: Path) -> str:
+    """The checkpoint that LATEST or LOWEST_VAL names, which lies beside it.
+
+    Raises:
+        CheckpointError: it names none.
+    """
+    with pointer.open("rb") as stream:
+        name = stream.read(_LONGEST + 1).decode(errors="replace").strip()
+    if not is_file_name(name):
+        raise CheckpointError(
+            f"{pointer} names {name!r}, and must hold the name of a folder beside it;"
+            f" {other_than(pointer.parent, name)}"
+        )
+    if not (pointer.parent / name).is_dir():
+        raise CheckpointError(
+            f"{pointer} names {name!r}, which is not there; {other_than(pointer.parent, name)}"
+        )
+    return name
 
 
 def _complete(path: Path) -> Path:
@@ -97,8 +121,11 @@ def saved_config(path: Path) -> RunConfig:
     """
     file = path / "config.yaml"
     manifest = read_manifest(path)
-    if manifest is not None and sum_up(file) != manifest.files[file.name]:
-        raise changed(path, [file.name])
+    try:
+        if manifest is not None and sum_up(file) != manifest.files.get(file.name):
+            raise changed(path, [file.name])
+    except OSError as error:
+        raise damaged(file, error) from error
     try:
         return read_config(file)
     except (ValueError, OSError) as error:

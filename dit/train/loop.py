@@ -130,6 +130,8 @@ def _prepare(config: RunConfig, ends: ExitStack) -> Run:
     )
     if run.folder is not None:
         run.saver = Saver(run.folder, config)
+        if dist.get_rank() == 0:
+            run.saver.clear()  # the space is wanted before anything is written
     doing("load of the checkpoint")
     resume(run)
     dist.barrier()  # nothing is written before every rank is ready

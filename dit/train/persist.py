@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -52,6 +53,8 @@ def _go_on(run: Run, path: Path, *, own: bool) -> None:
     run.progress = load_checkpoint(path, run.learner, config=run.config)
     run.saved_step = run.progress.step
     run.notes += [f"continuing after step {run.progress.step}", *_about_change(path, run.config)]
+    if run.folder is not None:
+        run.notes += _about_room(path, run.folder)
     if _begins_data_anew(run, path, own=own):
         run.progress = run.progress.with_other_data()
         run.notes.append(
@@ -105,6 +108,18 @@ def _about_change(path: Path, config: RunConfig) -> list[str]:
     if read_manifest(path) is None:
         lines.append("the checkpoint is of an earlier version, without checksums: not verified")
     return lines
+
+
+def _about_room(path: Path, folder: Path) -> list[str]:
+    """That the next checkpoint will not fit, where it is as large as this one."""
+    manifest, free = read_manifest(path), shutil.disk_usage(folder).free
+    needed = sum(sealed.bytes for sealed in manifest.files.values()) if manifest else 0
+    if free >= needed:
+        return []
+    return [
+        f"checkpoint.save={folder} has {free / 1e6:,.1f} MB free, and a checkpoint takes about"
+        f" {needed / 1e6:,.1f} MB: free space before the next one"
+    ]
 
 
 def _about_start(path: Path, config: RunConfig) -> list[str]:

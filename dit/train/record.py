@@ -41,14 +41,19 @@ class Record:
             self.say(line)
         if run.folder is not None:
             with writing(run.folder / "config.yaml"):
-                save_config(c, run.folder / "config.yaml")
+                whole = run.folder / "config.yaml.partial"
+                save_config(c, whole)
+                whole.replace(run.folder / "config.yaml")
             # A run without checkpoint evaluates again before its first step.
-            self.file = LinesFile(run.folder / "metrics.jsonl", start=start or -1)
+            metrics = run.folder / "metrics.jsonl"
+            self.file = LinesFile(metrics, start=start or -1, every_step=True)
             self.skips = LinesFile(run.folder / FILE, start=start)
             self.boards = Dashboards(c, run.folder, start=start)
             starts = LinesFile(run.folder / environment.FILE, start=start or -1)
             starts.write(environment.environment(step=start, layout=_layout(run)))
             starts.close()
+            for note in (*self.file.notes, *self.skips.notes, *starts.notes):
+                self.say(note)
 
     def say(self, text: str) -> None:
         if self.terminal is not None:
