@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -49,11 +48,15 @@ def open_checkpoint(
         ValueError: there is no checkpoint, it was trained without a text encoder, or a decoder is
             needed and not to be had.
     """
-    from safetensors.torch import load_file
-
     from data_prep import text
     from data_prep.weights import Place
-    from dit.train.locate import CheckpointError, find_checkpoint, saved_config
+    from dit.train.locate import (
+        CheckpointError,
+        find_checkpoint,
+        saved_card,
+        saved_config,
+        saved_null_text,
+    )
 
     setting = setting or Setting()
     path = find_checkpoint(Path(checkpoint_path))
@@ -63,14 +66,13 @@ def open_checkpoint(
             " checkpoints/step_... folder or a LATEST file"
         )
     config = spread(saved_config(path), setting)
-    card_file = path / "dataset_card.json"
-    if not card_file.is_file():
+    card = saved_card(path)
+    if card is None:
         raise CheckpointError(
             f"{path} was trained without a text encoder (mock data, or shards without"
             " dataset_card.json), so it cannot read a prompt; train on a dataset that"
             " `python -m data_prep` packed"
         )
-    card = json.loads(card_file.read_text())
     decoder, steps = open_decoder(card, setting, config.model, needed=needs_decoder)
     return Opened(
         path=path,
@@ -79,7 +81,7 @@ def open_checkpoint(
         encoder=text.from_card(card, Place(cache=setting.t5_cache_dir)),
         decoder=decoder,
         steps=steps,
-        null_text_LE=load_file(path / "null_text.safetensors")["text"],
+        null_text_LE=saved_null_text(path),
         card=card,
     )
 

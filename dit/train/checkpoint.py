@@ -30,8 +30,15 @@ from torch.distributed.checkpoint.api import CheckpointException
 from dit.config import EmaKind, RunConfig, Weights
 from dit.train.compare import check_same_model, check_same_weights
 from dit.train.learner import Learner
-from dit.train.locate import CheckpointError, changed, damaged, other_than, saved_config
-from dit.train.manifest import changed_files, read_manifest
+from dit.train.locate import (
+    CheckpointError,
+    changed,
+    damaged,
+    manifest_of,
+    other_than,
+    saved_config,
+)
+from dit.train.manifest import changed_files
 from dit.train.progress import Progress
 from dit.train.ranks import RankError, on_all_ranks
 
@@ -109,7 +116,7 @@ def verify(path: Path) -> None:
     Raises:
         CheckpointError: a file is not as it was saved.
     """
-    manifest = read_manifest(path)
+    manifest = manifest_of(path)
     if manifest is None:
         return
     part = slice(dist.get_rank(), None, dist.get_world_size())

@@ -55,7 +55,10 @@ class LinesFile:
             with writing(path):
                 content = path.read_bytes()
                 found = _Found.of(content, start=start)
-                _replace(path, content, found.kept)
+                if content.startswith(found.kept):
+                    os.truncate(path, len(found.kept))
+                else:  # only this needs space
+                    replace_whole(path, found.kept)
             if start > 0:
                 self.notes = [f"{path} {note}" for note in found.notes(start, every_step)]
 
@@ -123,14 +126,11 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def _replace(path: Path, content: bytes, kept: bytes) -> None:
-    """Leaves `kept` of a file; only lines lost from its middle need space for a second file."""
-    if content.startswith(kept):
-        os.truncate(path, len(kept))
-        return
+def replace_whole(path: Path, content: bytes) -> None:
+    """Writes or replaces a file, which stays as it was where that fails."""
     partial = path.with_suffix(".partial")
     try:
-        partial.write_bytes(kept)
+        partial.write_bytes(content)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError
 
 from dit.config import RunConfig
 from dit.configuring import read_config
+from dit.json_text import parse_json
 from dit.train.manifest import (
     FORMAT,
     MANIFEST,
@@ -16,6 +20,9 @@ from dit.train.manifest import (
     sum_up,
 )
 from dit.train.ranks import in_words
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LATEST = "LATEST"
 LOWEST_VAL = "LOWEST_VAL"
@@ -113,6 +120,18 @@ def other_than(folder: Path, name: str) -> str:
     return "no other checkpoint is beside it: start a new run with another checkpoint.save"
 
 
+def manifest_of(path: Path) -> Manifest | None:
+    """The manifest of a checkpoint; None where it was saved before there were any.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    try:
+        return read_manifest(path)
+    except (ValueError, OSError) as error:
+        raise damaged(path / MANIFEST, error) from error
+
+
 def saved_config(path: Path) -> RunConfig:
     """Configuration of the run that saved a checkpoint.
 
@@ -120,21 +139,67 @@ def saved_config(path: Path) -> RunConfig:
         CheckpointError: it is damaged, or of another version of this program.
     """
     file = path / "config.yaml"
-    manifest = read_manifest(path)
-    try:
-        if manifest is not None and sum_up(file) != manifest.files.get(file.name):
-            raise changed(path, [file.name])
-    except OSError as error:
-        raise damaged(file, error) from error
+    manifest = manifest_of(path)
+    if not saved_bytes(path, file.name).strip():
+        raise damaged(file, ValueError("it is empty"))
     try:
         return read_config(file)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         if manifest is None:
             raise damaged(file, error) from error
         raise CheckpointError(
             f"{file} was saved by {manifest.software}, and this is {SOFTWARE}, which cannot read"
             f" it; install the other version. {error}"
         ) from error
+
+
+def saved_bytes(path: Path, name: str) -> bytes:
+    """Content of a small file of a checkpoint, as it was saved.
+
+    Raises:
+        CheckpointError: it is lost, or its checksum is another.
+    """
+    manifest = manifest_of(path)
+    try:
+        if manifest is not None and sum_up(path / name) != manifest.files.get(name):
+            raise changed(path, [name])
+        return (path / name).read_bytes()
+    except OSError as error:
+        raise damaged(path / name, error) from error
+
+
+def saved_card(path: Path) -> dict[str, Any] | None:
+    """`dataset_card.json` of the data of a checkpoint; None where it has none.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    file = path / "dataset_card.json"
+    if not file.is_file():
+        return None
+    content = saved_bytes(path, file.name)
+    try:
+        card = parse_json(content)
+    except ValueError as error:
+        raise damaged(file, error) from error
+    if not isinstance(card, dict):
+        raise damaged(file, ValueError(f"it holds a {type(card).__name__}"))
+    return card
+
+
+def saved_null_text(path: Path) -> Tensor:
+    """[L0, E]: embedding of the empty string, as the data of a checkpoint have it.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    import safetensors.torch
+
+    content = saved_bytes(path, "null_text.safetensors")
+    try:
+        return safetensors.torch.load(content)["text"]
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise damaged(path / "null_text.safetensors", error) from error
 
 
 def changed(path: Path, names: list[str]) -> CheckpointError:

@@ -15,8 +15,7 @@ from dit.configuring import changes
 from dit.data import DataError, PackLoader, places_of
 from dit.parallel.watch import doing
 from dit.train.checkpoint import DataState, data_positions, load_checkpoint, start_from
-from dit.train.locate import CheckpointError, find_checkpoint, saved_config
-from dit.train.manifest import read_manifest
+from dit.train.locate import CheckpointError, find_checkpoint, manifest_of, saved_config
 from dit.train.ranks import on_all_ranks
 from dit.train.record import Record
 from dit.train.run import Run
@@ -105,14 +104,14 @@ def _about_change(path: Path, config: RunConfig) -> list[str]:
         lines.append(f"changed since then: {', '.join(changed)}")
     if saved.ema.kind is EmaKind.NONE and config.ema.kind is not EmaKind.NONE:
         lines.append("the checkpoint has no average of the weights: it starts from them")
-    if read_manifest(path) is None:
+    if manifest_of(path) is None:
         lines.append("the checkpoint is of an earlier version, without checksums: not verified")
     return lines
 
 
 def _about_room(path: Path, folder: Path) -> list[str]:
     """That the next checkpoint will not fit, where it is as large as this one."""
-    manifest, free = read_manifest(path), shutil.disk_usage(folder).free
+    manifest, free = manifest_of(path), shutil.disk_usage(folder).free
     needed = sum(sealed.bytes for sealed in manifest.files.values()) if manifest else 0
     if free >= needed:
         return []

@@ -9,12 +9,12 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from dit.configuring import parameter_count, save_config
+from dit.configuring import parameter_count, to_yaml
 from dit.data import Reject, Tally, add_up
 from dit.parallel.groups import device
 from dit.parallel.watch import doing
 from dit.train import environment
-from dit.train.lines import LinesFile, writing
+from dit.train.lines import LinesFile, replace_whole, writing
 from dit.train.metrics import Dashboards, Terminal
 from dit.train.run import Drawn, Run
 from dit.train.shards import main_shards
@@ -41,9 +41,7 @@ class Record:
             self.say(line)
         if run.folder is not None:
             with writing(run.folder / "config.yaml"):
-                whole = run.folder / "config.yaml.partial"
-                save_config(c, whole)
-                whole.replace(run.folder / "config.yaml")
+                replace_whole(run.folder / "config.yaml", to_yaml(c).encode())
             # A run without checkpoint evaluates again before its first step.
             metrics = run.folder / "metrics.jsonl"
             self.file = LinesFile(metrics, start=start or -1, every_step=True)

@@ -217,9 +217,20 @@ class Saver:
                     self.clear()
             raise CheckpointError(
                 f"{path} cannot be written ({in_words(error)}); is the disk full? Free space, or"
-                f" choose another checkpoint.save. {_room(self.places, size)}Older checkpoints are"
+                f" choose another checkpoint.save. {self._room(size)}Older checkpoints are"
                 " as they were, and nothing of this one is left: the same command goes on from them"
             ) from error
+
+    def _room(self, size: int) -> str:
+        """What a checkpoint needs beside what there is, as far as that is known."""
+        try:
+            free = shutil.disk_usage(self.places).free
+            last = max(self.places.glob(f"{STEP}*"), default=None)
+            size = max(size, sum(file.stat().st_size for file in last.iterdir()) if last else 0)
+        except OSError:
+            return ""
+        needed = f"A checkpoint needs about {size / 1e6:,.1f} MB, and " if size else ""
+        return f"{needed}{free / 1e6:,.1f} MB are free there now. "
 
     def _best(self) -> str:
         """Name of the checkpoint with the lowest validation loss; empty where there is none."""
@@ -274,16 +285,6 @@ def _hidden(path: Path) -> Path:
 def _remove(folders: list[Path]) -> None:
     for folder in folders:
         shutil.rmtree(folder)
-
-
-def _room(folder: Path, size: int) -> str:
-    """What a checkpoint needs beside what there is, as far as that is known."""
-    try:
-        free = shutil.disk_usage(folder).free
-    except OSError:
-        return ""
-    needed = f"A checkpoint needs about {size / 1e6:,.1f} MB, and " if size else ""
-    return f"{needed}{free / 1e6:,.1f} MB are free there now. "
 
 
 def _sync(folder: Path) -> None:
