@@ -31,7 +31,7 @@ _POINTERS = (LATEST, LOWEST_VAL)
 STEP = "step_"
 # Megatron-Core's own, beside the .distcp files whose names .metadata knows; and ours.
 _CORE = ("metadata.json", ".metadata")
-_WHOLE = (*_CORE, "config.yaml", "null_text.safetensors")  # where there is no manifest
+_WHOLE = (*_CORE, "config.yaml", "null_text.safetensors")  # of every checkpoint
 
 
 class CheckpointError(ValueError):
@@ -96,7 +96,9 @@ def _fault(path: Path) -> str:
             f"has format {manifest.format}, of {manifest.software}, and this is {SOFTWARE}, which"
             f" reads formats up to {FORMAT}; install a version as new"
         )
-    names = _WHOLE if manifest is None else manifest.files
+    names = manifest.files if manifest is not None else _WHOLE
+    if unlisted := [name for name in _WHOLE if name not in names]:
+        return f"has a damaged {MANIFEST} (it does not list {', '.join(unlisted)})"
     if missing := [name for name in names if not (path / name).is_file()]:
         return f"has no {', '.join(missing)}"
     return "" if manifest is None else _other_sizes(path, manifest)

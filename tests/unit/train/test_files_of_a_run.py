@@ -163,7 +163,7 @@ def test_hostile_pointers(checkpoints: Path, name: str, content: bytes) -> None:
         assert str(checkpoints / name) in str(error) and len(str(error)) < 2000
     else:
         assert found is not None and found.parent == checkpoints and found.name in NAMES
-        assert content.strip() == found.name.encode()
+        assert content.decode().strip() == found.name
     finally:
         (checkpoints / name).unlink()
 
@@ -280,3 +280,13 @@ def test_an_identity_of_wandb_that_is_none_names_its_file(tmp_path, content):
         _wandb_id(tmp_path)
     (tmp_path / "wandb_id").write_bytes(b"0123abcd\n")
     assert _wandb_id(tmp_path) == "0123abcd"
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "metadata.json", ".metadata"])
+def test_a_manifest_that_has_lost_an_entry_is_damaged(tmp_path, name):
+    path = _run(tmp_path) / NAMES[1]
+    content = json.loads((path / MANIFEST).read_bytes())
+    del content["files"][name]
+    (path / MANIFEST).write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=rf"damaged manifest.json .*not list {name}"):
+        find_checkpoint(path)
