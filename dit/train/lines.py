@@ -143,4 +143,4 @@ def _step_of(line: bytes) -> int | None:
     except ValueError:
         return None
     step = values.get("step") if isinstance(values, dict) else None
-    return step if type(step) is int else None
+    return step if type(step) is int and step >= 0 else None

@@ -93,6 +93,7 @@ def test_hostile_lines_of_a_run(place: Path, content: bytes, start: int) -> None
             5,
             ["is damaged: 1 line that cannot be read, line 2 first", "has lost the lines of 1 st"],
         ),
+        (b'{"step": -9223372036854775808}\n' + CONTENT, 5, ["is damaged: 1 line"]),
         (CONTENT.partition(b"\n")[2], 5, []),  # begun from a checkpoint of another run
     ],
 )
