@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from rich.console import Console
 from data_prep import processors, text
 from data_prep.digits import Digits
 from data_prep.files import write_whole
-from data_prep.folder import PAGE_NAME, SUMMARY_NAME, make_ready
+from data_prep.folder import PAGE_NAME, SUMMARY_NAME, make_ready, written_by_one
 from data_prep.formats.automodel import INDEX, relocate
 from data_prep.formats.convert import convert, export
 from data_prep.inspection import check_encoders, inspect_shard, shard_counts
@@ -74,16 +75,17 @@ def _notify(text: str) -> None:
 
 def run_digits(args: argparse.Namespace) -> int:
     encoder = text.named(args.text_encoder or Pixel.text_encoder).from_arguments(args)
-    summary = pack(
-        Digits(num_samples=args.num_samples),
-        args.output_dir,
-        processor=Pixel.of(block=2, colours=1),
-        text=encoder,
-        options=_options(args, max_bad_fraction=0),
-        settings=_settings(args, "num_samples"),
-        notify=_notify,
-        track=progress_on(Console(stderr=True)),
-    )
+    with written_by_one(args.output_dir):
+        summary = pack(
+            Digits(num_samples=args.num_samples),
+            args.output_dir,
+            processor=Pixel.of(block=2, colours=1),
+            text=encoder,
+            options=_options(args, max_bad_fraction=0),
+            settings=_settings(args, "num_samples"),
+            notify=_notify,
+            track=progress_on(Console(stderr=True)),
+        )
     width = {} if encoder.width == 64 else {"model.crossattn_emb_size": encoder.width}
     keys = width | _validation_keys(summary)
     command = training_command(args.output_dir, "conf/dit_digits.yaml", keys)
@@ -103,7 +105,10 @@ def run_media(args: argparse.Namespace) -> int:
             say(output(), sentence)
     if ranks.rank == 0 and asked == "torchvision":
         say(output(), "--video_loader_type torchvision: it decodes no videos any more; PyAV does")
-    try:
+    with ExitStack() as ends:
+        ends.callback(ranks.leave)
+        if ranks.rank == 0:  # for all ranks of this packing
+            ends.enter_context(written_by_one(args.output_dir))
         packing = Packing(
             source=source,
             folder=args.output_dir,
@@ -119,19 +124,20 @@ def run_media(args: argparse.Namespace) -> int:
         if args.plan:
             return _plan(args, packing)
         summary = packing.run()
-    finally:
-        ranks.leave()
-    if ranks.rank == 0:
-        sizes = {"model.in_channels": processor.channels, "model.crossattn_emb_size": encoder.width}
-        keys = sizes | _validation_keys(summary)
-        command = training_command(args.output_dir, f"conf/dit_xl_{args.command}.yaml", keys)
-        show_summary(output(), summary, args.output_dir, command)
-        if args.output_format != "shards":
-            count = export(args.output_dir, form=args.output_format, shard_size=args.shard_size)
-            say(output(), f"written as {args.output_format} as well: {count} samples")
-        if args.verify:
-            return _inspect(args.output_dir)
-    return 0
+        return _report(args, packing, summary) if ranks.rank == 0 else 0
+
+
+def _report(args: argparse.Namespace, packing: Packing, summary: Summary) -> int:
+    """What was packed and what to do next; then what else was asked for."""
+    channels, width = packing.processor.channels, packing.text.width
+    keys = {"model.in_channels": channels, "model.crossattn_emb_size": width}
+    keys |= _validation_keys(summary)
+    command = training_command(args.output_dir, f"conf/dit_xl_{args.command}.yaml", keys)
+    show_summary(output(), summary, args.output_dir, command)
+    if args.output_format != "shards":
+        count = export(args.output_dir, form=args.output_format, shard_size=args.shard_size)
+        say(output(), f"written as {args.output_format} as well: {count} samples")
+    return _inspect(args.output_dir) if args.verify else 0
 
 
 def _plan(args: argparse.Namespace, packing: Packing) -> int:
@@ -162,7 +168,8 @@ def run_convert(args: argparse.Namespace) -> int:
     encoders = [text.named(args.text_encoder)] if args.text_encoder else []
     for sentence in unused_options(args, args.parser, [*readers, *encoders]):
         say(output(), sentence)
-    counts, refusals = convert(args)
+    with written_by_one(args.output_dir):
+        counts, refusals = convert(args)
     split = SplitFractions.parse(args.split or DEFAULT_SPLIT)
     if args.split is None and split.empty(counts):
         _notify(all_in_train_notice(counts))

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from data_prep.cards import CARD_NAME, NULL_TEXT_NAME
 from data_prep.files import TEMPORARY, sync_folder, write_whole
 from data_prep.refusals import PrepError
 from data_prep.splits import Split
+from dit.folder_lock import LOCK, FolderInUseError, only_writer
 
 META = ".nv-meta"
 REFUSED_NAME = "refused.jsonl"
@@ -43,6 +45,26 @@ _EXPORTED = re.compile(
 _OUR_SHARDS = re.compile(r"(shard|rank\d+)-\d+\.tar(\.idx)?(\.tmp)?")
 
 
+@contextmanager
+def written_by_one(folder: Path) -> Iterator[None]:
+    """Keeps other packings out of `folder`, which is made, and goes where nothing came into it.
+
+    Raises:
+        PrepError: another packing writes to it, or it is no folder.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise PrepError(f"--output_dir {folder} is a file; give a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with only_writer(folder, named=f"--output_dir {folder}"):
+            yield
+    except FolderInUseError as error:
+        raise PrepError(str(error)) from None
+    finally:
+        if not any(folder.iterdir()):
+            folder.rmdir()
+
+
 def make_ready(folder: Path, *, overwrite: bool) -> None:
     """Creates `folder`, or removes from it what an earlier packing wrote, `.nv-meta` first.
 
@@ -54,7 +76,7 @@ def make_ready(folder: Path, *, overwrite: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise PrepError(f"--output_dir {folder} is a file; give a folder")
     folder.mkdir(parents=True, exist_ok=True)
-    found = sorted(folder.iterdir())
+    found = sorted(path for path in folder.iterdir() if path.name != LOCK)
     strangers = [path for path in found if not _is_ours(path)]
     if not overwrite:
         planned_only = all(_PLAN.fullmatch(path.name) for path in found)

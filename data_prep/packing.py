@@ -102,15 +102,10 @@ class Packing:
         path = self.folder / PLAN_NAME
         if self.options.trust_cache and path.exists():
             return read_plan(path)
-        try:
-            with self.track("planning", 0, 0) as advance:
-                entries = _counted(self.source.entries, advance)
-                given = self.options.split if self.options.split_is_given else None
-                return write_plan(entries, path, given)
-        except BaseException:
-            if not any(self.folder.iterdir()):
-                self.folder.rmdir()
-            raise
+        with self.track("planning", 0, 0) as advance:
+            entries = _counted(self.source.entries, advance)
+            given = self.options.split if self.options.split_is_given else None
+            return write_plan(entries, path, given)
 
     def decoded(self, plan: Plan) -> Plan:
         """The plan after every file of it has been decoded as packing does; nothing is encoded."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dit.json_text import parse_json
 from recipes.entry import say_notice
 from recipes.generate_options import Setting
 from recipes.sizes import Steps
@@ -50,9 +49,13 @@ def open_checkpoint(
         ValueError: there is no checkpoint, it was trained without a text encoder, or a decoder is
             needed and not to be had.
     """
-    from safetensors.torch import load_file
-
-    from dit.train.locate import CheckpointError, find_checkpoint, saved_config
+    from dit.train.locate import (
+        CheckpointError,
+        find_checkpoint,
+        saved_card,
+        saved_config,
+        saved_null_text,
+    )
 
     setting = setting or Setting()
     path = find_checkpoint(Path(checkpoint_path))
@@ -62,17 +65,13 @@ def open_checkpoint(
             " checkpoints/step_... folder or a LATEST file"
         )
     config = spread(saved_config(path), setting)
-    card_file = path / "dataset_card.json"
-    if not card_file.is_file():
+    card = saved_card(path)
+    if card is None:
         raise CheckpointError(
             f"{path} was trained without a text encoder (mock data, or shards without"
             " dataset_card.json), so it cannot read a prompt; train on a dataset that"
             " `python -m data_prep` packed"
         )
-    try:
-        card = parse_json(card_file.read_bytes())
-    except ValueError as error:
-        raise CheckpointError(f"{card_file} is damaged ({error}); take the dataset's") from error
     decoder, steps = open_decoder(card, setting, config.model, needed=needs_decoder)
     return Opened(
         path=path,
@@ -81,7 +80,7 @@ def open_checkpoint(
         encoder=_encoder_of(card, setting.t5_cache_dir),
         decoder=decoder,
         steps=steps,
-        null_text_LE=load_file(path / "null_text.safetensors")["text"],
+        null_text_LE=saved_null_text(path),
         card=card,
     )
 

@@ -24,6 +24,8 @@ class CheckpointConfig:
     """Run folder: checkpoints, logs, metrics and the resolved configuration."""
     load: str | None = None
     """Run folder or checkpoint to continue from, when it holds one; null means `save`."""
+    load_data_position: bool = True
+    """Whether the data go on where they stood; false begins them anew, once, as other data need."""
     save_interval: int = 1000
     """Steps between checkpoints; there is always one at the end."""
     keep_last: int = 3

@@ -155,9 +155,9 @@ class Piece:
 
 def write_file(file: Path, pieces: Iterable[Piece]) -> list[WriteResult]:
     """One file of a checkpoint, from tensors that are made one after the other."""
-    from dit.train.distcp import Shard
+    from dit.train.distcp import write_items
 
-    return Shard(file, (_item(piece) for piece in pieces)).write()
+    return write_items(file, map(_item, pieces))
 
 
 def _item(piece: Piece) -> tuple[WriteItem, Tensor]:

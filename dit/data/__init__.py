@@ -28,6 +28,7 @@ No torch.distributed here: ranks come as arguments.
 
 from dit.data.card import dataset_card
 from dit.data.guarded import deaths_in_words
+from dit.data.identity import places_of
 from dit.data.loader import (
     PackLoader,
     ValidationPacks,
@@ -55,4 +56,5 @@ __all__ = [
     "dataset_sizes",
     "deaths_in_words",
     "null_text",
+    "places_of",
 ]

@@ -10,9 +10,9 @@ from typing import Any
 
 from megatron.energon.epathlib import EPath
 
-from dit.config import Balance, ModelConfig, RunConfig
+from dit.config import Balance, DatasetConfig, ModelConfig, RunConfig
 from dit.data.cook import Expected
-from dit.data.rejects import DataError
+from dit.data.rejects import BEGIN_ANEW, DataError
 from dit.data.source import META, train_leaves
 
 
@@ -53,15 +53,17 @@ def _sizes(model: ModelConfig) -> list[int]:
     ]
 
 
-def check_identity(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-    """Refuses a loader state of another run.
+def check_identity(
+    saved: Mapping[str, Any], current: Mapping[str, Any], *, places: tuple[str, str]
+) -> None:
+    """Refuses a loader state of another run; `places` are the datasets of then and of now.
 
     Raises:
         DataError: names every item that differs, with both values.
     """
     names = dict.fromkeys([*saved, *current])
     differing = [
-        f"\n  {name}: {saved.get(name)} when saved, {current.get(name)} now"
+        f"\n  {name}: {_differing(name, saved.get(name), current.get(name), places)}"
         for name in names
         if saved.get(name) != current.get(name)
     ]
@@ -69,9 +71,24 @@ def check_identity(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None
         raise DataError(
             "the loader state of the checkpoint belongs to other settings:"
             + "".join(differing)
-            + "\nSet them back to resume where the data stopped, or start a new run (another"
-            " checkpoint.save) from the beginning of the data."
+            + f"\nSet them back to resume where the data stopped, or {BEGIN_ANEW}."
         )
+
+
+def _differing(name: str, saved: Any, current: Any, places: tuple[str, str]) -> str:
+    if name != "dataset":
+        return f"{saved} when saved, {current} now"
+    then, now = places
+    if then == now:
+        return f"{now} has other shards or splits now (index {saved} when saved, {current} now)"
+    return f"{then} (index {saved}) when saved, {now} (index {current}) now"
+
+
+def places_of(data: DatasetConfig) -> str:
+    """The paths of a dataset, for messages."""
+    if data.mock:
+        return "mock data"
+    return ", ".join(entry.path for entry in data.blend) or str(data.path)
 
 
 def _fingerprints(config: RunConfig) -> list[str]:

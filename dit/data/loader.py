@@ -18,7 +18,7 @@ from dit.config import RunConfig
 from dit.data.chain import open_training, open_validation
 from dit.data.deliveries import Delivery
 from dit.data.guarded import GuardedLoader, Mark, worker_died
-from dit.data.identity import check_identity, loader_identity
+from dit.data.identity import check_identity, loader_identity, places_of
 from dit.data.moving import move
 from dit.data.position import Layout, Position, pickled
 from dit.data.rejects import MOST_NAMED, Bound, DataError, RefusedSample, Tally, add_up
@@ -40,6 +40,7 @@ def build_train_loader(config: RunConfig, *, rank: int, world_size: int) -> Pack
         lambda: open_training(config, leaves, bound, rank=rank, world_size=world_size),
         identity=loader_identity(config),
         bound=bound,
+        places=places_of(config.dataset),
         endless=True,
     )
 
@@ -125,14 +126,19 @@ class PackLoader:
         bound: Bound,
         endless: bool,
         share: tuple[int, int] = (0, 1),
+        places: str = "",
     ):
-        """`share` is (first, step) of the packs that are given."""
+        """`share` is (first, step) of the packs that are given.
+
+        `places` names the dataset in messages.
+        """
         self._opener = opener
         self._identity = identity
         self._bound = bound
         self._endless = endless
         self._share = share
         self._refused: deque[RefusedSample] = deque()  # which the thread of `ahead` fills
+        self._places = places
         self.moved = ""
         """What `load_state_dict` did about another number of ranks or workers, for the log."""
         self._begin()
@@ -185,11 +191,19 @@ class PackLoader:
         )
         return now.plain()
 
-    def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:
+    def fits(self, states: Sequence[dict[str, Any]]) -> bool:
+        """Whether `states` belong to these data and settings.
+
+        Raises:
+            DataError: they cannot be read.
+        """
+        return all(Position.of(state).identity == self._start.identity for state in states)
+
+    def load_state_dict(self, states: Sequence[dict[str, Any]], *, places: str = "") -> None:
         """Continues where the ranks that saved `states` stood; all of them, in their order.
 
         On as many ranks and workers: same packs, same order, buffers included. On others, `moved`
-        says what became of them.
+        says what became of them. `places` names the dataset of then in messages.
 
         Raises:
             DataError: the states belong to other settings (the message names each), or cannot be
@@ -198,7 +212,8 @@ class PackLoader:
         assert self._packs is None, "restore the loader before its first pack is taken"
         saved = [Position.of(state) for state in states]
         for position in saved:
-            check_identity(position.identity, self._start.identity)
+            both = (places or self._places, self._places)
+            check_identity(position.identity, self._start.identity, places=both)
         here = self._start
         moved = move(saved, here.layout, rank=here.rank, shares=self._loader.shares())
         self.moved = moved.said

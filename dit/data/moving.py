@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from dit.data.position import Layout, Position, ReaderPosition, pickled
-from dit.data.rejects import DataError, Tally, add_up
+from dit.data.rejects import BEGIN_ANEW, DataError, Tally, add_up
 from dit.data.shares import Left, Run, Share, sample_id
 
 
@@ -47,7 +47,8 @@ def move(saved: Sequence[Position], layout: Layout, *, rank: int, shares: Sequen
     if not shares:
         raise DataError(
             f"{change}: a metadataset with blend_epochized or shuffle_over_epochs_multiplier goes"
-            f" on with as many readers only; choose sizes whose product is {then.readers}"
+            f" on with as many readers only; choose sizes whose product is {then.readers}, or"
+            f" {BEGIN_ANEW}"
         )
     rng = np.random.default_rng(saved[0].seed)  # the same on every rank
     pools = [_pool(share, number, readers, rng) for number, share in enumerate(shares)]
@@ -71,13 +72,13 @@ def _check_one_step(saved: Sequence[Position]) -> None:
     if found != list(range(ranks)) or len(one) > 1:
         raise DataError(
             f"the checkpoint has loader states of data-parallel ranks {found}, not of one run on"
-            f" {ranks}; resume from another checkpoint"
+            f" {ranks}; resume from another checkpoint, or {BEGIN_ANEW}"
         )
     counts = [position.packs for position in saved]
     if counts != [packs_of(sum(counts), rank=rank, ranks=ranks) for rank in range(ranks)]:
         raise DataError(
             f"the data-parallel ranks of the checkpoint had given {counts} packs: their loader"
-            " states are not of one step; resume from another checkpoint"
+            f" states are not of one step; resume from another checkpoint, or {BEGIN_ANEW}"
         )
 
 

@@ -11,7 +11,7 @@ from megatron.energon.flavors.webdataset.sample_loader import SliceState
 from megatron.energon.state import FlexState
 
 from dit import safe_pickle
-from dit.data.rejects import DataError, Tally
+from dit.data.rejects import BEGIN_ANEW, DataError, Tally
 from dit.data.shares import Left, SampleId
 
 FORMAT = 3
@@ -141,17 +141,44 @@ class Position:
         """What `plain` gave.
 
         Raises:
-            DataError: another version of the program has written it.
+            DataError: another version of the program has written it, or it is damaged.
         """
-        fields = dict(plain)
-        found = fields.pop("format", 1)
+        found = plain.get("format", 1)
         if found != FORMAT:
             raise DataError(
                 f"the loader state of the checkpoint has format {found}, this version reads format"
-                f" {FORMAT}; resume with the version that saved it, or start a new run (another"
-                " checkpoint.save)"
+                f" {FORMAT}; resume with the version that saved it, or {BEGIN_ANEW}"
             )
-        return cls(**fields)
+        _check_types(plain)
+        return cls(**{name: value for name, value in plain.items() if name != "format"})
+
+
+_TYPES: dict[str, type] = {
+    "identity": dict,
+    "readers": bytes,
+    "tallies": list,
+    "former": dict,
+    **dict.fromkeys(("ranks", "rank", "workers", "packs", "dealt"), int),
+}
+
+
+def _check_types(plain: dict[str, Any]) -> None:
+    """Raises DataError where fields are missing, unknown, or of another type."""
+    wrong = sorted(str(name) for name in plain.keys() ^ {"format", *_TYPES})
+    wrong += [n for n, kind in _TYPES.items() if n not in wrong and type(plain[n]) is not kind]
+    if not wrong:
+        try:
+            for tally in (*plain["tallies"], plain["former"]):
+                Tally(**tally)
+        except TypeError:
+            wrong = ["tallies"]
+    if not wrong and (plain["ranks"] < 1 or not 0 <= plain["rank"] < plain["ranks"]):
+        wrong = ["rank"]
+    if wrong:
+        raise DataError(
+            f"the loader state of the checkpoint is damaged, in {', '.join(wrong)}; resume from"
+            f" another checkpoint, or {BEGIN_ANEW}"
+        )
 
 
 def pickled(readers: Sequence[ReaderPosition]) -> bytes:

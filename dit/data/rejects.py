@@ -8,6 +8,12 @@ from enum import StrEnum
 
 from megatron.energon.savable import FlexState, Savable
 
+BEGIN_ANEW = (
+    "begin the data anew with checkpoint.load_data_position=false: weights, optimizer, schedule and"
+    " average go on"
+)
+"""What may be done where the data cannot go on as they stood."""
+
 
 class DataError(ValueError):
     """The data cannot be used as they are; the message says what, where and what to do."""

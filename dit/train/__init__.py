@@ -15,7 +15,8 @@
    refused.py      the samples that were left out
    record.py       who writes what, and when; lines.py: its files; environment.py: one of them
    gauges.py       what is read every log_interval steps: by_level.py, norms.py, seen.py
-8. loop.py         all of it, in order, until the last step or a signal
+8. run_folder.py   where it is written, by one run at a time
+   loop.py         all of it, in order, until the last step or a signal
 
 The loop and the step are ours; schedules, DDP, distributed optimizer and sharded checkpoints are
 Megatron-Core's.

@@ -33,8 +33,15 @@ from torch.distributed.checkpoint.api import CheckpointException
 from dit.config import EmaKind, RunConfig, Weights
 from dit.train.compare import check_same_model, check_same_weights
 from dit.train.learner import Learner
-from dit.train.locate import CheckpointError, changed, damaged, other_than, saved_config
-from dit.train.manifest import changed_files, read_manifest
+from dit.train.locate import (
+    CheckpointError,
+    changed,
+    damaged,
+    manifest_of,
+    other_than,
+    saved_config,
+)
+from dit.train.manifest import changed_files
 from dit.train.progress import Progress
 from dit.train.ranks import RankError, on_all_ranks
 
@@ -115,7 +122,7 @@ def verify(path: Path) -> None:
     Raises:
         CheckpointError: a file is not as it was saved.
     """
-    manifest = read_manifest(path)
+    manifest = manifest_of(path)
     if manifest is None:
         return
     part = slice(dist.get_rank(), None, dist.get_world_size())
@@ -156,8 +163,10 @@ def data_positions(path: Path) -> list[dict[str, Any]]:
         CheckpointError: a file is lost or damaged.
     """
     first = _data_position(path / loader_file(0))
-    others = range(1, first.get("ranks", 1))
-    return [first, *(_data_position(path / loader_file(rank)) for rank in others)]
+    ranks = first.get("ranks", 1)
+    if type(ranks) is not int:
+        raise damaged(path / loader_file(0), ValueError(f"ranks is {ranks!r}"))
+    return [first, *(_data_position(path / loader_file(rank)) for rank in range(1, ranks))]
 
 
 def _data_position(file: Path) -> dict[str, Any]:
@@ -165,9 +174,12 @@ def _data_position(file: Path) -> dict[str, Any]:
         path = file.parent
         raise CheckpointError(f"{path} has no {file.name}; {other_than(path.parent, path.name)}")
     try:
-        return torch.load(file, weights_only=True)
+        position = torch.load(file, weights_only=True)
     except Exception as error:
         raise damaged(file, error) from error
+    if not isinstance(position, dict):
+        raise damaged(file, ValueError(f"it holds a {type(position).__name__}"))
+    return position
 
 
 def interval_sums(path: Path) -> dict[str, Tensor]:

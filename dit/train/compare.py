@@ -22,7 +22,13 @@ def check_same_model(path: Path, config: RunConfig) -> None:
     Raises:
         CheckpointError: names every setting that differs, with both values.
     """
-    different = _different(_fixed(saved_config(path)), _fixed(config))
+    saved = saved_config(path)
+    before, here = _fixed(saved), _fixed(config)
+    if not (saved.ddp.use_distributed_optimizer or config.ddp.use_distributed_optimizer):
+        # Megatron-Core then stores float32 weights for bf16 only.
+        before["model.precision"] = saved.model.precision
+        here["model.precision"] = config.model.precision
+    different = _different(before, here)
     if different:
         raise CheckpointError(
             f"{path} was trained with other settings:{different}\nUse its settings. Or start a new"
@@ -48,9 +54,9 @@ def check_same_weights(path: Path, config: RunConfig) -> None:
 
 def _different(saved: dict[str, Any], here: dict[str, Any]) -> str:
     return "".join(
-        f"\n  {name}: {saved.get(name)} in the checkpoint, {here.get(name)} here"
-        for name in sorted(saved.keys() | here.keys())
-        if saved.get(name) != here.get(name)
+        f"\n  {name}: {saved[name]} in the checkpoint, {here[name]} here"
+        for name in sorted(saved)
+        if saved[name] != here[name]
     )
 
 
@@ -64,11 +70,8 @@ def _of_model(config: RunConfig) -> dict[str, Any]:
 
 def _fixed(config: RunConfig) -> dict[str, Any]:
     """What a checkpoint fixes: the shape and the meaning of all that it stores."""
-    sharded = config.ddp.use_distributed_optimizer
     fixed = _of_model(config)
     for name in ("name", "sigma_data", "timestep_scale"):
         fixed[f"objective.{name}"] = getattr(config.objective, name)
-    fixed["ddp.use_distributed_optimizer"] = sharded
-    if not sharded:  # Megatron-Core then stores float32 weights for bf16 only
-        fixed["model.precision"] = config.model.precision
+    fixed["ddp.use_distributed_optimizer"] = config.ddp.use_distributed_optimizer
     return fixed

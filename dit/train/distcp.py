@@ -11,7 +11,7 @@ ever. Nothing is lost by it, since torch releases the interpreter while it write
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any
 
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.strategies import filesystem_async
+from torch import Tensor
 from torch.distributed.checkpoint.filesystem import (
     SerializationFormat,
     _StorageWriterTransforms,
@@ -37,22 +38,32 @@ class Shard:
     """One file, and the tensors and objects that go into it."""
 
     file: Path
-    items: Iterable[tuple[Any, Any]]
+    items: Sequence[tuple[Any, Any]]
+
+    @property
+    def bytes(self) -> int:
+        """Of its tensors; objects are small beside them."""
+        return sum(data.nbytes for _, data in self.items if isinstance(data, Tensor))
 
     def write(self) -> list[WriteResult]:
         """Writes the file; the result is for the index."""
-        with self.file.open("wb") as stream:
-            return [
-                _write_item(
-                    _StorageWriterTransforms(),
-                    stream,
-                    data,
-                    item,
-                    self.file.name,
-                    serialization_format=SerializationFormat.TORCH_SAVE,
-                )
-                for item, data in self.items
-            ]
+        return write_items(self.file, self.items)
+
+
+def write_items(file: Path, items: Iterable[tuple[Any, Any]]) -> list[WriteResult]:
+    """Writes a file of tensors and objects, one after the other; the result is for the index."""
+    with file.open("wb") as stream:
+        return [
+            _write_item(
+                _StorageWriterTransforms(),
+                stream,
+                data,
+                item,
+                file.name,
+                serialization_format=SerializationFormat.TORCH_SAVE,
+            )
+            for item, data in items
+        ]
 
 
 @dataclass(frozen=True, slots=True)

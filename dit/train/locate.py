@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError
 
 from dit.config import RunConfig
 from dit.configuring import read_config
-from dit.train.manifest import FORMAT, MANIFEST, SOFTWARE, Manifest, read_manifest, sum_up
+from dit.json_text import parse_json
+from dit.train.manifest import (
+    FORMAT,
+    MANIFEST,
+    SOFTWARE,
+    Manifest,
+    is_file_name,
+    read_manifest,
+    sum_up,
+)
 from dit.train.ranks import in_words
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LATEST = "LATEST"
 LOWEST_VAL = "LOWEST_VAL"
+_LONGEST = 300  # bytes of a pointer that are read
 _POINTERS = (LATEST, LOWEST_VAL)
 STEP = "step_"
 # Megatron-Core's own, beside the .distcp files whose names .metadata knows; and ours.
 _CORE = ("metadata.json", ".metadata")
-_WHOLE = (*_CORE, "config.yaml", "null_text.safetensors")  # where there is no manifest
+_WHOLE = (*_CORE, "config.yaml", "null_text.safetensors")  # of every checkpoint
 
 
 class CheckpointError(ValueError):
@@ -36,16 +52,31 @@ def find_checkpoint(path: Path) -> Path | None:
     for folder in (path.parent,) if named else (path, path / "checkpoints"):
         pointer = folder / (path.name if named else LATEST)
         if pointer.is_file():
-            name = pointer.read_text(errors="replace").strip()
-            if not name or not (folder / name).is_dir():
-                raise CheckpointError(
-                    f"{pointer} names {name!r}, which is not there; {other_than(folder, name)}"
-                )
-            return _complete(folder / name)
+            return _complete(folder / _named_by(pointer))
         # A run that was killed between its first checkpoint and its pointer to it.
         if steps := sorted(folder.glob(f"{STEP}*")):
             return _complete(steps[-1])
     return None
+
+
+def _named_by(pointer: Path) -> str:
+    """The checkpoint that LATEST or LOWEST_VAL names, which lies beside it.
+
+    Raises:
+        CheckpointError: it names none.
+    """
+    with pointer.open("rb") as stream:
+        name = stream.read(_LONGEST + 1).decode(errors="replace").strip()
+    if not is_file_name(name):
+        raise CheckpointError(
+            f"{pointer} names {name!r}, and must hold the name of a folder beside it;"
+            f" {other_than(pointer.parent, name)}"
+        )
+    if not (pointer.parent / name).is_dir():
+        raise CheckpointError(
+            f"{pointer} names {name!r}, which is not there; {other_than(pointer.parent, name)}"
+        )
+    return name
 
 
 def _complete(path: Path) -> Path:
@@ -65,7 +96,9 @@ def _fault(path: Path) -> str:
             f"has format {manifest.format}, of {manifest.software}, and this is {SOFTWARE}, which"
             f" reads formats up to {FORMAT}; install a version as new"
         )
-    names = _WHOLE if manifest is None else manifest.files
+    names = manifest.files if manifest is not None else _WHOLE
+    if unlisted := [name for name in _WHOLE if name not in names]:
+        return f"has a damaged {MANIFEST} (it does not list {', '.join(unlisted)})"
     if missing := [name for name in names if not (path / name).is_file()]:
         return f"has no {', '.join(missing)}"
     return "" if manifest is None else _other_sizes(path, manifest)
@@ -89,6 +122,18 @@ def other_than(folder: Path, name: str) -> str:
     return "no other checkpoint is beside it: start a new run with another checkpoint.save"
 
 
+def manifest_of(path: Path) -> Manifest | None:
+    """The manifest of a checkpoint; None where it was saved before there were any.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    try:
+        return read_manifest(path)
+    except (ValueError, OSError) as error:
+        raise damaged(path / MANIFEST, error) from error
+
+
 def saved_config(path: Path) -> RunConfig:
     """Configuration of the run that saved a checkpoint.
 
@@ -96,18 +141,67 @@ def saved_config(path: Path) -> RunConfig:
         CheckpointError: it is damaged, or of another version of this program.
     """
     file = path / "config.yaml"
-    manifest = read_manifest(path)
-    if manifest is not None and sum_up(file) != manifest.files[file.name]:
-        raise changed(path, [file.name])
+    manifest = manifest_of(path)
+    if not saved_bytes(path, file.name).strip():
+        raise damaged(file, ValueError("it is empty"))
     try:
         return read_config(file)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         if manifest is None:
             raise damaged(file, error) from error
         raise CheckpointError(
             f"{file} was saved by {manifest.software}, and this is {SOFTWARE}, which cannot read"
             f" it; install the other version. {error}"
         ) from error
+
+
+def saved_bytes(path: Path, name: str) -> bytes:
+    """Content of a small file of a checkpoint, as it was saved.
+
+    Raises:
+        CheckpointError: it is lost, or its checksum is another.
+    """
+    manifest = manifest_of(path)
+    try:
+        if manifest is not None and sum_up(path / name) != manifest.files.get(name):
+            raise changed(path, [name])
+        return (path / name).read_bytes()
+    except OSError as error:
+        raise damaged(path / name, error) from error
+
+
+def saved_card(path: Path) -> dict[str, Any] | None:
+    """`dataset_card.json` of the data of a checkpoint; None where it has none.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    file = path / "dataset_card.json"
+    if not file.is_file():
+        return None
+    content = saved_bytes(path, file.name)
+    try:
+        card = parse_json(content)
+    except ValueError as error:
+        raise damaged(file, error) from error
+    if not isinstance(card, dict):
+        raise damaged(file, ValueError(f"it holds a {type(card).__name__}"))
+    return card
+
+
+def saved_null_text(path: Path) -> Tensor:
+    """[L0, E]: embedding of the empty string, as the data of a checkpoint have it.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    import safetensors.torch
+
+    content = saved_bytes(path, "null_text.safetensors")
+    try:
+        return safetensors.torch.load(content)["text"]
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise damaged(path / "null_text.safetensors", error) from error
 
 
 def changed(path: Path, names: list[str]) -> CheckpointError:

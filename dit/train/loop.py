@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from enum import IntEnum
-from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 import torch
@@ -42,6 +40,7 @@ from dit.train.persist import close_saver, finish_save, resume, save
 from dit.train.record import Record
 from dit.train.rounds import validation_round
 from dit.train.run import Export, Run, Samples
+from dit.train.run_folder import run_folder
 from dit.train.saving import Saver
 from dit.train.signals import StopRequests
 from dit.train.skips import FILE, Skip, skip
@@ -69,11 +68,13 @@ def pretrain(
     `export` is called with each new checkpoint, what `open_samples` makes of the run at each
     validation. The process group is up (`start_processes`).
     """
-    run = _prepare(config)
-    run.export = export
-    run.samples = open_samples(run) if open_samples is not None else None
-    record = Record(run)
-    with StopRequests() as requests, deaths_in_words(), ExitStack() as ends:
+    with ExitStack() as ends:
+        run = _prepare(config, ends)
+        run.export = export
+        run.samples = open_samples(run) if open_samples is not None else None
+        record = Record(run)
+        requests = ends.enter_context(StopRequests())
+        ends.enter_context(deaths_in_words())
         ends.callback(record.close)
         if run.loader is not None:
             ends.callback(run.loader.close)
@@ -89,8 +90,9 @@ def measure(
 
     Nothing is saved or validated, and Ctrl-C ends it as any program.
     """
-    run, never = _prepare(config), StopRequests()
-    with deaths_in_words(), ExitStack() as ends:
+    with ExitStack() as ends:
+        run, never = _prepare(config, ends), StopRequests()
+        ends.enter_context(deaths_in_words())
         if run.loader is not None:
             ends.callback(run.loader.close)
         ends.callback(run.replica.close)
@@ -100,8 +102,8 @@ def measure(
             return [_step(run, never)[0] for _ in range(steps)]
 
 
-def _prepare(config: RunConfig) -> Run:
-    """Builds every part, and loads the checkpoint."""
+def _prepare(config: RunConfig, ends: ExitStack) -> Run:
+    """Builds every part, and loads the checkpoint; the run folder is this run's until `ends`."""
     if config.train.deterministic:
         torch.use_deterministic_algorithms(True)
         os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"  # Transformer Engine's attention
@@ -113,10 +115,11 @@ def _prepare(config: RunConfig) -> Run:
     loader = None
     if replica.reads:
         loader = build_train_loader(config, rank=ranks[0], world_size=ranks[1])
+    folder = ends.enter_context(run_folder(config))
     learner, objective = build_learner(config, groups), make_objective(config.objective)
     run = Run(
         config=config,
-        folder=_run_folder(config),
+        folder=folder,
         replica=replica,
         loader=loader,
         validation=_validation_packs(
@@ -130,31 +133,12 @@ def _prepare(config: RunConfig) -> Run:
     )
     if run.folder is not None:
         run.saver = Saver(run.folder, config)
+        if dist.get_rank() == 0:
+            run.saver.clear()  # the space is wanted before anything is written
     doing("load of the checkpoint")
     resume(run)
     dist.barrier()  # nothing is written before every rank is ready
     return run
-
-
-def _run_folder(config: RunConfig) -> Path | None:
-    """`checkpoint.save`, made where it is missing; None where nothing is to be written.
-
-    Raises:
-        ValueError: it cannot be written.
-    """
-    if not config.checkpoint.save:
-        return None
-    folder = Path(config.checkpoint.save)
-    try:
-        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise ValueError(
-            f"checkpoint.save={folder} cannot be written ({error}); choose a folder that"
-            " every process may write to"
-        ) from error
-    return folder
 
 
 def _train(run: Run, record: Record, requests: StopRequests) -> ExitCode:

@@ -14,10 +14,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
+
+from dit.json_text import parse_json
 
 MANIFEST = "manifest.json"
 FORMAT = 1
 """Goes up when this version writes what earlier ones would misread; without a manifest it is 0."""
+_LONGEST = 255  # bytes of a name, as file systems have it
 SOFTWARE = f"megatron-dit {version('megatron-dit')}"
 
 
@@ -70,15 +74,27 @@ def read_manifest(folder: Path) -> Manifest | None:
     file = folder / MANIFEST
     if not file.is_file():
         return None
-    try:
-        content = json.loads(file.read_bytes())
-        return Manifest(
-            format=int(content["format"]),
-            software=str(content["software"]),
-            files={name: Sealed(**entry) for name, entry in content["files"].items()},
-        )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{type(error).__name__} {error}") from error
+    match parse_json(file.read_bytes()):
+        case {"format": int(form), "software": str(software), "files": dict(files)} if files:
+            sealed = {name: _sealed(name, entry) for name, entry in files.items()}
+            return Manifest(format=form, software=software[:_LONGEST], files=sealed)
+    raise ValueError("it lacks format, software or files")
+
+
+def _sealed(name: str, entry: Any) -> Sealed:
+    """Raises ValueError where it is no entry of a file in the checkpoint's own folder."""
+    if not is_file_name(name):
+        raise ValueError(f"{name[:_LONGEST]!r} is no name of a file beside it")
+    match entry:
+        case {"bytes": int(size), "sha256": str(digest)}:
+            return Sealed(bytes=size, sha256=digest)
+    raise ValueError(f"{name} lacks bytes or sha256")
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a name that a file gives stays in that file's folder."""
+    plain = name == Path(name).name and name not in ("", ".", "..") and "\0" not in name
+    return plain and len(os.fsencode(name)) <= _LONGEST
 
 
 def changed_files(folder: Path, manifest: Manifest, *, part: slice = slice(None)) -> list[str]:

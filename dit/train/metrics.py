@@ -34,6 +34,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -189,7 +190,13 @@ def _wandb_id(folder: Path) -> str:
     if not file.exists():
         with writing(file):
             file.write_text(secrets.token_hex(4))
-    return file.read_text()
+    found = file.read_text(errors="replace").strip()
+    if not re.fullmatch(r"[\w-]{1,64}", found, re.ASCII):
+        raise ValueError(
+            f"{file} holds {found[:64]!r}, which names no run of W&B; write the id of the run into"
+            " it, or remove it to begin new curves"
+        )
+    return found
 
 
 class Terminal:

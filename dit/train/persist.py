@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch.distributed as dist
 
 from dit.config import EmaKind, RunConfig, Weights
 from dit.configuring import changes
+from dit.data import DataError, PackLoader, places_of
 from dit.parallel.watch import doing
 from dit.train.checkpoint import (
     DataState,
@@ -19,8 +21,8 @@ from dit.train.checkpoint import (
     load_checkpoint,
     start_from,
 )
-from dit.train.locate import CheckpointError, find_checkpoint, saved_config
-from dit.train.manifest import read_manifest
+from dit.train.locate import CheckpointError, find_checkpoint, manifest_of, saved_config
+from dit.train.ranks import on_all_ranks
 from dit.train.record import Record
 from dit.train.run import Run
 
@@ -35,13 +37,13 @@ def resume(run: Run) -> None:
     """
     c = run.config.checkpoint
     if c.save and (own := find_checkpoint(Path(c.save))):
-        _go_on(run, own)
+        _go_on(run, own, own=True)
     elif c.load and (other := find_checkpoint(Path(c.load))):
         if c.finetune:
             start_from(other, run.learner, config=run.config)
             run.notes += _about_start(other, run.config)
         else:
-            _go_on(run, other)
+            _go_on(run, other, own=False)
     elif c.finetune:
         raise CheckpointError(
             f"checkpoint.finetune=true, and checkpoint.load={c.load} holds no checkpoint; give a"
@@ -51,21 +53,60 @@ def resume(run: Run) -> None:
         run.notes.append(f"checkpoint.load={c.load} holds no checkpoint: starting at step 0")
 
 
-def _go_on(run: Run, path: Path) -> None:
+def _go_on(run: Run, path: Path, *, own: bool) -> None:
+    """`own` says that the checkpoint is of this run."""
     run.progress = load_checkpoint(path, run.learner, config=run.config)
     run.saved_step = run.progress.step
-    if run.loader is not None:
-        run.loader.load_state_dict(data_positions(path))
-    other = run.gauges.go_on(interval_sums(path))
     run.notes += [f"continuing after step {run.progress.step}", *_about_change(path, run.config)]
-    if other:
+    if other := run.gauges.go_on(interval_sums(path)):
         run.notes.append(
             f"{' and '.join(other)} have other parts than in the checkpoint (validation.quantiles,"
             " dataset.task_encoder_seq_length): at the next log step they are of the steps from"
             f" {run.progress.step + 1} on"
         )
-    if run.loader is not None and run.loader.moved:
-        run.notes.append(run.loader.moved)
+    if run.folder is not None:
+        run.notes += _about_room(path, run.folder)
+    if _begins_data_anew(run, path, own=own):
+        run.progress = run.progress.with_other_data()
+        run.notes.append(
+            "the data begin anew, since checkpoint.load_data_position=false; weights, optimizer,"
+            " schedule and average go on"
+        )
+    elif run.loader is not None:
+        _place_loader(run.loader, path)
+        run.notes += [run.loader.moved] if run.loader.moved else []
+
+
+def _place_loader(loader: PackLoader, path: Path) -> None:
+    """Brings the loader to where those of a checkpoint stood.
+
+    Raises:
+        CheckpointError: they read other data, or cannot be brought to these ranks.
+    """
+    places = places_of(saved_config(path).dataset)
+    try:
+        loader.load_state_dict(data_positions(path), places=places)
+    except DataError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def _begins_data_anew(run: Run, path: Path, *, own: bool) -> bool:
+    """Whether the position in the data is left; the same on all ranks, which call it.
+
+    A run that has begun its data anew goes on with them when it is started again.
+    """
+    if run.config.checkpoint.load_data_position:
+        return False
+    if not own or saved_config(path).checkpoint.load_data_position:
+        return True
+    return not on_all_ranks(lambda: run.loader is None or _fits(run.loader, path))[0]
+
+
+def _fits(loader: PackLoader, path: Path) -> bool:
+    try:
+        return loader.fits(data_positions(path))
+    except (CheckpointError, DataError):  # of another version: not of these data either
+        return False
 
 
 def _about_change(path: Path, config: RunConfig) -> list[str]:
@@ -75,9 +116,21 @@ def _about_change(path: Path, config: RunConfig) -> list[str]:
         lines.append(f"changed since then: {', '.join(changed)}")
     if saved.ema.kind is EmaKind.NONE and config.ema.kind is not EmaKind.NONE:
         lines.append("the checkpoint has no average of the weights: it starts from them")
-    if read_manifest(path) is None:
+    if manifest_of(path) is None:
         lines.append("the checkpoint is of an earlier version, without checksums: not verified")
     return lines
+
+
+def _about_room(path: Path, folder: Path) -> list[str]:
+    """That the next checkpoint will not fit, where it is as large as this one."""
+    manifest, free = manifest_of(path), shutil.disk_usage(folder).free
+    needed = sum(sealed.bytes for sealed in manifest.files.values()) if manifest else 0
+    if free >= needed:
+        return []
+    return [
+        f"checkpoint.save={folder} has {free / 1e6:,.1f} MB free, and a checkpoint takes about"
+        f" {needed / 1e6:,.1f} MB: free space before the next one"
+    ]
 
 
 def _about_start(path: Path, config: RunConfig) -> list[str]:

@@ -13,7 +13,8 @@ class Progress:
 
     step: int = 0
     consumed_samples: int = 0  # over all ranks
-    of_datasets: dict[str, int] = field(default_factory=dict)  # the same, for each of a blend
+    samples_before: int = 0  # of them, those from before the data began anew
+    of_datasets: dict[str, int] = field(default_factory=dict)  # since then, for each of a blend
     skipped_steps: int = 0  # that changed nothing: loss or gradient was not finite
     skipped_in_a_row: int = 0  # the last of them
     lowest_val_loss: float = math.inf  # of the checkpoints so far
@@ -22,6 +23,15 @@ class Progress:
     def updates(self) -> int:
         """Steps that changed the weights. Learning rate, Adam and average count these."""
         return self.step - self.skipped_steps
+
+    def with_other_data(self) -> Progress:
+        """The same steps, where the data begin anew: passes and validation losses are of others."""
+        return replace(
+            self,
+            samples_before=self.consumed_samples,
+            of_datasets={},
+            lowest_val_loss=math.inf,
+        )
 
     def after(self, *, samples: int, of_datasets: Mapping[str, int], skipped: bool) -> Progress:
         """One step later."""

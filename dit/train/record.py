@@ -9,13 +9,13 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from dit.configuring import parameter_count, save_config
+from dit.configuring import parameter_count, to_yaml
 from dit.data import Reject, Tally, add_up
 from dit.drawing import Undrawn
 from dit.parallel.groups import device
 from dit.parallel.watch import doing
 from dit.train import environment
-from dit.train.lines import LinesFile, writing
+from dit.train.lines import LinesFile, replace_whole, writing
 from dit.train.metrics import Dashboards, Terminal
 from dit.train.refused import RefusedFile
 from dit.train.run import Drawn, Run
@@ -45,9 +45,10 @@ class Record:
             self.say(line)
         if run.folder is not None:
             with writing(run.folder / "config.yaml"):
-                save_config(c, run.folder / "config.yaml")
+                replace_whole(run.folder / "config.yaml", to_yaml(c).encode())
             # A run without checkpoint evaluates again before its first step.
-            self.file = LinesFile(run.folder / "metrics.jsonl", start=start or -1)
+            metrics = run.folder / "metrics.jsonl"
+            self.file = LinesFile(metrics, start=start or -1, every_step=True)
             self.skips = LinesFile(run.folder / FILE, start=start)
             self.named = RefusedFile(run.folder, start=start)
             for packs in run.validation.values():
@@ -56,6 +57,8 @@ class Record:
             starts = LinesFile(run.folder / environment.FILE, start=start or -1)
             starts.write(environment.environment(step=start, layout=_layout(run)))
             starts.close()
+            for note in (*self.file.notes, *self.skips.notes, *starts.notes):
+                self.say(note)
 
     def say(self, text: str) -> None:
         if self.terminal is not None:

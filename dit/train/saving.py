@@ -15,7 +15,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -67,6 +67,7 @@ class _Pending:
     data: DataState
     best: bool
     began: float
+    bytes: int  # about, of all ranks
 
 
 class Saver:
@@ -95,7 +96,7 @@ class Saver:
         began = time.perf_counter()
         final = self.places / f"{STEP}{progress.step:08d}"
         partial = final.with_name(f"{_PARTIAL}{final.name}")
-        with _saying_why_not(partial):
+        with self._saying_why_not(partial):
             on_first_rank(lambda: self._make(partial))
             with learner.settled():
                 state = sharded_state(learner, loading=False)
@@ -103,6 +104,7 @@ class Saver:
                 hosted = device().type == "cpu" or self.config.optimizer.optimizer_cpu_offload
                 clone = self.config.checkpoint.async_save and hosted
                 shards = gather_shards(state, partial, clone=clone)
+            size = sum(on_all_ranks(lambda: sum(shard.bytes for shard in shards.shards)))
         jobs = [self._threads.submit(_write_shard, shard) for shard in shards.shards]
         if data.position is not None:
             position = BytesIO()
@@ -117,6 +119,7 @@ class Saver:
             data=data,
             best=best,
             began=began,
+            bytes=size,
         )
 
     @property
@@ -135,7 +138,7 @@ class Saver:
         pending, self._pending = self._pending, None
         if pending is None:
             return None
-        with _saying_why_not(pending.partial):
+        with self._saying_why_not(pending.partial, size=pending.bytes):
             known = _merged(on_all_ranks(lambda: _sealed(pending)))
             written = [job.result() for job in pending.jobs]
             pending.shards.index([w.results for w in written[: len(pending.shards.shards)]])
@@ -147,11 +150,21 @@ class Saver:
         self._threads.shutdown()
 
     def _make(self, partial: Path) -> None:
+        self.clear()
+        partial.mkdir(parents=True)
+
+    def clear(self) -> None:
+        """Removes what saves have left that did not come to their end; the first rank calls it.
+
+        Raises:
+            OSError: it cannot.
+        """
         if self._removal is not None:
             self._removal.result()  # else it would find its folders gone
-        for left in self.places.glob(f"{_PARTIAL}*"):  # by a run that was killed
+        for left in self.places.glob(f"{_PARTIAL}*"):
             shutil.rmtree(left)
-        partial.mkdir(parents=True)
+        for name in (LATEST, LOWEST_VAL):
+            self._new(name).unlink(missing_ok=True)
 
     def _describe(self, partial: Path, data: DataState) -> None:
         save_config(self.config, partial / "config.yaml")
@@ -167,13 +180,16 @@ class Saver:
         self._describe(pending.partial, pending.data)
         write_manifest(pending.partial, known)
         final = pending.final
+        names = [LATEST, LOWEST_VAL] if pending.best else [LATEST]
+        for name in names:  # written before anything is renamed: the disk may be full
+            self._new(name).write_text(final.name)
+            seal(self._new(name))
         old = [final] if final.exists() else []  # of a run that this one went back from
         out_of_sight = [_hidden(path) for path in old]
         pending.partial.rename(final)
         _sync(self.places)
-        self._point(LATEST, final.name)
-        if pending.best:
-            self._point(LOWEST_VAL, final.name)
+        for name in names:
+            self._new(name).replace(self.places / name)
         # Those of later steps are of such a run, too: they stay until replaced.
         done = sorted(p for p in self.places.glob(f"{STEP}*") if p.name <= final.name)
         keep, best = self.config.checkpoint.keep_last, self._best()
@@ -181,11 +197,41 @@ class Saver:
         out_of_sight += [_hidden(path) for path in old]
         self._removal = self._threads.submit(_remove, out_of_sight)
 
-    def _point(self, name: str, checkpoint: str) -> None:
-        pointer = self.places / f".{name}.new"
-        pointer.write_text(checkpoint)
-        seal(pointer)
-        pointer.replace(self.places / name)
+    def _new(self, name: str) -> Path:
+        """LATEST or LOWEST_VAL before it takes the place of the one that is there."""
+        return self.places / f".{name}.new"
+
+    @contextmanager
+    def _saying_why_not(self, path: Path, *, size: int = 0) -> Iterator[None]:
+        """Turns what keeps a checkpoint from being written into one error that a user understands.
+
+        What there is of it goes, so that it is not in the way of whatever comes next. `size` is
+        about what it needs.
+        """
+        try:
+            yield
+        except (CheckpointException, OSError, RuntimeError) as error:  # torch: a full disk is one
+            if "gloo" in str(error) or isinstance(error, torch.distributed.DistError):
+                raise  # another process has died: the disk has nothing to do with it
+            if torch.distributed.get_rank() == 0:
+                with suppress(OSError):  # that would hide why the save has failed
+                    self.clear()
+            raise CheckpointError(
+                f"{path} cannot be written ({in_words(error)}); is the disk full? Free space, or"
+                f" choose another checkpoint.save. {self._room(size)}Older checkpoints are"
+                " as they were, and nothing of this one is left: the same command goes on from them"
+            ) from error
+
+    def _room(self, size: int) -> str:
+        """What a checkpoint needs beside what there is, as far as that is known."""
+        try:
+            free = shutil.disk_usage(self.places).free
+            last = max(self.places.glob(f"{STEP}*"), default=None)
+            size = max(size, sum(file.stat().st_size for file in last.iterdir()) if last else 0)
+        except OSError:
+            return ""
+        needed = f"A checkpoint needs about {size / 1e6:,.1f} MB, and " if size else ""
+        return f"{needed}{free / 1e6:,.1f} MB are free there now. "
 
     def _best(self) -> str:
         """Name of the checkpoint with the lowest validation loss; empty where there is none."""
@@ -249,17 +295,3 @@ def _sync(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-@contextmanager
-def _saying_why_not(path: Path) -> Iterator[None]:
-    """Turns what keeps a checkpoint from being written into one error that a user understands."""
-    try:
-        yield
-    except (CheckpointException, OSError, RuntimeError) as error:  # torch calls a full disk Runtime
-        if "gloo" in str(error) or isinstance(error, torch.distributed.DistError):
-            raise  # another process has died: the disk has nothing to do with it
-        raise CheckpointError(
-            f"{path} cannot be written ({in_words(error)}); is the disk full? Free space, or choose"
-            " another checkpoint.save. Older checkpoints are as they were"
-        ) from error

@@ -5,7 +5,7 @@ tokens_per_sample             histogram since the last log step, over all ranks:
                               rounding, more than n / 1.09; the bins are the same at every step
 tokens_per_sample_mean        of the same samples
 tokens_per_sample_p10, ...    so many percent are at most so long, to within a tenth
-epoch                         samples since the start of the run over those of the dataset
+epoch                         samples since the data began over those of the dataset
 samples_NAME, epoch_NAME      the same for the dataset NAME of a blend
 """
 
@@ -75,7 +75,8 @@ class Seen:
             taken = progress.of_datasets.get(name, 0)
             values |= {f"samples_{name}": taken, f"epoch_{name}": taken / self.sizes[name]}
         if set(self.sizes) == {""}:
-            values["epoch"] = progress.consumed_samples / self.sizes[""]
+            taken = progress.consumed_samples - progress.samples_before
+            values["epoch"] = taken / self.sizes[""]
         return values
 
 

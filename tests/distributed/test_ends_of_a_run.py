@@ -173,3 +173,17 @@ def test_checkpoint_that_does_not_fit_the_disk_costs_no_older_one(digits, tmp_pa
     assert "is the disk full? Free space, or choose another checkpoint.save" in said
     assert _newest(tmp_path) == 3
     _goes_on(arguments, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_second_run_in_the_folder_ends_at_once_and_the_first_goes_on(digits, tmp_path):
+    with _running(_command(digits, tmp_path, nproc=1), tmp_path) as first:
+        second = run(_command(digits, tmp_path, nproc=2), timeout=HANG)
+        trainer = _trainers(first)[0]
+        trainer.kill()
+        _end(first)
+    said = Outcome(second.returncode, second.stderr.partition("Traceback")[0]).error()
+    assert f"checkpoint.save={tmp_path} is in use: process {trainer.pid} on" in said
+    newest, steps = _newest(tmp_path), [line["step"] for line in metrics(tmp_path)]
+    assert newest >= 5 and steps == list(range(1, len(steps) + 1))
+    _goes_on(_command(digits, tmp_path, nproc=1), tmp_path)

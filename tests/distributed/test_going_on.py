@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
+from data_prep.cli import main as pack
 from tests.entering import Enter, Outcome
-from tests.launching import ROOT, SMALL, metrics, run
+from tests.holding import held
+from tests.launching import ROOT, SMALL, command, metrics, numbers, run
 
 
 @pytest.fixture
@@ -39,6 +42,84 @@ def test_what_has_changed_is_said_when_a_run_goes_on(pretrain, tmp_path):
     assert "changed since then: train.train_iters 2 -> 3, train.global_batch_size 1 -> 2," in said
     assert "optimizer.lr 0.002 -> 0.001" in said
     assert len(metrics(tmp_path)) == 3
+
+
+@pytest.fixture(scope="module")
+def more_digits(tmp_path_factory) -> Path:
+    """The same digits and 40 more."""
+    folder = tmp_path_factory.mktemp("more") / "data"
+    assert pack(["digits", "--num_samples", "280", "--output_dir", str(folder)]) == 0
+    return folder
+
+
+def _anew(*changes: str) -> tuple[str, ...]:
+    return ("checkpoint.load_data_position=false", *changes)
+
+
+def test_other_data_are_refused_with_both_places_and_the_way_to_take_them_in(
+    pretrain, tmp_path, digits, more_digits
+):
+    _said(pretrain(tmp_path / "old"))
+    new = (f"dataset.path={more_digits}", "train.train_iters=3")
+    for folder in ("old", "new"):
+        said = pretrain(tmp_path / folder, f"checkpoint.load={tmp_path}/old", *new).error()
+        assert f"dataset: {digits} (index" in said
+        assert f") when saved, {more_digits} (index" in said
+        assert "begin the data anew with checkpoint.load_data_position=false: weights," in said
+        assert "start a new run" not in said
+
+
+@pytest.mark.parametrize("place", ["old", "new"])
+def test_a_run_takes_in_other_data_and_keeps_the_rest(pretrain, tmp_path, more_digits, place):
+    """The same losses whether the run with the new data is ended in between or not."""
+    old, whole = tmp_path / "old", tmp_path / "whole"
+    settings = (f"dataset.path={more_digits}", "scheduler.lr_decay_iters=10")
+    settings = _anew(*settings, f"checkpoint.load={old}")
+    _said(pretrain(old, "scheduler.lr_decay_iters=10"))
+    shutil.copytree(old, whole)
+    said = _said(pretrain(whole, *settings, "train.train_iters=5"))
+    assert "continuing after step 2" in said
+    assert "the data begin anew, since checkpoint.load_data_position=false; weights," in said
+    for steps, begins in ((3, True), (5, False)):
+        said = _said(pretrain(tmp_path / place, *settings, f"train.train_iters={steps}"))
+        assert f"continuing after step {2 if begins else 3}" in said
+        assert ("the data begin anew" in said) == begins
+    wanted, found = numbers(whole)[2:], numbers(tmp_path / place)[-3:]
+    assert found == wanted
+    assert found[-1]["lr"] < 0.002  # the schedule went on
+    assert found[-1]["epoch"] == wanted[-1]["epoch"] < 1
+
+
+def test_more_samples_in_the_same_folder_are_other_data(pretrain, tmp_path, digits, more_digits):
+    data, run = tmp_path / "data", tmp_path / "run"
+    shutil.copytree(digits, data)
+    _said(pretrain(run, f"dataset.path={data}"))
+    shutil.rmtree(data)
+    shutil.copytree(more_digits, data)
+    changes = (f"dataset.path={data}", "train.train_iters=3")
+    said = pretrain(run, *changes).error()
+    assert f"dataset: {data} has other shards or splits now (index" in said
+    assert "the data begin anew" in _said(pretrain(run, *_anew(*changes)))
+    assert [line["step"] for line in metrics(run)] == [1, 2, 3]
+
+
+@pytest.mark.slow
+def test_data_begin_anew_on_other_ranks_and_workers(digits, more_digits, tmp_path):
+    def go(*changes: str, nproc: int) -> str:
+        places = (f"checkpoint.save={tmp_path}", "train.eval_interval=0")
+        config = ("--config-file", str(ROOT / "conf/dit_digits.yaml"), *SMALL, *places)
+        config += ("train.global_batch_size=4", "scheduler.lr_warmup_iters=0", *changes)
+        done = run(command("pretrain_dit.py", *config, nproc=nproc))
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    go(f"dataset.path={digits}", "dataset.num_workers=2", "train.train_iters=2", nproc=1)
+    new = _anew(f"dataset.path={more_digits}", "dataset.num_workers=1")
+    said = go(*new, "model.tensor_model_parallel_size=2", "train.train_iters=4", nproc=4)
+    assert "the data begin anew" in said
+    said = go(*new, "dataset.num_workers=2", "train.train_iters=6", nproc=1)
+    assert "the same 2 readers go on" in said
+    assert "the data begin anew" not in said
 
 
 def test_a_new_run_starts_from_weights_once(pretrain, tmp_path):
@@ -104,3 +185,14 @@ def test_a_run_that_is_done_says_what_can_be_done_with_it(pretrain, tmp_path):
 def test_a_run_on_mock_data_that_diffusers_cannot_express_gets_a_report(pretrain, tmp_path):
     said = _said(pretrain(tmp_path, "dataset.mock=true", "dataset.path=null", "model.base_fps=16"))
     assert said.endswith(f"  report     python -m dit.report {tmp_path}\n")
+
+
+def test_a_folder_that_another_run_writes_to_is_refused_before_anything_is_changed(
+    pretrain, tmp_path
+):
+    with held(tmp_path) as (process, _):
+        said = pretrain(tmp_path).error()
+    assert f"checkpoint.save={tmp_path} is in use: process {process.pid} on" in said
+    assert not (tmp_path / "metrics.jsonl").exists()
+    _said(pretrain(tmp_path))
+    assert not (tmp_path / ".lock").exists()

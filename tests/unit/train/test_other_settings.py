@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -19,8 +20,9 @@ from dit.config import (
     RunConfig,
     Weights,
 )
-from dit.configuring import changes
+from dit.configuring import changes, save_config
 from dit.train.checkpoint import load_checkpoint, start_from
+from dit.train.compare import check_same_model
 from dit.train.learner import build_learner
 from dit.train.locate import CheckpointError
 from dit.train.progress import Progress
@@ -61,6 +63,21 @@ def test_every_difference_that_forbids_to_go_on_is_named(groups, tmp_path):
         f"checkpoint.finetune=true checkpoint.load={place}",
     ):
         assert expected in str(error.value)
+
+
+@pytest.mark.parametrize("ddp", [DdpConfig(), WHOLE])
+@pytest.mark.parametrize("precision", list(Precision))
+def test_a_precision_is_named_where_it_differs_and_is_fixed(groups, tmp_path, ddp, precision):
+    saved = replace(tiny_run(precision=Precision.BF16), ddp=ddp)
+    here = replace(tiny_run(precision=precision), ddp=WHOLE)
+    save_config(saved, tmp_path / "config.yaml")
+    fits = saved.ddp == here.ddp and saved.model.precision == here.model.precision
+    with nullcontext() if fits else pytest.raises(CheckpointError) as error:
+        check_same_model(tmp_path, here)
+    if error is not None:
+        assert "None" not in str(error.value)
+        said = "model.precision: bf16 in the checkpoint, fp32 here" in str(error.value)
+        assert said == (saved.ddp == here.ddp)
 
 
 def test_an_average_can_begin_and_end_at_a_checkpoint(groups, tmp_path):

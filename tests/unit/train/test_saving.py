@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import resource
+import shutil
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -66,7 +71,7 @@ def test_steps_go_on_while_the_step_before_them_is_written(
     assert train(again, config, 4, 6) == rest
 
 
-@pytest.mark.parametrize("what", ["_write_shard", "_write_bytes", "write_manifest"])
+@pytest.mark.parametrize("what", ["_write_shard", "_write_bytes", "write_manifest", "seal"])
 def test_a_save_that_fails_costs_no_older_one(groups, tmp_path, monkeypatch, what):
     config = replace(tiny_run(), checkpoint=BACKGROUND)
     learner = build_learner(config, groups)
@@ -82,12 +87,57 @@ def test_a_save_that_fails_costs_no_older_one(groups, tmp_path, monkeypatch, wha
         with pytest.raises(CheckpointError, match=r"No space left.*choose another checkpoint.save"):
             saver.finish()
     assert find_checkpoint(tmp_path) == first
-    assert not (tmp_path / "checkpoints/step_00000002").exists()
+    assert {path.name for path in first.parent.iterdir()} == {first.name, "LATEST"}
     saver.begin(learner, progress=Progress(step=3), data=DATA)
     saved = saver.finish()
     saver.close()
     assert saved is not None and find_checkpoint(tmp_path) == saved.path
     load_checkpoint(saved.path, learner, config=config)
+
+
+@contextmanager
+def _largest_file(size: int) -> Iterator[None]:
+    """The system refuses to write more than `size` bytes of a file, as a full disk would."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_nothing_is_left_of_a_save_that_did_not_fit_and_the_error_says_what_it_needs(
+    groups, tmp_path
+):
+    config = tiny_run()
+    learner = build_learner(config, groups)
+    first = save_checkpoint(tmp_path, learner, progress=Progress(step=1), config=config, data=DATA)
+    largest = max(file.stat().st_size for file in first.glob("*.distcp"))
+    with _largest_file(largest // 2), pytest.raises(CheckpointError) as error:
+        save_checkpoint(tmp_path, learner, progress=Progress(step=2), config=config, data=DATA)
+    assert {path.name for path in first.parent.iterdir()} == {first.name, "LATEST"}
+    found = re.search(
+        r"File too large.* A checkpoint needs about ([\d.]+) MB, and ([\d.,]+) MB are free there",
+        str(error.value),
+    )
+    assert found is not None, error.value
+    size = sum(file.stat().st_size for file in first.iterdir())
+    assert 0.8 * size < 1e6 * float(found[1]) < 1.2 * size
+    free = shutil.disk_usage(tmp_path).free
+    assert abs(1e6 * float(found[2].replace(",", "")) - free) < 0.1 * free
+
+
+def test_what_a_killed_save_has_left_goes(groups, tmp_path):
+    config = tiny_run()
+    learner, saver = build_learner(config, groups), Saver(tmp_path, config)
+    (tmp_path / "checkpoints/.partial_step_00000002").mkdir(parents=True)
+    (tmp_path / "checkpoints/.partial_step_00000002/__0_0.distcp").write_bytes(b"x" * 100)
+    (tmp_path / "checkpoints/.LATEST.new").write_text("step_00000002")
+    saver.clear()
+    assert not list((tmp_path / "checkpoints").iterdir())
+    saver.begin(learner, progress=Progress(step=3), data=DATA)
+    saver.finish()
+    saver.close()
 
 
 def test_a_folder_that_has_gone_is_named(groups, tmp_path):

@@ -1,0 +1,105 @@
+"""A folder that one program writes to at a time.
+
+The lock is POSIX's, on the file `.lock` in the folder: the system gives it back when the process
+ends, however it ends, and no child process inherits it. Over NFS the server keeps it for all
+machines (version 4, or version 3 with its lock service); the lock of a machine that is lost goes
+with its lease, after about 90 seconds. On a file system without locks a warning takes its place.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+
+LOCK = ".lock"
+
+logger = logging.getLogger(__name__)
+
+_HELD = (errno.EACCES, errno.EAGAIN)
+_LONGEST = 300  # bytes of the file that are shown
+_ADVICE = (
+    "End that process or wait for its end, or choose another folder. The end of a process gives its"
+    " folder free; only where its machine was lost may a file server take minutes to know, and then"
+    " removing {file} helps"
+)
+
+
+class FolderInUseError(ValueError):
+    """Another process writes to the folder; the message says which."""
+
+
+@contextmanager
+def only_writer(folder: Path, *, named: str) -> Iterator[None]:
+    """Inside, no other process writes to `folder`; `named` is what the message calls it.
+
+    One process may hold it once, and must not open the lock's file elsewhere: POSIX gives the lock
+    back with the first of the file's handles that is closed.
+
+    Raises:
+        FolderInUseError: another process does.
+        OSError: the lock's file cannot be opened.
+    """
+    file = folder / LOCK
+    handle = _open(file, named)
+    try:
+        yield
+    finally:
+        # Removed before the lock is given back: whoever comes later makes a file of their own.
+        with suppress(OSError):
+            if _is_still(file, handle):
+                file.unlink()
+        os.close(handle)
+
+
+def _open(file: Path, named: str) -> int:
+    """The handle of the file, locked."""
+    while True:
+        handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            _lock(handle, file, named)
+        except BaseException:
+            os.close(handle)
+            raise
+        if _is_still(file, handle):
+            return handle
+        os.close(handle)  # another process removed it as we came; the next one is ours
+
+
+def _lock(handle: int, file: Path, named: str) -> None:
+    try:
+        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _HELD:
+            raise FolderInUseError(
+                f"{named} is in use: {_holder(handle)} writes to it. {_ADVICE.format(file=file)}"
+            ) from None
+        logger.warning(
+            f"{file.parent} is on a file system without locks ({error.strerror}): nothing here"
+            " notices a second program that writes to it at the same time"
+        )
+    now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+    with suppress(OSError):  # the lock holds without a word in its file, on a full disk, too
+        os.ftruncate(handle, 0)
+        os.pwrite(
+            handle, f"process {os.getpid()} on {socket.gethostname()} since {now}".encode(), 0
+        )
+
+
+def _holder(handle: int) -> str:
+    """What the process that has the lock says of itself."""
+    said = os.pread(handle, _LONGEST, 0).decode(errors="replace")
+    return "".join(filter(str.isprintable, said)) or "another process"
+
+
+def _is_still(file: Path, handle: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(file), os.fstat(handle))
+    except FileNotFoundError:
+        return False
