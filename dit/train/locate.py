@@ -31,7 +31,8 @@ _POINTERS = (LATEST, LOWEST_VAL)
 STEP = "step_"
 # Megatron-Core's own, beside the .distcp files whose names .metadata knows; and ours.
 _CORE = ("metadata.json", ".metadata")
-_WHOLE = (*_CORE, "config.yaml", "null_text.safetensors")  # of every checkpoint
+_NULL_TEXT = "null_text.safetensors"
+_WHOLE = (*_CORE, "config.yaml", _NULL_TEXT)  # of every checkpoint of a run
 
 
 class CheckpointError(ValueError):
@@ -97,7 +98,9 @@ def _fault(path: Path) -> str:
             f" reads formats up to {FORMAT}; install a version as new"
         )
     names = manifest.files if manifest is not None else _WHOLE
-    if unlisted := [name for name in _WHOLE if name not in names]:
+    # Imports have no null text; one that is there and not listed would go unchecked.
+    wanted = [name for name in _WHOLE if name != _NULL_TEXT or (path / name).exists()]
+    if unlisted := [name for name in wanted if name not in names]:
         return f"has a damaged {MANIFEST} (it does not list {', '.join(unlisted)})"
     if missing := [name for name in names if not (path / name).is_file()]:
         return f"has no {', '.join(missing)}"
