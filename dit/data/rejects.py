@@ -155,8 +155,9 @@ class Bound:
         a_pass = max(least, min(self.samples, most))
         over = -(-tally.read * readers // a_pass) * a_pass
         if (refused := sum(tally.refused.values())) > self.fraction * over:
+            none = "no usable sample: " if refused == tally.read else ""
             raise DataError(
-                f"{refused} of {tally.read} samples cannot be used, more than"
+                f"{none}{refused} of {tally.read} samples cannot be used, more than"
                 f" dataset.max_bad_fraction={self.fraction} of {over}; see below what is wrong with"
                 " them, or raise dataset.max_bad_fraction to go on without them"
             )
@@ -188,7 +189,8 @@ class ReaderCounts:
         self.tally.refuse(sample)
         if len(self._fresh) < MOST_NAMED:
             self._fresh.append(sample)
-        self._bound.check(self.tally, readers=self._readers)
+        if self.tally.read > _JUDGE_OVER[0]:  # a pass of few samples is looked at as a whole first
+            self._bound.check(self.tally, readers=self._readers)
 
     def take_fresh(self) -> tuple[RefusedSample, ...]:
         """Those refused since the last call."""

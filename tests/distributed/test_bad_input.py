@@ -185,11 +185,18 @@ def copied(trained: Path, tmp_path: Path) -> Path:
     return shutil.copytree(trained, tmp_path / "run")
 
 
-@pytest.mark.parametrize("written", ["step_00000009", "", "\x00\xff"])
-def test_pointer_to_no_checkpoint(train, enter, copied, digits, written):
+@pytest.mark.parametrize(
+    ("written", "why"),
+    [
+        ("step_00000009", "which is not there"),
+        ("", "must hold the name of a folder beside it"),
+        ("\x00\xff", "must hold the name of a folder beside it"),
+    ],
+)
+def test_pointer_to_no_checkpoint(train, enter, copied, digits, written, why):
     (copied / "checkpoints/LATEST").write_text(written)
     for said in (train(digits), enter("generate_dit", *_picture(copied))):
-        _says(said, copied / "checkpoints/LATEST", "which is not there", "write step_00000003")
+        _says(said, copied / "checkpoints/LATEST", why, "write step_00000003")
 
 
 def _picture(path: Path) -> tuple[str, ...]:
@@ -232,7 +239,7 @@ def test_no_checkpoint_to_generate_from(enter, tmp_path):
         (("--num_steps", "0"), ("--num_steps 0", "at least 1")),
         (("--num_video_frames", "0"), ("--num_video_frames 0", "at least 1")),
         (("--guidance", "nan"), ("--guidance nan", "a finite number")),
-        (("--fps", "0"), ("--fps 0.0", "positive")),
+        (("--fps", "0"), ("--fps 0.0", "must lie in 0.01 to 1000")),
     ],
 )
 def test_pictures_that_cannot_be(enter, trained, tmp_path, flags, parts):
