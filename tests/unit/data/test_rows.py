@@ -119,7 +119,9 @@ def test_a_sample_that_is_refused_leaves_no_gap(shards, tmp_path, opened):
     root = shards.write(tmp_path / "data", samples)
 
     def packs(workers):
-        config = shards.config(root, num_workers=workers, task_encoder_seq_length=256)
+        config = shards.config(
+            root, num_workers=workers, task_encoder_seq_length=256, max_bad_fraction=1.0
+        )
         loader = opened(build_train_loader(config, rank=0, world_size=1))
         found = [next(loader) for _ in range(20)]
         assert set(loader.counts()) == {Reject.NOT_FINITE}
