@@ -134,8 +134,8 @@ def passes(checkout: Path, tests: list[str]) -> bool:
     return done.returncode == 0
 
 
-def verdict(mutation: Mutation, checkout: Path) -> str:
-    """Which tests saw the change."""
+def verdict(mutation: Mutation, checkout: Path, *, narrow: bool) -> str:
+    """Which tests saw the change; `narrow` asks only those that mirror its file."""
     file = checkout / mutation.file
     source = file.read_bytes()
     broken = source[: mutation.start] + mutation.after.encode() + source[mutation.stop :]
@@ -144,7 +144,7 @@ def verdict(mutation: Mutation, checkout: Path) -> str:
     try:
         if mirror and not passes(checkout, mirror):
             return "seen"
-        return "SURVIVES" if passes(checkout, WIDER) else "seen by wider tests"
+        return "SURVIVES" if narrow or passes(checkout, WIDER) else "seen by wider tests"
     finally:
         file.write_bytes(source)
 
@@ -165,6 +165,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, help="only so many, drawn at random")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--narrow", action="store_true", help="only the tests that mirror a file")
     args = parser.parse_args()
     wanted = args.files or list(MIRRORS)
     files = [f for f in sorted(ROOT.rglob("dit/**/*.py")) if _under(f, wanted)]
@@ -179,7 +180,7 @@ def main() -> None:
         def judge(mutation: Mutation) -> str:
             checkout = free.get()
             try:
-                return verdict(mutation, checkout)
+                return verdict(mutation, checkout, narrow=args.narrow)
             finally:
                 free.put(checkout)
 
