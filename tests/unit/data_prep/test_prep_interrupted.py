@@ -81,5 +81,6 @@ def test_a_killed_run_leaves_whole_shards_and_continues_or_is_replaced(
     assert subprocess.run(command, timeout=120, check=False, cwd=repo_root).returncode == -9
     assert_only_whole_shards(tmp_path / "out")
     assert list(tmp_path.rglob("*.tmp"))  # the shard that was being written
+    (tmp_path / "out/.lock").unlink()  # as the command line does, which takes the lock
     pack_digits(tmp_path / "out", overwrite=overwrite)
     assert content_of(tmp_path / "out") == content_of(packed)
