@@ -11,7 +11,7 @@ from dit.batch import Problem, Share
 from dit.model.context import TokenOrder
 from dit.parallel.context import split_tokens
 from recipes.check_layouts import STEPS, _packs, layout_check
-from recipes.layouts import ONE
+from recipes.layouts import ONE, parse_layout
 from tests.packs import random_pack, tiny_model
 
 MODEL = tiny_model()
@@ -94,7 +94,7 @@ def test_orders_undo_each_other(multiple, halves):
 def test_the_packs_of_the_layout_check_are_nasty(groups):
     """Padding in most samples, and a context rank that at some point holds nothing else."""
     config = layout_check()
-    packs = _packs(config, steps_of=[ONE])
+    packs = _packs(config, steps_of=[parse_layout(ONE)])
     assert len(packs) == STEPS * config.train.global_batch_size
     sizes = [
         (real, stop - start)
