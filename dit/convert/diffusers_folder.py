@@ -86,7 +86,7 @@ def open_folder(path: Path) -> DiffusersFolder:
     return DiffusersFolder(
         path=place,
         config=read_json(place / CONFIG),
-        scheduler=read_json(scheduler) if scheduler.is_file() else None,
+        scheduler=read_json(scheduler) if scheduler.exists() else None,
         scheduler_file=scheduler,
         headers=_headers(place),
     )

@@ -108,6 +108,8 @@ def read_json(file: Path) -> dict[str, Any]:
         ConvertError: the file holds none.
     """
     try:
+        if not file.is_file():  # a pipe would be waited for
+            raise ValueError("it is no file")
         content = parse_json(file.read_bytes())
     except (OSError, ValueError) as error:
         raise ConvertError(f"{file} cannot be read ({error})") from error

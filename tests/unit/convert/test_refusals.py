@@ -182,6 +182,11 @@ def test_an_index_of_another_form(groups, tmp_path, content):
     _refused(source, str(index))
 
 
+def test_a_scheduler_that_is_no_file(groups, source):
+    (source / "scheduler_config.json").mkdir()
+    _refused(source, str(source / "scheduler_config.json"), "no file")
+
+
 def test_nested_json_is_named(groups, source):
     (source / "config.json").write_text('{"a":' * 100_000)
     _refused(source, str(source / "config.json"), "nested too deeply")
