@@ -127,10 +127,12 @@ def _parsed(text: str, where: str) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-        raise ValueError(f"{twice[0]!r} stands in one entry twice")
-    return dict(pairs)
+    entry: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in entry:
+            raise ValueError(f"{name!r} stands in one entry twice")
+        entry[name] = value
+    return entry
 
 
 def _prompt(item: Any, where: str) -> Prompt:

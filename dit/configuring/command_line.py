@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -85,6 +86,7 @@ def parse_arguments(
     return Arguments(config=config, dry_run=known.dry_run, print_config=known.print_config)
 
 
+_NEGATIVE = re.compile(r"-\.?[0-9]")
 _WITH_VALUE = ("--config-file", "--config", "--recipe", "--dataset-path")
 _SWITCHES = {
     "--mock": "synthetic data: short for dataset.mock=true",
@@ -105,7 +107,7 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
         has_value = bool(waiting) and not equals and not waiting[0].startswith("--")
         if name.startswith("--") and "." in name:
             overrides += [token, waiting.pop(0)] if has_value else [token]
-        elif name.removeprefix("--") in FLAGS:
+        elif name.startswith("--") and name[2:] in FLAGS:
             takes = has_value and _belongs_to_unknown(name, waiting[0])
             value = waiting.pop(0) if takes else "true"
             overrides.append(token[2:] if equals else f"{name[2:]}={value}")
@@ -123,7 +125,7 @@ def _belongs_to_unknown(flag: str, token: str) -> bool:
     return (
         flag not in (*_SWITCHES, "--help", "-h")
         and "=" not in token
-        and not token.startswith(("~", "+", "-"))
+        and (not token.startswith(("~", "+", "-")) or bool(_NEGATIVE.match(token)))
     )
 
 

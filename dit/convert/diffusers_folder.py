@@ -102,6 +102,8 @@ def _headers(place: Path) -> dict[str, Header]:
             " fp16) are not read: save the model again with save_pretrained"
         )
     told = checked(WeightIndex, read_json(index), place=index).weight_map
+    if not told:
+        raise ConvertError(f"{index} names no weights; download it or export it again")
     files = sorted(set(told.values()))
     if strange := [name for name in files if Path(name).name != name or name in ("", ".", "..")]:
         raise ConvertError(
@@ -123,11 +125,14 @@ def _headers(place: Path) -> dict[str, Header]:
 def _of_file(file: Path) -> dict[str, Header]:
     try:
         with safe_open(file, framework="pt") as opened:
-            return {name: _header(file, name, opened.get_slice(name)) for name in opened.keys()}  # noqa: SIM118
+            found = {name: _header(file, name, opened.get_slice(name)) for name in opened.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise ConvertError(
             f"{file} is damaged ({error}); download it or export it again"
         ) from error
+    if not found:
+        raise ConvertError(f"{file} holds no weights; download it or export it again")
+    return found
 
 
 def _header(file: Path, name: str, part: Any) -> Header:

@@ -50,7 +50,9 @@ def finite(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     if not -_MOST <= value <= _MOST:  # which NaN is not, either
-        return None if math.isnan(value) or math.isinf(value) else math.copysign(_MOST, value)
+        if isinstance(value, float) and not math.isfinite(value):
+            return None
+        return _MOST if value > 0 else -_MOST  # an integer may be none that a float can be
     return float(value) if abs(value) >= 1 / _MOST else 0.0
 
 

@@ -288,6 +288,17 @@ def test_fastvideos_flat_arguments(caplog) -> None:
     assert len(caplog.records) == len(flags) - 1
 
 
+@pytest.mark.parametrize("written", ["{}={}", "+{}={}", "--{}={}", "--{} {}"])
+def test_an_argument_without_a_dot_is_written_as_any_key(written: str) -> None:
+    """`learning_rate=2e-4` once lost its first two letters, as if they were dashes."""
+    theirs = (("learning_rate", "2e-4"), ("betas", "[0.8,0.95]"), ("logit_mean", "-0.5"))
+    argv = [part for name, value in theirs for part in written.format(name, value).split()]
+    config = parse_arguments([*argv, "--mock"], recipes=RECIPES).config
+    assert config.optimizer.lr == 2e-4
+    assert (config.optimizer.adam_beta1, config.optimizer.adam_beta2) == (0.8, 0.95)
+    assert config.objective.logit_mean == -0.5
+
+
 def test_our_keys_and_overrides_stand_beside_theirs(tmp_path: Path) -> None:
     file = tmp_path / "both.yaml"
     file.write_text(AUTOMODEL)

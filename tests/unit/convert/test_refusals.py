@@ -173,7 +173,8 @@ def test_an_index_that_leaves_its_folder(groups, tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    "content", ["[1]", '{"weight_map": ["a"]}', '{"weight_map": {"a": 1}}', "{}"]
+    "content",
+    ["[1]", '{"weight_map": ["a"]}', '{"weight_map": {"a": 1}}', '{"weight_map": {}}', "{}"],
 )
 def test_an_index_of_another_form(groups, tmp_path, content):
     source = publish(tmp_path / "hf", random_model(), max_shard_size="100KB")
@@ -185,6 +186,12 @@ def test_an_index_of_another_form(groups, tmp_path, content):
 def test_a_scheduler_that_is_no_file(groups, source):
     (source / "scheduler_config.json").mkdir()
     _refused(source, str(source / "scheduler_config.json"), "no file")
+
+
+def test_a_file_without_weights_is_named(groups, source):
+    file = source / "diffusion_pytorch_model.safetensors"
+    save_file({}, file)
+    _refused(source, str(file), "holds no weights")
 
 
 def test_nested_json_is_named(groups, source):

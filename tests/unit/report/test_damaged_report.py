@@ -22,6 +22,7 @@ from dit.report.charts import Line, chart
 from dit.report.findings import findings
 from dit.report.lengths import histogram
 from dit.report.pictures import generated, slider
+from dit.report.reading import finite
 from dit.report.series import buckets, curves, points
 from tests.hostile import damaged, json_bytes, mistaken, odd_numbers
 from tests.unit.report.pages import Page, report, write_grids, write_run, write_samples
@@ -65,6 +66,16 @@ def test_one_damaged_line_costs_no_other(tmp_path: Path) -> None:
     (run / "metrics.jsonl").write_text(good.decode() + '{"step": 10, "x": "a\u2028b"}\n')
     (found,) = read_runs([run])
     assert len(found.lines) == 10 and not found.unreadable
+
+
+def test_an_integer_that_no_float_holds_is_cut(tmp_path: Path) -> None:
+    """JSON's integers have no end: such a number once ended the page with an OverflowError."""
+    run = write_run(tmp_path / "run", steps=9)
+    huge = [{"step": 10, name: sign * 10**400} for name in LINE for sign in (1, -1)]
+    with (run / "metrics.jsonl").open("ab") as file:
+        file.write(_lines([{**LINE, **one, "step": 10} for one in huge]))
+    report(run)
+    assert [finite(sign * 10**400) for sign in (1, -1)] == [finite(1e300), finite(-1e300)]
 
 
 def _measured(run: Path) -> None:
