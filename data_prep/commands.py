@@ -13,7 +13,7 @@ from rich.console import Console
 from data_prep import processors, text
 from data_prep.digits import Digits
 from data_prep.files import write_whole
-from data_prep.folder import PAGE_NAME, SUMMARY_NAME, make_ready, written_by_one
+from data_prep.folder import PAGE_NAME, SUMMARY_NAME, check_apart, make_ready, written_by_one
 from data_prep.formats.automodel import INDEX, relocate
 from data_prep.formats.convert import convert, export
 from data_prep.inspection import check_encoders, inspect_shard, shard_counts
@@ -35,6 +35,7 @@ from data_prep.report import (
 )
 from data_prep.running.choice import engine_of
 from data_prep.running.ranks import join
+from data_prep.sources.folders import FolderCollection
 from data_prep.splits import DEFAULT_SPLIT, Split, SplitFractions, all_in_train_notice
 from data_prep.unused_options import unused_options
 
@@ -99,6 +100,10 @@ def run_media(args: argparse.Namespace) -> int:
     encoder = text.named(args.text_encoder or processor.text_encoder).from_arguments(args)
     options = _options(args, max_bad_fraction=args.max_bad_fraction)
     asked, source = args.video_loader_type, source_of(args, processor)
+    for given in source.inputs:
+        if isinstance(given.collection, FolderCollection):
+            root, option = given.collection.root, given.collection.option
+            check_apart(args.output_dir, source=root, option=option)
     ranks = join()
     if ranks.rank == 0:
         for sentence in unused_options(args, args.parser, (processor, encoder)):
@@ -168,6 +173,7 @@ def run_convert(args: argparse.Namespace) -> int:
     encoders = [text.named(args.text_encoder)] if args.text_encoder else []
     for sentence in unused_options(args, args.parser, [*readers, *encoders]):
         say(output(), sentence)
+    check_apart(args.output_dir, source=args.folder, option="the cache")
     with written_by_one(args.output_dir):
         counts, refusals = convert(args)
     split = SplitFractions.parse(args.split or DEFAULT_SPLIT)

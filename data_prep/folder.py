@@ -39,10 +39,15 @@ _PLANNED = (PLAN_NAME, PAGE_NAME, SUMMARY_NAME, REFUSED_NAME)
 _PLAN = _files(*_PLANNED)
 _OURS = _files(META, LEDGER, CARD_NAME, NULL_TEXT_NAME, *_PLANNED)
 # What `--output_format` writes beside the shards.
-_EXPORTED = re.compile(
-    r"\d+x\d+|metadata(_shard_\d+)?\.json(\.tmp)?|combined_parquet_dataset|dfm_shards"
-)
-_OUR_SHARDS = re.compile(r"(shard|rank\d+)-\d+\.tar(\.idx)?(\.tmp)?")
+_INDEX = re.compile(r"metadata(_shard_\d+)?\.json(\.tmp)?")
+_SHARDS = r"(shard|rank\d+)-\d+\.tar(\.idx)?"
+# Folders and what we write into them: other people's pictures lie in folders called 512x512, too.
+_FOLDERS = {
+    re.compile("|".join(Split)): re.compile(rf"{_SHARDS}(\.tmp)?"),
+    re.compile("dfm_shards"): re.compile(rf"{_SHARDS}(\.tmp)?"),
+    re.compile(r"\d+x\d+"): re.compile(r"[0-9a-f]{32}\.(meta|pt)(\.tmp)?"),
+    re.compile("combined_parquet_dataset"): re.compile(r"data_chunk_\d+\.parquet(\.tmp)?"),
+}
 
 
 @contextmanager
@@ -63,6 +68,19 @@ def written_by_one(folder: Path) -> Iterator[None]:
     finally:
         if not any(folder.iterdir()):
             folder.rmdir()
+
+
+def check_apart(folder: Path, *, source: Path, option: str) -> None:
+    """Makes sure that what is read does not lie where --overwrite removes.
+
+    Raises:
+        PrepError: `source`, which `option` gives, is the output folder or in it.
+    """
+    if source.resolve().is_relative_to(folder.resolve()):
+        raise PrepError(
+            f"{option} {source} is --output_dir {folder} or lies in it, where --overwrite would"
+            " remove it; give another output folder"
+        )
 
 
 def make_ready(folder: Path, *, overwrite: bool) -> None:
@@ -92,14 +110,19 @@ def make_ready(folder: Path, *, overwrite: bool) -> None:
             f"--output_dir {folder} holds {strangers[0].name}, which no packing wrote, so"
             " --overwrite removes nothing; give another folder"
         )
-    for path in sorted(found, key=lambda path: path.name != META):
+    # What an earlier removal left comes before what would take its name.
+    for path in sorted(found, key=lambda p: (p.name != META, not p.name.endswith(TEMPORARY))):
         remove(path)
 
 
 def _is_ours(path: Path) -> bool:
-    if path.name in tuple(Split) and path.is_dir():
-        return all(_OUR_SHARDS.fullmatch(shard.name) for shard in path.iterdir())
-    return any(names.fullmatch(path.name) for names in (_OURS, _EXPORTED))
+    if any(names.fullmatch(path.name) for names in (_OURS, _INDEX)):
+        return True
+    name = path.name.removesuffix(TEMPORARY)  # `remove` may have been killed
+    inside = next((files for names, files in _FOLDERS.items() if names.fullmatch(name)), None)
+    if inside is None or not path.is_dir():
+        return False
+    return all(inside.fullmatch(file.name) for file in path.iterdir())
 
 
 def remove(path: Path) -> None:

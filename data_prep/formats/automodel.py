@@ -22,6 +22,7 @@ from data_prep.formats.records import (
     as_text,
     attempt,
     described,
+    read_file,
     untrusted,
 )
 from data_prep.refusals import PrepError, Reason, RefusedError
@@ -181,7 +182,9 @@ def _shards(folder: Path) -> list[str]:
     """Names of the files that the index consists of."""
     path = folder / INDEX
     try:
-        index = parse_json(path.read_bytes())
+        index = parse_json(read_file(path))
+    except RefusedError as refused:
+        raise PrepError(f"{path} cannot be read: {refused.detail}; restore it") from None
     except (OSError, ValueError) as error:
         raise PrepError(f"{path} cannot be read: {error}; restore it from the cache") from None
     names = index.get("shards") if isinstance(index, dict) else None
@@ -211,7 +214,7 @@ def _read(folder: Path, names: list[str]) -> Iterator[Record | RefusedRecord]:
 
 def _rows(path: Path) -> list[Any]:
     try:
-        rows = parse_json(path.read_bytes())
+        rows = parse_json(read_file(path))
     except (OSError, ValueError) as error:
         raise RefusedError(Reason.UNREADABLE, f"{error}") from error
     if not isinstance(rows, list):
@@ -243,9 +246,12 @@ def _local(folder: Path, row: Any) -> Path:
     path = Path(named)
     inside = path if path.is_relative_to(folder) else folder / path.name
     for candidate in (folder.joinpath(*path.parts[-2:]), inside):
-        if candidate.is_relative_to(folder) and candidate.is_file():
-            return candidate
-    raise RefusedError(Reason.UNREADABLE, f"{named} is not there")
+        try:
+            if candidate.is_relative_to(folder) and candidate.is_file():
+                return candidate
+        except OSError:  # a name longer than the file system takes
+            continue
+    raise RefusedError(Reason.UNREADABLE, f"{named:.300} is not there")
 
 
 def _record(folder: Path, row: Any) -> Record:

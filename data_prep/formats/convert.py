@@ -89,6 +89,11 @@ def convert(args: Namespace) -> tuple[Counter[Split], Refusals]:
     records = records_of(args.folder)  # first, so that nothing is removed for a cache that is none
     begun = args.output_dir / LEDGER / "conversion"  # there until all is written
     make_ready(args.output_dir, overwrite=args.overwrite or begun.exists())
+    if begun.parent.exists():
+        raise PrepError(
+            f"--output_dir {args.output_dir} holds a dataset that was packed; give another folder,"
+            " or replace the dataset in it with --overwrite"
+        )
     begun.parent.mkdir()
     begun.touch()
     refusals, checked = Refusals(), _Checked()

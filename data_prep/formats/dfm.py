@@ -21,6 +21,7 @@ from data_prep.formats.records import (
     as_pooled,
     as_text,
     attempt,
+    check_regular,
     described,
     untrusted,
 )
@@ -75,6 +76,7 @@ def read_dfm(folder: Path) -> Iterator[Record | RefusedRecord]:
     """Every sample of every tar below `folder`."""
     for path in sorted(folder.rglob("*.tar")):
         try:
+            check_regular(path)
             for _, key, parts in read_samples(path):
                 name = f"{path.stem}/{key}"
                 yield attempt(name, lambda n=name, k=key, p=parts: _record(n, k, p))

@@ -22,6 +22,7 @@ from data_prep.formats.records import (
     as_pooled,
     as_text,
     attempt,
+    check_regular,
     described,
 )
 from data_prep.refusals import PrepError, Reason, RefusedError
@@ -96,6 +97,7 @@ def read_parquet(folder: Path) -> Iterator[Record | RefusedRecord]:
     arrow = _arrow()
     for path in sorted(folder.rglob("*.parquet")):
         try:
+            check_regular(path)
             with arrow.parquet.ParquetFile(path) as file:
                 for batch in file.iter_batches(batch_size=16):
                     for row in batch.to_pylist():

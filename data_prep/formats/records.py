@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import stat
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -95,6 +96,16 @@ def untrusted(content: Path | bytes) -> Any:
         return safe_pickle.loads(content)
     except pickle.UnpicklingError as error:
         raise RefusedError(Reason.UNREADABLE, str(error)) from error
+
+
+def check_regular(path: Path) -> None:
+    """Before a file that others have named is opened: a pipe would block for ever.
+
+    Raises:
+        OSError: it is a pipe, device or folder, or is not there.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError("it is no regular file")
 
 
 def read_file(path: Path) -> bytes:

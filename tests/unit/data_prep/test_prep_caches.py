@@ -532,3 +532,30 @@ def test_relocate_refuses_an_odd_index(cache: Path) -> None:
             relocate(cache)
     finally:
         path.write_bytes(before)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["metadata_shard_0000.json", "x.parquet", "x.tar"])
+def test_a_pipe_in_a_cache_is_refused(name: str, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    if name.endswith(".json"):
+        (cache / "metadata.json").write_text(json.dumps({"shards": [name]}))
+    os.mkfifo(cache / name)
+    (refused,) = records_of(cache)
+    assert isinstance(refused, RefusedRecord) and refused.source == name
+
+
+def test_a_pipe_is_no_index(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "metadata.json")
+    with pytest.raises(PrepError, match=r"metadata\.json cannot be read"):
+        read_automodel(tmp_path)
+
+
+def test_a_cache_is_never_replaced_by_its_own_conversion(tmp_path: Path, capsys) -> None:
+    cache = automodel(tmp_path / "cache", [record(n) for n in range(3)], model="flux")
+    before = sorted(cache.rglob("*"))
+    for extra in ([], ["--overwrite"]):
+        assert main(["convert", str(cache), "--output_dir", str(cache), *extra]) == 1
+        assert "give another output folder" in " ".join(capsys.readouterr().err.split())
+        assert sorted(cache.rglob("*")) == before

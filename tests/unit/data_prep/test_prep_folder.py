@@ -27,7 +27,7 @@ from megatron.energon.flavors import Sample
 
 from data_prep import processors, text
 from data_prep.digits import Digits
-from data_prep.folder import make_ready
+from data_prep.folder import check_apart, make_ready
 from data_prep.refusals import PrepError
 from data_prep.shards import ShardSeries, sample_parts
 from data_prep.splits import SplitFractions
@@ -237,3 +237,28 @@ def test_options_that_cannot_be_are_errors(options) -> None:
     ):
         with pytest.raises(PrepError, match=message):
             options(**change)
+
+
+@pytest.mark.parametrize(
+    "theirs", ["512x512/a.png", "combined_parquet_dataset/mine.parquet", "dfm_shards/a.tar"]
+)
+def test_overwrite_leaves_folders_that_are_only_named_as_ours(theirs: str, tmp_path: Path) -> None:
+    (tmp_path / theirs).parent.mkdir()
+    (tmp_path / theirs).touch()
+    with pytest.raises(PrepError, match="which no packing wrote"):
+        make_ready(tmp_path, overwrite=True)
+    assert (tmp_path / theirs).exists()
+
+
+def test_a_removal_that_was_killed_goes_on(packed: Path, tmp_path: Path) -> None:
+    shutil.copytree(packed, tmp_path / "out")
+    (tmp_path / "out/train").rename(tmp_path / "out/train.tmp")
+    make_ready(tmp_path / "out", overwrite=True)
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_what_is_read_does_not_lie_in_the_output_folder(tmp_path: Path) -> None:
+    (tmp_path / "512x512").mkdir()
+    with pytest.raises(PrepError, match="give another output folder"):
+        check_apart(tmp_path, source=tmp_path / "512x512", option="--image_dir")
+    check_apart(tmp_path / "out", source=tmp_path, option="--image_dir")
