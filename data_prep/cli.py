@@ -39,6 +39,14 @@ line is not understood, 130 interrupted. Only a folder packed with exit code 0 h
 """
 
 
+_GOES_ON = "nothing was published; the same command goes on from here"
+_ENDINGS = {
+    **dict.fromkeys(("image", "video", "digits"), _GOES_ON),
+    "convert": "nothing was published; the same command begins anew",
+}
+"""What a command that ended early leaves; the others change nothing."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     parser = build_parser()
@@ -48,14 +56,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     errors = Console(stderr=True)
+    ending = _ENDINGS.get(getattr(args, "command", ""), "")
     try:
         return args.run(args)
     except PrepError as error:
         say(errors, f"error: {error}")
     except OSError as error:
-        say(errors, f"error: {error}; nothing was published; the same command goes on from here")
+        say(errors, "; ".join(filter(None, [f"error: {error}", ending])))
     except KeyboardInterrupt:
-        say(errors, "interrupted: nothing was published; the same command goes on from here")
+        say(errors, ": ".join(filter(None, ["interrupted", ending])))
         return 130
     return 1
 

@@ -118,3 +118,15 @@ def test_a_limit_of_nothing(tmp_path: Path) -> None:
         )
         with pytest.raises(PrepError, match="--max_sequence_length 0 must be at least 1"):
             encoder.from_arguments(args)
+
+
+def test_what_an_early_end_leaves_is_said_by_the_commands_that_leave_it(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    for words, said in (
+        (("digits", "--output_dir", tmp_path / "file/out"), True),
+        (("inspect", tmp_path / "file/in"), False),
+    ):
+        assert main([str(word) for word in words]) == 1
+        line = capsys.readouterr().err.splitlines()[-1]
+        assert line.startswith("error: ")
+        assert line.endswith("; nothing was published; the same command goes on from here") is said
