@@ -10,13 +10,15 @@ from dit.model import attention
 from dit.model.attention import Spans, attend_by_runs, attend_one_by_one
 
 
-def _spans(lengths, key_lengths, pad=3):
+def _spans(lengths, key_lengths, pad=3, after=3):
+    """Samples with `pad` rows of padding between them, and `after` behind the last."""
+
     def starts(sizes):
         made, at = [], 0
         for size in sizes:
             made.append(at)
             at += size + pad
-        return tuple(made), at
+        return tuple(made), at - pad + after
 
     (first, total), (key_first, keys) = starts(lengths), starts(key_lengths)
     spans = Spans(
@@ -35,8 +37,9 @@ def _spans(lengths, key_lengths, pad=3):
     [([5, 5, 5], [7, 7, 7]), ([1, 9, 4, 9], [3, 1, 8, 1]), ([6], [2])],
     ids=["equal", "mixed", "one"],
 )
-def test_by_shape_equals_one_by_one(lengths, key_lengths):
-    spans, total, keys = _spans(lengths, key_lengths)
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_by_shape_equals_one_by_one(lengths, key_lengths, after):
+    spans, total, keys = _spans(lengths, key_lengths, after=after)
     generator = torch.Generator().manual_seed(0)
     inputs = [
         torch.randn(rows, 3, 8, generator=generator, requires_grad=True)
