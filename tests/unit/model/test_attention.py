@@ -10,17 +10,17 @@ from dit.model import attention
 from dit.model.attention import Spans, attend_by_runs, attend_one_by_one
 
 
-def _spans(lengths, key_lengths, pad=3, after=3):
+def _spans(lengths, key_lengths, pad=3, after=(3, 3)):
     """Samples with `pad` rows of padding between them, and `after` behind the last."""
 
-    def starts(sizes):
+    def starts(sizes, after):
         made, at = [], 0
         for size in sizes:
             made.append(at)
             at += size + pad
         return tuple(made), at - pad + after
 
-    (first, total), (key_first, keys) = starts(lengths), starts(key_lengths)
+    (first, total), (key_first, keys) = starts(lengths, after[0]), starts(key_lengths, after[1])
     spans = Spans(
         starts=first,
         lengths=tuple(lengths),
@@ -37,7 +37,7 @@ def _spans(lengths, key_lengths, pad=3, after=3):
     [([5, 5, 5], [7, 7, 7]), ([1, 9, 4, 9], [3, 1, 8, 1]), ([6], [2])],
     ids=["equal", "mixed", "one"],
 )
-@pytest.mark.parametrize("after", [0, 1, 3])
+@pytest.mark.parametrize("after", [(3, 3), (0, 3), (3, 0)])
 def test_by_shape_equals_one_by_one(lengths, key_lengths, after):
     spans, total, keys = _spans(lengths, key_lengths, after=after)
     generator = torch.Generator().manual_seed(0)
