@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import pickle
 import sys
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -104,10 +106,13 @@ class _Watch:
 
     def __init__(self) -> None:
         self.seen: list[str] | None = None
+        self.thread = 0  # those of other tests go on meanwhile
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
         # Hypothesis traces some examples, and looks into their frames.
-        if self.seen is not None and event != "object.__getattr__":
+        if self.seen is None or self.thread != threading.get_ident():
+            return
+        if event != "object.__getattr__":
             self.seen.append(f"{event} {arguments}"[:200])
 
 
@@ -120,11 +125,13 @@ def nothing_runs() -> Iterator[None]:
     if not any(hook is _WATCH for hook in _HOOKS):
         _HOOKS.append(_WATCH)
         sys.addaudithook(_WATCH)
-    _WATCH.seen = []
+    _WATCH.seen, _WATCH.thread = [], threading.get_ident()
+    gc.disable()  # what other tests have left may close files as it goes
     try:
         yield
         assert not _WATCH.seen, _WATCH.seen
     finally:
+        gc.enable()
         _WATCH.seen = None
 
 
