@@ -18,7 +18,8 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PIP_INSTALL = $(PY) -m pip install --disable-pip-version-check $(PIP_FLAGS)
 # Many tests start processes of their own: one thread each, or they fight over the cores.
-PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS)
+# A worker that has nothing left takes from the other: the runs of several processes come first.
+PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist worksteal
 DIGITS := runs/digits
 
 .DELETE_ON_ERROR:
