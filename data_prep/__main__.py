@@ -2,6 +2,6 @@
 
 import sys
 
-from data_prep.cli import main
+from data_prep.cli.parser import main
 
 sys.exit(main())

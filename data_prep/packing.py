@@ -19,27 +19,27 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from data_prep.cards import FORMAT_VERSION
-from data_prep.clips import Entry, Source
-from data_prep.files import write_whole
-from data_prep.folder import LEDGER, META, REFUSED_NAME, make_ready, publish
+from data_prep.engine.block_worker import RefusedResult, Task, Work
+from data_prep.engine.incremental import WHITENING_NAME, remove_earlier, set_aside
+from data_prep.engine.processes import Engine, InProcess
+from data_prep.engine.ranks import ALONE, Ranks
+from data_prep.engine.summary import Summary, summarize
+from data_prep.media.clips import Entry, Source
 from data_prep.planning.cropping import Cropping
-from data_prep.planning.plan import PLAN_NAME, Plan, read_plan, refuse, write_plan
-from data_prep.processors import Processor
-from data_prep.processors.processor import LATENT_DTYPE
+from data_prep.planning.plan import PLAN_NAME, PackingPlan, read_plan, refuse, write_plan
+from data_prep.planning.splits import ALL_IN_TRAIN, Split, all_in_train_notice
 from data_prep.refusals import PrepError, Refusals
-from data_prep.running.engine import Engine, InProcess
-from data_prep.running.ledger import RunRecord, changed_options
-from data_prep.running.ranks import ALONE, Ranks
-from data_prep.running.reuse import WHITENING_NAME, remove_earlier, set_aside
-from data_prep.running.summary import Summary, summarize
-from data_prep.running.work import Refused, Task, Work
-from data_prep.running.writer import PackOptions, Share, Writer
-from data_prep.splits import ALL_IN_TRAIN, Split, all_in_train_notice
-from data_prep.text import TextEncoder
-from data_prep.whitening import Moments, Whitening
+from data_prep.writing.atomic_files import write_whole
+from data_prep.writing.dataset_folder import LEDGER, META, REFUSED_NAME, make_ready, publish
+from data_prep.writing.ledger import LedgerHeader, changed_options
+from data_prep.writing.shard_writer import PackOptions, RankBlocks, Writer
+from dit.codecs.dataset_card import FORMAT_VERSION
+from dit.codecs.normalization import Moments, Whitening
+from dit.codecs.text import TextEncoder
+from dit.codecs.vae import Codec
+from dit.codecs.vae.codec import LATENT_DTYPE
 
-__all__ = ["PackOptions", "Summary", "pack"]
+__all__ = ["PackOptions", "Summary", "pack_dataset"]
 
 # Shows how many samples have gone by: (activity, samples in all or 0, samples done before) gives a
 # context whose value takes the number of samples that are done as well.
@@ -64,7 +64,7 @@ class Packing:
 
     source: Source
     folder: Path
-    processor: Processor
+    processor: Codec
     text: TextEncoder
     options: PackOptions
     settings: Mapping[str, Any]
@@ -93,7 +93,7 @@ class Packing:
         self.ranks.meet()
         return self._finish(plan)
 
-    def plan(self) -> Plan:
+    def plan(self) -> PackingPlan:
         """Probes every file and writes what will become of it.
 
         Raises:
@@ -107,16 +107,16 @@ class Packing:
             given = self.options.split if self.options.split_is_given else None
             return write_plan(entries, path, given)
 
-    def decoded(self, plan: Plan) -> Plan:
+    def decoded(self, plan: PackingPlan) -> PackingPlan:
         """The plan after every file of it has been decoded as packing does; nothing is encoded."""
         return refuse(plan, self._decoded(plan))
 
-    def _decoded(self, plan: Plan) -> Iterator[tuple[str, str] | None]:
+    def _decoded(self, plan: PackingPlan) -> Iterator[tuple[str, str] | None]:
         blocks = plan.blocks(self.options.block_size)
         with self.track(Task.DECODE, plan.total, 0) as advance:
             for outcomes in self.engine.run(self._work(Task.DECODE), blocks):
                 for outcome in outcomes:
-                    is_bad = isinstance(outcome, Refused)
+                    is_bad = isinstance(outcome, RefusedResult)
                     yield (outcome.reason, outcome.detail) if is_bad else None
                 advance(len(outcomes))
 
@@ -135,7 +135,7 @@ class Packing:
 
     def _check_options(self) -> None:
         """Raises PrepError where the folder was begun with other options."""
-        record = RunRecord.read(self.folder)
+        record = LedgerHeader.read(self.folder)
         changes = changed_options(record.options, self._identity) if record else []
         if changes:
             named = "; ".join(changes[:_MOST_NAMED])
@@ -145,9 +145,9 @@ class Packing:
                 " everything anew with --overwrite"
             )
 
-    def _set_aside_what_does_not_fit(self, plan: Plan) -> None:
-        record = RunRecord.read(self.folder)
-        new = RunRecord(options=self._identity, plan=plan.digest, world=self.ranks.world)
+    def _set_aside_what_does_not_fit(self, plan: PackingPlan) -> None:
+        record = LedgerHeader.read(self.folder)
+        new = LedgerHeader(options=self._identity, plan=plan.digest, world=self.ranks.world)
         if record is not None and (record.plan, record.world) != (new.plan, new.world):
             set_aside(self.folder, generation=record.generation)
             new = replace(new, generation=record.generation + 1)
@@ -155,7 +155,7 @@ class Packing:
             return
         new.write(self.folder)
 
-    def look_at(self, plan: Plan) -> Refusals:
+    def look_at(self, plan: PackingPlan) -> Refusals:
         """What the plan refuses; rank 0 says what else a person should know of it.
 
         Where the default split leaves a part of a small dataset empty, all goes to train.
@@ -178,7 +178,7 @@ class Packing:
                 self.notify(notice)
         return refusals
 
-    def _check(self, refusals: Refusals, plan: Plan) -> None:
+    def _check(self, refusals: Refusals, plan: PackingPlan) -> None:
         """Names the refused samples; raises PrepError where there are too many."""
         if self.ranks.rank == 0:
             refusals.write(self.folder / REFUSED_NAME)
@@ -195,7 +195,7 @@ class Packing:
             verify=self.options.verify,
         )
 
-    def _measure(self, plan: Plan) -> None:
+    def _measure(self, plan: PackingPlan) -> None:
         """Gives the processor the dataset's own whitening, if it wants that; rank 0 finds it."""
         if not self.processor.whitens_by_dataset:
             return
@@ -211,7 +211,7 @@ class Packing:
             whitening = Whitening(mean=tuple(content["mean"]), std=tuple(content["std"]))
             self.processor = replace(self.processor, whitening=whitening)
 
-    def _whitening(self, plan: Plan) -> Whitening | None:
+    def _whitening(self, plan: PackingPlan) -> Whitening | None:
         """That of all clips that can be read, the same for any number of workers.
 
         Raises:
@@ -222,7 +222,7 @@ class Packing:
         with self.track(Task.MEASURE, plan.total, 0) as advance:
             for block, outcomes in zip(plan.blocks(size), results, strict=True):
                 for line, outcome in zip(block, outcomes, strict=True):
-                    if isinstance(outcome, Refused):
+                    if isinstance(outcome, RefusedResult):
                         source = Entry.from_line(line).source
                         refusals.add(source, outcome.reason, outcome.detail)
                     elif outcome.is_finite:  # one that is not is refused when it is encoded
@@ -231,9 +231,9 @@ class Packing:
         self._check(refusals, plan)
         return self.processor.fitted(moments).whitening if moments.count else None
 
-    def _encode(self, plan: Plan) -> None:
+    def _encode(self, plan: PackingPlan) -> None:
         """Does what the ledger of this rank does not list yet."""
-        share = Share(plan=plan, size=self.options.block_size, ranks=self.ranks)
+        share = RankBlocks(plan=plan, size=self.options.block_size, ranks=self.ranks)
         writer = Writer(folder=self.folder, options=self.options, ranks=self.ranks)
         progress = writer.progress(share)
         if progress.samples == share.total and (self.folder / META).exists():
@@ -248,7 +248,7 @@ class Packing:
                 writer.write(block, outcomes)
                 advance(len(block))
 
-    def _finish(self, plan: Plan) -> Summary:
+    def _finish(self, plan: PackingPlan) -> Summary:
         """What all ranks packed; rank 0 publishes it.
 
         Raises:
@@ -299,7 +299,7 @@ class Packing:
         }
 
 
-def pack(source: Source, folder: Path, **given: Any) -> Summary:
+def pack_dataset(source: Source, folder: Path, **given: Any) -> Summary:
     """Packs all of `source` into `folder`; `given` are the fields of `Packing`.
 
     Raises:

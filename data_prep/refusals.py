@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from data_prep.files import write_whole
+from data_prep.writing.atomic_files import write_whole
 
 _LONGEST = 120  # characters of a value in a message
 

@@ -31,7 +31,7 @@ class LatentSample:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Share:
+class SequenceShard:
     """Which tokens of a pack are here: of each sample, padding included, one of equal parts."""
 
     index: int = 0  # of this part
@@ -70,7 +70,7 @@ class PackedBatch:
     keys: tuple[str, ...]  # of the N samples; empty strings where a sample has none
     captions: tuple[str, ...] = ()  # of the N samples, where they are known; for people alone
     pack_id: int  # 63-bit identity that, with seed and step, decides all random draws
-    share: Share = Share()
+    share: SequenceShard = SequenceShard()
 
     @property
     def num_samples(self) -> int:
@@ -94,7 +94,7 @@ class PackedBatch:
             spans.append((start // self.share.count, here))
         return tuple(spans)
 
-    def rows(self, share: Share) -> Tensor:
+    def rows(self, share: SequenceShard) -> Tensor:
         """Which tokens of the whole pack `share` has, in its order."""
         pieces = [
             (start + first, size)

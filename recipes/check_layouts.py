@@ -31,17 +31,17 @@ from dit.config import (
     RunConfig,
     ValidationConfig,
 )
-from dit.configuring import load_config
-from recipes.entry import Parser, run, say_once
-from recipes.layout_report import Comparison, compare, print_report
-from recipes.layouts import LAYOUTS, ONE, WORDS, Layout, parse_layout
+from dit.config.loading import load_config
+from dit.distributed.entry import Parser, run, say_once
+from dit.layout_check.names import LAYOUTS, ONE, WORDS, NamedLayout, parse_layout
+from dit.layout_check.report import Comparison, compare, print_report
 from recipes.runs import dit_debug
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
     from dit.batch import PackedBatch
-    from dit.train.probe import Probe
+    from dit.layout_check.probe import Probe
 
 STEPS = 5
 _TURN = timedelta(days=1)
@@ -118,7 +118,7 @@ def _default_processes() -> int:
     return torch.cuda.device_count() or 4
 
 
-def _chosen(names: Sequence[str], config: RunConfig, processes: int) -> list[Layout]:
+def _chosen(names: Sequence[str], config: RunConfig, processes: int) -> list[NamedLayout]:
     """The layouts to try, each checked.
 
     Raises:
@@ -147,13 +147,13 @@ def _launch(processes: int, tokens: list[str]) -> None:
 
 def _check(
     config: RunConfig,
-    layouts: Sequence[Layout],
+    layouts: Sequence[NamedLayout],
     objectives: Sequence[ObjectiveName],
     output: Path | None,
 ) -> int:
     from torch.distributed.rendezvous import rendezvous
 
-    from dit.parallel.groups import rank
+    from dit.distributed.process_groups import rank
 
     references = dict.fromkeys([ONE, *(layout.reference for layout in layouts)])
     every = [parse_layout(name) for name in references] + list(layouts)
@@ -169,7 +169,7 @@ def _check(
                 c = replace(config, objective=replace(config.objective, name=objective))
                 with _watching(layout, c):
                     packs = packs or _packs(c, steps_of=every)
-                    from dit.train.probe import probe
+                    from dit.layout_check.probe import probe
 
                     result = probe(layout.of(c), packs, steps=STEPS)
                 if rank() > 0:
@@ -189,13 +189,13 @@ def _check(
 
 
 @contextmanager
-def _processes(layout: Layout, config: RunConfig, store: Store, number: int) -> Iterator[None]:
+def _processes(layout: NamedLayout, config: RunConfig, store: Store, number: int) -> Iterator[None]:
     """The process group of a layout, and of it alone."""
     import torch
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import PrefixStore
 
-    from dit.parallel.groups import rank, start_processes
+    from dit.distributed.process_groups import rank, start_processes
 
     mine, limit_s = PrefixStore(f"layout {number}", store), _limit_s(config)
     if rank() == 0:
@@ -213,21 +213,21 @@ def _processes(layout: Layout, config: RunConfig, store: Store, number: int) -> 
     dist.destroy_process_group()
 
 
-def _watching(layout: Layout, config: RunConfig) -> AbstractContextManager[None]:
+def _watching(layout: NamedLayout, config: RunConfig) -> AbstractContextManager[None]:
     """Inside, a process that hangs or dies ends the check; the error names layout and process."""
-    from dit.parallel.watch import watching
+    from dit.distributed.watchdog.monitor import watchdog
 
     def say(message: str) -> None:
         say_once(f"layout {layout.name}, {config.objective.name}: {message}")
 
-    return watching(limit_s=_limit_s(config), say=say, again="")
+    return watchdog(limit_s=_limit_s(config), say=say, again="")
 
 
 def _limit_s(config: RunConfig) -> float:
     return 60 * config.dist.distributed_timeout_minutes
 
 
-def _packs(config: RunConfig, *, steps_of: Sequence[Layout]) -> list[PackedBatch]:
+def _packs(config: RunConfig, *, steps_of: Sequence[NamedLayout]) -> list[PackedBatch]:
     """The packs of all steps of the layout that takes most: the same on every rank of every one."""
     from dit.data import build_train_loader
 

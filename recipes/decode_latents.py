@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dit.distributed.entry import run
 from dit.drawing import Undrawn, drawing, in_words
 from dit.json_text import parse_json
-from recipes.entry import run
-from recipes.opening import decoder_of
-from recipes.picture_files import (
+from dit.sampling.latent_sizes import cut
+from dit.sampling.media_files import (
     LISTING,
     Picture,
     Written,
@@ -28,7 +28,7 @@ from recipes.picture_files import (
     write_listing,
     write_picture,
 )
-from recipes.sizes import cut
+from dit.sampling.open_checkpoint import decoder_of
 
 CARD = "dataset_card.json"
 _NEEDED = ("prompt", "seed")

@@ -21,10 +21,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from data_prep.digits import LEVELS, NAMES, SIDE, caption_of
+from data_prep.sources.digits import LEVELS, NAMES, SIDE, caption_of
 from dit.config import Sampler
-from recipes.entry import run
-from recipes.generate_options import MOST_SAMPLES, Options, check_count, check_seed
+from dit.distributed.entry import run
+from dit.sampling.options import MOST_SAMPLES, Options, check_count, check_seed
 
 CAPTIONS = tuple(caption_of(digit) for digit in range(len(NAMES)))
 

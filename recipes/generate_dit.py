@@ -19,20 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from recipes.entry import run
-from recipes.generate_file import with_file
-from recipes.generate_options import (
-    FPS,
-    MOST_SAMPLES,
-    Options,
-    Setting,
-    check_count,
-    check_seed,
-    chosen,
-    parser,
-)
-from recipes.opening import Opened, open_checkpoint
-from recipes.picture_files import (
+from dit.distributed.entry import run
+from dit.sampling.latent_sizes import Size, cut, rounding
+from dit.sampling.media_files import (
     Picture,
     false_colours,
     make_folder,
@@ -40,14 +29,25 @@ from recipes.picture_files import (
     said_and_listed,
     write,
 )
-from recipes.prompts import Prompt, read_prompts, unguided, unused
-from recipes.sizes import Size, cut, rounding
+from dit.sampling.open_checkpoint import OpenCheckpoint, open_checkpoint
+from dit.sampling.options import (
+    FPS,
+    MOST_SAMPLES,
+    GenerationOption,
+    Options,
+    check_count,
+    check_seed,
+    chosen,
+    parser,
+)
+from dit.sampling.options_file import with_file
+from dit.sampling.prompts import Prompt, read_prompts, unguided, unused
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from dit.parallel.whole import Whole
+    from dit.distributed.full_forward import FullForward
 
 
 def generate(
@@ -66,7 +66,7 @@ def generate(
 
 
 def generate_opened(
-    opened: Opened,
+    opened: OpenCheckpoint,
     prompts: Sequence[Prompt],
     *,
     seed: int,
@@ -80,8 +80,8 @@ def generate_opened(
     """
     import torch.distributed as dist
 
-    from dit.generation import Request, SamplingSettings, generate_latents
-    from dit.objective import Sampler
+    from dit.objectives import Sampler
+    from dit.sampling.generate import Request, SamplingSettings, generate_latents
 
     each = [of_prompt(options, prompt, opened) for prompt in prompts]
     words = dict.fromkeys(
@@ -124,7 +124,7 @@ def generate_opened(
     return sorted((p for share in shares or () for p in share), key=lambda picture: picture.seed)
 
 
-def _is_first_of_replica(model: Whole) -> bool:
+def _is_first_of_replica(model: FullForward) -> bool:
     groups = model.groups
     return groups.tp.rank() == groups.cp.rank() == groups.pp.rank() == 0
 
@@ -136,7 +136,13 @@ def _size(options: Options) -> Size:
 
 
 def _picture(
-    opened: Opened, prompt: Prompt, options: Options, seed: int, latent_CFHW: Tensor, *, keep: bool
+    opened: OpenCheckpoint,
+    prompt: Prompt,
+    options: Options,
+    seed: int,
+    latent_CFHW: Tensor,
+    *,
+    keep: bool,
 ) -> Picture:
     if opened.decoder is None:
         frames = false_colours(latent_CFHW)
@@ -152,7 +158,7 @@ def _picture(
     )
 
 
-def of_prompt(options: Options, prompt: Prompt, opened: Opened) -> Options:
+def of_prompt(options: Options, prompt: Prompt, opened: OpenCheckpoint) -> Options:
     """Fills in the prompt's own size, else the one asked for, else the dataset's most frequent.
 
     Its own negative prompt comes first likewise.
@@ -178,7 +184,7 @@ def of_prompt(options: Options, prompt: Prompt, opened: Opened) -> Options:
 def main(argv: Sequence[str] | None = None) -> int:
     options_of = parser()
     args = options_of.parse_args(with_file(sys.argv[1:] if argv is None else argv, options_of))
-    options, setting = chosen(Options, args), chosen(Setting, args)
+    options, setting = chosen(Options, args), chosen(GenerationOption, args)
     given = [Prompt(text=text) for text in args.prompt or ()] or read_prompts(args.prompts_file)
     most = max(1, MOST_SAMPLES // len(given))
     check_count("num_images_per_prompt", args.num_images_per_prompt, most=most)
@@ -203,7 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _say(opened: Opened, options: Options, prompts: Sequence[Prompt]) -> None:
+def _say(opened: OpenCheckpoint, options: Options, prompts: Sequence[Prompt]) -> None:
     console, steps = Console(soft_wrap=True, highlight=False), opened.steps
     each = [of_prompt(options, prompt, opened) for prompt in prompts]
     sizes, negatives = map(_size, each), (one.negative_prompt for one in each)

@@ -3,7 +3,7 @@
     python recipes/plan_run.py --config-file conf/dit_xl_video.yaml --gpus 64 --device h100
 
 Arithmetic only: nothing runs, no device is needed. Rates of devices and software are in
-dit/plan/devices.py. Samples are those of dataset.mock_samples.
+dit/planner/devices.py. Samples are those of dataset.mock_samples.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from dit.configuring import parse_arguments
-from dit.plan.devices import DEVICES, FUSED, PLAIN
-from dit.plan.layouts import Plan, Refusal, plans
-from dit.plan.times import expected_load
-from recipes.entry import run
+from dit.config.loading import parse_arguments
+from dit.distributed.entry import run
+from dit.planner.devices import DEVICES, FUSED, PLAIN
+from dit.planner.layouts import LayoutPlan, Refusal, plans
+from dit.planner.times import expected_load
 from recipes.runs import RECIPES
 
 _REACHED = {"fused": FUSED, "plain": PLAIN}
@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _speed(plan: Plan, tokens: float) -> dict[str, str]:
+def _speed(plan: LayoutPlan, tokens: float) -> dict[str, str]:
     return _name(plan) | {
         "peak GB": f"{plan.memory.total / 1e9:.1f}",
         "bubble": f"{plan.bubble:.1%}",
@@ -86,7 +86,7 @@ def _speed(plan: Plan, tokens: float) -> dict[str, str]:
     }
 
 
-def _memory(plan: Plan) -> dict[str, str]:
+def _memory(plan: LayoutPlan) -> dict[str, str]:
     need = plan.memory
     gb = {
         "weights": need.weights,
@@ -99,14 +99,14 @@ def _memory(plan: Plan) -> dict[str, str]:
     return _name(plan) | {name: f"{size / 1e9:.1f}" for name, size in gb.items()}
 
 
-def _traffic(plan: Plan) -> dict[str, str]:
+def _traffic(plan: LayoutPlan) -> dict[str, str]:
     return _name(plan) | {
         kind: f"{size / 1e9:.3g}, {getattr(plan.times, kind):.1g}" if size else "-"
         for kind, size in asdict(plan.traffic).items()
     }
 
 
-def _name(plan: Plan) -> dict[str, str]:
+def _name(plan: LayoutPlan) -> dict[str, str]:
     layout = plan.layout
     stages = f"{layout.pipeline}" + (f"x{layout.virtual}" if layout.virtual > 1 else "")
     sizes = (layout.tensor, layout.context, stages, layout.data)
@@ -132,7 +132,7 @@ def _say_why(console: Console, bad: list[Refusal], every: bool) -> None:
         console.print(f"{counts}; --refused says why for each")
 
 
-def _plain(good: list[Plan], bad: list[Refusal]) -> dict[str, Any]:
+def _plain(good: list[LayoutPlan], bad: list[Refusal]) -> dict[str, Any]:
     return {
         "plans": [asdict(plan) | {"step_s": plan.times.step} for plan in good],
         "refused": [asdict(refusal) for refusal in bad],

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from dit.configuring import check_memory, describe, parse_arguments
-from recipes.entry import run, say_once
-from recipes.next_commands import next_commands
+from dit.config.loading import check_memory, describe, parse_arguments
+from dit.distributed.entry import run, say_once
+from dit.train.next_commands import next_commands
 from recipes.runs import RECIPES
 
 
@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     config = arguments.config
     # Imported late: --help and a wrong key answer without waiting for Megatron-Core.
-    from dit.parallel.groups import rank, start_processes, world_size
+    from dit.distributed.process_groups import rank, start_processes, world_size
 
     check_memory(config, world_size=world_size())  # says what is wrong before any process waits
     if arguments.dry_run or arguments.print_config:
@@ -31,18 +31,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     export = None
     if config.checkpoint.also_save_hf:
-        from dit.convert.exporting import exporter
+        from dit.convert.export import exporter
 
         export = exporter(config)
     open_samples = None
     if config.samples:
-        from recipes.validation_samples import open_samples
-    from dit.parallel.watch import watching
+        from dit.sampling.validation.samples import open_samples
+    from dit.distributed.watchdog.monitor import watchdog
 
     limit_s = 60 * config.dist.distributed_timeout_minutes
     start_processes(seed=config.rng.seed, model=config.model, limit_s=limit_s)
-    with watching(limit_s=limit_s, say=say_once):
-        from dit.train.loop import ExitCode, pretrain
+    with watchdog(limit_s=limit_s, say=say_once):
+        from dit.train.trainer import ExitCode, pretrain
 
         code = pretrain(config, export=export, open_samples=open_samples)
         if code is ExitCode.DONE and rank() == 0:

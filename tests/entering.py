@@ -34,7 +34,7 @@ def enter(script: str, *arguments: str) -> Outcome:
     Call it in a process of its own: the script ends the process group that other tests share. What
     the interpreter would show as a traceback is raised.
     """
-    from recipes import entry
+    from dit.distributed import entry
 
     main, said = import_module(f"recipes.{script}").main, StringIO()
     with redirect_stdout(said), redirect_stderr(said):

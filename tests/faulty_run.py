@@ -15,10 +15,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from dit.parallel.meeting import meet
-from dit.parallel.watch import doing, watching
+from dit.distributed.entry import run, say_once
+from dit.distributed.rendezvous import rendezvous_store
+from dit.distributed.watchdog.monitor import heartbeat, watchdog
 from dit.train.signals import StopRequests
-from recipes.entry import run, say_once
 
 FAULTY_STEP, LAST_STEP = 20, 40
 
@@ -46,12 +46,12 @@ def train(fault: str, faulty_rank: int) -> int:
     child = subprocess.Popen(["sleep", "600"])
     try:
         for step in range(1, LAST_STEP + 1):
-            doing("read of packs", step=step)
+            heartbeat("read of packs", step=step)
             if (step, dist.get_rank()) == (FAULTY_STEP, faulty_rank):
                 if fault == "kill":  # a loader ends by itself
                     child.kill()
                 FAULTS[fault]()
-            doing("forward and backward pass")
+            heartbeat("forward and backward pass")
             dist.all_reduce(torch.ones(1))
             time.sleep(0.05)
     finally:
@@ -65,9 +65,9 @@ def main() -> int:
     timeout = timedelta(seconds=limit_s + 60)
     here, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group(
-        "gloo", store=meet(timeout), rank=here, world_size=size, timeout=timeout
+        "gloo", store=rendezvous_store(timeout), rank=here, world_size=size, timeout=timeout
     )
-    with watching(limit_s=limit_s, say=say_once), StopRequests():
+    with watchdog(limit_s=limit_s, say=say_once), StopRequests():
         return train(fault, rank)
 
 

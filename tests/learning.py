@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from dit.config import DatasetConfig, RunConfig
-from dit.objective import make_objective, training_problem
-from dit.train.build import set_learning_rate
-from dit.train.checkpoint import DataState
-from dit.train.learner import Learner
-from dit.train.step import Report, run_schedule, update
+from dit.objectives import make_objective, training_problem
+from dit.train.checkpoint.state_dict import DataState
+from dit.train.model_and_optimizer import ModelAndOptimizer
+from dit.train.model_setup import set_learning_rate
+from dit.train.step import RankLoss, run_schedule, update
 from tests.packs import random_pack, tiny_model
 
 DATA = DataState(
@@ -26,7 +26,7 @@ def tiny_run(**model) -> RunConfig:
     )
 
 
-def train(learner: Learner, config: RunConfig, first: int, last: int) -> list[float]:
+def train(learner: ModelAndOptimizer, config: RunConfig, first: int, last: int) -> list[float]:
     """Losses and gradient norms of steps `first` to `last`."""
     objective, numbers = make_objective(config.objective), []
     batch = random_pack([(1, 4, 4), (2, 3, 3)], [5, 2], model=config.model)
@@ -38,7 +38,7 @@ def train(learner: Learner, config: RunConfig, first: int, last: int) -> list[fl
             chunk.zero_grad_buffer()
         learner.optimizer.zero_grad()
         losses = run_schedule(learner.chunks, [item], mean=config.objective.loss_mean)
-        report = Report.of(losses)
+        report = RankLoss.of(losses)
         set_learning_rate(learner.optimizer, 1e-2, weight_decay=0.1)
         done = update(learner.optimizer, clip_grad=1.0)
         if learner.ema is not None:
@@ -47,7 +47,7 @@ def train(learner: Learner, config: RunConfig, first: int, last: int) -> list[fl
     return numbers
 
 
-def weights_and_averages(learner: Learner) -> list[torch.Tensor]:
+def weights_and_averages(learner: ModelAndOptimizer) -> list[torch.Tensor]:
     weights = [p.detach().clone() for p in learner.chunks[0].parameters()]
     return weights + ([a.clone() for a in learner.ema.averages] if learner.ema else [])
 

@@ -1,7 +1,7 @@
 """Breaks the code in many small ways and says which ones no test sees. Run by hand: it takes hours.
 
     python tests/mutate.py --count 60 --seed 1            some places of what decides the numbers
-    python tests/mutate.py dit/objective/edm.py           every place of a file
+    python tests/mutate.py dit/objectives/edm.py           every place of a file
 
 A change is first tried on the tests that mirror its file, and where those pass on `WIDER`. What
 survives both wants a test, or a reason why it is no fault: an equal formula, a matter of speed, a
@@ -34,11 +34,11 @@ MIRRORS = {
     "dit/objective": ["tests/unit/objective"],
     "dit/model": ["tests/unit/model"],
     "dit/train": ["tests/unit/train"],
-    "dit/data/pack": ["tests/unit/data/test_pack.py", "tests/unit/data/test_packing.py"],
+    "dit/data/pack": ["tests/unit/data/test_pack.py", "tests/unit/data/test_bin_packing.py"],
 }
 WIDER = [
     *("tests/unit/objective", "tests/unit/model", "tests/unit/train", "tests/unit/data"),
-    *("tests/unit/convert", "tests/unit/test_generation.py"),
+    *("tests/unit/convert", "tests/unit/sampling/test_generate.py"),
     *("tests/distributed/test_golden_losses.py", "tests/distributed/test_layouts.py"),
 ]
 _OPERATORS: dict[type[ast.AST], type[ast.AST]] = {

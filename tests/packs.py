@@ -8,7 +8,7 @@ import torch
 
 from dit.batch import LatentSample, PackedBatch, pack_identity
 from dit.config import ModelConfig, Precision
-from dit.data.pack import PatchLayout, pack
+from dit.data.pack import PatchLayout, pack_samples
 
 
 def tiny_model(**changes: Any) -> ModelConfig:
@@ -55,7 +55,7 @@ def random_pack(
         sample_multiple=multiple,
         base_fps=model.base_fps,
     )
-    return pack(samples, layout)
+    return pack_samples(samples, layout)
 
 
 def single(batch: PackedBatch, index: int) -> PackedBatch:

@@ -15,12 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from recipes import entry, pretrain_dit
+from dit.distributed import entry
+from recipes import pretrain_dit
 
 
 def watch(file: Path) -> None:
     """Wraps what the loop calls, so that each tells that it begins."""
-    from dit.train import loop, persist, rounds
+    from dit.train import rounds, trainer
+    from dit.train.checkpoint import resume
 
     partial = file.with_suffix(".new")
     run: list[Any] = []
@@ -45,16 +47,16 @@ def watch(file: Path) -> None:
 
         return wrapped
 
-    loop._step = telling("step", loop._step)
+    trainer._step = telling("step", trainer._step)
     rounds.validate = telling("validation", rounds.validate)
-    loop.save = telling("gather", loop.save)
-    loop.finish_save = persist.finish_save = telling("publish", loop.finish_save)
+    trainer.save = telling("gather", trainer.save)
+    trainer.finish_save = resume.finish_save = telling("publish", trainer.finish_save)
 
 
 def main() -> int:
-    from dit.parallel import cpu
+    from dit.distributed import cpu_backend
 
-    cpu.run_megatron_on_cpu()
+    cpu_backend.run_megatron_on_cpu()
     watch(Path(sys.argv[1]))
     return pretrain_dit.main(sys.argv[2:])
 

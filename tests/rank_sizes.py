@@ -7,17 +7,17 @@ import sys
 
 import torch.distributed as dist
 
-from dit.configuring import parse_arguments
-from dit.parallel.groups import process_groups, start_processes
+from dit.config.loading import parse_arguments
+from dit.distributed.process_groups import process_groups, start_processes
 from recipes.runs import RECIPES
 
 
 def main() -> None:
     config = parse_arguments(sys.argv[1:], recipes=RECIPES).config
     start_processes(seed=1, model=config.model, limit_s=60)
-    from dit.train.learner import build_learner
+    from dit.train.model_and_optimizer import build_model_and_optimizer
 
-    learner = build_learner(config, process_groups())
+    learner = build_model_and_optimizer(config, process_groups())
     states = [
         tensor
         for inner in learner.optimizer.chained_optimizers

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 
 from dit.batch import PackedBatch
-from dit.parallel import watch
-from dit.parallel.replica import Replica
+from dit.distributed.pack_broadcast import Replica
+from dit.distributed.watchdog import monitor
 from tests.packs import random_pack, tiny_model
 
 DEVICE = torch.device(sys.argv[1] if len(sys.argv) > 1 else "cpu")
@@ -114,14 +114,14 @@ def fails(act: Any) -> None:
 
 def waiting_is_seen(replica: Replica) -> None:
     """A rank that waits for packs is seen where its thread is: only one of them holds up others."""
-    me, others, mine = threading.get_ident(), watch._own_connection(), watch._own_connection()
+    me, others, mine = threading.get_ident(), monitor._own_connection(), monitor._own_connection()
     wanted = [("in _attempt", False), ("in _tell", True)][dist.get_rank()]
 
     def look() -> None:
         place, waits = "", None
         while not (place.endswith(wanted[0]) and waits == wanted[1]):
             time.sleep(0.01)
-            place, waits = watch._place(me)
+            place, waits = monitor._place(me)
         mine.set(f"seen {dist.get_rank()}", "")
 
     def held() -> Iterator[PackedBatch]:

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from diffusers import AutoencoderKL
 
+from dit.distributed.entry import run
+from dit.sampling.validation import samples
 from dit.train import rounds
-from recipes import pretrain_dit, validation_samples
-from recipes.entry import run
+from recipes import pretrain_dit
 
 
 def main(notes: Path, argv: Sequence[str]) -> int:
@@ -47,7 +48,7 @@ def main(notes: Path, argv: Sequence[str]) -> int:
     AutoencoderKL.to, AutoencoderKL.decode = watched_to, watched_decode
     rounds.draw_samples = watched_draw
     if not gpu:
-        validation_samples.device = lambda: torch.device("cuda")
+        samples.device = lambda: torch.device("cuda")
     return pretrain_dit.main(argv)
 
 

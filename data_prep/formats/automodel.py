@@ -13,20 +13,20 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from data_prep.files import WholeFile, write_whole
 from data_prep.formats.records import (
-    Record,
+    CachedSample,
     RefusedRecord,
     as_latent,
     as_pooled,
     as_text,
     attempt,
     described,
-    read_file,
+    read_cache_file,
     untrusted,
 )
+from data_prep.planning.splits import key_of
 from data_prep.refusals import PrepError, Reason, RefusedError
-from data_prep.splits import key_of
+from data_prep.writing.atomic_files import WholeFile, write_whole
 from dit.json_text import parse_json
 
 INDEX = "metadata.json"
@@ -36,7 +36,7 @@ _GLYPHS = 256  # tokens of HunyuanVideo's second text, which its pipeline fixes
 
 
 def write_automodel(
-    records: Iterable[Record],
+    records: Iterable[CachedSample],
     folder: Path,
     *,
     ending: str,
@@ -74,7 +74,7 @@ def _write_rows(folder: Path, rows: list[dict[str, Any]], number: int) -> str:
 
 
 def _row(
-    record: Record, folder: Path, ending: str, model: str, buckets: dict[str, int]
+    record: CachedSample, folder: Path, ending: str, model: str, buckets: dict[str, int]
 ) -> dict[str, Any]:
     """What the index says of a sample; buckets are numbered as they come."""
     about, width, height = record.about, record.about["width"], record.about["height"]
@@ -94,11 +94,11 @@ def _row(
     }
 
 
-def _is_picture(record: Record, model: str) -> bool:
+def _is_picture(record: CachedSample, model: str) -> bool:
     return model in _OF_PICTURES and record.tensors["latent"].shape[1] == 1
 
 
-def _write_sample(record: Record, row: dict[str, Any], text_length: int) -> None:
+def _write_sample(record: CachedSample, row: dict[str, Any], text_length: int) -> None:
     path = Path(row["cache_file"])
     path.parent.mkdir(exist_ok=True)
     named = _pictures if _is_picture(record, row["model_type"]) else _videos
@@ -169,7 +169,7 @@ def relocate(folder: Path) -> int:
     return sum(map(len, shards.values()))
 
 
-def read_automodel(folder: Path) -> Iterator[Record | RefusedRecord]:
+def read_automodel(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
     """Every sample that the index names.
 
     Raises:
@@ -182,7 +182,7 @@ def _shards(folder: Path) -> list[str]:
     """Names of the files that the index consists of."""
     path = folder / INDEX
     try:
-        index = parse_json(read_file(path))
+        index = parse_json(read_cache_file(path))
     except RefusedError as refused:
         raise PrepError(f"{path} cannot be read: {refused.detail}; restore it") from None
     except (OSError, ValueError) as error:
@@ -201,7 +201,7 @@ def _is_name(name: Any) -> bool:
     return isinstance(name, str) and bool(name) and "\0" not in name and Path(name).name == name
 
 
-def _read(folder: Path, names: list[str]) -> Iterator[Record | RefusedRecord]:
+def _read(folder: Path, names: list[str]) -> Iterator[CachedSample | RefusedRecord]:
     for name in names:
         try:
             rows = _rows(folder / name)
@@ -214,7 +214,7 @@ def _read(folder: Path, names: list[str]) -> Iterator[Record | RefusedRecord]:
 
 def _rows(path: Path) -> list[Any]:
     try:
-        rows = parse_json(read_file(path))
+        rows = parse_json(read_cache_file(path))
     except (OSError, ValueError) as error:
         raise RefusedError(Reason.UNREADABLE, f"{error}") from error
     if not isinstance(rows, list):
@@ -254,7 +254,7 @@ def _local(folder: Path, row: Any) -> Path:
     raise RefusedError(Reason.UNREADABLE, f"{named:.300} is not there")
 
 
-def _record(folder: Path, row: Any) -> Record:
+def _record(folder: Path, row: Any) -> CachedSample:
     path = _local(folder, row)
     source = row.get("image_path") or row.get("video_path") or f"{path.parent.name}/{path.name}"
     content = untrusted(path)
@@ -269,7 +269,7 @@ def _record(folder: Path, row: Any) -> Record:
     about = _about(row, content)
     about["source"] = Path(source).name if Path(source).is_absolute() else source
     key = key_of(f"{path.parent.name}/{path.name}")
-    return Record(key=key, tensors=tensors, about=described(about))
+    return CachedSample(key=key, tensors=tensors, about=described(about))
 
 
 def _about(row: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:

@@ -12,17 +12,17 @@ from typing import Any
 
 import torch
 
-from data_prep import processors, text
-from data_prep.cards import FORMAT_VERSION, read_card
-from data_prep.folder import LEDGER, REFUSED_NAME, make_ready, publish, remove
 from data_prep.formats.automodel import INDEX, read_automodel, write_automodel
 from data_prep.formats.dfm import read_dfm, write_dfm
 from data_prep.formats.parquet import read_parquet, write_parquet
-from data_prep.formats.records import Record, RefusedRecord, read_shards
-from data_prep.processors.processor import LATENT_DTYPE, Processor
+from data_prep.formats.records import CachedSample, RefusedRecord, read_shards
+from data_prep.planning.splits import DEFAULT_SPLIT, Split, SplitFractions
 from data_prep.refusals import PrepError, Reason, Refusals
-from data_prep.shards import ShardSeries, sample_parts
-from data_prep.splits import DEFAULT_SPLIT, Split, SplitFractions
+from data_prep.writing.dataset_folder import LEDGER, REFUSED_NAME, make_ready, publish, remove
+from data_prep.writing.tar_shards import ShardSeries, sample_parts
+from dit.codecs import text, vae
+from dit.codecs.dataset_card import FORMAT_VERSION, read_card
+from dit.codecs.vae.codec import LATENT_DTYPE, Codec
 
 FORMATS = ("meta", "pt", "parquet", "dfm")
 _ROWS_IN_FILE = 64
@@ -59,7 +59,7 @@ def _text_length(folder: Path, card: dict[str, Any]) -> int:
     return most or max((len(r.tensors["text"]) for r in read_shards(folder)), default=0)
 
 
-def records_of(folder: Path) -> Iterator[Record | RefusedRecord]:
+def records_of(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
     """The samples of another tool's cache, told apart by what the folder holds.
 
     Raises:
@@ -85,7 +85,11 @@ def convert(args: Namespace) -> tuple[Counter[Split], Refusals]:
     """
     split = SplitFractions.parse(args.split or DEFAULT_SPLIT)
     processor = _processor(args)
-    encoder = text.named(args.text_encoder).from_arguments(args) if args.text_encoder else None
+    encoder = (
+        text.text_encoder_named(args.text_encoder).from_arguments(args)
+        if args.text_encoder
+        else None
+    )
     records = records_of(args.folder)  # first, so that nothing is removed for a cache that is none
     begun = args.output_dir / LEDGER / "conversion"  # there until all is written
     make_ready(args.output_dir, overwrite=args.overwrite or begun.exists())
@@ -109,7 +113,7 @@ def convert(args: Namespace) -> tuple[Counter[Split], Refusals]:
             for part in Split
         }
         for record in map(checked, records):
-            if isinstance(record, Record):
+            if isinstance(record, CachedSample):
                 record = _converted(record, processor if args.latents == "raw" else None)
             if isinstance(record, RefusedRecord):
                 refusals.add(record.source, str(record.reason), record.detail)
@@ -149,7 +153,7 @@ class _Checked:
         self.total, self.widths = 0, dict[str, int]()
         self._keys, self._seen = set[str](), Counter[str]()
 
-    def __call__(self, record: Record | RefusedRecord) -> Record | RefusedRecord:
+    def __call__(self, record: CachedSample | RefusedRecord) -> CachedSample | RefusedRecord:
         self.total += 1
         if isinstance(record, RefusedRecord):
             return record
@@ -171,15 +175,15 @@ class _Checked:
         return unique
 
 
-def _processor(args: Namespace) -> Processor | None:
+def _processor(args: Namespace) -> Codec | None:
     if args.processor is None:
         if args.latents == "raw":
             raise PrepError("--latents raw needs --processor, whose normalisation it lacks")
         return None
-    return processors.named(args.processor).from_arguments(args)
+    return vae.codec_named(args.processor).from_arguments(args)
 
 
-def _converted(record: Record, whitened_by: Processor | None) -> Record | RefusedRecord:
+def _converted(record: CachedSample, whitened_by: Codec | None) -> CachedSample | RefusedRecord:
     """In the types of our shards, which not every number fits."""
     latent_CFHW = record.tensors["latent"]
     if whitened_by is not None:
@@ -203,7 +207,7 @@ def _converted(record: Record, whitened_by: Processor | None) -> Record | Refuse
 
 def _card(
     args: Namespace,
-    processor: Processor | None,
+    processor: Codec | None,
     widths: dict[str, int],
     shards: dict[Split, dict[str, int]],
     refusals: Refusals,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from data_prep.formats.records import (
-    Record,
+    CachedSample,
     RefusedRecord,
     as_latent,
     as_pooled,
@@ -25,16 +25,16 @@ from data_prep.formats.records import (
     described,
     untrusted,
 )
-from data_prep.inspection import read_samples
+from data_prep.inspect.reading import read_samples
+from data_prep.planning.splits import key_of
 from data_prep.refusals import Reason, RefusedError
-from data_prep.shards import ShardSeries
-from data_prep.splits import key_of
+from data_prep.writing.tar_shards import ShardSeries
 from dit.json_text import parse_json
 
 FOLDER = "dfm_shards"
 
 
-def write_dfm(records: Iterable[Record], folder: Path, *, shard_size: int) -> int:
+def write_dfm(records: Iterable[CachedSample], folder: Path, *, shard_size: int) -> int:
     """Writes `rank0-000000.tar`, ...
 
     Their decoder is webdataset's: torch.load for `.pth`, pickle.loads for `.pickle`, which does
@@ -72,7 +72,7 @@ def _saved(tensor: Tensor) -> bytes:
     return content.getvalue()
 
 
-def read_dfm(folder: Path) -> Iterator[Record | RefusedRecord]:
+def read_dfm(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
     """Every sample of every tar below `folder`."""
     for path in sorted(folder.rglob("*.tar")):
         try:
@@ -85,7 +85,7 @@ def read_dfm(folder: Path) -> Iterator[Record | RefusedRecord]:
             yield RefusedRecord(source=path.name, reason=Reason.UNREADABLE, detail=detail)
 
 
-def _record(name: str, key: str, parts: dict[str, bytes]) -> Record:
+def _record(name: str, key: str, parts: dict[str, bytes]) -> CachedSample:
     missing = {"pth", "pickle", "json"} - set(parts)
     if missing:
         found = ", ".join(f".{part}" for part in parts) or "nothing"
@@ -105,7 +105,7 @@ def _record(name: str, key: str, parts: dict[str, bytes]) -> Record:
     known |= {"original_height": height, "original_width": width, "num_frames": latent.shape[1]}
     if not isinstance(about, dict):
         raise RefusedError(Reason.UNREADABLE, f".json holds a {type(about).__name__}, no object")
-    return Record(
+    return CachedSample(
         key=key if re.fullmatch(r"[A-Za-z0-9_-]{1,80}", key) else key_of(name),
         tensors=tensors,
         about=described({k: about.get(k, v) for k, v in known.items()}),

@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data_prep.files import TEMPORARY
 from data_prep.formats.records import (
-    Record,
+    CachedSample,
     RefusedRecord,
     as_latent,
     as_pooled,
@@ -25,8 +24,9 @@ from data_prep.formats.records import (
     check_regular,
     described,
 )
+from data_prep.planning.splits import key_of
 from data_prep.refusals import PrepError, Reason, RefusedError
-from data_prep.splits import key_of
+from data_prep.writing.atomic_files import TEMPORARY
 
 FOLDER = "combined_parquet_dataset"
 _NAMES = {
@@ -53,7 +53,7 @@ def _arrow() -> Any:
     return pyarrow
 
 
-def write_parquet(records: Iterable[Record], folder: Path, *, rows_in_file: int) -> int:
+def write_parquet(records: Iterable[CachedSample], folder: Path, *, rows_in_file: int) -> int:
     """Writes `data_chunk_0.parquet`, ... below `folder`; returns the number of samples."""
     arrow, rows, total = _arrow(), iter(records), 0
     target = folder / FOLDER
@@ -68,7 +68,7 @@ def write_parquet(records: Iterable[Record], folder: Path, *, rows_in_file: int)
     return total
 
 
-def _row(record: Record) -> dict[str, Any]:
+def _row(record: CachedSample) -> dict[str, Any]:
     about = record.about
     fps = about["fps"] or 0.0
     row: dict[str, Any] = {
@@ -92,7 +92,7 @@ def _row(record: Record) -> dict[str, Any]:
     return row
 
 
-def read_parquet(folder: Path) -> Iterator[Record | RefusedRecord]:
+def read_parquet(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
     """Every row of every Parquet file below `folder`."""
     arrow = _arrow()
     for path in sorted(folder.rglob("*.parquet")):
@@ -109,7 +109,7 @@ def read_parquet(folder: Path) -> Iterator[Record | RefusedRecord]:
             yield RefusedRecord(source=path.name, reason=Reason.UNREADABLE, detail=detail)
 
 
-def _record(row: dict[str, Any]) -> Record:
+def _record(row: dict[str, Any]) -> CachedSample:
     tensors = {
         ours: _tensor(row, theirs) for ours, theirs in _NAMES.items() if row.get(f"{theirs}_bytes")
     }
@@ -120,7 +120,7 @@ def _record(row: dict[str, Any]) -> Record:
     if not isinstance(row.get("id"), str | int):
         raise RefusedError(Reason.UNREADABLE, f"id={row.get('id')!r:.100} is no key")
     about = _about(row, latent_frames=tensors["latent"].shape[1])
-    return Record(key=key_of(str(row["id"])), tensors=tensors, about=described(about))
+    return CachedSample(key=key_of(str(row["id"])), tensors=tensors, about=described(about))
 
 
 def _about(row: dict[str, Any], *, latent_frames: int) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from data_prep.inspection import read_samples, shard_counts
+from data_prep.inspect.reading import read_samples, shard_counts
 from data_prep.refusals import PrepError, Reason, RefusedError
 from dit import safe_pickle
 from dit.json_text import parse_json
@@ -29,7 +29,7 @@ _SIZES = ("width", "height", "original_width", "original_height", "num_frames")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Record:
+class CachedSample:
     """One sample: tensors named as in our shards, and what its `.json` says."""
 
     key: str
@@ -47,7 +47,7 @@ class RefusedRecord:
     detail: str
 
 
-def attempt(source: str, read: Callable[[], Record]) -> Record | RefusedRecord:
+def attempt(source: str, read: Callable[[], CachedSample]) -> CachedSample | RefusedRecord:
     """Whatever the contents of a stranger's sample provoke is a refusal of that one sample."""
     try:
         return replace(read(), file=source)
@@ -61,7 +61,7 @@ def attempt(source: str, read: Callable[[], Record]) -> Record | RefusedRecord:
     return RefusedRecord(source=source, reason=Reason.UNREADABLE, detail=detail)
 
 
-def read_shards(folder: Path) -> Iterator[Record]:
+def read_shards(folder: Path) -> Iterator[CachedSample]:
     """Every sample of a dataset of ours, shard by shard.
 
     Raises:
@@ -73,7 +73,7 @@ def read_shards(folder: Path) -> Iterator[Record]:
             for _, key, parts in read_samples(folder / name):
                 tensors = safetensors.torch.load(parts["safetensors"])
                 about = parse_json(parts["json"])
-                yield Record(key=key, tensors=tensors, about=described(about))
+                yield CachedSample(key=key, tensors=tensors, about=described(about))
         except (OSError, tarfile.TarError, SafetensorError, LookupError, ValueError) as error:
             where = f"{folder / name}, after key {key!r}" if key else str(folder / name)
             raise PrepError(
@@ -92,7 +92,7 @@ def untrusted(content: Path | bytes) -> Any:
     """
     try:
         if isinstance(content, Path):
-            content = read_file(content)
+            content = read_cache_file(content)
         return safe_pickle.loads(content)
     except pickle.UnpicklingError as error:
         raise RefusedError(Reason.UNREADABLE, str(error)) from error
@@ -108,7 +108,7 @@ def check_regular(path: Path) -> None:
         raise OSError("it is no regular file")
 
 
-def read_file(path: Path) -> bytes:
+def read_cache_file(path: Path) -> bytes:
     """The bytes of a file that others have named: a device or pipe would have no end.
 
     Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from data_prep.clips import Entry
+from data_prep.media.clips import Entry
 
 
 @dataclass

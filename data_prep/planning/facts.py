@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from data_prep.clips import Entry
+from data_prep.media.clips import Entry
 
 CAPACITIES = (4096, 16384, 32768)  # tokens in one pack
 _BUFFER = 100  # samples that fill packs together, `dataset.packing_buffer_size`

@@ -9,25 +9,25 @@ from pathlib import Path
 
 from PIL import Image
 
-from data_prep.clips import Entry, Source
-from data_prep.html import picture, table, write_html
+from data_prep.inspect.html import html_table, picture, write_html
+from data_prep.media.clips import Entry, Source
 from data_prep.planning.facts import CAPACITIES, Facts, Judged
-from data_prep.planning.plan import Plan
-from data_prep.processors import Processor
+from data_prep.planning.plan import PackingPlan
 from data_prep.refusals import RefusedError
-from data_prep.text import TextEncoder
+from dit.codecs.text import TextEncoder
+from dit.codecs.vae import Codec
 
 _PICTURES = 60  # samples that are shown, evenly spread over the plan
 _CELLS = 4  # latent cells in a token
 _LATENT_BYTES = 2  # half precision
 
 
-def write_page(
-    plan: Plan,
+def write_plan_page(
+    plan: PackingPlan,
     source: Source,
     path: Path,
     *,
-    processor: Processor,
+    processor: Codec,
     text: TextEncoder,
     judged_by: Judged,
 ) -> Facts:
@@ -49,7 +49,7 @@ def write_page(
     parts = [*_summary(facts), *_sizes(facts), *_histograms(facts), *_refused(facts)]
     parts += _ignored(source.ignored)
     parts += ["<h2>Samples</h2>", *(_figure(source, entry) for entry in shown)]
-    write_html(path, "Plan", parts)
+    write_html(path, "PackingPlan", parts)
     return facts
 
 
@@ -61,13 +61,13 @@ def _summary(facts: Facts) -> Iterator[str]:
     if facts.cut:
         rows.append((f"captions of more than {facts.longest_text} tokens, to be cut", facts.cut))
     rows += [("tokens", facts.tokens), ("expected bytes of the shards", round(facts.bytes))]
-    yield table(("", ""), rows)
+    yield html_table(("", ""), rows)
     packs = [
         (capacity, round(facts.fill(capacity), 3), facts.too_long(capacity))
         for capacity in CAPACITIES
     ]
     head = ("tokens in a pack", "part of it filled", "samples too long for it")
-    yield "<h2>Packs</h2>" + table(head, packs)
+    yield "<h2>Packs</h2>" + html_table(head, packs)
 
 
 def _sizes(facts: Facts) -> Iterator[str]:
@@ -76,7 +76,7 @@ def _sizes(facts: Facts) -> Iterator[str]:
         for (frames, height, width), count in facts.sizes.most_common(100)
     ]
     yield "<h2>Sizes (100 most frequent)</h2>"
-    yield table(("width x height", "frames", "samples"), rows)
+    yield html_table(("width x height", "frames", "samples"), rows)
 
 
 def _histograms(facts: Facts) -> Iterator[str]:
@@ -96,14 +96,14 @@ def _bars(bins: Mapping[float, int]) -> str:
 
 def _refused(facts: Facts) -> Iterator[str]:
     if facts.refused:
-        yield "<h2>Refused</h2>" + table(("reason", "samples"), facts.refused.most_common())
+        yield "<h2>Refused</h2>" + html_table(("reason", "samples"), facts.refused.most_common())
         rows = [(entry.source, entry.refused, entry.detail) for entry in facts.named]
-        yield table(("file", "reason", "detail"), rows)
+        yield html_table(("file", "reason", "detail"), rows)
 
 
 def _ignored(ignored: Mapping[str, int]) -> Iterator[str]:
     if ignored:
-        yield "<h2>Ignored</h2>" + table(("what", "number"), list(ignored.items()))
+        yield "<h2>Ignored</h2>" + html_table(("what", "number"), list(ignored.items()))
 
 
 def _figure(source: Source, entry: Entry) -> str:

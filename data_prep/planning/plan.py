@@ -17,15 +17,15 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.clips import Entry
-from data_prep.files import TEMPORARY, WholeFile
-from data_prep.folder import PLAN_NAME as PLAN_NAME
+from data_prep.media.clips import Entry
+from data_prep.planning.splits import Split, SplitFractions, position_of
 from data_prep.refusals import PrepError
-from data_prep.splits import Split, SplitFractions, position_of
+from data_prep.writing.atomic_files import TEMPORARY, WholeFile
+from data_prep.writing.dataset_folder import PLAN_NAME as PLAN_NAME
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class PackingPlan:
     """A finished `plan.jsonl`."""
 
     path: Path
@@ -42,17 +42,17 @@ class Plan:
                 number += 1
 
 
-def read_plan(path: Path) -> Plan:
+def read_plan(path: Path) -> PackingPlan:
     """A plan that an earlier run wrote."""
     digest, total = hashlib.blake2b(digest_size=16), 0
     with path.open("rb") as lines:
         for line in lines:
             digest.update(line)
             total += 1
-    return Plan(path=path, digest=digest.hexdigest(), total=total)
+    return PackingPlan(path=path, digest=digest.hexdigest(), total=total)
 
 
-def write_plan(entries: Iterable[Entry], path: Path, split: SplitFractions | None) -> Plan:
+def write_plan(entries: Iterable[Entry], path: Path, split: SplitFractions | None) -> PackingPlan:
     """Sorts `entries` into packing order; each part of `split`, where it is given, must get some.
 
     Raises:
@@ -74,7 +74,7 @@ def write_plan(entries: Iterable[Entry], path: Path, split: SplitFractions | Non
         spool.unlink(missing_ok=True)
 
 
-def refuse(plan: Plan, outcomes: Iterable[tuple[str, str] | None]) -> Plan:
+def refuse(plan: PackingPlan, outcomes: Iterable[tuple[str, str] | None]) -> PackingPlan:
     """The plan with what could not be decoded refused: reason and detail, None for the others."""
     file = WholeFile(plan.path)
     try:
@@ -90,7 +90,7 @@ def refuse(plan: Plan, outcomes: Iterable[tuple[str, str] | None]) -> Plan:
     return read_plan(plan.path)
 
 
-def _sorted(spool: Path, path: Path, offsets: array[int], positions: np.ndarray) -> Plan:
+def _sorted(spool: Path, path: Path, offsets: array[int], positions: np.ndarray) -> PackingPlan:
     file, digest = WholeFile(path), hashlib.blake2b(digest_size=16)
     order = np.argsort(positions, kind="stable")  # samples of a file stay in their order
     try:
@@ -104,7 +104,7 @@ def _sorted(spool: Path, path: Path, offsets: array[int], positions: np.ndarray)
         file.publish()
     finally:
         file.discard()
-    return Plan(path=path, digest=digest.hexdigest(), total=len(order))
+    return PackingPlan(path=path, digest=digest.hexdigest(), total=len(order))
 
 
 def _checked(

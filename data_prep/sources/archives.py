@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from data_prep.pictures import opened
+from data_prep.media.images import opened
 from data_prep.refusals import Reason, RefusedError
 
 _BLOCK = tarfile.BLOCKSIZE

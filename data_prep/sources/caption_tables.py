@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
 
-from data_prep.captions import no_text, texts_of
+from data_prep.media.captions import no_text, texts_of
 from data_prep.refusals import Reason, RefusedError, shortened
 from data_prep.sources.table_rows import Rows, rows_of
 

@@ -23,15 +23,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from data_prep.captions import MissingCaption, TagShuffle
-from data_prep.frame_rules import FrameRule
-from data_prep.media_options import captions_of
+from data_prep.cli.media_options import captions_of
+from data_prep.media.captions import MissingCaption, TagShuffle
+from data_prep.media.frame_selection import FrameRule
+from data_prep.media.resizing import Buckets, Fit, Sizing, aspect_buckets, spaced_ratios
 from data_prep.refusals import PrepError, shortened
-from data_prep.sizing import Buckets, Fit, Sizing, aspect_buckets, spaced_ratios
 from data_prep.sources.dataset_keys import checked
 from data_prep.sources.folders import CaptionOptions, FolderCollection
 from data_prep.sources.listing import BOTH
-from data_prep.sources.media import Input
+from data_prep.sources.media_source import Input
 from dit.yaml_text import YamlError, parse_toml, parse_yaml
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol, TypeVar
 
-from data_prep.captions import (
+from data_prep.media.captions import (
     Caption,
     CaptionFormat,
     Captions,

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from data_prep.captions import SIDECAR_ENDINGS
-from data_prep.pictures import image_endings
+from data_prep.media.captions import SIDECAR_ENDINGS
+from data_prep.media.images import image_endings
+from data_prep.media.videos import ENDINGS as VIDEO_ENDINGS
 from data_prep.refusals import PrepError, as_text
 from data_prep.sources.caption_tables import is_table
-from data_prep.videos import ENDINGS as VIDEO_ENDINGS
 
 IMAGES, VIDEOS, BOTH = frozenset(("image",)), frozenset(("video",)), frozenset(("image", "video"))
 

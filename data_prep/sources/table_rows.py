@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from data_prep.captions import decoded
+from data_prep.media.captions import decoded
 from data_prep.refusals import Reason, RefusedError, shortened
 from dit.json_text import parse_json
 

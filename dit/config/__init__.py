@@ -8,7 +8,7 @@
     records    checkpoints and logs
     checks     Problems, and the rules that the groups share
 
-Precedence, weakest first: recipe function, YAML file, command line (`dit.configuring`). Names are
+Precedence, weakest first: recipe function, YAML file, command line (`dit.config.loading`). Names are
 those that Megatron-Bridge and DFM users know. A checkpoint stores the whole tree. The sentence
 below each field is its help text.
 """
@@ -40,7 +40,7 @@ from dit.config.objective import (
     Sampler,
     Weighting,
 )
-from dit.config.records import CheckpointConfig, LoggerConfig, Weights
+from dit.config.outputs import CheckpointConfig, LoggerConfig, Weights
 from dit.config.run import RunConfig
 from dit.config.training import (
     DdpConfig,

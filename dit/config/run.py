@@ -9,7 +9,7 @@ from dit.config.checks import check
 from dit.config.data import DatasetConfig, MockGeometry
 from dit.config.model import ContextComm, ExtraPosition, ModelConfig
 from dit.config.objective import ObjectiveConfig
-from dit.config.records import CheckpointConfig, LoggerConfig
+from dit.config.outputs import CheckpointConfig, LoggerConfig
 from dit.config.training import (
     DdpConfig,
     DistConfig,

@@ -39,13 +39,13 @@ from megatron.core.transformer.transformer_config import TransformerConfig as Co
 from torch import Tensor
 
 from dit.config import ModelConfig, Precision
-from dit.convert.diffusers_folder import CONFIG, DiffusersFolder, open_folder
-from dit.convert.settings import CLASS, COSMOS_TEXT_TOKENS, model_config
-from dit.convert.table import Kind, Pair, pairs
-from dit.model.dit import DiT
-from dit.model.linears import transformer_config
-from dit.model.weights import initialise
-from dit.parallel.groups import device, process_groups
+from dit.convert.diffusers_checkpoint import CONFIG, DiffusersFolder, open_folder
+from dit.convert.diffusers_config import CLASS, COSMOS_TEXT_TOKENS, model_config
+from dit.convert.diffusers_names import Pair, TensorKind, pairs
+from dit.distributed.process_groups import device, process_groups
+from dit.models.dit.model import DiT
+from dit.models.layers.init import initialise
+from dit.models.layers.parallel_linear import transformer_config
 
 
 class _Row(RowParallelMapping):
@@ -56,7 +56,11 @@ class _Row(RowParallelMapping):
         return super().scatter_to_tp_ranks(own, *args, **options)
 
 
-_SHARED = {Kind.ROW: _Row, Kind.REPLICATED: ReplicatedMapping, Kind.PATCH: ReplicatedMapping}
+_SHARED = {
+    TensorKind.ROW: _Row,
+    TensorKind.REPLICATED: ReplicatedMapping,
+    TensorKind.PATCH: ReplicatedMapping,
+}
 """How tensor ranks share a tensor; all other kinds by their outputs."""
 
 

@@ -166,7 +166,7 @@ def _bytes(text: str) -> int:
 
 
 def _import(args: argparse.Namespace) -> int:
-    from dit.convert.importing import import_weights
+    from dit.convert.import_ import import_weights
 
     told = {"text_pad_to": args.text_pad_to} if "text_pad_to" in args else {}
     done = import_weights(args.hf_path, args.megatron_path, objective=args.objective, **told)
@@ -191,7 +191,7 @@ def _export(args: argparse.Namespace) -> int:
     import torch
 
     from dit.config import Weights
-    from dit.convert.exporting import ExportOptions, check_whole, export_weights
+    from dit.convert.export import ExportOptions, check_whole_checkpoint, export_weights
 
     types = {"fp32": torch.float32, "bf16": torch.bfloat16, None: None}
     options = ExportOptions(
@@ -201,7 +201,7 @@ def _export(args: argparse.Namespace) -> int:
         scheduler=not args.no_scheduler,
         pipeline_from=args.pipeline_from,
     )
-    path = check_whole(args.megatron_path)
+    path = check_whole_checkpoint(args.megatron_path)
     done = export_weights(path, args.hf_path, options)
     which = {Weights.EMA: "averages of the weights", Weights.MODEL: "weights"}[done.weights]
     _say(
@@ -213,10 +213,10 @@ def _export(args: argparse.Namespace) -> int:
 
 def _verify(args: argparse.Namespace) -> int:
     from dit.config import Weights
-    from dit.convert.exporting import check_whole
-    from dit.convert.verifying import compare_forward, compare_tensors
+    from dit.convert.export import check_whole_checkpoint
+    from dit.convert.verify import compare_forward, compare_tensors
 
-    path = check_whole(args.megatron_path)
+    path = check_whole_checkpoint(args.megatron_path)
     asked = Weights(args.weights) if args.weights else None
     tensors, chosen = compare_tensors(args.hf_path, path, asked)
     equal = tensors.different == 0

@@ -118,7 +118,7 @@ def read_json(file: Path) -> dict[str, Any]:
     return content
 
 
-def checked(kind: type[_Checked], content: dict[str, Any], *, place: object) -> _Checked:
+def checked_json(kind: type[_Checked], content: dict[str, Any], *, place: object) -> _Checked:
     """`content` as a `kind`; `place` is the file that it is from.
 
     Raises:

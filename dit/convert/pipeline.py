@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dit.config import ObjectiveName, RunConfig
-from dit.convert.diffusers_folder import CONFIG, PIPELINE_INDEX, read_json
+from dit.convert.diffusers_checkpoint import CONFIG, PIPELINE_INDEX, read_json
 from dit.convert.errors import ConvertError, listed
 
 PIPELINE = "CosmosTextToWorldPipeline"

@@ -26,9 +26,9 @@
 No torch.distributed here: ranks come as arguments.
 """
 
-from dit.data.card import dataset_card
-from dit.data.guarded import deaths_in_words
-from dit.data.identity import places_of
+from dit.data.data_card import dataset_card
+from dit.data.datasets import dataset_sizes, null_text
+from dit.data.energon.resumable_loader import deaths_in_words
 from dit.data.loader import (
     PackLoader,
     ValidationPacks,
@@ -37,16 +37,15 @@ from dit.data.loader import (
     build_val_packs,
 )
 from dit.data.preflight import check_data, data_line
-from dit.data.rejects import DataError, Reject, Tally, add_up
-from dit.data.source import dataset_sizes, null_text
+from dit.data.rejections import DataError, Reject, RejectCounts, sum_counts
+from dit.data.resume.fingerprint import places_of
 
 __all__ = [
     "DataError",
     "PackLoader",
     "Reject",
-    "Tally",
+    "RejectCounts",
     "ValidationPacks",
-    "add_up",
     "build_train_loader",
     "build_val_loader",
     "build_val_packs",
@@ -57,4 +56,5 @@ __all__ = [
     "deaths_in_words",
     "null_text",
     "places_of",
+    "sum_counts",
 ]

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from dit.batch import LatentSample
 from dit.config import ExtraPosition, RunConfig
-from dit.data.formats import Head, head_length, is_dfm, read_outline, read_record
 from dit.data.pack import PatchLayout
-from dit.data.rejects import Refused, Reject
+from dit.data.records import Head, head_length, is_dfm, read_outline, read_record
+from dit.data.rejections import Reject, SampleRefused
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +62,7 @@ SMALL = 8192
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
+class SampleSize:
     """What packing needs to know of a sample."""
 
     tokens: int
@@ -73,7 +73,7 @@ class Measured:
     """Of the latent and of the caption."""
 
     @classmethod
-    def of(cls, latent_CFHW: Tensor, text_LE: Tensor, layout: PatchLayout) -> Measured:
+    def of(cls, latent_CFHW: Tensor, text_LE: Tensor, layout: PatchLayout) -> SampleSize:
         tokens = math.prod(layout.grid(latent_CFHW))
         return cls(
             tokens=layout.padded(tokens),
@@ -82,7 +82,7 @@ class Measured:
         )
 
 
-def measure(parts: Mapping[str, Any], expected: Expected) -> Measured | None:
+def measure_sample(parts: Mapping[str, Any], expected: Expected) -> SampleSize | None:
     """From the head of a record, whose `.safetensors` may be a Head or whole.
 
     None where the whole is to tell: it is here and small, it is of DFM's layout, or something is
@@ -99,9 +99,9 @@ def measure(parts: Mapping[str, Any], expected: Expected) -> Measured | None:
         outline = read_outline({**parts, "safetensors": payload})
         check_latent(outline.latent_CFHW, expected)
         text_LE = _checked_text(outline.text_LE, expected)
-    except Refused:
+    except SampleRefused:
         return None
-    return Measured.of(outline.latent_CFHW, text_LE, expected.layout)
+    return SampleSize.of(outline.latent_CFHW, text_LE, expected.layout)
 
 
 def cook(
@@ -117,9 +117,9 @@ def cook(
     text_LE = _checked_text(record.text_LE, expected)
     # Last, because it alone has to look at every number.
     if not _all_finite(record.latent_CFHW):
-        raise Refused(Reject.NOT_FINITE, _count_bad(record.latent_CFHW))
+        raise SampleRefused(Reject.NOT_FINITE, _count_bad(record.latent_CFHW))
     if not _all_finite(text_LE):
-        raise Refused(Reject.TEXT_NOT_FINITE, _count_bad(text_LE))
+        raise SampleRefused(Reject.TEXT_NOT_FINITE, _count_bad(text_LE))
     return LatentSample(
         key=key,
         latent_CFHW=record.latent_CFHW.contiguous(),
@@ -139,33 +139,35 @@ def check_latent(latent_CFHW: Tensor, expected: Expected) -> None:
     channels, *size = latent_CFHW.shape
     shape, layout = list(latent_CFHW.shape), expected.layout
     if channels != expected.channels:
-        raise Refused(
+        raise SampleRefused(
             Reject.CHANNELS,
             f"latent {shape} has {channels} channels, model.in_channels={expected.channels}",
         )
     if any(length % patch for length, patch in zip(size, layout.patch, strict=True)):
-        raise Refused(
+        raise SampleRefused(
             Reject.NOT_PATCHABLE,
             f"latent {shape} does not divide by model.patch_temporal={layout.patch_temporal}"
             f" and model.patch_spatial={layout.patch_spatial}",
         )
     tokens = layout.padded_tokens(latent_CFHW)
     if tokens > expected.capacity:
-        raise Refused(
+        raise SampleRefused(
             Reject.TOO_LONG,
             f"latent {shape} takes {tokens} tokens,"
             f" dataset.task_encoder_seq_length={expected.capacity}",
         )
     table = expected.table
     if table is not None and any(a > b for a, b in zip(size, table, strict=True)):
-        raise Refused(Reject.BEYOND_TABLE, f"latent {shape} exceeds model.max_size={table}")
+        raise SampleRefused(Reject.BEYOND_TABLE, f"latent {shape} exceeds model.max_size={table}")
 
 
 def _checked_text(text_LE: Tensor | None, expected: Expected) -> Tensor:
     if text_LE is None or len(text_LE) == 0:
-        raise Refused(Reject.NO_TEXT, "no `text`" if text_LE is None else "`text` has 0 tokens")
+        raise SampleRefused(
+            Reject.NO_TEXT, "no `text`" if text_LE is None else "`text` has 0 tokens"
+        )
     if text_LE.shape[1] != expected.text_width:
-        raise Refused(
+        raise SampleRefused(
             Reject.TEXT_WIDTH,
             f"text {list(text_LE.shape)} has width {text_LE.shape[1]},"
             f" model.crossattn_emb_size={expected.text_width}",

@@ -15,14 +15,21 @@ from typing import Any, Self
 
 from dit.batch import PackedBatch
 from dit.config import RunConfig
-from dit.data.chain import open_training, open_validation
-from dit.data.deliveries import Delivery
-from dit.data.guarded import GuardedLoader, Mark, worker_died
-from dit.data.identity import check_identity, loader_identity, places_of
-from dit.data.moving import move
-from dit.data.position import Layout, Position, pickled
-from dit.data.rejects import MOST_NAMED, Bound, DataError, RefusedSample, Tally, add_up
-from dit.data.source import Leaf, check_readers, count_samples, train_leaves, val_leaves
+from dit.data.datasets import DatasetSplit, check_readers, count_samples, train_leaves, val_leaves
+from dit.data.energon.pipeline import open_training, open_validation
+from dit.data.energon.resumable_loader import ResumableLoader, Snapshot, worker_died
+from dit.data.energon.worker_output import WorkerBatch
+from dit.data.rejections import (
+    MOST_NAMED,
+    Bound,
+    DataError,
+    RefusedSample,
+    RejectCounts,
+    sum_counts,
+)
+from dit.data.resume.fingerprint import check_identity, loader_identity, places_of
+from dit.data.resume.loader_state import LoaderLayout, LoaderState, pickled
+from dit.data.resume.reshard import reshard
 
 
 def build_train_loader(config: RunConfig, *, rank: int, world_size: int) -> PackLoader:
@@ -65,7 +72,7 @@ def build_val_loader(config: RunConfig, *, rank: int, world_size: int) -> PackLo
     )
 
 
-def _bound(config: RunConfig, leaves: Sequence[Leaf], *, ranks: int) -> Bound:
+def _bound(config: RunConfig, leaves: Sequence[DatasetSplit], *, ranks: int) -> Bound:
     samples = sum(map(count_samples, leaves)) // ranks
     return Bound(fraction=config.dataset.max_bad_fraction, samples=samples)
 
@@ -75,7 +82,7 @@ class ValidationPacks:
     """Packs that are read once and kept."""
 
     packs: list[PackedBatch]
-    tally: Tally
+    tally: RejectCounts
     """Of the samples that were read for them."""
     refused: tuple[RefusedSample, ...] = ()
 
@@ -108,8 +115,8 @@ class _Place:
     """How far a loader has come."""
 
     packs: int
-    tallies: tuple[Tally, ...]
-    readers: Mark
+    tallies: tuple[RejectCounts, ...]
+    readers: Snapshot
 
 
 class PackLoader:
@@ -120,7 +127,7 @@ class PackLoader:
 
     def __init__(
         self,
-        opener: Callable[[], GuardedLoader],
+        opener: Callable[[], ResumableLoader],
         *,
         identity: dict[str, Any],
         bound: Bound,
@@ -197,7 +204,7 @@ class PackLoader:
         Raises:
             DataError: they cannot be read.
         """
-        return all(Position.of(state).identity == self._start.identity for state in states)
+        return all(LoaderState.of(state).identity == self._start.identity for state in states)
 
     def load_state_dict(self, states: Sequence[dict[str, Any]], *, places: str = "") -> None:
         """Continues where the ranks that saved `states` stood; all of them, in their order.
@@ -210,12 +217,12 @@ class PackLoader:
                 moved to these ranks and workers.
         """
         assert self._packs is None, "restore the loader before its first pack is taken"
-        saved = [Position.of(state) for state in states]
+        saved = [LoaderState.of(state) for state in states]
         for position in saved:
             both = (places or self._places, self._places)
             check_identity(position.identity, self._start.identity, places=both)
         here = self._start
-        moved = move(saved, here.layout, rank=here.rank, shares=self._loader.shares())
+        moved = reshard(saved, here.layout, rank=here.rank, shares=self._loader.shares())
         self.moved = moved.said
         self._stand_at(moved.position)
         self._loader.thaw(moved.position)
@@ -228,7 +235,7 @@ class PackLoader:
         """
         return dict(sorted(self.tally().refused.items()))
 
-    def tally(self) -> Tally:
+    def tally(self) -> RejectCounts:
         """As `counts`, with the samples read, and for each reason the newest sample that had it."""
         return self._sum(self._tallies if self._held is None else self._held.tallies)
 
@@ -247,21 +254,21 @@ class PackLoader:
         self._error: Exception | None = None
         self._held: _Place | None = None
         place = self._loader.worker_config
-        layout = Layout(ranks=place.world_size, workers=place.num_workers)
-        self._stand_at(Position.start(layout, rank=place.rank, identity=self._identity))
+        layout = LoaderLayout(ranks=place.world_size, workers=place.num_workers)
+        self._stand_at(LoaderState.start(layout, rank=place.rank, identity=self._identity))
 
-    def _stand_at(self, position: Position) -> None:
+    def _stand_at(self, position: LoaderState) -> None:
         self._start = position
         self._given = position.packs
-        self._tallies = [Tally(**tally) for tally in position.tallies]
-        self._former = Tally(**position.former)
+        self._tallies = [RejectCounts(**tally) for tally in position.tallies]
+        self._former = RejectCounts(**position.former)
 
     def _place(self) -> _Place:
         """Where reading has come, which may be ahead."""
         return _Place(packs=self._given, tallies=tuple(self._tallies), readers=self._loader.mark())
 
-    def _sum(self, tallies: Iterable[Tally]) -> Tally:
-        return add_up([*tallies, self._former])
+    def _sum(self, tallies: Iterable[RejectCounts]) -> RejectCounts:
+        return sum_counts([*tallies, self._former])
 
     def _receive(self) -> Iterator[PackedBatch]:
         given = False
@@ -284,7 +291,7 @@ class PackLoader:
             self._fail(death)
             raise death from error
 
-    def _judge(self, delivery: Delivery) -> None:
+    def _judge(self, delivery: WorkerBatch) -> None:
         """Keeps the counts, and ends the run when an error or too many refusals came with them."""
         self._tallies[delivery.worker] = delivery.tally
         self._refused += delivery.refused[: MOST_NAMED - len(self._refused)]

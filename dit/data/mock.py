@@ -24,7 +24,7 @@ from megatron.energon.source_info import SourceInfo
 from megatron.energon.state import FlexState
 
 from dit.config import MockGeometry, RunConfig
-from dit.data.shares import Left, ReaderConfig, Reads, Share
+from dit.data.energon.worker_shards import ReadCounts, ReaderConfig, Remaining, WorkerShard
 
 _ENDLESS = 2**31
 
@@ -138,7 +138,7 @@ class MockReader(SavableDataset[CrudeSample]):
         return {"type": type(self).__qualname__, "seed": self._seed}
 
 
-class MockShare(Share):
+class MockShard(WorkerShard):
     """What one reader reads of the mock samples, of which there is no end."""
 
     def read(self, index: int) -> Any:
@@ -148,11 +148,11 @@ class MockShare(Share):
         reader: Any = self.dataset
         reader.start_at(first)
 
-    def reads(self, states: Sequence[FlexState | Left]) -> Reads:
+    def reads(self, states: Sequence[FlexState | Remaining]) -> ReadCounts:
         readers = len(states)
         drawn = [
             draws_below(state.first, reader=reader, readers=readers)
-            if isinstance(state, Left)
+            if isinstance(state, Remaining)
             else state["_drawn"]
             for reader, state in enumerate(states)
         ]
@@ -160,7 +160,7 @@ class MockShare(Share):
         times = np.zeros(max(ends, default=0), np.int32)
         for reader, n in enumerate(drawn):
             times[reader : reader + n * readers : readers] = 1
-        return Reads(begin=0, times=times, cuts=np.zeros(len(times), bool))
+        return ReadCounts(begin=0, times=times, cuts=np.zeros(len(times), bool))
 
 
 def draws_below(first: int, *, reader: int, readers: int) -> int:

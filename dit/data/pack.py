@@ -63,18 +63,18 @@ class PatchLayout:
         return -(-tokens // self.sample_multiple) * self.sample_multiple
 
 
-def pack(samples: Sequence[LatentSample], layout: PatchLayout) -> PackedBatch:
+def pack_samples(samples: Sequence[LatentSample], layout: PatchLayout) -> PackedBatch:
     """Lays `samples` end to end; padding tokens are zero, at position 0, and not real."""
     latents, texts = [s.latent_CFHW for s in samples], [s.text_LE for s in samples]
     writer = PackWriter(
         layout,
         samples=len(samples),
-        latent=Room(
+        latent=Extent(
             rows=sum(map(layout.padded_tokens, latents)),
             width=len(latents[0]) * math.prod(layout.patch),
             dtype=common_dtype(latent.dtype for latent in latents),
         ),
-        text=Room(
+        text=Extent(
             rows=sum(map(len, texts)),
             width=texts[0].shape[1],
             dtype=common_dtype(text.dtype for text in texts),
@@ -91,7 +91,7 @@ def common_dtype(dtypes: Iterable[torch.dtype]) -> torch.dtype:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Room:
+class Extent:
     """Of a pack, for the latents or the captions of its samples: a matrix."""
 
     rows: int
@@ -115,8 +115,8 @@ class PackWriter:
         layout: PatchLayout,
         *,
         samples: int,
-        latent: Room,
-        text: Room,
+        latent: Extent,
+        text: Extent,
         memory: Callable[[int], Tensor] = private_bytes,
     ):
         """Room for at most so many samples; `memory` gives bytes."""
@@ -196,7 +196,7 @@ class _Added:
     """Tokens of its caption."""
 
 
-def positions(grid: tuple[int, int, int], *, fps: float, base_fps: float) -> Tensor:
+def token_positions(grid: tuple[int, int, int], *, fps: float, base_fps: float) -> Tensor:
     """[F*H*W, 3] float32 (frame at `base_fps`, row, column) of one sample, in token order.
 
     Without fps (NaN) frames are counted as they are.
@@ -212,7 +212,7 @@ def _span(
     grid: tuple[int, int, int], padded: int, fps: float, base_fps: float
 ) -> tuple[Tensor, Tensor]:
     """Positions of the tokens of a sample, padding included, and which of them are real."""
-    position_T3 = positions(grid, fps=fps, base_fps=base_fps)
+    position_T3 = token_positions(grid, fps=fps, base_fps=base_fps)
     padding = padded - len(position_T3)
     return pad(position_T3, (0, 0, 0, padding)), torch.arange(padded) < len(position_T3)
 

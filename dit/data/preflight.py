@@ -14,10 +14,10 @@ from pathlib import Path
 from megatron.energon.epathlib import EPath
 
 from dit.config import RunConfig
-from dit.data.card import CARD, card_faults, read_card
-from dit.data.open_shards import REINDEX, index_fault
-from dit.data.rejects import DataError
-from dit.data.source import Leaf, count_samples, shards_of, train_leaves, val_leaves
+from dit.data.data_card import CARD, card_faults, read_data_card
+from dit.data.datasets import DatasetSplit, count_samples, shards_of, train_leaves, val_leaves
+from dit.data.rejections import DataError
+from dit.data.tar.file_cache import REINDEX, index_fault
 
 _SIDE_BY_SIDE = 16  # files; a network drive answers each after a millisecond or more
 _SHOWN = 5
@@ -44,7 +44,7 @@ def check_data(config: RunConfig) -> Checked:
     """
     leaves, faults = train_leaves(config), []
     for leaf in dict.fromkeys([*leaves, *_validated(config)]):
-        if card := read_card(leaf):
+        if card := read_data_card(leaf):
             faults += [f"{leaf.path / CARD}: {fault}" for fault in card_faults(card, config)]
         faults += _shard_faults(leaf)
     if faults:
@@ -70,7 +70,7 @@ def data_line(config: RunConfig) -> str:
     return f"# {'shards':<14}{said}\n"
 
 
-def _validated(config: RunConfig) -> Iterator[Leaf]:
+def _validated(config: RunConfig) -> Iterator[DatasetSplit]:
     if not (config.train.eval_interval and config.train.eval_iters):
         return
     yield from val_leaves(config)
@@ -81,7 +81,7 @@ def _validated(config: RunConfig) -> Iterator[Leaf]:
         yield from val_leaves(replace(config, dataset=only))
 
 
-def _shard_faults(leaf: Leaf) -> Iterator[str]:
+def _shard_faults(leaf: DatasetSplit) -> Iterator[str]:
     """Those of local shards; others show when they are read."""
     local = [
         (shard.path.local_path(), shard.count)

@@ -20,7 +20,7 @@ _LINEAR = {"learning rate"}  # which decays to nothing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Line:
+class Curve:
     """One curve."""
 
     label: str
@@ -58,7 +58,7 @@ class Axis:
         return inside
 
 
-def chart(title: str, lines: Sequence[Line]) -> str:
+def chart(title: str, lines: Sequence[Curve]) -> str:
     """A figure: its title, the curves over the steps, and a legend with their last values."""
     x, y = _x_axis(lines), _y_axis(lines, log=title not in _LINEAR)
 
@@ -75,12 +75,12 @@ def chart(title: str, lines: Sequence[Line]) -> str:
     )
 
 
-def _x_axis(lines: Sequence[Line]) -> Axis:
+def _x_axis(lines: Sequence[Curve]) -> Axis:
     last = max(b.step for line in lines for b in line.buckets)
     return Axis(0, max(last, 1))
 
 
-def _y_axis(lines: Sequence[Line], *, log: bool) -> Axis:
+def _y_axis(lines: Sequence[Curve], *, log: bool) -> Axis:
     """All of the means, and extremes as far as they leave the means half of the height."""
     every = [b for line in lines for b in line.buckets]
     low, high = min(b.mean for b in every), max(b.mean for b in every)
@@ -114,7 +114,7 @@ def _labelled(ticks: list[float]) -> list[tuple[float, str]]:
     return list(zip(ticks, labels, strict=True))
 
 
-def _drawn(line: Line, at: Callable[[float, float], str]) -> str:
+def _drawn(line: Curve, at: Callable[[float, float], str]) -> str:
     style = _style(line)
     across = [at(b.step, b.mean) for b in line.buckets]
     if len(across) == 1:
@@ -128,12 +128,12 @@ def _drawn(line: Line, at: Callable[[float, float], str]) -> str:
     return f'<path class="band {style}" d="M{"L".join(above + below)}Z"/>{path}'
 
 
-def _style(line: Line) -> str:
+def _style(line: Curve) -> str:
     # Where there are more curves than colours, a colour comes again with another dash.
     return f"c{line.colour % COLOURS} dash{(line.dash + line.colour // COLOURS) % 3}"
 
 
-def _legend(lines: Sequence[Line]) -> str:
+def _legend(lines: Sequence[Curve]) -> str:
     entries = (
         f'<span><i class="{_style(line)}"></i>'
         f"{escape(line.label)} <b>{number(line.buckets[-1].mean, digits=4)}</b></span>"

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from dit.configuring import parameter_count
+from dit.config.loading import parameter_count
 from dit.report.charts import number
 from dit.report.findings import count, refusals
 from dit.report.reading import RunRecord, default_settings, flat
@@ -42,7 +42,7 @@ def _shown(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def summary(run: RunRecord) -> dict[str, Any]:
+def summary_table(run: RunRecord) -> dict[str, Any]:
     """What came out of a run."""
     seconds = sum(value for _, value in points(run.lines, "step_time_s"))
     last, total = run.lines[-1], run.settings.get("train.train_iters")
@@ -122,7 +122,7 @@ def data(run: RunRecord) -> dict[str, Any]:
     return rows
 
 
-def environment(run: RunRecord) -> dict[str, Any]:
+def environment_table(run: RunRecord) -> dict[str, Any]:
     """Where and with what a run was last started, and how often."""
     if not run.starts:
         return {"environment": "not recorded (a run of an earlier version)"}

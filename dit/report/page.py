@@ -10,12 +10,12 @@ from string import Template
 
 from dit.drawing import Undrawn
 from dit.report import figures
-from dit.report.charts import Line, chart
+from dit.report.charts import Curve, chart
 from dit.report.findings import findings, lost_pictures
 from dit.report.lengths import histogram
 from dit.report.pictures import STEPS, generated, slider
 from dit.report.reading import ReportError, RunRecord
-from dit.report.series import Place, Points, buckets, curves, section_name
+from dit.report.series import ChartPlace, Points, buckets, curves, section_name
 
 Section = tuple[str, str]  # heading, HTML; one without HTML is left out
 _FEW = 2
@@ -59,7 +59,7 @@ def _sections(runs: Sequence[RunRecord], samples: Sequence[Path]) -> Iterator[Se
     pictures = list(_pictures(runs, samples, undrawn))
     losses, *charts = _charts(runs) or [("Loss", "")]
     yield "Worth a look", _warnings(runs, undrawn)
-    yield "Summary", figures.table(names, [figures.summary(run) for run in runs])
+    yield "Summary", figures.table(names, [figures.summary_table(run) for run in runs])
     yield losses
     # The pictures of many runs are a long way down; curves stand in one chart however many.
     yield from (*pictures, *charts) if len(runs) <= _FEW else (*charts, *pictures)
@@ -67,7 +67,7 @@ def _sections(runs: Sequence[RunRecord], samples: Sequence[Path]) -> Iterator[Se
     yield "Samples and dataset", _lengths(runs) + read
     yield title, figures.table(names, settings) if any(settings) else ""
     yield "All settings", "".join(map(_all_settings, runs))
-    yield "Environment", figures.table(names, [figures.environment(run) for run in runs])
+    yield "Environment", figures.table(names, [figures.environment_table(run) for run in runs])
 
 
 def _pictures(
@@ -116,7 +116,7 @@ def _charts(runs: Sequence[RunRecord]) -> list[Section]:
 
 
 def _of_title(
-    runs: Sequence[RunRecord], found: Sequence[dict[Place, Points]], title: str
+    runs: Sequence[RunRecord], found: Sequence[dict[ChartPlace, Points]], title: str
 ) -> Iterator[str]:
     """One chart for all runs where each has a line or two in it, else one for each run."""
     lines = [[(at.label, of[at]) for at in of if at.title == title] for of in found]
@@ -134,5 +134,5 @@ def _of_title(
     yield chart(title, together)
 
 
-def _line(label: str, points: Points, colour: int, *, dash: int = 0) -> Line:
-    return Line(label=label, buckets=buckets(points), colour=colour, dash=dash)
+def _line(label: str, points: Points, colour: int, *, dash: int = 0) -> Curve:
+    return Curve(label=label, buckets=buckets(points), colour=colour, dash=dash)

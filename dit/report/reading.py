@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from dit.config import RunConfig
-from dit.configuring import ConfigError, read_config, to_yaml
+from dit.config.loading import ConfigError, read_config, to_yaml
 from dit.json_text import parse_json
 from dit.yaml_text import parse_yaml
 

@@ -51,7 +51,7 @@ BUCKETS = 150
 
 
 @dataclass(frozen=True, order=True, slots=True)
-class Place:
+class ChartPlace:
     """Where a metric is drawn."""
 
     section: int
@@ -69,11 +69,11 @@ class Bucket:
     high: float
 
 
-def place(name: str) -> Place:
+def place(name: str) -> ChartPlace:
     """Section, chart and label of a metric; those that nobody foresaw have a chart of their own."""
     for pattern, section, title, label in _RULES:
         if match := re.fullmatch(pattern, name):
-            return Place(_ORDER.index(section), match.expand(title), match.expand(label))
+            return ChartPlace(_ORDER.index(section), match.expand(title), match.expand(label))
     raise AssertionError(name)
 
 
@@ -81,14 +81,14 @@ def section_name(index: int) -> str:
     return _ORDER[index]
 
 
-def curves(run: RunRecord) -> dict[Place, Points]:
+def curves(run: RunRecord) -> dict[ChartPlace, Points]:
     """Every curve of a run that has something to show, in the order of the page."""
     names = dict.fromkeys(name for line in run.lines for name in line if name not in _UNSHOWN)
     found = {place(name): points(run.lines, name) for name in names}
     return {at: found[at] for at in sorted(found, key=_in_order) if _says_something(found[at])}
 
 
-def _in_order(at: Place) -> tuple[int, tuple[int, str], tuple[int, str]]:
+def _in_order(at: ChartPlace) -> tuple[int, tuple[int, str], tuple[int, str]]:
     # q5 before q10; as the rules stand, the plain loss is the first chart.
     return at.section, (len(at.title), at.title), (len(at.label), at.label)
 

@@ -17,7 +17,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
 from dit.config import EmaConfig, EmaKind
-from dit.train.shards import joined, main_shards
+from dit.train.main_params import joined, main_param_shards
 
 
 def power_exponent(sigma_rel: float) -> float:
@@ -49,7 +49,7 @@ class Ema:
         self.config = config
         self.optimizer = optimizer
         self.groups = groups
-        self.shards = main_shards(optimizer)
+        self.shards = main_param_shards(optimizer)
         self.averages = [shard.value.detach().clone() for shard in self.shards]
 
     @torch.no_grad()

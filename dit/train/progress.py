@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
+class TrainProgress:
     """Steps and samples since the start of the run."""
 
     step: int = 0
@@ -24,7 +24,7 @@ class Progress:
         """Steps that changed the weights. Learning rate, Adam and average count these."""
         return self.step - self.skipped_steps
 
-    def with_other_data(self) -> Progress:
+    def with_other_data(self) -> TrainProgress:
         """The same steps, where the data begin anew: passes and validation losses are of others."""
         return replace(
             self,
@@ -33,7 +33,9 @@ class Progress:
             lowest_val_loss=math.inf,
         )
 
-    def after(self, *, samples: int, of_datasets: Mapping[str, int], skipped: bool) -> Progress:
+    def after(
+        self, *, samples: int, of_datasets: Mapping[str, int], skipped: bool
+    ) -> TrainProgress:
         """One step later."""
         so_far = self.of_datasets
         return replace(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from dit.train.run import Drawn, Run
 from dit.train.sampling import draw_samples
+from dit.train.train_state import DrawnSamples, TrainState
 from dit.train.validation import validate
 
 
-def validation_round(run: Run) -> tuple[dict[str, Any], Drawn | None]:
+def validation_round(run: TrainState) -> tuple[dict[str, Any], DrawnSamples | None]:
     """What is written down of this step's round, with its seconds; the first rank gets samples."""
     began = time.perf_counter()
     found: dict[str, Any] = _losses(run)
@@ -23,7 +23,7 @@ def validation_round(run: Run) -> tuple[dict[str, Any], Drawn | None]:
     return found | (drawn.quality if drawn else {}), drawn
 
 
-def _losses(run: Run) -> dict[str, float]:
+def _losses(run: TrainState) -> dict[str, float]:
     """Of the run's own held-out packs, and of each named set."""
     losses = {}
     for name, packs in run.validation.items():

@@ -6,13 +6,13 @@ from contextlib import ExitStack
 
 import torch
 
-from dit.parallel.groups import device
-from dit.parallel.watch import doing
-from dit.parallel.whole import Whole
-from dit.train.run import Drawn, Run
+from dit.distributed.full_forward import FullForward
+from dit.distributed.process_groups import device
+from dit.distributed.watchdog.monitor import heartbeat
+from dit.train.train_state import DrawnSamples, TrainState
 
 
-def draw_samples(run: Run) -> Drawn | None:
+def draw_samples(run: TrainState) -> DrawnSamples | None:
     """Calls `run.samples` with the model, its weights the average where there is one.
 
     Afterwards weights, random numbers and memory of the device are as before. Returns what the
@@ -20,7 +20,7 @@ def draw_samples(run: Run) -> Drawn | None:
     """
     if run.samples is None:
         return None
-    doing("sampling")
+    heartbeat("sampling")
     learner, where = run.learner, device()
     with ExitStack() as inside:
         # Loading a decoder may draw initial weights that it then overwrites.
@@ -28,7 +28,7 @@ def draw_samples(run: Run) -> Drawn | None:
         inside.enter_context(learner.settled())
         if learner.ema is not None:
             inside.enter_context(learner.ema.as_weights(learner.chunks))
-        model = Whole(learner.chunks).eval()
+        model = FullForward(learner.chunks).eval()
         drawn = run.samples(run, model)
         model.train()
     if where.type == "cuda":

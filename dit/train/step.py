@@ -20,11 +20,11 @@ from torch import Tensor
 
 from dit.batch import PackedBatch, Problem
 from dit.config import LossMean
-from dit.parallel.context import split_tokens
-from dit.parallel.groups import device
-from dit.parallel.stages import StageLink
-from dit.parallel.watch import doing
-from dit.train.clock import COMMUNICATION, FORWARD, spending
+from dit.distributed.context_split import split_tokens
+from dit.distributed.pipeline_p2p import StageLink
+from dit.distributed.process_groups import device
+from dit.distributed.watchdog.monitor import heartbeat
+from dit.train.metrics.timers import COMMUNICATION, FORWARD, timing
 
 Item = tuple[PackedBatch, Problem]
 
@@ -69,20 +69,20 @@ def loss_of(batch: PackedBatch, problem: Problem, prediction_TC: Tensor, mean: L
     )
 
 
-Measured = tuple[Loss, PackedBatch]  # this rank's part of a pack and its loss
+PackLoss = tuple[Loss, PackedBatch]  # this rank's part of a pack and its loss
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Report:
+class RankLoss:
     """What this rank adds to the sums of a step over all ranks of the run."""
 
     total: float = 0.0  # error
     count: float = 0.0  # what the error is to be divided by
     not_finite: tuple[str, ...] = ()  # keys of the samples whose error is NaN or infinite
-    measured: tuple[Measured, ...] = ()  # of its packs, in their order
+    measured: tuple[PackLoss, ...] = ()  # of its packs, in their order
 
     @classmethod
-    def of(cls, losses: Sequence[Measured]) -> Report:
+    def of(cls, losses: Sequence[PackLoss]) -> RankLoss:
         if not losses:
             return cls()
         numbers = [torch.stack([loss.total, loss.count]) for loss, _ in losses]
@@ -91,7 +91,7 @@ class Report:
         return cls(total=total, count=count, not_finite=tuple(bad), measured=tuple(losses))
 
 
-def _not_finite(losses: Sequence[Measured]) -> Iterator[str]:
+def _not_finite(losses: Sequence[PackLoss]) -> Iterator[str]:
     for loss, pack in losses:
         bad_T = ~loss.error_T.isfinite()
         yield from (pack.keys[owner] for owner in pack.segment_T[bad_T].unique().tolist())
@@ -100,13 +100,13 @@ def _not_finite(losses: Sequence[Measured]) -> Iterator[str]:
 def _forward(
     iterator: Iterator[Item], model: torch.nn.Module, *, mean: LossMean
 ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor, Loss]]]:
-    doing("forward and backward pass")
+    heartbeat("forward and backward pass")
     batch, problem = next(iterator)
-    with spending(FORWARD):
+    with timing(FORWARD):
         prediction_TC = model(problem.input_TC, problem.level_N, batch)
 
     def reduce(prediction_TC: Tensor) -> tuple[Tensor, Tensor, Loss]:
-        with spending(FORWARD):
+        with timing(FORWARD):
             loss = loss_of(batch, problem, prediction_TC, mean)
         # Copied, because the schedule may scale the first in place.
         total, error_T = loss.total.detach().clone(), loss.error_T.detach()
@@ -121,7 +121,7 @@ def run_schedule(
     *,
     mean: LossMean,
     forward_only: bool = False,
-) -> list[Measured]:
+) -> list[PackLoss]:
     """Runs Megatron-Core's schedule over this replica's packs, one micro-batch each.
 
     Returns the losses on the rank that counts them, nothing elsewhere. Gradients, unless
@@ -183,6 +183,6 @@ def sum_over_ranks(numbers: Mapping[str, float]) -> dict[str, float]:
     """
     names = sorted(numbers)
     total = torch.tensor([numbers[n] for n in names], dtype=torch.float64, device=device())
-    with spending(COMMUNICATION):
+    with timing(COMMUNICATION):
         dist.all_reduce(total)
         return dict(zip(names, total.tolist(), strict=True))

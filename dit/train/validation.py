@@ -26,10 +26,10 @@ import torch.distributed as dist
 
 from dit.batch import PackedBatch, Problem
 from dit.config import ModelConfig, RunConfig
-from dit.objective import Objective, validation_problem
-from dit.parallel.groups import device
-from dit.parallel.watch import doing
-from dit.train.learner import Learner
+from dit.distributed.process_groups import device
+from dit.distributed.watchdog.monitor import heartbeat
+from dit.objectives import Objective, validation_problem
+from dit.train.model_and_optimizer import ModelAndOptimizer
 from dit.train.step import run_schedule
 
 Item = tuple[PackedBatch, Problem]
@@ -38,7 +38,7 @@ Sums = dict[str, tuple[float, float]]  # error and what it is to be divided by
 
 @torch.no_grad()
 def validate(
-    learner: Learner,
+    learner: ModelAndOptimizer,
     packs: list[PackedBatch],
     *,
     objective: Objective,
@@ -59,7 +59,7 @@ def validate(
 
 
 def _losses(
-    learner: Learner,
+    learner: ModelAndOptimizer,
     packs: list[PackedBatch],
     objective: Objective,
     config: RunConfig,
@@ -72,7 +72,7 @@ def _losses(
     for quantile in quantiles(config.validation.quantiles):
         level = f"_q{100 * quantile:.3g}"
         for items in _problems(packs, objective, config, quantile):
-            doing("validation")
+            heartbeat("validation")
             mean = config.objective.loss_mean
             losses = run_schedule(learner.chunks, items, mean=mean, forward_only=True)
             for loss, batch in losses:

@@ -68,9 +68,9 @@ LAYOUTS = (
 def work(hf: Path, ours: Path) -> None:
     import torch
 
-    from dit.model.dit import DiT
-    from dit.parallel.groups import process_groups, start_processes
-    from dit.train.checkpoint import load_weights
+    from dit.distributed.process_groups import process_groups, start_processes
+    from dit.models.dit.model import DiT
+    from dit.train.checkpoint.state_dict import load_weights
 
     start_processes(seed=1, model=ModelConfig())
     sys.meta_path.insert(0, _Absent())  # after Megatron-Core has found that they are absent

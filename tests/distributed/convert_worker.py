@@ -14,11 +14,11 @@ import torch.distributed as dist
 from dit.batch import Problem
 from dit.config import ContextComm, ModelConfig
 from dit.convert.cli import main
-from dit.model.dit import DiT
-from dit.parallel.context import split_tokens
-from dit.parallel.groups import process_groups, start_processes
-from dit.train.checkpoint import load_weights
-from dit.train.locate import saved_config
+from dit.distributed.context_split import split_tokens
+from dit.distributed.process_groups import process_groups, start_processes
+from dit.models.dit.model import DiT
+from dit.train.checkpoint.paths import saved_config
+from dit.train.checkpoint.state_dict import load_weights
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2+sp": {"tensor_model_parallel_size": 2, "sequence_parallel": True},

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from dit.train import metrics
+from dit.train.metrics import writers
 from tests.launching import ROOT, SMALL, command, run
 
 CONF = ("--config-file", str(ROOT / "conf/dit_digits.yaml"), "--mock", *SMALL)
@@ -26,10 +26,10 @@ def test_benchmark_reports_where_the_time_goes(tmp_path):
     assert found["forward_s"]["p5"] <= found["forward_s"]["median"] <= found["step_time_s"]["p95"]
     assert [step["step"] for step in found["steps"]] == [2, 3, 4, 5]
     assert list(found["peak_tflops"]) == ["measured, float32"]
-    # Under the names that metrics.jsonl has, each of which is explained.
+    # Under the names that writers.jsonl has, each of which is explained.
     families = ("loss_q", "grad_norm_", "tokens_per_sample_")
     written = {name for name in found["steps"][0] if not name.startswith(families)}
-    assert written <= set(re.findall(r"\w+", metrics.__doc__ or ""))
+    assert written <= set(re.findall(r"\w+", writers.__doc__ or ""))
     traces = {f"numbers_trace_rank{rank}.json" for rank in (0, 1)}
     assert {one.name for one in tmp_path.rglob("*.json")} == {"numbers.json"} | traces
     events = json.loads((tmp_path / "out/numbers_trace_rank1.json").read_text())["traceEvents"]

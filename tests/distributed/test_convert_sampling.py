@@ -16,9 +16,9 @@ from diffusers import (
 )
 from PIL import Image
 
-from data_prep import processors, text
+from dit.codecs import text, vae
 from dit.config import ObjectiveConfig
-from dit.configuring import read_config
+from dit.config.loading import read_config
 from tests.entering import Enter
 from tests.launching import ROOT, SMALL, run
 
@@ -73,7 +73,7 @@ def _in_diffusers(folder: Path) -> list[torch.Tensor]:
     transformer = CosmosTransformer3DModel.from_pretrained(export)
     kind = json.loads((export / "scheduler_config.json").read_text())["_class_name"]
     edm = kind == "EDMEulerScheduler"
-    encoder = text.from_card(json.loads((checkpoint / "dataset_card.json").read_text()))
+    encoder = text.text_encoder_of_card(json.loads((checkpoint / "dataset_card.json").read_text()))
     latents = []
     for i, prompt in enumerate(PROMPTS):
         captions = [encoder.encode(words)[None].float() for words in (prompt, "")]
@@ -103,7 +103,7 @@ def test_diffusers_makes_the_digits_of_generate_dit(enter: Enter, trained, tmp_p
 
     latents = _in_diffusers(trained)
     card = json.loads((trained / "checkpoints/step_00000040/dataset_card.json").read_text())
-    decoder = processors.from_card(card)
+    decoder = vae.codec_of_card(card)
     theirs = np.stack([decoder.decode(latent)[0].numpy() for latent in latents])
     assert np.abs(theirs.astype(int) - ours.astype(int)).max() <= 1
     assert np.abs(theirs.astype(int)[0] - theirs.astype(int)[1]).max() > 10
@@ -111,8 +111,8 @@ def test_diffusers_makes_the_digits_of_generate_dit(enter: Enter, trained, tmp_p
 
 SAMPLE = """
 import sys, torch
-from dit.generation import Request, SamplingSettings, generate_latents
-from dit.objective import Sampler
+from dit.sampling.generate import Request, SamplingSettings, generate_latents
+from dit.objectives import Sampler
 from recipes.generate_dit import open_checkpoint
 
 run, output, seed, steps, guidance, *prompts = sys.argv[1:]

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from recipes.generate_options import Options
+from dit.sampling.options import Options
 from tests.entering import Enter
 from tests.launching import ROOT, SMALL, command, run
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.cli import main as pack
+from data_prep.cli.parser import main as pack
 from tests.entering import Enter, Outcome
 from tests.holding import held
 from tests.launching import ROOT, SMALL, command, metrics, numbers, run

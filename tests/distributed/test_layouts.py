@@ -85,39 +85,39 @@ def test_positions_projected_text_and_means_over_samples_on_layouts(tmp_path):
 
 MUTANT = """
 import functools, sys
-import dit.model.dit, dit.model.layer, dit.model.modulation, dit.train.build
+import dit.models.dit.model, dit.models.dit.layer, dit.models.dit.adaln, dit.train.model_setup
 from recipes import check_layouts
 
 def gathered_twice():
-    plain = dit.model.dit.gather_from_sequence_parallel_region
+    plain = dit.models.dit.model.gather_from_sequence_parallel_region
     def gather(x, tensor_parallel_output_grad, group):
         return plain(x, tensor_parallel_output_grad=True, group=group)
-    dit.model.dit.gather_from_sequence_parallel_region = gather
+    dit.models.dit.model.gather_from_sequence_parallel_region = gather
 
 def norms_of_heads_not_summed():
-    plain = dit.model.dit.transformer_config
+    plain = dit.models.dit.model.transformer_config
     def config(model):
         made = plain(model)
         made.qk_layernorm = False
         return made
-    dit.model.dit.transformer_config = config
+    dit.models.dit.model.transformer_config = config
 
 def heads_in_another_order():
-    from dit.model.context import Context
+    from dit.models.layers.context_parallel import Context
     plain = Context._tokens_of_mine
     Context._tokens_of_mine = lambda self, x: plain(self, x).flip(1)
 
 def hangs_in_the_second_stage():
     import time
     import torch.distributed as dist
-    plain = dit.model.dit.pad_text
+    plain = dit.models.dit.model.pad_text
     def sleepy(*arguments):
         time.sleep(600 * dist.get_rank())
         return plain(*arguments)
-    dit.model.dit.pad_text = sleepy
+    dit.models.dit.model.pad_text = sleepy
 
 def waits_for_what_never_comes():
-    from dit.parallel.stages import StageLink
+    from dit.distributed.pipeline_p2p import StageLink
     StageLink.send_backward = lambda self, *arguments: None
 
 globals()[sys.argv.pop(1)]()
@@ -230,16 +230,16 @@ def test_a_run_moves_between_layouts(alone, tmp_path):
 RESAVE = """
 import sys
 from pathlib import Path
-from dit.configuring import load_config, read_config
+from dit.config.loading import load_config, read_config
 from dit.data import null_text
-from dit.parallel.groups import process_groups, start_processes
+from dit.distributed.process_groups import process_groups, start_processes
 if __name__ == "__main__":
     source, target, *layout = sys.argv[1:]
     config = load_config(read_config(Path(source) / "config.yaml"), overrides=layout)
     start_processes(seed=5, model=config.model)
-    from dit.train.checkpoint import DataState, load_checkpoint
-    from dit.train.learner import build_learner
-    from dit.train.saving import save_checkpoint
+    from dit.train.checkpoint.state_dict import DataState, load_checkpoint
+    from dit.train.model_and_optimizer import build_learner
+    from dit.train.checkpoint.async_save import save_checkpoint
     learner = build_learner(config, process_groups())
     progress = load_checkpoint(Path(source), learner, config=config)
     data = DataState(position=None, card=None, null_text_LE=null_text(config))
@@ -248,7 +248,7 @@ if __name__ == "__main__":
 COMPARE = """
 import sys, torch
 from dit.config import ModelConfig
-from dit.parallel.groups import start_processes
+from dit.distributed.process_groups import start_processes
 if __name__ == "__main__":
     start_processes(seed=1, model=ModelConfig())
     from megatron.core import dist_checkpointing

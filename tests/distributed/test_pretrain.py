@@ -50,7 +50,7 @@ def _alone(script: str, *arguments: str) -> None:
 COMPARE = """
 import sys, torch
 from dit.config import ModelConfig
-from dit.parallel.groups import start_processes
+from dit.distributed.process_groups import start_processes
 start_processes(seed=1, model=ModelConfig())
 from megatron.core import dist_checkpointing
 loaded = (dist_checkpointing.load_plain_tensors(path) for path in sys.argv[1:3])

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from dit.config import RunConfig
-from dit.configuring import load_config
-from dit.configuring.estimate import memory, parameters_here
+from dit.config.loading import load_config
+from dit.models.dit.size import memory, parameters_here
 from recipes.runs import dit_debug
 from tests.launching import ROOT, run
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dit.configuring import load_config, read_config
-from dit.train.build import learning_rate
+from dit.config.loading import load_config, read_config
+from dit.train.model_setup import learning_rate
 from tests.launching import ROOT, SMALL, command, metrics, numbers, run
 from tests.shard_edits import SHARD, edited
 

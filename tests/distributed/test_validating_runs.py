@@ -14,11 +14,11 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
-from data_prep import processors
-from dit.configuring import read_config
+from dit.codecs import vae
+from dit.config.loading import read_config
 from dit.data import build_val_packs
-from dit.objective import unpack_latents
-from dit.quality import frechet_distance, kernel_distance
+from dit.objectives import unpack_latents
+from dit.sampling.validation.fid_clip import frechet_distance, kernel_distance
 from tests.entering import Enter
 from tests.launching import ROOT, SMALL, metrics
 
@@ -60,7 +60,7 @@ def _held_out(file: Path, data: Path, *, count: int) -> torch.Tensor:
     latents = unpack_latents(pack.latent_TC, pack, **patch)
     first = [pack.captions.index(caption) for caption in dict.fromkeys(pack.captions)][:count]
     assert len(first) == count and first != list(range(count))
-    decoder = processors.from_card(json.loads((data / "dataset_card.json").read_text()))
+    decoder = vae.codec_of_card(json.loads((data / "dataset_card.json").read_text()))
     return _features([decoder.decode(latents[i])[0].numpy() for i in first])
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from dit.config import Fp8, Fp8Recipe, Implementation, ModelConfig, Precision, Recompute
-from dit.model.dit import DiT
-from dit.model.weights import randomise
-from dit.parallel.groups import process_groups, start_processes
+from dit.distributed.process_groups import process_groups, start_processes
+from dit.models.dit.model import DiT
+from dit.models.layers.init import randomise
 from tests.packs import random_pack, tiny_model
 
 pytestmark = [

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from dit.config import LossMean, ModelConfig, ObjectiveConfig, Precision
-from dit.model.dit import DiT
-from dit.model.weights import randomise
-from dit.objective import make_objective
-from dit.objective.problem import draw_problem
-from dit.parallel.groups import process_groups, start_processes
+from dit.distributed.process_groups import process_groups, start_processes
+from dit.models.dit.model import DiT
+from dit.models.layers.init import randomise
+from dit.objectives import make_objective
+from dit.objectives.training_target import draw_problem
 from dit.train.step import loss_of
 from tests.packs import random_pack, tiny_model
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dit.model.attention import Spans, attend_one_by_one, attend_packed, attention_for
+from dit.models.layers.attention import Spans, attend_one_by_one, attend_packed, attention_for
 
 pytestmark = pytest.mark.gpu
 

@@ -3,7 +3,7 @@
 import pytest
 
 from dit.config import ModelConfig
-from dit.parallel.groups import process_groups, start_processes
+from dit.distributed.process_groups import process_groups, start_processes
 
 
 @pytest.fixture(scope="session")

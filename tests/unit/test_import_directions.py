@@ -22,27 +22,61 @@ ALLOWED = {
     "dit.folder_lock": set(),
     "dit.batch": set(),
     "dit.config": set(),
-    "dit.flops": {"dit.config"},
-    "dit.data": BASE | {"dit.flops"},
-    "dit.objective": BASE,
-    "dit.quality": set(),
-    "dit.parallel": BASE,
-    "dit.model": BASE | {"dit.parallel", "dit.flops"},
-    "dit.configuring": BASE | {"dit.parallel", "dit.model"},
-    "dit.generation": BASE | {"dit.data", "dit.objective", "dit.parallel", "dit.model"},
+    "dit.models.dit.flops": {"dit.config"},
+    "dit.data": BASE | {"dit.models.dit.flops"},
+    "dit.objectives": BASE,
+    "dit.sampling.validation.fid_clip": set(),
+    "dit.distributed": BASE,
+    "dit.models": BASE | {"dit.distributed", "dit.models.dit.flops"},
+    "dit.config.loading": BASE | {"dit.distributed", "dit.models"},
+    "dit.sampling.generate": BASE | {"dit.data", "dit.objectives", "dit.distributed", "dit.models"},
     "dit.train": BASE
-    | {"dit.data", "dit.objective", "dit.parallel", "dit.model", "dit.configuring", "dit.plan"},
+    | {
+        "dit.data",
+        "dit.objectives",
+        "dit.distributed",
+        "dit.models",
+        "dit.config.loading",
+        "dit.planner",
+    },
     "dit.convert": BASE
-    | {"dit.data", "dit.objective", "dit.parallel", "dit.model", "dit.configuring", "dit.train"},
-    "dit.bench": BASE
-    | {"dit.plan", "dit.data", "dit.flops", "dit.model", "dit.objective", "dit.parallel"}
+    | {
+        "dit.data",
+        "dit.objectives",
+        "dit.distributed",
+        "dit.models",
+        "dit.config.loading",
+        "dit.train",
+    },
+    "measuring": BASE
+    | {
+        "dit.planner",
+        "dit.data",
+        "dit.models.dit.flops",
+        "dit.models",
+        "dit.objectives",
+        "dit.distributed",
+    }
     | {"dit.train", "dit.convert"},  # it measures them
-    "dit.plan": BASE | {"dit.flops", "dit.configuring"},
-    "dit.report": GROUND | {"dit.config", "dit.configuring"},
+    "dit.planner": BASE | {"dit.models.dit.flops", "dit.config.loading"},
+    "dit.report": GROUND | {"dit.config", "dit.config.loading"},
     "data_prep": GROUND,
-    "recipes": {"data_prep", "dit.configuring", "dit.generation", "dit.train", "dit.model"}
-    | {"dit.data", "dit.objective", "dit.parallel", "dit.bench", "dit.flops", "dit.plan"}
-    | {"dit.convert", "dit.quality"}
+    "recipes": {
+        "data_prep",
+        "dit.config.loading",
+        "dit.sampling.generate",
+        "dit.train",
+        "dit.models",
+    }
+    | {
+        "dit.data",
+        "dit.objectives",
+        "dit.distributed",
+        "measuring",
+        "dit.models.dit.flops",
+        "dit.planner",
+    }
+    | {"dit.convert", "dit.sampling.validation.fid_clip"}
     | BASE,
 }
 # Nothing that asks which process this is, or that needs a group of them.
@@ -50,20 +84,20 @@ PURE = {
     "data_prep": ("torch.distributed", "megatron.core"),
     "dit.batch": ("torch.distributed", "megatron"),
     "dit.config": ("torch", "megatron"),
-    "dit.flops": ("torch", "megatron"),
-    "dit.plan": ("torch", "megatron"),
+    "dit.models.dit.flops": ("torch", "megatron"),
+    "dit.planner": ("torch", "megatron"),
     "dit.report": ("torch", "megatron"),
     "dit.data": ("torch.distributed", "megatron.core"),
     "dit.safe_pickle": ("torch.distributed", "megatron"),
-    "dit.objective": ("torch.distributed", "megatron"),
-    "dit.quality": ("torch.distributed", "megatron"),
+    "dit.objectives": ("torch.distributed", "megatron"),
+    "dit.sampling.validation.fid_clip": ("torch.distributed", "megatron"),
 }
 # The one module that meets the other launched processes.
-LAUNCHED = {"data_prep.running.ranks"}
+LAUNCHED = {"data_prep.engine.ranks"}
 
 
 def part_of(module: str) -> str:
-    """dit.model.layer -> dit.model; data_prep.shards -> data_prep."""
+    """dit.models.dit.layer -> dit.models; data_prep.writing.tar_shards -> data_prep."""
     names = module.split(".")
     return ".".join(names[:2]) if names[0] == "dit" else names[0]
 
@@ -119,7 +153,7 @@ def test_model_and_loader_never_ask_for_a_rank(repo_root: Path) -> None:
     wrong = [
         f"{file}:{node.lineno}: {node.attr}"
         for module, file in sources(repo_root)
-        if part_of(module) in {"dit.model", "dit.data", "dit.objective"}
+        if part_of(module) in {"dit.models", "dit.data", "dit.objectives"}
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.Attribute) and node.attr in {"get_rank", "get_world_size"}
     ]
@@ -130,11 +164,23 @@ def test_model_and_loader_never_ask_for_a_rank(repo_root: Path) -> None:
     ("modules", "heavy"),
     [
         (
-            ("dit.config", "dit.configuring", "dit.convert.cli", "dit.report.cli", "recipes.runs"),
+            (
+                "dit.config",
+                "dit.config.loading",
+                "dit.convert.cli",
+                "dit.report.cli",
+                "recipes.runs",
+            ),
             ("torch", "megatron"),
         ),
         (
-            ("dit.batch", "dit.data", "dit.objective", "dit.generation", "data_prep.cli"),
+            (
+                "dit.batch",
+                "dit.data",
+                "dit.objectives",
+                "dit.sampling.generate",
+                "data_prep.cli.parser",
+            ),
             ("megatron.core", "diffusers", "transformers", "sklearn"),
         ),
         (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dit.config import ModelConfig, OptimizerConfig, Problems, RunConfig, TrainConfig
-from dit.configuring import ConfigError, load_config
+from dit.config.loading import ConfigError, load_config
 
 
 def problems_of(*tokens: str, file: Path | None = None) -> list[str]:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dit.config import RunConfig
-from dit.configuring import Arguments, ConfigError, parse_arguments
-from dit.configuring.schema import hints, is_group, keys, record_type, sentences, type_of
+from dit.config.loading import Arguments, ConfigError, parse_arguments
+from dit.config.loading.schema import hints, is_group, keys, record_type, sentences, type_of
 from recipes.runs import RECIPES, dit_s, dit_xl
 
 

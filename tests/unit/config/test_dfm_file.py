@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from dit.config import RunConfig
-from dit.configuring import ConfigError, load_config
-from dit.configuring.foreign import FOREIGN
-from dit.configuring.schema import is_known
+from dit.config.loading import ConfigError, load_config
+from dit.config.loading.foreign import FOREIGN
+from dit.config.loading.schema import is_known
 
 DFM = """
 model:
@@ -61,7 +61,7 @@ def test_keys_with_a_meaning_keep_it(dfm_file: Path) -> None:
 
 
 def test_each_key_without_a_meaning_gets_one_line(dfm_file: Path, caplog) -> None:
-    with caplog.at_level(logging.WARNING, logger="dit.configuring"):
+    with caplog.at_level(logging.WARNING, logger="dit.config.loading"):
         load_config(RunConfig(), config_file=dfm_file)
     assert [record.getMessage() for record in caplog.records] == [
         f'model.qkv_format="thd" ({dfm_file}:6): read, not used: packs are always thd',
@@ -86,7 +86,7 @@ def test_each_key_without_a_meaning_gets_one_line(dfm_file: Path, caplog) -> Non
     ],
 )
 def test_other_keys_of_its_recipes_are_accepted(token: str, caplog) -> None:
-    with caplog.at_level(logging.WARNING, logger="dit.configuring"):
+    with caplog.at_level(logging.WARNING, logger="dit.config.loading"):
         assert load_config(RunConfig(), overrides=[token]) == RunConfig()
     assert "read, not used" in caplog.text
 

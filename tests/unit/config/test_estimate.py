@@ -20,8 +20,8 @@ from dit.config import (
     RunConfig,
     TrainConfig,
 )
-from dit.configuring import describe, load_config, parameter_count
-from dit.configuring.estimate import kept_by_layer, memory
+from dit.config.loading import describe, load_config, parameter_count
+from dit.models.dit.size import kept_by_layer, memory
 
 COUNTS = {
     "dit_s": 49_302_912,
@@ -105,7 +105,7 @@ def kept_in_layers(config: RunConfig, groups) -> int:
     """Bytes of activations that autograd keeps in a forward pass of the real model."""
     import torch
 
-    from dit.model.dit import DiT
+    from dit.models.dit.model import DiT
     from tests.packs import random_pack
 
     network = DiT(config.model, groups).train()

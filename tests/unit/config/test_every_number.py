@@ -8,10 +8,10 @@ from typing import get_args
 import pytest
 
 from dit.config import ModelConfig, Problems, RunConfig, TrainConfig
-from dit.configuring import ConfigError, check_memory, describe, load_config
-from dit.configuring.checking import check, plain
-from dit.configuring.merging import Merged
-from dit.configuring.schema import hints, item_type, keys, record_type, type_of
+from dit.config.loading import ConfigError, check_memory, describe, load_config
+from dit.config.loading.merge import Merged
+from dit.config.loading.schema import hints, item_type, keys, record_type, type_of
+from dit.config.loading.validate import checked_config, plain
 
 ODD = [math.inf, -math.inf, math.nan, 1e308, -1e308, 1e-320, 2**64, 2**40, -(2**64), -1, 0]
 SENSIBLE = (2**40, -1, 0)  # to some key
@@ -56,7 +56,7 @@ def test_an_odd_number_is_refused_by_name_or_has_a_sense(odd: float) -> None:
         tree = plain(RunConfig())
         tree["dataset"]["mock"] = True
         tree[group][name] = filled(place, odd)
-        config, problems = check(Merged(tree=tree, origins={}), plain(RunConfig()))
+        config, problems = checked_config(Merged(tree=tree, origins={}), plain(RunConfig()))
         if config is not None:
             ranks = config.model.model_parallel_size
             try:

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dit.config import RunConfig
-from dit.configuring import ConfigError, load_config, parse_arguments, to_yaml
-from dit.configuring.schema import keys
+from dit.config.loading import ConfigError, load_config, parse_arguments, to_yaml
+from dit.config.loading.schema import keys
 from recipes.runs import RECIPES
 from tests.hostile import damaged, mistaken, odd_text, odd_values
 

@@ -25,7 +25,7 @@ from dit.config import (
     RngConfig,
     RunConfig,
 )
-from dit.configuring import load_config, read_config, save_config, to_yaml
+from dit.config.loading import load_config, read_config, save_config, to_yaml
 from recipes.runs import RECIPES, dit_b, dit_s
 
 
@@ -286,7 +286,7 @@ def test_yaml_holds_enums_as_text() -> None:
 
 def test_import_brings_neither_torch_nor_megatron() -> None:
     code = (
-        "import json, sys; import dit.configuring, recipes.runs;"
+        "import json, sys; import dit.config.loading, recipes.runs;"
         "print(json.dumps([n for n in ('torch', 'megatron', 'numpy') if n in sys.modules]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from dit.config import RunConfig
-from dit.configuring import ConfigError, load_config, parse_arguments
+from dit.config.loading import ConfigError, load_config, parse_arguments
 from recipes.runs import RECIPES
 
 AUTOMODEL = """
@@ -249,7 +249,7 @@ def test_every_key_is_read_or_named_with_the_reason(name: str, tmp_path: Path, c
     text, expected = FILES[name]
     file = tmp_path / name
     file.write_text(text)
-    with caplog.at_level(logging.WARNING, logger="dit.configuring"):
+    with caplog.at_level(logging.WARNING, logger="dit.config.loading"):
         config = load_config(RunConfig(), config_file=file)
     for key, value in expected.items():
         group, _, field = key.partition(".")
@@ -279,7 +279,7 @@ def test_fastvideos_flat_arguments(caplog) -> None:
     --multi_phased_distill_schedule 4000-1 --not_apply_cfg_solver --dit_precision fp32
     --num_euler_timesteps 50 --ema_start_step 0 --dry-run"""
     argv = typed.split()
-    with caplog.at_level(logging.WARNING, logger="dit.configuring"):
+    with caplog.at_level(logging.WARNING, logger="dit.config.loading"):
         config = parse_arguments(argv, recipes=RECIPES).config
     assert (config.optimizer.lr, config.optimizer.weight_decay) == (5e-5, 1e-4)
     assert (config.train.train_iters, config.model.context_parallel_size) == (4000, 4)

@@ -8,8 +8,8 @@ from argparse import ArgumentTypeError
 import pytest
 from safetensors.torch import load_file, save_file
 
-from data_prep.cli import _bytes as prep_bytes
-from dit.configuring import load_config
+from data_prep.cli.parser import _bytes as prep_bytes
+from dit.config.loading import load_config
 from dit.convert.cli import _bytes, main
 from recipes.runs import dit_xl
 from tests.published import PROJECTED, publish, random_model

@@ -8,9 +8,9 @@ import random
 import pytest
 import torch
 
-from dit.convert.importing import import_weights
-from dit.model.dit import DiT
-from dit.train.checkpoint import load_weights
+from dit.convert.import_ import import_weights
+from dit.models.dit.model import DiT
+from dit.train.checkpoint.state_dict import load_weights
 from tests.packs import random_pack, single
 from tests.published import PROJECTED, publish, random_model
 

@@ -14,8 +14,8 @@ SCRIPT = """
 import json, resource, sys
 from pathlib import Path
 import torch.distributed as dist
-from dit.convert.exporting import ExportOptions, export_weights
-from dit.convert.importing import import_weights
+from dit.convert.export import ExportOptions, export_weights
+from dit.convert.import_ import import_weights
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

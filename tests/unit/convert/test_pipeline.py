@@ -14,17 +14,17 @@ from diffusers.pipelines.cosmos.pipeline_cosmos_text2world import CosmosTextToWo
 from transformers import T5Config, T5EncoderModel, T5TokenizerFast
 
 from dit.config import ObjectiveConfig, ObjectiveName
-from dit.configuring import save_config
+from dit.config.loading import save_config
 from dit.convert.cli import main
 from dit.convert.errors import ConvertError
-from dit.convert.exporting import ExportOptions, export_weights
-from dit.convert.importing import import_weights
+from dit.convert.export import ExportOptions, export_weights
+from dit.convert.import_ import import_weights
 from dit.convert.pipeline import check_pipeline
-from dit.generation import Request, SamplingSettings, generate_latents
-from dit.model.dit import DiT
-from dit.objective import Sampler, initial_noise, unpack_latents
-from dit.train.checkpoint import load_weights
-from dit.train.locate import saved_config
+from dit.models.dit.model import DiT
+from dit.objectives import Sampler, initial_noise, unpack_latents
+from dit.sampling.generate import Request, SamplingSettings, generate_latents
+from dit.train.checkpoint.paths import saved_config
+from dit.train.checkpoint.state_dict import load_weights
 from tests.packs import random_pack
 from tests.published import publish, random_model
 

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save, save_file
 
 from dit.config import ObjectiveConfig, ObjectiveName, Precision, RunConfig, Weights
-from dit.configuring import ConfigError, save_config
-from dit.convert.diffusers_folder import open_folder
+from dit.config.loading import ConfigError, save_config
+from dit.convert.diffusers_checkpoint import open_folder
+from dit.convert.diffusers_config import model_config, objective_config
 from dit.convert.errors import ConvertError
-from dit.convert.exporting import ExportOptions, check_expressible, export_weights
-from dit.convert.importing import import_weights
-from dit.convert.settings import model_config, objective_config
-from dit.train.locate import CheckpointError
+from dit.convert.export import ExportOptions, check_expressible, export_weights
+from dit.convert.import_ import import_weights
+from dit.train.checkpoint.paths import CheckpointError
 from tests.hostile import damaged, json_bytes
 from tests.packs import tiny_model
 from tests.published import publish, random_model
@@ -336,7 +336,7 @@ def test_an_interrupted_import_leaves_nothing(groups, source, tmp_path, monkeypa
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dit.convert.importing.write_file", interrupted)
+    monkeypatch.setattr("dit.convert.import_.write_file", interrupted)
     with pytest.raises(KeyboardInterrupt):
         import_weights(source, tmp_path / "ours")
     assert os.listdir(tmp_path) == ["hf"]

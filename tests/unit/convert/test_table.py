@@ -12,11 +12,11 @@ from diffusers import CosmosTransformer3DModel
 from megatron.core.dist_checkpointing.mapping import ShardedTensor
 
 from dit.config import MODEL_SIZES, DatasetConfig, ModelConfig, Precision, RunConfig
-from dit.configuring import parameter_count
-from dit.convert.settings import model_config, transformer_config
-from dit.convert.stored import stored_shape
-from dit.convert.table import pairs
-from dit.model.dit import DiT
+from dit.config.loading import parameter_count
+from dit.convert.diffusers_config import diffusers_transformer_config, model_config
+from dit.convert.diffusers_names import pairs
+from dit.convert.megatron_checkpoint import stored_shape
+from dit.models.dit.model import DiT
 from tests.packs import tiny_model
 
 SIZES = [ModelConfig(name=name, **sizes) for name, sizes in MODEL_SIZES.items()]
@@ -28,7 +28,9 @@ def test_every_tensor_of_both_models_is_named_once(groups, model):
     table = pairs(model)
     with torch.device("meta"):
         ours = DiT(model, groups)
-        theirs = CosmosTransformer3DModel.from_config(transformer_config(RunConfig(model=model)))
+        theirs = CosmosTransformer3DModel.from_config(
+            diffusers_transformer_config(RunConfig(model=model))
+        )
     stored = {
         (entry.key, entry.global_offset[0] if entry.prepend_axis_num else None): entry.global_shape
         for entry in ours.sharded_state_dict().values()
@@ -53,7 +55,7 @@ def test_conversion_has_the_shapes_of_both_sides(groups, model):
 
 @pytest.mark.parametrize("model", [*SIZES, PROJECTED], ids=lambda model: model.name)
 def test_settings_survive_the_way_through_config_json(model):
-    content = json.loads(json.dumps(transformer_config(RunConfig(model=model))))
+    content = json.loads(json.dumps(diffusers_transformer_config(RunConfig(model=model))))
     told = {"precision": model.precision, "text_pad_to": None}  # what an export says counts
     again = model_config(content, **told, place="config.json")
     assert again == replace(model, name="custom")
@@ -110,7 +112,7 @@ def test_rotary_positions_of_an_export_reach_as_far_as_training():
         (DatasetConfig(), (128, 240, 240)),
         (DatasetConfig(path="data", task_encoder_seq_length=4096), (4096, 8192, 8192)),
     ):
-        content = transformer_config(RunConfig(model=model, dataset=dataset))
+        content = diffusers_transformer_config(RunConfig(model=model, dataset=dataset))
         assert tuple(content["max_size"]) == size
         # Not a setting of the model: an import has the one it was trained with.
         told = {"precision": model.precision, "text_pad_to": None}

@@ -10,9 +10,9 @@ import torch
 
 from dit import safe_pickle
 from dit.config import ExtraPosition
-from dit.data.cook import Expected, Measured, cook, measure
-from dit.data.formats import Head, head_length
-from dit.data.rejects import Refused, Reject
+from dit.data.cook import Expected, SampleSize, cook, measure_sample
+from dit.data.records import Head, head_length
+from dit.data.rejections import Reject, SampleRefused
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def text(length, width=8, dtype=torch.bfloat16):
 
 
 def refusal(parts, expected):
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(SampleRefused) as caught:
         cook(parts, expected, key="k")
     return caught.value
 
@@ -204,7 +204,7 @@ def test_one_number_that_is_not_finite_is_found(shards, expected, dtype, width):
     for bad in (math.inf, -math.inf, math.nan, math.copysign(math.nan, -1)):
         broken = finite.clone()
         broken[1, 0, 2, 3] = bad
-        with pytest.raises(Refused, match=f"1 of {8 * width} numbers"):
+        with pytest.raises(SampleRefused, match=f"1 of {8 * width} numbers"):
             cook(shards.ours(broken, text(1)), wide, key="k")
 
 
@@ -245,25 +245,29 @@ def test_tensors_are_read_where_they_lie(shards, expected, blanks):
 def test_the_head_of_a_record_tells_its_size(shards, expected, size):
     parts = shards.ours(latent(*size), text(600))
     sample = cook(parts, expected, key="k")
-    whole = Measured.of(sample.latent_CFHW, sample.text_LE, expected.layout)
-    assert measure(head(parts), expected) == measure(parts, expected) == whole
+    whole = SampleSize.of(sample.latent_CFHW, sample.text_LE, expected.layout)
+    assert measure_sample(head(parts), expected) == measure_sample(parts, expected) == whole
 
 
 @pytest.mark.parametrize("name", FAULTS_OF_NUMBERS)
 def test_faults_of_the_numbers_are_not_seen_in_a_head(shards, expected, name):
-    assert measure(head(broken(shards, name)), expected).shape == (4, 2)
+    assert measure_sample(head(broken(shards, name)), expected).shape == (4, 2)
 
 
 def test_a_head_that_tells_of_a_fault_or_of_nothing_is_left_to_the_whole(shards, expected):
     for name in set(FAULTS) - set(FAULTS_OF_NUMBERS):
         parts = broken(shards, name)
-        assert measure(head(parts) if "safetensors" in parts else parts, expected) is None, name
+        assert measure_sample(head(parts) if "safetensors" in parts else parts, expected) is None, (
+            name
+        )
     payload = shards.ours(latent(2, 1, 4, 4), text(2))["safetensors"]
     for size in (4, 9, 100, len(payload) - 1):
         cut = Head(data=payload[:size], size=size)
-        assert measure({"safetensors": cut, "json": b"{}"}, expected) is None
-    assert measure({"safetensors": payload, "json": b"{}"}, expected) is None  # small: decode it
-    assert measure(shards.dfm(latent(2, 4, 4), text(2)), expected) is None
+        assert measure_sample({"safetensors": cut, "json": b"{}"}, expected) is None
+    assert (
+        measure_sample({"safetensors": payload, "json": b"{}"}, expected) is None
+    )  # small: decode it
+    assert measure_sample(shards.dfm(latent(2, 4, 4), text(2)), expected) is None
 
 
 def test_tensors_pickled_beside_newer_megatron_load():

@@ -19,13 +19,13 @@ from megatron.energon.flavors.webdataset.itar_reader import ShardInfosITarReader
 from megatron.energon.flavors.webdataset.structs import ShardInfo
 
 from dit.data import DataError, check_data
-from dit.data.cook import Expected, cook, measure
-from dit.data.formats import _in_place, read_record
-from dit.data.members import PLACE
-from dit.data.open_shards import OpenShards
-from dit.data.rejects import Refused
-from dit.data.streams import UNREADABLE, SafeReader, read_parts
-from dit.data.whole_reader import read_whole
+from dit.data.cook import Expected, cook, measure_sample
+from dit.data.energon.readers import UNREADABLE, SafeReader, read_parts
+from dit.data.records import _in_place, read_record
+from dit.data.rejections import SampleRefused
+from dit.data.tar.file_cache import OpenShards
+from dit.data.tar.reader import PLACE
+from dit.data.tar.whole_reader import read_whole
 from tests.hostile import damaged, json_bytes, mistaken, odd_values
 
 COUNT = 3
@@ -76,12 +76,12 @@ def _read(reader, index, expected):
         assert record[UNREADABLE]
         return None
     try:
-        measured = measure(record, expected)
+        measured = measure_sample(record, expected)
         parts = read_parts(record[PLACE]) if PLACE in record else record
         if UNREADABLE in parts:
             return None
         sample = cook(parts, expected, key=record["__key__"])
-    except Refused as refusal:
+    except SampleRefused as refusal:
         assert str(refusal.detail)
         return None
     assert measured is None or measured.shape[1] == len(sample.text_LE)
@@ -230,7 +230,7 @@ def test_hostile_safetensors_heads(shards, head, body):
                 tensor.flatten().view(torch.int16).equal(theirs[name].flatten().view(torch.int16))
             )
     for form in (payload, memoryview(bytearray(payload))):
-        with suppress(Refused):
+        with suppress(SampleRefused):
             record = read_record({"safetensors": form, "json": b"{}"})
             assert theirs is not None and record.latent_CFHW.numel() == theirs["latent"].numel()
 
@@ -249,7 +249,7 @@ def test_hostile_json_of_samples(shards, about):
     parts = shards.good(0)
     try:
         record = read_record({**parts, "json": about})
-    except Refused as refusal:
+    except SampleRefused as refusal:
         assert refusal.detail
     else:
         record.caption.encode()

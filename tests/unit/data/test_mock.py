@@ -8,8 +8,8 @@ import torch
 
 from dit.config import DatasetConfig, MockGeometry, ModelConfig, RunConfig
 from dit.data import build_train_loader, build_val_loader, dataset_card, null_text
-from dit.data.formats import read_record
 from dit.data.mock import mock_record
+from dit.data.records import read_record
 
 # One token of text, a sample of 9/16 of a pack, and padding in four kinds of five.
 NASTY = (

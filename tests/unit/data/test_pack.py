@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dit.batch import LatentSample, pack_identity
-from dit.data.deliveries import Delivery
-from dit.data.pack import PatchLayout, pack, positions
-from dit.data.rejects import Tally
+from dit.data.energon.worker_output import WorkerBatch
+from dit.data.pack import PatchLayout, pack_samples, token_positions
+from dit.data.rejections import RejectCounts
 
 LAYOUT = PatchLayout(patch_temporal=1, patch_spatial=2, sample_multiple=8, base_fps=24.0)
 
@@ -32,7 +32,7 @@ def test_token_and_feature_order(patch):
     pt, ps = patch
     layout = PatchLayout(patch_temporal=pt, patch_spatial=ps, sample_multiple=1, base_fps=24.0)
     one = sample((3, 2 * pt, 3 * ps, 2 * ps))
-    packed = pack([one], layout)
+    packed = pack_samples([one], layout)
     frames, rows, columns = packed.grids[0]
     assert (frames, rows, columns) == (2, 3, 2)
     for token in range(frames * rows * columns):
@@ -55,11 +55,11 @@ def test_packing_neither_mixes_nor_loses_samples(sizes):
         sample((4, f, 2 * h, 2 * w), key=f"k{i}", text=(length, torch.bfloat16))
         for i, (f, h, w, length) in enumerate(sizes)
     ]
-    packed = pack(samples, LAYOUT)
+    packed = pack_samples(samples, LAYOUT)
     assert packed.num_samples == len(samples)
     assert packed.starts[-1] == len(packed.latent_TC) == len(packed.segment_T)
     for i, one in enumerate(samples):
-        alone = pack([one], LAYOUT)
+        alone = pack_samples([one], LAYOUT)
         own = slice(packed.starts[i], packed.starts[i + 1])
         assert packed.starts[i] % 8 == 0
         assert torch.equal(packed.latent_TC[own], alone.latent_TC)
@@ -72,7 +72,7 @@ def test_packing_neither_mixes_nor_loses_samples(sizes):
 
 @given(SIZES)
 def test_padding_is_zero_and_counted_out(sizes):
-    packed = pack([sample((4, f, 2 * h, 2 * w)) for f, h, w, _ in sizes], LAYOUT)
+    packed = pack_samples([sample((4, f, 2 * h, 2 * w)) for f, h, w, _ in sizes], LAYOUT)
     assert int(packed.is_real_T.sum()) == packed.real_tokens
     assert not packed.latent_TC[~packed.is_real_T].any()
     assert not packed.position_T3[~packed.is_real_T].any()
@@ -81,7 +81,7 @@ def test_padding_is_zero_and_counted_out(sizes):
 
 
 def test_types_of_the_fields():
-    packed = pack([sample((4, 1, 4, 4)), sample((4, 2, 4, 6), fps=12.0)], LAYOUT)
+    packed = pack_samples([sample((4, 1, 4, 4)), sample((4, 2, 4, 6), fps=12.0)], LAYOUT)
     assert packed.latent_TC.dtype == packed.position_T3.dtype == packed.fps_N.dtype == torch.float32
     assert packed.segment_T.dtype == torch.int64
     assert packed.is_real_T.dtype == torch.bool
@@ -89,41 +89,41 @@ def test_types_of_the_fields():
 
 
 def test_frames_are_counted_at_the_base_rate():
-    half_speed = positions((3, 1, 1), fps=12.0, base_fps=24.0)
+    half_speed = token_positions((3, 1, 1), fps=12.0, base_fps=24.0)
     assert half_speed[:, 0].tolist() == [0.0, 2.0, 4.0]
-    unknown = positions((3, 1, 1), fps=math.nan, base_fps=24.0)
+    unknown = token_positions((3, 1, 1), fps=math.nan, base_fps=24.0)
     assert unknown[:, 0].tolist() == [0.0, 1.0, 2.0]
 
 
 def test_bfloat16_stays_and_a_mixture_becomes_float32():
     low, high = torch.bfloat16, torch.float32
     size = (4, 1, 2, 2)
-    alike = pack([sample(size, dtype=low, text=(2, low)) for _ in range(2)], LAYOUT)
+    alike = pack_samples([sample(size, dtype=low, text=(2, low)) for _ in range(2)], LAYOUT)
     assert alike.text_LE.dtype == alike.latent_TC.dtype == low
     samples = [sample(size, dtype=d, text=(n, d)) for n, d in ((2, low), (3, high))]
-    mixed = pack(samples, LAYOUT)
+    mixed = pack_samples(samples, LAYOUT)
     assert mixed.text_LE.dtype == mixed.latent_TC.dtype == high
     assert torch.equal(mixed.text_LE, torch.cat([s.text_LE.float() for s in samples]))
     for one, start in zip(samples, mixed.starts, strict=False):
-        alone = pack([one], LAYOUT)
+        alone = pack_samples([one], LAYOUT)
         assert torch.equal(mixed.latent_TC[start : start + 8], alone.latent_TC.float())
 
 
 def test_identity_is_that_of_the_keys_in_order():
     samples = [sample((4, 1, 2, 2), key=key) for key in ("a", "b")]
-    assert pack(samples, LAYOUT).pack_id == pack_identity(("a", "b"))
-    assert pack(samples[::-1], LAYOUT).pack_id == pack_identity(("b", "a"))
+    assert pack_samples(samples, LAYOUT).pack_id == pack_identity(("a", "b"))
+    assert pack_samples(samples[::-1], LAYOUT).pack_id == pack_identity(("b", "a"))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_pack_crosses_to_another_process_as_one_tensor(dtype):
     sizes = [(3, 1, 2, 2), (3, 2, 4, 2), (3, 1, 6, 2)]  # odd numbers of numbers
     samples = [sample(size, key=str(i), text=(i + 1, dtype)) for i, size in enumerate(sizes)]
-    sent = pack(samples, LAYOUT)
+    sent = pack_samples(samples, LAYOUT)
     outline, row = sent.joined()
     assert row.nbytes == sum(t.nbytes for t in sent.tensors.values())
     assert all(t.is_meta for t in outline.tensors.values())
-    delivery = Delivery(worker=1, tally=Tally(read=5), pack=sent, samples=((0, 7),))
+    delivery = WorkerBatch(worker=1, tally=RejectCounts(read=5), pack=sent, samples=((0, 7),))
     received = pickle.loads(ForkingPickler.dumps(delivery))
     assert (received.worker, received.samples, received.tally.read) == (1, ((0, 7),), 5)
     assert len({t.untyped_storage().data_ptr() for t in received.pack.tensors.values()}) == 1
@@ -133,12 +133,12 @@ def test_a_pack_crosses_to_another_process_as_one_tensor(dtype):
             got = filled.tensors[name]
             assert got.dtype == tensor.dtype
             assert torch.equal(got.nan_to_num(), tensor.nan_to_num()), name
-    end = Delivery(worker=0, tally=Tally(), error="why")
+    end = WorkerBatch(worker=0, tally=RejectCounts(), error="why")
     assert pickle.loads(ForkingPickler.dumps(end)) == end
 
 
 def test_a_pack_has_no_trace_of_what_was_in_memory_before():
     """Padding is written as well: the memory of a pack is not cleared first."""
     torch.full((64, 12), torch.nan)  # what the next allocation of its size finds
-    packed = pack([sample((3, 1, 2, 2)), sample((3, 1, 4, 6))], LAYOUT)
+    packed = pack_samples([sample((3, 1, 2, 2)), sample((3, 1, 4, 6))], LAYOUT)
     assert not packed.latent_TC[~packed.is_real_T].any()

@@ -14,11 +14,11 @@ import pytest
 import safetensors.torch
 from PIL import Image
 
-from data_prep.digits import Digits
-from data_prep.packing import PackOptions, Summary, pack
-from data_prep.processors import Pixel
-from data_prep.splits import SplitFractions
-from data_prep.text import ByteTable
+from data_prep.packing import PackOptions, Summary, pack_dataset
+from data_prep.planning.splits import SplitFractions
+from data_prep.sources.digits import Digits
+from dit.codecs.text import ByteTable
+from dit.codecs.vae import Pixel
 
 
 def _image(index: int, width: int, height: int) -> Image.Image:
@@ -92,7 +92,7 @@ def _options(**changes: Any) -> PackOptions:
 def _pack_digits(
     folder: Path, source: Digits | None = None, processor: Pixel | None = None, **changes: Any
 ) -> Summary:
-    return pack(
+    return pack_dataset(
         source or Digits(num_samples=150),
         folder,
         processor=processor or Pixel.of(block=2, colours=1),

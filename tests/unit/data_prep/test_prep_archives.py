@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.cli import main
-from data_prep.clips import Entry
+from data_prep.cli.parser import main
+from data_prep.media.clips import Entry
 from data_prep.refusals import PrepError, Reason, RefusedError
 from data_prep.sources.archives import place_of, read_archive, split_place
 from data_prep.sources.folders import CaptionOptions, FolderCollection

@@ -21,22 +21,22 @@ import webdataset
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.cli import main
+from data_prep.cli.parser import main
 from data_prep.formats.automodel import read_automodel, relocate, write_automodel
 from data_prep.formats.convert import records_of
 from data_prep.formats.dfm import read_dfm, write_dfm
 from data_prep.formats.parquet import read_parquet, write_parquet
-from data_prep.formats.records import Record, RefusedRecord, read_shards
+from data_prep.formats.records import CachedSample, RefusedRecord, read_shards
 from data_prep.refusals import PrepError, Reason
-from data_prep.shards import ShardSeries, sample_parts
-from dit.data.formats import read_record
+from data_prep.writing.tar_shards import ShardSeries, sample_parts
+from dit.data.records import read_record
 from tests.hostile import damaged, json_bytes, mistaken, odd_values
 from tests.pickles import Bomb, saved
 
 WIDTH = 6  # of the text
 
 
-def record(number: int, *, frames: int = 1, pooled: bool = False, size: int = 16) -> Record:
+def record(number: int, *, frames: int = 1, pooled: bool = False, size: int = 16) -> CachedSample:
     draw = torch.Generator().manual_seed(number)
     tensors = {
         "latent": torch.randn(4, frames, 2, size // 8, generator=draw).half(),
@@ -46,10 +46,12 @@ def record(number: int, *, frames: int = 1, pooled: bool = False, size: int = 16
         tensors["pooled_text"] = torch.randn(5, generator=draw).bfloat16()
     about = {"caption": f"caption {number}", "source": f"a{number}.png", "fps": None}
     about |= {"width": size, "height": 16, "original_width": 99, "original_height": 50}
-    return Record(key=f"key-{number}", tensors=tensors, about=about | {"num_frames": frames})
+    return CachedSample(key=f"key-{number}", tensors=tensors, about=about | {"num_frames": frames})
 
 
-def automodel(folder: Path, records: list[Record], *, model: str, ending: str = "meta") -> Path:
+def automodel(
+    folder: Path, records: list[CachedSample], *, model: str, ending: str = "meta"
+) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     write_automodel(
         records, folder, ending=ending, shard_size=2, model={"model_type": model}, text_length=8
@@ -145,9 +147,9 @@ def test_a_cache_that_was_moved(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert before == {path: path.read_bytes() for path in moved.glob("*.json")}
 
 
-def records_in(folder: Path) -> list[Record]:
+def records_in(folder: Path) -> list[CachedSample]:
     found = list(records_of(folder))
-    assert all(isinstance(one, Record) for one in found), found
+    assert all(isinstance(one, CachedSample) for one in found), found
     return found  # type: ignore[return-value] # just asserted
 
 
@@ -344,7 +346,7 @@ def test_one_damaged_tar_costs_no_other(tmp_path: Path) -> None:
     found = list(read_dfm(tmp_path))
     refused = {one.source for one in found if isinstance(one, RefusedRecord)}
     assert {"a.tar", "b.tar", "d.tar", "e.tar"} <= refused
-    assert sum(isinstance(one, Record) for one in found) == 3 + 1 + 1
+    assert sum(isinstance(one, CachedSample) for one in found) == 3 + 1 + 1
 
 
 def test_members_that_are_no_plain_files(tmp_path: Path) -> None:
@@ -366,13 +368,13 @@ def test_members_that_are_no_plain_files(tmp_path: Path) -> None:
     data += bytes(-len(data) % 512) + bytes(block)
     path.write_bytes(data + dfm_tar(tmp_path / "last", [sample]).read_bytes())
     found = list(read_dfm(tmp_path))
-    assert [isinstance(one, Record) for one in found] == [True, False, False, True]
+    assert [isinstance(one, CachedSample) for one in found] == [True, False, False, True]
 
 
 # ------------------------------------------------------------------------------ property tests
 
 
-def kinds(found: Iterator[Record | RefusedRecord]) -> list[Record | RefusedRecord]:
+def kinds(found: Iterator[CachedSample | RefusedRecord]) -> list[CachedSample | RefusedRecord]:
     """All that comes; each refusal has a file, a reason and a detail, and can be written."""
     all_of_them = list(found)
     for one in all_of_them:
@@ -416,7 +418,7 @@ def test_hostile_rows_of_an_index(cache: Path, data: st.DataObject) -> None:
     path.write_bytes(data.draw(json_bytes(json.loads(before))))
     try:
         found = kinds(read_automodel(cache))
-        assert isinstance(found[-1], Record), "the sample of the other file is lost"
+        assert isinstance(found[-1], CachedSample), "the sample of the other file is lost"
     finally:
         path.write_bytes(before)
 
@@ -440,7 +442,7 @@ def test_hostile_files_of_a_cache(
     path.write_bytes(data.draw(st.just(dumped) | damaged(dumped)))
     try:
         found = kinds(read_automodel(cache))
-        assert all(isinstance(one, Record) for one in found[1:]), found
+        assert all(isinstance(one, CachedSample) for one in found[1:]), found
     finally:
         path.write_bytes(before)
 
@@ -471,11 +473,11 @@ def test_hostile_shards_of_dfm(
     if data.draw(st.booleans()):
         dfm_tar(folder / "a.tar", [parts, SAMPLE])
         found = kinds(read_dfm(folder))
-        assert len(found) == 3 and isinstance(found[1], Record)
+        assert len(found) == 3 and isinstance(found[1], CachedSample)
     else:
         (folder / "a.tar").write_bytes(data.draw(damaged((folder / "valid").read_bytes())))
         found = kinds(read_dfm(folder))
-    assert isinstance(found[-1], Record), "the sample of the other tar is lost"
+    assert isinstance(found[-1], CachedSample), "the sample of the other tar is lost"
 
 
 @given(data=st.data())
@@ -498,7 +500,9 @@ def test_hostile_parquet(tmp_path_factory: pytest.TempPathFactory, data: st.Data
         except (pyarrow.ArrowException, OverflowError, ValueError, TypeError):
             return  # no Parquet holds it
     found = kinds(read_parquet(folder))
-    assert all(isinstance(one, Record) for one in found[-2:]), "the samples of the other are lost"
+    assert all(isinstance(one, CachedSample) for one in found[-2:]), (
+        "the samples of the other are lost"
+    )
 
 
 @given(data=st.data())

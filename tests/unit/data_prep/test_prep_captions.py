@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.captions import Captions, MissingCaption
+from data_prep.media.captions import Captions, MissingCaption
 from data_prep.refusals import PrepError, Reason, RefusedError
 from data_prep.sources.listing import list_media
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.clips import Clip, Entry
-from data_prep.digits import Digits
-from data_prep.processors import Pixel
-from data_prep.running.work import Work
-from data_prep.text import ByteTable
+from data_prep.engine.block_worker import Work
+from data_prep.media.clips import Clip, Entry
+from data_prep.sources.digits import Digits
+from dit.codecs.text import ByteTable
+from dit.codecs.vae import Pixel
 from tests.media_files import image
 
 COUNT = 150
@@ -70,7 +70,7 @@ class DeadlyOnce(Digits):
 @pytest.mark.slow
 def test_a_worker_of_a_ray_cluster_is_lost(tmp_path: Path) -> None:
     ray = pytest.importorskip("ray")
-    from data_prep.running.ray_engine import RayWorkers
+    from data_prep.engine.ray_engine import RayWorkers
 
     codec, words = Pixel.of(block=2, colours=1), ByteTable(width=16)
     source = DeadlyOnce(tmp_path / "killed")

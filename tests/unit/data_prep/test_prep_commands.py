@@ -13,10 +13,10 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from data_prep import processors
-from data_prep.cli import main
-from data_prep.report import progress_on
-from data_prep.text import ByteTable
+from data_prep.cli.parser import main
+from data_prep.cli.terminal import progress_on
+from dit.codecs import vae
+from dit.codecs.text import ByteTable
 
 
 def run(*arguments: object, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -69,7 +69,7 @@ def test_a_nested_folder_of_images(
     assert len(samples) == 40
     assert {s["caption"] for s in samples.values()} == {f"picture {index}" for index in range(40)}
     assert len({tuple(s["latent"].shape) for s in samples.values()}) > 5
-    codec = processors.from_card(json.loads((out / "dataset_card.json").read_text()))
+    codec = vae.codec_of_card(json.loads((out / "dataset_card.json").read_text()))
     for path, sample in samples.items():
         assert (source / path).is_file()  # relative to the input, never absolute
         pixels_HWC = codec.decode(sample["latent"])[0].numpy()
@@ -231,7 +231,7 @@ def test_control_c_ends_with_its_exit_code_and_publishes_nothing(
     tmp_path: Path, repo_root: Path
 ) -> None:
     program = (
-        "import os, signal, sys; from data_prep import digits; from data_prep.cli import main\n"
+        "import os, signal, sys; from data_prep import digits; from data_prep.cli.parser import main\n"
         "class Interrupted(digits.Digits):\n"
         "    def read(self, entry):\n"
         "        if entry.key == 'digits-0030': os.kill(os.getpid(), signal.SIGINT)\n"
@@ -272,7 +272,7 @@ def test_help_and_the_list_of_processors(repo_root: Path) -> None:
 
 def test_preparing_data_loads_neither_megatron_core_nor_the_model(repo_root: Path) -> None:
     program = (
-        "import sys, data_prep.cli, data_prep.processors, data_prep.text\n"
+        "import sys, data_prep.cli.parser, dit.codecs.vae, dit.codecs.text\n"
         "bad = {m for m in sys.modules if m.startswith(('dit.', 'megatron.core'))}\n"
         "shared = ('dit.json_text', 'dit.yaml_text', 'dit.safe_pickle', 'dit.folder_lock')\n"
         "bad = {m for m in bad if not m.startswith(shared)}\n"

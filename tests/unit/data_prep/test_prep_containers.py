@@ -9,9 +9,9 @@ from typing import NamedTuple
 import av
 import pytest
 
-from data_prep.frame_rules import FrameRule, Window
+from data_prep.media.frame_selection import FrameRule, Window
+from data_prep.media.videos import Timeline, frames, timeline
 from data_prep.refusals import Reason, RefusedError
-from data_prep.videos import Timeline, frames, timeline
 from tests.media_files import TITLE, number_of, numbered_video
 
 COUNT = 40

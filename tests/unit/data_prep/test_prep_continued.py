@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.cli import main
-from data_prep.clips import Clip, Entry
-from data_prep.digits import Digits
-from data_prep.processors import Pixel
-from data_prep.sources.media import MediaSource
+from data_prep.cli.parser import main
+from data_prep.media.clips import Clip, Entry
+from data_prep.sources.digits import Digits
+from data_prep.sources.media_source import MediaSource
+from dit.codecs.vae import Pixel
 from tests.media_files import image
 
 ALL_TRAIN = ("--split", "0.8,0.2,0", "--num_workers", "0", "--text_width", "16")

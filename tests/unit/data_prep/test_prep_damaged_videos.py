@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.frame_rules import FrameRule, Window
+from data_prep.media.frame_selection import FrameRule, Window
+from data_prep.media.truncation import missing_bytes
+from data_prep.media.videos import frames, timeline
 from data_prep.refusals import Reason, RefusedError
-from data_prep.truncation import missing_bytes
-from data_prep.videos import frames, timeline
 from tests.hostile import damaged
 from tests.media_files import numbered_video
 

@@ -12,14 +12,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.captions import Caption, CaptionFormat, TagShuffle
-from data_prep.cli import main
-from data_prep.clips import Entry
-from data_prep.frame_rules import FrameRule
+from data_prep.cli.parser import main
+from data_prep.media.captions import Caption, CaptionFormat, TagShuffle
+from data_prep.media.clips import Entry
+from data_prep.media.frame_selection import FrameRule
 from data_prep.refusals import PrepError
 from data_prep.sources.dataset_file import inputs_of
 from data_prep.sources.folders import FolderCollection
-from data_prep.sources.media import Input
+from data_prep.sources.media_source import Input
 from tests.hostile import damaged, mistaken, odd_values
 from tests.media_files import image
 

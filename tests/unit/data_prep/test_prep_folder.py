@@ -25,13 +25,13 @@ from megatron.energon import (
 from megatron.energon.edataclass import edataclass
 from megatron.energon.flavors import Sample
 
-from data_prep import processors, text
-from data_prep.digits import Digits
-from data_prep.folder import check_apart, make_ready
+from data_prep.planning.splits import SplitFractions
 from data_prep.refusals import PrepError
-from data_prep.shards import ShardSeries, sample_parts
-from data_prep.splits import SplitFractions
-from data_prep.text import ByteTable
+from data_prep.sources.digits import Digits
+from data_prep.writing.dataset_folder import check_apart, make_ready
+from data_prep.writing.tar_shards import ShardSeries, sample_parts
+from dit.codecs import text, vae
+from dit.codecs.text import ByteTable
 
 
 def test_every_sample_once_with_all_that_the_format_asks(
@@ -40,7 +40,7 @@ def test_every_sample_once_with_all_that_the_format_asks(
     samples, source = read_samples(packed), Digits(num_samples=150)
     assert sorted(samples) == sorted(entry.source for entry in source.entries)
     card = json.loads((packed / "dataset_card.json").read_text())
-    codec, encoder = processors.from_card(card), text.from_card(card)
+    codec, encoder = vae.codec_of_card(card), text.text_encoder_of_card(card)
     for entry in source.entries:
         sample, clip = samples[entry.source], source.read(entry)
         assert sample["key"] == entry.key and "." not in entry.key

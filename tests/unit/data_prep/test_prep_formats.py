@@ -11,8 +11,8 @@ import pytest
 import torch
 import webdataset
 
-from data_prep.cli import main
-from data_prep.weights import load
+from data_prep.cli.parser import main
+from dit.codecs.pretrained import load
 from tests import tiny_pipelines
 from tests.media_files import image, video
 
@@ -191,7 +191,7 @@ def test_an_embedding_that_is_stored_once_is_used_everywhere(wan: Path, tmp_path
     from safetensors.torch import load_file, save_file
     from transformers import UMT5EncoderModel
 
-    from data_prep.weights import Part
+    from dit.codecs.pretrained import Part
 
     whole = UMT5EncoderModel.from_pretrained(wan / "text_encoder")
     whole.save_pretrained(tmp_path / "text_encoder")

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.frame_rules import FrameRule, Window
+from data_prep.media.frame_selection import FrameRule, Window
+from data_prep.media.videos import Timeline
 from data_prep.refusals import PrepError, Reason, RefusedError
-from data_prep.videos import Timeline
 
 
 def line(count: int, fps: float = 10) -> Timeline:

@@ -14,9 +14,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.cards import read_card
-from data_prep.inspection import inspect_shard, shard_counts
+from data_prep.inspect.reading import inspect_shard, shard_counts
 from data_prep.refusals import PrepError
+from dit.codecs.dataset_card import read_card
 from tests.hostile import damaged, json_bytes, mistaken
 
 

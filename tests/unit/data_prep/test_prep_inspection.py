@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.cli import main
+from data_prep.cli.parser import main
 
 
 @pytest.fixture(scope="module")

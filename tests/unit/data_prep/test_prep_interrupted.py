@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import webdataset
 
-from data_prep.clips import Entry
-from data_prep.digits import Digits
+from data_prep.media.clips import Entry
+from data_prep.sources.digits import Digits
 
 
 class Failing(Digits):

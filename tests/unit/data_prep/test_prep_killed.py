@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.clips import Clip, Entry
-from data_prep.digits import Digits
-from data_prep.processors import Pixel
+from data_prep.engine.block_worker import Work
+from data_prep.engine.processes import Processes
+from data_prep.media.clips import Clip, Entry
 from data_prep.refusals import Reason
-from data_prep.running.engine import Processes
-from data_prep.running.work import Work
-from data_prep.text import ByteTable
+from data_prep.sources.digits import Digits
+from dit.codecs.text import ByteTable
+from dit.codecs.vae import Pixel
 from tests.media_files import image
 
 KILLS = int(os.environ.get("PREP_KILLS", "4"))

@@ -11,8 +11,8 @@ import pytest
 import yaml
 from PIL import Image
 
-from data_prep.cli import main
-from data_prep.clips import Entry
+from data_prep.cli.parser import main
+from data_prep.media.clips import Entry
 from tests.media_files import image, video
 
 ALL_TRAIN = ("--split", "1,0,0", "--num_workers", "0", "--text_width", "16")

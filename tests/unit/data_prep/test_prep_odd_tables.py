@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.captions import Captions, MissingCaption
-from data_prep.cli import main
+from data_prep.cli.parser import main
+from data_prep.media.captions import Captions, MissingCaption
 from data_prep.refusals import Reason, RefusedError
 from data_prep.sources.caption_tables import CaptionTables, table_format
 from data_prep.sources.folders import CaptionOptions, FolderCollection

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from data_prep.pictures import image_endings, open_image, to_rgb, to_video
+from data_prep.media.images import image_endings, open_image, to_rgb, to_video
+from data_prep.media.resizing import Fit
 from data_prep.refusals import PrepError, Reason, RefusedError
-from data_prep.sizing import Fit
 
 RNG = np.random.default_rng(0)
 COLOURS = Image.fromarray(RNG.integers(0, 256, (40, 30, 3), dtype=np.uint8))

@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep import processors
-from data_prep.digits import LEVELS, Digits
-from data_prep.processors import PROCESSORS, Pixel
 from data_prep.refusals import PrepError
-from data_prep.whitening import STD_MIN, Moments, Whitening
+from data_prep.sources.digits import LEVELS, Digits
+from dit.codecs import vae
+from dit.codecs.normalization import STD_MIN, Moments, Whitening
+from dit.codecs.vae import PROCESSORS, Pixel
 
 ALL_LEVELS = torch.arange(256, dtype=torch.uint8)
 
@@ -124,7 +124,7 @@ def test_decode_says_which_channels_it_wants() -> None:
 
 def test_a_card_rebuilds_the_processor() -> None:
     codec = fitted(Pixel.of(block=2, colours=3), [torch.linspace(-1, 1, 48).view(3, 1, 4, 4)])
-    assert processors.from_card(card_of(codec)) == codec
+    assert vae.codec_of_card(card_of(codec)) == codec
 
 
 def test_a_card_that_does_not_fit_is_an_error() -> None:
@@ -138,7 +138,7 @@ def test_a_card_that_does_not_fit_is_an_error() -> None:
         ({"latent": None}, "no object 'latent'"),
     ):
         with pytest.raises(PrepError, match=message):
-            processors.from_card({**good, **change})
+            vae.codec_of_card({**good, **change})
 
 
 def test_every_registered_processor_is_named_as_it_is_listed() -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.cli import main
-from data_prep.clips import Entry
+from data_prep.cli.parser import main
+from data_prep.media.clips import Entry
 from tests.media_files import image, numbered_video, video
 
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from PIL import Image
 
-from data_prep import processors, text
-from data_prep.cli import main
-from data_prep.processors.autoencoder import Autoencoder
-from data_prep.text.pretrained import Pretrained
-from data_prep.weights import load
+from data_prep.cli.parser import main
+from dit.codecs import text, vae
+from dit.codecs.pretrained import load
+from dit.codecs.text.pretrained import Pretrained
+from dit.codecs.vae.autoencoder import Autoencoder
 from tests import tiny_pipelines
 from tests.media_files import image, video
 
@@ -37,13 +37,13 @@ def arguments(folder: Path, **changes) -> Namespace:
 
 
 def codec(name: str, folder: Path, **changes) -> Autoencoder:
-    found = processors.named(name).from_arguments(arguments(folder, **changes))
+    found = vae.codec_named(name).from_arguments(arguments(folder, **changes))
     assert isinstance(found, Autoencoder)
     return found
 
 
 def encoder(name: str, folder: Path, **changes) -> Pretrained:
-    found = text.named(name).from_arguments(arguments(folder, **changes))
+    found = text.text_encoder_named(name).from_arguments(arguments(folder, **changes))
     assert isinstance(found, Pretrained)
     return found
 
@@ -234,12 +234,12 @@ def test_the_card_rebuilds_codec_and_encoder(folders, name: str) -> None:
         "format_version": 1, "latent": whitening, "text_encoder": words.settings,
         "processor": {"name": model.name, **model.settings},
     }))  # fmt: skip
-    rebuilt = processors.from_card(card)
+    rebuilt = vae.codec_of_card(card)
     assert rebuilt == model
     frames = 1 if name == "flux" else 1 + model.temporal_stride
     latent = model.encode(clip(frames))
     assert rebuilt.decode(latent).shape == (frames, 32, 64, 3)
-    assert torch.equal(text.from_card(card).encode("x"), words.encode("x"))
+    assert torch.equal(text.text_encoder_of_card(card).encode("x"), words.encode("x"))
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from data_prep.clips import Entry
-from data_prep.digits import Digits
-from data_prep.processors import Pixel
+from data_prep.media.clips import Entry
 from data_prep.refusals import PrepError, Reason, RefusedError
+from data_prep.sources.digits import Digits
+from dit.codecs.vae import Pixel
 
 
 class Poisoned(Digits):

@@ -7,8 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from data_prep.media.resizing import (
+    PRESETS,
+    Buckets,
+    ResizeMode,
+    aspect_buckets,
+    cover,
+    spaced_ratios,
+)
 from data_prep.refusals import PrepError
-from data_prep.sizing import PRESETS, Buckets, ResizeMode, aspect_buckets, cover, spaced_ratios
 
 SIDES = st.integers(1, 5000)
 

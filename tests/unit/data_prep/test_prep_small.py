@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from data_prep.cli import build_parser, main
+from data_prep.cli.parser import build_parser, main
 
 KEPT = "all {} samples are in train: the default --split 0.9,0.1,0 leaves one of its parts empty"
 

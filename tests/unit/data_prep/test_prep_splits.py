@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from megatron.energon.flavors.webdataset.config import skip_meta_re, split_name_re
 
+from data_prep.planning.splits import Split, SplitFractions, key_of, position_of
 from data_prep.refusals import PrepError
-from data_prep.splits import Split, SplitFractions, key_of, position_of
 
 
 @settings(deadline=None)

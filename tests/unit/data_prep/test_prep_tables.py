@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.captions import CaptionFormat, MissingCaption
+from data_prep.media.captions import CaptionFormat, MissingCaption
 from data_prep.refusals import PrepError, Reason, RefusedError
 from data_prep.sources.folders import CaptionOptions, FolderCollection
 from data_prep.sources.listing import BOTH

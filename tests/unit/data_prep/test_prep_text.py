@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep import text
 from data_prep.refusals import PrepError
-from data_prep.text import ByteTable
-from data_prep.text.byte_table import byte_table, positions
+from dit.codecs import text
+from dit.codecs.text import ByteTable
+from dit.codecs.text.byte_table import byte_positions, byte_table
 
 CARD = {"format_version": 1, "text_encoder": {"name": "bytes", "width": 64, "revision": "1"}}
 
@@ -45,7 +45,7 @@ def test_tokens_have_unit_variance() -> None:
     everything = ByteTable(width=64).encode("".join(map(chr, range(128))) * 4).double()
     assert abs(everything.square().mean() - 1) < 0.05
     assert abs(byte_table(64).mean()) < 0.02 and abs(byte_table(64).std() - 1) < 0.02
-    np.testing.assert_allclose(np.square(positions(500, 64)).mean(1), 1)
+    np.testing.assert_allclose(np.square(byte_positions(500, 64)).mean(1), 1)
 
 
 def test_order_and_bytes_can_be_told_apart() -> None:
@@ -62,7 +62,7 @@ def test_a_width_that_has_no_sines_and_cosines_is_an_error(width: int) -> None:
 
 
 def test_a_card_rebuilds_the_encoder() -> None:
-    encoder = text.from_card(CARD)
+    encoder = text.text_encoder_of_card(CARD)
     assert encoder.settings == CARD["text_encoder"]
     assert torch.equal(encoder.encode("x"), ByteTable(width=64).encode("x"))
 
@@ -73,6 +73,6 @@ def test_a_card_that_does_not_fit_is_an_error() -> None:
         ({"revision": "0"}, "revision '0'.*has '1'"),
     ):
         with pytest.raises(PrepError, match=message):
-            text.from_card({**CARD, "text_encoder": {**CARD["text_encoder"], **change}})
+            text.text_encoder_of_card({**CARD, "text_encoder": {**CARD["text_encoder"], **change}})
     with pytest.raises(PrepError, match="lacks 'width'"):
-        text.from_card({**CARD, "text_encoder": {"name": "bytes", "revision": "1"}})
+        text.text_encoder_of_card({**CARD, "text_encoder": {"name": "bytes", "revision": "1"}})

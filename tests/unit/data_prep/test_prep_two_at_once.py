@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.cli import main
+from data_prep.cli.parser import main
 from tests.holding import held
 from tests.media_files import image
 

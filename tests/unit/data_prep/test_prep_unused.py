@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.cli import main
-from data_prep.processors import Pixel
+from data_prep.cli.parser import main
 from data_prep.refusals import PrepError
-from data_prep.text import ByteTable, TextEncoder, from_card
-from data_prep.text.families import WanText
-from data_prep.unused_options import unused_places
-from recipes.opening import decoder_of
+from dit.codecs.text import ByteTable, TextEncoder, text_encoder_of_card
+from dit.codecs.text.families import WanText
+from dit.codecs.unused_options import unused_places
+from dit.codecs.vae import Pixel
+from dit.sampling.open_checkpoint import decoder_of
 from tests.media_files import image
 
 
@@ -98,7 +98,9 @@ def test_a_long_caption_is_cut_and_counted(tmp_path: Path, read_samples, capsys)
 
 def test_a_card_keeps_another_limit_than_the_usual() -> None:
     for encoder in (ByteTable(width=16), ByteTable(width=16, max_length=99)):
-        again: TextEncoder = from_card({"format_version": 1, "text_encoder": encoder.settings})
+        again: TextEncoder = text_encoder_of_card(
+            {"format_version": 1, "text_encoder": encoder.settings}
+        )
         assert again.max_length == encoder.max_length
     assert "max_length" not in ByteTable(width=16).settings  # folders of before go on
 

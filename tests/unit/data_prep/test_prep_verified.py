@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.cli import main
-from data_prep.processors import Pixel
+from data_prep.cli.parser import main
+from dit.codecs.vae import Pixel
 from tests.media_files import image, video
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.clips import Entry
-from data_prep.decoders import VideoDecoder
+from data_prep.media.clips import Entry
+from data_prep.media.decoders import VideoDecoder
+from data_prep.media.videos import ENDINGS, frames, timeline
 from data_prep.refusals import PrepError, Reason, RefusedError
-from data_prep.videos import ENDINGS, frames, timeline
 from tests.media_files import CODECS, level, number_of, numbered_video, video
 
 

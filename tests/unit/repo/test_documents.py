@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.run import get_args_parser
 
-from dit.configuring import parse_arguments
+from dit.config.loading import parse_arguments
 from recipes.runs import RECIPES
 from tests.doc_commands import Command, commands, launcher_flags, pages, script_call
 

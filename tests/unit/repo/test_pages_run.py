@@ -25,11 +25,11 @@ TINY = {
     "recipes/evaluate_digits.py": [
         *("--num_steps", "2", "--per_prompt", "1", "--min_accuracy", "0")
     ],
-    "recipes/benchmark.py": ["--steps", "2", "--warm-up", "1"],
-    "recipes/benchmark_loader.py": ["--samples", "200", "70", "--repeats", "1", "--memory", "8"],
-    "recipes/benchmark_packing.py": ["--samples", "128", "--ranks", "2"],
-    "recipes/benchmark_writing.py": ["--samples", "50", "--repeats", "1"],
-    "recipes/compare_padded.py": [
+    "benchmarks/benchmark.py": ["--steps", "2", "--warm-up", "1"],
+    "benchmarks/benchmark_loader.py": ["--samples", "200", "70", "--repeats", "1", "--memory", "8"],
+    "benchmarks/benchmark_packing.py": ["--samples", "128", "--ranks", "2"],
+    "benchmarks/benchmark_writing.py": ["--samples", "50", "--repeats", "1"],
+    "benchmarks/compare_padded.py": [
         *("--steps", "1", "model.num_layers=1", "model.hidden_size=64"),
         *("model.num_attention_heads=2", "model.crossattn_emb_size=32"),
     ],

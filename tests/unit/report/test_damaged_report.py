@@ -18,7 +18,7 @@ from PIL import Image
 
 from dit.drawing import Undrawn
 from dit.report import ReportError, RunRecord, figures, read_runs
-from dit.report.charts import Line, chart
+from dit.report.charts import Curve, chart
 from dit.report.findings import findings
 from dit.report.lengths import histogram
 from dit.report.pictures import generated, slider
@@ -85,7 +85,11 @@ def _measured(run: Path) -> None:
     except ReportError as error:
         assert str(run) in str(error) and len(str(error)) < 2_000
         return
-    for rows in (figures.summary(found), figures.data(found), figures.environment(found)):
+    for rows in (
+        figures.summary_table(found),
+        figures.data(found),
+        figures.environment_table(found),
+    ):
         Page(figures.table([found.name], [rows]))
     json.dumps(findings(found), ensure_ascii=False).encode()
     for curve in curves(found).values():
@@ -206,7 +210,7 @@ def test_hostile_values_are_drawn_inside_the_chart(values: list) -> None:
     shown = points([{"step": step, "x": value} for step, value in enumerate(values)], "x")
     if not shown:
         return
-    drawn = chart("t", [Line(label="x", buckets=buckets(shown), colour=0)])
+    drawn = chart("t", [Curve(label="x", buckets=buckets(shown), colour=0)])
     assert not re.search(r'[dxy]="[^"]*(nan|inf)', drawn)
     for way in re.findall(r'class="line[^"]*" d="M([^"]*)"', drawn):
         for point in way.split("L"):

@@ -9,7 +9,7 @@ from PIL import Image
 
 import dit.report
 from dit.report import read_runs
-from dit.report.charts import Axis, Line, chart, number
+from dit.report.charts import Axis, Curve, chart, number
 from dit.report.cli import main
 from dit.report.findings import findings, spikes
 from dit.report.series import buckets, curves, place
@@ -218,7 +218,7 @@ def test_buckets_keep_mean_and_extremes() -> None:
     "values", [[0.0], [3.0] * 5, [1e-9, 1e9], [-2, 5], [1e6, 1.000001e6], [0, 0, 1e-30], [1e30, 1]]
 )
 def test_any_values_are_drawn_inside_the_chart(values: list[float]) -> None:
-    line = Line(label="x", buckets=buckets(list(enumerate(values))), colour=0)
+    line = Curve(label="x", buckets=buckets(list(enumerate(values))), colour=0)
     drawn = chart("t", [line])
     assert "nan" not in drawn and "inf" not in drawn
     path = re.search(r'class="line[^"]*" d="M([^"]*)"', drawn)
@@ -249,7 +249,7 @@ def test_card_of_the_dataset_is_shown(tmp_path: Path) -> None:
 
 def test_log_axes_are_marked_and_linear_ones_are_not() -> None:
     def drawn(title: str, values: list[float]) -> str:
-        return chart(title, [Line(label="x", buckets=buckets(list(enumerate(values))), colour=0)])
+        return chart(title, [Curve(label="x", buckets=buckets(list(enumerate(values))), colour=0)])
 
     assert "log scale" in drawn("loss", [9.0, 0.1])
     assert "log scale" not in drawn("loss", [2.0, 1.0])

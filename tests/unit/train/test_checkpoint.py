@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from dit.config import CheckpointConfig, DdpConfig, OptimizerConfig, Precision
-from dit.model.dit import DiT
-from dit.train.checkpoint import data_positions, load_checkpoint, load_weights
-from dit.train.learner import build_learner
-from dit.train.locate import CheckpointError, find_checkpoint
-from dit.train.progress import Progress
-from dit.train.saving import save_checkpoint
+from dit.models.dit.model import DiT
+from dit.train.checkpoint.async_save import save_checkpoint
+from dit.train.checkpoint.paths import CheckpointError, find_checkpoint
+from dit.train.checkpoint.state_dict import data_positions, load_checkpoint, load_weights
+from dit.train.model_and_optimizer import build_model_and_optimizer
+from dit.train.progress import TrainProgress
 from tests.learning import DATA, assert_equal, tiny_run, train, weights_and_averages
 
 
@@ -23,13 +23,13 @@ def test_run_continues_bit_for_bit(groups, tmp_path, sharded, precision):
     config = replace(
         tiny_run(precision=precision), ddp=DdpConfig(use_distributed_optimizer=sharded)
     )
-    whole = build_learner(config, groups)
+    whole = build_model_and_optimizer(config, groups)
     train(whole, config, 1, 3)
-    progress = Progress(step=3, consumed_samples=6)
+    progress = TrainProgress(step=3, consumed_samples=6)
     place = save_checkpoint(tmp_path, whole, progress=progress, config=config, data=DATA)
     rest = train(whole, config, 4, 6)
 
-    again = build_learner(config, groups)
+    again = build_model_and_optimizer(config, groups)
     assert find_checkpoint(tmp_path) == place
     assert load_checkpoint(place, again, config=config) == progress
     assert data_positions(place) == [DATA.position]
@@ -40,9 +40,12 @@ def test_run_continues_bit_for_bit(groups, tmp_path, sharded, precision):
 def test_a_run_continues_with_adams_moments_on_the_host(groups, tmp_path):
     config = tiny_run()
     hosted = replace(config, optimizer=OptimizerConfig(optimizer_cpu_offload=True))
-    whole, again = build_learner(config, groups), build_learner(hosted, groups)
+    whole, again = (
+        build_model_and_optimizer(config, groups),
+        build_model_and_optimizer(hosted, groups),
+    )
     train(whole, config, 1, 3)
-    place = save_checkpoint(tmp_path, whole, progress=Progress(), config=config, data=DATA)
+    place = save_checkpoint(tmp_path, whole, progress=TrainProgress(), config=config, data=DATA)
     load_checkpoint(place, again, config=hosted)
     assert train(again, hosted, 4, 6) == train(whole, config, 4, 6)
     assert_equal(weights_and_averages(again), weights_and_averages(whole))
@@ -50,9 +53,9 @@ def test_a_run_continues_with_adams_moments_on_the_host(groups, tmp_path):
 
 def test_weights_and_average_load_without_an_optimizer(groups, tmp_path):
     config = tiny_run()
-    learner = build_learner(config, groups)
+    learner = build_model_and_optimizer(config, groups)
     train(learner, config, 1, 3)
-    place = save_checkpoint(tmp_path, learner, progress=Progress(), config=config, data=DATA)
+    place = save_checkpoint(tmp_path, learner, progress=TrainProgress(), config=config, data=DATA)
     model = DiT(config.model, groups)
     load_weights(place, [model], averaged=False)
     for a, b in zip(model.parameters(), learner.chunks[0].parameters(), strict=True):
@@ -65,9 +68,11 @@ def test_weights_and_average_load_without_an_optimizer(groups, tmp_path):
 
 def test_old_checkpoints_are_removed(groups, tmp_path):
     config = replace(tiny_run(), checkpoint=CheckpointConfig(keep_last=2))
-    learner = build_learner(config, groups)
+    learner = build_model_and_optimizer(config, groups)
     for step in (1, 2, 10):
-        save_checkpoint(tmp_path, learner, progress=Progress(step=step), config=config, data=DATA)
+        save_checkpoint(
+            tmp_path, learner, progress=TrainProgress(step=step), config=config, data=DATA
+        )
     kept = sorted(p.name for p in (tmp_path / "checkpoints").glob("step_*"))
     assert kept == ["step_00000002", "step_00000010"]
 
@@ -75,11 +80,13 @@ def test_old_checkpoints_are_removed(groups, tmp_path):
 def test_a_run_that_went_back_keeps_what_it_writes(groups, tmp_path):
     """Checkpoints of the abandoned later steps neither count nor go."""
     config = replace(tiny_run(), checkpoint=CheckpointConfig(keep_last=1))
-    learner = build_learner(config, groups)
+    learner = build_model_and_optimizer(config, groups)
     abandoned = tmp_path / "checkpoints/step_00000006"
     abandoned.mkdir(parents=True)
     for step in (3, 4):
-        save_checkpoint(tmp_path, learner, progress=Progress(step=step), config=config, data=DATA)
+        save_checkpoint(
+            tmp_path, learner, progress=TrainProgress(step=step), config=config, data=DATA
+        )
     assert find_checkpoint(tmp_path) == abandoned.with_name("step_00000004")
     assert sorted(abandoned.parent.glob("step_*")) == [
         abandoned.with_name("step_00000004"),
@@ -92,15 +99,15 @@ def test_what_a_killed_save_left_is_removed_by_the_next(groups, tmp_path):
     left = tmp_path / "checkpoints/.partial_step_00000007"
     left.mkdir(parents=True)
     (left / "__0_0.distcp").write_bytes(b"half")
-    learner = build_learner(config, groups)
-    save_checkpoint(tmp_path, learner, progress=Progress(step=8), config=config, data=DATA)
+    learner = build_model_and_optimizer(config, groups)
+    save_checkpoint(tmp_path, learner, progress=TrainProgress(step=8), config=config, data=DATA)
     assert not left.exists()
 
 
 def test_a_lost_or_damaged_data_position_is_named(groups, tmp_path):
     config = tiny_run()
-    learner = build_learner(config, groups)
-    place = save_checkpoint(tmp_path, learner, progress=Progress(), config=config, data=DATA)
+    learner = build_model_and_optimizer(config, groups)
+    place = save_checkpoint(tmp_path, learner, progress=TrainProgress(), config=config, data=DATA)
     file = place / "loader_00000.pt"
     torch.save(DATA.position | {"ranks": 2}, file)
     with pytest.raises(CheckpointError, match=r"has no loader_00001.pt; no other checkpoint"):
@@ -113,8 +120,8 @@ def test_a_lost_or_damaged_data_position_is_named(groups, tmp_path):
 def test_every_way_to_name_a_checkpoint(groups, tmp_path):
     config = tiny_run()
     assert find_checkpoint(tmp_path) is None
-    learner = build_learner(config, groups)
-    place = save_checkpoint(tmp_path, learner, progress=Progress(), config=config, data=DATA)
+    learner = build_model_and_optimizer(config, groups)
+    place = save_checkpoint(tmp_path, learner, progress=TrainProgress(), config=config, data=DATA)
     for path in (tmp_path, place.parent, place, place.parent / "LATEST"):
         assert find_checkpoint(path) == place
     (place / "metadata.json").unlink()

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from dit.config import CheckpointConfig
-from dit.train.checkpoint import load_checkpoint
-from dit.train.learner import build_learner
-from dit.train.locate import CheckpointError, find_checkpoint, saved_config
-from dit.train.manifest import MANIFEST
-from dit.train.progress import Progress
-from dit.train.saving import save_checkpoint
+from dit.train.checkpoint.async_save import save_checkpoint
+from dit.train.checkpoint.manifest import MANIFEST
+from dit.train.checkpoint.paths import CheckpointError, find_checkpoint, saved_config
+from dit.train.checkpoint.state_dict import load_checkpoint
+from dit.train.model_and_optimizer import build_model_and_optimizer
+from dit.train.progress import TrainProgress
 from tests.learning import DATA, tiny_run
 
 CONFIG = replace(tiny_run(), checkpoint=CheckpointConfig(keep_last=0))
@@ -26,7 +26,7 @@ INSTEAD = "write step_00000001 into"
 
 @pytest.fixture(scope="module")
 def learner(groups):
-    return build_learner(CONFIG, groups)
+    return build_model_and_optimizer(CONFIG, groups)
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def newest(learner, tmp_path) -> Path:
     """The second of two checkpoints."""
     for step in (1, 2):
         place = save_checkpoint(
-            tmp_path, learner, progress=Progress(step=step), config=CONFIG, data=DATA
+            tmp_path, learner, progress=TrainProgress(step=step), config=CONFIG, data=DATA
         )
     return place
 
@@ -101,14 +101,14 @@ def test_a_newer_format_is_refused(newest, learner):
 
 
 def test_settings_of_another_version_are_told_from_damage(learner, tmp_path, monkeypatch):
-    from dit.train import manifest, saving
+    from dit.train.checkpoint import async_save, manifest
 
     def save_newer(config, path):
         path.write_text("model:\n  thinking: deep\n")
 
-    monkeypatch.setattr(saving, "save_config", save_newer)
+    monkeypatch.setattr(async_save, "save_config", save_newer)
     monkeypatch.setattr(manifest, "SOFTWARE", "megatron-dit 9.0")
-    place = save_checkpoint(tmp_path, learner, progress=Progress(), config=CONFIG, data=DATA)
+    place = save_checkpoint(tmp_path, learner, progress=TrainProgress(), config=CONFIG, data=DATA)
     with pytest.raises(CheckpointError) as error:
         saved_config(place)
     assert "config.yaml was saved by megatron-dit 9.0, and this is" in str(error.value)

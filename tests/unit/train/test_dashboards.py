@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from dit.config import LoggerConfig, RunConfig, WandbMode
-from dit.train.metrics import Dashboards
-from dit.train.run import Drawn
+from dit.train.metrics.writers import Dashboards
+from dit.train.train_state import DrawnSamples
 
 
 class Unreachable:
@@ -24,13 +24,13 @@ class Unreachable:
     def finish(self) -> None: ...
 
 
-def _drawn(folder: Path, *, grid: bytes | None = None) -> Drawn:
+def _drawn(folder: Path, *, grid: bytes | None = None) -> DrawnSamples:
     file = folder / "grid.png"
     noise = np.random.default_rng(0).integers(0, 255, (32, 32, 4), np.uint8)
     Image.fromarray(noise * np.uint8([1, 1, 1, 0])).save(file)  # all of it transparent
     if grid is not None:
         file.write_bytes(grid)
-    return Drawn(grid=file, videos=[(folder / "gone.mp4", "a $x$")], quality={})
+    return DrawnSamples(grid=file, videos=[(folder / "gone.mp4", "a $x$")], quality={})
 
 
 @pytest.mark.parametrize("cut", [0, 20, 900])
@@ -39,7 +39,7 @@ def test_a_grid_that_is_cut_short_is_said(tmp_path, cut):
     content = _drawn(tmp_path).grid.read_bytes()[:cut]
     (said,) = boards.samples(_drawn(tmp_path, grid=content), step=1)
     assert str(said).startswith("TensorBoard's image of the samples: ")
-    assert boards.samples(Drawn(grid=None, videos=[], quality={}), step=1) == []
+    assert boards.samples(DrawnSamples(grid=None, videos=[], quality={}), step=1) == []
     assert boards.samples(_drawn(tmp_path), step=2) == []
     boards.close()
 

@@ -16,20 +16,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dit.configuring import save_config
-from dit.data.position import Layout, Position
-from dit.data.rejects import DataError
-from dit.train.checkpoint import data_positions, loader_file
-from dit.train.lines import LinesFile, RecordError
-from dit.train.locate import (
+from dit.config.loading import save_config
+from dit.data.rejections import DataError
+from dit.data.resume.loader_state import LoaderLayout, LoaderState
+from dit.train.checkpoint.manifest import MANIFEST, Manifest, read_manifest, write_manifest
+from dit.train.checkpoint.paths import (
     CheckpointError,
     find_checkpoint,
     saved_card,
     saved_config,
     saved_null_text,
 )
-from dit.train.manifest import MANIFEST, Manifest, read_manifest, write_manifest
-from dit.train.metrics import _wandb_id
+from dit.train.checkpoint.state_dict import data_positions, loader_file
+from dit.train.metrics.jsonl import JsonlWriter, RecordError
+from dit.train.metrics.writers import _wandb_id
 from tests.hostile import damaged, deep_json, json_bytes, mistaken, odd_text, odd_values
 from tests.learning import tiny_run
 
@@ -46,9 +46,9 @@ def place() -> Iterator[Path]:
         yield Path(folder)
 
 
-def _reopened(file: Path, content: bytes, *, start: int, every_step: bool = True) -> LinesFile:
+def _reopened(file: Path, content: bytes, *, start: int, every_step: bool = True) -> JsonlWriter:
     file.write_bytes(content)
-    lines = LinesFile(file, start=start, every_step=every_step)
+    lines = JsonlWriter(file, start=start, every_step=every_step)
     lines.write({"step": start + 1})
     lines.close()
     return lines
@@ -116,11 +116,11 @@ def test_lines_are_cut_where_there_is_no_room_for_a_second_file(tmp_path, monkey
 
     monkeypatch.setattr(Path, "write_bytes", full)
     (tmp_path / "metrics.jsonl").open("wb").write(CONTENT)
-    LinesFile(tmp_path / "metrics.jsonl", start=3)
+    JsonlWriter(tmp_path / "metrics.jsonl", start=3)
     assert (tmp_path / "metrics.jsonl").read_bytes() == b"".join(CONTENT.splitlines(True)[:3])
     (tmp_path / "metrics.jsonl").open("ab").write(b"[]\n" + CONTENT.splitlines(True)[3])
     with pytest.raises(RecordError, match=rf"{tmp_path}/metrics.jsonl cannot be written \(No spa"):
-        LinesFile(tmp_path / "metrics.jsonl", start=4)
+        JsonlWriter(tmp_path / "metrics.jsonl", start=4)
     assert b"[]" in (tmp_path / "metrics.jsonl").read_bytes()
 
 
@@ -254,7 +254,9 @@ def _saved(value: object) -> bytes:
     return stream.getvalue()
 
 
-POSITION = Position.start(Layout(ranks=1, workers=0), rank=0, identity={"rng.seed": 1}).plain()
+POSITION = LoaderState.start(
+    LoaderLayout(ranks=1, workers=0), rank=0, identity={"rng.seed": 1}
+).plain()
 
 
 @given(
@@ -267,7 +269,7 @@ def test_hostile_loader_positions(place: Path, content: bytes) -> None:
     """The file is named where it cannot be read, the checkpoint's loader state where it is odd."""
     (place / loader_file(0)).write_bytes(content)
     try:
-        Position.of(data_positions(place)[0])
+        LoaderState.of(data_positions(place)[0])
     except CheckpointError as error:
         assert str(place) in str(error)
     except DataError as error:

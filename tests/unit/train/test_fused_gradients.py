@@ -8,8 +8,8 @@ import pytest
 from megatron.core.tensor_parallel import layers
 
 from dit.config import Precision
-from dit.model import linears
-from dit.train.learner import build_learner
+from dit.models.layers import parallel_linear
+from dit.train.model_and_optimizer import build_model_and_optimizer
 from tests.learning import tiny_run, train, weights_and_averages
 
 
@@ -28,12 +28,12 @@ class _Products:
 def test_weights_are_those_of_separate_sums(groups, monkeypatch, precision):
     products = _Products()
     monkeypatch.setattr(layers, "fused_weight_gradient_mlp_cuda", products, raising=False)
-    monkeypatch.setattr(linears, "find_spec", lambda name: name)
+    monkeypatch.setattr(parallel_linear, "find_spec", lambda name: name)
     config = tiny_run(precision=precision)
     fused = replace(config, model=replace(config.model, gradient_accumulation_fusion=True))
     found = []
     for one in (config, fused):
-        learner = build_learner(one, groups)
+        learner = build_model_and_optimizer(one, groups)
         train(learner, one, 1, 3)
         found.append(weights_and_averages(learner))
     assert products.calls == 3 * 7 * config.model.num_layers
@@ -45,4 +45,4 @@ def test_weights_are_those_of_separate_sums(groups, monkeypatch, precision):
 def test_missing_products_are_named(groups):
     config = tiny_run(gradient_accumulation_fusion=True)
     with pytest.raises(ValueError, match="gradient_accumulation_fusion=true needs Apex"):
-        build_learner(config, groups)
+        build_model_and_optimizer(config, groups)

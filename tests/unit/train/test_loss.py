@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from dit.batch import PackedBatch, Problem, Share
+from dit.batch import PackedBatch, Problem, SequenceShard
 from dit.config import LossMean
-from dit.parallel.context import split_tokens
-from dit.train.step import Loss, Report, loss_of
+from dit.distributed.context_split import split_tokens
+from dit.train.step import Loss, RankLoss, loss_of
 from tests.packs import random_pack, tiny_model
 
 # 20, 8 and 1 real tokens, each padded to a multiple of 8.
@@ -87,7 +87,7 @@ def test_losses_of_context_ranks_add_up(mean: LossMean, count: int) -> None:
     problem, prediction_TC = _problem()
     parts: list[tuple[PackedBatch, Loss]] = []
     for index in range(count):
-        share = Share(index=index, count=count)
+        share = SequenceShard(index=index, count=count)
         batch, part = split_tokens(PACK, problem, share=share, multiple=3)
         mine_TC = torch.full_like(part.target_TC, math.nan)
         rows_T = PACK.rows(share)
@@ -105,9 +105,9 @@ def test_losses_of_context_ranks_add_up(mean: LossMean, count: int) -> None:
 def test_a_report_adds_packs_and_names_samples_that_are_not_finite(mean: LossMean) -> None:
     problem, prediction_TC = _problem()
     loss = loss_of(PACK, problem, prediction_TC, mean)
-    report = Report.of([(loss, PACK), (loss, PACK)])
+    report = RankLoss.of([(loss, PACK), (loss, PACK)])
     assert report.total == pytest.approx(2 * loss.total.item())
     assert (report.count, report.not_finite) == (2 * loss.count.item(), ())
     prediction_TC[PACK.starts[1]] = math.inf
     bad = loss_of(PACK, problem, prediction_TC, mean)
-    assert Report.of([(loss, PACK), (bad, PACK)]).not_finite == (PACK.keys[1],)
+    assert RankLoss.of([(loss, PACK), (bad, PACK)]).not_finite == (PACK.keys[1],)

@@ -20,10 +20,10 @@ from dit.config import (
     SchedulerConfig,
     TrainConfig,
 )
-from dit.parallel.adam import GroupStepAdam
-from dit.train.build import learning_rate, set_learning_rate
+from dit.train.adamw import GroupStepAdam
 from dit.train.ema import decay_at, power_exponent
-from dit.train.learner import build_learner, learn
+from dit.train.model_and_optimizer import build_model_and_optimizer, optimizer_step
+from dit.train.model_setup import learning_rate, set_learning_rate
 from dit.train.step import update
 from tests.packs import tiny_model
 
@@ -56,7 +56,7 @@ def test_adam_equals_torch():
 
 def test_decay_reaches_matrices_only(groups):
     config = RunConfig(model=MODEL, optimizer=OptimizerConfig(weight_decay=0.3))
-    learner = build_learner(config, groups)
+    learner = build_model_and_optimizer(config, groups)
     set_learning_rate(learner.optimizer, 1e-3, weight_decay=0.3)
     names = {p: n for n, p in learner.chunks[0].named_parameters()}
     shards = {id(s.value): names[s.weight] for s in learner.ema.shards}
@@ -74,7 +74,7 @@ def test_decay_reaches_matrices_only(groups):
 
 def test_decoupled_decay_shrinks_a_weight_without_gradient(groups):
     config = RunConfig(model=MODEL, optimizer=OptimizerConfig(weight_decay=0.3, lr=0.1))
-    learner = build_learner(config, groups)
+    learner = build_model_and_optimizer(config, groups)
     before = [s.value.clone() for s in learner.ema.shards]
     set_learning_rate(learner.optimizer, 0.1, weight_decay=0.3)
     for chunk in learner.chunks:
@@ -96,7 +96,7 @@ def test_step_that_is_not_finite_changes_nothing(groups, sharded, precision, bad
         optimizer=OptimizerConfig(lr=0.1, weight_decay=0.3),
         ddp=DdpConfig(use_distributed_optimizer=sharded),
     )
-    learner = build_learner(config, groups)
+    learner = build_model_and_optimizer(config, groups)
 
     def state() -> list[torch.Tensor]:
         adam = [inner.optimizer.state.values() for inner in learner.optimizer.chained_optimizers]
@@ -108,7 +108,7 @@ def test_step_that_is_not_finite_changes_nothing(groups, sharded, precision, bad
     def step(number: int, *, gradient: float, loss: float) -> bool:
         for weight in learner.chunks[0].parameters():
             weight.main_grad.fill_(gradient)
-        return learn(learner, config=config, number=number, loss=loss).skipped
+        return optimizer_step(learner, config=config, number=number, loss=loss).skipped
 
     assert not step(1, gradient=0.01, loss=1.0)
     before = state()
@@ -175,7 +175,7 @@ def test_average_is_used_and_taken_back(groups, sharded, precision):
         ddp=DdpConfig(use_distributed_optimizer=sharded),
         ema=EmaConfig(kind=EmaKind.CONSTANT, decay=0.75),
     )
-    learner = build_learner(config, groups)
+    learner = build_model_and_optimizer(config, groups)
     first = [s.value.clone() for s in learner.ema.shards]
     for shard in learner.ema.shards:
         shard.value.data.add_(1.0)
@@ -197,7 +197,7 @@ def test_average_is_used_and_taken_back(groups, sharded, precision):
 def test_configured_numbers_are_those_in_effect(groups, sharded):
     numbers = OptimizerConfig(adam_beta1=0.85, adam_beta2=0.97, adam_eps=1e-5, weight_decay=0.07)
     ddp = DdpConfig(use_distributed_optimizer=sharded)
-    learner = build_learner(RunConfig(model=MODEL, optimizer=numbers, ddp=ddp), groups)
+    learner = build_model_and_optimizer(RunConfig(model=MODEL, optimizer=numbers, ddp=ddp), groups)
     set_learning_rate(learner.optimizer, 3e-4, weight_decay=numbers.weight_decay)
     for group in learner.optimizer.param_groups:
         assert group["betas"] == (0.85, 0.97)
@@ -212,7 +212,7 @@ def test_gradients_are_reduced_in_the_configured_type(groups, precision, in_fp32
     config = RunConfig(
         model=replace(MODEL, precision=precision), ddp=DdpConfig(grad_reduce_in_fp32=in_fp32)
     )
-    learner = build_learner(config, groups)
+    learner = build_model_and_optimizer(config, groups)
     half = precision is Precision.BF16 and not in_fp32
     wanted = torch.bfloat16 if half else torch.float32
     assert {p.main_grad.dtype for p in learner.chunks[0].parameters()} == {wanted}

@@ -20,14 +20,14 @@ from dit.config import (
     RunConfig,
     Weights,
 )
-from dit.configuring import changes, save_config
-from dit.train.checkpoint import load_checkpoint, start_from
-from dit.train.compare import check_same_model
-from dit.train.learner import build_learner
-from dit.train.locate import CheckpointError
-from dit.train.progress import Progress
-from dit.train.saving import save_checkpoint
-from dit.train.shards import main_shards
+from dit.config.loading import changes, save_config
+from dit.train.checkpoint.async_save import save_checkpoint
+from dit.train.checkpoint.compatibility import check_same_model
+from dit.train.checkpoint.paths import CheckpointError
+from dit.train.checkpoint.state_dict import load_checkpoint, start_from
+from dit.train.main_params import main_param_shards
+from dit.train.model_and_optimizer import build_model_and_optimizer
+from dit.train.progress import TrainProgress
 from tests.learning import DATA, assert_equal, tiny_run, train, weights_and_averages
 
 NO_AVERAGE = EmaConfig(kind=EmaKind.NONE)
@@ -36,9 +36,9 @@ WHOLE = DdpConfig(use_distributed_optimizer=False)
 
 def _saved(folder, groups, config: RunConfig):
     """A checkpoint after three steps, and the learner that it was saved from."""
-    learner = build_learner(config, groups)
+    learner = build_model_and_optimizer(config, groups)
     train(learner, config, 1, 3)
-    progress = Progress(step=3)
+    progress = TrainProgress(step=3)
     return save_checkpoint(folder, learner, progress=progress, config=config, data=DATA), learner
 
 
@@ -84,16 +84,18 @@ def test_an_average_can_begin_and_end_at_a_checkpoint(groups, tmp_path):
     config = tiny_run()
     without = replace(config, ema=NO_AVERAGE)
     place, whole = _saved(tmp_path, groups, config)
-    again = build_learner(without, groups)
+    again = build_model_and_optimizer(without, groups)
     load_checkpoint(place, again, config=without)
     assert again.ema is None
     assert train(again, without, 4, 5) == train(whole, config, 4, 5)
 
-    place = save_checkpoint(tmp_path, again, progress=Progress(step=5), config=without, data=DATA)
-    averaged = build_learner(config, groups)
+    place = save_checkpoint(
+        tmp_path, again, progress=TrainProgress(step=5), config=without, data=DATA
+    )
+    averaged = build_model_and_optimizer(config, groups)
     load_checkpoint(place, averaged, config=config)
     assert averaged.ema is not None
-    assert_equal(averaged.ema.averages, [s.value for s in main_shards(averaged.optimizer)])
+    assert_equal(averaged.ema.averages, [s.value for s in main_param_shards(averaged.optimizer)])
     assert train(averaged, config, 6, 7) == train(whole, config, 6, 7)
 
 
@@ -105,16 +107,16 @@ def test_a_new_run_takes_weights_and_nothing_else(groups, tmp_path, source, prec
     new = replace(
         tiny_run(precision=precision), objective=ObjectiveConfig(name=ObjectiveName.FLOW), ddp=ddp
     )
-    learner = build_learner(new, groups)
+    learner = build_model_and_optimizer(new, groups)
     start_from(place, learner, config=new)
     dtype = next(learner.chunks[0].parameters()).dtype
     expected = [w.to(dtype).float() for w in _weights(old)]
     assert_equal(_weights(learner), expected)
     assert learner.ema is not None
-    masters = [shard.value for shard in main_shards(learner.optimizer)]
+    masters = [shard.value for shard in main_param_shards(learner.optimizer)]
     assert_equal(learner.ema.averages, masters)
     # The same steps as of a new run that began with these weights: no moments came along.
-    fresh = build_learner(new, groups)
+    fresh = build_model_and_optimizer(new, groups)
     for mine, its in zip(fresh.chunks[0].parameters(), learner.chunks[0].parameters(), strict=True):
         mine.data.copy_(its)
     fresh.optimizer.reload_model_params()
@@ -128,7 +130,7 @@ def test_a_new_run_may_take_the_average(groups, tmp_path):
         checkpoint=CheckpointConfig(load=str(place), finetune=True, finetune_weights=Weights.EMA),
         ema=NO_AVERAGE,
     )
-    learner = build_learner(new, groups)
+    learner = build_model_and_optimizer(new, groups)
     start_from(place, learner, config=new)
     assert old.ema is not None
     with old.ema.as_weights(old.chunks):

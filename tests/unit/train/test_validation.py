@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from dit.config import ExtraPosition, LossMean, ObjectiveConfig, ObjectiveName
-from dit.model.dit import DiT
-from dit.model.weights import randomise
-from dit.objective import make_objective, validation_problem
-from dit.objective.problem import CPU, draw_noise
-from dit.objective.rng import Draw, pack_rng
-from dit.train.learner import build_learner
+from dit.models.dit.model import DiT
+from dit.models.layers.init import randomise
+from dit.objectives import make_objective, validation_problem
+from dit.objectives.rng import Draw, pack_rng
+from dit.objectives.training_target import CPU, draw_noise
+from dit.train.model_and_optimizer import build_model_and_optimizer
 from dit.train.validation import kind, quantiles, validate
 from tests.learning import tiny_run
 from tests.packs import random_pack, tiny_model
@@ -27,7 +27,7 @@ KINDS = ["image_8", "video8_4", "image_8", "image_16", "image_2"]
 
 
 def _learner(groups, config):
-    return build_learner(config, groups, fill=lambda model, _: randomise(model, seed=2))
+    return build_model_and_optimizer(config, groups, fill=lambda model, _: randomise(model, seed=2))
 
 
 @pytest.fixture(params=list(LossMean))
@@ -143,7 +143,7 @@ def test_losses_of_the_best_network_for_gaussian_data_are_their_closed_form(
     """
     config = tiny_run(extra_pos_embed=ExtraPosition.NONE)
     config = replace(config, objective=ObjectiveConfig(name=name))
-    learner, objective = build_learner(config, groups), make_objective(config.objective)
+    learner, objective = build_model_and_optimizer(config, groups), make_objective(config.objective)
     pack = random_pack([(1, 40, 40)], [2], model=config.model)
     pack, noise = _uncorrelated(pack, config.rng.seed)
     data, expected, best = STD**2, {}, {}

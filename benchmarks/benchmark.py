@@ -1,0 +1,129 @@
+"""Measures steps of a run: where the time goes, real tokens a second, model TFLOP/s, MFU.
+
+1. warm-up   steps that allocate memory and fill buffers
+2. steps     each as metrics.jsonl of a run would have it; on a GPU the parts are waited for
+3. peaks     what the device promises, and how fast it multiplies large matrices
+4. figures   a table, and a JSON file with those of each step as well
+
+Nothing is trained further and nothing is saved: the weights start anew.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import ArgumentTypeError
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dit.config import RunConfig
+from dit.config.loading import describe, parse_arguments
+from dit.distributed.entry import Parser, run, say_once
+from recipes.runs import RECIPES
+
+_EPILOG = (
+    "All other arguments are those of pretrain_dit.py: --config-file FILE, --recipe NAME, --mock,"
+    " --dataset-path DIR, --dry-run, --print-config, --debug, KEY=VALUE ..."
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options, others = _parser().parse_known_args(argv)
+    arguments = parse_arguments(others, recipes=RECIPES, program="benchmark.py")
+    config = _only_steps(arguments.config)
+    # Imported late: --help and a wrong key answer without waiting for Megatron-Core.
+    from dit.distributed.process_groups import rank, start_processes, world_size
+    from dit.distributed.watchdog.monitor import watchdog
+
+    config.data_parallel_size(world_size())
+    if arguments.dry_run or arguments.print_config:
+        if rank() == 0:
+            sys.stdout.write(describe(config, world_size=world_size()))
+        if rank() == 0 and arguments.dry_run:
+            from dit.data import data_line
+
+            sys.stdout.write(data_line(config))
+        return 0
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    limit_s = 60 * config.dist.distributed_timeout_minutes
+    start_processes(seed=config.rng.seed, model=config.model, limit_s=limit_s)
+    with watchdog(limit_s=limit_s, say=say_once, again=""):
+        from measuring.steps import step_summary
+
+        from dit.train.metrics.timers import precisely
+        from dit.train.trainer import measure_steps
+
+        precisely()
+        around = _trace(options.json, rank()) if options.profile else nullcontext()
+        steps = measure_steps(config, warm_up=options.warm_up, steps=options.steps, around=around)
+        found = step_summary(config, steps)
+    if rank() == 0:
+        options.json.write_text(json.dumps(found | {"steps": steps}, indent=1) + "\n")
+        _print(found)
+        sys.stdout.write(f"written: {options.json}\n")
+    return 0
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="benchmark.py",
+        description=(__doc__ or "").splitlines()[0],
+        epilog=_EPILOG,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--steps", type=_positive, default=20, help="measured ones (%(default)s)")
+    add("--warm-up", type=_positive, default=3, help="steps before them (%(default)s)")
+    add("--json", type=Path, default=Path("runs/benchmark.json"), help="(%(default)s)")
+    add("--profile", action="store_true", help="a trace of each process, beside the JSON file")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"{text!r} is not a number of steps, at least 1")
+    return int(text)
+
+
+def _only_steps(config: RunConfig) -> RunConfig:
+    """The same steps, without saving, loading and validating."""
+    return replace(
+        config,
+        checkpoint=replace(config.checkpoint, save=None, load=None),
+        train=replace(config.train, eval_interval=0),
+    )
+
+
+def _trace(file: Path, rank: int) -> AbstractContextManager:
+    """For chrome://tracing or Perfetto; it slows the steps down."""
+    from torch.profiler import profile
+
+    place = file.with_name(f"{file.stem}_trace_rank{rank}.json")
+    return profile(on_trace_ready=lambda trace: trace.export_chrome_trace(str(place)))
+
+
+def _print(found: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{found['processes']} x {found['device']}", title_justify="left")
+    for name in ("", "median", "5%", "95%", "share"):
+        table.add_column(name, justify="right" if name else "left")
+    for name, share in {"step_time_s": 1.0, **found["shares"]}.items():
+        spread = found[name]
+        numbers = (f"{spread[key]:.4g}" for key in ("median", "p5", "p95"))
+        table.add_row(name, *numbers, f"{share:.1%}")
+    table.add_section()
+    for name in ("tokens_per_s", "samples_per_s", "pack_fill", "model_tflops"):
+        table.add_row(name, *(f"{found[name][key]:,.4g}" for key in ("median", "p5", "p95")))
+    for kind, peak in found["peak_tflops"].items():
+        table.add_row(f"MFU of {peak:.4g} TFLOP/s ({kind})", f"{found['mfu'][kind]:.1%}")
+    table.add_row("peak_memory_gb, fullest process", f"{found['peak_memory_gb']:.3g}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

@@ -1,0 +1,266 @@
+"""Our packed step against Diffusers' model in a plain PyTorch loop: real tokens a second.
+
+1. samples   random ones of a mixture, packed; plain loops get the same samples, noise and levels
+2. start     the same weights; losses of the first step must agree where nothing is padded
+3. steps     in turn, so that what else the machine does falls on all alike; medians
+
+    python benchmarks/compare_padded.py --steps 7
+
+Any key of a run may follow (model.name=dit_xl model.precision=bf16 ...). One process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from dit.config import EmaKind, MockGeometry, ModelConfig, ObjectiveName, Precision, RunConfig
+from dit.config.loading import load_config
+from dit.distributed.entry import run
+
+OURS = "packed, ours"
+_TOLERANCE = 1e-3
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options, overrides = _parser().parse_known_args(argv)
+    base = load_config(_small(), config_file=options.config_file, overrides=overrides)
+    found = []
+    for name, mixture in _mixtures().items():
+        dataset = replace(base.dataset, mock=True, mock_samples=mixture, num_workers=0)
+        config = replace(base, dataset=dataset)
+        numbers = _compare(config, options)
+        found.append({"samples": name} | numbers)
+    _print(found)
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--config-file", type=Path)
+    parser.add_argument("--steps", type=int, default=7, help="timed ones (%(default)s)")
+    parser.add_argument(
+        "--batch", type=int, default=4, help="samples that are padded to the longest (%(default)s)"
+    )
+    parser.add_argument(
+        "--cpu-seconds",
+        action="store_true",
+        help="of this process, for a CPU that other programs use as well",
+    )
+    parser.add_argument("--json", type=Path, help="file for the numbers")
+    return parser
+
+
+def _small() -> RunConfig:
+    """A model that two cores train in seconds."""
+    model = ModelConfig(
+        name="custom",
+        num_layers=2,
+        hidden_size=256,
+        num_attention_heads=4,
+        adaln_lora_dim=32,
+        crossattn_emb_size=256,
+        precision=Precision.FP32,
+    )
+    base = RunConfig(model=model)
+    return replace(
+        base,
+        dataset=replace(base.dataset, task_encoder_seq_length=4096, packing_buffer_size=64),
+        objective=replace(base.objective, name=ObjectiveName.FLOW, text_dropout=0.0),
+        ema=replace(base.ema, kind=EmaKind.NONE),  # the plain loops keep none
+    )
+
+
+def _mixtures() -> dict[str, tuple[MockGeometry, ...]]:
+    """One size; and pictures with video, of which the longest has five times the mean's tokens."""
+    return {
+        "equal": (MockGeometry(height=32, width=32, text_length=64, weight=12),),
+        "mixed": (
+            MockGeometry(frames=8, height=32, width=32, text_length=128, fps=24, weight=1),
+            MockGeometry(frames=4, height=24, width=32, text_length=96, fps=24, weight=2),
+            MockGeometry(height=32, width=32, text_length=64, weight=3),
+            MockGeometry(height=24, width=32, text_length=32, weight=3),
+            MockGeometry(height=16, width=24, text_length=16, weight=3),
+        ),
+    }
+
+
+def _compare(config: RunConfig, options: argparse.Namespace) -> dict[str, Any]:
+    clock = time.process_time if options.cpu_seconds else time.perf_counter
+    contenders, tokens = _contenders(config, options.batch)
+    losses = {name: step() for name, step in contenders.items()}  # warm-up as well
+    _check_losses(losses)
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(options.steps):
+        for name, step in contenders.items():
+            began = clock()
+            step()
+            seconds[name].append(clock() - began)
+    rates = {name: tokens / median(taken) for name, taken in seconds.items()}
+    # Of each round, because another program may slow down all contenders of a round.
+    ratios = {
+        name: median(b / a for a, b in zip(seconds[OURS], taken, strict=True))
+        for name, taken in seconds.items()
+    }
+    return {"real_tokens": tokens, "tokens_per_s": rates, "ratio": ratios, "seconds": seconds}
+
+
+def _contenders(config: RunConfig, batch: int) -> tuple[dict[str, Callable[[], float]], int]:
+    """A step of each, which returns its loss; and the real tokens of a step."""
+    from measuring.padded import (
+        Batching,
+        PlainLoop,
+        diffusers_network,
+        diffusers_weights,
+        examples,
+        rectangles,
+    )
+
+    from dit.distributed.process_groups import device, process_groups, start_processes
+    from dit.models.layers.init import randomise
+    from dit.models.layers.parallel_linear import dtype
+    from dit.train.model_and_optimizer import (
+        build_model_and_optimizer,
+        forward_backward,
+        optimizer_step,
+    )
+
+    logging.getLogger("diffusers").setLevel(logging.ERROR)  # it warns of parts that are not there
+    start_processes(seed=config.rng.seed, model=config.model)
+    learner = build_model_and_optimizer(
+        config, process_groups(), fill=lambda model, _: randomise(model, seed=1)
+    )
+    items = _items(config)
+    network: Any = learner.chunks[0].module
+    weights = diffusers_weights(network, config.model)
+    real = sum(batch.real_tokens for batch, _ in items)
+
+    def ours() -> float:
+        report = forward_backward(learner, items, config=config)
+        loss = report.total / report.count
+        optimizer_step(learner, config=config, number=1, loss=loss)
+        _wait()
+        return loss
+
+    found: dict[str, Callable[[], float]] = {OURS: ours}
+    # As they came: a plain loop does not know their lengths before.
+    asked = sorted(
+        (one for item in items for one in examples(config.model, *item)),
+        key=lambda one: int(one.key),
+    )
+    for batching in Batching:
+        theirs = diffusers_network(config)
+        theirs.load_state_dict(weights)
+        theirs.to(device(), dtype(config.model))
+        loop = PlainLoop(theirs, config.optimizer)
+        batches = rectangles(
+            asked,
+            batching,
+            batch=batch,
+            capacity=config.dataset.task_encoder_seq_length,
+            dtype=dtype(config.model),
+        )
+        found[str(batching)] = _plain(loop, batches, numbers=real * config.model.patch_features)
+    return found, real
+
+
+def _plain(loop: Any, batches: Any, *, numbers: int) -> Callable[[], float]:
+    def step() -> float:
+        loss = loop.step(batches, numbers=numbers)
+        _wait()
+        return loss
+
+    return step
+
+
+def _items(config: RunConfig) -> list[Any]:
+    """The mixture as packs with their problems, on the device."""
+    from dit.data import null_text
+    from dit.data.bin_packing import best_fit_decreasing
+    from dit.data.pack import PatchLayout, pack_samples
+    from dit.distributed.process_groups import device
+    from dit.objectives import make_objective, training_problem
+
+    layout, dataset = PatchLayout.of(config), config.dataset
+    samples = list(_samples(config))
+    lengths = [layout.padded_tokens(sample.latent_CFHW) for sample in samples]
+    bins = best_fit_decreasing(lengths, capacity=dataset.task_encoder_seq_length)
+    packs = [
+        pack_samples([samples[i] for i in sorted(one, key=lengths.__getitem__)], layout)
+        for one in bins
+    ]
+    null = null_text(config).to(device())
+    settings = {"seed": config.rng.seed, "step": 1, "null_text_LE": null, "text_dropout": 0.0}
+    objective = make_objective(config.objective)
+    return [
+        training_problem(objective, pack_samples.to(device()), **settings) for pack_samples in packs
+    ]
+
+
+def _samples(config: RunConfig) -> Iterator[Any]:
+    """Twice as many of each kind as its weight says, in a random order, which is their key."""
+    import torch
+
+    from dit.batch import LatentSample
+
+    model = config.model
+    kinds = [g for g in config.dataset.mock_samples for _ in range(2 * round(g.weight))]
+    random = torch.Generator().manual_seed(config.rng.seed)
+    for place, number in enumerate(torch.randperm(len(kinds), generator=random).tolist()):
+        kind = kinds[number]
+        size = (model.in_channels, kind.frames, kind.height, kind.width)
+        text = (kind.text_length, model.crossattn_emb_size)
+        yield LatentSample(
+            key=str(place),
+            latent_CFHW=torch.randn(size, generator=random),
+            text_LE=torch.randn(text, generator=random),
+            fps=kind.fps or float("nan"),
+        )
+
+
+def _check_losses(losses: dict[str, float]) -> None:
+    from measuring.padded import Batching
+
+    packed, plain = losses[OURS], losses[str(Batching.BUCKETS)]
+    if not abs(packed - plain) <= _TOLERANCE * abs(plain):
+        raise ValueError(
+            f"the first step's loss is {packed:.6g} packed and {plain:.6g} in buckets: the two do"
+            " not compute the same"
+        )
+
+
+def _wait() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _print(found: list[dict[str, Any]]) -> None:
+    table = Table(title="Real tokens a second, and ours over theirs", title_justify="left")
+    for name in ("samples", *found[0]["tokens_per_s"]):
+        table.add_column(name, justify="right")
+    for one in found:
+        cells = [
+            f"{rate:,.0f}" + ("" if name == OURS else f"  ({one['ratio'][name]:.2f}x)")
+            for name, rate in one["tokens_per_s"].items()
+        ]
+        table.add_row(one["samples"], *cells)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

@@ -1,0 +1,222 @@
+"""What each command does once its options are read."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from data_prep.cli.media_arguments import SETTINGS
+from data_prep.cli.media_options import source_of
+from data_prep.cli.terminal import (
+    output,
+    progress_on,
+    say,
+    show_inspection,
+    show_plan,
+    show_summary,
+    training_command,
+)
+from data_prep.engine.ranks import join
+from data_prep.engine.select import engine_of
+from data_prep.formats.automodel import INDEX, relocate
+from data_prep.formats.convert import convert, export
+from data_prep.inspect.page import write_inspection
+from data_prep.inspect.reading import check_encoders, inspect_shard, shard_counts
+from data_prep.packing import Packing, PackOptions, Summary, pack_dataset
+from data_prep.planning.facts import Judged
+from data_prep.planning.page import write_plan_page
+from data_prep.planning.splits import DEFAULT_SPLIT, Split, SplitFractions, all_in_train_notice
+from data_prep.sources.digits import Digits
+from data_prep.sources.folders import FolderCollection
+from data_prep.writing.atomic_files import write_whole
+from data_prep.writing.dataset_folder import (
+    PAGE_NAME,
+    SUMMARY_NAME,
+    check_apart,
+    make_ready,
+    written_by_one,
+)
+from dit.codecs import text, vae
+from dit.codecs.unused_options import unused_options
+from dit.codecs.vae import Pixel
+
+_BLOCK = {"video": 4}  # samples that a worker is handed at once; the others are small
+
+
+def _options(args: argparse.Namespace, *, max_bad_fraction: float) -> PackOptions:
+    return PackOptions(
+        split=SplitFractions.parse(args.split or DEFAULT_SPLIT),
+        split_is_given=args.split is not None,
+        shard_size=args.shard_size,
+        max_shard_bytes=args.max_shard_bytes,
+        max_bad_fraction=max_bad_fraction,
+        overwrite=args.overwrite,
+        license=args.license,
+        verify=getattr(args, "verify", False),
+        trust_cache=getattr(args, "trust_cache", False),
+        batch_size=getattr(args, "batch_size", 1),
+        decode_threads=getattr(args, "decode_threads", 0),
+        block_size=_BLOCK.get(args.command, 32),
+    )
+
+
+def _settings(args: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """The options that decided the samples; no paths, which would differ between machines."""
+    given = {name: getattr(args, name) for name in ("shard_size", "max_shard_bytes", *names)}
+    return {"split": args.split or DEFAULT_SPLIT, **given}
+
+
+def _validation_keys(summary: Summary) -> dict[str, Any]:
+    """What training needs where no samples were kept apart."""
+    return {} if Split.VAL in summary.shards else {"dataset.use_train_split_for_val": "true"}
+
+
+def _notify(text: str) -> None:
+    say(output(), f"note: {text}")
+
+
+def run_digits(args: argparse.Namespace) -> int:
+    encoder = text.text_encoder_named(args.text_encoder or Pixel.text_encoder).from_arguments(args)
+    with written_by_one(args.output_dir):
+        summary = pack_dataset(
+            Digits(num_samples=args.num_samples),
+            args.output_dir,
+            processor=Pixel.of(block=2, colours=1),
+            text=encoder,
+            options=_options(args, max_bad_fraction=0),
+            settings=_settings(args, "num_samples"),
+            notify=_notify,
+            track=progress_on(Console(stderr=True)),
+        )
+    width = {} if encoder.width == 64 else {"model.crossattn_emb_size": encoder.width}
+    keys = width | _validation_keys(summary)
+    command = training_command(args.output_dir, "conf/dit_digits.yaml", keys)
+    show_summary(output(), summary, args.output_dir, command)
+    return 0
+
+
+def run_media(args: argparse.Namespace) -> int:
+    """Images and videos, on any number of processes."""
+    processor = vae.codec_named(args.processor).from_arguments(args)
+    encoder = text.text_encoder_named(args.text_encoder or processor.text_encoder).from_arguments(
+        args
+    )
+    options = _options(args, max_bad_fraction=args.max_bad_fraction)
+    asked, source = args.video_loader_type, source_of(args, processor)
+    for given in source.inputs:
+        if isinstance(given.collection, FolderCollection):
+            root, option = given.collection.root, given.collection.option
+            check_apart(args.output_dir, source=root, option=option)
+    ranks = join()
+    if ranks.rank == 0:
+        for sentence in unused_options(args, args.parser, (processor, encoder)):
+            say(output(), sentence)
+    if ranks.rank == 0 and asked == "torchvision":
+        say(output(), "--video_loader_type torchvision: it decodes no videos any more; PyAV does")
+    with ExitStack() as ends:
+        ends.callback(ranks.leave)
+        if ranks.rank == 0:  # for all ranks of this packing
+            ends.enter_context(written_by_one(args.output_dir))
+        packing = Packing(
+            source=source,
+            folder=args.output_dir,
+            processor=processor,
+            text=encoder,
+            options=options,
+            settings=_settings(args, *SETTINGS, "max_bad_fraction"),
+            engine=engine_of(args, ranks),
+            ranks=ranks,
+            notify=_notify,
+            track=progress_on(Console(stderr=True)),
+        )
+        if args.plan:
+            return _plan(args, packing)
+        summary = packing.run()
+        return _report(args, packing, summary) if ranks.rank == 0 else 0
+
+
+def _report(args: argparse.Namespace, packing: Packing, summary: Summary) -> int:
+    """What was packed and what to do next; then what else was asked for."""
+    channels, width = packing.processor.channels, packing.text.width
+    keys = {"model.in_channels": channels, "model.crossattn_emb_size": width}
+    keys |= _validation_keys(summary)
+    command = training_command(args.output_dir, f"conf/dit_xl_{args.command}.yaml", keys)
+    show_summary(output(), summary, args.output_dir, command)
+    if args.output_format != "shards":
+        count = export(args.output_dir, form=args.output_format, shard_size=args.shard_size)
+        say(output(), f"written as {args.output_format} as well: {count} samples")
+    return _inspect(args.output_dir) if args.verify else 0
+
+
+def _plan(args: argparse.Namespace, packing: Packing) -> int:
+    if packing.ranks.rank > 0:
+        return 0
+    make_ready(args.output_dir, overwrite=args.overwrite)
+    plan, judged_by = packing.plan(), Judged.HEADERS
+    if args.plan == "decode":
+        plan, judged_by = packing.decoded(plan), Judged.DECODING
+    packing.look_at(plan)
+    facts = write_plan_page(
+        plan,
+        packing.source,
+        args.output_dir / PAGE_NAME,
+        processor=packing.processor,
+        text=packing.text,
+        judged_by=judged_by,
+    )
+    summary = json.dumps(facts.summary, indent=1, ensure_ascii=False) + "\n"
+    write_whole(args.output_dir / SUMMARY_NAME, summary.encode())
+    show_plan(output(), facts, args.output_dir, packing.source.ignored)
+    return 0
+
+
+def run_convert(args: argparse.Namespace) -> int:
+    """Caches of other tools."""
+    readers = [vae.codec_named(args.processor)] if args.processor else []
+    encoders = [text.text_encoder_named(args.text_encoder)] if args.text_encoder else []
+    for sentence in unused_options(args, args.parser, [*readers, *encoders]):
+        say(output(), sentence)
+    check_apart(args.output_dir, source=args.folder, option="the cache")
+    with written_by_one(args.output_dir):
+        counts, refusals = convert(args)
+    split = SplitFractions.parse(args.split or DEFAULT_SPLIT)
+    if args.split is None and split.empty(counts):
+        _notify(all_in_train_notice(counts))
+    elif empty := split.empty(counts):
+        _notify(f"--split {args.split} leaves {' and '.join(empty)} without a sample")
+    for split, count in counts.items():
+        say(output(), f"{split}: {count} samples")
+    for reason, count in refusals.counts.items():
+        say(output(), f"refused: {count} x {reason}")
+    return 0
+
+
+def run_relocate(args: argparse.Namespace) -> int:
+    """Caches of AutoModel that have been moved."""
+    count = relocate(args.folder)
+    say(output(), f"{args.folder / INDEX}: {count} samples lie here now")
+    return 0
+
+
+def run_inspect(args: argparse.Namespace) -> int:
+    status = _inspect(args.folder)
+    if args.html is not None:
+        write_inspection(args.folder, args.html)
+        say(output(), f"decoded pictures: {args.html}")
+    return status
+
+
+def _inspect(folder: Path) -> int:
+    counts = shard_counts(folder)
+    reports = [inspect_shard(folder, name, expected=n) for name, n in counts.items()]
+    show_inspection(output(), folder, reports)
+    problems = check_encoders(folder)
+    problems += [problem for report in reports for problem in report.problems]
+    for problem in problems:
+        say(Console(stderr=True), f"error: {problem}")
+    return 1 if problems else 0

@@ -1,0 +1,297 @@
+"""The options of pictures and videos: what can be typed."""
+
+from __future__ import annotations
+
+import argparse
+from argparse import ArgumentParser
+from pathlib import Path
+
+from data_prep.media.captions import PRECEDENCE, CaptionFormat, MissingCaption
+from data_prep.media.frame_selection import Window
+from data_prep.media.resizing import PRESETS, ResizeMode
+from data_prep.sources.media_source import SeveralCaptions
+from dit.codecs.pretrained import PRECISIONS
+
+# All that decides the samples; no paths, which would differ between machines.
+SETTINGS = (
+    "bucketing", "size_multiple", "resolution_preset", "max_pixels", "height", "width",
+    "resize_mode", "center_crop", "mode", "num_frames", "target_frames", "frame_buckets",
+    "train_fps", "window", "drop_short", "caption_field", "caption_format", "missing_caption",
+    "several_captions", "video_loader_type",
+)  # fmt: skip
+
+
+def add_inputs(parser: ArgumentParser) -> None:
+    """Where media are, one or several of these."""
+    group = parser.add_argument_group("what to pack (one of these at least)")
+    for option, kind in (("--image_dir", "images"), ("--video_dir", "videos")):
+        group.add_argument(
+            option,
+            type=Path,
+            metavar="DIR",
+            help=f"Folder of {kind}, with folders and uncompressed .tar files in it. Hidden files"
+            " and linked folders are left out.",
+        )
+    group.add_argument(
+        "--dataset_config",
+        type=Path,
+        metavar="FILE",
+        help="YAML or TOML file that lists several folders, each with settings of its own.",
+    )
+    group.add_argument(
+        "--hf_dataset",
+        "--dataset_name",
+        metavar="DIR|ID",
+        help="Dataset of Hugging Face: a folder on disk, or the name of one on its hub.",
+    )
+    group.add_argument(
+        "--dataset_type",
+        choices=("hf", "merged"),
+        help="What --dataset_path is: hf, as --hf_dataset; merged, a folder with videos/ and"
+        " videos2caption.json.",
+    )
+    group.add_argument("--dataset_path", metavar="PATH", help="See --dataset_type.")
+    group.add_argument("--dataset_split", default="train", metavar="NAME", help="Default: train.")
+    group.add_argument(
+        "--image_column", metavar="NAME", help="Column of images: bytes, paths, URLs."
+    )
+    group.add_argument(
+        "--video_column", metavar="NAME", help="Column of videos: bytes, paths, URLs."
+    )
+    group.add_argument("--caption_column", metavar="NAME", help="Column of captions.")
+    group.add_argument(
+        "--max_items",
+        "--max_images",
+        "--max_videos",
+        type=at_least_one_argument,
+        metavar="N",
+        help="Pack only the first N files of the listing. (default: all)",
+    )
+
+
+def add_pictures(parser: ArgumentParser) -> None:
+    """How large samples are."""
+    group = parser.add_argument_group("size")
+    group.add_argument(
+        "--bucketing",
+        choices=("native", "aspect"),
+        default="native",
+        help="native keeps the size of each medium, cropped to --size_multiple; aspect gives it the"
+        " bucket within the pixel budget whose ratio is nearest. (default: %(default)s)",
+    )
+    group.add_argument(
+        "--size_multiple",
+        type=whole,
+        metavar="PIXELS",
+        help="Sides are multiples of this many pixels; media with a shorter side are refused."
+        " (default: two latent cells, one patch)",
+    )
+    group.add_argument(
+        "--resolution_preset",
+        choices=tuple(PRESETS),
+        help="Pixel budget by name: 512p is 512 x 512 pixels.",
+    )
+    group.add_argument(
+        "--max_pixels",
+        type=whole,
+        metavar="PIXELS",
+        help="Pixel budget: larger media are scaled down, both sides alike. (default: no limit;"
+        " 256p for image and 512p for video with --bucketing aspect)",
+    )
+    group.add_argument(
+        "--height",
+        "--max_height",
+        type=whole,
+        metavar="PIXELS",
+        help="With --width: every sample gets this size, scaled to cover it and cropped.",
+    )
+    group.add_argument("--width", "--max_width", type=whole, metavar="PIXELS", help="See --height.")
+    group.add_argument(
+        "--resize_mode",
+        choices=[str(mode) for mode in ResizeMode],
+        default=str(ResizeMode.LANCZOS),
+        help="Interpolation; all but nearest are antialiased. (default: %(default)s)",
+    )
+    group.add_argument(
+        "--center_crop",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="Crop to a bucket; without, media are stretched to it. (default: crop)",
+    )
+    group.add_argument(
+        "--no_center_crop", dest="center_crop", action="store_false", help=argparse.SUPPRESS
+    )
+
+
+def add_frames(parser: ArgumentParser) -> None:
+    """Which frames of a video are kept."""
+    group = parser.add_argument_group("frames of videos")
+    group.add_argument(
+        "--mode",
+        type=lambda text: "video" if text == "preprocess" else text,  # FastVideo's word
+        choices=("video", "frames"),
+        default="video",
+        help="video, or FastVideo's preprocess: a clip is a sample; frames: --num_frames single"
+        " frames of it, evenly spaced, are samples. (default: %(default)s)",
+    )
+    group.add_argument(
+        "--target_frames",
+        type=whole,
+        metavar="N",
+        help="Frames in a sample, at most; the processor's rule (4n+1, 8n+1) must allow it."
+        " (default: the whole clip)",
+    )
+    group.add_argument(
+        "--num_frames",
+        type=whole,
+        metavar="N",
+        help="With --mode frames, frames of each clip (default: 10). Else as --target_frames.",
+    )
+    group.add_argument(
+        "--frame_buckets",
+        type=_integers,
+        default=(),
+        metavar="N,N,...",
+        help="Numbers of frames to choose from; a clip gets the largest it can fill.",
+    )
+    group.add_argument(
+        "--train_fps",
+        type=float,
+        metavar="FPS",
+        help="Frames a second that are kept, by their times. (default: those of the file)",
+    )
+    group.add_argument(
+        "--window",
+        choices=[str(window) for window in Window],
+        default=str(Window.FIRST),
+        help="Part of a longer clip that is kept; all makes several samples."
+        " (default: %(default)s)",
+    )
+    group.add_argument(
+        "--drop_short",
+        action="store_true",
+        help="Refuse clips with fewer than --target_frames, instead of keeping what the rule"
+        " allows.",
+    )
+    group.add_argument(
+        "--video_loader_type",
+        choices=("pyav", "torchcodec", "torchvision"),
+        default="pyav",
+        help="What decodes videos: PyAV, which brings its own FFmpeg, or torchcodec where it is"
+        " installed; torchvision decodes no videos any more and means pyav. (default: %(default)s)",
+    )
+
+
+def add_captions(parser: ArgumentParser) -> None:
+    """Where captions are looked for."""
+    group = parser.add_argument_group("captions", PRECEDENCE)
+    group.add_argument(
+        "--caption_field",
+        default="caption",
+        metavar="FIELD",
+        help="Field that holds the caption, in .json files and tables; '' looks at no .json file"
+        " beside a medium. (default: %(default)s)",
+    )
+    group.add_argument(
+        "--caption_format",
+        choices=[str(choice) for choice in CaptionFormat],
+        default=str(CaptionFormat.AUTO),
+        help="Look at files beside the media alone, or at tables of one kind. (default: all)",
+    )
+    group.add_argument(
+        "--missing_caption",
+        choices=[str(choice) for choice in MissingCaption],
+        help="What a medium without a caption gets: its file name with spaces for underscores,"
+        " the empty caption, or a refusal. (default: filename; in a TOML file of --dataset_config,"
+        " which is diffusion-pipe's, empty)",
+    )
+    group.add_argument(
+        "--several_captions",
+        choices=[str(choice) for choice in SeveralCaptions],
+        default=str(SeveralCaptions.ALL),
+        help="Where a medium has several: a sample for each, the first, or one drawn by the name"
+        " of the file. (default: %(default)s)",
+    )
+
+
+def add_models(parser: ArgumentParser) -> None:
+    """Weights of codecs and text encoders, and how they run."""
+    group = parser.add_argument_group("models of processors and text encoders that have weights")
+    group.add_argument(
+        "--model_name",
+        "--model_path",
+        metavar="NAME|DIR",
+        help="Hub name or folder, in the layout of Diffusers. (default: that of the processor)",
+    )
+    for option, what in (
+        ("--vae_cache_folder", "codecs"),
+        ("--t5_cache_dir", "text encoders"),
+        ("--tokenizer_cache_dir", "tokenizers"),
+    ):
+        group.add_argument(
+            option, type=Path, metavar="DIR", help=f"Where downloaded {what} are kept."
+        )
+    group.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        default=PRECISIONS[0],
+        help="Of codec and text encoder. (default: %(default)s)",
+    )
+    group.add_argument(
+        "--stochastic",
+        action="store_true",
+        help="Draw latents from the codec's distribution, by the key of the sample. (default: its"
+        " mean)",
+    )
+    group.add_argument(
+        "--deterministic", dest="stochastic", action="store_false", help="The default."
+    )
+    group.add_argument(
+        "--workload_type",
+        choices=("t2v", "i2v"),
+        default="t2v",
+        help="i2v adds first_frame_latent and image_embed. (default: %(default)s)",
+    )
+    group.add_argument(
+        "--verify",
+        action="store_true",
+        help="Decode each latent again, report its PSNR against the source, and check all checksums"
+        " at the end.",
+    )
+    group.add_argument("--tiling", action="store_true", help="Encode in tiles: less memory.")
+    group.add_argument(
+        "--slicing", action="store_true", help="Encode one sample of a batch a time."
+    )
+    group.add_argument(
+        "--max_sequence_length",
+        type=at_least_one_argument,
+        metavar="TOKENS",
+        help="Longer captions are cut, which is counted. (default: that of the text encoder; 4096"
+        " for bytes)",
+    )
+
+
+def whole(text: str) -> int:
+    """A number that fits where pixels, samples and bytes are counted."""
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+    if abs(number) >= 2**31:
+        raise argparse.ArgumentTypeError(f"{text} is out of range; it must be below {2**31}")
+    return number
+
+
+def at_least_one_argument(text: str) -> int:
+    if (number := whole(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
+    return number
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(whole(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: give whole numbers, such as 17,33,65"
+        ) from None

@@ -1,0 +1,176 @@
+"""The options of pictures and videos: the source that follows from them."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+
+from data_prep.media.captions import CaptionFormat, MissingCaption
+from data_prep.media.decoders import VideoDecoder
+from data_prep.media.frame_selection import FrameRule, Window
+from data_prep.media.resizing import PRESETS, Buckets, Fit, ResizeMode, Sizing, aspect_buckets
+from data_prep.refusals import PrepError
+from data_prep.sources.folders import CaptionOptions, Collection, FolderCollection
+from data_prep.sources.listing import BOTH, IMAGES, VIDEOS
+from data_prep.sources.media_source import Grid, Input, MediaSource, SeveralCaptions
+from dit.codecs.vae import Codec
+
+PATCH = 2  # latent cells along one side of a token in the models of conf/
+
+
+def source_of(args: Namespace, processor: Codec) -> MediaSource:
+    """The source that the options describe.
+
+    Raises:
+        PrepError: they contradict each other, or a file that they name cannot be used.
+    """
+    if args.size_multiple is None:
+        args.size_multiple = PATCH * processor.stride
+    if args.size_multiple % processor.stride:
+        raise PrepError(
+            f"--size_multiple {args.size_multiple} must be a multiple of the {processor.stride}"
+            f" pixels of one latent cell of processor {processor.name!r}"
+        )
+    basis = Input(
+        collection=FolderCollection(root=Path()),
+        sizings=(sizing_of(args),),
+        frames=frame_rule_of(args, processor.temporal_stride),
+        several=SeveralCaptions(args.several_captions),
+    )
+    inputs = [replace(basis, collection=each) for each in _collections(args)]
+    if args.dataset_config:
+        from data_prep.sources.dataset_file import inputs_of, is_of_diffusion_pipe
+
+        is_alone = not inputs
+        inputs += inputs_of(args, basis)
+        if is_alone and args.missing_caption is None and is_of_diffusion_pipe(args.dataset_config):
+            args.missing_caption = str(MissingCaption.EMPTY)
+    if args.missing_caption is None:  # what the card says
+        args.missing_caption = str(MissingCaption.FILENAME)
+    if not inputs:
+        raise PrepError(
+            "nothing to pack: give --image_dir, --video_dir, --dataset_config or --hf_dataset"
+        )
+    return MediaSource(
+        inputs=_prefixed(inputs),
+        grid=Grid(spatial=processor.stride, temporal=processor.temporal_stride, patch=PATCH),
+        colours=processor.pixel_channels,
+        resize_mode=ResizeMode(args.resize_mode),
+        decoder=decoder_of(args),
+        most=args.max_items,
+    )
+
+
+def decoder_of(args: Namespace) -> VideoDecoder:
+    """What decodes videos.
+
+    Raises:
+        PrepError: it is not installed.
+    """
+    if args.video_loader_type == "torchvision":  # whose current releases decode none
+        args.video_loader_type = str(VideoDecoder.PYAV)
+    decoder = VideoDecoder(args.video_loader_type)
+    decoder.check()
+    return decoder
+
+
+def captions_of(
+    args: Namespace, missing: MissingCaption = MissingCaption.FILENAME
+) -> CaptionOptions:
+    """How captions are found; `missing` holds where the command line does not say."""
+    return CaptionOptions(
+        field=args.caption_field,
+        format=CaptionFormat(args.caption_format),
+        missing=MissingCaption(args.missing_caption or missing),
+    )
+
+
+def _collections(args: Namespace) -> list[Collection]:
+    found: list[Collection] = []
+    captions, merged = captions_of(args), None
+    if (args.dataset_type is None) != (args.dataset_path is None):
+        raise PrepError("--dataset_type and --dataset_path belong together; give both")
+    if args.dataset_type == "hf":
+        args.hf_dataset = args.dataset_path
+    elif args.dataset_type == "merged":
+        merged = Path(args.dataset_path)
+    for root, option, kinds in (
+        (args.image_dir, "--image_dir", IMAGES),
+        (args.video_dir, "--video_dir", VIDEOS),
+        (merged, "--dataset_path", BOTH),
+    ):
+        if root is not None:
+            found.append(FolderCollection(root=root, captions=captions, kinds=kinds, option=option))
+    if args.hf_dataset:
+        from data_prep.sources.huggingface import huggingface_rows
+
+        found.append(huggingface_rows(args, captions))
+    return found
+
+
+def _prefixed(inputs: list[Input]) -> tuple[Input, ...]:
+    """Source paths of several inputs begin with a name that no other input has."""
+    if len(inputs) == 1:
+        return tuple(inputs)
+    seen: dict[str, int] = {}
+    named = []
+    for given in inputs:
+        name = given.collection.name
+        number = seen[name] = seen.get(name, 0) + 1
+        named.append(replace(given, prefix=f"{name}/" if number == 1 else f"{name}_{number}/"))
+    return tuple(named)
+
+
+def sizing_of(args: Namespace) -> Sizing:
+    """The rule for sizes.
+
+    Raises:
+        PrepError: its parts contradict each other.
+    """
+    multiple, budget = args.size_multiple, args.max_pixels
+    if args.resolution_preset and budget:
+        raise PrepError("--resolution_preset and --max_pixels are both pixel budgets; give one")
+    if args.resolution_preset:
+        budget = PRESETS[args.resolution_preset]
+    if (args.height is None) != (args.width is None):
+        raise PrepError("--height and --width belong together; give both")
+    if args.height is not None:
+        for option, side in (("--height", args.height), ("--width", args.width)):
+            if side < multiple or side % multiple:
+                raise PrepError(
+                    f"{option} {side} must be a multiple of {multiple} pixels, such as"
+                    f" {max(1, round(side / multiple)) * multiple}"
+                )
+        return Buckets(sizes=((args.width, args.height),), center_crop=args.center_crop)
+    if args.bucketing == "native":
+        return Fit(size_multiple=multiple, max_pixels=budget)
+    default = PRESETS["512p" if args.command == "video" else "256p"]
+    sizes = aspect_buckets(budget=budget or default, multiple=multiple)
+    return Buckets(sizes=sizes, center_crop=args.center_crop)
+
+
+def frame_rule_of(args: Namespace, stride: int) -> FrameRule:
+    """The rule for frames.
+
+    Raises:
+        PrepError: the processor cannot take what is asked for.
+    """
+    stills = args.num_frames or 10 if args.mode == "frames" else 0
+    count = args.target_frames
+    if args.mode == "video" and args.num_frames is not None:
+        if count is not None and count != args.num_frames:
+            raise PrepError(
+                f"--target_frames {count} and --num_frames {args.num_frames} are the same option"
+                " with --mode video; give one"
+            )
+        count = args.num_frames
+    return FrameRule(
+        stride=stride,
+        count=count,
+        fps=args.train_fps,
+        buckets=tuple(args.frame_buckets),
+        window=Window(args.window),
+        drop_short=args.drop_short,
+        stills=stills,
+    )

@@ -1,0 +1,299 @@
+"""The command line: what can be typed, and how it ends."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from data_prep.cli.commands import (
+    run_convert,
+    run_digits,
+    run_inspect,
+    run_media,
+    run_relocate,
+)
+from data_prep.cli.media_arguments import (
+    add_captions,
+    add_frames,
+    add_inputs,
+    add_models,
+    add_pictures,
+    whole,
+)
+from data_prep.cli.terminal import output, say, show_processors
+from data_prep.formats.convert import FORMATS
+from data_prep.planning.splits import DEFAULT_SPLIT
+from data_prep.refusals import PrepError
+from dit.codecs.text import TEXT_ENCODERS
+from dit.codecs.vae import PROCESSORS, Pixel
+
+EXIT_CODES = """\
+Exit codes: 0 all is well, 1 something must be changed (the last line says what), 2 the command
+line is not understood, 130 interrupted. Only a folder packed with exit code 0 has .nv-meta.
+"""
+
+
+_GOES_ON = "nothing was published; the same command goes on from here"
+_ENDINGS = {
+    **dict.fromkeys(("image", "video", "digits"), _GOES_ON),
+    "convert": "nothing was published; the same command begins anew",
+}
+"""What a command that ended early leaves; the others change nothing."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code."""
+    parser = build_parser()
+    given = sys.argv[1:] if arguments is None else arguments
+    args = parser.parse_args([re.sub(r"^--preprocess\.", "--", word) for word in given])
+    if args.run is None:
+        parser.print_help()
+        return 0
+    errors = Console(stderr=True)
+    ending = _ENDINGS.get(getattr(args, "command", ""), "")
+    try:
+        return args.run(args)
+    except PrepError as error:
+        say(errors, f"error: {error}")
+    except OSError as error:
+        say(errors, "; ".join(filter(None, [f"error: {error}", ending])))
+    except KeyboardInterrupt:
+        say(errors, ": ".join(filter(None, ["interrupted", ending])))
+        return 130
+    return 1
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m data_prep",
+        description="Packs pictures and captions into shards that the training reads.",
+        epilog=EXIT_CODES,
+    )
+    parser.set_defaults(run=None)
+    parser.add_argument(
+        "--list_processors", action=_ListProcessors, help="Show the known processors and exit."
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    _add_digits(commands)
+    _add_media(commands, "image", "Packs images, with their captions.")
+    _add_media(commands, "video", "Packs videos, or single frames of them, with their captions.")
+    _add_convert(commands)
+    _add_relocate(commands)
+    _add_inspect(commands)
+    return parser
+
+
+def _add_digits(commands: Any) -> None:
+    about = "Packs the 1,797 handwritten digits, 8 x 8 pixels, that come with scikit-learn."
+    parser = commands.add_parser("digits", help=about, description=about, epilog=EXIT_CODES)
+    _add_output(parser)
+    parser.add_argument(
+        "--num_samples",
+        type=whole,
+        metavar="N",
+        help="Pack only the first N digits. (default: all)",
+    )
+    parser.set_defaults(run=run_digits, command="digits")
+
+
+def _add_media(commands: Any, name: str, about: str) -> None:
+    parser = commands.add_parser(name, help=about, description=about, epilog=EXIT_CODES)
+    add_inputs(parser)
+    _add_output(parser)
+    _add_running(parser)
+    add_pictures(parser)
+    add_frames(parser)
+    add_captions(parser)
+    parser.add_argument(
+        "--processor",
+        default=Pixel.name,
+        metavar="NAME",
+        help="Codec that makes latents. (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--list_processors", action=_ListProcessors, help="Show the known processors and exit."
+    )
+    for processor in PROCESSORS.values():
+        processor.add_arguments(parser)
+    add_models(parser)
+    parser.add_argument(
+        "--output_format",
+        choices=("shards", *FORMATS),
+        default="shards",
+        help="Also write the samples as AutoModel (meta, pt), FastVideo (parquet) or DFM (dfm) read"
+        " them, beside the shards. (default: %(default)s)",
+    )
+    parser.set_defaults(run=run_media, command=name, parser=parser)
+
+
+def _add_running(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("running")
+    group.add_argument(
+        "--plan",
+        nargs="?",
+        const="decode",
+        choices=("decode", "quick"),
+        help="Decode every file and write plan.jsonl, plan.html and plan_summary.json, what will"
+        " become of each; encode nothing. --plan=quick reads headers alone, as packing does before"
+        " it begins: a file that is damaged inside counts as good.",
+    )
+    group.add_argument(
+        "--trust_cache",
+        action="store_true",
+        help="Go on by the plan of an earlier run, without looking whether files have changed.",
+    )
+    group.add_argument(
+        "--cache_only", action="store_true", help="As always here: encode and do not train."
+    )
+    group.add_argument(
+        "--max_bad_fraction",
+        type=float,
+        default=0.05,
+        metavar="FRACTION",
+        help="Largest part of the samples, 0 to 1, that may be refused. (default: %(default)s)",
+    )
+    group.add_argument(
+        "--num_workers",
+        type=whole,
+        metavar="N",
+        help="Worker processes; 0 does all in this one. The result is the same for any number."
+        " (default: one for each GPU or core, as far as there is work)",
+    )
+    group.add_argument(
+        "--decode_threads",
+        type=whole,
+        default=2,
+        metavar="N",
+        help="Threads of each worker that decode ahead. (default: %(default)s)",
+    )
+    group.add_argument(
+        "--batch_size",
+        type=whole,
+        default=1,
+        metavar="SAMPLES",
+        help="Samples of one shape that are encoded together. (default: %(default)s)",
+    )
+    group.add_argument(
+        "--engine",
+        choices=("local", "ray"),
+        default="local",
+        help="ray spreads the workers over the machines of a Ray cluster. (default: %(default)s)",
+    )
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--output_dir",
+        "--dataset_output_dir",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="Folder for the dataset. Where an earlier run with the same options has ended early or"
+        " files have changed, it is continued.",
+    )
+    parser.add_argument(
+        "--overwrite",
+        "--regenerate_cache",
+        action="store_true",
+        help="Encode everything anew: remove the dataset that the output folder holds first;"
+        " never other files.",
+    )
+    parser.add_argument(
+        "--split",
+        metavar="TRAIN,VAL,TEST",
+        help="Fractions of the samples for train, val and test. A file goes to the same split"
+        f" whatever else is packed. (default: {DEFAULT_SPLIT}; all in train where one of these"
+        " parts would get none)",
+    )
+    parser.add_argument(
+        "--shard_size",
+        type=whole,
+        default=10_000,
+        metavar="SAMPLES",
+        help="Most samples in one shard. (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max_shard_bytes",
+        type=_bytes,
+        default="1GiB",
+        metavar="SIZE",
+        help="Most bytes in one shard, such as 500MB or 1GiB. (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--license",
+        metavar="NAME",
+        help="Licence of the data, such as CC-BY-4.0, for dataset_card.json. (default: none given)",
+    )
+    parser.add_argument(
+        "--text_encoder",
+        metavar="NAME",
+        help=f"Text encoder: {', '.join(TEXT_ENCODERS)}. (default: that of the processor)",
+    )
+    for encoder in TEXT_ENCODERS.values():
+        encoder.add_arguments(parser)
+
+
+def _add_convert(commands: Any) -> None:
+    about = "Writes a cache of AutoModel, FastVideo or DFM to shards."
+    parser = commands.add_parser("convert", help=about, description=about, epilog=EXIT_CODES)
+    parser.add_argument("folder", type=Path, metavar="DIR", help="Folder of the other tool.")
+    _add_output(parser)
+    parser.add_argument(
+        "--processor", metavar="NAME", help="Codec that made the latents, for decoding them."
+    )
+    parser.add_argument(
+        "--latents",
+        choices=("normalised", "raw"),
+        default="normalised",
+        help="raw: they come out of the codec (DFM's FLUX and DiT), and are normalised as the"
+        " processor says. (default: %(default)s)",
+    )
+    parser.add_argument("--max_bad_fraction", type=float, default=0.05, metavar="FRACTION")
+    for processor in PROCESSORS.values():
+        processor.add_arguments(parser)
+    add_models(parser)
+    parser.set_defaults(run=run_convert, command="convert", parser=parser)
+
+
+def _add_relocate(commands: Any) -> None:
+    about = (
+        "Writes where a cache of AutoModel lies now into its index, after it was moved or copied."
+    )
+    parser = commands.add_parser("relocate", help=about, description=about, epilog=EXIT_CODES)
+    parser.add_argument("folder", type=Path, metavar="DIR", help="Folder with metadata.json.")
+    parser.set_defaults(run=run_relocate)
+
+
+def _add_inspect(commands: Any) -> None:
+    about = "Reads a packed dataset back and checks every checksum."
+    parser = commands.add_parser("inspect", help=about, description=about, epilog=EXIT_CODES)
+    parser.add_argument("folder", type=Path, metavar="DIR", help="Folder of the dataset.")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="Write a page with decoded pictures of samples."
+    )
+    parser.set_defaults(run=run_inspect)
+
+
+class _ListProcessors(argparse.Action):
+    """Shows the table and leaves, like `--help`, whatever else is missing."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **options: Any):
+        super().__init__(option_strings, dest, nargs=0, **options)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        show_processors(output())
+        parser.exit()
+
+
+def _bytes(size: str) -> int:
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d+)?)\s*(?:([kMGT]?)(i?)B?)", size, re.IGNORECASE)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{size!r} is no size; write 1GiB, 500MB or 1000000")
+    number, prefix, binary = match.groups()
+    return int(float(number) * (1024 if binary else 1000) ** " KMGT".index(prefix.upper() or " "))

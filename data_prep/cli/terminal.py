@@ -1,0 +1,174 @@
+"""What a person sees: progress, the summary of a run, and tables."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, ProgressColumn
+from rich.progress import Task as RichTask
+from rich.table import Table
+from rich.text import Text
+
+from data_prep.inspect.reading import ShardReport
+from data_prep.packing import Summary, Track
+from data_prep.planning.facts import CAPACITIES, Facts
+from data_prep.refusals import as_text
+from data_prep.writing.dataset_folder import PAGE_NAME, PLAN_NAME, REFUSED_NAME
+from dit.codecs.vae import PROCESSORS
+
+_LINES = 10  # progress lines where there is no terminal
+_FILES_A_LINE = 10_000  # where nobody knows how many there are
+
+
+def output() -> Console:
+    """Standard output; a pipe or a file is not 80 columns wide."""
+    console = Console()
+    return console if console.is_terminal else Console(width=160)
+
+
+def progress_on(console: Console) -> Track:
+    """A bar on a terminal, else a plain line each tenth of the way; both with rate and time left.
+
+    What an earlier run has done counts as done, and not for the rate.
+    """
+
+    @contextmanager
+    def bar(activity: str, total: int, done: int) -> Iterator[Callable[[int], None]]:
+        columns = (*Progress.get_default_columns(), MofNCompleteColumn(), _Rate())
+        with Progress(*columns, console=console) as progress:
+            task = progress.add_task(activity, total=total or None, completed=done, before=done)
+            yield lambda count: progress.advance(task, count)
+
+    @contextmanager
+    def lines(activity: str, total: int, done: int) -> Iterator[Callable[[int], None]]:
+        now, start = done, time.monotonic()
+
+        def advance(count: int) -> None:
+            nonlocal now
+            step = total / _LINES if total else _FILES_A_LINE
+            before, now = now, now + count
+            if now // step > before // step:
+                rate = (now - done) / max(1e-9, time.monotonic() - start)
+                left = f" of {total}, {rate:.0f}/s, {(total - now) / rate:.0f} s left"
+                say(console, f"{activity} {now}{left if total else f', {rate:.0f}/s'}")
+
+        yield advance
+
+    return bar if console.is_terminal else lines
+
+
+class _Rate(ProgressColumn):
+    """Samples a second."""
+
+    def render(self, task: RichTask) -> Text:
+        done = task.completed - task.fields["before"]
+        return Text(f"{done / task.elapsed:.1f}/s" if task.elapsed else "")
+
+
+def say(console: Console, text: str) -> None:
+    """One line as it is: no markup, no colours, no wrapping."""
+    console.print(as_text(text), markup=False, highlight=False, soft_wrap=True)
+
+
+def show_summary(console: Console, summary: Summary, folder: Path, next_command: str) -> None:
+    """What was packed, what was not and why, and what to type next."""
+    table = Table("split", "samples", "shards", box=None)
+    for split, counts in summary.shards.items():
+        table.add_row(split, str(sum(counts.values())), str(len(counts)))
+    console.print(table)
+    say(console, f"{summary.bytes_written} bytes in the shards of {folder}")
+    for headline, counts in (
+        ("packed", summary.notes),
+        ("refused", summary.refused),
+        ("ignored", summary.ignored),
+    ):
+        for what, count in counts.items():
+            say(console, f"{headline}: {count} x {what}")
+    if summary.psnr:
+        least, mean, count = (summary.psnr[name] for name in ("least", "mean", "samples"))
+        say(console, f"verified: PSNR {mean} dB on average, {least} dB at least, {count} samples")
+    if summary.refused:
+        say(console, f"each refused file is named in {folder / REFUSED_NAME}")
+    say(console, f"next: {next_command}")
+
+
+def show_plan(console: Console, facts: Facts, folder: Path, ignored: Mapping[str, int]) -> None:
+    """What would be packed; the page has the details."""
+    say(console, f"planned: {facts.samples} samples, {facts.tokens} tokens")
+    say(console, f"files were judged by {facts.judged_by}")
+    say(console, f"expected: about {facts.bytes / 1e6:.1f} MB of shards")
+    for what, count in facts.notes.most_common():
+        say(console, f"planned: {count} x {what}")
+    if facts.cut:
+        limit = f"{facts.longest_text} tokens (--max_sequence_length)"
+        say(console, f"planned: {facts.cut} x caption cut to {limit}")
+    for reason, count in facts.refused.most_common():
+        say(console, f"refused: {count} x {reason}")
+    for what, count in ignored.items():
+        say(console, f"ignored: {count} x {what}")
+    for capacity in CAPACITIES:
+        say(
+            console,
+            f"packs of {capacity} tokens: {facts.fill(capacity):.1%} full,"
+            f" {facts.too_long(capacity)} samples too long",
+        )
+    say(console, f"each file: {folder / PLAN_NAME}, with pictures: {folder / PAGE_NAME}")
+
+
+def training_command(folder: Path, config: str, overrides: Mapping[str, Any]) -> str:
+    """The command that trains on `folder`, ready for a shell."""
+    words = ["python", "-m", "torch.distributed.run", "--nproc-per-node", "1"]
+    words += ["recipes/pretrain_dit.py", "--config-file", config, f"dataset.path={folder}"]
+    return shlex.join(words + [f"{key}={value}" for key, value in overrides.items()])
+
+
+def show_processors(console: Console) -> None:
+    table = Table("processor", "media", "weights", "latents are", box=None)
+    for name, processor in PROCESSORS.items():
+        table.add_row(name, ", ".join(processor.media), processor.weights, processor.description)
+    console.print(table)
+
+
+def show_inspection(console: Console, folder: Path, reports: Sequence[ShardReport]) -> None:
+    """One row a shard; ranges are least to most."""
+    table = Table(box=None)
+    table.add_column("shard", no_wrap=True)
+    for column in ("samples", "bytes", "latent C,F,H,W", "text L", "mean", "std", "check"):
+        table.add_column(column, overflow="fold", justify="right")
+    for report in reports:
+        sides = [_range(side) for side in zip(*report.shapes, strict=True)]
+        table.add_row(
+            report.name,
+            str(report.samples),
+            str(report.bytes),
+            ",".join(sides) or "-",
+            _range(report.text_lengths),
+            *_statistics(report),
+            "BAD" if report.problems else "good",
+        )
+    console.print(table)
+    total = sum(report.samples for report in reports)
+    say(console, f"{total} samples in {len(reports)} shards of {folder}")
+
+
+def _range(values: Sequence[int]) -> str:
+    if not values:
+        return "-"
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low}-{high}"
+
+
+def _statistics(report: ShardReport) -> tuple[str, str]:
+    """Mean, and root mean square over channels of the deviations: 0 and 1 where whitened."""
+    if not report.moments.count:
+        return "-", "-"
+    whitening = report.moments.whitening()
+    mean = sum(whitening.mean) / len(whitening.mean)
+    std = (sum(std**2 for std in whitening.std) / len(whitening.std)) ** 0.5
+    return f"{mean:.3f}", f"{std:.3f}"

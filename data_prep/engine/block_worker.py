@@ -1,0 +1,193 @@
+"""A block of planned samples -> their files. What worker processes do.
+
+Files are decoded ahead in threads (Pillow and FFmpeg release Python's lock), while the block before
+is encoded; samples of one shape are encoded as a batch.
+"""
+
+# C latent channels, F frames, H rows, W columns
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, Self
+
+import torch
+
+from data_prep.media.clips import Clip, Entry, Source
+from data_prep.refusals import Reason, RefusedError
+from data_prep.writing.tar_shards import sample_parts
+from dit.codecs.dataset_card import FORMAT_VERSION
+from dit.codecs.text import TextEncoder
+from dit.codecs.vae import Codec
+
+Block = tuple[bytes | None, ...]  # lines of the plan; None for samples that need no work
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncodedSample:
+    """One sample as the shards hold it."""
+
+    parts: dict[str, bytes]
+    size: tuple[int, int, int]  # frames, height, width in pixels
+    notes: tuple[str, ...]
+    moments: tuple[int, float, float]  # numbers, mean and mean square of the latent
+    psnr: float | None = None  # dB, of the decoded latent against the source
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RefusedResult:
+    """One sample that cannot be packed."""
+
+    reason: str
+    detail: str
+
+
+class Task(StrEnum):
+    """What is wanted of a block."""
+
+    DECODE = "decoding"
+    MEASURE = "reading"
+    ENCODE = "packing"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """All that turns a block into results; pickled to workers."""
+
+    source: Source
+    processor: Codec
+    text: TextEncoder
+    task: Task = Task.ENCODE
+    batch_size: int = 1
+    """Samples of one shape that are encoded together."""
+    verify: bool = False
+    """Whether each latent is decoded again and compared."""
+    decode_threads: int = 0
+    """Threads that decode ahead; 0 decodes when it is needed."""
+
+    def on(self, device: str) -> Self:
+        """The same work with its models on `device`; decoding needs none."""
+        if self.task is Task.DECODE:
+            return self
+        return replace(self, processor=self.processor.on(device), text=self.text.on(device))
+
+    def run(self, blocks: Iterable[Block]) -> Iterator[list[Any]]:
+        """One result for each line: `RefusedResult`, or what the task makes.
+
+        That is `EncodedSample`, `Moments` of a measured clip, None of one that is decoded alone.
+
+        Asks for the next block before it finishes the last one. None instead of a block finishes it
+        at once.
+        """
+        ahead = 1 if self.decode_threads else 0
+        pending: deque[list[Callable[[], Clip] | RefusedResult | None]] = deque()
+        with ThreadPoolExecutor(max(1, self.decode_threads)) as pool:
+            for block in blocks:
+                if block is not None:
+                    pending.append([self._start(line, pool) for line in block])
+                while pending and (len(pending) > ahead or block is None):
+                    yield self._finish(pending.popleft())
+            while pending:
+                yield self._finish(pending.popleft())
+
+    def _start(self, line: bytes | None, pool: ThreadPoolExecutor) -> Any:
+        if line is None:
+            return None
+        entry = Entry.from_line(line)
+        if entry.refused:
+            return RefusedResult(reason=entry.refused, detail=entry.detail)
+        if self.decode_threads:
+            return entry, pool.submit(self.source.read, entry)
+        return entry, None
+
+    def _clip(self, entry: Entry, future: Future[Clip] | None) -> Clip | RefusedResult:
+        try:
+            return self.source.read(entry) if future is None else future.result()
+        except RefusedError as refused:
+            return RefusedResult(reason=str(refused.reason), detail=refused.detail)
+
+    def _finish(self, started: list[Any]) -> list[Any]:
+        results = list(started)
+        shapes: dict[Any, list[int]] = {}
+        clips: dict[int, Clip] = {}
+        for index, item in enumerate(started):
+            if not isinstance(item, tuple):
+                continue
+            clip = self._clip(*item)
+            if isinstance(clip, RefusedResult):
+                results[index] = clip
+            elif self.task is Task.DECODE:
+                results[index] = None
+            elif self.task is Task.MEASURE:
+                results[index] = self.processor.measure(clip.video_CFHW)
+            else:
+                clips[index] = clip
+                same = shapes.setdefault(tuple(clip.video_CFHW.shape), [])
+                same.append(index)
+                if len(same) == self.batch_size:
+                    self._encode(started, clips, shapes.pop(tuple(clip.video_CFHW.shape)), results)
+        for same in shapes.values():
+            self._encode(started, clips, same, results)
+        return results
+
+    def _encode(
+        self, started: list[Any], clips: dict[int, Clip], batch: list[int], results: list[Any]
+    ) -> None:
+        """Fills `results` of a batch, and forgets its clips."""
+        videos = [clips[index].video_CFHW for index in batch]
+        tensors = self.processor.encode_batch(videos, keys=[started[i][0].key for i in batch])
+        for index, of_video in zip(batch, tensors, strict=True):
+            entry, clip = started[index][0], clips.pop(index)
+            try:
+                results[index] = self._packed(entry, clip, of_video)
+            except RefusedError as refused:
+                results[index] = RefusedResult(reason=str(refused.reason), detail=refused.detail)
+
+    def _packed(self, entry: Entry, clip: Clip, tensors: dict[str, torch.Tensor]) -> EncodedSample:
+        latent_CFHW = tensors["latent"]
+        if not torch.isfinite(latent_CFHW).all():
+            raise RefusedError(
+                Reason.NOT_FINITE, f"processor {self.processor.name} made it from {entry.source}"
+            )
+        values = latent_CFHW.double()
+        mean, square = float(values.mean()), float(values.square().mean())
+        everything = {**tensors, **self.text.encode_all(clip.caption)}
+        _, frames, height, width = clip.video_CFHW.shape
+        return EncodedSample(
+            parts=sample_parts(everything, self._description(entry, clip)),
+            size=(frames, height, width),
+            notes=(*clip.notes, *self.text.notes_on(clip.caption)),
+            moments=(values.numel(), round(mean, 9), round(square, 9)),
+            psnr=self._psnr(latent_CFHW, clip) if self.verify else None,
+        )
+
+    def _psnr(self, latent_CFHW: torch.Tensor, clip: Clip) -> float:
+        """Peak signal-to-noise ratio over 255 levels; at most 99."""
+        found_FHWC = self.processor.decode(latent_CFHW).float()
+        source_FHWC = (clip.video_CFHW.permute(1, 2, 3, 0) + 1) * 127.5
+        error = (found_FHWC - source_FHWC.round()).square().mean().item()
+        return round(10 * math.log10(255**2 / error), 2) if error > 1e-4 else 99.0
+
+    def _description(self, entry: Entry, clip: Clip) -> dict[str, Any]:
+        _, frames, height, width = clip.video_CFHW.shape
+        return {
+            "format_version": FORMAT_VERSION,
+            "caption": clip.caption,
+            "source": entry.source,
+            "original_height": clip.original_height,
+            "original_width": clip.original_width,
+            "height": height,
+            "width": width,
+            "num_frames": frames,
+            "fps": clip.fps,
+            "processor": self.processor.name,
+            "text_encoder": self.text.name,
+            "text_encoder_revision": self.text.revision,
+            "latent_mean": self.processor.whitening.mean,
+            "latent_std": self.processor.whitening.std,
+        }

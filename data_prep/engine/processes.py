@@ -1,0 +1,203 @@
+"""Blocks handed to processes as they get free; results in the order of the blocks.
+
+A worker that dies takes nothing with it: its blocks are done again by another, the second time
+sample by sample, and a sample that kills that worker as well is refused.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from multiprocessing.connection import Connection, wait
+from typing import Any, Protocol
+
+from data_prep.engine.block_worker import Block, RefusedResult, Work
+from data_prep.refusals import PrepError, Reason
+
+_DEATHS = 4  # of workers that had the same block and had not begun a sample of it
+_IN_FLIGHT = 2  # blocks a worker holds: one that it encodes, one that it decodes ahead
+_WINDOW = 4  # blocks for each worker that may be done before the slowest one is
+
+
+class Engine(Protocol):
+    """Does the work of blocks; results come in the order of the blocks."""
+
+    def run(self, work: Work, blocks: Iterable[Block]) -> Iterator[list[Any]]: ...
+
+
+@dataclass(frozen=True)
+class InProcess:
+    """No other process: for small datasets, and for debuggers."""
+
+    device: str = "cpu"
+
+    def run(self, work: Work, blocks: Iterable[Block]) -> Iterator[list[Any]]:
+        return work.on(self.device).run(blocks)
+
+
+@dataclass
+class _Worker:
+    process: Any
+    pipe: Connection
+    device: str
+    held: deque[_Job] = field(default_factory=deque)
+
+
+@dataclass
+class _Job:
+    number: int
+    block: Block
+    deaths: int = 0
+    killers: set[int] = field(default_factory=set)  # samples that are not tried again
+    at: int | None = None  # the sample that a careful worker has begun
+
+
+class Processes:
+    """Worker processes on this machine."""
+
+    def __init__(self, *, workers: int, devices: tuple[str, ...] = ("cpu",), few: int = 0):
+        """Fewer blocks than `few` are done in this process: starting others takes seconds."""
+        self._workers, self._devices, self._few = workers, devices, few
+        # Not fork: the threads of torch and FFmpeg do not survive it.
+        self._context = multiprocessing.get_context("spawn")
+
+    def run(self, work: Work, blocks: Iterable[Block]) -> Iterator[list[Any]]:
+        """Results block by block; workers end with the iterator, however it ends."""
+        blocks = iter(blocks)
+        first = list(islice(blocks, self._few))
+        if len(first) < self._few:
+            yield from InProcess(self._devices[0]).run(work, first)
+            return
+        devices = [self._devices[i % len(self._devices)] for i in range(self._workers)]
+        workers = [self._start(work, device) for device in devices]
+        try:
+            yield from self._ordered(work, workers, chain(first, blocks))
+        finally:
+            for worker in workers:
+                worker.process.kill()
+            for worker in workers:
+                worker.process.join()
+
+    def _start(self, work: Work, device: str) -> _Worker:
+        ours, theirs = self._context.Pipe()
+        # A daemon, so that it never outlives the run.
+        process = self._context.Process(target=_serve, args=(work, device, theirs), daemon=True)
+        process.start()
+        theirs.close()
+        return _Worker(process, ours, device)
+
+    def _ordered(
+        self, work: Work, workers: list[_Worker], blocks: Iterator[Block]
+    ) -> Iterator[list[Any]]:
+        waiting: deque[_Job] = deque()
+        done: dict[int, list[Any]] = {}
+        jobs = (_Job(number, block) for number, block in enumerate(blocks))
+        taken = given_out = 0
+        while True:
+            room = _WINDOW * len(workers) - (taken - given_out)
+            new = list(islice(jobs, room))
+            waiting.extend(new)
+            taken += len(new)
+            _hand_out(workers, waiting)
+            if given_out in done:
+                yield done.pop(given_out)
+                given_out += 1
+                continue
+            if given_out == taken:
+                return
+            for pipe in wait([worker.pipe for worker in workers if worker.held]):
+                number = next(i for i, worker in enumerate(workers) if worker.pipe is pipe)
+                try:
+                    _receive(workers[number], done)
+                except (EOFError, OSError):
+                    waiting.extendleft(reversed(_bury(workers[number])))
+                    workers[number] = self._start(work, workers[number].device)
+
+
+def _hand_out(workers: list[_Worker], waiting: deque[_Job]) -> None:
+    """Gives the first jobs to the workers that have least; a job that has killed goes alone."""
+    while waiting:
+        worker = min(workers, key=lambda worker: len(worker.held))
+        alone = waiting[0].deaths > 0 or any(job.deaths for job in worker.held)
+        if len(worker.held) >= (1 if alone else _IN_FLIGHT):
+            return
+        job = waiting.popleft()
+        job.at = None
+        worker.held.append(job)
+        careful = job.deaths > 0
+        block = tuple(None if i in job.killers else line for i, line in enumerate(job.block))
+        try:
+            worker.pipe.send((block, careful))
+        except OSError:
+            return  # it is dead; the next wait finds out
+
+
+def _receive(worker: _Worker, done: dict[int, list[Any]]) -> None:
+    message = worker.pipe.recv()
+    if isinstance(message, int):
+        worker.held[0].at = message
+        return
+    if isinstance(message, BaseException):
+        raise message
+    job = worker.held.popleft()
+    for index in job.killers:
+        message[index] = RefusedResult(reason=str(Reason.CRASHED), detail="twice")
+    done[job.number] = message
+
+
+def _bury(worker: _Worker) -> list[_Job]:
+    """The jobs of a dead worker, to be done again."""
+    worker.process.join()
+    worker.pipe.close()
+    jobs = list(worker.held)
+    for job in jobs:
+        if job.at is not None:
+            job.killers.add(job.at)
+        job.deaths += 1
+        if job.deaths > _DEATHS + len(job.killers):
+            raise PrepError(
+                f"{job.deaths} workers have died (exit code {worker.process.exitcode}) without"
+                " reaching a sample; is there memory for --num_workers of them?"
+            )
+    return jobs
+
+
+def _serve(work: Work, device: str, pipe: Connection) -> None:
+    """Main of a worker."""
+    import signal
+
+    import torch
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    torch.set_num_threads(1)
+    work = work.on(device)
+
+    def blocks() -> Iterator[Any]:
+        while True:
+            # Nothing to decode ahead: what is begun is finished first.
+            yield None
+            block, careful = pipe.recv()
+            if careful:
+                pipe.send(list(_one_by_one(work, block, pipe)))
+                continue
+            yield block
+            while pipe.poll():
+                block, careful = pipe.recv()
+                yield block
+
+    try:
+        for results in work.run(blocks()):
+            pipe.send(results)
+    except (EOFError, OSError, KeyboardInterrupt):
+        return
+    except BaseException as error:  # noqa: BLE001 - the parent raises it
+        pipe.send(error)
+
+
+def _one_by_one(work: Work, block: Block, pipe: Connection) -> Iterator[Any]:
+    for index, line in enumerate(block):
+        pipe.send(index)
+        yield next(iter(work.run([(line,)])))[0]

@@ -1,0 +1,85 @@
+"""Which library decodes the frames of a video that are kept; the plan is always PyAV's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from PIL import Image
+
+from data_prep.media.clips import Entry
+from data_prep.media.images import opened
+from data_prep.media.videos import frames, packet_times
+from data_prep.refusals import PrepError
+
+
+class VideoDecoder(StrEnum):
+    """The words of `--video_loader_type` that decode."""
+
+    PYAV = "pyav"
+    TORCHCODEC = "torchcodec"
+
+    def check(self) -> None:
+        """Raises PrepError where the library is not there, or finds no FFmpeg."""
+        if self is VideoDecoder.TORCHCODEC:
+            try:
+                _torchcodec()
+            except (ImportError, OSError, RuntimeError) as error:
+                reason = str(error).strip().splitlines()[0]
+                raise PrepError(
+                    f"--video_loader_type torchcodec cannot be used here ({reason}). Install"
+                    " torchcodec and the FFmpeg libraries that it calls, or leave the option out:"
+                    " PyAV brings its own"
+                ) from error
+
+    def frames(self, file: Path | BinaryIO, entry: Entry) -> Iterator[Image.Image]:
+        """The frames that `entry` keeps, upright RGB, in its order.
+
+        Raises:
+            RefusedError: one of them cannot be decoded.
+        """
+        # torchcodec finds frames by their times.
+        if self is VideoDecoder.PYAV or entry.numbers:
+            return frames(file, entry.keep, entry.numbers)
+        return _frames_of_torchcodec(file, entry)
+
+
+def _torchcodec() -> Any:
+    from torchcodec.decoders import VideoDecoder as Decoder  # type: ignore[import-not-found]
+
+    return Decoder
+
+
+def _frames_of_torchcodec(file: Path | BinaryIO, entry: Entry) -> Iterator[Image.Image]:
+    """Those that torchcodec finds, the others by PyAV.
+
+    It seeks by tables that transport and program streams do not have, and gives up there.
+    """
+    given = 0
+    with opened(file) as stream:
+        try:
+            for picture in _found_by_torchcodec(stream, entry):
+                yield picture
+                given += 1
+        except (RuntimeError, ValueError, LookupError):
+            yield from frames(stream, entry.keep[given:])
+
+
+def _found_by_torchcodec(stream: BinaryIO, entry: Entry) -> Iterator[Image.Image]:
+    """Raises LookupError at the first frame that it does not find."""
+    tick, size = Fraction(entry.tick), (entry.width, entry.height)
+    # By number: by time it would need durations, which some files lack.
+    numbers = {at: number for number, at in enumerate(packet_times(stream))}
+    stream.seek(0)
+    decoder = _torchcodec()(stream, dimension_order="NHWC", seek_mode="exact")
+    for at in entry.keep:
+        frame = decoder.get_frame_at(numbers[at])
+        if abs(frame.pts_seconds - float(at * tick)) > tick:
+            raise LookupError(at)
+        picture = Image.fromarray(frame.data.numpy())
+        # Turned upright already, its pixels perhaps not square.
+        is_square = picture.size == size
+        yield picture if is_square else picture.resize(size, Image.Resampling.LANCZOS)

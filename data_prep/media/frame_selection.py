@@ -1,0 +1,133 @@
+"""Which frames of a video are kept, decided from their times alone."""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from data_prep.media.videos import Timeline
+from data_prep.refusals import PrepError, Reason, RefusedError
+
+_RATES = (0.01, 1000)  # frames a second
+_MOST_FRAMES = 1 << 20  # of a clip: 12 hours at 24 frames a second
+
+
+class Window(StrEnum):
+    """Which part of a clip that is longer than asked is kept."""
+
+    FIRST = "first"
+    MIDDLE = "middle"
+    RANDOM = "random"
+    ALL = "all"
+
+
+class Kept(NamedTuple):
+    """Frames of one sample, by the time at which they are shown."""
+
+    shown: tuple[int, ...]
+    fps: float | None  # None for a single picture
+    is_resampled: bool = False  # to an even clock
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrameRule:
+    """How many frames, how far apart, and from where."""
+
+    stride: int = 1
+    """A sample has 1 + n * stride frames: the codec takes no other number."""
+    count: int | None = None
+    """Frames in a sample, at most; None takes the whole clip."""
+    fps: float | None = None
+    """Frames a second that are kept; None keeps those of the file."""
+    buckets: tuple[int, ...] = ()
+    """Allowed numbers of frames; a clip gets the largest it can fill."""
+    window: Window = Window.FIRST
+    drop_short: bool = False
+    """Whether clips with fewer than `count` frames are refused; else they stay shorter."""
+    stills: int = 0
+    """Not 0: that many single frames, evenly spaced, each a sample of its own."""
+
+    def __post_init__(self) -> None:
+        for option, value in (("--target_frames", self.count), ("--num_frames", self.stills)):
+            if value is not None and value < (option == "--target_frames"):
+                raise PrepError(f"{option} {value} must be at least 1 frame")
+        for count in (self.count, *self.buckets):
+            if count is not None and (count - 1) % self.stride:
+                low = count - (count - 1) % self.stride
+                raise PrepError(
+                    f"{count} frames do not fit this processor, which takes {self.stride}n + 1;"
+                    f" ask for {low} or {low + self.stride}"
+                )
+        if self.fps is not None and not _RATES[0] <= self.fps <= _RATES[1]:
+            raise PrepError(
+                f"--train_fps {self.fps} must lie in {_RATES[0]} to {_RATES[1]} frames a second"
+            )
+        if self.buckets and min(self.buckets) < 1:
+            raise PrepError(f"frame buckets {self.buckets} must be at least 1 frame each")
+
+    def choose(self, line: Timeline, *, seed: str) -> list[Kept]:
+        """The frames of each sample that the clip makes; `seed` draws the random window.
+
+        Raises:
+            RefusedError: it has too few.
+        """
+        if self.stills:
+            shown = line.shown
+            count = min(self.stills, len(shown))
+            picks = [shown[(2 * k + 1) * len(shown) // (2 * count)] for k in range(count)]
+            return [Kept((at,), None) for at in picks]
+        shown = line.shown if self.fps is None else self._at_rate(line, self.fps)
+        length = self._length(len(shown))
+        return [
+            self._window(line, shown, start, start + length)
+            for start in self._starts(len(shown), length, seed)
+        ]
+
+    def _window(self, line: Timeline, shown: tuple[int, ...], start: int, stop: int) -> Kept:
+        """The frames number `start` to `stop`, with one rate: training knows no other times."""
+        if self.fps is not None:
+            return Kept(shown[start:stop], self.fps, is_resampled=True)
+        fps = line.fps_of(start, stop) if line.is_uneven else line.fps
+        return Kept(shown[start:stop], fps)
+
+    def _at_rate(self, line: Timeline, fps: float) -> tuple[int, ...]:
+        """The frame on the screen at each moment of an even clock.
+
+        A clip slower than the clock repeats frames, so that time passes as it did.
+        """
+        count = max(1, math.floor(min(line.duration * fps, _MOST_FRAMES + 1) + 1e-6))
+        if count > _MOST_FRAMES:
+            raise RefusedError(
+                Reason.VIDEO_DAMAGED,
+                f"{line.duration:.0f} s at {fps:g} frames a second are more than {_MOST_FRAMES}"
+                " frames",
+            )
+        # Half a tick forgives times that the container has rounded up.
+        times = [line.shown[0] + (k / fps + 1e-9) / float(line.tick) + 0.5 for k in range(count)]
+        return tuple(line.shown[bisect.bisect_right(line.shown, t) - 1] for t in times)
+
+    def _length(self, available: int) -> int:
+        if self.buckets:
+            fitting = [count for count in self.buckets if count <= available]
+            if not fitting:
+                raise RefusedError(
+                    Reason.TOO_SHORT, f"{available} frames, fewer than {min(self.buckets)}"
+                )
+            return max(fitting)
+        if self.drop_short and self.count is not None and available < self.count:
+            raise RefusedError(Reason.TOO_SHORT, f"{available} frames, fewer than {self.count}")
+        most = min(available, self.count or available)
+        return most - (most - 1) % self.stride
+
+    def _starts(self, available: int, length: int, seed: str) -> list[int]:
+        spare = available - length
+        if self.window is Window.ALL:
+            return list(range(0, spare + 1, length))
+        if self.window is Window.RANDOM:
+            digest = hashlib.blake2b(seed.encode(), digest_size=8, person=b"window").digest()
+            return [int.from_bytes(digest, "little") % (spare + 1)]
+        return [spare // 2 if self.window is Window.MIDDLE else 0]

@@ -1,0 +1,161 @@
+"""One image file -> upright RGB pixels."""
+
+# C colour channels, H rows, W columns
+
+from __future__ import annotations
+
+import stat
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+
+from data_prep.refusals import Reason, RefusedError
+
+# Named, so that no stub, document or video reader of Pillow runs on a stranger's file.
+FORMATS = ("AVIF", "BMP", "DIB", "GIF", "JPEG", "JPEG2000", "PCX", "PNG", "PPM", "TGA", "TIFF")
+FORMATS += ("WEBP",)
+_ORIENTATION, _SIDEWAYS = 0x0112, (5, 6, 7, 8)  # EXIF 2.32
+
+
+@cache
+def readable_formats() -> tuple[str, ...]:
+    """Those of `FORMATS` that this build of Pillow reads."""
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
+@cache
+def image_endings() -> frozenset[str]:
+    """Lower-case file endings of the readable formats, with the dot."""
+    known = (*readable_formats(), "MPO")  # several JPEGs in one, which the JPEG reader opens
+    registered = Image.registered_extensions().items()
+    return frozenset(ending for ending, name in registered if name in known)
+
+
+class OpenedImage(NamedTuple):
+    """The first frame of a file, upright."""
+
+    image: Image.Image
+    is_animated: bool
+
+
+def open_image(file: Path | BinaryIO) -> OpenedImage:
+    """The first frame of an image file, decoded whole.
+
+    Raises:
+        RefusedError: it is empty, no image of `FORMATS`, damaged, cut short or suspiciously large.
+    """
+    with opened(file) as stream, _damage_refused():
+        return _decode(stream)
+
+
+def size_of(file: Path | BinaryIO) -> tuple[int, int]:
+    """Width and height, upright, from the first bytes alone.
+
+    Raises:
+        RefusedError: it is empty, no image of `FORMATS`, or suspiciously large.
+    """
+    with opened(file) as stream, _damage_refused(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with Image.open(stream, formats=readable_formats()) as image:
+            # PNG's own `getexif` decodes all pixels to look for EXIF behind them.
+            turned = Image.Image.getexif(image).get(_ORIENTATION, 1) in _SIDEWAYS
+            width, height = image.size
+            return (height, width) if turned else (width, height)
+
+
+@contextmanager
+def opened(file: Path | BinaryIO) -> Iterator[BinaryIO]:
+    """The file at a path, if it is a regular one with something in it; a stream as it is.
+
+    Raises:
+        RefusedError: it is not.
+    """
+    if not isinstance(file, Path):
+        yield file
+        return
+    try:
+        status = file.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe would block for ever
+            raise RefusedError(Reason.UNREADABLE, "it is no regular file")
+        if status.st_size == 0:
+            raise RefusedError(Reason.EMPTY, "0 bytes")
+        stream = file.open("rb")
+    except OSError as error:
+        raise RefusedError(Reason.UNREADABLE, error.strerror or str(error)) from error
+    with stream:
+        yield stream
+
+
+@contextmanager
+def _damage_refused() -> Iterator[None]:
+    try:
+        yield
+    except UnidentifiedImageError as error:
+        raise RefusedError(
+            Reason.NO_IMAGE, "its first bytes belong to none, or end too early"
+        ) from error
+    except Image.DecompressionBombError as error:
+        raise RefusedError(Reason.TOO_LARGE, str(error)) from error
+    except Exception as error:  # Pillow raises whatever the damage provokes
+        raise RefusedError(Reason.DAMAGED, f"{type(error).__name__}: {error}") from error
+
+
+def _decode(stream: BinaryIO) -> OpenedImage:
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        with Image.open(stream, formats=readable_formats()) as image:
+            image.load()
+            upright = ImageOps.exif_transpose(image)
+            # A telephone's MPO holds further views of the same picture.
+            is_animated = image.format != "MPO" and getattr(image, "is_animated", False)
+            is_tiff = image.format == "TIFF"
+    # A TIFF that was cut short only warns; in other formats the warning is about EXIF alone.
+    cut = [str(w.message) for w in warned if "Truncated File Read" in str(w.message)]
+    if is_tiff and cut:
+        raise OSError(cut[0])
+    return OpenedImage(upright, is_animated)
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Any mode of Pillow to RGB; transparent parts show white.
+
+    Raises:
+        RefusedError: numbers of a range nobody knows, or a mode that has no way to RGB.
+    """
+    if image.mode == "F" or image.mode.startswith("I"):
+        image = _from_numbers(image)
+    try:
+        if image.has_transparency_data:
+            paper = Image.new("RGBA", image.size, "white")
+            image = Image.alpha_composite(paper, image.convert("RGBA"))
+        return image.convert("RGB")
+    except ValueError as error:
+        raise RefusedError(Reason.PIXELS, f"mode {image.mode}: {error}") from error
+
+
+def _from_numbers(image: Image.Image) -> Image.Image:
+    """Grey of 16-bit integers (0 to 65535) or of floats (0 to 1) to 8 bits."""
+    numbers_HW = np.asarray(image).astype(np.float64)
+    white = 1.0 if image.mode == "F" else 65535.0
+    low, high = numbers_HW.min(), numbers_HW.max()
+    if not (low >= 0 and high <= white):  # catches NaN as well
+        raise RefusedError(
+            Reason.PIXELS, f"mode {image.mode} from {low:g} to {high:g}, not within 0 to {white:g}"
+        )
+    return Image.fromarray(np.rint(numbers_HW * (255 / white)).astype(np.uint8))
+
+
+def to_video(image: Image.Image, *, colours: int) -> Tensor:
+    """RGB picture to [colours, 1, H, W] float32 in [-1, 1]."""
+    image = image if colours == 3 else image.convert("L")
+    levels_HWC = np.array(image).reshape(image.height, image.width, colours)
+    return torch.from_numpy(levels_HWC).permute(2, 0, 1)[:, None].float() / 127.5 - 1

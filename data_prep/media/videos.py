@@ -1,0 +1,259 @@
+"""One video file -> when its frames are shown, and those frames upright in RGB.
+
+PyAV brings its own FFmpeg. Only the frames that are kept are converted, and reading starts at the
+key frame before the first of them and stops after the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import islice, pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any, BinaryIO
+
+from PIL import Image
+
+from data_prep.media.video_packets import (
+    LARGEST,
+    Scan,
+    check_whole,
+    decoded,
+    from_start,
+    near,
+    open_video,
+    scan,
+)
+from data_prep.refusals import Reason, RefusedError
+
+ENDINGS = frozenset((".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".ts"))
+_UNEVEN = 0.1  # frames whose distances differ by more than this part are of a variable rate
+_BACK = 10  # seconds; the usual distance of key frames
+_REORDERED = 16  # frames by which a codec changes their order at most
+_SLACK = 0.1  # seconds by which headers are wrong
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timeline:
+    """What is known of a video before its frames are kept."""
+
+    width: int  # pixels, upright and square
+    height: int
+    shown: tuple[int, ...]  # presentation time of each frame, rising, in units of `tick`
+    tick: Fraction  # seconds
+    duration: float  # seconds, the last frame included
+    lost: int = 0  # frames at the start that need earlier ones, which the file does not hold
+    by_number: bool = False  # the decoder gives no times: frames are found by counting
+
+    @property
+    def fps(self) -> float:
+        """Mean rate."""
+        return len(self.shown) / self.duration
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether the frames are shown for different times."""
+        gaps = [later - earlier for earlier, later in pairwise(self.shown)]
+        # A tick coarser than the rate (1 ms in Matroska) makes equal distances differ by one.
+        return bool(gaps) and max(gaps) - min(gaps) > max(1, _UNEVEN * max(gaps))
+
+    def fps_of(self, start: int, stop: int) -> float:
+        """Mean rate of the frames number `start` to `stop`, the last one excluded."""
+        if stop < len(self.shown):
+            seconds = float((self.shown[stop] - self.shown[start]) * self.tick)
+        else:
+            seconds = self.duration - float((self.shown[start] - self.shown[0]) * self.tick)
+        return (stop - start) / max(seconds, float(self.tick))
+
+
+def timeline(file: Path | BinaryIO) -> Timeline:
+    """When each frame is shown: from the packets where they tell it, else from decoding them all.
+
+    Raises:
+        RefusedError: it is no video, holds no frame, or ends before it should.
+    """
+    is_whole = check_whole(file)
+    with open_video(file) as (container, video):
+        found = scan(container, video, is_whole=is_whole)
+        tick = Fraction(video.time_base)
+        pace = float(video.average_rate or 25)
+    size, shown, by_number = _shown(file, found)
+    if "mpeg" in found.format and _has_hole(shown):
+        raise RefusedError(Reason.VIDEO_DAMAGED, "frames before its last ones are missing")
+    end = _end(found, shown, tick)
+    ends = max(found.end_of_others, float(end * tick))
+    if found.promised_end is not None and ends < found.promised_end - 0.9 / pace - _SLACK:
+        detail = f"it ends at {ends:.1f} s, its header says {found.promised_end:.1f} s"
+        raise RefusedError(Reason.VIDEO_DAMAGED, detail)
+    return Timeline(
+        width=size[0],
+        height=size[1],
+        shown=tuple(shown),
+        tick=tick,
+        duration=float((end - shown[0]) * tick),
+        lost=sum(at < shown[0] for at in found.times),
+        by_number=by_number,
+    )
+
+
+def packet_times(file: Path | BinaryIO) -> list[int]:
+    """Presentation times of all packets, rising, those of frames that cannot be decoded as well."""
+    with open_video(file) as (container, video):
+        return scan(container, video, is_whole=True).times
+
+
+def _has_hole(shown: list[int]) -> bool:
+    """Whether even frames have a hole near their end alone.
+
+    Frames are stored before those that are shown earlier: a stream that was cut misses the latter.
+    """
+    gaps = [later - earlier for earlier, later in pairwise(shown)]
+    usual = median(gaps) if gaps else 0
+    odd = [number for number, gap in enumerate(gaps) if abs(gap - usual) > max(1, usual / 2)]
+    is_late = bool(odd) and odd[0] >= len(gaps) - _REORDERED
+    return is_late and max(gaps[odd[0] :]) > usual and len(gaps) > 2
+
+
+def _end(found: Scan, shown: list[int], tick: Fraction) -> int:
+    """When the last frame ends; it stays as long as its packet says, else as the others do."""
+    gap = (shown[-1] - shown[0]) // max(1, len(shown) - 1)
+    last = max((spot.duration for spot in found.spots if spot.at == shown[-1]), default=0)
+    return shown[-1] + (last or gap or max(1, round(1 / (25 * tick))))
+
+
+def _shown(file: Path | BinaryIO, found: Scan) -> tuple[tuple[int, int], list[int], bool]:
+    """Size and times of the frames, and whether the frames lack times of their own."""
+    most = 1 if found.tells_all else None
+    try:
+        size, times = _sizes_and_times(file, _all, most)
+    except RefusedError:
+        size, times = _sizes_and_times(file, _without_leading, most)
+        is_counted = False
+    else:
+        is_counted = True
+    if found.tells_all:
+        return size, found.times, False
+    given = [at for at in times if at is not None]
+    if given == sorted(set(given)) and len(given) == len(times):
+        return size, given, False
+    # The order of the frames is right where their times are not.
+    for candidates in (found.times, sorted(set(given))):
+        if is_counted and len(candidates) == len(times):
+            return size, candidates, True
+    raise RefusedError(Reason.VIDEO_DAMAGED, "the times of its frames do not rise")
+
+
+def _sizes_and_times(
+    file: Path | BinaryIO, way: Way, most: int | None = None
+) -> tuple[tuple[int, int], list[int | None]]:
+    """Upright size of the first frame, and times of `most` frames.
+
+    Raises:
+        RefusedError: one of them cannot be decoded, or there is none.
+    """
+    size, times = None, []
+    with open_video(file) as (container, video):
+        for frame in islice(way(container, video), most):
+            times.append(frame.pts)
+            if size is None:
+                wide, high = _square(frame, video.sample_aspect_ratio)
+                size = (high, wide) if frame.rotation % 180 else (wide, high)
+    if size is None:
+        raise RefusedError(Reason.VIDEO_DAMAGED, "no frame of it can be decoded")
+    return size, times
+
+
+def _square(frame: Any, aspect: Fraction | None) -> tuple[int, int]:
+    """Size of a frame with square pixels, before it is turned upright."""
+    size = max(1, round(frame.width * (aspect or 1))), frame.height
+    if size[0] * size[1] > LARGEST:
+        raise RefusedError(
+            Reason.VIDEO_DAMAGED, f"{size[0]} x {size[1]} pixels: suspiciously large"
+        )
+    return size
+
+
+# How the frames of an open video are reached.
+Way = Callable[[Any, Any], Iterator[Any]]
+
+
+def _all(container: Any, video: Any) -> Iterator[Any]:
+    return decoded(from_start(container, video, drop_leading=False))
+
+
+def _without_leading(container: Any, video: Any) -> Iterator[Any]:
+    return decoded(from_start(container, video, drop_leading=True))
+
+
+def _near(wanted: int, earlier: int = 0) -> Way:
+    """From the key frame `earlier` seconds before `wanted`.
+
+    Nothing where the first frame is no key frame, whatever the file says.
+    """
+
+    def way(container: Any, video: Any) -> Iterator[Any]:
+        origin = wanted - int(earlier / video.time_base)
+        for number, frame in enumerate(decoded(near(container, video, origin))):
+            if number == 0 and not frame.key_frame:
+                return
+            yield frame
+
+    return way
+
+
+def frames(
+    file: Path | BinaryIO, keep: tuple[int, ...], numbers: tuple[int, ...] = ()
+) -> Iterator[Image.Image]:
+    """The frames shown at the times `keep`, in that order (rising; some may repeat), upright RGB.
+
+    `numbers` are theirs, counted from 0, where the file's frames have no times. Where the way from
+    the nearest key frame fails (it may need frames before it) or misses a frame, reading begins
+    earlier, and at last where the file begins.
+
+    Raises:
+        RefusedError: one of them cannot be decoded.
+    """
+    wanted, errors = list(numbers or keep), []
+    ways = (_all,) if numbers else (_near(keep[0]), _near(keep[0], _BACK), _all, _without_leading)
+    for way in ways:
+        try:
+            yield from _pictures(file, way, wanted, by_number=bool(numbers))
+            return
+        except RefusedError as error:
+            errors.append(error)
+    raise errors[-2:][0]  # of the plain way
+
+
+def _pictures(
+    file: Path | BinaryIO, way: Way, wanted: list[int], *, by_number: bool
+) -> Iterator[Image.Image]:
+    """Pictures of `wanted`, which are taken off that list."""
+    with open_video(file) as (container, video):
+        for number, frame in enumerate(way(container, video)):
+            at = number if by_number else frame.pts
+            if at is None or at < wanted[0]:
+                continue
+            if at > wanted[0]:
+                break
+            picture = _picture(frame, video.sample_aspect_ratio)
+            while wanted and wanted[0] == at:
+                wanted.pop(0)
+                yield picture
+            if not wanted:
+                return
+        where = (
+            f"number {wanted[0]}" if by_number else f"at {float(wanted[0] * video.time_base):.3f} s"
+        )
+        raise RefusedError(Reason.VIDEO_DAMAGED, f"the frame {where} is missing")
+
+
+def _picture(frame: Any, aspect: Fraction | None) -> Image.Image:
+    picture = frame.to_image()
+    size = _square(frame, aspect)
+    if size != picture.size:
+        picture = picture.resize(size, Image.Resampling.LANCZOS)
+    # FFmpeg counts the degrees counter-clockwise that turn the picture upright.
+    turned = {90: "ROTATE_90", 180: "ROTATE_180", 270: "ROTATE_270"}.get(frame.rotation % 360)
+    return picture.transpose(Image.Transpose[turned]) if turned else picture

@@ -1,0 +1,60 @@
+"""The 1,797 handwritten digits that come with scikit-learn."""
+
+# H rows, W columns
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from data_prep.media.clips import Clip, Entry
+from data_prep.refusals import PrepError
+
+NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+LEVELS = 16  # the darkest pixel; the lightest is 0
+SIDE = 8  # pixels
+
+
+def caption_of(digit: int) -> str:
+    """The caption of a digit, and the prompt for one."""
+    return f"a handwritten {NAMES[digit]}"
+
+
+class Digits:
+    """8 x 8 grey pictures of `sklearn.datasets.load_digits`, 0 to 16 mapped to [-1, 1]."""
+
+    def __init__(self, *, num_samples: int | None = None):
+        from sklearn.datasets import load_digits
+
+        digits: Any = load_digits()
+        if num_samples is not None and not 1 <= num_samples <= len(digits.target):
+            raise PrepError(f"--num_samples {num_samples} must lie in 1 to {len(digits.target)}")
+        self.name = "sklearn.datasets.load_digits"
+        self.ignored: Mapping[str, int] = {}
+        self._images_NHW = digits.images[:num_samples]
+        self._labels = digits.target[:num_samples].tolist()
+        self.entries = tuple(
+            Entry(
+                key=f"digits-{index:04d}",
+                source=f"load_digits/{index}",
+                width=SIDE,
+                height=SIDE,
+                size=(SIDE, SIDE),
+                caption=caption_of(self._labels[index]),
+                caption_from="the label",
+            )
+            for index in range(len(self._labels))
+        )
+
+    def read(self, entry: Entry) -> Clip:
+        index = int(entry.key.rpartition("-")[2])
+        levels_HW = torch.from_numpy(self._images_NHW[index]).float()
+        return Clip(
+            video_CFHW=(levels_HW / (LEVELS / 2) - 1)[None, None],
+            caption=caption_of(self._labels[index]),
+            original_height=SIDE,
+            original_width=SIDE,
+            notes=("caption from the label",),
+        )

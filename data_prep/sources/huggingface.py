@@ -1,0 +1,179 @@
+"""The rows of a Hugging Face dataset: bytes, paths, or addresses that are fetched."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import io
+import time
+import urllib.error
+import urllib.request
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from data_prep.media.captions import Caption, Captions, caption, texts_of
+from data_prep.refusals import PrepError, Reason, RefusedError
+from data_prep.sources.folders import CaptionOptions, Medium
+from data_prep.writing.atomic_files import write_whole
+from data_prep.writing.dataset_folder import LEDGER
+
+_IMAGE_COLUMNS = ("image", "jpg", "jpeg", "png", "webp", "image_url", "url")
+_VIDEO_COLUMNS = ("video", "mp4", "file", "video_path", "path", "video_url")
+_CAPTION_COLUMNS = ("caption", "text", "prompt", "description")
+_TRIES, _FIRST_WAIT, _TIMEOUT = 4, 0.5, 30  # seconds; each wait is twice the one before
+
+
+def huggingface_rows(args: Namespace, captions: CaptionOptions) -> RowsCollection:
+    """The dataset that the options name.
+
+    Raises:
+        PrepError: it cannot be opened, or lacks a column.
+    """
+    name, split = str(args.hf_dataset), args.dataset_split
+    columns = _dataset(name, split).column_names
+    image = _column(args.image_column, () if args.video_column else _IMAGE_COLUMNS, columns)
+    video = None if image else _column(args.video_column, _VIDEO_COLUMNS, columns)
+    medium = image or video
+    if medium is None:
+        raise PrepError(
+            f"dataset {name} has the columns {', '.join(columns)}; say with --image_column or"
+            " --video_column which one holds the media"
+        )
+    return RowsCollection(
+        dataset=name,
+        split=split,
+        column=medium,
+        kind="image" if image else "video",
+        caption_column=_column(args.caption_column, _CAPTION_COLUMNS, columns),
+        captions=captions,
+        fetched=args.output_dir / LEDGER / "fetched",
+    )
+
+
+def _column(asked: str | None, usual: Sequence[str], columns: Sequence[str]) -> str | None:
+    if asked is not None and asked not in columns:
+        raise PrepError(f"the dataset has no column {asked!r}, but {', '.join(columns)}")
+    return asked or next((name for name in usual if name in columns), None)
+
+
+@cache
+def _dataset(name: str, split: str) -> Any:
+    """Opens a dataset; its media stay undecoded."""
+    try:
+        # By name: the checker of types would follow all of its source for minutes.
+        datasets: Any = import_module("datasets")
+    except ImportError:
+        raise PrepError(
+            "--hf_dataset needs the package `datasets`; install it with pip install"
+            " 'megatron-dit[prep]'"
+        ) from None
+    try:
+        saved = (Path(name) / "state.json").exists() or (Path(name) / "dataset_dict.json").exists()
+        if saved:
+            found: Any = datasets.load_from_disk(name)
+            found = found[split] if isinstance(found, dict) else found
+        else:
+            found = datasets.load_dataset(name, split=split)
+    except (OSError, ValueError, KeyError) as error:
+        raise PrepError(
+            f"--hf_dataset {name}, split {split!r}, cannot be opened: {error}"
+        ) from None
+    for column, feature in found.features.items():
+        if isinstance(feature, datasets.Image | datasets.Video):
+            found = found.cast_column(column, type(feature)(decode=False))
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowsCollection:
+    """One medium a row."""
+
+    dataset: str
+    split: str
+    column: str
+    kind: str
+    caption_column: str | None
+    captions: CaptionOptions
+    fetched: Path
+    """Folder that keeps what was fetched, so that nothing is fetched twice."""
+
+    @property
+    def name(self) -> str:
+        return Path(self.dataset).name
+
+    def media(self, ignored: Counter[str]) -> Iterator[Medium]:
+        del ignored
+        rows = _dataset(self.dataset, self.split)
+        print_ = str(rows._fingerprint)
+        for index in range(len(rows)):
+            yield Medium(
+                source=f"{self.split}/{index:08d}",
+                where=str(index),
+                stamp=print_,
+                kind=self.kind,
+                captions=lambda index=index: self._captions(index),
+            )
+
+    def _captions(self, index: int) -> list[Caption]:
+        row = _dataset(self.dataset, self.split)[index]
+        value = row.get(self.caption_column) if self.caption_column else None
+        texts = texts_of(value)
+        if texts is not None:
+            return [caption(text, origin=f"column {self.caption_column}") for text in texts]
+        missing = self.captions.missing
+        substitute = Captions(root=Path(), sidecars={}, field="", missing=missing)
+        return [substitute.substitute(f"{self.name} {index:08d}")]
+
+    def open(self, where: str) -> Path | BinaryIO:
+        value = _dataset(self.dataset, self.split)[int(where)][self.column]
+        if isinstance(value, dict):
+            value = value.get("bytes") or value.get("path")
+        if isinstance(value, bytes):
+            return io.BytesIO(value)
+        if not isinstance(value, str):
+            raise RefusedError(Reason.UNREADABLE, f"column {self.column!r} holds {value!r}")
+        if value.startswith(("http://", "https://")):
+            return self._fetch(value)
+        return Path(value) if Path(value).is_absolute() else Path(self.dataset) / value
+
+    def _fetch(self, address: str) -> Path:
+        path = self.fetched / hashlib.blake2b(address.encode(), digest_size=16).hexdigest()
+        if not path.exists():
+            content = _content(address)
+            self.fetched.mkdir(parents=True, exist_ok=True)
+            write_whole(path, content)
+        return path
+
+
+def _content(address: str) -> bytes:
+    """What an address holds; asked for again where the network or the server had a bad moment.
+
+    Raises:
+        RefusedError: it stays out of reach.
+    """
+    wait, problem = _FIRST_WAIT, ""
+    for attempt in range(1, _TRIES + 1):
+        try:
+            request = urllib.request.Request(address, headers={"User-Agent": "megatron-dit"})
+            with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
+                content = answer.read()
+                promised = answer.headers.get("Content-Length")
+            if promised is None or int(promised) == len(content):
+                return content
+            problem = f"{len(content)} of {promised} bytes came"
+        except urllib.error.HTTPError as error:
+            problem = f"{error.code} {error.reason}"
+            if error.code in (400, 401, 403, 404, 410):
+                break
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            problem = str(error)
+        if attempt < _TRIES:
+            time.sleep(wait)
+            wait *= 2
+    raise RefusedError(Reason.NOT_FETCHED, f"{address}: {problem}")

@@ -1,0 +1,256 @@
+"""Media -> planned samples, and back to their pixels when they are packed.
+
+The plan decides everything; reading obeys it. Both use the same rules, so what was planned happens.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from fractions import Fraction
+from itertools import islice
+
+import torch
+
+from data_prep.media.captions import Caption, TagShuffle
+from data_prep.media.clips import Clip, Entry
+from data_prep.media.decoders import VideoDecoder
+from data_prep.media.frame_selection import FrameRule, Kept
+from data_prep.media.images import open_image, size_of, to_rgb, to_video
+from data_prep.media.resizing import Placement, ResizeMode, Sizing
+from data_prep.media.videos import Timeline, timeline
+from data_prep.planning.splits import key_of
+from data_prep.refusals import Reason, RefusedError, as_text
+from data_prep.sources.folders import Collection, Medium
+
+_THREADS = 8  # probing waits for disks and networks
+_AHEAD = 512  # files
+_MEAN_RATE = (
+    "variable frame rate: frames as they are, fps is their mean rate (--train_fps keeps the pace)"
+)
+_EVEN_CLOCK = (
+    "variable frame rate: frames at the even times of --train_fps, some repeated or left out"
+)
+
+
+class SeveralCaptions(StrEnum):
+    """What a medium with several captions becomes."""
+
+    ALL = "all"
+    FIRST = "first"
+    RANDOM = "random"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Input:
+    """Media of one place and the settings that hold for them."""
+
+    collection: Collection
+    prefix: str = ""  # of source paths, where there are several inputs
+    sizings: tuple[Sizing, ...] = ()  # a sample for each
+    frames: FrameRule = field(default_factory=FrameRule)
+    repeats: float = 1
+    caption_prefix: str = ""
+    several: SeveralCaptions = SeveralCaptions.ALL
+    shuffle: TagShuffle | None = None
+    skips_uncaptioned: bool = False
+    """Whether a medium without a caption is left out and counted, instead of refused."""
+
+    def open_name(self, source: str) -> str:
+        return f"{self.prefix}{source}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grid:
+    """How pixels become tokens."""
+
+    spatial: int  # pixels along one side of a latent cell
+    temporal: int = 1  # frames in a latent frame, after the first
+    patch: int = 2  # latent cells along one side of a token
+
+    def tokens(self, width: int, height: int, num_frames: int) -> int:
+        cell = self.spatial * self.patch
+        return (1 + (num_frames - 1) // self.temporal) * (width // cell) * (height // cell)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MediaSource:
+    """Every medium of every input."""
+
+    inputs: tuple[Input, ...]
+    grid: Grid
+    colours: int
+    resize_mode: ResizeMode = ResizeMode.LANCZOS
+    decoder: VideoDecoder = VideoDecoder.PYAV
+    most: int | None = None  # files
+    ignored: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def name(self) -> str:
+        return as_text(", ".join(given.collection.name for given in self.inputs))
+
+    @property
+    def entries(self) -> Iterator[Entry]:
+        """Probes in threads and yields in the order of the listing."""
+        self.ignored.clear()
+        with ThreadPoolExecutor(_THREADS) as pool:
+            for number, given in enumerate(self.inputs):
+                media = islice(given.collection.media(self.ignored), self.most)
+                while batch := list(islice(media, _AHEAD)):
+                    planned = pool.map(lambda medium, n=number: self.plan(n, medium), batch)
+                    for entries in planned:
+                        yield from self._without_uncaptioned(given, entries)
+
+    def _without_uncaptioned(self, given: Input, entries: list[Entry]) -> list[Entry]:
+        """What an input packs; what it leaves out is counted."""
+        if given.skips_uncaptioned and entries and entries[0].refused == Reason.NO_CAPTION:
+            self.ignored["file without a caption, by skip_empty_caption"] += 1
+            return []
+        return entries
+
+    def plan(self, number: int, medium: Medium) -> list[Entry]:
+        """The samples that one medium makes, or its refusal."""
+        given = self.inputs[number]
+        source = given.open_name(medium.source)
+        key = key_of(source)
+        blank = Entry(
+            key=key,
+            source=as_text(source),  # the name of a file need not be text; `where` has it as it is
+            file_key=key,
+            folder=number,
+            where=medium.where,
+            stamp=medium.stamp,
+            kind=medium.kind,
+        )
+        try:
+            captions = _chosen(medium.captions(), given.several, key)
+            if given.shuffle is not None:
+                captions = given.shuffle.of(captions, key=key)
+            entries = list(self._variants(given, blank, captions))
+        except RefusedError as refused:
+            return [replace(blank, refused=str(refused.reason), detail=refused.detail)]
+        keyed = (
+            replace(entry, key=key if index == 0 else f"{key}-{index}")
+            for index, entry in enumerate(entries)
+        )
+        return [e for e in (_repeated(e, given.repeats) for e in keyed) if e.repeats]
+
+    def _variants(self, given: Input, blank: Entry, captions: list[Caption]) -> Iterator[Entry]:
+        file, line, kept = given.collection.open(blank.where), None, [Kept((), None)]
+        if blank.kind == "video":
+            line = timeline(file)
+            kept = given.frames.choose(line, seed=blank.key)
+            size = line.width, line.height
+        else:
+            size = size_of(file)
+        probed = _probed(blank, size, line)
+        for window in kept:
+            for sizing in given.sizings:
+                place = sizing.place(*size)
+                tokens = self.grid.tokens(*place.size, max(1, len(window.shown)))
+                for caption in captions:
+                    notes = [f"caption from {caption.origin}"]
+                    notes += ["scaled or cropped"] * (place.size != size)
+                    notes += _notes_of(line, window)
+                    yield replace(
+                        probed,
+                        caption=given.caption_prefix + caption.text,
+                        caption_from=caption.origin,
+                        resized=place.resized,
+                        size=place.size,
+                        keep=window.shown,
+                        numbers=_numbers(line, window),
+                        kept_fps=window.fps,
+                        tokens=tokens,
+                        notes=tuple(notes),
+                    )
+
+    def read(self, entry: Entry) -> Clip:
+        """The pixels as they were planned.
+
+        Raises:
+            RefusedError: the file or its caption cannot be used.
+        """
+        given = self.inputs[entry.folder]
+        file, notes = given.collection.open(entry.where), entry.notes
+        place = Placement(entry.resized or (0, 0), entry.size or (0, 0))
+        mode = self.resize_mode.filter
+        width, height = entry.width, entry.height
+        if entry.kind == "video":
+            pictures = (place.apply(p, mode) for p in self.decoder.frames(file, entry))
+            video_CFHW = torch.cat([to_video(p, colours=self.colours) for p in pictures], dim=1)
+        else:
+            image, is_animated = open_image(file)
+            if image.size != (width, height):  # a rotation that stands behind the pixels
+                width, height = image.size
+                place = _like(given.sizings, entry).place(width, height)
+            fitted = place.apply(to_rgb(image), mode)
+            video_CFHW = to_video(fitted, colours=self.colours)
+            notes += ("only the first frame of an animation",) * is_animated
+        return Clip(
+            video_CFHW=video_CFHW,
+            caption=entry.caption,
+            original_height=height,
+            original_width=width,
+            fps=entry.kept_fps,
+            notes=notes,
+        )
+
+
+def _like(sizings: Iterable[Sizing], entry: Entry) -> Sizing:
+    """The rule that placed `entry`."""
+    wanted = Placement(entry.resized or (0, 0), entry.size or (0, 0))
+    return next(s for s in sizings if s.place(entry.width, entry.height) == wanted)
+
+
+def _probed(entry: Entry, size: tuple[int, int], line: Timeline | None) -> Entry:
+    entry = replace(entry, width=size[0], height=size[1])
+    if line is None:
+        return entry
+    return replace(
+        entry,
+        frames=len(line.shown),
+        fps=round(line.fps, 6),
+        duration=round(line.duration, 6),
+        tick=str(Fraction(line.tick)),
+    )
+
+
+def _numbers(line: Timeline | None, window: Kept) -> tuple[int, ...]:
+    if line is None or not line.by_number:
+        return ()
+    return tuple(bisect.bisect_left(line.shown, at) for at in window.shown)
+
+
+def _notes_of(line: Timeline | None, window: Kept) -> Iterator[str]:
+    """What happened to the frames of a video that its pictures do not show."""
+    if line is None:
+        return
+    if line.lost:
+        yield "first frames left out, which need frames before the file begins"
+    if line.is_uneven and window.fps is not None:
+        yield _EVEN_CLOCK if window.is_resampled else _MEAN_RATE
+
+
+def _chosen(captions: list[Caption], several: SeveralCaptions, key: str) -> list[Caption]:
+    if several is SeveralCaptions.ALL:
+        return captions
+    number = _draw(key, b"caption") % len(captions) if several is SeveralCaptions.RANDOM else 0
+    return [captions[number]]
+
+
+def _repeated(entry: Entry, repeats: float) -> Entry:
+    """`repeats` times, the fraction of it decided by the key: 0.5 takes one of two files."""
+    whole, part = divmod(repeats, 1)
+    extra = _draw(entry.group, b"repeats") % 2**32 < part * 2**32
+    return replace(entry, repeats=int(whole) + extra)
+
+
+def _draw(key: str, purpose: bytes) -> int:
+    digest = hashlib.blake2b(key.encode(), digest_size=8, person=purpose).digest()
+    return int.from_bytes(digest, "little")

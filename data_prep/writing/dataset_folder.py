@@ -1,0 +1,180 @@
+"""The dataset folder: made empty before, made readable after.
+
+`.nv-meta` comes last and in one rename, so a folder that has it is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import yaml
+from torch import Tensor
+
+from data_prep.planning.splits import Split
+from data_prep.refusals import PrepError
+from data_prep.writing.atomic_files import TEMPORARY, sync_folder, write_whole
+from dit.codecs.dataset_card import CARD_NAME, NULL_TEXT_NAME
+from dit.folder_lock import LOCK, FolderInUseError, only_writer
+
+META = ".nv-meta"
+REFUSED_NAME = "refused.jsonl"
+
+LEDGER = ".ledger"
+PLAN_NAME, PAGE_NAME, SUMMARY_NAME = "plan.jsonl", "plan.html", "plan_summary.json"
+
+
+def _files(*names: str) -> re.Pattern[str]:
+    """Files of these names, and what is there of them while they are written."""
+    return re.compile(rf"({'|'.join(map(re.escape, names))})(\.spool)?(\.tmp)?")
+
+
+_PLANNED = (PLAN_NAME, PAGE_NAME, SUMMARY_NAME, REFUSED_NAME)
+_PLAN = _files(*_PLANNED)
+_OURS = _files(META, LEDGER, CARD_NAME, NULL_TEXT_NAME, *_PLANNED)
+# What `--output_format` writes beside the shards.
+_INDEX = re.compile(r"metadata(_shard_\d+)?\.json(\.tmp)?")
+_SHARDS = r"(shard|rank\d+)-\d+\.tar(\.idx)?"
+# Folders and what we write into them: other people's pictures lie in folders called 512x512, too.
+_FOLDERS = {
+    re.compile("|".join(Split)): re.compile(rf"{_SHARDS}(\.tmp)?"),
+    re.compile("dfm_shards"): re.compile(rf"{_SHARDS}(\.tmp)?"),
+    re.compile(r"\d+x\d+"): re.compile(r"[0-9a-f]{32}\.(meta|pt)(\.tmp)?"),
+    re.compile("combined_parquet_dataset"): re.compile(r"data_chunk_\d+\.parquet(\.tmp)?"),
+}
+
+
+@contextmanager
+def written_by_one(folder: Path) -> Iterator[None]:
+    """Keeps other packings out of `folder`, which is made, and goes where nothing came into it.
+
+    Raises:
+        PrepError: another packing writes to it, or it is no folder.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise PrepError(f"--output_dir {folder} is a file; give a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with only_writer(folder, named=f"--output_dir {folder}"):
+            yield
+    except FolderInUseError as error:
+        raise PrepError(str(error)) from None
+    finally:
+        if not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def check_apart(folder: Path, *, source: Path, option: str) -> None:
+    """Makes sure that what is read does not lie where --overwrite removes.
+
+    Raises:
+        PrepError: `source`, which `option` gives, is the output folder or in it.
+    """
+    if source.resolve().is_relative_to(folder.resolve()):
+        raise PrepError(
+            f"{option} {source} is --output_dir {folder} or lies in it, where --overwrite would"
+            " remove it; give another output folder"
+        )
+
+
+def make_ready(folder: Path, *, overwrite: bool) -> None:
+    """Creates `folder`, or removes from it what an earlier packing wrote, `.nv-meta` first.
+
+    Without `overwrite`, what an earlier packing wrote stays, to be continued.
+
+    Raises:
+        PrepError: it is in use and `overwrite` is false, or holds files that are not ours.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise PrepError(f"--output_dir {folder} is a file; give a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    found = sorted(path for path in folder.iterdir() if path.name != LOCK)
+    strangers = [path for path in found if not _is_ours(path)]
+    if not overwrite:
+        planned_only = all(_PLAN.fullmatch(path.name) for path in found)
+        if found and (strangers or not ((folder / LEDGER).is_dir() or planned_only)):
+            raise PrepError(
+                f"--output_dir {folder} is not empty (it holds {(strangers or found)[0].name}), and"
+                " no packing that could be continued; give another folder, or replace the dataset"
+                " in it with --overwrite"
+            )
+        return
+    if strangers:
+        raise PrepError(
+            f"--output_dir {folder} holds {strangers[0].name}, which no packing wrote, so"
+            " --overwrite removes nothing; give another folder"
+        )
+    # What an earlier removal left comes before what would take its name.
+    for path in sorted(found, key=lambda p: (p.name != META, not p.name.endswith(TEMPORARY))):
+        remove(path)
+
+
+def _is_ours(path: Path) -> bool:
+    if any(names.fullmatch(path.name) for names in (_OURS, _INDEX)):
+        return True
+    name = path.name.removesuffix(TEMPORARY)  # `remove` may have been killed
+    inside = next((files for names, files in _FOLDERS.items() if names.fullmatch(name)), None)
+    if inside is None or not path.is_dir():
+        return False
+    return all(inside.fullmatch(file.name) for file in path.iterdir())
+
+
+def remove(path: Path) -> None:
+    """Removes a file or folder, which is never seen half gone."""
+    if not path.is_dir() or path.is_symlink():
+        path.unlink()
+        return
+    # Renamed first: a kill in between must not leave half a `.nv-meta`.
+    doomed = path if path.name.endswith(TEMPORARY) else path.rename(f"{path}{TEMPORARY}")
+    shutil.rmtree(doomed)
+
+
+def publish(
+    folder: Path,
+    *,
+    shards: Mapping[Split, Mapping[str, int]],
+    card: Mapping[str, Any],
+    null_text: dict[str, Tensor],
+) -> None:
+    """Writes card, null text and Energon's metadata beside shards that are all in place.
+
+    `shards` holds, for each split, the samples of each shard by file name.
+    """
+    write_whole(folder / NULL_TEXT_NAME, safetensors.torch.save(null_text))
+    write_whole(folder / CARD_NAME, (json.dumps(card, indent=2) + "\n").encode())
+    unfinished = folder / (META + TEMPORARY)
+    if unfinished.exists():
+        shutil.rmtree(unfinished)
+    unfinished.mkdir()
+    for name, content in _energon_files(shards).items():
+        write_whole(unfinished / name, content.encode())
+    unfinished.rename(folder / META)
+    sync_folder(folder)
+
+
+def _energon_files(shards: Mapping[Split, Mapping[str, int]]) -> dict[str, str]:
+    """The files of `energon prepare` that loaders read, without its second pass over the shards."""
+    import megatron.energon
+    from megatron.energon.bracecollapse import collapse
+
+    counts = {f"{split}/{name}": n for split in shards for name, n in shards[split].items()}
+    parts = {
+        str(split): sorted(f"{split}/{name}" for name in shards.get(split, ())) for split in Split
+    }
+    patterns = {split: collapse(names, keep_order=True) for split, names in parts.items()}
+    info = {
+        "energon_version": megatron.energon.__version__,
+        "shard_counts": dict(sorted(counts.items())),
+    }
+    dataset = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
+    return {
+        ".info.json": json.dumps(info, indent=2),
+        "split.yaml": yaml.dump({"split_parts": patterns, "exclude": []}, sort_keys=False),
+        "dataset.yaml": yaml.dump(dataset, sort_keys=False),
+    }

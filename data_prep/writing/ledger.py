@@ -1,0 +1,161 @@
+"""What a run has written, so that the same command continues it after any end.
+
+`.ledger/` holds what was asked (`run.json`) and one line for each sample of the plan, in its order,
+for each rank. A sample's line follows its bytes, so the bytes of every line are in a shard. What
+lies behind the last line was in flight; it is cut off and done again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from itertools import takewhile
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from data_prep.refusals import PrepError
+from data_prep.writing.atomic_files import TEMPORARY, write_whole
+from data_prep.writing.dataset_folder import LEDGER
+
+RUN_NAME = "run.json"
+
+
+def ledger_name(rank: int, world: int) -> str:
+    return f"rank-{rank:05d}-of-{world:05d}.jsonl"
+
+
+def digest_of(line: bytes) -> str:
+    """What a plan says of one sample: another digest is another sample."""
+    return hashlib.blake2b(line, digest_size=12).hexdigest()
+
+
+def read_lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
+    """Each whole line and where it ends; a line that a kill has torn is the last, and left out."""
+    end = 0
+    with path.open("rb") as stream:
+        for line in stream:
+            if not line.endswith(b"\n"):
+                return
+            end += len(line)
+            yield json.loads(line), end
+
+
+@dataclass
+class LedgerProgress:
+    """What the ledger of one rank says."""
+
+    samples: int = 0  # lines of the plan that are done
+    size: int = 0  # bytes of the ledger that count
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)  # split -> shard -> samples
+    ends: dict[str, list[int]] = field(default_factory=dict)  # of the split's last shard
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        self.samples += 1
+        for split, shard, ends in line.get("in", ()):
+            shards = self.counts.setdefault(split, {})
+            if shard not in shards:
+                self.ends[split] = [0]
+            shards[shard] = shards.get(shard, 0) + 1
+            self.ends[split].append(ends)
+
+
+def read_progress(path: Path, *, block: int, total: int) -> LedgerProgress:
+    """How far a rank came, in whole blocks of the plan; `total` samples are its share."""
+    if not path.exists():
+        return LedgerProgress()
+    sizes = _Sizes(path.parent.parent)
+    samples = sum(1 for _ in takewhile(sizes.hold, (line for line, _ in read_lines(path))))
+    whole = samples if samples >= total else samples - samples % block
+    progress = LedgerProgress()
+    for line, end in read_lines(path):
+        if progress.samples == whole:
+            break
+        progress.add(line)
+        progress.size = end
+    return progress
+
+
+class _Sizes:
+    """Bytes of each shard that are there: a power cut can lose what a kill cannot."""
+
+    def __init__(self, folder: Path):
+        self._folder, self._sizes = folder, dict[tuple[str, str], int]()
+
+    def hold(self, line: Mapping[str, Any]) -> bool:
+        """Whether the bytes of a line can be there."""
+        return all(end <= self._size(split, shard) for split, shard, end in line.get("in", ()))
+
+    def _size(self, split: str, shard: str) -> int:
+        if (split, shard) not in self._sizes:
+            whole = self._folder / split / shard
+            paths = (whole, whole.with_name(shard + TEMPORARY))
+            sizes = [path.stat().st_size for path in paths if path.exists()]
+            self._sizes[split, shard] = max(sizes, default=0)
+        return self._sizes[split, shard]
+
+
+class Ledger(AbstractContextManager):
+    """The open ledger of one rank."""
+
+    def __init__(self, path: Path, *, keep: int):
+        path.parent.mkdir(exist_ok=True)
+        self._stream = path.open("r+b" if path.exists() else "wb")
+        self._stream.truncate(keep)
+        self._stream.seek(keep)
+
+    def append(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Adds a block of samples whose bytes are written."""
+        text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+        self._stream.write(text.encode())
+        self._stream.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stream.close()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LedgerHeader:
+    """What a folder is being filled with."""
+
+    options: Mapping[str, Any]  # all that decides the samples; JSON values
+    plan: str  # digest
+    world: int  # ranks
+    generation: int = 0  # how many runs over other files came before
+
+    def write(self, folder: Path) -> None:
+        (folder / LEDGER).mkdir(exist_ok=True)
+        content = asdict(self)
+        write_whole(folder / LEDGER / RUN_NAME, (json.dumps(content, indent=1) + "\n").encode())
+
+    @classmethod
+    def read(cls, folder: Path) -> LedgerHeader | None:
+        """What an earlier run wrote, or None.
+
+        Raises:
+            PrepError: it is damaged.
+        """
+        path = folder / LEDGER / RUN_NAME
+        try:
+            return cls(**json.loads(path.read_bytes()))
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError) as error:
+            raise PrepError(f"{path} is damaged ({error}); start anew with --overwrite") from None
+
+
+def changed_options(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What differs, as `name: old -> new`."""
+    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    return [f"{name}: {old.get(name)!r} -> {new.get(name)!r}" for name in names]

@@ -1,0 +1,161 @@
+"""Results -> shards and ledger: the one place that writes samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from data_prep.engine.block_worker import Block, EncodedSample, RefusedResult
+from data_prep.engine.incremental import Earlier
+from data_prep.engine.ranks import Ranks
+from data_prep.media.clips import Entry
+from data_prep.planning.plan import PackingPlan
+from data_prep.planning.splits import Split, SplitFractions
+from data_prep.refusals import PrepError
+from data_prep.writing.dataset_folder import LEDGER
+from data_prep.writing.ledger import (
+    Ledger,
+    LedgerProgress,
+    digest_of,
+    ledger_name,
+    read_progress,
+)
+from data_prep.writing.tar_shards import ShardSeries
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackOptions:
+    """How samples become a folder; none of it changes what a sample holds."""
+
+    split: SplitFractions
+    split_is_given: bool = True
+    """Whether the user asked for the split; the default gives way where a dataset is small."""
+    shard_size: int
+    """Samples in one shard, at most."""
+    max_shard_bytes: int
+    """Bytes of one shard, at most, unless a single sample is larger."""
+    max_bad_fraction: float
+    """Part of the files that may be refused."""
+    overwrite: bool = False
+    """Whether the dataset that the folder holds is removed first."""
+    license: str | None = None
+    """Of the data, for the card."""
+    trust_cache: bool = False
+    """Whether the plan of an earlier run is taken as it is, without a look at the files."""
+    block_size: int = 32
+    """Samples that a worker is handed at once."""
+    batch_size: int = 1
+    """Samples of one shape that are encoded together."""
+    decode_threads: int = 0
+    verify: bool = False
+    """Whether each latent is decoded again and compared with its source."""
+
+    def __post_init__(self) -> None:
+        if self.shard_size < 1:
+            raise PrepError(f"--shard_size {self.shard_size} must be at least 1 sample")
+        if self.max_shard_bytes < 1:
+            raise PrepError(f"--max_shard_bytes {self.max_shard_bytes} must be at least 1 byte")
+        if not 0 <= self.max_bad_fraction <= 1:
+            raise PrepError(f"--max_bad_fraction {self.max_bad_fraction} must lie in 0 to 1")
+        if self.decode_threads < 0:
+            raise PrepError(f"--decode_threads {self.decode_threads} must be at least 0")
+        if self.batch_size < 1:
+            raise PrepError(f"--batch_size {self.batch_size} must be at least 1 sample")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankBlocks:
+    """The blocks of a plan that are one rank's."""
+
+    plan: PackingPlan
+    size: int
+    ranks: Ranks
+
+    @property
+    def total(self) -> int:
+        """Samples."""
+        return sum(len(block) for block in self.after(0))
+
+    def after(self, samples: int) -> Iterator[tuple[bytes, ...]]:
+        """The blocks behind the first `samples` samples of the share."""
+        blocks = self.plan.blocks(self.size, rank=self.ranks.rank, world=self.ranks.world)
+        return (block for number, block in enumerate(blocks) if number * self.size >= samples)
+
+
+@dataclass(kw_only=True)
+class Writer:
+    """Shards of each split and the ledger of one rank."""
+
+    folder: Path
+    options: PackOptions
+    ranks: Ranks
+    _series: dict[Split, ShardSeries] = field(default_factory=dict)
+    _ledger: Ledger | None = None
+    _earlier: Earlier | None = None
+
+    @property
+    def _path(self) -> Path:
+        return self.folder / LEDGER / ledger_name(self.ranks.rank, self.ranks.world)
+
+    def progress(self, share: RankBlocks) -> LedgerProgress:
+        """What is written already."""
+        return read_progress(self._path, block=share.size, total=share.total)
+
+    @contextmanager
+    def resumed(self, progress: LedgerProgress) -> Iterator[None]:
+        """Open for more, whatever lies behind `progress` cut off."""
+        self._earlier = Earlier(self.folder)
+        prefix = "shard-" if self.ranks.world == 1 else f"rank{self.ranks.rank}-"
+        with ExitStack() as stack:
+            for split in Split:
+                series = ShardSeries(
+                    self.folder / split,
+                    max_samples=self.options.shard_size,
+                    max_bytes=self.options.max_shard_bytes,
+                    prefix=prefix,
+                )
+                counts = progress.counts.get(split, {})
+                whole = {name: counts[name] for name in sorted(counts)[:-1]}
+                series.resume(whole, progress.ends.get(split, [0]))
+                self._series[split] = stack.enter_context(series)
+            self._ledger = stack.enter_context(Ledger(self._path, keep=progress.size))
+            yield
+
+    def without_earlier(self, block: Sequence[bytes]) -> Block:
+        """The samples of a block that cannot be copied from an earlier run."""
+        assert self._earlier is not None
+        has = self._earlier.has
+        return tuple(None if has(line) else line for line in block)
+
+    def write(
+        self, block: Sequence[bytes], outcomes: Sequence[EncodedSample | RefusedResult | None]
+    ) -> None:
+        """Puts the samples of a block into shards, then their lines into the ledger."""
+        assert self._ledger is not None
+        lines = [self._write(*pair) for pair in zip(block, outcomes, strict=True)]
+        for series in self._series.values():
+            series.flush()
+        self._ledger.append(lines)
+
+    def _write(self, line: bytes, outcome: EncodedSample | RefusedResult | None) -> dict[str, Any]:
+        """Puts one sample where it belongs; returns its line of the ledger."""
+        entry, of = Entry.from_line(line), digest_of(line)
+        if isinstance(outcome, RefusedResult):
+            refused = {"refused": outcome.reason, "detail": outcome.detail}
+            return {"of": of, "source": entry.source, **refused}
+        split = self.options.split.split_of(entry.group)
+        series = self._series[split]
+        if outcome is None:
+            assert self._earlier is not None
+            about, copies = self._earlier.copy(of)
+            places = [series.copy(members) for members in copies]
+        else:
+            keys = [entry.key] + [f"{entry.key}r{n}" for n in range(1, entry.repeats)]
+            places = [series.write(key, outcome.parts) for key in keys]
+            about = {"size": outcome.size, "notes": outcome.notes, "moments": outcome.moments}
+            if outcome.psnr is not None:
+                about["psnr"] = outcome.psnr
+        return {"of": of, "in": [(split, p.shard, p.end) for p in places], **about}

@@ -1,0 +1,161 @@
+"""Samples -> tar shards with their indices, each appearing whole.
+
+A shard's bytes depend on its samples alone: no times, no user names. A shard that is being written
+has its final bytes already, up to the last sample, so a killed run continues it.
+"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+import zlib
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import safetensors.torch
+from torch import Tensor
+
+from data_prep.writing.atomic_files import TEMPORARY, WholeFile, write_whole
+
+_BLOCK = 512  # bytes; a tar pads every header and every content to a multiple of this
+_END = bytes(2 * _BLOCK)
+
+
+def sample_parts(tensors: dict[str, Tensor], description: dict[str, Any]) -> dict[str, bytes]:
+    """The two files of a sample; the description carries a checksum of the tensors."""
+    payload = safetensors.torch.save({name: t.contiguous() for name, t in tensors.items()})
+    checked = {**description, "crc32": {"safetensors": f"{zlib.crc32(payload):08x}"}}
+    return {"safetensors": payload, "json": json.dumps(checked).encode()}
+
+
+def tar_members(key: str, parts: dict[str, bytes]) -> bytes:
+    """The part of an archive that holds a sample: a header and its padded content for each file."""
+    pieces = []
+    for part in sorted(parts):
+        content = parts[part]
+        member = tarfile.TarInfo(f"{key}.{part}")
+        member.size, member.mode = len(content), 0o444
+        padding = bytes(-len(content) % _BLOCK)
+        pieces += [member.tobuf(tarfile.USTAR_FORMAT), content, padding]
+    return b"".join(pieces)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardSpan:
+    """Where a sample lies."""
+
+    shard: str  # file name
+    start: int  # bytes
+    end: int
+
+
+class _Shard:
+    """A tar that is being written, and where in it each sample ends."""
+
+    def __init__(self, path: Path, ends: list[int] | None = None):
+        self.path, self.ends = path, ends or [0]
+        self._file = WholeFile(path, keep=self.ends[-1])
+
+    def write(self, members: bytes) -> None:
+        self._file.stream.write(members)
+        self.ends.append(self.ends[-1] + len(members))
+
+    def flush(self) -> None:
+        self._file.stream.flush()
+
+    def close(self) -> None:
+        self._file.stream.close()
+
+    def publish(self) -> int:
+        """Completes the archive and its index; returns its size."""
+        size = self.ends[-1] + len(_END)
+        padding = bytes(-size % tarfile.RECORDSIZE)
+        self._file.stream.write(_END + padding)
+        # The index first, so that a shard that can be seen always has one.
+        index = self.path.with_suffix(".tar.idx")
+        write_whole(index, np.array(self.ends, np.uint64).tobytes())
+        self._file.publish()
+        return size + len(padding)
+
+
+class ShardSeries(AbstractContextManager):
+    """Writes `shard-000000.tar`, `shard-000001.tar`, ... into one folder.
+
+    Leaving the context publishes the last shard; after an exception it stays as it is, without its
+    name, for `resume`.
+    """
+
+    def __init__(self, folder: Path, *, max_samples: int, max_bytes: int, prefix: str = "shard-"):
+        self.folder, self.counts = folder, dict[str, int]()  # samples of each published shard
+        self._max_samples, self._max_bytes, self._prefix = max_samples, max_bytes, prefix
+        self._shard: _Shard | None = None
+
+    def resume(self, counts: dict[str, int], ends: list[int]) -> None:
+        """Continues after `counts` whole shards, the next one holding samples that end at `ends`.
+
+        Whatever lies behind that is removed.
+        """
+        self.counts = dict(counts)
+        name = self._name(len(counts))
+        for path in self.folder.glob(f"{self._prefix}*"):
+            if path.name.split(".")[0] + ".tar" > name:
+                path.unlink()
+        path = self.folder / name
+        path.with_suffix(".tar.idx").unlink(missing_ok=True)
+        if path.exists():
+            path.rename(path.with_name(path.name + TEMPORARY))
+        if len(ends) > 1:
+            self._shard = _Shard(path, ends)
+        else:
+            path.with_name(path.name + TEMPORARY).unlink(missing_ok=True)
+
+    def write(self, key: str, parts: dict[str, bytes]) -> ShardSpan:
+        """Adds one sample, whole, in a new shard where it does not fit the open one."""
+        return self.copy(tar_members(key, parts))
+
+    def copy(self, members: bytes) -> ShardSpan:
+        """Adds a sample that is already laid out as in an archive."""
+        if self._shard is not None and self._is_full(self._shard, len(members)):
+            self._publish()
+        if self._shard is None:
+            self.folder.mkdir(exist_ok=True)
+            self._shard = _Shard(self.folder / self._name(len(self.counts)))
+        self._shard.write(members)
+        start, end = self._shard.ends[-2:]
+        return ShardSpan(shard=self._shard.path.name, start=start, end=end)
+
+    def flush(self) -> None:
+        """What was written outlives this process."""
+        if self._shard is not None:
+            self._shard.flush()
+
+    def _name(self, number: int) -> str:
+        return f"{self._prefix}{number:06d}.tar"
+
+    def _is_full(self, shard: _Shard, size: int) -> bool:
+        samples, used = len(shard.ends) - 1, shard.ends[-1]
+        return samples >= self._max_samples or used + size + len(_END) > self._max_bytes
+
+    def _publish(self) -> None:
+        if self._shard is not None:
+            self._shard.publish()
+            self.counts[self._shard.path.name] = len(self._shard.ends) - 1
+            self._shard = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self._publish()
+        elif self._shard is not None:
+            self._shard.close()

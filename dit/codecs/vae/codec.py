@@ -1,0 +1,137 @@
+"""What every codec offers to data preparation and to generation."""
+
+# C colour or latent channels, F frames, H rows, W columns
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from dit.codecs.normalization import Moments, Whitening
+
+LATENT_DTYPE = torch.float16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Codec(ABC):
+    """A codec between pictures and whitened latents.
+
+    A new one is a subclass and its line in `PROCESSORS`.
+    """
+
+    name: ClassVar[str]
+    description: ClassVar[str]
+    media: ClassVar[tuple[str, ...]]  # of "image", "video"
+    weights: ClassVar[str]  # what is downloaded, or "none"
+    text_encoder: ClassVar[str] = "bytes"  # the one that its model was made for
+
+    options: ClassVar[frozenset[str]] = frozenset()  # those of the command line that it reads
+
+    whitening: Whitening
+
+    @classmethod
+    @abstractmethod
+    def add_arguments(cls, parser: ArgumentParser) -> None:
+        """Adds this processor's own options to the command line."""
+
+    @classmethod
+    @abstractmethod
+    def from_arguments(cls, args: Namespace) -> Self:
+        """The processor that the options ask for."""
+
+    @classmethod
+    @abstractmethod
+    def from_settings(cls, settings: dict[str, Any], whitening: Whitening) -> Self:
+        """The processor that wrote `settings` into a dataset card."""
+
+    @property
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """All that `from_settings` needs besides the whitening, as JSON values."""
+
+    @property
+    @abstractmethod
+    def pixel_channels(self) -> int:
+        """Colour channels of the videos it takes: 1 (grey) or 3 (RGB)."""
+
+    @property
+    @abstractmethod
+    def channels(self) -> int:
+        """Channels of its latents."""
+
+    @property
+    @abstractmethod
+    def stride(self) -> int:
+        """Pixels along one side of a latent cell."""
+
+    @property
+    def temporal_stride(self) -> int:
+        """Frames in a latent frame, after the first; it takes 1 + n times this many frames."""
+        return 1
+
+    @abstractmethod
+    def encode_raw(self, video_CFHW: Tensor) -> Tensor:
+        """Video in [-1, 1] to a latent that is not whitened yet, float32."""
+
+    @abstractmethod
+    def decode_raw(self, latent_CFHW: Tensor) -> Tensor:
+        """The way back, float32."""
+
+    whitens_by_dataset: ClassVar[bool] = False  # whether it has to see every clip first
+
+    def measure(self, video_CFHW: Tensor) -> Moments:
+        """Moments of the latent before whitening."""
+        moments = Moments()
+        moments.add(self.encode_raw(video_CFHW))
+        return moments
+
+    def fitted(self, moments: Moments) -> Self:
+        """Whitened by what was measured of a whole dataset, each latent cell counting once."""
+        return replace(self, whitening=moments.whitening()) if moments.count else self
+
+    def on(self, device: str) -> Self:
+        """The same processor with its model on `device`; the one without a model stays put."""
+        del device
+        return self
+
+    @contextmanager
+    def visiting(self, device: torch.device) -> Iterator[None]:
+        """Inside, its model is on `device`; afterwards where it was."""
+        del device
+        yield
+
+    def encode_batch(
+        self, videos: Sequence[Tensor], *, keys: Sequence[str]
+    ) -> list[dict[str, Tensor]]:
+        """The tensors of each sample but for its text; `videos` are of one shape.
+
+        `keys` name the samples, for codecs that draw random numbers.
+        """
+        del keys
+        return [{"latent": self.encode(video_CFHW)} for video_CFHW in videos]
+
+    def encode(self, video_CFHW: Tensor) -> Tensor:
+        """Video, float32 in [-1, 1], to a whitened latent as a shard holds it (float16)."""
+        return self.whitening.apply(self.encode_raw(video_CFHW)).to(LATENT_DTYPE)
+
+    def decode(self, latent_CFHW: Tensor) -> Tensor:
+        """Whitened latent to pictures, uint8 [F, H, W, 3] on the CPU; grey is repeated.
+
+        Raises:
+            ValueError: the latent has other channels than this processor makes.
+        """
+        if latent_CFHW.dim() != 4 or latent_CFHW.shape[0] != self.channels:
+            raise ValueError(
+                f"processor {self.name!r} decodes latents [{self.channels}, F, H, W], and was given"
+                f" {list(latent_CFHW.shape)}; use the dataset card that the model was trained with"
+            )
+        video_CFHW = self.decode_raw(self.whitening.undo(latent_CFHW)).cpu()
+        levels_CFHW = ((video_CFHW.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
+        return levels_CFHW.permute(1, 2, 3, 0).expand(-1, -1, -1, 3).contiguous()

@@ -1,0 +1,122 @@
+"""Keys of diffusion-pipe's main TOML file; data_prep reads its dataset file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dit.config.loading.foreign.entry import (
+    LORA,
+    NETWORK,
+    PACKS,
+    PART,
+    STEPS,
+    Foreign,
+    betas,
+    flow,
+    going_on,
+    read_as,
+    read_by,
+    recompute,
+    unused_key,
+)
+
+_PACKING = "packing is `python -m data_prep`'s, before training"
+_COUNTED = "it counts steps"
+
+
+def _dataset_file(value: Any) -> dict[str, Any]:
+    if not str(value).endswith(".toml"):
+        raise ValueError("is a group and holds no value; set a key such as dataset.path")
+    return {}
+
+
+def _precision(value: Any) -> dict[str, Any]:
+    words = {"bfloat16": "bf16", "float32": "fp32"}
+    if not isinstance(value, str) or value not in words:
+        raise ValueError("is not supported: model.precision is bf16 or fp32")
+    return {"model.precision": words[value]}
+
+
+def _constant(value: Any) -> dict[str, Any]:
+    return {"optimizer.lr": value, "scheduler.lr_decay_style": "constant"}
+
+
+def _mode(value: Any) -> dict[str, Any]:
+    return {"logger.wandb_mode": "online" if value is True else "disabled"}
+
+
+def _named(key: str) -> Foreign:
+    """Text that may be empty, which names nothing."""
+    return read_by(lambda value: {} if value == "" else {key: value})
+
+
+DIFFUSION_PIPE: dict[str, Foreign] = {
+    "output_dir": read_as("checkpoint.save"),
+    "dataset": Foreign(
+        reading=_dataset_file,
+        instead="pack it: `python -m data_prep image --dataset_config FILE --output_dir NEW`, then"
+        " set dataset.path=NEW",
+    ),
+    "eval_datasets": unused_key("pack each with data_prep, and name it in validation.sets"),
+    "epochs": unused_key(STEPS),
+    "max_steps": read_as("train.train_iters"),
+    "pipeline_stages": read_as("model.pipeline_model_parallel_size"),
+    "gradient_accumulation_steps": unused_key(PACKS),
+    "gradient_clipping": read_as("optimizer.clip_grad"),
+    "warmup_steps": read_as("scheduler.lr_warmup_iters"),
+    "force_constant_lr": read_by(_constant),
+    "lr_scheduler": read_as("scheduler.lr_decay_style"),
+    "pseudo_huber_c": unused_key("the error is squared", None, 0, 0.0),
+    "blocks_to_swap": unused_key("model.cpu_offloading_num_layers keeps activations in the host"),
+    "disable_block_swap_for_eval": unused_key("no block is swapped"),
+    "eval_every_n_steps": read_as("train.eval_interval"),
+    "eval_every_n_epochs": unused_key(f"train.eval_interval decides; {_COUNTED}"),
+    "eval_every_n_examples": unused_key(f"train.eval_interval decides; {_COUNTED}"),
+    "eval_before_first_step": read_as("validation.at_start"),
+    "eval_gradient_accumulation_steps": unused_key("train.eval_iters packs make a validation"),
+    "*micro_batch_size_per_gpu": unused_key(PACKS),
+    "save_every_n_steps": read_as("checkpoint.save_interval"),
+    "save_every_n_epochs": unused_key(f"checkpoint.save_interval decides; {_COUNTED}"),
+    "save_every_n_examples": unused_key(f"checkpoint.save_interval decides; {_COUNTED}"),
+    "checkpoint_every_n_*": unused_key(f"checkpoint.save_interval decides; {_COUNTED}"),
+    "activation_checkpointing": read_by(recompute),
+    "reentrant_activation_checkpointing": unused_key("model.recompute_granularity decides"),
+    "partition_method": unused_key("each stage has as many layers as the others"),
+    "partition_split": unused_key("each stage has as many layers as the others"),
+    "save_dtype": unused_key("`python -m dit.convert export --dtype` decides"),
+    "upload_hf_from_epoch": unused_key("nothing is uploaded"),
+    "huggingface_repo": unused_key("nothing is uploaded"),
+    "caching_batch_size": unused_key(f"{_PACKING} --batch_size"),
+    "map_num_proc": unused_key(f"{_PACKING} --num_workers"),
+    "video_clip_mode": unused_key(f"{_PACKING} --window"),
+    "compile": read_as("model.compile"),
+    "steps_per_print": read_as("logger.log_interval"),
+    "x_axis_examples": unused_key("charts count steps"),
+    "resume_from_checkpoint": read_by(going_on, "the same command goes on where it stopped"),
+    "deepspeed": unused_key("Megatron-Core trains"),
+    "cache_only": unused_key(_PACKING, None, False),
+    "regenerate_cache": unused_key(_PACKING),
+    "trust_cache": unused_key(_PACKING),
+    "model.dtype": read_by(_precision),
+    "model.timestep_sample_method": flow("objective.density"),
+    "model.sigmoid_scale": flow("objective.logit_std"),
+    "model.shift": flow("objective.flow_shift"),
+    "model.type": NETWORK,
+    "model.*_path": PART,
+    "model.transformer_dtype": unused_key("model.precision decides, and model.fp8 the products"),
+    "model.*_dtype": unused_key("model.precision decides"),
+    "model.min_t": unused_key("t is drawn from all of (0, 1)"),
+    "model.max_t": unused_key("t is drawn from all of (0, 1)"),
+    "adapter": LORA,
+    "adapter.*": LORA,
+    "optimizer.type": unused_key("the optimizer is AdamW, with moments in float32"),
+    "optimizer.betas": read_by(betas),
+    "optimizer.eps": read_as("optimizer.adam_eps"),
+    "optimizer.stabilize": unused_key("the optimizer is AdamW"),
+    "monitoring.enable_wandb": read_by(_mode),
+    "monitoring.wandb_tracker_name": _named("logger.wandb_project"),
+    "monitoring.wandb_run_name": _named("logger.wandb_exp_name"),
+    "monitoring.wandb_api_key": unused_key("`wandb login` or WANDB_API_KEY holds it, and no file"),
+    "monitoring.*": unused_key("logger.wandb_* are the keys of W&B"),
+}
+FLAGS = ("deepspeed", "resume_from_checkpoint", "cache_only", "regenerate_cache", "trust_cache")

@@ -1,0 +1,98 @@
+"""What stands for one key of another stack, and how its values are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+Reading = Callable[[Any], dict[str, Any]]
+"""A value of theirs -> our keys with their values; none where the value asks for nothing.
+
+Raises ValueError, in words, where the value asks for what is not done here.
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Foreign:
+    """A key of another stack: read as keys of ours, or not used."""
+
+    instead: str = ""  # what decides the matter here, or what differs although it is read
+    accepts: tuple[Any, ...] | None = None  # values that ask for nothing else; None for any
+    reading: Reading | None = None  # None does not use it
+    grave: bool = False  # another network or method is trained than the file asks for
+
+
+def unused_key(instead: str, *accepts: Any, grave: bool = False) -> Foreign:
+    return Foreign(instead=instead, accepts=accepts or None, grave=grave)
+
+
+def read_as(*keys: str, note: str = "") -> Foreign:
+    """The value as it stands, for one key of ours or several; null sets none."""
+    return Foreign(reading=lambda value: dict.fromkeys(keys, value), instead=note)
+
+
+def read_by(reading: Reading, note: str = "") -> Foreign:
+    return Foreign(reading=reading, instead=note)
+
+
+def flow(key: str) -> Foreign:
+    """A key of flow matching, which is the objective then."""
+    return read_by(lambda value: {"objective.name": "flow", key: value})
+
+
+def betas(value: Any) -> dict[str, Any]:
+    parts = value.split(",") if isinstance(value, str) else value
+    try:
+        first, second = (float(part) for part in parts)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError("expected two numbers, such as [0.9, 0.999]") from None
+    return {"optimizer.adam_beta1": first, "optimizer.adam_beta2": second}
+
+
+def recompute(value: Any) -> dict[str, Any]:
+    if value in ("full", "unsloth") or value is True:
+        return {"model.recompute_granularity": "full"}
+    if value in ("", "none") or value is False:
+        return {"model.recompute_granularity": "none"}
+    raise ValueError("is not supported: use true, false, or model.recompute_granularity")
+
+
+def going_on(value: Any) -> dict[str, Any]:
+    """Where a run goes on: by itself from its own folder, or from another one."""
+    automatic = value in ("", "LATEST", "latest", "auto") or isinstance(value, bool)
+    return {} if automatic else {"checkpoint.load": value}
+
+
+def first_of(key: str) -> Reading:
+    """The one number of a list of one."""
+
+    def reading(value: Any) -> dict[str, Any]:
+        if isinstance(value, list) and len(value) != 1:
+            raise ValueError(f"has {len(value)} values, and {key} takes one")
+        return {key: value[0] if isinstance(value, list) else value}
+
+    return reading
+
+
+NETWORK = unused_key(
+    "only Cosmos's DiT is trained here yet: model.name and its sizes say which, objective.name how;"
+    " it begins with random weights, or with those that `python -m dit.convert import` took over"
+    " and checkpoint.load with checkpoint.finetune=true names",
+    grave=True,
+)
+PART = unused_key("it belongs to another network; model.* describes the one that is trained here")
+LORA = unused_key("LoRA is not done here yet: all weights are trained", grave=True)
+GOING_ON = "the same command goes on where it stopped; a path is checkpoint.load"
+STEPS = "a run is counted in steps: train.train_iters"
+PACKS = (
+    "a micro-batch is one pack of dataset.task_encoder_seq_length tokens, and"
+    " train.global_batch_size packs make a step"
+)
+BUCKETS = "there are no buckets: samples of all sizes share a pack"
+CONVERT = (
+    "shards are read here: `python -m data_prep convert FOLDER --output_dir NEW` writes them;"
+    " then set dataset.path=NEW"
+)
+MACHINE = "the launcher and the machine decide"
+SHARDED = "ddp.use_distributed_optimizer shards the optimizer over all data-parallel ranks"

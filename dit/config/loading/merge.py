@@ -1,0 +1,217 @@
+"""Settings laid over a recipe: removals, named sizes, interpolation.
+
+1. remove   `~key` forgets what weaker or earlier settings say
+2. size     `model.name` becomes the keys it stands for, below explicit ones of its own level
+3. resolve  `${other.key}` and `${oc.env:VAR,default}`, and nothing else, become values
+
+`escaped` writes text so that the third stage gives it back: a recipe's values and saved files are
+meant word for word.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from dit.config import MODEL_SIZES
+from dit.config.loading.overrides import Setting
+
+MOST_REFERENCES = 16
+
+# One interpolation without another inside: a key of this configuration, or a variable of the shell.
+_ALLOWED = re.compile(r"\$\{\s*(?:oc\.env\s*:[^${}]*|[A-Za-z_.][\w.\[\]]*)\s*\}")
+_ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:")
+# What stands for `${`: an odd number of backslashes before it, as OmegaConf reads them.
+_ESCAPED = re.compile(r"(?<!\\)(?:\\\\)*\\\$\{")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Merged:
+    """The tree of plain values, where each came from, and what went wrong on the way."""
+
+    tree: dict[str, Any]
+    origins: dict[str, str]  # dotted key -> `FILE:LINE` or `command line`
+    problems: list[str] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+
+
+def merge(base: dict[str, Any], settings: list[Setting]) -> Merged:
+    """Lays settings, weakest first, over the plain values of a recipe, which hold no interpolation.
+
+    A value that cannot be resolved is a problem, and the recipe's stands in for it.
+    """
+    problems: list[str] = []
+    base, settings = escaped(base), _bounded(_without_removed(settings), problems)
+    settings, notices = _with_named_size(base, settings)
+    notices += _from_environment(settings)
+    whole = _overlaid(base, settings, problems)
+    for setting in settings:
+        _resolve(whole, base, setting, problems)
+    tree: Any = OmegaConf.to_container(whole, resolve=True)
+    origins = {setting.key: setting.origin for setting in settings}
+    return Merged(tree=tree, origins=origins, problems=problems, notices=notices)
+
+
+def escaped(value: Any) -> Any:
+    """A plain value, however nested, with every text written so that it reads back as itself."""
+    if isinstance(value, dict):
+        return {name: escaped(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [escaped(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    # Backslashes count only before `${`, and before `???` when there is nothing else.
+    text = re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
+    return f"\\{text}" if re.fullmatch(r"\\*\?\?\?", text) else text
+
+
+def shown(value: object) -> str:
+    """A value as JSON, shortened."""
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def legible(text: str) -> str:
+    """A message on one line, with what a terminal would not show, or would obey, as escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _bounded(settings: list[Setting], problems: list[str]) -> list[Setting]:
+    """The settings without their references where these are too many to follow.
+
+    Each may stand for a text that holds several, so their number bounds what is read at all.
+    """
+    counts = [
+        sum(_ESCAPED.sub("", text).count("${") for text in _strings(setting.value))
+        for setting in settings
+    ]
+    if sum(counts) <= MOST_REFERENCES:
+        return settings
+    problems.append(
+        f"{sum(counts)} references such as ${{other.key}} in all, the last in"
+        f" {[s.key for s, count in zip(settings, counts, strict=True) if count][-1]}: a"
+        f" configuration takes at most {MOST_REFERENCES}; write values out"
+    )
+    return [setting for setting, count in zip(settings, counts, strict=True) if not count]
+
+
+def _from_environment(settings: list[Setting]) -> list[str]:
+    """A notice for each key whose value a variable of the shell decides, without its value."""
+    return [
+        f"{setting.key}={shown(setting.value)} ({setting.origin}): read from the environment"
+        for setting in settings
+        if any(_ENVIRONMENT.search(_ESCAPED.sub("", text)) for text in _strings(setting.value))
+    ]
+
+
+def _without_removed(settings: list[Setting]) -> list[Setting]:
+    kept: list[Setting] = []
+    for setting in settings:
+        if setting.remove:
+            below = f"{setting.key}."
+            kept = [one for one in kept if not f"{one.key}.".startswith(below)]
+        else:
+            kept.append(setting)
+    return kept
+
+
+def _with_named_size(
+    base: dict[str, Any], settings: list[Setting]
+) -> tuple[list[Setting], list[str]]:
+    """Puts the keys of the strongest `model.name` before the other settings of its level."""
+    named = [setting for setting in settings if setting.key == "model.name"]
+    if not named:
+        return settings, []
+    chosen = named[-1]
+    probe: list[str] = []
+    whole = _overlaid(base, settings, probe)
+    _resolve(whole, base, chosen, probe)
+    name = OmegaConf.select(whole, "model.name")
+    size = MODEL_SIZES.get(name, {}) if isinstance(name, str) else {}
+    implied = [
+        Setting(
+            key=f"model.{key}",
+            value=json.loads(json.dumps(value)),  # enums and tuples as YAML has them
+            origin=f"model.name={name}, {chosen.origin}",
+            level=chosen.level,
+        )
+        for key, value in size.items()
+    ]
+    weaker = [setting for setting in settings if setting.level < chosen.level]
+    others = [setting for setting in settings if setting.level >= chosen.level]
+    sized = {setting.key: setting.value for setting in implied}
+    notices = [
+        f"{one.key}={shown(one.value)} ({one.origin}) gives way to"
+        f" model.name={name} ({chosen.origin}): {shown(sized[one.key])}"
+        for one in weaker
+        if one.key in sized and one.value != sized[one.key]
+    ]
+    return [*weaker, *implied, *others], notices
+
+
+def _overlaid(base: dict[str, Any], settings: list[Setting], problems: list[str]) -> DictConfig:
+    whole = OmegaConf.create(base)
+    for setting in settings:
+        foreign = [text for text in _strings(setting.value) if not _is_allowed(text)]
+        if foreign:
+            problems.append(
+                f"{setting.key}={shown(setting.value)} ({setting.origin}): {foreign[0]} is not"
+                " supported; use ${other.key} or ${oc.env:VARIABLE,default}"
+            )
+            continue
+        try:
+            OmegaConf.update(whole, setting.key, setting.value, merge=False)
+        except (OmegaConfBaseException, IndexError) as error:
+            problems.append(_failure(setting, error))
+    return whole
+
+
+def _resolve(
+    whole: DictConfig, base: dict[str, Any], setting: Setting, problems: list[str]
+) -> None:
+    """Puts the recipe's value where an interpolation leads nowhere, and says so."""
+    try:
+        value = OmegaConf.select(whole, setting.key, throw_on_missing=True)
+        if OmegaConf.is_config(value):
+            OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
+    except (OmegaConfBaseException, RecursionError) as error:
+        problems.append(_failure(setting, error))
+        group, name = setting.key.split(".")[:2]
+        OmegaConf.update(whole, f"{group}.{name}", base[group][name], merge=False)
+
+
+def _failure(setting: Setting, error: Exception) -> str:
+    why = "refers to itself" if isinstance(error, RecursionError) else str(error).splitlines()[0]
+    if setting.value == "???":
+        why = "must be given"
+    return f"{setting.key}={shown(setting.value)} ({setting.origin}): {why}"
+
+
+def _strings(value: object) -> Iterator[str]:
+    """Every text inside a value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield from _strings(name)
+            yield from _strings(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings(item)
+
+
+def _is_allowed(text: str) -> bool:
+    """Whether a text holds only interpolations of the two allowed kinds, however nested."""
+    # The brace stays, so that nothing escaped passes inside an interpolation: OmegaConf counts
+    # backslashes differently there.
+    text = _ESCAPED.sub(r"\\{", text)
+    replaced = 1
+    while replaced:
+        text, replaced = _ALLOWED.subn("x", text)
+    return "${" not in text

@@ -1,0 +1,189 @@
+"""A folder as Diffusers writes it: config.json and safetensors, in one file or with an index."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from dit.convert.diffusers_json import WeightIndex, checked_json, read_json
+from dit.convert.diffusers_names import Pair
+from dit.convert.errors import ConvertError, listed
+
+CONFIG, SCHEDULER_CONFIG = "config.json", "scheduler_config.json"
+PIPELINE_INDEX = "model_index.json"
+WEIGHTS = "diffusion_pytorch_model"
+INDEX = f"{WEIGHTS}.safetensors.index.json"
+_TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a file says of a tensor."""
+
+    file: Path
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DiffusersFolder:
+    """A transformer that is read one tensor at a time."""
+
+    path: Path  # of config.json and the weights
+    config: dict[str, Any]
+    scheduler: dict[str, Any] | None
+    scheduler_file: Path
+    headers: dict[str, Header]  # by the name of the tensor
+
+    def read(self, name: str) -> Tensor:
+        """One tensor, in memory of its own."""
+        # Opened for each tensor: the pages of a file that stays open count as memory of ours.
+        with safe_open(self.headers[name].file, framework="pt") as file:
+            return file.get_tensor(name).clone()
+
+    def check(self, wanted: list[Pair]) -> None:
+        """That the folder holds what `wanted` asks for, and nothing else.
+
+        Raises:
+            ConvertError: lists the names that are missing, left over, or of another shape.
+        """
+        shapes = {name: pair.their_shape for pair in wanted for name in pair.theirs}
+        problems = []
+        if missing := shapes.keys() - self.headers.keys():
+            problems.append(f"has no {listed(missing)}")
+        if extra := self.headers.keys() - shapes.keys():
+            problems.append(f"has, beyond what {CONFIG} describes, {listed(extra)}")
+        problems += [
+            f"has {name} of shape {list(self.headers[name].shape)} instead of {list(shape)}"
+            for name, shape in shapes.items()
+            if name in self.headers and self.headers[name].shape != shape
+        ]
+        if problems:
+            raise ConvertError(f"{self.path} {'; '.join(problems)}")
+
+
+def open_folder(path: Path) -> DiffusersFolder:
+    """A transformer's folder, or that of a pipeline with one in it.
+
+    Raises:
+        ConvertError: it is none, or a file is missing or damaged.
+    """
+    inner = path / "transformer"
+    pipeline = not (path / CONFIG).is_file() and (inner / CONFIG).is_file()
+    place = inner if pipeline else path
+    if not (place / CONFIG).is_file():
+        raise ConvertError(
+            f"--hf-path {path} has neither {CONFIG} nor transformer/{CONFIG}; give a folder that"
+            " save_pretrained of Diffusers wrote"
+        )
+    scheduler = (path / "scheduler" if pipeline else path) / SCHEDULER_CONFIG
+    return DiffusersFolder(
+        path=place,
+        config=read_json(place / CONFIG),
+        scheduler=read_json(scheduler) if scheduler.exists() else None,
+        scheduler_file=scheduler,
+        headers=_headers(place),
+    )
+
+
+def _headers(place: Path) -> dict[str, Header]:
+    single, index = place / f"{WEIGHTS}.safetensors", place / INDEX
+    if single.is_file():
+        return _of_file(single)
+    if not index.is_file():
+        raise ConvertError(
+            f"{place} has neither {single.name} nor {INDEX}; other formats (.bin, variants such as"
+            " fp16) are not read: save the model again with save_pretrained"
+        )
+    told = checked_json(WeightIndex, read_json(index), place=index).weight_map
+    if not told:
+        raise ConvertError(f"{index} names no weights; download it or export it again")
+    files = sorted(set(told.values()))
+    if strange := [name for name in files if Path(name).name != name or name in ("", ".", "..")]:
+        raise ConvertError(
+            f"{index} names {listed(map(repr, strange))}; weights lie beside their index, so each"
+            " is the name of a file there"
+        )
+    if lost := [name for name in files if not (place / name).is_file()]:
+        raise ConvertError(f"{place} has no {listed(lost)}, which {INDEX} names")
+    found: dict[str, Header] = {}
+    for name in files:
+        inside = _of_file(place / name)
+        here = {tensor for tensor, file in told.items() if file == name}
+        if wrong := inside.keys() ^ here:
+            raise ConvertError(f"{place / name} and {INDEX} disagree about {listed(wrong)}")
+        found |= inside
+    return found
+
+
+def _of_file(file: Path) -> dict[str, Header]:
+    try:
+        with safe_open(file, framework="pt") as opened:
+            found = {name: _header(file, name, opened.get_slice(name)) for name in opened.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ConvertError(
+            f"{file} is damaged ({error}); download it or export it again"
+        ) from error
+    if not found:
+        raise ConvertError(f"{file} holds no weights; download it or export it again")
+    return found
+
+
+def _header(file: Path, name: str, part: Any) -> Header:
+    stored = part.get_dtype()
+    if stored not in _TYPES:
+        raise ConvertError(f"{file} has {name} of type {stored}; only {', '.join(_TYPES)} are read")
+    return Header(file, tuple(part.get_shape()), _TYPES[stored])
+
+
+@dataclass(frozen=True, slots=True)
+class FilePlan:
+    """Which pairs go into which file."""
+
+    files: list[str]
+    pairs: list[list[Pair]]  # of each file
+    total_bytes: int
+
+    @property
+    def weight_map(self) -> dict[str, str]:
+        """The file of each tensor."""
+        return {
+            name: file
+            for file, members in zip(self.files, self.pairs, strict=True)
+            for pair in members
+            for name in pair.theirs
+        }
+
+    def index(self) -> str:
+        """What lies where, as JSON."""
+        content = {"metadata": {"total_size": self.total_bytes}, "weight_map": self.weight_map}
+        return json.dumps(content, indent=2, sort_keys=True) + "\n"
+
+
+def in_groups(sizes: list[int], *, most: int) -> list[range]:
+    """Neighbours together, each group of at most `most` bytes or of one member."""
+    groups, start, held = [], 0, 0
+    for at, size in enumerate(sizes):
+        if held and held + size > most:
+            groups.append(range(start, at))
+            start, held = at, 0
+        held += size
+    return [*groups, range(start, len(sizes))]
+
+
+def plan_files(pairs: list[Pair], sizes: list[int], *, max_shard_size: int) -> FilePlan:
+    """Files of at most `max_shard_size` bytes, named as Diffusers names them."""
+    groups = in_groups(sizes, most=max_shard_size)
+    count = len(groups)
+    names = [f"{WEIGHTS}-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)]
+    return FilePlan(
+        files=names if count > 1 else [f"{WEIGHTS}.safetensors"],
+        pairs=[[pairs[i] for i in group] for group in groups],
+        total_bytes=sum(sizes),
+    )

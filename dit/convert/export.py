@@ -1,0 +1,196 @@
+"""Checkpoint -> a folder that `CosmosTransformer3DModel.from_pretrained` opens."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from dit.config import RunConfig, Weights
+from dit.convert.atomic_folder import new_folder, share
+from dit.convert.diffusers_checkpoint import CONFIG, INDEX, SCHEDULER_CONFIG, FilePlan, plan_files
+from dit.convert.diffusers_config import diffusers_transformer_config, scheduler_config
+from dit.convert.diffusers_names import Pair, pairs
+from dit.convert.errors import ConvertError
+from dit.convert.megatron_checkpoint import Stored
+from dit.convert.pipeline import SCHEDULER, TRANSFORMER, check_pipeline, copy_components
+from dit.distributed.collective_errors import on_first_rank
+from dit.distributed.watchdog.monitor import heartbeat
+from dit.train.checkpoint.paths import STEP, find_checkpoint, saved_config
+
+MAX_SHARD_SIZE = 5 * 10**9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportOptions:
+    """How a checkpoint is exported."""
+
+    weights: Weights | None = None  # None is the average where the run kept one
+    dtype: torch.dtype | None = None  # None is the type that each tensor is stored in
+    max_shard_size: int = MAX_SHARD_SIZE  # bytes of one file
+    scheduler: bool = True  # whether to write a scheduler, with the noise range of the run
+    pipeline_from: Path | None = None  # whose other components to copy
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A Diffusers folder that holds the weights of a checkpoint."""
+
+    path: Path
+    weights: Weights
+    tensors: int
+    files: int
+    bytes: int
+
+
+def check_whole_checkpoint(checkpoint: Path) -> Path:
+    """The checkpoint that a path means, every file of which is as it was saved.
+
+    All processes call it and share the reading.
+
+    Raises:
+        ConvertError: there is no checkpoint.
+        CheckpointError: it is not whole, or damaged.
+    """
+    from dit.train.checkpoint.state_dict import verify
+
+    path = _find(checkpoint)
+    verify(path)
+    return path
+
+
+def _find(checkpoint: Path) -> Path:
+    path = find_checkpoint(checkpoint)
+    if path is None:
+        raise ConvertError(
+            f"--megatron-path {checkpoint} holds no checkpoint; give a run folder, a"
+            " checkpoints/step_... folder, or what an import wrote"
+        )
+    return path
+
+
+def open_stored(checkpoint: Path, weights: Weights | None) -> tuple[Stored, RunConfig, Weights]:
+    """The weights of a checkpoint or run folder, its configuration, and which weights they are.
+
+    Raises:
+        ConvertError: there is no checkpoint, or no such weights in it.
+        CheckpointError: it is not whole.
+    """
+    path = _find(checkpoint)
+    has_average = Stored(path, averaged=False).has_average
+    if weights is Weights.EMA and not has_average:
+        raise ConvertError(f"{path} holds no average of the weights; use --weights model")
+    chosen = weights or (Weights.EMA if has_average else Weights.MODEL)
+    stored = Stored(path, averaged=chosen is Weights.EMA)
+    config = saved_config(path)
+    stored.check(pairs(config.model))
+    return stored, config, chosen
+
+
+def check_expressible(config: RunConfig, options: ExportOptions) -> None:
+    """Refuses a run that Diffusers cannot express, which need not wait for its first checkpoint.
+
+    Raises:
+        ConvertError: names the setting.
+    """
+    diffusers_transformer_config(config)
+    if options.scheduler:
+        scheduler_config(config.objective)
+    if options.pipeline_from is not None:
+        check_pipeline(options.pipeline_from, config)
+
+
+def export_weights(
+    checkpoint: Path, target: Path, options: ExportOptions | None = None
+) -> Exported:
+    """Writes the folder `target`; all processes call it and share the files.
+
+    Raises:
+        ConvertError: Diffusers cannot express the run, there are no such weights, or `target`
+            exists or cannot be written.
+        CheckpointError: the checkpoint is not whole.
+    """
+    options = options or ExportOptions()
+    stored, config, chosen = open_stored(checkpoint, options.weights)
+    check_expressible(config, options)
+    table = pairs(config.model)
+    sizes = [_bytes(stored, pair, options.dtype) for pair in table]
+    plan = plan_files(table, sizes, max_shard_size=options.max_shard_size)
+    with new_folder(target, option="--hf-path") as folder:
+        inner = folder if options.pipeline_from is None else folder / TRANSFORMER
+        on_first_rank(lambda: _describe(folder, config, plan, options))
+        share(lambda number: _write(inner, plan, number, stored, options.dtype), len(plan.files))
+    return Exported(target, chosen, len(plan.weight_map), len(plan.files), plan.total_bytes)
+
+
+def _describe(folder: Path, config: RunConfig, plan: FilePlan, options: ExportOptions) -> None:
+    """Everything but the weights; in a pipeline each component has a folder."""
+    inner = outer = folder
+    if options.pipeline_from is not None:
+        copy_components(options.pipeline_from, folder)
+        inner, outer = folder / TRANSFORMER, folder / SCHEDULER
+        inner.mkdir()
+        outer.mkdir()
+    _write_json(inner / CONFIG, diffusers_transformer_config(config))
+    if options.scheduler:
+        _write_json(outer / SCHEDULER_CONFIG, scheduler_config(config.objective))
+    if len(plan.files) > 1:
+        (inner / INDEX).write_text(plan.index())
+
+
+def _write_json(file: Path, content: dict[str, Any]) -> None:
+    """JSON as Diffusers writes it."""
+    file.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _write(
+    folder: Path, plan: FilePlan, number: int, stored: Stored, dtype: torch.dtype | None
+) -> None:
+    heartbeat(f"export of {plan.files[number]}")
+    tensors = {
+        name: part.to(dtype or part.dtype).contiguous()
+        for pair in plan.pairs[number]
+        for name, part in zip(pair.theirs, pair.split(stored.read(pair)), strict=True)
+    }
+    file = folder / plan.files[number]
+    try:
+        save_file(tensors, file, metadata={"format": "pt"})
+    except SafetensorError as error:  # also where the disk is full
+        raise OSError(str(error)) from error
+    shutil.copymode(folder / CONFIG, file)  # `save_file` lets only the owner read
+
+
+def _bytes(stored: Stored, pair: Pair, dtype: torch.dtype | None) -> int:
+    return torch.Size(pair.shape).numel() * (dtype or stored.dtype(pair)).itemsize
+
+
+def exporter(config: RunConfig) -> Callable[[Path], Path]:
+    """What `checkpoint.also_save_hf` does with each checkpoint of a run.
+
+    Exports go to `diffusers` in the run folder, and go when their checkpoint goes.
+
+    Raises:
+        ConvertError: Diffusers cannot express the run.
+    """
+    check_expressible(config, ExportOptions())
+    assert config.checkpoint.save is not None
+    place = Path(config.checkpoint.save) / "diffusers"
+
+    def tidy(checkpoint: Path) -> None:
+        for old in place.glob(f"{STEP}*"):
+            # One that is to be made again is of a run that this one went back from.
+            if old.name == checkpoint.name or not checkpoint.with_name(old.name).exists():
+                shutil.rmtree(old)
+
+    def export(checkpoint: Path) -> Path:
+        on_first_rank(lambda: tidy(checkpoint))
+        return export_weights(checkpoint, place / checkpoint.name).path
+
+    return export

@@ -1,0 +1,169 @@
+"""A Diffusers folder and a checkpoint side by side: every tensor, and what the networks compute."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dit.batch import LatentSample
+from dit.config import ModelConfig, Precision, RunConfig, Weights
+from dit.convert.diffusers_checkpoint import DiffusersFolder, open_folder
+from dit.convert.diffusers_config import diffusers_transformer_config
+from dit.convert.diffusers_names import pairs
+from dit.convert.errors import ConvertError
+from dit.convert.export import open_stored
+from dit.convert.megatron_checkpoint import Stored
+from dit.data.pack import PatchLayout, pack_samples
+from dit.objectives import unpack_latents
+
+# Of random inputs: grids in patches with frames per second, captions and noise levels.
+_GRIDS = ((1, 5, 3), (3, 2, 4), (2, 3, 3))
+_FPS, _CAPTIONS, _LEVELS = (math.nan, 16.0, 30.0), (7, 1, 12), (-1.3, 0.4, 250.0)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorReport:
+    """How the re-exported tensors differ from those of the folder."""
+
+    count: int
+    different: int  # not the same bits
+    largest: float  # difference of two numbers
+    where: str  # the tensor with it
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardReport:
+    """How the outputs of the networks differ, in float32."""
+
+    samples: int
+    largest: float  # difference of two numbers
+    scale: float  # root mean square of Diffusers' output
+
+
+def compare_tensors(
+    hf_path: Path, checkpoint: Path, weights: Weights | None
+) -> tuple[TensorReport, Weights]:
+    """Exports every tensor again, in the type that it has in `hf_path`, and compares.
+
+    Raises:
+        ConvertError: the folder holds other tensors than the checkpoint.
+    """
+    source = open_folder(hf_path)
+    stored, config, chosen = open_stored(checkpoint, weights)
+    table = pairs(config.model)
+    source.check(table)
+    count, different, largest, where = 0, 0, 0.0, ""
+    for pair in table:
+        for name, ours in zip(pair.theirs, pair.split(stored.read(pair)), strict=True):
+            theirs = source.read(name)
+            count += 1
+            if torch.equal(ours.to(theirs.dtype), theirs):
+                continue
+            gap = float((ours.float() - theirs.float()).abs().max())
+            different += 1
+            if not gap <= largest:  # NaN counts as large
+                largest, where = gap, name
+    return TensorReport(count, different, largest, where), chosen
+
+
+def compare_forward(hf_path: Path, checkpoint: Path, weights: Weights) -> ForwardReport:
+    """Both networks on the same random inputs, in float32, one after the other in memory.
+
+    Raises:
+        ConvertError: there are several processes, or Diffusers cannot run the model here.
+    """
+    if dist.get_world_size() > 1:
+        raise ConvertError("verify runs in one process; start it without a launcher")
+    source = open_folder(hf_path)
+    stored, config, _ = open_stored(checkpoint, weights)
+    model = replace(config.model.on_one_rank(), precision=Precision.FP32)
+    samples = [_sample(i, model) for i in range(len(_GRIDS))]
+    theirs = _diffusers_outputs(source, config, model, samples)
+    ours = _our_outputs(stored, config, model, samples)
+    gaps = [float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True)]
+    numbers = torch.cat([latent.flatten() for latent in theirs])
+    return ForwardReport(len(samples), max(gaps), float(numbers.square().mean().sqrt()))
+
+
+def _sample(index: int, model: ModelConfig) -> LatentSample:
+    rng = torch.Generator().manual_seed(index)
+    patch = (model.patch_temporal, model.patch_spatial, model.patch_spatial)
+    ends = (end // p for end, p in zip(model.max_size, patch, strict=True))
+    grid = [min(side, end) for side, end in zip(_GRIDS[index], ends, strict=True)]
+    size = [side * p for side, p in zip(grid, patch, strict=True)]
+    caption = min(_CAPTIONS[index], model.text_pad_to or _CAPTIONS[index])
+    return LatentSample(
+        key=str(index),
+        latent_CFHW=torch.randn(model.in_channels, *size, generator=rng),
+        text_LE=torch.randn(caption, model.crossattn_emb_size, generator=rng),
+        fps=_FPS[index],
+    )
+
+
+@torch.no_grad()
+def _diffusers_outputs(
+    source: DiffusersFolder, config: RunConfig, model: ModelConfig, samples: list[LatentSample]
+) -> list[Tensor]:
+    try:
+        from diffusers.models.transformers.transformer_cosmos import CosmosTransformer3DModel
+    except ImportError as error:
+        raise ConvertError(
+            "comparing what the networks compute needs Diffusers: pip install"
+            " 'megatron-dit[prep]', or --tensors-only"
+        ) from error
+    diffusers_transformer_config(
+        config
+    )  # what Diffusers cannot express would only look like a difference
+    network = CosmosTransformer3DModel.from_pretrained(source.path, torch_dtype=torch.float32)
+    # The mask is handed over as a channel of zeros: Diffusers would resize it with torchvision,
+    # which few environments have.
+    network.register_to_config(concat_padding_mask=False)
+    return [
+        _their_output(network, s, level, model) for s, level in zip(samples, _LEVELS, strict=True)
+    ]
+
+
+def _their_output(
+    network: Callable[..., tuple[Tensor, ...]],
+    sample: LatentSample,
+    level: float,
+    model: ModelConfig,
+) -> Tensor:
+    text = sample.text_LE
+    if model.text_pad_to is not None:
+        text = nn.functional.pad(text, (0, 0, 0, model.text_pad_to - len(text)))
+    mask = sample.latent_CFHW.new_zeros(
+        int(model.concat_padding_mask), *sample.latent_CFHW.shape[1:]
+    )
+    (latent,) = network(
+        hidden_states=torch.cat([sample.latent_CFHW, mask])[None],
+        timestep=torch.tensor([level]),
+        encoder_hidden_states=text[None],
+        fps=None if math.isnan(sample.fps) else sample.fps,
+        return_dict=False,
+    )
+    return latent[0]
+
+
+@torch.no_grad()
+def _our_outputs(
+    stored: Stored, config: RunConfig, model: ModelConfig, samples: list[LatentSample]
+) -> list[Tensor]:
+    """Of all samples in one pack."""
+    from dit.distributed.process_groups import process_groups, start_processes
+    from dit.models.dit.model import DiT
+    from dit.train.checkpoint.state_dict import load_weights
+
+    start_processes(seed=0, model=model)
+    network = DiT(model, process_groups()).eval()
+    load_weights(stored.path, [network], averaged=bool(stored.prefix))
+    batch = pack_samples(samples, PatchLayout.of(replace(config, model=model)))
+    made_TC = network(batch.latent_TC, torch.tensor(_LEVELS), batch)
+    patch = {"patch_temporal": model.patch_temporal, "patch_spatial": model.patch_spatial}
+    return unpack_latents(made_TC, batch, **patch)

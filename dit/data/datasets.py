@@ -1,0 +1,332 @@
+"""Where samples come from: the folders behind a configuration, checked before they are read.
+
+A dataset is a folder with shards and `.nv-meta`, a blend of such folders, or an Energon metadataset
+YAML. All yield leaves: folder and split.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import safetensors.torch
+import torch
+from megatron.energon import traverse_metadataset
+from megatron.energon.epathlib import EPath
+from megatron.energon.eyaml import load_yaml
+from megatron.energon.flavors import EmptyDatasetError
+from megatron.energon.flavors.webdataset import WebdatasetMeta
+from megatron.energon.flavors.webdataset.structs import ShardInfo
+from torch import Tensor
+
+from dit.config import DatasetConfig, RunConfig
+from dit.data.rejections import DataError
+
+META = ".nv-meta"
+_RANGE, _MANY_NAMES = re.compile(r"\{(-?\d{1,99})\.\.(-?\d{1,99})"), 10**6
+_CRUDE = {"CrudeWebdataset"}
+_METADATASETS = {"Metadataset", "MetadatasetV2"}
+_CLASS_KEYS = ("__module__", "__class__")
+_FUNCTION_KEYS = ("part_filter", "sample_loader")
+_PREPARE = (
+    "pack media with `python -m data_prep`, or index existing shards with"
+    " `energon prepare --sample-type CrudeWebdataset {path}`"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DatasetSplit:
+    """One dataset folder and the split that is read of it."""
+
+    path: EPath
+    split: str
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+
+def train_leaves(config: RunConfig) -> tuple[DatasetSplit, ...]:
+    """Folders that training reads; none for mock data.
+
+    Raises:
+        DataError: a path is missing, is no prepared dataset, or lacks the split.
+    """
+    return _leaves(config.dataset, split="train")
+
+
+def val_leaves(config: RunConfig) -> tuple[DatasetSplit, ...]:
+    """Folders that validation reads: split `val`, or `train` with use_train_split_for_val.
+
+    Raises:
+        DataError: as for training; without a `val` split the message says what to do.
+    """
+    return _leaves(config.dataset, split=val_split(config.dataset))
+
+
+def val_split(dataset: DatasetConfig) -> str:
+    return "train" if dataset.use_train_split_for_val else "val"
+
+
+def energon_source(dataset: DatasetConfig, *, split: str) -> str | dict[str, Any]:
+    """What Energon's loaders take as their path; a blend becomes a metadataset in memory."""
+    if not dataset.blend:
+        assert dataset.path is not None
+        return dataset.path
+    entries = [{"weight": entry.weight, "path": str(EPath(entry.path))} for entry in dataset.blend]
+    return {
+        "__module__": "megatron.energon",
+        "__class__": "MetadatasetV2",
+        "splits": {split: {"blend": entries}},
+    }
+
+
+def count_samples(leaf: DatasetSplit) -> int:
+    """Samples that the index promises for the split of one folder.
+
+    Raises:
+        DataError: there is no such split, or it is empty.
+    """
+    count = sum(shard.count for shard in shards_of(leaf))
+    if count == 0:
+        raise DataError(_no_split(leaf))
+    return count
+
+
+def shards_of(leaf: DatasetSplit) -> list[ShardInfo]:
+    """The shards of the split of one folder; none where there is no such split.
+
+    Raises:
+        DataError: `.nv-meta` is damaged.
+    """
+    try:
+        _check_ranges(leaf.path / META)
+        shards = WebdatasetMeta.from_config(leaf.path, split_part=leaf.split).shards
+        wrong = [shard.name for shard in shards if shard.count < 0]
+    except (AssertionError, EmptyDatasetError):
+        return []
+    except KeyError as error:
+        raise DataError(
+            f"{leaf.path / META}: split.yaml names {error}, which .info.json does not list;"
+            f" {_how(leaf)}"
+        ) from error
+    except Exception as error:  # whatever Energon's parsers make of the bytes
+        raise DataError(f"{leaf.path / META} cannot be read ({error!r}); {_how(leaf)}") from error
+    if wrong:
+        raise DataError(f"{leaf.path / META}/.info.json: {wrong[0]} has fewer than 0 samples")
+    return shards
+
+
+def _check_ranges(meta: EPath) -> None:
+    """Energon writes out every name of a pattern: one wrong digit would take all of the memory.
+
+    Raises:
+        ValueError: a pattern such as {000000..000009} has too many names.
+    """
+    for path in (meta / "split.yaml", meta / "split.json"):
+        if path.is_file():
+            text = path.read_bytes().decode(errors="replace")
+            many = [r for r in _RANGE.finditer(text) if _names(r) > _MANY_NAMES]
+            if many:
+                raise ValueError(f"{path} has the pattern {many[0][0]}, of too many names")
+
+
+def _names(found: re.Match[str]) -> int:
+    first, last = found.groups()
+    return 1 + abs(int(last) - int(first))
+
+
+def key_prefixes(leaves: tuple[DatasetSplit, ...]) -> dict[str, str]:
+    """Path of each dataset of a blend -> what makes its keys differ from those of the others."""
+    if len(leaves) < 2:
+        return {}
+    names = [leaf.name for leaf in leaves]
+    return {
+        str(leaf.path): leaf.name if names.count(leaf.name) == 1 else f"{leaf.name}-{index}"
+        for index, leaf in enumerate(leaves)
+    }
+
+
+def dataset_sizes(config: RunConfig) -> dict[str, int]:
+    """Samples of each dataset that training reads, by the prefix of its keys; one alone has none.
+
+    Empty for mock data.
+    """
+    leaves = train_leaves(config)
+    prefixes = key_prefixes(leaves)
+    return {prefixes.get(str(leaf.path), ""): count_samples(leaf) for leaf in leaves}
+
+
+def check_readers(leaves: tuple[DatasetSplit, ...], *, ranks: int, workers: int) -> None:
+    """Every reader needs a sample: Energon cannot repeat an empty share.
+
+    Raises:
+        DataError: a folder has fewer samples than there are readers.
+    """
+    readers = ranks * max(1, workers)
+    for leaf in leaves:
+        count = count_samples(leaf)
+        if count < readers:
+            raise DataError(
+                f"{leaf.path} has {count} samples in split `{leaf.split}`, fewer than the {readers}"
+                f" readers ({ranks} data-parallel ranks x {max(1, workers)} workers);"
+                f" lower dataset.num_workers or start fewer processes"
+            )
+
+
+def null_text(config: RunConfig) -> Tensor:
+    """[L0, E] float32: embedding of the empty string, one zero vector where none is stored.
+
+    Raises:
+        DataError: the datasets of a blend disagree, or the width is not the model's.
+    """
+    width = config.model.crossattn_emb_size
+    leaves = train_leaves(config)
+    texts = [_stored_null_text(leaf, width) for leaf in leaves] or [torch.zeros(1, width)]
+    for leaf, text in zip(leaves, texts, strict=False):
+        if not torch.equal(text, texts[0]):
+            raise DataError(
+                f"null_text.safetensors of {leaf.path} differs from that of {leaves[0].path};"
+                " pack all datasets of a blend with the same text encoder"
+            )
+    return texts[0]
+
+
+def _stored_null_text(leaf: DatasetSplit, width: int) -> Tensor:
+    path = leaf.path / "null_text.safetensors"
+    if not path.is_file():
+        return torch.zeros(1, width)
+    try:
+        text = safetensors.torch.load(path.read_bytes())["text"]
+    except Exception as error:
+        raise DataError(f"{path} cannot be read ({error!r}); {_how(leaf)}") from error
+    if not text.is_floating_point() or not text.isfinite().all():
+        raise DataError(f"{path}: text has NaN or Inf, or is {text.dtype}, no floats; {_how(leaf)}")
+    if text.dim() != 2 or len(text) == 0 or text.shape[1] != width:
+        raise DataError(
+            f"{path}: text has shape {list(text.shape)}, model.crossattn_emb_size={width} wants"
+            f" [L, {width}]; set model.crossattn_emb_size to the text encoder's width"
+        )
+    return text.float()
+
+
+def _leaves(dataset: DatasetConfig, *, split: str) -> tuple[DatasetSplit, ...]:
+    if dataset.mock:
+        return ()
+    paths = [entry.path for entry in dataset.blend] or [dataset.path]
+    if paths == [None]:
+        raise DataError("no data: set dataset.path or dataset.blend, or use --mock")
+    leaves = tuple(leaf for path in paths for leaf in _expand(EPath(str(path)), split))
+    for leaf in leaves:
+        count_samples(leaf)
+    return leaves
+
+
+def _expand(path: EPath, split: str) -> Iterator[DatasetSplit]:
+    if path.is_file():
+        _check_metadataset(path)
+        try:
+            found = list(traverse_metadataset(path, split_part=split))
+        except KeyError as error:
+            raise DataError(_no_split(DatasetSplit(path=path, split=split))) from error
+        except Exception as error:  # whatever Energon makes of it
+            raise DataError(f"metadataset {path} cannot be read ({error!r}); correct it") from error
+        for reference in found:
+            _check_folder(reference.path)
+            yield DatasetSplit(path=reference.path, split=reference.split_part)
+    else:
+        _check_folder(path)
+        yield DatasetSplit(path=path, split=split)
+
+
+def _check_folder(path: EPath) -> None:
+    how = _PREPARE.format(path=path)
+    if not path.is_dir() and not (path / META / ".info.json").is_file():
+        raise DataError(f"dataset {path} does not exist; correct the path, or {how}")
+    known = [(path / META / name).is_file() for name in (".info.json", ".info.yaml")]
+    if not any(known):
+        raise DataError(f"{path} has no {META}/.info.json: it is no prepared dataset; {how}")
+    settings = path / META / "dataset.yaml"
+    if not settings.is_file():
+        raise DataError(f"{settings} is missing; {how}")
+    _check_class(_read_yaml(settings), settings, allowed=_CRUDE)
+
+
+def _read_yaml(path: EPath) -> Any:
+    try:
+        document = load_yaml(path.read_bytes())
+        json.dumps(document, default=str)  # one that holds itself has no end
+    except Exception as error:  # of many kinds: Energon's parser is one of C++
+        raise DataError(f"{path} is no YAML that can be read ({error!r}); restore it") from error
+    return document
+
+
+def _check_metadataset(path: EPath, *, outer: tuple[str, ...] = ()) -> None:
+    if str(path) in outer:
+        raise DataError(f"metadataset {path} refers to itself, by {' -> '.join(outer)}")
+    if not path.name.endswith(".yaml"):
+        raise DataError(
+            f"dataset {path} is a file; give a folder with {META}, or an Energon metadataset .yaml"
+        )
+    document = _read_yaml(path)
+    _check_class(document, path, allowed=_METADATASETS)
+    for name in _paths_in(document):
+        inner = path.parent / name
+        if inner.is_file():
+            _check_metadataset(inner, outer=(*outer, str(path)))
+
+
+def _paths_in(node: Any) -> Iterator[str]:
+    if isinstance(node, dict):
+        if isinstance(node.get("path"), str):
+            yield node["path"]
+        node = list(node.values())
+    if isinstance(node, list):
+        for child in node:
+            yield from _paths_in(child)
+
+
+def _check_class(document: Any, path: EPath, *, allowed: set[str]) -> None:
+    """Energon imports and calls what its YAML names; data must not choose the code that runs.
+
+    Raises:
+        DataError: the file names another module or class, or a function.
+    """
+    if not isinstance(document, dict):
+        raise DataError(f"{path} holds no settings; {_PREPARE.format(path=path.parent.parent)}")
+    module = document.get("__module__", "megatron.energon")
+    name = document.get("__class__", min(allowed))
+    if module != "megatron.energon" or name not in sorted(allowed):  # a name may be a list
+        raise DataError(
+            f"{path} asks for {module}.{name}; only {', '.join(sorted(allowed))} of"
+            " megatron.energon can be read here (`energon prepare --sample-type CrudeWebdataset`)"
+        )
+    _check_no_code({k: v for k, v in document.items() if k not in _CLASS_KEYS}, path)
+
+
+def _check_no_code(node: Any, path: EPath) -> None:
+    if isinstance(node, dict):
+        for key, value in node.items():
+            if key.startswith("__") or (key in _FUNCTION_KEYS and isinstance(value, str)):
+                raise DataError(f"{path}: `{key}: {value}` names code to run; remove it")
+        node = list(node.values())
+    if isinstance(node, list):
+        for child in node:
+            _check_no_code(child, path)
+
+
+def _how(leaf: DatasetSplit) -> str:
+    return _PREPARE.format(path=leaf.path)
+
+
+def _no_split(leaf: DatasetSplit) -> str:
+    if leaf.split != "val":
+        return f"{leaf.path} has no samples in split `{leaf.split}`; {_how(leaf)}"
+    return (
+        f"{leaf.path} has no samples in split `val`; pack the data again with a part for it"
+        " (`python -m data_prep ... --split`), set dataset.use_train_split_for_val=true to validate"
+        " on training samples, or train.eval_iters=0 to go without"
+    )

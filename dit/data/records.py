@@ -1,0 +1,292 @@
+"""The two layouts of a record in a shard, read into tensors: ours and DFM's.
+
+Ours: `.safetensors` (`latent`, `text`) and `.json`. DFM's: `.pth` (latent), `.pickle` (text) and
+`.json`. Neither runs code of the file.
+"""
+
+# C latent channels; F H W frames, rows, columns of the latent; L text tokens; E text width
+
+from __future__ import annotations
+
+import math
+import pickle
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from dit import safe_pickle
+from dit.data.rejections import Reject, SampleRefused
+from dit.json_text import parse_json
+
+FORMAT_VERSION = 1
+# Of those that a sample may have; any other is refused when the whole is read.
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardRecord:
+    """One sample as stored."""
+
+    latent_CFHW: Tensor
+    text_LE: Tensor | None
+    fps: float
+    caption: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Head:
+    """The beginning of a `.safetensors`, which says what its tensors are."""
+
+    data: bytes
+    size: int
+    """Of the whole, in bytes."""
+
+
+def head_length(payload: bytes | memoryview) -> int:
+    """Bytes of the head, from the first 8 of a `.safetensors`."""
+    return 8 + int.from_bytes(payload[:8], "little")
+
+
+def is_dfm(parts: Mapping[str, Any]) -> bool:
+    return "pth" in parts or "pickle" in parts
+
+
+def read_record(parts: Mapping[str, Any]) -> ShardRecord:
+    """Decodes the parts (extension -> bytes) of one sample.
+
+    Raises:
+        Refused: a part is missing, does not match its checksum or cannot be decoded.
+    """
+    return _read_dfm(parts) if is_dfm(parts) else _read_ours(parts)
+
+
+def read_outline(parts: Mapping[str, Any]) -> ShardRecord:
+    """Of our layout, where `.safetensors` is a Head: tensors of device `meta`, without numbers.
+
+    Raises:
+        Refused: the whole record cannot be sound, or only the whole can tell.
+    """
+    head, about = _part(parts, "safetensors"), _read_json(_part(parts, "json"))
+    _check_version(about)
+    return _ours(_outlined(head), about)
+
+
+def _read_ours(parts: Mapping[str, Any]) -> ShardRecord:
+    payload, about = _part(parts, "safetensors"), _read_json(_part(parts, "json"))
+    _check_version(about)
+    _check_sum(payload, about)
+    try:
+        tensors = _in_place(payload) or safetensors.torch.load(bytes(payload))
+    except Exception as error:
+        raise SampleRefused(Reject.UNDECODABLE, f".safetensors: {error!r}") from error
+    return _ours(tensors, about)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Stored:
+    """A tensor of a `.safetensors`."""
+
+    dtype: torch.dtype
+    shape: list[int]
+    start: int
+    """First byte in the file."""
+
+
+def _stored(head: Head) -> dict[str, _Stored]:
+    """`latent` and `text`, where they are there.
+
+    Raises:
+        Refused: the head is damaged, or the file is not as long as it says.
+    """
+    try:
+        tensors, begin = parse_json(str(head.data[8:], "utf-8")), len(head.data)
+        notes = tensors.pop("__metadata__", {})
+        if not all(isinstance(note, str) for note in notes.values()):
+            raise ValueError("__metadata__ is no text")
+        _check_end_to_end([t["data_offsets"] for t in tensors.values()], head.size - begin)
+        found = {name: tensors[name] for name in ("latent", "text") if name in tensors}
+        return {name: _checked(t, begin) for name, t in found.items()}
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise SampleRefused(Reject.UNDECODABLE, f".safetensors: {error!r}") from error
+
+
+def _check_end_to_end(spans: list[list[int]], size: int) -> None:
+    """As safetensors asks: no byte is of no tensor, and none of two."""
+    if not all(_are_counts(span) for span in spans):
+        raise ValueError("data_offsets are no whole numbers")
+    starts, stops = zip(*sorted(map(tuple, spans)), strict=True)
+    if [*starts, size] != [0, *stops]:
+        raise ValueError(f"its tensors do not lie end to end in {size} bytes")
+
+
+def _checked(tensor: dict[str, Any], begin: int) -> _Stored:
+    (start, stop), dtype, shape = tensor["data_offsets"], _DTYPES[tensor["dtype"]], tensor["shape"]
+    if not _are_counts(shape) or math.prod(shape) * dtype.itemsize != stop - start:
+        raise ValueError(f"{tensor} is {stop - start} bytes")
+    return _Stored(dtype=dtype, shape=shape, start=begin + start)
+
+
+def _are_counts(values: Any) -> bool:
+    return isinstance(values, list) and all(type(v) is int and v >= 0 for v in values)
+
+
+def _outlined(head: Head) -> dict[str, Tensor]:
+    try:
+        return {
+            name: torch.empty(t.shape, dtype=t.dtype, device="meta")
+            for name, t in _stored(head).items()
+        }
+    except (TypeError, RuntimeError) as error:
+        raise SampleRefused(Reject.UNDECODABLE, f".safetensors: {error!r}") from error
+
+
+def _in_place(payload: bytes | memoryview) -> dict[str, Tensor] | None:
+    """Views of the payload, which safetensors would copy; None where that is the one to tell."""
+    if isinstance(payload, bytes):
+        return None  # torch takes no memory that must not be written to
+    try:
+        stored = _stored(Head(data=bytes(payload[: head_length(payload)]), size=len(payload)))
+    except SampleRefused:
+        return None
+    if any(t.start % t.dtype.itemsize for t in stored.values()):
+        return None  # no number begins where a number of its size may
+    return {
+        name: torch.frombuffer(
+            payload, dtype=t.dtype, count=math.prod(t.shape), offset=t.start
+        ).view(t.shape)
+        for name, t in stored.items()
+    }
+
+
+def _ours(tensors: Mapping[str, Tensor], about: dict[str, Any]) -> ShardRecord:
+    if "latent" not in tensors:
+        raise SampleRefused(
+            Reject.MISSING_PART, f".safetensors holds {sorted(tensors)}, no `latent`"
+        )
+    return ShardRecord(
+        latent_CFHW=_four_axes(tensors["latent"]),
+        text_LE=_two_axes(tensors["text"]) if "text" in tensors else None,
+        fps=_fps(about),
+        caption=str(about.get("caption", "")),
+    )
+
+
+def _read_dfm(parts: Mapping[str, Any]) -> ShardRecord:
+    latent, text = _part(parts, "pth"), _part(parts, "pickle")
+    about = _read_json(_part(parts, "json"))
+    latent_CFHW, text_LE = _unpickled(latent, "pth"), _unpickled(text, "pickle")
+    if isinstance(text_LE, dict):  # its FLUX scripts store the pooled text beside it
+        text_LE = text_LE.get("prompt_embeds", text_LE.get("t5_embeds"))
+    return ShardRecord(
+        latent_CFHW=_four_axes(latent_CFHW),
+        text_LE=None if text_LE is None else trim_padding(_two_axes(text_LE)),
+        fps=_fps(about),
+        caption=str(about.get("caption", "")),
+    )
+
+
+def _unpickled(part: Any, name: str) -> Any:
+    """What `torch.save` or pickle wrote."""
+    try:
+        return safe_pickle.loads(bytes(part))
+    except pickle.UnpicklingError as error:
+        raise SampleRefused(Reject.UNDECODABLE, f".{name}: {error}") from error
+
+
+def trim_padding(text_LE: Tensor) -> Tensor:
+    """Without the zero vectors at its end, of which the first stays where all are zero."""
+    used = text_LE.any(dim=1).nonzero()
+    length = int(used[-1]) + 1 if len(used) else 1
+    return text_LE[:length]
+
+
+def _part(parts: Mapping[str, Any], name: str) -> Any:
+    if name not in parts:
+        found = ", ".join(f".{part}" for part in parts if not part.startswith("__")) or "nothing"
+        raise SampleRefused(Reject.MISSING_PART, f"no .{name}, found {found}")
+    return parts[name]
+
+
+def _read_json(data: bytes) -> dict[str, Any]:
+    try:
+        about = parse_json(data)
+    except ValueError as error:
+        raise SampleRefused(Reject.UNDECODABLE, f".json: {error}") from error
+    if not isinstance(about, dict):
+        raise SampleRefused(
+            Reject.UNDECODABLE, f".json holds a {type(about).__name__}, not an object"
+        )
+    return about
+
+
+def _check_version(about: dict[str, Any]) -> None:
+    version = about.get("format_version", FORMAT_VERSION)
+    if version == FORMAT_VERSION:
+        return
+    known = f"format_version={version!r}, this program reads {FORMAT_VERSION}"
+    if type(version) is int and version > FORMAT_VERSION:
+        raise SampleRefused(Reject.NEWER, f"{known}: the program is older than the shard")
+    raise SampleRefused(Reject.UNDECODABLE, f"{known}: no program has written such a version")
+
+
+def _check_sum(payload: bytes | memoryview, about: dict[str, Any]) -> None:
+    sums = about.get("crc32")
+    if not isinstance(sums, dict) or "safetensors" not in sums:
+        return  # others may write none
+    stored, found = str(sums["safetensors"]), f"{zlib.crc32(payload):08x}"
+    if stored.lower() != found:
+        raise SampleRefused(Reject.CHECKSUM, f".safetensors has crc32 {found}, .json says {stored}")
+
+
+def _four_axes(latent: Any) -> Tensor:
+    """[C, F, H, W] from [1, C, F, H, W], [C, F, H, W] or [C, H, W]."""
+    latent = _as_floats(latent, what="latent")
+    if latent.dim() == 5 and latent.shape[0] == 1:
+        latent = latent[0]
+    elif latent.dim() == 3:
+        latent = latent[:, None]
+    if latent.dim() != 4 or latent.numel() == 0:
+        raise SampleRefused(
+            Reject.UNDECODABLE, f"latent has shape {list(latent.shape)}, not [C, F, H, W]"
+        )
+    return latent
+
+
+def _two_axes(text: Any) -> Tensor:
+    """[L, E] from [1, L, E] or [L, E]."""
+    text = _as_floats(text, what="text")
+    if text.dim() == 3 and text.shape[0] == 1:
+        text = text[0]
+    if text.dim() != 2:
+        raise SampleRefused(Reject.UNDECODABLE, f"text has shape {list(text.shape)}, not [L, E]")
+    return text
+
+
+def _as_floats(value: Any, *, what: str) -> Tensor:
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(value)
+    if not isinstance(value, Tensor) or value.dtype not in _DTYPES.values():
+        kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise SampleRefused(Reject.UNDECODABLE, f"{what} is {kind}, not a tensor of floats")
+    return value
+
+
+def _fps(about: dict[str, Any]) -> float:
+    """Frames per second, NaN for none."""
+    fps = about.get("fps")
+    if fps is None:
+        return math.nan
+    if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < math.inf:
+        raise SampleRefused(Reject.UNDECODABLE, f".json: fps={fps!r} is not a positive number")
+    return float(fps)

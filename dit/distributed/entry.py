@@ -1,0 +1,157 @@
+"""How an entry script ends: its exit code, and one message for what went wrong."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import NoReturn
+
+from rich.console import Console
+
+# What a user can mend; anything else is ours, and shown with its traceback.
+_MENDABLE = (ValueError, OSError, FloatingPointError)
+_LOST_PEER = (
+    "another process of the run died before training began; the launcher's summary names it and its"
+    " exit code (-9: killed, most often for want of memory); --debug shows what was under way"
+)
+_ANSWER_S = 10.0
+"""Seconds after which a launcher that does not say who spoke first is taken for dead."""
+
+
+class Parser(argparse.ArgumentParser):
+    """One whose errors are those of `run`: its own would be said by every process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message}; --help lists the options")
+
+
+def run(main: Callable[[], int]) -> int:
+    """Calls `main` and returns its exit code; 1 after an error, 130 after an early Ctrl-C.
+
+    The first process to fail says why: one message where a user can mend it, else its traceback.
+    The others have met the same, or have only lost their peer, and leave in silence.
+    """
+    _silence()
+    try:
+        return main()
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        if not str(error) and isinstance(error, ConnectionError):
+            return 1  # another process says why
+        if not _is_first():
+            return 1
+        lost = _is_lost_peer(error)
+        if not isinstance(error, _MENDABLE) and not lost:
+            _tell_launcher(f"{type(error).__name__}: {error} (its traceback is above)")
+            raise
+        if "--debug" in sys.argv:
+            traceback.print_exc()
+        _say(_LOST_PEER if lost else str(error))
+        return 1
+    finally:
+        _stop()
+
+
+def say_once(message: str) -> None:
+    """Shows an error, unless another process of this run has shown one."""
+    if _is_first():
+        _say(message)
+
+
+def say_notice(message: str) -> None:
+    """Shows one line that is no error, from the first process of a run alone."""
+    if _is_first():
+        Console(stderr=True, soft_wrap=True, highlight=False).print(message, markup=False)
+
+
+def _is_lost_peer(error: Exception) -> bool:
+    if not isinstance(error, RuntimeError):
+        return False
+    from dit.distributed.watchdog.monitor import is_lost_peer
+
+    return is_lost_peer(error)
+
+
+def _say(message: str) -> None:
+    Console(stderr=True, soft_wrap=True, highlight=False).print(f"error: {message}", markup=False)
+    _tell_launcher(message)
+
+
+def _tell_launcher(message: str) -> None:
+    """Lets the page with which torch.distributed.run ends repeat the message as its root cause.
+
+    Written as torch's `record` does, but for the traceback, which that page would show instead.
+    """
+    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        note = {"message": f"error: {message}", "extraInfo": {"timestamp": str(int(time.time()))}}
+        Path(file).write_text(json.dumps({"message": note}))
+
+
+def _silence() -> None:
+    """Hides what Megatron-Core and torch say of themselves and a user cannot change."""
+    for module in (r"megatron\.", r"torch\."):
+        warnings.filterwarnings("ignore", module=module)
+    for message in (r"The \.grad attribute of a Tensor", "Please use DTensor instead"):
+        warnings.filterwarnings("ignore", message=message)
+    # What it logs as an error it raises as well, and so does the thread of TensorBoard.
+    logging.getLogger("megatron.core.dist_checkpointing").setLevel(logging.CRITICAL)
+    threading.excepthook = _show_crash
+
+
+def _show_crash(crash: threading.ExceptHookArgs) -> None:
+    if not type(crash.thread).__module__.startswith("tensorboard."):
+        threading.__excepthook__(crash)
+
+
+def _is_first() -> bool:
+    """Whether no other process of this run has failed yet."""
+    environment = os.environ
+    if int(environment.get("WORLD_SIZE", "1")) == 1:
+        return True
+    launched = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if not launched and not _has_started():
+        return environment.get("RANK", "0") == "0"  # all meet the same, and there is no store yet
+    # Where nobody answers, the launcher is gone; or rank 0, which keeps the store without one.
+    alone = environment["LOCAL_RANK"] == "0" if launched else environment["RANK"] == "1"
+    answers: SimpleQueue[bool] = SimpleQueue()
+    # Aside, because one that is stopped keeps whoever asks waiting.
+    threading.Thread(target=lambda: answers.put(_ask_store(otherwise=alone)), daemon=True).start()
+    try:
+        return answers.get(timeout=_ANSWER_S)
+    except Empty:
+        return alone
+
+
+def _ask_store(*, otherwise: bool) -> bool:
+    from torch.distributed.rendezvous import rendezvous
+
+    # The launcher's store outlives a restart.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    try:
+        store, _, _ = next(iter(rendezvous("env://", timeout=timedelta(seconds=_ANSWER_S))))
+        return store.add(f"failed/{attempt}", 1) == 1
+    except RuntimeError:
+        return otherwise
+
+
+def _has_started() -> bool:
+    # Looked up, not imported: what needs no torch, such as --help, is not to wait for it.
+    dist = sys.modules.get("torch.distributed")
+    return dist is not None and dist.is_initialized()
+
+
+def _stop() -> None:
+    if _has_started():
+        sys.modules["torch.distributed"].destroy_process_group()

@@ -1,0 +1,6 @@
+"""Are the numbers the same on every layout? No part of a run.
+
+names   Names of parallel layouts, such as `tp2+sp+cp2`, and what they set.
+probe   What a few steps did to every weight, in a form that does not depend on the layout.
+report  How far the numbers of a layout lie from those of one process, and tables of it.
+"""

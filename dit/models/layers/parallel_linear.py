@@ -1,0 +1,168 @@
+"""The choice of linear layer, and Megatron-Core's view of the configuration."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import torch
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+)
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor, nn
+
+from dit.config import Implementation, ModelConfig, Precision
+from dit.models.layers.transformer_engine import engine_linear, mark_split
+
+
+def transformer_config(model: ModelConfig) -> TransformerConfig:
+    """What Megatron-Core's layers, schedules and checkpoints need to know of the model."""
+    bf16, virtual = model.precision is Precision.BF16, model.virtual_stages
+    return TransformerConfig(
+        num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        num_attention_heads=model.num_attention_heads,
+        ffn_hidden_size=model.ffn_hidden_size,
+        kv_channels=model.hidden_size // model.num_attention_heads,
+        add_bias_linear=False,
+        normalization="LayerNorm",
+        layernorm_epsilon=1e-6,
+        activation_func=nn.functional.gelu,
+        # Megatron then sums the gradients of norms named q_layernorm and k_layernorm over tensor
+        # ranks: each rank sees its own heads only.
+        qk_layernorm=True,
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        bf16=bf16,
+        params_dtype=dtype(model),
+        pipeline_dtype=dtype(model),
+        tensor_model_parallel_size=model.tensor_model_parallel_size,
+        sequence_parallel=model.sequence_parallel,
+        context_parallel_size=model.context_parallel_size,
+        pipeline_model_parallel_size=model.pipeline_model_parallel_size,
+        virtual_pipeline_model_parallel_size=virtual if virtual > 1 else None,
+        batch_p2p_comm=False,  # `StageLink` says why
+        # Packs differ in length; Megatron ties this to an MoE dispatcher that is never used here.
+        variable_seq_lengths=True,
+        moe_token_dispatcher_type="alltoall",
+        calculate_per_token_loss=True,  # the mean over the global batch, never a mean of means
+        # `weights.initialise` gives every parameter its value afterwards.
+        use_cpu_initialization=True,
+        perform_initialization=False,
+        gradient_accumulation_fusion=False,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        apply_rope_fusion=False,
+        persist_layer_norm=False,
+    )
+
+
+def dtype(model: ModelConfig) -> torch.dtype:
+    """Type of weights and activations."""
+    return torch.bfloat16 if model.precision is Precision.BF16 else torch.float32
+
+
+class ColumnLinear(ColumnParallelLinear):
+    """Linear without bias whose outputs are split over tensor ranks."""
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        config: TransformerConfig,
+        groups: ProcessGroupCollection,
+    ):
+        super().__init__(
+            inputs,
+            outputs,
+            config=config,
+            init_method=nn.init.zeros_,
+            bias=False,
+            gather_output=False,
+            tp_group=groups.tp,
+        )
+        assert self.weight is not None  # none where a shared one is handed to each call
+        mark_split(self.weight, axis=0)
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # no (output, bias) pair
+        return super().forward(x)[0]
+
+
+class RowLinear(RowParallelLinear):
+    """Linear without bias whose inputs are split over tensor ranks; outputs are summed."""
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        config: TransformerConfig,
+        groups: ProcessGroupCollection,
+    ):
+        super().__init__(
+            inputs,
+            outputs,
+            config=config,
+            init_method=nn.init.zeros_,
+            bias=False,
+            input_is_parallel=True,
+            skip_bias_add=False,
+            tp_group=groups.tp,
+        )
+        mark_split(self.weight, axis=1)
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # no (output, bias) pair
+        return super().forward(x)[0]
+
+
+def split_linear(
+    inputs: int,
+    outputs: int,
+    *,
+    axis: int,
+    model: ModelConfig,
+    config: TransformerConfig,
+    groups: ProcessGroupCollection,
+) -> nn.Module:
+    """`ColumnLinear` (axis 0, outputs) or `RowLinear` (axis 1, inputs), or Transformer Engine's."""
+    if model.transformer_impl is Implementation.LOCAL:
+        return (ColumnLinear, RowLinear)[axis](inputs, outputs, config=config, groups=groups)
+    return engine_linear(inputs, outputs, axis=axis, config=config, groups=groups)
+
+
+def add_gradients_in_products(model: nn.Module) -> None:
+    """Lets products add the gradients of split weights to DDP's sums, instead of handing them on.
+
+    For a model under Megatron-Core's DDP, which holds these sums.
+
+    Raises:
+        ValueError: a layer has no such product here.
+    """
+    apex = find_spec("fused_weight_gradient_mlp_cuda") is not None
+    for layer in model.modules():
+        if hasattr(layer, "fuse_wgrad_accumulation"):  # Transformer Engine's
+            layer.fuse_wgrad_accumulation = True  # type: ignore[assignment]
+        elif isinstance(layer, ColumnParallelLinear | RowParallelLinear):
+            if not apex:
+                raise ValueError(
+                    "model.gradient_accumulation_fusion=true needs Apex, built with --cuda_ext, and"
+                    " its fused_weight_gradient_mlp_cuda is not installed here; set it to false"
+                )
+            layer.gradient_accumulation_fusion = True
+
+
+class Replicated(nn.Linear):
+    """Linear without bias that every tensor rank holds whole."""
+
+    def __init__(self, inputs: int, outputs: int, *, config: TransformerConfig):
+        super().__init__(inputs, outputs, bias=False, dtype=config.params_dtype)
+        sees_part_of_tokens(self, config)
+
+
+def sees_part_of_tokens(module: nn.Module, config: TransformerConfig) -> None:
+    """Marks replicated weights whose gradients Megatron must sum under sequence parallelism."""
+    for parameter in module.parameters(recurse=False):
+        parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]

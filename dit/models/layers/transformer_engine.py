@@ -1,0 +1,154 @@
+"""Transformer Engine's linear layers, 8-bit products and attention, for GPUs that have it.
+
+Its own modules, not Megatron-Core's wrappers of them: those store what 8-bit products remember of
+earlier steps, by which a checkpoint would depend on the implementation. Recipes without a memory
+are all that is offered here, so a run goes on exactly, with either implementation.
+"""
+
+# T query tokens, S key tokens, H heads, K head width
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
+from torch import Tensor, nn
+
+from dit.config import Fp8Recipe, Implementation, ModelConfig
+from dit.models.layers.attention import Offsets
+
+
+def check_engine(model: ModelConfig) -> None:
+    """Refuses Transformer Engine where it cannot run.
+
+    Raises:
+        ValueError: it, or a GPU, is missing.
+    """
+    asked = model.transformer_impl is Implementation.TRANSFORMER_ENGINE
+    if asked and not (find_spec("transformer_engine") and torch.cuda.is_available()):
+        raise ValueError(
+            f"model.transformer_impl={model.transformer_impl} needs Transformer Engine and a GPU,"
+            " which are not both here; install the extra `te`, or set model.transformer_impl=local"
+        )
+
+
+def engine_linear(
+    inputs: int,
+    outputs: int,
+    *,
+    axis: int,
+    config: TransformerConfig,
+    groups: ProcessGroupCollection,
+) -> nn.Module:
+    """Linear without bias, its weight [outputs, inputs] split over tensor ranks along `axis`."""
+    return _linear_class()(inputs, outputs, axis=axis, config=config, groups=groups)
+
+
+def mark_split(weight: nn.Parameter, *, axis: int) -> None:
+    """Tells Megatron-Core that each tensor rank has its own part of a weight.
+
+    Else the norm of the gradient counts one part, not all. Its layers do so while they initialise,
+    which `weights.initialise` does here; from 0.17 on in any case, and never twice.
+    """
+    marks = {"tensor_model_parallel": True, "partition_dim": axis, "partition_stride": 1}
+    for name, value in marks.items():
+        setattr(weight, name, value)
+
+
+@cache
+def _linear_class() -> Any:
+    from transformer_engine.pytorch import Linear  # type: ignore[import-not-found]
+
+    class EngineLinear(Linear):
+        def __init__(
+            self,
+            inputs: int,
+            outputs: int,
+            *,
+            axis: int,
+            config: TransformerConfig,
+            groups: ProcessGroupCollection,
+        ):
+            super().__init__(
+                inputs,
+                outputs,
+                bias=False,
+                params_dtype=config.params_dtype,
+                parallel_mode=("column", "row")[axis],
+                sequence_parallel=config.sequence_parallel,
+                tp_group=groups.tp,
+                tp_size=groups.tp.size(),
+                init_method=nn.init.zeros_,  # `weights.initialise` does it afterwards
+                device="cpu",
+            )
+            self.axis, self.group = axis, groups.tp
+            mark_split(self.weight, axis=axis)
+
+        def sharded_state_dict(
+            self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None
+        ) -> Any:
+            """The weight alone, under the name that the other implementation gives it."""
+            return make_sharded_tensors_for_checkpoint(
+                {"weight": self.weight},
+                prefix,
+                {"weight": self.axis},
+                sharded_offsets,
+                tp_group=self.group,
+                dp_cp_group=(metadata or {})["dp_cp_group"],
+            )
+
+    return EngineLinear
+
+
+def fp8_products(model: ModelConfig) -> AbstractContextManager[Any]:
+    """Inside, products of `engine_linear` are computed in 8 bits, if the model asks for it."""
+    if model.fp8 is None:
+        return nullcontext()
+    from transformer_engine.common import recipe  # type: ignore[import-not-found]
+    from transformer_engine.pytorch import fp8_autocast  # type: ignore[import-not-found]
+
+    recipes = {
+        Fp8Recipe.TENSORWISE: "Float8CurrentScaling",
+        Fp8Recipe.BLOCKWISE: "Float8BlockScaling",
+        Fp8Recipe.MXFP8: "MXFP8BlockScaling",
+    }
+    form = recipe.Format[model.fp8.name]
+    made = getattr(recipe, recipes[model.fp8_recipe])(fp8_format=form)
+    return fp8_autocast(enabled=True, fp8_recipe=made)
+
+
+def engine_kernel(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, offsets: Offsets) -> Tensor:
+    """Attention [T, H, K] of packed samples without padding."""
+    heads, width = q_THK.shape[1:]
+    out_TX = _attention(heads, width)(
+        q_THK.contiguous(),
+        k_SHK.contiguous(),
+        v_SHK.contiguous(),
+        qkv_format="thd",
+        attn_mask_type="padding",
+        cu_seqlens_q=offsets.cu,
+        cu_seqlens_kv=offsets.key_cu,
+        max_seqlen_q=offsets.longest,
+        max_seqlen_kv=offsets.longest_key,
+    )
+    return out_TX.view(len(q_THK), heads, width)
+
+
+@cache
+def _attention(heads: int, width: int) -> Any:
+    """One for all layers: it has no weights."""
+    return dot_product(heads, width)
+
+
+def dot_product(heads: int, width: int, **ring: Any) -> Any:
+    """Transformer Engine's attention of packed samples; `ring` spreads it over context ranks."""
+    from transformer_engine.pytorch import DotProductAttention  # type: ignore[import-not-found]
+
+    options = {"attention_dropout": 0.0, "qkv_format": "thd", "attn_mask_type": "padding"}
+    return DotProductAttention(heads, width, **options, **ring)

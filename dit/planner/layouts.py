@@ -1,0 +1,154 @@
+"""Every layout of so many devices: what it needs and how long a step takes, or why it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+from dit.config import ContextComm, Problems, Recompute, RunConfig
+from dit.models.dit.size import Memory, memory
+from dit.planner.devices import Device, Reached
+from dit.planner.times import Load, Times, times
+from dit.planner.traffic import Traffic, traffic
+
+_MOST_TENSOR, _MOST_CONTEXT, _MOST_STAGES, _MOST_VIRTUAL = 8, 64, 64, 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParallelLayout:
+    """How a run lies on the devices."""
+
+    tensor: int
+    context: int
+    pipeline: int
+    virtual: int
+    """Groups of layers on each stage."""
+    data: int
+    recompute: Recompute
+
+    def __str__(self) -> str:
+        stages = f"PP {self.pipeline}" + (f" x {self.virtual}" if self.virtual > 1 else "")
+        return (
+            f"TP {self.tensor} CP {self.context} {stages} DP {self.data},"
+            f" recompute {self.recompute}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayoutPlan:
+    """A layout that fits, and what to expect of it."""
+
+    layout: ParallelLayout
+    memory: Memory
+    traffic: Traffic
+    times: Times
+    tflops: float
+    """Model TFLOP/s of one device."""
+    mfu: float
+    """Of the device's peak."""
+    tokens_per_s: float
+    """Real ones, all devices together."""
+
+    @property
+    def bubble(self) -> float:
+        """Part of the step."""
+        return self.times.bubble / self.times.step
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refusal:
+    """A layout that does not work."""
+
+    layout: ParallelLayout
+    why: str
+
+
+def plans(
+    config: RunConfig, load: Load, *, world_size: int, device: Device, reached: Reached
+) -> tuple[list[LayoutPlan], list[Refusal]]:
+    """Those that fit, the fastest first; and the others."""
+    good: list[LayoutPlan] = []
+    bad: list[Refusal] = []
+    for layout in _layouts(world_size):
+        try:
+            laid = _laid(config, layout)
+            plan = _plan(laid, layout, load, world_size=world_size, device=device, reached=reached)
+        except Problems as error:
+            bad.append(Refusal(layout=layout, why="; ".join(error.problems)))
+            continue
+        room = device.memory * reached.memory
+        if plan.memory.total <= room:
+            good.append(plan)
+        else:
+            why = f"needs {plan.memory.total / 1e9:.0f} GB of {room / 1e9:.0f} GB"
+            bad.append(Refusal(layout=layout, why=why))
+    return sorted(good, key=lambda plan: plan.times.step), bad
+
+
+def _layouts(world_size: int) -> Iterator[ParallelLayout]:
+    sizes = (_powers(n) for n in (_MOST_TENSOR, _MOST_CONTEXT, _MOST_STAGES))
+    for tensor, context, pipeline in product(*sizes):
+        data, rest = divmod(world_size, tensor * context * pipeline)
+        if data and not rest:
+            groups = _powers(_MOST_VIRTUAL if pipeline > 1 else 1)
+            for virtual, recompute in product(groups, Recompute):
+                yield ParallelLayout(
+                    tensor=tensor,
+                    context=context,
+                    pipeline=pipeline,
+                    virtual=virtual,
+                    data=data,
+                    recompute=recompute,
+                )
+
+
+def _powers(most: int) -> list[int]:
+    return [2**n for n in range(most.bit_length())]
+
+
+def _laid(config: RunConfig, layout: ParallelLayout) -> RunConfig:
+    """The run on that layout.
+
+    Raises:
+        Problems: a rule of the configuration forbids it.
+    """
+    full = layout.recompute is Recompute.FULL
+    heads_divide = config.model.num_attention_heads % (layout.tensor * layout.context) == 0
+    model = replace(
+        config.model,
+        cp_comm_type=ContextComm.A2A if heads_divide else ContextComm.ALL_GATHER,
+        tensor_model_parallel_size=layout.tensor,
+        sequence_parallel=layout.tensor > 1,
+        context_parallel_size=layout.context,
+        pipeline_model_parallel_size=layout.pipeline,
+        virtual_pipeline_model_parallel_size=layout.virtual if layout.virtual > 1 else None,
+        recompute_granularity=layout.recompute,
+        recompute_num_layers=config.model.recompute_num_layers if full else 1,
+    )
+    return replace(config, model=model)
+
+
+def _plan(
+    config: RunConfig,
+    layout: ParallelLayout,
+    load: Load,
+    *,
+    world_size: int,
+    device: Device,
+    reached: Reached,
+) -> LayoutPlan:
+    batch = config.train.global_batch_size
+    spent = times(config, load, world_size=world_size, device=device, reached=reached)
+    rate = 3 * load.flops * batch / spent.step / world_size
+    return LayoutPlan(
+        layout=layout,
+        memory=memory(config, world_size=world_size),
+        traffic=traffic(
+            config, tokens=load.tokens, accumulated=batch // layout.data, replicas=layout.data
+        ),
+        times=spent,
+        tflops=rate / 1e12,
+        mfu=rate / device.flops,
+        tokens_per_s=load.tokens * batch / spent.step,
+    )

@@ -1,0 +1,68 @@
+"""Bytes that one rank sends in a step, by kind of parallelism."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dit.config import ContextComm, Precision, Recompute, RecomputeMethod, RunConfig
+from dit.models.dit.size import parameters_here
+
+# Each of self-attention, cross-attention and MLP gathers its input and scatters its output; the
+# backward pass does both the other way round, and gathers the input again for the weights.
+_TENSOR_FORWARD, _TENSOR_BACKWARD = 3 * 2, 3 * 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Traffic:
+    """Bytes of one rank in a step of `accumulated` packs."""
+
+    tensor: float
+    context: float
+    pipeline: float
+    data: float
+
+
+def traffic(config: RunConfig, *, tokens: float, accumulated: int, replicas: int) -> Traffic:
+    """`tokens` are those of one pack, before they are split."""
+    model = config.model
+    tensor, context = model.tensor_model_parallel_size, model.context_parallel_size
+    size = 4 if model.precision is Precision.FP32 else 2
+    layers = model.num_layers / model.pipeline_model_parallel_size * accumulated
+    rows = tokens / context * model.hidden_size * size  # bytes of one hidden state
+    again = recomputed_part(config)
+    by_heads = model.cp_comm_type is ContextComm.A2A
+    # Queries, keys, values and outputs change places; or keys and values of all go to all.
+    exchanged = rows / tensor * (4 if by_heads else 2 * context)
+    stage = rows / (tensor if model.sequence_parallel else 1)
+    first_or_last = model.pipeline_model_parallel_size > 1
+    return Traffic(
+        tensor=layers * rows * (_TENSOR_FORWARD * (1 + again) + _TENSOR_BACKWARD) * _others(tensor),
+        context=layers * exchanged * (2 + again) * _others(context),
+        pipeline=2 * stage * accumulated * model.virtual_stages if first_or_last else 0.0,
+        data=_data(config, size=size, ranks=replicas * context),
+    )
+
+
+def recomputed_part(config: RunConfig) -> float:
+    """Part of the layers whose forward pass is run again, as a whole."""
+    model = config.model
+    if model.recompute_granularity is not Recompute.FULL:
+        return 0.0
+    if model.recompute_method is RecomputeMethod.UNIFORM:
+        return 1.0
+    chunks = model.pipeline_model_parallel_size * model.virtual_stages
+    return min(1.0, model.recompute_num_layers * chunks / model.num_layers)
+
+
+def _data(config: RunConfig, *, size: int, ranks: int) -> float:
+    """Gradients are summed, and weights gathered where each rank updates its part of them."""
+    gradient = 4 if config.ddp.grad_reduce_in_fp32 else size
+    here = parameters_here(config.model)
+    if config.ddp.use_distributed_optimizer:
+        return here * (gradient + size) * _others(ranks)
+    return here * 2 * gradient * _others(ranks)
+
+
+def _others(ranks: int) -> float:
+    """Part of a whole that is on other ranks."""
+    return (ranks - 1) / ranks

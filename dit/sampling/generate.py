@@ -1,0 +1,132 @@
+"""Prompts -> latents, many at once through packing.
+
+1. group    requests -> packs that fit
+2. sample   noise of each request's own seed -> latents, with guidance
+"""
+
+# C latent channels; F H W frames, rows, columns of a latent; L text tokens, E text width
+# T packed tokens
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dit.batch import LatentSample, PackedBatch
+from dit.config import RunConfig
+from dit.data.bin_packing import best_fit_decreasing
+from dit.data.pack import PatchLayout, pack_samples
+from dit.objectives import (
+    Guidance,
+    Network,
+    Objective,
+    Sampler,
+    guided,
+    initial_noise,
+    make_objective,
+    sample,
+    unpack_latents,
+    with_texts,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """One picture or video to generate."""
+
+    text_LE: Tensor
+    negative_LE: Tensor  # what guidance leads away from: the null text, or a negative prompt
+    latent_FHW: tuple[int, int, int]  # size in latent cells
+    fps: float  # NaN for a picture
+    seed: int  # of its noise; neighbours and layout do not matter
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingSettings:
+    """How the sampler goes from noise to latents."""
+
+    num_steps: int = 35
+    guidance: float = 1.0
+    """uncond + guidance * (cond - uncond); 1 is without guidance, and half the work."""
+    sampler: Sampler = Sampler.HEUN
+    guidance_interval: tuple[float, float] | None = None
+    """Lowest and highest noise level (sigma of EDM, t of flow matching) with guidance."""
+    guidance_rescale: float = 0.0
+    """0 to 1: part of the way back to the deviation that the prediction has without guidance."""
+
+    def guide(self, objective: Objective) -> Guidance:
+        """With the levels that the network is told in place of sigma or t."""
+        between = None
+        if self.guidance_interval is not None:
+            levels = torch.tensor(self.guidance_interval, dtype=torch.float64)
+            low, high = objective.network_level(levels).float().tolist()
+            between = low, high
+        return Guidance(scale=self.guidance, between=between, rescale=self.guidance_rescale)
+
+
+def generate_latents(
+    model: nn.Module, requests: Sequence[Request], *, config: RunConfig, settings: SamplingSettings
+) -> list[Tensor]:
+    """Whitened latents [C, F, H, W], float32, one for each request, in order.
+
+    Raises:
+        ValueError: a request is longer than a pack, or does not divide into patches.
+    """
+    layout = PatchLayout.of(config)
+    samples = [_blank(i, r, config) for i, r in enumerate(requests)]
+    lengths = [layout.padded_tokens(s.latent_CFHW) for s in samples]
+    capacity = max([config.dataset.task_encoder_seq_length, *lengths])
+    latents: dict[int, Tensor] = {}
+    for members in best_fit_decreasing(lengths, capacity=capacity):
+        batch = pack_samples([samples[i] for i in members], layout)
+        chosen = [requests[i] for i in members]
+        made = _sample_pack(model, batch, chosen, config=config, settings=settings)
+        latents |= dict(zip(members, made, strict=True))
+    return [latents[i] for i in range(len(requests))]
+
+
+def _blank(index: int, request: Request, config: RunConfig) -> LatentSample:
+    patch = (config.model.patch_temporal, *[config.model.patch_spatial] * 2)
+    if any(size % p or size < 1 for size, p in zip(request.latent_FHW, patch, strict=True)):
+        raise ValueError(
+            f"a latent of {request.latent_FHW} (frames, rows, columns) does not divide into patches"
+            f" of {patch}; choose another height, width or number of frames"
+        )
+    return LatentSample(
+        key=str(index),
+        latent_CFHW=torch.zeros(config.model.in_channels, *request.latent_FHW),
+        text_LE=request.text_LE,
+        fps=request.fps,
+    )
+
+
+@torch.no_grad()
+def _sample_pack(
+    model: nn.Module,
+    batch: PackedBatch,
+    requests: Sequence[Request],
+    *,
+    config: RunConfig,
+    settings: SamplingSettings,
+) -> list[Tensor]:
+    batch = batch.to(next(model.parameters()).device)
+    negative = with_texts(batch, [r.negative_LE for r in requests])
+
+    objective = make_objective(config.objective)
+
+    def network(pack_samples: PackedBatch) -> Network:
+        return lambda input_TC, level_N: model(input_TC, level_N, pack_samples)
+
+    latent_TC = sample(
+        objective,
+        guided(network(batch), network(negative), settings.guide(objective), batch),
+        initial_noise(batch, [r.seed for r in requests]),
+        batch,
+        num_steps=settings.num_steps,
+        sampler=settings.sampler,
+    )
+    patch = {"patch_temporal": config.model.patch_temporal}
+    return unpack_latents(latent_TC, batch, patch_spatial=config.model.patch_spatial, **patch)

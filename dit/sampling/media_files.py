@@ -1,0 +1,242 @@
+"""Files of generated pictures: PNG or MP4 for each, samples.json, a grid of all (grid.py)."""
+
+# C latent channels; F H W 3 frames, rows, columns, colours of one picture
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from dit.drawing import Undrawn, drawing
+from dit.json_text import parse_json
+from dit.sampling.grid import draw_grid
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+LISTING, GRID = "samples.json", "grid.png"
+RATES = (0.01, 1000)
+"""Least and most frames a second of a video file."""
+_OURS = re.compile(r"\d{5,}\.(png|mp4|safetensors)")
+_SHOWN = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A picture or video with all that made it."""
+
+    frames_FHW3: np.ndarray  # uint8
+    prompt: str
+    seed: int
+    settings: Mapping[str, Any]  # `fps` among them is that of a video
+    latent_CFHW: Tensor | None = field(default=None, repr=False)  # written beside it, where given
+
+
+def make_folder(folder: Path) -> None:
+    """Makes the folder for the files: better to fail now than after the sampling.
+
+    Raises:
+        ValueError: it cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"--output_dir {folder} cannot be written ({error}); choose a folder that you may"
+            " write to"
+        ) from error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Written:
+    """What is in the folder now, and what is not."""
+
+    grid: Path | None  # None where it could not be drawn
+    lost: tuple[Undrawn, ...]  # pictures that could not be written
+    notes: tuple[Undrawn, ...]  # what else is to be said
+
+
+def write(pictures: Sequence[Picture], folder: Path) -> Written:
+    """Writes every picture (PNG) or video (MP4), samples.json and the grid.
+
+    One that cannot be written leaves the others as they are, and is not listed.
+
+    Raises:
+        OSError: samples.json cannot be written.
+    """
+    lost: list[Undrawn] = []
+    entries, firsts = [], []
+    for number, picture in enumerate(pictures):
+        with drawing(f"sample {number}", lost):
+            entries.append(write_picture(picture, folder, number))
+            firsts.append(picture.frames_FHW3[0])
+    grid, notes = write_listing(entries, firsts, folder)
+    return Written(grid=grid, lost=tuple(lost), notes=tuple(notes))
+
+
+def said_and_listed(written: Written, folder: Path, *, count: int) -> None:
+    """Says what is in the folder, of `count` samples that were made.
+
+    Raises:
+        ValueError: some could not be written.
+    """
+    console = Console(soft_wrap=True, highlight=False)
+    for note in written.notes:
+        console.print(str(note), markup=False)
+    listed = f"{LISTING} and {GRID}" if written.grid else LISTING
+    left = count - len(written.lost)
+    console.print(f"{left} samples, {listed} in {folder}", markup=False)
+    if written.lost:
+        raise ValueError(
+            f"{len(written.lost)} of {count} samples could not be written into {folder}:"
+            f" {'; '.join(map(str, written.lost[:_SHOWN]))}"
+        )
+
+
+def write_picture(picture: Picture, folder: Path, number: int) -> dict[str, Any]:
+    """Writes one, with its settings inside where the format has a place; its entry in the list."""
+    frames, note = picture.frames_FHW3, {"seed": picture.seed, **picture.settings}
+    name = f"{number:05d}.png" if len(frames) == 1 else f"{number:05d}.mp4"
+    entry = {"file": name, "prompt": picture.prompt, **note}
+    try:
+        if len(frames) == 1:
+            _write_png(folder / name, frames[0], picture.prompt, note)
+        else:
+            _write_mp4(folder / name, frames, fps=note["fps"])
+        if picture.latent_CFHW is not None:
+            entry["latent"] = f"{number:05d}.safetensors"
+            _write_latent(folder / entry["latent"], picture.latent_CFHW)
+    except BaseException:
+        (folder / name).unlink(missing_ok=True)  # half of a file would pass for a picture
+        raise
+    return entry
+
+
+def write_listing(
+    entries: Sequence[Mapping[str, Any]], firsts: Sequence[np.ndarray | None], folder: Path
+) -> tuple[Path | None, list[Undrawn]]:
+    """Writes the list of all files, then the grid of the first frames at hand; grid and notes.
+
+    Files of an earlier list that this one does not name are removed.
+
+    Raises:
+        OSError: the list cannot be written.
+    """
+    before = _names(folder / LISTING)
+    replace_file(folder / LISTING, json.dumps(entries, indent=1).encode() + b"\n")
+    notes: list[Undrawn] = []
+    with drawing("files of an earlier generation", notes):
+        notes += _remove_stale(folder, before=before, now=_names(folder / LISTING))
+    grid = folder / GRID
+    with drawing(GRID, notes):
+        there = [i for i, first in enumerate(firsts) if first is not None]
+        if there:
+            prompts = [entries[i]["prompt"] for i in there]
+            grid.unlink(missing_ok=True)  # that of an earlier generation, should this one fail
+            notes += draw_grid([first for first in firsts if first is not None], prompts, grid)
+    return (grid if grid.is_file() else None), notes
+
+
+def replace_file(file: Path, content: bytes) -> None:
+    """Writes a file that is the old one or the new one, and never half of either."""
+    partial = file.with_name(f"{file.name}.partial")
+    try:
+        partial.write_bytes(content)
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _names(listing: Path) -> set[str]:
+    """Files that a list names, as far as they are names that this module gives."""
+    try:
+        entries = parse_json(listing.read_bytes())
+    except (OSError, ValueError):
+        return set()
+    each = entries if isinstance(entries, list) else []
+    said = [one.get(key) for one in each if isinstance(one, dict) for key in ("file", "latent")]
+    return {name for name in said if isinstance(name, str) and _OURS.fullmatch(name)}
+
+
+def _remove_stale(folder: Path, *, before: set[str], now: set[str]) -> list[Undrawn]:
+    """Removes what only the list before names; says what no list has ever named."""
+    stale = sorted(name for name in before - now if (folder / name).is_file())
+    for name in stale:
+        (folder / name).unlink()
+    there = {file.name for file in folder.iterdir() if _OURS.fullmatch(file.name)}
+    found = []
+    if stale:
+        found.append(_files(stale, "removed, which only the samples.json before this one names"))
+    if strange := sorted(there - now):
+        found.append(_files(strange, "left as they are, though samples.json does not name them"))
+    return found
+
+
+def _files(names: Sequence[str], what: str) -> Undrawn:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    shown = f"{', '.join(names[:_SHOWN])}{more}"
+    return Undrawn(what="files of an earlier generation", because=f"{shown} {what}")
+
+
+def _write_png(
+    path: Path, picture_HW3: np.ndarray, prompt: str, settings: Mapping[str, Any]
+) -> None:
+    from PIL import Image
+    from PIL.PngImagePlugin import PngInfo
+
+    note = PngInfo()
+    note.add_text("prompt", prompt)
+    note.add_text("settings", json.dumps(settings))
+    Image.fromarray(picture_HW3).save(path, pnginfo=note)
+
+
+def _write_mp4(path: Path, video_FHW3: np.ndarray, *, fps: float) -> None:
+    import numpy as np
+
+    try:
+        import av
+    except ImportError as error:
+        raise ValueError("writing MP4 needs the package av: install the extra `prep`") from error
+
+    # 4:2:0 is what every player shows. It needs even sides: the last row or column is repeated.
+    _, height, width, _ = video_FHW3.shape
+    even_FHW3 = np.pad(video_FHW3, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), "edge")
+    with av.open(str(path), "w") as container:
+        # A dataset's own rate may be one that no file can hold.
+        rate = Fraction(min(max(fps, RATES[0]), RATES[1])).limit_denominator(1001)
+        stream = container.add_stream("libx264", rate=rate)
+        stream.height, stream.width = even_FHW3.shape[1:3]
+        stream.pix_fmt = "yuv420p"
+        for picture_HW3 in even_FHW3:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture_HW3, format="rgb24")))
+        container.mux(stream.encode())
+
+
+def _write_latent(path: Path, latent_CFHW: Tensor) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"latent": latent_CFHW.float().cpu().contiguous()}, path)
+
+
+def false_colours(latent_CFHW: Tensor) -> np.ndarray:
+    """Uint8 [F, H, W, 3]: the first three channels of a whitened latent as red, green and blue.
+
+    The colours are the same at every step of a run: black is -2.5 deviations, white is 2.5.
+    """
+    import torch
+
+    red_green_blue = [min(i, len(latent_CFHW) - 1) for i in range(3)]
+    part_3FHW = latent_CFHW[red_green_blue].float().cpu() / 5 + 0.5
+    levels = (part_3FHW.clamp(0, 1) * 255).round().to(torch.uint8)
+    return levels.permute(1, 2, 3, 0).contiguous().numpy()

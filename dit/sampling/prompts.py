@@ -1,0 +1,165 @@
+"""Files of prompts: one on each line, or JSON, or a JSON entry on each line."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dit.json_text import parse_json
+from dit.sampling.latent_sizes import MOST_PIXELS
+
+_SIZES = ("height", "width", "num_frames")
+_CAPTIONS = ("caption", "prompt")  # the first that is there
+_SHOWN = 12
+_LINE_ENDS = re.compile(r"\r\n|\r|\n")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompt:
+    """What to show; a size that is None is whatever the others have."""
+
+    text: str
+    height: int | None = None
+    width: int | None = None
+    num_video_frames: int | None = None
+    negative: str | None = None  # what guidance leads away from; None is what the others have
+    unused: tuple[str, ...] = ()  # what else its entry in a file says
+
+
+def unused(prompts: Sequence[Prompt]) -> str:
+    """What is said where entries of a file ask for more than a caption at a size; else empty."""
+    names = sorted({name for prompt in prompts for name in prompt.unused})
+    shown = ", ".join(repr(name)[1:-1] for name in names[:_SHOWN])
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"not used, of the file of prompts: {shown}{more}" if names else ""
+
+
+def unguided(negatives: Iterable[str], *, guidance: float) -> str:
+    """What is said where nothing leads away from negative prompts; else empty."""
+    return (
+        "guidance 1 is none: negative prompts are not used"
+        if guidance == 1 and any(negatives)
+        else ""
+    )
+
+
+def read_prompts(file: Path, *, option: str = "--prompts_file") -> list[Prompt]:
+    """The prompts of a file, in order; errors call it by `option`.
+
+    .json is `{"data": [{"caption": ..., "height": ..., "width": ..., "num_frames": ...}, ...]}`,
+    sizes in pixels and as wanted, or the list alone, or a list of strings; `negative_prompt` is
+    another key. .jsonl has one such entry on each line. Any other file has a prompt on each line.
+
+    Raises:
+        ValueError: there is no such file, it is not UTF-8, an entry is wrong, or there is none.
+    """
+    where = f"{option} {file}"
+    text = _text(file, where)
+    match file.suffix.lower():
+        case ".json":
+            prompts = _from_json(text, where)
+        case ".jsonl" | ".ndjson":
+            prompts = _from_json_lines(text, where)
+        case _:
+            lines = (_bare(line) for line in _LINE_ENDS.split(text))
+            prompts = [Prompt(text=line) for line in lines if line]
+    if not prompts:
+        raise ValueError(f"{where} has no prompt; write one on each line")
+    for number, prompt in enumerate(prompts):
+        if any("\0" in text for text in (prompt.text, prompt.negative or "")):
+            raise ValueError(f"{where}: prompt {number} holds a NUL character; remove it")
+    return prompts
+
+
+def _text(file: Path, where: str) -> str:
+    """The text of a file, without the mark of its encoding that some editors put first.
+
+    Raises:
+        ValueError: it is not there, cannot be read, or is not UTF-8.
+    """
+    if not file.is_file():
+        raise ValueError(f"{where} is not there; check the path")
+    try:
+        return file.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise ValueError(f"{where} cannot be read ({error.strerror}); check its rights") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where} is no text ({error}); save it as UTF-8") from error
+
+
+def _from_json(text: str, where: str) -> list[Prompt]:
+    content, more = _parsed(text, where), ()
+    if isinstance(content, dict):
+        more = tuple(key for key in content if key != "data")
+        content = content.get("data")
+    if not isinstance(content, list):
+        raise ValueError(f'{where} has no list; write {{"data": [{{"caption": "..."}}]}}')
+    found = [_prompt(item, f"{where}, entry {number}") for number, item in enumerate(content)]
+    return [replace(one, unused=(*one.unused, *more)) for one in found]
+
+
+def _from_json_lines(text: str, where: str) -> list[Prompt]:
+    # U+2028 and its like are legal inside a line, so only a line feed ends one.
+    lines = ((f"{where}, line {i}", _bare(line)) for i, line in enumerate(text.split("\n"), 1))
+    return [_prompt(_parsed(line, place), place) for place, line in lines if line]
+
+
+def _bare(line: str) -> str:
+    # Files that were put together have the mark of their encoding in the middle, too.
+    return line.strip().strip("\ufeff").strip()
+
+
+def _parsed(text: str, where: str) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        ValueError: it is no JSON, or has a key twice, of which readers take one or the other.
+    """
+    try:
+        parse_json(text)
+        return json.loads(text, object_pairs_hook=_object)
+    except ValueError as error:
+        raise ValueError(f"{where} is no JSON ({error}); correct it there") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entry: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in entry:
+            raise ValueError(f"{name!r} stands in one entry twice")
+        entry[name] = value
+    return entry
+
+
+def _prompt(item: Any, where: str) -> Prompt:
+    entry: Any = {"caption": item} if isinstance(item, str) else item
+    said = [entry.get(key) for key in _CAPTIONS] if isinstance(entry, dict) else []
+    key, caption = next(
+        ((k, text) for k, text in zip(_CAPTIONS, said, strict=False) if text is not None),
+        ("", None),
+    )
+    if not isinstance(caption, str):
+        raise ValueError(f'{where} has no "caption"; write {{"caption": "..."}}')
+    sizes: dict[str, Any] = {name: entry.get(name) for name in _SIZES}
+    for name, size in sizes.items():
+        # True is an int of 1 to Python, and 480.0 is no number of pixels.
+        if size is not None and (type(size) is not int or not 1 <= size <= MOST_PIXELS):
+            raise ValueError(
+                f'{where}: "{name}": {_shown(size)} must be a whole number from 1 to {MOST_PIXELS}'
+            )
+    negative = entry.get("negative_prompt")
+    if not isinstance(negative, str | None):
+        raise ValueError(f'{where}: "negative_prompt": {_shown(negative)} must be a text')
+    sizes["num_video_frames"] = sizes.pop("num_frames")
+    known = {key, "negative_prompt", *_SIZES}
+    more = tuple(name for name, value in entry.items() if name not in known and value is not None)
+    return Prompt(text=caption, negative=negative, unused=more, **sizes)
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 40 else f"{text[:40]}..."

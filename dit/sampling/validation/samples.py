@@ -1,0 +1,271 @@
+"""What a run samples at each validation: prompts of a file, captions of held-out samples.
+
+1. open    prompts are encoded, captions found, the decoder is looked for: once, before training
+2. sample  each replica makes its share, on all of its ranks
+3. write   PNG or MP4 for each, a grid, samples.json, in validation_generation/step_XXXXXXXX
+
+Where the decoder is not on this machine, latents are written and shown in false colours.
+"""
+
+# C latent channels; F H W frames, rows, columns; L text tokens, E text width
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dit.codecs.dataset_card import CARD_NAME
+from dit.codecs.vae import Codec
+from dit.config import RunConfig
+from dit.distributed.from_first import from_first
+from dit.distributed.process_groups import device
+from dit.distributed.watchdog.monitor import heartbeat
+from dit.drawing import Undrawn, drawing
+from dit.sampling.generate import SamplingSettings, generate_latents
+from dit.sampling.latent_sizes import cut
+from dit.sampling.media_files import (
+    LISTING,
+    Picture,
+    false_colours,
+    replace_file,
+    write_listing,
+    write_picture,
+)
+from dit.sampling.prompts import read_prompts, unused
+from dit.sampling.validation.feature_extractor import Extractor
+from dit.sampling.validation.fid_clip import clip_score, frechet_distance, kernel_distance
+from dit.sampling.validation.requests import (
+    Wanted,
+    captions,
+    look,
+    notes,
+    open_decoder,
+    wanted_prompt,
+)
+from dit.train.train_state import DrawnSamples, Samples, TrainState
+
+FOLDER = "validation_generation"
+
+
+def open_samples(run: TrainState) -> Samples:
+    """Finds all that is sampled, and what for. Collective.
+
+    Raises:
+        ValueError: the file of prompts, their text encoder or their size is missing.
+    """
+    c = run.config.validation
+    prompts = []
+    if c.prompts_file is not None:
+        file = Path(c.prompts_file)
+        prompts = read_prompts(file, option="validation.prompts_file")
+    with torch.random.fork_rng([]):
+        found = from_first(lambda: look(run, prompts))
+        decoder = open_decoder(run)[0] if run.replica.reads else None
+        extractor = _extractor(run, decoder)
+    wanted = [wanted_prompt(prompt, run, found) for prompt in prompts]
+    features = None
+    if extractor is not None and decoder is not None:
+        features = partial(_features, decoder, extractor)
+    wanted += captions(run, found, features) if c.num_captions else []
+    wanted = [
+        replace(one, request=replace(one.request, seed=c.sample_seed + i))
+        for i, one in enumerate(wanted)
+    ]
+    said = [unused(prompts), *notes(wanted, found, guidance=c.guidance)]
+    run.notes += [f"samples at each validation: {note}" for note in said if note]
+    return ValidationSamples(wanted=wanted, decoder=decoder, extractor=extractor)
+
+
+def _extractor(run: TrainState, decoder: Codec | None) -> Extractor | None:
+    """The network of the quality metrics, on the ranks that decode.
+
+    Raises:
+        ValueError: it is not on this machine, or there is nothing to decode with.
+    """
+    name = run.config.validation.feature_extractor
+    if name is None or not run.replica.reads:
+        return None
+    if decoder is None:
+        raise ValueError(
+            f"validation.feature_extractor={name} looks at pictures, and the decoder of the data is"
+            " not on this machine; set model.vae_cache_folder, or feature_extractor=null"
+        )
+    return Extractor(name, device())
+
+
+def _features(decoder: Codec, extractor: Extractor, latent_CFHW: Tensor) -> Tensor:
+    with decoder.visiting(device()):
+        return extractor.pictures([decoder.decode(latent_CFHW)[0].numpy()])[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """A sample that lies in the folder."""
+
+    number: int
+    entry: dict[str, Any]  # in samples.json
+    first_HW3: np.ndarray
+    features_D: Tensor | None  # of its first frame, where it is compared with a held-out one
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationSamples:
+    """A round of samples."""
+
+    wanted: list[Wanted]
+    decoder: Codec | None
+    extractor: Extractor | None
+
+    def __call__(self, run: TrainState, model: nn.Module) -> DrawnSamples | None:
+        folder, undrawn = _folder(run), []
+        if dist.get_rank() == 0:
+            with drawing("the folder of the samples", undrawn):
+                folder.mkdir(parents=True, exist_ok=True)
+        dist.barrier()
+        first, replicas = run.data_ranks.rank(), run.data_ranks.size()
+        numbers = range(first, len(self.wanted), replicas)
+        latents = generate_latents(
+            model,
+            [self.wanted[number].request for number in numbers],
+            config=run.config,
+            settings=_settings(run.config),
+        )
+        made: list[Made] = []
+        if run.replica.reads:
+            made = self._write(numbers, latents, run, undrawn)
+        shares: list[Any] | None = None
+        if dist.get_rank() == 0:
+            shares = [None] * dist.get_world_size()
+        dist.gather_object((made, undrawn), shares)
+        if shares is None:
+            return None
+        every = sorted((one for share, _ in shares for one in share), key=lambda one: one.number)
+        return self._conclude(every, [one for _, share in shares for one in share], run)
+
+    def _conclude(
+        self, every: Sequence[Made], undrawn: list[Undrawn], run: TrainState
+    ) -> DrawnSamples:
+        """On the first rank: what concerns the samples of all."""
+        folder, grid, quality = _folder(run), None, {}
+        with drawing(LISTING, undrawn):
+            grid, notes = write_listing(
+                [one.entry for one in every], [one.first_HW3 for one in every], folder
+            )
+            undrawn += notes
+            if self.decoder is None and run.card is not None:  # decode_latents.py needs it
+                card = json.dumps(run.card, indent=1) + "\n"
+                replace_file(folder / CARD_NAME, card.encode())
+        with drawing("the quality of the samples", undrawn):
+            quality = self._quality(every)
+        files = [(folder / one.entry["file"], one.entry["prompt"]) for one in every]
+        return DrawnSamples(
+            grid=grid,
+            videos=[one for one in files if one[0].suffix == ".mp4"],
+            quality=quality,
+            undrawn=undrawn,
+        )
+
+    def _quality(self, every: Sequence[Made]) -> dict[str, float]:
+        """Metrics of the samples that have a held-out one to be compared with."""
+        pairs = [
+            (self.wanted[one.number], one.features_D)
+            for one in every
+            if self.wanted[one.number].real_D is not None and one.features_D is not None
+        ]
+        if self.extractor is None or not pairs:
+            return {}
+        made_ND = torch.stack([made for _, made in pairs])
+        real_ND = torch.stack([one.real_D for one, _ in pairs if one.real_D is not None])
+        found = {
+            "val_fid": frechet_distance(made_ND, real_ND),
+            "val_kid": kernel_distance(made_ND, real_ND),
+        }
+        if self.extractor.reads_captions:
+            said_ND = self.extractor.captions([one.prompt for one, _ in pairs])
+            found["val_clip_score"] = clip_score(made_ND, said_ND)
+        return found
+
+    def _write(
+        self,
+        numbers: Sequence[int],
+        latents: Sequence[Tensor],
+        run: TrainState,
+        undrawn: list[Undrawn],
+    ) -> list[Made]:
+        """Files of what this replica made; one that fails leaves the others as they are."""
+        written = []
+        pictures = self._pictures(numbers, latents, undrawn)
+        for number, latent, picture in zip(numbers, latents, pictures, strict=True):
+            if picture is None:
+                continue
+            one = self.wanted[number]
+            made = Picture(
+                frames_FHW3=picture,
+                prompt=one.prompt,
+                seed=one.request.seed,
+                settings=_facts(run, one),
+                latent_CFHW=latent if self.decoder is None else None,
+            )
+            features = None
+            if self.extractor is not None and one.real_D is not None:
+                with drawing("features of a sample", undrawn):
+                    features = self.extractor.pictures([picture[0]])[0]
+            with drawing("a sample", undrawn):
+                entry = write_picture(made, _folder(run), number)
+                written.append(
+                    Made(number=number, entry=entry, first_HW3=picture[0], features_D=features)
+                )
+        return written
+
+    def _pictures(
+        self, numbers: Sequence[int], latents: Sequence[Tensor], undrawn: list[Undrawn]
+    ) -> list[np.ndarray | None]:
+        """None for one that cannot be decoded."""
+        if self.decoder is None:
+            return [false_colours(latent) for latent in latents]
+        pictures: list[np.ndarray | None] = [None] * len(latents)
+        with drawing("decoding of samples", undrawn), self.decoder.visiting(device()):
+            for i, (number, latent) in enumerate(zip(numbers, latents, strict=True)):
+                heartbeat("decoding of samples")
+                with drawing("decoding of samples", undrawn):
+                    video = self.decoder.decode(latent.cpu()).numpy()
+                    size = self.wanted[number].pixels
+                    pictures[i] = cut(video, size) if size else video
+        return pictures
+
+
+def _folder(run: TrainState) -> Path:
+    assert run.folder is not None
+    return run.folder / FOLDER / f"step_{run.progress.step:08d}"
+
+
+def _settings(config: RunConfig) -> SamplingSettings:
+    c = config.validation
+    return SamplingSettings(num_steps=c.sampling_steps, guidance=c.guidance, sampler=c.sampler)
+
+
+def _facts(run: TrainState, one: Wanted) -> dict[str, Any]:
+    c, fps = run.config.validation, one.request.fps
+    frames, height, width = one.pixels or (None, None, None)
+    return {
+        "height": height,
+        "width": width,
+        "num_video_frames": frames,
+        "fps": c.fps if math.isnan(fps) else fps,
+        "num_steps": c.sampling_steps,
+        "guidance": c.guidance,
+        "negative_prompt": one.negative,
+        "sampler": str(c.sampler),
+        "weights": "model" if run.learner.ema is None else "ema",
+        "step": run.progress.step,
+    }

@@ -1,0 +1,267 @@
+"""What a run writes down: metrics.jsonl, TensorBoard, W&B, and lines in the terminal.
+
+`metrics.jsonl` has one JSON object a step; floats are written so that they read back exactly.
+
+    step              optimizer step, from 1
+    loss              mean over the global batch, before the update
+    grad_norm         of the whole gradient, before clipping
+    lr                learning rate of this step; counts updates, not skipped steps
+    consumed_samples  samples seen since the start of the run
+    real_tokens       tokens of the step's global batch, without padding
+    pack_fill         real tokens over the capacity of the packs
+    refused           samples refused since the start of the run, over all ranks
+    step_time_s       seconds
+    data_s            wait for packs; this and the next four are parts of the step, on rank 0
+    forward_s         model and loss
+    backward_s        the rest of the schedule, with its waits for other pipeline stages
+    communication_s   sums over ranks that nothing hides
+    optimizer_s       update and average; on GPUs only benchmarks/benchmark.py has these five
+    tokens_per_s      real tokens a second, all ranks together
+    samples_per_s     the same of samples
+    model_tflops      model TFLOP/s of one device, from the true geometry of the packs
+    mfu               the same over the bfloat16 peak of its data sheet; for GPUs of the table
+    peak_memory_gb    on rank 0 since its start: tensors of a GPU, else the whole process
+    skipped           true where loss or gradient was not finite and nothing was updated
+    skipped_steps     such steps since the start of the run; skipped_samples.jsonl has their samples
+    refused_too_long, ...  the same by reason, every logger.log_interval steps; with it come
+    loss_q10, ...          by_level.py: loss of training samples by noise level
+    grad_norm_mlp, ...     norms.py: of parts of the model; weight_norm, update_ratio, ema_distance
+    tokens_per_sample, tokens_per_sample_p50, samples_NAME, epoch, epoch_NAME
+                           seen.py: what is read; the first is a histogram, a list of pairs
+    val_loss, val_loss_ema, ...  at the steps that validate; validation.py says what each means
+    validation_s, sampling_s     seconds of that: all losses, all samples with their files
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from dit.config import RunConfig, WandbMode
+from dit.drawing import Undrawn, drawing
+from dit.train.metrics.data_stats import edges_and_counts
+from dit.train.metrics.jsonl import writing
+from dit.train.train_state import DrawnSamples
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Values = Mapping[str, Any]  # numbers, and histograms as seen.py has them
+MOST_VIDEOS = 32
+"""Of a round of samples, that go to W&B."""
+
+
+class Dashboards:
+    """TensorBoard, and W&B where a project is set."""
+
+    def __init__(self, config: RunConfig, folder: Path, *, start: int):
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.place = config.logger.tensorboard_dir or str(folder / "tensorboard")
+        with self._writing():
+            self.board = SummaryWriter(self.place, purge_step=start + 1 if start else None)
+        wanted = config.logger.wandb_project and config.logger.wandb_mode is not WandbMode.DISABLED
+        self.wandb = _wandb_run(config, folder) if wanted else None
+
+    def _writing(self) -> AbstractContextManager[None]:
+        what = f"the folder logger.tensorboard_dir={self.place}"
+        return writing(what, otherwise="choose another logger.tensorboard_dir")
+
+    def write(self, values: Values) -> None:
+        step = int(values["step"])
+        shown = {k: v for k, v in values.items() if k != "step"}
+        bins = {k: edges_and_counts(v) for k, v in shown.items() if isinstance(v, list)}
+        with self._writing():
+            for name, value in shown.items():
+                if name not in bins:
+                    self.board.add_scalar(name, value, step)
+            for name, (edges, counts) in bins.items():
+                _add_histogram(self.board, name, edges, counts, step=step)
+        if self.wandb is not None:
+            import numpy as np
+            import wandb
+
+            made = {
+                name: wandb.Histogram(np_histogram=(np.array(counts), np.array(edges)))
+                for name, (edges, counts) in bins.items()
+            }
+            self.wandb.log(shown | made, step=step)
+
+    def samples(self, drawn: DrawnSamples, *, step: int) -> list[Undrawn]:
+        """The grid, and for W&B the first videos; TensorBoard's need a package more, moviepy.
+
+        Returns what could not be shown.
+        """
+        undrawn: list[Undrawn] = []
+        if drawn.grid is not None:
+            with drawing("TensorBoard's image of the samples", undrawn):
+                pixels_HW3 = _on_white(drawn.grid)
+                self.board.add_image("samples", pixels_HW3, step, dataformats="HWC")
+        if self.wandb is not None:
+            import wandb
+
+            shown: dict[str, Any] = {}
+            if drawn.grid is not None:
+                with drawing("W&B's image of the samples", undrawn):
+                    shown["samples"] = wandb.Image(str(drawn.grid))
+            with drawing("W&B's videos", undrawn):
+                made = [wandb.Video(str(f), caption=text) for f, text in drawn.videos[:MOST_VIDEOS]]
+                shown |= {"videos": made} if made else {}
+            with drawing("W&B's samples", undrawn):
+                self.wandb.log(shown, step=step)
+        return undrawn
+
+    def close(self) -> None:
+        with self._writing():
+            self.board.close()
+        if self.wandb is not None:
+            self.wandb.finish()
+
+
+def _on_white(grid: Path) -> np.ndarray:
+    """uint8 [H, W, 3]; the grid itself has no background."""
+    import numpy as np
+    from PIL import Image
+
+    with Image.open(grid) as image:
+        drawn = image.convert("RGBA")
+    return np.asarray(Image.alpha_composite(Image.new("RGBA", drawn.size, "white"), drawn))[..., :3]
+
+
+def _add_histogram(
+    board: Any, name: str, edges: Sequence[float], counts: Sequence[int], *, step: int
+) -> None:
+    """To TensorBoard, which wants the upper end of each bin, and sums that nothing of it shows."""
+    each = list(zip(edges[1:], counts, strict=True))
+    board.add_histogram_raw(
+        name,
+        min=edges[0],
+        max=edges[-1],
+        num=sum(counts),
+        sum=sum(edge * count for edge, count in each),
+        sum_squares=sum(edge**2 * count for edge, count in each),
+        bucket_limits=edges,
+        bucket_counts=[0, *counts],
+        global_step=step,
+    )
+
+
+def _wandb_run(config: RunConfig, folder: Path) -> Any:
+    try:
+        import wandb
+    except ImportError as error:
+        raise ValueError(
+            f"logger.wandb_project={config.logger.wandb_project} needs the package wandb: install"
+            " the extra `log`, or leave wandb_project unset"
+        ) from error
+    mode: Any = config.logger.wandb_mode  # text, as W&B has it
+    try:
+        return wandb.init(
+            project=config.logger.wandb_project,
+            name=config.logger.wandb_exp_name,
+            entity=config.logger.wandb_entity,
+            mode=mode,
+            dir=str(folder),
+            id=_wandb_id(folder),
+            resume="allow",
+            config=asdict(config),
+        )
+    except wandb.Error as error:
+        raise ValueError(
+            f"logger.wandb_project={config.logger.wandb_project}: {error}; run `wandb login`, set"
+            " logger.wandb_mode=offline to keep the record in the run folder, or leave it unset"
+        ) from error
+
+
+def _wandb_id(folder: Path) -> str:
+    """Identity of the W&B run, kept in the run folder so that a resume continues its curves."""
+    import secrets
+
+    file = folder / "wandb_id"
+    if not file.exists():
+        with writing(file):
+            file.write_text(secrets.token_hex(4))
+    found = file.read_text(errors="replace").strip()
+    if not re.fullmatch(r"[\w-]{1,64}", found, re.ASCII):
+        raise ValueError(
+            f"{file} holds {found[:64]!r}, which names no run of W&B; write the id of the run into"
+            " it, or remove it to begin new curves"
+        )
+    return found
+
+
+class Terminal:
+    """A progress bar in a terminal, plain lines elsewhere."""
+
+    def __init__(self, *, total: int, start: int, every: int):
+        self.console = Console(highlight=False, soft_wrap=True)
+        self.every = every
+        self.total = total
+        self.first: tuple[int, float] | None = None  # step that ended first here, and when
+        self.bar: Progress | None = None
+        if self.console.is_terminal:
+            self.bar = Progress(
+                TextColumn("step"),
+                MofNCompleteColumn(),
+                BarColumn(),
+                TextColumn("{task.description}"),
+                TimeRemainingColumn(),
+                console=self.console,
+            )
+            self.task = self.bar.add_task("", total=total, completed=start)
+            self.bar.start()
+
+    def say(self, text: str) -> None:
+        """One line, above the bar."""
+        self.console.print(text, markup=False)
+
+    def step(self, values: Values) -> None:
+        step = int(values["step"])
+        self.first = self.first or (step, time.monotonic())
+        shown = _line(values)
+        if self.bar is not None:
+            self.bar.update(self.task, completed=step, description=shown)
+        if "val_loss" in values or (self.bar is None and step % self.every == 0):
+            self.say(f"step {step}/{self.total}  {shown}{self._left(step)}")
+
+    def _left(self, step: int) -> str:
+        """Time left at the pace so far; the first step is left out, which starts everything."""
+        assert self.first is not None
+        done, seconds = step - self.first[0], time.monotonic() - self.first[1]
+        if not done or step == self.total:
+            return ""
+        return f"  {timedelta(seconds=round(seconds / done * (self.total - step)))} left"
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+
+def _line(values: Values) -> str:
+    parts = [f"loss {values['loss']:.4f}"]
+    parts += [
+        f"{label} {values[name]:.4f}"
+        for label, name in (("val", "val_loss"), ("ema", "val_loss_ema"))
+        if name in values
+    ]
+    parts += [
+        f"grad {values['grad_norm']:.3f}",
+        f"lr {values['lr']:.2e}",
+        f"{values['tokens_per_s']:,.0f} tokens/s",
+        f"fill {values['pack_fill']:.1%}",
+    ]
+    parts += [
+        f"{label} {values[name]}"
+        for label, name in (("refused", "refused"), ("skipped", "skipped_steps"))
+        if values[name]
+    ]
+    return "  ".join(parts)

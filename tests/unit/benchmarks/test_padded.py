@@ -1,0 +1,61 @@
+"""The comparison with a plain loop: the same samples, the same arithmetic."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from measuring.padded import Batching, Example, rectangles
+
+from benchmarks import compare_padded
+
+TINY = ["model.num_layers=1", "model.hidden_size=48", "model.num_attention_heads=2"]
+TINY += ["model.crossattn_emb_size=8", "model.adaln_lora_dim=8", "model.in_channels=2"]
+
+
+def example(frames: int, side: int, text: int) -> Example:
+    generator = torch.Generator().manual_seed(side)
+    return Example(
+        key="",
+        input_CFHW=torch.randn(2, frames, side, side, generator=generator),
+        target_CFHW=torch.randn(2, frames, side, side, generator=generator),
+        text_LE=torch.randn(text, 3, generator=generator),
+        level=torch.tensor(0.5),
+        weight=torch.tensor(2.0),
+        fps=float("nan"),
+        patches=frames * side * side,
+    )
+
+
+FOUND = [example(1, 4, 3), example(2, 2, 5), example(1, 4, 1), example(1, 4, 3)]
+
+
+def test_padding_has_no_weight_and_no_text():
+    padded = rectangles(FOUND, Batching.PADDED, batch=3, capacity=64, dtype=torch.float32)
+    assert [len(one.level_B) for one in padded] == [3, 1]
+    one = padded[0]
+    assert one.input_BCFHW.shape == (3, 2, 2, 4, 4)
+    real = 2 * sum(example.patches for example in FOUND[:3])
+    assert one.weight_BCFHW.sum() == 2 * real
+    assert one.is_text_BL is not None
+    assert one.is_text_BL.sum(1).tolist() == [3, 5, 1]
+    assert torch.equal(one.input_BCFHW[1, :, :2, :2, :2], FOUND[1].input_CFHW)
+
+
+def test_buckets_pad_nothing_and_hold_no_more_than_a_pack():
+    buckets = rectangles(FOUND, Batching.BUCKETS, batch=1, capacity=32, dtype=torch.float32)
+    assert sorted(len(one.level_B) for one in buckets) == [1, 1, 2]
+    assert all((one.weight_BCFHW == 2).all() for one in buckets)
+
+
+def test_both_ways_have_the_same_loss_and_all_are_timed(tmp_path, capsys, groups):
+    """The program itself refuses to compare where the losses differ."""
+    file = tmp_path / "numbers.json"
+    assert compare_padded.main(["--steps", "1", "--cpu-seconds", "--json", str(file), *TINY]) == 0
+    equal, mixed = json.loads(file.read_text())
+    assert equal["real_tokens"] == 24 * 256
+    assert set(mixed["ratio"]) == {compare_padded.OURS, *map(str, Batching)}
+    assert "mixed" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="do not compute the same"):
+        compare_padded._check_losses({compare_padded.OURS: 1.0, str(Batching.BUCKETS): 1.1})

@@ -1,0 +1,86 @@
+"""How a command ends: its exit code, and what it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+from dit.distributed import entry
+from dit.distributed.entry import run
+from recipes import generate_dit
+
+
+@pytest.fixture(autouse=True)
+def _group_of_other_tests(monkeypatch):
+    """`run` ends the process group of its process, which here belongs to other tests."""
+    monkeypatch.setattr(entry, "_stop", lambda: None)
+
+
+def _raises(error: BaseException):
+    def main() -> int:
+        raise error
+
+    return main
+
+
+@pytest.mark.parametrize("error", [ValueError("[b] is no size"), OSError("[b] is no size")])
+def test_what_a_user_can_mend_is_one_message(capfd, error):
+    assert run(_raises(error)) == 1
+    assert capfd.readouterr() == ("", "error: [b] is no size\n")  # as it is, markup or not
+
+
+def test_a_fault_of_ours_keeps_its_traceback():
+    with pytest.raises(TypeError, match="ours"):
+        run(_raises(TypeError("ours")))
+
+
+def test_the_death_of_another_process_is_said_in_words(capfd):
+    gloo = RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error")
+    assert run(_raises(gloo)) == 1
+    said = capfd.readouterr().err
+    assert said.startswith("error: another process of the run died before training began")
+    assert "exit code (-9: killed, most often for want of memory)" in said
+
+
+def test_an_early_interrupt_is_no_error(capfd):
+    assert run(_raises(KeyboardInterrupt())) == 130
+    assert capfd.readouterr() == ("", "")
+
+
+def _page_of_the_launcher(file: Path) -> str:
+    """What torch.distributed.run ends with where a process has left `file`."""
+    failure = ProcessFailure(local_rank=0, pid=1, exitcode=1, error_file=str(file))
+    return ChildFailedError("pretrain_dit.py", {0: failure}).format_msg()
+
+
+def test_the_launcher_repeats_the_message(monkeypatch, tmp_path, capfd):
+    file = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+    assert run(_raises(ValueError("optimizer.lr=$x: wrong\nand more"))) == 1
+    assert "traceback : error: optimizer.lr=$x: wrong\n  and more" in _page_of_the_launcher(file)
+    with pytest.raises(TypeError):
+        run(_raises(TypeError("ours")))
+    assert "error: TypeError: ours (its traceback is above)" in _page_of_the_launcher(file)
+
+
+def test_a_layout_is_tried_without_a_launcher(monkeypatch, capfd):
+    """WORLD_SIZE alone says for how many processes."""
+    monkeypatch.setattr(entry, "_has_started", lambda: False)  # the group of other tests
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.delenv("RANK", raising=False)
+    assert run(_raises(ValueError("wrong"))) == 1
+    assert capfd.readouterr().err == "error: wrong\n"
+
+
+def test_exit_codes_pass_through():
+    assert run(lambda: 75) == 75
+
+
+def test_a_wrong_option_is_said_as_any_other_error(capfd):
+    asked = ["--checkpoint_path", "x", "--prompt", "y", "--sampler", "ddpm"]
+    assert run(lambda: generate_dit.main(asked)) == 1
+    said = capfd.readouterr().err
+    assert said.startswith("error: argument --sampler: invalid choice: 'ddpm'")
+    assert said.endswith("--help lists the options\n")

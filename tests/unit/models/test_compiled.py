@@ -1,0 +1,73 @@
+"""The network with `model.compile` against the one without."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from dit.config import ExtraPosition, Recompute
+from dit.models.dit.model import DiT
+from dit.models.layers.compile import check_compiler, missing_for_compilation
+from dit.models.layers.init import randomise
+from tests.packs import random_pack, tiny_model
+
+PACKS = [
+    [(1, 4, 6), (3, 2, 5)],
+    [(1, 4, 6)] * 5,
+    [(1, 4, 4), (1, 2, 2), (3, 3, 3)],
+    [(2, 5, 5)],
+]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(missing_for_compilation()), reason=missing_for_compilation())
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {
+            "recompute_granularity": Recompute.FULL,
+            "extra_pos_embed": ExtraPosition.LEARNABLE,
+            "max_size": (8, 16, 16),
+        },
+    ],
+    ids=["plain", "recomputed"],
+)
+def test_compiled_network_gives_the_same_predictions_and_gradients(groups, changes):
+    torch._dynamo.reset()
+    counters.clear()
+    model = tiny_model(num_layers=3, **changes)
+    networks = [DiT(replace(model, compile=compiled), groups).train() for compiled in (False, True)]
+    for grids in PACKS:
+        pack = random_pack(grids, [3 + i for i in range(len(grids))], model=model)
+        level_N = torch.linspace(-0.5, 0.5, len(grids))
+        found = []
+        for network in networks:
+            randomise(network, seed=7)
+            network.zero_grad()
+            out_TC = network(pack.latent_TC, level_N, pack)
+            (out_TC * pack.latent_TC).sum().backward()
+            found.append([out_TC.detach(), *(p.grad.clone() for p in network.parameters())])
+        for plain, compiled in zip(*found, strict=True):
+            assert (compiled - plain).norm() <= 1e-5 * plain.norm() + 1e-7
+    # Three regions, made for packs of any size and for those of one sample, and again for the other
+    # hooks of recomputation: none per pack or layer.
+    assert counters["stats"]["unique_graphs"] <= 12
+
+
+def test_a_missing_compiler_is_said_before_anything_is_built(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("CXX", "")
+    with pytest.raises(ValueError, match=r"model\.compile=true needs .* no g\+\+, clang\+\+ or"):
+        check_compiler()
+
+
+def test_missing_headers_are_said(monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", sys.executable)
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path / name))
+    with pytest.raises(ValueError, match=r"no .*include/Python\.h here"):
+        check_compiler()

@@ -1,0 +1,116 @@
+"""The network with Transformer Engine's layers, computed by a stand-in, against the local ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dit.config import (
+    DatasetConfig,
+    Fp8,
+    Fp8Recipe,
+    Implementation,
+    ModelConfig,
+    Precision,
+    Problems,
+    Recompute,
+    RunConfig,
+)
+from dit.models.dit import model
+from dit.models.dit.model import DiT
+from dit.models.layers import transformer_engine
+from dit.models.layers.init import randomise
+from tests import stand_in_engine
+from tests.packs import random_pack, tiny_model
+
+PRODUCTS = 12  # six in each layer: those of the captions are not in 8 bits
+ENGINE = {"transformer_impl": Implementation.TRANSFORMER_ENGINE}
+MODEL = tiny_model(hidden_size=64, num_attention_heads=2, precision=Precision.BF16)
+PACK = [(1, 4, 6), (3, 2, 5), (1, 3, 3)]
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    monkeypatch.setattr(model, "check_engine", lambda model: None)
+    for cached in (transformer_engine._linear_class, transformer_engine._attention):
+        cached.cache_clear()
+    yield stand_in_engine.install(monkeypatch)
+    for cached in (transformer_engine._linear_class, transformer_engine._attention):
+        cached.cache_clear()
+
+
+def _numbers(network):
+    randomise(network, seed=7)
+    network.train()
+    pack = random_pack(PACK, [9, 1, 4], model=MODEL, multiple=16)
+    out_TC = network(pack.latent_TC, torch.tensor([0.1, -0.3, 0.5]), pack)
+    (out_TC * pack.latent_TC).sum().backward()
+    return [out_TC.detach()[pack.is_real_T], *(p.grad for p in network.parameters())]
+
+
+def test_predictions_gradients_and_names_are_those_of_the_local_layers(groups, stand_in):
+    local, other = (DiT(replace(MODEL, **changes), groups) for changes in ({}, ENGINE))
+    for a, b in zip(_numbers(local), _numbers(other), strict=True):
+        assert (a - b).float().norm() <= 0.02 * a.float().norm()
+    assert len(stand_in.seen.recipes) == PRODUCTS
+    assert stand_in.seen.attended == 2 * MODEL.num_layers
+    states = [network.sharded_state_dict() for network in (local, other)]
+    for a, b in zip(local.parameters(), other.parameters(), strict=True):
+        marks = ("tensor_model_parallel", "partition_dim", "partition_stride")
+        assert [getattr(a, m, None) for m in marks] == [getattr(b, m, None) for m in marks]
+    shards = [
+        {k: (v.key, v.global_shape) for k, v in s.items() if "extra" not in k} for s in states
+    ]
+    assert shards[0] == shards[1]
+    assert not [name for name in states[1] if "extra_state" in name and "linear_kv" not in name]
+
+
+@pytest.mark.parametrize("recompute", [Recompute.NONE, Recompute.FULL])
+@pytest.mark.parametrize(
+    ("recipe", "made"),
+    [
+        (Fp8Recipe.TENSORWISE, stand_in_engine.Float8CurrentScaling),
+        (Fp8Recipe.BLOCKWISE, stand_in_engine.Float8BlockScaling),
+        (Fp8Recipe.MXFP8, stand_in_engine.MXFP8BlockScaling),
+    ],
+)
+def test_every_product_is_in_8_bits_when_recomputed_too(groups, stand_in, recipe, made, recompute):
+    changes = {**ENGINE, "fp8": Fp8.HYBRID, "fp8_recipe": recipe}
+    network = DiT(replace(MODEL, **changes, recompute_granularity=recompute), groups)
+    _numbers(network)
+    passes = 2 if recompute is Recompute.FULL else 1
+    expected = made(fp8_format=stand_in_engine.Format.HYBRID)
+    assert stand_in.seen.recipes == [expected] * (PRODUCTS * passes)
+    assert stand_in.recipe is None
+
+
+def test_a_missing_engine_is_named(groups):
+    with pytest.raises(ValueError, match=r"=transformer_engine needs .* extra `te`"):
+        DiT(replace(MODEL, **ENGINE), groups)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"fp8": Fp8.E4M3}, "set transformer_impl=transformer_engine"),
+        ({**ENGINE, "precision": Precision.FP32}, "set precision=bf16"),
+        ({**ENGINE, "fp8": Fp8.E4M3, "hidden_size": 72}, "hidden_size=72 .* must divide by 16"),
+    ],
+)
+def test_what_8_bits_need(changes, said):
+    with pytest.raises(Problems, match=said):
+        replace(MODEL, **changes)
+
+
+def test_tokens_of_a_rank_fit_8_bits():
+    model = replace(MODEL, **ENGINE, fp8=Fp8.HYBRID, context_parallel_size=2)
+    with pytest.raises(Problems, match=r"use dataset\.sample_multiple=32"):
+        RunConfig(model=model, dataset=DatasetConfig(sample_multiple=16))
+    RunConfig(model=model, dataset=DatasetConfig(sample_multiple=32))
+
+
+def test_a_checkpoint_opens_where_there_is_no_engine():
+    model = ModelConfig(**ENGINE, fp8=Fp8.HYBRID, compile=True).on_one_rank()
+    assert model == ModelConfig()

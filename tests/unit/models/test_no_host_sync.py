@@ -1,0 +1,93 @@
+"""Nothing between a pack and its gradients makes the host wait for the device.
+
+Tensors on `meta` take a GPU's paths and have no values: a mask turned into indices, or a number
+read, is an error. A copy that waits is found among torch's operators.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dit.config import ExtraPosition, LossMean, ObjectiveConfig, ObjectiveName, Precision, Recompute
+from dit.models.dit import layer
+from dit.models.dit.model import DiT
+from dit.models.layers.attention import attend_packed
+from dit.objectives import make_objective, with_null_text
+from dit.objectives.training_target import among_padding
+from dit.train.step import loss_of
+from tests.packs import random_pack, tiny_model
+
+META = torch.device("meta")
+
+
+class _Copies(TorchDispatchMode):
+    """Copies between host and device that wait for their end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if func is torch.ops.aten._to_copy.default:
+            moved = args[0].device != out.device
+            if moved and not (out.device == META and kwargs.get("non_blocking")):
+                self.waiting.append(f"{args[0].device} -> {out.device} {tuple(out.shape)}")
+        elif func is torch.ops.aten.copy_.default and args[0].device != args[1].device:
+            self.waiting.append(f"copy_ {args[1].device} -> {args[0].device}")
+        return out
+
+
+def _step(groups, model, *, name: ObjectiveName, mean: LossMean) -> DiT:
+    """Problem, forward pass, loss and backward pass of a padded pack."""
+    network = DiT(model, groups).train().to(META)
+    batch = random_pack([(1, 4, 6), (3, 2, 5), (2, 3, 3)], [9, 1, 4], model=model).to(META)
+    objective = make_objective(ObjectiveConfig(name=name))
+    noise_TC = among_padding(
+        torch.empty(batch.real_tokens, batch.latent_TC.shape[1], device=META), batch
+    )
+    with _Copies() as copies:
+        quantile_N = torch.rand(batch.num_samples, dtype=torch.float64)
+        noise_N = objective.levels(quantile_N, batch.num_tokens).to(META, non_blocking=True)
+        problem = objective.problem_at(batch, noise_N, noise_TC)
+        null_LE = torch.zeros(2, model.crossattn_emb_size, device=META)
+        batch = with_null_text(batch, [True, False, False], null_LE)
+        out_TC = network(problem.input_TC, problem.level_N, batch)
+        loss_of(batch, problem, out_TC, mean).total.backward()
+    assert copies.waiting == []
+    return network
+
+
+@pytest.mark.parametrize("mean", list(LossMean))
+@pytest.mark.parametrize("name", list(ObjectiveName))
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"recompute_granularity": Recompute.FULL},
+        {"recompute_granularity": Recompute.SELECTIVE, "text_pad_to": 32},
+        {"extra_pos_embed": ExtraPosition.LEARNABLE, "concat_padding_mask": True},
+    ],
+    ids=["plain", "full", "selective", "cosmos"],
+)
+def test_a_step_never_waits_for_the_device(groups, monkeypatch, name, mean, changes):
+    monkeypatch.setattr(layer, "attention_for", lambda device, dtype: attend_packed)
+    model = replace(tiny_model(precision=Precision.BF16), **changes)
+    network = _step(groups, model, name=name, mean=mean)
+    assert all(p.grad is not None for p in network.parameters())
+
+
+def test_the_watch_finds_a_copy_that_waits():
+    with _Copies() as copies:
+        torch.zeros(3).to(META)
+        torch.zeros(3, device=META).copy_(torch.ones(3))
+        torch.zeros(3).to(META, non_blocking=True)
+    assert len(copies.waiting) == 2
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        torch.zeros(3, device=META).sum().item()

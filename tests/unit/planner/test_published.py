@@ -1,0 +1,136 @@
+"""The planner against what NVIDIA publishes, and what must hold between layouts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from dit.config import (
+    DatasetConfig,
+    DdpConfig,
+    ModelConfig,
+    Recompute,
+    RecomputeMethod,
+    RunConfig,
+    TrainConfig,
+)
+from dit.config.loading import parameter_count
+from dit.planner.devices import DEVICES, FUSED, PUBLISHED
+from dit.planner.layouts import plans
+from dit.planner.times import Load, expected_load, times
+from recipes import plan_run
+
+# Wan 2.1 14B: its modulation has no matrices in the layers.
+WAN = ModelConfig(
+    name="custom",
+    num_layers=40,
+    hidden_size=5120,
+    num_attention_heads=40,
+    mlp_ratio=2.7,
+    crossattn_emb_size=4096,
+    text_pad_to=512,
+    adaln_lora_dim=1,
+)
+
+
+@pytest.mark.parametrize("published", PUBLISHED, ids=lambda one: f"{one.device}-{one.tflops}")
+def test_published_figures_are_met_within_a_quarter(published):
+    assert parameter_count(WAN) == pytest.approx(14.3e9, rel=0.05)
+    full = published.recomputed > 0
+    model = replace(
+        WAN,
+        tensor_model_parallel_size=published.tensor,
+        sequence_parallel=published.tensor > 1,
+        context_parallel_size=published.context,
+        recompute_granularity=Recompute.FULL if full else Recompute.NONE,
+        recompute_method=RecomputeMethod.BLOCK,
+        recompute_num_layers=max(published.recomputed, 1),
+    )
+    config = RunConfig(
+        model=model,
+        train=TrainConfig(global_batch_size=published.packs),
+        dataset=DatasetConfig(task_encoder_seq_length=37440),
+        ddp=DdpConfig(overlap_grad_reduce=True, overlap_param_gather=True),
+    )
+    load = Load.of(model, [(37440, 512)])
+    spent = times(
+        config,
+        load,
+        world_size=published.devices,
+        device=DEVICES[published.device],
+        reached=published.reached,
+    )
+    tflops = 3 * load.flops * published.packs / spent.step / published.devices / 1e12
+    assert tflops == pytest.approx(published.tflops, rel=0.25)
+
+
+def found(config=None, gpus=16, **kwargs):
+    config = config or RunConfig(train=TrainConfig(global_batch_size=64))
+    device = replace(DEVICES["h100"], **kwargs)
+    load = expected_load(config)
+    return plans(config, load, world_size=gpus, device=device, reached=FUSED)
+
+
+def test_every_layout_is_a_plan_or_has_a_reason():
+    good, bad = found(memory=40e9)
+    layouts = [one.layout for one in (*good, *bad)]
+    assert len(set(layouts)) == len(layouts)
+    assert all(x.tensor * x.context * x.pipeline * x.data == 16 for x in layouts)
+    assert [p.times.step for p in good] == sorted(p.times.step for p in good)
+    assert all(p.memory.total <= 36e9 and 0 < p.mfu < 1 for p in good)
+    assert all(one.why for one in bad)
+    broken = next(one for one in bad if one.layout.pipeline == 8)
+    assert "num_layers=28 does not divide" in broken.why
+    assert any("GB of 36 GB" in one.why for one in bad)
+
+
+def test_less_memory_leaves_layouts_that_split_or_recompute_more():
+    few = {plan.layout for plan in found(memory=12e9)[0]}
+    assert few < {plan.layout for plan in found()[0]}
+    assert {x.recompute for x in few if x.tensor * x.context == 1} == {Recompute.FULL}
+
+
+def test_slower_links_and_more_stages_take_longer():
+    by_layout = {plan.layout: plan for plan in found()[0]}
+    slow = {plan.layout: plan for plan in found(link=9e9, network=1e9)[0]}
+    split = [x for x in by_layout if x.tensor > 1]
+    assert split
+    assert all(slow[x].times.tensor > 10 * by_layout[x].times.tensor for x in split)
+    staged = [plan for layout, plan in by_layout.items() if layout.pipeline == 4]
+    assert all(plan.bubble > 0 and plan.traffic.pipeline > 0 for plan in staged)
+    alone = [plan for layout, plan in by_layout.items() if layout.data == 16]
+    assert all(plan.traffic.tensor == plan.traffic.context == 0 for plan in alone)
+
+
+def test_virtual_stages_trade_bubbles_for_traffic_and_memory():
+    by_layout = {plan.layout: plan for plan in found()[0]}
+    pairs = [(by_layout[replace(x, virtual=1)], by_layout[x]) for x in by_layout if x.virtual == 2]
+    assert {whole.layout.pipeline for whole, _ in pairs} == {2}  # 28 layers into 4 groups
+    for whole, parted in pairs:
+        assert parted.times.bubble == pytest.approx(whole.times.bubble / 2)
+        assert parted.traffic.pipeline == 2 * whole.traffic.pipeline
+        # arXiv:2205.05198, Sec. 4.2.3, with two stages of two groups.
+        assert parted.memory.activations == pytest.approx(1.25 * whole.memory.activations)
+
+
+def test_load_of_a_pack_adds_up():
+    model = ModelConfig()
+    one, two = Load.of(model, [(100, 7)]), Load.of(model, [(50, 3), (60, 9)])
+    both = Load.of(model, [(100, 7), (50, 3), (60, 9)])
+    assert both.flops == one.flops + two.flops
+    assert both.attention == one.attention + two.attention
+    assert both.tokens == 210
+    assert 0 < both.attention < both.flops
+
+
+def test_command_prints_a_table_and_writes_all_numbers(tmp_path, capsys):
+    file = tmp_path / "plan.json"
+    arguments = ["--recipe", "dit_xl", "--gpus", "8", "--json", str(file), "--refused"]
+    assert plan_run.main([*arguments, "train.global_batch_size=32", "--tokens", "10"]) == 0
+    said = capsys.readouterr().out
+    assert "TP-CP-PP-DP" in said
+    assert "does not divide" in said
+    numbers = json.loads(file.read_text())
+    assert numbers["plans"][0]["step_s"] == min(plan["step_s"] for plan in numbers["plans"])

@@ -1,0 +1,168 @@
+"""Saves while training goes on, and saves that fail."""
+
+from __future__ import annotations
+
+import re
+import resource
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from dit.config import CheckpointConfig, DdpConfig, Precision
+from dit.train.checkpoint import async_save
+from dit.train.checkpoint.async_save import Saver, save_checkpoint
+from dit.train.checkpoint.paths import CheckpointError, find_checkpoint
+from dit.train.checkpoint.state_dict import load_checkpoint
+from dit.train.model_and_optimizer import build_model_and_optimizer
+from dit.train.progress import TrainProgress
+from tests.learning import DATA, assert_equal, tiny_run, train, weights_and_averages
+from tests.stored import assert_same_stored
+
+BACKGROUND = CheckpointConfig(async_save=True)
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """Nothing is written before this is set."""
+    opened, write = threading.Event(), async_save._write_shard
+
+    def wait(shard):
+        assert opened.wait(timeout=60)
+        return write(shard)
+
+    monkeypatch.setattr(async_save, "_write_shard", wait)
+    return opened
+
+
+@pytest.mark.parametrize("sharded", [True, False])
+@pytest.mark.parametrize("precision", list(Precision))
+def test_steps_go_on_while_the_step_before_them_is_written(
+    groups, tmp_path, gate, sharded, precision
+):
+    config = replace(
+        tiny_run(precision=precision),
+        ddp=DdpConfig(use_distributed_optimizer=sharded),
+        checkpoint=BACKGROUND,
+    )
+    learner, progress = (
+        build_model_and_optimizer(config, groups),
+        TrainProgress(step=3, consumed_samples=6),
+    )
+    train(learner, config, 1, 3)
+    at_three = weights_and_averages(learner)
+    saver = Saver(tmp_path, config)
+    saver.begin(learner, progress=progress, data=DATA)
+    rest = train(learner, config, 4, 6)
+    assert saver.writing
+    assert find_checkpoint(tmp_path) is None
+    gate.set()
+    saved = saver.finish()
+    assert saved is not None and not saver.writing
+    assert saver.finish() is None
+    saver.close()
+
+    again = build_model_and_optimizer(config, groups)
+    assert load_checkpoint(saved.path, again, config=config) == progress
+    assert_equal(weights_and_averages(again), at_three)
+    at_once = replace(config, checkpoint=CheckpointConfig())
+    same = save_checkpoint(tmp_path / "2", again, progress=progress, config=at_once, data=DATA)
+    assert_same_stored(same, saved.path)
+    assert train(again, config, 4, 6) == rest
+
+
+@pytest.mark.parametrize("what", ["_write_shard", "_write_bytes", "write_manifest", "seal"])
+def test_a_save_that_fails_costs_no_older_one(groups, tmp_path, monkeypatch, what):
+    config = replace(tiny_run(), checkpoint=BACKGROUND)
+    learner = build_model_and_optimizer(config, groups)
+    first = save_checkpoint(
+        tmp_path, learner, progress=TrainProgress(step=1), config=config, data=DATA
+    )
+    saver = Saver(tmp_path, config)
+
+    def full(*_args):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(async_save, what, full)
+        saver.begin(learner, progress=TrainProgress(step=2), data=DATA)
+        with pytest.raises(CheckpointError, match=r"No space left.*choose another checkpoint.save"):
+            saver.finish()
+    assert find_checkpoint(tmp_path) == first
+    assert {path.name for path in first.parent.iterdir()} == {first.name, "LATEST"}
+    saver.begin(learner, progress=TrainProgress(step=3), data=DATA)
+    saved = saver.finish()
+    saver.close()
+    assert saved is not None and find_checkpoint(tmp_path) == saved.path
+    load_checkpoint(saved.path, learner, config=config)
+
+
+@contextmanager
+def _largest_file(size: int) -> Iterator[None]:
+    """The system refuses to write more than `size` bytes of a file, as a full disk would."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_nothing_is_left_of_a_save_that_did_not_fit_and_the_error_says_what_it_needs(
+    groups, tmp_path
+):
+    config = tiny_run()
+    learner = build_model_and_optimizer(config, groups)
+    first = save_checkpoint(
+        tmp_path, learner, progress=TrainProgress(step=1), config=config, data=DATA
+    )
+    largest = max(file.stat().st_size for file in first.glob("*.distcp"))
+    with _largest_file(largest // 2), pytest.raises(CheckpointError) as error:
+        save_checkpoint(tmp_path, learner, progress=TrainProgress(step=2), config=config, data=DATA)
+    assert {path.name for path in first.parent.iterdir()} == {first.name, "LATEST"}
+    found = re.search(
+        r"File too large.* A checkpoint needs about ([\d.]+) MB, and ([\d.,]+) MB are free there",
+        str(error.value),
+    )
+    assert found is not None, error.value
+    size = sum(file.stat().st_size for file in first.iterdir())
+    assert 0.8 * size < 1e6 * float(found[1]) < 1.2 * size
+    free = shutil.disk_usage(tmp_path).free
+    assert abs(1e6 * float(found[2].replace(",", "")) - free) < 0.1 * free
+
+
+def test_what_a_killed_save_has_left_goes(groups, tmp_path):
+    config = tiny_run()
+    learner, saver = build_model_and_optimizer(config, groups), Saver(tmp_path, config)
+    (tmp_path / "checkpoints/.partial_step_00000002").mkdir(parents=True)
+    (tmp_path / "checkpoints/.partial_step_00000002/__0_0.distcp").write_bytes(b"x" * 100)
+    (tmp_path / "checkpoints/.LATEST.new").write_text("step_00000002")
+    saver.clear()
+    assert not list((tmp_path / "checkpoints").iterdir())
+    saver.begin(learner, progress=TrainProgress(step=3), data=DATA)
+    saver.finish()
+    saver.close()
+
+
+def test_a_folder_that_has_gone_is_named(groups, tmp_path):
+    config = tiny_run()
+    learner = build_model_and_optimizer(config, groups)
+    (tmp_path / "checkpoints").touch()
+    with pytest.raises(CheckpointError, match=r"checkpoints/.partial_step_00000002 cannot be wr"):
+        save_checkpoint(tmp_path, learner, progress=TrainProgress(step=2), config=config, data=DATA)
+
+
+def test_the_best_checkpoint_is_named_and_kept(groups, tmp_path):
+    config = replace(tiny_run(), checkpoint=CheckpointConfig(keep_last=1))
+    learner, saver = build_model_and_optimizer(config, groups), Saver(tmp_path, config)
+    for step, best in ((1, True), (2, True), (3, False), (4, False)):
+        saver.begin(learner, progress=TrainProgress(step=step), data=DATA, best=best)
+        saver.finish()
+    saver.close()
+    places = tmp_path / "checkpoints"
+    assert sorted(path.name for path in places.glob("step_*")) == ["step_00000002", "step_00000004"]
+    assert find_checkpoint(places / "LOWEST_VAL") == places / "step_00000002"
+    assert find_checkpoint(tmp_path) == places / "step_00000004"

@@ -1,0 +1,282 @@
+"""What is measured between log steps: against definitions, and without a trace in training."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+import torch
+
+from dit.config import (
+    DdpConfig,
+    EmaConfig,
+    EmaKind,
+    LoggerConfig,
+    LossMean,
+    ObjectiveName,
+    Precision,
+)
+from dit.data import dataset_sizes
+from dit.models.layers.init import randomise
+from dit.objectives import Draw, make_objective, pack_rng, training_problem
+from dit.objectives.timestep_sampling import draw_quantiles
+from dit.train.metrics.data_stats import DataStats, edges_and_counts, of_datasets
+from dit.train.metrics.interval_metrics import IntervalMetrics
+from dit.train.metrics.norms import PARTS, part_of
+from dit.train.metrics.step_metrics import StepMetrics, over_ranks
+from dit.train.model_and_optimizer import (
+    build_model_and_optimizer,
+    forward_backward,
+    optimizer_step,
+)
+from dit.train.progress import TrainProgress
+from dit.train.step import sum_over_ranks
+from tests.learning import assert_equal, tiny_run, weights_and_averages
+from tests.packs import random_pack
+
+GRIDS = [[(1, 4, 4), (5, 2, 2), (1, 2, 2)], [(1, 4, 4), (1, 8, 8), (1, 1, 1), (2, 3, 3)]]
+TEXTS = [[5, 2, 3], [1, 3, 2, 2]]
+
+
+def _learner(groups, config):
+    return build_model_and_optimizer(config, groups, fill=lambda model, _: randomise(model, seed=2))
+
+
+def _items(config, objective, step):
+    packs = [
+        replace(random_pack(grids, texts, model=config.model), pack_id=number)
+        for number, (grids, texts) in enumerate(zip(GRIDS, TEXTS, strict=True))
+    ]
+    null = torch.zeros(1, 8)
+    return [
+        training_problem(objective, pack, seed=1, step=step, null_text_LE=null, text_dropout=0.0)
+        for pack in packs
+    ]
+
+
+def _train(groups, config, *, steps, gauges=True):
+    """Learner, what was read at each log step, and the reports of all steps."""
+    learner, objective = _learner(groups, config), make_objective(config.objective)
+    gauge = IntervalMetrics(config, learner, objective) if gauges else None
+    read, reports = [], []
+    for step in range(1, steps + 1):
+        items = _items(config, objective, step)
+        report = forward_backward(learner, items, config=config)
+        reports.append((items, report))
+        if gauge is not None:
+            gauge.before_update(step)
+        done = optimizer_step(learner, config=config, number=step, loss=report.total / report.count)
+        if gauge is not None:
+            gauge.saw([pack for pack, _ in items])
+            gauge.add(items, report)
+            read.append(gauge.read(TrainProgress(step=step), done) | {"whole": done.grad_norm})
+    return learner, read, reports
+
+
+def _config(**changes):
+    config = tiny_run()
+    config = replace(config, train=replace(config.train, train_iters=10, global_batch_size=2))
+    config = replace(config, optimizer=replace(config.optimizer, lr=1e-2, clip_grad=0.01))
+    return replace(config, logger=LoggerConfig(log_interval=2), **changes)
+
+
+@pytest.mark.parametrize("mean", list(LossMean))
+@pytest.mark.parametrize("name", list(ObjectiveName))
+def test_loss_by_level_is_the_mean_over_samples_of_its_quantiles(groups, name, mean):
+    config = _config()
+    changes = {"name": name, "loss_mean": mean, "shift_base_tokens": 16}
+    config = replace(config, objective=replace(config.objective, **changes))
+    _, read, reports = _train(groups, config, steps=4)
+    assert all("loss_q10" not in read[index] for index in (0, 2))
+
+    wanted: dict[str, np.ndarray] = {}
+    for step, (items, report) in enumerate(reports[2:4], start=3):
+        for (pack, _), (loss, part) in zip(items, report.measured, strict=True):
+            draws = {"seed": 1, "step": step, "pack_id": pack.pack_id, "draw": Draw.LEVELS}
+            rng = pack_rng(device=torch.device("cpu"), **draws)
+            quantile_N = draw_quantiles(pack.num_samples, rng)
+            for quantile, both in zip(quantile_N, loss.of_samples(part), strict=True):
+                key = f"loss_q{100 * (math.floor(quantile * 5) + 0.5) / 5:.3g}"
+                wanted[key] = wanted.get(key, np.zeros(2)) + both.numpy()
+    found = {key: value for key, value in read[3].items() if key.startswith("loss_q")}
+    assert found.keys() == wanted.keys() and len(found) > 2
+    for key, (error, count) in wanted.items():
+        assert found[key] == pytest.approx(error / count, rel=1e-12)
+    total = sum(r.total for _, r in reports[2:4]) / sum(r.count for _, r in reports[2:4])
+    assert sum(e for e, _ in wanted.values()) / sum(c for _, c in wanted.values()) == (
+        pytest.approx(total, rel=1e-6)
+    )
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
+@pytest.mark.parametrize("sharded", [True, False])
+def test_norms_are_those_of_the_tensors(groups, sharded, precision):
+    config = _config(ddp=DdpConfig(use_distributed_optimizer=sharded))
+    config = replace(config, model=replace(config.model, precision=precision))
+    objective, learner = make_objective(config.objective), _learner(groups, config)
+    gauge = IntervalMetrics(config, learner, objective)
+    before = [shard.value.detach().clone() for shard in learner.ema.shards]
+    report = forward_backward(learner, items := _items(config, objective, 2), config=config)
+    wanted = dict.fromkeys(PARTS, 0.0)
+    for name, weight in learner.chunks[0].named_parameters():
+        wanted[part_of(name)] += weight.main_grad.double().square().sum().item()
+    gauge.before_update(2)
+    done = optimizer_step(learner, config=config, number=1, loss=report.total / report.count)
+    gauge.add(items, report)
+    values = gauge.read(TrainProgress(step=2), done)
+
+    assert done.grad_norm == pytest.approx(math.sqrt(sum(wanted.values())), rel=1e-5)
+    assert done.grad_norm > config.optimizer.clip_grad
+    for part, square in wanted.items():
+        assert square > 0
+        assert values[f"grad_norm_{part}"] == pytest.approx(math.sqrt(square), rel=1e-4)
+
+    after = [shard.value for shard in learner.ema.shards]
+
+    def norm(tensors) -> float:
+        return math.sqrt(sum(t.double().square().sum().item() for t in tensors))
+
+    weight = norm(after)
+    moved = norm(a - b for a, b in zip(after, before, strict=True))
+    apart = norm(a - e for a, e in zip(after, learner.ema.averages, strict=True))
+    assert values["weight_norm"] == pytest.approx(weight, rel=1e-5)
+    assert values["update_ratio"] == pytest.approx(moved / weight, rel=1e-5) and moved > 0
+    assert values["ema_distance"] == pytest.approx(apart / weight, rel=1e-5, abs=1e-12)
+
+
+def _interrupted(gauge, items, reports, *, config):
+    """Gauges that saw some steps, and others that go on from what a checkpoint keeps of them."""
+    for batch, report in zip(items, reports, strict=True):
+        gauge.saw([pack for pack, _ in batch])
+        gauge.add(batch, report)
+    later = IntervalMetrics(config, gauge.norms.learner, gauge.by_level.objective)
+    return later, later.go_on(gauge.interval())
+
+
+def test_sums_of_an_interval_go_on_to_the_bit(groups):
+    config = _config()
+    learner, _, reports = _train(groups, config, steps=2)
+    objective = make_objective(config.objective)
+    items, losses = zip(*reports, strict=True)
+    gauge = IntervalMetrics(config, learner, objective)
+    later, other = _interrupted(gauge, items, losses, config=config)
+    assert other == []
+    assert gauge.by_level.count_Q.sum() > 0 and gauge.seen.tokens > 0
+    for part in ("by_level", "seen"):
+        before, after = getattr(gauge, part).sums, getattr(later, part).sums
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[name], after[name]) for name in before)
+    assert not later.go_on({})  # of a checkpoint of an earlier version
+
+
+def test_sums_of_more_ranks_are_added_and_of_other_parts_begin_anew(groups):
+    config = _config()
+    learner, _, reports = _train(groups, config, steps=1)
+    objective = make_objective(config.objective)
+    gauge = IntervalMetrics(config, learner, objective)
+    items, losses = zip(*reports, strict=True)
+    _interrupted(gauge, items, losses, config=config)
+    kept = {name: torch.cat([rows, 2 * rows]) for name, rows in gauge.interval().items()}
+    later = IntervalMetrics(config, learner, objective)
+    assert later.go_on(kept) == []
+    assert torch.equal(later.by_level.error_Q, 3 * gauge.by_level.error_Q)
+    longer = replace(config, dataset=replace(config.dataset, task_encoder_seq_length=4096))
+    later = IntervalMetrics(longer, learner, objective)
+    assert later.go_on(kept) == ["tokens_per_sample"]
+    assert not later.seen.tokens.any() and not later.seen.samples_of_length.any()
+    assert torch.equal(later.by_level.error_Q, 3 * gauge.by_level.error_Q)
+
+
+def test_every_number_of_a_step_comes_back_under_its_name(groups):
+    """All differ, and the ranks may name them in any order."""
+    names = [f.name for f in fields(StepMetrics) if f.name != "of_datasets"]
+    numbers = {name: float(2**i) for i, name in enumerate(names)}
+    mine = StepMetrics(**numbers, of_datasets={"dogs": 1024, "count": 4096})
+    assert over_ranks(mine) == mine
+    turned = sum_over_ranks(dict(reversed(numbers.items())))
+    assert turned == numbers and list(turned) == sorted(names)
+
+
+def test_training_does_not_notice(groups):
+    with_gauges, read, _ = _train(groups, _config(), steps=5)
+    without, _, _ = _train(groups, _config(), steps=5, gauges=False)
+    assert any("update_ratio" in values for values in read)
+    assert_equal(weights_and_averages(with_gauges), weights_and_averages(without))
+
+
+def test_a_step_that_is_not_finite_has_no_norms(groups):
+    config = _config()
+    objective, learner = make_objective(config.objective), _learner(groups, config)
+    gauge = IntervalMetrics(config, learner, objective)
+    forward_backward(learner, _items(config, objective, 2), config=config)
+    gauge.before_update(2)
+    done = optimizer_step(learner, config=config, number=1, loss=math.nan)
+    values = gauge.read(TrainProgress(step=2), done)
+    assert done.skipped and not any("norm" in name or "loss" in name for name in values)
+
+
+def test_without_an_average_there_is_no_distance_to_it(groups):
+    config = _config(ema=EmaConfig(kind=EmaKind.NONE))
+    _, read, _ = _train(groups, config, steps=2)
+    assert "weight_norm" in read[1] and "ema_distance" not in read[1]
+
+
+def test_lengths_of_samples_are_within_a_tenth():
+    rng = np.random.default_rng(0)
+    lengths = np.exp(rng.uniform(0, math.log(4096), size=5000)).astype(int).clip(1)
+    seen = DataStats(capacity=4096, sizes={})
+    for part in np.array_split(lengths, 7):
+        seen.add([_pack_of([int(n) for n in part], ["k"] * len(part))])
+    values = seen.values(seen.sums, TrainProgress())
+    assert values["tokens_per_sample_mean"] == pytest.approx(lengths.mean())
+    for percent in (10, 50, 90):
+        true = np.quantile(lengths, percent / 100, method="inverted_cdf")
+        assert true <= values[f"tokens_per_sample_p{percent}"] + 1 <= 1.1 * true + 2
+    # Each bin has the samples that are longer than those of the bins before it.
+    bins, shorter = values["tokens_per_sample"], 0
+    for longest, count in bins:
+        assert count == ((lengths > shorter) & (lengths <= longest)).sum() > 0
+        shorter = longest
+    assert sum(count for _, count in bins) == 5000
+
+
+def test_bins_side_by_side_have_empty_ones_between():
+    edges, counts = edges_and_counts([(1, 2), (16, 7), (17, 4), (64, 1)])
+    assert counts == [2, 0, 7, 4, 0, 1] and len(edges) == 7
+    assert edges == sorted(set(edges)) and {1.0, 16.0, 17.0, 64.0} < set(edges)
+    assert 14 < edges[2] < 16 and 58 < edges[5] < 64
+
+
+def test_samples_are_counted_by_dataset_and_pass():
+    blend = DataStats(capacity=64, sizes={"cats": 10, "dogs": 20})
+    packs = [_pack_of([4, 4, 8], ["cats/1", "dogs/a/2", "cats/3"])]
+    assert of_datasets(packs, blend.names) == {"cats": 2, "dogs": 1}
+    progress = TrainProgress(of_datasets={"cats": 4}).after(
+        samples=3, of_datasets={"cats": 2, "dogs": 1}, skipped=True
+    )
+    values = blend.values(blend.sums, progress)
+    wanted = {"samples_cats": 6, "samples_dogs": 1, "epoch_cats": 0.6, "epoch_dogs": 0.05}
+    assert values == wanted
+    alone = DataStats(capacity=64, sizes={"": 12})
+    assert of_datasets(packs, alone.names) == {}
+    values = alone.values(alone.sums, TrainProgress(consumed_samples=30))
+    assert values == {"epoch": 2.5}
+
+
+def test_mock_data_have_no_datasets():
+    assert dataset_sizes(tiny_run()) == {}
+
+
+def _pack_of(lengths, keys):
+    """As much of a pack as counting needs."""
+    base = random_pack([(1, 1, 1)], [1], model=tiny_run().model)
+    return replace(base, grids=tuple((1, 1, n) for n in lengths), keys=tuple(keys))
+
+
+def test_every_part_of_the_model_is_named():
+    assert part_of("module.decoder.layers.3.self_attention.linear_qkv.weight") == "attention"
+    assert part_of("module.decoder.layers.3.modulate_mlp.linear_1.weight") == "modulation"
+    assert part_of("module.proj_out.weight") == part_of("module.modulate_out.x") == "head"
+    assert part_of("module.level.norm.weight") == part_of("module.text_proj.bias") == "embedders"

@@ -1,0 +1,19 @@
+"""Parts of a step: no second counts twice."""
+
+from __future__ import annotations
+
+from dit.train.metrics import timers
+from dit.train.metrics.timers import BACKWARD, COMMUNICATION, FORWARD, PARTS, spent, timed, timing
+
+
+def test_inner_parts_are_taken_out_of_outer_ones(monkeypatch):
+    now = iter([0.0, 1.0, 4.0, 6.0, 7.0, 10.0])
+    monkeypatch.setattr(timers, "_now", lambda: next(now))
+    spent()
+    with timing(BACKWARD):
+        with timing(FORWARD):
+            pass
+        timed(COMMUNICATION, lambda: None)()
+    found = spent()
+    assert found == dict.fromkeys(PARTS, 0.0) | {BACKWARD: 6.0, FORWARD: 3.0, COMMUNICATION: 1.0}
+    assert spent() == dict.fromkeys(PARTS, 0.0)
