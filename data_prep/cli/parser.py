@@ -30,6 +30,7 @@ from data_prep.cli.terminal import output, say, show_processors
 from data_prep.formats.convert import FORMATS
 from data_prep.planning.splits import DEFAULT_SPLIT
 from data_prep.refusals import PrepError
+from dit.codecs.errors import CodecError
 from dit.codecs.text import TEXT_ENCODERS
 from dit.codecs.vae import PROCESSORS, Pixel
 
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ending = _ENDINGS.get(getattr(args, "command", ""), "")
     try:
         return args.run(args)
-    except PrepError as error:
+    except (PrepError, CodecError) as error:
         say(errors, f"error: {error}")
     except OSError as error:
         say(errors, "; ".join(filter(None, [f"error: {error}", ending])))

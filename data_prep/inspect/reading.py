@@ -21,6 +21,7 @@ from data_prep.refusals import PrepError
 from data_prep.writing.dataset_folder import META
 from dit.codecs import text, vae
 from dit.codecs.dataset_card import NULL_TEXT_NAME, read_card
+from dit.codecs.errors import CodecError
 from dit.codecs.normalization import Moments
 from dit.json_text import parse_json
 
@@ -76,7 +77,7 @@ def check_encoders(folder: Path) -> list[str]:
         null_text_LE = safetensors.torch.load(path.read_bytes())["text"]
         if not torch.equal(null_text_LE, text.text_encoder_of_card(card).encode("")):
             return [f"{path} is not the text encoder's embedding of the empty string"]
-    except PrepError as error:
+    except CodecError as error:
         return [str(error)]
     except (OSError, KeyError, SafetensorError) as error:
         return [f"{path} cannot be read: {error}"]

@@ -1,4 +1,4 @@
-"""Pixels and captions <-> latents and text: VAEs and text encoders, for data preparation and generation.
+"""Pixels and captions <-> latents and text, for data preparation and generation.
 
 dataset_card    The dataset card: what a folder holds, and how to rebuild its encoders.
 normalization   Latents of zero mean and unit variance per channel, and back.

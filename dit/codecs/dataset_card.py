@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from data_prep.refusals import PrepError
+from dit.codecs.errors import CodecError
 from dit.json_text import parse_json
 
 FORMAT_VERSION = 1
@@ -17,16 +17,16 @@ def part_of_card(card: dict[str, Any], part: str) -> dict[str, Any]:
     """One object of a card.
 
     Raises:
-        PrepError: it is missing, or written by a newer version.
+        CodecError: it is missing, or written by a newer version.
     """
     version = card.get("format_version")
     if version != FORMAT_VERSION:
-        raise PrepError(
+        raise CodecError(
             f"{CARD_NAME} has format_version {version!r}, and this version of data_prep reads"
             f" {FORMAT_VERSION}; use the version that packed the data"
         )
     if not isinstance(card.get(part), dict):
-        raise PrepError(f"{CARD_NAME} has no object {part!r}; pack the data again")
+        raise CodecError(f"{CARD_NAME} has no object {part!r}; pack the data again")
     return card[part]
 
 
@@ -34,17 +34,17 @@ def read_card(folder: Path) -> dict[str, Any]:
     """The card of a dataset folder.
 
     Raises:
-        PrepError: there is none, or it is no JSON object.
+        CodecError: there is none, or it is no JSON object.
     """
     path = folder / CARD_NAME
     try:
         card = parse_json(path.read_bytes())
     except OSError as error:
-        raise PrepError(
+        raise CodecError(
             f"{path} cannot be read ({error.strerror}); is {folder} a dataset?"
         ) from None
     except ValueError as error:
-        raise PrepError(f"{path} is no JSON ({error}); pack the data again") from None
+        raise CodecError(f"{path} is no JSON ({error}); pack the data again") from None
     if not isinstance(card, dict):
-        raise PrepError(f"{path} holds no JSON object; pack the data again")
+        raise CodecError(f"{path} holds no JSON object; pack the data again")
     return card

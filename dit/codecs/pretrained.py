@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from data_prep.refusals import PrepError
+from dit.codecs.errors import CodecError
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 
@@ -61,14 +61,14 @@ def _class_of(part: Part) -> Any:
     try:
         return getattr(importlib.import_module(part.library), part.kind)
     except ImportError:
-        raise PrepError(
+        raise CodecError(
             f"{part.kind} needs the package {part.library}; install it with"
             " pip install 'megatron-dit[prep]'"
         ) from None
 
 
-def _unusable(part: Part, error: Exception) -> PrepError:
-    return PrepError(
+def _unusable(part: Part, error: Exception) -> CodecError:
+    return CodecError(
         f"--model_name {part.model}: {part.subfolder}/ cannot be loaded as {part.kind} ({error});"
         " name a folder or a hub model in the layout of Diffusers"
     )
@@ -79,7 +79,7 @@ def model_config_of(part: Part) -> Any:
     """The configuration alone, without the weights.
 
     Raises:
-        PrepError: there is none.
+        CodecError: there is none.
     """
     kind = _class_of(part)
     try:
@@ -95,7 +95,7 @@ def load(part: Part) -> Any:
     """The component itself; networks without gradients, on their device.
 
     Raises:
-        PrepError: it cannot be loaded.
+        CodecError: it cannot be loaded.
     """
     import torch
 

@@ -8,8 +8,8 @@
     records    checkpoints and logs
     checks     Problems, and the rules that the groups share
 
-Precedence, weakest first: recipe function, YAML file, command line (`dit.config.loading`). Names are
-those that Megatron-Bridge and DFM users know. A checkpoint stores the whole tree. The sentence
+Precedence, weakest first: recipe function, YAML file, command line (`dit.config.loading`). Names
+are those that Megatron-Bridge and DFM users know. A checkpoint stores the whole tree. The sentence
 below each field is its help text.
 """
 

@@ -13,7 +13,6 @@ import torch.distributed as dist
 from dit.config import ModelConfig
 from dit.distributed.cpu_backend import run_megatron_on_cpu
 from dit.distributed.rendezvous import rendezvous_store
-from dit.train.adamw import install_adam
 
 if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection
@@ -46,7 +45,6 @@ def start_processes(*, seed: int, model: ModelConfig, limit_s: float = 600.0) ->
         TimeoutError: names the ranks that did not come.
     """
     run_megatron_on_cpu()
-    install_adam()
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 

@@ -14,7 +14,7 @@ to the file.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dit.safe_pickle.archives import DAMAGE, read
@@ -23,19 +23,25 @@ from dit.safe_pickle.limits import check_plain, short
 __all__ = ["loads"]
 
 
-def loads(data: bytes, *, classes: Iterable[type] = ()) -> Any:
+def loads(
+    data: bytes, *, classes: Iterable[type] = (), former_names: Mapping[str, type] | None = None
+) -> Any:
     """The object that pickle or `torch.save` wrote as `data`.
 
     It consists of tensors, NumPy arrays and scalars of numeric types, plain values and plain
-    containers, and of instances of `classes`, whose contents the caller has to check.
+    containers, and of instances of `classes`, whose contents the caller has to check. A class that
+    has moved is known by its former names, too: `former_names` has the dotted name of each.
 
     Raises:
         pickle.UnpicklingError: it holds anything else, or is damaged.
     """
-    allowed = tuple(classes)
+    allowed = {(cls.__module__, cls.__qualname__): cls for cls in classes}
+    for name, cls in (former_names or {}).items():
+        module, _, qualname = name.rpartition(".")
+        allowed[module, qualname] = cls
     try:
         value = read(data, allowed)
-        check_plain(value, allowed)
+        check_plain(value, frozenset(allowed.values()))
     except pickle.UnpicklingError as error:
         raise pickle.UnpicklingError(short(error)) from None
     except DAMAGE as error:

@@ -12,6 +12,7 @@ import io
 import pickle
 import struct
 import zipfile
+from collections.abc import Mapping
 from typing import Any, BinaryIO
 
 import torch
@@ -31,7 +32,7 @@ _VERSION = 1001
 _TYPES = set(STORAGE_TYPES.values())
 
 
-def read(data: bytes, classes: tuple[type, ...]) -> Any:
+def read(data: bytes, classes: Mapping[tuple[str, str], type]) -> Any:
     limits = Limits(len(data))
     if data[:4] == b"PK\x03\x04":
         return _read_zip(data, limits, classes)
@@ -42,7 +43,7 @@ def read(data: bytes, classes: tuple[type, ...]) -> Any:
     return value
 
 
-def _read_zip(data: bytes, limits: Limits, classes: tuple[type, ...]) -> Any:
+def _read_zip(data: bytes, limits: Limits, classes: Mapping[tuple[str, str], type]) -> Any:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         pickles = [name for name in archive.namelist() if name.endswith("/data.pkl")]
         if len(pickles) != 1:

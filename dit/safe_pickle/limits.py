@@ -59,7 +59,7 @@ class Limits:
             raise pickle.UnpicklingError(f"the pickle has a key of {len(inner)} parts")
 
 
-def check_plain(value: Any, classes: tuple[type, ...]) -> None:
+def check_plain(value: Any, classes: frozenset[type]) -> None:
     """Whether whoever walks, prints or stores the value is safe.
 
     A container that holds itself has no end, and one that holds the same one twice, again and
@@ -78,7 +78,7 @@ def check_plain(value: Any, classes: tuple[type, ...]) -> None:
         left += [(one, depth + 1) for one in inner]
 
 
-def _inside(item: Any, classes: tuple[type, ...]) -> list[Any] | tuple[Any, ...]:
+def _inside(item: Any, classes: frozenset[type]) -> list[Any] | tuple[Any, ...]:
     kind = type(item)
     if kind in _LEAVES or kind in classes:
         return ()

@@ -69,12 +69,12 @@ class Machine(pickle._Unpickler):
         *,
         limits: Limits,
         names: Mapping[tuple[str, str], Any],
-        classes: tuple[type, ...] = (),
+        classes: Mapping[tuple[str, str], type] | None = None,
         storages: Callable[[Any], Any] | None = None,
     ):
         super().__init__(file)
         self._limits, self._names, self._storages = limits, names, storages
-        self._classes = {(cls.__module__, cls.__qualname__): cls for cls in classes}
+        self._classes = classes or {}
         # The base has one for all of its instances.
         self.dispatch = _Handlers(_HANDLERS)  # pyright: ignore[reportAttributeAccessIssue]
 

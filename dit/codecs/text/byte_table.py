@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data_prep.refusals import PrepError
+from dit.codecs.errors import CodecError
 from dit.codecs.text.encoder import TextEncoder, asked_length
 
 _SEED = 257
@@ -49,7 +49,7 @@ class ByteTable(TextEncoder):
 
     def __init__(self, *, width: int, max_length: int = _MOST):
         if width < 8 or width % 2:
-            raise PrepError(f"--text_width {width} must be an even number of at least 8")
+            raise CodecError(f"--text_width {width} must be an even number of at least 8")
         self.width, self.max_length = width, max_length
 
     @classmethod

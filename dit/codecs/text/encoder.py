@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
-from data_prep.refusals import PrepError
+from dit.codecs.errors import CodecError
 
 
 class TextEncoder(ABC):
@@ -73,9 +73,9 @@ def asked_length(args: Namespace, default: int) -> int:
     """Tokens of a caption that `--max_sequence_length` allows.
 
     Raises:
-        PrepError: there would be none.
+        CodecError: there would be none.
     """
     length = getattr(args, "max_sequence_length", None)
     if length is not None and length < 1:
-        raise PrepError(f"--max_sequence_length {length} must be at least 1 token")
+        raise CodecError(f"--max_sequence_length {length} must be at least 1 token")
     return length or default

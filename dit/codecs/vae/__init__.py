@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from data_prep.refusals import PrepError
 from dit.codecs.dataset_card import part_of_card
+from dit.codecs.errors import CodecError
 from dit.codecs.normalization import Whitening
 from dit.codecs.pretrained import ModelLocation
 from dit.codecs.vae.codec import Codec
@@ -20,11 +20,11 @@ def codec_named(name: str) -> type[Codec]:
     """The processor called `name`.
 
     Raises:
-        PrepError: there is none; the message lists those there are.
+        CodecError: there is none; the message lists those there are.
     """
     if name not in PROCESSORS:
         known = ", ".join(PROCESSORS)
-        raise PrepError(
+        raise CodecError(
             f"there is no processor {name!r}; --list_processors shows those known: {known}"
         )
     return PROCESSORS[name]
@@ -34,7 +34,7 @@ def codec_of_card(card: dict[str, Any], place: ModelLocation | None = None) -> C
     """The processor that made a dataset, whose `decode` turns its latents back into pictures.
 
     Raises:
-        PrepError: the card names no known processor, or lacks a setting, or its model is not there.
+        CodecError: the card names no known processor, lacks a setting, or its model is not there.
     """
     settings, latent = part_of_card(card, "processor"), part_of_card(card, "latent")
     settings = settings | (place or ModelLocation()).settings(subfolder="vae")
@@ -43,12 +43,12 @@ def codec_of_card(card: dict[str, Any], place: ModelLocation | None = None) -> C
         whitening = Whitening(mean=tuple(latent["mean"]), std=tuple(latent["std"]))
         rebuilt = processor.from_settings(settings, whitening)
     except KeyError as missing:
-        raise PrepError(
+        raise CodecError(
             f"the dataset card lacks {missing} of processor {processor.name!r}; pack the data again"
         ) from None
     channels = rebuilt.channels
     if len(whitening.mean) != len(whitening.std) or len(whitening.mean) % channels:
-        raise PrepError(
+        raise CodecError(
             f"the dataset card has {len(whitening.mean)} means and {len(whitening.std)} deviations"
             f" for the {rebuilt.channels} channels of {processor.name!r}; pack the data again"
         )

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 from torch import Tensor
 from torch.nn import functional
 
-from data_prep.refusals import PrepError
+from dit.codecs.errors import CodecError
 from dit.codecs.normalization import Whitening
 from dit.codecs.vae.codec import Codec
 
@@ -35,9 +35,9 @@ class Pixel(Codec):
 
     def __post_init__(self) -> None:
         if self.block < 1:
-            raise PrepError(f"--pixel_block {self.block} must be at least 1 pixel")
+            raise CodecError(f"--pixel_block {self.block} must be at least 1 pixel")
         if self.colours not in (1, 3):
-            raise PrepError(f"--pixel_channels {self.colours} must be 1 (grey) or 3 (RGB)")
+            raise CodecError(f"--pixel_channels {self.colours} must be 1 (grey) or 3 (RGB)")
 
     @classmethod
     def of(cls, *, block: int, colours: int) -> Self:

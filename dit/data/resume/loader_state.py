@@ -51,6 +51,26 @@ class WorkerState:
         return tally
 
 
+_FORMER_NAMES = {
+    "dit.data.position.ReaderPosition": WorkerState,
+    "dit.data.shares.Left": Remaining,
+}
+"""What pickles of older versions call the classes."""
+_FORMER_DATASETS = {
+    "ShardShare": "FolderShard",
+    "MockShare": "MockShard",
+    "EvenCost": "FlopsBalancedOrder",
+    "Deliveries": "WorkerOutput",
+}
+"""Datasets of Energon's chain, whose class names Energon stores and compares."""
+
+
+def _with_new_names(chain: FlexState | None) -> None:
+    for state in _states(chain) if chain is not None else ():
+        name = state["__class__"]
+        state["__class__"] = _FORMER_DATASETS.get(name, name)
+
+
 def _states(state: FlexState) -> Iterator[FlexState]:
     yield state
     for inner in state.get("datasets", ()):
@@ -92,7 +112,7 @@ class LoaderState:
     rank: int
     workers: int
     readers: bytes
-    """Pickled ReaderPositions, by worker. Bytes, because two loaders would share their lists."""
+    """Pickled WorkerStates, by worker. Bytes, because two loaders would share their lists."""
     packs: int = 0
     """Given since these readers began."""
     dealt: int = 0
@@ -129,8 +149,12 @@ class LoaderState:
         return self.identity["rng.seed"], self.dealt
 
     def unpickled(self) -> list[WorkerState]:
+        """The states of the workers, those of older versions of the program included."""
         classes = (WorkerState, Remaining, FlexState, SliceState)
-        return safe_pickle.loads(self.readers, classes=classes)
+        workers = safe_pickle.loads(self.readers, classes=classes, former_names=_FORMER_NAMES)
+        for worker in workers:
+            _with_new_names(worker.chain)
+        return workers
 
     def plain(self) -> dict[str, Any]:
         """For a file that is read without running code."""

@@ -222,8 +222,8 @@ class Saver:
                 with suppress(OSError):  # that would hide why the save has failed
                     self.clear()
             raise CheckpointError(
-                f"{path} cannot be written ({error_in_words(error)}); is the disk full? Free space, or"
-                f" choose another checkpoint.save. {self._room(size)}Older checkpoints are"
+                f"{path} cannot be written ({error_in_words(error)}); is the disk full? Free space,"
+                f" or choose another checkpoint.save. {self._room(size)}Older checkpoints are"
                 " as they were, and nothing of this one is left: the same command goes on from them"
             ) from error
 

@@ -231,12 +231,13 @@ def test_control_c_ends_with_its_exit_code_and_publishes_nothing(
     tmp_path: Path, repo_root: Path
 ) -> None:
     program = (
-        "import os, signal, sys; from data_prep import digits; from data_prep.cli.parser import main\n"
+        "import os, signal, sys; from data_prep.sources import digits\n"
+        "from data_prep.cli.parser import main\n"
         "class Interrupted(digits.Digits):\n"
         "    def read(self, entry):\n"
         "        if entry.key == 'digits-0030': os.kill(os.getpid(), signal.SIGINT)\n"
         "        return super().read(entry)\n"
-        "from data_prep import commands; commands.Digits = Interrupted\n"
+        "from data_prep.cli import commands; commands.Digits = Interrupted\n"
         "sys.exit(main(['digits', '--output_dir', sys.argv[1], '--num_samples', '60']))\n"
     )
     done = subprocess.run(
