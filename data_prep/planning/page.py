@@ -49,7 +49,7 @@ def write_plan_page(
     parts = [*_summary(facts), *_sizes(facts), *_histograms(facts), *_refused(facts)]
     parts += _ignored(source.ignored)
     parts += ["<h2>Samples</h2>", *(_figure(source, entry) for entry in shown)]
-    write_html(path, "PackingPlan", parts)
+    write_html(path, "Plan", parts)
     return facts
 
 

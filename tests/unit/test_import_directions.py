@@ -62,7 +62,7 @@ SPLIT = {"dit.config.loading", "dit.models.layers", "dit.models.dit"}
 
 
 def part_of(module: str) -> str:
-    """dit.train.step -> dit.train; dit.models.dit.layer -> dit.models.dit; data_prep.a.b -> data_prep."""
+    """dit.train.step -> dit.train; dit.models.dit.layer -> dit.models.dit."""
     names = module.split(".")
     if ".".join(names[:3]) in SPLIT:
         return ".".join(names[:3])

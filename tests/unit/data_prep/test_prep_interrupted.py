@@ -64,7 +64,8 @@ def test_a_killed_run_leaves_whole_shards_and_continues_or_is_replaced(
     shutil.copytree(packed, tmp_path / "out")  # an older dataset that is being replaced
     program = (
         "import os, signal, sys\n"
-        "from data_prep import cli, commands, digits\n"
+        "from data_prep.cli import commands, parser as cli\n"
+        "from data_prep.sources import digits\n"
         "reads = []\n"
         "class Killed(digits.Digits):\n"
         "    def read(self, entry):\n"
