@@ -192,7 +192,7 @@ def _items(config: RunConfig) -> list[Any]:
     from dit.data.bin_packing import best_fit_decreasing
     from dit.data.pack import PatchLayout, pack_samples
     from dit.distributed.process_groups import device
-    from dit.objectives import make_objective, training_problem
+    from dit.objectives import training_objective, training_problem
 
     layout, dataset = PatchLayout.of(config), config.dataset
     samples = list(_samples(config))
@@ -204,7 +204,7 @@ def _items(config: RunConfig) -> list[Any]:
     ]
     null = null_text(config).to(device())
     settings = {"seed": config.rng.seed, "step": 1, "null_text_LE": null, "text_dropout": 0.0}
-    objective = make_objective(config.objective)
+    objective = training_objective(config.objective)
     return [
         training_problem(objective, pack_samples.to(device()), **settings) for pack_samples in packs
     ]

@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dit.config import (
+    OBJECTIVES,
     CheckpointConfig,
     DistConfig,
     MockGeometry,
     ModelConfig,
-    ObjectiveName,
     RunConfig,
     ValidationConfig,
 )
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     layouts = _chosen(names, config, processes)
     if "RANK" not in os.environ:
         _launch(processes, tokens)
-    objectives = list(ObjectiveName)
+    objectives = list(OBJECTIVES)
     if any(token.lstrip("-+").startswith("objective.name") for token in overrides):
         objectives = [config.objective.name]
     return _check(config, layouts, objectives, arguments.output)
@@ -148,7 +148,7 @@ def _launch(processes: int, tokens: list[str]) -> None:
 def _check(
     config: RunConfig,
     layouts: Sequence[NamedLayout],
-    objectives: Sequence[ObjectiveName],
+    objectives: Sequence[str],
     output: Path | None,
 ) -> int:
     from torch.distributed.rendezvous import rendezvous

@@ -80,7 +80,7 @@ def generate_opened(
     """
     import torch.distributed as dist
 
-    from dit.objectives import Sampler
+    from dit.config import Sampler
     from dit.sampling.generate import Request, SamplingSettings, generate_latents
 
     each = [of_prompt(options, prompt, opened) for prompt in prompts]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from dit.config import DatasetConfig, RunConfig
-from dit.objectives import make_objective, training_problem
+from dit.objectives import training_objective, training_problem
 from dit.train.checkpoint.state_dict import DataState
 from dit.train.model_and_optimizer import ModelAndOptimizer
 from dit.train.model_setup import set_learning_rate
@@ -28,7 +28,7 @@ def tiny_run(**model) -> RunConfig:
 
 def train(learner: ModelAndOptimizer, config: RunConfig, first: int, last: int) -> list[float]:
     """Losses and gradient norms of steps `first` to `last`."""
-    objective, numbers = make_objective(config.objective), []
+    objective, numbers = training_objective(config.objective), []
     batch = random_pack([(1, 4, 4), (2, 3, 3)], [5, 2], model=config.model)
     for step in range(first, last + 1):
         item = training_problem(

@@ -18,7 +18,7 @@ from dit.batch import PackedBatch, Problem
 from dit.config import ModelConfig, OptimizerConfig, RunConfig
 from dit.convert.diffusers_config import diffusers_transformer_config
 from dit.convert.diffusers_names import pairs
-from dit.sampling.unpatchify import unpatch
+from dit.sampling.unpatchify import unpatchify
 
 
 class Batching(StrEnum):
@@ -53,8 +53,8 @@ def examples(model: ModelConfig, batch: PackedBatch, problem: Problem) -> Iterat
     for i, (grid, start, (a, b)) in enumerate(zip(batch.grids, batch.starts, texts, strict=False)):
         yield Example(
             key=batch.keys[i],
-            input_CFHW=unpatch(problem.input_TC[start:], grid, *patch),
-            target_CFHW=unpatch(problem.target_TC[start:], grid, *patch),
+            input_CFHW=unpatchify(problem.input_TC[start:], grid, *patch),
+            target_CFHW=unpatchify(problem.target_TC[start:], grid, *patch),
             text_LE=batch.text_LE[a:b].float(),
             level=problem.level_N[i],
             weight=problem.weight_N[i],

@@ -1,38 +1,39 @@
-"""One tree of dataclasses describes a run; every check lives in a `__post_init__`.
+"""One tree of dataclasses describes a run; every group checks itself in its `__post_init__`.
 
-    run        RunConfig: the whole tree, and what must hold between its groups
+    run        RunConfig: the whole tree, and the checks that concern several groups
     model      sizes of the network, precision, and how it is spread over devices
-    data       samples, real or synthetic, and how they share a pack
-    objective  noise levels, preconditioning, weights
-    training   steps, AdamW, learning rate, EMA, parallelism, seed
-    records    checkpoints and logs
-    checks     Problems, and the rules that the groups share
+    data       sources of samples, real or synthetic, and how samples are packed
+    objective  EDM and flow matching: noise levels, preconditioning, loss weights
+    training   steps, AdamW, learning rate, EMA, validation, data parallelism, seed
+    outputs    checkpoints and logs
+    checks     Problems, and rules that several groups use
+    inlining   groups whose keys stand in the outer group: EdmConfig and FlowConfig in `objective`
 
-Precedence, weakest first: recipe function, YAML file, command line (`dit.config.loading`). Names
-are those that Megatron-Bridge and DFM users know. A checkpoint stores the whole tree. The sentence
-below each field is its help text.
+Precedence, weakest first: recipe function, YAML file, command line (`dit.config.loading`). Keys
+have the names that users of Megatron-Bridge and DFM know. A checkpoint stores the whole tree. The
+sentence below each field is its help text.
 """
 
 from dit.config.checks import Problems
-from dit.config.choices import (
+from dit.config.data import Balance, BlendEntry, DatasetConfig, MockGeometry
+from dit.config.model import (
+    CUSTOM_SIZE,
+    MODEL_SIZES,
     ContextComm,
     ExtraPosition,
     Fp8,
     Fp8Recipe,
     Implementation,
+    ModelConfig,
     Precision,
     Recompute,
     RecomputeMethod,
-    WandbMode,
-)
-from dit.config.data import Balance, BlendEntry, DatasetConfig, MockGeometry
-from dit.config.model import (
-    CUSTOM_SIZE,
-    MODEL_SIZES,
-    ModelConfig,
 )
 from dit.config.objective import (
     MODE_SCALES,
+    OBJECTIVES,
+    EdmConfig,
+    FlowConfig,
     LevelDensity,
     LossMean,
     ObjectiveConfig,
@@ -40,7 +41,7 @@ from dit.config.objective import (
     Sampler,
     Weighting,
 )
-from dit.config.outputs import CheckpointConfig, LoggerConfig, Weights
+from dit.config.outputs import CheckpointConfig, LoggerConfig, WandbMode, Weights
 from dit.config.run import RunConfig
 from dit.config.training import (
     DdpConfig,
@@ -60,6 +61,7 @@ __all__ = [
     "CUSTOM_SIZE",
     "MODEL_SIZES",
     "MODE_SCALES",
+    "OBJECTIVES",
     "Balance",
     "BlendEntry",
     "CheckpointConfig",
@@ -68,9 +70,11 @@ __all__ = [
     "DdpConfig",
     "Decay",
     "DistConfig",
+    "EdmConfig",
     "EmaConfig",
     "EmaKind",
     "ExtraPosition",
+    "FlowConfig",
     "Fp8",
     "Fp8Recipe",
     "Implementation",

@@ -1,4 +1,4 @@
-"""What a run leaves on disk and reports while it goes on: checkpoints and logs."""
+"""What a run writes: checkpoints and logs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from dit.config.checks import at_least_one, check, numbers
-from dit.config.choices import WandbMode
 
 
 class Weights(StrEnum):
-    """Which weights of a checkpoint: those that the optimizer left, or their average."""
+    """Which weights of a checkpoint: the trained ones, or their average (EMA)."""
 
     MODEL = "model"
     EMA = "ema"
@@ -18,26 +17,26 @@ class Weights(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointConfig:
-    """When and where the run is saved, and what it starts from."""
+    """When and where checkpoints are saved, and from which checkpoint the run starts."""
 
     save: str | None = None
     """Run folder: checkpoints, logs, metrics and the resolved configuration."""
     load: str | None = None
-    """Run folder or checkpoint to continue from, when it holds one; null means `save`."""
+    """Run folder or checkpoint to continue from, if there is one in it; null means `save`."""
     load_data_position: bool = True
-    """Whether the data go on where they stood; false begins them anew, once, as other data need."""
+    """Continue the data where the checkpoint left them; false starts them anew, once (new data)."""
     save_interval: int = 1000
     """Steps between checkpoints; there is always one at the end."""
     keep_last: int = 3
-    """Newest checkpoints that stay, and the one of lowest validation loss; 0 keeps all."""
+    """Newest checkpoints to keep, beside the one of lowest validation loss; 0 keeps all."""
     async_save: bool = False
-    """Write in the background: the run waits only until everything is copied to host memory."""
+    """Write in the background; the run waits only for the copy to host memory."""
     also_save_hf: bool = False
     """Export each checkpoint for Hugging Face Diffusers as well, to `diffusers` in `save`."""
     finetune: bool = False
-    """Take nothing but the weights from `load`, and begin a new run in `save` at step 0."""
+    """Take only the weights from `load`, and start a new run in `save` at step 0."""
     finetune_weights: Weights = Weights.MODEL
-    """What `finetune` takes: the weights that were trained (model), or their average (ema)."""
+    """Which weights `finetune` takes: the trained ones (model), or their average (ema)."""
 
     def __post_init__(self) -> None:
         check(
@@ -56,9 +55,17 @@ class CheckpointConfig:
         )
 
 
+class WandbMode(StrEnum):
+    """Whether W&B is logged to directly, into the run folder for `wandb sync`, or not at all."""
+
+    ONLINE = "online"
+    OFFLINE = "offline"
+    DISABLED = "disabled"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoggerConfig:
-    """What is written down while the run goes on."""
+    """Logging of metrics: terminal, metrics.jsonl, TensorBoard, W&B."""
 
     log_interval: int = 10
     """Steps between lines in the terminal, TensorBoard and W&B; metrics.jsonl has every step."""

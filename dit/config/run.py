@@ -1,4 +1,4 @@
-"""The whole tree, and what must hold between its groups."""
+"""The whole configuration, and the checks that concern several groups."""
 
 from __future__ import annotations
 
@@ -86,13 +86,13 @@ class RunConfig:
 
     @property
     def samples(self) -> bool:
-        """Whether the run samples at each validation: not without validation, nor a run folder."""
+        """Whether the run generates samples at validations; that needs a run folder to write to."""
         train, c = self.train, self.validation
         validates = train.eval_interval > 0 and train.eval_iters > 0
         return validates and c.samples and self.checkpoint.save is not None
 
     def _mock_problem(self, geometry: MockGeometry) -> str:
-        """Why no pack could hold this mock sample; empty if one can."""
+        """Why this mock sample fits in no pack; empty if it fits."""
         model, capacity = self.model, self.dataset.task_encoder_seq_length
         size = (geometry.frames, geometry.height, geometry.width)
         shape = "frames={} height={} width={}".format(*size)

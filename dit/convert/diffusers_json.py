@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 from pydantic_core import ErrorDetails
@@ -65,32 +65,6 @@ class PrivateKeys(BaseModel):
 
     use_default_values: list[str] = Field(default=[], alias="_use_default_values")
     ours: OurSettings | None = Field(default=None, alias=OUR_KEY)
-
-
-class _Scheduler(_Strict):
-    """A scheduler has many options of its own; those that training shares are checked."""
-
-    model_config = ConfigDict(extra="ignore")
-
-
-class EdmScheduler(_Scheduler):
-    """scheduler_config.json of `EDMEulerScheduler`."""
-
-    sigma_min: PositiveFloat = 0.002
-    sigma_max: PositiveFloat = 80.0
-    sigma_data: PositiveFloat = 0.5
-    rho: PositiveFloat = 7.0
-    prediction_type: Literal["epsilon"] = "epsilon"
-
-
-class FlowScheduler(_Scheduler):
-    """scheduler_config.json of `FlowMatchEulerDiscreteScheduler`."""
-
-    shift: PositiveFloat = 1.0
-    num_train_timesteps: PositiveInt = 1000
-    use_karras_sigmas: bool | None = False
-    use_dynamic_shifting: bool | None = False
-    invert_sigmas: bool | None = False
 
 
 class WeightIndex(BaseModel):

@@ -10,9 +10,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from dit.config import ObjectiveName, RunConfig
+from dit.config import RunConfig
 from dit.convert.diffusers_checkpoint import CONFIG, PIPELINE_INDEX, read_json
 from dit.convert.errors import ConvertError, listed
+from dit.objectives.diffusers_schedulers import EdmScheduler
+from dit.objectives.registry import REGISTRY
 
 PIPELINE = "CosmosTextToWorldPipeline"
 TRANSFORMER, SCHEDULER = "transformer", "scheduler"
@@ -61,7 +63,7 @@ def _misfits(pipeline: Path, config: RunConfig) -> list[str]:
     text = _setting(pipeline / "text_encoder" / CONFIG, "d_model")
     rules = [
         (
-            config.objective.name is ObjectiveName.EDM,
+            REGISTRY[config.objective.name].scheduler is EdmScheduler,
             f"objective.name={config.objective.name}, and {PIPELINE} samples EDM",
         ),
         (

@@ -20,7 +20,7 @@ from dit.convert.errors import ConvertError
 from dit.convert.export import open_stored
 from dit.convert.megatron_checkpoint import Stored
 from dit.data.pack import PatchLayout, pack_samples
-from dit.objectives import unpack_latents
+from dit.sampling.unpatchify import unpack_latents
 
 # Of random inputs: grids in patches with frames per second, captions and noise levels.
 _GRIDS = ((1, 5, 3), (3, 2, 4), (2, 3, 3))

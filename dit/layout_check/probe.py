@@ -19,7 +19,7 @@ from dit.distributed.process_groups import device, process_groups
 from dit.distributed.watchdog.monitor import heartbeat
 from dit.models.dit.model import DiT
 from dit.models.layers.init import randomise
-from dit.objectives import make_objective, training_problem
+from dit.objectives import training_objective, training_problem
 from dit.train.main_params import joined, main_param_shards
 from dit.train.model_and_optimizer import (
     ModelAndOptimizer,
@@ -57,7 +57,7 @@ def probe(config: RunConfig, packs: Sequence[PackedBatch], *, steps: int) -> Pro
     heartbeat("build of the model", step=0)
     groups = process_groups()
     learner = build_model_and_optimizer(config, groups, fill=_random)
-    replica, objective = Replica(groups), make_objective(config.objective)
+    replica, objective = Replica(groups), training_objective(config.objective)
     null_text_LE = null_text(config).to(device())
     result = Probe(start=_gather(learner, _main(learner)))
     batch = config.train.global_batch_size

@@ -15,7 +15,7 @@ from dit.config import RunConfig
 from dit.data import PackLoader, ValidationPacks
 from dit.distributed.pack_broadcast import Replica
 from dit.drawing import Undrawn
-from dit.objectives import Objective
+from dit.objectives import TrainingObjective
 from dit.train.checkpoint.async_save import Saver
 from dit.train.metrics.interval_metrics import IntervalMetrics
 from dit.train.model_and_optimizer import ModelAndOptimizer
@@ -50,7 +50,7 @@ class TrainState:
     replica: Replica
     loader: PackLoader | None  # of the rank that reads for its replica
     validation: dict[str, ValidationPacks]  # this replica's, by the name of the loss
-    objective: Objective
+    objective: TrainingObjective
     null_text_LE: Tensor
     card: dict[str, Any] | None
     progress: TrainProgress = field(default_factory=TrainProgress)

@@ -31,7 +31,7 @@ from dit.distributed.from_first import from_first
 from dit.distributed.pack_broadcast import Replica
 from dit.distributed.process_groups import device, process_groups
 from dit.distributed.watchdog.monitor import heartbeat
-from dit.objectives import make_objective, training_problem
+from dit.objectives import sampling_path, training_objective, training_problem
 from dit.train.checkpoint.async_save import Saver
 from dit.train.checkpoint.resume import close_saver, finish_save, resume, save
 from dit.train.checkpoint.run_folder import run_folder
@@ -111,6 +111,8 @@ def _prepare(config: RunConfig, ends: ExitStack) -> TrainState:
     if config.train.deterministic:
         torch.use_deterministic_algorithms(True)
         os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"  # Transformer Engine's attention
+    if config.samples:
+        sampling_path(config.objective)  # refuses an objective that cannot generate
     heartbeat("opening of the data")
     groups = process_groups()
     replica, ranks = Replica(groups), (groups.dp.rank(), groups.dp.size())
@@ -120,7 +122,10 @@ def _prepare(config: RunConfig, ends: ExitStack) -> TrainState:
     if replica.reads:
         loader = build_train_loader(config, rank=ranks[0], world_size=ranks[1])
     folder = ends.enter_context(run_folder(config))
-    learner, objective = build_model_and_optimizer(config, groups), make_objective(config.objective)
+    learner, objective = (
+        build_model_and_optimizer(config, groups),
+        training_objective(config.objective),
+    )
     run = TrainState(
         config=config,
         folder=folder,

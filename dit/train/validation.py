@@ -28,7 +28,7 @@ from dit.batch import PackedBatch, Problem
 from dit.config import ModelConfig, RunConfig
 from dit.distributed.process_groups import device
 from dit.distributed.watchdog.monitor import heartbeat
-from dit.objectives import Objective, validation_problem
+from dit.objectives import TrainingObjective, validation_problem
 from dit.train.model_and_optimizer import ModelAndOptimizer
 from dit.train.step import run_schedule
 
@@ -41,7 +41,7 @@ def validate(
     learner: ModelAndOptimizer,
     packs: list[PackedBatch],
     *,
-    objective: Objective,
+    objective: TrainingObjective,
     config: RunConfig,
     name: str = "val_loss",
 ) -> dict[str, float]:
@@ -61,7 +61,7 @@ def validate(
 def _losses(
     learner: ModelAndOptimizer,
     packs: list[PackedBatch],
-    objective: Objective,
+    objective: TrainingObjective,
     config: RunConfig,
     *,
     name: str,
@@ -87,7 +87,7 @@ def _losses(
 
 
 def _problems(
-    packs: list[PackedBatch], objective: Objective, config: RunConfig, quantile: float
+    packs: list[PackedBatch], objective: TrainingObjective, config: RunConfig, quantile: float
 ) -> Iterator[list[Item]]:
     # A few at a time, enough to fill a pipeline, so that memory does not grow with eval_iters.
     at_once = config.model.pipeline_model_parallel_size

@@ -25,7 +25,7 @@ ALLOWED = {
     "dit.batch": set(),
     "dit.config": set(),
     "dit.codecs": GROUND,
-    "dit.objectives": BASE | {"dit.sampling"},
+    "dit.objectives": BASE,
     "dit.distributed": BASE,
     "dit.models": set(),
     "dit.models.layers": BASE,

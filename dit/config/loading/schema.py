@@ -5,25 +5,21 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from difflib import get_close_matches
 from enum import Enum
 from functools import cache
 from itertools import pairwise
 from types import NoneType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin
 
 from dit.config import RunConfig
+from dit.config.inlining import inlined_groups, is_group, key_types, value_of
 
 
-@cache
 def hints(group: type) -> dict[str, Any]:
-    """Types of the fields of a dataclass, by name."""
-    return get_type_hints(group)
-
-
-def is_group(kind: object) -> bool:
-    return isinstance(kind, type) and is_dataclass(kind)
+    """Types of the keys of a dataclass, by name; those of its inlined groups are among them."""
+    return key_types(group)
 
 
 def item_type(kind: object, index: int) -> Any:
@@ -121,10 +117,13 @@ def _expected_list(items: tuple[Any, ...]) -> str:
 
 @cache
 def sentences(group: type) -> dict[str, str]:
-    """The sentence below each field of a dataclass of `dit.config`, by name."""
-    (cls,) = ast.parse(inspect.getsource(group)).body
+    """The sentence below each field of a dataclass of `dit.config` and its inlined groups."""
+    (cls,) = ast.parse(inspect.getsource(get_origin(group) or group)).body
     assert isinstance(cls, ast.ClassDef)
-    return dict(_documented(cls.body))
+    own = dict(_documented(cls.body))
+    return own | {
+        k: v for kind in inlined_groups(group).values() for k, v in sentences(kind).items()
+    }
 
 
 def _documented(body: list[ast.stmt]) -> list[tuple[str, str]]:
@@ -158,7 +157,7 @@ def _reference_of(group: type, values: object, prefix: str, width: int) -> str:
     for name, kind in hints(group).items():
         head = f"  {prefix}{name}"
         if record_type(kind) is None:
-            head += f" = {_shown(getattr(values, name))}"
+            head += f" = {_shown(value_of(values, name))}"
         lines.append(f"{head}    [{expected(kind)}]")
         sentence = sentences(group).get(name, "")
         lines += textwrap.wrap(sentence, width, initial_indent=" " * 6, subsequent_indent=" " * 6)

@@ -3,6 +3,9 @@
 Pydantic checks the types of the whole tree and runs each group's own checks. A group whose types
 are wrong is not checked further in that pass, so the recipe's values stand in for the wrong ones
 and the tree is checked again, until no new problem turns up.
+
+Outside of this module plain values are a tree of keys. Pydantic sees the tree of dataclass fields,
+in which an inlined group (`dit.config.inlining`) is a level of its own.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from dit.config import Problems, RunConfig
+from dit.config.inlining import flattened, key_path, nested
 from dit.config.loading.merge import Merged, shown
 from dit.config.loading.schema import expected, hints, is_group, type_of
 
@@ -31,13 +35,13 @@ def adapter() -> TypeAdapter[RunConfig]:
 
 
 def plain(config: RunConfig) -> dict[str, Any]:
-    """The tree with enums as text and tuples as lists, as YAML has it."""
-    return adapter().dump_python(config, mode="json")
+    """The tree of keys with enums as text and tuples as lists, as YAML has it."""
+    return flattened(RunConfig, adapter().dump_python(config, mode="json"))
 
 
 def checked_config(merged: Merged, base: dict[str, Any]) -> tuple[RunConfig | None, list[str]]:
     """The configuration, or None and what is wrong with it."""
-    tree = deepcopy(merged.tree)
+    tree, base = nested(RunConfig, deepcopy(merged.tree)), nested(RunConfig, base)
     problems: list[str] = []
     doubtful: list[str] = []  # keys for which the recipe's value stands in
     while True:
@@ -51,22 +55,31 @@ def checked_config(merged: Merged, base: dict[str, Any]) -> tuple[RunConfig | No
                 for place, text in _describe(details, tree, merged.origins)
             ]
             problems += [text for _, text in found if not any(key in text for key in doubtful)]
-            replaced = {place[:2] for place, _ in found if place}
+            replaced = {_up_to_key(place) for place, _ in found if place}
             if not replaced:
                 return None, problems
-            doubtful += [_stand_in(tree, base, place) for place in sorted(replaced, key=str)]
+            for place in sorted(replaced, key=str):
+                doubtful += _stand_in(tree, base, place)
         else:
             return (None if problems else config), problems
 
 
-def _stand_in(tree: dict[str, Any], base: dict[str, Any], place: Place) -> str:
+def _up_to_key(place: Place) -> Place:
+    """The place of a group or key: without what follows the key, such as the index in a list."""
+    lengths = range(len(place) + 1)
+    return place[: next((n for n in lengths if len(key_path(RunConfig, place[:n])) == 2), None)]
+
+
+def _stand_in(tree: dict[str, Any], base: dict[str, Any], place: Place) -> list[str]:
     """Puts the recipe's value at a group or key; returns what mentions of it look like."""
-    group = str(place[0])
+    *outer, last = place
+    _at(tree, tuple(outer))[last] = deepcopy(_at(base, place))
+    path = key_path(RunConfig, place)
     if len(place) == 1:
-        tree[group] = deepcopy(base[group])
-        return f"{group}."
-    tree[group][place[1]] = deepcopy(base[group][place[1]])
-    return f"{place[1]}="
+        return [f"{path[0]}."]
+    if len(path) == 2:
+        return [f"{path[1]}="]
+    return [f"{path[0]}.{key}" for key in _at(base, place)]  # the keys of an inlined group
 
 
 def _describe(
@@ -74,14 +87,15 @@ def _describe(
 ) -> list[tuple[Place, str]]:
     """One of pydantic's errors in our words; a group's own check may have several."""
     place: Place = details["loc"]
+    path = key_path(RunConfig, place)
     raised = details.get("ctx", {}).get("error")
     if isinstance(raised, Problems):
-        return [(place, _contradiction(place, text, origins)) for text in raised.problems]
+        return [(place, _contradiction(path, text, origins)) for text in raised.problems]
     lost = place[-1] if details["type"] == "missing" else None
-    place = place if lost is None else place[:-1]
-    value, kind = _at(tree, place), type_of(".".join(map(str, place)))
+    place, path = (place, path) if lost is None else (place[:-1], path[:-1])
+    value, kind = _at(tree, place), type_of(".".join(map(str, path)))
     hint = f"; {lost} is missing" if isinstance(lost, str) else _hint(value, kind)
-    text = f"{dotted(place)}={shown(value)} ({_origin(place, origins)}): expected {expected(kind)}"
+    text = f"{dotted(path)}={shown(value)} ({_origin(path, origins)}): expected {expected(kind)}"
     return [(place, text + hint)]
 
 

@@ -24,7 +24,7 @@ from dit.distributed.watchdog.monitor import heartbeat
 from dit.sampling.generate import Request
 from dit.sampling.latent_sizes import Size, Steps, rounding
 from dit.sampling.prompts import Prompt, unguided
-from dit.sampling.unpatchify import unpatch
+from dit.sampling.unpatchify import unpatchify
 from dit.train.train_state import TrainState
 
 T = TypeVar("T")
@@ -240,7 +240,7 @@ def _caption(
     if features is not None:
         heartbeat("features of held-out samples")
         patch = {"patch_temporal": model.patch_temporal, "patch_spatial": model.patch_spatial}
-        real_D = features(unpatch(pack.latent_TC[pack.starts[index] :], grid, **patch))
+        real_D = features(unpatchify(pack.latent_TC[pack.starts[index] :], grid, **patch))
     return Wanted(
         prompt=_shown(pack, index),
         negative=negative,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dit.config import RunConfig
+from dit.config.inlining import value_of
 from dit.train.checkpoint.paths import CheckpointError, saved_config
 
 # Of the model: what changes neither the shape nor the meaning of a weight.
@@ -72,6 +73,6 @@ def _fixed(config: RunConfig) -> dict[str, Any]:
     """What a checkpoint fixes: the shape and the meaning of all that it stores."""
     fixed = _of_model(config)
     for name in ("name", "sigma_data", "timestep_scale"):
-        fixed[f"objective.{name}"] = getattr(config.objective, name)
+        fixed[f"objective.{name}"] = value_of(config.objective, name)
     fixed["ddp.use_distributed_optimizer"] = config.ddp.use_distributed_optimizer
     return fixed

@@ -17,7 +17,7 @@ from dit.batch import PackedBatch
 from dit.config import RunConfig
 from dit.data import dataset_sizes
 from dit.distributed.process_groups import device
-from dit.objectives import Objective
+from dit.objectives import TrainingObjective
 from dit.train.metrics.data_stats import DataStats
 from dit.train.metrics.loss_by_noise_level import LossByLevel
 from dit.train.metrics.norms import Norms
@@ -29,7 +29,7 @@ from dit.train.step import Item, RankLoss, Update
 class IntervalMetrics:
     """Loss by noise level, norms, and samples seen; `read` has their values at log steps."""
 
-    def __init__(self, config: RunConfig, learner: ModelAndOptimizer, objective: Objective):
+    def __init__(self, config: RunConfig, learner: ModelAndOptimizer, objective: TrainingObjective):
         self.config = config
         self.by_level = LossByLevel(objective, parts=config.validation.quantiles)
         self.norms = Norms(learner)

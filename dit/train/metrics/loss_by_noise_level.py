@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dit.distributed.process_groups import device
-from dit.objectives import Objective
+from dit.objectives import TrainingObjective
 from dit.train.step import Item, PackLoss
 from dit.train.validation import quantiles
 
@@ -24,7 +24,7 @@ from dit.train.validation import quantiles
 class LossByLevel:
     """Errors and what they are divided by, for each part; nothing here waits for the device."""
 
-    def __init__(self, objective: Objective, *, parts: int):
+    def __init__(self, objective: TrainingObjective, *, parts: int):
         self.objective = objective
         self.edges = [index / parts for index in range(1, parts)]
         self.names = [f"loss_q{100 * middle:.3g}" for middle in quantiles(parts)]

@@ -47,6 +47,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dit.config import RunConfig, WandbMode
+from dit.config.inlining import flattened
 from dit.drawing import Undrawn, drawing
 from dit.train.metrics.data_stats import edges_and_counts
 from dit.train.metrics.jsonl import writing
@@ -173,7 +174,7 @@ def _wandb_run(config: RunConfig, folder: Path) -> Any:
             dir=str(folder),
             id=_wandb_id(folder),
             resume="allow",
-            config=asdict(config),
+            config=flattened(RunConfig, asdict(config)),
         )
     except wandb.Error as error:
         raise ValueError(

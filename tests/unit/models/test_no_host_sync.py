@@ -17,8 +17,8 @@ from dit.config import ExtraPosition, LossMean, ObjectiveConfig, ObjectiveName, 
 from dit.models.dit import layer
 from dit.models.dit.model import DiT
 from dit.models.layers.attention import attend_packed
-from dit.objectives import make_objective, with_null_text
-from dit.objectives.training_target import among_padding
+from dit.objectives import training_objective, with_null_text
+from dit.objectives.training_target import insert_padding
 from dit.train.step import loss_of
 from tests.packs import random_pack, tiny_model
 
@@ -48,8 +48,8 @@ def _step(groups, model, *, name: ObjectiveName, mean: LossMean) -> DiT:
     """Problem, forward pass, loss and backward pass of a padded pack."""
     network = DiT(model, groups).train().to(META)
     batch = random_pack([(1, 4, 6), (3, 2, 5), (2, 3, 3)], [9, 1, 4], model=model).to(META)
-    objective = make_objective(ObjectiveConfig(name=name))
-    noise_TC = among_padding(
+    objective = training_objective(ObjectiveConfig(name=name))
+    noise_TC = insert_padding(
         torch.empty(batch.real_tokens, batch.latent_TC.shape[1], device=META), batch
     )
     with _Copies() as copies:

@@ -68,12 +68,12 @@ def test_initial_weights_follow_from_the_seed_alone(groups):
 
 def test_every_weight_has_a_gradient_from_the_second_step_on(groups):
     from dit.config import LossMean, ObjectiveConfig
-    from dit.objectives import make_objective
+    from dit.objectives import training_objective
 
     model = DiT(TINY, groups)
     initialise(model, seed=1, std=None)
     batch = random_pack([(1, 4, 4), (2, 3, 3)], [5, 2], model=TINY)
-    objective = make_objective(ObjectiveConfig())
+    objective = training_objective(ObjectiveConfig())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     problem = objective.problem_at(
         batch, torch.tensor([0.3, 2.0]), torch.randn(batch.latent_TC.shape)

@@ -13,6 +13,7 @@ from dit.config import (
     DdpConfig,
     EmaConfig,
     EmaKind,
+    FlowConfig,
     LoggerConfig,
     LossMean,
     ObjectiveName,
@@ -20,7 +21,7 @@ from dit.config import (
 )
 from dit.data import dataset_sizes
 from dit.models.layers.init import randomise
-from dit.objectives import Draw, make_objective, pack_rng, training_problem
+from dit.objectives import Draw, pack_rng, training_objective, training_problem
 from dit.objectives.timestep_sampling import draw_quantiles
 from dit.train.metrics.data_stats import DataStats, edges_and_counts, of_datasets
 from dit.train.metrics.interval_metrics import IntervalMetrics
@@ -58,7 +59,7 @@ def _items(config, objective, step):
 
 def _train(groups, config, *, steps, gauges=True):
     """Learner, what was read at each log step, and the reports of all steps."""
-    learner, objective = _learner(groups, config), make_objective(config.objective)
+    learner, objective = _learner(groups, config), training_objective(config.objective)
     gauge = IntervalMetrics(config, learner, objective) if gauges else None
     read, reports = [], []
     for step in range(1, steps + 1):
@@ -86,7 +87,7 @@ def _config(**changes):
 @pytest.mark.parametrize("name", list(ObjectiveName))
 def test_loss_by_level_is_the_mean_over_samples_of_its_quantiles(groups, name, mean):
     config = _config()
-    changes = {"name": name, "loss_mean": mean, "shift_base_tokens": 16}
+    changes = {"name": name, "loss_mean": mean, "flow": FlowConfig(shift_base_tokens=16)}
     config = replace(config, objective=replace(config.objective, **changes))
     _, read, reports = _train(groups, config, steps=4)
     assert all("loss_q10" not in read[index] for index in (0, 2))
@@ -115,7 +116,7 @@ def test_loss_by_level_is_the_mean_over_samples_of_its_quantiles(groups, name, m
 def test_norms_are_those_of_the_tensors(groups, sharded, precision):
     config = _config(ddp=DdpConfig(use_distributed_optimizer=sharded))
     config = replace(config, model=replace(config.model, precision=precision))
-    objective, learner = make_objective(config.objective), _learner(groups, config)
+    objective, learner = training_objective(config.objective), _learner(groups, config)
     gauge = IntervalMetrics(config, learner, objective)
     before = [shard.value.detach().clone() for shard in learner.ema.shards]
     report = forward_backward(learner, items := _items(config, objective, 2), config=config)
@@ -158,7 +159,7 @@ def _interrupted(gauge, items, reports, *, config):
 def test_sums_of_an_interval_go_on_to_the_bit(groups):
     config = _config()
     learner, _, reports = _train(groups, config, steps=2)
-    objective = make_objective(config.objective)
+    objective = training_objective(config.objective)
     items, losses = zip(*reports, strict=True)
     gauge = IntervalMetrics(config, learner, objective)
     later, other = _interrupted(gauge, items, losses, config=config)
@@ -174,7 +175,7 @@ def test_sums_of_an_interval_go_on_to_the_bit(groups):
 def test_sums_of_more_ranks_are_added_and_of_other_parts_begin_anew(groups):
     config = _config()
     learner, _, reports = _train(groups, config, steps=1)
-    objective = make_objective(config.objective)
+    objective = training_objective(config.objective)
     gauge = IntervalMetrics(config, learner, objective)
     items, losses = zip(*reports, strict=True)
     _interrupted(gauge, items, losses, config=config)
@@ -208,7 +209,7 @@ def test_training_does_not_notice(groups):
 
 def test_a_step_that_is_not_finite_has_no_norms(groups):
     config = _config()
-    objective, learner = make_objective(config.objective), _learner(groups, config)
+    objective, learner = training_objective(config.objective), _learner(groups, config)
     gauge = IntervalMetrics(config, learner, objective)
     forward_backward(learner, _items(config, objective, 2), config=config)
     gauge.before_update(2)

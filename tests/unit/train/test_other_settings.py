@@ -11,6 +11,7 @@ import torch
 from dit.config import (
     CheckpointConfig,
     DdpConfig,
+    EdmConfig,
     EmaConfig,
     EmaKind,
     ObjectiveConfig,
@@ -50,7 +51,7 @@ def test_every_difference_that_forbids_to_go_on_is_named(groups, tmp_path):
     place, learner = _saved(tmp_path, groups, tiny_run())
     other = replace(
         tiny_run(num_layers=3, hidden_size=96),
-        objective=ObjectiveConfig(sigma_data=1.0),
+        objective=ObjectiveConfig(edm=EdmConfig(sigma_data=1.0)),
         ddp=WHOLE,
     )
     with pytest.raises(CheckpointError) as error:

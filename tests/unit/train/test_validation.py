@@ -12,7 +12,7 @@ import torch
 from dit.config import ExtraPosition, LossMean, ObjectiveConfig, ObjectiveName
 from dit.models.dit.model import DiT
 from dit.models.layers.init import randomise
-from dit.objectives import make_objective, validation_problem
+from dit.objectives import training_objective, validation_problem
 from dit.objectives.rng import Draw, pack_rng
 from dit.objectives.training_target import CPU, draw_noise
 from dit.train.model_and_optimizer import build_model_and_optimizer
@@ -44,7 +44,7 @@ def _packs(config):
 
 
 def test_losses_are_means_over_samples_of_their_quantile_and_kind(groups, config):
-    learner, objective = _learner(groups, config), make_objective(config.objective)
+    learner, objective = _learner(groups, config), training_objective(config.objective)
     packs = _packs(config)
     found = validate(learner, packs, objective=objective, config=config)
 
@@ -79,7 +79,7 @@ def test_losses_are_means_over_samples_of_their_quantile_and_kind(groups, config
 
 
 def test_a_second_evaluation_is_equal_to_the_last_bit_and_touches_nothing(groups, config):
-    learner, objective = _learner(groups, config), make_objective(config.objective)
+    learner, objective = _learner(groups, config), training_objective(config.objective)
     before = [p.detach().clone() for p in learner.chunks[0].parameters()]
     packs, state = _packs(config), torch.get_rng_state()
     one, again = (validate(learner, packs, objective=objective, config=config) for _ in range(2))
@@ -127,9 +127,9 @@ def _input_parts(name, quantile):
     """Data and noise in the network's input, from the definitions of both objectives' levels."""
     c, normal = ObjectiveConfig(name=name), NormalDist().inv_cdf(quantile)
     if name is ObjectiveName.EDM:
-        sigma = math.exp(c.p_mean + c.p_std * normal)
-        return (part / math.hypot(sigma, c.sigma_data) for part in (c.sigma_data, sigma))
-    t = 1 / (1 + math.exp(-(c.logit_mean + c.logit_std * normal)))
+        sigma = math.exp(c.edm.p_mean + c.edm.p_std * normal)
+        return (part / math.hypot(sigma, c.edm.sigma_data) for part in (c.edm.sigma_data, sigma))
+    t = 1 / (1 + math.exp(-(c.flow.logit_mean + c.flow.logit_std * normal)))
     return 1 - t, t
 
 
@@ -143,7 +143,10 @@ def test_losses_of_the_best_network_for_gaussian_data_are_their_closed_form(
     """
     config = tiny_run(extra_pos_embed=ExtraPosition.NONE)
     config = replace(config, objective=ObjectiveConfig(name=name))
-    learner, objective = build_model_and_optimizer(config, groups), make_objective(config.objective)
+    learner, objective = (
+        build_model_and_optimizer(config, groups),
+        training_objective(config.objective),
+    )
     pack = random_pack([(1, 40, 40)], [2], model=config.model)
     pack, noise = _uncorrelated(pack, config.rng.seed)
     data, expected, best = STD**2, {}, {}
