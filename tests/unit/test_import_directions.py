@@ -35,7 +35,7 @@ ALLOWED = {
     "dit.planner": BASE | {"dit.models.dit", "dit.config.loading"},
     "dit.train": STEP | {"dit.planner"},
     "dit.sampling": STEP | {"dit.codecs", "dit.train"},
-    "dit.convert": STEP | {"dit.train"},
+    "dit.convert": STEP | {"dit.sampling", "dit.train"},
     "dit.layout_check": STEP | {"dit.train"},
     "dit.report": GROUND | {"dit.config", "dit.config.loading"},
     "data_prep": GROUND | {"dit.codecs"},
