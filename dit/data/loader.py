@@ -16,9 +16,17 @@ from typing import Any, Self
 from dit.batch import PackedBatch
 from dit.config import RunConfig
 from dit.data.datasets import DatasetSplit, check_readers, count_samples, train_leaves, val_leaves
-from dit.data.energon.pipeline import open_training, open_validation
 from dit.data.energon.resumable_loader import ResumableLoader, Snapshot, worker_died
-from dit.data.energon.worker_output import WorkerBatch
+from dit.data.energon.stages import WorkerBatch
+from dit.data.energon.task_encoder import open_training, open_validation
+from dit.data.loader_state import (
+    LoaderLayout,
+    LoaderState,
+    check_identity,
+    loader_identity,
+    pickled,
+    places_of,
+)
 from dit.data.rejections import (
     MOST_NAMED,
     Bound,
@@ -27,9 +35,7 @@ from dit.data.rejections import (
     RejectCounts,
     sum_counts,
 )
-from dit.data.resume.fingerprint import check_identity, loader_identity, places_of
-from dit.data.resume.loader_state import LoaderLayout, LoaderState, pickled
-from dit.data.resume.reshard import reshard
+from dit.data.reshard import reshard
 
 
 def build_train_loader(config: RunConfig, *, rank: int, world_size: int) -> PackLoader:

@@ -1,23 +1,116 @@
 """Group of LatentSamples -> PackedBatch: patches, positions, padding, captions."""
 
-# C latent channels, or patch features C * pt * ph * pw once patched; T packed tokens; L text tokens
-# N samples in a pack; E text width; F H W frames, rows, columns, of the latent or in patches
-
 from __future__ import annotations
 
+import hashlib
 import math
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
+from math import gcd
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dit.batch import LatentSample, PackedBatch, pack_identity, views_of, wider_first
+from dit.batch import LatentSample, PackedBatch
 from dit.config import RunConfig
+from dit.pack_wire import private_bytes, views_of, widest_first
+
+# Of a longer buffer the oldest are enough: 256 fill packs as well as 4096, four times as fast.
+_CANDIDATES = 256
+# Packs that differ by less than capacity / 100 are equally full, or less of many candidates. Were
+# the fullest always taken, samples that leave odd gaps would stay behind until the stream ends: 5%
+# more packs for 430 nasty samples.
+_AS_FULL = 100
+
+
+def full_with_first(lengths: Sequence[int], *, capacity: int) -> list[int]:
+    """A pack of at most `capacity` with sample 0, the longest in waiting, as full as can be.
+
+    Everything else waits for the next pack, together with a newcomer for each sample that has
+    left. That fills a pack from 64 samples better than best-fit decreasing does from 4096, and
+    nobody starves. Of packs that are as full, within 1%, it is the one with the longest samples:
+    short ones fill gaps later. Indices ascend.
+
+    Raises:
+        ValueError: a length is not in [1, capacity].
+    """
+    _check(lengths, capacity)
+    unit = gcd(*lengths)
+    candidates = range(1, min(len(lengths), _CANDIDATES))
+    order = sorted(candidates, key=lambda i: (lengths[i], -i))
+    room = (capacity - lengths[0]) // unit
+    # Bit n of sums[k]: some of the k shortest candidates add up to n units.
+    sums, within = [1], (1 << room + 1) - 1
+    for index in order:
+        sums.append(sums[-1] | sums[-1] << lengths[index] // unit & within)
+    empty = max(room + 1 - sums[-1].bit_length(), capacity // max(_AS_FULL, len(order)) // unit)
+    chosen = [0]
+    for index, shorter in zip(reversed(order), reversed(sums[:-1]), strict=True):
+        without = room - lengths[index] // unit
+        # Taken if shorter ones can fill what is then left, up to the room that may stay empty.
+        if without >= 0 and shorter >> max(without - empty, 0) & (1 << min(without, empty) + 1) - 1:
+            room = without
+            chosen.append(index)
+    return sorted(chosen)
+
+
+def best_fit_decreasing(lengths: Sequence[int], *, capacity: int) -> list[list[int]]:
+    """Partition of range(len(lengths)) into bins of at most `capacity`.
+
+    Longest first, each into the bin where it leaves the least room; on equal lengths the earlier
+    one goes first. Members ascend within a bin, and bins by their first member, so the order in
+    which packs are trained does not follow their lengths.
+
+    Raises:
+        ValueError: a length is not in [1, capacity].
+    """
+    _check(lengths, capacity)
+    bins: list[list[int]] = []
+    room: list[tuple[int, int]] = []  # (tokens left, bin), ascending
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        tightest = bisect_left(room, (lengths[index], -1))
+        if tightest < len(room):
+            left, chosen = room.pop(tightest)
+        else:
+            left, chosen = capacity, len(bins)
+            bins.append([])
+        bins[chosen].append(index)
+        insort(room, (left - lengths[index], chosen))
+    return sorted(sorted(members) for members in bins)
+
+
+def _check(lengths: Sequence[int], capacity: int) -> None:
+    for index, length in enumerate(lengths):
+        if not 1 <= length <= capacity:
+            raise ValueError(f"lengths[{index}]={length} must lie in [1, {capacity}]")
+
+
+# Packs in waiting at the first turn, which comes the later the more there are.
+_AT_FIRST = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """What a rank does at one turn."""
+
+    waiting: int
+    """Packs to choose from: one more each turn, until there are as many as are wanted."""
+    place: int
+    """Of the chosen one, counted from the cheapest."""
+
+
+def turn(number: int, *, packs: int, seed: int) -> Turn:
+    """Turn `number` of any rank; in `packs` turns each place comes once, in random order."""
+    cycle, within = divmod(number, packs)
+    order = np.random.default_rng((seed, cycle)).permutation(packs)
+    waiting = min(packs, _AT_FIRST + number)
+    return Turn(waiting=waiting, place=int(order[within]) * waiting // packs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,11 +192,6 @@ class Extent:
     dtype: torch.dtype
 
 
-def private_bytes(size: int) -> Tensor:
-    """[size] uint8 in memory of this process."""
-    return torch.empty(size, dtype=torch.uint8)
-
-
 class PackWriter:
     """A pack in the making: a sample is copied when it is added, and its memory is free then.
 
@@ -129,7 +217,7 @@ class PackWriter:
             "text_LE": (text.dtype, text.rows, text.width),
             "fps_N": (torch.float32, samples),
         }
-        outlines = wider_first(
+        outlines = widest_first(
             {n: torch.empty(size, dtype=d, device="meta") for n, (d, *size) in sizes.items()}
         )
         self._tensors = views_of(memory(sum(t.nbytes for t in outlines.values())), outlines)
@@ -194,6 +282,12 @@ class _Added:
     """Tokens, with padding."""
     text: int
     """Tokens of its caption."""
+
+
+def pack_identity(keys: tuple[str, ...]) -> int:
+    """Order-sensitive 63-bit hash of the sample keys of a pack, the same on every machine."""
+    digest = hashlib.blake2b("\0".join(keys).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
 
 
 def token_positions(grid: tuple[int, int, int], *, fps: float, base_fps: float) -> Tensor:

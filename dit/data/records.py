@@ -25,6 +25,10 @@ from dit.data.rejections import Reject, SampleRefused
 from dit.json_text import parse_json
 
 FORMAT_VERSION = 1
+PLACE = "__place__"
+"""Part of a record that has heads only: where all of it lies."""
+UNREADABLE = "__unreadable__"
+"""Part of a record that stands for a sample whose shard cannot be read: the error's text."""
 # Of those that a sample may have; any other is refused when the whole is read.
 _DTYPES = {
     "F64": torch.float64,

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from dit.batch import LatentSample, PackedBatch
 from dit.config import RunConfig
-from dit.data.bin_packing import best_fit_decreasing
-from dit.data.pack import PatchLayout, pack_samples
+from dit.data.pack import PatchLayout, best_fit_decreasing, pack_samples
 from dit.objectives import (
     Guidance,
     Network,

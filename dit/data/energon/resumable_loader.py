@@ -29,10 +29,10 @@ from megatron.energon.savable_loader import (
 from megatron.energon.state import FlexState
 from megatron.energon.wrappers.repeat_dataset import RepeatDataset
 
-from dit.data.energon.worker_output import WorkerBatch, WorkerOutput
+from dit.data.energon.stages import WorkerBatch, WorkerOutput
 from dit.data.energon.worker_shards import SampleId, WorkerShard
+from dit.data.loader_state import LoaderState, WorkerState
 from dit.data.rejections import DataError
-from dit.data.resume.loader_state import LoaderState, WorkerState
 
 Link = TypeVar("Link", bound=SavableDataset)
 

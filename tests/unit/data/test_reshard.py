@@ -10,7 +10,7 @@ from megatron.energon.state import FlexState
 
 from dit.config import Balance, BlendEntry
 from dit.data import DataError, Reject, build_train_loader, sum_counts
-from dit.data.resume.loader_state import FORMAT, LoaderState
+from dit.data.loader_state import FORMAT, LoaderState
 
 COUNTS = {"a": 239, "b": 90}
 

@@ -1,4 +1,10 @@
-"""Shards on a local disk, held open and read at offsets."""
+"""Samples of a shard by their place: their heads now, all of them when they are chosen.
+
+1. Place         where a sample lies: all that a buffer need keep of its payload
+2. PlainReader   what Energon's reader gives of a sample, with a head instead of its tensors
+
+Only what is plain is read here: a local disk, ustar headers and times. The rest is Energon's.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +12,13 @@ import math
 import os
 import struct
 import time
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
+from megatron.energon.flavors.webdataset.config import skip_meta_re
 
 _LOOK_S = 0.1  # between looks whether a shard is still there, of which each takes 10 us
 _OPEN = 128  # shards. Systems allow 1024 files, some fewer
@@ -145,3 +156,111 @@ class OpenShards:
             size = shard.size_now()
         self._open[path] = shard
         return shard, size
+
+
+_HEADER = struct.Struct("100s 24x 12s 12x 8s c 100x 8s 80x 155s 12x")
+_PLAIN_FILE, _EXTENDED = (b"0", b"\0"), b"x"
+# Extended headers that change neither the name nor the size of a file, as webdataset writes them.
+_ONLY_TIMES = {b"mtime", b"atime", b"ctime"}
+_USTAR = b"ustar\x0000"
+
+Data = TypeVar("Data", bytes, memoryview)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleLocation:
+    """Where a sample lies."""
+
+    shards: OpenShards
+    path: str
+    start: int
+    size: int
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Bytes of the sample.
+
+        Raises:
+            NotPlain: the shard ends before, or the sample.
+        """
+        return self._whole(self.shards.read, offset, size)
+
+    def parts(self) -> dict[str, bytes | memoryview]:
+        """The whole record: extension -> bytes, those of the tensors until the next call.
+
+        Raises:
+            NotPlain: it is not what it was when its head was read.
+            OSError: the shard cannot be read.
+        """
+        data = self._whole(self.shards.read_again, 0, self.size)
+        found = tar_members(lambda at, size: bytes(data[at : at + size]), self.size)
+        parts = {split_name(name)[1]: data[at : at + size] for name, at, size in found}
+        return {n: part if n == "safetensors" else bytes(part) for n, part in parts.items()}
+
+    def _whole(self, read: Callable[[str, int, int], Data], offset: int, size: int) -> Data:
+        data = read(self.path, self.start + offset, min(size, self.size - offset))
+        if len(data) < size:
+            raise NotPlain(f"{len(data)} bytes of {size} at {self.start + offset} in {self.path}")
+        return data
+
+
+def tar_members(read: Callable[[int, int], bytes], size: int) -> Iterator[tuple[str, int, int]]:
+    """(name, start, size) of the files of a sample that takes `size` bytes; `read` gives them.
+
+    Raises:
+        NotPlain: a header is damaged, or no plain one.
+    """
+    at, found = 0, 0
+    while at < size:
+        name, length, kind = _header(read(at, BLOCK))
+        at += BLOCK
+        if not 0 <= length <= size - at:  # a size below 0 would have the same header read for ever
+            raise NotPlain(f"{name} has {length} bytes, and its sample {size}")
+        if kind == _EXTENDED:
+            _check_times(read(at, length))
+        elif not (name.startswith("__") and skip_meta_re.match(name)):
+            found += 1
+            yield name, at, length
+        at += -(-length // BLOCK) * BLOCK
+    if not found:
+        raise NotPlain("no file")
+
+
+def _header(header: bytes) -> tuple[str, int, bytes]:
+    """Name, size and kind of what follows."""
+    if len(header) < BLOCK:
+        raise NotPlain("the header is cut")
+    name, size, checksum, kind, magic, prefix = _HEADER.unpack(header)
+    if kind not in (*_PLAIN_FILE, _EXTENDED) or magic != _USTAR:
+        raise NotPlain("no plain file")
+    try:
+        # The sum takes its own field for blanks. The low half of adler32 is 1 + the sum of the
+        # bytes, modulo 65521, 8 times as fast as to add them here.
+        found = (zlib.adler32(header) & 0xFFFF) - 1 - sum(checksum) + 8 * ord(" ")
+        if (found - int(checksum.rstrip(b" \0"), 8)) % 65521:
+            raise NotPlain("the header is damaged")
+        whole = _text(prefix) + "/" + _text(name) if prefix[0] else _text(name)
+        return whole, int(size.rstrip(b" \0"), 8), kind
+    except ValueError as error:
+        raise NotPlain(f"header: {error}") from error
+
+
+def _check_times(records: bytes) -> None:
+    """Of lines "30 mtime=1234567890.1234567"."""
+    names = {line.partition(b"=")[0].partition(b" ")[2] for line in records.splitlines()}
+    if not names <= _ONLY_TIMES:
+        raise NotPlain(f"an extended header of {names}")
+
+
+def _text(field: bytes) -> str:
+    return field.partition(b"\0")[0].decode()
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Key and extension: what comes before and after the first dot of the last part of the path."""
+    folder, slash, file = name.rpartition("/")
+    base, dot, extension = file.partition(".")
+    if not base or not dot:
+        raise NotPlain(f"{name} has no extension")
+    if extension.startswith("__"):
+        raise NotPlain(f"{name} has the name of a part of a record")
+    return folder + slash + base, extension

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from dit.data.energon.worker_shards import Remaining, Run, WorkerShard, sample_id
+from dit.data.loader_state import LoaderLayout, LoaderState, WorkerState, pickled
 from dit.data.rejections import BEGIN_ANEW, DataError, RejectCounts, sum_counts
-from dit.data.resume.loader_state import LoaderLayout, LoaderState, WorkerState, pickled
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
