@@ -1,22 +1,27 @@
-"""Where the readers of a run stand: what a checkpoint keeps of each rank's loader."""
+"""What a checkpoint keeps of each rank's loader, and which run it belongs to.
+
+1. WorkerState        where one reader stands in its samples
+2. LoaderState        where the loader of one rank stands; it has the WorkerStates of its workers
+3. loader_identity    the settings that a saved state belongs to. Energon itself would restore most
+                      other states silently wrong
+"""
 
 from __future__ import annotations
 
 import hashlib
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import Any, Self
 
 from megatron.energon.epathlib import EPath
-from megatron.energon.flavors.webdataset.sample_loader import SliceState
 from megatron.energon.state import FlexState
 
-from dit import safe_pickle
 from dit.config import Balance, DatasetConfig, ModelConfig, RunConfig
 from dit.data.cook import Expected
 from dit.data.datasets import META, train_leaves
+from dit.data.energon.internals import buffered_keys, nested_states
 from dit.data.energon.worker_shards import Remaining, SampleId
 from dit.data.rejections import BEGIN_ANEW, DataError, RejectCounts
 
@@ -25,10 +30,10 @@ FORMAT = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerState:
-    """Where one reader stands: a snapshot of it, and the packs to skip from there."""
+    """Where one reader stands: its last snapshot, and the packs that it has given since then."""
 
     chain: FlexState | None = None
-    """State of its chain of datasets; None where it has not begun."""
+    """State of its chain of datasets at the snapshot; None where it has not begun."""
     made: int = 0
     """Packs made before the snapshot."""
     since: tuple[tuple[SampleId, ...], ...] = ()
@@ -36,65 +41,51 @@ class WorkerState:
     left: tuple[Remaining, ...] = ()
     """What it reads first, by dataset, where it has not begun."""
 
-    def share(self, dataset: int) -> FlexState | Remaining:
-        """Of one dataset of the blend: the state of its link, or what it is to begin with."""
+    def of_dataset(self, dataset: int) -> FlexState | Remaining:
+        """The state of the WorkerShard of one dataset of a blend, or what it has to read first."""
         if self.chain is not None:
-            return [state for state in _states(self.chain) if "_left" in state][dataset]
+            return [state for state in nested_states(self.chain) if "_left" in state][dataset]
         return self.left[dataset] if self.left else Remaining()
 
     def waiting(self) -> list[tuple[Any, ...]]:
-        """Keys of the samples that have been read and wait in buffers."""
-        states = [] if self.chain is None else list(_states(self.chain))
-        buffers = [v for state in states for v in state.values() if isinstance(v, dict)]
-        keys = [key for buffer in buffers for key in buffer.get("_restore_keys", ())]
-        return [key for outer in keys for key in _samples_in(outer)]
+        """Restore keys of the samples that have been read and wait in buffers."""
+        return [] if self.chain is None else buffered_keys(self.chain)
 
-    def tally(self) -> RejectCounts:
-        """Counts at the snapshot."""
-        tally = RejectCounts()
+    def counts(self) -> RejectCounts:
+        """The counts at the snapshot."""
+        counts = RejectCounts()
         if self.chain is not None:
-            tally.restore_state(self.chain["tally"])
-        return tally
+            counts.restore_state(self.chain["tally"])
+        return counts
 
 
 _FORMER_NAMES = {
     "dit.data.position.ReaderPosition": WorkerState,
     "dit.data.shares.Left": Remaining,
 }
-"""What pickles of older versions call the classes."""
+"""Names of the classes in the pickles of older versions."""
 _FORMER_DATASETS = {
     "ShardShare": "FolderShard",
     "MockShare": "MockShard",
     "EvenCost": "FlopsBalancedOrder",
     "Deliveries": "WorkerOutput",
 }
-"""Datasets of Energon's chain, whose class names Energon stores and compares."""
+"""Former -> present class names of datasets, which Energon stores and compares."""
 
 
 def _with_new_names(chain: FlexState | None) -> None:
-    for state in _states(chain) if chain is not None else ():
+    for state in nested_states(chain) if chain is not None else ():
         name = state["__class__"]
         state["__class__"] = _FORMER_DATASETS.get(name, name)
 
 
-def _states(state: FlexState) -> Iterator[FlexState]:
-    yield state
-    for inner in state.get("datasets", ()):
-        yield from _states(inner)
-
-
-def _samples_in(key: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """Keys of the samples of a group, which its own key holds; or that of a single sample."""
-    return [inner for inner in key if isinstance(inner, tuple)] or [key]
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoaderLayout:
-    """How many read, and where."""
+    """How many ranks and workers read the data."""
 
     ranks: int
     workers: int
-    """Loader processes of each rank; without any the rank itself reads."""
+    """Loader processes of each rank; with 0 the rank itself reads."""
 
     @property
     def readers_per_rank(self) -> int:
@@ -113,24 +104,24 @@ class LoaderState:
     """Where the loader of one data-parallel rank stands."""
 
     identity: dict[str, Any]
-    """What its samples and packs depend on."""
+    """The settings that its samples and packs depend on."""
     ranks: int
     rank: int
     workers: int
     readers: bytes
-    """Pickled WorkerStates, by worker. Bytes, because two loaders would share their lists."""
+    """Pickled WorkerStates, by worker. They are bytes, so that no two loaders share their lists."""
     packs: int = 0
-    """Given since these readers began."""
+    """Packs given since these readers began."""
     dealt: int = 0
-    """How often the samples have been shared out to another number of readers."""
+    """How often the samples have been resharded to another number of readers."""
     tallies: list[dict[str, Any]]
-    """Counts of the readers, by worker."""
+    """RejectCounts of the readers, by worker."""
     former: dict[str, Any] = field(default_factory=lambda: asdict(RejectCounts()))
-    """Counts of readers that are no more."""
+    """RejectCounts of readers that a resharding has ended."""
 
     @classmethod
     def start(cls, layout: LoaderLayout, *, rank: int, identity: dict[str, Any]) -> Self:
-        """Before the first pack."""
+        """The state before the first pack."""
         return cls(
             identity=identity,
             ranks=layout.ranks,
@@ -146,16 +137,21 @@ class LoaderState:
 
     @property
     def next_worker(self) -> int:
-        """Whose turn it is."""
+        """The worker that gives the next pack."""
         return self.packs % self.layout.readers_per_rank
 
     @property
     def seed(self) -> tuple[int, int]:
-        """Readers that share the samples out anew draw other numbers than those of the start."""
+        """Readers draw other random numbers after each resharding."""
         return self.identity["rng.seed"], self.dealt
 
     def unpickled(self) -> list[WorkerState]:
         """The states of the workers, those of older versions of the program included."""
+        # Imported here, because only a run that resumes reads pickles.
+        from megatron.energon.flavors.webdataset.sample_loader import SliceState
+
+        from dit import safe_pickle
+
         classes = (WorkerState, Remaining, FlexState, SliceState)
         workers = safe_pickle.loads(self.readers, classes=classes, former_names=_FORMER_NAMES)
         for worker in workers:
@@ -163,12 +159,12 @@ class LoaderState:
         return workers
 
     def plain(self) -> dict[str, Any]:
-        """For a file that is read without running code."""
+        """The state as plain values, for a file that is read without running code."""
         return {"format": FORMAT, **asdict(self)}
 
     @classmethod
     def of(cls, plain: dict[str, Any]) -> Self:
-        """What `plain` gave.
+        """The inverse of `plain`.
 
         Raises:
             DataError: another version of the program has written it, or it is damaged.
@@ -193,13 +189,13 @@ _TYPES: dict[str, type] = {
 
 
 def _check_types(plain: dict[str, Any]) -> None:
-    """Raises DataError where fields are missing, unknown, or of another type."""
+    """Raises DataError where fields are missing, unknown or of a wrong type."""
     wrong = sorted(str(name) for name in plain.keys() ^ {"format", *_TYPES})
     wrong += [n for n, kind in _TYPES.items() if n not in wrong and type(plain[n]) is not kind]
     if not wrong:
         try:
-            for tally in (*plain["tallies"], plain["former"]):
-                RejectCounts(**tally)
+            for counts in (*plain["tallies"], plain["former"]):
+                RejectCounts(**counts)
         except TypeError:
             wrong = ["tallies"]
     if not wrong and (plain["ranks"] < 1 or not 0 <= plain["rank"] < plain["ranks"]):
@@ -216,13 +212,13 @@ def pickled(readers: Sequence[WorkerState]) -> bytes:
 
 
 def loader_identity(config: RunConfig) -> dict[str, Any]:
-    """What decides which packs the training loaders of all ranks give, as plain values by name.
+    """The settings that decide which packs the training loaders of all ranks give.
 
-    The place of the data is not among them: a copy elsewhere resumes as well. Nor are ranks and
-    workers, which may change (moving.py).
+    They do not include the folder of the data, because a copy elsewhere resumes as well, nor ranks
+    and workers, which may change (reshard.py).
     """
     data, expected = config.dataset, Expected.of(config)
-    even = data.balance is not Balance.NONE
+    balanced = data.balance is not Balance.NONE
     return {
         "dataset": _fingerprints(config),
         "weights of dataset.blend": [entry.weight for entry in data.blend],
@@ -231,8 +227,8 @@ def loader_identity(config: RunConfig) -> dict[str, Any]:
         "dataset.packing_buffer_size": data.packing_buffer_size,
         "order of packing": "a full pack with the oldest sample",
         "dataset.balance": str(data.balance),
-        "dataset.balance_packs": data.balance_packs if even else 0,
-        "model sizes, which decide the cost of a pack": _sizes(config.model) if even else [],
+        "dataset.balance_packs": data.balance_packs if balanced else 0,
+        "model sizes, which decide the cost of a pack": _sizes(config.model) if balanced else [],
         "dataset.sample_multiple": data.sample_multiple,
         "dataset.shuffle_buffer_size": data.shuffle_buffer_size,
         "dataset.max_samples_per_sequence": data.max_samples_per_sequence,
@@ -255,7 +251,7 @@ def _sizes(model: ModelConfig) -> list[int]:
 def check_identity(
     saved: Mapping[str, Any], current: Mapping[str, Any], *, places: tuple[str, str]
 ) -> None:
-    """Refuses a loader state of another run; `places` are the datasets of then and of now.
+    """Refuses a loader state of another run; `places` names the saved and the present dataset.
 
     Raises:
         DataError: names every item that differs, with both values.

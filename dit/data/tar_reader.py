@@ -1,9 +1,12 @@
-"""Samples of a shard by their place: their heads now, all of them when they are chosen.
+"""Reads the files of one sample out of a shard, by the shard's index.
 
-1. Place         where a sample lies: all that a buffer need keep of its payload
-2. PlainReader   what Energon's reader gives of a sample, with a head instead of its tensors
+1. index_fault       whether the bytes of an index can be right
+2. OpenShards        the shards that were read last, held open
+3. SampleLocation    where a sample lies; its head can be read now and all of it later
+4. tar_members       the files of a sample, from its tar headers
 
-Only what is plain is read here: a local disk, ustar headers and times. The rest is Energon's.
+Only plain samples are read here: on a local disk, with ustar headers and at most extended headers
+of times. For all others NotPlain is raised, and Energon's reader takes over.
 """
 
 from __future__ import annotations
@@ -20,14 +23,22 @@ from typing import TypeVar
 import numpy as np
 from megatron.energon.flavors.webdataset.config import skip_meta_re
 
-_LOOK_S = 0.1  # between looks whether a shard is still there, of which each takes 10 us
-_OPEN = 128  # shards. Systems allow 1024 files, some fewer
+_LOOK_S = 0.1  # between two looks whether a shard is still there; each takes 10 us
+_OPEN = 128  # shards at a time. Systems allow 1024 open files, some fewer
 _SPAN = struct.Struct("<2Q")
 BLOCK = 512  # bytes; a tar pads every header and every content to a multiple of this
 
+_HEADER = struct.Struct("100s 24x 12s 12x 8s c 100x 8s 80x 155s 12x")
+_PLAIN_FILE, _EXTENDED = (b"0", b"\0"), b"x"
+# Extended headers that change neither the name nor the size of a file, as webdataset writes them.
+_ONLY_TIMES = {b"mtime", b"atime", b"ctime"}
+_USTAR = b"ustar\x0000"
+
+Data = TypeVar("Data", bytes, memoryview)
+
 
 class NotPlain(Exception):  # noqa: N818 - a case for Energon's reader, not a failure
-    """Raised for what only a whole tar reader can read, or can say what is wrong with."""
+    """Raised for a sample that only a complete tar reader can read, or find the fault of."""
 
 
 class ShardError(ValueError):
@@ -35,11 +46,11 @@ class ShardError(ValueError):
 
 
 REINDEX = "restore it, or write it anew with `energon prepare --tar-index-only {folder}`"
-"""What to do about an index; `folder` is that of the dataset."""
+"""What to do about a damaged index; `folder` is the folder of the dataset."""
 
 
 def index_fault(offsets: bytes) -> str:
-    """What is wrong with the bytes of an index, empty for nothing.
+    """What is wrong with the bytes of an index; empty if nothing is.
 
     Each number says where a sample begins and the one before it ends, so an index that does not
     ascend would give some bytes twice, or none.
@@ -100,7 +111,7 @@ class OpenShard:
             start, stop = _SPAN.unpack_from(self._index, 8 * sample)
         except struct.error as error:
             raise ShardError(f"{self.path}.idx has no sample {sample}") from error
-        # Of the first one the start is not looked at by Energon either: folders may come before.
+        # Folders may come before the first sample, so it starts at 0, as in Energon's reader.
         return start if sample else 0, stop
 
 
@@ -123,17 +134,17 @@ class OpenShards:
         return start, stop - start
 
     def read(self, path: str, start: int, size: int) -> bytes:
-        """Bytes of the shard; fewer where it ends before. To follow `span`."""
+        """Bytes of a shard that `span` has just opened; fewer where the shard ends before."""
         return os.pread(self._open[path].number, size, start)
 
     def read_again(self, path: str, start: int, size: int) -> memoryview:
-        """The same at any time later, into memory that the next call writes to again.
+        """As `read`, at any later time, into memory that the next call overwrites.
 
-        Memory that is new takes as long to get as to read into, and is in no cache.
+        New memory would take as long to allocate as to fill, and is in no cache.
         """
         shard, _ = self._checked(path)
         if len(self._memory) < size:
-            self._memory = bytearray(size)  # tensors may still look at the one before
+            self._memory = bytearray(size)  # tensors may still be views of the former one
         view = memoryview(self._memory)[:size]
         return view[: os.preadv(shard.number, [view], start)]
 
@@ -141,12 +152,12 @@ class OpenShards:
         self._open.clear()
 
     def _checked(self, path: str) -> tuple[OpenShard, int]:
-        """The shard of that name and its size, as they are now.
+        """The shard of that name and its present size.
 
         Raises:
             OSError: it is not there.
         """
-        # The last one read is the last in the dictionary, so the first is closed first.
+        # The shard that was read last is the last in the dictionary, so the first is closed first.
         shard = self._open.pop(path, None)
         size = None if shard is None else shard.size_now()
         while shard is None or size is None:
@@ -156,15 +167,6 @@ class OpenShards:
             size = shard.size_now()
         self._open[path] = shard
         return shard, size
-
-
-_HEADER = struct.Struct("100s 24x 12s 12x 8s c 100x 8s 80x 155s 12x")
-_PLAIN_FILE, _EXTENDED = (b"0", b"\0"), b"x"
-# Extended headers that change neither the name nor the size of a file, as webdataset writes them.
-_ONLY_TIMES = {b"mtime", b"atime", b"ctime"}
-_USTAR = b"ustar\x0000"
-
-Data = TypeVar("Data", bytes, memoryview)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,12 +182,12 @@ class SampleLocation:
         """Bytes of the sample.
 
         Raises:
-            NotPlain: the shard ends before, or the sample.
+            NotPlain: the shard or the sample ends before that.
         """
         return self._whole(self.shards.read, offset, size)
 
     def parts(self) -> dict[str, bytes | memoryview]:
-        """The whole record: extension -> bytes, those of the tensors until the next call.
+        """The whole record: extension -> bytes. The next call overwrites those of the tensors.
 
         Raises:
             NotPlain: it is not what it was when its head was read.
@@ -204,10 +206,10 @@ class SampleLocation:
 
 
 def tar_members(read: Callable[[int, int], bytes], size: int) -> Iterator[tuple[str, int, int]]:
-    """(name, start, size) of the files of a sample that takes `size` bytes; `read` gives them.
+    """(name, start, size) of the files of a sample of `size` bytes; `read(start, size)` gives them.
 
     Raises:
-        NotPlain: a header is damaged, or no plain one.
+        NotPlain: a header is damaged or not plain.
     """
     at, found = 0, 0
     while at < size:
@@ -226,15 +228,15 @@ def tar_members(read: Callable[[int, int], bytes], size: int) -> Iterator[tuple[
 
 
 def _header(header: bytes) -> tuple[str, int, bytes]:
-    """Name, size and kind of what follows."""
+    """Name, size and kind of the file that follows."""
     if len(header) < BLOCK:
         raise NotPlain("the header is cut")
     name, size, checksum, kind, magic, prefix = _HEADER.unpack(header)
     if kind not in (*_PLAIN_FILE, _EXTENDED) or magic != _USTAR:
         raise NotPlain("no plain file")
     try:
-        # The sum takes its own field for blanks. The low half of adler32 is 1 + the sum of the
-        # bytes, modulo 65521, 8 times as fast as to add them here.
+        # The checksum counts its own field as blanks. The low half of adler32 is 1 + the sum of the
+        # bytes, modulo 65521, and 8 times as fast as a sum in Python.
         found = (zlib.adler32(header) & 0xFFFF) - 1 - sum(checksum) + 8 * ord(" ")
         if (found - int(checksum.rstrip(b" \0"), 8)) % 65521:
             raise NotPlain("the header is damaged")
@@ -245,7 +247,7 @@ def _header(header: bytes) -> tuple[str, int, bytes]:
 
 
 def _check_times(records: bytes) -> None:
-    """Of lines "30 mtime=1234567890.1234567"."""
+    """Checks an extended header: lines such as "30 mtime=1234567890.1234567"."""
     names = {line.partition(b"=")[0].partition(b" ")[2] for line in records.splitlines()}
     if not names <= _ONLY_TIMES:
         raise NotPlain(f"an extended header of {names}")
@@ -256,7 +258,7 @@ def _text(field: bytes) -> str:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Key and extension: what comes before and after the first dot of the last part of the path."""
+    """Key and extension: the parts before and after the first dot of the file's name."""
     folder, slash, file = name.rpartition("/")
     base, dot, extension = file.partition(".")
     if not base or not dot:

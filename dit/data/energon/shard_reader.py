@@ -1,7 +1,8 @@
-"""Energon's reader of whole samples, for what is not plain, without its trust in tar headers.
+"""Reads records from shards, for Energon, whatever the bytes of the shards are.
 
-It takes any size that a header gives: one of a sparse member asks for terabytes of zeros, and one
-below zero leads back to the same header for ever.
+1. SafeReader     damage becomes a record that says so, not the end of the loader
+2. PlainReader    plain samples: the head of a record now, all of it when it is chosen for a pack
+3. read_whole     other samples, remote or with unusual headers, by Energon's own reader
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Self
 from megatron.energon.flavors.webdataset.itar_reader import ShardInfosITarReader
 from megatron.energon.source_info import SourceInfo
 
+from dit.data.energon.internals import tar_of_sample
 from dit.data.records import PLACE, UNREADABLE, Head, head_length
 from dit.data.tar_reader import (
     NotPlain,
@@ -30,14 +32,18 @@ _DAMAGE = (
     *(ValueError, LookupError, AttributeError, TypeError, ArithmeticError),
     *(RecursionError, MemoryError),
 )
+# What may happen to a sample between the reading of its head and of the whole.
 _LOST = (NotPlain, ShardError, OSError, MemoryError)
-"""What becomes of a sample between its head and its whole."""
+# The .json and the description of the tensors of most samples. Smaller samples are read whole.
+_WINDOW = 8192
+_LARGE = 2**17  # more than the head of any tensors has
+_OF_ENERGON = {"__key__", "__shard__", "__restore_key__", "__sources__"}
 
 
 class SafeReader:
-    """An Energon shard reader that reports damage as a record, and reads heads where that is plain.
+    """An Energon shard reader that reports damage as a record.
 
-    Energon's own dies of damage: no error handler sees a fault of the tar itself.
+    Energon's own ends the loader: none of its error handlers sees a fault of the tar itself.
     """
 
     def __init__(self, reader: ShardInfosITarReader, shards: OpenShards):
@@ -89,7 +95,7 @@ class SafeReader:
 
 
 def read_parts(place: SampleLocation) -> dict[str, Any]:
-    """The record there, or one that says why it cannot be read."""
+    """The whole record at a location, or one that says why it cannot be read."""
     try:
         try:
             return place.parts()
@@ -102,25 +108,25 @@ def read_parts(place: SampleLocation) -> dict[str, Any]:
 
 
 def _said(error: BaseException) -> str:
-    """What a refusal says of an error: ours speak for themselves."""
+    """What a refusal says of an error; a ShardError's own message is enough."""
     return str(error) if isinstance(error, ShardError) else f"{type(error).__name__}: {error}"
 
 
 class PlainReader:
-    """Reads plain samples of what an Energon reader reads."""
+    """Reads plain samples from the shards of an Energon reader."""
 
     def __init__(self, reader: ShardInfosITarReader, shards: OpenShards):
         self._reader = reader
         self._shards = shards
-        self._paths: dict[int, str | None] = {}  # of shards; None for those that are not local
+        self._paths: dict[int, str | None] = {}  # by shard; None where it is not local
 
     def __getitem__(self, index: int) -> dict[str, Any] | None:
-        """The record of Energon's reader; None where it is excluded.
+        """The record that Energon's reader would give; None where the split excludes it.
 
-        Of one that is not small, `.safetensors` is a Head.
+        In a record that is not small, `.safetensors` is a Head and PLACE has the location.
 
         Raises:
-            NotPlain: Energon's reader is to read it.
+            NotPlain: Energon's reader has to read it.
             OSError: a file cannot be read.
         """
         shard = bisect_right(self._reader.shard_count_cumsum, index) - 1
@@ -143,13 +149,13 @@ class PlainReader:
         window = _Window(place)
         parts, names, key = {}, [], None
         for name, at, size in tar_members(window, place.size):
-            base, extension = split_name(name)
+            stem, extension = split_name(name)
             if key is None:
-                key, wanted = base, self._reader.sample_filter
-                if wanted is not None and not wanted(f"{shard}/{base}"):
+                key, wanted = stem, self._reader.sample_filter
+                if wanted is not None and not wanted(f"{shard}/{stem}"):
                     return None
-            if base != key:
-                raise NotPlain(f"{base} beside {key}")
+            if stem != key:
+                raise NotPlain(f"{stem} beside {key}")
             if self._reader.part_filter is None or self._reader.part_filter(extension):
                 whole = place.size <= _WINDOW or extension != "safetensors"
                 parts[extension] = window(at, size) if whole else _head(window, at, size)
@@ -171,7 +177,7 @@ class PlainReader:
 
 
 class _Window:
-    """Bytes of a sample, of which some more than the wanted ones are read at a time."""
+    """Reads bytes of a sample, and some more than are asked for at a time."""
 
     def __init__(self, place: SampleLocation):
         self._place = place
@@ -189,20 +195,18 @@ def _head(window: _Window, at: int, size: int) -> Head | bytes:
     if size <= 8:
         return window(at, size)
     length = head_length(window(at, 8))
-    # A garbled length would have all of it read; its first bytes are as good.
+    # For a garbled length the first 8 bytes are enough; else the whole file would be read.
     return Head(data=window(at, length if length <= min(size, _LARGE) else 8), size=size)
 
 
-# The .json and the description of the tensors of most samples. Smaller ones are read whole.
-_WINDOW = 8192
-_LARGE = 2**17  # more than the head of any tensors has
-_OF_ENERGON = {"__key__", "__shard__", "__restore_key__", "__sources__"}
-
-
 class _Member(tarfile.TarInfo):
-    """A member that lies within its sample."""
+    """A member that lies within its sample.
 
-    def _proc_member(self, tar: Any) -> Self:  # what tarfile calls for every header that it reads
+    Energon trusts the sizes in headers: a sparse member may ask for terabytes of zeros, and a size
+    below zero leads back to the same header for ever.
+    """
+
+    def _proc_member(self, tar: Any) -> Self:  # tarfile calls it for every header that it reads
         self._check(tar)
         member = super()._proc_member(tar)  # type: ignore[misc]  # typeshed does not know it
         member._check(tar)  # an extended header may have said another size
@@ -215,16 +219,15 @@ class _Member(tarfile.TarInfo):
 
 
 def read_whole(reader: ShardInfosITarReader, index: int) -> dict[str, Any] | None:
-    """The record of a sample, None where the split excludes it.
+    """The record of a sample, read by Energon's reader; None where the split excludes it.
 
     Raises:
         ValueError: a part has the name of one of Energon's own entries.
         Exception: of many kinds, for a damaged tar or index.
     """
     shard = bisect_right(reader.shard_count_cumsum, index) - 1
-    place = reader._get_itar_sample_pointer(index)
-    tar: Any = reader._get_itarfile_cached(reader.shard_tar_file_idxs[shard])
-    tar.tarinfo, tar.sample_end = _Member, place.byte_offset + place.byte_size
+    tar, end = tar_of_sample(reader, index, shard)
+    tar.tarinfo, tar.sample_end = _Member, end
     record: Any = reader[index]
     if record is None:
         return None

@@ -1,9 +1,11 @@
-"""The first links that we add to Energon's chain of datasets: from shards to samples.
+"""Our stages in Energon's chain of datasets, each over the one before.
 
-1. SafeReader    heads of records; a damaged shard becomes one that says so, not the loader's death
-2. Cooking       records -> samples; counts refused ones and lets the others pass
-
-groups.py has those that make groups of samples, deliveries.py the last.
+1. Cooking               records -> samples; counts refused ones and passes the others on
+   (Energon's repeat, blend and shuffle)
+2. OldestFirst           a buffer of samples -> full groups, each with the oldest sample
+3. FlopsBalancedOrder    (dataset.balance=flops) which of several groups is next
+   (Energon's map: group -> pack)
+4. WorkerOutput          packs -> batches for the main process, with counts and errors
 """
 
 from __future__ import annotations
@@ -21,13 +23,19 @@ from megatron.energon.source_info import SourceInfo
 from megatron.energon.state import FlexState
 from megatron.energon.wrappers.base import BaseWrapperDataset
 from megatron.energon.wrappers.buffer import SavableSampleBuffer
-from megatron.energon.wrappers.packing_dataset import PackingDataset
 
 from dit.batch import LatentSample, PackedBatch
 from dit.data.cook import SampleSize
+from dit.data.energon.internals import OpenPacking
 from dit.data.energon.worker_shards import SampleId
 from dit.data.pack import best_fit_decreasing, full_with_first, turn
-from dit.data.rejections import DataError, ReaderCounts, RefusedSample, RejectCounts, SampleRefused
+from dit.data.rejections import (
+    DataError,
+    ReaderCounts,
+    RefusedSample,
+    RejectCounts,
+    SampleRefused,
+)
 from dit.pack_wire import BufferSlot, PackBuffers, pin_pack
 
 _DETAIL = 500  # characters; what a garbled file says of itself may have no end
@@ -41,18 +49,18 @@ class CookedSample(Sample):
 
     origin: SourceInfo
     stored_key: str
-    """In the shard; that of the sample has the dataset of a blend before it."""
+    """Key in the shard. In a blend, the key of the sample has the name of its dataset before it."""
     load: Callable[[], LatentSample] | None = None
-    """Reads and decodes it, for its pack; raises Refused where there is something wrong with it.
+    """Reads and decodes the sample for its pack; raises SampleRefused where it is unusable.
 
-    Its tensors may be gone with the next sample that is read.
+    The tensors may be overwritten when the next sample is read.
     """
     measured: SampleSize | None = None
     refusal: SampleRefused | None = None
 
     @property
     def size(self) -> SampleSize:
-        """In a pack; of a sample that was not refused."""
+        """Size in a pack; a refused sample has none."""
         assert self.measured is not None
         return self.measured
 
@@ -68,10 +76,10 @@ class CookedSample(Sample):
 
 
 class Cooking(BaseWrapperDataset[Any, CookedSample]):
-    """Records -> samples that were not refused; counts all of them.
+    """Cooks records, counts all of them, and passes on those that were not refused.
 
-    Energon does this in two links that number the samples, so that what is random can be drawn
-    again, and together take as long as the decoding of a small sample. Nothing is random here.
+    Energon does this in two stages that number the samples, so that random draws can be repeated.
+    Together these take as long as the decoding of a small sample, and nothing is random here.
     """
 
     def __init__(
@@ -125,7 +133,7 @@ class Cooking(BaseWrapperDataset[Any, CookedSample]):
 
 
 def _record(raw: Any) -> Any:
-    """Of a shard, or of mock data."""
+    """Shards give RawSampleData, mock data the record itself."""
     return raw.data[0] if isinstance(raw, RawSampleData) else raw
 
 
@@ -142,14 +150,14 @@ class SampleGroup(Sample):
 
     samples: tuple[CookedSample, ...]
     cost: float
-    """Of the pack in training, in any unit."""
+    """Cost of the pack in training, in any unit."""
 
 
-class OldestFirst(PackingDataset):
-    """Energon's packing, one group at a time; all that does not go along waits for newcomers.
+class OldestFirst(OpenPacking):
+    """Energon's packing, one group at a time; samples that are not chosen wait for newcomers.
 
-    Energon has no such hook in 7.4: its reading buffer, which is empty while a group is selected
-    and is saved with the state, takes back what waits.
+    Energon 7.4 has no hook for that, so those samples go back to its reading buffer, which is saved
+    with the state.
     """
 
     def __init__(self, dataset: SavableDataset[CookedSample], *, capacity: int, **kwargs: Any):
@@ -164,16 +172,12 @@ class OldestFirst(PackingDataset):
         chosen = full_with_first(lengths, capacity=self._capacity)
         left = samples.copy()
         group = [left.pop(index) for index in reversed(chosen)]
-        self._reading_buffer.extend(left)
+        self.put_back(left)
         return [group[::-1]]
-
-    def _fill_reading_buffer(self, source_iter: Iterator, log_progress: bool = False) -> bool:
-        del log_progress  # every worker would draw a bar of its own
-        return super()._fill_reading_buffer(source_iter, log_progress=False)
 
 
 class FlopsBalancedOrder(BaseWrapperDataset[SampleGroup, SampleGroup]):
-    """Hands on the groups in an order in which those of all ranks cost alike at each turn."""
+    """Orders the groups such that those of all ranks cost about the same at each turn."""
 
     _savable_fields = ("_waiting", "_turns")
 
@@ -216,69 +220,69 @@ class FlopsBalancedOrder(BaseWrapperDataset[SampleGroup, SampleGroup]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FinishedPack:
-    """A pack and what it is made of."""
+    """A pack and the samples it is made of."""
 
     pack: PackedBatch | None
     """None if all its samples were refused."""
     samples: tuple[SampleId, ...]
-    """Those in the pack. Others are read again by a run that goes on elsewhere, and refused."""
+    """The samples in the pack. Refused ones are read again by a run that resumes elsewhere."""
     refused: tuple[tuple[RefusedSample, SampleId], ...] = ()
     """Samples that were found unusable when they were read for the pack."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerBatch:
-    """What one reader hands to the main process."""
+    """What one worker hands to the main process."""
 
     worker: int
-    """Reader of this rank, from 0."""
-    tally: RejectCounts
+    """Worker of this rank, from 0."""
+    counts: RejectCounts
     """Its counts when the pack was made."""
     pack: PackedBatch | None = None
     """None at the end of a finite stream, and with an error."""
-    place: BufferSlot | None = None
-    """Of its numbers, where they lie in a row that the processes share."""
+    slot: BufferSlot | None = None
+    """Where the numbers of the pack lie in shared memory; None if they are sent with it."""
     samples: tuple[SampleId, ...] = ()
     refused: tuple[RefusedSample, ...] = ()
-    """Those that the reader has refused since its last delivery."""
+    """Samples that the worker has refused since its last batch."""
     follows_snapshot: bool = False
-    """The reader was saved just before it made this pack."""
+    """Whether the worker was saved just before it made this pack."""
     error: str = ""
 
     def pin_memory(self) -> WorkerBatch:
         """Called by the DataLoader where there is a GPU, so that copies to it overlap."""
-        if self.pack is None or self.place is not None:
+        if self.pack is None or self.slot is not None:
             return self
         return replace(self, pack=pin_pack(self.pack))
 
 
 class WorkerOutput(BaseWrapperDataset[FinishedPack, WorkerBatch]):
-    """Last link in a reader. Errors travel as values: torch would bury them in a traceback."""
+    """Last stage of a worker. Errors travel as values: torch would bury them in a traceback."""
 
-    _savable_fields = ("tally",)
+    _savable_fields = ("tally",)  # the name of the counts in saved states
 
     def __init__(
         self,
         dataset: SavableDataset[FinishedPack],
         counts: ReaderCounts,
-        rows: PackBuffers,
+        buffers: PackBuffers,
         *,
         worker_config: WorkerConfig,
     ):
         super().__init__(dataset, worker_config=worker_config)
-        self.tally = counts.tally
+        self.tally = counts.counts
         self._counts = counts
-        self._rows = rows
+        self._buffers = buffers
         self._skipped: Mapping[int, int] = {}
         self._saved = False
-        self._refused_in_a_row: Counter[int] = Counter()  # of each dataset
+        self._refused_in_a_row: Counter[int] = Counter()  # by dataset
 
     def reset_state_own(self) -> None:
         self.tally.restore_state(RejectCounts().save_state())
         self._refused_in_a_row.clear()
 
     def skips(self, packs: Mapping[int, int]) -> None:
-        """So many packs each worker makes and does not send, as Energon resumes from a snapshot."""
+        """Sets how many packs each worker makes and does not send, after Energon's last save."""
         self._skipped = packs
 
     def save_state(self) -> FlexState:
@@ -292,22 +296,22 @@ class WorkerOutput(BaseWrapperDataset[FinishedPack, WorkerBatch]):
         worker = self.worker_config.rank_worker_id()
         skipped = self._skipped.get(worker, 0)
         try:
-            for packed in self.dataset:
-                self._count(packed)
-                if packed.pack is None:
+            for finished in self.dataset:
+                self._count(finished)
+                if finished.pack is None:
                     continue
                 saved, self._saved = self._saved, False
-                pack, place = packed.pack, None
+                pack, slot = finished.pack, None
                 if skipped:
-                    skipped -= 1  # a place would stay taken, as nobody receives the pack
+                    skipped -= 1  # its slot would stay taken, because nobody receives the pack
                 else:
-                    pack, place = self._rows.placed(pack)
+                    pack, slot = self._buffers.placed(pack)
                 yield WorkerBatch(
                     worker=worker,
-                    tally=self.tally.snapshot(),
+                    counts=self.tally.copied(),
                     pack=pack,
-                    place=place,
-                    samples=packed.samples,
+                    slot=slot,
+                    samples=finished.samples,
                     refused=self._counts.take_fresh(),
                     follows_snapshot=saved,
                 )
@@ -316,23 +320,22 @@ class WorkerOutput(BaseWrapperDataset[FinishedPack, WorkerBatch]):
             yield replace(self._last(worker), error=str(error))
 
     def _last(self, worker: int) -> WorkerBatch:
-        tally, refused = self.tally.snapshot(), self._counts.take_fresh()
-        return WorkerBatch(worker=worker, tally=tally, refused=refused)
+        counts, refused = self.tally.copied(), self._counts.take_fresh()
+        return WorkerBatch(worker=worker, counts=counts, refused=refused)
 
-    def received(self, delivery: WorkerBatch) -> WorkerBatch:
-        """In the main process: with all the numbers of its pack."""
-        if delivery.pack is None or delivery.place is None:
-            return delivery
-        pack = self._rows.received(delivery.pack, delivery.place)
-        return replace(delivery, pack=pack, place=None)
+    def received(self, batch: WorkerBatch) -> WorkerBatch:
+        """In the main process: the batch with all numbers of its pack."""
+        if batch.pack is None or batch.slot is None:
+            return batch
+        return replace(batch, pack=self._buffers.received(batch.pack, batch.slot), slot=None)
 
-    def _count(self, packed: FinishedPack) -> None:
-        """Counts what was refused after it had been chosen."""
-        for sample, (dataset, _) in packed.refused:
+    def _count(self, finished: FinishedPack) -> None:
+        """Counts samples that were refused after they had been chosen."""
+        for sample, (dataset, _) in finished.refused:
             self._counts.refuse(sample)
             self._refused_in_a_row[dataset] += 1
             check_patience(self._refused_in_a_row[dataset], of=self)
-        for dataset, _ in packed.samples:
+        for dataset, _ in finished.samples:
             self._refused_in_a_row[dataset] = 0
 
     def config(self) -> dict[str, Any]:

@@ -1,8 +1,13 @@
-"""Energon's task encoder: shard record -> PackedBatch, in the loader's processes.
+"""Opens Energon's chain of datasets for one rank, and encodes samples in it, in the loader workers.
 
-1. cook    record -> CookedSample            its length, from its head; refused ones are counted
-2. group   samples -> groups that fit        the oldest sample and what fills its pack
-3. pack    group -> PackedBatch              reads and decodes; pads each to sample_multiple
+1. open_training, open_validation    configuration -> chain of datasets, in a loader
+2. PackEncoder, Energon's task encoder
+   cook     record -> CookedSample          its length, from its head; refused ones are counted
+   group    samples -> groups that fit      the oldest sample and what fills its pack
+   pack     group -> PackedBatch            reads and decodes; pads each to sample_multiple
+
+read -> cook -> (repeat, blend, shuffle) -> group -> pack -> output. Energon's own stages are in
+brackets, and stages.py has ours.
 """
 
 from __future__ import annotations
@@ -11,12 +16,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from megatron.energon import (
     Cooker,
     CrudeSample,
-    TaskEncoder,
     WorkerConfig,
     get_train_dataset,
     get_val_dataset,
@@ -31,8 +35,8 @@ from dit.batch import LatentSample
 from dit.config import Balance, RunConfig
 from dit.data.cook import Expected, SampleSize, cook, measure_sample
 from dit.data.datasets import DatasetSplit, energon_source, key_prefixes, val_split
+from dit.data.energon.internals import DatasetOpener
 from dit.data.energon.resumable_loader import ResumableLoader
-from dit.data.energon.shard_reader import SafeReader, read_parts
 from dit.data.energon.stages import (
     CookedSample,
     Cooking,
@@ -47,196 +51,20 @@ from dit.data.mock import MockDataset, MockShard
 from dit.data.pack import Extent, PackWriter, common_dtype
 from dit.data.records import PLACE, UNREADABLE
 from dit.data.rejections import Bound, DataError, ReaderCounts, Reject, SampleRefused
-from dit.data.tar_reader import OpenShards, SampleLocation
 from dit.models.dit.flops import forward_flops
 from dit.pack_wire import PackBuffers
 
+if TYPE_CHECKING:
+    from dit.data.tar_reader import OpenShards, SampleLocation
 
-class PackEncoder(TaskEncoder):
-    """One per loader. All its steps are stateless and draw no random number.
-
-    That makes a resume exact: Energon cooks the samples of a saved buffer again.
-    """
-
-    decoder = None  # parts stay bytes: the cooker decodes, and knows shard and key when it fails
-
-    def __init__(
-        self,
-        config: RunConfig,
-        *,
-        sources: Mapping[str, str],
-        rows: PackBuffers,
-        counts: ReaderCounts,
-    ):
-        """`sources` maps the path of each dataset of a blend to the prefix of its keys."""
-        self.expected = Expected.of(config)
-        self.data = config.dataset
-        self.model = config.model
-        self.seed = config.rng.seed
-        self.sources = sources
-        self._counts = counts
-        self._shards = (
-            OpenShards()
-        )  # of all datasets, so that a blend of many has not too many open
-        self._rows = rows
-        self._before = 0  # samples of the datasets that have been opened
-        self.cookers = [Cooker(self.cook)]  # Energon asks for one; Cooking is what calls it
-
-    @stateless
-    def cook(self, record: dict[str, Any]) -> CookedSample:
-        origin = record["__sources__"][0]
-        source = self.sources.get(str(origin.dataset_path), "") if self.sources else ""
-        key = f"{source}/{record['__key__']}" if source else record["__key__"]
-        cooked = CookedSample(
-            __key__=key,
-            __restore_key__=record["__restore_key__"],
-            origin=origin,
-            stored_key=record["__key__"],
-        )
-        # Where a record has a place, that alone is kept, so a buffer of large samples is small.
-        load = partial(self._load, record.get(PLACE, record), key, source)
-        try:
-            measured = measure_sample(record, self.expected)
-            if measured is None:
-                sample = _lasting(load()) if PLACE in record else load()
-                measured = SampleSize.of(sample.latent_CFHW, sample.text_LE, self.expected.layout)
-                load = lambda: sample  # noqa: E731 - decoded for its length, so it stays so
-        except SampleRefused as refusal:
-            # Without its traceback, which would keep the payload alive.
-            cooked.refusal = refusal.with_traceback(None)
-            return cooked
-        cooked.load, cooked.measured = load, measured
-        return cooked
-
-    def _load(self, record: SampleLocation | dict[str, Any], key: str, source: str) -> LatentSample:
-        """All of a sample.
-
-        Raises:
-            Refused: there is something wrong with it.
-        """
-        parts = read_parts(record) if isinstance(record, SampleLocation) else record
-        if UNREADABLE in parts:
-            raise SampleRefused(Reject.UNREADABLE, parts[UNREADABLE])
-        return cook(parts, self.expected, key=key, source=source)
-
-    @stateless
-    def group(self, samples: list[CookedSample]) -> SampleGroup:
-        # Equal ones side by side, which attention computes together.
-        samples = sorted(samples, key=lambda sample: sample.size.shape)
-        tokens, text = zip(*(sample.size.shape for sample in samples), strict=True)
-        return SampleGroup(
-            __key__=samples[0].__key__,
-            __restore_key__=(),  # Energon sets it
-            samples=tuple(samples),
-            cost=float(forward_flops(self.model, tokens=tokens, text=text)),
-        )
-
-    @stateless
-    def pack(self, group: SampleGroup) -> FinishedPack:
-        writer, samples, refused = self._writer(group), [], []
-        for sample in group.samples:
-            of = sample_id(sample.__restore_key__)
-            try:
-                writer.add(self._chosen(sample))
-                samples.append(of)
-            except SampleRefused as refusal:
-                refused.append((sample.refused(refusal), of))
-        return FinishedPack(
-            pack=writer.finish() if samples else None,
-            samples=tuple(samples),
-            refused=tuple(refused),
-        )
-
-    def _writer(self, group: SampleGroup) -> PackWriter:
-        expected, sizes = self.expected, [sample.size for sample in group.samples]
-        return PackWriter(
-            expected.layout,
-            samples=len(sizes),
-            latent=Extent(
-                rows=sum(size.tokens for size in sizes),
-                width=expected.channels * math.prod(expected.layout.patch),
-                dtype=common_dtype(size.dtypes[0] for size in sizes),
-            ),
-            text=Extent(
-                rows=sum(size.shape[1] for size in sizes),
-                width=expected.text_width,
-                dtype=common_dtype(size.dtypes[1] for size in sizes),
-            ),
-            memory=self._rows.free,
-        )
-
-    def _chosen(self, sample: CookedSample) -> LatentSample:
-        assert sample.load is not None
-        latent = sample.load()
-        found = SampleSize.of(latent.latent_CFHW, latent.text_LE, self.expected.layout)
-        if found != sample.size:
-            raise SampleRefused(
-                Reject.UNREADABLE, "the shard has been changed while the sample waited"
-            )
-        return latent
-
-    def _load_dataset(
-        self, dataset: LoadedDataset, worker_rotation_offset: int, worker_config: WorkerConfig
-    ) -> SavableDataset[CookedSample]:
-        """Energon's shard reading and cooking, made safe against damage and counted."""
-        if dataset.dataset.__sample_type__ is not CrudeSample or dataset.aux:
-            raise DataError("a metadataset with `join` or `aux` cannot be read here; blend instead")
-        built = dataset.dataset.build(worker_rotation_offset=worker_rotation_offset)
-        share = self._shared(built, dataset.dataset, worker_config)
-        return Cooking(share, self.cook, self._counts, worker_config=worker_config)
-
-    def _shared(self, built: SavableDataset, factory: Any, worker_config: Any) -> WorkerShard:
-        """Shards that are safe to read, and each reader's share of them."""
-        if not isinstance(built, MapDataset):
-            return MockShard(built, worker_config=worker_config)
-        loader: Any = built.dataset
-        loader.join_readers = [SafeReader(reader, self._shards) for reader in loader.join_readers]
-        before, self._before = self._before, self._before + len(factory)
-        return FolderShard(loader, factory=factory, before=before, worker_config=worker_config)
-
-    def build_batch(
-        self,
-        dataset: SavableDataset[CookedSample],
-        *,
-        batch_size: int | None,
-        batch_drop_last: bool = False,
-        packing_buffer_size: int | None = None,
-        worker_config: WorkerConfig,
-    ) -> SavableDataset:
-        """Packs are the batches: whole ones leave the worker."""
-        assert batch_size is None and not batch_drop_last and packing_buffer_size is not None
-        groups: SavableDataset = OldestFirst(
-            dataset,
-            buffer_size=packing_buffer_size,
-            capacity=self.expected.capacity,
-            final_packer=self.group,
-            worker_config=worker_config,
-        )
-        if self.data.balance is Balance.FLOPS:
-            groups = FlopsBalancedOrder(
-                groups,
-                packs=self.data.balance_packs,
-                seed=self.seed,
-                worker_config=worker_config,
-            )
-        packs = MapDataset(groups, self.pack, stateless_map_fn=True, worker_config=worker_config)
-        return WorkerOutput(packs, self._counts, self._rows, worker_config=worker_config)
-
-
-def _lasting(sample: LatentSample) -> LatentSample:
-    """With tensors that stay when other samples are read."""
-    latent_CFHW, text_LE = sample.latent_CFHW.clone(), sample.text_LE.clone()
-    return replace(sample, latent_CFHW=latent_CFHW, text_LE=text_LE)
-
-
-# Validation on mock data sees other samples than training with the same seed.
+# Mixed into the seed: validation on mock data sees other samples than training.
 _MOCK_VAL = 0x76616C
 
 
 def open_training(
     config: RunConfig, leaves: tuple[DatasetSplit, ...], bound: Bound, *, rank: int, world_size: int
 ) -> ResumableLoader:
-    """Endless, shuffled; this rank's share of the samples, parted again among its workers."""
+    """Endless and shuffled: this rank's shard of the samples, divided again among its workers."""
     worker_config = _worker_config(
         config, rank=rank, world_size=world_size, workers=config.dataset.num_workers
     )
@@ -247,7 +75,7 @@ def open_training(
 def open_validation(
     config: RunConfig, leaves: tuple[DatasetSplit, ...], bound: Bound
 ) -> ResumableLoader:
-    """Every sample once, in stored order, read in this process whatever the layout."""
+    """Every sample once, in stored order, read in this process on any layout."""
     worker_config = _worker_config(config, rank=0, world_size=1, workers=0)
     return _open(_val_dataset(config, leaves, bound, worker_config), config, ahead=0)
 
@@ -258,7 +86,7 @@ def _worker_config(config: RunConfig, *, rank: int, world_size: int, workers: in
         world_size=world_size,
         num_workers=workers,
         seed_offset=config.rng.seed,
-        # What a sample can do wrong is counted in our own links; anything else is a bug to see.
+        # Our own stages count the faults of samples; any other error is a bug and must be seen.
         global_error_handler=reraise_exception,
     )
 
@@ -275,13 +103,13 @@ def _packs_of_a_step(config: RunConfig, world_size: int) -> int:
 def _encoder(
     config: RunConfig, leaves: tuple[DatasetSplit, ...], bound: Bound, worker_config: ReaderConfig
 ) -> PackEncoder:
-    rows = PackBuffers(
+    buffers = PackBuffers(
         worker_config.num_workers,
         size=Expected.of(config).pack_bytes,
         held=2 * _packs_of_a_step(config, worker_config.world_size),  # this step's and the next's
     )
     counts = ReaderCounts(bound, readers=max(1, worker_config.num_workers))
-    return PackEncoder(config, sources=key_prefixes(leaves), rows=rows, counts=counts)
+    return PackEncoder(config, sources=key_prefixes(leaves), buffers=buffers, counts=counts)
 
 
 def _train_dataset(
@@ -335,3 +163,187 @@ def _val_dataset(
         packing_buffer_size=data.packing_buffer_size,
         task_encoder=encoder,
     )
+
+
+class PackEncoder(DatasetOpener):
+    """Energon's task encoder of one loader.
+
+    All steps are stateless and draw no random number, which makes a resume exact: Energon then
+    cooks the samples of a saved buffer again.
+    """
+
+    decoder = None  # parts stay bytes: `cook` decodes them, and can name shard and key in errors
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        sources: Mapping[str, str],
+        buffers: PackBuffers,
+        counts: ReaderCounts,
+    ):
+        """`sources` maps the path of each dataset of a blend to the prefix of its keys."""
+        self.expected = Expected.of(config)
+        self.data = config.dataset
+        self.model = config.model
+        self.seed = config.rng.seed
+        self.sources = sources
+        self._counts = counts
+        # One for all datasets, so that a blend of many datasets has not too many files open.
+        self._shards: OpenShards | None = None
+        self._buffers = buffers
+        self._before = 0  # samples of the datasets that have been opened so far
+        self.cookers = [Cooker(self.cook)]  # Energon asks for one; it is Cooking that calls `cook`
+
+    @stateless
+    def cook(self, record: dict[str, Any]) -> CookedSample:
+        origin = record["__sources__"][0]
+        source = self.sources.get(str(origin.dataset_path), "") if self.sources else ""
+        key = f"{source}/{record['__key__']}" if source else record["__key__"]
+        cooked = CookedSample(
+            __key__=key,
+            __restore_key__=record["__restore_key__"],
+            origin=origin,
+            stored_key=record["__key__"],
+        )
+        # A large record has its location. Only that is kept, so a buffer of large samples is small.
+        load = partial(self._load, record.get(PLACE, record), key, source)
+        try:
+            measured = measure_sample(record, self.expected)
+            if measured is None:
+                sample = _lasting(load()) if PLACE in record else load()
+                measured = SampleSize.of(sample.latent_CFHW, sample.text_LE, self.expected.layout)
+                load = lambda: sample  # noqa: E731 - it had to be decoded for its length
+        except SampleRefused as refusal:
+            # Without its traceback, which would keep the payload alive.
+            cooked.refusal = refusal.with_traceback(None)
+            return cooked
+        cooked.load, cooked.measured = load, measured
+        return cooked
+
+    def _load(self, record: SampleLocation | dict[str, Any], key: str, source: str) -> LatentSample:
+        """Reads and decodes a whole sample.
+
+        Raises:
+            SampleRefused: there is something wrong with it.
+        """
+        if not isinstance(record, dict):
+            from dit.data.energon.shard_reader import read_parts  # mock data have no shards
+
+            record = read_parts(record)
+        if UNREADABLE in record:
+            raise SampleRefused(Reject.UNREADABLE, record[UNREADABLE])
+        return cook(record, self.expected, key=key, source=source)
+
+    @stateless
+    def group(self, samples: list[CookedSample]) -> SampleGroup:
+        # Samples of equal size lie side by side: attention computes them together.
+        samples = sorted(samples, key=lambda sample: sample.size.shape)
+        tokens, text = zip(*(sample.size.shape for sample in samples), strict=True)
+        return SampleGroup(
+            __key__=samples[0].__key__,
+            __restore_key__=(),  # Energon sets it
+            samples=tuple(samples),
+            cost=float(forward_flops(self.model, tokens=tokens, text=text)),
+        )
+
+    @stateless
+    def pack(self, group: SampleGroup) -> FinishedPack:
+        writer, samples, refused = self._writer(group), [], []
+        for sample in group.samples:
+            number = sample_id(sample.__restore_key__)
+            try:
+                writer.add(self._chosen(sample))
+                samples.append(number)
+            except SampleRefused as refusal:
+                refused.append((sample.refused(refusal), number))
+        return FinishedPack(
+            pack=writer.finish() if samples else None,
+            samples=tuple(samples),
+            refused=tuple(refused),
+        )
+
+    def _writer(self, group: SampleGroup) -> PackWriter:
+        expected, sizes = self.expected, [sample.size for sample in group.samples]
+        return PackWriter(
+            expected.layout,
+            samples=len(sizes),
+            latent=Extent(
+                rows=sum(size.tokens for size in sizes),
+                width=expected.channels * math.prod(expected.layout.patch),
+                dtype=common_dtype(size.dtypes[0] for size in sizes),
+            ),
+            text=Extent(
+                rows=sum(size.shape[1] for size in sizes),
+                width=expected.text_width,
+                dtype=common_dtype(size.dtypes[1] for size in sizes),
+            ),
+            memory=self._buffers.free,
+        )
+
+    def _chosen(self, sample: CookedSample) -> LatentSample:
+        assert sample.load is not None
+        latent = sample.load()
+        found = SampleSize.of(latent.latent_CFHW, latent.text_LE, self.expected.layout)
+        if found != sample.size:
+            raise SampleRefused(
+                Reject.UNREADABLE, "the shard has been changed while the sample waited"
+            )
+        return latent
+
+    def open_dataset(
+        self, dataset: LoadedDataset, worker_rotation_offset: int, worker_config: WorkerConfig
+    ) -> SavableDataset[CookedSample]:
+        """Energon's shard reading and cooking, made safe against damage, with counts."""
+        if dataset.dataset.__sample_type__ is not CrudeSample or dataset.aux:
+            raise DataError("a metadataset with `join` or `aux` cannot be read here; blend instead")
+        built = dataset.dataset.build(worker_rotation_offset=worker_rotation_offset)
+        shard = self._shard(built, dataset.dataset, worker_config)
+        return Cooking(shard, self.cook, self._counts, worker_config=worker_config)
+
+    def _shard(self, built: SavableDataset, factory: Any, worker_config: Any) -> WorkerShard:
+        """Shard files that are safe to read, and each reader's part of them."""
+        if not isinstance(built, MapDataset):
+            return MockShard(built, worker_config=worker_config)
+        from dit.data.energon.shard_reader import SafeReader  # mock data have no shards
+        from dit.data.tar_reader import OpenShards
+
+        shards = self._shards = self._shards or OpenShards()
+        loader: Any = built.dataset
+        loader.join_readers = [SafeReader(reader, shards) for reader in loader.join_readers]
+        before, self._before = self._before, self._before + len(factory)
+        return FolderShard(loader, factory=factory, before=before, worker_config=worker_config)
+
+    def build_batch(
+        self,
+        dataset: SavableDataset[CookedSample],
+        *,
+        batch_size: int | None,
+        batch_drop_last: bool = False,
+        packing_buffer_size: int | None = None,
+        worker_config: WorkerConfig,
+    ) -> SavableDataset:
+        """Each pack is a batch: Energon's own batching is not used."""
+        assert batch_size is None and not batch_drop_last and packing_buffer_size is not None
+        groups: SavableDataset = OldestFirst(
+            dataset,
+            buffer_size=packing_buffer_size,
+            capacity=self.expected.capacity,
+            final_packer=self.group,
+            worker_config=worker_config,
+        )
+        if self.data.balance is Balance.FLOPS:
+            groups = FlopsBalancedOrder(
+                groups,
+                packs=self.data.balance_packs,
+                seed=self.seed,
+                worker_config=worker_config,
+            )
+        packs = MapDataset(groups, self.pack, stateless_map_fn=True, worker_config=worker_config)
+        return WorkerOutput(packs, self._counts, self._buffers, worker_config=worker_config)
+
+
+def _lasting(sample: LatentSample) -> LatentSample:
+    """The sample with tensors that stay as they are when other samples are read."""
+    latent_CFHW, text_LE = sample.latent_CFHW.clone(), sample.text_LE.clone()
+    return replace(sample, latent_CFHW=latent_CFHW, text_LE=text_LE)

@@ -124,9 +124,9 @@ def test_a_pack_crosses_to_another_process_as_one_tensor(dtype):
     outline, row = flatten_pack(sent)
     assert row.nbytes == sum(t.nbytes for t in sent.tensors.values())
     assert all(t.is_meta for t in outline.tensors.values())
-    delivery = WorkerBatch(worker=1, tally=RejectCounts(read=5), pack=sent, samples=((0, 7),))
+    delivery = WorkerBatch(worker=1, counts=RejectCounts(read=5), pack=sent, samples=((0, 7),))
     received = pickle.loads(ForkingPickler.dumps(delivery))
-    assert (received.worker, received.samples, received.tally.read) == (1, ((0, 7),), 5)
+    assert (received.worker, received.samples, received.counts.read) == (1, ((0, 7),), 5)
     assert len({t.untyped_storage().data_ptr() for t in received.pack.tensors.values()}) == 1
     for filled in (unflatten_pack(outline, row), received.pack):
         assert filled.keys == sent.keys and filled.starts == sent.starts
@@ -134,7 +134,7 @@ def test_a_pack_crosses_to_another_process_as_one_tensor(dtype):
             got = filled.tensors[name]
             assert got.dtype == tensor.dtype
             assert torch.equal(got.nan_to_num(), tensor.nan_to_num()), name
-    end = WorkerBatch(worker=0, tally=RejectCounts(), error="why")
+    end = WorkerBatch(worker=0, counts=RejectCounts(), error="why")
     assert pickle.loads(ForkingPickler.dumps(end)) == end
 
 

@@ -11,7 +11,7 @@ import torch
 from dit.batch import LatentSample
 from dit.data import Reject, build_train_loader
 from dit.data.cook import Expected
-from dit.data.energon.resumable_loader import links
+from dit.data.energon.resumable_loader import stages_of
 from dit.data.energon.stages import WorkerOutput
 from dit.data.pack import Extent, PackWriter, PatchLayout
 from dit.pack_wire import PackBuffers
@@ -45,8 +45,8 @@ def place(pack):
 
 def shared(loader, pack):
     """Whether it lies in a row that the processes share."""
-    (last,) = links(loader._loader.chain, WorkerOutput)
-    slots = [slot for of_process in last._rows._slots for slot in of_process]
+    (last,) = stages_of(loader._loader.chain, WorkerOutput)
+    slots = [slot for of_process in last._buffers._slots for slot in of_process]
     return any(0 <= place(pack) - slot.data_ptr() < slot.nbytes for slot in slots)
 
 
