@@ -75,7 +75,7 @@ def views_of(row: Tensor, outlines: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _shared_row(tensors: list[Tensor]) -> Tensor | None:
-    """The row of bytes of which `tensors` are consecutive views; None where they are not."""
+    """The row of bytes that has `tensors` as consecutive views; None where there is no such row."""
     storage = tensors[0].untyped_storage()
     start = at = tensors[0].storage_offset() * tensors[0].element_size()
     for t in tensors:

@@ -1,8 +1,13 @@
-"""What can be known of the data before the first step: shards, indices, and what the card says.
+"""Checks the data before the first step, without reading a sample.
 
-Once for all processes: a thousand ranks that look for ten thousand files are a load on any file
+1. check_data      every shard and index is there, and the dataset card fits the model
+2. dataset_card    `dataset_card.json`, which says how the data were made
+
+One process checks for all: a thousand ranks that look for ten thousand files are a load on any file
 system.
 """
+
+# C latent channels; F H W latent frames, rows, columns
 
 from __future__ import annotations
 
@@ -19,16 +24,19 @@ from dit.config import RunConfig
 from dit.data.cook import Expected, check_latent
 from dit.data.datasets import DatasetSplit, count_samples, shards_of, train_leaves, val_leaves
 from dit.data.rejections import REMEDIES, DataError, Reject, SampleRefused
-from dit.data.tar_reader import REINDEX, index_fault
 from dit.json_text import parse_json
 
 _SIDE_BY_SIDE = 16  # files; a network drive answers each after a millisecond or more
-_SHOWN = 5
+_SHOWN = 5  # faults in a message
+CARD_VERSION = 1
+CARD = "dataset_card.json"
+_RESTORE = "restore it, or pack the data again"
+_SENSIBLE = 2**40  # more than any count in a card; torch cannot multiply larger sides
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checked:
-    """Data without a fault that shows from outside."""
+    """What was checked, and has no fault."""
 
     samples: int
     shards: int
@@ -39,11 +47,11 @@ class Checked:
 
 
 def check_data(config: RunConfig) -> Checked:
-    """Looks at all that a run will read, as far as that goes without reading a sample.
+    """Checks all folders, shards and indices that a run will read.
 
     Raises:
-        DataError: a folder, shard or index is missing or damaged, or the data are not made for
-            such a model; with every fault that was found, up to a few of a kind.
+        DataError: a folder, shard or index is missing or damaged, or the data do not fit the
+            model; the message has the first faults of all that were found.
     """
     leaves, faults = train_leaves(config), []
     for leaf in dict.fromkeys([*leaves, *_validated(config)]):
@@ -57,9 +65,9 @@ def check_data(config: RunConfig) -> Checked:
 
 
 def data_line(config: RunConfig) -> str:
-    """What a dry run says of the data, as a comment; empty for mock data and for none.
+    """The line of a dry run about the data, as a comment; empty for mock data or no data.
 
-    A folder that is not there is no fault: often another machine trains.
+    A missing folder is no fault here, because often another machine trains.
 
     Raises:
         DataError: as `check_data`.
@@ -85,7 +93,7 @@ def _validated(config: RunConfig) -> Iterator[DatasetSplit]:
 
 
 def _shard_faults(leaf: DatasetSplit) -> Iterator[str]:
-    """Those of local shards; others show when they are read."""
+    """The faults of local shards; those of remote ones show when they are read."""
     local = [
         (shard.path.local_path(), shard.count)
         for shard in shards_of(leaf)
@@ -97,7 +105,9 @@ def _shard_faults(leaf: DatasetSplit) -> Iterator[str]:
 
 
 def _shard_fault(shard: Path, count: int, *, folder: str) -> str:
-    """What is wrong with a shard of `count` samples or its index, empty for nothing."""
+    """What is wrong with a shard of `count` samples or its index; empty if nothing is."""
+    from dit.data.tar_reader import REINDEX, index_fault  # mock data have no shards
+
     if not shard.is_file():
         return (
             f"{shard} is missing; restore it, or list it under `exclude` in .nv-meta/split.yaml"
@@ -125,13 +135,6 @@ def _head(count: int) -> str:
         return "the data cannot be trained on:"
     shown = f", of which {_SHOWN} are" if count > _SHOWN else ""
     return f"the data cannot be trained on, for {count} reasons{shown}:"
-
-
-FORMAT_VERSION = 1
-CARD = "dataset_card.json"
-_RESTORE = "restore it, or pack the data again"
-_SENSIBLE = 2**40
-"""More than any count in a card; torch could not multiply such sides."""
 
 
 def dataset_card(config: RunConfig) -> dict[str, Any] | None:
@@ -163,12 +166,12 @@ def read_data_card(leaf: DatasetSplit) -> dict[str, Any] | None:
 
 
 def card_faults(card: dict[str, Any], config: RunConfig) -> Iterator[str]:
-    """Why the samples of a dataset cannot be those of the model, or the card not one of ours.
+    """Why the samples of a dataset do not fit the model, or the card is not in our format.
 
-    What a card does not say is not looked at: other tools write none, or less.
+    Entries that a card lacks are not checked: other tools write no card, or a shorter one.
     """
-    version = card.get("format_version", FORMAT_VERSION)
-    if version != FORMAT_VERSION:
+    version = card.get("format_version", CARD_VERSION)
+    if version != CARD_VERSION:
         yield _other_version(version)
         return
     parts = {name: card.get(name, {}) for name in ("latent", "text_encoder", "splits")}
@@ -192,14 +195,14 @@ def card_faults(card: dict[str, Any], config: RunConfig) -> Iterator[str]:
 def _other_version(version: Any) -> str:
     if _is_count(version):
         return (
-            f"its format_version is {version}, and this program reads {FORMAT_VERSION}: the program"
+            f"its format_version is {version}, and this program reads {CARD_VERSION}: the program"
             " is older than the data; update it"
         )
     return f"its format_version is {version!r}, no version of this format; {_RESTORE}"
 
 
 def _sizes(card: dict[str, Any], config: RunConfig) -> Iterator[str]:
-    """Sizes that do not fit, where they make up too much of the samples."""
+    """Sizes that do not fit, where too many of the samples have them."""
     latent, sizes = card.get("latent", {}), card.get("sizes")
     strides = [latent.get("stride"), latent.get("temporal_stride")]
     if sizes is None or not all(map(_is_count, strides)):
@@ -227,7 +230,7 @@ def _sizes(card: dict[str, Any], config: RunConfig) -> Iterator[str]:
 
 
 def _misfit(size: dict[str, int], strides: list[Any], config: RunConfig) -> SampleRefused | None:
-    """Why samples of so many frames and pixels would be refused."""
+    """Why samples of that many frames and pixels would be refused."""
     stride, temporal = strides
     shape_FHW = (
         1 + -(-(size["num_frames"] - 1) // temporal),
@@ -238,7 +241,7 @@ def _misfit(size: dict[str, int], strides: list[Any], config: RunConfig) -> Samp
         check_latent(torch.empty(expected.channels, *shape_FHW, device="meta"), expected)
     except SampleRefused as why:
         return why
-    except RuntimeError:  # torch cannot count the numbers of such a latent
+    except RuntimeError:  # the latent has more numbers than torch can count
         return SampleRefused(Reject.TOO_LONG, f"latent {list(shape_FHW)} has no end")
     return None
 

@@ -3,7 +3,7 @@
 1. index_fault       whether the bytes of an index can be right
 2. OpenShards        the shards that were read last, held open
 3. SampleLocation    where a sample lies; its head can be read now and all of it later
-4. tar_members       the files of a sample, from its tar headers
+4. sample_members       the files of a sample, from its tar headers
 
 Only plain samples are read here: on a local disk, with ustar headers and at most extended headers
 of times. For all others NotPlain is raised, and Energon's reader takes over.
@@ -194,7 +194,7 @@ class SampleLocation:
             OSError: the shard cannot be read.
         """
         data = self._whole(self.shards.read_again, 0, self.size)
-        found = tar_members(lambda at, size: bytes(data[at : at + size]), self.size)
+        found = sample_members(lambda at, size: bytes(data[at : at + size]), self.size)
         parts = {split_name(name)[1]: data[at : at + size] for name, at, size in found}
         return {n: part if n == "safetensors" else bytes(part) for n, part in parts.items()}
 
@@ -205,7 +205,7 @@ class SampleLocation:
         return data
 
 
-def tar_members(read: Callable[[int, int], bytes], size: int) -> Iterator[tuple[str, int, int]]:
+def sample_members(read: Callable[[int, int], bytes], size: int) -> Iterator[tuple[str, int, int]]:
     """(name, start, size) of the files of a sample of `size` bytes; `read(start, size)` gives them.
 
     Raises:

@@ -23,7 +23,7 @@ from dit.data.tar_reader import (
     SampleLocation,
     ShardError,
     split_name,
-    tar_members,
+    sample_members,
 )
 
 _DAMAGE = (
@@ -148,7 +148,7 @@ class PlainReader:
     def _record(self, place: SampleLocation, shard: str, index: int) -> dict[str, Any] | None:
         window = _Window(place)
         parts, names, key = {}, [], None
-        for name, at, size in tar_members(window, place.size):
+        for name, at, size in sample_members(window, place.size):
             stem, extension = split_name(name)
             if key is None:
                 key, wanted = stem, self._reader.sample_filter
