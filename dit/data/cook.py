@@ -178,10 +178,10 @@ def _checked_text(text_LE: Tensor | None, expected: Expected) -> Tensor:
 def _all_finite(values: Tensor) -> bool:
     infinity = _INFINITY.get(values.dtype)
     if infinity is None or values.numel() < _FEW:
-        # A sum is faster than isfinite(). It is finite if all numbers are, unless it overflows.
+        # A sum is faster than isfinite(): finite if all numbers are, unless it overflows.
         total = values.sum(dtype=torch.float32).item()
         return math.isfinite(total) or bool(values.isfinite().all())
-    # For these types a sum would make a float32 copy. With their bits read as integers, infinity and
+    # For these types a sum would make a float32 copy. With their bits as integers, infinity and
     # NaN are the largest numbers: the positive ones as int16, the negative ones as uint16.
     bits = values.view(torch.int16).numpy()
     return bits.max() < infinity and bits.view(np.uint16).max() < infinity + 0x8000

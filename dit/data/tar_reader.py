@@ -3,7 +3,7 @@
 1. index_fault       whether the bytes of an index can be right
 2. OpenShards        the shards that were read last, held open
 3. SampleLocation    where a sample lies; its head can be read now and all of it later
-4. sample_members       the files of a sample, from its tar headers
+4. sample_members    the files of a sample, from its tar headers
 
 Only plain samples are read here: on a local disk, with ustar headers and at most extended headers
 of times. For all others NotPlain is raised, and Energon's reader takes over.

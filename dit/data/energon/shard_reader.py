@@ -22,8 +22,8 @@ from dit.data.tar_reader import (
     OpenShards,
     SampleLocation,
     ShardError,
-    split_name,
     sample_members,
+    split_name,
 )
 
 _DAMAGE = (
