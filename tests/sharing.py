@@ -19,6 +19,7 @@ import torch.distributed as dist
 from dit.batch import PackedBatch
 from dit.distributed.pack_broadcast import Replica
 from dit.distributed.watchdog import monitor
+from dit.pack_wire import flatten_pack, unflatten_pack
 from tests.packs import random_pack, tiny_model
 
 DEVICE = torch.device(sys.argv[1] if len(sys.argv) > 1 else "cpu")
@@ -28,9 +29,9 @@ WAIT_S = 60
 def pack_of(number: int) -> PackedBatch:
     """Each of another size."""
     pack = random_pack([(1, 4, 4), (2, 3, number)], [3, number], model=tiny_model())
-    outline, row = pack.joined()
+    outline, row = flatten_pack(pack)
     # As the loader gives them where there is a GPU.
-    return outline.filled(row.pin_memory() if DEVICE.type == "cuda" else row)
+    return unflatten_pack(outline, row.pin_memory() if DEVICE.type == "cuda" else row)
 
 
 def read(*numbers: int) -> Iterator[PackedBatch]:

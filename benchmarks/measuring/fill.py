@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 
-from dit.data.bin_packing import best_fit_decreasing, full_with_first
+from dit.data.pack import best_fit_decreasing, full_with_first
 from measuring.mixtures import Mixture
 
 MULTIPLE = 16

@@ -8,7 +8,7 @@ from itertools import islice
 import numpy as np
 
 from dit.config import ModelConfig
-from dit.data.energon.flops_balancing import turn
+from dit.data.pack import turn
 from dit.models.dit.flops import forward_flops
 from measuring import fill
 from measuring.mixtures import Mixture

@@ -20,6 +20,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from dit.batch import PackedBatch
 from dit.distributed.background import Background
 from dit.distributed.watchdog.monitor import heartbeat
+from dit.pack_wire import flatten_pack, num_bytes, unflatten_pack
 
 _TIMEOUT = timedelta(days=1)
 """Of a wait for packs. The watch names and ends whoever keeps the others waiting, much sooner."""
@@ -92,7 +93,7 @@ class Replica:
 
     def _send(self, packs: Iterator[PackedBatch]) -> Iterator[PackedBatch]:
         while isinstance(pack := _attempt(packs), PackedBatch):
-            outline, row = pack.joined()
+            outline, row = flatten_pack(pack)
             self._tell(outline)
             dist.broadcast(row, src=self.source, group=self.group)
             yield pack
@@ -102,11 +103,12 @@ class Replica:
 
     def _receive(self) -> Iterator[PackedBatch]:
         while isinstance(outline := self._tell(), PackedBatch):
-            size = sum(t.nbytes for t in outline.tensors.values())
             # Pinned, else the host would wait for the copy to the device.
-            row = torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+            row = torch.empty(
+                num_bytes(outline), dtype=torch.uint8, pin_memory=torch.cuda.is_available()
+            )
             dist.broadcast(row, src=self.source, group=self.group)
-            yield outline.filled(row)
+            yield unflatten_pack(outline, row)
         if outline is not None:
             raise outline
 

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from dit.batch import LatentSample, PackedBatch
 from dit.config import RunConfig, Sampler
-from dit.data.bin_packing import best_fit_decreasing
-from dit.data.pack import PatchLayout, pack_samples
+from dit.data.pack import PatchLayout, best_fit_decreasing, pack_samples
 from dit.objectives import SamplingPath, sampling_path, with_texts
 from dit.sampling.ode_solvers import Guidance, Network, guided, initial_noise, sample
 from dit.sampling.unpatchify import unpack_latents

@@ -212,7 +212,7 @@ def _validation_packs(
 
 def _read_packs(config: RunConfig, replica: Replica, *, indices: Sequence[int]) -> ValidationPacks:
     """This replica's validation packs, read once."""
-    read = ValidationPacks(packs=[], tally=RejectCounts())
+    read = ValidationPacks(packs=[], counts=RejectCounts())
 
     def take() -> Iterator[PackedBatch]:
         nonlocal read

@@ -74,7 +74,7 @@ def _go_on(run: TrainState, path: Path, *, own: bool) -> None:
         )
     elif run.loader is not None:
         _place_loader(run.loader, path)
-        run.notes += [run.loader.moved] if run.loader.moved else []
+        run.notes += [run.loader.resharded] if run.loader.resharded else []
 
 
 def _place_loader(loader: PackLoader, path: Path) -> None:

@@ -121,11 +121,13 @@ class RunLogger:
         """
         loader = self.run.loader
         mine = (
-            (loader.tally(), loader.take_refused()) if loader is not None else (RejectCounts(), ())
+            (loader.reject_counts(), loader.take_refused())
+            if loader is not None
+            else (RejectCounts(), ())
         )
         gathered = [mine] * dist.get_world_size()
         dist.all_gather_object(gathered, mine)
-        total = sum_counts(tally for tally, _ in gathered)
+        total = sum_counts(counts for counts, _ in gathered)
         if self.named is not None:
             for _, samples in gathered:
                 self.named.add(samples, step=self.run.progress.step)
@@ -164,8 +166,8 @@ def _opening(run: TrainState) -> list[str]:
     else:
         lines.append(f"run folder {run.folder}")
     for name, packs in run.validation.items():
-        if packs.tally.refused:
-            lines.append(f"refused samples of {name}:{packs.tally.report()}")
+        if packs.counts.refused:
+            lines.append(f"refused samples of {name}:{packs.counts.report()}")
     return lines + run.notes
 
 

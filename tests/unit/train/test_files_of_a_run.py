@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dit.config.loading import save_config
+from dit.data.loader_state import LoaderLayout, LoaderState
 from dit.data.rejections import DataError
-from dit.data.resume.loader_state import LoaderLayout, LoaderState
 from dit.train.checkpoint.manifest import MANIFEST, Manifest, read_manifest, write_manifest
 from dit.train.checkpoint.paths import (
     CheckpointError,

@@ -11,10 +11,10 @@ import torch
 from dit.batch import LatentSample
 from dit.data import Reject, build_train_loader
 from dit.data.cook import Expected
-from dit.data.energon.resumable_loader import links
-from dit.data.energon.worker_output import WorkerOutput
+from dit.data.energon.resumable_loader import stages_of
+from dit.data.energon.stages import WorkerOutput
 from dit.data.pack import Extent, PackWriter, PatchLayout
-from dit.data.shared_memory import PackBuffers
+from dit.pack_wire import PackBuffers
 
 PACKS = 40
 
@@ -45,8 +45,8 @@ def place(pack):
 
 def shared(loader, pack):
     """Whether it lies in a row that the processes share."""
-    (last,) = links(loader._loader.chain, WorkerOutput)
-    slots = [slot for of_process in last._rows._slots for slot in of_process]
+    (last,) = stages_of(loader._loader.chain, WorkerOutput)
+    slots = [slot for of_process in last._buffers._slots for slot in of_process]
     return any(0 <= place(pack) - slot.data_ptr() < slot.nbytes for slot in slots)
 
 
@@ -91,7 +91,7 @@ def test_packs_come_where_no_memory_can_be_shared(load, monkeypatch):
     def refuse(*_):
         raise OSError("no")
 
-    monkeypatch.setattr("dit.data.shared_memory.os.memfd_create", refuse)
+    monkeypatch.setattr("dit.pack_wire.os.memfd_create", refuse)
     loader = load(2)
     packs = [next(loader) for _ in range(3)]
     monkeypatch.undo()
@@ -136,7 +136,7 @@ def test_a_sample_that_is_refused_leaves_no_gap(shards, tmp_path, opened):
 
 def test_a_pack_that_lost_a_sample_does_not_stay_in_a_row_that_is_free(monkeypatch):
     """It is sent by a thread, while the next pack is laid."""
-    monkeypatch.setattr("dit.data.shared_memory.get_worker_info", lambda: SimpleNamespace(id=0))
+    monkeypatch.setattr("dit.pack_wire.get_worker_info", lambda: SimpleNamespace(id=0))
     layout = PatchLayout(patch_temporal=1, patch_spatial=2, sample_multiple=4, base_fps=24.0)
     rows = PackBuffers(1, size=10_000, held=1)
     writer = PackWriter(

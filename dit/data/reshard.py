@@ -1,7 +1,7 @@
-"""A saved position on another number of ranks or workers.
+"""Saved loader states on another number of ranks or workers.
 
-1. as many readers    each goes on where it stood, on the rank whose turn it is
-2. more or fewer      what they had left of their passes is dealt out anew; then a new pass begins
+1. as many readers    each continues where it stood, on the rank that its packs now belong to
+2. more or fewer      what they had left of their passes is divided anew; then a new pass begins
 """
 
 from __future__ import annotations
@@ -11,72 +11,73 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from dit.data.energon.worker_shards import Remaining, Run, WorkerShard, sample_id
+from dit.data.energon.worker_shards import IndexRange, Remaining, WorkerShard, sample_id
+from dit.data.loader_state import LoaderLayout, LoaderState, WorkerState, pickled
 from dit.data.rejections import BEGIN_ANEW, DataError, RejectCounts, sum_counts
-from dit.data.resume.loader_state import LoaderLayout, LoaderState, WorkerState, pickled
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resharded:
-    """A position on the ranks and workers of now."""
+    """A loader state on the present ranks and workers."""
 
-    position: LoaderState
+    state: LoaderState
     said: str
-    """What was done, for the log; empty where nothing has changed."""
+    """What was done, for the log; empty if nothing has changed."""
 
 
 def reshard(
-    saved: Sequence[LoaderState], layout: LoaderLayout, *, rank: int, shares: Sequence[WorkerShard]
+    saved: Sequence[LoaderState], layout: LoaderLayout, *, rank: int, shards: Sequence[WorkerShard]
 ) -> Resharded:
-    """Where `rank` goes on; `saved` are the positions of all ranks of then, in their order.
+    """Where `rank` continues; `saved` are the states of all ranks that saved, in their order.
 
-    `shares` are the links of this rank's chain, one for each dataset; none where passes cannot be
-    told apart.
+    `shards` has one for each dataset of this rank's chain; it is empty where the passes of the
+    datasets cannot be told apart.
 
     Raises:
-        DataError: the positions are not of one step, or cannot be dealt out anew.
+        DataError: the states are not of one step, or cannot be divided anew.
     """
     then = saved[0].layout
     _check_one_step(saved)
     if then == layout:
-        return Resharded(position=saved[rank], said="")
+        return Resharded(state=saved[rank], said="")
     change = f"data: {then} when saved, {layout.ranks} x {layout.workers} now"
-    by_rank = [position.unpickled() for position in saved]
+    by_rank = [state.unpickled() for state in saved]
     readers = [by_rank[n % then.ranks][n // then.ranks] for n in range(then.readers)]
     if then.readers == layout.readers:
         said = f"{change}: the same {then.readers} readers go on, global batches are as before"
-        return Resharded(position=_same(saved, readers, layout, rank=rank), said=said)
-    if not shares:
+        return Resharded(state=_same_readers(saved, readers, layout, rank=rank), said=said)
+    if not shards:
         raise DataError(
             f"{change}: a metadataset with blend_epochized or shuffle_over_epochs_multiplier goes"
             f" on with as many readers only; choose sizes whose product is {then.readers}, or"
             f" {BEGIN_ANEW}"
         )
     rng = np.random.default_rng(saved[0].seed)  # the same on every rank
-    pools = [_pool(share, number, readers, rng) for number, share in enumerate(shares)]
+    pools = [_pool(shard, number, readers, rng) for number, shard in enumerate(shards)]
     said = (
         f"{change}: the {sum(pool.size for pool in pools)} samples that were left of the pass are"
         f" dealt to the {layout.readers} readers of now, none is left out or repeated"
     )
     if behind := sum(pool.behind for pool in pools):
         said += f"; {behind} readers were several passes behind the foremost and make up for one"
-    return Resharded(position=_dealt(saved, readers, layout, rank=rank, pools=pools), said=said)
+    state = _other_readers(saved, readers, layout, rank=rank, pools=pools)
+    return Resharded(state=state, said=said)
 
 
 def packs_of_worker(given: int, *, rank: int, ranks: int) -> int:
-    """How many of the first `given` packs of a run are those of one rank."""
+    """How many of the first `given` packs of a run belong to one rank."""
     return -((rank - given) // ranks)
 
 
 def _check_one_step(saved: Sequence[LoaderState]) -> None:
-    found, ranks = [position.rank for position in saved], saved[0].ranks
-    one = {(position.layout, position.dealt) for position in saved}
+    found, ranks = [state.rank for state in saved], saved[0].ranks
+    one = {(state.layout, state.dealt) for state in saved}
     if found != list(range(ranks)) or len(one) > 1:
         raise DataError(
             f"the checkpoint has loader states of data-parallel ranks {found}, not of one run on"
             f" {ranks}; resume from another checkpoint, or {BEGIN_ANEW}"
         )
-    counts = [position.packs for position in saved]
+    counts = [state.packs for state in saved]
     if counts != [packs_of_worker(sum(counts), rank=rank, ranks=ranks) for rank in range(ranks)]:
         raise DataError(
             f"the data-parallel ranks of the checkpoint had given {counts} packs: their loader"
@@ -84,12 +85,12 @@ def _check_one_step(saved: Sequence[LoaderState]) -> None:
         )
 
 
-def _same(
+def _same_readers(
     saved: Sequence[LoaderState], readers: Sequence[WorkerState], layout: LoaderLayout, *, rank: int
 ) -> LoaderState:
     ranks = len(saved)
     own = range(rank, layout.readers, layout.ranks)
-    given = sum(position.packs for position in saved)
+    given = sum(state.packs for state in saved)
     return LoaderState(
         identity=saved[0].identity,
         ranks=layout.ranks,
@@ -104,10 +105,10 @@ def _same(
 
 
 def _former(saved: Sequence[LoaderState], layout: LoaderLayout, *, rank: int) -> RejectCounts:
-    return sum_counts(RejectCounts(**position.former) for position in saved[rank :: layout.ranks])
+    return sum_counts(RejectCounts(**state.former) for state in saved[rank :: layout.ranks])
 
 
-def _dealt(
+def _other_readers(
     saved: Sequence[LoaderState],
     readers: Sequence[WorkerState],
     layout: LoaderLayout,
@@ -131,29 +132,29 @@ def _dealt(
 
 
 def _counted(reader: WorkerState) -> RejectCounts:
-    """Counts of a reader without those samples that are dealt out again."""
-    tally = reader.tally()
-    tally.read += sum(map(len, reader.since)) - len(reader.waiting())
-    return tally
+    """The counts of a reader, without the samples that are divided anew."""
+    counts = reader.counts()
+    counts.read += sum(map(len, reader.since)) - len(reader.waiting())
+    return counts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Pool:
-    """What all readers together have left of a dataset."""
+    """The samples of a dataset that all readers together have left."""
 
     runs: list[np.ndarray]
-    """[number, 2] start and stop, in the order of reading; what is owed twice is in two of them."""
+    """[ranges, 2] start and stop, in the order of reading. A sample owed twice is in two arrays."""
     first: int
     """Index after the last one that was read."""
     behind: int
-    """Readers that will not catch up."""
+    """How many readers do not catch up with all passes that they are behind."""
 
     @property
     def size(self) -> int:
         return sum(int(np.diff(runs).sum()) for runs in self.runs)
 
     def part(self, reader: int, readers: int) -> Remaining:
-        """As many samples for each of `readers`."""
+        """An equal number of samples for each of `readers`."""
         return Remaining(
             runs=tuple(run for runs in self.runs for run in _part(runs, reader, readers)),
             first=self.first,
@@ -161,11 +162,11 @@ class _Pool:
 
 
 def _pool(
-    share: WorkerShard, number: int, readers: Sequence[WorkerState], rng: np.random.Generator
+    shard: WorkerShard, number: int, readers: Sequence[WorkerState], rng: np.random.Generator
 ) -> _Pool:
-    """A sample is owed as often as it has been given less than those given most."""
-    states = [reader.share(number) for reader in readers]
-    reads = share.reads([s if isinstance(s, Remaining) else s["datasets"][0] for s in states])
+    """A sample is owed n times if it was given n times less than the samples given most often."""
+    states = [reader.of_dataset(number) for reader in readers]
+    reads = shard.reads([s if isinstance(s, Remaining) else s["datasets"][0] for s in states])
     since = [s for reader in readers for pack in reader.since for s in pack]
     waiting = [sample_id(key) for reader in readers for key in reader.waiting()]
     given, unread = (
@@ -181,7 +182,7 @@ def _pool(
         for start, stop in state.runs if isinstance(state, Remaining) else state["_left"]:
             times[start - reads.begin : stop - reads.begin] -= 1
     owed = times.max(initial=0) - times
-    runs = [_runs(owed >= n, cuts) + reads.begin for n in range(1, owed.max(initial=0) + 1)]
+    runs = [_ranges(owed >= n, cuts) + reads.begin for n in range(1, owed.max(initial=0) + 1)]
     return _Pool(
         runs=[rng.permutation(one) for one in runs],
         first=reads.begin + len(times),
@@ -189,8 +190,8 @@ def _pool(
     )
 
 
-def _runs(chosen: np.ndarray, cuts: np.ndarray) -> np.ndarray:
-    """[number, 2] start and stop of the runs of what is chosen."""
+def _ranges(chosen: np.ndarray, cuts: np.ndarray) -> np.ndarray:
+    """[ranges, 2] start and stop of the ranges of chosen samples."""
     edges = np.diff(chosen.astype(np.int8), prepend=0, append=0)
     starts = np.flatnonzero(chosen & (cuts | (edges[:-1] == 1)))
     ends = np.flatnonzero(edges == -1)
@@ -200,8 +201,8 @@ def _runs(chosen: np.ndarray, cuts: np.ndarray) -> np.ndarray:
     return np.stack([starts, stops], axis=1)
 
 
-def _part(runs: np.ndarray, reader: int, readers: int) -> Iterator[Run]:
-    """The samples that one of `readers` gets when the runs are laid end to end."""
+def _part(runs: np.ndarray, reader: int, readers: int) -> Iterator[IndexRange]:
+    """The samples of one of `readers`, when the ranges are laid end to end and divided equally."""
     bounds = np.append(0, np.diff(runs).cumsum())
     begin, end = (int(bounds[-1]) * n // readers for n in (reader, reader + 1))
     first, last = np.searchsorted(bounds, begin, "right") - 1, np.searchsorted(bounds, end)
