@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from dit.distributed.entry import say_notice
 from dit.sampling.latent_sizes import Steps
-from dit.sampling.options import GenerationOption
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,6 +19,20 @@ if TYPE_CHECKING:
     from dit.codecs.vae import Codec
     from dit.config import ModelConfig, RunConfig
     from dit.distributed.full_forward import FullForward
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """How a checkpoint is opened: on which ranks, and where its encoders are now."""
+
+    tensor_model_parallel_size: int = 1
+    sequence_parallel: bool = False
+    context_parallel_size: int = 1
+    pipeline_model_parallel_size: int = 1
+    precision: str | None = None  # of the matrix products; None is that of the training
+    t5_cache_dir: str | None = None
+    tokenizer_cache_dir: str | None = None
+    tokenizer_model: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +53,7 @@ def open_checkpoint(
     checkpoint_path: str | Path,
     *,
     weights: str,
-    setting: GenerationOption | None = None,
+    setting: LoadOptions | None = None,
     needs_decoder: bool = True,
 ) -> OpenCheckpoint:
     """Loads the model and the encoders that its dataset was made with.
@@ -57,7 +70,7 @@ def open_checkpoint(
         saved_null_text,
     )
 
-    setting = setting or GenerationOption()
+    setting = setting or LoadOptions()
     path = find_checkpoint(Path(checkpoint_path))
     if path is None:
         raise CheckpointError(
@@ -85,7 +98,7 @@ def open_checkpoint(
     )
 
 
-def spread(config: RunConfig, setting: GenerationOption) -> RunConfig:
+def spread(config: RunConfig, setting: LoadOptions) -> RunConfig:
     """The same model on other ranks than it was trained on.
 
     Raises:
@@ -146,7 +159,7 @@ def _encoder_of(card: dict[str, Any], cache: str | None) -> TextEncoder:
 
 
 def open_decoder(
-    card: dict[str, Any], setting: GenerationOption, model: ModelConfig, *, needed: bool
+    card: dict[str, Any], setting: LoadOptions, model: ModelConfig, *, needed: bool
 ) -> tuple[Codec | None, Steps]:
     """The decoder of a dataset, and how large its cells are.
 

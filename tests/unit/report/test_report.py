@@ -9,8 +9,8 @@ from PIL import Image
 
 import dit.report
 from dit.report import read_runs
+from dit.report.__main__ import main
 from dit.report.charts import Axis, Curve, chart, number
-from dit.report.cli import main
 from dit.report.findings import findings, spikes
 from dit.report.series import buckets, curves, place
 from tests.unit.report.pages import (

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from dit.sampling.grid import draw_grid
-from dit.sampling.grid_labels import Fonts, fonts_for, label, shortened
+from dit.sampling.grid import Fonts, draw_grid, fonts_for, label, shortened
 from tests.hostile import odd_text
 
 PROMPTS = (

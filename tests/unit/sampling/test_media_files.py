@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from dit.sampling.commands.options import GenerationOptions
 from dit.sampling.media_files import Picture, false_colours, make_folder, said_and_listed, write
-from dit.sampling.options import Options
 
 SETTINGS = {"fps": 24.0, "num_steps": 3}
 
@@ -157,4 +157,4 @@ def test_a_list_that_cannot_be_written_leaves_the_one_before(tmp_path):
 @pytest.mark.parametrize("fps", [0, -1, 1e-5, 1e9, math.nan, math.inf])
 def test_a_rate_out_of_reason_is_refused_by_name(fps):
     with pytest.raises(ValueError, match=r"--fps \S+ must lie in 0\.01 to 1000 frames a second"):
-        Options(fps=fps)
+        GenerationOptions(fps=fps)

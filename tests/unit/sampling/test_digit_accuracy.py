@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from recipes.evaluate_digits import (
+from data_prep.sources import digits as packed
+from dit.sampling.commands.digit_accuracy import (
     CAPTIONS,
+    LEVELS,
+    SIDE,
     Judge,
     conclude,
     grey_levels,
@@ -17,6 +20,11 @@ from recipes.evaluate_digits import (
     table,
     train_judge,
 )
+
+
+def test_digits_are_asked_for_as_they_were_packed() -> None:
+    assert tuple(map(packed.caption_of, range(10))) == CAPTIONS
+    assert (packed.SIDE, packed.LEVELS) == (SIDE, LEVELS)
 
 
 @pytest.fixture(scope="module")
