@@ -19,7 +19,7 @@ from dit.convert.diffusers_checkpoint import CONFIG, INDEX, SCHEDULER_CONFIG, Fi
 from dit.convert.diffusers_config import diffusers_transformer_config, scheduler_config
 from dit.convert.diffusers_names import Pair, pairs
 from dit.convert.errors import ConvertError
-from dit.convert.megatron_checkpoint import Stored
+from dit.convert.megatron_checkpoint import StoredWeights
 from dit.convert.pipeline import SCHEDULER, TRANSFORMER, check_pipeline, copy_components
 from dit.distributed.collective_errors import on_first_rank
 from dit.distributed.watchdog.monitor import heartbeat
@@ -76,7 +76,9 @@ def _find(checkpoint: Path) -> Path:
     return path
 
 
-def open_stored(checkpoint: Path, weights: Weights | None) -> tuple[Stored, RunConfig, Weights]:
+def open_stored(
+    checkpoint: Path, weights: Weights | None
+) -> tuple[StoredWeights, RunConfig, Weights]:
     """The weights of a checkpoint or run folder, its configuration, and which weights they are.
 
     Raises:
@@ -84,11 +86,11 @@ def open_stored(checkpoint: Path, weights: Weights | None) -> tuple[Stored, RunC
         CheckpointError: it is not whole.
     """
     path = _find(checkpoint)
-    has_average = Stored(path, averaged=False).has_average
+    has_average = StoredWeights(path, averaged=False).has_average
     if weights is Weights.EMA and not has_average:
         raise ConvertError(f"{path} holds no average of the weights; use --weights model")
     chosen = weights or (Weights.EMA if has_average else Weights.MODEL)
-    stored = Stored(path, averaged=chosen is Weights.EMA)
+    stored = StoredWeights(path, averaged=chosen is Weights.EMA)
     config = saved_config(path)
     stored.check(pairs(config.model))
     return stored, config, chosen
@@ -151,7 +153,7 @@ def _write_json(file: Path, content: dict[str, Any]) -> None:
 
 
 def _write(
-    folder: Path, plan: FilePlan, number: int, stored: Stored, dtype: torch.dtype | None
+    folder: Path, plan: FilePlan, number: int, stored: StoredWeights, dtype: torch.dtype | None
 ) -> None:
     heartbeat(f"export of {plan.files[number]}")
     tensors = {
@@ -167,7 +169,7 @@ def _write(
     shutil.copymode(folder / CONFIG, file)  # `save_file` lets only the owner read
 
 
-def _bytes(stored: Stored, pair: Pair, dtype: torch.dtype | None) -> int:
+def _bytes(stored: StoredWeights, pair: Pair, dtype: torch.dtype | None) -> int:
     return torch.Size(pair.shape).numel() * (dtype or stored.dtype(pair)).itemsize
 
 

@@ -19,7 +19,7 @@ from dit.convert.diffusers_checkpoint import CONFIG, DiffusersFolder, in_groups,
 from dit.convert.diffusers_config import COSMOS_TEXT_TOKENS, model_config, objective_config
 from dit.convert.diffusers_names import Pair, pairs
 from dit.convert.errors import ConvertError, listed
-from dit.convert.megatron_checkpoint import Piece, write_file, write_index
+from dit.convert.megatron_checkpoint import StoredPiece, write_file, write_index
 from dit.distributed.collective_errors import on_first_rank
 from dit.train.checkpoint.manifest import Sealed, seal, write_manifest
 
@@ -134,11 +134,13 @@ def _stored_precision(source: DiffusersFolder) -> _Precision:
     return _Precision(Precision.BF16 if most is torch.bfloat16 else Precision.FP32, note)
 
 
-def _pieces(source: DiffusersFolder, members: list[Pair], not_finite: list[str]) -> Iterator[Piece]:
+def _pieces(
+    source: DiffusersFolder, members: list[Pair], not_finite: list[str]
+) -> Iterator[StoredPiece]:
     for pair in members:
         parts = {name: source.read(name) for name in pair.theirs}
         not_finite += [name for name, part in parts.items() if not part.isfinite().all()]
-        yield Piece(pair, pair.join(list(parts.values())))
+        yield StoredPiece(pair, pair.join(list(parts.values())))
 
 
 def _bytes(source: DiffusersFolder, pair: Pair) -> int:

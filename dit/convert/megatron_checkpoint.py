@@ -59,7 +59,7 @@ class _Into(DefaultLoadPlanner):
         pass
 
 
-class Stored:
+class StoredWeights:
     """The weights of a checkpoint, or their average."""
 
     def __init__(self, path: Path, *, averaged: bool):
@@ -146,21 +146,21 @@ def _chunk(pair: Pair) -> ChunkStorageMetadata:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class StoredPiece:
     """One tensor to be written, and how it gets there."""
 
     pair: Pair
     tensor: Tensor
 
 
-def write_file(file: Path, pieces: Iterable[Piece]) -> list[WriteResult]:
+def write_file(file: Path, pieces: Iterable[StoredPiece]) -> list[WriteResult]:
     """One file of a checkpoint, from tensors that are made one after the other."""
     from dit.train.checkpoint.distcp import write_items
 
     return write_items(file, map(_item, pieces))
 
 
-def _item(piece: Piece) -> tuple[WriteItem, Tensor]:
+def _item(piece: StoredPiece) -> tuple[WriteItem, Tensor]:
     chunk = _chunk(piece.pair)
     tensor = piece.tensor.reshape(chunk.sizes)
     item = WriteItem(

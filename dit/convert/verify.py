@@ -18,7 +18,7 @@ from dit.convert.diffusers_config import diffusers_transformer_config
 from dit.convert.diffusers_names import pairs
 from dit.convert.errors import ConvertError
 from dit.convert.export import open_stored
-from dit.convert.megatron_checkpoint import Stored
+from dit.convert.megatron_checkpoint import StoredWeights
 from dit.data.pack import PatchLayout, pack_samples
 from dit.objectives import unpack_latents
 
@@ -153,7 +153,7 @@ def _their_output(
 
 @torch.no_grad()
 def _our_outputs(
-    stored: Stored, config: RunConfig, model: ModelConfig, samples: list[LatentSample]
+    stored: StoredWeights, config: RunConfig, model: ModelConfig, samples: list[LatentSample]
 ) -> list[Tensor]:
     """Of all samples in one pack."""
     from dit.distributed.process_groups import process_groups, start_processes

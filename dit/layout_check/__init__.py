@@ -1,4 +1,4 @@
-"""Are the numbers the same on every layout? No part of a run.
+"""Checks that every parallel layout computes the same numbers. No part of a training run.
 
 program  The command line: packs, a probe on each layout, comparisons, the report.
 names    Names of parallel layouts, such as `tp2+sp+cp2`, and what they set.

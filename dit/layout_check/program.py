@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 STEPS = 5
 _TURN = timedelta(days=1)
-"""For processes that a layout does not need, until the next; those that work are watched."""
+"""How long idle processes wait for the next layout; processes at work have the watchdog."""
 
 
 def check_layouts(tokens: list[str], *, base: RunConfig, script: Path) -> int:
@@ -46,7 +46,7 @@ def check_layouts(tokens: list[str], *, base: RunConfig, script: Path) -> int:
     same arguments.
     """
     arguments, rest = _parser().parse_known_args(tokens)
-    # Words of --layouts go on until the first override.
+    # argparse takes everything after --layouts, so overrides are separated here.
     overrides = [t for t in arguments.layouts or () if "=" in t] + rest
     names = [t for t in arguments.layouts or () if "=" not in t]
     config = load_config(base, config_file=arguments.config_file, overrides=overrides)
@@ -160,7 +160,7 @@ def _check(
 
 @contextmanager
 def _processes(layout: NamedLayout, config: RunConfig, store: Store, number: int) -> Iterator[None]:
-    """The process group of a layout, and of it alone."""
+    """Inside, the process group of this layout alone."""
     import torch
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import PrefixStore
@@ -184,7 +184,7 @@ def _processes(layout: NamedLayout, config: RunConfig, store: Store, number: int
 
 
 def _watching(layout: NamedLayout, config: RunConfig) -> AbstractContextManager[None]:
-    """Inside, a process that hangs or dies ends the check; the error names layout and process."""
+    """Inside, the watchdog ends the check if a process hangs or dies, and names it."""
     from dit.distributed.watchdog.monitor import watchdog
 
     def say(message: str) -> None:
@@ -198,7 +198,7 @@ def _limit_s(config: RunConfig) -> float:
 
 
 def _packs(config: RunConfig, *, steps_of: Sequence[NamedLayout]) -> list[PackedBatch]:
-    """The packs of all steps of the layout that takes most: the same on every rank of every one."""
+    """Packs for all steps of the layout that needs most; equal on all ranks of all layouts."""
     from dit.data import build_train_loader
 
     loader = build_train_loader(config, rank=0, world_size=1)

@@ -141,7 +141,7 @@ def sample(
 def _follow(
     predict: Predict, state_TC: Tensor, level_SN: Tensor, batch: PackedBatch, *, second: bool
 ) -> Tensor:
-    """Steps along the slope at their start, or along the mean of those at both ends."""
+    """LatentStride along the slope at their start, or along the mean of those at both ends."""
     steps = len(level_SN) - 1
     for i in range(steps):
         step_T1 = per_token(level_SN[i + 1] - level_SN[i], batch)

@@ -22,11 +22,11 @@ from dit.sampling.media_files import (
     Picture,
     Written,
     make_folder,
-    said_and_listed,
+    report_written,
     write_listing,
     write_picture,
 )
-from dit.sampling.open_checkpoint import decoder_of
+from dit.sampling.open_checkpoint import decoder_of_card
 
 CARD = "dataset_card.json"
 _NEEDED = ("prompt", "seed")
@@ -44,16 +44,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     make_folder(args.output_dir)
     decoder = _decoder(card, args.latents / CARD, args)
     written = decode(entries, decoder, latents=args.latents, folder=args.output_dir)
-    said_and_listed(written, args.output_dir, count=sum("latent" in entry for entry in entries))
+    report_written(written, args.output_dir, count=sum("latent" in entry for entry in entries))
     return 0
 
 
 def decode(
     entries: Sequence[dict[str, Any]], decoder: Any, *, latents: Path, folder: Path
 ) -> Written:
-    """Writes the pictures of all latents; a latent that cannot be decoded costs no other.
+    """Writes the pictures of all latents; a latent that cannot be decoded is left out.
 
-    In the folder of the latents every entry stays in the list, with its latent.
+    If `folder` is the folder of the latents, every entry stays in samples.json with its latent.
     """
     at_home = folder.resolve() == latents.resolve()
     lost: list[Undrawn] = []
@@ -74,14 +74,14 @@ def decode(
 
 
 class _AsWritten(argparse.RawDescriptionHelpFormatter):
-    """Keeps the lines of the description."""
+    """Keeps the line breaks of the description."""
 
 
 def _entries(folder: Path) -> list[dict[str, Any]]:
-    """The samples of a folder.
+    """The entries of samples.json in a folder.
 
     Raises:
-        ValueError: the list cannot be read, or names no latent.
+        ValueError: the file cannot be read, or names no latent.
     """
     entries = _read(folder / LISTING)
     if not isinstance(entries, list):
@@ -109,7 +109,7 @@ def _read(file: Path) -> Any:
 
 def _decoder(card: Any, file: Path, args: argparse.Namespace) -> Any:
     try:
-        return decoder_of(card, args.tokenizer_model, args.tokenizer_cache_dir)
+        return decoder_of_card(card, args.tokenizer_model, args.tokenizer_cache_dir)
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(
             f"{file} is damaged ({in_words(error)}); take it from the dataset that the model was"

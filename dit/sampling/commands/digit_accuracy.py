@@ -1,8 +1,8 @@
-"""Are generated handwritten digits the ones that were asked for?
+"""Accuracy of generated handwritten digits: the program of evaluate_digits.py.
 
-1. judge     a support vector classifier learns real digits; those it never saw measure it
+1. judge     a support vector classifier is trained on real digits and tested on held-out ones
 2. generate  a number of pictures for each of the ten captions
-3. score     the part of them that the judge reads as what was asked
+3. score     the part of the pictures that the classifier reads as the digit asked for
 """
 
 # N pictures; F H W 3 frames, rows, columns, colours of one picture; P = 64 pixels of a real digit
@@ -23,8 +23,8 @@ from rich.table import Table
 from dit.config import Sampler
 from dit.sampling.commands.options import MOST_SAMPLES, GenerationOptions, check_count, check_seed
 
-# As `python -m data_prep digits` has them: a test holds these equal to data_prep/sources/digits.py,
-# which this folder must not import.
+# These facts of the digits equal those of data_prep/sources/digits.py, which dit/ must not import;
+# a test compares them.
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 CAPTIONS = tuple(f"a handwritten {name}" for name in NAMES)
 LEVELS = 16  # the darkest pixel of a real digit; the lightest is 0
@@ -33,7 +33,7 @@ SIDE = 8  # pixels of a real digit
 
 @dataclass(frozen=True, kw_only=True)
 class Judge:
-    """A classifier of real digits, and how often it is right on real digits it never saw."""
+    """A classifier of real digits, and its accuracy on held-out real digits."""
 
     classifier: Any  # sklearn.svm.SVC
     held_out_accuracy: float
@@ -48,7 +48,7 @@ class Score:
     """How many pictures show the digit that was asked for."""
 
     asked: tuple[int, ...]  # pictures of each digit
-    right: tuple[int, ...]  # those read as that digit
+    right: tuple[int, ...]  # pictures read as that digit
     confused: tuple[tuple[int, ...], ...]  # [asked][read], counts
 
     @property
@@ -57,7 +57,7 @@ class Score:
 
 
 def train_judge(*, seed: int = 0) -> Judge:
-    """Three quarters of scikit-learn's 1,797 digits train the classifier, a quarter measures it."""
+    """Trains on three quarters of scikit-learn's 1,797 digits, and tests on the others."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
     from sklearn.svm import SVC
@@ -66,7 +66,7 @@ def train_judge(*, seed: int = 0) -> Judge:
     train_NP, test_NP, train_N, test_N = train_test_split(
         image_NP, digit_N, test_size=0.25, stratify=digit_N, random_state=seed
     )
-    # pyright infers a string from gamma's default, "scale"; a number is as good.
+    # pyright infers from the default "scale" that gamma must be a string; a number is valid.
     classifier = SVC(gamma=0.001).fit(train_NP, train_N)  # type: ignore[reportArgumentType]
     return Judge(classifier=classifier, held_out_accuracy=float(classifier.score(test_NP, test_N)))
 
@@ -86,7 +86,7 @@ def grey_levels(picture_FHW3: np.ndarray) -> np.ndarray:
 
 
 def score(*, asked: Sequence[int], read: Sequence[int]) -> Score:
-    """Counts of `read` against `asked`, digit by digit."""
+    """Confusion counts of `read` against `asked`."""
     confused = np.zeros((len(NAMES), len(NAMES)), dtype=int)
     np.add.at(confused, (np.asarray(asked), np.asarray(read)), 1)
     return Score(
@@ -96,8 +96,8 @@ def score(*, asked: Sequence[int], read: Sequence[int]) -> Score:
     )
 
 
-def table(result: Score) -> Table:
-    """One line a digit and the total."""
+def score_table(result: Score) -> Table:
+    """One line for each digit, and the total."""
     shown = Table("prompt", "recognised", "read as something else")
     for digit, caption in enumerate(CAPTIONS):
         wrong = [
@@ -112,7 +112,7 @@ def table(result: Score) -> Table:
     return shown
 
 
-def parser() -> argparse.ArgumentParser:
+def digits_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Ask for digits; count those a classifier reads.")
     parser.add_argument("--checkpoint_path", required=True, help="run folder or checkpoint")
     parser.add_argument("--per_prompt", type=int, default=50, help="pictures of each digit")
@@ -130,11 +130,11 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def check(args: argparse.Namespace) -> None:
-    """Refuses numbers that make no sense, before anything is learned or sampled.
+def check_arguments(args: argparse.Namespace) -> None:
+    """Raises for invalid options, before anything is trained or sampled.
 
     Raises:
-        ValueError: the message names the option.
+        ValueError: an option is out of range; the message names it.
     """
     check_count("per_prompt", args.per_prompt, most=MOST_SAMPLES // len(NAMES))
     check_seed(args.seed, count=args.per_prompt * len(NAMES))
@@ -144,7 +144,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def _given(args: argparse.Namespace) -> dict[str, Any]:
-    """GenerationOptions that keep no default."""
+    """Sampling options that the command line sets; the others keep their defaults."""
     names = ("num_steps", "guidance", "sampler")
     return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
 
@@ -158,7 +158,7 @@ def generate_pictures(args: argparse.Namespace, prompts: list[str]) -> list[np.n
 
 
 def conclude(result: Score, judge: Judge, args: argparse.Namespace) -> int:
-    """Shows the result, writes evaluation.json and returns the exit code."""
+    """Prints the result, writes evaluation.json and returns the exit code."""
     console = Console(soft_wrap=True)
     checkpoint = Path(args.checkpoint_path)
     folder = args.output_dir or (checkpoint if checkpoint.is_dir() else checkpoint.parent)
@@ -169,7 +169,7 @@ def conclude(result: Score, judge: Judge, args: argparse.Namespace) -> int:
         "settings": {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()},
     }
     (folder / "evaluation.json").write_text(json.dumps(report, indent=2) + "\n")
-    console.print(table(result))
+    console.print(score_table(result))
     console.print(f"the classifier reads {judge.held_out_accuracy:.1%} of held-out real digits")
     console.print(f"written: {folder / 'evaluation.json'}")
     if result.accuracy < args.min_accuracy:
@@ -180,8 +180,8 @@ def conclude(result: Score, judge: Judge, args: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0, or 1 where fewer digits than `--min_accuracy` are recognised."""
-    args = parser().parse_args(argv)
-    check(args)
+    args = digits_parser().parse_args(argv)
+    check_arguments(args)
     asked = [digit for digit in range(len(NAMES)) for _ in range(args.per_prompt)]
     judge = train_judge()
     pictures = generate_pictures(args, [CAPTIONS[digit] for digit in asked])

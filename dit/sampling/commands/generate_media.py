@@ -1,8 +1,8 @@
-"""Prompts -> pictures and videos, from a checkpoint.
+"""Prompts -> pictures and videos, from a checkpoint: the program of generate_dit.py.
 
-1. open_checkpoint  configuration, weights, text encoder and decoder of the run (opening.py)
-2. generate         prompts -> uint8 pictures, packed together, shared by all processes
-3. write            PNG or MP4 files, a grid, samples.json (picture_files.py)
+1. open_checkpoint  configuration, weights, text encoder and decoder of the run
+2. generate         prompts -> uint8 pictures, packed together, split over all processes
+3. write_media      PNG or MP4 files, a grid, samples.json
 """
 
 # C latent channels; F H W 3 frames, rows, columns, colours of one picture
@@ -35,8 +35,8 @@ from dit.sampling.media_files import (
     false_colours,
     make_folder,
     replace_file,
-    said_and_listed,
-    write,
+    report_written,
+    write_media,
 )
 from dit.sampling.open_checkpoint import LoadOptions, OpenCheckpoint, open_checkpoint
 from dit.sampling.prompts import Prompt, read_prompts, unguided, unused
@@ -53,7 +53,7 @@ def generate(
 ) -> list[np.ndarray]:
     """One uint8 [F, H, W, 3] picture or video for each prompt, in order.
 
-    The noise of the i-th comes from seed + i. `options` are the fields of `GenerationOptions`.
+    The i-th takes its noise from seed + i. `options` are the fields of `GenerationOptions`.
     """
     wanted = GenerationOptions(**options)
     opened = open_checkpoint(checkpoint_path, weights=wanted.weights)
@@ -71,17 +71,17 @@ def generate_opened(
     options: GenerationOptions,
     latents: bool = False,
 ) -> list[Picture]:
-    """As `generate`, with a checkpoint that is open already; each with what made it.
+    """As `generate`, with an open checkpoint; each picture comes with its prompt and settings.
 
-    Under a launcher, each replica makes its share and the first process returns all; the others
-    return an empty list.
+    With several processes, each data-parallel replica generates its share. The first process
+    returns all pictures, the others an empty list.
     """
     import torch.distributed as dist
 
     from dit.objectives import Sampler
     from dit.sampling.generate import Request, SamplingSettings, generate_latents
 
-    each = [of_prompt(options, prompt, opened) for prompt in prompts]
+    each = [options_of_prompt(options, prompt, opened) for prompt in prompts]
     words = dict.fromkeys(
         text
         for prompt, one in zip(prompts, each, strict=True)
@@ -93,7 +93,7 @@ def generate_opened(
         Request(
             text_LE=texts[prompt.text],
             negative_LE=texts[one.negative_prompt],
-            latent_FHW=opened.steps.latent(_size(one)),
+            latent_FHW=opened.latent_stride.latent(_size(one)),
             fps=math.nan if one.num_video_frames == 1 else one.fps or FPS,
             seed=seed + i,
         )
@@ -156,15 +156,16 @@ def _picture(
     )
 
 
-def of_prompt(
+def options_of_prompt(
     options: GenerationOptions, prompt: Prompt, opened: OpenCheckpoint
 ) -> GenerationOptions:
-    """Fills in the prompt's own size, else the one asked for, else the dataset's most frequent.
+    """The options for one prompt, with its size and its negative prompt.
 
-    Its own negative prompt comes first likewise.
+    The size is the prompt's own, else the one asked for, else the most frequent of the dataset. The
+    prompt's own negative prompt has precedence, too.
 
     Raises:
-        ValueError: the dataset card knows none.
+        ValueError: no size was given, and the dataset card has none.
     """
     usual = (opened.card.get("sizes") or [{}])[0]
     names = {"num_video_frames": "num_frames", "height": "height", "width": "width"}
@@ -182,9 +183,10 @@ def of_prompt(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options_of = parser()
-    args = options_of.parse_args(with_file(sys.argv[1:] if argv is None else argv, options_of))
-    options, setting = chosen(GenerationOptions, args), chosen(LoadOptions, args)
+    """Writes the files into --output_dir; exit code 0."""
+    known = parser()
+    args = known.parse_args(with_file(sys.argv[1:] if argv is None else argv, known))
+    options, loading = chosen(GenerationOptions, args), chosen(LoadOptions, args)
     given = [Prompt(text=text) for text in args.prompt or ()] or read_prompts(args.prompts_file)
     most = max(1, MOST_SAMPLES // len(given))
     check_count("num_images_per_prompt", args.num_images_per_prompt, most=most)
@@ -194,26 +196,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     opened = open_checkpoint(
         args.checkpoint_path,
         weights=options.weights,
-        setting=setting,
+        options=loading,
         needs_decoder=not args.save_latents,
     )
     keep = args.save_latents
     pictures = generate_opened(opened, prompts, seed=args.seed, options=options, latents=keep)
     if pictures:
-        written = write(pictures, args.output_dir)
+        written = write_media(pictures, args.output_dir)
         if keep:
             card = json.dumps(opened.card, indent=1) + "\n"
             replace_file(args.output_dir / "dataset_card.json", card.encode())
         _say(opened, options, prompts)
-        said_and_listed(written, args.output_dir, count=len(pictures))
+        report_written(written, args.output_dir, count=len(pictures))
     return 0
 
 
 def _say(opened: OpenCheckpoint, options: GenerationOptions, prompts: Sequence[Prompt]) -> None:
-    console, steps = Console(soft_wrap=True, highlight=False), opened.steps
-    each = [of_prompt(options, prompt, opened) for prompt in prompts]
+    console, stride = Console(soft_wrap=True, highlight=False), opened.latent_stride
+    each = [options_of_prompt(options, prompt, opened) for prompt in prompts]
     sizes, negatives = map(_size, each), (one.negative_prompt for one in each)
     notes = [unused(prompts), unguided(negatives, guidance=options.guidance)]
-    notes += [rounding(s, steps.pixels(steps.latent(s))) for s in sizes]
+    notes += [rounding(s, stride.pixels(stride.latent(s))) for s in sizes]
     for note in dict.fromkeys(note for note in notes if note):
         console.print(note, markup=False)

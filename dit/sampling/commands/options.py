@@ -1,4 +1,8 @@
-"""What `generate_dit.py` can be asked for."""
+"""Options of `generate_dit.py`: dataclasses, the command line, and a YAML file of options.
+
+The command line takes precedence over the file. Generation files of AutoModel are read as well, as
+far as their keys have a meaning here.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +30,39 @@ _MOST = {
     "num_steps": 1000,
 }
 MOST_SAMPLES = 1_000_000
-"""Of one call."""
+"""Samples of one call."""
+
+# Key of AutoModel -> option here.
+_AUTOMODEL = {
+    "model.checkpoint": "checkpoint_path",
+    "inference.num_inference_steps": "num_steps",
+    "inference.guidance_scale": "guidance",
+    "inference.height": "height",
+    "inference.width": "width",
+    "inference.prompts": "prompt",
+    "inference.pipeline_kwargs.num_frames": "num_video_frames",
+    "inference.pipeline_kwargs.negative_prompt": "negative_prompt",
+    "output.output_dir": "output_dir",
+    "output.fps": "fps",
+}
+_GROUPS = ("model", "inference", "inference.pipeline_kwargs", "output", "vae", "distributed")
+# Type of an option -> YAML types that it accepts, in words as well.
+_KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
+    int: ((int,), "an integer"),
+    float: ((int, float), "a number"),
+    None: ((str,), "text, in quotes if it looks like something else"),
+    Path: ((str,), "text"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationOptions:
-    """Everything that decides a picture, beside its prompt and its seed."""
+    """Everything but prompt and seed that determines a generated picture."""
 
     height: int | None = None  # pixels; None is the most frequent size of the dataset
     width: int | None = None
     num_video_frames: int | None = None  # pixel frames; 1 is a picture
-    fps: float | None = None  # of a video; None is FPS
+    fps: float | None = None  # frame rate of a video; None is FPS
     num_steps: int = 35
     guidance: float = 1.5
     guidance_interval: tuple[float, float] | None = None  # noise levels with guidance; None is all
@@ -72,20 +98,20 @@ class GenerationOptions:
 
 
 def check_count(name: str, value: int, *, most: int) -> None:
-    """Refuses what is no such count.
+    """Raises if a count is out of range.
 
     Raises:
-        ValueError: it is below 1 or above `most`.
+        ValueError: the value is below 1 or above `most`.
     """
     if not 1 <= value <= most:
         raise ValueError(f"--{name} {value} must be at least 1, and at most {most}")
 
 
 def check_seed(seed: int, *, count: int) -> None:
-    """Refuses a seed that torch does not take for one of `count` samples.
+    """Raises if torch would refuse the seed of one of `count` samples.
 
     Raises:
-        ValueError: it is too small or too large.
+        ValueError: the seed is too small or too large.
     """
     if not -(2**63) <= seed <= 2**64 - count:
         raise ValueError(
@@ -95,7 +121,7 @@ def check_seed(seed: int, *, count: int) -> None:
 
 
 def chosen(kind: Any, arguments: Any) -> Any:
-    """The dataclass `kind` from parsed arguments."""
+    """An instance of the dataclass `kind`, with its fields from the parsed arguments."""
     names = {field.name for field in fields(kind)}
     values = {k: v for k, v in vars(arguments).items() if k in names}
     if values.get("guidance_interval"):
@@ -145,7 +171,7 @@ def _add_how(parser: Parser) -> None:
         "--num_steps",
         type=int,
         default=defaults.num_steps,
-        help="Steps of the sampler. (default: %(default)s)",
+        help="LatentStride of the sampler. (default: %(default)s)",
     )
     add(
         "--guidance",
@@ -215,27 +241,6 @@ def _add_where(parser: Parser) -> None:
     )
 
 
-_AUTOMODEL = {
-    "model.checkpoint": "checkpoint_path",
-    "inference.num_inference_steps": "num_steps",
-    "inference.guidance_scale": "guidance",
-    "inference.height": "height",
-    "inference.width": "width",
-    "inference.prompts": "prompt",
-    "inference.pipeline_kwargs.num_frames": "num_video_frames",
-    "inference.pipeline_kwargs.negative_prompt": "negative_prompt",
-    "output.output_dir": "output_dir",
-    "output.fps": "fps",
-}
-_GROUPS = ("model", "inference", "inference.pipeline_kwargs", "output", "vae", "distributed")
-_KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
-    int: ((int,), "an integer"),
-    float: ((int, float), "a number"),
-    None: ((str,), "text, in quotes if it looks like something else"),
-    Path: ((str,), "text"),
-}
-
-
 def with_file(argv: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
     """The arguments of the file that `--config` names, then those of the command line.
 
@@ -265,7 +270,7 @@ def with_file(argv: Sequence[str], parser: argparse.ArgumentParser) -> list[str]
 
 
 def _instead_of(action: argparse.Action) -> set[str]:
-    """What the command line says where it overrides this option; prompts come from one place."""
+    """Arguments that override this option of the file; each of the two for prompts replaces both."""
     if {"--prompt", "--prompts_file"} & set(action.option_strings):
         return {"--prompt", "--prompts_file"}
     return set(action.option_strings)
@@ -276,7 +281,7 @@ def _shown(value: Any) -> str:
 
 
 def _settings(path: Path) -> Iterator[tuple[str, Any, str]]:
-    """Key, value and place of everything in the file; the groups of AutoModel's with dots."""
+    """(key, value, file:line) of every setting; keys of AutoModel's groups have dots."""
     try:
         with path.open("rb") as file:
             document = parse_yaml(file.read(MOST_BYTES + 1))
@@ -297,10 +302,10 @@ def _settings(path: Path) -> Iterator[tuple[str, Any, str]]:
 
 
 def _tokens(action: argparse.Action, name: str, value: Any, named: str) -> list[str]:
-    """The arguments that say this.
+    """The command-line arguments for one setting of the file.
 
     Raises:
-        ValueError: the option takes something else.
+        ValueError: the option takes another type or number of values.
     """
     if action.nargs == 0:
         if not isinstance(value, bool):
