@@ -117,8 +117,8 @@ def _sample_pack(
 
     objective = make_objective(config.objective)
 
-    def network(pack_samples: PackedBatch) -> Network:
-        return lambda input_TC, level_N: model(input_TC, level_N, pack_samples)
+    def network(pack: PackedBatch) -> Network:
+        return lambda input_TC, level_N: model(input_TC, level_N, pack)
 
     latent_TC = sample(
         objective,

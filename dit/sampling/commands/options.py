@@ -270,7 +270,7 @@ def with_file(argv: Sequence[str], parser: argparse.ArgumentParser) -> list[str]
 
 
 def _instead_of(action: argparse.Action) -> set[str]:
-    """Arguments that override this option of the file; each of the two for prompts replaces both."""
+    """Arguments that override this option; each of the two for prompts replaces both."""
     if {"--prompt", "--prompts_file"} & set(action.option_strings):
         return {"--prompt", "--prompts_file"}
     return set(action.option_strings)
