@@ -119,7 +119,7 @@ def _compare(config: RunConfig, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _contenders(config: RunConfig, batch: int) -> tuple[dict[str, Callable[[], float]], int]:
-    """For each contender a function that runs a step and returns the loss; real tokens of a step."""
+    """For each contender a function that runs a step and returns its loss; tokens of a step."""
     from measuring.padded import (
         Batching,
         PlainLoop,

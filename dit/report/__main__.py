@@ -14,7 +14,7 @@ from dit.report.reading import ReportError, read_runs
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Writes the page; returns 0, or 1 after an error that the last line explains."""
+    """Writes the page; returns 0, or 1 after an error, which the last line explains."""
     args = _parser().parse_args(argv)
     output: Path = args.output or args.run_dir[0] / "report.html"
     try:
