@@ -1,11 +1,11 @@
 """Measures steps of a run: where the time goes, real tokens a second, model TFLOP/s, MFU.
 
 1. warm-up   steps that allocate memory and fill buffers
-2. steps     each as metrics.jsonl of a run would have it; on a GPU the parts are waited for
-3. peaks     what the device promises, and how fast it multiplies large matrices
-4. figures   a table, and a JSON file with those of each step as well
+2. steps     each as a line of metrics.jsonl; on a GPU each part is synchronized before it is timed
+3. peaks     FLOP/s of the data sheet, and measured on large matrix products
+4. figures   a table, and a JSON file with the figures of each step as well
 
-Nothing is trained further and nothing is saved: the weights start anew.
+The weights are initialised anew, and nothing is saved.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _only_steps(config: RunConfig) -> RunConfig:
 
 
 def _trace(file: Path, rank: int) -> AbstractContextManager:
-    """For chrome://tracing or Perfetto; it slows the steps down."""
+    """A profile for chrome://tracing or Perfetto; it slows the steps down."""
     from torch.profiler import profile
 
     place = file.with_name(f"{file.stem}_trace_rank{rank}.json")

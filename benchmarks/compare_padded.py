@@ -1,8 +1,8 @@
 """Our packed step against Diffusers' model in a plain PyTorch loop: real tokens a second.
 
-1. samples   random ones of a mixture, packed; plain loops get the same samples, noise and levels
-2. start     the same weights; losses of the first step must agree where nothing is padded
-3. steps     in turn, so that what else the machine does falls on all alike; medians
+1. samples   random samples of a mixture, packed; plain loops get the same samples, noise and levels
+2. start     equal weights; where nothing is padded, the losses of the first step must agree
+3. steps     in turn, so that other load on the machine affects all alike; medians
 
     python benchmarks/compare_padded.py --steps 7
 
@@ -85,7 +85,7 @@ def _small() -> RunConfig:
 
 
 def _mixtures() -> dict[str, tuple[MockGeometry, ...]]:
-    """One size; and pictures with video, of which the longest has five times the mean's tokens."""
+    """Samples of one size; and a mixture whose longest video has five times the mean tokens."""
     return {
         "equal": (MockGeometry(height=32, width=32, text_length=64, weight=12),),
         "mixed": (
@@ -110,7 +110,7 @@ def _compare(config: RunConfig, options: argparse.Namespace) -> dict[str, Any]:
             step()
             seconds[name].append(clock() - began)
     rates = {name: tokens / median(taken) for name, taken in seconds.items()}
-    # Of each round, because another program may slow down all contenders of a round.
+    # Ratios are taken within a round, because other load slows down all contenders of a round.
     ratios = {
         name: median(b / a for a, b in zip(seconds[OURS], taken, strict=True))
         for name, taken in seconds.items()
@@ -119,7 +119,7 @@ def _compare(config: RunConfig, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _contenders(config: RunConfig, batch: int) -> tuple[dict[str, Callable[[], float]], int]:
-    """A step of each, which returns its loss; and the real tokens of a step."""
+    """For each contender a function that runs a step and returns its loss; tokens of a step."""
     from measuring.padded import (
         Batching,
         PlainLoop,
@@ -156,7 +156,7 @@ def _contenders(config: RunConfig, batch: int) -> tuple[dict[str, Callable[[], f
         return loss
 
     found: dict[str, Callable[[], float]] = {OURS: ours}
-    # As they came: a plain loop does not know their lengths before.
+    # In their order of arrival: a plain loop does not know the lengths of samples in advance.
     asked = sorted(
         (one for item in items for one in examples(config.model, *item)),
         key=lambda one: int(one.key),
@@ -204,13 +204,11 @@ def _items(config: RunConfig) -> list[Any]:
     null = null_text(config).to(device())
     settings = {"seed": config.rng.seed, "step": 1, "null_text_LE": null, "text_dropout": 0.0}
     objective = training_objective(config.objective)
-    return [
-        training_problem(objective, pack_samples.to(device()), **settings) for pack_samples in packs
-    ]
+    return [training_problem(objective, pack.to(device()), **settings) for pack in packs]
 
 
 def _samples(config: RunConfig) -> Iterator[Any]:
-    """Twice as many of each kind as its weight says, in a random order, which is their key."""
+    """Twice as many samples of each kind as its weight, in random order; keys are positions."""
     import torch
 
     from dit.batch import LatentSample

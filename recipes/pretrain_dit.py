@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 
 from dit.config.loading import check_memory, describe, parse_arguments
-from dit.convert.next_commands import next_commands
 from dit.distributed.entry import run, say_once
+from dit.train.next_commands import next_commands
 from recipes.runs import RECIPES
 
 

@@ -1,18 +1,20 @@
 """Checkpoints to and from Hugging Face Diffusers: `python -m dit.convert import|export|verify`.
 
-    table      which tensor of Diffusers is which of ours: one table for both directions
-    settings   config.json and scheduler_config.json <-> our configuration
-    diffusers_folder  a folder as Diffusers writes it: read one tensor at a time, files planned
-    stored     a checkpoint of ours: read and written one tensor at a time, whatever the layout
-    importing  Diffusers folder -> checkpoint
-    exporting  checkpoint -> Diffusers folder; also at each save of a run
-    pipeline   the other components of a pipeline folder
-    verifying  every tensor of both, and what the two networks compute
-    folder     a target folder that is there when it is whole, and not before
-    cli        the command line
-    bridge     registration with NVIDIA's Megatron-Bridge; imported only when asked for
+cli                   the command line
+diffusers_checkpoint  a Diffusers folder: read one tensor at a time, files planned
+diffusers_json        its JSON files, checked key by key
+diffusers_config      config.json and scheduler_config.json <-> our configuration
+diffusers_names       which tensor of Diffusers is which of ours: one table for both directions
+megatron_checkpoint   our checkpoint: read and written one tensor at a time, for any layout
+import_               Diffusers folder -> checkpoint
+export                checkpoint -> Diffusers folder; also at each save of a run
+pipeline              the other components of a pipeline folder
+verify                compares every tensor of both, and the outputs of the two networks
+atomic_folder         a target folder that appears only when it is complete
+bridge                registration with NVIDIA's Megatron-Bridge; imported only when asked for
+errors                the error of this folder
 
-Nothing here builds a network but `verifying` and `bridge`. Every function that converts is called
-by all processes of the group, which share the files. A checkpoint of ours holds whole tensors,
-whichever layout wrote it, so no layout appears here.
+Only `verify` and `bridge` build a network. All processes of the group call every function that
+converts, and share the files. A checkpoint of ours holds whole tensors, whichever layout wrote it,
+so no layout appears here.
 """

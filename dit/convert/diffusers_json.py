@@ -1,4 +1,4 @@
-"""What the JSON files of a Diffusers folder may hold, key by key, with Diffusers' own defaults."""
+"""The JSON files of a Diffusers folder as checked dataclasses, with Diffusers' own defaults."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from dit.convert.errors import ConvertError
 from dit.json_text import parse_json
 
 OUR_KEY = "_megatron_dit"
-"""Where an export keeps what Diffusers has no place for; Diffusers ignores private keys."""
+"""Key of an export's config.json for settings that Diffusers lacks; Diffusers ignores such keys."""
 
 _Checked = TypeVar("_Checked", bound=BaseModel)
 
 
 class _Strict(BaseModel):
-    """Types as they stand in JSON: 1.0 is no integer, 1 no boolean, NaN no number."""
+    """Types are strict, as in JSON: 1.0 is no integer, 1 no boolean, NaN no number."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
 
 
 class OurSettings(_Strict):
-    """What stands under `OUR_KEY`."""
+    """The settings under `OUR_KEY`."""
 
     text_pad_to: PositiveInt | None
     max_size: tuple[PositiveInt, PositiveInt, PositiveInt]
 
 
 class CosmosTransformer(_Strict):
-    """config.json of `CosmosTransformer3DModel`; keys that it does not have are kept apart."""
+    """config.json of `CosmosTransformer3DModel`; unknown keys are kept as extra fields."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -59,7 +59,7 @@ class CosmosTransformer(_Strict):
 
 
 class PrivateKeys(BaseModel):
-    """The keys of a config.json that begin with an underscore, as far as they count here."""
+    """The keys of a config.json that begin with an underscore, as far as they are used here."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
@@ -68,7 +68,7 @@ class PrivateKeys(BaseModel):
 
 
 class WeightIndex(BaseModel):
-    """The index of weights that lie in several files."""
+    """The index of weights in several files."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -76,13 +76,13 @@ class WeightIndex(BaseModel):
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object.
+    """Reads a file with a JSON object.
 
     Raises:
-        ConvertError: the file holds none.
+        ConvertError: the file cannot be read or holds something else.
     """
     try:
-        if not file.is_file():  # a pipe would be waited for
+        if not file.is_file():  # reading a pipe would wait for ever
             raise ValueError("it is no file")
         content = parse_json(file.read_bytes())
     except (OSError, ValueError) as error:
@@ -93,13 +93,15 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def checked_json(kind: type[_Checked], content: dict[str, Any], *, place: object) -> _Checked:
-    """`content` as a `kind`; `place` is the file that it is from.
+    """Validates `content` of the file `place` as a `kind`.
 
     Raises:
         ConvertError: names every key that is unknown or has a value of another type.
     """
     try:
-        return kind.model_validate_json(json.dumps(content))  # JSON's lists may be tuples
+        return kind.model_validate_json(
+            json.dumps(content)
+        )  # from JSON, so that a list is accepted for a tuple
     except ValidationError as error:
         wrong = "; ".join(_in_words(one) for one in error.errors(include_url=False))
         raise ConvertError(f"{place} cannot be imported: {wrong}") from error

@@ -1,7 +1,7 @@
-"""The other components of a pipeline folder, so that Diffusers' pipeline runs what we trained.
+"""The other components of a pipeline folder, so that a Diffusers pipeline runs the export.
 
-An export then has model_index.json, `transformer`, `scheduler` with the noise range of the run, and
-what it takes from another pipeline: tokenizer, text encoder, VAE.
+Such an export has model_index.json, `transformer`, `scheduler` with the noise range of the run, and
+tokenizer, text encoder and VAE copied from another pipeline.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from dit.objectives.registry import REGISTRY
 
 PIPELINE = "CosmosTextToWorldPipeline"
 TRANSFORMER, SCHEDULER = "transformer", "scheduler"
-_OWN = {TRANSFORMER, SCHEDULER}  # what an export writes itself
-_INSTALLED = "safety_checker"  # comes with a package of its own, not with a folder
+_OWN = {TRANSFORMER, SCHEDULER}  # components that an export writes itself
+_INSTALLED = "safety_checker"  # this component is an installed package, not a folder
 
 
 def check_pipeline(pipeline: Path, config: RunConfig) -> None:
-    """Refuses a pipeline that would run the model on other numbers than it was trained with.
+    """Raises if the pipeline would feed the model inputs that it was not trained with.
 
     Raises:
-        ConvertError: says what does not fit, or which folder is missing.
+        ConvertError: a component does not fit, or its folder is missing.
     """
     if lost := [name for name in _components(pipeline) if not (pipeline / name).is_dir()]:
         raise ConvertError(f"--pipeline-from {pipeline} has no {listed(lost)}")
@@ -38,10 +38,10 @@ def check_pipeline(pipeline: Path, config: RunConfig) -> None:
 
 
 def _components(pipeline: Path) -> list[str]:
-    """What is to be copied, by the pipeline's index.
+    """The components to copy, from the index of the pipeline.
 
     Raises:
-        ConvertError: it is no pipeline that runs our model.
+        ConvertError: the folder holds no pipeline that runs our model.
     """
     if not (pipeline / PIPELINE_INDEX).is_file():
         raise ConvertError(
@@ -87,7 +87,7 @@ def _setting(file: Path, key: str) -> Any:
 
 
 def copy_components(pipeline: Path, folder: Path) -> None:
-    """Everything of a pipeline but its transformer and scheduler."""
+    """Copies everything of a pipeline but its transformer and scheduler."""
     for name in _components(pipeline):
         shutil.copytree(pipeline / name, folder / name)
     shutil.copyfile(pipeline / PIPELINE_INDEX, folder / PIPELINE_INDEX)

@@ -107,8 +107,8 @@ def _sample_pack(
 
     path = sampling_path(config.objective)
 
-    def network(pack_samples: PackedBatch) -> Network:
-        return lambda input_TC, level_N: model(input_TC, level_N, pack_samples)
+    def network(pack: PackedBatch) -> Network:
+        return lambda input_TC, level_N: model(input_TC, level_N, pack)
 
     latent_TC = sample(
         path,

@@ -113,7 +113,7 @@ SAMPLE = """
 import sys, torch
 from dit.sampling.generate import Request, SamplingSettings, generate_latents
 from dit.config import Sampler
-from recipes.generate_dit import open_checkpoint
+from dit.sampling.open_checkpoint import open_checkpoint
 
 run, output, seed, steps, guidance, *prompts = sys.argv[1:]
 opened = open_checkpoint(run, weights="ema")

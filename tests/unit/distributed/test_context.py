@@ -10,8 +10,9 @@ import torch
 from dit.batch import Problem, SequenceShard
 from dit.distributed.context_split import split_tokens
 from dit.layout_check.names import ONE, parse_layout
+from dit.layout_check.program import STEPS, _packs
 from dit.models.layers.context_parallel import TokenOrder
-from recipes.check_layouts import STEPS, _packs, layout_check
+from recipes.check_layouts import layout_check
 from tests.packs import random_pack, tiny_model
 
 MODEL = tiny_model()

@@ -1,4 +1,4 @@
-"""What can be done with a run that is done, as commands with its own paths."""
+"""The commands that continue from a finished run, with its own paths: generate, report, export."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dit.config import RunConfig
 
+_DIFFUSERS_FPS = 24.0
+"""Frame rate of the rotary positions in Diffusers, which is fixed."""
+
 
 def next_commands(config: RunConfig) -> str:
-    """One line for each thing; those that this run is not fit for are left out."""
+    """One line for each command that this run can be used with."""
     from dit.train.checkpoint.paths import find_checkpoint
 
     if not config.checkpoint.save:
@@ -23,23 +26,25 @@ def next_commands(config: RunConfig) -> str:
         out = ("--output_dir", folder / "generated", "--prompt", "what it is to show")
         commands["pictures"] = ("recipes.generate_dit", "--checkpoint_path", folder, *out)
     commands["report"] = ("dit.report", folder)
-    if checkpoint is not None and _is_expressible(config):
+    if checkpoint is not None and exportable(config):
         out = ("--hf-path", folder / "diffusers")
         commands["Diffusers"] = ("dit.convert", "export", "--megatron-path", folder, *out)
     lines = [f"  {what:<11}{_line(words)}" for what, words in commands.items()]
     return "\n".join(["what can be done with it:", *lines, ""])
 
 
+def exportable(config: RunConfig) -> bool:
+    """Whether `dit.convert export` accepts the run.
+
+    The same rules as `dit.convert.export.check_expressible`, without loading the converter.
+    """
+    from dit.objectives import REGISTRY
+
+    scheduler = REGISTRY[config.objective.name].scheduler
+    if scheduler is None or scheduler.inexpressible(config.objective):
+        return False
+    return config.model.base_fps == _DIFFUSERS_FPS
+
+
 def _line(words: tuple[str | Path, ...]) -> str:
     return shlex.join(["python", "-m", *map(str, words)])
-
-
-def _is_expressible(config: RunConfig) -> bool:
-    from dit.convert.errors import ConvertError
-    from dit.convert.export import ExportOptions, check_expressible
-
-    try:
-        check_expressible(config, ExportOptions())
-    except ConvertError:
-        return False
-    return True

@@ -7,16 +7,24 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from recipes.evaluate_digits import (
+from data_prep.sources import digits as packed
+from dit.sampling.commands.digit_accuracy import (
     CAPTIONS,
+    LEVELS,
+    SIDE,
     Judge,
     conclude,
+    digits_parser,
     grey_levels,
-    parser,
     score,
-    table,
+    score_table,
     train_judge,
 )
+
+
+def test_digits_are_asked_for_as_they_were_packed() -> None:
+    assert tuple(map(packed.caption_of, range(10))) == CAPTIONS
+    assert (packed.SIDE, packed.LEVELS) == (SIDE, LEVELS)
 
 
 @pytest.fixture(scope="module")
@@ -65,14 +73,14 @@ def test_score_counts_every_picture_once() -> None:
     assert result.asked[3] == 2 and result.right[3] == 1 and result.confused[3][8] == 1
     assert sum(map(sum, result.confused)) == 3
     assert result.accuracy == pytest.approx(2 / 3)
-    assert table(result).row_count == len(CAPTIONS) + 1
+    assert score_table(result).row_count == len(CAPTIONS) + 1
 
 
 @pytest.mark.parametrize(("right", "exit_code"), [(19, 0), (18, 1)])
 def test_exit_code_follows_the_accuracy(
     judge: Judge, right: int, exit_code: int, tmp_path: Path
 ) -> None:
-    args = parser().parse_args(["--checkpoint_path", str(tmp_path / "LATEST")])
+    args = digits_parser().parse_args(["--checkpoint_path", str(tmp_path / "LATEST")])
     result = score(asked=[1] * 20, read=[1] * right + [7] * (20 - right))
     assert conclude(result, judge, args) == exit_code
     written = json.loads((tmp_path / "evaluation.json").read_text())

@@ -1,9 +1,18 @@
-"""What `generate_dit.py` can be asked for."""
+"""Options of `generate_dit.py`: dataclasses, the command line, and a YAML file of options.
+
+The command line takes precedence over the file. Generation files of AutoModel are read as well, as
+far as their keys have a meaning here.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 import math
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +20,7 @@ from dit.config import Sampler
 from dit.distributed.entry import Parser
 from dit.sampling.latent_sizes import MOST_PIXELS
 from dit.sampling.media_files import RATES
+from dit.yaml_text import MOST_BYTES, YamlError, parse_yaml
 
 FPS = 24.0
 _MOST = {
@@ -20,17 +30,39 @@ _MOST = {
     "num_steps": 1000,
 }
 MOST_SAMPLES = 1_000_000
-"""Of one call."""
+"""Samples of one call."""
+
+# Key of AutoModel -> option here.
+_AUTOMODEL = {
+    "model.checkpoint": "checkpoint_path",
+    "inference.num_inference_steps": "num_steps",
+    "inference.guidance_scale": "guidance",
+    "inference.height": "height",
+    "inference.width": "width",
+    "inference.prompts": "prompt",
+    "inference.pipeline_kwargs.num_frames": "num_video_frames",
+    "inference.pipeline_kwargs.negative_prompt": "negative_prompt",
+    "output.output_dir": "output_dir",
+    "output.fps": "fps",
+}
+_GROUPS = ("model", "inference", "inference.pipeline_kwargs", "output", "vae", "distributed")
+# Type of an option -> YAML types that it accepts, in words as well.
+_KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
+    int: ((int,), "an integer"),
+    float: ((int, float), "a number"),
+    None: ((str,), "text, in quotes if it looks like something else"),
+    Path: ((str,), "text"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """Everything that decides a picture, beside its prompt and its seed."""
+class GenerationOptions:
+    """Everything but prompt and seed that determines a generated picture."""
 
     height: int | None = None  # pixels; None is the most frequent size of the dataset
     width: int | None = None
     num_video_frames: int | None = None  # pixel frames; 1 is a picture
-    fps: float | None = None  # of a video; None is FPS
+    fps: float | None = None  # frame rate of a video; None is FPS
     num_steps: int = 35
     guidance: float = 1.5
     guidance_interval: tuple[float, float] | None = None  # noise levels with guidance; None is all
@@ -66,20 +98,20 @@ class Options:
 
 
 def check_count(name: str, value: int, *, most: int) -> None:
-    """Refuses what is no such count.
+    """Raises if a count is out of range.
 
     Raises:
-        ValueError: it is below 1 or above `most`.
+        ValueError: the value is below 1 or above `most`.
     """
     if not 1 <= value <= most:
         raise ValueError(f"--{name} {value} must be at least 1, and at most {most}")
 
 
 def check_seed(seed: int, *, count: int) -> None:
-    """Refuses a seed that torch does not take for one of `count` samples.
+    """Raises if torch would refuse the seed of one of `count` samples.
 
     Raises:
-        ValueError: it is too small or too large.
+        ValueError: the seed is too small or too large.
     """
     if not -(2**63) <= seed <= 2**64 - count:
         raise ValueError(
@@ -88,22 +120,8 @@ def check_seed(seed: int, *, count: int) -> None:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class GenerationOption:
-    """How a checkpoint is opened: on which ranks, and where its encoders are now."""
-
-    tensor_model_parallel_size: int = 1
-    sequence_parallel: bool = False
-    context_parallel_size: int = 1
-    pipeline_model_parallel_size: int = 1
-    precision: str | None = None  # of the matrix products; None is that of the training
-    t5_cache_dir: str | None = None
-    tokenizer_cache_dir: str | None = None
-    tokenizer_model: str | None = None
-
-
 def chosen(kind: Any, arguments: Any) -> Any:
-    """The dataclass `kind` from parsed arguments."""
+    """An instance of the dataclass `kind`, with its fields from the parsed arguments."""
     names = {field.name for field in fields(kind)}
     values = {k: v for k, v in vars(arguments).items() if k in names}
     if values.get("guidance_interval"):
@@ -147,13 +165,13 @@ def _add_what(parser: Parser) -> None:
 
 
 def _add_how(parser: Parser) -> None:
-    defaults, group = Options(), parser.add_argument_group("how to sample")
+    defaults, group = GenerationOptions(), parser.add_argument_group("how to sample")
     add = group.add_argument
     add(
         "--num_steps",
         type=int,
         default=defaults.num_steps,
-        help="Steps of the sampler. (default: %(default)s)",
+        help="LatentStride of the sampler. (default: %(default)s)",
     )
     add(
         "--guidance",
@@ -221,3 +239,88 @@ def _add_where(parser: Parser) -> None:
         default=Path("samples"),
         help="Folder for the files, grid.png and samples.json. (default: %(default)s)",
     )
+
+
+def with_file(argv: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
+    """The arguments of the file that `--config` names, then those of the command line.
+
+    Raises:
+        ValueError: names the file, the key and what it takes.
+    """
+    first = Parser(add_help=False, allow_abbrev=False)
+    first.add_argument("--config", type=Path)
+    known, rest = first.parse_known_args(argv)
+    if known.config is None:
+        return rest
+    typed = {token.partition("=")[0] for token in rest}
+    options = {o: action for action in parser._actions for o in action.option_strings}
+    given: list[str] = []
+    for key, value, place in _settings(known.config):
+        name = _AUTOMODEL.get(key, key.replace("-", "_"))
+        action = options.get(f"--{name}")
+        if action is None and key.partition(".")[0] in _GROUPS:
+            sys.stderr.write(f"{key} ({place}): read, not used: it belongs to another program\n")
+        elif action is None or name in ("config", "help"):
+            near = get_close_matches(name, [o[2:] for o in options], n=1, cutoff=0.7)
+            guess = f"did you mean {near[0]}?" if near else "--help lists the options"
+            raise ValueError(f"{key}={_shown(value)} ({place}): unknown key; {guess}")
+        elif not typed & _instead_of(action) and value is not None:
+            given += _tokens(action, name, value, f"{key}={_shown(value)} ({place})")
+    return [*given, *rest]
+
+
+def _instead_of(action: argparse.Action) -> set[str]:
+    """Arguments that override this option; each of the two for prompts replaces both."""
+    if {"--prompt", "--prompts_file"} & set(action.option_strings):
+        return {"--prompt", "--prompts_file"}
+    return set(action.option_strings)
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value, default=str, ensure_ascii=False)[:80]
+
+
+def _settings(path: Path) -> Iterator[tuple[str, Any, str]]:
+    """(key, value, file:line) of every setting; keys of AutoModel's groups have dots."""
+    try:
+        with path.open("rb") as file:
+            document = parse_yaml(file.read(MOST_BYTES + 1))
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror}); check --config") from error
+    except YamlError as error:
+        place = path if error.line is None else f"{path}:{error.line}"
+        raise ValueError(f"{place}: {error.problem}") from error
+    if not isinstance(document.values, dict):
+        raise ValueError(f"{path}: must be a mapping such as `guidance: 3`")
+    waiting = [(str(key), value) for key, value in document.values.items()]
+    while waiting:
+        key, value = waiting.pop(0)
+        if key in _GROUPS and isinstance(value, dict):
+            waiting = [*((f"{key}.{name}", item) for name, item in value.items()), *waiting]
+        elif not key.startswith("x-"):
+            yield key, value, f"{path}:{document.lines.get(key, 1)}"
+
+
+def _tokens(action: argparse.Action, name: str, value: Any, named: str) -> list[str]:
+    """The command-line arguments for one setting of the file.
+
+    Raises:
+        ValueError: the option takes another type or number of values.
+    """
+    if action.nargs == 0:
+        if not isinstance(value, bool):
+            raise ValueError(f"{named}: expected true or false")
+        return [f"--{name}"] if value else []
+    several = isinstance(value, list)
+    repeatable = isinstance(action, argparse._AppendAction)
+    if several != isinstance(action.nargs, int) and not (several and repeatable):
+        raise ValueError(f"{named}: expected " + ("one value" if several else "a list of two"))
+    if isinstance(action.nargs, int) and len(value) != action.nargs:
+        raise ValueError(f"{named}: expected a list of {action.nargs}")
+    parts = value if several else [value]
+    kinds, words = _KINDS[action.type]
+    if any(not isinstance(part, kinds) or isinstance(part, bool) for part in parts):
+        raise ValueError(f"{named}: expected {words}")
+    if isinstance(action.nargs, int):
+        return [f"--{name}", *map(str, parts)]
+    return [f"--{name}={part}" for part in parts]

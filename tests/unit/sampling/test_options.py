@@ -9,8 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dit.sampling.options import Options, chosen, parser
-from dit.sampling.options_file import with_file
+from dit.sampling.commands.options import GenerationOptions, chosen, parser, with_file
 from tests.hostile import damaged, mistaken
 
 OURS = """
@@ -56,7 +55,7 @@ def test_options_by_name(parse) -> None:
     assert (args.checkpoint_path, args.prompt) == ("runs/x", ["a red square", "-a dash"])
     assert (args.num_steps, args.output_dir) == (12, Path("out"))
     assert (args.save_latents, args.sequence_parallel, args.t5_cache_dir) == (True, False, None)
-    assert chosen(Options, args).guidance_interval == (0.1, 5)
+    assert chosen(GenerationOptions, args).guidance_interval == (0.1, 5)
 
 
 def test_the_command_line_is_stronger(parse) -> None:

@@ -1,0 +1,43 @@
+"""What a finished run can be used with."""
+
+from __future__ import annotations
+
+import pytest
+
+from dit.config import FlowConfig, ObjectiveConfig, ObjectiveName, RunConfig
+from dit.convert.errors import ConvertError
+from dit.convert.export import ExportOptions, check_expressible
+from dit.train.next_commands import exportable
+from tests.packs import tiny_model
+
+FLOW = ObjectiveName.FLOW
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (RunConfig(), True),
+        (RunConfig(model=tiny_model(base_fps=30.0)), False),
+        (RunConfig(objective=ObjectiveConfig(name=FLOW, flow=FlowConfig(flow_shift=3.0))), True),
+        (
+            RunConfig(objective=ObjectiveConfig(name=FLOW, flow=FlowConfig(timestep_scale=1.0))),
+            False,
+        ),
+        (
+            RunConfig(objective=ObjectiveConfig(name=FLOW, flow=FlowConfig(shift_base_tokens=256))),
+            False,
+        ),
+        (
+            RunConfig(objective=ObjectiveConfig(flow=FlowConfig(timestep_scale=1.0))),
+            True,
+        ),  # unused by EDM
+    ],
+)
+def test_export_is_offered_where_the_converter_accepts_the_run(config, expected):
+    assert exportable(config) == expected
+    try:
+        check_expressible(config, ExportOptions())
+        accepted = True
+    except ConvertError:
+        accepted = False
+    assert accepted == expected
