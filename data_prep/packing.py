@@ -20,19 +20,26 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.engine.block_worker import RefusedResult, Task, Work
-from data_prep.engine.incremental import WHITENING_NAME, remove_earlier, set_aside
 from data_prep.engine.processes import Engine, InProcess
 from data_prep.engine.ranks import ALONE, Ranks
-from data_prep.engine.summary import Summary, summarize
 from data_prep.media.clips import Entry, Source
-from data_prep.planning.cropping import Cropping
-from data_prep.planning.plan import PLAN_NAME, PackingPlan, read_plan, refuse, write_plan
+from data_prep.planning.plan import PackingPlan, read_plan, refuse, write_plan
 from data_prep.planning.splits import ALL_IN_TRAIN, Split, all_in_train_notice
+from data_prep.planning.statistics import Cropping
 from data_prep.refusals import PrepError, Refusals
-from data_prep.writing.atomic_files import write_whole
-from data_prep.writing.dataset_folder import LEDGER, META, REFUSED_NAME, make_ready, publish
+from data_prep.writing.dataset_folder import (
+    LEDGER,
+    META,
+    PLAN_NAME,
+    REFUSED_NAME,
+    make_ready,
+    publish,
+)
+from data_prep.writing.incremental import WHITENING_NAME, remove_earlier, set_aside
 from data_prep.writing.ledger import LedgerHeader, changed_options
 from data_prep.writing.shard_writer import PackOptions, RankBlocks, Writer
+from data_prep.writing.summary import Summary, summarize
+from dit.atomic_files import write_atomically
 from dit.codecs.dataset_card import FORMAT_VERSION
 from dit.codecs.normalization import Moments, Whitening
 from dit.codecs.text import TextEncoder
@@ -204,7 +211,7 @@ class Packing:
             whitening = self._whitening(plan)
             if whitening is not None:
                 content = {"mean": whitening.mean, "std": whitening.std}
-                write_whole(path, json.dumps(content).encode())
+                write_atomically(path, json.dumps(content).encode())
         self.ranks.meet()
         if path.exists():
             content = json.loads(path.read_bytes())

@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from data_prep.writing.atomic_files import write_whole
+from dit.atomic_files import write_atomically
 
 _LONGEST = 120  # characters of a value in a message
 
@@ -86,7 +86,7 @@ class Refusals:
 
     def write(self, path: Path) -> None:
         """One JSON object a line: source, reason, detail."""
-        write_whole(path, "".join(line for _, line in sorted(self._lines)).encode())
+        write_atomically(path, "".join(line for _, line in sorted(self._lines)).encode())
 
     def check(self, *, total: int, max_fraction: float, kept: bool = True) -> None:
         """Stops a run that loses too much; `kept` says that the next one continues it.

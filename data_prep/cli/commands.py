@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from data_prep.cli.media_arguments import SETTINGS
-from data_prep.cli.media_options import source_of
+from data_prep.cli.media_options import source_of, unused_options
 from data_prep.cli.terminal import (
     output,
     progress_on,
@@ -21,19 +22,19 @@ from data_prep.cli.terminal import (
     show_summary,
     training_command,
 )
-from data_prep.engine.ranks import join
-from data_prep.engine.select import engine_of
+from data_prep.engine.processes import Engine, InProcess, Processes
+from data_prep.engine.ranks import Ranks, join
 from data_prep.formats.automodel import INDEX, relocate
 from data_prep.formats.convert import convert, export
 from data_prep.inspect.page import write_inspection
 from data_prep.inspect.reading import check_encoders, inspect_shard, shard_counts
 from data_prep.packing import Packing, PackOptions, Summary, pack_dataset
-from data_prep.planning.facts import Judged
 from data_prep.planning.page import write_plan_page
 from data_prep.planning.splits import DEFAULT_SPLIT, Split, SplitFractions, all_in_train_notice
+from data_prep.planning.statistics import Judged
+from data_prep.refusals import PrepError
 from data_prep.sources.digits import Digits
 from data_prep.sources.folders import FolderCollection
-from data_prep.writing.atomic_files import write_whole
 from data_prep.writing.dataset_folder import (
     PAGE_NAME,
     SUMMARY_NAME,
@@ -41,10 +42,11 @@ from data_prep.writing.dataset_folder import (
     make_ready,
     written_by_one,
 )
+from dit.atomic_files import write_atomically
 from dit.codecs import text, vae
-from dit.codecs.unused_options import unused_options
 from dit.codecs.vae import Pixel
 
+_FEW = 16  # blocks that are too few to start worker processes for
 _BLOCK = {"video": 4}  # samples that a worker is handed at once; the others are small
 
 
@@ -129,7 +131,7 @@ def run_media(args: argparse.Namespace) -> int:
             text=encoder,
             options=options,
             settings=_settings(args, *SETTINGS, "max_bad_fraction"),
-            engine=engine_of(args, ranks),
+            engine=_engine(args, ranks),
             ranks=ranks,
             notify=_notify,
             track=progress_on(Console(stderr=True)),
@@ -170,9 +172,47 @@ def _plan(args: argparse.Namespace, packing: Packing) -> int:
         judged_by=judged_by,
     )
     summary = json.dumps(facts.summary, indent=1, ensure_ascii=False) + "\n"
-    write_whole(args.output_dir / SUMMARY_NAME, summary.encode())
+    write_atomically(args.output_dir / SUMMARY_NAME, summary.encode())
     show_plan(output(), facts, args.output_dir, packing.source.ignored)
     return 0
+
+
+def _engine(args: argparse.Namespace, ranks: Ranks) -> Engine:
+    """The engine; each launched rank has the GPU of its local number to itself.
+
+    Raises:
+        PrepError: it cannot be had.
+    """
+    if args.num_workers is not None and args.num_workers < 0:
+        raise PrepError(f"--num_workers {args.num_workers} must be at least 0")
+    if args.engine == "ray":
+        from data_prep.engine.ray_engine import RayWorkers
+
+        if ranks.world > 1:
+            raise PrepError("--engine ray spreads the work itself; start one process")
+        return RayWorkers(workers=args.num_workers)
+    devices = _devices(ranks)
+    workers, few = args.num_workers, 0
+    if workers is None:
+        few = _FEW
+        on_gpus = devices[0] != "cpu"
+        workers = len(devices) if on_gpus else max(1, len(os.sched_getaffinity(0)) // ranks.world)
+    return (
+        InProcess(devices[0])
+        if not workers
+        else Processes(workers=workers, devices=devices, few=few)
+    )
+
+
+def _devices(ranks: Ranks) -> tuple[str, ...]:
+    import torch
+
+    count = torch.cuda.device_count()
+    if not count:
+        return ("cpu",)
+    if ranks.world > 1:
+        return (f"cuda:{ranks.local % count}",)
+    return tuple(f"cuda:{index}" for index in range(count))
 
 
 def run_convert(args: argparse.Namespace) -> int:

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from data_prep.media.captions import CaptionFormat, MissingCaption
+from data_prep.media.captions import MissingCaption
 from data_prep.media.decoders import VideoDecoder
 from data_prep.media.frame_selection import FrameRule, Window
 from data_prep.media.resizing import PRESETS, Buckets, Fit, ResizeMode, Sizing, aspect_buckets
 from data_prep.refusals import PrepError
+from data_prep.sources.dataset_file import inputs_of, is_of_diffusion_pipe
 from data_prep.sources.folders import CaptionOptions, Collection, FolderCollection
+from data_prep.sources.huggingface import huggingface_rows
 from data_prep.sources.listing import BOTH, IMAGES, VIDEOS
 from data_prep.sources.media_source import Grid, Input, MediaSource, SeveralCaptions
-from dit.codecs.vae import Codec
+from dit.codecs.dataset_encoder import DatasetEncoder
+from dit.codecs.text import TEXT_ENCODERS
+from dit.codecs.vae import PROCESSORS, Codec
 
-PATCH = 2  # latent cells along one side of a token in the models of conf/
+_FRAMES = {
+    "mode", "target_frames", "num_frames", "frame_buckets", "train_fps", "window", "drop_short",
+    "video_loader_type",
+}  # fmt: skip
+_ROWS = {"dataset_split", "image_column", "video_column", "caption_column"}
 
 
 def source_of(args: Namespace, processor: Codec) -> MediaSource:
@@ -26,7 +35,7 @@ def source_of(args: Namespace, processor: Codec) -> MediaSource:
         PrepError: they contradict each other, or a file that they name cannot be used.
     """
     if args.size_multiple is None:
-        args.size_multiple = PATCH * processor.stride
+        args.size_multiple = processor.patch * processor.stride
     if args.size_multiple % processor.stride:
         raise PrepError(
             f"--size_multiple {args.size_multiple} must be a multiple of the {processor.stride}"
@@ -40,8 +49,6 @@ def source_of(args: Namespace, processor: Codec) -> MediaSource:
     )
     inputs = [replace(basis, collection=each) for each in _collections(args)]
     if args.dataset_config:
-        from data_prep.sources.dataset_file import inputs_of, is_of_diffusion_pipe
-
         is_alone = not inputs
         inputs += inputs_of(args, basis)
         if is_alone and args.missing_caption is None and is_of_diffusion_pipe(args.dataset_config):
@@ -54,7 +61,9 @@ def source_of(args: Namespace, processor: Codec) -> MediaSource:
         )
     return MediaSource(
         inputs=_prefixed(inputs),
-        grid=Grid(spatial=processor.stride, temporal=processor.temporal_stride, patch=PATCH),
+        grid=Grid(
+            spatial=processor.stride, temporal=processor.temporal_stride, patch=processor.patch
+        ),
         colours=processor.pixel_channels,
         resize_mode=ResizeMode(args.resize_mode),
         decoder=decoder_of(args),
@@ -75,20 +84,9 @@ def decoder_of(args: Namespace) -> VideoDecoder:
     return decoder
 
 
-def captions_of(
-    args: Namespace, missing: MissingCaption = MissingCaption.FILENAME
-) -> CaptionOptions:
-    """How captions are found; `missing` holds where the command line does not say."""
-    return CaptionOptions(
-        field=args.caption_field,
-        format=CaptionFormat(args.caption_format),
-        missing=MissingCaption(args.missing_caption or missing),
-    )
-
-
 def _collections(args: Namespace) -> list[Collection]:
     found: list[Collection] = []
-    captions, merged = captions_of(args), None
+    captions, merged = CaptionOptions.of(args), None
     if (args.dataset_type is None) != (args.dataset_path is None):
         raise PrepError("--dataset_type and --dataset_path belong together; give both")
     if args.dataset_type == "hf":
@@ -103,8 +101,6 @@ def _collections(args: Namespace) -> list[Collection]:
         if root is not None:
             found.append(FolderCollection(root=root, captions=captions, kinds=kinds, option=option))
     if args.hf_dataset:
-        from data_prep.sources.huggingface import huggingface_rows
-
         found.append(huggingface_rows(args, captions))
     return found
 
@@ -174,3 +170,41 @@ def frame_rule_of(args: Namespace, stride: int) -> FrameRule:
         drop_short=args.drop_short,
         stills=stills,
     )
+
+
+def unused_options(
+    args: Namespace,
+    parser: ArgumentParser,
+    readers: Iterable[DatasetEncoder | type[DatasetEncoder]],
+) -> list[str]:
+    """One sentence for each reason for which options of `args` change nothing."""
+    readers = list(readers)
+    known = (*PROCESSORS.values(), *TEXT_ENCODERS.values())
+    read = {name for reader in readers for name in reader.options}
+    ignored = {name for reader in known for name in reader.options} - read
+    chosen = " and ".join(repr(reader.name) for reader in readers) or "this command"
+    reasons = [(ignored, f"it means nothing to {chosen}")]
+    if args.command == "image" and not _may_hold_videos(args):
+        reasons.append((_FRAMES, "there are no videos"))
+    if args.command in ("image", "video") and not _rows(args):
+        reasons.append((_ROWS, "there is no --hf_dataset"))
+    return [
+        f"{_option(parser, name)} is not used: {why}"
+        for names, why in reasons
+        for name in sorted(names)
+        if getattr(args, name, None) != parser.get_default(name)
+    ]
+
+
+def _may_hold_videos(args: Namespace) -> bool:
+    return any((args.video_dir, args.dataset_config, args.dataset_path, args.hf_dataset))
+
+
+def _rows(args: Namespace) -> bool:
+    return bool(args.hf_dataset) or args.dataset_type == "hf"
+
+
+def _option(parser: ArgumentParser, name: str) -> str:
+    """The spelling that the help gives first."""
+    actions = (action for action in parser._actions if action.dest == name)
+    return next((action.option_strings[0] for action in actions), f"--{name}")

@@ -30,7 +30,7 @@ from data_prep.cli.terminal import output, say, show_processors
 from data_prep.formats.convert import FORMATS
 from data_prep.planning.splits import DEFAULT_SPLIT
 from data_prep.refusals import PrepError
-from dit.codecs.errors import CodecError
+from dit.codecs.dataset_card import CodecError
 from dit.codecs.text import TEXT_ENCODERS
 from dit.codecs.vae import PROCESSORS, Pixel
 

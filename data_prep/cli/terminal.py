@@ -17,7 +17,7 @@ from rich.text import Text
 
 from data_prep.inspect.reading import ShardReport
 from data_prep.packing import Summary, Track
-from data_prep.planning.facts import CAPACITIES, Facts
+from data_prep.planning.statistics import CAPACITIES, Facts
 from data_prep.refusals import as_text
 from data_prep.writing.dataset_folder import PAGE_NAME, PLAN_NAME, REFUSED_NAME
 from dit.codecs.vae import PROCESSORS

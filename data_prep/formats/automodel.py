@@ -26,7 +26,7 @@ from data_prep.formats.records import (
 )
 from data_prep.planning.splits import key_of
 from data_prep.refusals import PrepError, Reason, RefusedError
-from data_prep.writing.atomic_files import WholeFile, write_whole
+from dit.atomic_files import AtomicFile, write_atomically
 from dit.json_text import parse_json
 
 INDEX = "metadata.json"
@@ -63,13 +63,13 @@ def write_automodel(
     if rows:
         shards.append(_write_rows(folder, rows, len(shards)))
     index = {**model, "total_items": total, "num_shards": len(shards), "shard_size": shard_size}
-    write_whole(folder / INDEX, (json.dumps({**index, "shards": shards}, indent=2)).encode())
+    write_atomically(folder / INDEX, (json.dumps({**index, "shards": shards}, indent=2)).encode())
     return total
 
 
 def _write_rows(folder: Path, rows: list[dict[str, Any]], number: int) -> str:
     name = f"metadata_shard_{number:04d}.json"
-    write_whole(folder / name, json.dumps(rows, indent=1).encode())
+    write_atomically(folder / name, json.dumps(rows, indent=1).encode())
     return name
 
 
@@ -103,7 +103,7 @@ def _write_sample(record: CachedSample, row: dict[str, Any], text_length: int) -
     path.parent.mkdir(exist_ok=True)
     named = _pictures if _is_picture(record, row["model_type"]) else _videos
     about = {key: value for key, value in row.items() if key != "cache_file"}
-    file = WholeFile(path)
+    file = AtomicFile(path)
     try:
         torch.save(
             {**named(record.tensors, text_length), **about, "fps": record.about["fps"]}, file.stream
@@ -165,7 +165,7 @@ def relocate(folder: Path) -> int:
         except RefusedError as refused:
             raise PrepError(f"{folder / name}: {refused.detail}") from None
     for name, rows in shards.items():
-        write_whole(folder / name, json.dumps(rows, indent=1).encode())
+        write_atomically(folder / name, json.dumps(rows, indent=1).encode())
     return sum(map(len, shards.values()))
 
 

@@ -1,9 +1,11 @@
-"""A page of what a packed dataset shows when it is decoded again."""
+"""Pages that open without a server or a network, and the one of a finished dataset."""
 
 from __future__ import annotations
 
+import base64
+import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from itertools import islice
 from pathlib import Path
@@ -11,13 +13,23 @@ from pathlib import Path
 import safetensors.torch
 from PIL import Image
 
-from data_prep.inspect.html import html_table, picture, write_html
 from data_prep.inspect.reading import read_samples, shard_counts
+from data_prep.refusals import as_text
+from dit.atomic_files import write_atomically
 from dit.codecs import vae
 from dit.codecs.dataset_card import read_card
 from dit.codecs.vae import Codec
 
 _SHARDS, _SAMPLES = 20, 8  # that are shown
+_SIDE = 128  # pixels of a picture
+_STYLE = """\
+body{font:15px/1.4 system-ui,sans-serif;margin:2em auto;max-width:70em;padding:0 1em;color:#222}
+table{border-collapse:collapse;margin:.5em 0}td,th{padding:.15em .8em;text-align:left;
+border-bottom:1px solid #ddd;vertical-align:top}td.n{text-align:right}
+i.bar{display:inline-block;height:.8em;background:#4a7ebb}
+figure{display:inline-block;width:150px;margin:4px;vertical-align:top;font-size:11px;
+overflow-wrap:anywhere}figure img{display:block;max-width:140px}
+"""
 
 
 def write_inspection(folder: Path, path: Path) -> None:
@@ -45,3 +57,32 @@ def _figures(shard: Path, processor: Codec) -> Iterator[str]:
         pictures = "".join(picture(Image.fromarray(frame)) for frame in shown)
         text = f"{escape(key)}<br>{list(latent.shape)}<br>{escape(about['caption'][:200])}"
         yield f"<figure>{pictures}<figcaption>{text}</figcaption></figure>"
+
+
+def write_html(path: Path, title: str, parts: Iterable[str]) -> None:
+    """Writes a page of `parts`, which are HTML already."""
+    head = f"<!doctype html><meta charset=utf-8><title>{escape(title)}</title>"
+    body = "\n".join(parts)
+    page = f"{head}<style>{_STYLE}</style><h1>{escape(title)}</h1>{body}\n"
+    write_atomically(path, as_text(page).encode())
+
+
+def html_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    def cell(value: object) -> str:
+        number = " class=n" if isinstance(value, int | float) else ""
+        return f"<td{number}>{escape(f'{value:,}' if number else str(value))}</td>"
+
+    lines = ("<tr>" + "".join(map(cell, row)) + "</tr>" for row in rows)
+    return (
+        "<table><tr>" + "".join(f"<th>{escape(h)}</th>" for h in head) + "</tr>"
+        + "".join(lines) + "</table>"
+    )  # fmt: skip
+
+
+def picture(image: Image.Image) -> str:
+    """An image as it stands in the page, scaled down."""
+    image.thumbnail((_SIDE, _SIDE))
+    content = io.BytesIO()
+    image.save(content, "jpeg", quality=80)
+    text = base64.b64encode(content.getvalue()).decode()
+    return f"<img alt='' src='data:image/jpeg;base64,{text}'>"

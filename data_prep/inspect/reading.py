@@ -20,8 +20,7 @@ from torch import Tensor
 from data_prep.refusals import PrepError
 from data_prep.writing.dataset_folder import META
 from dit.codecs import text, vae
-from dit.codecs.dataset_card import NULL_TEXT_NAME, read_card
-from dit.codecs.errors import CodecError
+from dit.codecs.dataset_card import NULL_TEXT_NAME, CodecError, read_card
 from dit.codecs.normalization import Moments
 from dit.json_text import parse_json
 

@@ -9,16 +9,15 @@ from pathlib import Path
 
 from PIL import Image
 
-from data_prep.inspect.html import html_table, picture, write_html
+from data_prep.inspect.page import html_table, picture, write_html
 from data_prep.media.clips import Entry, Source
-from data_prep.planning.facts import CAPACITIES, Facts, Judged
 from data_prep.planning.plan import PackingPlan
+from data_prep.planning.statistics import CAPACITIES, Facts, Judged
 from data_prep.refusals import RefusedError
 from dit.codecs.text import TextEncoder
 from dit.codecs.vae import Codec
 
 _PICTURES = 60  # samples that are shown, evenly spread over the plan
-_CELLS = 4  # latent cells in a token
 _LATENT_BYTES = 2  # half precision
 
 
@@ -34,7 +33,7 @@ def write_plan_page(
     """Writes the page and returns what it is about."""
     facts = Facts(
         text_tokens=text.length_of,
-        latent_bytes=processor.channels * _CELLS * _LATENT_BYTES,
+        latent_bytes=processor.channels * processor.patch**2 * _LATENT_BYTES,
         text_bytes=text.width * _LATENT_BYTES,
         longest_text=text.max_length,
         judged_by=judged_by,

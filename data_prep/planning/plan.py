@@ -20,8 +20,7 @@ import numpy as np
 from data_prep.media.clips import Entry
 from data_prep.planning.splits import Split, SplitFractions, position_of
 from data_prep.refusals import PrepError
-from data_prep.writing.atomic_files import TEMPORARY, WholeFile
-from data_prep.writing.dataset_folder import PLAN_NAME as PLAN_NAME
+from dit.atomic_files import TEMPORARY, AtomicFile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +75,7 @@ def write_plan(entries: Iterable[Entry], path: Path, split: SplitFractions | Non
 
 def refuse(plan: PackingPlan, outcomes: Iterable[tuple[str, str] | None]) -> PackingPlan:
     """The plan with what could not be decoded refused: reason and detail, None for the others."""
-    file = WholeFile(plan.path)
+    file = AtomicFile(plan.path)
     try:
         for (line,), refusal in zip(plan.blocks(1), outcomes, strict=True):
             if refusal is not None:
@@ -91,7 +90,7 @@ def refuse(plan: PackingPlan, outcomes: Iterable[tuple[str, str] | None]) -> Pac
 
 
 def _sorted(spool: Path, path: Path, offsets: array[int], positions: np.ndarray) -> PackingPlan:
-    file, digest = WholeFile(path), hashlib.blake2b(digest_size=16)
+    file, digest = AtomicFile(path), hashlib.blake2b(digest_size=16)
     order = np.argsort(positions, kind="stable")  # samples of a file stay in their order
     try:
         if len(order):

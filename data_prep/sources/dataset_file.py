@@ -23,7 +23,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from data_prep.cli.media_options import captions_of
 from data_prep.media.captions import MissingCaption, TagShuffle
 from data_prep.media.frame_selection import FrameRule
 from data_prep.media.resizing import Buckets, Fit, Sizing, aspect_buckets, spaced_ratios
@@ -109,7 +108,7 @@ def _captions(args: Namespace, settings: Mapping[str, Any]) -> CaptionOptions:
         missing = MissingCaption.REFUSE if skipped else MissingCaption.EMPTY
     elif is_of_diffusion_pipe(args.dataset_config):
         missing = MissingCaption.EMPTY
-    captions = captions_of(args, missing)
+    captions = CaptionOptions.of(args, missing)
     return replace(captions, field=settings.get("caption_field", captions.field))
 
 

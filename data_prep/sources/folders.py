@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 import os
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol, TypeVar
+from typing import BinaryIO, Protocol, Self, TypeVar
 
 from data_prep.media.captions import (
     Caption,
@@ -63,6 +64,15 @@ class CaptionOptions:
     field: str = "caption"
     format: CaptionFormat = CaptionFormat.AUTO
     missing: MissingCaption = MissingCaption.FILENAME
+
+    @classmethod
+    def of(cls, args: Namespace, missing: MissingCaption = MissingCaption.FILENAME) -> Self:
+        """What the command line asks for; `missing` holds where it does not say."""
+        return cls(
+            field=args.caption_field,
+            format=CaptionFormat(args.caption_format),
+            missing=MissingCaption(args.missing_caption or missing),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,8 +20,8 @@ from typing import Any, BinaryIO
 from data_prep.media.captions import Caption, Captions, caption, texts_of
 from data_prep.refusals import PrepError, Reason, RefusedError
 from data_prep.sources.folders import CaptionOptions, Medium
-from data_prep.writing.atomic_files import write_whole
 from data_prep.writing.dataset_folder import LEDGER
+from dit.atomic_files import write_atomically
 
 _IMAGE_COLUMNS = ("image", "jpg", "jpeg", "png", "webp", "image_url", "url")
 _VIDEO_COLUMNS = ("video", "mp4", "file", "video_path", "path", "video_url")
@@ -147,7 +147,7 @@ class RowsCollection:
         if not path.exists():
             content = _content(address)
             self.fetched.mkdir(parents=True, exist_ok=True)
-            write_whole(path, content)
+            write_atomically(path, content)
         return path
 
 

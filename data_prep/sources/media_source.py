@@ -70,8 +70,8 @@ class Grid:
     """How pixels become tokens."""
 
     spatial: int  # pixels along one side of a latent cell
-    temporal: int = 1  # frames in a latent frame, after the first
-    patch: int = 2  # latent cells along one side of a token
+    temporal: int  # frames in a latent frame, after the first
+    patch: int  # latent cells along one side of a token
 
     def tokens(self, width: int, height: int, num_frames: int) -> int:
         cell = self.spatial * self.patch

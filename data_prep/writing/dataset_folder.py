@@ -19,7 +19,7 @@ from torch import Tensor
 
 from data_prep.planning.splits import Split
 from data_prep.refusals import PrepError
-from data_prep.writing.atomic_files import TEMPORARY, sync_folder, write_whole
+from dit.atomic_files import TEMPORARY, sync_folder, write_atomically
 from dit.codecs.dataset_card import CARD_NAME, NULL_TEXT_NAME
 from dit.folder_lock import LOCK, FolderInUseError, only_writer
 
@@ -146,14 +146,14 @@ def publish(
 
     `shards` holds, for each split, the samples of each shard by file name.
     """
-    write_whole(folder / NULL_TEXT_NAME, safetensors.torch.save(null_text))
-    write_whole(folder / CARD_NAME, (json.dumps(card, indent=2) + "\n").encode())
+    write_atomically(folder / NULL_TEXT_NAME, safetensors.torch.save(null_text))
+    write_atomically(folder / CARD_NAME, (json.dumps(card, indent=2) + "\n").encode())
     unfinished = folder / (META + TEMPORARY)
     if unfinished.exists():
         shutil.rmtree(unfinished)
     unfinished.mkdir()
     for name, content in _energon_files(shards).items():
-        write_whole(unfinished / name, content.encode())
+        write_atomically(unfinished / name, content.encode())
     unfinished.rename(folder / META)
     sync_folder(folder)
 

@@ -18,8 +18,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from data_prep.refusals import PrepError
-from data_prep.writing.atomic_files import TEMPORARY, write_whole
 from data_prep.writing.dataset_folder import LEDGER
+from dit.atomic_files import TEMPORARY, write_atomically
 
 RUN_NAME = "run.json"
 
@@ -137,7 +137,9 @@ class LedgerHeader:
     def write(self, folder: Path) -> None:
         (folder / LEDGER).mkdir(exist_ok=True)
         content = asdict(self)
-        write_whole(folder / LEDGER / RUN_NAME, (json.dumps(content, indent=1) + "\n").encode())
+        write_atomically(
+            folder / LEDGER / RUN_NAME, (json.dumps(content, indent=1) + "\n").encode()
+        )
 
     @classmethod
     def read(cls, folder: Path) -> LedgerHeader | None:

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.engine.block_worker import Block, EncodedSample, RefusedResult
-from data_prep.engine.incremental import Earlier
 from data_prep.engine.ranks import Ranks
 from data_prep.media.clips import Entry
 from data_prep.planning.plan import PackingPlan
 from data_prep.planning.splits import Split, SplitFractions
 from data_prep.refusals import PrepError
 from data_prep.writing.dataset_folder import LEDGER
+from data_prep.writing.incremental import Earlier
 from data_prep.writing.ledger import (
     Ledger,
     LedgerProgress,

@@ -19,7 +19,7 @@ import numpy as np
 import safetensors.torch
 from torch import Tensor
 
-from data_prep.writing.atomic_files import TEMPORARY, WholeFile, write_whole
+from dit.atomic_files import TEMPORARY, AtomicFile, write_atomically
 
 _BLOCK = 512  # bytes; a tar pads every header and every content to a multiple of this
 _END = bytes(2 * _BLOCK)
@@ -58,7 +58,7 @@ class _Shard:
 
     def __init__(self, path: Path, ends: list[int] | None = None):
         self.path, self.ends = path, ends or [0]
-        self._file = WholeFile(path, keep=self.ends[-1])
+        self._file = AtomicFile(path, keep=self.ends[-1])
 
     def write(self, members: bytes) -> None:
         self._file.stream.write(members)
@@ -77,7 +77,7 @@ class _Shard:
         self._file.stream.write(_END + padding)
         # The index first, so that a shard that can be seen always has one.
         index = self.path.with_suffix(".tar.idx")
-        write_whole(index, np.array(self.ends, np.uint64).tobytes())
+        write_atomically(index, np.array(self.ends, np.uint64).tobytes())
         self._file.publish()
         return size + len(padding)
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dit.codecs.errors import CodecError
 from dit.json_text import parse_json
 
 FORMAT_VERSION = 1
 CARD_NAME = "dataset_card.json"
 NULL_TEXT_NAME = "null_text.safetensors"
+
+
+class CodecError(ValueError):
+    """A codec or text encoder cannot be used; the message says what the user must change."""
 
 
 def part_of_card(card: dict[str, Any], part: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from dit.codecs.errors import CodecError
+from dit.codecs.dataset_card import CodecError
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 

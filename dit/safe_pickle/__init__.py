@@ -17,9 +17,6 @@ import pickle
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dit.safe_pickle.archives import DAMAGE, read
-from dit.safe_pickle.limits import check_plain, short
-
 __all__ = ["loads"]
 
 
@@ -35,6 +32,10 @@ def loads(
     Raises:
         pickle.UnpicklingError: it holds anything else, or is damaged.
     """
+    # Most runs read no pickle; the modules are imported when the first one comes.
+    from dit.safe_pickle.unpickler import DAMAGE, read
+    from dit.safe_pickle.values import check_plain, short
+
     allowed = {(cls.__module__, cls.__qualname__): cls for cls in classes}
     for name, cls in (former_names or {}).items():
         module, _, qualname = name.rpartition(".")

@@ -124,8 +124,8 @@ def decoder_of(card: dict[str, Any], model: str | None, cache: str | None) -> Co
         ValueError: it is not to be had.
     """
     from dit.codecs import vae
+    from dit.codecs.dataset_encoder import unused_places
     from dit.codecs.pretrained import ModelLocation
-    from dit.codecs.unused_options import unused_places
 
     decoder = vae.codec_of_card(card, ModelLocation(model=model, cache=cache))
     given = {"--tokenizer_model": model, "--tokenizer_cache_dir": cache}
@@ -136,8 +136,8 @@ def decoder_of(card: dict[str, Any], model: str | None, cache: str | None) -> Co
 
 def _encoder_of(card: dict[str, Any], cache: str | None) -> TextEncoder:
     from dit.codecs import text
+    from dit.codecs.dataset_encoder import unused_places
     from dit.codecs.pretrained import ModelLocation
-    from dit.codecs.unused_options import unused_places
 
     encoder = text.text_encoder_of_card(card, ModelLocation(cache=cache))
     for sentence in unused_places(encoder, {"--t5_cache_dir": cache}):

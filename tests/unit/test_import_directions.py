@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 OURS = ("dit", "data_prep", "recipes")
-GROUND = {"dit.json_text", "dit.yaml_text", "dit.safe_pickle", "dit.folder_lock", "dit.drawing"}
+GROUND = {
+    "dit.json_text",
+    "dit.yaml_text",
+    "dit.safe_pickle",
+    "dit.atomic_files",
+    "dit.folder_lock",
+    "dit.drawing",
+}
 BASE = GROUND | {"dit.batch", "dit.config"}
 MODELS = {"dit.models.layers", "dit.models.dit"}
 STEP = BASE | MODELS | {"dit.config.loading", "dit.data", "dit.objectives", "dit.distributed"}
@@ -21,6 +28,7 @@ ALLOWED = {
     "dit.yaml_text": set(),
     "dit.drawing": set(),
     "dit.safe_pickle": set(),
+    "dit.atomic_files": set(),
     "dit.folder_lock": set(),
     "dit.batch": set(),
     "dit.config": set(),
@@ -62,7 +70,7 @@ SPLIT = {"dit.config.loading", "dit.models.layers", "dit.models.dit"}
 
 
 def part_of(module: str) -> str:
-    """dit.train.step -> dit.train; dit.models.dit.layer -> dit.models.dit; data_prep.a.b -> data_prep."""
+    """dit.train.step -> dit.train; dit.models.dit.layer -> dit.models.dit."""
     names = module.split(".")
     if ".".join(names[:3]) in SPLIT:
         return ".".join(names[:3])

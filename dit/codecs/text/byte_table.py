@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dit.codecs.errors import CodecError
+from dit.codecs.dataset_card import CodecError
 from dit.codecs.text.encoder import TextEncoder, asked_length
 
 _SEED = 257

@@ -4,43 +4,30 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from argparse import ArgumentParser, Namespace
-from typing import Any, ClassVar, Self
+from abc import abstractmethod
+from argparse import Namespace
+from typing import Any, ClassVar
 
 from torch import Tensor
 
-from dit.codecs.errors import CodecError
+from dit.codecs.dataset_card import CodecError
+from dit.codecs.dataset_encoder import DatasetEncoder
 
 
-class TextEncoder(ABC):
+class TextEncoder(DatasetEncoder):
     """Captions to embeddings. A new one is a subclass and its line in `TEXT_ENCODERS`."""
 
-    name: ClassVar[str]
-    options: ClassVar[frozenset[str]] = frozenset()  # those of the command line that it reads
+    kind: ClassVar[str] = "text encoder"
+    card_part: ClassVar[str] = "text_encoder"
+    subfolder: ClassVar[str] = "text_encoder"
+
     revision: str  # changes whenever the embedding of a caption changes
     width: int
     max_length: int
     """Tokens of a caption, at most; what is longer is cut."""
 
-    @classmethod
-    @abstractmethod
-    def add_arguments(cls, parser: ArgumentParser) -> None:
-        """Adds this encoder's own options to the command line."""
-
-    @classmethod
-    @abstractmethod
-    def from_arguments(cls, args: Namespace) -> Self:
-        """The encoder that the options ask for."""
-
-    @classmethod
-    @abstractmethod
-    def from_settings(cls, settings: dict[str, Any]) -> Self:
-        """The encoder that wrote `settings` into a dataset card."""
-
     @property
     def settings(self) -> dict[str, Any]:
-        """All that `from_settings` needs, as JSON values."""
         return {"name": self.name, "width": self.width, "revision": self.revision}
 
     @abstractmethod
@@ -50,11 +37,6 @@ class TextEncoder(ABC):
     def encode_all(self, caption: str) -> dict[str, Tensor]:
         """All that a shard holds of a caption: `text`, and what else the model needs."""
         return {"text": self.encode(caption)}
-
-    def on(self, device: str) -> Self:
-        """The same encoder with its model on `device`; the one without a model stays put."""
-        del device
-        return self
 
     def length_of(self, caption: str) -> int:
         """About how many tokens a caption has before it is cut, without a model."""

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -38,10 +38,6 @@ class Pretrained(TextEncoder):
     tokenizer_cache: str | None = None
     device: str = "cpu"
     local_only: bool = False
-
-    @classmethod
-    def add_arguments(cls, parser: ArgumentParser) -> None:
-        """All share the options of the command."""
 
     @classmethod
     def from_arguments(cls, args: Namespace) -> Self:

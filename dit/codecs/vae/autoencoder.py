@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -56,10 +56,6 @@ class Autoencoder(Codec):
     ) | {"workload_type"}
 
     @classmethod
-    def add_arguments(cls, parser: ArgumentParser) -> None:
-        """All families share the options of the command."""
-
-    @classmethod
     def from_arguments(cls, args: Namespace) -> Self:
         return cls._of(
             model_name=args.model_name or cls.default_model,
@@ -90,11 +86,11 @@ class Autoencoder(Codec):
         return cls(whitening=cls.whitening_of(config), **given)
 
     @classmethod
-    def from_settings(cls, settings: dict[str, Any], whitening: Whitening) -> Self:
+    def from_settings(cls, settings: dict[str, Any]) -> Self:
         names = ("model_name", "precision", "stochastic", "image_conditioning")
         options = {name: settings[name] for name in names}
         options |= {k: settings[k] for k in ("cache", "local_only") if k in settings}
-        return replace(cls._of(**options), whitening=whitening)
+        return cls._of(**options)
 
     @property
     def settings(self) -> dict[str, Any]:

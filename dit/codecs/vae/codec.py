@@ -4,57 +4,40 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from argparse import ArgumentParser, Namespace
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
+from dit.codecs.dataset_encoder import DatasetEncoder
 from dit.codecs.normalization import Moments, Whitening
 
 LATENT_DTYPE = torch.float16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Codec(ABC):
+class Codec(DatasetEncoder):
     """A codec between pictures and whitened latents.
 
     A new one is a subclass and its line in `PROCESSORS`.
     """
 
-    name: ClassVar[str]
+    kind: ClassVar[str] = "processor"
+    card_part: ClassVar[str] = "processor"
+    subfolder: ClassVar[str] = "vae"
+
     description: ClassVar[str]
     media: ClassVar[tuple[str, ...]]  # of "image", "video"
     weights: ClassVar[str]  # what is downloaded, or "none"
-    text_encoder: ClassVar[str] = "bytes"  # the one that its model was made for
-
-    options: ClassVar[frozenset[str]] = frozenset()  # those of the command line that it reads
+    text_encoder: ClassVar[str] = "bytes"  # the one that its diffusion models were trained with
+    patch: ClassVar[int] = 2
+    """Latent cells along one side of a token, in the diffusion models that take its latents."""
 
     whitening: Whitening
-
-    @classmethod
-    @abstractmethod
-    def add_arguments(cls, parser: ArgumentParser) -> None:
-        """Adds this processor's own options to the command line."""
-
-    @classmethod
-    @abstractmethod
-    def from_arguments(cls, args: Namespace) -> Self:
-        """The processor that the options ask for."""
-
-    @classmethod
-    @abstractmethod
-    def from_settings(cls, settings: dict[str, Any], whitening: Whitening) -> Self:
-        """The processor that wrote `settings` into a dataset card."""
-
-    @property
-    @abstractmethod
-    def settings(self) -> dict[str, Any]:
-        """All that `from_settings` needs besides the whitening, as JSON values."""
 
     @property
     @abstractmethod
@@ -95,11 +78,6 @@ class Codec(ABC):
     def fitted(self, moments: Moments) -> Self:
         """Whitened by what was measured of a whole dataset, each latent cell counting once."""
         return replace(self, whitening=moments.whitening()) if moments.count else self
-
-    def on(self, device: str) -> Self:
-        """The same processor with its model on `device`; the one without a model stays put."""
-        del device
-        return self
 
     @contextmanager
     def visiting(self, device: torch.device) -> Iterator[None]:

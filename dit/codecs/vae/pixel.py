@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 from torch import Tensor
 from torch.nn import functional
 
-from dit.codecs.errors import CodecError
+from dit.codecs.dataset_card import CodecError
 from dit.codecs.normalization import Whitening
 from dit.codecs.vae.codec import Codec
 
@@ -70,9 +70,8 @@ class Pixel(Codec):
         return cls.of(block=args.pixel_block, colours=args.pixel_channels)
 
     @classmethod
-    def from_settings(cls, settings: dict[str, Any], whitening: Whitening) -> Self:
-        colours = int(settings["pixel_channels"])
-        return cls(block=int(settings["block"]), colours=colours, whitening=whitening)
+    def from_settings(cls, settings: dict[str, Any]) -> Self:
+        return cls.of(block=int(settings["block"]), colours=int(settings["pixel_channels"]))
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.refusals import PrepError
 from dit.codecs import text, vae
+from dit.codecs.dataset_card import CodecError
 from dit.codecs.pretrained import ModelLocation
 from dit.config import ModelConfig
 from dit.sampling.latent_sizes import MOST_PIXELS, Steps, rounding
@@ -213,7 +213,7 @@ def test_encoders_are_found_where_the_user_says(tmp_path):
         card, ModelLocation(cache=str(folder), local_only=True)
     ).encode("a cat")
     assert torch.equal(caption, text.text_encoder_of_card(_card(str(folder))).encode("a cat"))
-    with pytest.raises(PrepError, match="Wan-AI/not-here"):
+    with pytest.raises(CodecError, match="Wan-AI/not-here"):
         vae.codec_of_card(card, ModelLocation(local_only=True))
 
 

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.refusals import PrepError
 from dit.codecs import text
+from dit.codecs.dataset_card import CodecError
 from dit.codecs.text import ByteTable
 from dit.codecs.text.byte_table import byte_positions, byte_table
 
@@ -57,7 +57,7 @@ def test_order_and_bytes_can_be_told_apart() -> None:
 
 @pytest.mark.parametrize("width", [0, 6, 63, -2])
 def test_a_width_that_has_no_sines_and_cosines_is_an_error(width: int) -> None:
-    with pytest.raises(PrepError, match=f"--text_width {width} must be an even number"):
+    with pytest.raises(CodecError, match=f"--text_width {width} must be an even number"):
         ByteTable(width=width)
 
 
@@ -72,7 +72,7 @@ def test_a_card_that_does_not_fit_is_an_error() -> None:
         ({"name": "t5"}, "no text encoder 't5'.*bytes"),
         ({"revision": "0"}, "revision '0'.*has '1'"),
     ):
-        with pytest.raises(PrepError, match=message):
+        with pytest.raises(CodecError, match=message):
             text.text_encoder_of_card({**CARD, "text_encoder": {**CARD["text_encoder"], **change}})
-    with pytest.raises(PrepError, match="lacks 'width'"):
+    with pytest.raises(CodecError, match="lacks 'width'"):
         text.text_encoder_of_card({**CARD, "text_encoder": {"name": "bytes", "revision": "1"}})

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.refusals import PrepError
 from data_prep.sources.digits import LEVELS, Digits
 from dit.codecs import vae
+from dit.codecs.dataset_card import CodecError
 from dit.codecs.normalization import STD_MIN, Moments, Whitening
 from dit.codecs.vae import PROCESSORS, Pixel
 
@@ -137,7 +137,7 @@ def test_a_card_that_does_not_fit_is_an_error() -> None:
         ({"format_version": 2}, "format_version 2"),
         ({"latent": None}, "no object 'latent'"),
     ):
-        with pytest.raises(PrepError, match=message):
+        with pytest.raises(CodecError, match=message):
             vae.codec_of_card({**good, **change})
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from data_prep.cli.parser import main
-from data_prep.refusals import PrepError
+from dit.codecs.dataset_card import CodecError
+from dit.codecs.dataset_encoder import unused_places
 from dit.codecs.text import ByteTable, TextEncoder, text_encoder_of_card
 from dit.codecs.text.families import WanText
-from dit.codecs.unused_options import unused_places
 from dit.codecs.vae import Pixel
 from dit.sampling.open_checkpoint import decoder_of
 from tests.media_files import image
@@ -118,7 +118,7 @@ def test_a_limit_of_nothing(tmp_path: Path) -> None:
             model_name=None,
             precision="float32",
         )
-        with pytest.raises(PrepError, match="--max_sequence_length 0 must be at least 1"):
+        with pytest.raises(CodecError, match="--max_sequence_length 0 must be at least 1"):
             encoder.from_arguments(args)
 
 

@@ -18,7 +18,7 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-class WholeFile:
+class AtomicFile:
     """A file to write that gets its name only once all of it is on the disk.
 
     A killed process leaves `path.tmp`, which `keep` bytes of can be continued; `discard` leaves
@@ -46,9 +46,9 @@ class WholeFile:
         self._temporary.unlink(missing_ok=True)
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes) -> None:
     """Writes or replaces `path` in one step."""
-    file = WholeFile(path)
+    file = AtomicFile(path)
     try:
         file.stream.write(content)
         file.publish()

@@ -14,9 +14,9 @@ from typing import Any
 
 from data_prep.planning.splits import Split
 from data_prep.refusals import PrepError
-from data_prep.writing.atomic_files import TEMPORARY
 from data_prep.writing.dataset_folder import META, remove
 from data_prep.writing.ledger import LEDGER, digest_of, read_lines
+from dit.atomic_files import TEMPORARY
 
 WHITENING_NAME = "whitening.json"
 _EARLIER = "earlier-"
