@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Atomic writes: a file appears with all of its content, or not at all."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 TEMPORARY = ".tmp"
-_BUFFER = 1 << 20  # bytes; small writes cost more calls than the tar has samples
+_BUFFER = 1 << 20  # bytes; without it, each small file of a tar would be a system call
 
 
 def sync_folder(folder: Path) -> None:
@@ -19,10 +19,10 @@ def sync_folder(folder: Path) -> None:
 
 
 class AtomicFile:
-    """A file to write that gets its name only once all of it is on the disk.
+    """A file that gets its name only when all of its content is on the disk.
 
-    A killed process leaves `path.tmp`, which `keep` bytes of can be continued; `discard` leaves
-    nothing.
+    A killed process leaves `path.tmp`. `keep` continues that file behind its first `keep` bytes;
+    `discard` removes it.
     """
 
     def __init__(self, path: Path, *, keep: int = 0):

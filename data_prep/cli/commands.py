@@ -1,4 +1,4 @@
-"""What each command does once its options are read."""
+"""What each command does, given its options."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ from data_prep.sources.folders import FolderCollection
 from data_prep.writing.dataset_folder import (
     PAGE_NAME,
     SUMMARY_NAME,
-    check_apart,
-    make_ready,
-    written_by_one,
+    check_source_outside,
+    locked_folder,
+    prepare_folder,
 )
 from dit.atomic_files import write_atomically
 from dit.codecs import text, vae
 from dit.codecs.vae import Pixel
 
 _FEW = 16  # blocks that are too few to start worker processes for
-_BLOCK = {"video": 4}  # samples that a worker is handed at once; the others are small
+_BLOCK = {"video": 4}  # samples that a worker gets at once; 32 of other commands, as they are small
 
 
 def _options(args: argparse.Namespace, *, max_bad_fraction: float) -> PackOptions:
@@ -68,13 +68,13 @@ def _options(args: argparse.Namespace, *, max_bad_fraction: float) -> PackOption
 
 
 def _settings(args: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """The options that decided the samples; no paths, which would differ between machines."""
+    """The options that decide the samples; no paths, because they differ between machines."""
     given = {name: getattr(args, name) for name in ("shard_size", "max_shard_bytes", *names)}
     return {"split": args.split or DEFAULT_SPLIT, **given}
 
 
 def _validation_keys(summary: Summary) -> dict[str, Any]:
-    """What training needs where no samples were kept apart."""
+    """Configuration that training needs where there are no validation samples."""
     return {} if Split.VAL in summary.shards else {"dataset.use_train_split_for_val": "true"}
 
 
@@ -84,11 +84,11 @@ def _notify(text: str) -> None:
 
 def run_digits(args: argparse.Namespace) -> int:
     encoder = text.text_encoder_named(args.text_encoder or Pixel.text_encoder).from_arguments(args)
-    with written_by_one(args.output_dir):
+    with locked_folder(args.output_dir):
         summary = pack_dataset(
             Digits(num_samples=args.num_samples),
             args.output_dir,
-            processor=Pixel.of(block=2, colours=1),
+            codec=Pixel.of(block=2, colours=1),
             text=encoder,
             options=_options(args, max_bad_fraction=0),
             settings=_settings(args, "num_samples"),
@@ -103,31 +103,29 @@ def run_digits(args: argparse.Namespace) -> int:
 
 
 def run_media(args: argparse.Namespace) -> int:
-    """Images and videos, on any number of processes."""
-    processor = vae.codec_named(args.processor).from_arguments(args)
-    encoder = text.text_encoder_named(args.text_encoder or processor.text_encoder).from_arguments(
-        args
-    )
+    """Packs images and videos, on any number of launched processes."""
+    codec = vae.codec_named(args.processor).from_arguments(args)
+    encoder = text.text_encoder_named(args.text_encoder or codec.text_encoder).from_arguments(args)
     options = _options(args, max_bad_fraction=args.max_bad_fraction)
-    asked, source = args.video_loader_type, source_of(args, processor)
+    asked, source = args.video_loader_type, source_of(args, codec)
     for given in source.inputs:
         if isinstance(given.collection, FolderCollection):
             root, option = given.collection.root, given.collection.option
-            check_apart(args.output_dir, source=root, option=option)
+            check_source_outside(args.output_dir, source=root, option=option)
     ranks = join()
     if ranks.rank == 0:
-        for sentence in unused_options(args, args.parser, (processor, encoder)):
+        for sentence in unused_options(args, args.parser, (codec, encoder)):
             say(output(), sentence)
     if ranks.rank == 0 and asked == "torchvision":
         say(output(), "--video_loader_type torchvision: it decodes no videos any more; PyAV does")
     with ExitStack() as ends:
         ends.callback(ranks.leave)
-        if ranks.rank == 0:  # for all ranks of this packing
-            ends.enter_context(written_by_one(args.output_dir))
+        if ranks.rank == 0:  # holds the lock for all ranks of this packing
+            ends.enter_context(locked_folder(args.output_dir))
         packing = Packing(
             source=source,
             folder=args.output_dir,
-            processor=processor,
+            codec=codec,
             text=encoder,
             options=options,
             settings=_settings(args, *SETTINGS, "max_bad_fraction"),
@@ -143,8 +141,8 @@ def run_media(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace, packing: Packing, summary: Summary) -> int:
-    """What was packed and what to do next; then what else was asked for."""
-    channels, width = packing.processor.channels, packing.text.width
+    """Shows what was packed and what to do next; then exports and verifies, where asked."""
+    channels, width = packing.codec.channels, packing.text.width
     keys = {"model.in_channels": channels, "model.crossattn_emb_size": width}
     keys |= _validation_keys(summary)
     command = training_command(args.output_dir, f"conf/dit_xl_{args.command}.yaml", keys)
@@ -158,16 +156,16 @@ def _report(args: argparse.Namespace, packing: Packing, summary: Summary) -> int
 def _plan(args: argparse.Namespace, packing: Packing) -> int:
     if packing.ranks.rank > 0:
         return 0
-    make_ready(args.output_dir, overwrite=args.overwrite)
+    prepare_folder(args.output_dir, overwrite=args.overwrite)
     plan, judged_by = packing.plan(), Judged.HEADERS
     if args.plan == "decode":
-        plan, judged_by = packing.decoded(plan), Judged.DECODING
-    packing.look_at(plan)
+        plan, judged_by = packing.decode_all(plan), Judged.DECODING
+    packing.review(plan)
     facts = write_plan_page(
         plan,
         packing.source,
         args.output_dir / PAGE_NAME,
-        processor=packing.processor,
+        codec=packing.codec,
         text=packing.text,
         judged_by=judged_by,
     )
@@ -178,10 +176,10 @@ def _plan(args: argparse.Namespace, packing: Packing) -> int:
 
 
 def _engine(args: argparse.Namespace, ranks: Ranks) -> Engine:
-    """The engine; each launched rank has the GPU of its local number to itself.
+    """The engine that the options ask for; a launched rank uses the GPU of its local rank alone.
 
     Raises:
-        PrepError: it cannot be had.
+        PrepError: the options contradict each other, or Ray is not installed.
     """
     if args.num_workers is not None and args.num_workers < 0:
         raise PrepError(f"--num_workers {args.num_workers} must be at least 0")
@@ -216,13 +214,13 @@ def _devices(ranks: Ranks) -> tuple[str, ...]:
 
 
 def run_convert(args: argparse.Namespace) -> int:
-    """Caches of other tools."""
+    """Writes a cache of another tool to our shards."""
     readers = [vae.codec_named(args.processor)] if args.processor else []
     encoders = [text.text_encoder_named(args.text_encoder)] if args.text_encoder else []
     for sentence in unused_options(args, args.parser, [*readers, *encoders]):
         say(output(), sentence)
-    check_apart(args.output_dir, source=args.folder, option="the cache")
-    with written_by_one(args.output_dir):
+    check_source_outside(args.output_dir, source=args.folder, option="the cache")
+    with locked_folder(args.output_dir):
         counts, refusals = convert(args)
     split = SplitFractions.parse(args.split or DEFAULT_SPLIT)
     if args.split is None and split.empty(counts):
@@ -237,7 +235,7 @@ def run_convert(args: argparse.Namespace) -> int:
 
 
 def run_relocate(args: argparse.Namespace) -> int:
-    """Caches of AutoModel that have been moved."""
+    """Corrects the index of a cache of AutoModel that was moved."""
     count = relocate(args.folder)
     say(output(), f"{args.folder / INDEX}: {count} samples lie here now")
     return 0

@@ -1,4 +1,4 @@
-"""The options of pictures and videos: the source that follows from them."""
+"""The options of pictures and videos -> the source that they describe; options without effect."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from data_prep.sources.dataset_file import inputs_of, is_of_diffusion_pipe
 from data_prep.sources.folders import CaptionOptions, Collection, FolderCollection
 from data_prep.sources.huggingface import huggingface_rows
 from data_prep.sources.listing import BOTH, IMAGES, VIDEOS
-from data_prep.sources.media_source import Grid, Input, MediaSource, SeveralCaptions
+from data_prep.sources.media_source import Input, MediaSource, SeveralCaptions, TokenGrid
 from dit.codecs.dataset_encoder import DatasetEncoder
 from dit.codecs.text import TEXT_ENCODERS
-from dit.codecs.vae import PROCESSORS, Codec
+from dit.codecs.vae import CODECS, Codec
 
 _FRAMES = {
     "mode", "target_frames", "num_frames", "frame_buckets", "train_fps", "window", "drop_short",
@@ -28,23 +28,23 @@ _FRAMES = {
 _ROWS = {"dataset_split", "image_column", "video_column", "caption_column"}
 
 
-def source_of(args: Namespace, processor: Codec) -> MediaSource:
+def source_of(args: Namespace, codec: Codec) -> MediaSource:
     """The source that the options describe.
 
     Raises:
         PrepError: they contradict each other, or a file that they name cannot be used.
     """
     if args.size_multiple is None:
-        args.size_multiple = processor.patch * processor.stride
-    if args.size_multiple % processor.stride:
+        args.size_multiple = codec.patch * codec.stride
+    if args.size_multiple % codec.stride:
         raise PrepError(
-            f"--size_multiple {args.size_multiple} must be a multiple of the {processor.stride}"
-            f" pixels of one latent cell of processor {processor.name!r}"
+            f"--size_multiple {args.size_multiple} must be a multiple of the {codec.stride}"
+            f" pixels of one latent cell of processor {codec.name!r}"
         )
     basis = Input(
         collection=FolderCollection(root=Path()),
         sizings=(sizing_of(args),),
-        frames=frame_rule_of(args, processor.temporal_stride),
+        frames=frame_rule_of(args, codec.temporal_stride),
         several=SeveralCaptions(args.several_captions),
     )
     inputs = [replace(basis, collection=each) for each in _collections(args)]
@@ -53,7 +53,7 @@ def source_of(args: Namespace, processor: Codec) -> MediaSource:
         inputs += inputs_of(args, basis)
         if is_alone and args.missing_caption is None and is_of_diffusion_pipe(args.dataset_config):
             args.missing_caption = str(MissingCaption.EMPTY)
-    if args.missing_caption is None:  # what the card says
+    if args.missing_caption is None:  # stored in the dataset card
         args.missing_caption = str(MissingCaption.FILENAME)
     if not inputs:
         raise PrepError(
@@ -61,23 +61,21 @@ def source_of(args: Namespace, processor: Codec) -> MediaSource:
         )
     return MediaSource(
         inputs=_prefixed(inputs),
-        grid=Grid(
-            spatial=processor.stride, temporal=processor.temporal_stride, patch=processor.patch
-        ),
-        colours=processor.pixel_channels,
+        grid=TokenGrid(spatial=codec.stride, temporal=codec.temporal_stride, patch=codec.patch),
+        colours=codec.pixel_channels,
         resize_mode=ResizeMode(args.resize_mode),
-        decoder=decoder_of(args),
+        decoder=video_decoder_of(args),
         most=args.max_items,
     )
 
 
-def decoder_of(args: Namespace) -> VideoDecoder:
-    """What decodes videos.
+def video_decoder_of(args: Namespace) -> VideoDecoder:
+    """The library that decodes videos.
 
     Raises:
         PrepError: it is not installed.
     """
-    if args.video_loader_type == "torchvision":  # whose current releases decode none
+    if args.video_loader_type == "torchvision":  # its current releases decode no videos
         args.video_loader_type = str(VideoDecoder.PYAV)
     decoder = VideoDecoder(args.video_loader_type)
     decoder.check()
@@ -106,7 +104,7 @@ def _collections(args: Namespace) -> list[Collection]:
 
 
 def _prefixed(inputs: list[Input]) -> tuple[Input, ...]:
-    """Source paths of several inputs begin with a name that no other input has."""
+    """The same inputs; where there are several, each has its own prefix for source paths."""
     if len(inputs) == 1:
         return tuple(inputs)
     seen: dict[str, int] = {}
@@ -150,7 +148,7 @@ def frame_rule_of(args: Namespace, stride: int) -> FrameRule:
     """The rule for frames.
 
     Raises:
-        PrepError: the processor cannot take what is asked for.
+        PrepError: the codec does not take that number of frames.
     """
     stills = args.num_frames or 10 if args.mode == "frames" else 0
     count = args.target_frames
@@ -177,9 +175,9 @@ def unused_options(
     parser: ArgumentParser,
     readers: Iterable[DatasetEncoder | type[DatasetEncoder]],
 ) -> list[str]:
-    """One sentence for each reason for which options of `args` change nothing."""
+    """One sentence for each given option that has no effect, with the reason."""
     readers = list(readers)
-    known = (*PROCESSORS.values(), *TEXT_ENCODERS.values())
+    known = (*CODECS.values(), *TEXT_ENCODERS.values())
     read = {name for reader in readers for name in reader.options}
     ignored = {name for reader in known for name in reader.options} - read
     chosen = " and ".join(repr(reader.name) for reader in readers) or "this command"
@@ -205,6 +203,6 @@ def _rows(args: Namespace) -> bool:
 
 
 def _option(parser: ArgumentParser, name: str) -> str:
-    """The spelling that the help gives first."""
+    """The first spelling of an option."""
     actions = (action for action in parser._actions if action.dest == name)
     return next((action.option_strings[0] for action in actions), f"--{name}")

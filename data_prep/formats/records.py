@@ -1,4 +1,4 @@
-"""What a sample is, whatever file holds it, and what is refused of a stranger's."""
+"""A sample of any format, and the checks of what other people's files hold."""
 
 # C latent channels, F frames, H rows, W columns, L text tokens, E text width
 
@@ -30,25 +30,25 @@ _SIZES = ("width", "height", "original_width", "original_height", "num_frames")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CachedSample:
-    """One sample: tensors named as in our shards, and what its `.json` says."""
+    """One sample: tensors named as in our shards, and the content of its `.json`."""
 
     key: str
     tensors: dict[str, Tensor]  # latent [C, F, H, W], text [L, E], ...
     about: dict[str, Any]  # caption, source, height, width, num_frames, fps, ...
-    file: str = ""  # what a refusal calls it
+    file: str = ""  # its name in a refusal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RefusedRecord:
-    """What stands in the place of a sample, or of a file of samples, that cannot be read."""
+    """Takes the place of a sample, or of a file of samples, that cannot be read."""
 
     source: str
     reason: Reason
     detail: str
 
 
-def attempt(source: str, read: Callable[[], CachedSample]) -> CachedSample | RefusedRecord:
-    """Whatever the contents of a stranger's sample provoke is a refusal of that one sample."""
+def read_or_refuse(source: str, read: Callable[[], CachedSample]) -> CachedSample | RefusedRecord:
+    """The sample that `read` returns; an error becomes the refusal of this sample."""
     try:
         return replace(read(), file=source)
     except RefusedError as refused:
@@ -62,10 +62,10 @@ def attempt(source: str, read: Callable[[], CachedSample]) -> CachedSample | Ref
 
 
 def read_shards(folder: Path) -> Iterator[CachedSample]:
-    """Every sample of a dataset of ours, shard by shard.
+    """Every sample of a dataset, shard by shard.
 
     Raises:
-        PrepError: the folder is none, or a shard is damaged.
+        PrepError: the folder is no dataset, or a shard is damaged.
     """
     for name in shard_counts(folder):
         key = ""
@@ -73,7 +73,7 @@ def read_shards(folder: Path) -> Iterator[CachedSample]:
             for _, key, parts in read_samples(folder / name):
                 tensors = safetensors.torch.load(parts["safetensors"])
                 about = parse_json(parts["json"])
-                yield CachedSample(key=key, tensors=tensors, about=described(about))
+                yield CachedSample(key=key, tensors=tensors, about=checked_description(about))
         except (OSError, tarfile.TarError, SafetensorError, LookupError, ValueError) as error:
             where = f"{folder / name}, after key {key!r}" if key else str(folder / name)
             raise PrepError(
@@ -84,11 +84,11 @@ def read_shards(folder: Path) -> Iterator[CachedSample]:
             raise PrepError(f"{folder / name}, key {key!r}: {error.detail}") from None
 
 
-def untrusted(content: Path | bytes) -> Any:
-    """What `torch.save` or pickle wrote; code in it is never run.
+def load_untrusted(content: Path | bytes) -> Any:
+    """The object that `torch.save` or pickle wrote; code in the file is never run.
 
     Raises:
-        RefusedError: it cannot be read, or wants to run something.
+        RefusedError: it cannot be read, or holds more than tensors and plain values.
     """
     try:
         if isinstance(content, Path):
@@ -99,20 +99,20 @@ def untrusted(content: Path | bytes) -> Any:
 
 
 def check_regular(path: Path) -> None:
-    """Before a file that others have named is opened: a pipe would block for ever.
+    """Checks a path before it is opened: reading a pipe or device might never end.
 
     Raises:
-        OSError: it is a pipe, device or folder, or is not there.
+        OSError: it is a pipe, device or folder, or does not exist.
     """
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError("it is no regular file")
 
 
 def read_cache_file(path: Path) -> bytes:
-    """The bytes of a file that others have named: a device or pipe would have no end.
+    """The bytes of a regular file.
 
     Raises:
-        RefusedError: it is none, or cannot be read.
+        RefusedError: it is no regular file, or cannot be read.
     """
     if not path.is_file():
         raise RefusedError(Reason.UNREADABLE, f"{path} is no file")
@@ -122,11 +122,11 @@ def read_cache_file(path: Path) -> bytes:
         raise RefusedError(Reason.UNREADABLE, f"{path}: {error.strerror}") from error
 
 
-def described(about: Any) -> dict[str, Any]:
-    """What a `.json` of ours says of a sample, as others have it.
+def checked_description(about: Any) -> dict[str, Any]:
+    """The content of a sample's `.json`, checked.
 
     Raises:
-        RefusedError: a value is missing or of another kind.
+        RefusedError: a value is missing or of a wrong type.
     """
     if not isinstance(about, Mapping):
         raise RefusedError(Reason.UNREADABLE, f"a {type(about).__name__} describes the sample")
@@ -150,16 +150,16 @@ def _odd(name: str, about: Mapping[str, Any], wanted: str) -> RefusedError:
 
 
 def without_padding(text_LE: Tensor) -> Tensor:
-    """Text without the zero vectors behind it; one stays where there is nothing else."""
+    """Text without the zero vectors behind it; at least one vector is kept."""
     used = text_LE.abs().amax(dim=1).nonzero()
     return text_LE[: int(used[-1]) + 1 if len(used) else 1]
 
 
-def as_latent(value: Any) -> Tensor:
-    """[C, F, H, W] of a latent that may have a batch axis or lack the frames.
+def to_latent(value: Any) -> Tensor:
+    """A latent [C, F, H, W]; `value` may have a batch axis, or no frame axis.
 
     Raises:
-        RefusedError: it is something else.
+        RefusedError: it has another form.
     """
     latent = _floats(value, what="latent")
     while latent.dim() > 4 and latent.shape[0] == 1:
@@ -171,11 +171,11 @@ def as_latent(value: Any) -> Tensor:
     return latent
 
 
-def as_text(value: Any) -> Tensor:
-    """[L, E] at its true length.
+def to_text(value: Any) -> Tensor:
+    """A text [L, E] without padding.
 
     Raises:
-        RefusedError: it is something else.
+        RefusedError: it has another form.
     """
     text = _floats(value, what="text")
     while text.dim() > 2 and text.shape[0] == 1:
@@ -185,11 +185,11 @@ def as_text(value: Any) -> Tensor:
     return without_padding(text)
 
 
-def as_pooled(value: Any) -> Tensor:
-    """[E].
+def to_pooled(value: Any) -> Tensor:
+    """A pooled text [E].
 
     Raises:
-        RefusedError: it is something else.
+        RefusedError: it has another form.
     """
     pooled = _floats(value, what="pooled text").squeeze()
     if pooled.dim() != 1:

@@ -1,4 +1,4 @@
-"""Pages that open without a server or a network, and the one of a finished dataset."""
+"""HTML pages that need no server or network; the page of a dataset, with decoded pictures."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import safetensors.torch
 from PIL import Image
 
 from data_prep.inspect.reading import read_samples, shard_counts
-from data_prep.refusals import as_text
+from data_prep.refusals import printable
 from dit.atomic_files import write_atomically
 from dit.codecs import vae
 from dit.codecs.dataset_card import read_card
 from dit.codecs.vae import Codec
 
-_SHARDS, _SAMPLES = 20, 8  # that are shown
+_SHARDS, _SAMPLES = 20, 8  # shards that are shown, samples of each
 _SIDE = 128  # pixels of a picture
 _STYLE = """\
 body{font:15px/1.4 system-ui,sans-serif;margin:2em auto;max-width:70em;padding:0 1em;color:#222}
@@ -33,25 +33,26 @@ overflow-wrap:anywhere}figure img{display:block;max-width:140px}
 
 
 def write_inspection(folder: Path, path: Path) -> None:
-    """Decoded pictures of the first samples of the first shards.
+    """Writes a page with the card and decoded pictures of the first samples of the first shards.
 
     Raises:
-        PrepError: the folder is no dataset, or its codec cannot be rebuilt.
+        PrepError: the folder is no dataset.
+        CodecError: its card cannot be read, or its codec cannot be rebuilt.
     """
     card = read_card(folder)
-    processor = vae.codec_of_card(card)
+    codec = vae.codec_of_card(card)
     facts = [(name, json.dumps(card.get(name))) for name in card if name != "sizes"]
     parts = [html_table(("card", ""), facts)]
     for name in islice(shard_counts(folder), _SHARDS):
         parts.append(f"<h2>{escape(name)}</h2>")
-        parts += _figures(folder / name, processor)
+        parts += _figures(folder / name, codec)
     write_html(path, folder.resolve().name, parts)
 
 
-def _figures(shard: Path, processor: Codec) -> Iterator[str]:
+def _figures(shard: Path, codec: Codec) -> Iterator[str]:
     for _, key, files in islice(read_samples(shard), _SAMPLES):
         latent = safetensors.torch.load(files["safetensors"])["latent"]
-        frames_FHWC = processor.decode(latent).numpy()
+        frames_FHWC = codec.decode(latent).numpy()
         about = json.loads(files["json"])
         shown = (frames_FHWC[0], frames_FHWC[-1])[: len(frames_FHWC)]
         pictures = "".join(picture(Image.fromarray(frame)) for frame in shown)
@@ -64,7 +65,7 @@ def write_html(path: Path, title: str, parts: Iterable[str]) -> None:
     head = f"<!doctype html><meta charset=utf-8><title>{escape(title)}</title>"
     body = "\n".join(parts)
     page = f"{head}<style>{_STYLE}</style><h1>{escape(title)}</h1>{body}\n"
-    write_atomically(path, as_text(page).encode())
+    write_atomically(path, printable(page).encode())
 
 
 def html_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -80,7 +81,7 @@ def html_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def picture(image: Image.Image) -> str:
-    """An image as it stands in the page, scaled down."""
+    """An image as HTML, scaled down."""
     image.thumbnail((_SIDE, _SIDE))
     content = io.BytesIO()
     image.save(content, "jpeg", quality=80)

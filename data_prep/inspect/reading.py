@@ -1,4 +1,4 @@
-"""Reads a finished dataset folder back: counts, shapes, statistics, and every checksum."""
+"""Reads a finished dataset folder back: counts, shapes, statistics and checksums."""
 
 # C latent channels, F frames, H rows, W columns, L text tokens, E text width
 
@@ -24,13 +24,13 @@ from dit.codecs.dataset_card import NULL_TEXT_NAME, CodecError, read_card
 from dit.codecs.normalization import Moments
 from dit.json_text import parse_json
 
-# What tarfile makes of garbled headers, which may say that a name has terabytes.
+# Errors of tarfile at damaged headers, which may claim a name of terabytes.
 _DAMAGE = (tarfile.TarError, OSError, ValueError, OverflowError, RecursionError, MemoryError)
 
 
 @dataclass
 class ShardReport:
-    """What one shard holds, and what is wrong with it."""
+    """What a shard holds, and its defects."""
 
     name: str  # relative to the dataset folder
     samples: int = 0
@@ -68,7 +68,7 @@ def _is_inside(name: str) -> bool:
 
 
 def check_encoders(folder: Path) -> list[str]:
-    """What would keep generation from rebuilding text encoder and decoder of a dataset."""
+    """Errors that would keep generation from rebuilding text encoder and codec of a dataset."""
     path = folder / NULL_TEXT_NAME
     try:
         card = read_card(folder)
@@ -84,7 +84,7 @@ def check_encoders(folder: Path) -> list[str]:
 
 
 def inspect_shard(folder: Path, name: str, *, expected: int) -> ShardReport:
-    """Reads every byte of a shard; what is wrong is reported, not raised."""
+    """Reads every byte of a shard; its defects are reported, not raised."""
     report, path = ShardReport(name=name), folder / name
     try:
         report.bytes = path.stat().st_size
@@ -107,7 +107,7 @@ def read_samples(path: Path) -> Iterator[tuple[int, str, dict[str, bytes]]]:
     """Offset, key and files of each sample.
 
     Raises:
-        tarfile.TarError: the archive is damaged; what stands before that has been given.
+        tarfile.TarError: the archive is damaged; samples before the damage have been yielded.
         OSError: it cannot be read.
     """
     start, current, parts = 0, None, dict[str, bytes]()
@@ -137,7 +137,7 @@ def _key_and_part(name: str) -> tuple[str, str]:
 
 @contextmanager
 def _headers() -> Iterator[None]:
-    """Turns whatever `tarfile` raises of the numbers and texts of a header into its own error."""
+    """Turns errors of `tarfile` about numbers and texts of a header into `tarfile.ReadError`."""
     try:
         yield
     except (ValueError, ArithmeticError, LookupError, RuntimeError, MemoryError) as error:
@@ -145,7 +145,7 @@ def _headers() -> Iterator[None]:
 
 
 def _files(path: Path) -> Iterator[tuple[tarfile.TarInfo, bytes | None]]:
-    """Members and their contents; None for links, devices, and files with holes of any size."""
+    """Members and their contents; None for links, devices and sparse files."""
     with _headers():
         tar = tarfile.open(path, "r:")  # noqa: SIM115 - it reads the first header
     with tar:
@@ -166,7 +166,7 @@ def _members(tar: tarfile.TarFile, size: int) -> Iterator[tuple[tarfile.TarInfo,
             yield member, content.read()
         elif not member.isdir():
             yield member, None
-    # tarfile takes any header that it cannot read, unless it is the first, for the end.
+    # tarfile takes a header that it cannot read for the end, unless it is the first.
     assert tar.fileobj is not None
     tar.fileobj.seek(tar.offset)
     if tar.fileobj.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:

@@ -1,4 +1,4 @@
-"""The plan as one page: what becomes of the files, with pictures and histograms."""
+"""The plan as an HTML page, with pictures and histograms."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from PIL import Image
 from data_prep.inspect.page import html_table, picture, write_html
 from data_prep.media.clips import Entry, Source
 from data_prep.planning.plan import PackingPlan
-from data_prep.planning.statistics import CAPACITIES, Facts, Judged
+from data_prep.planning.statistics import CAPACITIES, Judged, PlanStatistics
 from data_prep.refusals import RefusedError
 from dit.codecs.text import TextEncoder
 from dit.codecs.vae import Codec
 
-_PICTURES = 60  # samples that are shown, evenly spread over the plan
+_PICTURES = 60  # samples with a picture, evenly spread over the plan
 _LATENT_BYTES = 2  # half precision
 
 
@@ -26,14 +26,14 @@ def write_plan_page(
     source: Source,
     path: Path,
     *,
-    processor: Codec,
+    codec: Codec,
     text: TextEncoder,
     judged_by: Judged,
-) -> Facts:
-    """Writes the page and returns what it is about."""
-    facts = Facts(
+) -> PlanStatistics:
+    """Writes the page and returns its statistics."""
+    facts = PlanStatistics(
         text_tokens=text.length_of,
-        latent_bytes=processor.channels * processor.patch**2 * _LATENT_BYTES,
+        latent_bytes=codec.channels * codec.patch**2 * _LATENT_BYTES,
         text_bytes=text.width * _LATENT_BYTES,
         longest_text=text.max_length,
         judged_by=judged_by,
@@ -48,11 +48,11 @@ def write_plan_page(
     parts = [*_summary(facts), *_sizes(facts), *_histograms(facts), *_refused(facts)]
     parts += _ignored(source.ignored)
     parts += ["<h2>Samples</h2>", *(_figure(source, entry) for entry in shown)]
-    write_html(path, "PackingPlan", parts)
+    write_html(path, "Plan", parts)
     return facts
 
 
-def _summary(facts: Facts) -> Iterator[str]:
+def _summary(facts: PlanStatistics) -> Iterator[str]:
     yield f"<p>Files were judged by {escape(facts.judged_by)}.</p>"
     rows = [("samples in the shards", facts.samples), ("refused", facts.refused.total())]
     rows += [(f"of kind {kind}", count) for kind, count in facts.kinds.most_common()]
@@ -69,7 +69,7 @@ def _summary(facts: Facts) -> Iterator[str]:
     yield "<h2>Packs</h2>" + html_table(head, packs)
 
 
-def _sizes(facts: Facts) -> Iterator[str]:
+def _sizes(facts: PlanStatistics) -> Iterator[str]:
     rows = [
         (f"{width} x {height}", frames, count)
         for (frames, height, width), count in facts.sizes.most_common(100)
@@ -78,7 +78,7 @@ def _sizes(facts: Facts) -> Iterator[str]:
     yield html_table(("width x height", "frames", "samples"), rows)
 
 
-def _histograms(facts: Facts) -> Iterator[str]:
+def _histograms(facts: PlanStatistics) -> Iterator[str]:
     for name, bins in facts.histograms.items():
         yield f"<h2>{escape(name.capitalize())}</h2>" + _bars(bins)
 
@@ -93,7 +93,7 @@ def _bars(bins: Mapping[float, int]) -> str:
     return f"<table>{rows}</table>"
 
 
-def _refused(facts: Facts) -> Iterator[str]:
+def _refused(facts: PlanStatistics) -> Iterator[str]:
     if facts.refused:
         yield "<h2>Refused</h2>" + html_table(("reason", "samples"), facts.refused.most_common())
         rows = [(entry.source, entry.refused, entry.detail) for entry in facts.named]

@@ -1,4 +1,4 @@
-"""What a plan amounts to: counts, histograms, expected size and fill of packs."""
+"""Statistics of a plan: counts, histograms, expected bytes, how full packs get, cropped pixels."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from typing import Any
 
 from data_prep.media.clips import Entry
 
-CAPACITIES = (4096, 16384, 32768)  # tokens in one pack
-_BUFFER = 100  # samples that fill packs together, `dataset.packing_buffer_size`
-_NAMED = 500  # refused samples that are named
+CAPACITIES = (4096, 16384, 32768)  # tokens in one pack, for which packs are simulated
+_BUFFER = 100  # samples that are packed together, as `dataset.packing_buffer_size`
+_NAMED = 500  # refused samples that are listed
 
 
 class Judged(StrEnum):
-    """What a plan knows its files by."""
+    """How the files of a plan were checked."""
 
     DECODING = "decoding"
     HEADERS = "headers alone; damage further inside shows when they are packed"
 
 
 @dataclass
-class Facts:
-    """Sums over a plan; memory does not grow with it."""
+class PlanStatistics:
+    """Sums over a plan, in memory that does not grow with its length."""
 
     text_tokens: Callable[[str], int]
     latent_bytes: float  # of one token
     text_bytes: int  # of one text token
-    longest_text: int  # tokens of a caption that are encoded
+    longest_text: int  # tokens of a caption that are encoded, at most
     samples: int = 0
     judged_by: Judged = Judged.HEADERS
     notes: Counter[str] = field(default_factory=Counter)
@@ -41,8 +41,8 @@ class Facts:
     histograms: dict[str, Counter[float]] = field(default_factory=dict)
     tokens: int = 0
     bytes: float = 0
-    cut: int = 0  # captions that are about too long
-    named: list[Entry] = field(default_factory=list)  # refused ones
+    cut: int = 0  # captions that are too long, by an estimate of their tokens
+    named: list[Entry] = field(default_factory=list)  # refused samples, the first `_NAMED`
     packs: dict[int, list[int]] = field(default_factory=dict)  # capacity -> packs, tokens in them
     _buffer: list[int] = field(default_factory=list)
 
@@ -87,7 +87,7 @@ class Facts:
         self._buffer.clear()
 
     def finish(self) -> None:
-        """Counts what waited for a full buffer."""
+        """Packs the rest of the buffer."""
         if self._buffer:
             self._pack()
 
@@ -104,17 +104,17 @@ class Facts:
         }
 
     def fill(self, capacity: int) -> float:
-        """Part of each pack that is samples."""
+        """Mean fraction of a pack that is filled with samples."""
         packs, tokens, _ = self.packs.get(capacity, [0, 0, 0])
         return tokens / (packs * capacity) if packs else 0.0
 
     def too_long(self, capacity: int) -> int:
-        """Samples that no pack of this capacity holds."""
+        """Samples that are longer than a pack of this capacity."""
         return self.packs.get(capacity, [0, 0, 0])[2]
 
 
 def packs_of(lengths: Iterable[int], *, capacity: int) -> int:
-    """Packs that best-fit decreasing needs."""
+    """Number of packs that best-fit decreasing needs."""
     rooms: list[int] = []
     for length in sorted(lengths, reverse=True):
         place = bisect.bisect_left(rooms, length)
@@ -124,15 +124,15 @@ def packs_of(lengths: Iterable[int], *, capacity: int) -> int:
 
 
 @dataclass
-class Cropping:
-    """Counts of a plan."""
+class CropStatistics:
+    """How many pixels pictures lose because sides become multiples of a patch."""
 
     total: int = 0  # samples with a size
     cropped: int = 0
     largest: int = 0  # pixels that a side loses
 
     def add(self, entry: Entry) -> None:
-        """Counts a sample that keeps its scale; one that is scaled to a bucket loses more."""
+        """Counts a sample; only those that keep their scale lose pixels by whole patches alone."""
         if entry.size is None or entry.resized is None:
             return
         self.total += 1
@@ -142,7 +142,7 @@ class Cropping:
             self.largest = max(self.largest, lost)
 
     def notices(self, size_multiple: int | None, cell: int) -> list[str]:
-        """What to say of it, and the option that changes it; `cell` pixels are a latent cell."""
+        """A notice with the option that crops less, if any; a latent cell has `cell` pixels."""
         if not self.cropped or size_multiple is None:
             return []
         remedy = (

@@ -1,7 +1,7 @@
-"""Samples of an earlier run over other files: those that are planned alike are copied.
+"""Samples of an earlier packing over other files: those with an unchanged plan are copied.
 
-When files have changed, what was packed moves to `.ledger/earlier-N`, and the new run takes from
-there what it can. So nothing stale stays, and nothing is encoded twice.
+When files have changed, the packed samples move to `.ledger/earlier-N`, and the new packing copies
+from there what it can. So no outdated sample stays, and none is encoded twice.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _EARLIER = "earlier-"
 
 
 def set_aside(folder: Path, *, generation: int) -> None:
-    """Moves what a run has packed out of the way; after a kill, goes on where it was."""
+    """Moves the packed samples to `.ledger/earlier-N`; continues where it was killed."""
     if (folder / META).exists():
         remove(folder / META)
     aside = folder / LEDGER / f"{_EARLIER}{generation}"
@@ -35,7 +35,7 @@ def set_aside(folder: Path, *, generation: int) -> None:
 
 
 def remove_earlier(folder: Path) -> None:
-    """Removes what was set aside; the new dataset is whole."""
+    """Removes what was set aside, when the new dataset is complete."""
     for path in (folder / LEDGER).glob(f"{_EARLIER}*"):
         shutil.rmtree(path)
 
@@ -46,13 +46,14 @@ class _FoundSample:
     about: dict[str, Any]
 
 
-class Earlier:
-    """Samples that were set aside, by what was planned of them."""
+class EarlierSamples:
+    """Samples that were set aside, by the digest of their line in the plan."""
 
     def __init__(self, folder: Path):
         self._found: dict[str, _FoundSample] = {}
         whitening = folder / LEDGER / WHITENING_NAME
         for aside in sorted((folder / LEDGER).glob(f"{_EARLIER}*")):
+            # Latents of another whitening cannot be used.
             if _content(aside / WHITENING_NAME) == _content(whitening):
                 for path in sorted(aside.glob("rank-*.jsonl")):
                     self._found.update(_samples(aside, path))
@@ -61,10 +62,10 @@ class Earlier:
         return bool(self._found) and digest_of(line) in self._found
 
     def copy(self, digest: str) -> tuple[dict[str, Any], list[bytes]]:
-        """What the ledger said of a sample, and its bytes as in the archive, each repeat of it.
+        """The line of a sample in the ledger, and the bytes of each of its copies in the shards.
 
         Raises:
-            PrepError: they are gone.
+            PrepError: the bytes are lost.
         """
         found = self._found[digest]
         return found.about, [_bytes(*place) for place in found.places]

@@ -1,4 +1,4 @@
-"""What the ledgers of all ranks say was packed, and what was left out."""
+"""The ledgers of all ranks -> what was packed, and what was refused."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from data_prep.planning.splits import Split
 from data_prep.refusals import Refusals
 from data_prep.writing.ledger import LEDGER, ledger_name, read_lines
 
-SIZES_IN_CARD = 20  # most frequent sizes; generation takes the first where none is asked for
+SIZES_IN_CARD = 20  # most frequent sizes; the first is the default of generation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """What a folder holds and what it does not."""
+    """What a packing wrote, refused and ignored."""
 
     shards: Mapping[Split, Mapping[str, int]]  # samples of each shard by file name
     bytes_written: int
@@ -27,7 +27,7 @@ class Summary:
     notes: Mapping[str, int]
     sizes: list[dict[str, int]]
     measured: Mapping[str, float]  # mean and std of the latents
-    psnr: Mapping[str, float]  # least, mean and number of those that were verified
+    psnr: Mapping[str, float]  # least, mean, and number of verified samples
 
     @property
     def refused(self) -> Mapping[str, int]:
@@ -39,7 +39,7 @@ class Summary:
 
 
 class _Sums:
-    """Count, mean and mean square of numbers that come in groups."""
+    """Mean and standard deviation of all latents, from count, mean and mean square of each."""
 
     def __init__(self) -> None:
         self.count, self.total, self.square = 0, 0.0, 0.0
@@ -58,7 +58,7 @@ class _Sums:
 
 
 def summarize(folder: Path, *, world: int, ignored: Mapping[str, int]) -> Summary:
-    """Adds up the ledgers of a run; nothing but the refused samples is kept in memory."""
+    """Adds up the ledgers of a packing; only refused samples are kept in memory."""
     shards: dict[Split, dict[str, int]] = {split: {} for split in Split}
     ratios = list[float]()
     notes, sizes, sums, refusals = Counter[str](), Counter[tuple[int, ...]](), _Sums(), Refusals()

@@ -1,4 +1,4 @@
-"""The dataset card: what a folder holds, and how to rebuild its encoders."""
+"""`dataset_card.json`: what a dataset folder holds, and how to rebuild its encoders."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class CodecError(ValueError):
 
 
 def part_of_card(card: dict[str, Any], part: str) -> dict[str, Any]:
-    """One object of a card.
+    """The settings under the key `part` of a card.
 
     Raises:
         CodecError: it is missing, or written by a newer version.

@@ -1,9 +1,9 @@
 """The opcodes of a pickle, and the two archives of `torch.save`, whose tensors lie beside a pickle.
 
 - ZIP: `NAME/data.pkl`, `NAME/data/0`, `NAME/data/1`, ...
-- legacy, which is also what a plain pickle of a tensor holds for its storage: five pickles (a
-  magic number, a version, facts of the machine, the object, keys of the storages), then for each
-  key the number of elements and the elements.
+- legacy: five pickles (a magic number, a version, facts of the machine, the object, keys of the
+  storages), then for each key the number of elements and the elements. A plain pickle of a tensor
+  holds such an archive for its storage.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dit.safe_pickle.values import (
     NumpyType,
     Storage,
     fill_array,
-    kind_of,
+    type_in_words,
 )
 
 DAMAGE = (
@@ -35,13 +35,13 @@ DAMAGE = (
     *(EOFError, OSError, MemoryError, AssertionError, BufferError, struct.error),
     zipfile.BadZipFile,
 )
-"""What bytes that are no pickle provoke in the parsers of Python and torch."""
+"""Errors of the parsers of Python and torch when bytes are no pickle."""
 _MAGIC = 0x1950A86A20F9469CFC6C
 _VERSION = 1001
 _TYPES = set(STORAGE_TYPES.values())
 _MOST_OPCODES = 1_000_000
-# Without those of registered extensions, of instances as Python 1 wrote them, of buffers outside
-# the file, of arguments by name, of persistent ids as text, and of Python 2's 8-bit strings.
+# Left out: registered extensions, instances as Python 1 wrote them, buffers outside the file,
+# arguments by name, persistent ids as text, and 8-bit strings of Python 2.
 _ALLOWED = [
     *("PROTO", "FRAME", "STOP", "MARK", "POP", "POP_MARK", "DUP"),
     *("NONE", "NEWTRUE", "NEWFALSE", "INT", "BININT", "BININT1", "BININT2"),
@@ -60,7 +60,7 @@ _WORDS = {ord(opcode.code): opcode.name for opcode in pickletools.opcodes}
 
 
 class _Handlers(dict[int, Any]):
-    """Opcode -> its method; each look-up is counted, so that a file cannot go on for ever."""
+    """Opcode -> its method. Look-ups are counted, so that a file cannot keep us busy for ever."""
 
     def __init__(self, handlers: dict[int, Any]):
         super().__init__(handlers)
@@ -77,12 +77,12 @@ class _Handlers(dict[int, Any]):
         raise pickle.UnpicklingError(f"the pickle has the opcode {word}, which is not allowed here")
 
 
-# The one in Python, since the one in C fills memory up to any number of a PUT, looks extensions up
-# in a cache of the process, hashes any key, and sets attributes of any object.
+# Python's unpickler in Python: the one in C allocates a memo as large as the number in a PUT, looks
+# extensions up in a cache of the process, hashes any key, and sets attributes of any object.
 class SafeUnpickler(pickle._Unpickler):
-    """Runs one pickle; what it makes is `names` and plain values, made under `limits`."""
+    """Reads one pickle into plain values and what `names` make, within `limits`."""
 
-    # Those of the base that its type stub leaves out.
+    # Members of the base that its type stub leaves out.
     stack: list[Any]
     append: Callable[[Any], None]
     pop_mark: Callable[[], list[Any]]
@@ -101,7 +101,7 @@ class SafeUnpickler(pickle._Unpickler):
         super().__init__(file)
         self._limits, self._names, self._storages = limits, names, storages
         self._classes = classes or {}
-        # The base has one for all of its instances.
+        # In the base, all instances share one table.
         self.dispatch = _Handlers(_HANDLERS)  # pyright: ignore[reportAttributeAccessIssue]
 
     def find_class(self, module: str, name: str) -> Any:
@@ -122,14 +122,14 @@ class SafeUnpickler(pickle._Unpickler):
         arguments = self.stack.pop()
         called = self.stack[-1]
         if type(called) is not Name or type(arguments) is not tuple:
-            raise pickle.UnpicklingError(f"the pickle calls {kind_of(called)}")
+            raise pickle.UnpicklingError(f"the pickle calls {type_in_words(called)}")
         self.stack[-1] = called.make(self._limits, *arguments)
 
     def _new(self) -> None:
         arguments = self.stack.pop()
         cls = self.stack[-1]
         if not self._is_class(cls) or arguments != ():
-            raise pickle.UnpicklingError(f"the pickle makes an instance of {kind_of(cls)}")
+            raise pickle.UnpicklingError(f"the pickle makes an instance of {type_in_words(cls)}")
         self.stack[-1] = cls.__new__(cls)
 
     def _is_class(self, cls: Any) -> bool:
@@ -146,7 +146,7 @@ class SafeUnpickler(pickle._Unpickler):
         elif type(built) is NumpyType:
             built.build(state)
         else:
-            raise pickle.UnpicklingError(f"the pickle sets the state of {kind_of(built)}")
+            raise pickle.UnpicklingError(f"the pickle sets the state of {type_in_words(built)}")
 
     def _append(self) -> None:
         self._add([self.stack.pop()])
@@ -156,7 +156,7 @@ class SafeUnpickler(pickle._Unpickler):
 
     def _add(self, items: list[Any]) -> None:
         if type(self.stack[-1]) is not list:
-            raise pickle.UnpicklingError(f"the pickle appends to {kind_of(self.stack[-1])}")
+            raise pickle.UnpicklingError(f"the pickle appends to {type_in_words(self.stack[-1])}")
         self.stack[-1].extend(items)
 
     def _set_item(self) -> None:
@@ -176,7 +176,7 @@ class SafeUnpickler(pickle._Unpickler):
         if type(target) is not dict and not (
             isinstance(target, dict) and self._is_class(type(target))
         ):
-            raise pickle.UnpicklingError(f"the pickle sets an item of {kind_of(target)}")
+            raise pickle.UnpicklingError(f"the pickle sets an item of {type_in_words(target)}")
         for key, value in zip(items[::2], items[1::2], strict=True):
             self._limits.check_key(key)
             target[key] = value
@@ -184,7 +184,7 @@ class SafeUnpickler(pickle._Unpickler):
     def _add_items(self) -> None:
         items = self.pop_mark()
         if type(self.stack[-1]) is not set:
-            raise pickle.UnpicklingError(f"the pickle adds to {kind_of(self.stack[-1])}")
+            raise pickle.UnpicklingError(f"the pickle adds to {type_in_words(self.stack[-1])}")
         self.stack[-1].update(self._keys(items))
 
     def _frozen_set(self) -> None:
@@ -197,7 +197,7 @@ class SafeUnpickler(pickle._Unpickler):
         return items
 
     def _byte_array(self) -> None:
-        """As it stands in Python, it allocates what the file says before it has read anything."""
+        """The base allocates the size that the file claims before it reads anything."""
         (size,) = struct.unpack("<Q", self.read(8))
         self._limits.spend(size)
         content = bytearray(self.read(size))
@@ -262,7 +262,7 @@ def _entry(archive: zipfile.ZipFile, name: str, limits: Limits) -> bytes:
     if entry.compress_type != zipfile.ZIP_STORED:
         raise pickle.UnpicklingError(f"the archive's {name} is compressed")
     if not entry.CRC:
-        del entry.CRC  # torch can be told to leave them out, and zipfile to check none
+        del entry.CRC  # torch.save can leave checksums out; zipfile then has none to check
     limits.spend(2 * entry.file_size)
     content = archive.read(entry)
     if len(content) != entry.file_size:
@@ -283,7 +283,7 @@ def _described(pid: Any, *, parts: int) -> tuple[torch.dtype, str, int]:
 
 
 def _read_legacy(file: BinaryIO, size: int, limits: Limits) -> Any:
-    """From behind the magic number."""
+    """What stands behind the magic number of a legacy archive."""
     found = dict[str, tuple[Storage, bytearray]]()
 
     def storage(pid: Any) -> Storage:
@@ -316,7 +316,7 @@ def _read_legacy(file: BinaryIO, size: int, limits: Limits) -> Any:
 
 
 def _storage_of(limits: Limits, data: Any) -> Storage:
-    """The storage of a tensor in a plain pickle, which is a legacy archive inside of it."""
+    """The storage of a tensor in a plain pickle: a legacy archive inside of it."""
     if type(data) is not bytes:
         raise pickle.UnpicklingError("the pickle has a storage of no known form")
     limits.spend(len(data))
@@ -329,8 +329,8 @@ def _storage_of(limits: Limits, data: Any) -> Storage:
     return value
 
 
-# By these a pickled tensor loads its storage. The second stands in pickles of processes that have
-# imported Megatron-Core 0.17 or newer.
+# Functions by which a pickled tensor loads its storage. The second stands in pickles of processes
+# that had imported Megatron-Core 0.17 or newer.
 _NAMES_OF_PLAIN = NAMES | {
     key: Name(text=".".join(key), make=_storage_of)
     for key in (

@@ -1,7 +1,7 @@
-"""The names that a pickle may hold, and the values that ours makes of each.
+"""The names that a pickle may hold, the values that they make, and limits on both.
 
-None of them is the function of that name: those trust their arguments, and some of them import,
-allocate or call whatever they are told.
+No name stands for the function that it names: such functions trust their arguments, and some
+import, allocate or call whatever a file asks for. Each name stands for a function of this module.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ _LEAVES = _SCALARS - {str} | {bytearray, torch.Tensor, torch.dtype}
 
 
 class Limits:
-    """What one file may still make, counted down while it is read."""
+    """How much memory and how many keys a file may still use, counted down while it is read."""
 
     def __init__(self, size: int):
-        # An array in an archive is there as text, as bytes, and twice as an array.
+        # An array in an archive takes its size four times: as text, as bytes, twice as an array.
         self._bytes = 8 * size + _SLACK
         self._keys = _MOST_KEYS
         self._expanded = size + _EXPANDED
 
     def spend(self, size: int) -> None:
-        """Before so many bytes are copied, or allocated because the file says so."""
+        """To be called before `size` bytes are copied, or allocated because the file says so."""
         self._bytes -= size
         if size < 0 or self._bytes < 0:
             raise pickle.UnpicklingError("the pickle asks for far more memory than it has bytes")
 
     def check_size(self, size: int) -> None:
-        """A tensor may repeat its numbers, and must be copied by whoever works with it."""
+        """Limits expanded tensors: strides may repeat numbers, and a copy needs the full size."""
         if size > self._expanded:
             raise pickle.UnpicklingError(f"the pickle describes a tensor of {size} bytes")
 
     def check_key(self, key: Any) -> None:
-        """A key's hash must not take long, and equal hashes of many keys do."""
+        """Limits keys of dicts and sets: many keys with equal hashes would take very long."""
         if type(key) is str:
             return
         self._keys -= 1
@@ -62,16 +62,16 @@ class Limits:
         inner = key if type(key) is tuple else (key,)
         for item in inner:
             if type(item) not in _SCALARS or (type(item) is int and abs(item) > 2**64):
-                raise pickle.UnpicklingError(f"the pickle has a key of {kind_of(item)}")
+                raise pickle.UnpicklingError(f"the pickle has a key of {type_in_words(item)}")
         if len(inner) > _MOST_PARTS:
             raise pickle.UnpicklingError(f"the pickle has a key of {len(inner)} parts")
 
 
 def check_plain(value: Any, classes: frozenset[type]) -> None:
-    """Whether whoever walks, prints or stores the value is safe.
+    """Makes sure that a program may walk, print or store the value.
 
-    A container that holds itself has no end, and one that holds the same one twice, again and
-    again, has none that is worth waiting for.
+    A container that holds itself has no end; one that holds another twice, which holds another
+    twice and so on, has exponentially many items.
 
     Raises:
         pickle.UnpicklingError: it is no plain value, too large or nested too deeply.
@@ -91,7 +91,7 @@ def _inside(item: Any, classes: frozenset[type]) -> list[Any] | tuple[Any, ...]:
     if kind in _LEAVES or kind in classes:
         return ()
     if kind is str:
-        item.encode()  # half of a surrogate pair cannot be written anywhere
+        item.encode()  # raises for half of a surrogate pair, which no file can hold
         return ()
     if kind is dict:
         return [*item, *item.values()]
@@ -101,16 +101,18 @@ def _inside(item: Any, classes: frozenset[type]) -> list[Any] | tuple[Any, ...]:
         if item.dtype.str[1:] in NUMPY_TYPES:
             return ()
         raise pickle.UnpicklingError(f"the pickle holds NumPy values of {item.dtype}")
-    raise pickle.UnpicklingError(f"the pickle holds {kind_of(item)}, which is not allowed here")
+    raise pickle.UnpicklingError(
+        f"the pickle holds {type_in_words(item)}, which is not allowed here"
+    )
 
 
-def kind_of(item: Any) -> str:
-    """What a value is called in a message; names that a pickle may hold say it themselves."""
+def type_in_words(item: Any) -> str:
+    """What messages call a value: the text of a `Name`, else its type."""
     return getattr(item, "text", None) or f"a {type(item).__name__}"
 
 
 def short(what: object) -> str:
-    """A message on one line, whatever a file has put into it."""
+    """A printable message on one line: it may quote bytes of the file."""
     text = str(what)[: 2 * _MESSAGE]
     text = text if text.isprintable() else ascii(text)[1:-1]
     return text if len(text) <= _MESSAGE else f"{text[:_MESSAGE]}..."
@@ -118,7 +120,7 @@ def short(what: object) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Name:
-    """What stands for a function or class while a pickle is read; nothing can be set on it."""
+    """Stands for a function or class while a pickle is read, which cannot change it."""
 
     text: str
     make: Callable[..., Any]
@@ -142,7 +144,7 @@ class Storage:
 
 @dataclass(slots=True, eq=False)
 class NumpyType:
-    """A NumPy dtype, whose byte order a pickle says afterwards."""
+    """A NumPy dtype; a pickle sets its byte order afterwards."""
 
     kind: str
     order: str = "<"
@@ -153,13 +155,13 @@ class NumpyType:
         self.order = state[1]
 
     def array(self, content: Any) -> np.ndarray:
-        """One axis of numbers, in the order of this machine; they may be a view of `content`."""
+        """One axis of numbers in the byte order of this machine; may be a view of `content`."""
         given = np.frombuffer(content, np.dtype(self.order + self.kind))
         return given.astype(given.dtype.newbyteorder("="), copy=False)
 
 
 def fill_array(limits: Limits, array: np.ndarray, state: Any) -> None:
-    """What `ndarray.__setstate__` does for an array that `_reconstruct` has made."""
+    """As `ndarray.__setstate__`, for an array that `_reconstruct` has made."""
     _version, shape, dtype, fortran, content = state
     if array.shape != (0,) or array.dtype != np.int8:
         raise pickle.UnpicklingError("the pickle fills an array twice")
@@ -182,7 +184,7 @@ def _check_array(shape: Any, dtype: Any, content: Any) -> None:
 
 
 def _check_numbers(numbers: Any) -> None:
-    """A shape, strides or the order of axes."""
+    """Checks a shape, strides, or an order of axes."""
     if type(numbers) is not tuple or len(numbers) > MOST_AXES:
         raise pickle.UnpicklingError("the pickle has a shape of no known form")
     if not all(type(n) is int and 0 <= n < 2**48 for n in numbers):
@@ -228,7 +230,7 @@ def _tensor(
     _check_numbers((offset,))
     if len(size) != len(stride):
         raise pickle.UnpicklingError("the pickle has a tensor of no known form")
-    # An axis of length 0 must not hide what the others multiply to.
+    # max(1, n): an axis of length 0 must not hide the product of the others.
     limits.check_size(math.prod(max(1, n) for n in size) * dtype.itemsize)
     last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     numbers = storage.content.view(dtype)
@@ -265,7 +267,7 @@ def _parameter(_: Limits, data: Any, *_flags: Any) -> Tensor:
 
 
 def _encoded(limits: Limits, text: Any, encoding: Any) -> bytes:
-    """How protocols 0 to 2 write bytes."""
+    """Bytes, as protocols 0 to 2 write them."""
     if encoding not in ("latin1", "latin-1") or type(text) is not str:
         raise pickle.UnpicklingError("the pickle has bytes of no known form")
     limits.spend(len(text))
@@ -277,7 +279,7 @@ def _bytes(limits: Limits, content: Any = b"") -> bytes:
 
 
 def _byte_array(limits: Limits, content: Any = b"") -> bytearray:
-    if type(content) is not bytes:  # a number is the length that it asks for
+    if type(content) is not bytes:  # bytearray(10**12) would allocate that many bytes
         raise pickle.UnpicklingError("the pickle has bytes of no known form")
     limits.spend(2 * len(content))
     return bytearray(content)
@@ -347,7 +349,7 @@ for _module in ("builtins", "__builtin__"):  # the second in protocols 0 to 2
 NAMES: dict[tuple[str, str], Any] = {
     key: Name(text=".".join(key), make=make) for key, make in _MAKERS.items()
 }
-"""(module, name) -> what it stands for."""
+"""(module, name) in a pickle -> what stands for it here."""
 
 STORAGE_TYPES = {
     ("torch", "DoubleStorage"): torch.float64,

@@ -1,4 +1,4 @@
-"""What every text encoder offers to data preparation and to generation."""
+"""The interface of text encoders, for data preparation and generation."""
 
 # L tokens, E width of the embedding
 
@@ -15,16 +15,16 @@ from dit.codecs.dataset_encoder import DatasetEncoder
 
 
 class TextEncoder(DatasetEncoder):
-    """Captions to embeddings. A new one is a subclass and its line in `TEXT_ENCODERS`."""
+    """Turns captions into embeddings. A new one is a subclass and a name in `TEXT_ENCODERS`."""
 
     kind: ClassVar[str] = "text encoder"
     card_part: ClassVar[str] = "text_encoder"
     subfolder: ClassVar[str] = "text_encoder"
 
-    revision: str  # changes whenever the embedding of a caption changes
+    revision: str  # changes when the embedding of any caption changes
     width: int
     max_length: int
-    """Tokens of a caption, at most; what is longer is cut."""
+    """Tokens of a caption, at most; longer captions are cut."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -32,26 +32,26 @@ class TextEncoder(DatasetEncoder):
 
     @abstractmethod
     def encode(self, caption: str) -> Tensor:
-        """Embedding [L, E] as a shard holds it, true length; the empty string is the null text."""
+        """Embedding [L, E] without padding, as shards hold it; "" gives the null text."""
 
     def encode_all(self, caption: str) -> dict[str, Tensor]:
-        """All that a shard holds of a caption: `text`, and what else the model needs."""
+        """All tensors of a caption by their names in a shard: `text`, and others of some models."""
         return {"text": self.encode(caption)}
 
     def length_of(self, caption: str) -> int:
-        """About how many tokens a caption has before it is cut, without a model."""
+        """Estimate of the tokens of a caption before it is cut; loads no tokenizer."""
         return len(caption) // 4 + 2
 
     def is_cut(self, caption: str) -> bool:
-        """Whether the end of a caption is lost."""
+        """Whether a caption is too long, so that its end is lost."""
         return self.length_of(caption) > self.max_length
 
     def notes_on(self, caption: str) -> tuple[str, ...]:
-        """What the summary should count."""
+        """Notes on a caption that the summary of a packing counts."""
         return (f"caption cut to {self.max_length} tokens",) if self.is_cut(caption) else ()
 
 
-def asked_length(args: Namespace, default: int) -> int:
+def requested_length(args: Namespace, default: int) -> int:
     """Tokens of a caption that `--max_sequence_length` allows.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Text encoders on Transformers, from the folders of a pipeline."""
+"""Text encoders of Transformers, from the folder of a Diffusers pipeline."""
 
 # L tokens, E width of the embedding
 
@@ -12,15 +12,15 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from dit.codecs.pretrained import Part, load, model_config_of
-from dit.codecs.text.encoder import TextEncoder, asked_length
+from dit.codecs.pretrained import PipelineComponent, load, model_config_of
+from dit.codecs.text.encoder import TextEncoder, requested_length
 
 TEXT_DTYPE = torch.bfloat16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pretrained(TextEncoder):
-    """An encoder whose weights lie in a pipeline's folder. Embeddings have their true length."""
+class PretrainedTextEncoder(TextEncoder):
+    """A text encoder with weights; its embeddings have no padding."""
 
     default_model: ClassVar[str]
     network: ClassVar[str]  # class name
@@ -44,7 +44,7 @@ class Pretrained(TextEncoder):
         cache, tokenizer_cache = args.t5_cache_dir, args.tokenizer_cache_dir
         return cls(
             model_name=args.model_name or cls.default_model,
-            max_length=asked_length(args, cls.default_length),
+            max_length=requested_length(args, cls.default_length),
             precision=args.precision,
             cache=str(cache) if cache else None,
             tokenizer_cache=str(tokenizer_cache) if tokenizer_cache else None,
@@ -67,7 +67,7 @@ class Pretrained(TextEncoder):
         return {name: getattr(self, name) for name in names}
 
     @property
-    def width(self) -> int:  # type: ignore[override] # the configuration says it
+    def width(self) -> int:  # type: ignore[override] # the model's configuration has it
         config = model_config_of(self._part(self.network, self.subfolders[0]))
         return getattr(config, "d_model", None) or config.hidden_size
 
@@ -83,20 +83,20 @@ class Pretrained(TextEncoder):
         return {name: tensor.to(TEXT_DTYPE).cpu() for name, tensor in found.items()}
 
     def is_cut(self, caption: str) -> bool:
-        # The tokenizer is there where captions are encoded; a plan has only the estimate.
+        # Exact: where captions are encoded the tokenizer is loaded; a plan has only the estimate.
         tokenizer = self.load_tokenizer(self.subfolders[1])
         return len(tokenizer(self.clean(caption), verbose=False).input_ids) > self.max_length
 
     def clean(self, caption: str) -> str:
-        """A caption as the pipeline hands it to its tokenizer."""
+        """A caption as the pipeline gives it to its tokenizer."""
         return caption
 
     @abstractmethod
     def embed(self, caption: str) -> dict[str, Tensor]:
-        """What a shard holds of a caption, in the precision of the network."""
+        """The tensors of a caption by their names in a shard, in the network's precision."""
 
-    def _part(self, kind: str, subfolder: str) -> Part:
-        return Part(
+    def _part(self, kind: str, subfolder: str) -> PipelineComponent:
+        return PipelineComponent(
             library="transformers",
             kind=kind,
             model=self.model_name,
@@ -114,7 +114,7 @@ class Pretrained(TextEncoder):
         return load(replace(self._part("AutoTokenizer", subfolder), cache=cache))
 
     def tokens(self, caption: str, subfolder: str, length: int) -> tuple[Tensor, Tensor]:
-        """Token numbers and mask [1, length], padded, on the device."""
+        """Token ids and mask, both [1, length], padded, on the device."""
         given = self.load_tokenizer(subfolder)(
             [caption], padding="max_length", max_length=length, truncation=True,
             return_attention_mask=True, return_tensors="pt",
@@ -122,12 +122,12 @@ class Pretrained(TextEncoder):
         return given.input_ids.to(self.device), given.attention_mask.to(self.device)
 
 
-class Masked(Pretrained):
-    """One encoder that does not see the padding."""
+class MaskedTextEncoder(PretrainedTextEncoder):
+    """One network, whose mask hides the padding."""
 
     def embed(self, caption: str) -> dict[str, Tensor]:
         folder, tokenizer = self.subfolders
         ids, mask = self.tokens(self.clean(caption), tokenizer, self.max_length)
         states = self.load_network(self.network, folder)(ids, attention_mask=mask)
-        # Padding stands behind the text in all of these tokenizers.
+        # These tokenizers put the padding behind the text.
         return {"text": states.last_hidden_state[0, : int(mask.sum())]}

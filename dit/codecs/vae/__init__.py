@@ -1,4 +1,4 @@
-"""Codecs by name. To add one: subclass `Codec`, and name the class in `PROCESSORS`.
+"""Codecs by name. To add one: subclass `Codec`, and name the class in `CODECS`.
 
 codec        the interface: video -> whitened latent -> pictures
 pixel        the codec without weights: space to depth
@@ -19,10 +19,10 @@ from dit.codecs.vae.codec import Codec
 from dit.codecs.vae.families import Cosmos, Flux, Hunyuan, Wan
 from dit.codecs.vae.pixel import Pixel
 
-PROCESSORS = Registry(
+CODECS = Registry(
     Codec, (Pixel, Flux, Wan, Hunyuan, Cosmos), known="--list_processors shows those known"
 )
-codec_named = PROCESSORS.named
+codec_named = CODECS.named
 
 
 def codec_of_card(card: dict[str, Any], location: ModelLocation | None = None) -> Codec:
@@ -32,7 +32,7 @@ def codec_of_card(card: dict[str, Any], location: ModelLocation | None = None) -
         CodecError: the card names no known codec, lacks a setting, or its model is not there.
     """
     latent = part_of_card(card, "latent")
-    codec = PROCESSORS.of_card(card, location)
+    codec = CODECS.of_card(card, location)
     try:
         whitening = Whitening(mean=tuple(latent["mean"]), std=tuple(latent["std"]))
     except KeyError as missing:
@@ -45,4 +45,4 @@ def codec_of_card(card: dict[str, Any], location: ModelLocation | None = None) -
     return replace(codec, whitening=whitening)
 
 
-__all__ = ["PROCESSORS", "Codec", "ModelLocation", "Pixel", "codec_named", "codec_of_card"]
+__all__ = ["CODECS", "Codec", "ModelLocation", "Pixel", "codec_named", "codec_of_card"]

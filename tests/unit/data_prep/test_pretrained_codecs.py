@@ -12,7 +12,7 @@ from PIL import Image
 from data_prep.cli.parser import main
 from dit.codecs import text, vae
 from dit.codecs.pretrained import load
-from dit.codecs.text.pretrained import Pretrained
+from dit.codecs.text.pretrained import PretrainedTextEncoder
 from dit.codecs.vae.autoencoder import Autoencoder
 from tests import tiny_pipelines
 from tests.media_files import image, video
@@ -42,9 +42,9 @@ def codec(name: str, folder: Path, **changes) -> Autoencoder:
     return found
 
 
-def encoder(name: str, folder: Path, **changes) -> Pretrained:
+def encoder(name: str, folder: Path, **changes) -> PretrainedTextEncoder:
     found = text.text_encoder_named(name).from_arguments(arguments(folder, **changes))
-    assert isinstance(found, Pretrained)
+    assert isinstance(found, PretrainedTextEncoder)
     return found
 
 

@@ -12,7 +12,7 @@ from data_prep.sources.digits import LEVELS, Digits
 from dit.codecs import vae
 from dit.codecs.dataset_card import CodecError
 from dit.codecs.normalization import STD_MIN, Moments, Whitening
-from dit.codecs.vae import PROCESSORS, Pixel
+from dit.codecs.vae import CODECS, Pixel
 
 ALL_LEVELS = torch.arange(256, dtype=torch.uint8)
 
@@ -25,11 +25,11 @@ def fitted(codec: Pixel, videos) -> Pixel:
     return codec.fitted(moments)
 
 
-def card_of(processor: Pixel) -> dict:
+def card_of(codec: Pixel) -> dict:
     return {
         "format_version": 1,
-        "processor": {"name": processor.name, **processor.settings},
-        "latent": {"mean": list(processor.whitening.mean), "std": list(processor.whitening.std)},
+        "processor": {"name": codec.name, **codec.settings},
+        "latent": {"mean": list(codec.whitening.mean), "std": list(codec.whitening.std)},
     }
 
 
@@ -142,7 +142,7 @@ def test_a_card_that_does_not_fit_is_an_error() -> None:
 
 
 def test_every_registered_processor_is_named_as_it_is_listed() -> None:
-    assert "pixel" in PROCESSORS
-    for name, processor in PROCESSORS.items():
-        assert processor.name == name
-        assert set(processor.media) <= {"image", "video"} and processor.description
+    assert "pixel" in CODECS
+    for name, codec in CODECS.items():
+        assert codec.name == name
+        assert set(codec.media) <= {"image", "video"} and codec.description

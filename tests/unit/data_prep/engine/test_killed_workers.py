@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.engine.block_worker import Work
+from data_prep.engine.block_worker import BlockWorker
 from data_prep.engine.processes import Processes
 from data_prep.media.clips import Clip, Entry
 from data_prep.refusals import Reason
@@ -138,10 +138,10 @@ def test_a_file_that_kills_workers_is_refused_and_nothing_else_is_lost(
     tmp_path: Path, pack_digits
 ) -> None:
     codec = Pixel.of(block=2, colours=1)
-    work = Work(source=Deadly(num_samples=90), processor=codec, text=ByteTable(width=16))
+    work = BlockWorker(source=Deadly(num_samples=90), codec=codec, text=ByteTable(width=16))
     lines = [entry.to_line().encode() for entry in work.source.entries]
     blocks = [tuple(lines[start : start + 12]) for start in range(0, 90, 12)]
-    plain = Work(source=Digits(num_samples=90), processor=codec, text=ByteTable(width=16))
+    plain = BlockWorker(source=Digits(num_samples=90), codec=codec, text=ByteTable(width=16))
     expected = [result for block in plain.run(blocks) for result in block]
     found = [result for block in Processes(workers=2).run(work, iter(blocks)) for result in block]
     assert len(found) == 90
@@ -154,7 +154,7 @@ def test_a_file_that_kills_workers_is_refused_and_nothing_else_is_lost(
 
 def test_an_error_of_ours_in_a_worker_reaches_the_user(tmp_path: Path) -> None:
     codec = Pixel.of(block=3, colours=1)  # 8 x 8 pixels cannot be cut into 3 x 3
-    work = Work(source=Digits(num_samples=9), processor=codec, text=ByteTable(width=16))
+    work = BlockWorker(source=Digits(num_samples=9), codec=codec, text=ByteTable(width=16))
     block = tuple(entry.to_line().encode() for entry in work.source.entries)
     with pytest.raises(RuntimeError, match="pixel_unshuffle"):
         list(Processes(workers=1).run(work, [block]))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.engine.block_worker import Work
+from data_prep.engine.block_worker import BlockWorker
 from data_prep.media.clips import Clip, Entry
 from data_prep.sources.digits import Digits
 from dit.codecs.text import ByteTable
@@ -76,10 +76,10 @@ def test_a_worker_of_a_ray_cluster_is_lost(tmp_path: Path) -> None:
     source = DeadlyOnce(tmp_path / "killed")
     lines = [entry.to_line().encode() for entry in source.entries]
     blocks = [tuple(lines[start : start + 6]) for start in range(0, 90, 6)]
-    plain = Work(source=Digits(num_samples=90), processor=codec, text=words).run(blocks)
+    plain = BlockWorker(source=Digits(num_samples=90), codec=codec, text=words).run(blocks)
     ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False)
     try:
-        work = Work(source=source, processor=codec, text=words)
+        work = BlockWorker(source=source, codec=codec, text=words)
         found = list(RayWorkers(workers=3).run(work, iter(blocks)))
     finally:
         ray.shutdown()

@@ -191,7 +191,7 @@ def test_an_embedding_that_is_stored_once_is_used_everywhere(wan: Path, tmp_path
     from safetensors.torch import load_file, save_file
     from transformers import UMT5EncoderModel
 
-    from dit.codecs.pretrained import Part
+    from dit.codecs.pretrained import PipelineComponent
 
     whole = UMT5EncoderModel.from_pretrained(wan / "text_encoder")
     whole.save_pretrained(tmp_path / "text_encoder")
@@ -200,7 +200,7 @@ def test_an_embedding_that_is_stored_once_is_used_everywhere(wan: Path, tmp_path
     weights.pop("encoder.embed_tokens.weight", None)
     weights["shared.weight"] = whole.shared.weight.detach().clone()
     save_file(weights, path, metadata={"format": "pt"})
-    part = Part(
+    part = PipelineComponent(
         library="transformers", kind="UMT5EncoderModel", model=str(tmp_path),
         subfolder="text_encoder", precision="float32",
     )  # fmt: skip

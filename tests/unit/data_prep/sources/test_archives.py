@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from data_prep.cli.parser import main
 from data_prep.media.clips import Entry
 from data_prep.refusals import PrepError, Reason, RefusedError
-from data_prep.sources.archives import place_of, read_archive, split_place
+from data_prep.sources.archives import member_location, parse_location, read_archive
 from data_prep.sources.folders import CaptionOptions, FolderCollection
 from tests.hostile import damaged
 from tests.media_files import image
@@ -194,9 +194,9 @@ def test_headers_that_follow_each_other_without_end(root: Path) -> None:
 
 
 def test_a_place_is_told_from_any_file_name() -> None:
-    assert split_place(place_of("a\nb.tar", 512, 7)) == ("a\nb.tar", 512, 7)
+    assert parse_location(member_location("a\nb.tar", 512, 7)) == ("a\nb.tar", 512, 7)
     for name in ("a\nb.png", "a\n5+5.png", "5+5", "a.txt\n"):
-        assert split_place(name) is None
+        assert parse_location(name) is None
 
 
 def test_a_run_goes_on_without_what_it_cannot_read(
@@ -254,7 +254,7 @@ def test_hostile_archives(tmp_path_factory: pytest.TempPathFactory, content: byt
         assert refused.reason in (Reason.BAD_ARCHIVE, Reason.EMPTY)
     else:
         for place in contents.places.values():
-            archive_, start, size = split_place(place) or ("", -1, -1)
+            archive_, start, size = parse_location(place) or ("", -1, -1)
             assert archive_ == "x.tar" and 0 <= start <= start + size <= len(content)
     media, _ = found(root)
     assert media["beside.png"] == (b"another file", "beside")

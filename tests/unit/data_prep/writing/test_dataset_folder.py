@@ -28,7 +28,7 @@ from megatron.energon.flavors import Sample
 from data_prep.planning.splits import SplitFractions
 from data_prep.refusals import PrepError
 from data_prep.sources.digits import Digits
-from data_prep.writing.dataset_folder import check_apart, make_ready
+from data_prep.writing.dataset_folder import check_source_outside, prepare_folder
 from data_prep.writing.tar_shards import ShardSeries, sample_parts
 from dit.codecs import text, vae
 from dit.codecs.text import ByteTable
@@ -211,7 +211,7 @@ def test_overwrite_removes_nothing_where_others_have_files(
     (tmp_path / stranger).touch()
     before = content_of(tmp_path)
     with pytest.raises(PrepError, match=f"holds {stranger.split('/')[0]}.*removes nothing"):
-        make_ready(tmp_path, overwrite=True)
+        prepare_folder(tmp_path, overwrite=True)
     assert content_of(tmp_path) == before
 
 
@@ -246,19 +246,19 @@ def test_overwrite_leaves_folders_that_are_only_named_as_ours(theirs: str, tmp_p
     (tmp_path / theirs).parent.mkdir()
     (tmp_path / theirs).touch()
     with pytest.raises(PrepError, match="which no packing wrote"):
-        make_ready(tmp_path, overwrite=True)
+        prepare_folder(tmp_path, overwrite=True)
     assert (tmp_path / theirs).exists()
 
 
 def test_a_removal_that_was_killed_goes_on(packed: Path, tmp_path: Path) -> None:
     shutil.copytree(packed, tmp_path / "out")
     (tmp_path / "out/train").rename(tmp_path / "out/train.tmp")
-    make_ready(tmp_path / "out", overwrite=True)
+    prepare_folder(tmp_path / "out", overwrite=True)
     assert not list((tmp_path / "out").iterdir())
 
 
 def test_what_is_read_does_not_lie_in_the_output_folder(tmp_path: Path) -> None:
     (tmp_path / "512x512").mkdir()
     with pytest.raises(PrepError, match="give another output folder"):
-        check_apart(tmp_path, source=tmp_path / "512x512", option="--image_dir")
-    check_apart(tmp_path / "out", source=tmp_path, option="--image_dir")
+        check_source_outside(tmp_path, source=tmp_path / "512x512", option="--image_dir")
+    check_source_outside(tmp_path / "out", source=tmp_path, option="--image_dir")
