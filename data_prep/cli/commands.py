@@ -26,10 +26,10 @@ from data_prep.engine.processes import Engine, InProcess, Processes
 from data_prep.engine.ranks import Ranks, join
 from data_prep.formats.automodel import INDEX, relocate
 from data_prep.formats.convert import convert, export
-from data_prep.inspect.page import write_inspection
-from data_prep.inspect.reading import check_encoders, inspect_shard, shard_counts
+from data_prep.inspect.html_pages import write_inspection
+from data_prep.inspect.read_shards import check_encoders, inspect_shard, shard_counts
 from data_prep.packing import Packing, PackOptions, Summary, pack_dataset
-from data_prep.planning.page import write_plan_page
+from data_prep.planning.plan_page import write_plan_page
 from data_prep.planning.splits import DEFAULT_SPLIT, Split, SplitFractions, all_in_train_notice
 from data_prep.planning.statistics import Judged
 from data_prep.refusals import PrepError

@@ -15,7 +15,7 @@ from rich.progress import Task as RichTask
 from rich.table import Table
 from rich.text import Text
 
-from data_prep.inspect.reading import ShardReport
+from data_prep.inspect.read_shards import ShardReport
 from data_prep.packing import Summary, Track
 from data_prep.planning.statistics import CAPACITIES, PlanStatistics
 from data_prep.refusals import printable

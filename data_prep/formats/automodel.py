@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from data_prep.formats.records import (
+from data_prep.formats.cached_samples import (
     CachedSample,
     RefusedRecord,
     checked_description,

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from data_prep.formats.automodel import INDEX, read_automodel, write_automodel
+from data_prep.formats.cached_samples import CachedSample, RefusedRecord, read_shards
 from data_prep.formats.dfm import read_dfm, write_dfm
 from data_prep.formats.parquet import read_parquet, write_parquet
-from data_prep.formats.records import CachedSample, RefusedRecord, read_shards
 from data_prep.planning.splits import DEFAULT_SPLIT, Split, SplitFractions
 from data_prep.refusals import PrepError, Reason, Refusals
 from data_prep.writing.dataset_folder import LEDGER, REFUSED_NAME, prepare_folder, publish, remove

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data_prep.formats.records import (
+from data_prep.formats.cached_samples import (
     CachedSample,
     RefusedRecord,
     check_regular,
@@ -25,7 +25,7 @@ from data_prep.formats.records import (
     to_pooled,
     to_text,
 )
-from data_prep.inspect.reading import read_samples
+from data_prep.inspect.read_shards import read_samples
 from data_prep.planning.splits import key_of
 from data_prep.refusals import Reason, RefusedError
 from data_prep.writing.tar_shards import ShardSeries

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data_prep.formats.records import (
+from data_prep.formats.cached_samples import (
     CachedSample,
     RefusedRecord,
     check_regular,

@@ -3,5 +3,5 @@
 splits      key of a sample -> its split
 plan        `plan.jsonl`: the planned samples of a source, in packing order
 statistics  counts, histograms, expected bytes and packs of a plan
-page        the plan as an HTML page with pictures and histograms
+plan_page   the plan as an HTML page with pictures and histograms
 """

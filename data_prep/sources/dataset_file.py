@@ -115,7 +115,7 @@ def _captions(args: Namespace, settings: Mapping[str, Any]) -> CaptionOptions:
 def _sizes(
     args: Namespace, settings: Mapping[str, Any]
 ) -> tuple[tuple[Sizing, ...], tuple[int, ...]]:
-    """Rules for sizes, each of which makes a sample, and the allowed numbers of frames."""
+    """The rules for sizes, one sample for each, and the allowed numbers of frames."""
     multiple = args.size_multiple
     # Without 1, which allows pictures: a video must not become a single frame.
     buckets = tuple(n for n in settings.get("frame_buckets", ()) if n > 1)

@@ -1,9 +1,9 @@
 """Text encoders by name. To add one: subclass `TextEncoder`, and name it in `TEXT_ENCODERS`.
 
-encoder     the interface: caption -> embedding
-byte_table  the text encoder without weights: a fixed vector for each byte
-pretrained  text encoders on Transformers
-families    the text encoders of FLUX, Wan, HunyuanVideo 1.5 and Cosmos
+encoder             the interface: caption -> embedding
+byte_table          the text encoder without weights: a fixed vector for each byte
+pretrained_encoder  text encoders on Transformers
+families            the text encoders of FLUX, Wan, HunyuanVideo 1.5 and Cosmos
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from dit.codecs.text.pretrained import MaskedTextEncoder, PretrainedTextEncoder
+from dit.codecs.text.pretrained_encoder import MaskedTextEncoder, PretrainedTextEncoder
 
 
 @dataclass(frozen=True, kw_only=True)

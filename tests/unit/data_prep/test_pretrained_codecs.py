@@ -12,7 +12,7 @@ from PIL import Image
 from data_prep.cli.parser import main
 from dit.codecs import text, vae
 from dit.codecs.pretrained import load
-from dit.codecs.text.pretrained import PretrainedTextEncoder
+from dit.codecs.text.pretrained_encoder import PretrainedTextEncoder
 from dit.codecs.vae.autoencoder import Autoencoder
 from tests import tiny_pipelines
 from tests.media_files import image, video

@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 
 from data_prep.cli.parser import main
 from data_prep.formats.automodel import read_automodel, relocate, write_automodel
+from data_prep.formats.cached_samples import CachedSample, RefusedRecord, read_shards
 from data_prep.formats.convert import records_of
 from data_prep.formats.dfm import read_dfm, write_dfm
 from data_prep.formats.parquet import read_parquet, write_parquet
-from data_prep.formats.records import CachedSample, RefusedRecord, read_shards
 from data_prep.refusals import PrepError, Reason
 from data_prep.writing.tar_shards import ShardSeries, sample_parts
 from dit.data.records import read_record

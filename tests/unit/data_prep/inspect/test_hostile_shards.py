@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.inspect.reading import inspect_shard, shard_counts
+from data_prep.inspect.read_shards import inspect_shard, shard_counts
 from data_prep.refusals import PrepError
 from dit.codecs.dataset_card import CodecError, read_card
 from tests.hostile import damaged, json_bytes, mistaken

@@ -13,7 +13,7 @@ from pathlib import Path
 import safetensors.torch
 from PIL import Image
 
-from data_prep.inspect.reading import read_samples, shard_counts
+from data_prep.inspect.read_shards import read_samples, shard_counts
 from data_prep.refusals import printable
 from dit.atomic_files import write_atomically
 from dit.codecs import vae

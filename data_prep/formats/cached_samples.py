@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from data_prep.inspect.reading import read_samples, shard_counts
+from data_prep.inspect.read_shards import read_samples, shard_counts
 from data_prep.refusals import PrepError, Reason, RefusedError
 from dit import safe_pickle
 from dit.json_text import parse_json

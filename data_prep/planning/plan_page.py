@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from data_prep.inspect.page import html_table, picture, write_html
+from data_prep.inspect.html_pages import html_table, picture, write_html
 from data_prep.media.clips import Entry, Source
 from data_prep.planning.plan import PackingPlan
 from data_prep.planning.statistics import CAPACITIES, Judged, PlanStatistics
