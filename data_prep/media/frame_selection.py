@@ -17,7 +17,7 @@ _MOST_FRAMES = 1 << 20  # of a clip; 12 hours at 24 frames a second
 
 
 class Window(StrEnum):
-    """Which part of a clip is kept that is longer than asked."""
+    """Which part of a clip is kept, where the clip is longer than asked."""
 
     FIRST = "first"
     MIDDLE = "middle"

@@ -96,19 +96,19 @@ def prepare_folder(folder: Path, *, overwrite: bool) -> None:
         raise PrepError(f"--output_dir {folder} is a file; give a folder")
     folder.mkdir(parents=True, exist_ok=True)
     found = sorted(path for path in folder.iterdir() if path.name != LOCK)
-    strangers = [path for path in found if not _is_ours(path)]
+    foreign = [path for path in found if not _is_ours(path)]
     if not overwrite:
         planned_only = all(_PLAN.fullmatch(path.name) for path in found)
-        if found and (strangers or not ((folder / LEDGER).is_dir() or planned_only)):
+        if found and (foreign or not ((folder / LEDGER).is_dir() or planned_only)):
             raise PrepError(
-                f"--output_dir {folder} is not empty (it holds {(strangers or found)[0].name}), and"
+                f"--output_dir {folder} is not empty (it holds {(foreign or found)[0].name}), and"
                 " no packing that could be continued; give another folder, or replace the dataset"
                 " in it with --overwrite"
             )
         return
-    if strangers:
+    if foreign:
         raise PrepError(
-            f"--output_dir {folder} holds {strangers[0].name}, which no packing wrote, so"
+            f"--output_dir {folder} holds {foreign[0].name}, which no packing wrote, so"
             " --overwrite removes nothing; give another folder"
         )
     # `.nv-meta` first, so that the dataset is invalid from now on. Then leftovers of a killed

@@ -56,7 +56,7 @@ class Codec(DatasetEncoder):
 
     @property
     def temporal_stride(self) -> int:
-        """Frames in each latent frame after the first; a video has 1 + n * temporal_stride."""
+        """Frames in each latent frame but the first; videos have 1 + n * temporal_stride frames."""
         return 1
 
     @abstractmethod
