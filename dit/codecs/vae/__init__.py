@@ -31,8 +31,8 @@ def codec_of_card(card: dict[str, Any], location: ModelLocation | None = None) -
     Raises:
         CodecError: the card names no known codec, lacks a setting, or its model is not there.
     """
-    latent = part_of_card(card, "latent")
     codec = CODECS.of_card(card, location)
+    latent = part_of_card(card, "latent")
     try:
         whitening = Whitening(mean=tuple(latent["mean"]), std=tuple(latent["std"]))
     except KeyError as missing:

@@ -64,7 +64,8 @@ def test_a_killed_run_leaves_whole_shards_and_continues_or_is_replaced(
     shutil.copytree(packed, tmp_path / "out")  # an older dataset that is being replaced
     program = (
         "import os, signal, sys\n"
-        "from data_prep import cli, commands, digits\n"
+        "from data_prep.cli import commands, parser\n"
+        "from data_prep.sources import digits\n"
         "reads = []\n"
         "class Killed(digits.Digits):\n"
         "    def read(self, entry):\n"
@@ -74,7 +75,7 @@ def test_a_killed_run_leaves_whole_shards_and_continues_or_is_replaced(
         "commands.Digits = Killed\n"
         "def quietly(args, *names): return {'some': 'setting'}\n"
         "commands._settings = quietly\n"
-        "cli.main(['digits', '--output_dir', sys.argv[1], '--num_samples', '150', '--overwrite',"
+        "parser.main(['digits', '--output_dir', sys.argv[1], '--num_samples', '150', '--overwrite',"
         " '--split', '0.6,0.3,0.1', '--shard_size', '20', '--text_width', '16'])\n"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "out")]
