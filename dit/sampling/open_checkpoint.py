@@ -138,8 +138,8 @@ def decoder_of_card(card: dict[str, Any], model: str | None, cache: str | None) 
         ValueError: it cannot be opened.
     """
     from dit.codecs import vae
+    from dit.codecs.dataset_encoder import unused_places
     from dit.codecs.pretrained import ModelLocation
-    from dit.codecs.unused_options import unused_places
 
     decoder = vae.codec_of_card(card, ModelLocation(model=model, cache=cache))
     given = {"--tokenizer_model": model, "--tokenizer_cache_dir": cache}
@@ -150,8 +150,8 @@ def decoder_of_card(card: dict[str, Any], model: str | None, cache: str | None) 
 
 def _encoder_of(card: dict[str, Any], cache: str | None) -> TextEncoder:
     from dit.codecs import text
+    from dit.codecs.dataset_encoder import unused_places
     from dit.codecs.pretrained import ModelLocation
-    from dit.codecs.unused_options import unused_places
 
     encoder = text.text_encoder_of_card(card, ModelLocation(cache=cache))
     for sentence in unused_places(encoder, {"--t5_cache_dir": cache}):

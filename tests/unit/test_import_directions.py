@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 OURS = ("dit", "data_prep", "recipes")
-GROUND = {"dit.json_text", "dit.yaml_text", "dit.safe_pickle", "dit.folder_lock", "dit.drawing"}
+GROUND = {
+    "dit.json_text",
+    "dit.yaml_text",
+    "dit.safe_pickle",
+    "dit.atomic_files",
+    "dit.folder_lock",
+    "dit.drawing",
+}
 BASE = GROUND | {"dit.batch", "dit.pack_wire", "dit.config"}
 MODELS = {"dit.models.layers", "dit.models.dit"}
 STEP = BASE | MODELS | {"dit.config.loading", "dit.data", "dit.objectives", "dit.distributed"}
@@ -21,6 +28,7 @@ ALLOWED = {
     "dit.yaml_text": set(),
     "dit.drawing": set(),
     "dit.safe_pickle": set(),
+    "dit.atomic_files": set(),
     "dit.folder_lock": set(),
     "dit.batch": set(),
     "dit.pack_wire": {"dit.batch"},

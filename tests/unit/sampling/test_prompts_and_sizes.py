@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dit.codecs import text, vae
-from dit.codecs.errors import CodecError
+from dit.codecs.dataset_card import CodecError
 from dit.codecs.pretrained import ModelLocation
 from dit.config import ModelConfig
 from dit.sampling.latent_sizes import MOST_PIXELS, LatentStride, rounding

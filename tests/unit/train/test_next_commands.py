@@ -10,7 +10,9 @@ from dit.convert.export import ExportOptions, check_expressible
 from dit.train.next_commands import exportable
 from tests.packs import tiny_model
 
-FLOW = ObjectiveName.FLOW
+
+def flow(**options: object) -> ObjectiveConfig:
+    return ObjectiveConfig(name=ObjectiveName.FLOW, flow=FlowConfig(**options))
 
 
 @pytest.mark.parametrize(
@@ -18,13 +20,13 @@ FLOW = ObjectiveName.FLOW
     [
         (RunConfig(), True),
         (RunConfig(model=tiny_model(base_fps=30.0)), False),
-        (RunConfig(objective=ObjectiveConfig(name=FLOW, flow=FlowConfig(flow_shift=3.0))), True),
+        (RunConfig(objective=flow(flow_shift=3.0)), True),
         (
-            RunConfig(objective=ObjectiveConfig(name=FLOW, flow=FlowConfig(timestep_scale=1.0))),
+            RunConfig(objective=flow(timestep_scale=1.0)),
             False,
         ),
         (
-            RunConfig(objective=ObjectiveConfig(name=FLOW, flow=FlowConfig(shift_base_tokens=256))),
+            RunConfig(objective=flow(shift_base_tokens=256)),
             False,
         ),
         (
