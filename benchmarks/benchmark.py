@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with watchdog(limit_s=limit_s, say=say_once, again=""):
         from measuring.steps import step_summary
 
-        from dit.train.metrics.timers import precisely
+        from dit.train.metrics.step_metrics import precisely
         from dit.train.trainer import measure_steps
 
         precisely()

@@ -21,8 +21,9 @@ from rich.console import Console
 from rich.table import Table
 
 from dit.config.loading import parse_arguments
+from dit.distributed.device_specs import DEVICES
 from dit.distributed.entry import run
-from dit.planner.devices import DEVICES, FUSED, PLAIN
+from dit.planner.devices import FUSED, PLAIN
 from dit.planner.layouts import LayoutPlan, Refusal, plans
 from dit.planner.times import expected_load
 from recipes.runs import RECIPES

@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 
 from dit.distributed.entry import run, say_once
-from dit.distributed.rendezvous import rendezvous_store
+from dit.distributed.process_groups import rendezvous_store
 from dit.distributed.watchdog.monitor import heartbeat, watchdog
-from dit.train.signals import StopRequests
+from dit.train.trainer import StopRequests
 
 FAULTY_STEP, LAST_STEP = 20, 40
 

@@ -8,8 +8,8 @@ from dit.config import DatasetConfig, RunConfig
 from dit.objectives import make_objective, training_problem
 from dit.train.checkpoint.state_dict import DataState
 from dit.train.model_and_optimizer import ModelAndOptimizer
-from dit.train.model_setup import set_learning_rate
-from dit.train.step import RankLoss, run_schedule, update
+from dit.train.optimizer import set_learning_rate, update
+from dit.train.step import RankLoss, run_schedule
 from tests.packs import random_pack, tiny_model
 
 DATA = DataState(

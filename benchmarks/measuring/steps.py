@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 
 from dit.config import RunConfig
+from dit.distributed.device_specs import peak_flops
 from dit.distributed.process_groups import device
 from dit.models.layers.parallel_linear import dtype
-from dit.planner.devices import peak_flops
-from dit.train.metrics.timers import PARTS
+from dit.train.metrics.step_metrics import PARTS
 from measuring.peak import measured_flops
 
 _SPREAD = ("tokens_per_s", "samples_per_s", "pack_fill", "model_tflops")

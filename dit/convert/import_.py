@@ -21,7 +21,7 @@ from dit.convert.diffusers_names import Pair, pairs
 from dit.convert.errors import ConvertError, listed
 from dit.convert.megatron_checkpoint import Piece, write_file, write_index
 from dit.distributed.collective_errors import on_first_rank
-from dit.train.checkpoint.manifest import Sealed, seal, write_manifest
+from dit.train.checkpoint.paths import Sealed, seal, write_manifest
 
 _FILE_BYTES = 5 * 10**9
 

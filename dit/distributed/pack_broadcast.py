@@ -11,15 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
-from typing import Any
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from dit.batch import PackedBatch
-from dit.distributed.background import Background
-from dit.distributed.watchdog.monitor import heartbeat
+from dit.distributed.watchdog.monitor import heartbeat, standing_in
 
 _TIMEOUT = timedelta(days=1)
 """Of a wait for packs. The watch names and ends whoever keeps the others waiting, much sooner."""
@@ -122,3 +123,34 @@ def _attempt(packs: Iterator[PackedBatch]) -> PackedBatch | Exception | None:
         return next(packs, None)
     except Exception as error:  # noqa: BLE001  # raised by the caller, as on the other ranks
         return error
+
+
+T = TypeVar("T")
+
+
+class Background(Iterator[T], Generic[T]):
+    """What `items` gives, made by a thread and kept until it is asked for.
+
+    An error of `items` is raised in its place, where it is asked for.
+    """
+
+    def __init__(self, items: Iterator[T]):
+        self._made: SimpleQueue[tuple[T] | Exception] = SimpleQueue()
+        # A process that ends does not wait for it: it may wait for another that has died.
+        self.thread = Thread(target=self._make, args=(items,), daemon=True)
+        self.thread.start()
+
+    def _make(self, items: Iterator[T]) -> None:
+        try:
+            for item in items:
+                self._made.put((item,))
+            self._made.put(StopIteration())
+        except Exception as error:  # noqa: BLE001  # raised where it is asked for
+            self._made.put(error)
+
+    def __next__(self) -> T:
+        with standing_in(self.thread):
+            made = self._made.get()
+        if isinstance(made, Exception):
+            raise made
+        return made[0]

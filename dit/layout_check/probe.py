@@ -21,13 +21,9 @@ from dit.models.dit.model import DiT
 from dit.models.layers.init import randomise
 from dit.objectives import make_objective, training_problem
 from dit.train.main_params import joined, main_param_shards
-from dit.train.model_and_optimizer import (
-    ModelAndOptimizer,
-    build_model_and_optimizer,
-    forward_backward,
-    optimizer_step,
-)
-from dit.train.step import sum_over_ranks
+from dit.train.metrics.step_metrics import sum_over_ranks
+from dit.train.model_and_optimizer import ModelAndOptimizer, build_model_and_optimizer
+from dit.train.step import forward_backward, optimizer_step
 from dit.train.validation import validate
 
 Tensors = dict[str, Tensor]

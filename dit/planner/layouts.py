@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from dit.config import ContextComm, Problems, Recompute, RunConfig
+from dit.distributed.device_specs import Device
 from dit.models.dit.size import Memory, memory
-from dit.planner.devices import Device, Reached
+from dit.planner.devices import Reached
 from dit.planner.times import Load, Times, times
 from dit.planner.traffic import Traffic, traffic
 

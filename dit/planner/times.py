@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from dit.config import ModelConfig, Precision, Recompute, RunConfig
+from dit.distributed.device_specs import Device
 from dit.models.dit.flops import forward_flops
 from dit.models.dit.size import kept_by_layer, parameters_here
-from dit.planner.devices import Device, Reached
+from dit.planner.devices import Reached
 from dit.planner.traffic import recomputed_part, traffic
 
 # How often memory sees what a layer keeps, all that it does not keep included. Fitted to the

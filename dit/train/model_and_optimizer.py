@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
-from megatron.core.distributed import DistributedDataParallel
-from megatron.core.optimizer import MegatronOptimizer
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.optimizer import (
+    MegatronOptimizer,
+)
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from dit.config import EmaKind, RunConfig
-from dit.distributed.watchdog.monitor import heartbeat
+from dit.distributed.process_groups import device
+from dit.models.dit.model import DiT
+from dit.models.layers import init
+from dit.models.layers.parallel_linear import add_gradients_in_products
 from dit.train.ema import Ema
-from dit.train.metrics.timers import BACKWARD, OPTIMIZER, timing
-from dit.train.model_setup import (
-    Fill,
-    build_model,
-    build_optimizer,
-    initialise_weights,
-    learning_rate,
-    set_learning_rate,
-)
-from dit.train.step import Item, RankLoss, Update, run_schedule, update
+from dit.train.metrics.step_metrics import COMMUNICATION, timed
+from dit.train.optimizer import build_optimizer
+
+Fill = Callable[[DiT, RunConfig], None]
+
+
+def initialise_weights(model: DiT, config: RunConfig) -> None:
+    """The weights that training starts from."""
+    init.initialise(model, seed=config.rng.seed, std=config.model.init_method_std)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,41 +59,6 @@ class ModelAndOptimizer:
             chunk.enable_forward_pre_hook()
 
 
-def forward_backward(
-    learner: ModelAndOptimizer, items: Sequence[Item], *, config: RunConfig
-) -> RankLoss:
-    """First half of a step: this replica's packs in, gradients of the global batch out."""
-    with timing(OPTIMIZER):
-        for chunk in learner.chunks:
-            chunk.zero_grad_buffer()
-        learner.optimizer.zero_grad()
-    with timing(BACKWARD):  # what the parts inside do not claim
-        losses = run_schedule(learner.chunks, items, mean=config.objective.loss_mean)
-    return RankLoss.of(losses)
-
-
-def optimizer_step(
-    learner: ModelAndOptimizer, *, config: RunConfig, number: int, loss: float
-) -> Update:
-    """Second half: gradients in, updated weights and average out.
-
-    `number` counts updates from 1, and `loss` is that of the global batch. Where it, or the
-    gradient, is not finite, nothing changes on any rank.
-    """
-    heartbeat("update")
-    with timing(OPTIMIZER):
-        return _learn(learner, config, number, loss)
-
-
-def _learn(learner: ModelAndOptimizer, config: RunConfig, number: int, loss: float) -> Update:
-    rate, decay = learning_rate(config, number), config.optimizer.weight_decay
-    set_learning_rate(learner.optimizer, rate, weight_decay=decay)
-    done = update(learner.optimizer, clip_grad=config.optimizer.clip_grad, loss=loss)
-    if learner.ema is not None and not done.skipped:
-        learner.ema.update(number)
-    return done
-
-
 def build_model_and_optimizer(
     config: RunConfig, groups: ProcessGroupCollection, *, fill: Fill = initialise_weights
 ) -> ModelAndOptimizer:
@@ -94,3 +68,47 @@ def build_model_and_optimizer(
     averaged = config.ema.kind is not EmaKind.NONE
     ema = Ema(config.ema, optimizer, groups) if averaged else None
     return ModelAndOptimizer(chunks=chunks, optimizer=optimizer, ema=ema, groups=groups)
+
+
+def build_model(
+    config: RunConfig, groups: ProcessGroupCollection, *, fill: Fill = initialise_weights
+) -> list[DistributedDataParallel]:
+    """The chunks of the model that this rank holds, with the values of `fill`, under DDP.
+
+    One chunk for each virtual pipeline stage.
+    """
+    virtual = config.model.virtual_stages
+    stages = range(virtual) if virtual > 1 else [None]
+    models = [DiT(config.model, groups, stage).to(device()) for stage in stages]
+    for model in models:
+        fill(model, config)
+        if config.model.gradient_accumulation_fusion:
+            add_gradients_in_products(model)
+    chunks = [_wrap(model, config, groups) for model in models]
+    # Megatron-Core's schedules look at the first chunk's.
+    schedule = chunks[0].config
+    schedule.finalize_model_grads_func = timed(COMMUNICATION, finalize_model_grads)
+    if config.ddp.overlap_grad_reduce:
+        waits: Any = [chunk.no_sync for chunk in chunks]
+        schedule.no_sync_func = waits if virtual > 1 else waits[0]
+    return chunks
+
+
+def _wrap(model: DiT, config: RunConfig, groups: ProcessGroupCollection) -> DistributedDataParallel:
+    ddp = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=config.ddp.grad_reduce_in_fp32,
+        overlap_grad_reduce=config.ddp.overlap_grad_reduce,
+        overlap_param_gather=config.ddp.overlap_param_gather,
+        use_distributed_optimizer=config.ddp.use_distributed_optimizer,
+        bucket_size=config.ddp.bucket_size,
+        average_in_collective=False,  # gradients are sums until divided by the global token count
+        check_for_nan_in_grad=False,  # it raises on one rank only; the step looks at the norm
+    )
+    return DistributedDataParallel(
+        config=model.config,
+        ddp_config=ddp,
+        module=model,
+        pg_collection=groups,
+        # Later chunks have no work left that a gather of theirs could hide behind.
+        disable_bucketing=bool(model.vp_stage),
+    )

@@ -5,26 +5,61 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from megatron.core.distributed import DistributedDataParallel
-from megatron.core.optimizer import MegatronOptimizer
-from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
 from dit.batch import PackedBatch, Problem
-from dit.config import LossMean
-from dit.distributed.context_split import split_tokens
-from dit.distributed.pipeline_p2p import StageLink
-from dit.distributed.process_groups import device
+from dit.config import LossMean, RunConfig
+from dit.distributed.model_parallel import StageLink, split_tokens
 from dit.distributed.watchdog.monitor import heartbeat
-from dit.train.metrics.timers import COMMUNICATION, FORWARD, timing
+from dit.train.metrics.step_metrics import BACKWARD, FORWARD, OPTIMIZER, timing
+from dit.train.optimizer import Update, learning_rate, set_learning_rate, update
+
+if TYPE_CHECKING:
+    from dit.train.model_and_optimizer import ModelAndOptimizer
+
+
+def forward_backward(
+    learner: ModelAndOptimizer, items: Sequence[Item], *, config: RunConfig
+) -> RankLoss:
+    """First half of a step: this replica's packs in, gradients of the global batch out."""
+    with timing(OPTIMIZER):
+        for chunk in learner.chunks:
+            chunk.zero_grad_buffer()
+        learner.optimizer.zero_grad()
+    with timing(BACKWARD):  # what the parts inside do not claim
+        losses = run_schedule(learner.chunks, items, mean=config.objective.loss_mean)
+    return RankLoss.of(losses)
+
+
+def optimizer_step(
+    learner: ModelAndOptimizer, *, config: RunConfig, number: int, loss: float
+) -> Update:
+    """Second half: gradients in, updated weights and average out.
+
+    `number` counts updates from 1, and `loss` is that of the global batch. Where it, or the
+    gradient, is not finite, nothing changes on any rank.
+    """
+    heartbeat("update")
+    with timing(OPTIMIZER):
+        return _learn(learner, config, number, loss)
+
+
+def _learn(learner: ModelAndOptimizer, config: RunConfig, number: int, loss: float) -> Update:
+    rate, decay = learning_rate(config, number), config.optimizer.weight_decay
+    set_learning_rate(learner.optimizer, rate, weight_decay=decay)
+    done = update(learner.optimizer, clip_grad=config.optimizer.clip_grad, loss=loss)
+    if learner.ema is not None and not done.skipped:
+        learner.ema.update(number)
+    return done
+
 
 Item = tuple[PackedBatch, Problem]
 
@@ -148,41 +183,3 @@ def run_schedule(
     if not losses or groups.tp.rank() > 0:  # an earlier stage, or a copy of another's numbers
         return []
     return [(loss, batch) for loss, (batch, _) in zip(losses, mine[: len(items)], strict=False)]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Update:
-    """What an optimizer step did."""
-
-    grad_norm: float  # of the whole gradient, before clipping
-    skipped: bool  # loss or norm was not finite, so nothing was changed
-
-
-def update(optimizer: MegatronOptimizer, *, clip_grad: float, loss: float = 0.0) -> Update:
-    """Clips and applies the gradients, unless their norm or the loss is NaN or infinite.
-
-    `loss` is that of the global batch: all ranks have to decide alike.
-    """
-    optimizer.prepare_grads()
-    norm = float(optimizer.get_grad_norm())  # the same on every rank
-    if not (math.isfinite(loss) and math.isfinite(norm)):
-        return Update(grad_norm=norm, skipped=True)
-    if clip_grad > 0:
-        for inner in optimizer.chained_optimizers:  # type: ignore[attr-defined]
-            clip_grad_by_total_norm_fp32(
-                inner.get_parameters(), max_norm=clip_grad, total_norm=norm
-            )
-    optimizer.step_with_ready_grads()
-    return Update(grad_norm=norm, skipped=False)
-
-
-def sum_over_ranks(numbers: Mapping[str, float]) -> dict[str, float]:
-    """The sum of each number over all ranks of the run, in float64.
-
-    All ranks have the same names, in whatever order.
-    """
-    names = sorted(numbers)
-    total = torch.tensor([numbers[n] for n in names], dtype=torch.float64, device=device())
-    with timing(COMMUNICATION):
-        dist.all_reduce(total)
-        return dict(zip(names, total.tolist(), strict=True))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
 from enum import IntEnum
+from types import FrameType
 from typing import Any
 
 import torch
@@ -18,37 +19,37 @@ from dit.batch import PackedBatch
 from dit.config import RunConfig
 from dit.data import (
     PackLoader,
-    RejectCounts,
-    ValidationPacks,
     build_train_loader,
-    build_val_packs,
     check_data,
     dataset_card,
     deaths_in_words,
     null_text,
 )
-from dit.distributed.from_first import from_first
+from dit.distributed.collective_errors import from_first
 from dit.distributed.pack_broadcast import Replica
 from dit.distributed.process_groups import device, process_groups
 from dit.distributed.watchdog.monitor import heartbeat
 from dit.objectives import make_objective, training_problem
 from dit.train.checkpoint.async_save import Saver
-from dit.train.checkpoint.resume import close_saver, finish_save, resume, save
-from dit.train.checkpoint.run_folder import run_folder
+from dit.train.checkpoint.resume import close_saver, finish_save, resume, run_folder, save
 from dit.train.metrics.interval_metrics import IntervalMetrics
 from dit.train.metrics.run_logger import RunLogger
-from dit.train.metrics.skipped_steps import FILE, Skip, skip
-from dit.train.metrics.step_metrics import StepMetrics, sum_step_metrics, values_of
-from dit.train.metrics.timers import DATA, spent, timing
-from dit.train.model_and_optimizer import (
-    build_model_and_optimizer,
-    forward_backward,
-    optimizer_step,
+from dit.train.metrics.step_metrics import (
+    DATA,
+    SKIPPED_FILE,
+    Skip,
+    StepMetrics,
+    skip,
+    spent,
+    sum_step_metrics,
+    timing,
+    values_of,
 )
-from dit.train.model_setup import learning_rate
-from dit.train.rounds import validation_round
-from dit.train.signals import StopRequests
+from dit.train.model_and_optimizer import build_model_and_optimizer
+from dit.train.optimizer import learning_rate
+from dit.train.step import forward_backward, optimizer_step
 from dit.train.train_state import Export, Samples, TrainState
+from dit.train.validation import validation_packs, validation_round
 
 Values = dict[str, Any]
 
@@ -126,7 +127,7 @@ def _prepare(config: RunConfig, ends: ExitStack) -> TrainState:
         folder=folder,
         replica=replica,
         loader=loader,
-        validation=_validation_packs(
+        validation=validation_packs(
             config, replica, indices=range(ranks[0], config.train.eval_iters, ranks[1])
         ),
         learner=learner,
@@ -178,7 +179,7 @@ def _train(run: TrainState, record: RunLogger, requests: StopRequests) -> ExitCo
 
 
 def _too_many_skips(run: TrainState, last: Skip | None) -> FloatingPointError:
-    where = f"; {run.folder / FILE} has those of every step" if run.folder else ""
+    where = f"; {run.folder / SKIPPED_FILE} has those of every step" if run.folder else ""
     return FloatingPointError(
         f"{run.progress.skipped_in_a_row} steps in a row were skipped, as many as"
         f" train.max_skipped_steps allows. Step {run.progress.step}: {last}{where}. Look at these"
@@ -188,34 +189,6 @@ def _too_many_skips(run: TrainState, last: Skip | None) -> FloatingPointError:
 
 def _is_last(run: TrainState) -> bool:
     return run.progress.step >= run.config.train.train_iters
-
-
-def _validation_packs(
-    config: RunConfig, replica: Replica, *, indices: Sequence[int]
-) -> dict[str, ValidationPacks]:
-    """This replica's packs of each validation set, by the name of its loss."""
-    if not (config.train.eval_interval and config.train.eval_iters):
-        return {}
-    found = {"val_loss": _read_packs(config, replica, indices=indices)}
-    for one in config.validation.sets:
-        only = replace(config.dataset, path=one.path, blend=(), mock=False)
-        only = replace(only, use_train_split_for_val=False)
-        name = f"val_{one.name}_loss"
-        found[name] = _read_packs(replace(config, dataset=only), replica, indices=indices)
-    return found
-
-
-def _read_packs(config: RunConfig, replica: Replica, *, indices: Sequence[int]) -> ValidationPacks:
-    """This replica's validation packs, read once."""
-    read = ValidationPacks(packs=[], tally=RejectCounts())
-
-    def take() -> Iterator[PackedBatch]:
-        nonlocal read
-        read = build_val_packs(config, indices=indices)
-        yield from read.packs
-
-    packs = replica.share(take(), torch.device("cpu"))
-    return replace(read, packs=packs)
 
 
 def _packs(run: TrainState) -> list[PackedBatch]:
@@ -285,3 +258,24 @@ def _step(
     seconds = {"step_time": time.perf_counter() - began} | spent()
     values = values_of(run, sums, done, rate=rate, seconds=seconds)
     return values | run.gauges.read(run.progress, done), skipped, sums
+
+
+class StopRequests:
+    """Inside the context, a signal makes `received` true instead of ending the process."""
+
+    signals = (signal.SIGTERM, signal.SIGINT)
+
+    def __init__(self) -> None:
+        self.received = False
+        self.before: list[Any] = []
+
+    def __enter__(self) -> StopRequests:
+        self.before = [signal.signal(s, self._note) for s in self.signals]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for s, handler in zip(self.signals, self.before, strict=True):
+            signal.signal(s, handler)
+
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
+        self.received = True

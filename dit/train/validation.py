@@ -18,19 +18,32 @@ each of `validation.sets`, as val_NAME_loss, ...
 from __future__ import annotations
 
 import math
+import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from dit.batch import PackedBatch, Problem
 from dit.config import ModelConfig, RunConfig
+from dit.data import (
+    RejectCounts,
+    ValidationPacks,
+    build_val_packs,
+)
+from dit.distributed.model_parallel import FullForward
+from dit.distributed.pack_broadcast import Replica
 from dit.distributed.process_groups import device
 from dit.distributed.watchdog.monitor import heartbeat
 from dit.objectives import Objective, validation_problem
+from dit.train.metrics.interval_metrics import quantiles
 from dit.train.model_and_optimizer import ModelAndOptimizer
 from dit.train.step import run_schedule
+from dit.train.train_state import DrawnSamples, TrainState
 
 Item = tuple[PackedBatch, Problem]
 Sums = dict[str, tuple[float, float]]  # error and what it is to be divided by
@@ -98,11 +111,6 @@ def _problems(
         ]
 
 
-def quantiles(count: int) -> list[float]:
-    """The middles of `count` equal parts of (0, 1): together they weigh levels as training does."""
-    return [(index + 0.5) / count for index in range(count)]
-
-
 def kind(grid: tuple[int, int, int], model: ModelConfig) -> str:
     """The group of samples with about so many frames and pixels, as a part of a metric's name."""
     frames = grid[0] * model.patch_temporal
@@ -121,3 +129,78 @@ def _over_ranks(mine: Sums) -> dict[str, float]:
         errors, counts = zip(*(sums[name] for sums in every if name in sums), strict=True)
         means[name] = sum(errors) / sum(counts)
     return means
+
+
+def validation_round(run: TrainState) -> tuple[dict[str, Any], DrawnSamples | None]:
+    """What is written down of this step's round, with its seconds; the first rank gets samples."""
+    began = time.perf_counter()
+    found: dict[str, Any] = _losses_of_sets(run)
+    validated = time.perf_counter()
+    drawn = draw_samples(run)
+    if run.validation:
+        found |= {"validation_s": validated - began}
+    if run.samples is not None:
+        found |= {"sampling_s": time.perf_counter() - validated}
+    return found | (drawn.quality if drawn else {}), drawn
+
+
+def _losses_of_sets(run: TrainState) -> dict[str, float]:
+    """Of the run's own held-out packs, and of each named set."""
+    losses = {}
+    for name, packs in run.validation.items():
+        losses |= validate(
+            run.learner, packs.packs, objective=run.objective, config=run.config, name=name
+        )
+    return losses
+
+
+def draw_samples(run: TrainState) -> DrawnSamples | None:
+    """Calls `run.samples` with the model, its weights the average where there is one.
+
+    Afterwards weights, random numbers and memory of the device are as before. Returns what the
+    first rank gets.
+    """
+    if run.samples is None:
+        return None
+    heartbeat("sampling")
+    learner, where = run.learner, device()
+    with ExitStack() as inside:
+        # Loading a decoder may draw initial weights that it then overwrites.
+        inside.enter_context(torch.random.fork_rng([where] if where.type == "cuda" else []))
+        inside.enter_context(learner.settled())
+        if learner.ema is not None:
+            inside.enter_context(learner.ema.as_weights(learner.chunks))
+        model = FullForward(learner.chunks).eval()
+        drawn = run.samples(run, model)
+        model.train()
+    if where.type == "cuda":
+        torch.cuda.empty_cache()
+    return drawn
+
+
+def validation_packs(
+    config: RunConfig, replica: Replica, *, indices: Sequence[int]
+) -> dict[str, ValidationPacks]:
+    """This replica's packs of each validation set, by the name of its loss."""
+    if not (config.train.eval_interval and config.train.eval_iters):
+        return {}
+    found = {"val_loss": _read_packs(config, replica, indices=indices)}
+    for one in config.validation.sets:
+        only = replace(config.dataset, path=one.path, blend=(), mock=False)
+        only = replace(only, use_train_split_for_val=False)
+        name = f"val_{one.name}_loss"
+        found[name] = _read_packs(replace(config, dataset=only), replica, indices=indices)
+    return found
+
+
+def _read_packs(config: RunConfig, replica: Replica, *, indices: Sequence[int]) -> ValidationPacks:
+    """This replica's validation packs, read once."""
+    read = ValidationPacks(packs=[], tally=RejectCounts())
+
+    def take() -> Iterator[PackedBatch]:
+        nonlocal read
+        read = build_val_packs(config, indices=indices)
+        yield from read.packs
+
+    packs = replica.share(take(), torch.device("cpu"))
+    return replace(read, packs=packs)

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from dit.codecs.dataset_card import CARD_NAME
 from dit.codecs.vae import Codec
 from dit.config import RunConfig
-from dit.distributed.from_first import from_first
+from dit.distributed.collective_errors import from_first
 from dit.distributed.process_groups import device
 from dit.distributed.watchdog.monitor import heartbeat
 from dit.drawing import Undrawn, drawing

@@ -30,11 +30,18 @@ from dit.config.loading import save_config
 from dit.distributed.collective_errors import error_in_words, on_all_ranks, on_first_rank
 from dit.distributed.process_groups import device
 from dit.train.checkpoint.distcp import Shard, Shards, gather_shards
-from dit.train.checkpoint.manifest import Sealed, seal, write_manifest
-from dit.train.checkpoint.paths import LATEST, LOWEST_VAL, STEP, CheckpointError
+from dit.train.checkpoint.paths import (
+    LATEST,
+    LOWEST_VAL,
+    STEP,
+    CheckpointError,
+    Sealed,
+    seal,
+    write_manifest,
+)
 from dit.train.checkpoint.state_dict import INTERVAL, DataState, loader_file, sharded_state
 from dit.train.model_and_optimizer import ModelAndOptimizer
-from dit.train.progress import TrainProgress
+from dit.train.train_state import TrainProgress
 
 _PARTIAL = ".partial_"
 

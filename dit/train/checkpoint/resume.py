@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import torch.distributed as dist
 
@@ -15,6 +18,7 @@ from dit.config.loading import changes
 from dit.data import DataError, PackLoader, places_of
 from dit.distributed.collective_errors import on_all_ranks
 from dit.distributed.watchdog.monitor import heartbeat
+from dit.folder_lock import FolderInUseError, only_writer
 from dit.train.checkpoint.paths import CheckpointError, find_checkpoint, manifest_of, saved_config
 from dit.train.checkpoint.state_dict import (
     DataState,
@@ -197,3 +201,48 @@ def close_saver(run: TrainState, record: RunLogger) -> None:
             finish_save(run, record)
     finally:
         run.saver.close()
+
+
+@contextmanager
+def run_folder(config: RunConfig) -> Iterator[Path | None]:
+    """`checkpoint.save`, made where it is missing, and kept from other runs; all ranks call it.
+
+    None where nothing is to be written.
+
+    Raises:
+        FolderInUseError: another run writes to it.
+        ValueError: it cannot be written.
+    """
+    if not config.checkpoint.save:
+        yield None
+        return
+    folder = Path(config.checkpoint.save)
+    _make(folder)
+    with ExitStack() as held:
+        refusal = _hold(folder, held) if dist.get_rank() == 0 else ""
+        heard: list[str] = [refusal]
+        dist.broadcast_object_list(heard, src=0)
+        if heard[0]:  # on all ranks, since none can go on without the first
+            raise FolderInUseError(heard[0])
+        yield folder
+
+
+def _make(folder: Path) -> None:
+    try:
+        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"checkpoint.save={folder} cannot be written ({error}); choose a folder that"
+            " every process may write to"
+        ) from error
+
+
+def _hold(folder: Path, held: ExitStack) -> str:
+    """Keeps other runs out of the folder until `held` closes; returns why it cannot."""
+    try:
+        held.enter_context(only_writer(folder, named=f"checkpoint.save={folder}"))
+    except (FolderInUseError, OSError) as error:
+        return str(error)
+    return ""

@@ -5,13 +5,21 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+import platform
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self, TextIO
 
+import torch
+import torch.distributed as dist
+
+from dit.data.rejections import MOST_NAMED, RefusedSample
+from dit.distributed.process_groups import device
 from dit.json_text import parse_json
+from dit.train.checkpoint.paths import SOFTWARE
 
 
 class RecordError(ValueError):
@@ -144,3 +152,76 @@ def _step_of(line: bytes) -> int | None:
         return None
     step = values.get("step") if isinstance(values, dict) else None
     return step if type(step) is int and step >= 0 else None
+
+
+REFUSED_FILE = "refused_samples.jsonl"
+_NAMES = ("dataset", "shard", "key", "reason")
+
+
+class RefusedFile:
+    """The file, which only the first rank writes."""
+
+    def __init__(self, folder: Path, *, start: int):
+        """Goes on after step `start`."""
+        self.path = folder / REFUSED_FILE
+        self._lines = JsonlWriter(self.path, start=start)
+        self._known = set(_known(self.path))
+
+    def add(self, samples: Iterable[RefusedSample], *, step: int) -> None:
+        """Adds those that are new, while there is room.
+
+        Raises:
+            RecordError: the file cannot be written.
+        """
+        for sample in samples:
+            values = asdict(sample)
+            name = tuple(values[part] for part in _NAMES)
+            if name not in self._known and len(self._known) < MOST_NAMED:
+                self._known.add(name)
+                self._lines.write({"step": step, **values})
+
+    def close(self) -> None:
+        self._lines.close()
+
+
+def _known(path: Path) -> Iterable[tuple[Any, ...]]:
+    """Names of the samples that the file has."""
+    if not path.exists():
+        return
+    with writing(path):
+        content = path.read_bytes()
+    for line in content.split(b"\n"):
+        try:
+            values = parse_json(line)
+            yield tuple(str(values[part]) for part in _NAMES)
+        except (ValueError, LookupError, TypeError):
+            continue  # an empty one at the end, or one that is damaged: the sample is named again
+
+
+ENVIRONMENT_FILE = "environment.jsonl"
+_PACKAGES = ("torch", "megatron-core", "megatron-energon", "transformer-engine")
+
+
+def environment(*, step: int, layout: str) -> dict[str, Any]:
+    """The line of a start at `step`."""
+    return {
+        "step": step,
+        "software": SOFTWARE,
+        **{name: found for name in _PACKAGES if (found := _version(name))},
+        "python": platform.python_version(),
+        "cuda": torch.version.cuda if device().type == "cuda" else None,
+        "system": f"{platform.system()} {platform.machine()}",
+        "device": f"{dist.get_world_size()} x {_device_name()}",
+        "layout": layout,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _device_name() -> str:
+    return torch.cuda.get_device_name() if device().type == "cuda" else "CPU"

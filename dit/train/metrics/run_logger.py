@@ -15,10 +15,15 @@ from dit.distributed.process_groups import device
 from dit.distributed.watchdog.monitor import heartbeat
 from dit.drawing import Undrawn
 from dit.train.main_params import main_param_shards
-from dit.train.metrics import environment
-from dit.train.metrics.jsonl import JsonlWriter, replace_whole, writing
-from dit.train.metrics.refused_samples import RefusedFile
-from dit.train.metrics.skipped_steps import FILE, Skip
+from dit.train.metrics.jsonl import (
+    ENVIRONMENT_FILE,
+    JsonlWriter,
+    RefusedFile,
+    environment,
+    replace_whole,
+    writing,
+)
+from dit.train.metrics.step_metrics import SKIPPED_FILE, Skip
 from dit.train.metrics.writers import Dashboards, Terminal
 from dit.train.train_state import DrawnSamples, TrainState
 
@@ -49,13 +54,13 @@ class RunLogger:
             # A run without checkpoint evaluates again before its first step.
             metrics = run.folder / "metrics.jsonl"
             self.file = JsonlWriter(metrics, start=start or -1, every_step=True)
-            self.skips = JsonlWriter(run.folder / FILE, start=start)
+            self.skips = JsonlWriter(run.folder / SKIPPED_FILE, start=start)
             self.named = RefusedFile(run.folder, start=start)
             for packs in run.validation.values():
                 self.named.add(packs.refused, step=start)
             self.boards = Dashboards(c, run.folder, start=start)
-            starts = JsonlWriter(run.folder / environment.FILE, start=start or -1)
-            starts.write(environment.environment(step=start, layout=_layout(run)))
+            starts = JsonlWriter(run.folder / ENVIRONMENT_FILE, start=start or -1)
+            starts.write(environment(step=start, layout=_layout(run)))
             starts.close()
             for note in (*self.file.notes, *self.skips.notes, *starts.notes):
                 self.say(note)

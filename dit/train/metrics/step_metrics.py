@@ -1,19 +1,101 @@
-"""The numbers of a step, over all ranks of the run."""
+"""Where the seconds of a step go: parts say when they begin and end, the step reads the sums.
+
+A part inside another is taken out of the outer one, so that no second counts twice. On a GPU the
+host runs ahead of the device: then parts are timed only where `precisely` was called, by waiting
+for the device, which a run that is not a measurement should not do.
+"""
+
+# T packed tokens, N samples, C patch features
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import resource
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import cache, wraps
+from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 
 from dit.batch import PackedBatch
+from dit.distributed.device_specs import peak_flops
+from dit.distributed.process_groups import device
 from dit.models.dit.pack_flops import training_flops
-from dit.train.metrics.data_stats import of_datasets
-from dit.train.metrics.device import peak_memory_gb, peak_tflops
-from dit.train.step import RankLoss, Update, sum_over_ranks
-from dit.train.train_state import TrainState
+
+if TYPE_CHECKING:
+    from dit.train.optimizer import Update
+    from dit.train.step import RankLoss
+    from dit.train.train_state import TrainState
+
+
+DATA, FORWARD, BACKWARD = "data", "forward", "backward"
+COMMUNICATION, OPTIMIZER = "communication", "optimizer"
+PARTS = (DATA, FORWARD, BACKWARD, COMMUNICATION, OPTIMIZER)
+_spent: dict[str, float] = dict.fromkeys(PARTS, 0.0)
+_inner = [0.0]  # seconds of the parts inside each part that is under way
+_precise = False
+
+
+def precisely() -> None:
+    """From now on the device is waited for at the ends of all parts."""
+    global _precise
+    _precise = True
+
+
+@contextmanager
+def timing(part: str) -> Iterator[None]:
+    """Inside, seconds belong to `part`."""
+    began = _now()
+    _inner.append(0.0)
+    try:
+        yield
+    finally:
+        seconds = _now() - began
+        _spent[part] += seconds - _inner.pop()
+        _inner[-1] += seconds
+
+
+def timed(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, whose seconds belong to `part`."""
+
+    @wraps(function)
+    def inside(*args: Any, **kwargs: Any) -> Any:
+        with timing(part):
+            return function(*args, **kwargs)
+
+    return inside
+
+
+def spent() -> dict[str, float]:
+    """Seconds of each part since the last call; nothing where they would not be true."""
+    taken = dict(_spent)
+    _spent.update(dict.fromkeys(PARTS, 0.0))
+    return taken if _precise or not torch.cuda.is_available() else {}
+
+
+def _now() -> float:
+    if _precise and torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+@cache
+def peak_tflops() -> float | None:
+    """TFLOP/s that its data sheet promises for bfloat16; None for what the table has not got."""
+    flops = peak_flops(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
+    return None if flops is None else flops / 1e12
+
+
+def peak_memory_gb() -> float:
+    """Since the start: on a GPU what torch has allocated, else the whole process."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 1e9
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,4 +183,61 @@ def _counts(run: TrainState, packs: Sequence[PackedBatch]) -> Counts:
         tokens=sum(pack.real_tokens for pack in packs),
         refused=sum(run.loader.counts().values()),
         flops=sum(training_flops(run.config.model, pack) for pack in packs),
+    )
+
+
+def sum_over_ranks(numbers: Mapping[str, float]) -> dict[str, float]:
+    """The sum of each number over all ranks of the run, in float64.
+
+    All ranks have the same names, in whatever order.
+    """
+    names = sorted(numbers)
+    total = torch.tensor([numbers[n] for n in names], dtype=torch.float64, device=device())
+    with timing(COMMUNICATION):
+        dist.all_reduce(total)
+        return dict(zip(names, total.tolist(), strict=True))
+
+
+def of_datasets(packs: Iterable[PackedBatch], names: Sequence[str]) -> dict[str, int]:
+    """Samples of each dataset of a blend, whose name begins their keys."""
+    found = Counter(key.partition("/")[0] for pack in packs for key in pack.keys)
+    return {name: found[name] for name in names}
+
+
+SKIPPED_FILE = "skipped_samples.jsonl"
+_SHOWN = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Skip:
+    """A step that changed nothing."""
+
+    step: int
+    because: str
+    keys: tuple[str, ...]
+
+    def __str__(self) -> str:
+        count, shown = len(self.keys), ", ".join(self.keys[:_SHOWN])
+        more = f" and {count - _SHOWN} more" if count > _SHOWN else ""
+        whose = "of" if self.because == "loss" else "of a step with"
+        samples = "1 sample" if count == 1 else f"{count} samples"
+        return f"{self.because} {whose} {samples} is not finite: {shown}{more}"
+
+
+def skip(step: int, *, loss: float, bad: Sequence[str], present: Sequence[str]) -> Skip:
+    """The record of a skipped step; collective.
+
+    `bad` are the keys of samples whose loss is not finite on this rank, `present` those of all
+    samples that it has read for the step.
+    """
+    gathered: list[tuple[Sequence[str], Sequence[str]]] = [((), ())] * dist.get_world_size()
+    dist.all_gather_object(gathered, (bad, present))
+    # Context ranks have parts of the same samples.
+    known = [
+        dict.fromkeys(key for keys in kind for key in keys) for kind in zip(*gathered, strict=True)
+    ]
+    return Skip(
+        step=step,
+        because="gradient" if math.isfinite(loss) else "loss",
+        keys=tuple(known[0] or known[1]),
     )

@@ -48,7 +48,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from dit.config import RunConfig, WandbMode
 from dit.drawing import Undrawn, drawing
-from dit.train.metrics.data_stats import edges_and_counts
+from dit.train.metrics.interval_metrics import edges_and_counts
 from dit.train.metrics.jsonl import writing
 from dit.train.train_state import DrawnSamples
 

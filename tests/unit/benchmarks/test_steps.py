@@ -6,7 +6,7 @@ import pytest
 from measuring.steps import step_summary
 
 from dit.config import ModelConfig, Precision, RunConfig
-from dit.train.metrics.timers import PARTS
+from dit.train.metrics.step_metrics import PARTS
 
 
 def test_parts_and_the_rest_are_the_step(groups):

@@ -17,7 +17,8 @@ from dit.config import (
     TrainConfig,
 )
 from dit.config.loading import parameter_count
-from dit.planner.devices import DEVICES, FUSED, PUBLISHED
+from dit.distributed.device_specs import DEVICES
+from dit.planner.devices import FUSED, PUBLISHED
 from dit.planner.layouts import plans
 from dit.planner.times import Load, expected_load, times
 from recipes import plan_run

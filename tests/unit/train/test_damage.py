@@ -10,11 +10,10 @@ import pytest
 
 from dit.config import CheckpointConfig
 from dit.train.checkpoint.async_save import save_checkpoint
-from dit.train.checkpoint.manifest import MANIFEST
-from dit.train.checkpoint.paths import CheckpointError, find_checkpoint, saved_config
+from dit.train.checkpoint.paths import MANIFEST, CheckpointError, find_checkpoint, saved_config
 from dit.train.checkpoint.state_dict import load_checkpoint
 from dit.train.model_and_optimizer import build_model_and_optimizer
-from dit.train.progress import TrainProgress
+from dit.train.train_state import TrainProgress
 from tests.learning import DATA, tiny_run
 
 CONFIG = replace(tiny_run(), checkpoint=CheckpointConfig(keep_last=0))
@@ -101,13 +100,13 @@ def test_a_newer_format_is_refused(newest, learner):
 
 
 def test_settings_of_another_version_are_told_from_damage(learner, tmp_path, monkeypatch):
-    from dit.train.checkpoint import async_save, manifest
+    from dit.train.checkpoint import async_save, paths
 
     def save_newer(config, path):
         path.write_text("model:\n  thinking: deep\n")
 
     monkeypatch.setattr(async_save, "save_config", save_newer)
-    monkeypatch.setattr(manifest, "SOFTWARE", "megatron-dit 9.0")
+    monkeypatch.setattr(paths, "SOFTWARE", "megatron-dit 9.0")
     place = save_checkpoint(tmp_path, learner, progress=TrainProgress(), config=CONFIG, data=DATA)
     with pytest.raises(CheckpointError) as error:
         saved_config(place)

@@ -19,13 +19,16 @@ from hypothesis import strategies as st
 from dit.config.loading import save_config
 from dit.data.rejections import DataError
 from dit.data.resume.loader_state import LoaderLayout, LoaderState
-from dit.train.checkpoint.manifest import MANIFEST, Manifest, read_manifest, write_manifest
 from dit.train.checkpoint.paths import (
+    MANIFEST,
     CheckpointError,
+    Manifest,
     find_checkpoint,
+    read_manifest,
     saved_card,
     saved_config,
     saved_null_text,
+    write_manifest,
 )
 from dit.train.checkpoint.state_dict import data_positions, loader_file
 from dit.train.metrics.jsonl import JsonlWriter, RecordError

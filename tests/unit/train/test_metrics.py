@@ -22,17 +22,12 @@ from dit.data import dataset_sizes
 from dit.models.layers.init import randomise
 from dit.objectives import Draw, make_objective, pack_rng, training_problem
 from dit.objectives.timestep_sampling import draw_quantiles
-from dit.train.metrics.data_stats import DataStats, edges_and_counts, of_datasets
-from dit.train.metrics.interval_metrics import IntervalMetrics
+from dit.train.metrics.interval_metrics import DataStats, IntervalMetrics, edges_and_counts
 from dit.train.metrics.norms import PARTS, part_of
-from dit.train.metrics.step_metrics import StepMetrics, over_ranks
-from dit.train.model_and_optimizer import (
-    build_model_and_optimizer,
-    forward_backward,
-    optimizer_step,
-)
-from dit.train.progress import TrainProgress
-from dit.train.step import sum_over_ranks
+from dit.train.metrics.step_metrics import StepMetrics, of_datasets, over_ranks, sum_over_ranks
+from dit.train.model_and_optimizer import build_model_and_optimizer
+from dit.train.step import forward_backward, optimizer_step
+from dit.train.train_state import TrainProgress
 from tests.learning import assert_equal, tiny_run, weights_and_averages
 from tests.packs import random_pack
 

@@ -20,11 +20,10 @@ from dit.config import (
     SchedulerConfig,
     TrainConfig,
 )
-from dit.train.adamw import GroupStepAdam
 from dit.train.ema import decay_at, power_exponent
-from dit.train.model_and_optimizer import build_model_and_optimizer, optimizer_step
-from dit.train.model_setup import learning_rate, set_learning_rate
-from dit.train.step import update
+from dit.train.model_and_optimizer import build_model_and_optimizer
+from dit.train.optimizer import GroupStepAdam, learning_rate, set_learning_rate, update
+from dit.train.step import optimizer_step
 from tests.packs import tiny_model
 
 MODEL = tiny_model(

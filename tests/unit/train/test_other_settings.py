@@ -22,12 +22,11 @@ from dit.config import (
 )
 from dit.config.loading import changes, save_config
 from dit.train.checkpoint.async_save import save_checkpoint
-from dit.train.checkpoint.compatibility import check_same_model
 from dit.train.checkpoint.paths import CheckpointError
-from dit.train.checkpoint.state_dict import load_checkpoint, start_from
+from dit.train.checkpoint.state_dict import check_same_model, load_checkpoint, start_from
 from dit.train.main_params import main_param_shards
 from dit.train.model_and_optimizer import build_model_and_optimizer
-from dit.train.progress import TrainProgress
+from dit.train.train_state import TrainProgress
 from tests.learning import DATA, assert_equal, tiny_run, train, weights_and_averages
 
 NO_AVERAGE = EmaConfig(kind=EmaKind.NONE)

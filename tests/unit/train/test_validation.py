@@ -15,8 +15,9 @@ from dit.models.layers.init import randomise
 from dit.objectives import make_objective, validation_problem
 from dit.objectives.rng import Draw, pack_rng
 from dit.objectives.training_target import CPU, draw_noise
+from dit.train.metrics.interval_metrics import quantiles
 from dit.train.model_and_optimizer import build_model_and_optimizer
-from dit.train.validation import kind, quantiles, validate
+from dit.train.validation import kind, validate
 from tests.learning import tiny_run
 from tests.packs import random_pack, tiny_model
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from dit.train.metrics import timers
-from dit.train.metrics.timers import BACKWARD, COMMUNICATION, FORWARD, PARTS, spent, timed, timing
+from dit.train.metrics import step_metrics
+from dit.train.metrics.step_metrics import (
+    BACKWARD,
+    COMMUNICATION,
+    FORWARD,
+    PARTS,
+    spent,
+    timed,
+    timing,
+)
 
 
 def test_inner_parts_are_taken_out_of_outer_ones(monkeypatch):
     now = iter([0.0, 1.0, 4.0, 6.0, 7.0, 10.0])
-    monkeypatch.setattr(timers, "_now", lambda: next(now))
+    monkeypatch.setattr(step_metrics, "_now", lambda: next(now))
     spent()
     with timing(BACKWARD):
         with timing(FORWARD):
