@@ -215,7 +215,7 @@ def _processes(layout: NamedLayout, config: RunConfig, store: Store, number: int
 
 def _watching(layout: NamedLayout, config: RunConfig) -> AbstractContextManager[None]:
     """Inside, a process that hangs or dies ends the check; the error names layout and process."""
-    from dit.distributed.watchdog.monitor import watchdog
+    from dit.distributed.watchdog import watchdog
 
     def say(message: str) -> None:
         say_once(f"layout {layout.name}, {config.objective.name}: {message}")

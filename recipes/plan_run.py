@@ -2,8 +2,9 @@
 
     python recipes/plan_run.py --config-file conf/dit_xl_video.yaml --gpus 64 --device h100
 
-Arithmetic only: nothing runs, no device is needed. Rates of devices and software are in
-dit/planner/devices.py. Samples are those of dataset.mock_samples.
+Arithmetic only: nothing runs, no device is needed. Rates of devices are in
+dit/distributed/device_specs.py, those of software in dit/planner/efficiency.py. Samples are those
+of dataset.mock_samples.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from rich.table import Table
 from dit.config.loading import parse_arguments
 from dit.distributed.device_specs import DEVICES
 from dit.distributed.entry import run
-from dit.planner.devices import FUSED, PLAIN
+from dit.planner.efficiency import FUSED, PLAIN
 from dit.planner.layouts import LayoutPlan, Refusal, plans
 from dit.planner.times import expected_load
 from recipes.runs import RECIPES
 
-_REACHED = {"fused": FUSED, "plain": PLAIN}
+_EFFICIENCY = {"fused": FUSED, "plain": PLAIN}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         load,
         world_size=options.gpus,
         device=device,
-        reached=_REACHED[options.kernels],
+        efficiency=_EFFICIENCY[options.kernels],
     )
     console = Console(soft_wrap=True, highlight=False)
     console.print(
@@ -68,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--gpus", type=int, required=True, help="devices of the run")
     add("--device", choices=DEVICES, default="h100")
-    add("--kernels", choices=_REACHED, default="fused", help="fused: FlashAttention-3 or TE's")
+    add("--kernels", choices=_EFFICIENCY, default="fused", help="fused: FlashAttention-3 or TE's")
     add("--tokens", type=float, default=1000.0, help="10^9 real tokens to train (%(default)g)")
     add("--best", type=int, default=10, help="layouts to show (%(default)s)")
     add("--refused", action="store_true", help="list every layout that does not work")

@@ -21,7 +21,7 @@ from dit.convert.diffusers_names import Pair, pairs
 from dit.convert.errors import ConvertError, listed
 from dit.convert.megatron_checkpoint import Piece, write_file, write_index
 from dit.distributed.collective_errors import on_first_rank
-from dit.train.checkpoint.paths import Sealed, seal, write_manifest
+from dit.train.checkpoint.paths import FileDigest, sync_and_digest, write_manifest
 
 _FILE_BYTES = 5 * 10**9
 
@@ -41,7 +41,7 @@ class Imported:
 class _WrittenTensor:
     file: str
     results: list[WriteResult]
-    sealed: Sealed
+    sealed: FileDigest
     not_finite: list[str]  # names of Diffusers' tensors
 
 
@@ -91,7 +91,7 @@ def import_weights(
             not_finite: list[str] = []
             members = [table[i] for i in groups[number]]
             results = write_file(file, _pieces(source, members, not_finite))
-            return _WrittenTensor(file.name, results, seal(file), not_finite)
+            return _WrittenTensor(file.name, results, sync_and_digest(file), not_finite)
 
         written: list[_WrittenTensor] = share(write, len(groups))  # type: ignore[assignment]
 

@@ -1,11 +1,12 @@
-"""Processes: starting them, their groups, and what they send each other.
+"""Processes: how they start, what they send each other, and how they end.
 
-entry                how a script ends: exit code, and one message for what went wrong
-process_groups       starting the processes, and the groups of a layout
+entry                how a script ends: its exit code, and one message for what went wrong
+process_groups       the start of the processes, and the groups of a layout
 cpu_backend          Megatron-Core on a machine without CUDA
+device_specs         what the data sheets of accelerators promise
 pack_broadcast       one rank of a replica reads, all get its packs
 model_parallel       one pack over context ranks and pipeline stages
-device_specs         what the data sheets of accelerators promise
-collective_errors    one outcome on all ranks
-watchdog             no process waits for ever for another that has died
+data_parallel        gradients and weights over data ranks; the float32 main parameters
+collective_errors    an error on one rank is raised on all
+watchdog             no process waits for ever for another one that has died
 """

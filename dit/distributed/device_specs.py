@@ -1,4 +1,4 @@
-"""Devices, and what software makes of them: every constant of the planner, with its source."""
+"""What the data sheets of accelerators promise."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ DEVICES = {
     ),
 }  # fmt: skip
 _SLOWER = ("h100 pcie", "h100 nvl", "h200 nvl")
-"""Boards of the same name with lower clocks or fewer units, of which the table has no figure."""
+"""Boards with lower clocks or fewer units under the same name; the table has no figure for them."""
 
 
 def peak_flops(name: str) -> float | None:
-    """Of the device that torch names so; None where the table has not got it."""
+    """bfloat16 FLOP/s of the device with this name in torch; None where the table lacks it."""
     name = name.lower()
     if any(board in name for board in _SLOWER):
         return None

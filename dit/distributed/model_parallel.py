@@ -1,10 +1,17 @@
-"""The split of a pack over context ranks."""
+"""One pack over the ranks that share a model: context ranks and pipeline stages.
+
+1. rank_part       each context rank takes its part of every sample
+2. run_pipeline    the stages work on several packs by Megatron-Core's schedule
+3. FullForward     both, and the outputs of all ranks joined again, for sampling
+
+Tensor parallelism is a matter of the model's linear layers alone.
+"""
 
 # C patch features, T packed tokens, N samples
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,30 +22,38 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 from megatron.core.pipeline_parallel.schedules import get_schedule_table
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 from torch.nn.functional import pad
 
 from dit.batch import PackedBatch, Problem, SequenceShard
-from dit.distributed.watchdog.monitor import heartbeat
+from dit.distributed.watchdog import heartbeat
+
+Item = tuple[PackedBatch, Problem]
+Shape = list[int]
+
+
+def rank_part(module: Any, item: Item) -> Item:
+    """The part of a pack that a rank with this part of the model works on."""
+    multiple = module.groups.tp.size() if module.config.sequence_parallel else 1
+    return split_tokens(*item, share=module.context.share, multiple=multiple)
 
 
 def split_tokens(
     batch: PackedBatch, problem: Problem, *, share: SequenceShard, multiple: int
-) -> tuple[PackedBatch, Problem]:
-    """A context rank's part of every sample, filled up with padding to a `multiple` of tokens.
+) -> Item:
+    """A context rank's part of every sample, padded at its end to a `multiple` of tokens.
 
-    Sequence parallelism shares the tokens of a rank out over tensor ranks, hence the multiple. All
-    draws were made for the whole pack before, so the numbers are those of a rank alone.
+    Sequence parallelism divides a rank's tokens among its tensor ranks, hence the multiple. All
+    random draws were made for the whole pack before, so the numbers are those of a single rank.
     """
     rows_T = batch.rows(share)
-    filling = -len(rows_T) % multiple
-    if share.count == 1 and filling == 0:
+    padding = -len(rows_T) % multiple
+    if share.count == 1 and padding == 0:
         return batch, problem
     rows_T = rows_T.to(batch.latent_TC.device, non_blocking=True)
 
-    def part(whole: Tensor, value: Any = 0) -> Tensor:
-        mine = whole[rows_T]
-        return pad(mine, (0, 0) * (mine.dim() - 1) + (0, filling), value=value)
+    def part(tensor: Tensor, value: Any = 0) -> Tensor:
+        mine = tensor[rows_T]
+        return pad(mine, (0, 0) * (mine.dim() - 1) + (0, padding), value=value)
 
     mine = replace(
         batch,
@@ -53,27 +68,70 @@ def split_tokens(
     )
 
 
-Shape = list[int]
+def join_tokens(part_TC: Tensor, batch: PackedBatch, module: Any) -> Tensor:
+    """The inverse of `split_tokens` over all context ranks: the tokens in the order of the pack."""
+    share, tokens = module.context.share, len(batch.segment_T)
+    if share.count == 1:
+        return part_TC[:tokens]
+    part_TC = part_TC[: tokens // share.count].contiguous()
+    parts = [torch.empty_like(part_TC) for _ in range(share.count)]
+    dist.all_gather(parts, part_TC, group=module.groups.cp)
+    joined_TC = part_TC.new_empty(tokens, part_TC.shape[1])
+    for index, part in enumerate(parts):
+        rows_T = batch.rows(SequenceShard(index=index, count=share.count, halves=share.halves))
+        joined_TC[rows_T.to(part.device)] = part
+    return joined_TC
+
+
+def run_pipeline(
+    chunks: Sequence[nn.Module],
+    items: Sequence[Item],
+    forward_step: Callable[[Iterator[Item], nn.Module], tuple[Tensor, Any]],
+    *,
+    forward_only: bool,
+) -> list[Any]:
+    """Runs Megatron-Core's schedule over `items`, one micro-batch each.
+
+    Returns the results of `forward_step` on the last stage, and nothing elsewhere.
+    """
+    module: Any = getattr(chunks[0], "module", chunks[0])
+    groups, virtual = module.groups, len(chunks)
+    # The interleaved schedule takes multiples of the stages. Only validation may have other counts:
+    # its first item is repeated, and the results of the copies are dropped.
+    spare = -len(items) % groups.pp.size() if virtual > 1 else 0
+    items = [*items, *(items[0] for _ in range(spare))]
+    shapes = [module.hidden_shape(batch) for batch, _ in items]
+    results = get_forward_backward_func()(
+        forward_step_func=forward_step,
+        data_iterator=[iter(items) for _ in chunks] if virtual > 1 else iter(items),
+        model=[*chunks],
+        num_microbatches=len(items),
+        seq_length=1,  # packs vary in length: `StageLink` knows the shape of each
+        micro_batch_size=1,
+        forward_only=forward_only,
+        p2p_communicator=StageLink(groups.pp, module.config, shapes),
+        pg_collection=groups,
+    )
+    return results[: len(results) - spare] if results else []
 
 
 class StageLink(P2PCommunicator):
-    """Megatron-Core's link between stages, for packs that differ in length.
+    """Megatron-Core's link between pipeline stages, for packs that differ in length.
 
-    Megatron-Core sends the shape of each tensor ahead of it and waits until the shape is taken.
-    With as many packs as stages, one virtual stage then waits to hand over a gradient's shape
-    while the stage that should take it waits to hand over hidden states, for ever. But every stage
-    has every pack, and the order of the schedule is known: so no shape is sent, and none is waited
-    for.
+    Megatron-Core sends the shape of each tensor ahead of it and waits until the shape is received.
+    With as many packs as stages, one virtual stage then waits to send a gradient's shape while the
+    stage that should receive it waits to send hidden states, for ever. But every stage has every
+    pack, and the order of the schedule is known: so shapes are computed here and never sent.
 
-    `batch_p2p_comm=False` belongs to it: each of two stages is both the next and the previous one
-    of the other, and only that exchange has an order for it.
+    It needs `batch_p2p_comm=False`: of two stages each is both the next and the previous one of the
+    other, and only that exchange has an order for it.
     """
 
-    def __init__(self, group: ProcessGroup, config: ModelParallelConfig, shapes: Sequence[Shape]):
+    def __init__(self, group: dist.ProcessGroup, config: ModelParallelConfig, shapes: list[Shape]):
         """`shapes` are those of the hidden states of the packs, in the order of the packs."""
         super().__init__(group, config)
         virtual = config.virtual_pipeline_model_parallel_size or 1
-        self._from_previous, self._from_next = received(
+        self._from_previous, self._from_next = received_shapes(
             shapes, stage=group.rank(), stages=group.size(), virtual=virtual
         )
 
@@ -84,39 +142,39 @@ class StageLink(P2PCommunicator):
         recv_prev: bool,
         recv_next: bool,
     ) -> tuple[Shape, Shape]:
-        """The shapes that will come from the previous and the next stage; Megatron-Core's hook."""
+        """Overrides Megatron-Core's: the shapes that come from the previous and the next stage."""
         previous = next(self._from_previous) if recv_prev else []
         following = next(self._from_next) if recv_next else []
         return previous, following
 
 
-def received(
+def received_shapes(
     shapes: Sequence[Shape], *, stage: int, stages: int, virtual: int
 ) -> tuple[Iterator[Shape], Iterator[Shape]]:
-    """The shapes that a stage receives: hidden states of the one before, gradients of the next.
+    """Shapes that a stage receives: hidden states from the previous, gradients from the next one.
 
-    Both come in the order in which packs pass through. The last stage's output comes round to
-    the first as the input of the next virtual stage, unless it is the last virtual one's, and
-    gradients come round the other way.
+    Both come in the order in which the schedule takes the packs. The last stage sends its output to
+    the first as input of the next virtual stage, except that of the last virtual stage. Gradients
+    go the other way.
     """
     table = get_schedule_table(len(shapes), virtual, stages)
     every = [shapes[pack] for pack, _ in table]
-    round_again = [shapes[pack] for pack, chunk in table if chunk < virtual - 1]
+    wrapped_around = [shapes[pack] for pack, chunk in table if chunk < virtual - 1]
     return (
-        iter(round_again if stage == 0 else every),
-        iter(round_again if stage == stages - 1 else every),
+        iter(wrapped_around if stage == 0 else every),
+        iter(wrapped_around if stage == stages - 1 else every),
     )
 
 
 class FullForward(nn.Module):
-    """A whole pack in, the raw output of all its tokens out, on every rank of the replica.
+    """The model as one function on every layout: a whole pack in, the output of all its tokens out.
 
-    All of its tensor, context and pipeline ranks call it with the same numbers. For sampling:
-    the backward pass is not for it.
+    All tensor, context and pipeline ranks of a replica call it with the same input and get the same
+    output. It is for sampling and has no backward pass.
     """
 
     def __init__(self, chunks: Sequence[nn.Module]):
-        """`chunks` are the parts of the model here, with or without their DDP."""
+        """`chunks` are the parts of the model on this rank, with or without their DDP."""
         super().__init__()
         self.chunks = nn.ModuleList(chunks)
         self.first: Any = getattr(chunks[0], "module", chunks[0])
@@ -125,58 +183,31 @@ class FullForward(nn.Module):
     @torch.no_grad()
     def forward(self, input_TC: Tensor, level_N: Tensor, batch: PackedBatch) -> Tensor:
         heartbeat("sampling")
-        share = self.first.context.share
-        multiple = self.groups.tp.size() if self.first.config.sequence_parallel else 1
         problem = Problem(
             input_TC=input_TC,
             level_N=level_N,
-            target_TC=input_TC,  # nothing is learnt
+            target_TC=input_TC,  # there is no loss
             weight_N=level_N,
             noise_N=level_N,
         )
-        mine, problem = split_tokens(batch, problem, share=share, multiple=multiple)
+        mine, problem = rank_part(self.first, (batch, problem))
         if self.groups.pp.size() == 1:
             out_TC = self.chunks[0](problem.input_TC, level_N, mine)
         else:
-            out_TC = self._through_stages(problem.input_TC, level_N, mine)
-        return self._joined(out_TC, batch, share)
+            out_TC = self._through_stages((mine, problem))
+        return join_tokens(out_TC, batch, self.first)
 
-    def _through_stages(self, input_TC: Tensor, level_N: Tensor, mine: PackedBatch) -> Tensor:
-        """One pass through the pipeline; the last stage gives its output to all."""
-        virtual, stages = len(self.chunks), self.groups.pp.size()
-        passes = stages if virtual > 1 else 1  # the interleaved schedule takes multiples
+    def _through_stages(self, item: Item) -> Tensor:
+        """One pass through the pipeline; the last stage sends its output to all."""
 
-        def forward(_: Iterator[None], model: nn.Module) -> tuple[Tensor, None]:
-            return model(input_TC, level_N, mine), None
+        def forward_step(items: Iterator[Item], model: nn.Module) -> tuple[Tensor, None]:
+            batch, problem = next(items)
+            return model(problem.input_TC, problem.level_N, batch), None
 
-        shapes = [self.first.hidden_shape(mine)] * passes
-        given = [iter([None] * passes) for _ in self.chunks]
-        outputs = get_forward_backward_func()(
-            forward_step_func=forward,
-            data_iterator=given if virtual > 1 else given[0],
-            model=[*self.chunks],
-            num_microbatches=passes,
-            seq_length=1,
-            micro_batch_size=1,
-            forward_only=True,
-            p2p_communicator=StageLink(self.groups.pp, self.first.config, shapes),
-            pg_collection=self.groups,
-        )
-        shape = (len(mine.segment_T), self.first.model.patch_features)
-        out_TC = outputs[0].float() if outputs else input_TC.new_empty(shape)
+        batch, problem = item
+        outputs = run_pipeline([*self.chunks], [item], forward_step, forward_only=True)
+        shape = (len(batch.segment_T), self.first.model.patch_features)
+        out_TC = outputs[0].float() if outputs else problem.input_TC.new_empty(shape)
         out_TC = out_TC.contiguous()
-        dist.broadcast(out_TC, group=self.groups.pp, group_src=stages - 1)
+        dist.broadcast(out_TC, group=self.groups.pp, group_src=self.groups.pp.size() - 1)
         return out_TC
-
-    def _joined(self, out_TC: Tensor, batch: PackedBatch, share: SequenceShard) -> Tensor:
-        """The tokens of all context ranks in the order of the pack."""
-        if share.count == 1:
-            return out_TC[: len(batch.segment_T)]
-        part_TC = out_TC[: len(batch.segment_T) // share.count].contiguous()
-        parts = [torch.empty_like(part_TC) for _ in range(share.count)]
-        dist.all_gather(parts, part_TC, group=self.groups.cp)
-        whole_TC = part_TC.new_empty(len(batch.segment_T), part_TC.shape[1])
-        for index, part in enumerate(parts):
-            rows_T = batch.rows(SequenceShard(index=index, count=share.count, halves=share.halves))
-            whole_TC[rows_T.to(part.device)] = part
-        return whole_TC

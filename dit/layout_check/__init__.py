@@ -1,6 +1,6 @@
-"""Are the numbers the same on every layout? No part of a run.
+"""A check that training has the same numbers on every layout. No part of a run imports it.
 
-names   Names of parallel layouts, such as `tp2+sp+cp2`, and what they set.
-probe   What a few steps did to every weight, in a form that does not depend on the layout.
-report  How far the numbers of a layout lie from those of one process, and tables of it.
+names     names of parallel layouts, such as `tp2+sp+cp2`, and their settings
+probe     a few training steps, and what they did to every weight, gathered from all ranks
+report    differences between a layout and one process, and tables of them
 """

@@ -240,10 +240,10 @@ if __name__ == "__main__":
     from dit.train.checkpoint.state_dict import DataState, load_checkpoint
     from dit.train.model_and_optimizer import build_model_and_optimizer
     from dit.train.checkpoint.async_save import save_checkpoint
-    learner = build_model_and_optimizer(config, process_groups())
-    progress = load_checkpoint(Path(source), learner, config=config)
+    model = build_model_and_optimizer(config, process_groups())
+    progress = load_checkpoint(Path(source), model, config=config)
     data = DataState(position=None, card=None, null_text_LE=null_text(config))
-    save_checkpoint(Path(target), learner, progress=progress, config=config, data=data)
+    save_checkpoint(Path(target), model, progress=progress, config=config, data=data)
 """
 COMPARE = """
 import sys, torch

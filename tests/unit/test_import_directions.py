@@ -70,7 +70,7 @@ SPLIT = {
 
 
 def part_of(module: str) -> str:
-    """dit.train.step -> dit.train; dit.models.dit.layer -> dit.models.dit; data_prep.a -> data_prep."""
+    """dit.train.step -> dit.train; dit.models.dit.layer -> dit.models.dit; data_prep.a -> it."""
     names = module.split(".")
     if ".".join(names[:3]) in SPLIT:
         return ".".join(names[:3])

@@ -2,7 +2,7 @@
 
 resume        where a run starts from, and when it is saved
 state_dict    what a checkpoint holds, and how it is loaded
-async_save    writing a checkpoint, in the background where asked for
-distcp        Megatron-Core's sharded checkpoint in three acts
+async_save    a checkpoint is gathered, written and published, in the background where configured
+distcp        Megatron-Core's sharded checkpoint in three parts
 paths         which checkpoint a path means, and whether its files are as they were saved
 """

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dit.batch import Problem, SequenceShard
-from dit.distributed.model_parallel import received, split_tokens
+from dit.distributed.model_parallel import received_shapes, split_tokens
 from dit.layout_check.names import ONE, parse_layout
 from dit.models.layers.context_parallel import TokenOrder
 from recipes.check_layouts import STEPS, _packs, layout_check
@@ -116,7 +116,7 @@ def _received_packs(
 ) -> tuple[list[int], list[int]]:
     """Numbers of the packs that a stage hears of from the previous and the next one."""
     shapes = [[number, 1, 8] for number in range(packs)]
-    both = received(shapes, stage=stage, stages=stages, virtual=virtual)
+    both = received_shapes(shapes, stage=stage, stages=stages, virtual=virtual)
     previous, following = ([shape[0] for shape in shapes] for shapes in both)
     return previous, following
 
