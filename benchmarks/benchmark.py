@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = _only_steps(arguments.config)
     # Imported late: --help and a wrong key answer without waiting for Megatron-Core.
     from dit.distributed.process_groups import rank, start_processes, world_size
-    from dit.distributed.watchdog.monitor import watchdog
+    from dit.distributed.watchdog import watchdog
 
     config.data_parallel_size(world_size())
     if arguments.dry_run or arguments.print_config:
@@ -53,10 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     with watchdog(limit_s=limit_s, say=say_once, again=""):
         from measuring.steps import step_summary
 
-        from dit.train.metrics.timers import precisely
+        from dit.train.metrics.step_metrics import synchronize_timers
         from dit.train.trainer import measure_steps
 
-        precisely()
+        synchronize_timers()
         around = _trace(options.json, rank()) if options.profile else nullcontext()
         steps = measure_steps(config, warm_up=options.warm_up, steps=options.steps, around=around)
         found = step_summary(config, steps)

@@ -132,26 +132,23 @@ def _contenders(config: RunConfig, batch: int) -> tuple[dict[str, Callable[[], f
     from dit.distributed.process_groups import device, process_groups, start_processes
     from dit.models.layers.init import randomise
     from dit.models.layers.parallel_linear import dtype
-    from dit.train.model_and_optimizer import (
-        build_model_and_optimizer,
-        forward_backward,
-        optimizer_step,
-    )
+    from dit.train.model_and_optimizer import build_model_and_optimizer
+    from dit.train.step import forward_backward, optimizer_step
 
     logging.getLogger("diffusers").setLevel(logging.ERROR)  # it warns of parts that are not there
     start_processes(seed=config.rng.seed, model=config.model)
-    learner = build_model_and_optimizer(
+    model = build_model_and_optimizer(
         config, process_groups(), fill=lambda model, _: randomise(model, seed=1)
     )
     items = _items(config)
-    network: Any = learner.chunks[0].module
+    network: Any = model.chunks[0].module
     weights = diffusers_weights(network, config.model)
     real = sum(batch.real_tokens for batch, _ in items)
 
     def ours() -> float:
-        report = forward_backward(learner, items, config=config)
+        report = forward_backward(model, items, config=config)
         loss = report.total / report.count
-        optimizer_step(learner, config=config, number=1, loss=loss)
+        optimizer_step(model, config=config, number=1, loss=loss)
         _wait()
         return loss
 

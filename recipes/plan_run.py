@@ -2,8 +2,9 @@
 
     python recipes/plan_run.py --config-file conf/dit_xl_video.yaml --gpus 64 --device h100
 
-Arithmetic only: nothing runs, no device is needed. Rates of devices and software are in
-dit/planner/devices.py. Samples are those of dataset.mock_samples.
+Arithmetic only: nothing runs, no device is needed. Rates of devices are in
+dit/distributed/device_specs.py, those of software in dit/planner/efficiency.py. Samples are those
+of dataset.mock_samples.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dit.config.loading import parse_arguments
+from dit.distributed.device_specs import DEVICES
 from dit.distributed.entry import run
-from dit.planner.devices import DEVICES, REACHED
+from dit.planner.efficiency import EFFICIENCIES
 from dit.planner.layouts import plans
 from dit.planner.tables import as_json, print_tables
 from dit.planner.times import expected_load
@@ -28,8 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, others = _parser().parse_known_args(argv)
     config = parse_arguments(others, recipes=RECIPES, program="plan_run.py").config
     load, gpus, name = expected_load(config), options.gpus, options.device
-    kernels = REACHED[options.kernels]
-    good, bad = plans(config, load, world_size=gpus, device=DEVICES[name], reached=kernels)
+    efficiency = EFFICIENCIES[options.kernels]
+    good, bad = plans(config, load, world_size=gpus, device=DEVICES[name], efficiency=efficiency)
     title = f"{gpus} x {name}, {config.model.name}, packs of {load.tokens:,.0f} real tokens,"
     title += f" {config.train.global_batch_size} a step. An estimate: see docs/throughput.md"
     print_tables(title, good[: options.best], bad, tokens=options.tokens * 1e9, why=options.refused)
@@ -45,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--gpus", type=int, required=True, help="devices of the run")
     add("--device", choices=DEVICES, default="h100")
-    add("--kernels", choices=REACHED, default="fused", help="fused: FlashAttention-3 or TE's")
+    add("--kernels", choices=EFFICIENCIES, default="fused", help="fused: FlashAttention-3 or TE's")
     add("--tokens", type=float, default=1000.0, help="10^9 real tokens to train (%(default)g)")
     add("--best", type=int, default=10, help="layouts to show (%(default)s)")
     add("--refused", action="store_true", help="list every layout that does not work")

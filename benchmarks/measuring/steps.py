@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 
 from dit.config import RunConfig
+from dit.distributed.device_specs import peak_flops
 from dit.distributed.process_groups import device
 from dit.models.layers.parallel_linear import dtype
-from dit.planner.devices import peak_flops
-from dit.train.metrics.timers import PARTS
+from dit.train.metrics.step_metrics import TIMED_PARTS
 
 _SPREAD = ("tokens_per_s", "samples_per_s", "pack_fill", "model_tflops")
 
@@ -25,7 +25,7 @@ def step_summary(config: RunConfig, steps: Sequence[dict[str, Any]]) -> dict[str
 
     `shares` are parts of the sum of all steps, because shares of medians do not add up to 1.
     """
-    parts = [f"{part}_s" for part in PARTS]
+    parts = [f"{part}_s" for part in TIMED_PARTS]
     other = [step["step_time_s"] - sum(step[part] for part in parts) for step in steps]
     values = {name: [step[name] for step in steps] for name in ("step_time_s", *parts, *_SPREAD)}
     values["other_s"] = other

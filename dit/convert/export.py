@@ -22,7 +22,7 @@ from dit.convert.errors import ConvertError
 from dit.convert.megatron_checkpoint import StoredWeights
 from dit.convert.pipeline import SCHEDULER, TRANSFORMER, check_pipeline, copy_components
 from dit.distributed.collective_errors import on_first_rank
-from dit.distributed.watchdog.monitor import heartbeat
+from dit.distributed.watchdog import heartbeat
 from dit.train.checkpoint.paths import STEP, find_checkpoint, saved_config
 
 MAX_SHARD_SIZE = 5 * 10**9

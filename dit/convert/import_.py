@@ -21,7 +21,7 @@ from dit.convert.diffusers_names import Pair, pairs
 from dit.convert.errors import ConvertError, listed
 from dit.convert.megatron_checkpoint import StoredPiece, write_file, write_index
 from dit.distributed.collective_errors import on_first_rank
-from dit.train.checkpoint.manifest import Sealed, seal, write_manifest
+from dit.train.checkpoint.paths import FileDigest, sync_and_digest, write_manifest
 
 _FILE_BYTES = 5 * 10**9
 
@@ -41,7 +41,7 @@ class Imported:
 class _WrittenFile:
     name: str
     results: list[WriteResult]
-    sealed: Sealed
+    sealed: FileDigest
     not_finite: list[str]  # Diffusers' names of tensors with NaN or Inf
 
 
@@ -126,7 +126,7 @@ def _write_checkpoint(
 def _write(file: Path, source: DiffusersFolder, members: list[Pair]) -> _WrittenFile:
     not_finite: list[str] = []
     results = write_file(file, _pieces(source, members, not_finite))
-    return _WrittenFile(file.name, results, seal(file), not_finite)
+    return _WrittenFile(file.name, results, sync_and_digest(file), not_finite)
 
 
 class _Precision(NamedTuple):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dit.codecs.text import TextEncoder
     from dit.codecs.vae import Codec
     from dit.config import ModelConfig, RunConfig
-    from dit.distributed.full_forward import FullForward
+    from dit.distributed.model_parallel import FullForward
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +186,7 @@ def open_decoder(
 
 
 def _load(path: Path, config: RunConfig, *, averaged: bool) -> FullForward:
-    from dit.distributed.full_forward import FullForward
+    from dit.distributed.model_parallel import FullForward
     from dit.distributed.process_groups import device, process_groups, start_processes
     from dit.models.dit.model import DiT
     from dit.train.checkpoint.state_dict import load_weights

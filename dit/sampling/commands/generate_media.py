@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from dit.distributed.full_forward import FullForward
+    from dit.distributed.model_parallel import FullForward
 
 
 def generate(

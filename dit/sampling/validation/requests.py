@@ -25,7 +25,7 @@ from dit.codecs import text, vae
 from dit.codecs.pretrained import forget
 from dit.codecs.vae import Codec, ModelLocation
 from dit.config import RunConfig
-from dit.distributed.watchdog.monitor import heartbeat
+from dit.distributed.watchdog import heartbeat
 from dit.sampling.generate import Request
 from dit.sampling.latent_sizes import LatentStride, Size, rounding
 from dit.sampling.prompts import Prompt, unguided

@@ -28,9 +28,9 @@ from torch import Tensor, nn
 from dit.codecs.dataset_card import CARD_NAME
 from dit.codecs.vae import Codec
 from dit.config import RunConfig
-from dit.distributed.from_first import from_first
+from dit.distributed.collective_errors import from_first_rank
 from dit.distributed.process_groups import device
-from dit.distributed.watchdog.monitor import heartbeat
+from dit.distributed.watchdog import heartbeat
 from dit.drawing import Undrawn, drawing
 from dit.sampling.generate import SamplingSettings, generate_latents
 from dit.sampling.latent_sizes import cut
@@ -70,7 +70,7 @@ def open_samples(run: TrainState) -> Samples:
         file = Path(c.prompts_file)
         prompts = read_prompts(file, option="validation.prompts_file")
     with torch.random.fork_rng([]):
-        found = from_first(lambda: prepare_prompts(run, prompts))
+        found = from_first_rank(lambda: prepare_prompts(run, prompts))
         decoder = find_decoder(run)[0] if run.replica.reads else None
         extractor = _extractor(run, decoder)
     wanted = [request_of_prompt(prompt, run, found) for prompt in prompts]
@@ -269,6 +269,6 @@ def _facts(run: TrainState, one: ValidationRequest) -> dict[str, Any]:
         "guidance": c.guidance,
         "negative_prompt": one.negative,
         "sampler": str(c.sampler),
-        "weights": "model" if run.learner.ema is None else "ema",
+        "weights": "model" if run.model.ema is None else "ema",
         "step": run.progress.step,
     }

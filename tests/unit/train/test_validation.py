@@ -15,8 +15,9 @@ from dit.models.layers.init import randomise
 from dit.objectives import training_objective, validation_problem
 from dit.objectives.rng import Draw, pack_rng
 from dit.objectives.training_target import CPU, draw_noise
+from dit.train.metrics.interval_metrics import quantiles
 from dit.train.model_and_optimizer import build_model_and_optimizer
-from dit.train.validation import kind, quantiles, validate
+from dit.train.validation import kind, validate
 from tests.learning import tiny_run
 from tests.packs import random_pack, tiny_model
 
@@ -44,16 +45,16 @@ def _packs(config):
 
 
 def test_losses_are_means_over_samples_of_their_quantile_and_kind(groups, config):
-    learner, objective = _learner(groups, config), training_objective(config.objective)
+    model, objective = _learner(groups, config), training_objective(config.objective)
     packs = _packs(config)
-    found = validate(learner, packs, objective=objective, config=config)
+    found = validate(model, packs, objective=objective, config=config)
 
     errors, counts = {}, {}  # by quantile and sample, from the definition
     for quantile in (0.1, 0.3, 0.5, 0.7, 0.9):
         for pack in packs:
             problem = validation_problem(objective, pack, seed=config.rng.seed, quantile=quantile)
             with torch.no_grad():
-                raw = learner.chunks[0](problem.input_TC, problem.level_N, pack)
+                raw = model.chunks[0](problem.input_TC, problem.level_N, pack)
             error_T = (raw - problem.target_TC).double().square().mean(-1)
             for sample, tokens in enumerate(pack.num_tokens):
                 mine = error_T[pack.starts[sample] :][:tokens]
@@ -79,14 +80,14 @@ def test_losses_are_means_over_samples_of_their_quantile_and_kind(groups, config
 
 
 def test_a_second_evaluation_is_equal_to_the_last_bit_and_touches_nothing(groups, config):
-    learner, objective = _learner(groups, config), training_objective(config.objective)
-    before = [p.detach().clone() for p in learner.chunks[0].parameters()]
+    model, objective = _learner(groups, config), training_objective(config.objective)
+    before = [p.detach().clone() for p in model.chunks[0].parameters()]
     packs, state = _packs(config), torch.get_rng_state()
-    one, again = (validate(learner, packs, objective=objective, config=config) for _ in range(2))
+    one, again = (validate(model, packs, objective=objective, config=config) for _ in range(2))
     assert one == again
     assert torch.equal(state, torch.get_rng_state())
-    assert learner.chunks[0].training
-    for old, new in zip(before, learner.chunks[0].parameters(), strict=True):
+    assert model.chunks[0].training
+    for old, new in zip(before, model.chunks[0].parameters(), strict=True):
         assert torch.equal(old, new)
 
 
@@ -143,7 +144,7 @@ def test_losses_of_the_best_network_for_gaussian_data_are_their_closed_form(
     """
     config = tiny_run(extra_pos_embed=ExtraPosition.NONE)
     config = replace(config, objective=ObjectiveConfig(name=name))
-    learner, objective = (
+    model, objective = (
         build_model_and_optimizer(config, groups),
         training_objective(config.objective),
     )
@@ -163,6 +164,6 @@ def test_losses_of_the_best_network_for_gaussian_data_are_their_closed_form(
         return best[float(level_N)] * x_TC
 
     monkeypatch.setattr(DiT, "forward", oracle)
-    found = validate(learner, [pack], objective=objective, config=config)
+    found = validate(model, [pack], objective=objective, config=config)
     for key, value in expected.items():
         assert found[key] == pytest.approx(value, rel=1e-5), key

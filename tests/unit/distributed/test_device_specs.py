@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dit.planner.devices import peak_flops
+from dit.distributed.device_specs import peak_flops
 
 
 @pytest.mark.parametrize(

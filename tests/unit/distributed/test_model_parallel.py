@@ -1,4 +1,4 @@
-"""The split of a pack over context ranks, as numbers."""
+"""Packs over context ranks and pipeline stages, as numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dit.batch import Problem, SequenceShard
-from dit.distributed.context_split import split_tokens
+from dit.distributed.model_parallel import received_shapes, split_tokens
 from dit.layout_check.names import ONE, parse_layout
 from dit.layout_check.program import STEPS, _packs
 from dit.models.layers.context_parallel import TokenOrder
@@ -110,3 +110,36 @@ def test_the_packs_of_the_layout_check_are_nasty(groups):
     assert any(halves)
     assert {frames for pack in packs for frames, _, _ in pack.grids} == {1, 5}
     assert len({n for pack in packs for n in pack.text_starts}) > 10
+
+
+def _received_packs(
+    *, stage: int, stages: int, virtual: int, packs: int
+) -> tuple[list[int], list[int]]:
+    """Numbers of the packs that a stage hears of from the previous and the next one."""
+    shapes = [[number, 1, 8] for number in range(packs)]
+    both = received_shapes(shapes, stage=stage, stages=stages, virtual=virtual)
+    previous, following = ([shape[0] for shape in shapes] for shapes in both)
+    return previous, following
+
+
+def test_a_plain_pipeline_has_two_ends():
+    assert _received_packs(stage=0, stages=3, virtual=1, packs=4) == ([], [0, 1, 2, 3])
+    assert _received_packs(stage=1, stages=3, virtual=1, packs=4) == ([0, 1, 2, 3], [0, 1, 2, 3])
+    assert _received_packs(stage=2, stages=3, virtual=1, packs=4) == ([0, 1, 2, 3], [])
+
+
+def test_packs_go_round_once_for_each_virtual_stage_in_groups_of_the_stages():
+    inside = [0, 1, 0, 1, 2, 3, 2, 3]  # two packs at a time, through both virtual stages
+    assert _received_packs(stage=0, stages=2, virtual=2, packs=4) == ([0, 1, 2, 3], inside)
+    assert _received_packs(stage=1, stages=2, virtual=2, packs=4) == (inside, [0, 1, 2, 3])
+
+
+@pytest.mark.parametrize(("stages", "virtual"), [(2, 2), (2, 3), (3, 2), (4, 2), (4, 4)])
+@pytest.mark.parametrize("groups", [1, 2, 3])
+def test_every_pack_is_heard_of_as_often_as_it_is_sent(stages, virtual, groups):
+    packs = stages * groups
+    for stage in range(stages):
+        both = _received_packs(stage=stage, stages=stages, virtual=virtual, packs=packs)
+        for numbers, end in zip(both, (0, stages - 1), strict=True):
+            times = virtual - (stage == end)
+            assert sorted(numbers) == sorted([*range(packs)] * times)
