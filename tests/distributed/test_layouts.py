@@ -85,14 +85,14 @@ def test_positions_projected_text_and_means_over_samples_on_layouts(tmp_path):
 
 MUTANT = """
 import functools, sys
-import dit.models.dit.model, dit.models.dit.layer, dit.models.dit.adaln, dit.train.optimizer
+import dit.models.dit.model, dit.models.stacks.stacked_transformer, dit.train.optimizer
 from recipes import check_layouts
 
 def gathered_twice():
-    plain = dit.models.dit.model.gather_from_sequence_parallel_region
+    plain = dit.models.stacks.stacked_transformer.gather_from_sequence_parallel_region
     def gather(x, tensor_parallel_output_grad, group):
         return plain(x, tensor_parallel_output_grad=True, group=group)
-    dit.models.dit.model.gather_from_sequence_parallel_region = gather
+    dit.models.stacks.stacked_transformer.gather_from_sequence_parallel_region = gather
 
 def norms_of_heads_not_summed():
     plain = dit.models.dit.model.transformer_config

@@ -1,9 +1,8 @@
 """The first family: the DiT with cross-attention to text, with Cosmos's arithmetic.
 
-adaln       How the noise level steers the network: its embedding, and adaLN.
 flops       Arithmetic of packed samples, from their true lengths: padding and recomputation do
-layer       One layer of the DiT: self-attention, cross-attention and MLP, each modulated by the
-model       The diffusion transformer.
+model       The DiT: one row of latents, cross-attention to text, low-rank adaLN (Cosmos).
 pack_flops  Arithmetic of a pack that is ready for the model.
+positions   Positions of Cosmos: rotary ones with NTK scaling, and learnable ones.
 size        How many parameters a model has, exactly, and how much memory a run takes, roughly.
 """

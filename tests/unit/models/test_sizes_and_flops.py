@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from dit.models.dit.model import DiT
 from dit.models.dit.pack_flops import pack_forward_flops, training_flops
 from dit.models.layers.init import initialise, randomise
-from dit.models.layers.per_sample import Owners
+from dit.models.layers.per_sample import PerSample
 from dit.train.step import loss_of
 from tests.packs import random_pack, tiny_model
 
@@ -45,10 +45,12 @@ def test_initial_model_is_the_identity_and_predicts_zero(groups):
     initialise(model, seed=1, std=None)
     batch = random_pack([(1, 4, 4)], [5], model=TINY)
     assert (model(batch.latent_TC, torch.zeros(1), batch) == 0).all()
-    h_TD, steer = model.enter(batch.latent_TC, torch.zeros(1), batch)
+    layout = PerSample.of(batch.segment_T)
+    blocks = model.embed(batch.latent_TC, torch.zeros(1), batch, layout)
     # Zero gates still come from the level's own embedding, which is shared by all layers.
-    steer = replace(steer, offset_NX=torch.zeros_like(steer.offset_NX))
-    conditions = model.conditions(steer, batch, Owners.of(batch.segment_T))
+    blocks["adaln_shift"] = torch.zeros_like(blocks["adaln_shift"])
+    conditions = model.conditions(blocks, batch, layout)
+    h_TD = blocks["hidden"]
     torch.testing.assert_close(model.decoder(h_TD, conditions), h_TD)
 
 
