@@ -19,8 +19,8 @@ from typing import NoReturn
 
 from rich.console import Console
 
-# Errors that a user can mend. Any other is a fault of this program, shown with its traceback.
-_MENDABLE = (ValueError, OSError, FloatingPointError)
+# Errors that a user can fix. Any other is a fault of this program, shown with its traceback.
+_USER_ERRORS = (ValueError, OSError, FloatingPointError)
 _LOST_PEER = (
     "another process of the run died before training began; the launcher's summary names it and its"
     " exit code (-9: killed, most often for want of memory); --debug shows what was under way"
@@ -39,7 +39,7 @@ class Parser(argparse.ArgumentParser):
 def run(main: Callable[[], int]) -> int:
     """Calls `main` and returns its exit code; 1 after an error, 130 after an early Ctrl-C.
 
-    The first process that fails shows one message where a user can mend the error, else its
+    The first process that fails shows one message where a user can fix the error, else its
     traceback. The others have met the same error or have lost their peer, and exit silently.
     """
     _silence()
@@ -53,7 +53,7 @@ def run(main: Callable[[], int]) -> int:
         if not _is_first():
             return 1
         lost = _is_lost_peer(error)
-        if not isinstance(error, _MENDABLE) and not lost:
+        if not isinstance(error, _USER_ERRORS) and not lost:
             _tell_launcher(f"{type(error).__name__}: {error} (its traceback is above)")
             raise
         if "--debug" in sys.argv:

@@ -133,7 +133,7 @@ def _differences(
     found = dict.fromkeys(a.keys() | b.keys(), float("inf"))
     for name in a.keys() & b.keys():
         ratio = float((a[name] - b[name]).norm() / scale[name].norm())
-        found[name] = ratio if ratio == ratio else float("inf")  # NaN is below every bound
+        found[name] = ratio if ratio == ratio else float("inf")  # NaN exceeds no bound
     return dict(sorted(found.items()))
 
 

@@ -12,7 +12,7 @@ from dit.models.dit.size import kept_by_layer, parameters_here
 from dit.planner.efficiency import Efficiency
 from dit.planner.traffic import recomputed_part, traffic
 
-# Memory traffic of a layer over the activations that it keeps; others are included. Fitted to the
+# Memory traffic of a layer in a step, over the size of the activations that it keeps. Fitted to the
 # published figures, like the rates of efficiency.py.
 _PASSES = 9
 

@@ -53,8 +53,8 @@ def build_optimizer(config: RunConfig, chunks: list[ModelChunk]) -> MegatronOpti
         options, [*chunks], config_overrides=overrides, use_gloo_process_groups=False
     )
     for group in optimizer.param_groups:
-        # `set_learning_rate` sets these. From 0.17 on Megatron-Core identifies groups by them, so
-        # a checkpoint would not load with another learning rate.
+        # `set_learning_rate` needs none of these. From 0.17 on Megatron-Core identifies groups by
+        # them, so a checkpoint would not load with another learning rate.
         group |= {name: None for name in _SCHEDULE if name in group}
     for inner in chained_optimizers(optimizer):
         # Without moments, a checkpoint before the first update cannot be written.

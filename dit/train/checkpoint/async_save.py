@@ -224,7 +224,7 @@ class Saver:
         """
         try:
             yield
-        except (CheckpointException, OSError, RuntimeError) as error:  # torch: a full disk is one
+        except (CheckpointException, OSError, RuntimeError) as error:  # torch's, at a full disk
             if "gloo" in str(error) or isinstance(error, torch.distributed.DistError):
                 raise  # another process has died; the disk is not the cause
             if torch.distributed.get_rank() == 0:

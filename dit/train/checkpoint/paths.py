@@ -51,7 +51,7 @@ class Manifest:
     files: Mapping[str, FileDigest]
 
 
-def digest_of(file: Path) -> FileDigest:
+def file_digest(file: Path) -> FileDigest:
     """Size and checksum of a file."""
     with file.open("rb") as handle:
         digest = hashlib.file_digest(handle, "sha256").hexdigest()
@@ -62,7 +62,7 @@ def sync_and_digest(file: Path) -> FileDigest:
     """Brings a file to the disk, so that it survives a loss of power; returns its digest."""
     with file.open("rb") as handle:
         os.fsync(handle.fileno())
-    return digest_of(file)
+    return file_digest(file)
 
 
 def write_manifest(folder: Path, known: Mapping[str, FileDigest]) -> None:
@@ -114,7 +114,7 @@ def changed_files(folder: Path, manifest: Manifest, *, part: slice = slice(None)
     """Names of the files that have changed, among a `part` of them sorted by falling size."""
     largest_first = sorted(manifest.files, key=lambda name: -manifest.files[name].bytes)
     return [
-        name for name in largest_first[part] if digest_of(folder / name) != manifest.files[name]
+        name for name in largest_first[part] if file_digest(folder / name) != manifest.files[name]
     ]
 
 
@@ -260,7 +260,7 @@ def saved_bytes(path: Path, name: str) -> bytes:
     """
     manifest = manifest_of(path)
     try:
-        if manifest is not None and digest_of(path / name) != manifest.files.get(name):
+        if manifest is not None and file_digest(path / name) != manifest.files.get(name):
             raise changed(path, [name])
         return (path / name).read_bytes()
     except OSError as error:

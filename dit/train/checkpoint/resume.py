@@ -37,6 +37,51 @@ from dit.train.metrics.run_logger import RunLogger
 from dit.train.train_state import TrainState
 
 
+@contextmanager
+def run_folder(config: RunConfig) -> Iterator[Path | None]:
+    """Makes `checkpoint.save` and locks it against other runs; all ranks call it.
+
+    Yields None where nothing is to be written.
+
+    Raises:
+        FolderInUseError: another run writes to it.
+        ValueError: it cannot be written.
+    """
+    if not config.checkpoint.save:
+        yield None
+        return
+    folder = Path(config.checkpoint.save)
+    _make_run_folder(folder)
+    with ExitStack() as held:
+        refusal = _lock(folder, held) if dist.get_rank() == 0 else ""
+        refusals: list[str] = [refusal]
+        dist.broadcast_object_list(refusals, src=0)
+        if refusals[0]:  # raised on all ranks
+            raise FolderInUseError(refusals[0])
+        yield folder
+
+
+def _make_run_folder(folder: Path) -> None:
+    try:
+        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"checkpoint.save={folder} cannot be written ({error}); choose a folder that"
+            " every process may write to"
+        ) from error
+
+
+def _lock(folder: Path, held: ExitStack) -> str:
+    """Locks the folder until `held` closes; returns the reason if it cannot."""
+    try:
+        held.enter_context(only_writer(folder, named=f"checkpoint.save={folder}"))
+    except (FolderInUseError, OSError) as error:
+        return str(error)
+    return ""
+
+
 def resume(run: TrainState) -> None:
     """Continues from a checkpoint in checkpoint.save, else from one in checkpoint.load.
 
@@ -211,48 +256,3 @@ def close_saver(run: TrainState, logger: RunLogger) -> None:
             finish_save(run, logger)
     finally:
         run.saver.close()
-
-
-@contextmanager
-def run_folder(config: RunConfig) -> Iterator[Path | None]:
-    """Makes `checkpoint.save` and locks it against other runs; all ranks call it.
-
-    Yields None where nothing is to be written.
-
-    Raises:
-        FolderInUseError: another run writes to it.
-        ValueError: it cannot be written.
-    """
-    if not config.checkpoint.save:
-        yield None
-        return
-    folder = Path(config.checkpoint.save)
-    _make_run_folder(folder)
-    with ExitStack() as held:
-        refusal = _lock(folder, held) if dist.get_rank() == 0 else ""
-        refusals: list[str] = [refusal]
-        dist.broadcast_object_list(refusals, src=0)
-        if refusals[0]:  # raised on all ranks
-            raise FolderInUseError(refusals[0])
-        yield folder
-
-
-def _make_run_folder(folder: Path) -> None:
-    try:
-        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise ValueError(
-            f"checkpoint.save={folder} cannot be written ({error}); choose a folder that"
-            " every process may write to"
-        ) from error
-
-
-def _lock(folder: Path, held: ExitStack) -> str:
-    """Locks the folder until `held` closes; returns the reason if it cannot."""
-    try:
-        held.enter_context(only_writer(folder, named=f"checkpoint.save={folder}"))
-    except (FolderInUseError, OSError) as error:
-        return str(error)
-    return ""

@@ -165,7 +165,7 @@ def test_sums_of_an_interval_go_on_to_the_bit(groups):
     later, other = _interrupted(metrics, items, losses, config=config)
     assert other == []
     assert metrics.loss_by_level.count_Q.sum() > 0 and metrics.data_stats.tokens > 0
-    for part in ("by_level", "seen"):
+    for part in ("loss_by_level", "data_stats"):
         before, after = getattr(metrics, part).sums, getattr(later, part).sums
         assert before.keys() == after.keys()
         assert all(torch.equal(before[name], after[name]) for name in before)
