@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
 from dit.config import EmaKind, RunConfig, Weights
+from dit.config.inlining import value_of
 from dit.distributed.collective_errors import RankError, on_all_ranks
 from dit.train.checkpoint.paths import (
     CheckpointError,
@@ -310,6 +311,6 @@ def _fixed(config: RunConfig) -> dict[str, Any]:
     """The settings that decide shape and meaning of what a checkpoint stores."""
     fixed = _of_model(config)
     for name in ("name", "sigma_data", "timestep_scale"):
-        fixed[f"objective.{name}"] = getattr(config.objective, name)
+        fixed[f"objective.{name}"] = value_of(config.objective, name)
     fixed["ddp.use_distributed_optimizer"] = config.ddp.use_distributed_optimizer
     return fixed
