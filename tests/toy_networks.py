@@ -21,6 +21,17 @@ from torch import Tensor, nn
 
 from dit.batch import PackedBatch
 from dit.config import ModelConfig
+from dit.models.layer_spec import (
+    Activation,
+    AttentionSpec,
+    CrossLayerSpec,
+    DoubleLayerSpec,
+    FeedForwardSpec,
+    QkNorm,
+    SingleLayerSpec,
+    StackSpec,
+    TableModulation,
+)
 from dit.models.layers.attention import Spans
 from dit.models.layers.modulation import (
     PerBlockAdaLN,
@@ -35,19 +46,7 @@ from dit.models.layers.per_sample import PerSample
 from dit.models.layers.rope import RotaryTable
 from dit.models.stacks.cross_layer import CrossConditions
 from dit.models.stacks.joint_transformer import JointLayout, JointTransformer
-from dit.models.stacks.layer_spec import (
-    Activation,
-    AttentionSpec,
-    CrossLayerSpec,
-    DoubleLayerSpec,
-    FeedForwardSpec,
-    QkNorm,
-    SingleLayerSpec,
-    StackSpec,
-    TableModulation,
-)
-from dit.models.stacks.stacked_transformer import Blocks, StackedTransformer
-from dit.models.stacks.stage_state import Shapes
+from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransformer
 
 
 def toy_parts(model: ModelConfig, **attention: Any) -> dict[str, Any]:

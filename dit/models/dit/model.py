@@ -14,21 +14,20 @@ from torch import Tensor, nn
 from dit.batch import PackedBatch
 from dit.config import ExtraPosition, ModelConfig
 from dit.models.dit.positions import LearnablePositions, Rotary
-from dit.models.layers.attention import Spans
-from dit.models.layers.modulation import LowRankAdaLN, TimestepConditioning, TimestepEmbedding
-from dit.models.layers.packed_attention import RowConditions
-from dit.models.layers.parallel_linear import Replicated, dtype, transformer_config
-from dit.models.layers.per_sample import PerSample
-from dit.models.stacks.cross_layer import CrossConditions
-from dit.models.stacks.layer_spec import (
+from dit.models.layer_spec import (
     AttentionSpec,
     CrossLayerSpec,
     FeedForwardSpec,
     LowRankModulation,
     StackSpec,
 )
-from dit.models.stacks.stacked_transformer import Blocks, StackedTransformer
-from dit.models.stacks.stage_state import Shapes
+from dit.models.layers.attention import Spans
+from dit.models.layers.modulation import LowRankAdaLN, TimestepConditioning, TimestepEmbedding
+from dit.models.layers.packed_attention import RowConditions
+from dit.models.layers.parallel_linear import Replicated, dtype, transformer_config
+from dit.models.layers.per_sample import PerSample
+from dit.models.stacks.cross_layer import CrossConditions
+from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransformer
 
 
 def dit_stack(model: ModelConfig) -> StackSpec:

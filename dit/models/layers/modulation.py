@@ -14,6 +14,11 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 from torch.nn.functional import pad, silu
 
+from dit.models.layer_spec import (
+    LowRankModulation,
+    ModulationSpec,
+    PerBlockModulation,
+)
 from dit.models.layers.parallel_linear import (
     BuildContext,
     GatheredLinear,
@@ -21,11 +26,6 @@ from dit.models.layers.parallel_linear import (
     sees_part_of_tokens,
 )
 from dit.models.layers.per_sample import PerSample
-from dit.models.stacks.layer_spec import (
-    LowRankModulation,
-    ModulationSpec,
-    PerBlockModulation,
-)
 
 
 def sinusoid(level_N: Tensor, width: int) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dit.batch import PackedBatch
 from dit.config import ModelConfig
+from dit.models.layer_spec import StackSpec
 from dit.models.layers.joint_order import (
     JointOrder,
     TextRow,
@@ -26,7 +27,6 @@ from dit.models.layers.modulation import TimestepConditioning
 from dit.models.layers.packed_attention import RowConditions
 from dit.models.layers.per_sample import PerSample
 from dit.models.layers.rope import RotaryTable
-from dit.models.stacks.layer_spec import StackSpec
 from dit.models.stacks.stacked_transformer import Blocks, StackedTransformer
 from dit.models.stacks.stream_layers import JointConditions
 

@@ -7,14 +7,7 @@ import torch
 from diffusers.models.embeddings import get_1d_rotary_pos_embed
 from torch import nn
 
-from dit.models.layers.feed_forward import FeedForward
-from dit.models.layers.modulation import TimestepConditioning, make_modulation
-from dit.models.layers.packed_attention import CrossAttention
-from dit.models.layers.parallel_linear import BuildContext, GatheredLinear, transformer_config
-from dit.models.layers.per_sample import PerSample
-from dit.models.layers.qk_norm import AcrossHeadsNorm
-from dit.models.layers.rope import RotaryTable
-from dit.models.stacks.layer_spec import (
+from dit.models.layer_spec import (
     Activation,
     AttentionSpec,
     FeedForwardSpec,
@@ -23,6 +16,17 @@ from dit.models.stacks.layer_spec import (
     QkNorm,
     TableModulation,
 )
+from dit.models.layers.modulation import TimestepConditioning, make_modulation
+from dit.models.layers.packed_attention import CrossAttention
+from dit.models.layers.parallel_linear import (
+    BuildContext,
+    FeedForward,
+    GatheredLinear,
+    transformer_config,
+)
+from dit.models.layers.per_sample import PerSample
+from dit.models.layers.qk_norm import AcrossHeadsNorm
+from dit.models.layers.rope import RotaryTable
 from tests.packs import tiny_model
 
 MODEL = tiny_model(hidden_size=48, num_attention_heads=4)

@@ -17,8 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import dit.models.dit.flops
 from dit.models.dit.model import DiT, dit_stack
-from dit.models.layers.init import randomise
-from dit.models.stacks.layer_spec import (
+from dit.models.layer_spec import (
     AttentionSpec,
     DoubleLayerSpec,
     FeedForwardSpec,
@@ -28,6 +27,7 @@ from dit.models.stacks.layer_spec import (
     _balanced,
     pipeline_stages,
 )
+from dit.models.layers.init import randomise
 from tests.packs import random_pack, tiny_model
 from tests.toy_networks import NETWORKS
 
@@ -137,6 +137,6 @@ def test_the_slowest_stage_is_as_fast_as_it_can_be():
 
 
 def test_a_description_needs_no_torch(repo_root):
-    source = (repo_root / "dit/models/stacks/layer_spec.py").read_text()
+    source = (repo_root / "dit/models/layer_spec.py").read_text()
     imported = [line for line in source.splitlines() if line.startswith(("import", "from"))]
     assert all(line.split()[1].split(".")[0] in sys.stdlib_module_names for line in imported)

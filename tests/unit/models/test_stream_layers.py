@@ -17,11 +17,7 @@ from diffusers.models.transformers.transformer_flux import (
 from diffusers.models.transformers.transformer_qwenimage import QwenImageTransformerBlock
 from torch import Tensor, nn
 
-from dit.models.layers.modulation import TimestepConditioning
-from dit.models.layers.parallel_linear import transformer_config
-from dit.models.layers.rope import RotaryTable
-from dit.models.stacks.joint_transformer import JointTransformer
-from dit.models.stacks.layer_spec import (
+from dit.models.layer_spec import (
     Activation,
     AttentionSpec,
     DoubleLayerSpec,
@@ -29,6 +25,10 @@ from dit.models.stacks.layer_spec import (
     SingleLayerSpec,
     StackSpec,
 )
+from dit.models.layers.modulation import TimestepConditioning
+from dit.models.layers.parallel_linear import transformer_config
+from dit.models.layers.rope import RotaryTable
+from dit.models.stacks.joint_transformer import JointTransformer
 from tests.packs import random_pack, tiny_model
 
 WIDTH, HEADS, HEAD = 64, 4, 16
