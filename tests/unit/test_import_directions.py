@@ -78,12 +78,7 @@ PURE = {
 # The one module that meets the other launched processes.
 LAUNCHED = {"data_prep.engine.ranks"}
 # Folders with floors of their own.
-SPLIT = {"dit.config.loading"} | MODELS
-    "dit.config.loading",
-    "dit.distributed.device_specs",
-    "dit.models.layers",
-    "dit.models.dit",
-}
+SPLIT = {"dit.config.loading", "dit.distributed.device_specs"} | MODELS
 
 
 def part_of(module: str) -> str:
