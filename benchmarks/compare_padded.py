@@ -28,6 +28,7 @@ from rich.table import Table
 from dit.config import EmaKind, MockGeometry, ModelConfig, ObjectiveName, Precision, RunConfig
 from dit.config.loading import load_config
 from dit.distributed.entry import run
+from dit.pack_wire import pack_to
 
 OURS = "packed, ours"
 _TOLERANCE = 1e-3
@@ -201,7 +202,7 @@ def _items(config: RunConfig) -> list[Any]:
     null = null_text(config).to(device())
     settings = {"seed": config.rng.seed, "step": 1, "null_text_LE": null, "text_dropout": 0.0}
     objective = training_objective(config.objective)
-    return [training_problem(objective, pack.to(device()), **settings) for pack in packs]
+    return [training_problem(objective, pack_to(pack, device()), **settings) for pack in packs]
 
 
 def _samples(config: RunConfig) -> Iterator[Any]:

@@ -9,9 +9,8 @@ A `LatentSample` is what a shard holds; a `PackedBatch` is what the loader hands
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -88,11 +87,6 @@ class PackedBatch:
         """The tensors by the names of their fields."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
-
-    def to(self, device: torch.device) -> PackedBatch:
-        """The same pack with its tensors on `device`."""
-        moved: Any = {n: t.to(device, non_blocking=True) for n, t in self.tensors.items()}
-        return replace(self, **moved)
 
     @property
     def shared_spans(self) -> tuple[tuple[int, int], ...]:

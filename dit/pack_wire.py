@@ -49,6 +49,12 @@ def unflatten_pack(outline: PackedBatch, row: Tensor) -> PackedBatch:
     return replace(outline, **views_of(row, widest_first(outline.tensors)))
 
 
+def pack_to(pack: PackedBatch, device: torch.device) -> PackedBatch:
+    """The same pack with its tensors on `device`: one copy of all, not one for each tensor."""
+    outline, row = flatten_pack(pack)
+    return unflatten_pack(outline, row.to(device, non_blocking=True))
+
+
 def num_bytes(pack: PackedBatch) -> int:
     """Length of the row of a pack or of its outline."""
     return sum(t.nbytes for t in pack.tensors.values())

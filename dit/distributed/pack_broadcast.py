@@ -21,7 +21,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 
 from dit.batch import PackedBatch
 from dit.distributed.watchdog import heartbeat, waiting_for
-from dit.pack_wire import flatten_pack, num_bytes, unflatten_pack
+from dit.pack_wire import flatten_pack, num_bytes, pack_to, unflatten_pack
 
 T = TypeVar("T")
 
@@ -66,7 +66,7 @@ class Replica:
             Exception: what `packs` raised, on every rank.
         """
         assert self.pending is None, "packs are under way"
-        return [pack.to(device) for pack in self._transfer(packs)]
+        return [pack_to(pack, device) for pack in self._transfer(packs)]
 
     def start(self, packs: Iterable[PackedBatch]) -> None:
         """Begins to broadcast `packs`, which another thread iterates over."""
@@ -79,7 +79,7 @@ class Replica:
         packs = []
         for pack in self.pending:
             heartbeat("read of packs")  # a sign of life
-            packs.append(pack.to(device))
+            packs.append(pack_to(pack, device))
         self.pending = None
         return packs
 

@@ -19,6 +19,7 @@ from dit.batch import LatentSample, PackedBatch
 from dit.config import RunConfig, Sampler
 from dit.data.pack import PatchLayout, best_fit_decreasing, pack_samples
 from dit.objectives import SamplingPath, sampling_path, with_texts
+from dit.pack_wire import pack_to
 from dit.sampling.ode_solvers import Guidance, Network, guided, initial_noise, sample
 from dit.sampling.unpatchify import unpack_latents
 
@@ -102,7 +103,7 @@ def _sample_pack(
     config: RunConfig,
     settings: SamplingSettings,
 ) -> list[Tensor]:
-    batch = batch.to(next(model.parameters()).device)
+    batch = pack_to(batch, next(model.parameters()).device)
     negative = with_texts(batch, [r.negative_LE for r in requests])
 
     path = sampling_path(config.objective)

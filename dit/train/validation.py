@@ -38,6 +38,7 @@ from dit.distributed.pack_broadcast import Replica
 from dit.distributed.process_groups import device
 from dit.distributed.watchdog import heartbeat
 from dit.objectives import TrainingObjective, validation_problem
+from dit.pack_wire import pack_to
 from dit.train.metrics.interval_metrics import quantiles
 from dit.train.model_and_optimizer import ModelAndOptimizer
 from dit.train.step import run_schedule
@@ -151,7 +152,7 @@ def _problems(
     for first in range(0, len(packs), at_once):
         yield [
             (batch, validation_problem(objective, batch, seed=config.rng.seed, quantile=quantile))
-            for batch in (pack.to(device()) for pack in packs[first : first + at_once])
+            for batch in (pack_to(pack, device()) for pack in packs[first : first + at_once])
         ]
 
 

@@ -12,6 +12,7 @@ from dit.config import Fp8, Fp8Recipe, Implementation, ModelConfig, Precision, R
 from dit.distributed.process_groups import process_groups, start_processes
 from dit.models.dit.model import DiT
 from dit.models.layers.init import randomise
+from dit.pack_wire import pack_to
 from tests.packs import random_pack, tiny_model
 
 pytestmark = [
@@ -42,7 +43,7 @@ def groups():
 )
 def test_predictions_and_gradients_are_those_of_the_local_layers(groups, changes, bound, recompute):
     batch = random_pack([(1, 16, 16), (4, 8, 9), (1, 3, 5)], [9, 1, 4], model=MODEL, multiple=16)
-    batch = batch.to(torch.device("cuda"))
+    batch = pack_to(batch, torch.device("cuda"))
     level_N = torch.tensor([0.1, -0.3, 0.5], device="cuda")
     found = []
     for asked in ({}, {**ENGINE, **changes}):

@@ -13,6 +13,7 @@ from dit.models.dit.model import DiT
 from dit.models.layers.init import randomise
 from dit.objectives import training_objective
 from dit.objectives.training_target import draw_problem
+from dit.pack_wire import pack_to
 from dit.train.step import loss_of
 from tests.packs import random_pack, tiny_model
 
@@ -71,7 +72,7 @@ def test_a_step_never_waits_for_the_device(groups, changes):
     packs = [_pack(grids, MODEL) for grids in PACKS]
 
     def step(batch):
-        batch = batch.to(device)
+        batch = pack_to(batch, device)
         problem = draw_problem(
             objective, batch, levels_rng=torch.Generator(), noise_rng=torch.Generator(device)
         )

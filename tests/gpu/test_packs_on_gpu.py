@@ -7,6 +7,7 @@ import torch
 
 from dit.config import DatasetConfig, MockGeometry, ModelConfig, RunConfig
 from dit.data import build_train_loader
+from dit.pack_wire import pack_to
 
 pytestmark = pytest.mark.gpu
 
@@ -38,7 +39,7 @@ def test_packs_are_pinned_and_copied_without_a_wait(workers):
         assert all(tensor.is_pinned() for tensor in pack.tensors.values())
         torch.cuda.set_sync_debug_mode("error")
         try:
-            moved.append(pack.to(torch.device("cuda")))
+            moved.append(pack_to(pack, torch.device("cuda")))
         finally:
             torch.cuda.set_sync_debug_mode("default")
     for pack, alone in zip(moved, expected, strict=True):

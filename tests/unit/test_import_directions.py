@@ -45,7 +45,6 @@ ALLOWED = {
     "dit.distributed.device_specs": set(),
     "dit.models": set(),
     "dit.models.layer_spec": set(),
-    "dit.models.layer_spec": set(),
     "dit.models.layers": BASE | {"dit.models.layer_spec"},
     "dit.models.stacks": BASE | {"dit.models.layer_spec", "dit.models.layers"},
     "dit.models.dit": BASE | MODELS,
