@@ -1,1 +1,21 @@
-"""Pretraining of diffusion transformers on packed latents, on Megatron-Core."""
+"""Pretraining of diffusion transformers on packed latents, on Megatron-Core.
+
+The folders in the order in which a sample passes them:
+
+batch         the types that cross folder borders
+pack_wire     a pack as one row of bytes, for other processes and devices
+config        one tree of options, with every check
+codecs        VAEs and text encoders: pixels and captions <-> latents and text
+data          shards -> packs
+objectives    pack -> regression problem
+models        noisy tokens -> prediction
+distributed   process groups, sending packs, running without CUDA
+train         the step, the loop, checkpoints, metrics
+sampling      noise -> latents -> pictures
+convert       checkpoints to and from Hugging Face Diffusers
+report        one HTML page about runs
+planner       memory, communication and time of a run on other machines
+layout_check  the same numbers on every layout?
+
+What all folders may use: atomic_files, drawing, folder_lock, json_text, safe_pickle, yaml_text.
+"""

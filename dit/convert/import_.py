@@ -38,7 +38,7 @@ class Imported:
 
 
 @dataclass(frozen=True, slots=True)
-class _WrittenFile:
+class _ImportedFile:
     name: str
     results: list[WriteResult]
     sealed: FileDigest
@@ -103,12 +103,12 @@ def _write_checkpoint(
     groups = in_groups(sizes, most=min(each, _FILE_BYTES))
     with new_folder(target, option="--megatron-path") as folder:
 
-        def write(number: int) -> _WrittenFile:
+        def write(number: int) -> _ImportedFile:
             return _write(
                 folder / f"__{number}_0.distcp", source, [table[i] for i in groups[number]]
             )
 
-        written: list[_WrittenFile] = split_work(write, len(groups))  # type: ignore[assignment]
+        written: list[_ImportedFile] = split_work(write, len(groups))  # type: ignore[assignment]
         if wrong := [name for file in written for name in file.not_finite]:
             raise ConvertError(
                 f"{source.headers[wrong[0]].file} has NaN or Inf in {listed(wrong)}; a network with"
@@ -123,10 +123,10 @@ def _write_checkpoint(
         on_first_rank(finish)
 
 
-def _write(file: Path, source: DiffusersFolder, members: list[Pair]) -> _WrittenFile:
+def _write(file: Path, source: DiffusersFolder, members: list[Pair]) -> _ImportedFile:
     not_finite: list[str] = []
     results = write_file(file, _pieces(source, members, not_finite))
-    return _WrittenFile(file.name, results, sync_and_digest(file), not_finite)
+    return _ImportedFile(file.name, results, sync_and_digest(file), not_finite)
 
 
 class _Precision(NamedTuple):

@@ -35,6 +35,7 @@ from typing import Any, Self, TextIO
 import torch
 import torch.distributed as dist
 
+from dit.atomic_files import write_atomically
 from dit.data.rejections import MOST_NAMED, RefusedSample
 from dit.distributed.process_groups import device
 from dit.json_text import parse_json
@@ -151,16 +152,6 @@ class _ExistingLines:
 
 def _counted(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Writes or replaces a file; a failure leaves the old file as it was."""
-    partial = path.with_suffix(".partial")
-    try:
-        partial.write_bytes(content)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _step_of(line: bytes) -> int | None:

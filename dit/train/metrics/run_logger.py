@@ -9,6 +9,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+from dit.atomic_files import write_atomically
 from dit.config.loading import parameter_count, to_yaml
 from dit.data import Reject, RejectCounts, sum_counts
 from dit.distributed.data_parallel import gradient_buffers, main_param_shards
@@ -21,7 +22,6 @@ from dit.train.metrics.jsonl import (
     RefusedFile,
     environment,
     explain_write_errors,
-    write_atomically,
 )
 from dit.train.metrics.step_metrics import SKIPPED_FILE, SkippedStep
 from dit.train.metrics.writers import Dashboards, Terminal

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import tempfile
 from collections.abc import Iterator
@@ -117,7 +118,7 @@ def test_lines_are_cut_where_there_is_no_room_for_a_second_file(tmp_path, monkey
     def full(*_args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(os, "fsync", full)
     (tmp_path / "metrics.jsonl").open("wb").write(CONTENT)
     JsonlWriter(tmp_path / "metrics.jsonl", start=3)
     assert (tmp_path / "metrics.jsonl").read_bytes() == b"".join(CONTENT.splitlines(True)[:3])
