@@ -15,10 +15,9 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from dit.distributed.entry import run, say_once
+from dit.distributed.entry import StopSignals, run, say_once
 from dit.distributed.process_groups import rendezvous_store
 from dit.distributed.watchdog import heartbeat, watchdog
-from dit.train.trainer import StopSignals
 
 FAULTY_STEP, LAST_STEP = 20, 40
 

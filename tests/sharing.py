@@ -6,12 +6,10 @@ groups and a loader take.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +18,7 @@ import torch.distributed as dist
 
 from dit.batch import PackedBatch
 from dit.distributed.pack_broadcast import Replica
-from dit.distributed.process_groups import rendezvous_store, store_connection
+from dit.distributed.process_groups import store_connection
 from dit.distributed.watchdog import monitor
 from dit.pack_wire import flatten_pack, unflatten_pack
 from tests.packs import random_pack, tiny_model
@@ -72,13 +70,7 @@ def step(replica: Replica) -> None:
 
 
 def main() -> None:
-    timeout, here, size = (
-        timedelta(seconds=WAIT_S),
-        int(os.environ["RANK"]),
-        int(os.environ["WORLD_SIZE"]),
-    )
-    store = rendezvous_store(timeout)
-    dist.init_process_group("gloo", store=store, rank=here, world_size=size, timeout=timeout)
+    dist.init_process_group("gloo")
     replica = Replica(SimpleNamespace(dp=SimpleNamespace(rank=lambda: 0)))  # type: ignore[arg-type]
     assert replica.reads == (dist.get_rank() == 0) and not replica.alone
     check(replica.broadcast(read(1, 2), DEVICE), 1, 2)

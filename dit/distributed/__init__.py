@@ -1,6 +1,6 @@
 """Processes: how they start, what they send each other, and how they end.
 
-entry                how a script ends: its exit code, and one message for what went wrong
+entry                how a script ends: exit code, one message for an error, signals to stop
 process_groups       the start of the processes, and the groups of a layout
 cpu_backend          Megatron-Core on a machine without CUDA
 device_specs         what the data sheets of accelerators promise

@@ -1,4 +1,4 @@
-"""How an entry script ends: its exit code, and one message for what went wrong."""
+"""How a script ends: its exit code, one message for what went wrong, and signals to stop."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import json
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -15,7 +16,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import NoReturn
+from types import FrameType
+from typing import Any, NoReturn
 
 from rich.console import Console
 
@@ -62,6 +64,27 @@ def run(main: Callable[[], int]) -> int:
         return 1
     finally:
         _stop()
+
+
+class StopSignals:
+    """Inside the context, SIGTERM and Ctrl-C set `received` instead of ending the process."""
+
+    signals = (signal.SIGTERM, signal.SIGINT)
+
+    def __init__(self) -> None:
+        self.received = False
+        self.former_handlers: list[Any] = []
+
+    def __enter__(self) -> StopSignals:
+        self.former_handlers = [signal.signal(s, self._receive) for s in self.signals]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for s, handler in zip(self.signals, self.former_handlers, strict=True):
+            signal.signal(s, handler)
+
+    def _receive(self, _number: int, _frame: FrameType | None) -> None:
+        self.received = True
 
 
 def say_once(message: str) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch.distributed import DistStoreError
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 from torch.distributed.rendezvous import rendezvous
 
 from dit.config import ModelConfig
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 
 _POLL_S = 0.1
-_store: Any = None
 
 
 def device() -> torch.device:
@@ -104,17 +103,15 @@ def rendezvous_store(timeout: timedelta) -> Store:
     Raises:
         TimeoutError: names the ranks that did not come.
     """
-    global _store
     store, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
     name = _open(store, size, timeout) if rank == 0 else _join(store, rank, timeout)
-    _store = PrefixStore(name, store)
-    return _store
+    return PrefixStore(name, store)
 
 
-def store_connection() -> PrefixStore:
-    """The store of this start over a new connection, for a thread that must not wait for others."""
-    assert _store is not None, "call `rendezvous_store` first"
-    return _store.clone()
+def store_connection() -> Store:
+    """The store of the process group over a new connection, which no other thread can block."""
+    store: Any = _get_default_store()
+    return store.clone()
 
 
 def _open(store: Store, size: int, timeout: timedelta) -> str:

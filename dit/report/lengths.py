@@ -10,7 +10,7 @@ from dit.report.charts import BOTTOM, HEIGHT, LEFT, LOG_SCALE, RIGHT, TOP, WIDTH
 from dit.report.reading import RunRecord
 
 BIN = 2 ** (1 / 8)
-"""Ratio of the ends of a bin, as dit/train/metrics/data_stats.py makes them."""
+"""Ratio of the ends of a bin, as dit/train/metrics/interval_metrics.py makes them."""
 _TICKS = 6
 _MOST = 2**53
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from enum import IntEnum
-from types import FrameType
 from typing import Any
 
 import torch
@@ -26,6 +24,7 @@ from dit.data import (
     null_text,
 )
 from dit.distributed.collective_errors import from_first_rank
+from dit.distributed.entry import StopSignals
 from dit.distributed.pack_broadcast import Replica
 from dit.distributed.process_groups import device, process_groups
 from dit.distributed.watchdog import heartbeat
@@ -265,24 +264,3 @@ def _read(loader: PackLoader | None, count: int) -> Iterator[PackedBatch]:
     for _ in range(count):
         heartbeat("read of packs")
         yield next(loader)
-
-
-class StopSignals:
-    """Inside the context, SIGTERM and Ctrl-C set `received` instead of ending the process."""
-
-    signals = (signal.SIGTERM, signal.SIGINT)
-
-    def __init__(self) -> None:
-        self.received = False
-        self.former_handlers: list[Any] = []
-
-    def __enter__(self) -> StopSignals:
-        self.former_handlers = [signal.signal(s, self._receive) for s in self.signals]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for s, handler in zip(self.signals, self.former_handlers, strict=True):
-            signal.signal(s, handler)
-
-    def _receive(self, _number: int, _frame: FrameType | None) -> None:
-        self.received = True

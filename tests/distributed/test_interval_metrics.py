@@ -23,7 +23,7 @@ NAMES = ("loss_q", "grad_norm_", "weight_norm", "update_ratio", "ema_distance", 
 
 
 @pytest.mark.slow
-def test_gauges_are_those_of_one_process(tmp_path):
+def test_interval_metrics_are_those_of_one_process(tmp_path):
     layouts = {
         "one": (1, ()),
         "stages": (2, ("model.pipeline_model_parallel_size=2",)),

@@ -41,7 +41,7 @@ GRIDS = [[(1, 4, 4), (5, 2, 2), (1, 2, 2)], [(1, 4, 4), (1, 8, 8), (1, 1, 1), (2
 TEXTS = [[5, 2, 3], [1, 3, 2, 2]]
 
 
-def _learner(groups, config):
+def _model(groups, config):
     return build_model_and_optimizer(config, groups, fill=lambda model, _: randomise(model, seed=2))
 
 
@@ -59,7 +59,7 @@ def _items(config, objective, step):
 
 def _train(groups, config, *, steps, interval_metrics=True):
     """Learner, what was read at each log step, and the reports of all steps."""
-    model, objective = _learner(groups, config), training_objective(config.objective)
+    model, objective = _model(groups, config), training_objective(config.objective)
     metrics = IntervalMetrics(config, model, objective) if interval_metrics else None
     read, reports = [], []
     for step in range(1, steps + 1):
@@ -116,7 +116,7 @@ def test_loss_by_level_is_the_mean_over_samples_of_its_quantiles(groups, name, m
 def test_norms_are_those_of_the_tensors(groups, sharded, precision):
     config = _config(ddp=DdpConfig(use_distributed_optimizer=sharded))
     config = replace(config, model=replace(config.model, precision=precision))
-    objective, model = training_objective(config.objective), _learner(groups, config)
+    objective, model = training_objective(config.objective), _model(groups, config)
     metrics = IntervalMetrics(config, model, objective)
     before = [shard.value.detach().clone() for shard in model.ema.shards]
     report = forward_backward(model, items := _items(config, objective, 2), config=config)
@@ -209,7 +209,7 @@ def test_training_does_not_notice(groups):
 
 def test_a_step_that_is_not_finite_has_no_norms(groups):
     config = _config()
-    objective, model = training_objective(config.objective), _learner(groups, config)
+    objective, model = training_objective(config.objective), _model(groups, config)
     metrics = IntervalMetrics(config, model, objective)
     forward_backward(model, _items(config, objective, 2), config=config)
     metrics.before_update(2)

@@ -26,7 +26,7 @@ TEXTS = [[5, 2], [1, 3, 2]]
 KINDS = ["image_8", "video8_4", "image_8", "image_16", "image_2"]
 
 
-def _learner(groups, config):
+def _model(groups, config):
     return build_model_and_optimizer(config, groups, fill=lambda model, _: randomise(model, seed=2))
 
 
@@ -44,7 +44,7 @@ def _packs(config):
 
 
 def test_losses_are_means_over_samples_of_their_quantile_and_kind(groups, config):
-    model, objective = _learner(groups, config), training_objective(config.objective)
+    model, objective = _model(groups, config), training_objective(config.objective)
     packs = _packs(config)
     found = validate(model, packs, objective=objective, config=config)
 
@@ -79,7 +79,7 @@ def test_losses_are_means_over_samples_of_their_quantile_and_kind(groups, config
 
 
 def test_a_second_evaluation_is_equal_to_the_last_bit_and_touches_nothing(groups, config):
-    model, objective = _learner(groups, config), training_objective(config.objective)
+    model, objective = _model(groups, config), training_objective(config.objective)
     before = [p.detach().clone() for p in model.chunks[0].parameters()]
     packs, state = _packs(config), torch.get_rng_state()
     one, again = (validate(model, packs, objective=objective, config=config) for _ in range(2))
