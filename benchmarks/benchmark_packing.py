@@ -17,8 +17,7 @@ from measuring.stragglers import step_costs, straggler_ratios
 from rich.console import Console
 from rich.table import Table
 
-from dit.config import RunConfig
-from dit.config.loading import load_config
+from dit.config.loading import default_config, load_config
 
 _STEPS = 128  # measured, after as many in which the packs in waiting grow to their number
 
@@ -68,7 +67,7 @@ def _fill_row(mixture: Any, buffer: int, samples: int) -> dict[str, Any]:
 
 
 def _even_row(mixture: Any, options: argparse.Namespace) -> dict[str, Any]:
-    model = load_config(RunConfig(), overrides=[f"model.name={options.model}"]).model
+    model = load_config(default_config(), overrides=[f"model.name={options.model}"]).model
     row: dict[str, Any] = {"mixture": mixture.name}
     found = []
     for packs in (0, options.balance_packs):

@@ -9,7 +9,7 @@ import numpy as np
 
 from dit.config import ModelConfig
 from dit.data.energon.flops_balancing import turn
-from dit.models.dit.flops import forward_flops
+from dit.models.cost import forward_flops
 from measuring import fill
 from measuring.mixtures import Mixture
 

@@ -16,7 +16,6 @@ below each field is its help text.
 from dit.config.checks import Problems
 from dit.config.choices import (
     ContextComm,
-    ExtraPosition,
     Fp8,
     Fp8Recipe,
     Implementation,
@@ -28,7 +27,6 @@ from dit.config.choices import (
 from dit.config.data import Balance, BlendEntry, DatasetConfig, MockGeometry
 from dit.config.model import (
     CUSTOM_SIZE,
-    MODEL_SIZES,
     ModelConfig,
 )
 from dit.config.objective import (
@@ -58,7 +56,6 @@ from dit.config.training import (
 
 __all__ = [
     "CUSTOM_SIZE",
-    "MODEL_SIZES",
     "MODE_SCALES",
     "Balance",
     "BlendEntry",
@@ -70,7 +67,6 @@ __all__ = [
     "DistConfig",
     "EmaConfig",
     "EmaKind",
-    "ExtraPosition",
     "Fp8",
     "Fp8Recipe",
     "Implementation",

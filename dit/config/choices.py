@@ -12,13 +12,6 @@ class Precision(StrEnum):
     BF16 = "bf16"
 
 
-class ExtraPosition(StrEnum):
-    """Learnable positions added before every layer (Cosmos), or none."""
-
-    NONE = "none"
-    LEARNABLE = "learnable"
-
-
 class Recompute(StrEnum):
     """Which activations the backward pass computes again instead of keeping."""
 

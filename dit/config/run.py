@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from dit.config.checks import check
 from dit.config.data import DatasetConfig, MockGeometry
-from dit.config.model import ContextComm, ExtraPosition, ModelConfig
+from dit.config.model import ContextComm, ModelConfig
 from dit.config.objective import ObjectiveConfig
 from dit.config.outputs import CheckpointConfig, LoggerConfig
 from dit.config.training import (
@@ -24,9 +24,9 @@ from dit.config.training import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
-    """A whole run."""
+    """A whole run. Its network is of one family, so that `model` has no default."""
 
-    model: ModelConfig = field(default_factory=ModelConfig)
+    model: ModelConfig
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -102,9 +102,9 @@ class RunConfig:
                 f"{shape} does not divide into patches of model.patch_temporal={patch[0]} and"
                 f" model.patch_spatial={patch[1]}"
             )
-        learnable = model.extra_pos_embed is ExtraPosition.LEARNABLE
-        if learnable and any(side > end for side, end in zip(size, model.max_size, strict=True)):
-            return f"{shape} exceeds the learnable positions, model.max_size={model.max_size}"
+        most = model.largest_latent
+        if most and any(side > end for side, end in zip(size, most, strict=True)):
+            return f"{shape} exceeds the learnable positions, model.max_size={most}"
         if self.mock_tokens(geometry) > capacity:
             return (
                 f"{shape} needs {self.mock_tokens(geometry)} tokens, more than"

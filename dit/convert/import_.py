@@ -16,11 +16,12 @@ from dit.config import Precision, RunConfig
 from dit.config.loading import save_config
 from dit.convert.atomic_folder import new_folder, share
 from dit.convert.diffusers_checkpoint import CONFIG, DiffusersFolder, in_groups, open_folder
-from dit.convert.diffusers_config import COSMOS_TEXT_TOKENS, model_config, objective_config
-from dit.convert.diffusers_names import Pair, pairs
+from dit.convert.diffusers_config import Unsaid, model_config, objective_config
 from dit.convert.errors import ConvertError, listed
 from dit.convert.megatron_checkpoint import Piece, write_file, write_index
 from dit.distributed.collective_errors import on_first_rank
+from dit.models.cost import network_cost
+from dit.models.diffusers_names import Pair, pairs
 from dit.train.checkpoint.manifest import Sealed, seal, write_manifest
 
 _FILE_BYTES = 5 * 10**9
@@ -49,14 +50,14 @@ def import_weights(
     hf_path: Path,
     target: Path,
     *,
-    text_pad_to: int | None = COSMOS_TEXT_TOKENS,
+    text_pad_to: int | Unsaid | None = Unsaid.UNSAID,
     objective: Sequence[str] = (),
 ) -> Imported:
     """Writes the checkpoint `target`, each tensor in the type that it has in `hf_path`.
 
-    `text_pad_to` is what weights were trained with that somebody else exported, `objective` what
-    the user says of their objective, such as `objective.name=flow`. All processes call it and share
-    the files.
+    `text_pad_to` is what weights were trained with that somebody else exported; where nothing is
+    said, as their family's published ones. `objective` is what the user says of their objective,
+    such as `objective.name=flow`. All processes call it and share the files.
 
     Raises:
         ConvertError: the folder is not what its config.json says or holds another kind of model or
@@ -73,7 +74,7 @@ def import_weights(
     )
     found = objective_config(source.scheduler, place=source.scheduler_file, given=objective)
     config = RunConfig(model=model, objective=found.objective)
-    if model.num_layers > len(source.headers):  # before each of them is spelled out
+    if network_cost(model).layers > len(source.headers):  # before each of them is spelled out
         raise ConvertError(
             f"{source.path / CONFIG} says num_layers={model.num_layers}, but there are only"
             f" {len(source.headers)} tensors beside it"

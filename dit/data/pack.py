@@ -18,6 +18,8 @@ from torch.nn.functional import pad
 
 from dit.batch import LatentSample, PackedBatch, pack_identity, views_of, wider_first
 from dit.config import RunConfig
+from dit.models.family import family_of
+from dit.models.positions import PositionRule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,8 +30,8 @@ class PatchLayout:
     patch_spatial: int
     sample_multiple: int
     """Each sample is padded to a multiple of this many tokens."""
-    base_fps: float
-    """A frame's position is frame * base_fps / fps of the clip."""
+    positions: PositionRule
+    """Where the tokens of a sample stand, as its network's family has it."""
 
     @classmethod
     def of(cls, config: RunConfig) -> PatchLayout:
@@ -37,7 +39,7 @@ class PatchLayout:
             patch_temporal=config.model.patch_temporal,
             patch_spatial=config.model.patch_spatial,
             sample_multiple=config.dataset.sample_multiple,
-            base_fps=config.model.base_fps,
+            positions=family_of(config.model).positions(config.model),
         )
 
     @property
@@ -164,7 +166,7 @@ class PackWriter:
         """The pack, without the room that was not used."""
         added, rows = self._added, {"text_LE": self._text_start, "fps_N": len(self._added)}
         tensors: Any = {n: t[: rows.get(n, self._start)] for n, t in self._tensors.items()}
-        spans = [_span(a.grid, a.padded, a.fps, self._layout.base_fps) for a in added]
+        spans = [_span(a.grid, a.padded, a.fps, self._layout.positions) for a in added]
         padded, keys = [a.padded for a in added], tuple(a.key for a in added)
         torch.cat([position for position, _ in spans], out=tensors["position_T3"])
         torch.cat([is_real for _, is_real in spans], out=tensors["is_real_T"])
@@ -196,23 +198,12 @@ class _Added:
     """Tokens of its caption."""
 
 
-def token_positions(grid: tuple[int, int, int], *, fps: float, base_fps: float) -> Tensor:
-    """[F*H*W, 3] float32 (frame at `base_fps`, row, column) of one sample, in token order.
-
-    Without fps (NaN) frames are counted as they are.
-    """
-    frames, rows, columns = (torch.arange(size, dtype=torch.float32) for size in grid)
-    if not math.isnan(fps):
-        frames = frames * (base_fps / fps)
-    return torch.cartesian_prod(frames, rows, columns)
-
-
 @lru_cache(maxsize=32)  # most datasets have few sizes, and small ones take longer than to copy
 def _span(
-    grid: tuple[int, int, int], padded: int, fps: float, base_fps: float
+    grid: tuple[int, int, int], padded: int, fps: float, positions: PositionRule
 ) -> tuple[Tensor, Tensor]:
     """Positions of the tokens of a sample, padding included, and which of them are real."""
-    position_T3 = token_positions(grid, fps=fps, base_fps=base_fps)
+    position_T3 = positions(grid, fps=fps)
     padding = padded - len(position_T3)
     return pad(position_T3, (0, 0, 0, padding)), torch.arange(padded) < len(position_T3)
 

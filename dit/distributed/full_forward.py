@@ -72,7 +72,7 @@ class FullForward(nn.Module):
             p2p_communicator=StageLink(self.groups.pp, self.first.config, shapes),
             pg_collection=self.groups,
         )
-        shape = (len(mine.segment_T), self.first.model.patch_features)
+        shape = (len(mine.segment_T), self.first.model.output_features)
         out_TC = outputs[0].float() if outputs else input_TC.new_empty(shape)
         out_TC = out_TC.contiguous()
         dist.broadcast(out_TC, group=self.groups.pp, group_src=stages - 1)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, is_main_replica
+from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
 from dit.batch import PackedBatch
@@ -17,7 +18,6 @@ from dit.data import null_text
 from dit.distributed.pack_broadcast import Replica
 from dit.distributed.process_groups import device, process_groups
 from dit.distributed.watchdog.monitor import heartbeat
-from dit.models.dit.model import DiT
 from dit.models.layers.init import randomise
 from dit.objectives import make_objective, training_problem
 from dit.train.main_params import joined, main_param_shards
@@ -96,7 +96,7 @@ def probe(config: RunConfig, packs: Sequence[PackedBatch], *, steps: int) -> Pro
     return result
 
 
-def _random(model: DiT, config: RunConfig) -> None:
+def _random(model: MegatronModule, config: RunConfig) -> None:
     randomise(model, seed=config.rng.seed)
 
 
@@ -113,7 +113,7 @@ def _gather(learner: ModelAndOptimizer, values: Sequence[Tensor]) -> Tensors:
     """Whole tensors by name, on the first rank, from values beside the main shards."""
     pieces = []
     for chunk in learner.chunks:
-        module: DiT = chunk.module  # type: ignore[assignment]
+        module: MegatronModule = chunk.module  # type: ignore[assignment]
         state = module.sharded_state_dict()
         ranks = learner.groups.dp_cp
         for name, local in joined(learner.optimizer, values, state, data_ranks=ranks).items():
@@ -143,7 +143,7 @@ def _torn(learner: ModelAndOptimizer) -> list[str]:
     digests = set()
     with learner.settled():
         for chunk in learner.chunks:
-            module: DiT = chunk.module  # type: ignore[assignment]
+            module: MegatronModule = chunk.module  # type: ignore[assignment]
             for entry in module.sharded_state_dict().values():
                 if isinstance(entry, ShardedTensor) and entry.data is not None:
                     bits = entry.data.detach().cpu().contiguous().flatten().view(torch.uint8)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from dit.config import ContextComm, Problems, Recompute, RunConfig
-from dit.models.dit.size import Memory, memory
+from dit.models.memory import Memory, memory
 from dit.planner.devices import Device, Reached
 from dit.planner.times import Load, Times, times
 from dit.planner.traffic import Traffic, traffic

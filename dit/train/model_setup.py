@@ -19,20 +19,21 @@ from megatron.core.optimizer import (
     get_standard_config_overrides,
 )
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.module import MegatronModule
 
 from dit.config import Decay, Precision, RunConfig
 from dit.distributed.process_groups import device
-from dit.models.dit.model import DiT
+from dit.models.family import family_of
 from dit.models.layers import init
 from dit.models.layers.parallel_linear import add_gradients_in_products
 from dit.train.adamw import install_adam
 from dit.train.metrics.timers import COMMUNICATION, timed
 
-Fill = Callable[[DiT, RunConfig], None]
+Fill = Callable[[MegatronModule, RunConfig], None]
 _SCHEDULE = ("max_lr", "min_lr", "start_wd", "end_wd")
 
 
-def initialise_weights(model: DiT, config: RunConfig) -> None:
+def initialise_weights(model: MegatronModule, config: RunConfig) -> None:
     """The weights that training starts from."""
     init.initialise(model, seed=config.rng.seed, std=config.model.init_method_std)
 
@@ -46,7 +47,8 @@ def build_model(
     """
     virtual = config.model.virtual_stages
     stages = range(virtual) if virtual > 1 else [None]
-    models = [DiT(config.model, groups, stage).to(device()) for stage in stages]
+    network = family_of(config.model).network()
+    models = [network(config.model, groups, stage).to(device()) for stage in stages]
     for model in models:
         fill(model, config)
         if config.model.gradient_accumulation_fusion:
@@ -61,7 +63,9 @@ def build_model(
     return chunks
 
 
-def _wrap(model: DiT, config: RunConfig, groups: ProcessGroupCollection) -> DistributedDataParallel:
+def _wrap(
+    model: MegatronModule, config: RunConfig, groups: ProcessGroupCollection
+) -> DistributedDataParallel:
     ddp = DistributedDataParallelConfig(
         grad_reduce_in_fp32=config.ddp.grad_reduce_in_fp32,
         overlap_grad_reduce=config.ddp.overlap_grad_reduce,
@@ -100,7 +104,8 @@ def build_optimizer(config: RunConfig, chunks: list[DistributedDataParallel]) ->
     )
     overrides = get_standard_config_overrides(options)  # no decay on norms and biases
     spared: Any = {"wd_mult": 0.0}
-    overrides[ParamKey(name="*pos_emb_*")] = spared  # nor on embeddings
+    for pattern in family_of(config.model).weights.no_decay:  # nor on embeddings
+        overrides[ParamKey(name=pattern)] = spared
     install_adam(always=c.optimizer_cpu_offload)
     optimizer = get_megatron_optimizer(
         options, [*chunks], config_overrides=overrides, use_gloo_process_groups=False

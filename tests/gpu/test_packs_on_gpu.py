@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dit.config import DatasetConfig, MockGeometry, ModelConfig, RunConfig
+from dit.config import DatasetConfig, MockGeometry, RunConfig
 from dit.data import build_train_loader
+from dit.models.dit.config import DitConfig
 
 pytestmark = pytest.mark.gpu
 
 
 def packs(workers: int, count: int):
     config = RunConfig(
-        model=ModelConfig(),
+        model=DitConfig(),
         dataset=DatasetConfig(
             mock=True,
             mock_samples=(

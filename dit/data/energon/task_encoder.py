@@ -37,7 +37,7 @@ from dit.data.rejections import DataError, ReaderCounts, Reject, SampleRefused
 from dit.data.shared_memory import PackBuffers
 from dit.data.tar.file_cache import OpenShards
 from dit.data.tar.reader import PLACE, SampleLocation
-from dit.models.dit.flops import forward_flops
+from dit.models.cost import forward_flops
 
 
 class PackEncoder(TaskEncoder):

@@ -10,7 +10,7 @@ from typing import Any
 
 from megatron.energon.epathlib import EPath
 
-from dit.config import Balance, DatasetConfig, ModelConfig, RunConfig
+from dit.config import Balance, DatasetConfig, RunConfig
 from dit.data.cook import Expected
 from dit.data.datasets import META, train_leaves
 from dit.data.rejections import BEGIN_ANEW, DataError
@@ -33,7 +33,7 @@ def loader_identity(config: RunConfig) -> dict[str, Any]:
         "order of packing": "a full pack with the oldest sample",
         "dataset.balance": str(data.balance),
         "dataset.balance_packs": data.balance_packs if even else 0,
-        "model sizes, which decide the cost of a pack": _sizes(config.model) if even else [],
+        "model sizes, which decide the cost of a pack": config.model.cost_sizes if even else [],
         "dataset.sample_multiple": data.sample_multiple,
         "dataset.shuffle_buffer_size": data.shuffle_buffer_size,
         "dataset.max_samples_per_sequence": data.max_samples_per_sequence,
@@ -44,13 +44,6 @@ def loader_identity(config: RunConfig) -> dict[str, Any]:
         "model.max_size of learnable positions": list(expected.table or ()),
         "megatron-energon": version("megatron-energon"),
     }
-
-
-def _sizes(model: ModelConfig) -> list[int]:
-    return [
-        *(model.num_layers, model.hidden_size, model.ffn_hidden_size, model.adaln_lora_dim),
-        model.text_pad_to or 0,
-    ]
 
 
 def check_identity(

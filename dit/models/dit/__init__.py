@@ -1,9 +1,10 @@
 """The first family: the DiT with cross-attention to text, with Cosmos's arithmetic.
 
-adaln       How the noise level steers the network: its embedding, and adaLN.
-flops       Arithmetic of packed samples, from their true lengths: padding and recomputation do
-layer       One layer of the DiT: self-attention, cross-attention and MLP, each modulated by the
-model       The diffusion transformer.
-pack_flops  Arithmetic of a pack that is ready for the model.
-size        How many parameters a model has, exactly, and how much memory a run takes, roughly.
+family     what the registry is told
+config     the family's own fields, named sizes and rules
+stacks     its layers, as a description that parameters and operations follow from
+model      the network: noisy tokens of a pack in, prediction out
+layer      one layer: self-attention, cross-attention and MLP, each modulated by the level
+adaln      the level's embedding, and the adaLN of every layer
+diffusers  names of tensors, config.json and pipelines of `CosmosTransformer3DModel`
 """

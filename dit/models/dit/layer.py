@@ -18,8 +18,9 @@ from megatron.core.transformer.transformer_layer import (
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dit.config import Implementation, ModelConfig, Recompute
+from dit.config import Implementation, Recompute
 from dit.models.dit.adaln import Modulation
+from dit.models.dit.config import DitConfig
 from dit.models.layers.attention import Attend, Spans, attend_packed, attention_for
 from dit.models.layers.compile import region
 from dit.models.layers.context_parallel import Context, TokenOrder
@@ -62,7 +63,7 @@ class PackedAttention(MegatronModule):
     """
 
     def __init__(
-        self, config: TransformerConfig, groups: ProcessGroupCollection, *, model: ModelConfig
+        self, config: TransformerConfig, groups: ProcessGroupCollection, *, model: DitConfig
     ):
         super().__init__(config=config)
         width = model.hidden_size
@@ -101,7 +102,7 @@ class SelfAttention(PackedAttention):
     """Tokens of a sample attend to each other, with rotary positions."""
 
     def __init__(
-        self, config: TransformerConfig, groups: ProcessGroupCollection, *, model: ModelConfig
+        self, config: TransformerConfig, groups: ProcessGroupCollection, *, model: DitConfig
     ):
         super().__init__(config, groups, model=model)
         width = model.hidden_size
@@ -127,7 +128,7 @@ class CrossAttention(PackedAttention):
     """Tokens of a sample attend to its caption, which every context and tensor rank holds whole."""
 
     def __init__(
-        self, config: TransformerConfig, groups: ProcessGroupCollection, *, model: ModelConfig
+        self, config: TransformerConfig, groups: ProcessGroupCollection, *, model: DitConfig
     ):
         super().__init__(config, groups, model=model)
         width, text_width = model.hidden_size, model.text_width
@@ -151,7 +152,7 @@ class Mlp(MegatronModule):
     """Two linears with a GELU (exact, not tanh) between them."""
 
     def __init__(
-        self, config: TransformerConfig, groups: ProcessGroupCollection, *, model: ModelConfig
+        self, config: TransformerConfig, groups: ProcessGroupCollection, *, model: DitConfig
     ):
         super().__init__(config=config)
         wide, width = model.ffn_hidden_size, model.hidden_size
@@ -170,7 +171,7 @@ class DiTLayer(MegatronModule, BaseTransformerLayer):
         self,
         config: TransformerConfig,
         *,
-        model: ModelConfig,
+        model: DitConfig,
         layer_number: int,
         pg_collection: ProcessGroupCollection,
         vp_stage: int | None = None,

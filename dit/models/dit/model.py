@@ -28,8 +28,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dit.batch import PackedBatch
-from dit.config import ExtraPosition, ModelConfig, Recompute, RecomputeMethod
+from dit.config import Recompute, RecomputeMethod
 from dit.models.dit.adaln import LevelEmbedding, Modulation
+from dit.models.dit.config import DitConfig, ExtraPosition
 from dit.models.dit.layer import Conditions, DiTLayer, Steer
 from dit.models.layers.activation_offload import on_host
 from dit.models.layers.attention import Spans
@@ -51,7 +52,7 @@ class Layers(TransformerBlock):
     def __init__(
         self,
         config: TransformerConfig,
-        model: ModelConfig,
+        model: DitConfig,
         groups: ProcessGroupCollection,
         vp_stage: int | None,
     ):
@@ -102,7 +103,7 @@ class DiT(MegatronModule):
     """
 
     def __init__(
-        self, model: ModelConfig, groups: ProcessGroupCollection, vp_stage: int | None = None
+        self, model: DitConfig, groups: ProcessGroupCollection, vp_stage: int | None = None
     ):
         check_engine(model)
         if model.compile:
@@ -221,7 +222,7 @@ class DiT(MegatronModule):
 class TextProjection(nn.Linear):
     """Text of any width -> the width that the layers attend to, with a GELU (Cosmos 2.5)."""
 
-    def __init__(self, model: ModelConfig):
+    def __init__(self, model: DitConfig):
         super().__init__(model.crossattn_emb_size, model.text_width, dtype=dtype(model))
 
     def forward(self, input: Tensor) -> Tensor:
@@ -239,7 +240,7 @@ def _load(h_TD: Tensor, steer: Steer) -> Tensor:
     return torch.cat(parts)[:, None]
 
 
-def _rows(model: ModelConfig, *, tokens: int, samples: int, text: int) -> list[int]:
+def _rows(model: DitConfig, *, tokens: int, samples: int, text: int) -> list[int]:
     """How many rows of `_load` are hidden states, levels, offsets, positions and text."""
     learnable = model.extra_pos_embed is ExtraPosition.LEARNABLE
     numbers = text * (model.crossattn_proj_size or 0)
@@ -248,7 +249,7 @@ def _rows(model: ModelConfig, *, tokens: int, samples: int, text: int) -> list[i
 
 
 def _unload(
-    rows: Tensor | None, model: ModelConfig, batch: PackedBatch, tokens: int
+    rows: Tensor | None, model: DitConfig, batch: PackedBatch, tokens: int
 ) -> tuple[Tensor, Steer]:
     """The inverse of `_load`."""
     assert rows is not None

@@ -10,7 +10,6 @@ import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
-from dit.config import ModelConfig
 from dit.models.layers.parallel_linear import sees_part_of_tokens
 
 
@@ -21,7 +20,7 @@ class Rotary(nn.Module):
     rounded down to an even number. Frequencies are computed, so any grid is valid.
     """
 
-    def __init__(self, config: ModelConfig):
+    def __init__(self, config: Any):
         super().__init__()
         width = config.hidden_size // config.num_attention_heads
         spatial = width // 6 * 2
@@ -77,7 +76,7 @@ def rotate(x_THK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
 class LearnablePositions(nn.Module):
     """Sum of three learnt tables, normalised to unit root mean square (Cosmos)."""
 
-    def __init__(self, model: ModelConfig, config: TransformerConfig):
+    def __init__(self, model: Any, config: TransformerConfig):
         super().__init__()
         frames, rows, columns = model.max_size
         width, spatial = model.hidden_size, model.patch_spatial

@@ -16,32 +16,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dit.distributed.process_groups import device
+from dit.models.family import family_of
 from dit.train.main_params import MainParamShard, main_param_shards
 from dit.train.model_and_optimizer import ModelAndOptimizer
 
-_PARTS = {  # how the name of a weight begins, after those of its layer and wrapper
-    "self_attention": "attention",
-    "cross_attention": "cross_attention",
-    "mlp": "mlp",
-    "modulate_self": "modulation",
-    "modulate_cross": "modulation",
-    "modulate_mlp": "modulation",
-    "modulate_out": "head",
-    "proj_out": "head",
-}
 SQUARES = ("gradient", "weight", "update", "distance")
 """Of what there are norms; the last is to the average."""
-PARTS = ("embedders", "attention", "cross_attention", "mlp", "modulation", "head")
+EMBEDDERS = "embedders"
+"""The part of weights that no word of their family's `parts` names."""
 
 
-def part_of(name: str) -> str:
-    """The part of the model that a weight belongs to; what is named nowhere embeds something."""
-    return next((_PARTS[word] for word in name.split(".") if word in _PARTS), "embedders")
+def part_of(name: str, parts: Mapping[str, str]) -> str:
+    """The part of the model that a weight belongs to."""
+    return next((parts[word] for word in name.split(".") if word in parts), EMBEDDERS)
 
 
 class Norms:
@@ -53,8 +46,11 @@ class Norms:
         once = learner.chunks[0].ddp_config.use_distributed_optimizer
         replica = not once and learner.groups.dp_cp.rank() > 0
         shards = main_param_shards(learner.optimizer)
+        network: Any = learner.chunks[0].module
+        words = family_of(network.model).parts
+        self.parts = [EMBEDDERS, *dict.fromkeys(words.values())]
         self.counted = [
-            (index, shard, PARTS.index(part_of(names[shard.weight])))
+            (index, shard, self.parts.index(part_of(names[shard.weight], words)))
             for index, shard in enumerate(shards)
             if not replica and self._is_ours(shard)
         ]
@@ -73,7 +69,7 @@ class Norms:
     @torch.no_grad()
     def take(self) -> dict[str, Tensor]:
         """This rank's sums of squares [G] by name, float64; after an update."""
-        squares_G4 = torch.zeros(len(PARTS), 4, dtype=torch.float64, device=device())
+        squares_G4 = torch.zeros(len(self.parts), 4, dtype=torch.float64, device=device())
         for (index, shard, part), before in zip(self.counted, self.before, strict=True):
             of = {"weight": shard.value, "update": before.sub_(shard.value).neg_()}
             if shard.value.grad is not None:
@@ -96,7 +92,7 @@ class Norms:
         gradient, weight, update, distance = (float(squares[name].sum()) for name in SQUARES)
         values = {
             f"grad_norm_{name}": grad_norm * math.sqrt(square / gradient)
-            for name, square in zip(PARTS, squares["gradient"].tolist(), strict=True)
+            for name, square in zip(self.parts, squares["gradient"].tolist(), strict=True)
             if gradient
         }
         values |= {"weight_norm": math.sqrt(weight), "update_ratio": math.sqrt(update / weight)}

@@ -9,11 +9,12 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from dit.config.loading import parameter_count, to_yaml
+from dit.config.loading import to_yaml
 from dit.data import Reject, RejectCounts, sum_counts
 from dit.distributed.process_groups import device
 from dit.distributed.watchdog.monitor import heartbeat
 from dit.drawing import Undrawn
+from dit.models.cost import parameter_count
 from dit.train.main_params import main_param_shards
 from dit.train.metrics import environment
 from dit.train.metrics.jsonl import JsonlWriter, replace_whole, writing

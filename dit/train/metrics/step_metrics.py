@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from dit.batch import PackedBatch
-from dit.models.dit.pack_flops import training_flops
+from dit.models.cost import training_flops
 from dit.train.metrics.data_stats import of_datasets
 from dit.train.metrics.device import peak_memory_gb, peak_tflops
 from dit.train.step import RankLoss, Update, sum_over_ranks

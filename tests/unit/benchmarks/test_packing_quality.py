@@ -10,9 +10,9 @@ from measuring.fill import decreasing_fill, packs, padded, stream_fill
 from measuring.mixtures import MIXTURES
 from measuring.stragglers import _balanced, step_costs, straggler_ratios
 
-from dit.config import ModelConfig
+from dit.models.dit.config import DitConfig
 
-MODEL = ModelConfig(name="dit_xl")
+MODEL = DitConfig(name="dit_xl")
 
 
 @pytest.mark.parametrize("mixture", MIXTURES, ids=lambda mixture: mixture.name)

@@ -9,8 +9,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from dit.models.cost import pack_forward_flops, training_flops
 from dit.models.dit.model import DiT
-from dit.models.dit.pack_flops import pack_forward_flops, training_flops
 from dit.models.layers.init import initialise, randomise
 from dit.models.layers.per_sample import Owners
 from dit.train.step import loss_of

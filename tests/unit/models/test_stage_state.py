@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dit.config import ExtraPosition
+from dit.models.dit.config import ExtraPosition
 from dit.models.dit.layer import Steer
 from dit.models.dit.model import _load, _rows, _unload
 from tests.packs import random_pack, tiny_model

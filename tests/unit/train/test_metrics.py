@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields, replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -19,12 +20,13 @@ from dit.config import (
     Precision,
 )
 from dit.data import dataset_sizes
+from dit.models.dit.family import FAMILY
 from dit.models.layers.init import randomise
 from dit.objectives import Draw, make_objective, pack_rng, training_problem
 from dit.objectives.timestep_sampling import draw_quantiles
+from dit.train.metrics import norms
 from dit.train.metrics.data_stats import DataStats, edges_and_counts, of_datasets
 from dit.train.metrics.interval_metrics import IntervalMetrics
-from dit.train.metrics.norms import PARTS, part_of
 from dit.train.metrics.step_metrics import StepMetrics, over_ranks
 from dit.train.model_and_optimizer import (
     build_model_and_optimizer,
@@ -35,6 +37,9 @@ from dit.train.progress import TrainProgress
 from dit.train.step import sum_over_ranks
 from tests.learning import assert_equal, tiny_run, weights_and_averages
 from tests.packs import random_pack
+
+PARTS = [norms.EMBEDDERS, *dict.fromkeys(FAMILY.parts.values())]
+part_of = partial(norms.part_of, parts=FAMILY.parts)
 
 GRIDS = [[(1, 4, 4), (5, 2, 2), (1, 2, 2)], [(1, 4, 4), (1, 8, 8), (1, 1, 1), (2, 3, 3)]]
 TEXTS = [[5, 2, 3], [1, 3, 2, 2]]

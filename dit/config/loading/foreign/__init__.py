@@ -48,11 +48,4 @@ def is_foreign_group(key: str) -> bool:
     return key in _GROUPS
 
 
-def accepts(entry: Foreign, value: object) -> bool:
-    """Whether the value asks for nothing that is not done here; True is not 1."""
-    if entry.accepts is None:
-        return True
-    return any(type(value) is type(one) and value == one for one in entry.accepts)
-
-
-__all__ = ["FLAGS", "FOREIGN", "Foreign", "accepts", "foreign", "is_foreign_group"]
+__all__ = ["FLAGS", "FOREIGN", "Foreign", "foreign", "is_foreign_group"]

@@ -22,6 +22,12 @@ class Foreign:
     reading: Reading | None = None  # None does not use it
     grave: bool = False  # another network or method is trained than the file asks for
 
+    def takes(self, value: object) -> bool:
+        """Whether the value asks for nothing that is not done here; True is not 1."""
+        if self.accepts is None:
+            return True
+        return any(type(value) is type(one) and value == one for one in self.accepts)
+
 
 def unused_key(instead: str, *accepts: Any, grave: bool = False) -> Foreign:
     return Foreign(instead=instead, accepts=accepts or None, grave=grave)
