@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dit.batch import PackedBatch
 
 
-class Rows(Flag):
+class RowKind(Flag):
     """What a linear runs over, or what attends: tokens, or one row for each sample."""
 
     LATENTS = auto()
@@ -38,7 +38,7 @@ class LinearShape:
 
     inputs: int
     outputs: int
-    rows: Rows = Rows.LATENTS
+    rows: RowKind = RowKind.LATENTS
     bias: bool = False
     split: bool = False  # whether tensor ranks share it; a bias then counts as shared as well
 
@@ -48,8 +48,8 @@ class AttentionShape:
     """Every query of a sample with every key of it; `width` is that of all heads together."""
 
     width: int
-    queries: Rows = Rows.LATENTS
-    keys: Rows = Rows.LATENTS
+    queries: RowKind = RowKind.LATENTS
+    keys: RowKind = RowKind.LATENTS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,11 +121,11 @@ class Multiplications:
 
 
 def _of_linears(linears: Iterable[LinearShape]) -> Multiplications:
-    total: dict[Rows, int] = dict.fromkeys(Rows.SAMPLES | Rows.JOINT, 0)
+    total: dict[RowKind, int] = dict.fromkeys(RowKind.SAMPLES | RowKind.JOINT, 0)
     for one in linears:
         for rows in one.rows:
             total[rows] += one.inputs * one.outputs
-    return Multiplications(total[Rows.SAMPLES], total[Rows.LATENTS], total[Rows.TEXT])
+    return Multiplications(total[RowKind.SAMPLES], total[RowKind.LATENTS], total[RowKind.TEXT])
 
 
 def _of_attentions(attentions: Iterable[AttentionShape]) -> Multiplications:
@@ -134,7 +134,7 @@ def _of_attentions(attentions: Iterable[AttentionShape]) -> Multiplications:
     for one in attentions:
         for query in one.queries:
             for key in one.keys:
-                text = (query is Rows.TEXT) + (key is Rows.TEXT)
+                text = (query is RowKind.TEXT) + (key is RowKind.TEXT)
                 nn += 2 * one.width * (text == 0)
                 nm += 2 * one.width * (text == 1)
                 mm += 2 * one.width * (text == 2)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from dit.models.cost import AttentionShape, Cost, LinearShape, Rows, WeightShape
+from dit.models.cost import AttentionShape, Cost, LinearShape, RowKind, WeightShape
 
 KEPT_OUTSIDE = 4
 """For each exchange of tensor ranks; sequence parallelism splits it."""
@@ -42,7 +42,7 @@ def self_attention(
     *,
     width: int,
     heads: int,
-    rows: Rows = Rows.LATENTS,
+    rows: RowKind = RowKind.LATENTS,
     bias: bool = False,
     norm: QkNormCost = QkNormCost.PER_HEAD,
 ) -> Cost:
@@ -63,10 +63,10 @@ def cross_attention(
     """Queries of latents, keys and values of text."""
     linears = (
         LinearShape(inputs=width, outputs=width, bias=bias, split=True),
-        LinearShape(inputs=text_width, outputs=2 * width, rows=Rows.TEXT, bias=bias, split=True),
+        LinearShape(inputs=text_width, outputs=2 * width, rows=RowKind.TEXT, bias=bias, split=True),
         LinearShape(inputs=width, outputs=width, split=True),
     )
-    attention = AttentionShape(width=width, keys=Rows.TEXT)
+    attention = AttentionShape(width=width, keys=RowKind.TEXT)
     shared = _bias(width, bias) + _norms(norm, width=width, heads=heads)
     return Cost(linears=linears, attentions=(attention,), exchanges=1, kept=_KEPT_CROSS) + shared
 
@@ -75,7 +75,7 @@ def feed_forward(
     *,
     width: int,
     hidden: int,
-    rows: Rows = Rows.LATENTS,
+    rows: RowKind = RowKind.LATENTS,
     bias: bool = False,
     gated: bool = False,
 ) -> Cost:
@@ -95,15 +95,15 @@ def _bias(width: int, bias: bool) -> Cost:
 
 def low_rank_modulation(*, width: int, rank: int, vectors: int) -> Cost:
     """Two linears through a low rank for `vectors` scales, shifts and gates (Cosmos)."""
-    return replicated(width, rank, rows=Rows.SAMPLES) + replicated(
-        rank, vectors * width, rows=Rows.SAMPLES
+    return replicated(width, rank, rows=RowKind.SAMPLES) + replicated(
+        rank, vectors * width, rows=RowKind.SAMPLES
     )
 
 
 def per_block_modulation(*, width: int, vectors: int, bias: bool = True) -> Cost:
     """One linear, split over tensor ranks (FLUX, Qwen-Image, HunyuanVideo)."""
     made = LinearShape(
-        inputs=width, outputs=vectors * width, rows=Rows.SAMPLES, bias=bias, split=True
+        inputs=width, outputs=vectors * width, rows=RowKind.SAMPLES, bias=bias, split=True
     )
     return Cost(linears=(made,))
 
@@ -113,7 +113,9 @@ def table_modulation(*, width: int, vectors: int) -> Cost:
     return Cost(weights=(WeightShape(numbers=vectors * width),))
 
 
-def replicated(inputs: int, outputs: int, *, rows: Rows = Rows.LATENTS, bias: bool = False) -> Cost:
+def replicated(
+    inputs: int, outputs: int, *, rows: RowKind = RowKind.LATENTS, bias: bool = False
+) -> Cost:
     """A matrix that every tensor rank has whole."""
     return Cost(linears=(LinearShape(inputs=inputs, outputs=outputs, rows=rows, bias=bias),))
 
@@ -143,11 +145,11 @@ def double_layer(
 ) -> Cost:
     """Latents and text with weights of their own (FLUX, Qwen-Image, HunyuanVideo, SD3)."""
     total = Cost(
-        attentions=(AttentionShape(width=width, queries=Rows.JOINT, keys=Rows.JOINT),),
+        attentions=(AttentionShape(width=width, queries=RowKind.JOINT, keys=RowKind.JOINT),),
         exchanges=2,
         kept=_KEPT_SELF + 2 * hidden / width,
     )
-    for rows in Rows.JOINT:
+    for rows in RowKind.JOINT:
         total += self_attention(width=width, heads=heads, rows=rows, bias=bias, norm=norm)
         total += feed_forward(width=width, hidden=hidden, rows=rows, bias=bias)
         total += per_block_modulation(width=width, vectors=6)
@@ -163,27 +165,27 @@ def single_layer(
     bias: bool = True,
 ) -> Cost:
     """Attention and feed-forward side by side on one joint row (FLUX)."""
-    made = feed_forward(width=width, hidden=hidden, rows=Rows.JOINT, bias=bias)
+    made = feed_forward(width=width, hidden=hidden, rows=RowKind.JOINT, bias=bias)
     shared = Cost(
         # Both outputs are added to one row, so that they need one bias: that of attention.
         linears=made.linears,
-        attentions=(AttentionShape(width=width, queries=Rows.JOINT, keys=Rows.JOINT),),
+        attentions=(AttentionShape(width=width, queries=RowKind.JOINT, keys=RowKind.JOINT),),
         exchanges=1,
         kept=_KEPT_SELF + 2 * hidden / width,
     )
-    own = self_attention(width=width, heads=heads, rows=Rows.JOINT, bias=bias, norm=norm)
+    own = self_attention(width=width, heads=heads, rows=RowKind.JOINT, bias=bias, norm=norm)
     return own + shared + per_block_modulation(width=width, vectors=3)
 
 
 def refiner_layer(*, width: int, heads: int, hidden: int) -> Cost:
     """Text that attends to itself before the first layer (HunyuanVideo): no norm of queries."""
     shared = Cost(
-        attentions=(AttentionShape(width=width, queries=Rows.TEXT, keys=Rows.TEXT),),
+        attentions=(AttentionShape(width=width, queries=RowKind.TEXT, keys=RowKind.TEXT),),
         weights=(WeightShape(numbers=4 * width),),  # two affine norms
         exchanges=2,
         kept=_KEPT_SELF + 2 * hidden / width,
     )
     norm = QkNormCost.NONE
-    own = self_attention(width=width, heads=heads, rows=Rows.TEXT, bias=True, norm=norm)
-    fed = feed_forward(width=width, hidden=hidden, rows=Rows.TEXT, bias=True)
+    own = self_attention(width=width, heads=heads, rows=RowKind.TEXT, bias=True, norm=norm)
+    fed = feed_forward(width=width, hidden=hidden, rows=RowKind.TEXT, bias=True)
     return own + fed + shared + per_block_modulation(width=width, vectors=2)

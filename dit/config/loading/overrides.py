@@ -13,12 +13,12 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from dit.config import ModelConfig, Problems
+from dit.config import Problems
 from dit.config.loading.schema import Schema
+from dit.models.family import default_family
 from dit.yaml_text import MOST_BYTES, YamlError, parse_toml, parse_yaml
 
 COMMAND_LINE = "command line"
-_GROUPS = Schema(ModelConfig)  # every family's has the same groups
 
 
 class Level(IntEnum):
@@ -80,11 +80,10 @@ def _flatten(values: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _is_group(key: str) -> bool:
-    """Whether keys lie below this one, here or in another stack."""
-    if _GROUPS.is_known_group(key):
-        return True
-    if _GROUPS.is_known(key):
-        return False
+    """Whether keys lie below this one, here or in another stack; families have the same groups."""
+    ours = Schema(default_family().config)
+    if ours.is_known(key):
+        return ours.is_known_group(key)
     from dit.config.loading.foreign import is_foreign_group
 
     return is_foreign_group(key)

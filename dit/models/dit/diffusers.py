@@ -125,20 +125,20 @@ def _sizes(model: DitConfig) -> dict[str, int]:
     }
 
 
-class _Strict(BaseModel):
+class _StrictKeys(BaseModel):
     """Types as they stand in JSON: 1.0 is no integer, 1 no boolean, NaN no number."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
 
 
-class DitPrivateKeys(_Strict):
+class DitPrivateKeys(_StrictKeys):
     """What an export keeps in config.json that Diffusers has no place for."""
 
     text_pad_to: PositiveInt | None
     max_size: tuple[PositiveInt, PositiveInt, PositiveInt]
 
 
-class CosmosTransformer(_Strict):
+class CosmosTransformer(_StrictKeys):
     """config.json of `CosmosTransformer3DModel`; keys that it does not have are kept apart."""
 
     model_config = ConfigDict(extra="allow")

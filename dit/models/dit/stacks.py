@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dit.models.cost import Cost, NetworkCost, Rows, StackCost, WeightShape
+from dit.models.cost import Cost, NetworkCost, RowKind, StackCost, WeightShape
 from dit.models.dit.config import DitConfig
 from dit.models.layer_costs import (
     cross_attention,
@@ -39,14 +39,14 @@ def _layer(model: DitConfig) -> Cost:
 
 def _before(model: DitConfig) -> Cost:
     """Text projection, patches, timestep embedding with its norm, learnable positions."""
-    width, per_sample = model.hidden_size, Rows.SAMPLES
+    width, per_sample = model.hidden_size, RowKind.SAMPLES
     total = replicated(model.patch_features + model.mask_features, width)
     total += replicated(width, width, rows=per_sample)
     total += replicated(width, 3 * width, rows=per_sample)
     total += Cost(weights=(WeightShape(numbers=width),))
     if model.crossattn_proj_size is not None:
         inputs, outputs = model.crossattn_emb_size, model.crossattn_proj_size
-        total += replicated(inputs, outputs, rows=Rows.TEXT, bias=True)
+        total += replicated(inputs, outputs, rows=RowKind.TEXT, bias=True)
     return total + _learnable_positions(model)
 
 
