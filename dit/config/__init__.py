@@ -1,16 +1,17 @@
 """One tree of dataclasses describes a run; every check lives in a `__post_init__`.
 
-    run        RunConfig: the whole tree, and what must hold between its groups
-    model      sizes of the network, precision, and how it is spread over devices
+    run        RunConfig: the whole tree, checkpoints and logs, and the rules between groups
     data       samples, real or synthetic, and how they share a pack
-    objective  noise levels, preconditioning, weights
-    training   steps, AdamW, learning rate, EMA, parallelism, seed
-    records    checkpoints and logs
-    checks     Problems, and the rules that the groups share
+    model      what the networks of all families share; a family adds fields in its own folder
+    choices    values that settings of the network choose from
+    objective  noise levels, preconditioning, loss weights
+    training   steps, AdamW, learning rate, EMA, data parallelism, validation, seed
+    checks     `Problems`, and rules that several groups use
+    loading    recipe, YAML file and command line -> the tree
 
-Precedence, weakest first: recipe function, YAML file, command line (`dit.config.loading`). Names
-are those that Megatron-Bridge and DFM users know. A checkpoint stores the whole tree. The sentence
-below each field is its help text.
+Precedence, weakest first: recipe function, YAML file, command line. Key names are those that
+Megatron-Bridge and DFM users know. A checkpoint stores the whole tree. The sentence below a field
+is its help text.
 """
 
 from dit.config.checks import Problems
@@ -38,8 +39,7 @@ from dit.config.objective import (
     Sampler,
     Weighting,
 )
-from dit.config.outputs import CheckpointConfig, LoggerConfig, Weights
-from dit.config.run import RunConfig
+from dit.config.run import CheckpointConfig, LoggerConfig, RunConfig, Weights
 from dit.config.training import (
     DdpConfig,
     Decay,

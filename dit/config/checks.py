@@ -1,4 +1,4 @@
-"""Rules that a group of options must keep, each with the sentence for when it does not."""
+"""Rules that a group of options must keep, each with the message for a user who breaks it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Problems(ValueError):  # noqa: N818 - it is what it holds
 def check(*rules: Rule) -> None:
     """Raises `Problems` with the message of every rule that does not hold.
 
-    A message begins with the field it is about, and a field has one: what else is wrong with it
-    mostly follows from the first.
+    A message begins with its field, and only the first message of a field is kept: the others
+    mostly follow from it.
     """
     broken = [message for holds, message in rules if not holds]
     if broken:
@@ -33,10 +33,10 @@ def check(*rules: Rule) -> None:
 
 
 def numbers(group: Any, **most: float) -> list[Rule]:
-    """Rules that every number of the group is one to compute with: finite in float32, and bounded.
+    """Rules that every number of the group is finite in float32, and bounded.
 
-    `most` says the largest value of a field, where it is not `MOST` for integers and that of
-    float32 for all others. They stand behind the other rules of a group, which say more.
+    `most` has the largest value of a field where that is neither `MOST` (integers) nor the largest
+    float32. A group lists these rules after its others, whose messages say more.
     """
     rules: list[Rule] = []
     for one in fields(group):
@@ -63,7 +63,7 @@ def numbers(group: Any, **most: float) -> list[Rule]:
 
 
 def _is_float32(value: float) -> bool:
-    """Whether float32 has it as a number, and does not round it to zero."""
+    """Whether the value is finite in float32, and not rounded to zero."""
     try:
         (narrow,) = struct.unpack("f", struct.pack("f", value))
     except OverflowError:
@@ -96,5 +96,5 @@ def positive(group: object, *names: str) -> list[Rule]:
 
 
 def given(group: object, *names: str) -> list[str]:
-    """Those of the named fields that are not None."""
+    """The named fields that are not None."""
     return [name for name in names if getattr(group, name) is not None]

@@ -35,11 +35,12 @@ def _line(words: tuple[str | Path, ...]) -> str:
 
 
 def _is_expressible(config: RunConfig) -> bool:
+    from dit.convert.diffusers_config import diffusers_transformer_config, scheduler_config
     from dit.convert.errors import ConvertError
-    from dit.convert.export import ExportOptions, check_expressible
 
     try:
-        check_expressible(config, ExportOptions())
+        diffusers_transformer_config(config)
+        scheduler_config(config.objective)
     except ConvertError:
         return False
     return True

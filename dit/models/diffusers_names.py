@@ -230,7 +230,7 @@ class Pair:
 
     @property
     def their_shape(self) -> tuple[int, ...]:
-        """Shape of each of theirs, of which ours may be a part."""
+        """Shape of each of theirs, whole even where ours is only some of its columns."""
         shape = self.shape if self.columns is None else (self.shape[0], self.columns[1])
         return self.arrangement.their_shape(shape, self.model, len(self.theirs))
 
@@ -241,7 +241,7 @@ class Pair:
         return self.arrangement.join(parts, self.model)
 
     def split(self, whole: Tensor) -> list[Tensor]:
-        """Theirs, of ours: the inverse of `join`. Where ours is a part of theirs, that part."""
+        """Theirs, of ours: the inverse of `join`. With `columns`, only that part of theirs."""
         return self.arrangement.split(whole, self.model, len(self.theirs))
 
 

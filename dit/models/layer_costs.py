@@ -1,9 +1,10 @@
 """Descriptions of the layers that families choose from: cross, double-stream and single-stream.
 
-`Cost`s that add up. What a layer keeps for the backward pass is counted with autograd's
-saved-tensor hooks on a CPU, for each token and unit of width in bfloat16 numbers: each modulated
-part 4 outside of its split matrices; attention to oneself 10 and to text 5, of which 1 is its
-output; a feed-forward what goes into its activation and what comes out.
+Each function returns a `Cost`, and costs add up. What the backward pass needs was counted with
+autograd's saved-tensor hooks on a CPU, in bfloat16 numbers for each token and unit of width. A
+modulated part keeps 4 outside of its split matrices. Self-attention keeps 10 and cross-attention 5,
+and selective recomputation saves 1 of them, the output. A feed-forward keeps input and output of
+its activation.
 """
 
 # D model width, F width inside a feed-forward, K head width, R rank of a modulation

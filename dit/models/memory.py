@@ -11,7 +11,7 @@ from dit.models.cost import Cost, network_cost, parameter_count, parameters_here
 from dit.models.layer_costs import KEPT_OUTSIDE
 
 MOST_BYTES = 2**44
-"""16 TiB: far beyond any device, and beyond what an estimate could be wrong by."""
+"""16 TiB: more than any device has, even if the estimate is wrong by a large factor."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,6 +1,6 @@
-"""Where the tokens of a sample stand: rows of positions, of which every axis is rotated.
+"""Rules that give each token of a sample its position: one row with a number for every rotary axis.
 
-Loader, generation and parity tests ask the same rule, so that a network sees the same positions.
+Loader, generation and parity tests call the same rule, so that a network sees the same positions.
 """
 
 # F H W frames, rows and columns in patches
@@ -16,20 +16,19 @@ from torch import Tensor
 
 
 class PositionRule(Protocol):
-    """A value that can be a key of a cache: packs have few different grids."""
+    """Rules are hashable, because positions are cached by rule and grid."""
 
     def __call__(self, grid: tuple[int, int, int], *, fps: float) -> Tensor:
-        """[F*H*W, axes] float32 of one sample, in token order; `fps` is NaN where nobody knows."""
+        """[F*H*W, axes] float32 of one sample, in token order; `fps` is NaN where it is unknown."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class GridPositions:
-    """(frame, row, column): indices, of which that of the frame may go by time."""
+    """(frame, row, column): indices; the frame may be scaled to a common frame rate."""
 
     base_fps: float | None = None
-    """Frames are counted as those of a clip at so many frames a second; None counts them as they
-    are (Wan, Hunyuan)."""
+    """A frame's position is frame * base_fps / fps; None uses the frame's index (Wan, Hunyuan)."""
 
     def __call__(self, grid: tuple[int, int, int], *, fps: float) -> Tensor:
         frames, rows, columns = (torch.arange(size, dtype=torch.float32) for size in grid)
