@@ -1,11 +1,11 @@
 """Measures steps of a run: where the time goes, real tokens a second, model TFLOP/s, MFU.
 
 1. warm-up   steps that allocate memory and fill buffers
-2. steps     each as metrics.jsonl of a run would have it; on a GPU the parts are waited for
-3. peaks     what the device promises, and how fast it multiplies large matrices
-4. figures   a table, and a JSON file with those of each step as well
+2. steps     each as a line of metrics.jsonl; on a GPU each part is synchronized before it is timed
+3. peaks     FLOP/s of the data sheet, and measured on large matrix products
+4. figures   a table, and a JSON file with the figures of each step as well
 
-Nothing is trained further and nothing is saved: the weights start anew.
+The weights are initialised anew, and nothing is saved.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = _only_steps(arguments.config)
     # Imported late: --help and a wrong key answer without waiting for Megatron-Core.
     from dit.distributed.process_groups import rank, start_processes, world_size
-    from dit.distributed.watchdog.monitor import watchdog
+    from dit.distributed.watchdog import watchdog
 
     config.data_parallel_size(world_size())
     if arguments.dry_run or arguments.print_config:
@@ -54,10 +54,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     with watchdog(limit_s=limit_s, say=say_once, again=""):
         from measuring.steps import step_summary
 
-        from dit.train.metrics.timers import precisely
+        from dit.train.metrics.step_metrics import synchronize_timers
         from dit.train.trainer import measure_steps
 
-        precisely()
+        synchronize_timers()
         around = _trace(options.json, rank()) if options.profile else nullcontext()
         steps = measure_steps(config, warm_up=options.warm_up, steps=options.steps, around=around)
         found = step_summary(config, steps)
@@ -99,7 +99,7 @@ def _only_steps(config: RunConfig) -> RunConfig:
 
 
 def _trace(file: Path, rank: int) -> AbstractContextManager:
-    """For chrome://tracing or Perfetto; it slows the steps down."""
+    """A profile for chrome://tracing or Perfetto; it slows the steps down."""
     from torch.profiler import profile
 
     place = file.with_name(f"{file.stem}_trace_rank{rank}.json")

@@ -1,12 +1,12 @@
-"""Rate of the loader against a plain read of the same shards, and what its buffer takes.
+"""Rate of the loader against a plain read of the same shards, and the memory of its buffer.
 
 python benchmarks/benchmark_loader.py --samples 20000 1000 --memory 4096
 
 1. shards    of samples of about 4 kB (small pictures) and 400 kB (video), in turn
-2. rates     medians of passes in turns: tarfile and the decoding and checks of the loader, one
-             sample after the other; the same, laid into packs as they come; and our loader. By CPU
-             seconds with the loader in this process, and by the clock with processes of its own,
-             as in a run, on a machine that does nothing else
+2. rates     medians of alternating passes: tarfile with the decoding and checks of the loader, one
+             sample after the other; the same, packed in the order of the shards; and our loader.
+             In CPU seconds with the loader in this process; in seconds of the clock with worker
+             processes, as in a run, which needs an idle machine
 3. memory    of a process that has filled a packing buffer, over one with a buffer of 32 samples
 """
 
@@ -42,7 +42,7 @@ from dit.models.family import named_model
 
 @dataclass(frozen=True, kw_only=True)
 class ShardKind:
-    """What the samples of a set of shards are like."""
+    """Sizes of the samples of one set of shards."""
 
     name: str
     latent: tuple[int, int, int, int]
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for kind, samples in zip(KINDS, options.samples, strict=True):
         with tempfile.TemporaryDirectory(dir=options.folder) as name:
             folder = Path(name)
-            write(folder, kind, samples)
+            write_dataset(folder, kind, samples)
             for workers in options.workers if options.repeats else ():
                 about = {"payload": kind.name, "workers": workers}
                 rates.append(about | _rates(folder, kind, samples, options, workers))
@@ -91,7 +91,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def write(folder: Path, kind: ShardKind, samples: int) -> None:
+def write_dataset(folder: Path, kind: ShardKind, samples: int) -> None:
     """A dataset of `samples` samples, as data_prep leaves one."""
     rng = torch.Generator().manual_seed(0)
     tensors = {
@@ -125,7 +125,7 @@ def _rates(
 ) -> dict[str, Any]:
     config = config_of(folder, kind, buffer=options.buffer, workers=workers)
     expected, loader = Expected.of(config), build_train_loader(config, rank=0, world_size=1)
-    next(loader)  # the buffer is full from here on
+    next(loader)  # from here on the buffer is full
     ways: dict[str, Callable[[], int]] = {
         "plain": lambda: read_plainly(folder, expected),
         "plain packs": lambda: read_in_order(folder, expected),
@@ -146,12 +146,12 @@ def _rates(
 
 
 def read_plainly(folder: Path, expected: Expected) -> int:
-    """Every sample from the first byte to the last: tarfile, and the decoding of the loader."""
+    """Reads every sample in order, with tarfile and the decoding of the loader."""
     return sum(1 for _ in _decoded(folder, expected))
 
 
 def read_in_order(folder: Path, expected: Expected) -> int:
-    """The same, with packs of samples as they come."""
+    """As `read_plainly`, and packs the samples in the order of the shards."""
     count, waiting, tokens = 0, list[LatentSample](), 0
     for sample in _decoded(folder, expected):
         length = expected.layout.padded_tokens(sample.latent_CFHW)
@@ -178,7 +178,7 @@ def _decoded(folder: Path, expected: Expected) -> Iterator[LatentSample]:
 
 
 def read_packed(loader: Any, samples: int) -> int:
-    """As many samples of the loader, in packs."""
+    """Reads packs of the loader until they have this many samples."""
     count = 0
     while count < samples:
         count += next(loader).num_samples
@@ -186,14 +186,14 @@ def read_packed(loader: Any, samples: int) -> int:
 
 
 def _memory(folder: Path, kind: ShardKind, buffer: int) -> dict[str, Any]:
-    # Each in a process of its own, as none gives back all that it took.
+    # A process of its own for each size, because freed memory does not return to the system.
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         sizes = [pool.apply(resident_mb, (folder, kind, size), {}) for size in (32, buffer)]
     return {"payload": kind.name, "buffer": buffer, "MB more than with 32": sizes[1] - sizes[0]}
 
 
 def resident_mb(folder: Path, kind: ShardKind, buffer: int) -> float:
-    """Of this process, when the first pack is taken from a full buffer."""
+    """Resident memory of this process after the first pack, when the buffer is full."""
     loader = build_train_loader(config_of(folder, kind, buffer=buffer), rank=0, world_size=1)
     next(loader)
     size = psutil.Process().memory_info().rss / 1e6

@@ -11,15 +11,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from measuring.fill import decreasing_fill, stream_fill
 from measuring.mixtures import MIXTURES
-from measuring.stragglers import step_costs, straggler_ratios
+from measuring.packing_simulation import (
+    decreasing_fill,
+    step_costs,
+    straggler_ratios,
+    stream_fill,
+)
 from rich.console import Console
 from rich.table import Table
 
 from dit.config.loading import default_config, load_config
 
-_STEPS = 128  # measured, after as many in which the packs in waiting grow to their number
+_STEPS = 128  # measured steps; as many before them fill the buffer of waiting packs
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

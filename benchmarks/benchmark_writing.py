@@ -27,7 +27,7 @@ from data_prep.writing.dataset_folder import LEDGER
 from data_prep.writing.shard_writer import PackOptions, RankBlocks, Writer
 
 _SHARD = 10_000  # samples
-_BLOCK = 32  # samples between two flushes, as for images
+_BLOCK = 32  # samples between two flushes, as data_prep has it for images
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

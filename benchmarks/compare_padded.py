@@ -1,8 +1,8 @@
 """Our packed step against Diffusers' model in a plain PyTorch loop: real tokens a second.
 
-1. samples   random ones of a mixture, packed; plain loops get the same samples, noise and levels
-2. start     the same weights; losses of the first step must agree where nothing is padded
-3. steps     in turn, so that what else the machine does falls on all alike; medians
+1. samples   random samples of a mixture, packed; plain loops get the same samples, noise and levels
+2. start     equal weights; where nothing is padded, the losses of the first step must agree
+3. steps     in turn, so that other load on the machine affects all alike; medians
 
     python benchmarks/compare_padded.py --steps 7
 
@@ -87,7 +87,7 @@ def _small() -> RunConfig:
 
 
 def _mixtures() -> dict[str, tuple[MockGeometry, ...]]:
-    """One size; and pictures with video, of which the longest has five times the mean's tokens."""
+    """Samples of one size; and a mixture whose longest video has five times the mean tokens."""
     return {
         "equal": (MockGeometry(height=32, width=32, text_length=64, weight=12),),
         "mixed": (
@@ -112,7 +112,7 @@ def _compare(config: RunConfig, options: argparse.Namespace) -> dict[str, Any]:
             step()
             seconds[name].append(clock() - began)
     rates = {name: tokens / median(taken) for name, taken in seconds.items()}
-    # Of each round, because another program may slow down all contenders of a round.
+    # Ratios are taken within a round, because other load slows down all contenders of a round.
     ratios = {
         name: median(b / a for a, b in zip(seconds[OURS], taken, strict=True))
         for name, taken in seconds.items()
@@ -121,7 +121,7 @@ def _compare(config: RunConfig, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _contenders(config: RunConfig, batch: int) -> tuple[dict[str, Callable[[], float]], int]:
-    """A step of each, which returns its loss; and the real tokens of a step."""
+    """For each contender a function that runs a step and returns its loss; tokens of a step."""
     from measuring.padded import (
         Batching,
         PlainLoop,
@@ -134,31 +134,28 @@ def _contenders(config: RunConfig, batch: int) -> tuple[dict[str, Callable[[], f
     from dit.distributed.process_groups import device, process_groups, start_processes
     from dit.models.layers.init import randomise
     from dit.models.layers.parallel_linear import dtype
-    from dit.train.model_and_optimizer import (
-        build_model_and_optimizer,
-        forward_backward,
-        optimizer_step,
-    )
+    from dit.train.model_and_optimizer import build_model_and_optimizer
+    from dit.train.step import forward_backward, optimizer_step
 
     logging.getLogger("diffusers").setLevel(logging.ERROR)  # it warns of parts that are not there
     start_processes(seed=config.rng.seed, model=config.model)
-    learner = build_model_and_optimizer(
+    model = build_model_and_optimizer(
         config, process_groups(), fill=lambda model, _: randomise(model, seed=1)
     )
     items = _items(config)
-    network: Any = learner.chunks[0].module
+    network: Any = model.chunks[0].module
     weights = diffusers_weights(network, config.model)
     real = sum(batch.real_tokens for batch, _ in items)
 
     def ours() -> float:
-        report = forward_backward(learner, items, config=config)
+        report = forward_backward(model, items, config=config)
         loss = report.total / report.count
-        optimizer_step(learner, config=config, number=1, loss=loss)
+        optimizer_step(model, config=config, number=1, loss=loss)
         _wait()
         return loss
 
     found: dict[str, Callable[[], float]] = {OURS: ours}
-    # As they came: a plain loop does not know their lengths before.
+    # In their order of arrival: a plain loop does not know the lengths of samples in advance.
     asked = sorted(
         (one for item in items for one in examples(config.model, *item)),
         key=lambda one: int(one.key),
@@ -191,10 +188,9 @@ def _plain(loop: Any, batches: Any, *, numbers: int) -> Callable[[], float]:
 def _items(config: RunConfig) -> list[Any]:
     """The mixture as packs with their problems, on the device."""
     from dit.data import null_text
-    from dit.data.bin_packing import best_fit_decreasing
-    from dit.data.pack import PatchLayout, pack_samples
+    from dit.data.pack import PatchLayout, best_fit_decreasing, pack_samples
     from dit.distributed.process_groups import device
-    from dit.objectives import make_objective, training_problem
+    from dit.objectives import training_objective, training_problem
 
     layout, dataset = PatchLayout.of(config), config.dataset
     samples = list(_samples(config))
@@ -206,14 +202,12 @@ def _items(config: RunConfig) -> list[Any]:
     ]
     null = null_text(config).to(device())
     settings = {"seed": config.rng.seed, "step": 1, "null_text_LE": null, "text_dropout": 0.0}
-    objective = make_objective(config.objective)
-    return [
-        training_problem(objective, pack_samples.to(device()), **settings) for pack_samples in packs
-    ]
+    objective = training_objective(config.objective)
+    return [training_problem(objective, pack.to(device()), **settings) for pack in packs]
 
 
 def _samples(config: RunConfig) -> Iterator[Any]:
-    """Twice as many of each kind as its weight says, in a random order, which is their key."""
+    """Twice as many samples of each kind as its weight, in random order; keys are positions."""
     import torch
 
     from dit.batch import LatentSample

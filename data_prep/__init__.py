@@ -1,15 +1,18 @@
 """Media and captions -> shards, offline; knows nothing of the model or of Megatron.
 
-`python -m data_prep` lists the commands. The way of a sample:
+`python -m data_prep` lists the commands. In the order in which a sample passes them:
 
-1. `sources`     media and captions, in folders, archives and datasets; `digits` is one of its own
-2. `planning`    what becomes of each: size (`sizing`), frames (`frame_rules`), or why it is refused
-3. `running`     blocks of the plan on worker processes, with a ledger of what is done
-4. `processors`  pixels (`pictures`, `videos`) -> whitened latent, and back; `text` likewise
-5. `shards`      latent, text and description -> tar and index, each appearing whole
-6. `folder`      card, null text and Energon's `.nv-meta`, last of all
-7. `inspection`  reads a finished folder back and checks every payload
+cli/       the command line
+packing    one packing: plan, measure, encode, publish
+sources/   folders, archives and datasets -> media with their captions
+media/     files of pictures and videos -> sizes, frames and pixels
+planning/  one line for each sample: its size, frames and split, or why it is refused
+engine/    blocks of the plan -> encoded samples, on worker processes; codecs are in `dit/codecs`
+writing/   encoded samples -> tar shards, ledger, and the metadata of the dataset folder
+inspect/   reads a finished dataset folder back and checks every checksum
+formats/   caches of other tools, read and written
+refusals   why a sample is refused, and how many were
 
-`packing` runs them in that order. What cannot be packed is refused with a reason (`refusals`),
-counted, and listed in `refused.jsonl`. A folder that has `.nv-meta` is whole.
+A sample that cannot be packed is refused with a reason, counted, and listed in `refused.jsonl`. A
+folder that has `.nv-meta` is complete.
 """

@@ -1,12 +1,13 @@
 """A source of clips -> a dataset folder.
 
 1. plan      every sample, before anything is decoded; options and output folder are checked
-2. measure   the processor sees each clip once, if it wants to
+2. measure   mean and deviation of the latents, for codecs that whiten by the dataset
 3. encode    sample by sample, in the order of the plan, into the shards of its split
 4. publish   only if enough was packed
 
-A run that ends early, however it ends, is continued by the same command. The folder is always what
-one undisturbed run makes: where files have changed since, samples that have not are copied.
+The same command continues a packing that ended early, for whatever reason. The folder then holds
+what a single run would have written: where files have changed in the meantime, the samples of
+unchanged files are copied.
 """
 
 from __future__ import annotations
@@ -19,20 +20,27 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from data_prep.engine.block_worker import RefusedResult, Task, Work
-from data_prep.engine.incremental import WHITENING_NAME, remove_earlier, set_aside
+from data_prep.engine.block_worker import BlockWorker, RefusedResult, Task
 from data_prep.engine.processes import Engine, InProcess
 from data_prep.engine.ranks import ALONE, Ranks
-from data_prep.engine.summary import Summary, summarize
 from data_prep.media.clips import Entry, Source
-from data_prep.planning.cropping import Cropping
-from data_prep.planning.plan import PLAN_NAME, PackingPlan, read_plan, refuse, write_plan
+from data_prep.planning.plan import PackingPlan, read_plan, refuse, write_plan
 from data_prep.planning.splits import ALL_IN_TRAIN, Split, all_in_train_notice
+from data_prep.planning.statistics import CropStatistics
 from data_prep.refusals import PrepError, Refusals
-from data_prep.writing.atomic_files import write_whole
-from data_prep.writing.dataset_folder import LEDGER, META, REFUSED_NAME, make_ready, publish
+from data_prep.writing.dataset_folder import (
+    LEDGER,
+    META,
+    PLAN_NAME,
+    REFUSED_NAME,
+    prepare_folder,
+    publish,
+)
+from data_prep.writing.incremental import WHITENING_NAME, remove_earlier, set_aside
 from data_prep.writing.ledger import LedgerHeader, changed_options
 from data_prep.writing.shard_writer import PackOptions, RankBlocks, Writer
+from data_prep.writing.summary import Summary, summarize
+from dit.atomic_files import write_atomically
 from dit.codecs.dataset_card import FORMAT_VERSION
 from dit.codecs.normalization import Moments, Whitening
 from dit.codecs.text import TextEncoder
@@ -41,60 +49,60 @@ from dit.codecs.vae.codec import LATENT_DTYPE
 
 __all__ = ["PackOptions", "Summary", "pack_dataset"]
 
-# Shows how many samples have gone by: (activity, samples in all or 0, samples done before) gives a
-# context whose value takes the number of samples that are done as well.
+# Shows progress: (activity, samples in all or 0, samples done before) -> context manager of a
+# function that takes the number of samples done since its last call.
 Track = Callable[[str, int, int], AbstractContextManager[Callable[[int], None]]]
 
 _LAYOUT = ("split", "shard_size", "max_shard_bytes", "batch_size", "block_size")
-_MOST_NAMED = 4  # options in a message
+_MOST_NAMED = 4  # changed options in a message
 
 
-def untracked(*_: object) -> AbstractContextManager[Callable[[int], None]]:
-    """Shows nothing."""
+def no_progress(*_: object) -> AbstractContextManager[Callable[[int], None]]:
+    """Shows no progress."""
     return nullcontext(lambda _: None)
 
 
-def untold(_: str) -> None:
-    """Says nothing."""
+def no_notice(_: str) -> None:
+    """Ignores a notice."""
 
 
 @dataclass(kw_only=True)
 class Packing:
-    """One run of one process, on its way from a source to a folder."""
+    """One packing of a source into a folder, as one process runs it."""
 
     source: Source
     folder: Path
-    processor: Codec
+    codec: Codec
     text: TextEncoder
     options: PackOptions
     settings: Mapping[str, Any]
     engine: Engine = field(default_factory=InProcess)
     ranks: Ranks = ALONE
-    track: Track = untracked
-    notify: Callable[[str], None] = untold
-    """Takes what a person should know before the work begins."""
+    track: Track = no_progress
+    notify: Callable[[str], None] = no_notice
+    """Called with each notice for the user before the encoding begins."""
 
     def run(self) -> Summary:
-        """Does all that is not done yet.
+        """Does all steps that are not done yet.
 
         Raises:
-            PrepError: something must be changed; as after any exception, there is no `.nv-meta`.
+            PrepError: the user must change something; after any exception, there is no `.nv-meta`.
         """
         if self.ranks.rank == 0:
-            make_ready(self.folder, overwrite=self.options.overwrite)
+            prepare_folder(self.folder, overwrite=self.options.overwrite)
             self._check_options()
             plan = self.plan()
-            self._set_aside_what_does_not_fit(plan)
-        self.ranks.meet()
+            self._set_aside_outdated(plan)
+        self.ranks.barrier()
         plan = read_plan(self.folder / PLAN_NAME)
-        self._check(self.look_at(plan), plan)
+        self._check(self.review(plan), plan)
         self._measure(plan)
         self._encode(plan)
-        self.ranks.meet()
+        self.ranks.barrier()
         return self._finish(plan)
 
     def plan(self) -> PackingPlan:
-        """Probes every file and writes what will become of it.
+        """Probes every file, and writes the plan: what becomes of each.
 
         Raises:
             PrepError: two files have one key, or a split gets none.
@@ -107,11 +115,11 @@ class Packing:
             given = self.options.split if self.options.split_is_given else None
             return write_plan(entries, path, given)
 
-    def decoded(self, plan: PackingPlan) -> PackingPlan:
-        """The plan after every file of it has been decoded as packing does; nothing is encoded."""
-        return refuse(plan, self._decoded(plan))
+    def decode_all(self, plan: PackingPlan) -> PackingPlan:
+        """Decodes every file as packing does, and refuses those that fail; encodes nothing."""
+        return refuse(plan, self._decode(plan))
 
-    def _decoded(self, plan: PackingPlan) -> Iterator[tuple[str, str] | None]:
+    def _decode(self, plan: PackingPlan) -> Iterator[tuple[str, str] | None]:
         blocks = plan.blocks(self.options.block_size)
         with self.track(Task.DECODE, plan.total, 0) as advance:
             for outcomes in self.engine.run(self._work(Task.DECODE), blocks):
@@ -122,13 +130,13 @@ class Packing:
 
     @property
     def _identity(self) -> dict[str, Any]:
-        """All that decides what the folder holds, besides the files themselves."""
+        """All options that decide the content of the folder."""
         settings = {k: v for k, v in self.settings.items() if k != "max_bad_fraction"}
         identity = {
             "format_version": FORMAT_VERSION,
             **settings,
             **{name: getattr(self.options, name) for name in _LAYOUT},
-            "processor": {"name": self.processor.name, **self.processor.settings},
+            "processor": {"name": self.codec.name, **self.codec.settings},
             "text_encoder": self.text.settings,
         }
         return json.loads(json.dumps(identity, default=asdict))
@@ -145,7 +153,7 @@ class Packing:
                 " everything anew with --overwrite"
             )
 
-    def _set_aside_what_does_not_fit(self, plan: PackingPlan) -> None:
+    def _set_aside_outdated(self, plan: PackingPlan) -> None:
         record = LedgerHeader.read(self.folder)
         new = LedgerHeader(options=self._identity, plan=plan.digest, world=self.ranks.world)
         if record is not None and (record.plan, record.world) != (new.plan, new.world):
@@ -155,12 +163,12 @@ class Packing:
             return
         new.write(self.folder)
 
-    def look_at(self, plan: PackingPlan) -> Refusals:
-        """What the plan refuses; rank 0 says what else a person should know of it.
+    def review(self, plan: PackingPlan) -> Refusals:
+        """The samples that the plan refuses; rank 0 also gives notices about the plan.
 
-        Where the default split leaves a part of a small dataset empty, all goes to train.
+        Where the default split leaves a part of a small dataset empty, all samples go to train.
         """
-        refusals, found, cropping = Refusals(), Counter[Split](), Cropping()
+        refusals, found, cropping = Refusals(), Counter[Split](), CropStatistics()
         for (line,) in plan.blocks(1):
             entry = Entry.from_line(line)
             if entry.refused:
@@ -168,7 +176,7 @@ class Packing:
                 continue
             found[self.options.split.split_of(entry.group)] += 1
             cropping.add(entry)
-        notices = cropping.notices(self.settings.get("size_multiple"), self.processor.stride)
+        notices = cropping.notices(self.settings.get("size_multiple"), self.codec.stride)
         too_few = found and self.options.split.empty(found)
         if too_few and not self.options.split_is_given:
             self.options = replace(self.options, split=ALL_IN_TRAIN)
@@ -179,15 +187,15 @@ class Packing:
         return refusals
 
     def _check(self, refusals: Refusals, plan: PackingPlan) -> None:
-        """Names the refused samples; raises PrepError where there are too many."""
+        """Lists the refused samples; raises PrepError where there are too many."""
         if self.ranks.rank == 0:
             refusals.write(self.folder / REFUSED_NAME)
         refusals.check(total=plan.total, max_fraction=self.options.max_bad_fraction)
 
-    def _work(self, task: Task) -> Work:
-        return Work(
+    def _work(self, task: Task) -> BlockWorker:
+        return BlockWorker(
             source=self.source,
-            processor=self.processor,
+            codec=self.codec,
             text=self.text,
             task=task,
             batch_size=self.options.batch_size,
@@ -196,23 +204,23 @@ class Packing:
         )
 
     def _measure(self, plan: PackingPlan) -> None:
-        """Gives the processor the dataset's own whitening, if it wants that; rank 0 finds it."""
-        if not self.processor.whitens_by_dataset:
+        """Rank 0 measures the whitening, if the codec takes it from the data; all ranks read it."""
+        if not self.codec.whitens_by_dataset:
             return
         path = self.folder / LEDGER / WHITENING_NAME
         if self.ranks.rank == 0 and not path.exists():
             whitening = self._whitening(plan)
             if whitening is not None:
                 content = {"mean": whitening.mean, "std": whitening.std}
-                write_whole(path, json.dumps(content).encode())
-        self.ranks.meet()
+                write_atomically(path, json.dumps(content).encode())
+        self.ranks.barrier()
         if path.exists():
             content = json.loads(path.read_bytes())
             whitening = Whitening(mean=tuple(content["mean"]), std=tuple(content["std"]))
-            self.processor = replace(self.processor, whitening=whitening)
+            self.codec = replace(self.codec, whitening=whitening)
 
     def _whitening(self, plan: PackingPlan) -> Whitening | None:
-        """That of all clips that can be read, the same for any number of workers.
+        """The whitening of all clips that can be read, the same for any number of workers.
 
         Raises:
             PrepError: too few can be read.
@@ -225,14 +233,14 @@ class Packing:
                     if isinstance(outcome, RefusedResult):
                         source = Entry.from_line(line).source
                         refusals.add(source, outcome.reason, outcome.detail)
-                    elif outcome.is_finite:  # one that is not is refused when it is encoded
+                    elif outcome.is_finite:  # a latent with NaN or Inf is refused when encoded
                         moments.merge(outcome)
                 advance(len(block))
         self._check(refusals, plan)
-        return self.processor.fitted(moments).whitening if moments.count else None
+        return self.codec.fitted(moments).whitening if moments.count else None
 
     def _encode(self, plan: PackingPlan) -> None:
-        """Does what the ledger of this rank does not list yet."""
+        """Encodes the samples of this rank that its ledger does not list yet."""
         share = RankBlocks(plan=plan, size=self.options.block_size, ranks=self.ranks)
         writer = Writer(folder=self.folder, options=self.options, ranks=self.ranks)
         progress = writer.progress(share)
@@ -249,7 +257,7 @@ class Packing:
                 advance(len(block))
 
     def _finish(self, plan: PackingPlan) -> Summary:
-        """What all ranks packed; rank 0 publishes it.
+        """Sums up what all ranks packed; rank 0 publishes it.
 
         Raises:
             PrepError: too much was refused.
@@ -266,19 +274,19 @@ class Packing:
                 null_text=self.text.encode_all(""),
             )
             remove_earlier(self.folder)
-        self.ranks.meet()
+        self.ranks.barrier()
         return summary
 
     def _card(self, summary: Summary) -> dict[str, Any]:
-        processor, whitening = self.processor, self.processor.whitening
+        codec, whitening = self.codec, self.codec.whitening
         return {
             "format_version": FORMAT_VERSION,
-            "processor": {"name": processor.name, **processor.settings},
+            "processor": {"name": codec.name, **codec.settings},
             "text_encoder": self.text.settings,
             "latent": {
-                "channels": processor.channels,
-                "stride": processor.stride,
-                "temporal_stride": processor.temporal_stride,
+                "channels": codec.channels,
+                "stride": codec.stride,
+                "temporal_stride": codec.temporal_stride,
                 "dtype": str(LATENT_DTYPE).removeprefix("torch."),
                 "mean": whitening.mean,
                 "std": whitening.std,
@@ -303,7 +311,7 @@ def pack_dataset(source: Source, folder: Path, **given: Any) -> Summary:
     """Packs all of `source` into `folder`; `given` are the fields of `Packing`.
 
     Raises:
-        PrepError: something must be changed; as after any exception, there is no `.nv-meta`.
+        PrepError: the user must change something; after any exception, there is no `.nv-meta`.
     """
     return Packing(source=source, folder=folder, **given).run()
 

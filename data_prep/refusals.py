@@ -1,4 +1,4 @@
-"""What was not packed, and why."""
+"""Why samples are refused, and how many were."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from data_prep.writing.atomic_files import write_whole
+from dit.atomic_files import write_atomically
 
 _LONGEST = 120  # characters of a value in a message
 
@@ -19,7 +19,7 @@ class PrepError(ValueError):
 
 
 class Reason(StrEnum):
-    """Why a file was refused; the summary counts each."""
+    """Why a sample was refused; the summary counts each reason."""
 
     EMPTY = "file is empty"
     UNREADABLE = "file cannot be read"
@@ -42,20 +42,20 @@ class Reason(StrEnum):
 
 
 class RefusedError(Exception):
-    """One file cannot be packed."""
+    """A sample cannot be packed."""
 
     def __init__(self, reason: Reason, detail: str):
-        self.reason, self.detail = reason, as_text(detail)
+        self.reason, self.detail = reason, printable(detail)
         super().__init__(f"{reason}: {detail}")
 
 
-def as_text(name: str) -> str:
-    """A file name as text: what is not UTF-8 in it is written as an escape."""
+def printable(name: str) -> str:
+    """A file name as text; bytes that are not UTF-8 become escapes."""
     return name.encode("utf-8", "backslashreplace").decode()
 
 
-def shortened(value: Any) -> str:
-    """A strange value for a message, however large or deep it is."""
+def short_repr(value: Any) -> str:
+    """A value of unknown size and depth, shortened for a message."""
     limited = reprlib.Repr()
     limited.maxlevel, limited.maxstring, limited.maxother = 2, _LONGEST, _LONGEST
     try:
@@ -65,7 +65,7 @@ def shortened(value: Any) -> str:
 
 
 class Refusals:
-    """Counts of the refused samples, and the file that names each."""
+    """The refused samples, counted by reason, and the file that lists them."""
 
     def __init__(self) -> None:
         self._counter = Counter[str]()
@@ -86,10 +86,10 @@ class Refusals:
 
     def write(self, path: Path) -> None:
         """One JSON object a line: source, reason, detail."""
-        write_whole(path, "".join(line for _, line in sorted(self._lines)).encode())
+        write_atomically(path, "".join(line for _, line in sorted(self._lines)).encode())
 
     def check(self, *, total: int, max_fraction: float, kept: bool = True) -> None:
-        """Stops a run that loses too much; `kept` says that the next one continues it.
+        """Ends a packing that loses too much; `kept`: the next one continues it.
 
         Raises:
             PrepError: nothing is left, or more than `max_fraction` of `total` samples were refused.

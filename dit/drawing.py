@@ -1,4 +1,4 @@
-"""Pictures are worth no run: what cannot be drawn is noted, and whatever asked for it goes on."""
+"""Errors while pictures are drawn are collected: a picture is never worth the end of a run."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Undrawn:
-    """What could not be drawn, or not as it should be, and why."""
+    """A picture that could not be drawn, or not as it should be, and the reason."""
 
-    what: str  # of one kind, whatever the step: a run says each kind once
+    what: str  # kind of picture, without the step: a run reports each kind once
     because: str
 
     def __str__(self) -> str:
@@ -20,18 +20,18 @@ class Undrawn:
 
 @contextmanager
 def drawing(what: str, undrawn: list[Undrawn]) -> Iterator[None]:
-    """Inside, an error is added to `undrawn`, and the program goes on after the block.
+    """An error in the block is added to `undrawn`, and the program continues after the block.
 
-    Only for work of one process: an error inside a collective must end all of them.
+    Only for work of a single process: an error during a collective must end all processes.
     """
     try:
         yield
     except Exception as error:  # noqa: BLE001
-        # Fonts, image and video codecs, decoders and dashboards are given the texts, numbers and
-        # files of others, and raise whatever they like: no list of types would be complete.
+        # Fonts, image and video codecs and dashboards get texts, numbers and files of users, and
+        # raise errors of any type: no list of types would be complete.
         undrawn.append(Undrawn(what=what, because=in_words(error)))
 
 
 def in_words(error: Exception) -> str:
-    """One line; the kind of the error too, for a KeyError's text is a key alone."""
+    """Type and message on one line; the message of a KeyError alone would be only a key."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"

@@ -1,9 +1,10 @@
-"""A folder that one program writes to at a time.
+"""A lock on a folder, so that one program at a time writes to it.
 
-The lock is POSIX's, on the file `.lock` in the folder: the system gives it back when the process
-ends, however it ends, and no child process inherits it. Over NFS the server keeps it for all
-machines (version 4, or version 3 with its lock service); the lock of a machine that is lost goes
-with its lease, after about 90 seconds. On a file system without locks a warning takes its place.
+It is a POSIX lock on the file `.lock` in the folder: the operating system releases it when the
+process ends, for whatever reason, and child processes do not inherit it. On NFS the server keeps
+the lock for all machines (version 4, or version 3 with its lock service); the lock of a lost
+machine expires with its lease, after about 90 seconds. On a file system without locks the program
+only logs a warning.
 """
 
 from __future__ import annotations
@@ -37,21 +38,21 @@ class FolderInUseError(ValueError):
 
 @contextmanager
 def only_writer(folder: Path, *, named: str) -> Iterator[None]:
-    """Inside, no other process writes to `folder`; `named` is what the message calls it.
+    """Keeps other processes from writing to `folder`, which error messages call `named`.
 
-    One process may hold it once, and must not open the lock's file elsewhere: POSIX gives the lock
-    back with the first of the file's handles that is closed.
+    A process may hold the lock once, and must not open the lock file elsewhere: POSIX releases the
+    lock as soon as any handle of the file is closed.
 
     Raises:
-        FolderInUseError: another process does.
-        OSError: the lock's file cannot be opened.
+        FolderInUseError: another process holds the lock.
+        OSError: the lock file cannot be opened.
     """
     file = folder / LOCK
     handle = _open(file, named)
     try:
         yield
     finally:
-        # Removed before the lock is given back: whoever comes later makes a file of their own.
+        # Removed before the lock is released, so that the next process creates a new file.
         with suppress(OSError):
             if _is_still(file, handle):
                 file.unlink()
@@ -59,7 +60,7 @@ def only_writer(folder: Path, *, named: str) -> Iterator[None]:
 
 
 def _open(file: Path, named: str) -> int:
-    """The handle of the file, locked."""
+    """A handle of the locked file."""
     while True:
         handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -69,7 +70,7 @@ def _open(file: Path, named: str) -> int:
             raise
         if _is_still(file, handle):
             return handle
-        os.close(handle)  # another process removed it as we came; the next one is ours
+        os.close(handle)  # its former holder removed the file in the meantime; try again
 
 
 def _lock(handle: int, file: Path, named: str) -> None:
@@ -85,7 +86,7 @@ def _lock(handle: int, file: Path, named: str) -> None:
             " notices a second program that writes to it at the same time"
         )
     now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-    with suppress(OSError):  # the lock holds without a word in its file, on a full disk, too
+    with suppress(OSError):  # a full disk: the lock holds with an empty file, too
         os.ftruncate(handle, 0)
         os.pwrite(
             handle, f"process {os.getpid()} on {socket.gethostname()} since {now}".encode(), 0
@@ -93,12 +94,13 @@ def _lock(handle: int, file: Path, named: str) -> None:
 
 
 def _holder(handle: int) -> str:
-    """What the process that has the lock says of itself."""
+    """What the process that holds the lock wrote about itself."""
     said = os.pread(handle, _LONGEST, 0).decode(errors="replace")
     return "".join(filter(str.isprintable, said)) or "another process"
 
 
 def _is_still(file: Path, handle: int) -> bool:
+    """Whether `handle` belongs to the file that has this name now."""
     try:
         return os.path.samestat(os.stat(file), os.fstat(handle))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""JSON that strangers wrote."""
+"""JSON of unknown origin -> plain values, with one kind of error."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON document, whatever its bytes are: json.loads with one kind of error.
+    """The value of a JSON document: json.loads with one kind of error for any bytes.
 
     Raises:
         ValueError: it is no JSON, is nested too deeply, or holds half of a surrogate pair, which
-            is no text that could be written anywhere.
+            no file can hold.
     """
     if isinstance(text, bytes):
         text = text.decode(json.detect_encoding(text))

@@ -1,8 +1,8 @@
-"""YAML and TOML that strangers wrote -> plain values, and the line of each key.
+"""YAML and TOML of unknown origin -> plain values, and the line of each key.
 
 Only what a configuration needs is read: mappings, lists, text, numbers, true, false and null. No
-tag makes anything else of a value, a date stays text, and a number is what YAML 1.2 calls one:
-1e-4 is, 1:30 is not.
+tag makes another type of a value, dates stay text, and numbers are those of YAML 1.2: 1e-4 is a
+number, 1:30 is not.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import yaml
 
 MOST_BYTES = 256 * 1024
 MOST_NODES = 50_000
-"""Keys, values and list items, with every alias counted as often as it is used."""
+"""Keys, values and list items; an alias counts as often as it is used."""
 MOST_LEVELS = 32
 _MOST_BITS = 1024
-"""Of an integer. Python writes longer ones only up to a length, and no key takes any."""
+"""Bits of an integer. Python refuses to print very long ones, and no key takes them."""
 
 _TAGS = ("str", "int", "float", "bool", "null", "seq", "map", "merge", "value")
 _NO_TEXT = re.compile(r"[\x00\ud800-\udfff]")
 
 
 class YamlError(ValueError):
-    """Why a text is no YAML of a configuration, and the line, where one is to blame."""
+    """Why a text is no YAML of a configuration, and the line of the error, if known."""
 
     def __init__(self, problem: str, line: int | None = None):
         self.problem, self.line = problem, line
@@ -37,14 +37,14 @@ class YamlError(ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Document:
-    """What a YAML text says."""
+    """The content of a YAML or TOML text."""
 
     values: Any
     lines: dict[str, int]  # dotted key -> line, from 1
 
 
 class _Loader(yaml.SafeLoader):
-    """A safe loader with the numbers of YAML 1.2 and without dates."""
+    """PyYAML's safe loader, with the numbers of YAML 1.2 and without dates."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -71,10 +71,10 @@ _Loader.add_implicit_resolver(
 
 
 def parse_yaml(text: str | bytes) -> Document:
-    """The values of a YAML text, whatever it is, with one kind of error.
+    """The values of a YAML text, with one kind of error for any bytes.
 
     Raises:
-        YamlError: it is no YAML, or holds what no configuration has.
+        YamlError: it is no YAML, or holds something that no configuration has.
     """
     if len(text) > MOST_BYTES:
         raise YamlError(f"is longer than {MOST_BYTES:,} bytes, which no configuration is")
@@ -98,7 +98,7 @@ def parse_yaml(text: str | bytes) -> Document:
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError) as error:
         if isinstance(error, YamlError):
             raise
-        # What PyYAML's constructors raise where a tag such as !!int stands before something else.
+        # Errors of PyYAML's constructors where a tag such as !!int stands before another value.
         raise YamlError(
             "a value is not what its tag says, or a number of thousands of digits"
         ) from None
@@ -107,10 +107,10 @@ def parse_yaml(text: str | bytes) -> Document:
 
 
 def parse_toml(text: bytes) -> Document:
-    """The values of a TOML text, whatever it is, with dates as text and without lines.
+    """The values of a TOML text, with dates as text and without line numbers.
 
     Raises:
-        YamlError: it is no TOML, or holds what no configuration has.
+        YamlError: it is no TOML, or holds something that no configuration has.
     """
     if len(text) > MOST_BYTES:
         raise YamlError(f"is longer than {MOST_BYTES:,} bytes, which no configuration is")
@@ -128,10 +128,10 @@ def parse_toml(text: bytes) -> Document:
 
 
 def _measure(node: yaml.Node, known: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
-    """How many nodes lie in this one, aliases repeated, and in how many levels.
+    """Number of nodes in a node, with repeated aliases, and of its levels.
 
     Raises:
-        YamlError: more than a configuration has, a tag, a key given twice, or a cycle.
+        YamlError: too many of them, an unknown tag, a key given twice, or a cycle.
     """
     if id(node) in known:
         found = known[id(node)]
@@ -168,7 +168,7 @@ def _children(node: yaml.Node) -> list[yaml.Node]:
 
 
 def _check_keys(node: yaml.Node) -> None:
-    """Raises `YamlError` where a mapping has a key twice, or one that is no plain word."""
+    """Raises `YamlError` where a mapping has a key twice, or a key that is no text."""
     if not isinstance(node, yaml.MappingNode):
         return
     seen: set[str] = set()
@@ -182,7 +182,7 @@ def _check_keys(node: yaml.Node) -> None:
 
 
 def _check_values(value: object) -> None:
-    """Raises `YamlError` at text that no file can hold, and at numbers of hundreds of digits."""
+    """Raises `YamlError` for text that no file can hold, and for integers of hundreds of digits."""
     if isinstance(value, str) and _NO_TEXT.search(value):
         raise YamlError(f"{value!r:.60} holds a NUL or half of a surrogate pair, which is no text")
     if isinstance(value, int) and value.bit_length() > _MOST_BITS:

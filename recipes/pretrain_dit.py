@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 
 from dit.config.loading import parse_arguments
-from dit.convert.next_commands import next_commands
 from dit.distributed.entry import run, say_once
+from dit.train.next_commands import next_commands
 from recipes.runs import RECIPES
 
 
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     open_samples = None
     if config.samples:
         from dit.sampling.validation.samples import open_samples
-    from dit.distributed.watchdog.monitor import watchdog
+    from dit.distributed.watchdog import watchdog
 
     limit_s = 60 * config.dist.distributed_timeout_minutes
     start_processes(seed=config.rng.seed, model=config.model, limit_s=limit_s)

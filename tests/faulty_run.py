@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 
 from dit.distributed.entry import run, say_once
-from dit.distributed.rendezvous import rendezvous_store
-from dit.distributed.watchdog.monitor import heartbeat, watchdog
-from dit.train.signals import StopRequests
+from dit.distributed.process_groups import rendezvous_store
+from dit.distributed.watchdog import heartbeat, watchdog
+from dit.train.trainer import StopSignals
 
 FAULTY_STEP, LAST_STEP = 20, 40
 
@@ -67,7 +67,7 @@ def main() -> int:
     dist.init_process_group(
         "gloo", store=rendezvous_store(timeout), rank=here, world_size=size, timeout=timeout
     )
-    with watchdog(limit_s=limit_s, say=say_once), StopRequests():
+    with watchdog(limit_s=limit_s, say=say_once), StopSignals():
         return train(fault, rank)
 
 

@@ -24,10 +24,10 @@ SMALL = (
 """Overrides that make conf/dit_digits.yaml a matter of seconds."""
 
 
-def command(script: str, *arguments: str, nproc: int = 1) -> list[str]:
+def command(script: str, *arguments: str, nproc: int = 1, folder: str = "recipes") -> list[str]:
     """The command line that the documentation gives, for this interpreter."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc)]
-    return [sys.executable, *launcher, str(ROOT / "recipes" / script), *arguments]
+    return [sys.executable, *launcher, str(ROOT / folder / script), *arguments]
 
 
 def environment() -> dict[str, str]:

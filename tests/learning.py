@@ -1,15 +1,16 @@
-"""A tiny learner that trains, for tests of what is saved of it."""
+"""A tiny model that trains, for tests of what is saved of it."""
 
 from __future__ import annotations
 
 import torch
 
 from dit.config import DatasetConfig, RunConfig
-from dit.objectives import make_objective, training_problem
+from dit.distributed.data_parallel import zero_gradients
+from dit.objectives import training_objective, training_problem
 from dit.train.checkpoint.state_dict import DataState
 from dit.train.model_and_optimizer import ModelAndOptimizer
-from dit.train.model_setup import set_learning_rate
-from dit.train.step import RankLoss, run_schedule, update
+from dit.train.optimizer import clip_and_step, set_learning_rate
+from dit.train.step import RankLoss, run_schedule
 from tests.packs import random_pack, tiny_model
 
 DATA = DataState(
@@ -26,30 +27,28 @@ def tiny_run(**model) -> RunConfig:
     )
 
 
-def train(learner: ModelAndOptimizer, config: RunConfig, first: int, last: int) -> list[float]:
+def train(model: ModelAndOptimizer, config: RunConfig, first: int, last: int) -> list[float]:
     """Losses and gradient norms of steps `first` to `last`."""
-    objective, numbers = make_objective(config.objective), []
+    objective, numbers = training_objective(config.objective), []
     batch = random_pack([(1, 4, 4), (2, 3, 3)], [5, 2], model=config.model)
     for step in range(first, last + 1):
         item = training_problem(
             objective, batch, seed=1, step=step, null_text_LE=torch.zeros(1, 8), text_dropout=0.5
         )
-        for chunk in learner.chunks:
-            chunk.zero_grad_buffer()
-        learner.optimizer.zero_grad()
-        losses = run_schedule(learner.chunks, [item], mean=config.objective.loss_mean)
-        report = RankLoss.of(losses)
-        set_learning_rate(learner.optimizer, 1e-2, weight_decay=0.1)
-        done = update(learner.optimizer, clip_grad=1.0)
-        if learner.ema is not None:
-            learner.ema.update(step)
-        numbers += [report.total / report.count, done.grad_norm]
+        zero_gradients(model.chunks, model.optimizer)
+        losses = run_schedule(model.chunks, [item], mean=config.objective.loss_mean)
+        rank_loss = RankLoss.of(losses)
+        set_learning_rate(model.optimizer, 1e-2, weight_decay=0.1)
+        update = clip_and_step(model.optimizer, clip_grad=1.0)
+        if model.ema is not None:
+            model.ema.update(step)
+        numbers += [rank_loss.total / rank_loss.count, update.grad_norm]
     return numbers
 
 
-def weights_and_averages(learner: ModelAndOptimizer) -> list[torch.Tensor]:
-    weights = [p.detach().clone() for p in learner.chunks[0].parameters()]
-    return weights + ([a.clone() for a in learner.ema.averages] if learner.ema else [])
+def weights_and_averages(model: ModelAndOptimizer) -> list[torch.Tensor]:
+    weights = [p.detach().clone() for p in model.chunks[0].parameters()]
+    return weights + ([a.clone() for a in model.ema.averages] if model.ema else [])
 
 
 def assert_equal(some: list[torch.Tensor], others: list[torch.Tensor]) -> None:

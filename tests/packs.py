@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from dit.batch import LatentSample, PackedBatch, pack_identity
+from dit.batch import LatentSample, PackedBatch
 from dit.config import Precision, RunConfig
-from dit.data.pack import PatchLayout, pack_samples
+from dit.data.pack import PatchLayout, pack_identity, pack_samples
 from dit.models.dit.config import DitConfig
 from dit.models.positions import GridPositions
 

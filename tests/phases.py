@@ -21,7 +21,7 @@ from recipes import pretrain_dit
 
 def watch(file: Path) -> None:
     """Wraps what the loop calls, so that each tells that it begins."""
-    from dit.train import rounds, trainer
+    from dit.train import trainer, validation
     from dit.train.checkpoint import resume
 
     partial = file.with_suffix(".new")
@@ -48,7 +48,7 @@ def watch(file: Path) -> None:
         return wrapped
 
     trainer._step = telling("step", trainer._step)
-    rounds.validate = telling("validation", rounds.validate)
+    validation.validate = telling("validation", validation.validate)
     trainer.save = telling("gather", trainer.save)
     trainer.finish_save = resume.finish_save = telling("publish", trainer.finish_save)
 

@@ -17,16 +17,16 @@ def main() -> None:
     start_processes(seed=1, model=config.model, limit_s=60)
     from dit.train.model_and_optimizer import build_model_and_optimizer
 
-    learner = build_model_and_optimizer(config, process_groups())
+    model = build_model_and_optimizer(config, process_groups())
     states = [
         tensor
-        for inner in learner.optimizer.chained_optimizers
+        for inner in model.optimizer.chained_optimizers
         for state in inner.optimizer.state.values()
         for tensor in state.values()
         if hasattr(tensor, "numel") and tensor.numel() > 1
     ]
     here = {
-        "parameters": sum(p.numel() for chunk in learner.chunks for p in chunk.parameters()),
+        "parameters": sum(p.numel() for chunk in model.chunks for p in chunk.parameters()),
         "moments": sum(tensor.numel() * tensor.element_size() for tensor in states),
     }
     found = [None] * dist.get_world_size()

@@ -6,10 +6,12 @@ groups and a loader take.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +20,9 @@ import torch.distributed as dist
 
 from dit.batch import PackedBatch
 from dit.distributed.pack_broadcast import Replica
+from dit.distributed.process_groups import rendezvous_store, store_connection
 from dit.distributed.watchdog import monitor
+from dit.pack_wire import flatten_pack, unflatten_pack
 from tests.packs import random_pack, tiny_model
 
 DEVICE = torch.device(sys.argv[1] if len(sys.argv) > 1 else "cpu")
@@ -28,9 +32,9 @@ WAIT_S = 60
 def pack_of(number: int) -> PackedBatch:
     """Each of another size."""
     pack = random_pack([(1, 4, 4), (2, 3, number)], [3, number], model=tiny_model())
-    outline, row = pack.joined()
+    outline, row = flatten_pack(pack)
     # As the loader gives them where there is a GPU.
-    return outline.filled(row.pin_memory() if DEVICE.type == "cuda" else row)
+    return unflatten_pack(outline, row.pin_memory() if DEVICE.type == "cuda" else row)
 
 
 def read(*numbers: int) -> Iterator[PackedBatch]:
@@ -62,32 +66,38 @@ def step(replica: Replica) -> None:
     """What ranks do with each other while packs travel; it needs them to have arrived."""
     for _ in range(20):
         dist.all_reduce(torch.ones(1000))
-    assert replica.coming is not None
-    replica.coming.thread.join(WAIT_S)
-    assert not replica.coming.thread.is_alive(), "packs travel only when they are waited for"
+    assert replica.pending is not None
+    replica.pending.thread.join(WAIT_S)
+    assert not replica.pending.thread.is_alive(), "packs travel only when they are waited for"
 
 
 def main() -> None:
-    dist.init_process_group("gloo")
+    timeout, here, size = (
+        timedelta(seconds=WAIT_S),
+        int(os.environ["RANK"]),
+        int(os.environ["WORLD_SIZE"]),
+    )
+    store = rendezvous_store(timeout)
+    dist.init_process_group("gloo", store=store, rank=here, world_size=size, timeout=timeout)
     replica = Replica(SimpleNamespace(dp=SimpleNamespace(rank=lambda: 0)))  # type: ignore[arg-type]
     assert replica.reads == (dist.get_rank() == 0) and not replica.alone
-    check(replica.share(read(1, 2), DEVICE), 1, 2)
+    check(replica.broadcast(read(1, 2), DEVICE), 1, 2)
 
-    replica.set_out(read(3, 4, 5))
+    replica.start(read(3, 4, 5))
     step(replica)
     check(arrived(replica), 3, 4, 5)
 
-    replica.set_out(read(6, 0, 7))
+    replica.start(read(6, 0, 7))
     step(replica)  # is not disturbed
-    fails(lambda: replica.arrive(DEVICE))
-    replica.coming = None
-    fails(lambda: replica.share(read(0), DEVICE))
-    check(replica.share(read(), DEVICE))
+    fails(lambda: replica.wait(DEVICE))
+    replica.pending = None
+    fails(lambda: replica.broadcast(read(0), DEVICE))
+    check(replica.broadcast(read(), DEVICE))
     waiting_is_seen(replica)
 
-    replica.set_out(read(10))  # and the run ends
+    replica.start(read(10))  # and the run ends
     replica.close()
-    assert replica.coming is not None and not replica.coming.thread.is_alive()
+    assert replica.pending is not None and not replica.pending.thread.is_alive()
     dist.barrier()
     dist.destroy_process_group()
 
@@ -96,7 +106,7 @@ def arrived(replica: Replica) -> list[PackedBatch]:
     """On a GPU, without making the host wait for it."""
     if DEVICE.type == "cuda":
         torch.cuda.set_sync_debug_mode("error")
-    packs = replica.arrive(DEVICE)
+    packs = replica.wait(DEVICE)
     if DEVICE.type == "cuda":
         torch.cuda.set_sync_debug_mode("default")
     return packs
@@ -114,8 +124,8 @@ def fails(act: Any) -> None:
 
 def waiting_is_seen(replica: Replica) -> None:
     """A rank that waits for packs is seen where its thread is: only one of them holds up others."""
-    me, others, mine = threading.get_ident(), monitor._own_connection(), monitor._own_connection()
-    wanted = [("in _attempt", False), ("in _tell", True)][dist.get_rank()]
+    me, others, mine = threading.get_ident(), store_connection(), store_connection()
+    wanted = [("in _next_or_error", False), ("in _broadcast_object", True)][dist.get_rank()]
 
     def look() -> None:
         place, waits = "", None
@@ -130,9 +140,9 @@ def waiting_is_seen(replica: Replica) -> None:
         yield pack_of(9)
 
     observer = threading.Thread(target=look, daemon=True)
-    replica.set_out(held())
+    replica.start(held())
     observer.start()
-    check(replica.arrive(DEVICE), 8, 9)
+    check(replica.wait(DEVICE), 8, 9)
 
 
 if __name__ == "__main__":

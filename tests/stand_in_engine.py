@@ -72,7 +72,7 @@ class StandIn:
             def __init__(self, in_features: int, out_features: int, **options: Any):
                 super().__init__()
                 assert set(options) == _OF_LINEAR
-                assert not (options["bias"] or options["sequence_parallel"])
+                assert not options["sequence_parallel"]
                 ranks = options["tp_size"]
                 assert options["tp_group"].size() == ranks
                 sides = {"column": (out_features // ranks, in_features)}
@@ -84,6 +84,9 @@ class StandIn:
                 )
                 self.weight = nn.Parameter(made)
                 options["init_method"](self.weight)
+                self.bias = None
+                if options["bias"]:
+                    self.bias = nn.Parameter(made.new_empty(made.shape[0]))
 
             def get_extra_state(self) -> Tensor:
                 return torch.zeros(0)
@@ -92,7 +95,7 @@ class StandIn:
 
             def forward(self, inp: Tensor) -> Tensor:
                 engine.seen.recipes.append(engine.recipe)
-                return nn.functional.linear(inp, self.weight)
+                return nn.functional.linear(inp, self.weight, self.bias)
 
         return Linear
 

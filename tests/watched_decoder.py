@@ -18,7 +18,7 @@ from diffusers import AutoencoderKL
 
 from dit.distributed.entry import run
 from dit.sampling.validation import samples
-from dit.train import rounds
+from dit.train import validation
 from recipes import pretrain_dit
 
 
@@ -46,14 +46,14 @@ def main(notes: Path, argv: Sequence[str]) -> int:
         return drawn
 
     AutoencoderKL.to, AutoencoderKL.decode = watched_to, watched_decode
-    rounds.draw_samples = watched_draw
+    validation.draw_samples = watched_draw
     if not gpu:
         samples.device = lambda: torch.device("cuda")
     return pretrain_dit.main(argv)
 
 
 def _originals() -> tuple[Any, Any, Any]:
-    return AutoencoderKL.to, AutoencoderKL.decode, rounds.draw_samples
+    return AutoencoderKL.to, AutoencoderKL.decode, validation.draw_samples
 
 
 if __name__ == "__main__":

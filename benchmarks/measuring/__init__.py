@@ -1,9 +1,7 @@
-"""What is measured, and against what: no part of a run.
+"""What the benchmarks measure, and what they compare with.
 
-mixtures    sample lengths of realistic data
-fill        how full packs get, and how long that takes
-stragglers  how much longer the slowest rank takes than the mean
-steps       what measured steps say together
-peak        how fast the device multiplies matrices
-padded      Diffusers' model in a plain loop, padded or in buckets
+mixtures            sample lengths of realistic data
+packing_simulation  lengths -> fill of packs, time to choose them, slowest rank over mean
+steps               measured steps -> medians, shares, MFU; the measured peak of the device
+padded              Diffusers' model in a plain loop, padded or in buckets
 """

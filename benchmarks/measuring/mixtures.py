@@ -19,17 +19,17 @@ _AT_ONCE = 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mixture:
-    """Kinds of samples, and the pack they go into."""
+    """A distribution of sample lengths, and the capacity of their packs."""
 
     name: str
     capacity: int
     """Tokens of a pack."""
     pictures: float
-    """Part of the samples that are pictures; the others are videos."""
+    """Fraction of pictures among the samples; the others are videos."""
     videos: Callable[[np.random.Generator, int], np.ndarray]
 
     def lengths(self, *, seed: int) -> Iterator[int]:
-        """Endless; longer ones than a pack are left out."""
+        """Sample lengths, endlessly; samples longer than a pack are left out."""
         rng = np.random.default_rng(seed)
         while True:
             still = rng.random(_AT_ONCE) < self.pictures
@@ -39,7 +39,7 @@ class Mixture:
 
 
 def _frames(rng: np.random.Generator, sides: Sequence[int], number: int) -> np.ndarray:
-    """Tokens of pictures with as many pixels as squares of these sides."""
+    """Tokens of one frame: the area of a square with one of these sides, at a random aspect."""
     side, aspect = rng.choice(sides, number), rng.choice(_ASPECTS, number)
     rows, columns = side / np.sqrt(aspect) / 16, side * np.sqrt(aspect) / 16
     return np.round(rows).astype(int) * np.round(columns).astype(int)

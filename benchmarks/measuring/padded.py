@@ -1,4 +1,4 @@
-"""The other way: Diffusers' model in a plain PyTorch loop, with samples padded or in buckets."""
+"""The baseline: Diffusers' model in a plain PyTorch loop, with samples padded or in buckets."""
 
 # B samples of a batch; C channels, F H W frames, rows, columns of a latent; L text tokens, E width
 
@@ -18,11 +18,11 @@ from dit.batch import PackedBatch, Problem
 from dit.config import ModelConfig, OptimizerConfig, RunConfig
 from dit.convert.diffusers_config import diffusers_transformer_config
 from dit.models.diffusers_names import pairs
-from dit.sampling.unpatchify import unpatch
+from dit.sampling.unpatchify import unpatchify
 
 
 class Batching(StrEnum):
-    """How a plain loop makes rectangles of samples of several sizes."""
+    """How a plain loop batches samples of several sizes."""
 
     PADDED = "padded to the longest"
     BUCKETS = "one bucket for each size"
@@ -30,7 +30,7 @@ class Batching(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Example:
-    """What a network is asked about one sample."""
+    """Input and target of a network for one sample."""
 
     key: str
     input_CFHW: Tensor
@@ -47,14 +47,14 @@ class Example:
 
 
 def examples(model: ModelConfig, batch: PackedBatch, problem: Problem) -> Iterator[Example]:
-    """The samples of a pack, each for itself."""
+    """The samples of a pack, one by one."""
     patch = (model.patch_temporal, model.patch_spatial)
     texts = pairwise(batch.text_starts)
     for i, (grid, start, (a, b)) in enumerate(zip(batch.grids, batch.starts, texts, strict=False)):
         yield Example(
             key=batch.keys[i],
-            input_CFHW=unpatch(problem.input_TC[start:], grid, *patch),
-            target_CFHW=unpatch(problem.target_TC[start:], grid, *patch),
+            input_CFHW=unpatchify(problem.input_TC[start:], grid, *patch),
+            target_CFHW=unpatchify(problem.target_TC[start:], grid, *patch),
             text_LE=batch.text_LE[a:b].float(),
             level=problem.level_N[i],
             weight=problem.weight_N[i],
@@ -65,15 +65,15 @@ def examples(model: ModelConfig, batch: PackedBatch, problem: Problem) -> Iterat
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PaddedBatch:
-    """Samples side by side, with zeros where they are shorter."""
+    """Samples stacked in a batch, shorter ones padded with zeros."""
 
     input_BCFHW: Tensor
     target_BCFHW: Tensor
     weight_BCFHW: Tensor
-    """Of the squared error; zero on padding."""
+    """Weight of the squared error; zero on padding."""
     text_BLE: Tensor
     is_text_BL: Tensor | None
-    """None where all captions are as long."""
+    """None if all captions have the same length."""
     level_B: Tensor
     fps: int | None
 
@@ -178,7 +178,7 @@ def diffusers_network(config: RunConfig) -> nn.Module:
 
 
 def diffusers_weights(ours: nn.Module, model: ModelConfig) -> dict[str, Tensor]:
-    """Our weights under Diffusers' names, so that both begin alike."""
+    """Our weights under Diffusers' names, so that both networks start equal."""
     mine, theirs = dict(ours.named_parameters()), {}
     for pair in pairs(model):
         name = pair.ours.replace("decoder.layers", f"decoder.layers.{pair.layer}")

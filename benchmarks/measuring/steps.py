@@ -1,9 +1,10 @@
-"""What measured steps say together."""
+"""Measured steps -> medians, shares and MFU; and the measured peak of the device."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,10 @@ import torch
 import torch.distributed as dist
 
 from dit.config import RunConfig
+from dit.distributed.device_specs import peak_flops
 from dit.distributed.process_groups import device
 from dit.models.layers.parallel_linear import dtype
-from dit.planner.devices import peak_flops
-from dit.train.metrics.timers import PARTS
-from measuring.peak import measured_flops
+from dit.train.metrics.step_metrics import TIMED_PARTS
 
 _SPREAD = ("tokens_per_s", "samples_per_s", "pack_fill", "model_tflops")
 
@@ -23,9 +23,9 @@ _SPREAD = ("tokens_per_s", "samples_per_s", "pack_fill", "model_tflops")
 def step_summary(config: RunConfig, steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Medians, 5th and 95th percentiles under the names of metrics.jsonl; called by all ranks.
 
-    `shares` are of the sum of all steps, because only so the parts make up the whole.
+    `shares` are parts of the sum of all steps, because shares of medians do not add up to 1.
     """
-    parts = [f"{part}_s" for part in PARTS]
+    parts = [f"{part}_s" for part in TIMED_PARTS]
     other = [step["step_time_s"] - sum(step[part] for part in parts) for step in steps]
     values = {name: [step[name] for step in steps] for name in ("step_time_s", *parts, *_SPREAD)}
     values["other_s"] = other
@@ -45,7 +45,7 @@ def spread_of(numbers: Sequence[float]) -> dict[str, float]:
 
 
 def _peaks(config: RunConfig) -> dict[str, float]:
-    """TFLOP/s of one device: of its data sheet, where the table has it, and measured."""
+    """TFLOP/s of one device: from its data sheet, if the table has it, and measured."""
     kind = dtype(config.model)
     measured = measured_flops(device(), kind)
     promised = peak_flops(_name())
@@ -62,3 +62,22 @@ def _of_fullest(own: float) -> float:
     found = torch.tensor(own, dtype=torch.float64, device=device())
     dist.all_reduce(found, dist.ReduceOp.MAX)
     return float(found)
+
+
+def measured_flops(device: torch.device, dtype: torch.dtype, *, repeats: int = 7) -> float:
+    """Median FLOP/s of a large square matrix product."""
+    side = 8192 if device.type == "cuda" else 1024
+    a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    seconds = []
+    for _ in range(repeats + 2):
+        _wait(device)
+        began = time.perf_counter()
+        torch.mm(a, b)
+        _wait(device)
+        seconds.append(time.perf_counter() - began)
+    return 2 * side**3 / median(seconds[2:])
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,8 +1,8 @@
 """The command line of data preparation.
 
-commands         What each command does once its options are read.
-media_arguments  The options of pictures and videos: what can be typed.
-media_options    The options of pictures and videos: the source that follows from them.
-parser           The command line: what can be typed, and how it ends.
-terminal         What a person sees: progress, the summary of a run, and tables.
+parser           the commands and their options; exit codes and error messages
+media_arguments  the options of pictures and videos, with their help texts
+media_options    these options -> the source that they describe; options that have no effect
+commands         what each command does
+terminal         output: progress, summaries and tables
 """

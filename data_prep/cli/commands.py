@@ -1,9 +1,10 @@
-"""What each command does once its options are read."""
+"""What each command does, given its options."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from data_prep.cli.media_arguments import SETTINGS
-from data_prep.cli.media_options import source_of
+from data_prep.cli.media_options import source_of, unused_options
 from data_prep.cli.terminal import (
     output,
     progress_on,
@@ -21,31 +22,32 @@ from data_prep.cli.terminal import (
     show_summary,
     training_command,
 )
-from data_prep.engine.ranks import join
-from data_prep.engine.select import engine_of
+from data_prep.engine.processes import Engine, InProcess, Processes
+from data_prep.engine.ranks import Ranks, join
 from data_prep.formats.automodel import INDEX, relocate
 from data_prep.formats.convert import convert, export
-from data_prep.inspect.page import write_inspection
-from data_prep.inspect.reading import check_encoders, inspect_shard, shard_counts
+from data_prep.inspect.html_pages import write_inspection
+from data_prep.inspect.read_shards import check_encoders, inspect_shard, shard_counts
 from data_prep.packing import Packing, PackOptions, Summary, pack_dataset
-from data_prep.planning.facts import Judged
-from data_prep.planning.page import write_plan_page
+from data_prep.planning.plan_page import write_plan_page
 from data_prep.planning.splits import DEFAULT_SPLIT, Split, SplitFractions, all_in_train_notice
+from data_prep.planning.statistics import Judged
+from data_prep.refusals import PrepError
 from data_prep.sources.digits import Digits
 from data_prep.sources.folders import FolderCollection
-from data_prep.writing.atomic_files import write_whole
 from data_prep.writing.dataset_folder import (
     PAGE_NAME,
     SUMMARY_NAME,
-    check_apart,
-    make_ready,
-    written_by_one,
+    check_source_outside,
+    locked_folder,
+    prepare_folder,
 )
+from dit.atomic_files import write_atomically
 from dit.codecs import text, vae
-from dit.codecs.unused_options import unused_options
 from dit.codecs.vae import Pixel
 
-_BLOCK = {"video": 4}  # samples that a worker is handed at once; the others are small
+_FEW = 16  # blocks that are too few to start worker processes for
+_BLOCK = {"video": 4}  # samples that a worker gets at once; 32 of other commands, as they are small
 
 
 def _options(args: argparse.Namespace, *, max_bad_fraction: float) -> PackOptions:
@@ -66,13 +68,13 @@ def _options(args: argparse.Namespace, *, max_bad_fraction: float) -> PackOption
 
 
 def _settings(args: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """The options that decided the samples; no paths, which would differ between machines."""
+    """The options that decide the samples; no paths, because they differ between machines."""
     given = {name: getattr(args, name) for name in ("shard_size", "max_shard_bytes", *names)}
     return {"split": args.split or DEFAULT_SPLIT, **given}
 
 
 def _validation_keys(summary: Summary) -> dict[str, Any]:
-    """What training needs where no samples were kept apart."""
+    """Configuration that training needs where there are no validation samples."""
     return {} if Split.VAL in summary.shards else {"dataset.use_train_split_for_val": "true"}
 
 
@@ -82,11 +84,11 @@ def _notify(text: str) -> None:
 
 def run_digits(args: argparse.Namespace) -> int:
     encoder = text.text_encoder_named(args.text_encoder or Pixel.text_encoder).from_arguments(args)
-    with written_by_one(args.output_dir):
+    with locked_folder(args.output_dir):
         summary = pack_dataset(
             Digits(num_samples=args.num_samples),
             args.output_dir,
-            processor=Pixel.of(block=2, colours=1),
+            codec=Pixel.of(block=2, colours=1),
             text=encoder,
             options=_options(args, max_bad_fraction=0),
             settings=_settings(args, "num_samples"),
@@ -101,35 +103,33 @@ def run_digits(args: argparse.Namespace) -> int:
 
 
 def run_media(args: argparse.Namespace) -> int:
-    """Images and videos, on any number of processes."""
-    processor = vae.codec_named(args.processor).from_arguments(args)
-    encoder = text.text_encoder_named(args.text_encoder or processor.text_encoder).from_arguments(
-        args
-    )
+    """Packs images and videos, on any number of launched processes."""
+    codec = vae.codec_named(args.processor).from_arguments(args)
+    encoder = text.text_encoder_named(args.text_encoder or codec.text_encoder).from_arguments(args)
     options = _options(args, max_bad_fraction=args.max_bad_fraction)
-    asked, source = args.video_loader_type, source_of(args, processor)
+    asked, source = args.video_loader_type, source_of(args, codec)
     for given in source.inputs:
         if isinstance(given.collection, FolderCollection):
             root, option = given.collection.root, given.collection.option
-            check_apart(args.output_dir, source=root, option=option)
+            check_source_outside(args.output_dir, source=root, option=option)
     ranks = join()
     if ranks.rank == 0:
-        for sentence in unused_options(args, args.parser, (processor, encoder)):
+        for sentence in unused_options(args, args.parser, (codec, encoder)):
             say(output(), sentence)
     if ranks.rank == 0 and asked == "torchvision":
         say(output(), "--video_loader_type torchvision: it decodes no videos any more; PyAV does")
     with ExitStack() as ends:
         ends.callback(ranks.leave)
-        if ranks.rank == 0:  # for all ranks of this packing
-            ends.enter_context(written_by_one(args.output_dir))
+        if ranks.rank == 0:  # holds the lock for all ranks of this packing
+            ends.enter_context(locked_folder(args.output_dir))
         packing = Packing(
             source=source,
             folder=args.output_dir,
-            processor=processor,
+            codec=codec,
             text=encoder,
             options=options,
             settings=_settings(args, *SETTINGS, "max_bad_fraction"),
-            engine=engine_of(args, ranks),
+            engine=_engine(args, ranks),
             ranks=ranks,
             notify=_notify,
             track=progress_on(Console(stderr=True)),
@@ -141,8 +141,8 @@ def run_media(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace, packing: Packing, summary: Summary) -> int:
-    """What was packed and what to do next; then what else was asked for."""
-    channels, width = packing.processor.channels, packing.text.width
+    """Shows what was packed and what to do next; then exports and verifies, where asked."""
+    channels, width = packing.codec.channels, packing.text.width
     keys = {"model.in_channels": channels, "model.crossattn_emb_size": width}
     keys |= _validation_keys(summary)
     command = training_command(args.output_dir, f"conf/dit_xl_{args.command}.yaml", keys)
@@ -156,33 +156,71 @@ def _report(args: argparse.Namespace, packing: Packing, summary: Summary) -> int
 def _plan(args: argparse.Namespace, packing: Packing) -> int:
     if packing.ranks.rank > 0:
         return 0
-    make_ready(args.output_dir, overwrite=args.overwrite)
+    prepare_folder(args.output_dir, overwrite=args.overwrite)
     plan, judged_by = packing.plan(), Judged.HEADERS
     if args.plan == "decode":
-        plan, judged_by = packing.decoded(plan), Judged.DECODING
-    packing.look_at(plan)
+        plan, judged_by = packing.decode_all(plan), Judged.DECODING
+    packing.review(plan)
     facts = write_plan_page(
         plan,
         packing.source,
         args.output_dir / PAGE_NAME,
-        processor=packing.processor,
+        codec=packing.codec,
         text=packing.text,
         judged_by=judged_by,
     )
     summary = json.dumps(facts.summary, indent=1, ensure_ascii=False) + "\n"
-    write_whole(args.output_dir / SUMMARY_NAME, summary.encode())
+    write_atomically(args.output_dir / SUMMARY_NAME, summary.encode())
     show_plan(output(), facts, args.output_dir, packing.source.ignored)
     return 0
 
 
+def _engine(args: argparse.Namespace, ranks: Ranks) -> Engine:
+    """The engine that the options ask for; a launched rank uses the GPU of its local rank alone.
+
+    Raises:
+        PrepError: the options contradict each other, or Ray is not installed.
+    """
+    if args.num_workers is not None and args.num_workers < 0:
+        raise PrepError(f"--num_workers {args.num_workers} must be at least 0")
+    if args.engine == "ray":
+        from data_prep.engine.ray_engine import RayWorkers
+
+        if ranks.world > 1:
+            raise PrepError("--engine ray spreads the work itself; start one process")
+        return RayWorkers(workers=args.num_workers)
+    devices = _devices(ranks)
+    workers, few = args.num_workers, 0
+    if workers is None:
+        few = _FEW
+        on_gpus = devices[0] != "cpu"
+        workers = len(devices) if on_gpus else max(1, len(os.sched_getaffinity(0)) // ranks.world)
+    return (
+        InProcess(devices[0])
+        if not workers
+        else Processes(workers=workers, devices=devices, few=few)
+    )
+
+
+def _devices(ranks: Ranks) -> tuple[str, ...]:
+    import torch
+
+    count = torch.cuda.device_count()
+    if not count:
+        return ("cpu",)
+    if ranks.world > 1:
+        return (f"cuda:{ranks.local % count}",)
+    return tuple(f"cuda:{index}" for index in range(count))
+
+
 def run_convert(args: argparse.Namespace) -> int:
-    """Caches of other tools."""
+    """Writes a cache of another tool to our shards."""
     readers = [vae.codec_named(args.processor)] if args.processor else []
     encoders = [text.text_encoder_named(args.text_encoder)] if args.text_encoder else []
     for sentence in unused_options(args, args.parser, [*readers, *encoders]):
         say(output(), sentence)
-    check_apart(args.output_dir, source=args.folder, option="the cache")
-    with written_by_one(args.output_dir):
+    check_source_outside(args.output_dir, source=args.folder, option="the cache")
+    with locked_folder(args.output_dir):
         counts, refusals = convert(args)
     split = SplitFractions.parse(args.split or DEFAULT_SPLIT)
     if args.split is None and split.empty(counts):
@@ -197,7 +235,7 @@ def run_convert(args: argparse.Namespace) -> int:
 
 
 def run_relocate(args: argparse.Namespace) -> int:
-    """Caches of AutoModel that have been moved."""
+    """Corrects the index of a cache of AutoModel that was moved."""
     count = relocate(args.folder)
     say(output(), f"{args.folder / INDEX}: {count} samples lie here now")
     return 0

@@ -1,4 +1,4 @@
-"""The options of pictures and videos: what can be typed."""
+"""The options of pictures and videos, with their help texts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from data_prep.media.resizing import PRESETS, ResizeMode
 from data_prep.sources.media_source import SeveralCaptions
 from dit.codecs.pretrained import PRECISIONS
 
-# All that decides the samples; no paths, which would differ between machines.
+# The options that decide the samples; no paths, because they differ between machines.
 SETTINGS = (
     "bucketing", "size_multiple", "resolution_preset", "max_pixels", "height", "width",
     "resize_mode", "center_crop", "mode", "num_frames", "target_frames", "frame_buckets",
@@ -22,7 +22,7 @@ SETTINGS = (
 
 
 def add_inputs(parser: ArgumentParser) -> None:
-    """Where media are, one or several of these."""
+    """Options that say where the media are."""
     group = parser.add_argument_group("what to pack (one of these at least)")
     for option, kind in (("--image_dir", "images"), ("--video_dir", "videos")):
         group.add_argument(
@@ -70,7 +70,7 @@ def add_inputs(parser: ArgumentParser) -> None:
 
 
 def add_pictures(parser: ArgumentParser) -> None:
-    """How large samples are."""
+    """Options that decide the size of samples."""
     group = parser.add_argument_group("size")
     group.add_argument(
         "--bucketing",
@@ -124,7 +124,7 @@ def add_pictures(parser: ArgumentParser) -> None:
 
 
 def add_frames(parser: ArgumentParser) -> None:
-    """Which frames of a video are kept."""
+    """Options that decide which frames of a video are kept."""
     group = parser.add_argument_group("frames of videos")
     group.add_argument(
         "--mode",
@@ -183,7 +183,7 @@ def add_frames(parser: ArgumentParser) -> None:
 
 
 def add_captions(parser: ArgumentParser) -> None:
-    """Where captions are looked for."""
+    """Options that say where captions are looked for."""
     group = parser.add_argument_group("captions", PRECEDENCE)
     group.add_argument(
         "--caption_field",
@@ -215,7 +215,7 @@ def add_captions(parser: ArgumentParser) -> None:
 
 
 def add_models(parser: ArgumentParser) -> None:
-    """Weights of codecs and text encoders, and how they run."""
+    """Options of codecs and text encoders with weights: where these are and how they run."""
     group = parser.add_argument_group("models of processors and text encoders that have weights")
     group.add_argument(
         "--model_name",
@@ -272,7 +272,7 @@ def add_models(parser: ArgumentParser) -> None:
 
 
 def whole(text: str) -> int:
-    """A number that fits where pixels, samples and bytes are counted."""
+    """A whole number of at most 31 bits."""
     try:
         number = int(text)
     except ValueError:

@@ -1,52 +1,59 @@
-"""The options of pictures and videos: the source that follows from them."""
+"""The options of pictures and videos -> the source that they describe; options without effect."""
 
 from __future__ import annotations
 
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from data_prep.media.captions import CaptionFormat, MissingCaption
+from data_prep.media.captions import MissingCaption
 from data_prep.media.decoders import VideoDecoder
 from data_prep.media.frame_selection import FrameRule, Window
 from data_prep.media.resizing import PRESETS, Buckets, Fit, ResizeMode, Sizing, aspect_buckets
 from data_prep.refusals import PrepError
+from data_prep.sources.dataset_file import inputs_of, is_of_diffusion_pipe
 from data_prep.sources.folders import CaptionOptions, Collection, FolderCollection
+from data_prep.sources.huggingface import huggingface_rows
 from data_prep.sources.listing import BOTH, IMAGES, VIDEOS
-from data_prep.sources.media_source import Grid, Input, MediaSource, SeveralCaptions
-from dit.codecs.vae import Codec
+from data_prep.sources.media_source import Input, MediaSource, SeveralCaptions, TokenGrid
+from dit.codecs.dataset_encoder import DatasetEncoder
+from dit.codecs.text import TEXT_ENCODERS
+from dit.codecs.vae import CODECS, Codec
 
-PATCH = 2  # latent cells along one side of a token in the models of conf/
+_FRAMES = {
+    "mode", "target_frames", "num_frames", "frame_buckets", "train_fps", "window", "drop_short",
+    "video_loader_type",
+}  # fmt: skip
+_ROWS = {"dataset_split", "image_column", "video_column", "caption_column"}
 
 
-def source_of(args: Namespace, processor: Codec) -> MediaSource:
+def source_of(args: Namespace, codec: Codec) -> MediaSource:
     """The source that the options describe.
 
     Raises:
         PrepError: they contradict each other, or a file that they name cannot be used.
     """
     if args.size_multiple is None:
-        args.size_multiple = PATCH * processor.stride
-    if args.size_multiple % processor.stride:
+        args.size_multiple = codec.patch * codec.stride
+    if args.size_multiple % codec.stride:
         raise PrepError(
-            f"--size_multiple {args.size_multiple} must be a multiple of the {processor.stride}"
-            f" pixels of one latent cell of processor {processor.name!r}"
+            f"--size_multiple {args.size_multiple} must be a multiple of the {codec.stride}"
+            f" pixels of one latent cell of processor {codec.name!r}"
         )
     basis = Input(
         collection=FolderCollection(root=Path()),
         sizings=(sizing_of(args),),
-        frames=frame_rule_of(args, processor.temporal_stride),
+        frames=frame_rule_of(args, codec.temporal_stride),
         several=SeveralCaptions(args.several_captions),
     )
     inputs = [replace(basis, collection=each) for each in _collections(args)]
     if args.dataset_config:
-        from data_prep.sources.dataset_file import inputs_of, is_of_diffusion_pipe
-
         is_alone = not inputs
         inputs += inputs_of(args, basis)
         if is_alone and args.missing_caption is None and is_of_diffusion_pipe(args.dataset_config):
             args.missing_caption = str(MissingCaption.EMPTY)
-    if args.missing_caption is None:  # what the card says
+    if args.missing_caption is None:  # stored in the dataset card
         args.missing_caption = str(MissingCaption.FILENAME)
     if not inputs:
         raise PrepError(
@@ -54,41 +61,30 @@ def source_of(args: Namespace, processor: Codec) -> MediaSource:
         )
     return MediaSource(
         inputs=_prefixed(inputs),
-        grid=Grid(spatial=processor.stride, temporal=processor.temporal_stride, patch=PATCH),
-        colours=processor.pixel_channels,
+        grid=TokenGrid(spatial=codec.stride, temporal=codec.temporal_stride, patch=codec.patch),
+        colours=codec.pixel_channels,
         resize_mode=ResizeMode(args.resize_mode),
-        decoder=decoder_of(args),
+        decoder=video_decoder_of(args),
         most=args.max_items,
     )
 
 
-def decoder_of(args: Namespace) -> VideoDecoder:
-    """What decodes videos.
+def video_decoder_of(args: Namespace) -> VideoDecoder:
+    """The library that decodes videos.
 
     Raises:
         PrepError: it is not installed.
     """
-    if args.video_loader_type == "torchvision":  # whose current releases decode none
+    if args.video_loader_type == "torchvision":  # its current releases decode no videos
         args.video_loader_type = str(VideoDecoder.PYAV)
     decoder = VideoDecoder(args.video_loader_type)
     decoder.check()
     return decoder
 
 
-def captions_of(
-    args: Namespace, missing: MissingCaption = MissingCaption.FILENAME
-) -> CaptionOptions:
-    """How captions are found; `missing` holds where the command line does not say."""
-    return CaptionOptions(
-        field=args.caption_field,
-        format=CaptionFormat(args.caption_format),
-        missing=MissingCaption(args.missing_caption or missing),
-    )
-
-
 def _collections(args: Namespace) -> list[Collection]:
     found: list[Collection] = []
-    captions, merged = captions_of(args), None
+    captions, merged = CaptionOptions.of(args), None
     if (args.dataset_type is None) != (args.dataset_path is None):
         raise PrepError("--dataset_type and --dataset_path belong together; give both")
     if args.dataset_type == "hf":
@@ -103,14 +99,12 @@ def _collections(args: Namespace) -> list[Collection]:
         if root is not None:
             found.append(FolderCollection(root=root, captions=captions, kinds=kinds, option=option))
     if args.hf_dataset:
-        from data_prep.sources.huggingface import huggingface_rows
-
         found.append(huggingface_rows(args, captions))
     return found
 
 
 def _prefixed(inputs: list[Input]) -> tuple[Input, ...]:
-    """Source paths of several inputs begin with a name that no other input has."""
+    """The same inputs; where there are several, each has its own prefix for source paths."""
     if len(inputs) == 1:
         return tuple(inputs)
     seen: dict[str, int] = {}
@@ -154,7 +148,7 @@ def frame_rule_of(args: Namespace, stride: int) -> FrameRule:
     """The rule for frames.
 
     Raises:
-        PrepError: the processor cannot take what is asked for.
+        PrepError: the codec does not take that number of frames.
     """
     stills = args.num_frames or 10 if args.mode == "frames" else 0
     count = args.target_frames
@@ -174,3 +168,41 @@ def frame_rule_of(args: Namespace, stride: int) -> FrameRule:
         drop_short=args.drop_short,
         stills=stills,
     )
+
+
+def unused_options(
+    args: Namespace,
+    parser: ArgumentParser,
+    readers: Iterable[DatasetEncoder | type[DatasetEncoder]],
+) -> list[str]:
+    """One sentence for each given option that has no effect, with the reason."""
+    readers = list(readers)
+    known = (*CODECS.values(), *TEXT_ENCODERS.values())
+    read = {name for reader in readers for name in reader.options}
+    ignored = {name for reader in known for name in reader.options} - read
+    chosen = " and ".join(repr(reader.name) for reader in readers) or "this command"
+    reasons = [(ignored, f"it means nothing to {chosen}")]
+    if args.command == "image" and not _may_hold_videos(args):
+        reasons.append((_FRAMES, "there are no videos"))
+    if args.command in ("image", "video") and not _rows(args):
+        reasons.append((_ROWS, "there is no --hf_dataset"))
+    return [
+        f"{_option(parser, name)} is not used: {why}"
+        for names, why in reasons
+        for name in sorted(names)
+        if getattr(args, name, None) != parser.get_default(name)
+    ]
+
+
+def _may_hold_videos(args: Namespace) -> bool:
+    return any((args.video_dir, args.dataset_config, args.dataset_path, args.hf_dataset))
+
+
+def _rows(args: Namespace) -> bool:
+    return bool(args.hf_dataset) or args.dataset_type == "hf"
+
+
+def _option(parser: ArgumentParser, name: str) -> str:
+    """The first spelling of an option."""
+    actions = (action for action in parser._actions if action.dest == name)
+    return next((action.option_strings[0] for action in actions), f"--{name}")

@@ -1,4 +1,4 @@
-"""The command line: what can be typed, and how it ends."""
+"""The command line: commands with their options, exit codes and error messages."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from data_prep.cli.media_arguments import (
     add_pictures,
     whole,
 )
-from data_prep.cli.terminal import output, say, show_processors
+from data_prep.cli.terminal import output, say, show_codecs
 from data_prep.formats.convert import FORMATS
 from data_prep.planning.splits import DEFAULT_SPLIT
 from data_prep.refusals import PrepError
-from dit.codecs.errors import CodecError
+from dit.codecs.dataset_card import CodecError
 from dit.codecs.text import TEXT_ENCODERS
-from dit.codecs.vae import PROCESSORS, Pixel
+from dit.codecs.vae import CODECS, Pixel
 
 EXIT_CODES = """\
 Exit codes: 0 all is well, 1 something must be changed (the last line says what), 2 the command
@@ -45,7 +45,7 @@ _ENDINGS = {
     **dict.fromkeys(("image", "video", "digits"), _GOES_ON),
     "convert": "nothing was published; the same command begins anew",
 }
-"""What a command that ended early leaves; the others change nothing."""
+"""Ends the error message of a command that ended early; other commands change no files."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,7 +78,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.set_defaults(run=None)
     parser.add_argument(
-        "--list_processors", action=_ListProcessors, help="Show the known processors and exit."
+        "--list_processors", action=_ListCodecs, help="Show the known processors and exit."
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _add_digits(commands)
@@ -118,10 +118,10 @@ def _add_media(commands: Any, name: str, about: str) -> None:
         help="Codec that makes latents. (default: %(default)s)",
     )
     parser.add_argument(
-        "--list_processors", action=_ListProcessors, help="Show the known processors and exit."
+        "--list_processors", action=_ListCodecs, help="Show the known processors and exit."
     )
-    for processor in PROCESSORS.values():
-        processor.add_arguments(parser)
+    for codec in CODECS.values():
+        codec.add_arguments(parser)
     add_models(parser)
     parser.add_argument(
         "--output_format",
@@ -256,8 +256,8 @@ def _add_convert(commands: Any) -> None:
         " processor says. (default: %(default)s)",
     )
     parser.add_argument("--max_bad_fraction", type=float, default=0.05, metavar="FRACTION")
-    for processor in PROCESSORS.values():
-        processor.add_arguments(parser)
+    for codec in CODECS.values():
+        codec.add_arguments(parser)
     add_models(parser)
     parser.set_defaults(run=run_convert, command="convert", parser=parser)
 
@@ -281,14 +281,14 @@ def _add_inspect(commands: Any) -> None:
     parser.set_defaults(run=run_inspect)
 
 
-class _ListProcessors(argparse.Action):
-    """Shows the table and leaves, like `--help`, whatever else is missing."""
+class _ListCodecs(argparse.Action):
+    """Shows the table of codecs and exits, like `--help`, even if required options are missing."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, **options: Any):
         super().__init__(option_strings, dest, nargs=0, **options)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        show_processors(output())
+        show_codecs(output())
         parser.exit()
 
 

@@ -1,4 +1,4 @@
-"""What a person sees: progress, the summary of a run, and tables."""
+"""Output for the user: progress, the summary of a packing, and tables."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from rich.progress import Task as RichTask
 from rich.table import Table
 from rich.text import Text
 
-from data_prep.inspect.reading import ShardReport
+from data_prep.inspect.read_shards import ShardReport
 from data_prep.packing import Summary, Track
-from data_prep.planning.facts import CAPACITIES, Facts
-from data_prep.refusals import as_text
+from data_prep.planning.statistics import CAPACITIES, PlanStatistics
+from data_prep.refusals import printable
 from data_prep.writing.dataset_folder import PAGE_NAME, PLAN_NAME, REFUSED_NAME
-from dit.codecs.vae import PROCESSORS
+from dit.codecs.vae import CODECS
 
-_LINES = 10  # progress lines where there is no terminal
-_FILES_A_LINE = 10_000  # where nobody knows how many there are
+_LINES = 10  # progress lines of an activity where there is no terminal
+_FILES_A_LINE = 10_000  # where the number of files is not known in advance
 
 
 def output() -> Console:
-    """Standard output; a pipe or a file is not 80 columns wide."""
+    """Standard output; 160 columns wide where it is a pipe or a file."""
     console = Console()
     return console if console.is_terminal else Console(width=160)
 
 
 def progress_on(console: Console) -> Track:
-    """A bar on a terminal, else a plain line each tenth of the way; both with rate and time left.
+    """A bar on a terminal, else a plain line after each tenth; both with rate and time left.
 
-    What an earlier run has done counts as done, and not for the rate.
+    Samples of an earlier run count as done, but not for the rate.
     """
 
     @contextmanager
@@ -72,12 +72,12 @@ class _Rate(ProgressColumn):
 
 
 def say(console: Console, text: str) -> None:
-    """One line as it is: no markup, no colours, no wrapping."""
-    console.print(as_text(text), markup=False, highlight=False, soft_wrap=True)
+    """Prints one line unchanged: no markup, no colours, no wrapping."""
+    console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def show_summary(console: Console, summary: Summary, folder: Path, next_command: str) -> None:
-    """What was packed, what was not and why, and what to type next."""
+    """Shows what was packed, what was refused and why, and the next command."""
     table = Table("split", "samples", "shards", box=None)
     for split, counts in summary.shards.items():
         table.add_row(split, str(sum(counts.values())), str(len(counts)))
@@ -98,8 +98,10 @@ def show_summary(console: Console, summary: Summary, folder: Path, next_command:
     say(console, f"next: {next_command}")
 
 
-def show_plan(console: Console, facts: Facts, folder: Path, ignored: Mapping[str, int]) -> None:
-    """What would be packed; the page has the details."""
+def show_plan(
+    console: Console, facts: PlanStatistics, folder: Path, ignored: Mapping[str, int]
+) -> None:
+    """Shows what would be packed; the page of the plan has the details."""
     say(console, f"planned: {facts.samples} samples, {facts.tokens} tokens")
     say(console, f"files were judged by {facts.judged_by}")
     say(console, f"expected: about {facts.bytes / 1e6:.1f} MB of shards")
@@ -128,15 +130,15 @@ def training_command(folder: Path, config: str, overrides: Mapping[str, Any]) ->
     return shlex.join(words + [f"{key}={value}" for key, value in overrides.items()])
 
 
-def show_processors(console: Console) -> None:
+def show_codecs(console: Console) -> None:
     table = Table("processor", "media", "weights", "latents are", box=None)
-    for name, processor in PROCESSORS.items():
-        table.add_row(name, ", ".join(processor.media), processor.weights, processor.description)
+    for name, codec in CODECS.items():
+        table.add_row(name, ", ".join(codec.media), codec.weights, codec.description)
     console.print(table)
 
 
 def show_inspection(console: Console, folder: Path, reports: Sequence[ShardReport]) -> None:
-    """One row a shard; ranges are least to most."""
+    """Shows one row for each shard; ranges are least to most."""
     table = Table(box=None)
     table.add_column("shard", no_wrap=True)
     for column in ("samples", "bytes", "latent C,F,H,W", "text L", "mean", "std", "check"):
@@ -165,7 +167,7 @@ def _range(values: Sequence[int]) -> str:
 
 
 def _statistics(report: ShardReport) -> tuple[str, str]:
-    """Mean, and root mean square over channels of the deviations: 0 and 1 where whitened."""
+    """Mean and deviation over all channels: 0 and 1 for whitened latents."""
     if not report.moments.count:
         return "-", "-"
     whitening = report.moments.whitening()

@@ -1,7 +1,7 @@
-"""A plan -> samples, on many processes, and never the same work twice.
+"""Blocks of the plan -> encoded samples, on many processes.
 
-1. `work`    one block of the plan -> the files of its samples
-2. `engine`  hands blocks to processes as they get free; results come back in order
-3. `ledger`  what is written, so that a killed run continues
-4. `ranks`   several launched processes that share one output folder
+ranks         launched processes that share one output folder
+processes     hands blocks to worker processes of this machine; results come in order
+ray_engine    hands blocks to workers of a Ray cluster
+block_worker  a block of the plan -> the files of its samples
 """

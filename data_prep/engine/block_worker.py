@@ -1,7 +1,7 @@
-"""A block of planned samples -> their files. What worker processes do.
+"""A block of planned samples -> their files, as worker processes make them.
 
-Files are decoded ahead in threads (Pillow and FFmpeg release Python's lock), while the block before
-is encoded; samples of one shape are encoded as a batch.
+Threads decode the next block while this one is encoded (Pillow and FFmpeg release Python's lock).
+Samples of the same shape are encoded as a batch.
 """
 
 # C latent channels, F frames, H rows, W columns
@@ -25,30 +25,30 @@ from dit.codecs.dataset_card import FORMAT_VERSION
 from dit.codecs.text import TextEncoder
 from dit.codecs.vae import Codec
 
-Block = tuple[bytes | None, ...]  # lines of the plan; None for samples that need no work
+Block = tuple[bytes | None, ...]  # lines of the plan; None for a sample that needs no work
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodedSample:
-    """One sample as the shards hold it."""
+    """The files of one sample in a shard, and facts about it for the ledger."""
 
     parts: dict[str, bytes]
     size: tuple[int, int, int]  # frames, height, width in pixels
     notes: tuple[str, ...]
-    moments: tuple[int, float, float]  # numbers, mean and mean square of the latent
-    psnr: float | None = None  # dB, of the decoded latent against the source
+    moments: tuple[int, float, float]  # count, mean and mean square of the latent's numbers
+    psnr: float | None = None  # dB, decoded latent against the source
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RefusedResult:
-    """One sample that cannot be packed."""
+    """Why a sample cannot be packed."""
 
     reason: str
     detail: str
 
 
 class Task(StrEnum):
-    """What is wanted of a block."""
+    """What is done with a block; the value is shown as its progress."""
 
     DECODE = "decoding"
     MEASURE = "reading"
@@ -56,33 +56,32 @@ class Task(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
-    """All that turns a block into results; pickled to workers."""
+class BlockWorker:
+    """Turns blocks into results. It is pickled for worker processes."""
 
     source: Source
-    processor: Codec
+    codec: Codec
     text: TextEncoder
     task: Task = Task.ENCODE
     batch_size: int = 1
     """Samples of one shape that are encoded together."""
     verify: bool = False
-    """Whether each latent is decoded again and compared."""
+    """Whether each latent is decoded again and compared with its source."""
     decode_threads: int = 0
-    """Threads that decode ahead; 0 decodes when it is needed."""
+    """Threads that decode the next block; 0 decodes each sample when it is encoded."""
 
     def on(self, device: str) -> Self:
-        """The same work with its models on `device`; decoding needs none."""
+        """The same worker with its models on `device`; decoding alone needs no models."""
         if self.task is Task.DECODE:
             return self
-        return replace(self, processor=self.processor.on(device), text=self.text.on(device))
+        return replace(self, codec=self.codec.on(device), text=self.text.on(device))
 
     def run(self, blocks: Iterable[Block]) -> Iterator[list[Any]]:
-        """One result for each line: `RefusedResult`, or what the task makes.
+        """A list for each block, with a result for each line.
 
-        That is `EncodedSample`, `Moments` of a measured clip, None of one that is decoded alone.
-
-        Asks for the next block before it finishes the last one. None instead of a block finishes it
-        at once.
+        A result is a `RefusedResult`, or by task an `EncodedSample`, the `Moments` of a latent, or
+        None. The next block is requested before the current one is finished, so that it is decoded
+        ahead; None instead of a block finishes all that have begun.
         """
         ahead = 1 if self.decode_threads else 0
         pending: deque[list[Callable[[], Clip] | RefusedResult | None]] = deque()
@@ -124,7 +123,7 @@ class Work:
             elif self.task is Task.DECODE:
                 results[index] = None
             elif self.task is Task.MEASURE:
-                results[index] = self.processor.measure(clip.video_CFHW)
+                results[index] = self.codec.measure(clip.video_CFHW)
             else:
                 clips[index] = clip
                 same = shapes.setdefault(tuple(clip.video_CFHW.shape), [])
@@ -138,9 +137,9 @@ class Work:
     def _encode(
         self, started: list[Any], clips: dict[int, Clip], batch: list[int], results: list[Any]
     ) -> None:
-        """Fills `results` of a batch, and forgets its clips."""
+        """Fills in the results of a batch, and frees its clips."""
         videos = [clips[index].video_CFHW for index in batch]
-        tensors = self.processor.encode_batch(videos, keys=[started[i][0].key for i in batch])
+        tensors = self.codec.encode_batch(videos, keys=[started[i][0].key for i in batch])
         for index, of_video in zip(batch, tensors, strict=True):
             entry, clip = started[index][0], clips.pop(index)
             try:
@@ -152,7 +151,7 @@ class Work:
         latent_CFHW = tensors["latent"]
         if not torch.isfinite(latent_CFHW).all():
             raise RefusedError(
-                Reason.NOT_FINITE, f"processor {self.processor.name} made it from {entry.source}"
+                Reason.NOT_FINITE, f"processor {self.codec.name} made it from {entry.source}"
             )
         values = latent_CFHW.double()
         mean, square = float(values.mean()), float(values.square().mean())
@@ -167,8 +166,8 @@ class Work:
         )
 
     def _psnr(self, latent_CFHW: torch.Tensor, clip: Clip) -> float:
-        """Peak signal-to-noise ratio over 255 levels; at most 99."""
-        found_FHWC = self.processor.decode(latent_CFHW).float()
+        """Peak signal-to-noise ratio in dB, over 255 levels; at most 99."""
+        found_FHWC = self.codec.decode(latent_CFHW).float()
         source_FHWC = (clip.video_CFHW.permute(1, 2, 3, 0) + 1) * 127.5
         error = (found_FHWC - source_FHWC.round()).square().mean().item()
         return round(10 * math.log10(255**2 / error), 2) if error > 1e-4 else 99.0
@@ -185,9 +184,9 @@ class Work:
             "width": width,
             "num_frames": frames,
             "fps": clip.fps,
-            "processor": self.processor.name,
+            "processor": self.codec.name,
             "text_encoder": self.text.name,
             "text_encoder_revision": self.text.revision,
-            "latent_mean": self.processor.whitening.mean,
-            "latent_std": self.processor.whitening.std,
+            "latent_mean": self.codec.whitening.mean,
+            "latent_std": self.codec.whitening.std,
         }

@@ -1,7 +1,7 @@
-"""Blocks handed to processes as they get free; results in the order of the blocks.
+"""Hands blocks to worker processes as they become free; results come in the order of the blocks.
 
-A worker that dies takes nothing with it: its blocks are done again by another, the second time
-sample by sample, and a sample that kills that worker as well is refused.
+The blocks of a worker that died are done again by another worker, sample by sample; a sample that
+kills that worker, too, is refused.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from itertools import chain, islice
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
-from data_prep.engine.block_worker import Block, RefusedResult, Work
+from data_prep.engine.block_worker import Block, BlockWorker, RefusedResult
 from data_prep.refusals import PrepError, Reason
 
-_DEATHS = 4  # of workers that had the same block and had not begun a sample of it
-_IN_FLIGHT = 2  # blocks a worker holds: one that it encodes, one that it decodes ahead
-_WINDOW = 4  # blocks for each worker that may be done before the slowest one is
+_DEATHS = 4  # workers that may die with the same block before they begin one of its samples
+_IN_FLIGHT = 2  # blocks of a worker: it encodes one and decodes the next
+_WINDOW = 4  # blocks for each worker that may wait for an earlier, slower one
 
 
 class Engine(Protocol):
-    """Does the work of blocks; results come in the order of the blocks."""
+    """Runs a worker on blocks; results come in the order of the blocks."""
 
-    def run(self, work: Work, blocks: Iterable[Block]) -> Iterator[list[Any]]: ...
+    def run(self, work: BlockWorker, blocks: Iterable[Block]) -> Iterator[list[Any]]: ...
 
 
 @dataclass(frozen=True)
 class InProcess:
-    """No other process: for small datasets, and for debuggers."""
+    """Does all work in this process, for small datasets and for debuggers."""
 
     device: str = "cpu"
 
-    def run(self, work: Work, blocks: Iterable[Block]) -> Iterator[list[Any]]:
+    def run(self, work: BlockWorker, blocks: Iterable[Block]) -> Iterator[list[Any]]:
         return work.on(self.device).run(blocks)
 
 
@@ -51,21 +51,21 @@ class _Job:
     number: int
     block: Block
     deaths: int = 0
-    killers: set[int] = field(default_factory=set)  # samples that are not tried again
-    at: int | None = None  # the sample that a careful worker has begun
+    killers: set[int] = field(default_factory=set)  # samples that killed a worker: not tried again
+    at: int | None = None  # the sample that a worker has begun, if it goes sample by sample
 
 
 class Processes:
     """Worker processes on this machine."""
 
     def __init__(self, *, workers: int, devices: tuple[str, ...] = ("cpu",), few: int = 0):
-        """Fewer blocks than `few` are done in this process: starting others takes seconds."""
+        """Fewer blocks than `few` are done in this process: starting workers takes seconds."""
         self._workers, self._devices, self._few = workers, devices, few
-        # Not fork: the threads of torch and FFmpeg do not survive it.
+        # Not fork: threads of torch and FFmpeg do not survive it.
         self._context = multiprocessing.get_context("spawn")
 
-    def run(self, work: Work, blocks: Iterable[Block]) -> Iterator[list[Any]]:
-        """Results block by block; workers end with the iterator, however it ends."""
+    def run(self, work: BlockWorker, blocks: Iterable[Block]) -> Iterator[list[Any]]:
+        """Results block by block; the workers end with the iterator."""
         blocks = iter(blocks)
         first = list(islice(blocks, self._few))
         if len(first) < self._few:
@@ -81,16 +81,16 @@ class Processes:
             for worker in workers:
                 worker.process.join()
 
-    def _start(self, work: Work, device: str) -> _Worker:
+    def _start(self, work: BlockWorker, device: str) -> _Worker:
         ours, theirs = self._context.Pipe()
-        # A daemon, so that it never outlives the run.
+        # A daemon, so that it does not outlive this process.
         process = self._context.Process(target=_serve, args=(work, device, theirs), daemon=True)
         process.start()
         theirs.close()
         return _Worker(process, ours, device)
 
     def _ordered(
-        self, work: Work, workers: list[_Worker], blocks: Iterator[Block]
+        self, work: BlockWorker, workers: list[_Worker], blocks: Iterator[Block]
     ) -> Iterator[list[Any]]:
         waiting: deque[_Job] = deque()
         done: dict[int, list[Any]] = {}
@@ -113,12 +113,12 @@ class Processes:
                 try:
                     _receive(workers[number], done)
                 except (EOFError, OSError):
-                    waiting.extendleft(reversed(_bury(workers[number])))
+                    waiting.extendleft(reversed(_take_back(workers[number])))
                     workers[number] = self._start(work, workers[number].device)
 
 
 def _hand_out(workers: list[_Worker], waiting: deque[_Job]) -> None:
-    """Gives the first jobs to the workers that have least; a job that has killed goes alone."""
+    """Gives jobs to the workers with the fewest; a job that killed a worker is sent alone."""
     while waiting:
         worker = min(workers, key=lambda worker: len(worker.held))
         alone = waiting[0].deaths > 0 or any(job.deaths for job in worker.held)
@@ -132,7 +132,7 @@ def _hand_out(workers: list[_Worker], waiting: deque[_Job]) -> None:
         try:
             worker.pipe.send((block, careful))
         except OSError:
-            return  # it is dead; the next wait finds out
+            return  # the worker is dead; the next `wait` notices
 
 
 def _receive(worker: _Worker, done: dict[int, list[Any]]) -> None:
@@ -148,7 +148,7 @@ def _receive(worker: _Worker, done: dict[int, list[Any]]) -> None:
     done[job.number] = message
 
 
-def _bury(worker: _Worker) -> list[_Job]:
+def _take_back(worker: _Worker) -> list[_Job]:
     """The jobs of a dead worker, to be done again."""
     worker.process.join()
     worker.pipe.close()
@@ -165,19 +165,19 @@ def _bury(worker: _Worker) -> list[_Job]:
     return jobs
 
 
-def _serve(work: Work, device: str, pipe: Connection) -> None:
-    """Main of a worker."""
+def _serve(work: BlockWorker, device: str, pipe: Connection) -> None:
+    """Main function of a worker."""
     import signal
 
     import torch
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the parent process ends its workers
     torch.set_num_threads(1)
     work = work.on(device)
 
     def blocks() -> Iterator[Any]:
         while True:
-            # Nothing to decode ahead: what is begun is finished first.
+            # No further block is here: None finishes those that have begun.
             yield None
             block, careful = pipe.recv()
             if careful:
@@ -193,11 +193,11 @@ def _serve(work: Work, device: str, pipe: Connection) -> None:
             pipe.send(results)
     except (EOFError, OSError, KeyboardInterrupt):
         return
-    except BaseException as error:  # noqa: BLE001 - the parent raises it
+    except BaseException as error:  # noqa: BLE001 - the parent process raises it
         pipe.send(error)
 
 
-def _one_by_one(work: Work, block: Block, pipe: Connection) -> Iterator[Any]:
+def _one_by_one(work: BlockWorker, block: Block, pipe: Connection) -> Iterator[Any]:
     for index, line in enumerate(block):
         pipe.send(index)
         yield next(iter(work.run([(line,)])))[0]

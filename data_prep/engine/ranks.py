@@ -1,7 +1,7 @@
-"""Processes that `torch.distributed.run` has launched, sharing one output folder.
+"""Processes launched by `torch.distributed.run` that share one output folder.
 
-Each takes its blocks of the plan, writes its own shards and its own ledger. They only ever wait for
-each other; what they know of each other lies in the folder.
+Each rank takes its own blocks of the plan, and writes its own shards and its own ledger. Ranks only
+wait for each other at barriers; all information goes through files in the folder.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ import os
 from dataclasses import dataclass
 from datetime import timedelta
 
-_PATIENCE = timedelta(days=30)  # the slowest rank may take long; a dead one ends them all
+_PATIENCE = timedelta(days=30)  # a slow rank may take long; a dead one ends all by the launcher
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranks:
-    """Which of how many processes this is."""
+    """The rank of this process, and the number of ranks."""
 
     rank: int = 0
     world: int = 1
     local: int = 0
 
-    def meet(self) -> None:
-        """Waits until all are here."""
+    def barrier(self) -> None:
+        """Waits until all ranks are here."""
         if self.world > 1:
             from torch import distributed
 
             distributed.barrier()
 
     def leave(self) -> None:
-        """Ends what `join` began, and no process group of anybody else's."""
+        """Ends the process group that `join` began."""
         if self.world > 1:
             from torch import distributed
 
@@ -40,7 +40,7 @@ ALONE = Ranks()
 
 
 def join() -> Ranks:
-    """The ranks that the launcher's variables describe; one alone where there is no launcher."""
+    """The ranks by the environment variables of the launcher; `ALONE` without a launcher."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1:
         return ALONE

@@ -1,7 +1,7 @@
-"""Blocks handed to the workers of a Ray cluster, over any number of machines.
+"""Hands blocks to workers of a Ray cluster, on any number of machines.
 
-Ray starts a worker again where its process or its machine is lost, and does its blocks again. All
-machines need the input folder at the same path; the shards are written by this process alone.
+Ray restarts a worker whose process or machine is lost, and repeats its blocks. All machines need
+the input folder at the same path; only this process writes shards.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from importlib import import_module
 from itertools import islice
 from typing import Any
 
-from data_prep.engine.block_worker import Block, Work
+from data_prep.engine.block_worker import Block, BlockWorker
 from data_prep.refusals import PrepError
 
-_WINDOW = 8  # blocks for each worker that may be done before the slowest one is
+_WINDOW = 8  # blocks for each worker that may wait for an earlier, slower one
 
 
 class RayWorkers:
-    """Actors of a cluster: the one at RAY_ADDRESS, or one that is started on this machine."""
+    """Actors of the cluster at RAY_ADDRESS, or of one that is started on this machine."""
 
     def __init__(self, *, workers: int | None):
         """One worker for each GPU of the cluster, or each core, where `workers` is None.
@@ -27,7 +27,7 @@ class RayWorkers:
             PrepError: Ray is not installed.
         """
         try:
-            # By name: the checker of types would follow all of Ray's source for minutes.
+            # Imported by name: pyright would read the whole source of Ray, for minutes.
             ray = import_module("ray")
         except ImportError:
             raise PrepError(
@@ -40,11 +40,11 @@ class RayWorkers:
         self._gpus = int(resources.get("GPU", 0))
         self._workers = workers or self._gpus or int(resources.get("CPU", 1))
 
-    def run(self, work: Work, blocks: Iterable[Block]) -> Iterator[list[Any]]:
+    def run(self, work: BlockWorker, blocks: Iterable[Block]) -> Iterator[list[Any]]:
         """Results block by block; the actors end with the iterator."""
         ray = self._ray
         device = {"num_gpus": 1} if self._gpus else {"num_cpus": 1}
-        # For ever: a lost machine is no fault of the block that was on it.
+        # -1 is unlimited: a lost machine is not the fault of the block that was on it.
         actor = ray.remote(max_restarts=-1, max_task_retries=-1, **device)(_Actor)
         shared = ray.put(work)
         actors = [actor.remote(shared, bool(self._gpus)) for _ in range(self._workers)]
@@ -55,7 +55,7 @@ class RayWorkers:
                 ray.kill(one)
 
     def _ordered(self, actors: list[Any], blocks: Iterator[Block]) -> Iterator[list[Any]]:
-        """Each actor gets the next block as it finishes one; what is early waits for its turn."""
+        """Each actor gets the next block when it finishes one; early results wait in `done`."""
         busy: dict[Any, tuple[int, Any]] = {}
         free, done = list(actors) * 2, dict[int, list[Any]]()
         taken = given_out = 0
@@ -80,7 +80,7 @@ class RayWorkers:
 class _Actor:
     """One worker process somewhere in the cluster."""
 
-    def __init__(self, work: Work, on_gpu: bool):
+    def __init__(self, work: BlockWorker, on_gpu: bool):
         import torch
 
         torch.set_num_threads(1)

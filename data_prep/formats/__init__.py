@@ -1,8 +1,8 @@
-"""Caches of other tools, read into our shards and written from them.
+"""Caches of other tools: read into our shards, and written from them.
 
-1. `records`    what a sample is, whatever holds it; reads our shards
-2. `automodel`  NeMo AutoModel: `WxH/<hash>.meta` and `metadata.json`
-3. `parquet`    FastVideo: Parquet with bytes, shape and type of each tensor
-4. `dfm`        NVIDIA DFM: shards of `.pth`, `.pickle` and `.json`
-5. `convert`    any of them -> our shards
+cached_samples  a sample of any format, with checks of its content; reads our shards
+automodel       NeMo AutoModel: `WxH/<hash>.meta` and `metadata.json`
+parquet         FastVideo: Parquet with bytes, shape and type of each tensor
+dfm             NVIDIA DFM: shards of `.pth`, `.pickle` and `.json`
+convert         each of these formats -> our shards, and back
 """

@@ -1,4 +1,4 @@
-"""The cache of NeMo AutoModel: a file for each sample in `WxH/`, and an index of them all."""
+"""The cache of NeMo AutoModel: a file for each sample in `WxH/`, and an index of all samples."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from data_prep.formats.records import (
+from data_prep.formats.cached_samples import (
     CachedSample,
     RefusedRecord,
-    as_latent,
-    as_pooled,
-    as_text,
-    attempt,
-    described,
+    checked_description,
+    load_untrusted,
     read_cache_file,
-    untrusted,
+    read_or_refuse,
+    to_latent,
+    to_pooled,
+    to_text,
 )
 from data_prep.planning.splits import key_of
 from data_prep.refusals import PrepError, Reason, RefusedError
-from data_prep.writing.atomic_files import WholeFile, write_whole
+from dit.atomic_files import AtomicFile, write_atomically
 from dit.json_text import parse_json
 
 INDEX = "metadata.json"
-# Their readers of pictures and of videos want other keys. The pixels of a picture go to the first.
+# AutoModel's readers of pictures and of videos expect different keys. Samples of these codecs with
+# one frame are written for the reader of pictures.
 _OF_PICTURES = ("flux", "pixel")
-_GLYPHS = 256  # tokens of HunyuanVideo's second text, which its pipeline fixes
+_GLYPHS = 256  # tokens of HunyuanVideo's second text, as its pipeline pads them
 
 
 def write_automodel(
@@ -46,9 +47,9 @@ def write_automodel(
 ) -> int:
     """Writes the layout of AutoModel into `folder`; returns the number of samples.
 
-    Paths in the index are absolute, since their reader opens them as they stand; `relocate` mends
-    them once the folder is moved. Texts are filled up with zeros to `text_length`, without which
-    their loader could not stack them.
+    Paths in the index are absolute, because AutoModel's reader expects that; `relocate` corrects
+    them after the folder was moved. Texts are padded with zeros to `text_length`, so that its
+    loader can stack them.
     """
     shards, rows, buckets = list[str](), list[dict[str, Any]](), dict[str, int]()
     folder, total = folder.resolve(), 0
@@ -63,20 +64,20 @@ def write_automodel(
     if rows:
         shards.append(_write_rows(folder, rows, len(shards)))
     index = {**model, "total_items": total, "num_shards": len(shards), "shard_size": shard_size}
-    write_whole(folder / INDEX, (json.dumps({**index, "shards": shards}, indent=2)).encode())
+    write_atomically(folder / INDEX, (json.dumps({**index, "shards": shards}, indent=2)).encode())
     return total
 
 
 def _write_rows(folder: Path, rows: list[dict[str, Any]], number: int) -> str:
     name = f"metadata_shard_{number:04d}.json"
-    write_whole(folder / name, json.dumps(rows, indent=1).encode())
+    write_atomically(folder / name, json.dumps(rows, indent=1).encode())
     return name
 
 
 def _row(
     record: CachedSample, folder: Path, ending: str, model: str, buckets: dict[str, int]
 ) -> dict[str, Any]:
-    """What the index says of a sample; buckets are numbered as they come."""
+    """The entry of a sample in the index; buckets are numbered in the order of their samples."""
     about, width, height = record.about, record.about["width"], record.about["height"]
     bucket = f"{width}x{height}"
     file = folder / bucket / f"{hashlib.md5(record.key.encode()).hexdigest()}.{ending}"
@@ -103,7 +104,7 @@ def _write_sample(record: CachedSample, row: dict[str, Any], text_length: int) -
     path.parent.mkdir(exist_ok=True)
     named = _pictures if _is_picture(record, row["model_type"]) else _videos
     about = {key: value for key, value in row.items() if key != "cache_file"}
-    file = WholeFile(path)
+    file = AtomicFile(path)
     try:
         torch.save(
             {**named(record.tensors, text_length), **about, "fps": record.about["fps"]}, file.stream
@@ -114,8 +115,8 @@ def _write_sample(record: CachedSample, row: dict[str, Any], text_length: int) -
 
 
 def _pictures(given: dict[str, Tensor], text_length: int) -> dict[str, Any]:
-    """As AutoModel names them: no axis of frames, all texts one of samples."""
-    # Where a picture was cut is known to the packing alone; it trains as one that begins there.
+    """Tensors as AutoModel names them: a latent without frame axis, texts with a batch axis."""
+    # The offset of the crop is not stored in our shards; 0 is that of an uncropped picture.
     found = {"latent": given["latent"][:, 0].clone(), "crop_offset": [0, 0]}
     found["prompt_embeds"] = _filled(given["text"], text_length)
     if "pooled_text" in given:
@@ -145,12 +146,12 @@ def _filled(text_LE: Tensor, length: int) -> Tensor:
 
 
 def _mask(text_LE: Tensor, length: int) -> Tensor:
-    """[1, length], 1 for a token and 0 for what is filled up."""
+    """[1, length], 1 for tokens and 0 for padding."""
     return pad(torch.ones(len(text_LE), dtype=torch.long), (0, max(0, length - len(text_LE))))[None]
 
 
 def relocate(folder: Path) -> int:
-    """Writes where the files of a cache lie now into its index; returns the number of samples.
+    """Writes the present paths of the files into the index; returns the number of samples.
 
     Raises:
         PrepError: the index is damaged, or a file that it names is not there. Nothing is written.
@@ -165,12 +166,12 @@ def relocate(folder: Path) -> int:
         except RefusedError as refused:
             raise PrepError(f"{folder / name}: {refused.detail}") from None
     for name, rows in shards.items():
-        write_whole(folder / name, json.dumps(rows, indent=1).encode())
+        write_atomically(folder / name, json.dumps(rows, indent=1).encode())
     return sum(map(len, shards.values()))
 
 
 def read_automodel(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
-    """Every sample that the index names.
+    """Every sample in the index.
 
     Raises:
         PrepError: there is no index that can be read.
@@ -179,7 +180,7 @@ def read_automodel(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
 
 
 def _shards(folder: Path) -> list[str]:
-    """Names of the files that the index consists of."""
+    """Names of the files of the index."""
     path = folder / INDEX
     try:
         index = parse_json(read_cache_file(path))
@@ -209,7 +210,7 @@ def _read(folder: Path, names: list[str]) -> Iterator[CachedSample | RefusedReco
             yield RefusedRecord(source=name, reason=refused.reason, detail=refused.detail)
             continue
         for number, row in enumerate(rows):
-            yield attempt(_source(name, number, row), partial(_record, folder, row))
+            yield read_or_refuse(_source(name, number, row), partial(_record, folder, row))
 
 
 def _rows(path: Path) -> list[Any]:
@@ -223,7 +224,7 @@ def _rows(path: Path) -> list[Any]:
 
 
 def _source(name: str, number: int, row: Any) -> str:
-    """What a refusal calls a sample: its file where the index names one."""
+    """The name of a sample in a refusal: its file, if the index has one."""
     file = row.get("cache_file") if isinstance(row, dict) else None
     return "/".join(Path(file).parts[-2:]) if isinstance(file, str) else f"{name}, item {number}"
 
@@ -235,7 +236,7 @@ def _object(row: Any) -> dict[str, Any]:
 
 
 def _local(folder: Path, row: Any) -> Path:
-    """Where the file of a sample lies: the cache may have been moved since its index was written.
+    """The present path of a sample's file: the cache may have been moved.
 
     Raises:
         RefusedError: it is not there, or the path leaves the cache.
@@ -257,19 +258,19 @@ def _local(folder: Path, row: Any) -> Path:
 def _record(folder: Path, row: Any) -> CachedSample:
     path = _local(folder, row)
     source = row.get("image_path") or row.get("video_path") or f"{path.parent.name}/{path.name}"
-    content = untrusted(path)
+    content = load_untrusted(path)
     if not isinstance(content, dict):
         raise RefusedError(Reason.UNREADABLE, f"the file holds a {type(content).__name__}, no dict")
     tensors = {
-        "latent": as_latent(content.get("video_latents", content.get("latent"))),
-        "text": as_text(content.get("text_embeddings", content.get("prompt_embeds"))),
+        "latent": to_latent(content.get("video_latents", content.get("latent"))),
+        "text": to_text(content.get("text_embeddings", content.get("prompt_embeds"))),
     }
     if content.get("pooled_prompt_embeds") is not None:
-        tensors["pooled_text"] = as_pooled(content["pooled_prompt_embeds"])
+        tensors["pooled_text"] = to_pooled(content["pooled_prompt_embeds"])
     about = _about(row, content)
     about["source"] = Path(source).name if Path(source).is_absolute() else source
     key = key_of(f"{path.parent.name}/{path.name}")
-    return CachedSample(key=key, tensors=tensors, about=described(about))
+    return CachedSample(key=key, tensors=tensors, about=checked_description(about))
 
 
 def _about(row: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Caches of other tools -> our shards, and our shards -> caches of other tools."""
+"""Caches of other tools -> our shards, and back."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from data_prep.formats.automodel import INDEX, read_automodel, write_automodel
+from data_prep.formats.cached_samples import CachedSample, RefusedRecord, read_shards
 from data_prep.formats.dfm import read_dfm, write_dfm
 from data_prep.formats.parquet import read_parquet, write_parquet
-from data_prep.formats.records import CachedSample, RefusedRecord, read_shards
 from data_prep.planning.splits import DEFAULT_SPLIT, Split, SplitFractions
 from data_prep.refusals import PrepError, Reason, Refusals
-from data_prep.writing.dataset_folder import LEDGER, REFUSED_NAME, make_ready, publish, remove
+from data_prep.writing.dataset_folder import LEDGER, REFUSED_NAME, prepare_folder, publish, remove
 from data_prep.writing.tar_shards import ShardSeries, sample_parts
 from dit.codecs import text, vae
 from dit.codecs.dataset_card import FORMAT_VERSION, read_card
@@ -29,10 +29,11 @@ _ROWS_IN_FILE = 64
 
 
 def export(folder: Path, *, form: str, shard_size: int) -> int:
-    """Writes the samples of a dataset of ours beside its shards, in the form of another tool.
+    """Writes the samples of a dataset beside its shards, in the format of another tool.
 
     Raises:
-        PrepError: the folder is no dataset of ours.
+        PrepError: the folder is no dataset.
+        CodecError: it has no card that can be read.
     """
     records = read_shards(folder)
     if form == "parquet":
@@ -40,9 +41,9 @@ def export(folder: Path, *, form: str, shard_size: int) -> int:
     if form == "dfm":
         return write_dfm(records, folder, shard_size=shard_size)
     card = read_card(folder)
-    processor = card["processor"]
-    model = {"processor": processor["name"], "model_name": processor.get("model_name")}
-    model["model_type"] = processor["name"]
+    made_by = card["processor"]
+    model = {"processor": made_by["name"], "model_name": made_by.get("model_name")}
+    model["model_type"] = made_by["name"]
     return write_automodel(
         records,
         folder,
@@ -54,16 +55,16 @@ def export(folder: Path, *, form: str, shard_size: int) -> int:
 
 
 def _text_length(folder: Path, card: dict[str, Any]) -> int:
-    """Tokens that every text of an AutoModel cache has: the encoder's most, or else the longest."""
+    """Tokens to which texts of an AutoModel cache are padded: the encoder limit, or the longest."""
     most = card["text_encoder"].get("max_length")
     return most or max((len(r.tensors["text"]) for r in read_shards(folder)), default=0)
 
 
 def records_of(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
-    """The samples of another tool's cache, told apart by what the folder holds.
+    """The samples of a cache of another tool, which is recognised by its files.
 
     Raises:
-        PrepError: it is none that is known.
+        PrepError: the folder holds no known cache.
     """
     if (folder / INDEX).exists():
         return read_automodel(folder)
@@ -84,15 +85,15 @@ def convert(args: Namespace) -> tuple[Counter[Split], Refusals]:
         PrepError: it cannot be read, or too much of it was refused.
     """
     split = SplitFractions.parse(args.split or DEFAULT_SPLIT)
-    processor = _processor(args)
+    codec = _codec(args)
     encoder = (
         text.text_encoder_named(args.text_encoder).from_arguments(args)
         if args.text_encoder
         else None
     )
-    records = records_of(args.folder)  # first, so that nothing is removed for a cache that is none
-    begun = args.output_dir / LEDGER / "conversion"  # there until all is written
-    make_ready(args.output_dir, overwrite=args.overwrite or begun.exists())
+    records = records_of(args.folder)  # first: an error must come before anything is removed
+    begun = args.output_dir / LEDGER / "conversion"  # exists until all is written
+    prepare_folder(args.output_dir, overwrite=args.overwrite or begun.exists())
     if begun.parent.exists():
         raise PrepError(
             f"--output_dir {args.output_dir} holds a dataset that was packed; give another folder,"
@@ -114,7 +115,7 @@ def convert(args: Namespace) -> tuple[Counter[Split], Refusals]:
         }
         for record in map(checked, records):
             if isinstance(record, CachedSample):
-                record = _converted(record, processor if args.latents == "raw" else None)
+                record = _converted(record, codec if args.latents == "raw" else None)
             if isinstance(record, RefusedRecord):
                 refusals.add(record.source, str(record.reason), record.detail)
                 continue
@@ -129,7 +130,7 @@ def convert(args: Namespace) -> tuple[Counter[Split], Refusals]:
     if args.split is None and split.empty(counts):
         shards = {Split.TRAIN: _moved_to_train(args.output_dir, shards)}
         counts = Counter({Split.TRAIN: counts.total()})
-    card = _card(args, processor, checked.widths, shards, refusals)
+    card = _card(args, codec, checked.widths, shards, refusals)
     null_text = {"text": torch.zeros(1, checked.widths["text"], dtype=torch.bfloat16)}
     if encoder is not None:
         card["text_encoder"], null_text = encoder.settings, encoder.encode_all("")
@@ -139,7 +140,7 @@ def convert(args: Namespace) -> tuple[Counter[Split], Refusals]:
 
 
 def _moved_to_train(folder: Path, shards: dict[Split, dict[str, int]]) -> dict[str, int]:
-    """The default split has left a part of a small cache empty, so at most one has samples."""
+    """Moves the only split that has samples to train, where the default split left one empty."""
     ((part, counts),) = shards.items()
     if part is not Split.TRAIN:
         (folder / part).rename(folder / Split.TRAIN)
@@ -147,7 +148,7 @@ def _moved_to_train(folder: Path, shards: dict[Split, dict[str, int]]) -> dict[s
 
 
 class _Checked:
-    """What goes by belongs into one dataset: no key comes twice, all widths are the first's."""
+    """Makes the samples fit into one dataset: unique keys, and widths as in the first sample."""
 
     def __init__(self) -> None:
         self.total, self.widths = 0, dict[str, int]()
@@ -166,7 +167,7 @@ class _Checked:
         return replace(record, key=self._unique(record.key))
 
     def _unique(self, key: str) -> str:
-        """Ranks of other tools count from 0, each for itself."""
+        """A key that no sample had before: each rank of another tool may count its keys from 0."""
         unique = key
         while unique in self._keys:
             self._seen[key] += 1
@@ -175,7 +176,7 @@ class _Checked:
         return unique
 
 
-def _processor(args: Namespace) -> Codec | None:
+def _codec(args: Namespace) -> Codec | None:
     if args.processor is None:
         if args.latents == "raw":
             raise PrepError("--latents raw needs --processor, whose normalisation it lacks")
@@ -184,7 +185,7 @@ def _processor(args: Namespace) -> Codec | None:
 
 
 def _converted(record: CachedSample, whitened_by: Codec | None) -> CachedSample | RefusedRecord:
-    """In the types of our shards, which not every number fits."""
+    """The sample in the types of our shards; refused if a number is out of their range."""
     latent_CFHW = record.tensors["latent"]
     if whitened_by is not None:
         channels = whitened_by.channels
@@ -207,17 +208,17 @@ def _converted(record: CachedSample, whitened_by: Codec | None) -> CachedSample 
 
 def _card(
     args: Namespace,
-    processor: Codec | None,
+    codec: Codec | None,
     widths: dict[str, int],
     shards: dict[Split, dict[str, int]],
     refusals: Refusals,
 ) -> dict[str, Any]:
-    """Without --processor nobody knows the codec, and pictures cannot be decoded."""
-    codec = {"name": processor.name, **processor.settings} if processor else {"name": "unknown"}
-    whitening = processor.whitening if processor else None
+    """The dataset card; without --processor the codec is unknown, and latents cannot be decoded."""
+    about_codec = {"name": codec.name, **codec.settings} if codec else {"name": "unknown"}
+    whitening = codec.whitening if codec else None
     return {
         "format_version": FORMAT_VERSION,
-        "processor": codec,
+        "processor": about_codec,
         "text_encoder": {"name": "unknown", "width": widths["text"]},
         "latent": {
             "channels": widths["channels"],

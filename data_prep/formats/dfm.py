@@ -14,18 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data_prep.formats.records import (
+from data_prep.formats.cached_samples import (
     CachedSample,
     RefusedRecord,
-    as_latent,
-    as_pooled,
-    as_text,
-    attempt,
     check_regular,
-    described,
-    untrusted,
+    checked_description,
+    load_untrusted,
+    read_or_refuse,
+    to_latent,
+    to_pooled,
+    to_text,
 )
-from data_prep.inspect.reading import read_samples
+from data_prep.inspect.read_shards import read_samples
 from data_prep.planning.splits import key_of
 from data_prep.refusals import Reason, RefusedError
 from data_prep.writing.tar_shards import ShardSeries
@@ -35,11 +35,9 @@ FOLDER = "dfm_shards"
 
 
 def write_dfm(records: Iterable[CachedSample], folder: Path, *, shard_size: int) -> int:
-    """Writes `rank0-000000.tar`, ...
-
-    Their decoder is webdataset's: torch.load for `.pth`, pickle.loads for `.pickle`, which does
-    not open what torch.save writes.
-    """
+    """Writes `rank0-000000.tar`, ...; returns the number of samples."""
+    # DFM decodes by webdataset: `.pth` by torch.load, `.pickle` by pickle.loads, which cannot read
+    # what torch.save writes.
     total = 0
     target = folder / FOLDER
     target.mkdir(exist_ok=True)
@@ -58,7 +56,7 @@ def write_dfm(records: Iterable[CachedSample], folder: Path, *, shard_size: int)
 
 
 def _as_theirs(tensors: dict[str, Tensor]) -> tuple[Tensor, Any]:
-    """Latent and text: their FLUX has no axes of samples, and the pooled text beside the other."""
+    """Latent and text for DFM: batch axes, but for FLUX, whose text also has the pooled one."""
     latent, text = tensors["latent"].contiguous(), tensors["text"].contiguous()
     if "pooled_text" in tensors:
         pooled = tensors["pooled_text"].contiguous()
@@ -79,7 +77,7 @@ def read_dfm(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
             check_regular(path)
             for _, key, parts in read_samples(path):
                 name = f"{path.stem}/{key}"
-                yield attempt(name, lambda n=name, k=key, p=parts: _record(n, k, p))
+                yield read_or_refuse(name, lambda n=name, k=key, p=parts: _record(n, k, p))
         except (tarfile.TarError, OSError) as error:
             detail = f"the rest of it: {type(error).__name__}: {error}"
             yield RefusedRecord(source=path.name, reason=Reason.UNREADABLE, detail=detail)
@@ -90,16 +88,16 @@ def _record(name: str, key: str, parts: dict[str, bytes]) -> CachedSample:
     if missing:
         found = ", ".join(f".{part}" for part in parts) or "nothing"
         raise RefusedError(Reason.UNREADABLE, f"no .{min(missing)}, found {found}")
-    latent = as_latent(untrusted(parts["pth"]))
+    latent = to_latent(load_untrusted(parts["pth"]))
     tensors = {"latent": latent}
-    text, about = untrusted(parts["pickle"]), parse_json(parts["json"])
+    text, about = load_untrusted(parts["pickle"]), parse_json(parts["json"])
     if isinstance(text, dict):
         pooled = text.get("pooled_prompt_embeds", text.get("clip_embeds"))
         text = text.get("prompt_embeds", text.get("t5_embeds"))
         if pooled is not None:
-            tensors["pooled_text"] = as_pooled(pooled)
-    tensors["text"] = as_text(text)
-    # Their image_height and image_width are taken from other axes and cannot be trusted.
+            tensors["pooled_text"] = to_pooled(pooled)
+    tensors["text"] = to_text(text)
+    # DFM's image_height and image_width are taken from wrong axes, so they are not used.
     height, width = 8 * latent.shape[2], 8 * latent.shape[3]
     known = {"caption": "", "source": name, "height": height, "width": width, "fps": None}
     known |= {"original_height": height, "original_width": width, "num_frames": latent.shape[1]}
@@ -108,5 +106,5 @@ def _record(name: str, key: str, parts: dict[str, bytes]) -> CachedSample:
     return CachedSample(
         key=key if re.fullmatch(r"[A-Za-z0-9_-]{1,80}", key) else key_of(name),
         tensors=tensors,
-        about=described({k: about.get(k, v) for k, v in known.items()}),
+        about=checked_description({k: about.get(k, v) for k, v in known.items()}),
     )

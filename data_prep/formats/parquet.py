@@ -1,4 +1,4 @@
-"""FastVideo's Parquet: each tensor as three columns, its bytes, shape and type."""
+"""Parquet files of FastVideo: three columns for each tensor, its bytes, shape and type."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data_prep.formats.records import (
+from data_prep.formats.cached_samples import (
     CachedSample,
     RefusedRecord,
-    as_latent,
-    as_pooled,
-    as_text,
-    attempt,
     check_regular,
-    described,
+    checked_description,
+    read_or_refuse,
+    to_latent,
+    to_pooled,
+    to_text,
 )
 from data_prep.planning.splits import key_of
 from data_prep.refusals import PrepError, Reason, RefusedError
-from data_prep.writing.atomic_files import TEMPORARY
+from dit.atomic_files import TEMPORARY
 
 FOLDER = "combined_parquet_dataset"
 _NAMES = {
@@ -43,7 +43,7 @@ _MOST_AXES = 8
 
 def _arrow() -> Any:
     try:
-        # By name: the checker of types would follow all of its source for minutes.
+        # Imported by name: pyright would read its whole source, for minutes.
         pyarrow = import_module("pyarrow")
         import_module("pyarrow.parquet")
     except ImportError:
@@ -78,12 +78,12 @@ def _row(record: CachedSample) -> dict[str, Any]:
         "media_type": "video" if about["num_frames"] > 1 else "image",
         "width": about["width"],
         "height": about["height"],
-        "num_frames": record.tensors["latent"].shape[1],  # of the latent, as there
+        "num_frames": record.tensors["latent"].shape[1],  # of the latent, as in FastVideo
         "duration_sec": about["num_frames"] / fps if fps else 0.0,
         "fps": float(fps),
     }
     for name, tensor in record.tensors.items():
-        # Their reader takes every tensor for float32, whatever the type says.
+        # FastVideo's reader takes every tensor for float32, whatever the type column says.
         values = tensor.float().contiguous().numpy()
         column = _NAMES[name]
         row[f"{column}_bytes"] = values.tobytes()
@@ -102,8 +102,8 @@ def read_parquet(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
                 for batch in file.iter_batches(batch_size=16):
                     for row in batch.to_pylist():
                         name = f"{path.name}, {row.get('file_name') or row.get('id')}"
-                        yield attempt(name, partial(_record, row))
-        # A text that is no UTF-8 or a size beyond all bounds shows when Python asks for it.
+                        yield read_or_refuse(name, partial(_record, row))
+        # Text that is no UTF-8 and huge sizes raise errors when rows become Python objects.
         except (arrow.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
             detail = f"the rest of it: {type(error).__name__}: {error}"
             yield RefusedRecord(source=path.name, reason=Reason.UNREADABLE, detail=detail)
@@ -113,14 +113,16 @@ def _record(row: dict[str, Any]) -> CachedSample:
     tensors = {
         ours: _tensor(row, theirs) for ours, theirs in _NAMES.items() if row.get(f"{theirs}_bytes")
     }
-    tensors["latent"] = as_latent(tensors.get("latent"))
-    tensors["text"] = as_text(tensors.get("text"))
+    tensors["latent"] = to_latent(tensors.get("latent"))
+    tensors["text"] = to_text(tensors.get("text"))
     if "pooled_text" in tensors:
-        tensors["pooled_text"] = as_pooled(tensors["pooled_text"])
+        tensors["pooled_text"] = to_pooled(tensors["pooled_text"])
     if not isinstance(row.get("id"), str | int):
         raise RefusedError(Reason.UNREADABLE, f"id={row.get('id')!r:.100} is no key")
     about = _about(row, latent_frames=tensors["latent"].shape[1])
-    return CachedSample(key=key_of(str(row["id"])), tensors=tensors, about=described(about))
+    return CachedSample(
+        key=key_of(str(row["id"])), tensors=tensors, about=checked_description(about)
+    )
 
 
 def _about(row: dict[str, Any], *, latent_frames: int) -> dict[str, Any]:
@@ -146,7 +148,7 @@ def _tensor(row: dict[str, Any], name: str) -> Tensor:
         raise RefusedError(Reason.UNREADABLE, f"{name} has no bytes and shape")
     if not all(type(n) is int and n >= 0 for n in shape) or len(shape) > _MOST_AXES:
         raise RefusedError(Reason.UNREADABLE, f"{name}_shape={shape!r:.100} is no shape")
-    # Where size and type disagree, the reader that the files were made for is right: float32.
+    # Where size and type disagree, FastVideo's reader decides, which takes all for float32.
     if math.prod(shape) * 4 == len(content):
         dtype = "float32"
     if dtype not in _TYPES or math.prod(shape) * np.dtype(dtype).itemsize != len(content):

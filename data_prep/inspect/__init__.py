@@ -1,6 +1,5 @@
-"""A finished dataset, read back.
+"""Reads a finished dataset back.
 
-html     Pages that open without a server or a network.
-page     A page of what a packed dataset shows when it is decoded again.
-reading  Reads a finished dataset folder back: counts, shapes, statistics, and every checksum.
+read_shards  counts, shapes, statistics and checksums of every shard
+html_pages   HTML pages without a server or network; the one of a dataset, with decoded pictures
 """

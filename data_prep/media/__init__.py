@@ -1,12 +1,12 @@
-"""Files of pictures and videos -> pixels; captions.
+"""Files of pictures and videos -> pixels, and their captions.
 
-captions         The captions of a medium: from files beside it, from tables, else from its own
-clips            The values that sources deal in: a sample that is planned, and what was read fo
-decoders         Which library decodes the frames of a video that are kept; the plan is always P
-frame_selection  Which frames of a video are kept, decided from their times alone.
-images           One image file -> upright RGB pixels.
-resizing         From the size of a picture to the size that is encoded, in whole numbers throug
-truncation       Whether a media file is as long as its boxes say.
-video_packets    Packets of a video: what they say before a frame is decoded, and where decoding
-videos           One video file -> when its frames are shown, and those frames upright in RGB.
+clips            a planned sample, the clip that is read for it, and the interface of sources
+captions         captions from files beside a medium, from tables, or from its file name
+images           image file -> upright RGB pixels
+truncation       whether a video file is as long as its container says
+video_packets    packets of a video file: times and key frames, before anything is decoded
+videos           video file -> times of its frames; frames -> upright RGB pixels
+frame_selection  times of the frames -> the frames that are kept
+decoders         the library that decodes kept frames: PyAV or torchcodec
+resizing         size of a picture -> size that is encoded
 """

@@ -1,4 +1,4 @@
-"""The captions of a medium: from files beside it, from tables, else from its own name."""
+"""The captions of a medium: from files beside it, from tables, or from its file name."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from enum import StrEnum
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from data_prep.refusals import Reason, RefusedError, shortened
+from data_prep.refusals import Reason, RefusedError, short_repr
 from dit.json_text import parse_json
 
-_MOST_SIDECAR = 16 << 20  # bytes of a caption; what is larger is another kind of file
+_MOST_SIDECAR = 16 << 20  # bytes; a larger file holds no caption
 _WIDE = "it is UTF-16 or UTF-32; save it as UTF-8"
 
 SIDECAR_ENDINGS = (".json", ".txt")
@@ -30,7 +30,7 @@ A .json file without the field, and with no .txt file beside it, is refused. Tex
 
 
 class MissingCaption(StrEnum):
-    """What becomes of a medium that has no caption."""
+    """What a medium without a caption gets."""
 
     FILENAME = "filename"
     EMPTY = "empty"
@@ -49,7 +49,7 @@ class CaptionFormat(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Caption:
-    """A text and where it is from."""
+    """A text, and the file, column or rule that it is from."""
 
     text: str
     origin: str
@@ -57,13 +57,13 @@ class Caption:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TagShuffle:
-    """Captions that are lists of tags, each several times in other orders."""
+    """Makes several captions of one that is a list of tags, by changing their order."""
 
-    count: int  # orders of each caption
+    count: int  # captions for each one
     delimiter: str  # between tags
 
     def of(self, captions: Iterable[Caption], *, key: str) -> list[Caption]:
-        """The orders are drawn by `key`, so that they are the same in every run."""
+        """The captions in other orders, which are drawn by `key`: the same in every run."""
         return [
             replace(caption, text=self._ordered(caption.text, f"{key} {number} {order}"))
             for number, caption in enumerate(captions)
@@ -80,7 +80,7 @@ class TagShuffle:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Captions:
-    """Finds captions by path, never by bare name: two folders may hold a `0001.png` each."""
+    """Finds captions by path, not by file name: two folders may each hold a `0001.png`."""
 
     root: Path
     sidecars: Mapping[str, str]
@@ -91,7 +91,7 @@ class Captions:
     tables: Any = None
     """`CaptionTables`, or nothing."""
     read: Callable[[str], bytes] | None = None
-    """Opens a caption file that lies in an archive; None reads below `root`."""
+    """Reads a caption file, which may lie in an archive; None reads files below `root`."""
 
     def of(self, source: str) -> Caption:
         """The first caption of the medium at the relative path `source`.
@@ -121,7 +121,7 @@ class Captions:
         return [self.substitute(source)]
 
     def substitute(self, source: str) -> Caption:
-        """What a medium without a caption gets.
+        """The caption of a medium that has none.
 
         Raises:
             RefusedError: `missing` is refuse.
@@ -140,13 +140,13 @@ class Captions:
 
     def _text(self, sidecar: str) -> str:
         try:
-            content = self.read(sidecar) if self.read else regular_bytes(self.root / sidecar)
+            content = self.read(sidecar) if self.read else read_regular_file(self.root / sidecar)
             if len(content) > _MOST_SIDECAR:
                 raise RefusedError(
                     Reason.BAD_CAPTION,
                     f"{sidecar} has {len(content)} bytes, more than any caption ({_MOST_SIDECAR})",
                 )
-            return decoded(content)
+            return decode_utf8(content)
         except OSError as error:
             raise RefusedError(Reason.BAD_CAPTION, f"{sidecar}: {error.strerror}") from error
         except ValueError as error:
@@ -158,18 +158,18 @@ class Captions:
         except ValueError as error:
             raise RefusedError(Reason.BAD_CAPTION, f"{sidecar} is no JSON: {error}") from error
         if not isinstance(content, dict):
-            why = f"{sidecar} holds {shortened(content)}, and not an object with field"
+            why = f"{sidecar} holds {short_repr(content)}, and not an object with field"
             raise RefusedError(Reason.BAD_CAPTION, f"{why} {self.field!r}")
         if content.get(self.field) is None and may_lack:
             return None
         texts = texts_of(content.get(self.field))
         if texts is None:
-            raise no_text(sidecar, self.field, content)
+            raise unusable_caption(sidecar, self.field, content)
         return texts
 
 
 def texts_of(value: Any) -> tuple[str, ...] | None:
-    """One caption, or several; None where the value is neither."""
+    """The captions that a value holds: one text or a list of texts; None for other values."""
     if isinstance(value, str):
         return (value,)
     if isinstance(value, list) and value and all(isinstance(text, str) for text in value):
@@ -177,19 +177,19 @@ def texts_of(value: Any) -> tuple[str, ...] | None:
     return None
 
 
-def no_text(path: str, name: str, fields: Mapping[str, Any]) -> RefusedError:
+def unusable_caption(path: str, name: str, fields: Mapping[str, Any]) -> RefusedError:
     """The refusal of a file or row whose field `name` holds no caption."""
     why = f"{path} has no text for it in field {name!r}, "
     if name in fields:
-        why += f"which holds {shortened(fields[name])}"
+        why += f"which holds {short_repr(fields[name])}"
     else:
-        found = ", ".join(shortened(key) for key in list(fields)[:20]) or "no fields"
+        found = ", ".join(short_repr(key) for key in list(fields)[:20]) or "no fields"
         why += f"but {found}; name the field with --caption_field"
     return RefusedError(Reason.BAD_CAPTION, why)
 
 
-def regular_bytes(path: Path) -> bytes:
-    """The content of a file that is no pipe or device: those have no end.
+def read_regular_file(path: Path) -> bytes:
+    """The content of a regular file; reading a pipe or device might never end.
 
     Raises:
         OSError: it cannot be read.
@@ -200,11 +200,11 @@ def regular_bytes(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def decoded(content: bytes, *, errors: str = "strict") -> str:
+def decode_utf8(content: bytes, *, errors: str = "strict") -> str:
     """UTF-8 text, with or without a byte order mark.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the bytes are no UTF-8.
     """
     if content.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in content[:4]:
         raise ValueError(_WIDE)
@@ -215,10 +215,10 @@ def decoded(content: bytes, *, errors: str = "strict") -> str:
 
 
 def caption(text: str, *, origin: str) -> Caption:
-    """A text without the space around it.
+    """A caption without surrounding white space.
 
     Raises:
-        RefusedError: it is no text.
+        RefusedError: it is no valid Unicode, or has a NUL.
     """
     try:
         text.encode()

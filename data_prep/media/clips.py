@@ -1,4 +1,4 @@
-"""The values that sources deal in: a sample that is planned, and what was read for it."""
+"""A planned sample, the clip that is read for it, and the interface of sources."""
 
 # C colour channels, F frames, H rows, W columns
 
@@ -7,26 +7,27 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """One sample as planned, before anything is decoded: what it will be, or why it is refused.
+    """One sample as planned before anything is decoded, or why it is refused.
 
-    A line of `plan.jsonl`. A file makes one sample, or several: windows, captions, resolutions.
+    It is a line of `plan.jsonl`. A file makes several samples where it has several windows,
+    captions or resolutions.
     """
 
     key: str  # of the sample in the shards: unique, no dots
     source: str  # path relative to the input root
-    file_key: str = ""  # decides order and split, so that samples of a file stay together
-    folder: int = 0  # number of the input folder whose settings hold
-    where: str = ""  # how that folder's store opens the file
+    file_key: str = ""  # decides order and split, so that all samples of a file stay together
+    folder: int = 0  # number of the input whose settings apply
+    where: str = ""  # argument of the `open` of that input
     stamp: str = ""  # changes when the file changes
     kind: str = "image"
-    width: int = 0  # pixels, upright and square
+    width: int = 0  # of the file, in square pixels, upright
     height: int = 0
     frames: int = 1  # in the file
     fps: float | None = None  # of the file; None for a picture
@@ -37,20 +38,21 @@ class Entry:
     size: tuple[int, int] | None = None  # width, height that is encoded
     keep: tuple[int, ...] = ()  # presentation times of the frames kept, in units of `tick`
     tick: str = ""  # seconds, a fraction
-    numbers: tuple[int, ...] = ()  # of the frames kept, where the decoder gives no times
+    numbers: tuple[int, ...] = ()  # of the frames kept, where decoded frames have no times
     kept_fps: float | None = None  # of the frames kept
     tokens: int = 0
-    repeats: int = 1  # how often the shards hold it
+    repeats: int = 1  # copies of it in the shards
     notes: tuple[str, ...] = ()
-    refused: str = ""  # reason
+    refused: str = ""  # reason; empty for a sample that is packed
     detail: str = ""
 
     @property
     def group(self) -> str:
+        """The key that decides order and split."""
         return self.file_key or self.key
 
     def to_line(self) -> str:
-        """One line of JSON without what has its default value."""
+        """One line of JSON, without fields that have their default value."""
         given = {
             f.name: getattr(self, f.name)
             for f in fields(self)
@@ -69,32 +71,32 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Clip:
-    """One picture or video as a processor takes it, with its caption."""
+    """One picture or video as a codec takes it, with its caption."""
 
     video_CFHW: Tensor  # float32 in [-1, 1]; a picture has one frame
     caption: str
     original_height: int  # pixels, upright, before scaling and cropping
     original_width: int
     fps: float | None = None  # frames per second; None for a picture
-    notes: tuple[str, ...] = ()  # what the summary should count, such as where the caption is from
+    notes: tuple[str, ...] = ()  # the summary counts them; for example the origin of the caption
 
 
 class Source(Protocol):
-    """Where clips come from. Pickled and sent to worker processes, which call `read` alone."""
+    """Where clips come from. It is pickled for worker processes, which only call `read`."""
 
     @property
     def name(self) -> str:
-        """Goes into the dataset card."""
+        """Name in the dataset card."""
         ...
 
     @property
     def entries(self) -> Iterable[Entry]:
-        """Every sample, planned; refused ones as well. Found anew each time."""
+        """Every planned sample, refused ones as well; each iteration looks at all files again."""
         ...
 
     @property
     def ignored(self) -> Mapping[str, int]:
-        """What lay beside the media and was not looked at, counted by kind."""
+        """Counts of files that are no media, by kind."""
         ...
 
     def read(self, entry: Entry) -> Clip:
@@ -104,8 +106,3 @@ class Source(Protocol):
             RefusedError: it cannot be packed.
         """
         ...
-
-
-def settings_of(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass as JSON values, for cards and comparisons."""
-    return {f.name: getattr(value, f.name) for f in fields(value)}

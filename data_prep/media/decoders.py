@@ -1,4 +1,4 @@
-"""Which library decodes the frames of a video that are kept; the plan is always PyAV's."""
+"""The library that decodes kept frames: PyAV or torchcodec. Planning always uses PyAV."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any, BinaryIO
 from PIL import Image
 
 from data_prep.media.clips import Entry
-from data_prep.media.images import opened
+from data_prep.media.images import open_media
 from data_prep.media.videos import frames, packet_times
 from data_prep.refusals import PrepError
 
 
 class VideoDecoder(StrEnum):
-    """The words of `--video_loader_type` that decode."""
+    """Values of `--video_loader_type` that can decode."""
 
     PYAV = "pyav"
     TORCHCODEC = "torchcodec"
 
     def check(self) -> None:
-        """Raises PrepError where the library is not there, or finds no FFmpeg."""
+        """Raises PrepError where the library is not installed, or finds no FFmpeg."""
         if self is VideoDecoder.TORCHCODEC:
             try:
                 _torchcodec()
@@ -36,12 +36,12 @@ class VideoDecoder(StrEnum):
                 ) from error
 
     def frames(self, file: Path | BinaryIO, entry: Entry) -> Iterator[Image.Image]:
-        """The frames that `entry` keeps, upright RGB, in its order.
+        """The frames that `entry` keeps, in its order, as upright RGB pictures.
 
         Raises:
             RefusedError: one of them cannot be decoded.
         """
-        # torchcodec finds frames by their times.
+        # torchcodec finds frames by their times only.
         if self is VideoDecoder.PYAV or entry.numbers:
             return frames(file, entry.keep, entry.numbers)
         return _frames_of_torchcodec(file, entry)
@@ -54,12 +54,12 @@ def _torchcodec() -> Any:
 
 
 def _frames_of_torchcodec(file: Path | BinaryIO, entry: Entry) -> Iterator[Image.Image]:
-    """Those that torchcodec finds, the others by PyAV.
+    """Frames by torchcodec; from the first one that it does not find, by PyAV.
 
-    It seeks by tables that transport and program streams do not have, and gives up there.
+    torchcodec seeks by tables, which MPEG transport and program streams do not have.
     """
     given = 0
-    with opened(file) as stream:
+    with open_media(file) as stream:
         try:
             for picture in _found_by_torchcodec(stream, entry):
                 yield picture
@@ -69,9 +69,9 @@ def _frames_of_torchcodec(file: Path | BinaryIO, entry: Entry) -> Iterator[Image
 
 
 def _found_by_torchcodec(stream: BinaryIO, entry: Entry) -> Iterator[Image.Image]:
-    """Raises LookupError at the first frame that it does not find."""
+    """Frames by torchcodec; raises LookupError at the first one that it does not find."""
     tick, size = Fraction(entry.tick), (entry.width, entry.height)
-    # By number: by time it would need durations, which some files lack.
+    # By number, because a search by time needs durations, which some files lack.
     numbers = {at: number for number, at in enumerate(packet_times(stream))}
     stream.seek(0)
     decoder = _torchcodec()(stream, dimension_order="NHWC", seek_mode="exact")
@@ -80,6 +80,6 @@ def _found_by_torchcodec(stream: BinaryIO, entry: Entry) -> Iterator[Image.Image
         if abs(frame.pts_seconds - float(at * tick)) > tick:
             raise LookupError(at)
         picture = Image.fromarray(frame.data.numpy())
-        # Turned upright already, its pixels perhaps not square.
+        # torchcodec turns frames upright, but does not make their pixels square.
         is_square = picture.size == size
         yield picture if is_square else picture.resize(size, Image.Resampling.LANCZOS)

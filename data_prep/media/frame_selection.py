@@ -1,4 +1,4 @@
-"""Which frames of a video are kept, decided from their times alone."""
+"""Presentation times of the frames of a video -> the frames that are kept."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import NamedTuple
 from data_prep.media.videos import Timeline
 from data_prep.refusals import PrepError, Reason, RefusedError
 
-_RATES = (0.01, 1000)  # frames a second
-_MOST_FRAMES = 1 << 20  # of a clip: 12 hours at 24 frames a second
+_RATES = (0.01, 1000)  # frames a second, least and most
+_MOST_FRAMES = 1 << 20  # of a clip; 12 hours at 24 frames a second
 
 
 class Window(StrEnum):
-    """Which part of a clip that is longer than asked is kept."""
+    """Which part of a clip is kept, where the clip is longer than asked."""
 
     FIRST = "first"
     MIDDLE = "middle"
@@ -25,31 +25,31 @@ class Window(StrEnum):
     ALL = "all"
 
 
-class Kept(NamedTuple):
-    """Frames of one sample, by the time at which they are shown."""
+class KeptFrames(NamedTuple):
+    """Frames of one sample, by presentation time."""
 
     shown: tuple[int, ...]
     fps: float | None  # None for a single picture
-    is_resampled: bool = False  # to an even clock
+    is_resampled: bool = False  # to a constant frame rate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrameRule:
-    """How many frames, how far apart, and from where."""
+    """How many frames a sample has, how far apart, and from which part of the clip."""
 
     stride: int = 1
-    """A sample has 1 + n * stride frames: the codec takes no other number."""
+    """A sample has 1 + n * stride frames, as its codec demands."""
     count: int | None = None
     """Frames in a sample, at most; None takes the whole clip."""
     fps: float | None = None
     """Frames a second that are kept; None keeps those of the file."""
     buckets: tuple[int, ...] = ()
-    """Allowed numbers of frames; a clip gets the largest it can fill."""
+    """Allowed numbers of frames; a clip gets the largest that it can fill."""
     window: Window = Window.FIRST
     drop_short: bool = False
-    """Whether clips with fewer than `count` frames are refused; else they stay shorter."""
+    """Whether clips with fewer than `count` frames are refused; otherwise they stay shorter."""
     stills: int = 0
-    """Not 0: that many single frames, evenly spaced, each a sample of its own."""
+    """If not 0: that many single frames, evenly spaced, each a sample of its own."""
 
     def __post_init__(self) -> None:
         for option, value in (("--target_frames", self.count), ("--num_frames", self.stills)):
@@ -69,8 +69,8 @@ class FrameRule:
         if self.buckets and min(self.buckets) < 1:
             raise PrepError(f"frame buckets {self.buckets} must be at least 1 frame each")
 
-    def choose(self, line: Timeline, *, seed: str) -> list[Kept]:
-        """The frames of each sample that the clip makes; `seed` draws the random window.
+    def choose(self, line: Timeline, *, seed: str) -> list[KeptFrames]:
+        """The frames of each sample of a clip; `seed` decides a random window.
 
         Raises:
             RefusedError: it has too few.
@@ -79,7 +79,7 @@ class FrameRule:
             shown = line.shown
             count = min(self.stills, len(shown))
             picks = [shown[(2 * k + 1) * len(shown) // (2 * count)] for k in range(count)]
-            return [Kept((at,), None) for at in picks]
+            return [KeptFrames((at,), None) for at in picks]
         shown = line.shown if self.fps is None else self._at_rate(line, self.fps)
         length = self._length(len(shown))
         return [
@@ -87,17 +87,17 @@ class FrameRule:
             for start in self._starts(len(shown), length, seed)
         ]
 
-    def _window(self, line: Timeline, shown: tuple[int, ...], start: int, stop: int) -> Kept:
-        """The frames number `start` to `stop`, with one rate: training knows no other times."""
+    def _window(self, line: Timeline, shown: tuple[int, ...], start: int, stop: int) -> KeptFrames:
+        """The frames number `start` to `stop` - 1, with one mean rate, as training needs it."""
         if self.fps is not None:
-            return Kept(shown[start:stop], self.fps, is_resampled=True)
+            return KeptFrames(shown[start:stop], self.fps, is_resampled=True)
         fps = line.fps_of(start, stop) if line.is_uneven else line.fps
-        return Kept(shown[start:stop], fps)
+        return KeptFrames(shown[start:stop], fps)
 
     def _at_rate(self, line: Timeline, fps: float) -> tuple[int, ...]:
-        """The frame on the screen at each moment of an even clock.
+        """The frame that is shown at each tick of a constant rate.
 
-        A clip slower than the clock repeats frames, so that time passes as it did.
+        A clip with a lower rate repeats frames, so that it keeps its pace.
         """
         count = max(1, math.floor(min(line.duration * fps, _MOST_FRAMES + 1) + 1e-6))
         if count > _MOST_FRAMES:
@@ -106,7 +106,7 @@ class FrameRule:
                 f"{line.duration:.0f} s at {fps:g} frames a second are more than {_MOST_FRAMES}"
                 " frames",
             )
-        # Half a tick forgives times that the container has rounded up.
+        # Half a tick more, because the container may have rounded times up.
         times = [line.shown[0] + (k / fps + 1e-9) / float(line.tick) + 0.5 for k in range(count)]
         return tuple(line.shown[bisect.bisect_right(line.shown, t) - 1] for t in times)
 

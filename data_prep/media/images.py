@@ -1,4 +1,4 @@
-"""One image file -> upright RGB pixels."""
+"""An image file -> upright RGB pixels."""
 
 # C colour channels, H rows, W columns
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from data_prep.refusals import Reason, RefusedError
 
-# Named, so that no stub, document or video reader of Pillow runs on a stranger's file.
+# Listed, so that Pillow's readers of documents and videos never run on files of other people.
 FORMATS = ("AVIF", "BMP", "DIB", "GIF", "JPEG", "JPEG2000", "PCX", "PNG", "PPM", "TGA", "TIFF")
 FORMATS += ("WEBP",)
 _ORIENTATION, _SIDEWAYS = 0x0112, (5, 6, 7, 8)  # EXIF 2.32
@@ -27,7 +27,7 @@ _ORIENTATION, _SIDEWAYS = 0x0112, (5, 6, 7, 8)  # EXIF 2.32
 
 @cache
 def readable_formats() -> tuple[str, ...]:
-    """Those of `FORMATS` that this build of Pillow reads."""
+    """The formats of `FORMATS` that this build of Pillow reads."""
     Image.init()
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
@@ -48,22 +48,22 @@ class OpenedImage(NamedTuple):
 
 
 def open_image(file: Path | BinaryIO) -> OpenedImage:
-    """The first frame of an image file, decoded whole.
+    """The first frame of an image file, completely decoded.
 
     Raises:
         RefusedError: it is empty, no image of `FORMATS`, damaged, cut short or suspiciously large.
     """
-    with opened(file) as stream, _damage_refused():
+    with open_media(file) as stream, _damage_refused():
         return _decode(stream)
 
 
 def size_of(file: Path | BinaryIO) -> tuple[int, int]:
-    """Width and height, upright, from the first bytes alone.
+    """Width and height, upright, from the header alone.
 
     Raises:
         RefusedError: it is empty, no image of `FORMATS`, or suspiciously large.
     """
-    with opened(file) as stream, _damage_refused(), warnings.catch_warnings():
+    with open_media(file) as stream, _damage_refused(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with Image.open(stream, formats=readable_formats()) as image:
             # PNG's own `getexif` decodes all pixels to look for EXIF behind them.
@@ -73,18 +73,18 @@ def size_of(file: Path | BinaryIO) -> tuple[int, int]:
 
 
 @contextmanager
-def opened(file: Path | BinaryIO) -> Iterator[BinaryIO]:
-    """The file at a path, if it is a regular one with something in it; a stream as it is.
+def open_media(file: Path | BinaryIO) -> Iterator[BinaryIO]:
+    """The open file at a path; a stream is returned as it is.
 
     Raises:
-        RefusedError: it is not.
+        RefusedError: the file is empty, is no regular file, or cannot be read.
     """
     if not isinstance(file, Path):
         yield file
         return
     try:
         status = file.stat()
-        if not stat.S_ISREG(status.st_mode):  # a pipe would block for ever
+        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for ever
             raise RefusedError(Reason.UNREADABLE, "it is no regular file")
         if status.st_size == 0:
             raise RefusedError(Reason.EMPTY, "0 bytes")
@@ -105,7 +105,7 @@ def _damage_refused() -> Iterator[None]:
         ) from error
     except Image.DecompressionBombError as error:
         raise RefusedError(Reason.TOO_LARGE, str(error)) from error
-    except Exception as error:  # Pillow raises whatever the damage provokes
+    except Exception as error:  # damage makes Pillow raise errors of any type
         raise RefusedError(Reason.DAMAGED, f"{type(error).__name__}: {error}") from error
 
 
@@ -115,10 +115,10 @@ def _decode(stream: BinaryIO) -> OpenedImage:
         with Image.open(stream, formats=readable_formats()) as image:
             image.load()
             upright = ImageOps.exif_transpose(image)
-            # A telephone's MPO holds further views of the same picture.
+            # The other images of an MPO, which telephones write, are views of the same picture.
             is_animated = image.format != "MPO" and getattr(image, "is_animated", False)
             is_tiff = image.format == "TIFF"
-    # A TIFF that was cut short only warns; in other formats the warning is about EXIF alone.
+    # For a TIFF that was cut short there is only a warning; elsewhere it is about EXIF alone.
     cut = [str(w.message) for w in warned if "Truncated File Read" in str(w.message)]
     if is_tiff and cut:
         raise OSError(cut[0])
@@ -126,10 +126,10 @@ def _decode(stream: BinaryIO) -> OpenedImage:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Any mode of Pillow to RGB; transparent parts show white.
+    """An image of any mode as RGB, on white where it is transparent.
 
     Raises:
-        RefusedError: numbers of a range nobody knows, or a mode that has no way to RGB.
+        RefusedError: numbers of an unknown range, or a mode that cannot be converted to RGB.
     """
     if image.mode == "F" or image.mode.startswith("I"):
         image = _from_numbers(image)
@@ -143,7 +143,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _from_numbers(image: Image.Image) -> Image.Image:
-    """Grey of 16-bit integers (0 to 65535) or of floats (0 to 1) to 8 bits."""
+    """8-bit grey of 16-bit integers (0 to 65535) or of floats (0 to 1)."""
     numbers_HW = np.asarray(image).astype(np.float64)
     white = 1.0 if image.mode == "F" else 65535.0
     low, high = numbers_HW.min(), numbers_HW.max()
@@ -155,7 +155,7 @@ def _from_numbers(image: Image.Image) -> Image.Image:
 
 
 def to_video(image: Image.Image, *, colours: int) -> Tensor:
-    """RGB picture to [colours, 1, H, W] float32 in [-1, 1]."""
+    """An RGB picture as a video [colours, 1, H, W], float32 in [-1, 1]."""
     image = image if colours == 3 else image.convert("L")
     levels_HWC = np.array(image).reshape(image.height, image.width, colours)
     return torch.from_numpy(levels_HWC).permute(2, 0, 1)[:, None].float() / 127.5 - 1

@@ -1,7 +1,7 @@
-"""From the size of a picture to the size that is encoded, in whole numbers throughout.
+"""Size of a picture -> size that is encoded, in integer arithmetic.
 
-Pictures are scaled, both sides alike, then cropped around the centre. Nothing is ever one pixel
-short: the scaled picture covers the crop by construction.
+Pictures are scaled, both sides alike, then cropped around the centre. The scaled picture always
+covers the crop, never one pixel less.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from PIL import Image
 from data_prep.refusals import PrepError, Reason, RefusedError
 
 PRESETS = {"256p": 256**2, "512p": 512**2, "768p": 768**2, "1024p": 1024**2, "1536p": 1536**2}
-# Width to height of the wide ones; each has its mirror image, so tall pictures fare alike.
+# Width to height of landscape buckets; each has a portrait bucket of the same sides.
 WIDE = ((1, 1), (5, 4), (4, 3), (3, 2), (16, 10), (5, 3), (16, 9), (2, 1), (21, 9))
 
 
 class ResizeMode(StrEnum):
-    """How pixels are interpolated; all but `nearest` are antialiased when they shrink."""
+    """How pixels are interpolated; all modes but `nearest` are antialiased where they shrink."""
 
     LANCZOS = "lanczos"
     BICUBIC = "bicubic"
@@ -35,7 +35,7 @@ class ResizeMode(StrEnum):
 
 
 class Placement(NamedTuple):
-    """A picture is scaled to `resized`, and the middle of it, `size`, is kept (width, height)."""
+    """A picture is scaled to `resized` and cropped to its centre `size`; both (width, height)."""
 
     resized: tuple[int, int]
     size: tuple[int, int]
@@ -53,7 +53,7 @@ class Sizing(Protocol):
     """A rule that gives every picture its size."""
 
     def place(self, width: int, height: int) -> Placement:
-        """Where a picture of that size ends up.
+        """Scaled size and crop of a picture of this size.
 
         Raises:
             RefusedError: it is too small.
@@ -63,7 +63,7 @@ class Sizing(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fit:
-    """Native size: pictures keep theirs, cropped to whole patches; large ones are scaled down."""
+    """Pictures keep their size, cropped to whole patches; those over a budget are scaled down."""
 
     size_multiple: int
     """Pixels; each side is cropped to a multiple of this."""
@@ -106,11 +106,11 @@ class Fit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Buckets:
-    """Sizes to choose from; a picture gets the one whose ratio is nearest, measured in its log."""
+    """Sizes to choose from; a picture gets the one of the nearest aspect ratio, by its log."""
 
     sizes: tuple[tuple[int, int], ...]  # width, height
     center_crop: bool = True
-    """False stretches the picture to its bucket; True scales it to cover the bucket, and crops."""
+    """True scales the picture to cover its bucket, and crops; False stretches it to the bucket."""
 
     def place(self, width: int, height: int) -> Placement:
         def distance(size: tuple[int, int]) -> float:
@@ -121,7 +121,7 @@ class Buckets:
 
 
 def cover(width: int, height: int, size: tuple[int, int]) -> tuple[int, int]:
-    """The smallest size of about the ratio `width` to `height` that `size` fits into."""
+    """The smallest size that covers `size`, with about the ratio `width` to `height`."""
     wide, high = size
     if wide * height >= high * width:
         return wide, max(high, (2 * wide * height + width) // (2 * width))
@@ -131,7 +131,7 @@ def cover(width: int, height: int, size: tuple[int, int]) -> tuple[int, int]:
 def aspect_buckets(
     *, budget: int, multiple: int, ratios: tuple[float, ...] | None = None
 ) -> tuple[tuple[int, int], ...]:
-    """For each ratio the best size within `budget` pixels, sides being multiples of `multiple`.
+    """The best size within `budget` pixels for each ratio; sides are multiples of `multiple`.
 
     Without `ratios` the set is symmetric: with w x h it has h x w.
 
@@ -151,7 +151,7 @@ def aspect_buckets(
 
 
 def _bucket(ratio: float, budget: int, multiple: int) -> tuple[int, int]:
-    """The size that loses least: off the ratio and below the budget, each measured in its log."""
+    """The size nearest to the ratio and to the budget, both measured by their log."""
 
     def loss(size: tuple[int, int]) -> float:
         wide, high = size

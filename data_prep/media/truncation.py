@@ -1,6 +1,6 @@
-"""Whether a media file is as long as its boxes say.
+"""Whether a video file is as long as its container says.
 
-FFmpeg plays what is there of a file that was cut, and says nothing.
+FFmpeg plays the rest of a truncated file without an error.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _TS = 188  # bytes of a packet
 
 
 def missing_bytes(stream: BinaryIO) -> int | None:
-    """Bytes that are missing at the end, at least; None for formats that do not say. Rewinds."""
+    """Bytes missing at the end, at least; None where the format does not tell. Rewinds."""
     size = stream.seek(0, io.SEEK_END)
     stream.seek(0)
     head = stream.read(5 * 204)
@@ -49,21 +49,21 @@ def _boxes_end(stream: BinaryIO, size: int) -> int | None:
         length = struct.unpack(">I", head[:4])[0]
         if length == 1:
             length = struct.unpack(">Q", stream.read(8).rjust(8, b"\0"))[0]
-        if length == 0:  # to the end of the file, whatever that is
+        if length == 0:  # the box extends to the end of the file
             return None
         end += max(8, length)
     return end
 
 
 def _riff_end(stream: BinaryIO, size: int) -> int | None:
-    """AVI: chunks of at most 4 GB one behind the other."""
+    """AVI: a sequence of chunks of at most 4 GB."""
     end = 0
     while end + 8 <= size:
         stream.seek(end)
         kind, length = struct.unpack("<4sI", stream.read(8))
         if kind not in (b"RIFF", b"JUNK"):
             return end
-        if kind == b"RIFF" and length in (0, 0xFFFFFFFF):  # was written to a pipe
+        if kind == b"RIFF" and length in (0, 0xFFFFFFFF):  # unknown: it was written to a pipe
             return None
         end += 8 + length + length % 2
     return end
@@ -81,7 +81,7 @@ def _matroska_end(stream: BinaryIO, size: int) -> int | None:
 
 
 def _elements_end(stream: BinaryIO, size: int) -> int | None:
-    """Elements of a segment that was written to a pipe; clusters may be of unknown size, too."""
+    """The segment was written to a pipe: it and its clusters may be of unknown size."""
     end = stream.tell()
     while end < size:
         stream.seek(end)
@@ -90,14 +90,14 @@ def _elements_end(stream: BinaryIO, size: int) -> int | None:
             return None
         kind += stream.read(8 - kind[0].bit_length())
         length = _number(stream)
-        if length is None and kind != _CLUSTER:  # the number itself may be cut
+        if length is None and kind != _CLUSTER:  # the length itself may be truncated
             return None if stream.tell() < size else size + 1
         end = stream.tell() + (length or 0)
     return end if end > size else None  # the whole rest may be missing
 
 
 def _number(stream: BinaryIO) -> int | None:
-    """A number of variable length; None where it says that nobody knows."""
+    """An integer of variable length (RFC 8794, 4); None for the value "unknown"."""
     first = stream.read(1)
     if not first or not first[0]:
         return None
@@ -108,7 +108,7 @@ def _number(stream: BinaryIO) -> int | None:
 
 
 def _ogg_end(stream: BinaryIO, size: int) -> int | None:
-    """Ogg (RFC 3533): pages; the last one of each stream says that it is the last."""
+    """Ogg (RFC 3533): pages; the last page of each stream is marked as the last."""
     end, still_open = 0, set[bytes]()
     while end < size:
         stream.seek(end)
@@ -126,7 +126,7 @@ def _ogg_end(stream: BinaryIO, size: int) -> int | None:
 
 
 def _flv_end(stream: BinaryIO, size: int) -> int | None:
-    """Flash video: tags, each with its size in front and behind; how many, it does not say."""
+    """Flash video: tags, each between two copies of its size; their number is not stored."""
     stream.seek(5)
     end = int.from_bytes(stream.read(4), "big") + 4
     while end < size:
@@ -136,7 +136,7 @@ def _flv_end(stream: BinaryIO, size: int) -> int | None:
 
 
 def _asf_end(stream: BinaryIO) -> int | None:
-    """ASF (WMV): the file properties say the size of the whole file; 0 where nobody knew it."""
+    """ASF (WMV): the file properties hold the size of the file; 0 means unknown."""
     stream.seek(0)
     head = stream.read(1 << 16)
     at = head.find(_ASF_FILE)
@@ -144,9 +144,9 @@ def _asf_end(stream: BinaryIO) -> int | None:
 
 
 def _transport_end(stream: BinaryIO, head: bytes, size: int) -> int | None:
-    """MPEG transport: packets of one length, 192 or 204 where something stands before or behind.
+    """MPEG transport stream: packets of 188 bytes, or 192 and 204 with a prefix or suffix.
 
-    How many there are, it does not say.
+    Their number is not stored.
     """
     for length in (_TS, 192, 204):
         for start in range(length):

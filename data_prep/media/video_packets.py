@@ -1,7 +1,7 @@
-"""Packets of a video: what they say before a frame is decoded, and where decoding can begin.
+"""Packets of a video file: times and key frames before anything is decoded, and where to begin.
 
-1. `open_video`  file -> container and its video stream, damage refused
-2. `scan`        every packet once: times, key frames, ends
+1. `open_video`  file -> container and its video stream; errors become refusals
+2. `scan`        reads every packet once: times, key frames, ends
 3. `from_start`, `near`  the packets that a decoder needs, in its order
 """
 
@@ -15,80 +15,82 @@ from typing import Any, BinaryIO, NamedTuple
 
 from PIL import Image
 
-from data_prep.media.images import opened
+from data_prep.media.images import open_media
 from data_prep.media.truncation import missing_bytes
 from data_prep.refusals import Reason, RefusedError
 
-_INDEXED = ("mov", "matroska")  # formats whose seeking ends at a key frame, found in a table
-_REORDERED = 64  # packets after which no frame is shown earlier: codecs look 16 frames ahead
-_VP8_SHOWN = 0x10  # bit of the first byte of a frame (RFC 6386, 9.1)
-LARGEST = 2 * (Image.MAX_IMAGE_PIXELS or 2**27)  # pixels, where Pillow takes pictures for bombs
+_INDEXED = ("mov", "matroska")  # formats with a table of key frames, by which FFmpeg seeks
+_REORDERED = 64  # later packets hold no earlier frame: codecs reorder at most 16 frames
+_VP8_SHOWN = 0x10  # bit show_frame in the first byte of a frame (RFC 6386, 9.1)
+LARGEST = 2 * (
+    Image.MAX_IMAGE_PIXELS or 2**27
+)  # pixels; Pillow refuses larger pictures as decompression bombs
 
 
-class Spot(NamedTuple):
-    """What a packet says about its frame."""
+class PacketInfo(NamedTuple):
+    """What a packet tells about its frame."""
 
     at: int | None  # presentation time, in units of the stream
-    decoded: int | None  # decoding time
+    decode_time: int | None  # decoding time
     duration: int
     is_key: bool
-    is_hidden: bool  # by an edit list, or because the codec never shows it
+    is_hidden: bool  # by an edit list, or because its codec never shows it
     is_corrupt: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scan:
+class PacketScan:
     """All packets of a video, in the order of decoding."""
 
-    spots: tuple[Spot, ...]
-    end_of_others: float  # seconds, when the last other stream ends
+    packets: tuple[PacketInfo, ...]
+    end_of_others: float  # seconds; end of the longest other stream
     format: str
-    promised_end: float | None  # seconds, by the header; None where it does not say
+    promised_end: float | None  # seconds; end according to the header, if it tells
 
     @property
     def times(self) -> list[int]:
-        """When each frame is shown, rising."""
-        found = {_time(spot) for spot in self.spots if not spot.is_hidden}
+        """Presentation times of all visible frames, rising."""
+        found = {_time(info) for info in self.packets if not info.is_hidden}
         return sorted(at for at in found if at is not None)
 
     @property
     def tells_all(self) -> bool:
-        """Whether the packets say when the decoder will show which frame, to the end.
-
-        MPEG streams have no table of their frames: only decoding shows that the last one is whole.
-        AVI stores no presentation times; FFmpeg guesses them where frames change their order.
-        """
-        shown = [spot for spot in self.spots if not spot.is_hidden]
-        if "mpeg" in self.format or not self.spots[0].is_key:
+        """Whether the packets alone give the presentation time of every decoded frame."""
+        # MPEG streams have no table of frames: only decoding shows whether the last one is whole.
+        # AVI stores no presentation times; FFmpeg guesses them where frames are reordered.
+        shown = [info for info in self.packets if not info.is_hidden]
+        if "mpeg" in self.format or not self.packets[0].is_key:
             return False
-        if any(spot.at is None for spot in self.spots) or len(self.times) < len(shown):
+        if any(info.at is None for info in self.packets) or len(self.times) < len(shown):
             return False
-        if "avi" in self.format and any(spot.at != spot.decoded for spot in self.spots):
+        if "avi" in self.format and any(info.at != info.decode_time for info in self.packets):
             return False
-        return self.times[:1] == [spot.at for spot in shown[:1]]  # none leads the first key frame
+        return self.times[:1] == [
+            info.at for info in shown[:1]
+        ]  # no frame before the first key frame
 
 
-def _time(spot: Spot) -> int | None:
-    return spot.decoded if spot.at is None else spot.at
+def _time(info: PacketInfo) -> int | None:
+    return info.decode_time if info.at is None else info.at
 
 
 @contextmanager
 def open_video(file: Path | BinaryIO) -> Iterator[tuple[Any, Any]]:
-    """The container and its first video stream; what FFmpeg raises becomes a refusal."""
+    """The container and its first video stream; errors of FFmpeg become refusals."""
     import av
     from av.error import FFmpegError
 
-    with opened(file) as stream:
+    with open_media(file) as stream:
         stream.seek(0)
         try:
-            # Titles of any encoding: nobody reads them here.
+            # Titles may have any encoding; they are not used here.
             container = av.open(stream, "r", metadata_errors="replace")
         except (FFmpegError, OSError, ValueError) as error:
             raise RefusedError(Reason.NO_VIDEO, str(error)) from error
         with container:
             video = _first_film(container)
-            video.thread_type = "NONE"  # threads lose the errors of the last frames
-            # Else damage is painted over, and a few bytes ask for all memory.
+            video.thread_type = "NONE"  # with threads, errors of the last frames are lost
+            # Without these, damage is concealed, and a few bytes can ask for all memory.
             limits = {"err_detect": "explode", "max_pixels": str(LARGEST)}
             video.codec_context.options = limits
             try:
@@ -112,25 +114,25 @@ def _first_film(container: Any) -> Any:
 
 
 def check_whole(file: Path | BinaryIO) -> bool:
-    """Whether the outermost boxes of a file say that it is whole; False where they do not say.
+    """Whether the container of a file tells that it is complete; False where it does not tell.
 
     Raises:
         RefusedError: bytes are missing.
     """
-    with opened(file) as stream:
+    with open_media(file) as stream:
         missing = missing_bytes(stream)
     if missing:
         raise RefusedError(Reason.VIDEO_DAMAGED, f"at least {missing} bytes are missing")
     return missing is not None
 
 
-def scan(container: Any, video: Any, *, is_whole: bool) -> Scan:
-    """Reads every packet of the container, and decodes none.
+def scan(container: Any, video: Any, *, is_whole: bool) -> PacketScan:
+    """Reads every packet of the container without decoding.
 
     Raises:
-        RefusedError: one of the video is cut, or there is none.
+        RefusedError: a packet of the video is truncated, or there is none.
     """
-    spots: list[Spot] = []
+    packets: list[PacketInfo] = []
     end = 0.0
     for packet in container.demux():
         at = packet.dts if packet.pts is None else packet.pts
@@ -139,27 +141,27 @@ def scan(container: Any, video: Any, *, is_whole: bool) -> Scan:
         if packet.stream.index != video.index:
             end = max(end, float((at + (packet.duration or 0)) * packet.time_base))
             continue
-        spots.append(_spot(packet, video))
-        # What comes before the first key frame is not needed.
-        if packet.is_corrupt and any(spot.is_key for spot in spots):
-            raise RefusedError(Reason.VIDEO_DAMAGED, f"the packet of frame {len(spots)} is cut")
-    if not any(not spot.is_hidden for spot in spots):
+        packets.append(_packet_info(packet, video))
+        # Packets before the first key frame are not needed.
+        if packet.is_corrupt and any(info.is_key for info in packets):
+            raise RefusedError(Reason.VIDEO_DAMAGED, f"the packet of frame {len(packets)} is cut")
+    if not any(not info.is_hidden for info in packets):
         raise RefusedError(Reason.VIDEO_DAMAGED, "it holds no frame")
-    return Scan(
-        spots=tuple(spots),
+    return PacketScan(
+        packets=tuple(packets),
         end_of_others=end,
         format=container.format.name,
         promised_end=_promised_end(container, video, is_whole=is_whole),
     )
 
 
-def _spot(packet: Any, video: Any) -> Spot:
+def _packet_info(packet: Any, video: Any) -> PacketInfo:
     hidden = packet.is_discard
     if video.codec_context.name == "vp8":
         hidden |= not bytes(packet)[0] & _VP8_SHOWN
-    return Spot(
+    return PacketInfo(
         at=packet.pts,
-        decoded=packet.dts,
+        decode_time=packet.dts,
         duration=max(0, packet.duration or 0),
         is_key=packet.is_keyframe,
         is_hidden=hidden,
@@ -169,26 +171,26 @@ def _spot(packet: Any, video: Any) -> Spot:
 
 def _promised_end(container: Any, video: Any, *, is_whole: bool) -> float | None:
     name, start = container.format.name, (container.start_time or 0) / 1e6
-    if "mpeg" in name:  # FFmpeg has it from the packets themselves
+    if "mpeg" in name:  # no header: FFmpeg estimates it from the packets
         return None
     if "avi" in name:
         rate, frames = float(video.average_rate or 0), video.frames
-        is_placeholder = frames >= 1 << 30  # of FFmpeg, where it writes to a pipe
+        is_placeholder = frames >= 1 << 30  # FFmpeg's number where it writes to a pipe
         return start + frames / rate if rate and frames and not is_placeholder else None
     if container.duration is None:
         return None
     length = container.duration / 1e6
     if "mov" in name:
         return start + length
-    # Matroska and others: the end, or the length, depending on who wrote it. A file whose bytes
-    # are all there is whole however long its last frame stays.
+    # Matroska and others: the end or the length, depending on the program that wrote it. A file
+    # with all its bytes is complete, however long its last frame is shown.
     return None if is_whole else length
 
 
 def from_start(container: Any, video: Any, *, drop_leading: bool) -> Iterator[Any]:
     """Packets from the first key frame on.
 
-    Frames that are decoded after it and shown before it may need frames that are not there:
+    Leading frames, decoded after it but shown before it, may need frames that the file lacks:
     `drop_leading` leaves them out.
     """
     early, first = [], None
@@ -208,9 +210,9 @@ def from_start(container: Any, video: Any, *, drop_leading: bool) -> Iterator[An
 
 
 def near(container: Any, video: Any, wanted: int) -> Iterator[Any]:
-    """Packets from the last key frame that is shown no later than `wanted`, without leading ones.
+    """Packets from the last key frame shown at `wanted` or before, without leading frames.
 
-    Nothing where there is no such key frame, or a packet has no time.
+    Yields nothing where there is no such key frame, or a packet has no time.
     """
     if any(name in container.format.name for name in _INDEXED):
         _seek(container, video, wanted)
@@ -235,29 +237,29 @@ def near(container: Any, video: Any, wanted: int) -> Iterator[Any]:
 
 
 def _seek(container: Any, video: Any, wanted: int) -> None:
-    """To a key frame that is shown no later than `wanted`.
+    """Seeks to a key frame that is shown at `wanted` or before.
 
-    Tables give decoding times: the key frame that is decoded before may be shown after it.
+    Tables hold decoding times: a key frame that is decoded before `wanted` may be shown after it.
     """
     container.seek(wanted, stream=video)
-    packet = next(container.demux(video))  # an empty one, without times, where the file ends
+    packet = next(container.demux(video))  # at the end of the file an empty one, without times
     if packet.pts is not None and packet.pts > wanted and packet.dts is not None:
         wanted = min(wanted, packet.dts) - 1
     container.seek(wanted, stream=video)
 
 
 def _filled(container: Any, video: Any) -> Iterator[Any]:
-    """Packets, the last of which is empty and flushes the decoder."""
+    """Packets with content, then an empty one, which flushes the decoder."""
     for packet in container.demux(video):
-        if packet.size or packet.dts is None:  # an empty one inside would flush it too early
+        if packet.size or packet.dts is None:  # an empty one in between would flush too early
             yield packet
 
 
-def decoded(packets: Iterator[Any]) -> Iterator[Any]:
-    """Frames in the order in which they are shown.
+def decode_packets(packets: Iterator[Any]) -> Iterator[Any]:
+    """Decoded frames in the order in which they are shown.
 
     Raises:
-        RefusedError: one is damaged.
+        RefusedError: a frame is damaged.
     """
     for packet in packets:
         for frame in packet.decode():

@@ -1,7 +1,7 @@
-"""One video file -> when its frames are shown, and those frames upright in RGB.
+"""A video file -> presentation times of its frames; frames -> upright RGB pictures.
 
-PyAV brings its own FFmpeg. Only the frames that are kept are converted, and reading starts at the
-key frame before the first of them and stops after the last.
+PyAV contains its own FFmpeg. Reading starts at the key frame before the first frame that is kept
+and stops after the last; only kept frames are converted.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from PIL import Image
 
 from data_prep.media.video_packets import (
     LARGEST,
-    Scan,
+    PacketScan,
     check_whole,
-    decoded,
+    decode_packets,
     from_start,
     near,
     open_video,
@@ -29,38 +29,38 @@ from data_prep.media.video_packets import (
 from data_prep.refusals import Reason, RefusedError
 
 ENDINGS = frozenset((".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".ts"))
-_UNEVEN = 0.1  # frames whose distances differ by more than this part are of a variable rate
-_BACK = 10  # seconds; the usual distance of key frames
-_REORDERED = 16  # frames by which a codec changes their order at most
-_SLACK = 0.1  # seconds by which headers are wrong
+_UNEVEN = 0.1  # part by which distances between frames may differ at a constant rate
+_BACK = 10  # seconds; usual distance between key frames
+_REORDERED = 16  # frames that a codec reorders, at most
+_SLACK = 0.1  # seconds by which headers may be wrong
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timeline:
-    """What is known of a video before its frames are kept."""
+    """The size of a video and the presentation times of its frames."""
 
-    width: int  # pixels, upright and square
+    width: int  # in square pixels, upright
     height: int
     shown: tuple[int, ...]  # presentation time of each frame, rising, in units of `tick`
     tick: Fraction  # seconds
-    duration: float  # seconds, the last frame included
-    lost: int = 0  # frames at the start that need earlier ones, which the file does not hold
-    by_number: bool = False  # the decoder gives no times: frames are found by counting
+    duration: float  # seconds, including the last frame
+    lost: int = 0  # frames at the start that cannot be decoded: they need frames before the file
+    by_number: bool = False  # decoded frames have no times: they are found by counting
 
     @property
     def fps(self) -> float:
-        """Mean rate."""
+        """Mean frames a second."""
         return len(self.shown) / self.duration
 
     @property
     def is_uneven(self) -> bool:
-        """Whether the frames are shown for different times."""
+        """Whether the frame rate varies."""
         gaps = [later - earlier for earlier, later in pairwise(self.shown)]
         # A tick coarser than the rate (1 ms in Matroska) makes equal distances differ by one.
         return bool(gaps) and max(gaps) - min(gaps) > max(1, _UNEVEN * max(gaps))
 
     def fps_of(self, start: int, stop: int) -> float:
-        """Mean rate of the frames number `start` to `stop`, the last one excluded."""
+        """Mean frames a second of the frames number `start` to `stop` - 1."""
         if stop < len(self.shown):
             seconds = float((self.shown[stop] - self.shown[start]) * self.tick)
         else:
@@ -69,7 +69,7 @@ class Timeline:
 
 
 def timeline(file: Path | BinaryIO) -> Timeline:
-    """When each frame is shown: from the packets where they tell it, else from decoding them all.
+    """Presentation times: from the packets if they tell them, else from decoding all frames.
 
     Raises:
         RefusedError: it is no video, holds no frame, or ends before it should.
@@ -99,16 +99,15 @@ def timeline(file: Path | BinaryIO) -> Timeline:
 
 
 def packet_times(file: Path | BinaryIO) -> list[int]:
-    """Presentation times of all packets, rising, those of frames that cannot be decoded as well."""
+    """Presentation times of all packets, rising, also of frames that cannot be decoded."""
     with open_video(file) as (container, video):
         return scan(container, video, is_whole=True).times
 
 
 def _has_hole(shown: list[int]) -> bool:
-    """Whether even frames have a hole near their end alone.
-
-    Frames are stored before those that are shown earlier: a stream that was cut misses the latter.
-    """
+    """Whether frames of a constant rate have a gap, and only near their end."""
+    # Reordered frames are stored before frames that are shown earlier: a truncated stream lacks
+    # some of the latter.
     gaps = [later - earlier for earlier, later in pairwise(shown)]
     usual = median(gaps) if gaps else 0
     odd = [number for number, gap in enumerate(gaps) if abs(gap - usual) > max(1, usual / 2)]
@@ -116,15 +115,15 @@ def _has_hole(shown: list[int]) -> bool:
     return is_late and max(gaps[odd[0] :]) > usual and len(gaps) > 2
 
 
-def _end(found: Scan, shown: list[int], tick: Fraction) -> int:
-    """When the last frame ends; it stays as long as its packet says, else as the others do."""
+def _end(found: PacketScan, shown: list[int], tick: Fraction) -> int:
+    """End of the last frame, which is shown as long as its packet says, or as the others are."""
     gap = (shown[-1] - shown[0]) // max(1, len(shown) - 1)
-    last = max((spot.duration for spot in found.spots if spot.at == shown[-1]), default=0)
+    last = max((info.duration for info in found.packets if info.at == shown[-1]), default=0)
     return shown[-1] + (last or gap or max(1, round(1 / (25 * tick))))
 
 
-def _shown(file: Path | BinaryIO, found: Scan) -> tuple[tuple[int, int], list[int], bool]:
-    """Size and times of the frames, and whether the frames lack times of their own."""
+def _shown(file: Path | BinaryIO, found: PacketScan) -> tuple[tuple[int, int], list[int], bool]:
+    """Size and times of the frames, and whether decoded frames lack times."""
     most = 1 if found.tells_all else None
     try:
         size, times = _sizes_and_times(file, _all, most)
@@ -138,7 +137,7 @@ def _shown(file: Path | BinaryIO, found: Scan) -> tuple[tuple[int, int], list[in
     given = [at for at in times if at is not None]
     if given == sorted(set(given)) and len(given) == len(times):
         return size, given, False
-    # The order of the frames is right where their times are not.
+    # Decoded frames come in the right order even where their times are wrong.
     for candidates in (found.times, sorted(set(given))):
         if is_counted and len(candidates) == len(times):
             return size, candidates, True
@@ -146,7 +145,7 @@ def _shown(file: Path | BinaryIO, found: Scan) -> tuple[tuple[int, int], list[in
 
 
 def _sizes_and_times(
-    file: Path | BinaryIO, way: Way, most: int | None = None
+    file: Path | BinaryIO, decode: Decode, most: int | None = None
 ) -> tuple[tuple[int, int], list[int | None]]:
     """Upright size of the first frame, and times of `most` frames.
 
@@ -155,7 +154,7 @@ def _sizes_and_times(
     """
     size, times = None, []
     with open_video(file) as (container, video):
-        for frame in islice(way(container, video), most):
+        for frame in islice(decode(container, video), most):
             times.append(frame.pts)
             if size is None:
                 wide, high = _square(frame, video.sample_aspect_ratio)
@@ -175,63 +174,65 @@ def _square(frame: Any, aspect: Fraction | None) -> tuple[int, int]:
     return size
 
 
-# How the frames of an open video are reached.
-Way = Callable[[Any, Any], Iterator[Any]]
+# A way to decode an open video: (container, stream) -> frames.
+Decode = Callable[[Any, Any], Iterator[Any]]
 
 
 def _all(container: Any, video: Any) -> Iterator[Any]:
-    return decoded(from_start(container, video, drop_leading=False))
+    return decode_packets(from_start(container, video, drop_leading=False))
 
 
 def _without_leading(container: Any, video: Any) -> Iterator[Any]:
-    return decoded(from_start(container, video, drop_leading=True))
+    return decode_packets(from_start(container, video, drop_leading=True))
 
 
-def _near(wanted: int, earlier: int = 0) -> Way:
-    """From the key frame `earlier` seconds before `wanted`.
+def _near(wanted: int, earlier: int = 0) -> Decode:
+    """Decodes from the key frame `earlier` seconds before `wanted`.
 
-    Nothing where the first frame is no key frame, whatever the file says.
+    Yields nothing where the first frame is no key frame, against what its packet says.
     """
 
-    def way(container: Any, video: Any) -> Iterator[Any]:
+    def decode(container: Any, video: Any) -> Iterator[Any]:
         origin = wanted - int(earlier / video.time_base)
-        for number, frame in enumerate(decoded(near(container, video, origin))):
+        for number, frame in enumerate(decode_packets(near(container, video, origin))):
             if number == 0 and not frame.key_frame:
                 return
             yield frame
 
-    return way
+    return decode
 
 
 def frames(
     file: Path | BinaryIO, keep: tuple[int, ...], numbers: tuple[int, ...] = ()
 ) -> Iterator[Image.Image]:
-    """The frames shown at the times `keep`, in that order (rising; some may repeat), upright RGB.
+    """The frames shown at the times `keep`, which rise and may repeat, as upright RGB pictures.
 
-    `numbers` are theirs, counted from 0, where the file's frames have no times. Where the way from
-    the nearest key frame fails (it may need frames before it) or misses a frame, reading begins
-    earlier, and at last where the file begins.
+    `numbers` has the number of each, from 0, where decoded frames have no times. Where decoding
+    from the nearest key frame fails or misses a frame (it may need earlier frames), it is tried
+    again from an earlier key frame, and at last from the start of the file.
 
     Raises:
         RefusedError: one of them cannot be decoded.
     """
     wanted, errors = list(numbers or keep), []
-    ways = (_all,) if numbers else (_near(keep[0]), _near(keep[0], _BACK), _all, _without_leading)
-    for way in ways:
+    attempts = (
+        (_all,) if numbers else (_near(keep[0]), _near(keep[0], _BACK), _all, _without_leading)
+    )
+    for decode in attempts:
         try:
-            yield from _pictures(file, way, wanted, by_number=bool(numbers))
+            yield from _pictures(file, decode, wanted, by_number=bool(numbers))
             return
         except RefusedError as error:
             errors.append(error)
-    raise errors[-2:][0]  # of the plain way
+    raise errors[-2:][0]  # the error of `_all`
 
 
 def _pictures(
-    file: Path | BinaryIO, way: Way, wanted: list[int], *, by_number: bool
+    file: Path | BinaryIO, decode: Decode, wanted: list[int], *, by_number: bool
 ) -> Iterator[Image.Image]:
-    """Pictures of `wanted`, which are taken off that list."""
+    """Pictures of the frames `wanted`; each is removed from that list."""
     with open_video(file) as (container, video):
-        for number, frame in enumerate(way(container, video)):
+        for number, frame in enumerate(decode(container, video)):
             at = number if by_number else frame.pts
             if at is None or at < wanted[0]:
                 continue
@@ -254,6 +255,6 @@ def _picture(frame: Any, aspect: Fraction | None) -> Image.Image:
     size = _square(frame, aspect)
     if size != picture.size:
         picture = picture.resize(size, Image.Resampling.LANCZOS)
-    # FFmpeg counts the degrees counter-clockwise that turn the picture upright.
+    # FFmpeg's rotation is counter-clockwise, in degrees, and turns the picture upright.
     turned = {90: "ROTATE_90", 180: "ROTATE_180", 270: "ROTATE_270"}.get(frame.rotation % 360)
     return picture.transpose(Image.Transpose[turned]) if turned else picture

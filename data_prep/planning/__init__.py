@@ -1,5 +1,7 @@
-"""What will become of each file, decided before anything is encoded.
+"""What becomes of each file, decided before anything is encoded.
 
-1. `plan`  planned samples of a source, in packing order, as `plan.jsonl`
-2. `page`  the same as a page with pictures and histograms
+splits      key of a sample -> its split
+plan        `plan.jsonl`: the planned samples of a source, in packing order
+statistics  counts, histograms, expected bytes and packs of a plan
+plan_page   the plan as an HTML page with pictures and histograms
 """

@@ -1,7 +1,7 @@
-"""The plan: one line for each sample, in the order in which they are packed.
+"""`plan.jsonl`: one line for each sample, in the order in which they are packed.
 
-It lies on the disk, so that a million samples take little memory: 16 bytes each while they are
-sorted. The order scatters files by a hash, so that no shard is all of one folder.
+It is a file, so that many samples take little memory: 16 bytes each while they are sorted. The
+order is by a hash of the file, so that each shard has samples of many folders.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ import numpy as np
 from data_prep.media.clips import Entry
 from data_prep.planning.splits import Split, SplitFractions, position_of
 from data_prep.refusals import PrepError
-from data_prep.writing.atomic_files import TEMPORARY, WholeFile
-from data_prep.writing.dataset_folder import PLAN_NAME as PLAN_NAME
+from dit.atomic_files import TEMPORARY, AtomicFile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +32,7 @@ class PackingPlan:
     total: int  # samples, refused ones included
 
     def blocks(self, size: int, *, rank: int = 0, world: int = 1) -> Iterator[tuple[bytes, ...]]:
-        """Lines of `size` samples each, the last block excepted; every `world`-th block."""
+        """Blocks of `size` lines, the last one perhaps shorter: every `world`-th, from `rank`."""
         with self.path.open("rb") as lines:
             number = 0
             while block := tuple(islice(lines, size)):
@@ -53,10 +52,10 @@ def read_plan(path: Path) -> PackingPlan:
 
 
 def write_plan(entries: Iterable[Entry], path: Path, split: SplitFractions | None) -> PackingPlan:
-    """Sorts `entries` into packing order; each part of `split`, where it is given, must get some.
+    """Writes `entries` in packing order.
 
     Raises:
-        PrepError: two samples have one key, or a split that is wanted gets none.
+        PrepError: two samples have the same key, or a part of the given `split` gets no sample.
     """
     spool = path.with_name(path.name + ".spool" + TEMPORARY)
     offsets, positions, found = array("Q", [0]), array("d"), Counter[Split]()
@@ -75,8 +74,8 @@ def write_plan(entries: Iterable[Entry], path: Path, split: SplitFractions | Non
 
 
 def refuse(plan: PackingPlan, outcomes: Iterable[tuple[str, str] | None]) -> PackingPlan:
-    """The plan with what could not be decoded refused: reason and detail, None for the others."""
-    file = WholeFile(plan.path)
+    """The plan with more refusals: (reason, detail) for each sample, None if it is fine."""
+    file = AtomicFile(plan.path)
     try:
         for (line,), refusal in zip(plan.blocks(1), outcomes, strict=True):
             if refusal is not None:
@@ -91,7 +90,7 @@ def refuse(plan: PackingPlan, outcomes: Iterable[tuple[str, str] | None]) -> Pac
 
 
 def _sorted(spool: Path, path: Path, offsets: array[int], positions: np.ndarray) -> PackingPlan:
-    file, digest = WholeFile(path), hashlib.blake2b(digest_size=16)
+    file, digest = AtomicFile(path), hashlib.blake2b(digest_size=16)
     order = np.argsort(positions, kind="stable")  # samples of a file stay in their order
     try:
         if len(order):
@@ -110,10 +109,10 @@ def _sorted(spool: Path, path: Path, offsets: array[int], positions: np.ndarray)
 def _checked(
     lines: mmap.mmap, offsets: array[int], order: np.ndarray, positions: np.ndarray
 ) -> Iterator[bytes]:
-    """Lines in order; equal keys have equal positions, so only neighbours are compared.
+    """Lines in order. Equal keys have equal positions, so only neighbours are compared.
 
     Raises:
-        PrepError: two files get one key.
+        PrepError: two files have the same key.
     """
     neighbours: dict[str, str] = {}
     last = None

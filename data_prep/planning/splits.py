@@ -1,4 +1,4 @@
-"""Which split a sample belongs to, decided by its key alone."""
+"""The key of a sample, and its split, which the key alone decides."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from data_prep.refusals import PrepError
 
-# A member of a tar has 100 bytes for its name; `.safetensors` takes 12 of them.
+# A tar header has 100 bytes for a name; `.safetensors` takes 12 of them.
 _READABLE_CHARACTERS = 64
 
 
@@ -18,7 +18,7 @@ DEFAULT_SPLIT = "0.9,0.1,0"
 
 
 class Split(StrEnum):
-    """Parts of a dataset, and the folders that hold their shards."""
+    """The parts of a dataset; each has a folder of its own for its shards."""
 
     TRAIN = "train"
     VAL = "val"
@@ -26,10 +26,10 @@ class Split(StrEnum):
 
 
 def key_of(source: str) -> str:
-    """Key of the sample made from `source`: its readable end, and a hash of all of it.
+    """The key of a sample from `source`: the readable end of this path, and a hash of all of it.
 
-    The whole relative path counts, ending included, so `a/1.png`, `b/1.png` and `a/1.jpg` differ.
-    There are no dots and no slashes in a key.
+    The hash is of the relative path with its ending, so `a/1.png`, `b/1.png` and `a/1.jpg` differ.
+    A key has no dots and no slashes.
     """
     readable = re.sub(r"[^A-Za-z0-9-]+", "_", source)[-_READABLE_CHARACTERS:].strip("_")
     # File names need not be valid Unicode.
@@ -38,14 +38,14 @@ def key_of(source: str) -> str:
 
 
 def position_of(key: str) -> float:
-    """Place of `key` in [0, 1): the same on every machine, and spread evenly over keys."""
+    """Position of `key` in [0, 1): the same on every machine; keys are spread evenly."""
     digest = hashlib.blake2b(key.encode(), digest_size=8, person=b"split").digest()
     return (int.from_bytes(digest, "little") >> 11) / 2**53
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitFractions:
-    """Parts of the samples that go to each split."""
+    """Fractions of the samples that go to each split."""
 
     train: float
     val: float
@@ -79,7 +79,7 @@ class SplitFractions:
 
     @property
     def wanted(self) -> tuple[Split, ...]:
-        """The splits that should hold samples."""
+        """The splits with a fraction above 0."""
         return tuple(split for split in Split if getattr(self, split) > 0)
 
     def split_of(self, key: str) -> Split:
@@ -92,14 +92,14 @@ class SplitFractions:
         return self.wanted[-1]  # the fractions may sum to a little less than 1
 
     def empty(self, found: Counter[Split]) -> tuple[Split, ...]:
-        """The wanted splits that have no sample, of the number of samples in each."""
+        """The wanted splits without a sample; `found` counts the samples of each."""
         return tuple(split for split in self.wanted if not found[split])
 
     def check_found(self, found: Counter[Split]) -> None:
         """Makes sure that each wanted split has a sample.
 
         Raises:
-            PrepError: one has none.
+            PrepError: one of them has none.
         """
         for split in self.empty(found):
             raise PrepError(
@@ -114,7 +114,7 @@ ALL_IN_TRAIN = SplitFractions(train=1, val=0, test=0)
 
 
 def all_in_train_notice(found: Counter[Split]) -> str:
-    """What a person should know where the default split leaves a part of a small dataset empty."""
+    """The notice that the default split would leave a part of a small dataset empty."""
     return (
         f"all {found.total()} samples are in train: the default --split {DEFAULT_SPLIT} leaves one"
         " of its parts empty. Training validates on them with"

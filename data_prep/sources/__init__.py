@@ -1,8 +1,13 @@
-"""Where media come from: folders with archives in them, and datasets of Hugging Face.
+"""Folders, archives and datasets -> media with their captions -> planned samples.
 
-1. `listing`         what lies in a folder
-2. `folders`, `rows` each medium with its captions (`caption_tables`), and how to open it
-   `archives`        what lies in a tar; `table_rows` what stands in a table
-3. `media`           probes each medium and decides what it becomes; reads it when it is packed
-4. `dataset_file`    several folders with settings of their own, by `dataset_keys`
+dataset_file    several folders with settings of their own, from a YAML or TOML file
+dataset_keys    the keys of that file, and checks of their values
+listing         files below a folder: media, caption files, tables, archives, others
+archives        members of a tar archive, found by its headers
+table_rows      bytes of a caption table -> its rows
+caption_tables  all tables of a folder -> the captions of a medium
+folders         media of a folder, with their captions
+huggingface     media of a Hugging Face dataset, with their captions
+media_source    probes each medium and plans its samples; reads their pixels when they are packed
+digits          the handwritten digits of scikit-learn, a source without files
 """

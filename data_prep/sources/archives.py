@@ -1,4 +1,4 @@
-"""What a tar archive holds and where in it, by its headers alone."""
+"""Members of a tar archive and their positions, found by reading only its headers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from data_prep.media.images import opened
+from data_prep.media.images import open_media
 from data_prep.refusals import Reason, RefusedError
 
 _BLOCK = tarfile.BLOCKSIZE
-# A header's own data are names and times; what asks for more is damaged or wants our memory.
+# A header holds names and times; one that asks for more memory is damaged or hostile.
 _MOST_HEADER = 64 << 10  # bytes
 _CHUNK = 1 << 20  # bytes
 _COMPRESSED = {
@@ -26,29 +26,29 @@ _COMPRESSED = {
 _PLACE = re.compile(r"(.+)\n(\d+)\+(\d+)", re.DOTALL)
 
 
-def place_of(archive: str, start: int, size: int) -> str:
-    """The bytes of a member, as one text; no file that is listed has a name of that form."""
+def member_location(archive: str, start: int, size: int) -> str:
+    """Archive, first byte and size of a member as one text; no listed file has such a name."""
     return f"{archive}\n{start}+{size}"
 
 
-def split_place(where: str) -> tuple[str, int, int] | None:
-    """Archive, first byte and size of a member; None where `where` is a plain file."""
+def parse_location(where: str) -> tuple[str, int, int] | None:
+    """Archive, first byte and size of a member; None if `where` is the path of a plain file."""
     found = _PLACE.fullmatch(where)
     return (found[1], int(found[2]), int(found[3])) if found else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contents:
-    """The files of an archive, by their paths as if the archive were a folder."""
+    """The files of an archive, by paths in which the archive stands like a folder."""
 
     archive: str
     places: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
-    """Files that cannot be read where they lie, and why."""
+    """Files that cannot be read, and why."""
     ignored: Counter[str] = field(default_factory=Counter)
 
     def add(self, member: tarfile.TarInfo) -> None:
-        """Sorts one member into its place; the last one of a name holds, as `tar` reads it."""
+        """Adds a member; the last member of a name replaces earlier ones, as `tar` reads it."""
         if member.isdir():
             return
         name = _normal(member.name)
@@ -71,10 +71,10 @@ class Contents:
         elif member.issparse():
             self.refused[path] = "it is stored sparse; pack the archive without --sparse"
         else:
-            self.places[path] = place_of(self.archive, member.offset_data, member.size)
+            self.places[path] = member_location(self.archive, member.offset_data, member.size)
 
     def _link(self, path: str, target: str) -> None:
-        """A hard link is the file that it names."""
+        """Adds a hard link, which stands for the file that it names."""
         if target in self.places:
             self.places[path] = self.places[target]
         else:
@@ -82,23 +82,23 @@ class Contents:
 
 
 def _normal(name: str) -> str:
-    """As `tar` unpacks it: below the folder it is in, without detours."""
+    """The path to which `tar` unpacks a member: relative, without `.` and `..` inside."""
     return posixpath.normpath(name.lstrip("/") or ".").removeprefix("./")
 
 
 def read_archive(root: Path, archive: str) -> Contents:
-    """What the tar archive at the relative path `archive` holds.
+    """The members of the tar archive at the relative path `archive`.
 
     Raises:
         RefusedError: it is compressed, damaged, cut short or no regular file.
     """
     contents = Contents(archive=archive)
-    with opened(root / archive) as stream:
+    with open_media(root / archive) as stream:
         headers = _Headers(stream)
         try:
             for member in _members(headers):
                 contents.add(member)
-        # Each of these has been seen: tarfile trusts the numbers and texts of headers.
+        # tarfile trusts the numbers and texts of headers; all of these errors have been seen.
         except (
             tarfile.TarError, OSError, ValueError, ArithmeticError, LookupError, TypeError,
             AttributeError, RecursionError,
@@ -113,7 +113,7 @@ def read_archive(root: Path, archive: str) -> Contents:
 
 
 class _Headers:
-    """The archive as tarfile sees it: it can read headers, and no position outside the file."""
+    """The file object that tarfile reads: it gives headers, and no position outside the file."""
 
     def __init__(self, stream: BinaryIO):
         self._stream = stream
@@ -134,7 +134,7 @@ class _Headers:
         return self._stream.read(size)
 
     def check_end(self, offset: int) -> None:
-        """After the last member there are zeros, or nothing."""
+        """Checks that zeros or nothing follow the last member."""
         self._stream.seek(offset)
         block = self._stream.read(_BLOCK)
         if block.strip(b"\0"):
@@ -145,11 +145,11 @@ class _Headers:
 
 
 def _members(headers: _Headers) -> Iterator[tarfile.TarInfo]:
-    stream: Any = headers  # all that tarfile calls while it lists
+    stream: Any = headers  # has all methods that tarfile calls while it lists
     tar = tarfile.TarFile(fileobj=stream, mode="r")
     position = -1
     while (member := tar.next()) is not None:
-        tar.members = []  # type: ignore[attr-defined] # a million would stay in memory
+        tar.members = []  # type: ignore[attr-defined] # else it keeps all members in memory
         end = tar.offset  # type: ignore[attr-defined]
         whole = member.offset_data + -(-member.size // _BLOCK) * _BLOCK
         if end <= position or (member.isreg() and not member.issparse() and whole != end):

@@ -1,7 +1,7 @@
-"""Caption files that describe many media: meta.json, captions.json, JSON lines, CSV, ...
+"""Caption tables, files with captions of many media: meta.json, captions.json, JSON lines, CSV.
 
-Names in them are paths relative to the folder of the file. A bare name also finds a medium in a
-folder below, if only one there is called so; two of one name are never mixed up.
+Names in a table are paths relative to its folder. A bare file name also finds a medium in a folder
+below, if only one medium there has this name.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
 
-from data_prep.media.captions import no_text, texts_of
-from data_prep.refusals import Reason, RefusedError, shortened
+from data_prep.media.captions import texts_of, unusable_caption
+from data_prep.refusals import Reason, RefusedError, short_repr
 from data_prep.sources.table_rows import Rows, rows_of
 
 _JSON_NAMES = {"meta.json": "meta_json", "captions.json": "meta_json"}
 _JSON_NAMES |= {"videos2caption.json": "meta_json", "metadata.json": "meta_json"}
-# Looked at where no other field is asked for, in this order.
+# Fields for captions, in this order, where --caption_field is not given.
 CAPTION_FIELDS = ("caption", "cap", "internvl", "usr", "text", "prompt", "captions")
-_LINES_SUFFIXES = ("_internvl.json", "_usr.json")  # JSON lines in spite of their ending
+_LINES_SUFFIXES = ("_internvl.json", "_usr.json")  # JSON lines, despite their ending
 
 
 def table_format(path: str) -> str | None:
@@ -41,20 +41,20 @@ def is_table(path: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionTables:
-    """All tables of an input folder."""
+    """All caption tables of an input folder."""
 
     paths: tuple[str, ...]
     media: Iterable[str]
     """Relative paths of the media, for bare names."""
     caption_field: str
-    """The field that holds the caption; its default `caption` also finds its usual synonyms."""
+    """The field that holds the caption; `caption` stands for all of `CAPTION_FIELDS`."""
     read: Callable[[str], bytes]
     _parsed: dict[str, Rows] = field(default_factory=dict)
 
     def of(self, source: str) -> tuple[tuple[str, ...], str] | None:
-        """Captions of the medium `source` and the table they are from; None where no table has it.
+        """Captions of the medium `source`, and their table; None where no table has the medium.
 
-        The nearest folder wins, and in it the first table by name.
+        Tables in the nearest folder come first, in the order of their names.
 
         Raises:
             RefusedError: the table cannot be used for it.
@@ -67,13 +67,13 @@ class CaptionTables:
         return None
 
     def unused(self, exists: Callable[[str], bool]) -> Counter[str]:
-        """Rows that name no file, and rows that a later one of the same name replaces, counted."""
+        """Counts of rows that name no file, and of rows that a later row replaces."""
         lost, counts = list[str](), Counter[str]()
         for path in sorted(self.paths):
             rows, folder = self._rows(path), str(PurePosixPath(path).parent)
             if rows.repeated:
                 counts[f"row of {path} whose name a later row gives again"] = rows.repeated
-            # Names of media are known at any depth; other files are looked for where the row says.
+            # `_names` has media at any depth; other files are looked for at the path in the row.
             names = (name for name in rows.by_name if not self._names[folder, name])
             lost += [
                 f"{name!r} in {path}"
@@ -93,7 +93,7 @@ class CaptionTables:
 
     @cached_property
     def _names(self) -> Counter[tuple[str, str]]:
-        """How many media have each name, or beginning of one, below each folder with a table."""
+        """(folder with a table, name or beginning of a name) -> number of media below it."""
         counts = Counter[tuple[str, str]]()
         for source in self.media:
             name = PurePosixPath(source).name
@@ -110,7 +110,7 @@ class CaptionTables:
         if inside in rows.by_name:
             return self._texts(path, rows.by_name[inside])
         if name in rows.by_name:
-            # videos2caption.json names what is in videos/ so.
+            # videos2caption.json gives files in videos/ without their folder.
             if inside != f"videos/{name}" and self._names[str(folder), name] > 1:
                 raise RefusedError(
                     Reason.BAD_CAPTION,
@@ -131,14 +131,14 @@ class CaptionTables:
         if not isinstance(row, dict):
             texts = texts_of(row)
             if texts is None:
-                why = f"{path} has {shortened(row)} for it, and no text"
+                why = f"{path} has {short_repr(row)} for it, and no text"
                 raise RefusedError(Reason.BAD_CAPTION, why)
             return texts
         names = CAPTION_FIELDS if self.caption_field == "caption" else (self.caption_field,)
         found = (texts_of(row[name]) for name in names if name in row)
         texts = next((text for text in found if text is not None), None)
         if texts is None:
-            raise no_text(path, self.caption_field, row)
+            raise unusable_caption(path, self.caption_field, row)
         return texts
 
     def _rows(self, path: str) -> Rows:
@@ -148,13 +148,13 @@ class CaptionTables:
             except (RefusedError, OSError) as error:
                 why = error.detail if isinstance(error, RefusedError) else str(error.strerror)
                 unread = Rows(path=path)
-                unread.spoil(why)
+                unread.add_problem(why)
                 self._parsed[path] = unread
         return self._parsed[path]
 
 
 def _is_by_beginning(path: str) -> bool:
-    """Whether the rows of a table name files by what stands before `_sample` in their names."""
+    """Whether the rows of a table hold the part of file names before `_sample`."""
     return path.lower().endswith(_LINES_SUFFIXES)
 
 

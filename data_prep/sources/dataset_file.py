@@ -1,4 +1,4 @@
-"""Several folders with settings of their own, from one YAML or TOML file.
+"""Several folders with settings of their own, from a YAML or TOML file.
 
     resolutions: [512]
     frame_buckets: [1, 33]
@@ -9,9 +9,9 @@
       - path: films
         resolutions: [[832, 480]]
 
-What stands above `directory` holds for all, what stands in an item for that folder. Paths are
-relative to the file. A TOML file is read as diffusion-pipe reads it: a medium without a caption
-gets the empty one, unless `--missing_caption` or `skip_empty_caption` say otherwise.
+Keys outside `directory` apply to all folders, keys of an item to its folder. Paths are relative to
+the file. A TOML file is read as diffusion-pipe reads it: a medium without a caption gets an empty
+caption, unless `--missing_caption` or `skip_empty_caption` say otherwise.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from data_prep.cli.media_options import captions_of
 from data_prep.media.captions import MissingCaption, TagShuffle
 from data_prep.media.frame_selection import FrameRule
 from data_prep.media.resizing import Buckets, Fit, Sizing, aspect_buckets, spaced_ratios
-from data_prep.refusals import PrepError, shortened
+from data_prep.refusals import PrepError, short_repr
 from data_prep.sources.dataset_keys import checked
 from data_prep.sources.folders import CaptionOptions, FolderCollection
 from data_prep.sources.listing import BOTH
@@ -36,12 +35,12 @@ from dit.yaml_text import YamlError, parse_toml, parse_yaml
 
 
 def is_of_diffusion_pipe(path: Path) -> bool:
-    """Whether a dataset file is in the form of that tool, whose defaults then hold."""
+    """Whether a dataset file is one of diffusion-pipe, whose defaults then apply."""
     return path.suffix.lower() == ".toml"
 
 
 def inputs_of(args: Namespace, basis: Input) -> list[Input]:
-    """One input for each folder, `basis` with what the file says of it.
+    """One input for each folder: `basis` with the settings in the file.
 
     Raises:
         PrepError: the file cannot be read, or a key or value in it is unknown.
@@ -57,7 +56,7 @@ def inputs_of(args: Namespace, basis: Input) -> list[Input]:
     for item in folders:
         folder = item.get("path") if isinstance(item, dict) else None
         if not isinstance(folder, str) or not folder or "\0" in folder:
-            raise PrepError(f"{path}: an item of '{name}' has no 'path': {shortened(item)}")
+            raise PrepError(f"{path}: an item of '{name}' has no 'path': {short_repr(item)}")
         where = f"{path}, folder {folder}"
         own = checked(where, {key: value for key, value in item.items() if key != "path"})
         try:
@@ -102,23 +101,23 @@ def _input(args: Namespace, basis: Input, root: Path, settings: Mapping[str, Any
 
 
 def _captions(args: Namespace, settings: Mapping[str, Any]) -> CaptionOptions:
-    """`--missing_caption` decides, then the file, then the tool that the file was written for."""
+    """Caption options: `--missing_caption` first, then the file, then its tool's default."""
     missing = MissingCaption.FILENAME
     if "skip_empty_caption" in settings:
         skipped = settings["skip_empty_caption"]
         missing = MissingCaption.REFUSE if skipped else MissingCaption.EMPTY
     elif is_of_diffusion_pipe(args.dataset_config):
         missing = MissingCaption.EMPTY
-    captions = captions_of(args, missing)
+    captions = CaptionOptions.of(args, missing)
     return replace(captions, field=settings.get("caption_field", captions.field))
 
 
 def _sizes(
     args: Namespace, settings: Mapping[str, Any]
 ) -> tuple[tuple[Sizing, ...], tuple[int, ...]]:
-    """The rules for sizes, a sample for each, and the numbers of frames of videos."""
+    """The rules for sizes, one sample for each, and the allowed numbers of frames."""
     multiple = args.size_multiple
-    # Videos never become a single frame because a still is allowed.
+    # Without 1, which allows pictures: a video must not become a single frame.
     buckets = tuple(n for n in settings.get("frame_buckets", ()) if n > 1)
     if "size_buckets" in settings:
         sizes = settings["size_buckets"]
@@ -156,7 +155,7 @@ def _whole(side: int, multiple: int) -> int:
 
 
 def _ratios(settings: Mapping[str, Any]) -> tuple[float, ...] | None:
-    """Ratios of the buckets; None leaves the choice to the command line."""
+    """Aspect ratios of the buckets; None leaves them to the command line."""
     if "ar_buckets" in settings:
         return settings["ar_buckets"]
     if "num_ar_buckets" in settings:

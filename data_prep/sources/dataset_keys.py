@@ -1,4 +1,4 @@
-"""What the keys of a dataset file may hold; a wrong value is an error that names its key."""
+"""The keys of a dataset file, and checks of their values; errors name the key."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from data_prep.refusals import PrepError, shortened
+from data_prep.refusals import PrepError, short_repr
 
 _MOST_SIDE = 1 << 16  # pixels
 _MOST_FRAMES = 1 << 20
 _MOST_REPEATS = 10_000
 _MOST_SHUFFLED = 1_000
-_MOST_ITEMS = 1_000  # of a list; an alias of YAML repeats a list at no cost
+_MOST_ITEMS = 1_000  # of a list; aliases of YAML make huge lists of a small file
 _MOST_RATIO = 1_000.0
 
 _NOT_READ = {
@@ -23,17 +23,17 @@ _NOT_READ = {
 
 
 def checked(where: str, content: Mapping[Any, Any]) -> dict[str, Any]:
-    """The settings that `content` gives, each of its type; `where` names file and folder.
+    """The settings in `content`, with checked types; `where` is the file and folder for messages.
 
     Raises:
-        PrepError: a key is unknown, or its value is none that it can have.
+        PrepError: a key is unknown, or its value is not allowed.
     """
     settings = {}
     for key, value in content.items():
         if key in _NOT_READ:
             raise PrepError(f"{where}: {key}: {_NOT_READ[key]}; remove the key")
         if not isinstance(key, str) or key not in KEYS:
-            raise PrepError(f"{where}: unknown key {shortened(key)}{_hint(key)}")
+            raise PrepError(f"{where}: unknown key {short_repr(key)}{_hint(key)}")
         try:
             settings[key] = KEYS[key](value)
         except ValueError as error:
@@ -47,7 +47,7 @@ def _hint(key: Any) -> str:
 
 
 def _wrong(value: Any, wanted: str) -> ValueError:
-    return ValueError(f"{shortened(value)} is not {wanted}")
+    return ValueError(f"{short_repr(value)} is not {wanted}")
 
 
 def _whole(value: Any, least: int, most: int) -> int:

@@ -1,4 +1,4 @@
-"""The 1,797 handwritten digits that come with scikit-learn."""
+"""The 1,797 handwritten digits of scikit-learn: a source without files."""
 
 # H rows, W columns
 
@@ -13,17 +13,17 @@ from data_prep.media.clips import Clip, Entry
 from data_prep.refusals import PrepError
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-LEVELS = 16  # the darkest pixel; the lightest is 0
+LEVELS = 16  # largest pixel value; the smallest is 0
 SIDE = 8  # pixels
 
 
 def caption_of(digit: int) -> str:
-    """The caption of a digit, and the prompt for one."""
+    """The caption of a digit, which is also the prompt to generate one."""
     return f"a handwritten {NAMES[digit]}"
 
 
 class Digits:
-    """8 x 8 grey pictures of `sklearn.datasets.load_digits`, 0 to 16 mapped to [-1, 1]."""
+    """8 x 8 grey pictures of `sklearn.datasets.load_digits`; values 0 to 16 become [-1, 1]."""
 
     def __init__(self, *, num_samples: int | None = None):
         from sklearn.datasets import load_digits

@@ -1,54 +1,55 @@
-"""A folder of media, with folders and tar archives in it."""
+"""Media of a folder, of folders in it, and of tar archives in them."""
 
 from __future__ import annotations
 
 import io
 import os
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol, TypeVar
+from typing import BinaryIO, Protocol, Self, TypeVar
 
 from data_prep.media.captions import (
     Caption,
     CaptionFormat,
     Captions,
     MissingCaption,
-    regular_bytes,
+    read_regular_file,
 )
 from data_prep.refusals import PrepError, Reason, RefusedError
-from data_prep.sources.archives import read_archive, split_place
+from data_prep.sources.archives import parse_location, read_archive
 from data_prep.sources.caption_tables import CaptionTables, table_format
-from data_prep.sources.listing import IMAGES, Listing, kind_of, list_media
+from data_prep.sources.listing import IMAGES, Listing, list_media, media_kind_of
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Medium:
-    """One file that was found and not yet opened."""
+    """A file that was found and is not opened yet."""
 
     source: str  # relative path
-    where: str  # what `Collection.open` takes
+    where: str  # argument of `Collection.open`
     stamp: str  # changes when the file changes
     kind: str  # image or video
     captions: Callable[[], list[Caption]]
-    """Raises RefusedError where there are none that can be used."""
+    """Returns its captions; raises RefusedError if none can be used."""
 
 
 class Collection(Protocol):
-    """Media of one place; pickled to workers, which call `open` alone."""
+    """Media of one folder or dataset. It is pickled for workers, which only call `open`."""
 
     @property
     def name(self) -> str: ...
 
     def media(self, ignored: Counter[str]) -> Iterator[Medium]:
-        """All of them, in an order that is always the same."""
+        """All media, always in the same order; adds counts of other files to `ignored`."""
         ...
 
     def open(self, where: str) -> Path | BinaryIO:
-        """A path, or a stream of its content.
+        """The path of a file, or a stream of its content.
 
         Raises:
             RefusedError: it cannot be opened.
@@ -64,10 +65,19 @@ class CaptionOptions:
     format: CaptionFormat = CaptionFormat.AUTO
     missing: MissingCaption = MissingCaption.FILENAME
 
+    @classmethod
+    def of(cls, args: Namespace, missing: MissingCaption = MissingCaption.FILENAME) -> Self:
+        """The options of the command line; `missing` is the default of --missing_caption."""
+        return cls(
+            field=args.caption_field,
+            format=CaptionFormat(args.caption_format),
+            missing=MissingCaption(args.missing_caption or missing),
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FolderCollection:
-    """Every medium below a folder, those inside its tar archives included."""
+    """Every medium below a folder, including those in tar archives."""
 
     root: Path
     captions: CaptionOptions = CaptionOptions()
@@ -93,12 +103,12 @@ class FolderCollection:
                 source=source,
                 where=where,
                 stamp=self._stamp(where),
-                kind=kind_of(source) or "archive",
+                kind=media_kind_of(source) or "archive",
                 captions=lambda source=source: _unless(refused, source, captions.all_of),
             )
 
     def _unpacked(self, listing: Listing) -> tuple[dict[str, str], dict[str, RefusedError]]:
-        """Adds what archives hold to the listing; places of members, and what cannot be read."""
+        """Adds members of archives to the listing; returns their locations, and refusals."""
         members: dict[str, str] = {}
         refused: dict[str, RefusedError] = {}
         outer = tuple(listing.archives)
@@ -120,7 +130,7 @@ class FolderCollection:
         return members, refused
 
     def open(self, where: str) -> Path | BinaryIO:
-        place = split_place(where)
+        place = parse_location(where)
         if place is None:
             return self.root / where
         archive, start, size = place
@@ -129,17 +139,17 @@ class FolderCollection:
         return io.BytesIO(self._bytes(archive, start, size))
 
     def _text(self, where: str) -> bytes:
-        place = split_place(where)
-        return self._bytes(*place) if place else regular_bytes(self.root / where)
+        place = parse_location(where)
+        return self._bytes(*place) if place else read_regular_file(self.root / where)
 
     def _stands_alone(self, path: str) -> bool:
-        """Whether a file that cannot be read is a loss of its own, and not that of its medium."""
-        return kind_of(path) in self.kinds or path.lower().endswith(".tar")
+        """Whether an unreadable file is refused itself: a medium or archive, no caption file."""
+        return media_kind_of(path) in self.kinds or path.lower().endswith(".tar")
 
     def _bytes(self, archive: str, start: int, size: int) -> bytes:
         try:
             with (self.root / archive).open("rb") as stream:
-                # Looked at before so much memory is asked for: the archive may be another by now.
+                # Checked before `size` bytes are allocated: the archive may have changed.
                 if os.fstat(stream.fileno()).st_size < start + size:
                     raise RefusedError(Reason.UNREADABLE, f"{archive} is cut short")
                 stream.seek(start)
@@ -148,15 +158,15 @@ class FolderCollection:
             raise RefusedError(Reason.UNREADABLE, f"{archive}: {error.strerror}") from error
 
     def _stamp(self, where: str) -> str:
-        place = split_place(where)
+        place = parse_location(where)
         try:
             status = os.stat(self.root / (place[0] if place else where))
         except OSError:
-            return ""  # opening it will say why
+            return ""  # reading the file will report why
         return f"{status.st_size}-{status.st_mtime_ns}"
 
     def _exists(self, members: Mapping[str, str]) -> Callable[[str], bool]:
-        """Whether a relative path is a file at all, of whatever kind."""
+        """A function that tells whether a relative path exists, as a file of any kind."""
         root = str(self.root)
         return lambda path: path in members or os.path.lexists(os.path.join(root, path))
 
@@ -185,7 +195,7 @@ class FolderCollection:
 
 
 def _unless(refused: Mapping[str, RefusedError], path: str, act: Callable[[str], T]) -> T:
-    """What `act` makes of a path that can be read."""
+    """`act(path)`, unless the file was refused; raises its refusal then."""
     if path in refused:
         raise refused[path]
     return act(path)

@@ -1,4 +1,4 @@
-"""The rows of a Hugging Face dataset: bytes, paths, or addresses that are fetched."""
+"""Media of a Hugging Face dataset: bytes, paths, or addresses that are fetched."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from typing import Any, BinaryIO
 from data_prep.media.captions import Caption, Captions, caption, texts_of
 from data_prep.refusals import PrepError, Reason, RefusedError
 from data_prep.sources.folders import CaptionOptions, Medium
-from data_prep.writing.atomic_files import write_whole
 from data_prep.writing.dataset_folder import LEDGER
+from dit.atomic_files import write_atomically
 
 _IMAGE_COLUMNS = ("image", "jpg", "jpeg", "png", "webp", "image_url", "url")
 _VIDEO_COLUMNS = ("video", "mp4", "file", "video_path", "path", "video_url")
 _CAPTION_COLUMNS = ("caption", "text", "prompt", "description")
-_TRIES, _FIRST_WAIT, _TIMEOUT = 4, 0.5, 30  # seconds; each wait is twice the one before
+_TRIES, _FIRST_WAIT, _TIMEOUT = 4, 0.5, 30  # seconds; each wait is twice as long as the one before
 
 
 def huggingface_rows(args: Namespace, captions: CaptionOptions) -> RowsCollection:
@@ -64,9 +64,9 @@ def _column(asked: str | None, usual: Sequence[str], columns: Sequence[str]) -> 
 
 @cache
 def _dataset(name: str, split: str) -> Any:
-    """Opens a dataset; its media stay undecoded."""
+    """Opens a dataset without decoding its media."""
     try:
-        # By name: the checker of types would follow all of its source for minutes.
+        # Imported by name: pyright would read its whole source, for minutes.
         datasets: Any = import_module("datasets")
     except ImportError:
         raise PrepError(
@@ -92,7 +92,7 @@ def _dataset(name: str, split: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowsCollection:
-    """One medium a row."""
+    """One medium for each row of a dataset."""
 
     dataset: str
     split: str
@@ -101,7 +101,7 @@ class RowsCollection:
     caption_column: str | None
     captions: CaptionOptions
     fetched: Path
-    """Folder that keeps what was fetched, so that nothing is fetched twice."""
+    """Folder for fetched files, so that none is fetched twice."""
 
     @property
     def name(self) -> str:
@@ -147,18 +147,18 @@ class RowsCollection:
         if not path.exists():
             content = _content(address)
             self.fetched.mkdir(parents=True, exist_ok=True)
-            write_whole(path, content)
+            write_atomically(path, content)
         return path
 
 
 def _content(address: str) -> bytes:
-    """What an address holds; asked for again where the network or the server had a bad moment.
+    """The content at an address; errors of the network or server are tried again.
 
     Raises:
-        RefusedError: it stays out of reach.
+        RefusedError: the last try failed, too.
     """
     wait, problem = _FIRST_WAIT, ""
-    for attempt in range(1, _TRIES + 1):
+    for read_or_refuse in range(1, _TRIES + 1):
         try:
             request = urllib.request.Request(address, headers={"User-Agent": "megatron-dit"})
             with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
@@ -173,7 +173,7 @@ def _content(address: str) -> bytes:
                 break
         except (OSError, ValueError, http.client.HTTPException) as error:
             problem = str(error)
-        if attempt < _TRIES:
+        if read_or_refuse < _TRIES:
             time.sleep(wait)
             wait *= 2
     raise RefusedError(Reason.NOT_FETCHED, f"{address}: {problem}")

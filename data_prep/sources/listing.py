@@ -1,4 +1,4 @@
-"""What lies in a folder: media, caption files, and what is left out."""
+"""The files below a folder: media, caption files, tables, archives, and ignored ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from data_prep.media.captions import SIDECAR_ENDINGS
 from data_prep.media.images import image_endings
 from data_prep.media.videos import ENDINGS as VIDEO_ENDINGS
-from data_prep.refusals import PrepError, as_text
+from data_prep.refusals import PrepError, printable
 from data_prep.sources.caption_tables import is_table
 
 IMAGES, VIDEOS, BOTH = frozenset(("image",)), frozenset(("video",)), frozenset(("image", "video"))
@@ -19,7 +19,7 @@ IMAGES, VIDEOS, BOTH = frozenset(("image",)), frozenset(("video",)), frozenset((
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Listing:
-    """What a folder holds, by path relative to it."""
+    """The files of a folder, by relative path."""
 
     media: list[str] = field(default_factory=list)
     archives: list[str] = field(default_factory=list)
@@ -28,9 +28,9 @@ class Listing:
     ignored: Counter[str] = field(default_factory=Counter)
 
     def add(self, path: str, kinds: frozenset[str]) -> None:
-        """Sorts one file into its place."""
+        """Adds a file, by its ending."""
         ending = PurePosixPath(path).suffix.lower()
-        if kind_of(path) in kinds:
+        if media_kind_of(path) in kinds:
             self.media.append(path)
         elif is_table(path):
             self.tables.append(path)
@@ -40,11 +40,11 @@ class Listing:
         elif ending == ".tar":
             self.archives.append(path)
         else:
-            self.ignored[f"*{as_text(ending)}" if ending else "no ending"] += 1
+            self.ignored[f"*{printable(ending)}" if ending else "no ending"] += 1
 
 
-def kind_of(path: str) -> str | None:
-    """`image` or `video` by the ending, upper-case or not; None for other files."""
+def media_kind_of(path: str) -> str | None:
+    """`image` or `video`, by the ending in upper or lower case; None for other files."""
     ending = PurePosixPath(path).suffix.lower()
     if ending in VIDEO_ENDINGS:
         return "video"
@@ -54,7 +54,7 @@ def kind_of(path: str) -> str | None:
 def list_media(
     root: Path, kinds: frozenset[str] = IMAGES, *, option: str = "--image_dir"
 ) -> Listing:
-    """Media and caption files below `root`, however deep, in an order that is always the same.
+    """Media and caption files below `root`, at any depth, always in the same order.
 
     Raises:
         PrepError: `root` is no folder, a folder in it cannot be read, or it holds no medium.
@@ -78,7 +78,7 @@ def list_media(
 
 
 def _walk(root: Path, ignored: Counter[str]) -> Iterator[PurePosixPath]:
-    """Relative paths of all visible files; hidden ones and linked folders are only counted."""
+    """Relative paths of all visible files; hidden files and linked folders are only counted."""
 
     def stop(error: OSError) -> None:
         raise PrepError(f"{error.filename} cannot be listed: {error.strerror}")

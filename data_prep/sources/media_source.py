@@ -1,6 +1,6 @@
-"""Media -> planned samples, and back to their pixels when they are packed.
+"""Media -> planned samples; planned samples -> their pixels, when they are packed.
 
-The plan decides everything; reading obeys it. Both use the same rules, so what was planned happens.
+The plan decides everything. Reading follows the plan by the same rules.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ import torch
 from data_prep.media.captions import Caption, TagShuffle
 from data_prep.media.clips import Clip, Entry
 from data_prep.media.decoders import VideoDecoder
-from data_prep.media.frame_selection import FrameRule, Kept
+from data_prep.media.frame_selection import FrameRule, KeptFrames
 from data_prep.media.images import open_image, size_of, to_rgb, to_video
 from data_prep.media.resizing import Placement, ResizeMode, Sizing
 from data_prep.media.videos import Timeline, timeline
 from data_prep.planning.splits import key_of
-from data_prep.refusals import Reason, RefusedError, as_text
+from data_prep.refusals import Reason, RefusedError, printable
 from data_prep.sources.folders import Collection, Medium
 
-_THREADS = 8  # probing waits for disks and networks
-_AHEAD = 512  # files
+_THREADS = 8  # that probe files, which mostly wait for disks and networks
+_AHEAD = 512  # files that are probed at once
 _MEAN_RATE = (
     "variable frame rate: frames as they are, fps is their mean rate (--train_fps keeps the pace)"
 )
@@ -39,7 +39,7 @@ _EVEN_CLOCK = (
 
 
 class SeveralCaptions(StrEnum):
-    """What a medium with several captions becomes."""
+    """Which captions of a medium with several become samples."""
 
     ALL = "all"
     FIRST = "first"
@@ -48,30 +48,30 @@ class SeveralCaptions(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Input:
-    """Media of one place and the settings that hold for them."""
+    """Media of one collection, and the settings that apply to them."""
 
     collection: Collection
-    prefix: str = ""  # of source paths, where there are several inputs
-    sizings: tuple[Sizing, ...] = ()  # a sample for each
+    prefix: str = ""  # for source paths, where there are several inputs
+    sizings: tuple[Sizing, ...] = ()  # each makes a sample
     frames: FrameRule = field(default_factory=FrameRule)
     repeats: float = 1
     caption_prefix: str = ""
     several: SeveralCaptions = SeveralCaptions.ALL
     shuffle: TagShuffle | None = None
     skips_uncaptioned: bool = False
-    """Whether a medium without a caption is left out and counted, instead of refused."""
+    """Whether a medium without a caption is counted as ignored, and not as refused."""
 
     def open_name(self, source: str) -> str:
         return f"{self.prefix}{source}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Grid:
+class TokenGrid:
     """How pixels become tokens."""
 
     spatial: int  # pixels along one side of a latent cell
-    temporal: int = 1  # frames in a latent frame, after the first
-    patch: int = 2  # latent cells along one side of a token
+    temporal: int  # frames in a latent frame, after the first
+    patch: int  # latent cells along one side of a token
 
     def tokens(self, width: int, height: int, num_frames: int) -> int:
         cell = self.spatial * self.patch
@@ -83,7 +83,7 @@ class MediaSource:
     """Every medium of every input."""
 
     inputs: tuple[Input, ...]
-    grid: Grid
+    grid: TokenGrid
     colours: int
     resize_mode: ResizeMode = ResizeMode.LANCZOS
     decoder: VideoDecoder = VideoDecoder.PYAV
@@ -92,11 +92,11 @@ class MediaSource:
 
     @property
     def name(self) -> str:
-        return as_text(", ".join(given.collection.name for given in self.inputs))
+        return printable(", ".join(given.collection.name for given in self.inputs))
 
     @property
     def entries(self) -> Iterator[Entry]:
-        """Probes in threads and yields in the order of the listing."""
+        """The samples of all media in the order of the listing; threads probe the files."""
         self.ignored.clear()
         with ThreadPoolExecutor(_THREADS) as pool:
             for number, given in enumerate(self.inputs):
@@ -107,20 +107,22 @@ class MediaSource:
                         yield from self._without_uncaptioned(given, entries)
 
     def _without_uncaptioned(self, given: Input, entries: list[Entry]) -> list[Entry]:
-        """What an input packs; what it leaves out is counted."""
+        """The samples of a medium, unless `skips_uncaptioned` leaves it out."""
         if given.skips_uncaptioned and entries and entries[0].refused == Reason.NO_CAPTION:
             self.ignored["file without a caption, by skip_empty_caption"] += 1
             return []
         return entries
 
     def plan(self, number: int, medium: Medium) -> list[Entry]:
-        """The samples that one medium makes, or its refusal."""
+        """The samples of a medium, or one sample with its refusal."""
         given = self.inputs[number]
         source = given.open_name(medium.source)
         key = key_of(source)
         blank = Entry(
             key=key,
-            source=as_text(source),  # the name of a file need not be text; `where` has it as it is
+            source=printable(
+                source
+            ),  # a file name need not be valid text; `where` keeps it unchanged
             file_key=key,
             folder=number,
             where=medium.where,
@@ -141,7 +143,7 @@ class MediaSource:
         return [e for e in (_repeated(e, given.repeats) for e in keyed) if e.repeats]
 
     def _variants(self, given: Input, blank: Entry, captions: list[Caption]) -> Iterator[Entry]:
-        file, line, kept = given.collection.open(blank.where), None, [Kept((), None)]
+        file, line, kept = given.collection.open(blank.where), None, [KeptFrames((), None)]
         if blank.kind == "video":
             line = timeline(file)
             kept = given.frames.choose(line, seed=blank.key)
@@ -171,7 +173,7 @@ class MediaSource:
                     )
 
     def read(self, entry: Entry) -> Clip:
-        """The pixels as they were planned.
+        """The pixels of a planned sample.
 
         Raises:
             RefusedError: the file or its caption cannot be used.
@@ -186,7 +188,7 @@ class MediaSource:
             video_CFHW = torch.cat([to_video(p, colours=self.colours) for p in pictures], dim=1)
         else:
             image, is_animated = open_image(file)
-            if image.size != (width, height):  # a rotation that stands behind the pixels
+            if image.size != (width, height):  # EXIF behind the pixels turned the picture
                 width, height = image.size
                 place = _like(given.sizings, entry).place(width, height)
             fitted = place.apply(to_rgb(image), mode)
@@ -203,7 +205,7 @@ class MediaSource:
 
 
 def _like(sizings: Iterable[Sizing], entry: Entry) -> Sizing:
-    """The rule that placed `entry`."""
+    """The rule that decided the size of `entry`."""
     wanted = Placement(entry.resized or (0, 0), entry.size or (0, 0))
     return next(s for s in sizings if s.place(entry.width, entry.height) == wanted)
 
@@ -221,14 +223,14 @@ def _probed(entry: Entry, size: tuple[int, int], line: Timeline | None) -> Entry
     )
 
 
-def _numbers(line: Timeline | None, window: Kept) -> tuple[int, ...]:
+def _numbers(line: Timeline | None, window: KeptFrames) -> tuple[int, ...]:
     if line is None or not line.by_number:
         return ()
     return tuple(bisect.bisect_left(line.shown, at) for at in window.shown)
 
 
-def _notes_of(line: Timeline | None, window: Kept) -> Iterator[str]:
-    """What happened to the frames of a video that its pictures do not show."""
+def _notes_of(line: Timeline | None, window: KeptFrames) -> Iterator[str]:
+    """Notes on missing frames and on a variable frame rate."""
     if line is None:
         return
     if line.lost:
@@ -245,7 +247,7 @@ def _chosen(captions: list[Caption], several: SeveralCaptions, key: str) -> list
 
 
 def _repeated(entry: Entry, repeats: float) -> Entry:
-    """`repeats` times, the fraction of it decided by the key: 0.5 takes one of two files."""
+    """`repeats` copies; the key decides about a fraction, so that 0.5 keeps half of the files."""
     whole, part = divmod(repeats, 1)
     extra = _draw(entry.group, b"repeats") % 2**32 < part * 2**32
     return replace(entry, repeats=int(whole) + extra)

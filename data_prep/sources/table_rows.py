@@ -1,4 +1,4 @@
-"""Bytes of a caption table -> its rows by the names they give; one bad row costs no other."""
+"""Bytes of a caption table -> its rows by file name; a bad row does not affect the others."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from data_prep.media.captions import decoded
-from data_prep.refusals import Reason, RefusedError, shortened
+from data_prep.media.captions import decode_utf8
+from data_prep.refusals import Reason, RefusedError, short_repr
 from dit.json_text import parse_json
 
 NAME_FIELDS = ("file_name", "filename", "path", "name", "file", "image", "video")
@@ -20,26 +20,28 @@ NAME_FIELDS = ("file_name", "filename", "path", "name", "file", "image", "video"
 
 @dataclass(kw_only=True, slots=True)
 class Rows:
-    """What a table says."""
+    """The rows of a table."""
 
     path: str
-    by_name: dict[str, Any] = field(default_factory=dict)  # without `./` and other detours
-    """A row that cannot be used is the RefusedError that says why."""
+    by_name: dict[str, Any] = field(default_factory=dict)  # normalised path -> row
+    """In place of a row that cannot be used stands a RefusedError."""
     repeated: int = 0
-    """Rows whose name a later row gives as well; the later one holds."""
+    """Rows that a later row of the same name replaces."""
     problem: RefusedError | None = None
-    """The first row that names no file, or why there are no more: it may be anybody's."""
+    """The first error without a file name; it may concern any medium that has no row."""
 
     def add(self, name: Any, row: Any, number: int) -> None:
         if not isinstance(name, str) or not name:
             named = ", ".join(NAME_FIELDS)
-            self.spoil(f"row {number} has a name in none of the fields {named}: {shortened(row)}")
+            self.add_problem(
+                f"row {number} has a name in none of the fields {named}: {short_repr(row)}"
+            )
             return
         name = posixpath.normpath(name)
         self.repeated += name in self.by_name
         self.by_name[name] = row
 
-    def spoil(self, why: str) -> None:
+    def add_problem(self, why: str) -> None:
         self.problem = self.problem or self.refusal(why)
 
     def refusal(self, why: str) -> RefusedError:
@@ -47,32 +49,32 @@ class Rows:
 
 
 def rows_of(path: str, content: bytes, form: str | None) -> Rows:
-    """The rows of the table at `path`, which is `jsonl`, `csv` or one JSON document."""
+    """The rows of the table at `path`; `form` is `jsonl`, `csv` or else one JSON document."""
     rows = Rows(path=path)
     try:
         match form:
             case "jsonl":
-                _add_lines(rows, decoded(content, errors="surrogateescape"))
+                _add_lines(rows, decode_utf8(content, errors="surrogateescape"))
             case "csv":
-                _add_csv(rows, decoded(content, errors="surrogateescape"))
+                _add_csv(rows, decode_utf8(content, errors="surrogateescape"))
             case _:
-                _add_document(rows, parse_json(decoded(content)))
+                _add_document(rows, parse_json(decode_utf8(content)))
     except ValueError as error:
-        rows.spoil(str(error))
+        rows.add_problem(str(error))
     return rows
 
 
 def _add_lines(rows: Rows, text: str) -> None:
-    # Not splitlines: a JSON text may hold U+2028 and U+0085 as they are.
+    # Not splitlines(): JSON may contain U+2028 and U+0085 unescaped.
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
             row = parse_json(line)
         except json.JSONDecodeError as error:
-            rows.spoil(f"line {number} is no JSON: {error.msg}, column {error.colno}")
+            rows.add_problem(f"line {number} is no JSON: {error.msg}, column {error.colno}")
         except ValueError as error:
-            rows.spoil(f"line {number}: {error}")
+            rows.add_problem(f"line {number}: {error}")
         else:
             if number == 1 and isinstance(row, list | dict) and _listed(row) is not None:
                 _add_document(rows, row)
@@ -89,7 +91,7 @@ def _add_document(rows: Rows, value: Any) -> None:
         for number, (name, row) in enumerate(value.items(), 1):
             rows.add(name, row, number)
     else:
-        rows.spoil(f"it holds {shortened(value)}, and no rows: a list or an object of names")
+        rows.add_problem(f"it holds {short_repr(value)}, and no rows: a list or an object of names")
 
 
 def _listed(value: Any) -> list[Any] | None:
@@ -104,7 +106,7 @@ def _add_row(rows: Rows, row: Any, number: int) -> None:
 
 
 def _add_csv(rows: Rows, text: str) -> None:
-    csv.field_size_limit(sys.maxsize)  # a caption may be longer than the module's 131,072
+    csv.field_size_limit(sys.maxsize)  # default: 131,072 characters, less than some captions
     lines = _Lines(text)
     separator = "\t" if rows.path.lower().endswith(".tsv") else ","
     reader = csv.reader(lines, delimiter=separator)
@@ -116,11 +118,11 @@ def _add_csv(rows: Rows, text: str) -> None:
         except StopIteration:
             return
         except csv.Error as error:
-            rows.spoil(f"line {lines.number}: {error}")
+            rows.add_problem(f"line {lines.number}: {error}")
             continue
         start = lines.number - len(lines.of_row) + 1
         if lines.ended and _is_open(lines.of_row, separator):
-            rows.spoil(f"a quote that begins in the row of line {start} is never closed")
+            rows.add_problem(f"a quote that begins in the row of line {start} is never closed")
         elif head is None:
             head = [name.strip() for name in cells] or None
         elif cells:
@@ -135,13 +137,13 @@ def _add_cells(rows: Rows, head: list[str], cells: list[str], number: int) -> No
     if len(cells) <= len(head):
         rows.add(name, row, number)
         return
-    # Which of the fields are parts of the caption is anybody's guess.
+    # It is unknown which of the fields are parts of the caption.
     why = f"line {number} has {len(cells)} fields and the first line {len(head)}"
     rows.add(name, rows.refusal(f"{why}; put quotes around a field with a separator in it"), number)
 
 
 class _Lines:
-    """Lines of a text, and which of them the row that is being read has taken."""
+    """The lines of a text, and those that belong to the row that is being read."""
 
     def __init__(self, text: str):
         self._lines = iter(io.StringIO(text, newline=""))
@@ -162,7 +164,7 @@ class _Lines:
 
 
 def _is_open(lines: Iterable[str], separator: str) -> bool:
-    """Whether a quote is still open at the end, which csv forgives unless it is strict."""
+    """Whether a quotation is not closed; only the strict mode of csv reports it."""
     try:
         list(csv.reader(lines, delimiter=separator, strict=True))
     except csv.Error as error:

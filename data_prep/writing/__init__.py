@@ -1,8 +1,9 @@
-"""Samples -> tar shards, their indices and the ledger.
+"""Encoded samples -> tar shards, their indices, the ledger, and a dataset that Energon reads.
 
-atomic_files    Files that appear whole or not at all.
-dataset_folder  The dataset folder: made empty before, made readable after.
-ledger          What a run has written, so that the same command continues it after any end.
-shard_writer    Results -> shards and ledger: the one place that writes samples.
-tar_shards      Samples -> tar shards with their indices, each appearing whole.
+dataset_folder  the dataset folder: emptied before a packing, published after it
+incremental     samples of an earlier packing over other files, which are copied
+shard_writer    results of the workers -> shards and ledger
+tar_shards      samples -> tar shards with their indices
+ledger          what a packing has written, so that the same command continues it
+summary         the ledgers of all ranks -> what was packed and what was refused
 """

@@ -1,6 +1,6 @@
-"""The dataset folder: made empty before, made readable after.
+"""The dataset folder: emptied before a packing, published after it.
 
-`.nv-meta` comes last and in one rename, so a folder that has it is whole.
+`.nv-meta` is written last, by one rename, so a folder that has it is complete.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from data_prep.planning.splits import Split
 from data_prep.refusals import PrepError
-from data_prep.writing.atomic_files import TEMPORARY, sync_folder, write_whole
+from dit.atomic_files import TEMPORARY, sync_folder, write_atomically
 from dit.codecs.dataset_card import CARD_NAME, NULL_TEXT_NAME
 from dit.folder_lock import LOCK, FolderInUseError, only_writer
 
@@ -31,17 +31,18 @@ PLAN_NAME, PAGE_NAME, SUMMARY_NAME = "plan.jsonl", "plan.html", "plan_summary.js
 
 
 def _files(*names: str) -> re.Pattern[str]:
-    """Files of these names, and what is there of them while they are written."""
+    """Matches files of these names, also while they are being written."""
     return re.compile(rf"({'|'.join(map(re.escape, names))})(\.spool)?(\.tmp)?")
 
 
 _PLANNED = (PLAN_NAME, PAGE_NAME, SUMMARY_NAME, REFUSED_NAME)
 _PLAN = _files(*_PLANNED)
 _OURS = _files(META, LEDGER, CARD_NAME, NULL_TEXT_NAME, *_PLANNED)
-# What `--output_format` writes beside the shards.
+# Index files that `--output_format` writes beside the shards.
 _INDEX = re.compile(r"metadata(_shard_\d+)?\.json(\.tmp)?")
 _SHARDS = r"(shard|rank\d+)-\d+\.tar(\.idx)?"
-# Folders and what we write into them: other people's pictures lie in folders called 512x512, too.
+# Folders and the files that we write into them. Both must match: a user may have pictures in a
+# folder 512x512, too.
 _FOLDERS = {
     re.compile("|".join(Split)): re.compile(rf"{_SHARDS}(\.tmp)?"),
     re.compile("dfm_shards"): re.compile(rf"{_SHARDS}(\.tmp)?"),
@@ -51,8 +52,8 @@ _FOLDERS = {
 
 
 @contextmanager
-def written_by_one(folder: Path) -> Iterator[None]:
-    """Keeps other packings out of `folder`, which is made, and goes where nothing came into it.
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Creates `folder` and keeps other packings from writing to it; removes it if it stays empty.
 
     Raises:
         PrepError: another packing writes to it, or it is no folder.
@@ -70,11 +71,11 @@ def written_by_one(folder: Path) -> Iterator[None]:
             folder.rmdir()
 
 
-def check_apart(folder: Path, *, source: Path, option: str) -> None:
-    """Makes sure that what is read does not lie where --overwrite removes.
+def check_source_outside(folder: Path, *, source: Path, option: str) -> None:
+    """Makes sure that --overwrite cannot remove the source.
 
     Raises:
-        PrepError: `source`, which `option` gives, is the output folder or in it.
+        PrepError: `source`, the value of `option`, is the output folder or lies in it.
     """
     if source.resolve().is_relative_to(folder.resolve()):
         raise PrepError(
@@ -83,34 +84,35 @@ def check_apart(folder: Path, *, source: Path, option: str) -> None:
         )
 
 
-def make_ready(folder: Path, *, overwrite: bool) -> None:
-    """Creates `folder`, or removes from it what an earlier packing wrote, `.nv-meta` first.
+def prepare_folder(folder: Path, *, overwrite: bool) -> None:
+    """Creates `folder`; with `overwrite`, removes the files of an earlier packing from it.
 
-    Without `overwrite`, what an earlier packing wrote stays, to be continued.
+    Without `overwrite` these files stay, and the packing is continued.
 
     Raises:
-        PrepError: it is in use and `overwrite` is false, or holds files that are not ours.
+        PrepError: it holds other files, or a dataset that cannot be continued.
     """
     if folder.exists() and not folder.is_dir():
         raise PrepError(f"--output_dir {folder} is a file; give a folder")
     folder.mkdir(parents=True, exist_ok=True)
     found = sorted(path for path in folder.iterdir() if path.name != LOCK)
-    strangers = [path for path in found if not _is_ours(path)]
+    foreign = [path for path in found if not _is_ours(path)]
     if not overwrite:
         planned_only = all(_PLAN.fullmatch(path.name) for path in found)
-        if found and (strangers or not ((folder / LEDGER).is_dir() or planned_only)):
+        if found and (foreign or not ((folder / LEDGER).is_dir() or planned_only)):
             raise PrepError(
-                f"--output_dir {folder} is not empty (it holds {(strangers or found)[0].name}), and"
+                f"--output_dir {folder} is not empty (it holds {(foreign or found)[0].name}), and"
                 " no packing that could be continued; give another folder, or replace the dataset"
                 " in it with --overwrite"
             )
         return
-    if strangers:
+    if foreign:
         raise PrepError(
-            f"--output_dir {folder} holds {strangers[0].name}, which no packing wrote, so"
+            f"--output_dir {folder} holds {foreign[0].name}, which no packing wrote, so"
             " --overwrite removes nothing; give another folder"
         )
-    # What an earlier removal left comes before what would take its name.
+    # `.nv-meta` first, so that the dataset is invalid from now on. Then leftovers of a killed
+    # removal, whose names the removal of the others needs.
     for path in sorted(found, key=lambda p: (p.name != META, not p.name.endswith(TEMPORARY))):
         remove(path)
 
@@ -126,11 +128,11 @@ def _is_ours(path: Path) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Removes a file or folder, which is never seen half gone."""
+    """Removes a file or folder; no other process sees a part of the folder under its name."""
     if not path.is_dir() or path.is_symlink():
         path.unlink()
         return
-    # Renamed first: a kill in between must not leave half a `.nv-meta`.
+    # Renamed first: a kill must not leave a part of `.nv-meta`.
     doomed = path if path.name.endswith(TEMPORARY) else path.rename(f"{path}{TEMPORARY}")
     shutil.rmtree(doomed)
 
@@ -142,24 +144,24 @@ def publish(
     card: Mapping[str, Any],
     null_text: dict[str, Tensor],
 ) -> None:
-    """Writes card, null text and Energon's metadata beside shards that are all in place.
+    """Writes dataset card, null text and Energon's metadata, once all shards are in place.
 
-    `shards` holds, for each split, the samples of each shard by file name.
+    `shards` has the number of samples of each shard, by split and file name.
     """
-    write_whole(folder / NULL_TEXT_NAME, safetensors.torch.save(null_text))
-    write_whole(folder / CARD_NAME, (json.dumps(card, indent=2) + "\n").encode())
+    write_atomically(folder / NULL_TEXT_NAME, safetensors.torch.save(null_text))
+    write_atomically(folder / CARD_NAME, (json.dumps(card, indent=2) + "\n").encode())
     unfinished = folder / (META + TEMPORARY)
     if unfinished.exists():
         shutil.rmtree(unfinished)
     unfinished.mkdir()
     for name, content in _energon_files(shards).items():
-        write_whole(unfinished / name, content.encode())
+        write_atomically(unfinished / name, content.encode())
     unfinished.rename(folder / META)
     sync_folder(folder)
 
 
 def _energon_files(shards: Mapping[Split, Mapping[str, int]]) -> dict[str, str]:
-    """The files of `energon prepare` that loaders read, without its second pass over the shards."""
+    """The files that loaders read of `energon prepare`, which would read all shards again."""
     import megatron.energon
     from megatron.energon.bracecollapse import collapse
 

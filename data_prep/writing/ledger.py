@@ -1,8 +1,8 @@
-"""What a run has written, so that the same command continues it after any end.
+"""The ledger: what a packing has written, so that the same command continues it.
 
-`.ledger/` holds what was asked (`run.json`) and one line for each sample of the plan, in its order,
-for each rank. A sample's line follows its bytes, so the bytes of every line are in a shard. What
-lies behind the last line was in flight; it is cut off and done again.
+`.ledger/` holds the options of the packing (`run.json`), and for each rank a file with one line for
+each of its samples, in the order of the plan. A line is written after the bytes of its sample, so
+each sample with a line is in a shard. Bytes behind the last line are cut off and written again.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from data_prep.refusals import PrepError
-from data_prep.writing.atomic_files import TEMPORARY, write_whole
 from data_prep.writing.dataset_folder import LEDGER
+from dit.atomic_files import TEMPORARY, write_atomically
 
 RUN_NAME = "run.json"
 
@@ -29,12 +29,12 @@ def ledger_name(rank: int, world: int) -> str:
 
 
 def digest_of(line: bytes) -> str:
-    """What a plan says of one sample: another digest is another sample."""
+    """The digest of a line of the plan; samples that are planned alike have the same."""
     return hashlib.blake2b(line, digest_size=12).hexdigest()
 
 
 def read_lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
-    """Each whole line and where it ends; a line that a kill has torn is the last, and left out."""
+    """Each complete line and its end; a last line that a kill has cut off is left out."""
     end = 0
     with path.open("rb") as stream:
         for line in stream:
@@ -46,12 +46,12 @@ def read_lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
 
 @dataclass
 class LedgerProgress:
-    """What the ledger of one rank says."""
+    """How far the ledger of one rank goes."""
 
     samples: int = 0  # lines of the plan that are done
-    size: int = 0  # bytes of the ledger that count
+    size: int = 0  # valid bytes of the ledger
     counts: dict[str, dict[str, int]] = field(default_factory=dict)  # split -> shard -> samples
-    ends: dict[str, list[int]] = field(default_factory=dict)  # of the split's last shard
+    ends: dict[str, list[int]] = field(default_factory=dict)  # split -> ends in its last shard
 
     def add(self, line: Mapping[str, Any]) -> None:
         self.samples += 1
@@ -64,7 +64,7 @@ class LedgerProgress:
 
 
 def read_progress(path: Path, *, block: int, total: int) -> LedgerProgress:
-    """How far a rank came, in whole blocks of the plan; `total` samples are its share."""
+    """How far a rank came, in whole blocks of the plan; all its blocks have `total` samples."""
     if not path.exists():
         return LedgerProgress()
     sizes = _Sizes(path.parent.parent)
@@ -80,13 +80,13 @@ def read_progress(path: Path, *, block: int, total: int) -> LedgerProgress:
 
 
 class _Sizes:
-    """Bytes of each shard that are there: a power cut can lose what a kill cannot."""
+    """Bytes that each shard really has: a power cut can lose bytes that a kill cannot."""
 
     def __init__(self, folder: Path):
         self._folder, self._sizes = folder, dict[tuple[str, str], int]()
 
     def hold(self, line: Mapping[str, Any]) -> bool:
-        """Whether the bytes of a line can be there."""
+        """Whether the shards have all bytes of the sample of a line."""
         return all(end <= self._size(split, shard) for split, shard, end in line.get("in", ()))
 
     def _size(self, split: str, shard: str) -> int:
@@ -127,21 +127,23 @@ class Ledger(AbstractContextManager):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LedgerHeader:
-    """What a folder is being filled with."""
+    """Options and plan of a packing, in `run.json`."""
 
-    options: Mapping[str, Any]  # all that decides the samples; JSON values
-    plan: str  # digest
+    options: Mapping[str, Any]  # all options that decide the samples; JSON values
+    plan: str  # digest of the plan
     world: int  # ranks
-    generation: int = 0  # how many runs over other files came before
+    generation: int = 0  # number of earlier packings over other files
 
     def write(self, folder: Path) -> None:
         (folder / LEDGER).mkdir(exist_ok=True)
         content = asdict(self)
-        write_whole(folder / LEDGER / RUN_NAME, (json.dumps(content, indent=1) + "\n").encode())
+        write_atomically(
+            folder / LEDGER / RUN_NAME, (json.dumps(content, indent=1) + "\n").encode()
+        )
 
     @classmethod
     def read(cls, folder: Path) -> LedgerHeader | None:
-        """What an earlier run wrote, or None.
+        """The header that an earlier run wrote, or None.
 
         Raises:
             PrepError: it is damaged.
@@ -156,6 +158,6 @@ class LedgerHeader:
 
 
 def changed_options(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What differs, as `name: old -> new`."""
+    """The options that differ, as `name: old -> new`."""
     names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     return [f"{name}: {old.get(name)!r} -> {new.get(name)!r}" for name in names]

@@ -1,4 +1,4 @@
-"""Results -> shards and ledger: the one place that writes samples."""
+"""Results of the workers -> shards and ledger."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.engine.block_worker import Block, EncodedSample, RefusedResult
-from data_prep.engine.incremental import Earlier
 from data_prep.engine.ranks import Ranks
 from data_prep.media.clips import Entry
 from data_prep.planning.plan import PackingPlan
 from data_prep.planning.splits import Split, SplitFractions
 from data_prep.refusals import PrepError
 from data_prep.writing.dataset_folder import LEDGER
+from data_prep.writing.incremental import EarlierSamples
 from data_prep.writing.ledger import (
     Ledger,
     LedgerProgress,
@@ -28,11 +28,11 @@ from data_prep.writing.tar_shards import ShardSeries
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackOptions:
-    """How samples become a folder; none of it changes what a sample holds."""
+    """Options of a packing that do not change the content of samples."""
 
     split: SplitFractions
     split_is_given: bool = True
-    """Whether the user asked for the split; the default gives way where a dataset is small."""
+    """Whether the user gave the split; the default may change for a small dataset."""
     shard_size: int
     """Samples in one shard, at most."""
     max_shard_bytes: int
@@ -42,11 +42,11 @@ class PackOptions:
     overwrite: bool = False
     """Whether the dataset that the folder holds is removed first."""
     license: str | None = None
-    """Of the data, for the card."""
+    """Licence of the data, for the dataset card."""
     trust_cache: bool = False
-    """Whether the plan of an earlier run is taken as it is, without a look at the files."""
+    """Whether the plan of an earlier run is used without looking at the files again."""
     block_size: int = 32
-    """Samples that a worker is handed at once."""
+    """Samples that a worker gets at once."""
     batch_size: int = 1
     """Samples of one shape that are encoded together."""
     decode_threads: int = 0
@@ -68,7 +68,7 @@ class PackOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankBlocks:
-    """The blocks of a plan that are one rank's."""
+    """The blocks of a plan that one rank packs."""
 
     plan: PackingPlan
     size: int
@@ -80,34 +80,34 @@ class RankBlocks:
         return sum(len(block) for block in self.after(0))
 
     def after(self, samples: int) -> Iterator[tuple[bytes, ...]]:
-        """The blocks behind the first `samples` samples of the share."""
+        """The blocks after the first `samples` samples of this rank."""
         blocks = self.plan.blocks(self.size, rank=self.ranks.rank, world=self.ranks.world)
         return (block for number, block in enumerate(blocks) if number * self.size >= samples)
 
 
 @dataclass(kw_only=True)
 class Writer:
-    """Shards of each split and the ledger of one rank."""
+    """Writes the shards of each split, and the ledger, of one rank."""
 
     folder: Path
     options: PackOptions
     ranks: Ranks
     _series: dict[Split, ShardSeries] = field(default_factory=dict)
     _ledger: Ledger | None = None
-    _earlier: Earlier | None = None
+    _earlier: EarlierSamples | None = None
 
     @property
     def _path(self) -> Path:
         return self.folder / LEDGER / ledger_name(self.ranks.rank, self.ranks.world)
 
     def progress(self, share: RankBlocks) -> LedgerProgress:
-        """What is written already."""
+        """How much an earlier run has written."""
         return read_progress(self._path, block=share.size, total=share.total)
 
     @contextmanager
     def resumed(self, progress: LedgerProgress) -> Iterator[None]:
-        """Open for more, whatever lies behind `progress` cut off."""
-        self._earlier = Earlier(self.folder)
+        """Opens shards and ledger to continue after `progress`; cuts off what lies behind."""
+        self._earlier = EarlierSamples(self.folder)
         prefix = "shard-" if self.ranks.world == 1 else f"rank{self.ranks.rank}-"
         with ExitStack() as stack:
             for split in Split:
@@ -125,7 +125,7 @@ class Writer:
             yield
 
     def without_earlier(self, block: Sequence[bytes]) -> Block:
-        """The samples of a block that cannot be copied from an earlier run."""
+        """The block with None for samples that can be copied from an earlier packing."""
         assert self._earlier is not None
         has = self._earlier.has
         return tuple(None if has(line) else line for line in block)
@@ -133,7 +133,7 @@ class Writer:
     def write(
         self, block: Sequence[bytes], outcomes: Sequence[EncodedSample | RefusedResult | None]
     ) -> None:
-        """Puts the samples of a block into shards, then their lines into the ledger."""
+        """Writes the samples of a block into shards, then their lines into the ledger."""
         assert self._ledger is not None
         lines = [self._write(*pair) for pair in zip(block, outcomes, strict=True)]
         for series in self._series.values():
@@ -141,7 +141,7 @@ class Writer:
         self._ledger.append(lines)
 
     def _write(self, line: bytes, outcome: EncodedSample | RefusedResult | None) -> dict[str, Any]:
-        """Puts one sample where it belongs; returns its line of the ledger."""
+        """Writes one sample into its split; returns its line of the ledger."""
         entry, of = Entry.from_line(line), digest_of(line)
         if isinstance(outcome, RefusedResult):
             refused = {"refused": outcome.reason, "detail": outcome.detail}

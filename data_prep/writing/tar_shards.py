@@ -1,7 +1,7 @@
-"""Samples -> tar shards with their indices, each appearing whole.
+"""Samples -> tar shards with their indices, written atomically.
 
-A shard's bytes depend on its samples alone: no times, no user names. A shard that is being written
-has its final bytes already, up to the last sample, so a killed run continues it.
+The bytes of a shard depend only on its samples: it holds no times and no user names. A shard that
+is being written already has its final bytes up to the last sample, so a killed run continues it.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ import numpy as np
 import safetensors.torch
 from torch import Tensor
 
-from data_prep.writing.atomic_files import TEMPORARY, WholeFile, write_whole
+from dit.atomic_files import TEMPORARY, AtomicFile, write_atomically
 
-_BLOCK = 512  # bytes; a tar pads every header and every content to a multiple of this
+_BLOCK = 512  # bytes; a tar pads each header and each content to a multiple of this
 _END = bytes(2 * _BLOCK)
 
 
 def sample_parts(tensors: dict[str, Tensor], description: dict[str, Any]) -> dict[str, bytes]:
-    """The two files of a sample; the description carries a checksum of the tensors."""
+    """The two files of a sample; the description gets a checksum of the tensors."""
     payload = safetensors.torch.save({name: t.contiguous() for name, t in tensors.items()})
     checked = {**description, "crc32": {"safetensors": f"{zlib.crc32(payload):08x}"}}
     return {"safetensors": payload, "json": json.dumps(checked).encode()}
 
 
 def tar_members(key: str, parts: dict[str, bytes]) -> bytes:
-    """The part of an archive that holds a sample: a header and its padded content for each file."""
+    """The bytes of a sample in a tar: a header and the padded content of each file."""
     pieces = []
     for part in sorted(parts):
         content = parts[part]
@@ -46,7 +46,7 @@ def tar_members(key: str, parts: dict[str, bytes]) -> bytes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardSpan:
-    """Where a sample lies."""
+    """The position of a sample."""
 
     shard: str  # file name
     start: int  # bytes
@@ -54,11 +54,11 @@ class ShardSpan:
 
 
 class _Shard:
-    """A tar that is being written, and where in it each sample ends."""
+    """A tar that is being written, and the end of each of its samples."""
 
     def __init__(self, path: Path, ends: list[int] | None = None):
         self.path, self.ends = path, ends or [0]
-        self._file = WholeFile(path, keep=self.ends[-1])
+        self._file = AtomicFile(path, keep=self.ends[-1])
 
     def write(self, members: bytes) -> None:
         self._file.stream.write(members)
@@ -75,9 +75,9 @@ class _Shard:
         size = self.ends[-1] + len(_END)
         padding = bytes(-size % tarfile.RECORDSIZE)
         self._file.stream.write(_END + padding)
-        # The index first, so that a shard that can be seen always has one.
+        # The index first, so that every visible shard has one.
         index = self.path.with_suffix(".tar.idx")
-        write_whole(index, np.array(self.ends, np.uint64).tobytes())
+        write_atomically(index, np.array(self.ends, np.uint64).tobytes())
         self._file.publish()
         return size + len(padding)
 
@@ -85,8 +85,8 @@ class _Shard:
 class ShardSeries(AbstractContextManager):
     """Writes `shard-000000.tar`, `shard-000001.tar`, ... into one folder.
 
-    Leaving the context publishes the last shard; after an exception it stays as it is, without its
-    name, for `resume`.
+    The end of the context publishes the last shard; after an exception its temporary file is kept
+    for `resume`.
     """
 
     def __init__(self, folder: Path, *, max_samples: int, max_bytes: int, prefix: str = "shard-"):
@@ -95,9 +95,9 @@ class ShardSeries(AbstractContextManager):
         self._shard: _Shard | None = None
 
     def resume(self, counts: dict[str, int], ends: list[int]) -> None:
-        """Continues after `counts` whole shards, the next one holding samples that end at `ends`.
+        """Continues after the shards of `counts`, in one with samples that end at `ends`.
 
-        Whatever lies behind that is removed.
+        Everything behind that is removed.
         """
         self.counts = dict(counts)
         name = self._name(len(counts))
@@ -114,11 +114,11 @@ class ShardSeries(AbstractContextManager):
             path.with_name(path.name + TEMPORARY).unlink(missing_ok=True)
 
     def write(self, key: str, parts: dict[str, bytes]) -> ShardSpan:
-        """Adds one sample, whole, in a new shard where it does not fit the open one."""
+        """Adds a sample, in a new shard if it does not fit into the open one."""
         return self.copy(tar_members(key, parts))
 
     def copy(self, members: bytes) -> ShardSpan:
-        """Adds a sample that is already laid out as in an archive."""
+        """Adds a sample whose bytes in a tar are given."""
         if self._shard is not None and self._is_full(self._shard, len(members)):
             self._publish()
         if self._shard is None:
@@ -129,7 +129,7 @@ class ShardSeries(AbstractContextManager):
         return ShardSpan(shard=self._shard.path.name, start=start, end=end)
 
     def flush(self) -> None:
-        """What was written outlives this process."""
+        """Hands all bytes to the operating system, so that they outlive this process."""
         if self._shard is not None:
             self._shard.flush()
 

@@ -1,9 +1,9 @@
 """Pixels and captions <-> latents and text, for data preparation and generation.
 
-dataset_card    The dataset card: what a folder holds, and how to rebuild its encoders.
-normalization   Latents of zero mean and unit variance per channel, and back.
-pretrained      Models of Diffusers and Transformers, loaded once a process, from a folder or fr
-unused_options  Options that were typed and that nothing of this run reads.
-text/
-vae/
+vae/             codecs: videos and pictures -> whitened latents -> pictures
+text/            text encoders: captions -> embeddings
+normalization    latents of zero mean and unit variance per channel, and back
+pretrained       models of Diffusers and Transformers, loaded once in each process
+dataset_encoder  the interface that codecs and text encoders share, and tables of them by name
+dataset_card     `dataset_card.json`: what a dataset holds, and how to rebuild its encoders
 """

@@ -1,11 +1,10 @@
-"""The dataset card: what a folder holds, and how to rebuild its encoders."""
+"""`dataset_card.json`: what a dataset folder holds, and how to rebuild its encoders."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from dit.codecs.errors import CodecError
 from dit.json_text import parse_json
 
 FORMAT_VERSION = 1
@@ -13,8 +12,12 @@ CARD_NAME = "dataset_card.json"
 NULL_TEXT_NAME = "null_text.safetensors"
 
 
+class CodecError(ValueError):
+    """A codec or text encoder cannot be used; the message says what the user must change."""
+
+
 def part_of_card(card: dict[str, Any], part: str) -> dict[str, Any]:
-    """One object of a card.
+    """The settings under the key `part` of a card.
 
     Raises:
         CodecError: it is missing, or written by a newer version.

@@ -36,7 +36,7 @@ class Whitening:
 
 
 def _like(values: tuple[float, ...], latent_CFHW: Tensor) -> Tensor:
-    """One value for each channel, or for each frame of each; later frames have the last value."""
+    """[C, F or 1, 1, 1]: values per channel, or per channel and frame; the last frame's repeats."""
     channels, frames = latent_CFHW.shape[:2]
     column = torch.tensor(values, dtype=torch.float32, device=latent_CFHW.device)
     column = column.view(channels, -1, 1, 1)
@@ -44,7 +44,7 @@ def _like(values: tuple[float, ...], latent_CFHW: Tensor) -> Tensor:
 
 
 class Moments:
-    """Mean and variance per channel of latents that are seen once each, in float64.
+    """Mean and variance per channel of a stream of latents, in float64.
 
     Chan, Golub and LeVeque, "Algorithms for Computing the Sample Variance" (1983), Eq. 2.1: merging
     centred sums loses no digits, where a sum of squares would.
@@ -68,7 +68,7 @@ class Moments:
         return bool(np.isfinite(self._centred_C).all())
 
     def merge(self, other: Moments) -> None:
-        """As if the latents of `other` had been added; the order matters to the last digit."""
+        """Adds the latents that `other` has seen; the order changes the last digits."""
         total, shift_C = self.count + other.count, other._mean_C - self._mean_C
         weight = self.count * other.count / total
         self._centred_C = self._centred_C + other._centred_C + shift_C**2 * weight
@@ -76,7 +76,7 @@ class Moments:
         self.count = total
 
     def whitening(self) -> Whitening:
-        """Rounded to float32, in which it is applied."""
+        """Mean and deviation, rounded to float32 as they are applied."""
         std_C = np.sqrt(self._centred_C / self.count).clip(STD_MIN)
         return Whitening(mean=_rounded(self._mean_C), std=_rounded(std_C))
 

@@ -1,4 +1,4 @@
-"""Models of Diffusers and Transformers, loaded once a process, from a folder or from the hub."""
+"""Models of Diffusers and Transformers, from a folder or the hub, loaded once in each process."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from dit.codecs.errors import CodecError
+from dit.codecs.dataset_card import CodecError
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
-    """One component of a pipeline's folder."""
+class PipelineComponent:
+    """A component in the folder of a Diffusers pipeline."""
 
     library: str  # diffusers or transformers
     kind: str  # class name
     model: str  # hub name or folder of the whole pipeline
     subfolder: str
-    cache: str | None = None  # where downloads are kept; None for the library's own place
-    precision: str | None = None  # None for what is no network, such as a tokenizer
+    cache: str | None = None  # folder for downloads; None for the one of the library
+    precision: str | None = None  # None for a component without weights, such as a tokenizer
     device: str = "cpu"
     local_only: bool = False  # whether nothing may be downloaded
 
@@ -33,15 +33,15 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelLocation:
-    """Where a dataset card's models are now, if not where they were when it was written."""
+    """Where the models of a dataset card are, if not where the card says."""
 
-    model: str | None = None  # hub name or folder; None for the card's own
+    model: str | None = None  # hub name or folder; None for the one in the card
     cache: str | None = None  # Hugging Face cache, or the folder of the pipeline itself
     tokenizer_cache: str | None = None
     local_only: bool = False  # whether nothing may be downloaded
 
     def settings(self, *, subfolder: str) -> dict[str, Any]:
-        """What stands in for the settings of a card; `subfolder` is one that the model has."""
+        """Settings that replace those of a card; every model here has the folder `subfolder`."""
         found: dict[str, Any] = {"local_only": self.local_only}
         model = self.model
         if self.cache and model is None and (Path(self.cache) / subfolder).is_dir():
@@ -55,7 +55,7 @@ class ModelLocation:
         return found
 
 
-def _class_of(part: Part) -> Any:
+def _class_of(part: PipelineComponent) -> Any:
     import importlib
 
     try:
@@ -67,7 +67,7 @@ def _class_of(part: Part) -> Any:
         ) from None
 
 
-def _unusable(part: Part, error: Exception) -> CodecError:
+def _unusable(part: PipelineComponent, error: Exception) -> CodecError:
     return CodecError(
         f"--model_name {part.model}: {part.subfolder}/ cannot be loaded as {part.kind} ({error});"
         " name a folder or a hub model in the layout of Diffusers"
@@ -75,7 +75,7 @@ def _unusable(part: Part, error: Exception) -> CodecError:
 
 
 @lru_cache
-def model_config_of(part: Part) -> Any:
+def model_config_of(part: PipelineComponent) -> Any:
     """The configuration alone, without the weights.
 
     Raises:
@@ -91,8 +91,8 @@ def model_config_of(part: Part) -> Any:
 
 
 @lru_cache
-def load(part: Part) -> Any:
-    """The component itself; networks without gradients, on their device.
+def load(part: PipelineComponent) -> Any:
+    """The component itself; a network has no gradients and is on its device.
 
     Raises:
         CodecError: it cannot be loaded.
@@ -113,14 +113,14 @@ def load(part: Part) -> Any:
 
 
 def forget() -> None:
-    """Lets go of every network that was loaded here."""
+    """Frees the memory of every network that was loaded here."""
     load.cache_clear()
 
 
 def _tie(model: Any) -> None:
-    """Gives T5's encoder its token embedding, where the file holds it as `shared` alone.
+    """Gives T5's encoder its token embedding, where the file holds it only as `shared`.
 
-    Transformers 5 leaves the encoder's own copy at random then, and says nothing.
+    Transformers 5 leaves the copy of the encoder at random values then, without a warning.
     """
     shared, encoder = getattr(model, "shared", None), getattr(model, "encoder", None)
     if shared is not None and encoder is not None and hasattr(encoder, "embed_tokens"):

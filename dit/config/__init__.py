@@ -1,37 +1,37 @@
-"""One tree of dataclasses describes a run; every check lives in a `__post_init__`.
+"""One tree of dataclasses describes a run; every group checks itself in its `__post_init__`.
 
-    run        RunConfig: the whole tree, checkpoints and logs, and the rules between groups
-    data       samples, real or synthetic, and how they share a pack
+    run        RunConfig: the whole tree, checkpoints and logs, and the checks of several groups
     model      what the networks of all families share; a family adds fields in its own folder
-    choices    values that settings of the network choose from
-    objective  noise levels, preconditioning, loss weights
-    training   steps, AdamW, learning rate, EMA, data parallelism, validation, seed
-    checks     `Problems`, and rules that several groups use
+    data       sources of samples, real or synthetic, and how samples are packed
+    objective  EDM and flow matching: noise levels, preconditioning, loss weights
+    training   steps, AdamW, learning rate, EMA, validation, data parallelism, seed
+    checks     Problems, and rules that several groups use
+    inlining   groups whose keys stand in the outer group: EdmConfig and FlowConfig in `objective`
     loading    recipe, YAML file and command line -> the tree
 
-Precedence, weakest first: recipe function, YAML file, command line. Key names are those that
-Megatron-Bridge and DFM users know. A checkpoint stores the whole tree. The sentence below a field
-is its help text.
+Precedence, weakest first: recipe function, YAML file, command line (`dit.config.loading`). Keys
+have the names that users of Megatron-Bridge and DFM know. A checkpoint stores the whole tree. The
+sentence below each field is its help text.
 """
 
 from dit.config.checks import Problems
-from dit.config.choices import (
+from dit.config.data import Balance, BlendEntry, DatasetConfig, MockGeometry
+from dit.config.model import (
+    CUSTOM_SIZE,
     ContextComm,
     Fp8,
     Fp8Recipe,
     Implementation,
+    ModelConfig,
     Precision,
     Recompute,
     RecomputeMethod,
-    WandbMode,
-)
-from dit.config.data import Balance, BlendEntry, DatasetConfig, MockGeometry
-from dit.config.model import (
-    CUSTOM_SIZE,
-    ModelConfig,
 )
 from dit.config.objective import (
     MODE_SCALES,
+    OBJECTIVES,
+    EdmConfig,
+    FlowConfig,
     LevelDensity,
     LossMean,
     ObjectiveConfig,
@@ -39,7 +39,7 @@ from dit.config.objective import (
     Sampler,
     Weighting,
 )
-from dit.config.run import CheckpointConfig, LoggerConfig, RunConfig, Weights
+from dit.config.run import CheckpointConfig, LoggerConfig, RunConfig, WandbMode, Weights
 from dit.config.training import (
     DdpConfig,
     Decay,
@@ -57,6 +57,7 @@ from dit.config.training import (
 __all__ = [
     "CUSTOM_SIZE",
     "MODE_SCALES",
+    "OBJECTIVES",
     "Balance",
     "BlendEntry",
     "CheckpointConfig",
@@ -65,8 +66,10 @@ __all__ = [
     "DdpConfig",
     "Decay",
     "DistConfig",
+    "EdmConfig",
     "EmaConfig",
     "EmaKind",
+    "FlowConfig",
     "Fp8",
     "Fp8Recipe",
     "Implementation",

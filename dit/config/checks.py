@@ -1,4 +1,4 @@
-"""Rules that a group of options must keep, each with the message for a user who breaks it."""
+"""Validation rules of configuration groups, each with the error message of its violation."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import fields
 from typing import Any
 
 MOST = 2**31 - 1
-"""Largest integer that a key takes unless it says otherwise: an index of 32 bits ends there."""
+"""Largest integer that a key accepts by default: the largest signed 32-bit index."""
 
-Rule = tuple[bool, str]  # whether it holds, and what to say when it does not
+Rule = tuple[bool, str]  # whether it holds, and the error message for when it does not
 
 
 class Problems(ValueError):  # noqa: N818 - it is what it holds
@@ -23,8 +23,8 @@ class Problems(ValueError):  # noqa: N818 - it is what it holds
 def check(*rules: Rule) -> None:
     """Raises `Problems` with the message of every rule that does not hold.
 
-    A message begins with its field, and only the first message of a field is kept: the others
-    mostly follow from it.
+    A message begins with the field that it is about. Only the first message of each field is kept,
+    because later ones mostly follow from it.
     """
     broken = [message for holds, message in rules if not holds]
     if broken:
@@ -35,8 +35,8 @@ def check(*rules: Rule) -> None:
 def numbers(group: Any, **most: float) -> list[Rule]:
     """Rules that every number of the group is finite in float32, and bounded.
 
-    `most` has the largest value of a field where that is neither `MOST` (integers) nor the largest
-    float32. A group lists these rules after its others, whose messages say more.
+    `most` gives the largest value of a field; the default is `MOST` for integers and the largest
+    float32 for other numbers. Put these rules after the others of a group, whose messages say more.
     """
     rules: list[Rule] = []
     for one in fields(group):
@@ -63,7 +63,7 @@ def numbers(group: Any, **most: float) -> list[Rule]:
 
 
 def _is_float32(value: float) -> bool:
-    """Whether the value is finite in float32, and not rounded to zero."""
+    """Whether the value is finite in float32 and is not rounded to zero."""
     try:
         (narrow,) = struct.unpack("f", struct.pack("f", value))
     except OverflowError:
@@ -72,7 +72,7 @@ def _is_float32(value: float) -> bool:
 
 
 def within(group: Any, name: str, low: float, high: float) -> Rule:
-    """The rule that a number lies between two others, which NaN does not."""
+    """The rule that a number, if it is not None, lies in [low, high]; NaN does not."""
     value = getattr(group, name)
     return (
         value is None or low <= value <= high,
@@ -87,7 +87,7 @@ def at_least_one(group: object, *names: str) -> list[Rule]:
 
 
 def positive(group: object, *names: str) -> list[Rule]:
-    """Rules that the named fields are above zero, which NaN is not."""
+    """Rules that the named fields, if they are not None, are above zero; NaN is not."""
     values = {name: getattr(group, name) for name in names}
     return [
         (value is None or value > 0, f"{name}={value} must be positive")

@@ -1,4 +1,4 @@
-"""Where samples come from, real or synthetic, and how they share a pack."""
+"""Sources of samples, real or synthetic, and how samples are packed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class BlendEntry:
 
 
 class Balance(StrEnum):
-    """What packs of the same step, on different data-parallel ranks, are made to have in common."""
+    """What is balanced between the packs of one step on different data-parallel ranks."""
 
     NONE = "none"
     FLOPS = "flops"
@@ -72,17 +72,17 @@ class DatasetConfig:
     task_encoder_seq_length: int = 15360
     """Tokens in one pack, all samples together."""
     packing_buffer_size: int = 100
-    """Samples looked at to fill packs; 64 are enough."""
+    """Samples that one round of packing chooses from; 64 are enough."""
     balance: Balance = Balance.NONE
-    """`flops` orders packs so that all data-parallel ranks train some of like cost at each step."""
+    """`flops` orders packs so that all data-parallel ranks get about the same cost per step."""
     balance_packs: int = 64
-    """Packs that each loader process holds to choose from, where `balance` is on."""
+    """Packs that each loader process holds to choose from; used where `balance` is not none."""
     sample_multiple: int = 16
     """Each sample is padded to a multiple of this many tokens, whatever the layout."""
     num_workers: int = 2
     """Loader processes per data-parallel rank; 0 reads in the training process."""
     use_train_split_for_val: bool = False
-    """Validate on the training split, read apart from training, also where there is a `val`."""
+    """Validate on the training split, with a loader of its own, even if there is a `val` split."""
     shuffle_buffer_size: int = 100
     """Samples held for shuffling, before packing."""
     max_samples_per_sequence: int = 100
@@ -90,7 +90,7 @@ class DatasetConfig:
     max_bad_fraction: float = 0.01
     """Part of the samples read that may be refused, for any reason, before the run stops."""
     checkpoint_every_sec: float = 10.0
-    """Seconds between a loader's own snapshots: less means a faster resume."""
+    """Seconds between the snapshots of a loader; a shorter time makes a resume faster."""
 
     def __post_init__(self) -> None:
         capacity, multiple = self.task_encoder_seq_length, self.sample_multiple
@@ -125,7 +125,7 @@ class DatasetConfig:
             (len(self.mock_samples) > 0, "mock_samples is empty; give at least one geometry"),
             *at_least_one(self, "max_samples_per_sequence"),
             *positive(self, "checkpoint_every_sec"),
-            # Samples and packs that are held in memory, and processes.
+            # Upper bounds on samples and packs held in memory, and on processes.
             *numbers(
                 self,
                 packing_buffer_size=10**6,

@@ -8,18 +8,66 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, replace
+from enum import StrEnum
 from typing import Any, ClassVar, Self
 
 from dit.config.checks import Rule, at_least_one, check, given, numbers, positive
-from dit.config.choices import (
-    ContextComm,
-    Fp8,
-    Fp8Recipe,
-    Implementation,
-    Precision,
-    Recompute,
-    RecomputeMethod,
-)
+
+
+class Precision(StrEnum):
+    """Type of the weights in matrix products; levels, positions and loss are always float32."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+
+
+class Recompute(StrEnum):
+    """Which activations the backward pass computes again instead of keeping."""
+
+    NONE = "none"
+    SELECTIVE = "selective"
+    FULL = "full"
+
+
+class RecomputeMethod(StrEnum):
+    """How full recomputation picks layers: all in groups, or the first few."""
+
+    UNIFORM = "uniform"
+    BLOCK = "block"
+
+
+class Implementation(StrEnum):
+    """Library whose linear layers and attention are used."""
+
+    LOCAL = "local"
+    TRANSFORMER_ENGINE = "transformer_engine"
+
+
+class Fp8(StrEnum):
+    """Formats of 8-bit matrix products: e4m3, or e4m3 with gradients in e5m2 (hybrid)."""
+
+    E4M3 = "e4m3"
+    HYBRID = "hybrid"
+
+
+class Fp8Recipe(StrEnum):
+    """Numbers that share a scaling factor: a tensor, a block of 128, or 32 (Blackwell)."""
+
+    TENSORWISE = "tensorwise"
+    BLOCKWISE = "blockwise"
+    MXFP8 = "mxfp8"
+
+
+class ContextComm(StrEnum):
+    """How context ranks exchange tokens: heads (a2a), or keys and values (all_gather; p2p, a ring).
+
+    p2p needs Transformer Engine.
+    """
+
+    A2A = "a2a"
+    ALL_GATHER = "all_gather"
+    P2P = "p2p"
+
 
 _MOST = {
     "num_layers": 2**14,
@@ -33,7 +81,7 @@ _MOST = {
     "text_pad_to": 2**20,
     "init_method_std": 1e6,
 }
-"""Beyond any network; what lies below and fits no device is refused by its memory."""
+"""Upper bounds beyond any network; `check_memory` refuses smaller sizes that fit no device."""
 
 CUSTOM_SIZE = "custom"
 """The `model.name` that sets nothing."""
@@ -71,7 +119,7 @@ class ModelConfig:
     crossattn_emb_size: int = 1024
     """Width of the text embedding in the shards."""
     text_pad_to: int | None = None
-    """Null attends to the true text length; a number appends zeros up to it (Cosmos: 512)."""
+    """A number fills captions up to it with zeros that are attended to (Cosmos: 512), null none."""
     precision: Precision = Precision.BF16
     """Type of weights and matrix products; levels, positions and loss are always float32."""
     tensor_model_parallel_size: int = 1
@@ -93,24 +141,24 @@ class ModelConfig:
     recompute_num_layers: int = 1
     """Layers in one recomputed group (uniform), or how many are recomputed (block)."""
     cpu_offloading_num_layers: int = 0
-    """First layers of each stage whose activations wait in the host's memory for their use."""
+    """First layers of each stage whose activations are kept in host memory until backward."""
     init_method_std: float | None = None
     """Standard deviation of the initial weights; null is 1 / sqrt(inputs) for each matrix."""
     transformer_impl: Implementation = Implementation.LOCAL
     """Linear layers and attention of torch and Megatron-Core (local), or of transformer_engine."""
     fp8: Fp8 | None = None
-    """8-bit products of matrices, e4m3 or hybrid, by Transformer Engine; null has none."""
+    """Matrix products in 8 bits, e4m3 or hybrid, by Transformer Engine; null has none."""
     fp8_recipe: Fp8Recipe = Fp8Recipe.TENSORWISE
-    """What shares a factor: tensorwise, blockwise or mxfp8. None of them has a history to store."""
+    """Scaling: tensorwise, blockwise or mxfp8. All use current scaling, so no state is stored."""
     gradient_accumulation_fusion: bool = False
-    """Products of Apex or Transformer Engine that add weight gradients to their sums at once."""
+    """Weight gradients accumulated inside the matrix product, by Apex or Transformer Engine."""
     compile: bool = False
-    """Fuse norms, modulation and rotary positions into kernels that torch.compile makes."""
+    """Fuse norms, modulation and rotary positions with torch.compile."""
     vae_cache_folder: str | None = None
     """Folder of the VAE that decodes pictures; the embedded `pixel` codec needs none."""
 
     @classmethod
-    def key_order(cls) -> list[str]:
+    def field_order(cls) -> list[str]:
         """The fields in the order of files: a family's own ones before `precision` by default."""
         shared = [one.name for one in fields(ModelConfig)]
         order = list(shared)
@@ -123,7 +171,7 @@ class ModelConfig:
         check(*self._shapes(), *self.own_shapes(), *self._stages())
 
     def _sizes(self) -> list[Rule]:
-        """Each number for itself."""
+        """Rules of single values."""
         whole = ("num_layers", "hidden_size", "num_attention_heads")
         whole += ("in_channels", "patch_spatial", "patch_temporal", "crossattn_emb_size")
         whole += ("tensor_model_parallel_size", "context_parallel_size", "recompute_num_layers")
@@ -187,7 +235,7 @@ class ModelConfig:
         ]
 
     def _shapes(self) -> list[Rule]:
-        """What divides what; needs sizes of at least 1."""
+        """Rules of divisibility; sizes must be at least 1."""
         heads, tp = self.num_attention_heads, self.tensor_model_parallel_size
         step = 16 * tp
         ffn = self.ffn_hidden_size
@@ -220,7 +268,7 @@ class ModelConfig:
         ]
 
     def _stages(self) -> list[Rule]:
-        """How layers and heads spread over pipeline and context ranks."""
+        """Rules of layers and heads over pipeline and context ranks."""
         heads, layers, tp = (
             self.num_attention_heads,
             self.num_layers,
@@ -280,11 +328,11 @@ class ModelConfig:
 
     @property
     def fp8_rows(self) -> int:
-        """What the tokens of a rank must divide by for 8-bit products."""
+        """For 8-bit products, the number of tokens on a rank must be a multiple of this."""
         return 32 if self.fp8_recipe is Fp8Recipe.MXFP8 else 16
 
     def on_one_rank(self) -> Self:
-        """The same model, spread over nothing and with nothing that another machine may lack."""
+        """The same model without parallelism and without features that another machine may lack."""
         return replace(
             self,
             transformer_impl=Implementation.LOCAL,

@@ -1,19 +1,21 @@
-"""What the network learns: noise levels, preconditioning and weights."""
+"""What the network learns: the distribution of noise levels, preconditioning and loss weights."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from dit.config.checks import at_least_one, check, given, numbers, positive, within
+from dit.config.inlining import INLINED
 
-# s of the paper's `mode` map: beyond these it is not monotone (arXiv:2403.03206, Sec. 3.1).
 MODE_SCALES = (-1.0, 2 / (math.pi - 2))
+"""Values of s for which the `mode` map is monotone (arXiv:2403.03206, Sec. 3.1)."""
 
 
 class ObjectiveName(StrEnum):
-    """Which regression the network learns."""
+    """The objectives that come with this project; `OBJECTIVES` has every registered one."""
 
     EDM = "edm"
     FLOW = "flow"
@@ -28,19 +30,19 @@ class LevelDensity(StrEnum):
 
 
 class Weighting(StrEnum):
-    """Weight of the flow-matching error at t."""
+    """Weight of the squared error of flow matching at t."""
 
     NONE = "none"
     LINEAR = "linear"
 
 
 class Sampler(StrEnum):
-    """How a step of sampling follows the slope."""
+    """Solver of the sampling ODE."""
 
     EULER = "euler"  # one network call a step, first order
-    HEUN = "heun"  # two, second order (arXiv:2206.00364, Algorithm 1 without churn)
-    DPMPP = "dpm++"  # one, second order, from the step before (arXiv:2211.01095, 2M)
-    UNIPC = "unipc"  # one, second order, and a correction of the step before (arXiv:2302.04867)
+    HEUN = "heun"  # two calls a step, second order (arXiv:2206.00364, Algorithm 1 without churn)
+    DPMPP = "dpm++"  # one call a step, second order, multistep (arXiv:2211.01095, 2M)
+    UNIPC = "unipc"  # one call a step, second order, predictor-corrector (arXiv:2302.04867)
 
 
 class LossMean(StrEnum):
@@ -51,15 +53,9 @@ class LossMean(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ObjectiveConfig:
-    """Noise levels, preconditioning and weights; symbols as in the papers."""
+class EdmConfig:
+    """Options of EDM; symbols as in arXiv:2206.00364."""
 
-    name: ObjectiveName = ObjectiveName.EDM
-    """The regression that the network learns: edm (arXiv:2206.00364) or flow (arXiv:2403.03206)."""
-    loss_mean: LossMean = LossMean.TOKEN
-    """What counts once in the mean loss: a real token, or a sample."""
-    text_dropout: float = 0.1
-    """Probability, per sample, that training sees the null text (classifier-free guidance)."""
     sigma_data: float = 0.5
     """EDM: standard deviation that latents are scaled to."""
     p_mean: float = 0.0
@@ -71,7 +67,34 @@ class ObjectiveConfig:
     sigma_max: float = 80.0
     """EDM: largest level of the samplers."""
     rho: float = 7.0
-    """EDM: curvature of the samplers' levels."""
+    """EDM: exponent of the samplers' levels (Eq. 5)."""
+
+    def __post_init__(self) -> None:
+        low, high = self.sigma_min, self.sigma_max
+        check(
+            (
+                0 < low < high,
+                f"sigma_min={low} must be positive and below sigma_max={high}",
+            ),
+            *positive(self, "sigma_data", "p_std", "rho"),
+            # Limits within which e^x and powers are finite and not zero in float32.
+            within(self, "p_mean", -50, 50),
+            within(self, "p_std", 1e-6, 50),
+            *(within(self, name, 1e-6, 1e6) for name in ("sigma_data", "sigma_min", "sigma_max")),
+            within(self, "rho", 0.1, 1000),
+            *numbers(self),
+        )
+
+    @property
+    def summary(self) -> str:
+        """The most important options in one line."""
+        return f"ln sigma ~ N({self.p_mean:g}, {self.p_std:g}²), sigma_data {self.sigma_data:g}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FlowConfig:
+    """Options of flow matching; symbols as in arXiv:2403.03206."""
+
     density: LevelDensity = LevelDensity.LOGIT_NORMAL
     """Flow: how t is drawn."""
     logit_mean: float = 0.0
@@ -92,15 +115,6 @@ class ObjectiveConfig:
     def __post_init__(self) -> None:
         low, high = MODE_SCALES
         check(
-            (
-                0 <= self.text_dropout <= 1,
-                f"text_dropout={self.text_dropout} must lie in [0, 1]",
-            ),
-            (
-                0 < self.sigma_min < self.sigma_max,
-                f"sigma_min={self.sigma_min} must be positive and below sigma_max={self.sigma_max}",
-            ),
-            *positive(self, "sigma_data", "p_std", "rho"),
             *positive(self, "logit_std", "flow_shift", "timestep_scale"),
             (
                 low <= self.mode_scale <= high,
@@ -108,12 +122,60 @@ class ObjectiveConfig:
                 " beyond, the mode density is not defined",
             ),
             *at_least_one(self, *given(self, "shift_base_tokens")),
-            # What e^x and powers of float32 still hold.
-            *(within(self, name, -50, 50) for name in ("p_mean", "logit_mean")),
-            *(within(self, name, 1e-6, 50) for name in ("p_std", "logit_std")),
-            *(within(self, name, 1e-6, 1e6) for name in ("sigma_data", "timestep_scale")),
-            *(within(self, name, 1e-6, 1e6) for name in ("sigma_min", "sigma_max")),
-            within(self, "rho", 0.1, 1000),
+            # Limits within which e^x and powers are finite and not zero in float32.
+            within(self, "logit_mean", -50, 50),
+            within(self, "logit_std", 1e-6, 50),
+            within(self, "timestep_scale", 1e-6, 1e6),
             within(self, "flow_shift", 1e-3, 1000),
             *numbers(self),
         )
+
+    @property
+    def summary(self) -> str:
+        """The most important options in one line."""
+        return f"t {self.density}, shift {self.flow_shift:g}, weight {self.weighting}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ObjectiveConfig:
+    """Noise levels, preconditioning and weights; symbols as in the papers."""
+
+    name: str = ObjectiveName.EDM
+    """The regression that the network learns: edm (arXiv:2206.00364) or flow (arXiv:2403.03206)."""
+    loss_mean: LossMean = LossMean.TOKEN
+    """What counts once in the mean loss: a real token, or a sample."""
+    text_dropout: float = 0.1
+    """Probability, per sample, that training sees the null text (classifier-free guidance)."""
+    edm: EdmConfig = field(default_factory=EdmConfig, metadata=INLINED)
+    """Options of EDM; their keys are `objective.sigma_data` and so on."""
+    flow: FlowConfig = field(default_factory=FlowConfig, metadata=INLINED)
+    """Options of flow matching; their keys are `objective.density` and so on."""
+
+    def __post_init__(self) -> None:
+        check(
+            (
+                self.name in OBJECTIVES,
+                f"name={self.name} is no known objective; use {', '.join(OBJECTIVES)}",
+            ),
+            (
+                0 <= self.text_dropout <= 1,
+                f"text_dropout={self.text_dropout} must lie in [0, 1]",
+            ),
+            *numbers(self),
+        )
+
+    @property
+    def summary(self) -> str:
+        """The objective and its most important options in one line, for `--dry-run`."""
+        return f"{self.name}, {OBJECTIVES[self.name](self)}"
+
+
+OBJECTIVES: dict[str, Callable[[ObjectiveConfig], str]] = {
+    "edm": lambda config: config.edm.summary,
+    "flow": lambda config: config.flow.summary,
+}
+"""Every `objective.name`, with what `--dry-run` says of its options.
+
+`dit.objectives.REGISTRY` has the same names with the parts that need torch; `register` adds to
+both.
+"""

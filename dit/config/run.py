@@ -1,4 +1,4 @@
-"""The whole tree, what a run leaves on disk, and what must hold between the groups."""
+"""The whole configuration, checkpoints and logs, and the checks that concern several groups."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from dit.config.checks import at_least_one, check, numbers
-from dit.config.choices import WandbMode
 from dit.config.data import DatasetConfig, MockGeometry
 from dit.config.model import ContextComm, ModelConfig
 from dit.config.objective import ObjectiveConfig
@@ -24,7 +23,7 @@ from dit.config.training import (
 
 
 class Weights(StrEnum):
-    """Which weights of a checkpoint: those that the optimizer left, or their average."""
+    """Which weights of a checkpoint: the trained ones, or their average (EMA)."""
 
     MODEL = "model"
     EMA = "ema"
@@ -32,26 +31,26 @@ class Weights(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointConfig:
-    """When and where the run is saved, and what it starts from."""
+    """When and where checkpoints are saved, and from which checkpoint the run starts."""
 
     save: str | None = None
     """Run folder: checkpoints, logs, metrics and the resolved configuration."""
     load: str | None = None
-    """Run folder or checkpoint to continue from, when it holds one; null means `save`."""
+    """Run folder or checkpoint to continue from, if there is one in it; null means `save`."""
     load_data_position: bool = True
-    """Whether the data go on where they stood; false begins them anew, once, as other data need."""
+    """Continue the data where the checkpoint left them; false starts them anew, once (new data)."""
     save_interval: int = 1000
     """Steps between checkpoints; there is always one at the end."""
     keep_last: int = 3
-    """Newest checkpoints that stay, and the one of lowest validation loss; 0 keeps all."""
+    """Newest checkpoints to keep, beside the one of lowest validation loss; 0 keeps all."""
     async_save: bool = False
-    """Write in the background: the run waits only until everything is copied to host memory."""
+    """Write in the background; the run waits only for the copy to host memory."""
     also_save_hf: bool = False
     """Export each checkpoint for Hugging Face Diffusers as well, to `diffusers` in `save`."""
     finetune: bool = False
-    """Take nothing but the weights from `load`, and begin a new run in `save` at step 0."""
+    """Take only the weights from `load`, and start a new run in `save` at step 0."""
     finetune_weights: Weights = Weights.MODEL
-    """What `finetune` takes: the weights that were trained (model), or their average (ema)."""
+    """Which weights `finetune` takes: the trained ones (model), or their average (ema)."""
 
     def __post_init__(self) -> None:
         check(
@@ -70,9 +69,17 @@ class CheckpointConfig:
         )
 
 
+class WandbMode(StrEnum):
+    """Whether W&B is logged to directly, into the run folder for `wandb sync`, or not at all."""
+
+    ONLINE = "online"
+    OFFLINE = "offline"
+    DISABLED = "disabled"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoggerConfig:
-    """What is written down while the run goes on."""
+    """Logging of metrics: terminal, metrics.jsonl, TensorBoard, W&B."""
 
     log_interval: int = 10
     """Steps between lines in the terminal, TensorBoard and W&B; metrics.jsonl has every step."""
@@ -155,13 +162,13 @@ class RunConfig:
 
     @property
     def samples(self) -> bool:
-        """Whether the run samples at each validation: not without validation, nor a run folder."""
+        """Whether the run generates samples at validations; that needs a run folder to write to."""
         train, c = self.train, self.validation
         validates = train.eval_interval > 0 and train.eval_iters > 0
         return validates and c.samples and self.checkpoint.save is not None
 
     def _mock_problem(self, geometry: MockGeometry) -> str:
-        """Why no pack could hold this mock sample; empty if one can."""
+        """Why this mock sample fits in no pack; empty if it fits."""
         model, capacity = self.model, self.dataset.task_encoder_seq_length
         size = (geometry.frames, geometry.height, geometry.width)
         shape = "frames={} height={} width={}".format(*size)

@@ -1,4 +1,4 @@
-"""How the weights change: steps, AdamW, learning rate, averages, parallelism, seed."""
+"""Optimization, validation and processes: steps, AdamW, learning rate, EMA, DDP, seed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class TrainConfig:
     """Length of the run and size of its steps."""
 
     train_iters: int = 10_000
-    """Steps, the skipped ones among them."""
+    """Steps of the run; skipped steps count."""
     global_batch_size: int = 8
-    """Packs in one optimizer step, over all ranks and accumulations."""
+    """Packs in one optimizer step, over all ranks and accumulated micro-batches."""
     micro_batch_size: int = 1
-    """Packs in one forward pass; packing wants exactly 1."""
+    """Packs in one forward pass; always 1, because a pack holds many samples."""
     eval_interval: int = 1000
     """Steps between validations; 0 never validates."""
     eval_iters: int = 32
@@ -59,19 +59,19 @@ class OptimizerConfig:
     lr: float = 1e-4
     """Largest learning rate, after warm-up."""
     min_lr: float = 0.0
-    """Where decay ends."""
+    """Learning rate at the end of decay."""
     weight_decay: float = 0.01
-    """On matrices only: norms, biases and embeddings have none."""
+    """Weight decay of matrices; norms, biases and embeddings have none."""
     adam_beta1: float = 0.9
-    """Part of the mean gradient that stays each step."""
+    """Decay per step of the mean gradient."""
     adam_beta2: float = 0.95
-    """Part of the mean squared gradient that stays each step."""
+    """Decay per step of the mean squared gradient."""
     adam_eps: float = 1e-8
     """Added to the root of the mean squared gradient."""
     clip_grad: float = 1.0
     """Largest norm of the whole gradient; 0 does not clip."""
     optimizer_cpu_offload: bool = False
-    """Keep Adam's moments in the host's memory, and bring them to the GPU for each update."""
+    """Keep Adam's moments in host memory, and copy them to the GPU for each update."""
 
     def __post_init__(self) -> None:
         check(
@@ -98,14 +98,14 @@ class Decay(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerConfig:
-    """Learning rate over the updates: a skipped step is none."""
+    """Learning rate as a function of the update; a skipped step is not an update."""
 
     lr_decay_style: Decay = Decay.COSINE
     """Shape after warm-up: constant, cosine or linear."""
     lr_warmup_iters: int = 0
-    """Updates from 0 to `optimizer.lr`."""
+    """Updates in which the learning rate rises from 0 to `optimizer.lr`."""
     lr_decay_iters: int | None = None
-    """Update at which decay reaches `optimizer.min_lr`; null follows train.train_iters."""
+    """Update at which decay reaches `optimizer.min_lr`; null means train.train_iters."""
 
     def __post_init__(self) -> None:
         check(
@@ -128,14 +128,14 @@ class EmaKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EmaConfig:
-    """Average of the weights over the steps, in float32; generation uses it."""
+    """Average of the weights over the steps (EMA), in float32; generation uses it."""
 
     kind: EmaKind = EmaKind.POWER
     """Profile: power (EDM2), constant decay, or none."""
     sigma_rel: float = 0.10
     """Relative width of the power profile (EDM2, arXiv:2312.02696, Sec. 3.1)."""
     decay: float = 0.9999
-    """Weight kept per step by the constant profile."""
+    """Decay per step of the constant profile."""
 
     def __post_init__(self) -> None:
         check(
@@ -179,7 +179,7 @@ class ValidationSet:
     """A held-out dataset."""
 
     name: str
-    """Part of the names of its losses: val_NAME_loss."""
+    """Name of the dataset in the names of its losses: val_NAME_loss."""
     path: str
     """Folder with shards and `.nv-meta`, whose `val` split is read."""
 
@@ -194,12 +194,12 @@ class ValidationSet:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValidationConfig:
-    """What is measured at every `train.eval_interval` steps, on `train.eval_iters` packs."""
+    """Validation every `train.eval_interval` steps, on `train.eval_iters` packs, with samples."""
 
     quantiles: int = 5
-    """Noise levels at which each pack is evaluated: middles of equal parts of their density."""
+    """Noise levels at which each pack is evaluated: midpoints of equal quantile ranges."""
     sets: tuple[ValidationSet, ...] = ()
-    """More held-out datasets, evaluated beside the run's own; their losses have their names."""
+    """Held-out datasets to evaluate in addition; their names are part of their losses' names."""
     at_start: bool = False
     """Evaluate before the first step, too."""
     prompts_file: str | None = None
@@ -207,13 +207,13 @@ class ValidationConfig:
     num_captions: int = 0
     """Held-out samples whose captions are sampled each time, one of each caption first."""
     sampler: Sampler = Sampler.HEUN
-    """How a step of sampling follows the slope."""
+    """Solver of the sampling ODE: euler, heun, dpm++ or unipc."""
     sampling_steps: int = 35
     """Steps of the sampler."""
     guidance: float = 1.5
-    """g in uncond + g (cond - uncond); 1 is without guidance, and half the work."""
+    """g in uncond + g (cond - uncond); 1 is without guidance, at half the cost."""
     negative_prompt: str = ""
-    """What guidance leads away from, where a prompt of the file has none of its own."""
+    """Negative prompt for guidance, where a prompt of the file has none of its own."""
     height: int | None = None
     """Rows of a prompt's picture, in pixels; null is the most frequent size of the dataset."""
     width: int | None = None
@@ -223,11 +223,11 @@ class ValidationConfig:
     fps: float = 24.0
     """Frames per second of a prompt's video."""
     sample_seed: int = 0
-    """Of the noise of the first sample; the i-th takes sample_seed + i, in every round."""
+    """Seed of the noise of the first sample; the i-th uses sample_seed + i at every validation."""
     feature_extractor: str | None = None
     """TorchScript file or Transformers folder: FID, KID and CLIP score of the captions' samples."""
     t5_cache_dir: str | None = None
-    """Hugging Face cache with the text encoder of the prompts; null is its own place."""
+    """Hugging Face cache with the text encoder of the prompts; null is the default cache."""
 
     def __post_init__(self) -> None:
         names = [one.name for one in self.sets]
@@ -277,7 +277,7 @@ class ValidationConfig:
 
     @property
     def samples(self) -> bool:
-        """Whether anything is asked for."""
+        """Whether validation generates samples."""
         return self.prompts_file is not None or self.num_captions > 0
 
 
@@ -286,7 +286,7 @@ class DistConfig:
     """The processes of a run."""
 
     distributed_timeout_minutes: float = 10.0
-    """Minutes without progress, or a sign of life, of one rank, after which all end and name it."""
+    """Minutes without progress of one rank, after which all ranks end and name that rank."""
 
     def __post_init__(self) -> None:
         minutes = self.distributed_timeout_minutes

@@ -1,4 +1,4 @@
-"""A target folder that is there when it is whole, and not before."""
+"""A target folder that appears only when it is complete, and work split over processes."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from dit.distributed.collective_errors import RankError, error_in_words, on_all_
 
 @contextmanager
 def new_folder(target: Path, *, option: str) -> Iterator[Path]:
-    """A folder to fill, called `target` once the block has ended well, else removed.
+    """Yields a folder to fill; it is renamed to `target` after the block, or removed on an error.
 
-    All processes enter and leave it together. `option` is what the user set `target` with.
+    Collective. `option` is the command-line option that set `target`.
 
     Raises:
-        ConvertError: `target` exists, or something in it cannot be written.
+        ConvertError: `target` exists, or a file in it cannot be written.
     """
     if target.exists() or target.is_symlink():
         raise ConvertError(f"{option} {target} exists; remove it or choose another folder")
     partial = target.with_name(f".partial_{target.name}")
 
     def make() -> None:
-        shutil.rmtree(partial, ignore_errors=True)  # left by one that was killed
+        shutil.rmtree(partial, ignore_errors=True)  # left by a process that was killed
         partial.mkdir(parents=True)
 
     try:
@@ -50,13 +50,13 @@ def _remove(partial: Path) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def share(work: Callable[[int], object], count: int) -> list[object]:
-    """Does pieces 0 to `count` of some work, each on one of the processes; all of them call it.
+def split_work(work: Callable[[int], object], count: int) -> list[object]:
+    """Calls `work` for 0 to `count - 1`, each number on one of the processes. Collective.
 
-    Returns the results in the order of the pieces.
+    Returns all results in order, on every process.
 
     Raises:
-        RankError: a piece failed, on whichever process.
+        RankError: a call failed on any process.
     """
     rank, world = dist.get_rank(), dist.get_world_size()
     of_ranks = on_all_ranks(lambda: [work(piece) for piece in range(rank, count, world)])

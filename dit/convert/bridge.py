@@ -9,9 +9,9 @@
     bridge.load_weights_hf_to_megatron(source, chunks)
     exported = dict(bridge.stream_weights_megatron_to_hf(chunks, source))
 
-Needs the extra `bridge`, which needs CUDA. Its `AutoBridge` reads no Diffusers models, hence the
-source. Its conversions only warn about names that they do not know; `python -m dit.convert` does
-not need any of it, and is strict.
+It needs the extra `bridge`, which needs CUDA. `DiffusersSource` exists because Megatron-Bridge's
+`AutoBridge` reads no Diffusers models. Its conversions only warn about unknown names; `python -m
+dit.convert` needs none of this, and is strict.
 """
 
 # pyright: reportMissingImports=false
@@ -44,13 +44,13 @@ from dit.convert.diffusers_checkpoint import CONFIG, DiffusersFolder, open_folde
 from dit.convert.diffusers_config import Unsaid, model_config
 from dit.distributed.process_groups import device, process_groups
 from dit.models.diffusers_names import Pair, TensorSplit, pairs
-from dit.models.family import default_family
+from dit.models.family import default_family, family_of
 from dit.models.layers.init import initialise
 from dit.models.layers.parallel_linear import transformer_config
 
 
 class _Row(RowParallelMapping):
-    """Hands parts out as memory of their own: gloo sends it as it lies, whatever its strides."""
+    """Scatters contiguous copies, because gloo sends memory without regard to strides."""
 
     def scatter_to_tp_ranks(self, splits: Any, *args: Any, **options: Any) -> Tensor:
         own = None if splits is None else [part.contiguous() for part in splits]
@@ -62,6 +62,7 @@ _SHARED = {
     TensorSplit.REPLICATED: ReplicatedMapping,
     TensorSplit.COLUMN: ColumnParallelMapping,
 }
+"""How tensor ranks split a tensor."""
 _FAMILY = default_family()
 _NETWORK: Any = _FAMILY.network()
 
@@ -95,7 +96,7 @@ class PairMapping(MegatronParamMapping):
 
 
 def _name(pair: Pair) -> str:
-    """The name of a parameter, in which each layer has its number."""
+    """The name of a parameter, with the number of its layer."""
     return pair.ours.replace("layers.", f"layers.{pair.layer}.", 1)
 
 
@@ -113,13 +114,13 @@ class _Source(StateSource):
 
 
 class DiffusersSource:
-    """A Diffusers folder as Megatron-Bridge wants its pretrained models."""
+    """A Diffusers folder in the form that Megatron-Bridge expects of a pretrained model."""
 
     def __init__(self, path: Path, *, text_pad_to: int | Unsaid | None = Unsaid.UNSAID):
         """`text_pad_to` as in `import_weights`.
 
         Raises:
-            ConvertError: the folder holds no such model, or not the tensors of its config.json.
+            ConvertError: the folder holds another model, or not the tensors of config.json.
         """
         self.folder = folder = open_folder(path)
         whole = any(header.dtype is not torch.bfloat16 for header in folder.headers.values())
@@ -136,11 +137,11 @@ class DiffusersSource:
 
 @dataclass
 class DiTProvider(TransformerConfig, ModelProviderMixin):
-    """Makes the DiT; layout and precision are those of the fields that Megatron-Bridge sets."""
+    """Builds the DiT, with the layout and precision that Megatron-Bridge sets in its fields."""
 
     dit: ModelConfig = field(default_factory=_FAMILY.default)
     seed: int = 1234
-    """Of the initial weights."""
+    """Seed of the initial weights."""
 
     @classmethod
     def of(cls, model: ModelConfig) -> DiTProvider:
@@ -148,8 +149,8 @@ class DiTProvider(TransformerConfig, ModelProviderMixin):
         known = {f.name: getattr(made, f.name) for f in fields(CoreConfig) if f.init}
         return cls(**known, dit=model)
 
-    def spread(self) -> ModelConfig:
-        """The model with the layout and the precision of now."""
+    def configured(self) -> ModelConfig:
+        """The model with the layout and the precision that the fields now have."""
         return replace(
             self.dit,
             tensor_model_parallel_size=self.tensor_model_parallel_size,
@@ -164,9 +165,9 @@ class DiTProvider(TransformerConfig, ModelProviderMixin):
         """Checks the fields together.
 
         Raises:
-            Problems: they contradict each other.
+            Problems: fields contradict each other.
         """
-        self.spread()
+        self.configured()
         super().finalize()
 
     def provide(
@@ -175,14 +176,15 @@ class DiTProvider(TransformerConfig, ModelProviderMixin):
         post_process: bool | None = None,  # noqa: ARG002
         vp_stage: int | None = None,
     ) -> MegatronModule:
-        model = _NETWORK(self.spread(), process_groups(), vp_stage)
+        model = _NETWORK(self.configured(), process_groups(), vp_stage)
         if not next(model.parameters()).is_meta:
             model.to(device())
-            initialise(model, seed=self.seed, std=self.dit.init_method_std)
+            zero = family_of(self.dit).weights.starts_at_zero
+            initialise(model, seed=self.seed, std=self.dit.init_method_std, zero=zero)
         return model
 
     def provide_distributed_model(self, *args: Any, **options: Any) -> list[MegatronModule]:
-        # The usual wrapper rounds all inputs to bf16, noise levels and positions included.
+        # The default wrapper rounds all inputs to bf16, noise levels and positions included.
         return super().provide_distributed_model(
             *args, **({"mixed_precision_wrapper": None} | options)
         )

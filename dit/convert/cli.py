@@ -1,4 +1,4 @@
-"""The command line: what can be typed, and how it ends."""
+"""The command line: import, export, verify."""
 
 from __future__ import annotations
 
@@ -19,17 +19,20 @@ Exit codes: 0 all is well, 1 something must be changed or differs (the last line
 command line is not understood, 130 interrupted. A folder that is there is whole.
 """
 LARGEST_PART = 1e-4
-"""Of the root mean square of outputs: what sums in another order may make of it in float32."""
+"""Largest accepted difference of outputs, as a part of their root mean square.
+
+Sums in another order make a difference of this size in float32.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; under a launcher all processes share the work."""
-    parser = build_parser()
+    parser = convert_parser()
     args = parser.parse_args(arguments)
     if args.run is None:
         parser.print_help()
         return 0
-    # What Megatron-Core and torch say of themselves and a user cannot change.
+    # Warnings of Megatron-Core and torch about themselves: a user cannot change their cause.
     for module in (r"megatron\.", r"torch\."):
         warnings.filterwarnings("ignore", module=module)
     logging.getLogger("megatron.core.dist_checkpointing").setLevel(logging.CRITICAL)
@@ -46,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _stop(started)
 
 
-def build_parser() -> argparse.ArgumentParser:
+def convert_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m dit.convert",
         description="Converts checkpoints to and from Hugging Face Diffusers.",
@@ -239,7 +242,7 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _start() -> bool:
-    """Joins the processes of a launcher, or is one of its own; False where that has been done."""
+    """Starts a process group: of the launcher, or of this process alone. False if there is one."""
     import torch.distributed as dist
 
     if dist.is_initialized():

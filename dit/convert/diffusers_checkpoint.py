@@ -1,4 +1,4 @@
-"""A folder as Diffusers writes it: config.json and safetensors, in one file or with an index."""
+"""A folder of Diffusers: config.json and safetensors, in one file or in several with an index."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file says of a tensor."""
+    """Location, shape and type of a stored tensor."""
 
     file: Path
     shape: tuple[int, ...]
@@ -40,16 +40,16 @@ class DiffusersFolder:
     config: dict[str, Any]
     scheduler: dict[str, Any] | None
     scheduler_file: Path
-    headers: dict[str, Header]  # by the name of the tensor
+    headers: dict[str, Header]  # by name of the tensor
 
     def read(self, name: str) -> Tensor:
-        """One tensor, in memory of its own."""
-        # Opened for each tensor: the pages of a file that stays open count as memory of ours.
+        """One tensor, copied out of the file."""
+        # The file is opened for each tensor: pages of an open file count as memory of this process.
         with safe_open(self.headers[name].file, framework="pt") as file:
             return file.get_tensor(name).clone()
 
     def check(self, wanted: list[Pair]) -> None:
-        """That the folder holds what `wanted` asks for, and nothing else.
+        """Checks that the folder holds exactly the tensors of `wanted`, in their shapes.
 
         Raises:
             ConvertError: lists the names that are missing, left over, or of another shape.
@@ -70,10 +70,10 @@ class DiffusersFolder:
 
 
 def open_folder(path: Path) -> DiffusersFolder:
-    """A transformer's folder, or that of a pipeline with one in it.
+    """Opens the folder of a transformer, or of a pipeline that contains one.
 
     Raises:
-        ConvertError: it is none, or a file is missing or damaged.
+        ConvertError: the folder is neither, or a file is missing or damaged.
     """
     inner = path / "transformer"
     pipeline = not (path / CONFIG).is_file() and (inner / CONFIG).is_file()
@@ -162,13 +162,13 @@ class FilePlan:
         }
 
     def index(self) -> str:
-        """What lies where, as JSON."""
+        """The index file: name of a tensor -> file, as JSON."""
         content = {"metadata": {"total_size": self.total_bytes}, "weight_map": self.weight_map}
         return json.dumps(content, indent=2, sort_keys=True) + "\n"
 
 
 def in_groups(sizes: list[int], *, most: int) -> list[range]:
-    """Neighbours together, each group of at most `most` bytes or of one member."""
+    """Groups of neighbours with at most `most` bytes; a larger member is a group of its own."""
     groups, start, held = [], 0, 0
     for at, size in enumerate(sizes):
         if held and held + size > most:

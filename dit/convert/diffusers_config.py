@@ -15,26 +15,19 @@ from dit.config import (
     CUSTOM_SIZE,
     ModelConfig,
     ObjectiveConfig,
-    ObjectiveName,
     Precision,
     RunConfig,
 )
 from dit.config.loading import default_config, load_config
 from dit.convert.diffusers_json import (
     OUR_KEY,
-    EdmScheduler,
-    FlowScheduler,
     PrivateKeys,
     checked_json,
 )
 from dit.convert.errors import ConvertError, listed
 from dit.models.family import diffusers_families, family_of
-
-EDM_SCHEDULER, FLOW_SCHEDULER = "EDMEulerScheduler", "FlowMatchEulerDiscreteScheduler"
-EDM_SCHEDULERS = (EDM_SCHEDULER, "EDMDPMSolverMultistepScheduler")
-_FLOW_STEPS = 1000  # num_train_timesteps of FlowMatchEulerDiscreteScheduler
-# With these a pipeline computes levels and preconditioning itself (Cosmos 2), or shifts them.
-_OWN_LEVELS = ("use_karras_sigmas", "use_dynamic_shifting", "invert_sigmas")
+from dit.objectives.diffusers_schedulers import SchedulerFile
+from dit.objectives.registry import REGISTRY
 
 
 class Unsaid(Enum):
@@ -104,31 +97,15 @@ def scheduler_config(objective: ObjectiveConfig) -> dict[str, Any]:
     Raises:
         ConvertError: Diffusers' schedulers cannot express the objective.
     """
-    o = objective
-    if o.name is ObjectiveName.EDM:
-        return {
-            "_class_name": EDM_SCHEDULER,
-            "_diffusers_version": "0.35.0",
-            "sigma_min": o.sigma_min,
-            "sigma_max": o.sigma_max,
-            "sigma_data": o.sigma_data,
-            "sigma_schedule": "karras",
-            "num_train_timesteps": 1000,
-            "prediction_type": "epsilon",
-            "rho": o.rho,
-            "final_sigmas_type": "zero",
-        }
-    remedy = f"{FLOW_SCHEDULER} cannot express it; --no-scheduler exports the weights alone"
-    if o.timestep_scale != _FLOW_STEPS:
-        raise ConvertError(f"objective.timestep_scale={o.timestep_scale:g}: {remedy}")
-    if o.shift_base_tokens is not None:
-        raise ConvertError(f"objective.shift_base_tokens={o.shift_base_tokens}: {remedy}")
-    return {
-        "_class_name": FLOW_SCHEDULER,
-        "_diffusers_version": "0.35.0",
-        "num_train_timesteps": _FLOW_STEPS,
-        "shift": o.flow_shift,
-    }
+    scheduler = REGISTRY[objective.name].scheduler
+    remedy = "--no-scheduler exports the weights alone"
+    if scheduler is None:
+        raise ConvertError(
+            f"objective.name={objective.name}: this objective has no Diffusers scheduler; {remedy}"
+        )
+    if option := scheduler.inexpressible(objective):
+        raise ConvertError(f"{option}: {scheduler.class_names[0]} cannot express it; {remedy}")
+    return scheduler.content(objective)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,22 +148,15 @@ def objective_config(
 
 def _of_scheduler(content: dict[str, Any], place: object, *, told: bool) -> FoundObjective:
     """What a scheduler says; the default where it does not and the user has `told`."""
-    name = content.get("_class_name")
-    ask = "say what the weights were trained for: objective.name=edm or objective.name=flow"
-    if name in EDM_SCHEDULERS:
-        edm = checked_json(EdmScheduler, content, place=place)
-        known = {key: getattr(edm, key) for key in ("sigma_min", "sigma_max", "sigma_data", "rho")}
-        return FoundObjective(_objective(place, name=ObjectiveName.EDM, **known), f"of {name}")
-    if name == FLOW_SCHEDULER:
-        flow = checked_json(FlowScheduler, content, place=place)
-        own = [key for key in _OWN_LEVELS if getattr(flow, key)]
-        if not own:
-            steps, shift = float(flow.num_train_timesteps), flow.shift
-            config = _objective(
-                place, name=ObjectiveName.FLOW, flow_shift=shift, timestep_scale=steps
-            )
-            return FoundObjective(config, f"of {name}")
-        ask = f"its {own[0]} leaves the levels to a pipeline; {ask}"
+    name, kind = content.get("_class_name"), _scheduler_of(content)
+    known = " or ".join(f"objective.name={one}" for one in REGISTRY)
+    ask = f"say what the weights were trained for: {known}"
+    if kind is not None:
+        file = checked_json(kind, content, place=place)
+        key = file.undecided()
+        if key is None:
+            return FoundObjective(_objective(file, place), f"of {name}")
+        ask = f"its {key} leaves the levels to a pipeline; {ask}"
     if not told:
         raise ConvertError(
             f"{place} is of class {name!r}, which does not tell the objective; {ask}"
@@ -194,8 +164,14 @@ def _of_scheduler(content: dict[str, Any], place: object, *, told: bool) -> Foun
     return FoundObjective(ObjectiveConfig(), "")
 
 
-def _objective(place: object, **settings: Any) -> ObjectiveConfig:
+def _scheduler_of(content: dict[str, Any]) -> type[SchedulerFile] | None:
+    """What reads a scheduler_config.json of this class, or None."""
+    kinds = [parts.scheduler for parts in REGISTRY.values() if parts.scheduler]
+    return next((kind for kind in kinds if content.get("_class_name") in kind.class_names), None)
+
+
+def _objective(file: SchedulerFile, place: object) -> ObjectiveConfig:
     try:
-        return ObjectiveConfig(**settings)
+        return file.objective()
     except ValueError as error:
         raise ConvertError(f"{place} describes no objective: {error}") from error

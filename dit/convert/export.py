@@ -14,14 +14,14 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from dit.config import RunConfig, Weights
-from dit.convert.atomic_folder import new_folder, share
+from dit.convert.atomic_folder import new_folder, split_work
 from dit.convert.diffusers_checkpoint import CONFIG, INDEX, SCHEDULER_CONFIG, FilePlan, plan_files
 from dit.convert.diffusers_config import diffusers_transformer_config, scheduler_config
 from dit.convert.errors import ConvertError
-from dit.convert.megatron_checkpoint import Stored
+from dit.convert.megatron_checkpoint import StoredWeights
 from dit.convert.pipeline import SCHEDULER, TRANSFORMER, check_pipeline, copy_components
 from dit.distributed.collective_errors import on_first_rank
-from dit.distributed.watchdog.monitor import heartbeat
+from dit.distributed.watchdog import heartbeat
 from dit.models.diffusers_names import Pair, pairs, their_tensors
 from dit.train.checkpoint.paths import STEP, find_checkpoint, saved_config
 
@@ -32,11 +32,11 @@ MAX_SHARD_SIZE = 5 * 10**9
 class ExportOptions:
     """How a checkpoint is exported."""
 
-    weights: Weights | None = None  # None is the average where the run kept one
-    dtype: torch.dtype | None = None  # None is the type that each tensor is stored in
-    max_shard_size: int = MAX_SHARD_SIZE  # bytes of one file
+    weights: Weights | None = None  # None: the EMA if the run kept one, else the weights
+    dtype: torch.dtype | None = None  # None: the type in which each tensor is stored
+    max_shard_size: int = MAX_SHARD_SIZE  # bytes of a file
     scheduler: bool = True  # whether to write a scheduler, with the noise range of the run
-    pipeline_from: Path | None = None  # whose other components to copy
+    pipeline_from: Path | None = None  # pipeline folder whose other components are copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +51,13 @@ class Exported:
 
 
 def check_whole_checkpoint(checkpoint: Path) -> Path:
-    """The checkpoint that a path means, every file of which is as it was saved.
+    """The checkpoint that a path names, after a check of every file against its manifest.
 
-    All processes call it and share the reading.
+    Collective: all processes share the reading.
 
     Raises:
         ConvertError: there is no checkpoint.
-        CheckpointError: it is not whole, or damaged.
+        CheckpointError: a file is missing or damaged.
     """
     from dit.train.checkpoint.state_dict import verify
 
@@ -76,29 +76,31 @@ def _find(checkpoint: Path) -> Path:
     return path
 
 
-def open_stored(checkpoint: Path, weights: Weights | None) -> tuple[Stored, RunConfig, Weights]:
-    """The weights of a checkpoint or run folder, its configuration, and which weights they are.
+def open_stored(
+    checkpoint: Path, weights: Weights | None
+) -> tuple[StoredWeights, RunConfig, Weights]:
+    """Weights of a checkpoint or run folder, its configuration, and whether they are the EMA.
 
     Raises:
         ConvertError: there is no checkpoint, or no such weights in it.
-        CheckpointError: it is not whole.
+        CheckpointError: the checkpoint is incomplete.
     """
     path = _find(checkpoint)
-    has_average = Stored(path, averaged=False).has_average
+    has_average = StoredWeights(path, averaged=False).has_average
     if weights is Weights.EMA and not has_average:
         raise ConvertError(f"{path} holds no average of the weights; use --weights model")
     chosen = weights or (Weights.EMA if has_average else Weights.MODEL)
-    stored = Stored(path, averaged=chosen is Weights.EMA)
+    stored = StoredWeights(path, averaged=chosen is Weights.EMA)
     config = saved_config(path)
     stored.check(pairs(config.model))
     return stored, config, chosen
 
 
 def check_expressible(config: RunConfig, options: ExportOptions) -> None:
-    """Refuses a run that Diffusers cannot express, which need not wait for its first checkpoint.
+    """Raises if Diffusers cannot express a run; needs only its configuration.
 
     Raises:
-        ConvertError: names the setting.
+        ConvertError: the message names the setting.
     """
     diffusers_transformer_config(config)
     if options.scheduler:
@@ -110,12 +112,12 @@ def check_expressible(config: RunConfig, options: ExportOptions) -> None:
 def export_weights(
     checkpoint: Path, target: Path, options: ExportOptions | None = None
 ) -> Exported:
-    """Writes the folder `target`; all processes call it and share the files.
+    """Writes the folder `target`. Collective: all processes share the files.
 
     Raises:
         ConvertError: Diffusers cannot express the run, there are no such weights, or `target`
             exists or cannot be written.
-        CheckpointError: the checkpoint is not whole.
+        CheckpointError: the checkpoint is incomplete.
     """
     options = options or ExportOptions()
     stored, config, chosen = open_stored(checkpoint, options.weights)
@@ -126,12 +128,14 @@ def export_weights(
     with new_folder(target, option="--hf-path") as folder:
         inner = folder if options.pipeline_from is None else folder / TRANSFORMER
         on_first_rank(lambda: _describe(folder, config, plan, options))
-        share(lambda number: _write(inner, plan, number, stored, options.dtype), len(plan.files))
+        split_work(
+            lambda number: _write(inner, plan, number, stored, options.dtype), len(plan.files)
+        )
     return Exported(target, chosen, len(plan.weight_map), len(plan.files), plan.total_bytes)
 
 
 def _describe(folder: Path, config: RunConfig, plan: FilePlan, options: ExportOptions) -> None:
-    """Everything but the weights; in a pipeline each component has a folder."""
+    """Writes everything but the weights; in a pipeline each component has a folder."""
     inner = outer = folder
     if options.pipeline_from is not None:
         copy_components(options.pipeline_from, folder, config)
@@ -146,12 +150,12 @@ def _describe(folder: Path, config: RunConfig, plan: FilePlan, options: ExportOp
 
 
 def _write_json(file: Path, content: dict[str, Any]) -> None:
-    """JSON as Diffusers writes it."""
+    """Writes JSON as Diffusers does."""
     file.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def _write(
-    folder: Path, plan: FilePlan, number: int, stored: Stored, dtype: torch.dtype | None
+    folder: Path, plan: FilePlan, number: int, stored: StoredWeights, dtype: torch.dtype | None
 ) -> None:
     heartbeat(f"export of {plan.files[number]}")
     whole = their_tensors(plan.pairs[number], stored.read)
@@ -159,19 +163,19 @@ def _write(
     file = folder / plan.files[number]
     try:
         save_file(tensors, file, metadata={"format": "pt"})
-    except SafetensorError as error:  # also where the disk is full
+    except SafetensorError as error:  # for example, the disk is full
         raise OSError(str(error)) from error
-    shutil.copymode(folder / CONFIG, file)  # `save_file` lets only the owner read
+    shutil.copymode(folder / CONFIG, file)  # `save_file` makes files that only the owner can read
 
 
-def _bytes(stored: Stored, pair: Pair, dtype: torch.dtype | None) -> int:
+def _bytes(stored: StoredWeights, pair: Pair, dtype: torch.dtype | None) -> int:
     return torch.Size(pair.shape).numel() * (dtype or stored.dtype(pair)).itemsize
 
 
 def exporter(config: RunConfig) -> Callable[[Path], Path]:
-    """What `checkpoint.also_save_hf` does with each checkpoint of a run.
+    """The function that exports each checkpoint of a run, for `checkpoint.also_save_hf`.
 
-    Exports go to `diffusers` in the run folder, and go when their checkpoint goes.
+    Exports lie in `diffusers` in the run folder, and are removed with their checkpoints.
 
     Raises:
         ConvertError: Diffusers cannot express the run.
@@ -182,7 +186,7 @@ def exporter(config: RunConfig) -> Callable[[Path], Path]:
 
     def tidy(checkpoint: Path) -> None:
         for old in place.glob(f"{STEP}*"):
-            # One that is to be made again is of a run that this one went back from.
+            # An older export of the same step is from a run that was resumed at an earlier step.
             if old.name == checkpoint.name or not checkpoint.with_name(old.name).exists():
                 shutil.rmtree(old)
 

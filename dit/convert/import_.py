@@ -12,17 +12,17 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.storage import WriteResult
 
-from dit.config import Precision, RunConfig
+from dit.config import ModelConfig, Precision, RunConfig
 from dit.config.loading import save_config
-from dit.convert.atomic_folder import new_folder, share
+from dit.convert.atomic_folder import new_folder, split_work
 from dit.convert.diffusers_checkpoint import CONFIG, DiffusersFolder, in_groups, open_folder
 from dit.convert.diffusers_config import Unsaid, model_config, objective_config
 from dit.convert.errors import ConvertError, listed
-from dit.convert.megatron_checkpoint import Piece, write_file, write_index
+from dit.convert.megatron_checkpoint import StoredPiece, write_file, write_index
 from dit.distributed.collective_errors import on_first_rank
 from dit.models.cost import network_cost
 from dit.models.diffusers_names import Pair, pairs
-from dit.train.checkpoint.manifest import Sealed, seal, write_manifest
+from dit.train.checkpoint.paths import FileDigest, sync_and_digest, write_manifest
 
 _FILE_BYTES = 5 * 10**9
 
@@ -33,17 +33,17 @@ class Imported:
 
     path: Path
     config: RunConfig
-    tensors: int  # of Diffusers
+    tensors: int  # number of Diffusers' tensors
     objective_note: str  # where the objective in `config` comes from
     precision_note: str  # where its precision comes from
 
 
 @dataclass(frozen=True, slots=True)
-class _WrittenTensor:
-    file: str
+class _WrittenFile:
+    name: str
     results: list[WriteResult]
-    sealed: Sealed
-    not_finite: list[str]  # names of Diffusers' tensors
+    sealed: FileDigest
+    not_finite: list[str]  # Diffusers' names of tensors with NaN or Inf
 
 
 def import_weights(
@@ -55,9 +55,9 @@ def import_weights(
 ) -> Imported:
     """Writes the checkpoint `target`, each tensor in the type that it has in `hf_path`.
 
-    `text_pad_to` is what weights were trained with that somebody else exported; where nothing is
-    said, as their family's published ones. `objective` is what the user says of their objective,
-    such as `objective.name=flow`. All processes call it and share the files.
+    `text_pad_to` applies to weights that were not exported here: the length to which captions were
+    padded in their training; unsaid, it is that of the family's published weights. `objective` are
+    settings such as `objective.name=flow`. Collective: all processes share the files.
 
     Raises:
         ConvertError: the folder is not what its config.json says or holds another kind of model or
@@ -73,42 +73,62 @@ def import_weights(
         place=source.path / CONFIG,
     )
     found = objective_config(source.scheduler, place=source.scheduler_file, given=objective)
+    table = _checked_table(source, model)
     config = RunConfig(model=model, objective=found.objective)
-    if network_cost(model).layers > len(source.headers):  # before each of them is spelled out
+    _write_checkpoint(source, table, target, config)
+    return Imported(target, config, len(source.headers), found.note, stored.note)
+
+
+def _checked_table(source: DiffusersFolder, model: ModelConfig) -> list[Pair]:
+    """The name table of the model.
+
+    Raises:
+        ConvertError: the folder holds other tensors.
+    """
+    # Checked before the table gets as many lines.
+    if network_cost(model).layers > len(source.headers):
         raise ConvertError(
             f"{source.path / CONFIG} says num_layers={model.num_layers}, but there are only"
             f" {len(source.headers)} tensors beside it"
         )
     table = pairs(model)
     source.check(table)
+    return table
+
+
+def _write_checkpoint(
+    source: DiffusersFolder, table: list[Pair], target: Path, config: RunConfig
+) -> None:
     dtypes = _dtypes(source, table)
     sizes = [_bytes(source, pair) for pair in table]
-    each = sum(sizes) // dist.get_world_size() + max(sizes)  # something for each process
+    each = sum(sizes) // dist.get_world_size() + max(sizes)  # so that each process has a file
     groups = in_groups(sizes, most=min(each, _FILE_BYTES))
     with new_folder(target, option="--megatron-path") as folder:
 
-        def write(number: int) -> _WrittenTensor:
-            file = folder / f"__{number}_0.distcp"
-            not_finite: list[str] = []
-            members = [table[i] for i in groups[number]]
-            results = write_file(file, _pieces(source, members, not_finite))
-            return _WrittenTensor(file.name, results, seal(file), not_finite)
+        def write(number: int) -> _WrittenFile:
+            return _write(
+                folder / f"__{number}_0.distcp", source, [table[i] for i in groups[number]]
+            )
 
-        written: list[_WrittenTensor] = share(write, len(groups))  # type: ignore[assignment]
-
-        if wrong := [name for w in written for name in w.not_finite]:
+        written: list[_WrittenFile] = split_work(write, len(groups))  # type: ignore[assignment]
+        if wrong := [name for file in written for name in file.not_finite]:
             raise ConvertError(
                 f"{source.headers[wrong[0]].file} has NaN or Inf in {listed(wrong)}; a network with"
                 " them computes nothing else: download it or export it again"
             )
 
         def finish() -> None:
-            write_index(folder, table, dtypes, [r for w in written for r in w.results])
+            write_index(folder, table, dtypes, [r for file in written for r in file.results])
             save_config(config, folder / "config.yaml")
-            write_manifest(folder, {w.file: w.sealed for w in written})
+            write_manifest(folder, {file.name: file.sealed for file in written})
 
         on_first_rank(finish)
-    return Imported(target, config, len(source.headers), found.note, stored.note)
+
+
+def _write(file: Path, source: DiffusersFolder, members: list[Pair]) -> _WrittenFile:
+    not_finite: list[str] = []
+    results = write_file(file, _pieces(source, members, not_finite))
+    return _WrittenFile(file.name, results, sync_and_digest(file), not_finite)
 
 
 class _Precision(NamedTuple):
@@ -117,9 +137,9 @@ class _Precision(NamedTuple):
 
 
 def _stored_precision(source: DiffusersFolder) -> _Precision:
-    """bfloat16 where most numbers are stored so, else float32.
+    """bfloat16 if most numbers are stored in it, else float32.
 
-    Not where all are: Diffusers itself keeps `learnable_pos_embed` in float32 when it saves a model
+    Most and not all, because Diffusers keeps `learnable_pos_embed` in float32 when it saves a model
     in bfloat16.
     """
     numbers = Counter[torch.dtype]()
@@ -135,11 +155,13 @@ def _stored_precision(source: DiffusersFolder) -> _Precision:
     return _Precision(Precision.BF16 if most is torch.bfloat16 else Precision.FP32, note)
 
 
-def _pieces(source: DiffusersFolder, members: list[Pair], not_finite: list[str]) -> Iterator[Piece]:
+def _pieces(
+    source: DiffusersFolder, members: list[Pair], not_finite: list[str]
+) -> Iterator[StoredPiece]:
     for pair in members:
         parts = {name: source.read(name) for name in pair.theirs}
         not_finite += [name for name, part in parts.items() if not part.isfinite().all()]
-        yield Piece(pair, pair.join(list(parts.values())))
+        yield StoredPiece(pair, pair.join(list(parts.values())))
 
 
 def _bytes(source: DiffusersFolder, pair: Pair) -> int:
@@ -148,10 +170,10 @@ def _bytes(source: DiffusersFolder, pair: Pair) -> int:
 
 
 def _dtypes(source: DiffusersFolder, table: list[Pair]) -> dict[str, torch.dtype]:
-    """Type of each tensor of ours.
+    """Type of each stored tensor of ours.
 
     Raises:
-        ConvertError: tensors that become one are of several types.
+        ConvertError: tensors that are stored together have different types.
     """
     found: dict[str, torch.dtype] = {}
     for pair in table:

@@ -1,7 +1,7 @@
 """A checkpoint of ours, read and written one tensor at a time.
 
-Megatron-Core stores the tensors of all layers that share a name as one, the layer its first axis,
-in pieces as large as the layout that wrote them. torch's own reader puts any part together.
+Megatron-Core stores the tensors of all layers under one name, stacked on a first axis, in pieces
+that depend on the layout which wrote them. torch's reader assembles any part of such a tensor.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from dit.models.diffusers_names import Pair
 from dit.train.checkpoint.paths import damaged
 
 AVERAGED = "ema."
-_BESIDE = (AVERAGED, "optimizer.")  # what a checkpoint holds beside the weights of the model
+_BESIDE = (AVERAGED, "optimizer.")  # prefixes of what a checkpoint holds beside the weights
 
 
-class _Into(DefaultLoadPlanner):
-    """Puts whatever is read into one tensor."""
+class _TensorPlanner(DefaultLoadPlanner):
+    """Copies all parts that are read into one tensor."""
 
     def __init__(self, whole: Tensor):
         super().__init__()
@@ -59,14 +59,14 @@ class _Into(DefaultLoadPlanner):
         pass
 
 
-class Stored:
-    """The weights of a checkpoint, or their average."""
+class StoredWeights:
+    """The weights of a checkpoint, or their EMA, as stored."""
 
     def __init__(self, path: Path, *, averaged: bool):
-        """Reads the index alone.
+        """Reads only the index.
 
         Raises:
-            CheckpointError: it is damaged.
+            CheckpointError: the index is damaged.
         """
         self.path = path
         self.prefix = AVERAGED if averaged else ""
@@ -82,7 +82,7 @@ class Stored:
         return any(name.startswith(AVERAGED) for name in self._index.state_dict_metadata)
 
     def check(self, wanted: list[Pair]) -> None:
-        """That all of `wanted` is here, in its shape, and nothing else beside it.
+        """Checks that exactly the tensors of `wanted` are stored, in their shapes.
 
         Raises:
             ConvertError: lists the names that are missing, left over, or of another shape.
@@ -103,7 +103,7 @@ class Stored:
             raise ConvertError(f"{self.path} {'; '.join(problems)}")
 
     def _tensors(self) -> dict[str, TensorStorageMetadata]:
-        """Entries of the weights asked for."""
+        """Index entries of the weights, or of their EMA."""
         return {
             name: entry
             for name, entry in self._index.state_dict_metadata.items()
@@ -120,24 +120,24 @@ class Stored:
         return self._entry(pair).properties.dtype
 
     def read(self, pair: Pair) -> Tensor:
-        """One tensor, whole."""
+        """One whole tensor."""
         chunk = _chunk(pair)
         whole = torch.empty(chunk.sizes, dtype=self.dtype(pair))
         name = self.prefix + pair.ours
         items = create_read_items_for_chunk_list(name, self._entry(pair), [chunk])
         held = sum(math.prod(item.lengths) for item in items)
         assert held == whole.numel(), f"{name}: {held} of {whole.numel()} numbers are stored"
-        self._reader.read_data(LoadPlan(items), _Into(whole)).wait()
+        self._reader.read_data(LoadPlan(items), _TensorPlanner(whole)).wait()
         return whole.view(pair.shape)
 
 
 def stored_shape(pair: Pair) -> tuple[int, ...]:
-    """Shape of all layers together."""
+    """Shape of the stored tensor, with all layers."""
     return pair.shape if pair.layer is None else (pair.layers, *pair.shape)
 
 
 def _chunk(pair: Pair) -> ChunkStorageMetadata:
-    """Where in what is stored the tensor of a layer lies."""
+    """Offsets and sizes of one layer's tensor in the stored tensor."""
     front = () if pair.layer is None else (pair.layer,)
     return ChunkStorageMetadata(
         offsets=torch.Size([*front, *(0 for _ in pair.shape)]),
@@ -146,21 +146,21 @@ def _chunk(pair: Pair) -> ChunkStorageMetadata:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """One tensor to be written, and how it gets there."""
+class StoredPiece:
+    """One tensor to write, and its line of the name table."""
 
     pair: Pair
     tensor: Tensor
 
 
-def write_file(file: Path, pieces: Iterable[Piece]) -> list[WriteResult]:
-    """One file of a checkpoint, from tensors that are made one after the other."""
+def write_file(file: Path, pieces: Iterable[StoredPiece]) -> list[WriteResult]:
+    """Writes one file of a checkpoint; `pieces` may produce one tensor after the other."""
     from dit.train.checkpoint.distcp import write_items
 
     return write_items(file, map(_item, pieces))
 
 
-def _item(piece: Piece) -> tuple[WriteItem, Tensor]:
+def _item(piece: StoredPiece) -> tuple[WriteItem, Tensor]:
     chunk = _chunk(piece.pair)
     tensor = piece.tensor.reshape(chunk.sizes)
     item = WriteItem(
@@ -178,7 +178,7 @@ def _item(piece: Piece) -> tuple[WriteItem, Tensor]:
 def write_index(
     folder: Path, pairs: list[Pair], dtypes: dict[str, torch.dtype], results: list[WriteResult]
 ) -> None:
-    """Says where everything lies, for torch and for Megatron-Core."""
+    """Writes the index of all files, for torch and for Megatron-Core."""
     from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
 
     chunks: dict[str, list[ChunkStorageMetadata]] = {}

@@ -1,7 +1,7 @@
-"""The other components of a pipeline folder, so that Diffusers' pipeline runs what we trained.
+"""The other components of a pipeline folder, so that a Diffusers pipeline runs the export.
 
-An export then has model_index.json, `transformer`, `scheduler` with the noise range of the run, and
-what it takes from another pipeline: tokenizer, text encoder, VAE.
+Such an export has model_index.json, `transformer`, `scheduler` with the noise range of the run, and
+tokenizer, text encoder and VAE copied from another pipeline.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from dit.config import RunConfig
 from dit.convert.diffusers_checkpoint import CONFIG, PIPELINE_INDEX, read_json
 from dit.convert.errors import ConvertError, listed
 from dit.models.family import family_of
+from dit.objectives.registry import REGISTRY
 
 TRANSFORMER, SCHEDULER = "transformer", "scheduler"
-_INSTALLED = "safety_checker"  # comes with a package of its own, not with a folder
+_INSTALLED = "safety_checker"  # this component is an installed package, not a folder
 
 
 def check_pipeline(pipeline: Path, config: RunConfig) -> None:
-    """Refuses a pipeline that would run the model on other numbers than it was trained with.
+    """Raises if the pipeline would feed the model inputs that it was not trained with.
 
     Raises:
-        ConvertError: says what does not fit, or which folder is missing.
+        ConvertError: a component does not fit, or its folder is missing.
     """
     known = family_of(config.model).diffusers().pipelines
     kind = _pipeline_class(pipeline)
@@ -42,10 +43,10 @@ def check_pipeline(pipeline: Path, config: RunConfig) -> None:
 
 
 def _pipeline_class(pipeline: Path) -> str:
-    """Its class, by the pipeline's index.
+    """The class of the pipeline, from its index.
 
     Raises:
-        ConvertError: it is no pipeline.
+        ConvertError: the folder holds no pipeline.
     """
     if not (pipeline / PIPELINE_INDEX).is_file():
         raise ConvertError(
@@ -69,7 +70,7 @@ def _misfits(pipeline: Path, kind: str, config: RunConfig) -> list[str]:
     text = _setting(pipeline / "text_encoder" / CONFIG, "d_model")
     rules = [
         (
-            config.objective.name == samples,
+            REGISTRY[config.objective.name].scheduler is REGISTRY[samples].scheduler,
             f"objective.name={config.objective.name}, and {kind} samples {samples.upper()}",
         ),
         *((False, message) for message in form.pipeline_misfits(m, kind)),
@@ -90,7 +91,7 @@ def _setting(file: Path, key: str) -> Any:
 
 
 def copy_components(pipeline: Path, folder: Path, config: RunConfig) -> None:
-    """Everything of a pipeline but its networks and scheduler."""
+    """Copies everything of a pipeline but its networks and scheduler."""
     for name in _components(pipeline, config):
         shutil.copytree(pipeline / name, folder / name)
     shutil.copyfile(pipeline / PIPELINE_INDEX, folder / PIPELINE_INDEX)

@@ -1,4 +1,4 @@
-"""A Diffusers folder and a checkpoint side by side: every tensor, and what the networks compute."""
+"""Compares a Diffusers folder with a checkpoint: every tensor, and the outputs of the networks."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ from dit.convert.diffusers_checkpoint import DiffusersFolder, open_folder
 from dit.convert.diffusers_config import diffusers_transformer_config
 from dit.convert.errors import ConvertError
 from dit.convert.export import open_stored
-from dit.convert.megatron_checkpoint import Stored
+from dit.convert.megatron_checkpoint import StoredWeights
 from dit.data.pack import PatchLayout, pack_samples
 from dit.models.diffusers_names import pairs, their_tensors
 from dit.models.family import family_of
-from dit.objectives import unpack_latents
+from dit.sampling.unpatchify import unpack_latents
 
-# Of random inputs: grids in patches with frames per second, captions and noise levels.
+# Random inputs: grids in patches, frames per second, lengths of captions, noise levels.
 _GRIDS = ((1, 5, 3), (3, 2, 4), (2, 3, 3))
 _FPS, _CAPTIONS, _LEVELS = (math.nan, 16.0, 30.0), (7, 1, 12), (-1.3, 0.4, 250.0)
 
 
 @dataclass(frozen=True, slots=True)
 class TensorReport:
-    """How the re-exported tensors differ from those of the folder."""
+    """Differences of the re-exported tensors from those of the folder."""
 
     count: int
-    different: int  # not the same bits
-    largest: float  # difference of two numbers
-    where: str  # the tensor with it
+    different: int  # tensors that are not bit-identical
+    largest: float  # largest difference of two numbers
+    where: str  # the tensor that has it
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardReport:
-    """How the outputs of the networks differ, in float32."""
+    """Differences of the networks' outputs, in float32."""
 
     samples: int
-    largest: float  # difference of two numbers
+    largest: float  # largest difference of two numbers
     scale: float  # root mean square of Diffusers' output
 
 
 def compare_tensors(
     hf_path: Path, checkpoint: Path, weights: Weights | None
 ) -> tuple[TensorReport, Weights]:
-    """Exports every tensor again, in the type that it has in `hf_path`, and compares.
+    """Exports every tensor again, in its type in `hf_path`, and compares.
 
     Raises:
-        ConvertError: the folder holds other tensors than the checkpoint.
+        ConvertError: folder and checkpoint hold different tensors.
     """
     source = open_folder(hf_path)
     stored, config, chosen = open_stored(checkpoint, weights)
@@ -68,13 +68,13 @@ def compare_tensors(
                 continue
             gap = float((ours.float() - theirs.float()).abs().max())
             different += 1
-            if not gap <= largest:  # NaN counts as large
+            if not gap <= largest:  # so that NaN counts as large
                 largest, where = gap, name
     return TensorReport(count, different, largest, where), chosen
 
 
 def compare_forward(hf_path: Path, checkpoint: Path, weights: Weights) -> ForwardReport:
-    """Both networks on the same random inputs, in float32, one after the other in memory.
+    """Runs both networks on the same random inputs in float32, one network in memory at a time.
 
     Raises:
         ConvertError: there are several processes, or Diffusers cannot run the model here.
@@ -112,7 +112,7 @@ def _sample(index: int, model: ModelConfig) -> LatentSample:
 def _diffusers_outputs(
     source: DiffusersFolder, config: RunConfig, model: ModelConfig, samples: list[LatentSample]
 ) -> list[Tensor]:
-    # What Diffusers cannot express would only look like a difference.
+    # A setting that Diffusers cannot express is an error here, and not a difference of outputs.
     diffusers_transformer_config(config)
     form = family_of(model).diffusers()
     try:
@@ -130,9 +130,9 @@ def _diffusers_outputs(
 
 @torch.no_grad()
 def _our_outputs(
-    stored: Stored, config: RunConfig, model: ModelConfig, samples: list[LatentSample]
+    stored: StoredWeights, config: RunConfig, model: ModelConfig, samples: list[LatentSample]
 ) -> list[Tensor]:
-    """Of all samples in one pack."""
+    """Outputs of our network for all samples in one pack."""
     from dit.distributed.process_groups import process_groups, start_processes
     from dit.train.checkpoint.state_dict import load_weights
 

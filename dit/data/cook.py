@@ -1,7 +1,7 @@
 """Shard record -> LatentSample, or the reason why not.
 
-1. measure    the head of a record -> its size in a pack; decodes no tensor
-2. cook       a whole record -> LatentSample, once it is chosen for a pack
+1. measure_sample    the head of a record -> its size in a pack; decodes no tensor
+2. cook              a whole record -> LatentSample, when it is chosen for a pack
 """
 
 # C latent channels; F H W frames, rows, columns of the latent; L text tokens; E text width
@@ -38,7 +38,7 @@ class Expected:
 
     @property
     def pack_bytes(self) -> int:
-        """More than a pack takes, unless its captions have twice as many tokens as its latents."""
+        """Enough bytes for a pack, unless its captions have twice as many tokens as its latents."""
         features = self.channels * math.prod(self.layout.patch)
         return self.capacity * (4 * features + 8 * self.text_width + 64)
 
@@ -53,11 +53,10 @@ class Expected:
         )
 
 
-_INFINITY = {torch.bfloat16: 0x7F80, torch.float16: 0x7C00}
-"""Its bits; those of NaN are more."""
-_FEW = 2**13
+_INFINITY = {torch.bfloat16: 0x7F80, torch.float16: 0x7C00}  # as bits; NaN has larger ones
+_FEW = 2**13  # numbers; for fewer, a sum is faster than integer views
 SMALL = 8192
-"""Bytes of a sample that is decoded when it is read, which is faster than to look at it twice."""
+"""Bytes of a sample that is decoded when it is read: for so few, that is faster than two reads."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,11 +64,11 @@ class SampleSize:
     """What packing needs to know of a sample."""
 
     tokens: int
-    """In a pack, padding included."""
+    """Tokens in a pack, padding included."""
     shape: tuple[int, int]
-    """Tokens without padding, and those of the caption."""
+    """Tokens of the latent without padding, and of the caption."""
     dtypes: tuple[torch.dtype, torch.dtype]
-    """Of the latent and of the caption."""
+    """Types of the latent and of the caption."""
 
     @classmethod
     def of(cls, latent_CFHW: Tensor, text_LE: Tensor, layout: PatchLayout) -> SampleSize:
@@ -82,10 +81,10 @@ class SampleSize:
 
 
 def measure_sample(parts: Mapping[str, Any], expected: Expected) -> SampleSize | None:
-    """From the head of a record, whose `.safetensors` may be a Head or whole.
+    """The size of a sample from its record, whose `.safetensors` may be whole or a Head.
 
-    None where the whole is to tell: it is here and small, it is of DFM's layout, or something is
-    wrong with it. A damaged head can say anything, so why it is refused is `cook`'s to find.
+    None where the whole record must be read: it is at hand and small, it has DFM's layout, or
+    something is wrong with it. A damaged head can say anything, so `cook` finds the reason.
     """
     payload = parts.get("safetensors")
     if payload is None or is_dfm(parts):
@@ -109,12 +108,12 @@ def cook(
     """LatentSample from the parts (extension -> bytes) of one record.
 
     Raises:
-        Refused: the record is damaged, or the sample does not fit what is expected.
+        SampleRefused: the record is damaged, or the sample does not fit the model or the pack.
     """
     record = read_record(parts)
     check_latent(record.latent_CFHW, expected)
     text_LE = _checked_text(record.text_LE, expected)
-    # Last, because it alone has to look at every number.
+    # Last, because only this looks at every number.
     if not _all_finite(record.latent_CFHW):
         raise SampleRefused(Reject.NOT_FINITE, _count_bad(record.latent_CFHW))
     if not _all_finite(text_LE):
@@ -130,10 +129,10 @@ def cook(
 
 
 def check_latent(latent_CFHW: Tensor, expected: Expected) -> None:
-    """Looks at the shape alone.
+    """Checks the shape of a latent.
 
     Raises:
-        Refused: the model or the pack has no place for it.
+        SampleRefused: it does not fit the model or the pack.
     """
     channels, *size = latent_CFHW.shape
     shape, layout = list(latent_CFHW.shape), expected.layout
@@ -171,18 +170,18 @@ def _checked_text(text_LE: Tensor | None, expected: Expected) -> Tensor:
             f"text {list(text_LE.shape)} has width {text_LE.shape[1]},"
             f" model.crossattn_emb_size={expected.text_width}",
         )
-    # bfloat16 stays as stored; what has more precision keeps it.
+    # bfloat16 stays as stored; all other types become float32.
     return text_LE if text_LE.dtype == torch.bfloat16 else text_LE.float()
 
 
 def _all_finite(values: Tensor) -> bool:
     infinity = _INFINITY.get(values.dtype)
     if infinity is None or values.numel() < _FEW:
-        # Finite unless it overflows or a number is not, and faster than to look at each.
+        # A sum is faster than isfinite(): finite if all numbers are, unless it overflows.
         total = values.sum(dtype=torch.float32).item()
         return math.isfinite(total) or bool(values.isfinite().all())
-    # The sum is one of a float32 copy. Of bits that are taken for integers, those of infinity and
-    # NaN are the largest: of positive numbers if signed, of negative ones if unsigned.
+    # For these types a sum would make a float32 copy. With their bits as integers, infinity and
+    # NaN are the largest numbers: the positive ones as int16, the negative ones as uint16.
     bits = values.view(torch.int16).numpy()
     return bits.max() < infinity and bits.view(np.uint16).max() < infinity + 0x8000
 

@@ -1,7 +1,7 @@
 """Where samples come from: the folders behind a configuration, checked before they are read.
 
 A dataset is a folder with shards and `.nv-meta`, a blend of such folders, or an Energon metadataset
-YAML. All yield leaves: folder and split.
+YAML. Each of them comes down to leaves: pairs of folder and split.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PREPARE = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetSplit:
-    """One dataset folder and the split that is read of it."""
+    """One dataset folder, and the split of it that is read."""
 
     path: EPath
     split: str
@@ -72,7 +72,7 @@ def val_split(dataset: DatasetConfig) -> str:
 
 
 def energon_source(dataset: DatasetConfig, *, split: str) -> str | dict[str, Any]:
-    """What Energon's loaders take as their path; a blend becomes a metadataset in memory."""
+    """The `path` for Energon's loaders; a blend becomes a metadataset in memory."""
     if not dataset.blend:
         assert dataset.path is not None
         return dataset.path
@@ -113,7 +113,7 @@ def shards_of(leaf: DatasetSplit) -> list[ShardInfo]:
             f"{leaf.path / META}: split.yaml names {error}, which .info.json does not list;"
             f" {_how(leaf)}"
         ) from error
-    except Exception as error:  # whatever Energon's parsers make of the bytes
+    except Exception as error:  # of many kinds: Energon's parsers raise what they like
         raise DataError(f"{leaf.path / META} cannot be read ({error!r}); {_how(leaf)}") from error
     if wrong:
         raise DataError(f"{leaf.path / META}/.info.json: {wrong[0]} has fewer than 0 samples")
@@ -140,7 +140,7 @@ def _names(found: re.Match[str]) -> int:
 
 
 def key_prefixes(leaves: tuple[DatasetSplit, ...]) -> dict[str, str]:
-    """Path of each dataset of a blend -> what makes its keys differ from those of the others."""
+    """Path of each dataset of a blend -> the prefix that makes its keys unique in the blend."""
     if len(leaves) < 2:
         return {}
     names = [leaf.name for leaf in leaves]
@@ -151,9 +151,9 @@ def key_prefixes(leaves: tuple[DatasetSplit, ...]) -> dict[str, str]:
 
 
 def dataset_sizes(config: RunConfig) -> dict[str, int]:
-    """Samples of each dataset that training reads, by the prefix of its keys; one alone has none.
+    """Samples of each dataset that training reads, by the prefix of its keys.
 
-    Empty for mock data.
+    A single dataset has the prefix "". Mock data have no entry.
     """
     leaves = train_leaves(config)
     prefixes = key_prefixes(leaves)
@@ -161,7 +161,7 @@ def dataset_sizes(config: RunConfig) -> dict[str, int]:
 
 
 def check_readers(leaves: tuple[DatasetSplit, ...], *, ranks: int, workers: int) -> None:
-    """Every reader needs a sample: Energon cannot repeat an empty share.
+    """Checks that every reader has a sample, because Energon cannot repeat an empty shard.
 
     Raises:
         DataError: a folder has fewer samples than there are readers.
@@ -178,7 +178,7 @@ def check_readers(leaves: tuple[DatasetSplit, ...], *, ranks: int, workers: int)
 
 
 def null_text(config: RunConfig) -> Tensor:
-    """[L0, E] float32: embedding of the empty string, one zero vector where none is stored.
+    """[L0, E] float32: embedding of the empty string; one zero vector where none is stored.
 
     Raises:
         DataError: the datasets of a blend disagree, or the width is not the model's.
@@ -232,7 +232,7 @@ def _expand(path: EPath, split: str) -> Iterator[DatasetSplit]:
             found = list(traverse_metadataset(path, split_part=split))
         except KeyError as error:
             raise DataError(_no_split(DatasetSplit(path=path, split=split))) from error
-        except Exception as error:  # whatever Energon makes of it
+        except Exception as error:  # of many kinds, as above
             raise DataError(f"metadataset {path} cannot be read ({error!r}); correct it") from error
         for reference in found:
             _check_folder(reference.path)
@@ -258,8 +258,8 @@ def _check_folder(path: EPath) -> None:
 def _read_yaml(path: EPath) -> Any:
     try:
         document = load_yaml(path.read_bytes())
-        json.dumps(document, default=str)  # one that holds itself has no end
-    except Exception as error:  # of many kinds: Energon's parser is one of C++
+        json.dumps(document, default=str)  # fails for a document that contains itself
+    except Exception as error:  # of many kinds: the parser is written in C++
         raise DataError(f"{path} is no YAML that can be read ({error!r}); restore it") from error
     return document
 
@@ -290,7 +290,7 @@ def _paths_in(node: Any) -> Iterator[str]:
 
 
 def _check_class(document: Any, path: EPath, *, allowed: set[str]) -> None:
-    """Energon imports and calls what its YAML names; data must not choose the code that runs.
+    """Refuses YAML that names code: Energon would import and call it.
 
     Raises:
         DataError: the file names another module or class, or a function.

@@ -1,8 +1,8 @@
-"""Loaders of a run: configuration -> PackedBatches, savable and checked.
+"""Loaders of a run: configuration -> PackedBatches, with a state that can be saved.
 
-1. check     folders, splits and sizes, before any process starts
-2. open      Energon's chain of datasets (chain.py), its links in the loader's processes
-3. receive   packs with counts; refusals beyond the tolerance, and dead workers, end the run
+1. check      folders, splits and sizes, before any process starts
+2. open       Energon's chain of datasets (energon/task_encoder.py), in the loader workers
+3. receive    packs with counts; too many refused samples, or a dead worker, end the run
 """
 
 from __future__ import annotations
@@ -16,9 +16,17 @@ from typing import Any, Self
 from dit.batch import PackedBatch
 from dit.config import RunConfig
 from dit.data.datasets import DatasetSplit, check_readers, count_samples, train_leaves, val_leaves
-from dit.data.energon.pipeline import open_training, open_validation
-from dit.data.energon.resumable_loader import ResumableLoader, Snapshot, worker_died
-from dit.data.energon.worker_output import WorkerBatch
+from dit.data.energon.resumable_loader import ResumableLoader, Snapshot, deaths_in_words
+from dit.data.energon.stages import WorkerBatch
+from dit.data.energon.task_encoder import open_training, open_validation
+from dit.data.loader_state import (
+    LoaderLayout,
+    LoaderState,
+    check_identity,
+    loader_identity,
+    pickled,
+    places_of,
+)
 from dit.data.rejections import (
     MOST_NAMED,
     Bound,
@@ -27,15 +35,12 @@ from dit.data.rejections import (
     RejectCounts,
     sum_counts,
 )
-from dit.data.resume.fingerprint import check_identity, loader_identity, places_of
-from dit.data.resume.loader_state import LoaderLayout, LoaderState, pickled
-from dit.data.resume.reshard import reshard
 
 
 def build_train_loader(config: RunConfig, *, rank: int, world_size: int) -> PackLoader:
     """Endless shuffled packs of one data-parallel rank.
 
-    Equal `world_size` x `dataset.num_workers` give equal global batches, whatever their size.
+    Layouts with an equal product `world_size` x `dataset.num_workers` have equal global batches.
 
     Raises:
         DataError: the data are missing, not prepared, or too few for the readers.
@@ -55,8 +60,8 @@ def build_train_loader(config: RunConfig, *, rank: int, world_size: int) -> Pack
 def build_val_loader(config: RunConfig, *, rank: int, world_size: int) -> PackLoader:
     """The packs rank, rank + world_size, ... of one pass over the validation samples.
 
-    The list of all packs is fixed: neither shuffled nor dependent on ranks and workers. Each
-    `iter()` begins it again. Only mock data have no end.
+    The list of all packs is fixed: it is not shuffled, and does not depend on ranks and workers.
+    Each `iter()` begins it again. Only mock data have no end.
 
     Raises:
         DataError: there is no `val` split (the message says what to do), or as for training.
@@ -82,8 +87,8 @@ class ValidationPacks:
     """Packs that are read once and kept."""
 
     packs: list[PackedBatch]
-    tally: RejectCounts
-    """Of the samples that were read for them."""
+    counts: RejectCounts
+    """Counts of the samples that were read for them."""
     refused: tuple[RefusedSample, ...] = ()
 
 
@@ -104,18 +109,18 @@ def build_val_packs(config: RunConfig, *, indices: Sequence[int]) -> ValidationP
     if wanted <= found.keys():
         return ValidationPacks(
             packs=[found[index] for index in indices],
-            tally=loader.tally(),
+            counts=loader.reject_counts(),
             refused=loader.take_refused(),
         )
     return build_val_packs(config, indices=[index % count for index in indices])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Place:
-    """How far a loader has come."""
+class _Position:
+    """How far a loader has read."""
 
     packs: int
-    tallies: tuple[RejectCounts, ...]
+    counts: tuple[RejectCounts, ...]
     readers: Snapshot
 
 
@@ -135,7 +140,7 @@ class PackLoader:
         share: tuple[int, int] = (0, 1),
         places: str = "",
     ):
-        """`share` is (first, step) of the packs that are given.
+        """`share` is (first, step) of the packs to give.
 
         `places` names the dataset in messages.
         """
@@ -144,9 +149,9 @@ class PackLoader:
         self._bound = bound
         self._endless = endless
         self._share = share
-        self._refused: deque[RefusedSample] = deque()  # which the thread of `ahead` fills
+        self._refused: deque[RefusedSample] = deque()  # the thread of `ahead` fills it
         self._places = places
-        self.moved = ""
+        self.resharded = ""
         """What `load_state_dict` did about another number of ranks or workers, for the log."""
         self._begin()
 
@@ -164,22 +169,22 @@ class PackLoader:
         return next(self._packs)
 
     def ahead(self, count: int) -> Iterator[PackedBatch]:
-        """The next `count` packs, to be taken by another thread.
+        """The next `count` packs, for another thread.
 
-        Until `catch_up` the position and all counts stay as they are now: a run that is saved in
-        between, and goes on from there, takes them again. Needs workers, which remember where they
-        have been.
+        Until `catch_up`, the position and all counts stay as they are: a run that is saved in
+        between, and resumes from there, takes these packs again. This needs workers, because they
+        remember their former positions.
         """
-        assert self._start.workers, "without workers there is one position, that of the reader"
-        self._held = self._place()
+        assert self._start.workers, "without workers only the present position is known"
+        self._held = self._position()
         return itertools.islice(self, count)
 
     def catch_up(self) -> None:
-        """Counts what was taken ahead, all of it."""
+        """Counts all packs that were taken ahead."""
         self._held = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this rank's data stand, as plain values and bytes.
+        """The position in this rank's data, as plain values and bytes.
 
         Raises:
             DataError: a loader process has died, so its position is lost.
@@ -189,12 +194,12 @@ class PackLoader:
             raise self._error
         if self._packs is None:
             return self._start.plain()  # Energon would wait for ever for workers not yet running
-        place = self._held or self._place()
+        at = self._held or self._position()
         now = replace(
             self._start,
-            readers=pickled(self._loader.freeze(place.readers)),
-            packs=place.packs,
-            tallies=[asdict(tally) for tally in place.tallies],
+            readers=pickled(self._loader.state_dict(at.readers)),
+            packs=at.packs,
+            tallies=[asdict(counts) for counts in at.counts],
         )
         return now.plain()
 
@@ -207,37 +212,39 @@ class PackLoader:
         return all(LoaderState.of(state).identity == self._start.identity for state in states)
 
     def load_state_dict(self, states: Sequence[dict[str, Any]], *, places: str = "") -> None:
-        """Continues where the ranks that saved `states` stood; all of them, in their order.
+        """Continues where the ranks stood that saved `states`, which are in the order of the ranks.
 
-        On as many ranks and workers: same packs, same order, buffers included. On others, `moved`
-        says what became of them. `places` names the dataset of then in messages.
+        On as many ranks and workers the packs and their order are the same. On others, `resharded`
+        says what was done. `places` names the saved dataset in messages.
 
         Raises:
             DataError: the states belong to other settings (the message names each), or cannot be
-                moved to these ranks and workers.
+                resharded to these ranks and workers.
         """
+        from dit.data.reshard import reshard  # only a run that resumes needs it
+
         assert self._packs is None, "restore the loader before its first pack is taken"
         saved = [LoaderState.of(state) for state in states]
-        for position in saved:
+        for state in saved:
             both = (places or self._places, self._places)
-            check_identity(position.identity, self._start.identity, places=both)
+            check_identity(state.identity, self._start.identity, places=both)
         here = self._start
-        moved = reshard(saved, here.layout, rank=here.rank, shares=self._loader.shares())
-        self.moved = moved.said
-        self._stand_at(moved.position)
-        self._loader.thaw(moved.position)
+        found = reshard(saved, here.layout, rank=here.rank, shards=self._loader.shards())
+        self.resharded = found.said
+        self._set_state(found.state)
+        self._loader.load_state_dict(found.state)
 
     def counts(self) -> dict[str, int]:
         """Samples refused so far on this rank, by reason.
 
-        They belong to the packs given: what workers read ahead is not in them yet. A resumed run
-        goes on from the saved counts and counts no sample twice.
+        They belong to the packs given, without the samples that workers have read ahead. A resumed
+        run continues with the saved counts and counts no sample twice.
         """
-        return dict(sorted(self.tally().refused.items()))
+        return dict(sorted(self.reject_counts().refused.items()))
 
-    def tally(self) -> RejectCounts:
+    def reject_counts(self) -> RejectCounts:
         """As `counts`, with the samples read, and for each reason the newest sample that had it."""
-        return self._sum(self._tallies if self._held is None else self._held.tallies)
+        return self._sum(self._counts if self._held is None else self._held.counts)
 
     def take_refused(self) -> tuple[RefusedSample, ...]:
         """Samples refused since the last call; a resumed run may meet some again."""
@@ -252,61 +259,57 @@ class PackLoader:
         self._loader = self._opener()
         self._packs: Iterator[PackedBatch] | None = None
         self._error: Exception | None = None
-        self._held: _Place | None = None
-        place = self._loader.worker_config
-        layout = LoaderLayout(ranks=place.world_size, workers=place.num_workers)
-        self._stand_at(LoaderState.start(layout, rank=place.rank, identity=self._identity))
+        self._held: _Position | None = None
+        config = self._loader.worker_config
+        layout = LoaderLayout(ranks=config.world_size, workers=config.num_workers)
+        self._set_state(LoaderState.start(layout, rank=config.rank, identity=self._identity))
 
-    def _stand_at(self, position: LoaderState) -> None:
-        self._start = position
-        self._given = position.packs
-        self._tallies = [RejectCounts(**tally) for tally in position.tallies]
-        self._former = RejectCounts(**position.former)
+    def _set_state(self, state: LoaderState) -> None:
+        self._start = state
+        self._given = state.packs
+        self._counts = [RejectCounts(**counts) for counts in state.tallies]
+        self._former = RejectCounts(**state.former)
 
-    def _place(self) -> _Place:
-        """Where reading has come, which may be ahead."""
-        return _Place(packs=self._given, tallies=tuple(self._tallies), readers=self._loader.mark())
+    def _position(self) -> _Position:
+        """The position of reading, which may be ahead of training."""
+        readers = self._loader.snapshot()
+        return _Position(packs=self._given, counts=tuple(self._counts), readers=readers)
 
-    def _sum(self, tallies: Iterable[RejectCounts]) -> RejectCounts:
-        return sum_counts([*tallies, self._former])
+    def _sum(self, counts: Iterable[RejectCounts]) -> RejectCounts:
+        return sum_counts([*counts, self._former])
 
     def _receive(self) -> Iterator[PackedBatch]:
         given = False
         try:
-            for delivery in self._loader:
-                self._judge(delivery)
-                if delivery.pack is not None:
-                    given = True
-                    self._given += 1
-                    yield delivery.pack
+            with deaths_in_words():
+                for batch in self._loader:
+                    self._judge(batch)
+                    if batch.pack is not None:
+                        given = True
+                        self._given += 1
+                        yield batch.pack
             if not given:
                 raise DataError("no usable sample in the whole split" + self._report())
         except DataError as error:
             self._fail(error)
             raise
-        except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
-                raise
-            death = DataError(worker_died(str(error).strip()))
-            self._fail(death)
-            raise death from error
 
-    def _judge(self, delivery: WorkerBatch) -> None:
-        """Keeps the counts, and ends the run when an error or too many refusals came with them."""
-        self._tallies[delivery.worker] = delivery.tally
-        self._refused += delivery.refused[: MOST_NAMED - len(self._refused)]
-        if delivery.error:
-            raise DataError(delivery.error + self._report())
+    def _judge(self, batch: WorkerBatch) -> None:
+        """Keeps the counts; ends the run if an error or too many refused samples came with them."""
+        self._counts[batch.worker] = batch.counts
+        self._refused += batch.refused[: MOST_NAMED - len(self._refused)]
+        if batch.error:
+            raise DataError(batch.error + self._report())
         try:
-            self._bound.check(self._sum(self._tallies))
+            self._bound.check(self._sum(self._counts))
         except DataError as error:
             raise DataError(f"{error}{self._report()}") from None
 
     def _report(self) -> str:
-        total = self._sum(self._tallies)
+        total = self._sum(self._counts)
         return f". Of {total.read} samples read were refused:" + (total.report() or " none")
 
     def _fail(self, error: Exception) -> None:
         self._error = error
-        if self._held is None:  # else a save may still ask the workers where they were
+        if self._held is None:  # else a save may still ask the workers for a former position
             self._loader.shutdown()

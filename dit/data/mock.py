@@ -1,7 +1,7 @@
 """Synthetic samples of any geometry: a dataset without files that Energon reads like any other.
 
-Records are those of a shard, parts and types included, so mock data take the whole way of real
-ones. Sample i is a function of (seed, i); readers share the indices out like a deck of cards.
+Records have the parts and types of a shard's records, so mock data take the whole way of real data.
+Sample i is a function of (seed, i); reader r of R reads samples r, r + R, r + 2R, ...
 """
 
 # C latent channels; F H W frames, rows, columns of the latent; L text tokens; E text width
@@ -30,7 +30,7 @@ _ENDLESS = 2**31
 
 
 def mock_record(config: RunConfig, *, seed: int, index: int) -> dict[str, bytes]:
-    """Parts of mock sample `index`; bfloat16 `latent` [C, F, H, W] and `text` [L, E], normal."""
+    """Parts of mock sample `index`: bfloat16 `latent` [C, F, H, W] and `text` [L, E], normal."""
     geometries = config.dataset.mock_samples
     mixed, choice = np.random.SeedSequence((seed, index)).generate_state(2, np.uint64)
     geometry = _pick(geometries, float(choice) / 2**64)
@@ -53,7 +53,7 @@ def mock_record(config: RunConfig, *, seed: int, index: int) -> dict[str, bytes]
 
 
 def _pick(geometries: tuple[MockGeometry, ...], position: float) -> MockGeometry:
-    """The geometry at `position` in [0, 1) when they lie side by side, as wide as their weights."""
+    """The geometry at `position` in [0, 1), where each takes a part as wide as its weight."""
     position *= sum(geometry.weight for geometry in geometries)
     for geometry in geometries:
         position -= geometry.weight
@@ -63,7 +63,7 @@ def _pick(geometries: tuple[MockGeometry, ...], position: float) -> MockGeometry
 
 
 class MockDataset(BaseCoreDatasetFactory[CrudeSample]):
-    """Stands where Energon expects a folder of shards."""
+    """Takes the place of a folder of shards in Energon."""
 
     __sample_type__ = CrudeSample
 
@@ -75,7 +75,7 @@ class MockDataset(BaseCoreDatasetFactory[CrudeSample]):
         self.subflavors = {}
 
     def build(self, worker_rotation_offset: int = 0) -> MockReader:
-        del worker_rotation_offset  # evens out remainders, of which an endless set has none
+        del worker_rotation_offset  # evens out remainders, and an endless dataset has none
         return MockReader(self.config, seed=self.seed, worker_config=self.worker_config)
 
     def as_file_store(self) -> FileStore:
@@ -86,7 +86,7 @@ class MockDataset(BaseCoreDatasetFactory[CrudeSample]):
 
 
 class MockReader(SavableDataset[CrudeSample]):
-    """The share of one reader: samples r, r + R, r + 2R, ... of R readers over all ranks."""
+    """One reader: samples r, r + R, r + 2R, ... for R readers over all ranks."""
 
     _savable_fields = ("_drawn",)
 
@@ -101,7 +101,7 @@ class MockReader(SavableDataset[CrudeSample]):
         self._drawn = 0
 
     def start_at(self, first: int) -> None:
-        """Goes on with this reader's first sample that is not below `first`."""
+        """Continues with this reader's first sample that is not below `first`."""
         reader = self.worker_config.global_worker_id()
         self._drawn = draws_below(first, reader=reader, readers=self._readers)
 
@@ -139,7 +139,7 @@ class MockReader(SavableDataset[CrudeSample]):
 
 
 class MockShard(WorkerShard):
-    """What one reader reads of the mock samples, of which there is no end."""
+    """What one reader reads of the mock samples, which have no end."""
 
     def read(self, index: int) -> Any:
         return self.dataset.restore_sample(("Mock", index))

@@ -1,8 +1,13 @@
-"""What can be known of the data before the first step: shards, indices, and what the card says.
+"""Checks the data before the first step, without reading a sample.
 
-Once for all processes: a thousand ranks that look for ten thousand files are a load on any file
+1. check_data      every shard and index is there, and the dataset card fits the model
+2. dataset_card    `dataset_card.json`, which says how the data were made
+
+One process checks for all: a thousand ranks that look for ten thousand files are a load on any file
 system.
 """
+
+# C latent channels; F H W latent frames, rows, columns
 
 from __future__ import annotations
 
@@ -10,22 +15,28 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import torch
 from megatron.energon.epathlib import EPath
 
 from dit.config import RunConfig
-from dit.data.data_card import CARD, card_faults, read_data_card
+from dit.data.cook import Expected, check_latent
 from dit.data.datasets import DatasetSplit, count_samples, shards_of, train_leaves, val_leaves
-from dit.data.rejections import DataError
-from dit.data.tar.file_cache import REINDEX, index_fault
+from dit.data.rejections import REMEDIES, DataError, Reject, SampleRefused
+from dit.json_text import parse_json
 
 _SIDE_BY_SIDE = 16  # files; a network drive answers each after a millisecond or more
-_SHOWN = 5
+_SHOWN = 5  # faults in a message
+CARD_VERSION = 1
+CARD = "dataset_card.json"
+_RESTORE = "restore it, or pack the data again"
+_SENSIBLE = 2**40  # more than any count in a card; torch cannot multiply larger sides
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checked:
-    """Data without a fault that shows from outside."""
+    """What was checked, and has no fault."""
 
     samples: int
     shards: int
@@ -36,11 +47,11 @@ class Checked:
 
 
 def check_data(config: RunConfig) -> Checked:
-    """Looks at all that a run will read, as far as that goes without reading a sample.
+    """Checks all folders, shards and indices that a run will read.
 
     Raises:
-        DataError: a folder, shard or index is missing or damaged, or the data are not made for
-            such a model; with every fault that was found, up to a few of a kind.
+        DataError: a folder, shard or index is missing or damaged, or the data do not fit the
+            model; the message has the first faults of all that were found.
     """
     leaves, faults = train_leaves(config), []
     for leaf in dict.fromkeys([*leaves, *_validated(config)]):
@@ -54,9 +65,9 @@ def check_data(config: RunConfig) -> Checked:
 
 
 def data_line(config: RunConfig) -> str:
-    """What a dry run says of the data, as a comment; empty for mock data and for none.
+    """The line of a dry run about the data, as a comment; empty for mock data or no data.
 
-    A folder that is not there is no fault: often another machine trains.
+    A missing folder is no fault here, because often another machine trains.
 
     Raises:
         DataError: as `check_data`.
@@ -82,7 +93,7 @@ def _validated(config: RunConfig) -> Iterator[DatasetSplit]:
 
 
 def _shard_faults(leaf: DatasetSplit) -> Iterator[str]:
-    """Those of local shards; others show when they are read."""
+    """The faults of local shards; those of remote ones show when they are read."""
     local = [
         (shard.path.local_path(), shard.count)
         for shard in shards_of(leaf)
@@ -94,7 +105,9 @@ def _shard_faults(leaf: DatasetSplit) -> Iterator[str]:
 
 
 def _shard_fault(shard: Path, count: int, *, folder: str) -> str:
-    """What is wrong with a shard of `count` samples or its index, empty for nothing."""
+    """What is wrong with a shard of `count` samples or its index; empty if nothing is."""
+    from dit.data.tar_reader import REINDEX, index_fault  # mock data have no shards
+
     if not shard.is_file():
         return (
             f"{shard} is missing; restore it, or list it under `exclude` in .nv-meta/split.yaml"
@@ -122,3 +135,116 @@ def _head(count: int) -> str:
         return "the data cannot be trained on:"
     shown = f", of which {_SHOWN} are" if count > _SHOWN else ""
     return f"the data cannot be trained on, for {count} reasons{shown}:"
+
+
+def dataset_card(config: RunConfig) -> dict[str, Any] | None:
+    """The card of the first dataset: how to rebuild its encoders; None where absent.
+
+    Raises:
+        DataError: it is no JSON object.
+    """
+    leaves = train_leaves(config)
+    return read_data_card(leaves[0]) if leaves else None
+
+
+def read_data_card(leaf: DatasetSplit) -> dict[str, Any] | None:
+    """The card of a dataset folder, None where absent.
+
+    Raises:
+        DataError: it is no JSON object.
+    """
+    path = leaf.path / CARD
+    if not path.is_file():
+        return None
+    try:
+        card = parse_json(path.read_bytes())
+    except (ValueError, OSError) as error:
+        raise DataError(f"{path} cannot be read ({error}); {_RESTORE}") from error
+    if not isinstance(card, dict):
+        raise DataError(f"{path} is no JSON object, but {type(card).__name__}; {_RESTORE}")
+    return card
+
+
+def card_faults(card: dict[str, Any], config: RunConfig) -> Iterator[str]:
+    """Why the samples of a dataset do not fit the model, or the card is not in our format.
+
+    Entries that a card lacks are not checked: other tools write no card, or a shorter one.
+    """
+    version = card.get("format_version", CARD_VERSION)
+    if version != CARD_VERSION:
+        yield _other_version(version)
+        return
+    parts = {name: card.get(name, {}) for name in ("latent", "text_encoder", "splits")}
+    wrong = [name for name, part in parts.items() if not isinstance(part, dict)]
+    if wrong:
+        yield f"its {wrong[0]!r} is no object; {_RESTORE}"
+        return
+    found = (
+        ("latent", "channels", "model.in_channels", config.model.in_channels),
+        ("text_encoder", "width", "model.crossattn_emb_size", config.model.crossattn_emb_size),
+    )
+    for part, name, key, value in found:
+        stored = parts[part].get(name)
+        if stored is not None and not _is_count(stored):
+            yield f"its {part}.{name} is {stored!r}, no whole number above 0; {_RESTORE}"
+        elif stored not in (None, value):
+            yield f"its {part}.{name} is {stored}, and {key}={value}; set {key}={stored}"
+    yield from _sizes(card, config)
+
+
+def _other_version(version: Any) -> str:
+    if _is_count(version):
+        return (
+            f"its format_version is {version}, and this program reads {CARD_VERSION}: the program"
+            " is older than the data; update it"
+        )
+    return f"its format_version is {version!r}, no version of this format; {_RESTORE}"
+
+
+def _sizes(card: dict[str, Any], config: RunConfig) -> Iterator[str]:
+    """Sizes that do not fit, where too many of the samples have them."""
+    latent, sizes = card.get("latent", {}), card.get("sizes")
+    strides = [latent.get("stride"), latent.get("temporal_stride")]
+    if sizes is None or not all(map(_is_count, strides)):
+        return
+    names = ("num_frames", "height", "width", "samples")
+    if not isinstance(sizes, list) or not all(
+        isinstance(size, dict) and all(_is_count(size.get(name)) for name in names)
+        for size in sizes
+    ):
+        yield f"its 'sizes' are no list of {', '.join(names)}; {_RESTORE}"
+        return
+    splits = [part for part in card.get("splits", {}).values() if isinstance(part, dict)]
+    counted = [part["samples"] for part in splits if _is_count(part.get("samples"))]
+    total = max(sum(size["samples"] for size in sizes), sum(counted))
+    misfits = [(size, why) for size in sizes if (why := _misfit(size, strides, config))]
+    lost = sum(size["samples"] for size, _ in misfits)
+    if lost > config.dataset.max_bad_fraction * total:
+        size, why = misfits[0]
+        shown = "{num_frames} x {height} x {width}".format(**size)
+        yield (
+            f"{lost:,} of its {total:,} samples do not fit the model or the pack, more than"
+            f" dataset.max_bad_fraction={config.dataset.max_bad_fraction}: those of {shown} pixels,"
+            f" {why.detail}; {REMEDIES[why.reason]}"
+        )
+
+
+def _misfit(size: dict[str, int], strides: list[Any], config: RunConfig) -> SampleRefused | None:
+    """Why samples of that many frames and pixels would be refused."""
+    stride, temporal = strides
+    shape_FHW = (
+        1 + -(-(size["num_frames"] - 1) // temporal),
+        *(size[side] // stride for side in ("height", "width")),
+    )
+    expected = Expected.of(config)
+    try:
+        check_latent(torch.empty(expected.channels, *shape_FHW, device="meta"), expected)
+    except SampleRefused as why:
+        return why
+    except RuntimeError:  # the latent has more numbers than torch can count
+        return SampleRefused(Reject.TOO_LONG, f"latent {list(shape_FHW)} has no end")
+    return None
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < _SENSIBLE

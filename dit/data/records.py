@@ -1,7 +1,7 @@
 """The two layouts of a record in a shard, read into tensors: ours and DFM's.
 
-Ours: `.safetensors` (`latent`, `text`) and `.json`. DFM's: `.pth` (latent), `.pickle` (text) and
-`.json`. Neither runs code of the file.
+Ours: `.safetensors` (`latent`, `text`) and `.json`; DFM's: `.pth` (latent), `.pickle` (text) and
+`.json`. Reading runs no code of the files.
 """
 
 # C latent channels; F H W frames, rows, columns of the latent; L text tokens; E text width
@@ -20,12 +20,15 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from dit import safe_pickle
 from dit.data.rejections import Reject, SampleRefused
 from dit.json_text import parse_json
 
 FORMAT_VERSION = 1
-# Of those that a sample may have; any other is refused when the whole is read.
+PLACE = "__place__"
+"""Part of a record whose `.safetensors` is a Head: the SampleLocation of the whole."""
+UNREADABLE = "__unreadable__"
+"""Part of a record whose shard cannot be read: the text of the error."""
+# Types that a sample may have; any other is refused when the whole record is read.
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -36,7 +39,7 @@ _DTYPES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardRecord:
-    """One sample as stored."""
+    """One sample as stored, in tensors."""
 
     latent_CFHW: Tensor
     text_LE: Tensor | None
@@ -46,15 +49,15 @@ class ShardRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Head:
-    """The beginning of a `.safetensors`, which says what its tensors are."""
+    """The beginning of a `.safetensors`, which has the types and shapes of its tensors."""
 
     data: bytes
     size: int
-    """Of the whole, in bytes."""
+    """Bytes of the whole file."""
 
 
 def head_length(payload: bytes | memoryview) -> int:
-    """Bytes of the head, from the first 8 of a `.safetensors`."""
+    """Length of the head in bytes, from the first 8 bytes of a `.safetensors`."""
     return 8 + int.from_bytes(payload[:8], "little")
 
 
@@ -66,16 +69,16 @@ def read_record(parts: Mapping[str, Any]) -> ShardRecord:
     """Decodes the parts (extension -> bytes) of one sample.
 
     Raises:
-        Refused: a part is missing, does not match its checksum or cannot be decoded.
+        SampleRefused: a part is missing, does not match its checksum or cannot be decoded.
     """
     return _read_dfm(parts) if is_dfm(parts) else _read_ours(parts)
 
 
 def read_outline(parts: Mapping[str, Any]) -> ShardRecord:
-    """Of our layout, where `.safetensors` is a Head: tensors of device `meta`, without numbers.
+    """A record of our layout whose `.safetensors` is a Head, with tensors on the device `meta`.
 
     Raises:
-        Refused: the whole record cannot be sound, or only the whole can tell.
+        SampleRefused: the record is damaged, or only the whole record can tell.
     """
     head, about = _part(parts, "safetensors"), _read_json(_part(parts, "json"))
     _check_version(about)
@@ -95,19 +98,19 @@ def _read_ours(parts: Mapping[str, Any]) -> ShardRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Stored:
-    """A tensor of a `.safetensors`."""
+    """Where a tensor lies in a `.safetensors`."""
 
     dtype: torch.dtype
     shape: list[int]
     start: int
-    """First byte in the file."""
+    """Its first byte in the file."""
 
 
 def _stored(head: Head) -> dict[str, _Stored]:
-    """`latent` and `text`, where they are there.
+    """`latent` and `text`, as far as the file has them.
 
     Raises:
-        Refused: the head is damaged, or the file is not as long as it says.
+        SampleRefused: the head is damaged, or the file has another length than the head says.
     """
     try:
         tensors, begin = parse_json(str(head.data[8:], "utf-8")), len(head.data)
@@ -122,7 +125,7 @@ def _stored(head: Head) -> dict[str, _Stored]:
 
 
 def _check_end_to_end(spans: list[list[int]], size: int) -> None:
-    """As safetensors asks: no byte is of no tensor, and none of two."""
+    """As safetensors requires: each byte belongs to exactly one tensor."""
     if not all(_are_counts(span) for span in spans):
         raise ValueError("data_offsets are no whole numbers")
     starts, stops = zip(*sorted(map(tuple, spans)), strict=True)
@@ -152,15 +155,15 @@ def _outlined(head: Head) -> dict[str, Tensor]:
 
 
 def _in_place(payload: bytes | memoryview) -> dict[str, Tensor] | None:
-    """Views of the payload, which safetensors would copy; None where that is the one to tell."""
+    """The tensors as views of the payload; None where safetensors, which copies, must read it."""
     if isinstance(payload, bytes):
-        return None  # torch takes no memory that must not be written to
+        return None  # torch makes no views of read-only memory
     try:
         stored = _stored(Head(data=bytes(payload[: head_length(payload)]), size=len(payload)))
     except SampleRefused:
         return None
     if any(t.start % t.dtype.itemsize for t in stored.values()):
-        return None  # no number begins where a number of its size may
+        return None  # torch needs aligned numbers
     return {
         name: torch.frombuffer(
             payload, dtype=t.dtype, count=math.prod(t.shape), offset=t.start
@@ -186,7 +189,7 @@ def _read_dfm(parts: Mapping[str, Any]) -> ShardRecord:
     latent, text = _part(parts, "pth"), _part(parts, "pickle")
     about = _read_json(_part(parts, "json"))
     latent_CFHW, text_LE = _unpickled(latent, "pth"), _unpickled(text, "pickle")
-    if isinstance(text_LE, dict):  # its FLUX scripts store the pooled text beside it
+    if isinstance(text_LE, dict):  # DFM's scripts for FLUX store the pooled text as well
         text_LE = text_LE.get("prompt_embeds", text_LE.get("t5_embeds"))
     return ShardRecord(
         latent_CFHW=_four_axes(latent_CFHW),
@@ -197,7 +200,9 @@ def _read_dfm(parts: Mapping[str, Any]) -> ShardRecord:
 
 
 def _unpickled(part: Any, name: str) -> Any:
-    """What `torch.save` or pickle wrote."""
+    """The object that `torch.save` or pickle wrote."""
+    from dit import safe_pickle  # only records of DFM need it
+
     try:
         return safe_pickle.loads(bytes(part))
     except pickle.UnpicklingError as error:
@@ -205,7 +210,7 @@ def _unpickled(part: Any, name: str) -> Any:
 
 
 def trim_padding(text_LE: Tensor) -> Tensor:
-    """Without the zero vectors at its end, of which the first stays where all are zero."""
+    """The text without the zero vectors at its end; at least one vector stays."""
     used = text_LE.any(dim=1).nonzero()
     length = int(used[-1]) + 1 if len(used) else 1
     return text_LE[:length]

@@ -1,4 +1,9 @@
-"""Why samples are left out, and how many: nothing is dropped in silence."""
+"""Why samples are left out, and how many: nothing is dropped in silence.
+
+1. Reject, REMEDIES    the reasons, and what to do about each
+2. RejectCounts        how many samples had them
+3. Bound               how many end the run
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ BEGIN_ANEW = (
     "begin the data anew with checkpoint.load_data_position=false: weights, optimizer, schedule and"
     " average go on"
 )
-"""What may be done where the data cannot go on as they stood."""
+"""What a user can do where a saved loader state cannot be used."""
 
 
 class DataError(ValueError):
@@ -52,13 +57,13 @@ REMEDIES = {
     Reject.NOT_FINITE: "pack the source again, or leave it out",
     Reject.TEXT_NOT_FINITE: "pack the source again, or leave it out",
 }
-"""What to do where it happens to more samples than one likes."""
+"""What to do where too many samples have a reason."""
 
-# The part of refused samples is judged over whole passes, within these bounds on their samples:
-# else one fault in a good dataset would end the run when it is among the first that are read.
+# The fraction of refused samples is judged over whole passes, of at least and at most so many
+# samples: else one fault among the first samples of a good dataset would end the run.
 _JUDGE_OVER = (50, 10_000)
 MOST_NAMED = 10_000
-"""Refused samples that are kept by name."""
+"""So many refused samples are kept by name."""
 
 
 class SampleRefused(Exception):  # noqa: N818 - a verdict on one sample, not a failure of the program
@@ -77,7 +82,7 @@ class RefusedSample:
     key: str
     shard: str
     dataset: str
-    """Its folder."""
+    """Folder of the dataset."""
     reason: str
     detail: str
 
@@ -89,15 +94,15 @@ class RefusedSample:
 
 @dataclass
 class RejectCounts(Savable):
-    """Counts of one reader. Part of its state, so a resumed run counts each sample once."""
+    """Counts of one reader. Its state has them, so a resumed run counts each sample once."""
 
     read: int = 0
     refused: dict[str, int] = field(default_factory=dict)
     newest: dict[str, str] = field(default_factory=dict)
-    """For every reason the newest sample that had it: place and values."""
+    """For every reason, the place and the values of the newest sample that had it."""
 
     def refuse(self, sample: RefusedSample) -> None:
-        """Counts a sample that has been counted as read, and was found unusable since."""
+        """Counts a refused sample, which has been counted as read already."""
         self.refused[sample.reason] = self.refused.get(sample.reason, 0) + 1
         self.newest[sample.reason] = f"{sample.place}: {sample.detail}"
 
@@ -106,93 +111,93 @@ class RejectCounts(Savable):
         return "".join(f"\n  {self.line(reason)}" for reason in sorted(self.refused))
 
     def line(self, reason: str) -> str:
-        """How often it was met, the newest sample that had it, and what to do."""
+        """How many samples had the reason, which was the newest, and what to do."""
         return (
             f"{self.refused[reason]} x {reason}; the last one: {self.newest[reason]};"
             f" {REMEDIES[Reject(reason)]}"
         )
 
-    def snapshot(self) -> RejectCounts:
+    def copied(self) -> RejectCounts:
         return RejectCounts(self.read, dict(self.refused), dict(self.newest))
 
     def save_state(self) -> FlexState:
         return FlexState(asdict(self))
 
     def restore_state(self, state: FlexState) -> None:
-        """Takes the saved counts over in place: readers share this object."""
+        """Sets the saved counts in place, because several stages of a reader share this object."""
         self.read = state["read"]
         self.refused = dict(state["refused"])
         self.newest = dict(state["newest"])
 
 
-def sum_counts(tallies: Iterable[RejectCounts]) -> RejectCounts:
+def sum_counts(parts: Iterable[RejectCounts]) -> RejectCounts:
     """The counts of several readers together."""
     total = RejectCounts()
-    for tally in tallies:
-        total.read += tally.read
-        total.newest |= tally.newest
-        for reason, count in tally.refused.items():
+    for part in parts:
+        total.read += part.read
+        total.newest |= part.newest
+        for reason, count in part.refused.items():
             total.refused[reason] = total.refused.get(reason, 0) + count
     return total
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bound:
-    """How many samples may be refused, for whatever reason, before the run ends."""
+    """How many samples may be refused, over all reasons, before the run ends."""
 
     fraction: float
     """`dataset.max_bad_fraction`."""
     samples: int
-    """Of one pass of the rank."""
+    """Samples of one pass of the rank."""
 
-    def check(self, tally: RejectCounts, *, readers: int = 1) -> None:
-        """Judges the counts of a rank, or of one of its `readers` as if all had read as much.
+    def check(self, counts: RejectCounts, *, readers: int = 1) -> None:
+        """Judges the counts of a rank, or of one of its `readers`, taking all to have read as much.
 
         Raises:
             DataError: too many were refused.
         """
         least, most = _JUDGE_OVER
         a_pass = max(least, min(self.samples, most))
-        over = -(-tally.read * readers // a_pass) * a_pass
-        if (refused := sum(tally.refused.values())) > self.fraction * over:
-            none = "no usable sample: " if refused == tally.read else ""
+        over = -(-counts.read * readers // a_pass) * a_pass
+        if (refused := sum(counts.refused.values())) > self.fraction * over:
+            none = "no usable sample: " if refused == counts.read else ""
             raise DataError(
-                f"{none}{refused} of {tally.read} samples cannot be used, more than"
+                f"{none}{refused} of {counts.read} samples cannot be used, more than"
                 f" dataset.max_bad_fraction={self.fraction} of {over}; see below what is wrong with"
                 " them, or raise dataset.max_bad_fraction to go on without them"
             )
 
 
 class ReaderCounts:
-    """What one reader counts and names.
+    """Counts and names the samples that one reader refuses.
 
-    It judges its own counts as well: where nearly every sample is refused, a pack that could bring
-    them to the main process may take hours.
+    It judges its own counts as well: where nearly every sample is refused, hours may pass before a
+    pack takes the counts to the main process.
     """
 
     def __init__(self, bound: Bound, *, readers: int):
-        """`readers` are those of the rank."""
-        self.tally = RejectCounts()
+        """`readers` is the number of readers of the rank."""
+        self.counts = RejectCounts()
         self._bound = bound
         self._readers = readers
         self._fresh: list[RefusedSample] = []
 
     def accept(self) -> None:
-        self.tally.read += 1
+        self.counts.read += 1
 
     def refuse(self, sample: RefusedSample) -> None:
-        """Of a sample that has been counted as read.
+        """Counts a refused sample, which `accept` has counted as read.
 
         Raises:
             DataError: too many were refused.
         """
-        self.tally.refuse(sample)
+        self.counts.refuse(sample)
         if len(self._fresh) < MOST_NAMED:
             self._fresh.append(sample)
-        if self.tally.read > _JUDGE_OVER[0]:  # a pass of few samples is looked at as a whole first
-            self._bound.check(self.tally, readers=self._readers)
+        if self.counts.read > _JUDGE_OVER[0]:  # at least one pass of a small dataset is read first
+            self._bound.check(self.counts, readers=self._readers)
 
     def take_fresh(self) -> tuple[RefusedSample, ...]:
-        """Those refused since the last call."""
+        """The samples refused since the last call."""
         fresh, self._fresh = tuple(self._fresh), []
         return fresh

@@ -1,1 +1,12 @@
-"""Processes: starting them, their groups, and Megatron-Core on machines without CUDA."""
+"""Processes: how they start, what they send each other, and how they end.
+
+entry                how a script ends: its exit code, and one message for what went wrong
+process_groups       the start of the processes, and the groups of a layout
+cpu_backend          Megatron-Core on a machine without CUDA
+device_specs         what the data sheets of accelerators promise
+pack_broadcast       one rank of a replica reads, all get its packs
+model_parallel       one pack over context ranks and pipeline stages
+data_parallel        gradients and weights over data ranks; the float32 main parameters
+collective_errors    an error on one rank is raised on all
+watchdog             no process waits for ever for another one that has died
+"""

@@ -1,10 +1,8 @@
-"""Megatron-Core on a machine without CUDA: the only module that knows how.
+"""Megatron-Core on a machine without CUDA. Where CUDA is present, nothing here has an effect.
 
-1. `torch.cuda` calls that Megatron makes unconditionally   answer for the CPU
-2. literal `device="cuda"`, `.cuda()` and `tensor.type()`    rewritten by a TorchFunctionMode
-3. the random-number tracker                                 keeps torch's CPU generator
-
-Nothing here acts where CUDA is present.
+1. `torch.cuda` calls that Megatron-Core makes unconditionally answer for the CPU.
+2. A TorchFunctionMode rewrites `device="cuda"`, `.cuda()` and `tensor.type()`.
+3. The random-number tracker keeps torch's CPU generator.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ _CUDA_NAMES = {"cuda", "cuda:0"}
 
 
 class _OnCpu(TorchFunctionMode):
-    """Reads every literal request for CUDA as one for the CPU."""
+    """Rewrites every request for CUDA to the CPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -29,7 +27,7 @@ class _OnCpu(TorchFunctionMode):
         if str(kwargs.get("device")) in _CUDA_NAMES:
             kwargs = {**kwargs, "device": _CPU}
         result = func(*args, **kwargs)
-        # Megatron's optimizers sort parameters by this name and do not know "torch.FloatTensor".
+        # Megatron-Core sorts parameters by this name and does not know "torch.FloatTensor".
         if func is torch.Tensor.type and isinstance(result, str):
             return result.replace("torch.", "torch.cuda.", 1)
         return result

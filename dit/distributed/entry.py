@@ -19,18 +19,18 @@ from typing import NoReturn
 
 from rich.console import Console
 
-# What a user can mend; anything else is ours, and shown with its traceback.
-_MENDABLE = (ValueError, OSError, FloatingPointError)
+# Errors that a user can fix. Any other is a fault of this program, shown with its traceback.
+_USER_ERRORS = (ValueError, OSError, FloatingPointError)
 _LOST_PEER = (
     "another process of the run died before training began; the launcher's summary names it and its"
     " exit code (-9: killed, most often for want of memory); --debug shows what was under way"
 )
 _ANSWER_S = 10.0
-"""Seconds after which a launcher that does not say who spoke first is taken for dead."""
+"""Seconds without an answer after which the launcher is taken for dead."""
 
 
 class Parser(argparse.ArgumentParser):
-    """One whose errors are those of `run`: its own would be said by every process."""
+    """A parser that raises its errors for `run`; argparse would print them in every process."""
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{message}; --help lists the options")
@@ -39,8 +39,8 @@ class Parser(argparse.ArgumentParser):
 def run(main: Callable[[], int]) -> int:
     """Calls `main` and returns its exit code; 1 after an error, 130 after an early Ctrl-C.
 
-    The first process to fail says why: one message where a user can mend it, else its traceback.
-    The others have met the same, or have only lost their peer, and leave in silence.
+    The first process that fails shows one message where a user can fix the error, else its
+    traceback. The others have met the same error or have lost their peer, and exit silently.
     """
     _silence()
     try:
@@ -49,11 +49,11 @@ def run(main: Callable[[], int]) -> int:
         return 130
     except Exception as error:
         if not str(error) and isinstance(error, ConnectionError):
-            return 1  # another process says why
+            return 1  # another process shows why
         if not _is_first():
             return 1
         lost = _is_lost_peer(error)
-        if not isinstance(error, _MENDABLE) and not lost:
+        if not isinstance(error, _USER_ERRORS) and not lost:
             _tell_launcher(f"{type(error).__name__}: {error} (its traceback is above)")
             raise
         if "--debug" in sys.argv:
@@ -65,13 +65,13 @@ def run(main: Callable[[], int]) -> int:
 
 
 def say_once(message: str) -> None:
-    """Shows an error, unless another process of this run has shown one."""
+    """Shows an error unless another process of this run has shown one."""
     if _is_first():
         _say(message)
 
 
 def say_notice(message: str) -> None:
-    """Shows one line that is no error, from the first process of a run alone."""
+    """Shows a line that is no error, in the first process only."""
     if _is_first():
         Console(stderr=True, soft_wrap=True, highlight=False).print(message, markup=False)
 
@@ -79,7 +79,7 @@ def say_notice(message: str) -> None:
 def _is_lost_peer(error: Exception) -> bool:
     if not isinstance(error, RuntimeError):
         return False
-    from dit.distributed.watchdog.monitor import is_lost_peer
+    from dit.distributed.watchdog import is_lost_peer
 
     return is_lost_peer(error)
 
@@ -90,9 +90,9 @@ def _say(message: str) -> None:
 
 
 def _tell_launcher(message: str) -> None:
-    """Lets the page with which torch.distributed.run ends repeat the message as its root cause.
+    """Lets torch.distributed.run repeat the message as the root cause in its final summary.
 
-    Written as torch's `record` does, but for the traceback, which that page would show instead.
+    The file is that of torch's `record` without the traceback, which the summary would prefer.
     """
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         note = {"message": f"error: {message}", "extraInfo": {"timestamp": str(int(time.time()))}}
@@ -100,12 +100,12 @@ def _tell_launcher(message: str) -> None:
 
 
 def _silence() -> None:
-    """Hides what Megatron-Core and torch say of themselves and a user cannot change."""
+    """Hides warnings of Megatron-Core and torch that a user cannot act on."""
     for module in (r"megatron\.", r"torch\."):
         warnings.filterwarnings("ignore", module=module)
     for message in (r"The \.grad attribute of a Tensor", "Please use DTensor instead"):
         warnings.filterwarnings("ignore", message=message)
-    # What it logs as an error it raises as well, and so does the thread of TensorBoard.
+    # It raises whatever it logs as an error; so does the thread of TensorBoard.
     logging.getLogger("megatron.core.dist_checkpointing").setLevel(logging.CRITICAL)
     threading.excepthook = _show_crash
 
@@ -122,11 +122,11 @@ def _is_first() -> bool:
         return True
     launched = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if not launched and not _has_started():
-        return environment.get("RANK", "0") == "0"  # all meet the same, and there is no store yet
-    # Where nobody answers, the launcher is gone; or rank 0, which keeps the store without one.
+        return environment.get("RANK", "0") == "0"  # all have the same error; there is no store yet
+    # Without an answer, the launcher is gone, or rank 0, which keeps the store without a launcher.
     alone = environment["LOCAL_RANK"] == "0" if launched else environment["RANK"] == "1"
     answers: SimpleQueue[bool] = SimpleQueue()
-    # Aside, because one that is stopped keeps whoever asks waiting.
+    # In a thread, because a launcher that is stopped never answers.
     threading.Thread(target=lambda: answers.put(_ask_store(otherwise=alone)), daemon=True).start()
     try:
         return answers.get(timeout=_ANSWER_S)
@@ -137,7 +137,7 @@ def _is_first() -> bool:
 def _ask_store(*, otherwise: bool) -> bool:
     from torch.distributed.rendezvous import rendezvous
 
-    # The launcher's store outlives a restart.
+    # The launcher keeps its store through a restart.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     try:
         store, _, _ = next(iter(rendezvous("env://", timeout=timedelta(seconds=_ANSWER_S))))
@@ -147,7 +147,7 @@ def _ask_store(*, otherwise: bool) -> bool:
 
 
 def _has_started() -> bool:
-    # Looked up, not imported: what needs no torch, such as --help, is not to wait for it.
+    # Looked up, not imported: --help and the like must not wait for torch.
     dist = sys.modules.get("torch.distributed")
     return dist is not None and dist.is_initialized()
 

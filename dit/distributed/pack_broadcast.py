@@ -1,41 +1,44 @@
 """The ranks that share one replica of the model: one of them reads, all get the same packs.
 
-1. _send       the rank that reads: a pack without its numbers, then these as one row of bytes
-2. _receive    the others
-3. share       both, while everyone waits
-4. set_out     both, in the background: packs of the next step, during this one
-   arrive      what set out
+1. _send        the rank that reads sends a pack without its numbers, then these as a row of bytes
+2. _receive     the other ranks
+3. broadcast    both, while everyone waits
+4. start        both, in the background: packs of the next step during this one
+   wait         the packs that `start` began to send
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
-from typing import Any
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from dit.batch import PackedBatch
-from dit.distributed.background import Background
-from dit.distributed.watchdog.monitor import heartbeat
+from dit.distributed.watchdog import heartbeat, waiting_for
+from dit.pack_wire import flatten_pack, num_bytes, unflatten_pack
+
+T = TypeVar("T")
 
 _TIMEOUT = timedelta(days=1)
-"""Of a wait for packs. The watch names and ends whoever keeps the others waiting, much sooner."""
-_PATIENCE_S = 5.0
-"""For packs that are under way when a run ends."""
+"""Of a wait for packs. The watchdog finds the process that keeps the others waiting much sooner."""
+_CLOSE_S = 5.0
+"""Wait for packs that are under way when a run ends."""
 
 
 class Replica:
     """Tensor, context and pipeline ranks of one data-parallel rank.
 
-    Packs are handed out before a schedule starts. Inside, a stage that waits for packs and one that
+    Packs are sent before a schedule starts: inside it, a stage that waits for packs and one that
     waits for hidden states would wait for each other.
 
-    They travel through the hosts' memory, over connections of their own: nothing on a GPU waits for
-    them or is in their way, in whatever order ranks do other things. Each rank copies them to its
-    device at the start of their step.
+    They are sent from host memory to host memory over connections of their own, so they neither
+    delay nor wait for work on a GPU. Each rank copies them to its device when their step begins.
     """
 
     def __init__(self, groups: ProcessGroupCollection):
@@ -45,80 +48,109 @@ class Replica:
         dist.all_gather_object(known, mine)
         replicas = [[r for r, d in enumerate(known) if d == data] for data in sorted(set(known))]
         self.alone = len(replicas[mine]) == 1
-        """Whether there is nobody to share with."""
+        """Whether this rank has the whole replica, so that nothing is sent."""
         if not self.alone:
             group, _ = dist.new_subgroups_by_enumeration(replicas, timeout=_TIMEOUT, backend="gloo")
             assert isinstance(group, dist.ProcessGroup)
             self.group = group
         self.source = replicas[mine][0]
         self.reads = dist.get_rank() == self.source
-        """Whether this rank is the one that reads."""
-        self.coming: Background[PackedBatch] | None = None
-        """Packs that have set out and not arrived."""
+        """Whether this rank reads packs for the others."""
+        self.pending: BackgroundIterator[PackedBatch] | None = None
+        """Packs that `start` has begun to send and `wait` has not taken yet."""
 
-    def share(self, packs: Iterable[PackedBatch], device: torch.device) -> list[PackedBatch]:
-        """The packs of the rank that reads, on `device`; the others do not look at theirs.
+    def broadcast(self, packs: Iterable[PackedBatch], device: torch.device) -> list[PackedBatch]:
+        """The packs of the rank that reads, on `device`; other ranks' `packs` are ignored.
 
         Raises:
             Exception: what `packs` raised, on every rank.
         """
-        assert self.coming is None, "packs are under way"
-        return [pack.to(device) for pack in self._travel(packs)]
+        assert self.pending is None, "packs are under way"
+        return [pack.to(device) for pack in self._transfer(packs)]
 
-    def set_out(self, packs: Iterable[PackedBatch]) -> None:
-        """Begins to share `packs`, which are taken by another thread."""
-        assert self.coming is None, "other packs are under way"
-        self.coming = Background(self._travel(packs))
+    def start(self, packs: Iterable[PackedBatch]) -> None:
+        """Begins to broadcast `packs`, which another thread iterates over."""
+        assert self.pending is None, "other packs are under way"
+        self.pending = BackgroundIterator(self._transfer(packs))
 
-    def arrive(self, device: torch.device) -> list[PackedBatch]:
-        """Ends what `set_out` began, as `share`."""
-        assert self.coming is not None, "no packs are under way"
+    def wait(self, device: torch.device) -> list[PackedBatch]:
+        """Ends what `start` began, with the result of `broadcast`."""
+        assert self.pending is not None, "no packs are under way"
         packs = []
-        for pack in self.coming:
+        for pack in self.pending:
             heartbeat("read of packs")  # a sign of life
             packs.append(pack.to(device))
-        self.coming = None
+        self.pending = None
         return packs
 
     def close(self) -> None:
-        """Lets packs arrive that are not needed any more: a thread must not outlive its process."""
-        if self.coming is not None:
-            self.coming.thread.join(_PATIENCE_S)
+        """Waits for packs that nobody needs any more: a thread must not outlive its process."""
+        if self.pending is not None:
+            self.pending.thread.join(_CLOSE_S)
 
-    def _travel(self, packs: Iterable[PackedBatch]) -> Iterator[PackedBatch]:
+    def _transfer(self, packs: Iterable[PackedBatch]) -> Iterator[PackedBatch]:
         if self.alone:
             return iter(packs)
         return self._send(iter(packs)) if self.reads else self._receive()
 
     def _send(self, packs: Iterator[PackedBatch]) -> Iterator[PackedBatch]:
-        while isinstance(pack := _attempt(packs), PackedBatch):
-            outline, row = pack.joined()
-            self._tell(outline)
+        while isinstance(pack := _next_or_error(packs), PackedBatch):
+            outline, row = flatten_pack(pack)
+            self._broadcast_object(outline)
             dist.broadcast(row, src=self.source, group=self.group)
             yield pack
-        self._tell(pack)
+        self._broadcast_object(pack)
         if pack is not None:
             raise pack
 
     def _receive(self) -> Iterator[PackedBatch]:
-        while isinstance(outline := self._tell(), PackedBatch):
-            size = sum(t.nbytes for t in outline.tensors.values())
+        while isinstance(outline := self._broadcast_object(), PackedBatch):
             # Pinned, else the host would wait for the copy to the device.
-            row = torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+            row = torch.empty(
+                num_bytes(outline), dtype=torch.uint8, pin_memory=torch.cuda.is_available()
+            )
             dist.broadcast(row, src=self.source, group=self.group)
-            yield outline.filled(row)
+            yield unflatten_pack(outline, row)
         if outline is not None:
             raise outline
 
-    def _tell(self, what: Any = None) -> Any:
-        """What the rank that reads says: a pack without numbers, an error, or None at the end."""
-        said = [what]
-        dist.broadcast_object_list(said, src=self.source, group=self.group)
-        return said[0]
+    def _broadcast_object(self, message: Any = None) -> Any:
+        """What the reading rank sends: a pack without numbers, an error, or None at the end."""
+        messages = [message]
+        dist.broadcast_object_list(messages, src=self.source, group=self.group)
+        return messages[0]
 
 
-def _attempt(packs: Iterator[PackedBatch]) -> PackedBatch | Exception | None:
+def _next_or_error(packs: Iterator[PackedBatch]) -> PackedBatch | Exception | None:
     try:
         return next(packs, None)
     except Exception as error:  # noqa: BLE001  # raised by the caller, as on the other ranks
         return error
+
+
+class BackgroundIterator(Iterator[T], Generic[T]):
+    """Iterates over `items` in a thread of its own and keeps them until they are taken.
+
+    An error of `items` is raised where the next item is taken.
+    """
+
+    def __init__(self, items: Iterator[T]):
+        self._queue: SimpleQueue[tuple[T] | Exception] = SimpleQueue()
+        # The end of the process does not wait for a daemon: it may wait for a dead process.
+        self.thread = Thread(target=self._run, args=(items,), daemon=True)
+        self.thread.start()
+
+    def _run(self, items: Iterator[T]) -> None:
+        try:
+            for item in items:
+                self._queue.put((item,))
+            self._queue.put(StopIteration())
+        except Exception as error:  # noqa: BLE001  # raised where the next item is taken
+            self._queue.put(error)
+
+    def __next__(self) -> T:
+        with waiting_for(self.thread):
+            item = self._queue.get()
+        if isinstance(item, Exception):
+            raise item
+        return item[0]

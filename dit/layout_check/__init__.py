@@ -1,6 +1,7 @@
-"""Are the numbers the same on every layout? No part of a run.
+"""Checks that every parallel layout computes the same numbers. No part of a training run.
 
-names   Names of parallel layouts, such as `tp2+sp+cp2`, and what they set.
-probe   What a few steps did to every weight, in a form that does not depend on the layout.
-report  How far the numbers of a layout lie from those of one process, and tables of it.
+program  The command line: packs, a probe on each layout, comparisons, the report.
+names    Names of parallel layouts, such as `tp2+sp+cp2`, and what they set.
+probe    What a few steps did to every weight, in a form that does not depend on the layout.
+report   How far the numbers of a layout lie from those of one process, and tables of it.
 """

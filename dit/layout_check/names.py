@@ -1,4 +1,4 @@
-"""Names of parallel layouts, such as `tp2+sp+cp2`, and what they set."""
+"""Names of parallel layouts, such as `tp2+sp+cp2`, and their settings."""
 
 from __future__ import annotations
 
@@ -60,18 +60,18 @@ _DDP: dict[str, dict[str, Any]] = {
     "whole": {"use_distributed_optimizer": False},
 }
 ONE = "one"
-"""The layout that all others are held against: one process, everything off."""
+"""The layout that all others are compared with: one process, every option off."""
 
 LAYOUTS = (
     *("full", "block", "selective"),
     *("tp2", "tp2+sp", "cp2", "cp2+ag", "pp2", "pp2+vpp2"),
-    "pp2+vpp2+packs2",  # as few as it takes: the schedule has no steady state
+    "pp2+vpp2+packs2",  # the fewest packs possible: the schedule has no steady state
     *("dp2+whole", "dp2+overlap", "tp2+sp+whole", "pp2+whole+full", "cp2+overlap+selective"),
     *("tp2+sp+cp2", "tp2+sp+pp2", "dp2+cp2", "dp2+pp2+vpp2+overlap", "tp4", "cp4+ag", "pp4+block"),
     *("tp2+sp+cp2+ag+full", "tp2+cp2+whole", "tp2+dp2+overlap", "tp2+sp+compiled"),
     *("tp2+sp+cp2+pp2", "tp2+sp+pp2+vpp2+dp2+overlap+full"),
 )
-"""What is tried unless told otherwise, as far as the processes reach."""
+"""The layouts that are checked by default, where there are enough processes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +95,7 @@ class NamedLayout:
         return f"{ONE}+bf16{packs}" if self.bf16 else f"{ONE}{packs}"
 
     def of(self, config: RunConfig) -> RunConfig:
-        """The run on this layout; what the name does not say is off.
+        """The configuration of a run on this layout; options that the name lacks are off.
 
         Raises:
             Problems: its sizes do not divide.

@@ -1,4 +1,4 @@
-"""What a few steps did to every weight, in a form that does not depend on the layout."""
+"""A few training steps, and what they did to every weight, in the same form on every layout."""
 
 from __future__ import annotations
 
@@ -15,19 +15,15 @@ from torch import Tensor
 from dit.batch import PackedBatch
 from dit.config import RunConfig
 from dit.data import null_text
+from dit.distributed.data_parallel import gathered_weights, main_param_shards, unshard
 from dit.distributed.pack_broadcast import Replica
 from dit.distributed.process_groups import device, process_groups
-from dit.distributed.watchdog.monitor import heartbeat
+from dit.distributed.watchdog import heartbeat
 from dit.models.layers.init import randomise
-from dit.objectives import make_objective, training_problem
-from dit.train.main_params import joined, main_param_shards
-from dit.train.model_and_optimizer import (
-    ModelAndOptimizer,
-    build_model_and_optimizer,
-    forward_backward,
-    optimizer_step,
-)
-from dit.train.step import sum_over_ranks
+from dit.objectives import training_objective, training_problem
+from dit.train.metrics.step_metrics import sum_over_ranks
+from dit.train.model_and_optimizer import ModelAndOptimizer, build_model_and_optimizer
+from dit.train.step import forward_backward, optimizer_step
 from dit.train.validation import validate
 
 Tensors = dict[str, Tensor]
@@ -36,7 +32,7 @@ Piece = tuple[str, tuple[int, ...], tuple[int, ...], Tensor]  # name, whole shap
 
 @dataclass(kw_only=True, slots=True)
 class Probe:
-    """A short training, on the first rank; elsewhere the tensors are missing."""
+    """The record of a short training; only the first rank has the tensors."""
 
     validation: dict[str, float] = field(default_factory=dict)  # before the first step, by name
     losses: list[float] = field(default_factory=list)
@@ -45,29 +41,29 @@ class Probe:
     gradients: Tensors = field(default_factory=dict)  # of the first step
     weights: Tensors = field(default_factory=dict)  # after the last step
     averages: Tensors = field(default_factory=dict)  # of the weights, after the last step
-    torn: list[str] = field(default_factory=list)  # weights whose replicas are not bit-identical
+    torn: list[str] = field(default_factory=list)  # weights whose copies are not bit-identical
 
 
 def probe(config: RunConfig, packs: Sequence[PackedBatch], *, steps: int) -> Probe:
-    """Trains on `packs`, those of one step after those of another, from random values.
+    """Trains on `packs`, which are sorted by step, from random weights.
 
-    Every rank of the layout calls it, with process groups up. Random values, because with the zeros
-    of a fresh DiT most weights have no gradient and broken code passes.
+    Every rank of the layout calls it. Weights are random because with the zeros of a fresh DiT most
+    weights have no gradient, and errors would not be found.
     """
     heartbeat("build of the model", step=0)
     groups = process_groups()
-    learner = build_model_and_optimizer(config, groups, fill=_random)
-    replica, objective = Replica(groups), make_objective(config.objective)
+    model = build_model_and_optimizer(config, groups, fill=_random)
+    replica, objective = Replica(groups), training_objective(config.objective)
     null_text_LE = null_text(config).to(device())
-    result = Probe(start=_gather(learner, _main(learner)))
+    result = Probe(start=_gather(model, _main_params(model)))
     batch = config.train.global_batch_size
 
     def packs_of(step: int) -> list[PackedBatch]:
         share = batch // groups.dp.size()
         first = (step - 1) * batch + groups.dp.rank() * share
-        return replica.share(packs[first : first + share], device())
+        return replica.broadcast(packs[first : first + share], device())
 
-    result.validation = validate(learner, packs_of(1), objective=objective, config=config)
+    result.validation = validate(model, packs_of(1), objective=objective, config=config)
     for step in range(1, steps + 1):
         heartbeat("read of packs", step=step)
         items = [
@@ -81,18 +77,18 @@ def probe(config: RunConfig, packs: Sequence[PackedBatch], *, steps: int) -> Pro
             )
             for pack in packs_of(step)
         ]
-        report = forward_backward(learner, items, config=config)
-        sums = sum_over_ranks({"error": report.total, "count": report.count})
+        rank_loss = forward_backward(model, items, config=config)
+        sums = sum_over_ranks({"error": rank_loss.total, "count": rank_loss.count})
         loss = sums["error"] / sums["count"]
-        done = optimizer_step(learner, config=config, number=step, loss=loss)
+        update = optimizer_step(model, config=config, number=step, loss=loss)
         result.losses.append(loss)
-        result.grad_norms.append(done.grad_norm)
+        result.grad_norms.append(update.grad_norm)
         if step == 1:
-            result.gradients = _gather(learner, [_gradient(v) for v in _main(learner)])
-    result.weights = _gather(learner, _main(learner))
-    if learner.ema is not None:
-        result.averages = _gather(learner, learner.ema.averages)
-    result.torn = _torn(learner)
+            result.gradients = _gather(model, [_gradient(v) for v in _main_params(model)])
+    result.weights = _gather(model, _main_params(model))
+    if model.ema is not None:
+        result.averages = _gather(model, model.ema.averages)
+    result.torn = _torn(model)
     return result
 
 
@@ -100,8 +96,8 @@ def _random(model: MegatronModule, config: RunConfig) -> None:
     randomise(model, seed=config.rng.seed)
 
 
-def _main(learner: ModelAndOptimizer) -> list[Tensor]:
-    return [shard.value for shard in main_param_shards(learner.optimizer)]
+def _main_params(model: ModelAndOptimizer) -> list[Tensor]:
+    return [shard.value for shard in main_param_shards(model.optimizer)]
 
 
 def _gradient(value: Tensor) -> Tensor:
@@ -109,14 +105,13 @@ def _gradient(value: Tensor) -> Tensor:
     return value.grad
 
 
-def _gather(learner: ModelAndOptimizer, values: Sequence[Tensor]) -> Tensors:
-    """Whole tensors by name, on the first rank, from values beside the main shards."""
+def _gather(model: ModelAndOptimizer, values: Sequence[Tensor]) -> Tensors:
+    """Full tensors by name, on the first rank, from values in the order of the main parameters."""
     pieces = []
-    for chunk in learner.chunks:
-        module: MegatronModule = chunk.module  # type: ignore[assignment]
+    for module in model.modules:
         state = module.sharded_state_dict()
-        ranks = learner.groups.dp_cp
-        for name, local in joined(learner.optimizer, values, state, data_ranks=ranks).items():
+        ranks = model.groups.dp_cp
+        for name, local in unshard(model.optimizer, values, state, data_ranks=ranks).items():
             entry: ShardedTensor = state[name]
             if is_main_replica(entry.replica_id):
                 axes = entry.prepend_axis_num
@@ -133,17 +128,16 @@ def _gather(learner: ModelAndOptimizer, values: Sequence[Tensor]) -> Tensors:
 
 
 def _name(entry: ShardedTensor) -> str:
-    """Its name in a checkpoint, with the layer's number."""
+    """The name in a checkpoint, with the number of the layer."""
     layer = "".join(f"layers.{index}." for index in entry.global_offset[: entry.prepend_axis_num])
     return entry.key.replace("layers.", layer, 1) if layer else entry.key
 
 
-def _torn(learner: ModelAndOptimizer) -> list[str]:
-    """Weights that two ranks should hold alike and do not, on the first rank."""
+def _torn(model: ModelAndOptimizer) -> list[str]:
+    """Names of weights whose copies on two ranks differ, on the first rank."""
     digests = set()
-    with learner.settled():
-        for chunk in learner.chunks:
-            module: MegatronModule = chunk.module  # type: ignore[assignment]
+    with gathered_weights(model.chunks):
+        for module in model.modules:
             for entry in module.sharded_state_dict().values():
                 if isinstance(entry, ShardedTensor) and entry.data is not None:
                     bits = entry.data.detach().cpu().contiguous().flatten().view(torch.uint8)

@@ -1,4 +1,4 @@
-"""How far the numbers of a layout lie from those of one process, and tables of it."""
+"""Differences between a layout and one process, and tables of them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from dit.layout_check.probe import Probe
 
-# Per whole tensor, never per element: Adam turns the rounding of a gradient near zero into a whole
-# step. The change since the start is what a missing or doubled reduction shows in.
+# Full tensors are compared, never elements: Adam turns the rounding of a gradient near zero into a
+# full step. A missing or doubled reduction shows in the change since the start.
 BOUNDS = {
     "validation": 1e-6,
     "loss": 1e-5,
@@ -51,7 +51,7 @@ MEANING = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """One layout and objective beside one process."""
+    """One layout and objective compared with one process."""
 
     layout: str
     processes: int
@@ -61,21 +61,21 @@ class Comparison:
     grad_norms: list[float]
     tensors: dict[str, dict[str, float]]  # kind -> name -> difference
     steps: dict[str, float]  # kind -> worst difference of a step, or of a validation loss
-    torn: list[str]  # weights whose replicas are not bit-identical
+    torn: list[str]  # weights whose copies are not bit-identical
 
     @property
     def bounds(self) -> Mapping[str, float]:
         return BF16_BOUNDS if self.bf16 else BOUNDS
 
     def worst(self, kind: str) -> tuple[float, str]:
-        """The largest difference, and the tensor that has it."""
+        """The largest difference and its tensor."""
         if kind in self.steps:
             return self.steps[kind], ""
         return max(((d, name) for name, d in self.tensors[kind].items()), default=(0.0, ""))
 
     @property
     def nearest(self) -> str:
-        """The difference that comes nearest to its bound, with its tensor."""
+        """The difference that is closest to its bound, with its tensor."""
         part, kind = max((self.worst(kind)[0] / bound, kind) for kind, bound in self.bounds.items())
         return f"{part:.0%} of {kind} {self.worst(kind)[1]}"
 
@@ -101,7 +101,7 @@ class Comparison:
 
 
 def compare(b: Probe, a: Probe, *, layout: NamedLayout, objective: str) -> Comparison:
-    """Layout `b` beside one process `a`."""
+    """Compares layout `b` with one process `a`."""
     started = {name: a.weights[name] - a.start[name] for name in a.weights}
     tensors = {
         "gradient": _differences(a.gradients, b.gradients, a.gradients),
@@ -129,11 +129,11 @@ def compare(b: Probe, a: Probe, *, layout: NamedLayout, objective: str) -> Compa
 def _differences(
     a: Mapping[str, Tensor], b: Mapping[str, Tensor], scale: Mapping[str, Tensor]
 ) -> dict[str, float]:
-    """‖a - b‖ / ‖scale‖ of each tensor; infinite where one has no values or no counterpart."""
+    """‖a - b‖ / ‖scale‖ of each tensor; infinite for NaN or a tensor that only one of them has."""
     found = dict.fromkeys(a.keys() | b.keys(), float("inf"))
     for name in a.keys() & b.keys():
         ratio = float((a[name] - b[name]).norm() / scale[name].norm())
-        found[name] = ratio if ratio == ratio else float("inf")  # NaN, of which nothing is larger
+        found[name] = ratio if ratio == ratio else float("inf")  # NaN exceeds no bound
     return dict(sorted(found.items()))
 
 

@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -116,6 +117,10 @@ class WeightRules:
     """Computed with in float32 whatever `model.precision` says."""
     without_gradient: tuple[str, ...] = ()
     """What nothing reads, such as the text side of the last double-stream layer."""
+
+    def starts_at_zero(self, name: str) -> bool:
+        """Whether a matrix starts at zero, by its key in a checkpoint."""
+        return any(fnmatchcase(name, pattern) for pattern in self.zero)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

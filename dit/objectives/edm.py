@@ -1,13 +1,14 @@
 """EDM (arXiv:2206.00364): state = sigma_data * latent + sigma * noise, preconditioned network.
 
-The network's task is a rotation in the plane of latent and noise. With a and b of `mixing`,
+Input and target of the network are a rotation of latent and noise. With a and b of `mixing`,
 
     input  = c_in * state                   =  a * latent + b * noise
     target = (data - c_skip * state) / c_out =  b * latent - a * noise
 
-where data = sigma_data * latent; so latent = a * input + b * target and noise = b * input -
-a * target. The left-hand forms of Table 1 lose all digits of float32 at small sigma, where data and
-c_skip * state agree; the right-hand ones are exact to rounding at every sigma.
+where data = sigma_data * latent. It follows that latent = a * input + b * target and
+noise = b * input - a * target. The left-hand forms, of the paper's Table 1, lose all digits of
+float32 at small sigma, where data and c_skip * state are almost equal. The right-hand forms are
+exact up to rounding at every sigma.
 """
 
 # C patch features, T packed tokens, N samples, S + 1 levels of S sampler steps
@@ -22,26 +23,29 @@ import torch
 from torch import Tensor
 
 from dit.batch import PackedBatch, Problem
-from dit.config import ObjectiveConfig
+from dit.config import EdmConfig
 from dit.objectives import timestep_sampling
 from dit.objectives.objective import Prediction, per_token, real_only
 
 
 class Mixing(NamedTuple):
-    """Cosine and sine of the angle between latent and network input."""
+    """Cosine a and sine b of the angle between latent and network input."""
 
     latent: Tensor  # a = sigma_data / sqrt(sigma² + sigma_data²)
     noise: Tensor  # b = sigma / sqrt(sigma² + sigma_data²)
 
 
 def mixing(sigma: Tensor, *, sigma_data: float) -> Mixing:
-    """Parts of latent and noise in the network input; their squares sum to 1."""
+    """Factors of latent and noise in the network input; their squares sum to 1."""
     norm = (sigma.square() + sigma_data**2).sqrt()
     return Mixing(latent=sigma_data / norm, noise=sigma / norm)
 
 
 def karras_levels(num_steps: int, *, sigma_min: float, sigma_max: float, rho: float) -> Tensor:
-    """Falling levels and a 0: arXiv:2206.00364, Eq. 5, as Diffusers' EDMEulerScheduler has them."""
+    """Falling levels [S + 1] that end with 0: arXiv:2206.00364, Eq. 5, float64.
+
+    They are equal to those of Diffusers' EDMEulerScheduler.
+    """
     ramp_S = torch.linspace(0, 1, num_steps, dtype=torch.float64)
     first, last = sigma_max ** (1 / rho), sigma_min ** (1 / rho)
     return torch.cat([(first + ramp_S * (last - first)) ** rho, torch.zeros(1).double()])
@@ -49,13 +53,14 @@ def karras_levels(num_steps: int, *, sigma_min: float, sigma_max: float, rho: fl
 
 @dataclass(frozen=True, slots=True)
 class Edm:
-    """The `Objective` whose level is sigma, the standard deviation of the noise."""
+    """A `TrainingObjective` and a `SamplingPath`; the level is sigma, the noise's deviation."""
 
-    config: ObjectiveConfig
+    config: EdmConfig
 
     def levels(self, quantile_N: Tensor, _num_tokens: Sequence[int], /) -> Tensor:
         c = self.config
-        return timestep_sampling.log_normal(quantile_N.double(), mean=c.p_mean, std=c.p_std).float()
+        sigma_N = timestep_sampling.log_normal(quantile_N.double(), mean=c.p_mean, std=c.p_std)
+        return sigma_N.float()
 
     def problem_at(self, batch: PackedBatch, noise_N: Tensor, noise_TC: Tensor) -> Problem:
         sigma_N = noise_N.float()
@@ -85,12 +90,12 @@ class Edm:
         return noise_N.log() / 4
 
     def predict(self, state_TC: Tensor, raw_TC: Tensor, noise_T1: Tensor) -> Prediction:
-        """The slope (state - data) / sigma (Algorithm 1, line 4) is the noise in the state."""
+        """The velocity (state - data) / sigma (Algorithm 1, line 4) is the noise in the state."""
         part = mixing(noise_T1, sigma_data=self.config.sigma_data)
         input_TC = self.network_input(state_TC, noise_T1)
         return Prediction(
             latent_TC=part.latent * input_TC + part.noise * raw_TC,
-            slope_TC=part.noise * input_TC - part.latent * raw_TC,
+            velocity_TC=part.noise * input_TC - part.latent * raw_TC,
         )
 
     def signal(self, noise_N: Tensor) -> Tensor:

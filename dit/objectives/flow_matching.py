@@ -14,18 +14,19 @@ import torch
 from torch import Tensor
 
 from dit.batch import PackedBatch, Problem
-from dit.config import LevelDensity, ObjectiveConfig, Weighting
+from dit.config import FlowConfig, LevelDensity, Weighting
 from dit.objectives import timestep_sampling
 from dit.objectives.objective import Prediction, per_token, real_only
 
-LAST_LEVEL = 1 / 1000  # Diffusers: one over num_train_timesteps
+LAST_LEVEL = 1 / 1000  # Diffusers: 1 / num_train_timesteps
 
 
 def linear_levels(factor_N: Tensor, *, num_steps: int) -> Tensor:
-    """Levels [S + 1, N] from 1 to 0 as FlowMatchEulerDiscreteScheduler(shift=factor) has them.
+    """Levels [S + 1, N] from 1 to 0, those of FlowMatchEulerDiscreteScheduler(shift=factor).
 
-    Even steps from 1 to 1/1000, shifted, then 0. Diffusers shifts the last one twice, as its own
-    sigma_min is shifted already; so do we, that an exported model gives the same pictures there.
+    Even steps from 1 to 1/1000 are shifted; then comes 0. Diffusers shifts the last step twice,
+    because its `sigma_min` is shifted already. We do the same, so that an exported model generates
+    the same pictures there.
     """
     ramp_S1 = torch.linspace(0, 1, num_steps, dtype=torch.float64)[:, None]
     last_N = timestep_sampling.shifted(torch.tensor(LAST_LEVEL, dtype=torch.float64), factor_N)
@@ -34,13 +35,13 @@ def linear_levels(factor_N: Tensor, *, num_steps: int) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Flow:
-    """The `Objective` whose level is t in [0, 1], the part of the noise."""
+class FlowMatching:
+    """A `TrainingObjective` and a `SamplingPath`; the level is t in [0, 1], the noise's share."""
 
-    config: ObjectiveConfig
+    config: FlowConfig
 
     def shift(self, num_tokens: Sequence[int]) -> Tensor:
-        """Shift of each sample, float64 on the CPU."""
+        """Shift of each sample [N], float64 on the CPU."""
         c = self.config
         return timestep_sampling.shift_factors(
             num_tokens, shift=c.flow_shift, base_tokens=c.shift_base_tokens
@@ -69,7 +70,7 @@ class Flow:
         )
 
     def weight(self, t_N: Tensor) -> Tensor:
-        """Weight of the squared error at t."""
+        """Weight of the squared error at t, [N]."""
         match self.config.weighting:
             case Weighting.NONE:
                 return torch.ones_like(t_N)
@@ -89,7 +90,7 @@ class Flow:
         return self.config.timestep_scale * noise_N
 
     def predict(self, state_TC: Tensor, raw_TC: Tensor, noise_T1: Tensor) -> Prediction:
-        return Prediction(latent_TC=state_TC - noise_T1 * raw_TC, slope_TC=raw_TC)
+        return Prediction(latent_TC=state_TC - noise_T1 * raw_TC, velocity_TC=raw_TC)
 
     def signal(self, noise_N: Tensor) -> Tensor:
         return 1 - noise_N

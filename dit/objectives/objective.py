@@ -1,4 +1,7 @@
-"""What EDM and flow matching have in common."""
+"""The two protocols of an objective: what training asks of it, and what sampling asks of it.
+
+A level is the noise level of a sample: sigma for EDM, t for flow matching.
+"""
 
 # C patch features, T packed tokens, N samples, S + 1 levels of S sampler steps
 
@@ -11,7 +14,25 @@ from typing import Protocol
 from torch import Tensor
 
 from dit.batch import PackedBatch, Problem
-from dit.config import ObjectiveConfig
+
+
+class TrainingObjective(Protocol):
+    """A density of noise levels, and the regression that the network learns at each level."""
+
+    def levels(self, quantile_N: Tensor, num_tokens: Sequence[int], /) -> Tensor:
+        """Levels [N] at quantiles in (0, 1) of the training density, float32 on the CPU.
+
+        Levels rise with their quantiles. `num_tokens` is the number of real tokens of each sample;
+        flow matching may shift the level by it.
+        """
+        ...
+
+    def problem_at(self, batch: PackedBatch, noise_N: Tensor, noise_TC: Tensor) -> Problem:
+        """The regression problem at the levels `noise_N`, with standard normal noise `noise_TC`.
+
+        It draws no random numbers.
+        """
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,28 +40,15 @@ class Prediction:
     """What a raw network output says about a noisy state."""
 
     latent_TC: Tensor  # expected clean latent, whitened to std 1
-    slope_TC: Tensor  # d state / d level: the right-hand side of the sampling ODE
+    velocity_TC: Tensor  # dx / dlevel of the state x: the right-hand side of the sampling ODE
 
 
-class Objective(Protocol):
-    """A path from data to noise, and the regression that learns to go back.
+class SamplingPath(Protocol):
+    """The path x(level) = signal(level) * latent + level * noise, followed from noise to latents.
 
-    Levels are sigma for EDM, t for flow matching. `_T1` arguments give a level per token.
+    Arguments `_T1` hold the level of each token. Because `predict` is affine in the raw network
+    output, classifier-free guidance acts on raw outputs, whatever the objective.
     """
-
-    @property
-    def config(self) -> ObjectiveConfig: ...
-
-    def levels(self, quantile_N: Tensor, num_tokens: Sequence[int], /) -> Tensor:
-        """Levels at quantiles in (0, 1) of the training density, float32 on the CPU.
-
-        `num_tokens` is each sample's number of real tokens, by which flow matching may shift.
-        """
-        ...
-
-    def problem_at(self, batch: PackedBatch, noise_N: Tensor, noise_TC: Tensor) -> Problem:
-        """The regression at given levels and given standard normal noise; draws nothing."""
-        ...
 
     def schedule(self, num_tokens: Sequence[int], *, num_steps: int) -> Tensor:
         """Levels [S + 1, N] that a sampler visits, falling to 0; float64 on the CPU."""
@@ -51,19 +59,22 @@ class Objective(Protocol):
         ...
 
     def network_input(self, state_TC: Tensor, noise_T1: Tensor, /) -> Tensor:
-        """What the network is fed for a state; the same scaling as in `problem_at`."""
+        """Input of the network for a state, scaled as in `TrainingObjective.problem_at`."""
         ...
 
     def network_level(self, noise_N: Tensor) -> Tensor:
-        """The number by which the network is told the level."""
+        """The number [N] that tells the network the level: `Problem.level_N` of training."""
         ...
 
     def predict(self, state_TC: Tensor, raw_TC: Tensor, noise_T1: Tensor) -> Prediction:
-        """Reads the raw network output `raw_TC` at a state, all levels above 0."""
+        """Prediction from the raw network output `raw_TC` at a state; all levels are above 0.
+
+        Both parts must be affine in `raw_TC`.
+        """
         ...
 
     def signal(self, noise_N: Tensor) -> Tensor:
-        """Factor of the latent in the state, the noise's being its level."""
+        """Factor of the latent in the state; the factor of the noise is the level itself."""
         ...
 
     def finish(self, state_TC: Tensor) -> Tensor:
@@ -72,10 +83,10 @@ class Objective(Protocol):
 
 
 def real_only(values_TC: Tensor, batch: PackedBatch) -> Tensor:
-    """The same values with zeros on padding, whatever lay there."""
+    """The same values with zeros on padding, also where padding held NaN."""
     return values_TC.masked_fill(~batch.is_real_T[:, None], 0)
 
 
 def per_token(values_N: Tensor, batch: PackedBatch) -> Tensor:
-    """Each sample's value beside its tokens, as a column [T, 1]."""
+    """The value of each token's sample, as a column [T, 1]."""
     return values_N[batch.segment_T, None]

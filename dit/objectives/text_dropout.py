@@ -1,4 +1,7 @@
-"""Classifier-free guidance (arXiv:2207.12598): some samples train with the null text."""
+"""Text dropout for classifier-free guidance (arXiv:2207.12598).
+
+Some samples train with the null text instead of their caption.
+"""
 
 # L text tokens of the whole pack, E text width, N samples
 
@@ -20,7 +23,7 @@ def draw_text_dropout(count: int, probability: float, rng: torch.Generator) -> l
 
 
 def with_texts(batch: PackedBatch, texts: Sequence[Tensor]) -> PackedBatch:
-    """The same pack with other captions, one [L, E] for each sample.
+    """The same pack with other captions: `texts` has one [L, E] for each sample.
 
     Raises:
         ValueError: a caption without tokens, of another width, or not one for each sample.
@@ -44,7 +47,7 @@ def with_null_text(
 ) -> PackedBatch:
     """The same pack, the captions of the dropped samples replaced by the null text [L0, E].
 
-    Lengths are Python integers, so no device is waited for.
+    Lengths are Python integers, so this does not wait for the device.
 
     Raises:
         ValueError: the null text has no tokens or another width than the captions.

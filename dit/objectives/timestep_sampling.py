@@ -1,8 +1,8 @@
-"""Densities of the noise level as inverse CDFs, so that training and validation share them.
+"""Densities of the noise level (timestep) as inverse CDFs, shared by training and validation.
 
-A level is drawn as quantile -> level: the same function turns uniform random numbers into training
-levels and chosen quantiles into the fixed levels of a validation. All in float64 on the CPU: N
-numbers a pack cost nothing, and a float32 uniform is 0 once in 16 million draws, a level of zero.
+Every function maps quantiles to levels. Uniform random quantiles give the levels of training, fixed
+quantiles those of a validation. Everything is computed in float64 on the CPU: N numbers a pack cost
+nothing, and a uniform number in float32 is 0 once in 16 million draws, which would be a level of 0.
 """
 
 # N samples in a pack
@@ -17,9 +17,11 @@ from torch import Tensor
 
 
 def draw_quantiles(count: int, rng: torch.Generator) -> Tensor:
-    """`count` uniform numbers in the open interval (0, 1), float64; `rng` is a CPU generator."""
+    """Uniform numbers [count] in the open interval (0, 1), float64; `rng` is a CPU generator."""
     uniform_N = torch.rand(count, generator=rng, dtype=torch.float64)
-    return uniform_N.clamp(min=2.0**-53)  # rand's smallest step: 0 would be sigma = 0
+    return uniform_N.clamp(
+        min=2.0**-53
+    )  # the smallest step of rand; a quantile of 0 would give sigma = 0
 
 
 def log_normal(quantile_N: Tensor, *, mean: float, std: float) -> Tensor:
@@ -33,25 +35,25 @@ def logit_normal(quantile_N: Tensor, *, mean: float, std: float) -> Tensor:
 
 
 def mode(quantile_N: Tensor, *, scale: float) -> Tensor:
-    """Heavy tails: arXiv:2403.03206, Sec. 3.1, "Mode Sampling with Heavy Tails".
+    """A density with heavy tails: arXiv:2403.03206, Sec. 3.1, "Mode Sampling with Heavy Tails".
 
-    The paper's map falls from 1 at u = 0 to 0 at u = 1, so quantile q of t lies at u = 1 - q. It
-    falls everywhere for scales within `dit.config.MODE_SCALES`.
+    The paper's map falls from t = 1 at u = 0 to t = 0 at u = 1, so quantile q of t is the map at
+    u = 1 - q. The map is monotone for scales within `dit.config.MODE_SCALES`.
     """
     u_N = 1 - quantile_N
     return 1 - u_N - scale * ((math.pi / 2 * u_N).cos().square() - 1 + u_N)
 
 
 def shifted(t: Tensor, factor: Tensor) -> Tensor:
-    """Shift s: t becomes s t / (1 + (s - 1) t) (arXiv:2403.03206, Sec. 5.3.2, Eq. 23)."""
+    """Shift by s: t becomes s t / (1 + (s - 1) t) (arXiv:2403.03206, Sec. 5.3.2, Eq. 23)."""
     return factor * t / (1 + (factor - 1) * t)
 
 
 def shift_factors(num_tokens: Sequence[int], *, shift: float, base_tokens: int | None) -> Tensor:
-    """Shift of each sample, float64: constant, or growing with the square root of its tokens.
+    """Shift of each sample [N], float64: constant, or growing with the square root of its tokens.
 
-    More tokens average the noise out, so that the same t destroys less of a larger picture:
-    a shift that goes with sqrt(tokens) keeps it equal (arXiv:2403.03206, Sec. 5.3.2).
+    Noise averages out over more tokens, so the same t destroys less of a larger picture. A shift
+    proportional to sqrt(tokens) makes the destruction equal (arXiv:2403.03206, Sec. 5.3.2).
     """
     tokens_N = torch.tensor(num_tokens, dtype=torch.float64)
     growth_N = (tokens_N / base_tokens).sqrt() if base_tokens else torch.ones_like(tokens_N)

@@ -1,4 +1,4 @@
-"""All draws of a pack, as the training step and the validation call them."""
+"""The regression problem of a pack: its random draws, as training and validation make them."""
 
 # C patch features, T packed tokens, R real ones among them, N samples, L text tokens, E text width
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dit.batch import PackedBatch, Problem
-from dit.objectives.objective import Objective
+from dit.objectives.objective import TrainingObjective
 from dit.objectives.rng import Draw, pack_rng
 from dit.objectives.text_dropout import draw_text_dropout, with_null_text
 from dit.objectives.timestep_sampling import draw_quantiles
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 
 def training_problem(
-    objective: Objective,
+    objective: TrainingObjective,
     batch: PackedBatch,
     *,
     seed: int,
@@ -25,10 +25,10 @@ def training_problem(
     null_text_LE: Tensor,
     text_dropout: float,
 ) -> tuple[PackedBatch, Problem]:
-    """The pack with its dropped captions, and its regression problem at one step.
+    """The pack with null texts in place of dropped captions, and its regression problem at a step.
 
-    Everything drawn follows from (seed, step, batch.pack_id). Levels and dropout come from the CPU,
-    so they are the same on every device; noise is drawn where the batch lies.
+    All random numbers follow from (seed, step, batch.pack_id). Levels and dropout are drawn on the
+    CPU, so they are the same on every device; noise is drawn on the device of the batch.
     """
 
     def rng(draw: Draw, device: torch.device) -> torch.Generator:
@@ -45,11 +45,11 @@ def training_problem(
 
 
 def validation_problem(
-    objective: Objective, batch: PackedBatch, *, seed: int, quantile: float
+    objective: TrainingObjective, batch: PackedBatch, *, seed: int, quantile: float
 ) -> Problem:
-    """The problem of a validation pack at a quantile of the training levels.
+    """The problem of a validation pack, all samples at one quantile of the training levels.
 
-    Its noise is the same at every step and quantile, and never that of training.
+    The noise is the same at every step and quantile, and is never that of training.
     """
     where = batch.latent_TC.device
     rng = pack_rng(
@@ -60,13 +60,13 @@ def validation_problem(
 
 
 def draw_problem(
-    objective: Objective,
+    objective: TrainingObjective,
     batch: PackedBatch,
     *,
     levels_rng: torch.Generator,
     noise_rng: torch.Generator,
 ) -> Problem:
-    """A problem with a level for each sample and noise for each real token.
+    """The problem at one random level for each sample.
 
     `levels_rng` is on the CPU, `noise_rng` on the device of the batch.
     """
@@ -75,9 +75,13 @@ def draw_problem(
 
 
 def problem_of(
-    objective: Objective, batch: PackedBatch, quantile_N: Tensor, *, noise_rng: torch.Generator
+    objective: TrainingObjective,
+    batch: PackedBatch,
+    quantile_N: Tensor,
+    *,
+    noise_rng: torch.Generator,
 ) -> Problem:
-    """A problem with each sample at its quantile of the levels, and noise for each real token."""
+    """The problem with each sample at the level of its quantile, and noise for each real token."""
     noise_N = objective.levels(quantile_N, batch.num_tokens)
     noise_N = noise_N.to(batch.latent_TC.device, non_blocking=True)
     return objective.problem_at(batch, noise_N, draw_noise(batch, noise_rng))
@@ -86,15 +90,15 @@ def problem_of(
 def draw_noise(batch: PackedBatch, rng: torch.Generator) -> Tensor:
     """Standard normal noise [T, C], float32, zero on padding.
 
-    Drawn for the real tokens in pack order, then placed: alignment does not change the numbers.
+    Numbers are drawn for the real tokens in pack order, so padding does not change them.
     """
     shape = (batch.real_tokens, batch.latent_TC.shape[1])
-    return among_padding(torch.randn(shape, generator=rng, device=rng.device), batch)
+    return insert_padding(torch.randn(shape, generator=rng, device=rng.device), batch)
 
 
-def among_padding(values_RC: Tensor, batch: PackedBatch) -> Tensor:
+def insert_padding(values_RC: Tensor, batch: PackedBatch) -> Tensor:
     """Values of the real tokens in pack order -> [T, C] with zeros on padding."""
-    # A running count instead of nonzero(), which would wait for the device. It is -1 ahead of the
-    # first real token: a valid row, masked like all padding.
+    # A cumulative count, because nonzero() would wait for the device. Before the first real token
+    # it is -1, which is a valid row that is masked like all padding.
     row_T = batch.is_real_T.cumsum(0) - 1
     return values_RC[row_T].masked_fill(~batch.is_real_T[:, None], 0)

@@ -1,4 +1,4 @@
-"""Every layout of so many devices: what it needs and how long a step takes, or why it fails."""
+"""Every layout of a number of devices: its memory and the time of a step, or why it fails."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from dit.config import ContextComm, Problems, Recompute, RunConfig
+from dit.distributed.device_specs import Device
 from dit.models.memory import Memory, memory
-from dit.planner.devices import Device, Reached
+from dit.planner.efficiency import Efficiency
 from dit.planner.times import Load, Times, times
 from dit.planner.traffic import Traffic, traffic
 
@@ -17,7 +18,7 @@ _MOST_TENSOR, _MOST_CONTEXT, _MOST_STAGES, _MOST_VIRTUAL = 8, 64, 64, 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParallelLayout:
-    """How a run lies on the devices."""
+    """How a run is spread over the devices."""
 
     tensor: int
     context: int
@@ -37,7 +38,7 @@ class ParallelLayout:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayoutPlan:
-    """A layout that fits, and what to expect of it."""
+    """A layout that fits, with its expected memory, traffic and speed."""
 
     layout: ParallelLayout
     memory: Memory
@@ -46,13 +47,13 @@ class LayoutPlan:
     tflops: float
     """Model TFLOP/s of one device."""
     mfu: float
-    """Of the device's peak."""
+    """Part of the device's peak."""
     tokens_per_s: float
-    """Real ones, all devices together."""
+    """Real tokens a second, all devices together."""
 
     @property
     def bubble(self) -> float:
-        """Part of the step."""
+        """The part of the step in which stages wait for others."""
         return self.times.bubble / self.times.step
 
 
@@ -65,19 +66,21 @@ class Refusal:
 
 
 def plans(
-    config: RunConfig, load: Load, *, world_size: int, device: Device, reached: Reached
+    config: RunConfig, load: Load, *, world_size: int, device: Device, efficiency: Efficiency
 ) -> tuple[list[LayoutPlan], list[Refusal]]:
-    """Those that fit, the fastest first; and the others."""
+    """The layouts that fit, the fastest first, and those that do not."""
     good: list[LayoutPlan] = []
     bad: list[Refusal] = []
     for layout in _layouts(world_size):
         try:
-            laid = _laid(config, layout)
-            plan = _plan(laid, layout, load, world_size=world_size, device=device, reached=reached)
+            on_layout = _on_layout(config, layout)
+            plan = _plan(
+                on_layout, layout, load, world_size=world_size, device=device, efficiency=efficiency
+            )
         except Problems as error:
             bad.append(Refusal(layout=layout, why="; ".join(error.problems)))
             continue
-        room = device.memory * reached.memory
+        room = device.memory * efficiency.memory
         if plan.memory.total <= room:
             good.append(plan)
         else:
@@ -107,8 +110,8 @@ def _powers(most: int) -> list[int]:
     return [2**n for n in range(most.bit_length())]
 
 
-def _laid(config: RunConfig, layout: ParallelLayout) -> RunConfig:
-    """The run on that layout.
+def _on_layout(config: RunConfig, layout: ParallelLayout) -> RunConfig:
+    """The configuration of the run on this layout.
 
     Raises:
         Problems: a rule of the configuration forbids it.
@@ -136,19 +139,19 @@ def _plan(
     *,
     world_size: int,
     device: Device,
-    reached: Reached,
+    efficiency: Efficiency,
 ) -> LayoutPlan:
     batch = config.train.global_batch_size
-    spent = times(config, load, world_size=world_size, device=device, reached=reached)
-    rate = 3 * load.flops * batch / spent.step / world_size
+    expected = times(config, load, world_size=world_size, device=device, efficiency=efficiency)
+    rate = 3 * load.flops * batch / expected.step / world_size
     return LayoutPlan(
         layout=layout,
         memory=memory(config, world_size=world_size),
         traffic=traffic(
             config, tokens=load.tokens, accumulated=batch // layout.data, replicas=layout.data
         ),
-        times=spent,
+        times=expected,
         tflops=rate / 1e12,
         mfu=rate / device.flops,
-        tokens_per_s=load.tokens * batch / spent.step,
+        tokens_per_s=load.tokens * batch / expected.step,
     )

@@ -6,30 +6,31 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from dit.config import ModelConfig, Precision, Recompute, RunConfig
+from dit.distributed.device_specs import Device
 from dit.models.cost import attention_flops, forward_flops, network_cost, parameters_here
 from dit.models.memory import kept_by_layer
-from dit.planner.devices import Device, Reached
+from dit.planner.efficiency import Efficiency
 from dit.planner.traffic import recomputed_part, traffic
 
-# How often memory sees what a layer keeps, all that it does not keep included. Fitted to the
-# published figures, with the rates of devices.py.
+# Memory traffic of a layer in a step, over the size of the activations that it keeps. Fitted to the
+# published figures, like the rates of efficiency.py.
 _PASSES = 9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
-    """What the packs of a run ask for, of one pack."""
+    """The work in one pack of a run."""
 
     tokens: float
-    """Real ones."""
+    """Real tokens."""
     flops: float
-    """Of a forward pass."""
+    """FLOPs of a forward pass."""
     attention: float
-    """Those of them in attention."""
+    """The FLOPs among them in attention."""
 
     @classmethod
     def of(cls, model: ModelConfig, samples: Sequence[tuple[int, int]], times: float = 1.0) -> Load:
-        """`samples` are (tokens, caption tokens), `times` over."""
+        """The load of `samples`, (tokens, caption tokens), taken `times` times."""
         tokens, text = zip(*samples, strict=True)
         return cls(
             tokens=times * sum(tokens),
@@ -39,7 +40,7 @@ class Load:
 
 
 def expected_load(config: RunConfig, *, fill: float = 0.99) -> Load:
-    """Of a pack of the samples in `dataset.mock_samples`, by their weights."""
+    """The load of a pack of the samples in `dataset.mock_samples`, by their weights."""
     model, parts = config.model, []
     for geometry in config.dataset.mock_samples:
         rows, columns = (side // model.patch_spatial for side in (geometry.height, geometry.width))
@@ -56,20 +57,20 @@ def expected_load(config: RunConfig, *, fill: float = 0.99) -> Load:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Times:
-    """Seconds of one step on each device; overlapped communication is not in them."""
+    """Seconds of one step on each device, without overlapped communication."""
 
     matrices: float
     attention: float
     memory: float
-    """Norms, modulation, activations: what waits for memory, not for arithmetic."""
+    """Norms, modulation and activations, which memory bandwidth limits."""
     tensor: float
     context: float
     pipeline: float
     data: float
     bubble: float
-    """Stages that wait for others."""
+    """Pipeline stages that wait for others."""
     update: float
-    """Adam and the average."""
+    """Adam and the average of the weights."""
 
     @property
     def step(self) -> float:
@@ -77,9 +78,9 @@ class Times:
 
 
 def times(
-    config: RunConfig, load: Load, *, world_size: int, device: Device, reached: Reached
+    config: RunConfig, load: Load, *, world_size: int, device: Device, efficiency: Efficiency
 ) -> Times:
-    """Of a step in which every rank has as much to do.
+    """The times of a step in which every rank has the same load.
 
     Raises:
         Problems: the processes or the global batch do not divide.
@@ -87,32 +88,32 @@ def times(
     model, replicas = config.model, config.data_parallel_size(world_size)
     packs = config.train.global_batch_size // replicas
     parts = world_size // replicas
-    within = packs / parts  # packs' worth of arithmetic on this device
+    within = packs / parts  # arithmetic on this device, in packs
     again = recomputed_part(config)
     selective = model.recompute_granularity is Recompute.SELECTIVE
     busy = Times(
-        matrices=within * (3 + again) * (load.flops - load.attention) / _rate(device, reached),
+        matrices=within * (3 + again) * (load.flops - load.attention) / _rate(device, efficiency),
         attention=within
         * (3 + (1 if selective else again))
         * load.attention
-        / (device.flops * reached.attention),
+        / (device.flops * efficiency.attention),
         memory=packs
         * _moved(model, load)
         * (1 + again / 3)
-        / (device.bandwidth * reached.bandwidth),
-        **_communication(config, load, packs, replicas, device, reached),
+        / (device.bandwidth * efficiency.bandwidth),
+        **_communication(config, load, packs, replicas, device, efficiency),
         bubble=0.0,
-        update=_update(config, replicas) / (device.bandwidth * reached.bandwidth),
+        update=_update(config, replicas) / (device.bandwidth * efficiency.bandwidth),
     )
     return _with_overlap(config, busy, packs)
 
 
-def _rate(device: Device, reached: Reached) -> float:
-    return device.flops * reached.matrices
+def _rate(device: Device, efficiency: Efficiency) -> float:
+    return device.flops * efficiency.matrices
 
 
 def _moved(model: ModelConfig, load: Load) -> float:
-    """Bytes of activations to and from memory, of one pack on one device."""
+    """Bytes of activations that one pack moves to and from the memory of one device."""
     size = 4 if model.precision is Precision.FP32 else 2
     layers = network_cost(model).layers / model.pipeline_model_parallel_size
     rows = load.tokens / model.context_parallel_size * model.hidden_size
@@ -120,13 +121,13 @@ def _moved(model: ModelConfig, load: Load) -> float:
 
 
 def _communication(
-    config: RunConfig, load: Load, packs: int, replicas: int, device: Device, reached: Reached
+    config: RunConfig, load: Load, packs: int, replicas: int, device: Device, efficiency: Efficiency
 ) -> dict[str, float]:
     model = config.model
     bytes_ = traffic(config, tokens=load.tokens, accumulated=packs, replicas=replicas)
     tensor = model.tensor_model_parallel_size
     near = tensor * model.context_parallel_size
-    reach = {  # devices that a group spans, from the first to the last of them
+    reach = {  # number of devices from the first to the last of a group
         "tensor": tensor,
         "context": near,
         "data": near * replicas,
@@ -134,20 +135,20 @@ def _communication(
     }
     return {
         name: getattr(bytes_, name)
-        / ((device.link if span <= device.together else device.network) * reached.links)
+        / ((device.link if span <= device.together else device.network) * efficiency.links)
         for name, span in reach.items()
     }
 
 
 def _update(config: RunConfig, replicas: int) -> float:
-    """Bytes: gradient, two moments, float32 weight and average are read, all but one written."""
+    """Bytes to read gradient, two moments, float32 weight and average, and to write all but one."""
     sharded = config.ddp.use_distributed_optimizer
     shards = replicas * config.model.context_parallel_size if sharded else 1
     return 36 * parameters_here(config.model) / shards
 
 
 def _with_overlap(config: RunConfig, busy: Times, packs: int) -> Times:
-    """Data-parallel traffic hides behind the pack computed meanwhile; stages wait for the first."""
+    """Hides data-parallel traffic behind the last pack, and adds the pipeline bubble."""
     model = config.model
     one = (busy.matrices + busy.attention + busy.memory + busy.tensor + busy.context) / packs
     hidden = one * ((2 / 3) * config.ddp.overlap_grad_reduce)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from dit.config import ContextComm, Precision, Recompute, RecomputeMethod, RunConfig
 from dit.models.cost import network_cost, parameters_here
 
-# Each exchange of a layer gathers its input and scatters its output; the backward pass does both
-# the other way round, and gathers the input again for the weights.
+# Each exchange of a layer gathers its input and scatters its output. The backward pass does both in
+# reverse, and gathers the input again for the weights' gradients.
 _TENSOR_FORWARD, _TENSOR_BACKWARD = 2, 3
 
 
@@ -23,7 +23,7 @@ class Traffic:
 
 
 def traffic(config: RunConfig, *, tokens: float, accumulated: int, replicas: int) -> Traffic:
-    """`tokens` are those of one pack, before they are split."""
+    """The traffic of a step; `tokens` is the length of a pack before it is split."""
     model = config.model
     tensor, context = model.tensor_model_parallel_size, model.context_parallel_size
     size = 4 if model.precision is Precision.FP32 else 2
@@ -32,7 +32,7 @@ def traffic(config: RunConfig, *, tokens: float, accumulated: int, replicas: int
     rows = tokens / context * model.hidden_size * size  # bytes of one hidden state
     again = recomputed_part(config)
     by_heads = model.cp_comm_type is ContextComm.A2A
-    # Queries, keys, values and outputs change places; or keys and values of all go to all.
+    # a2a exchanges queries, keys, values and outputs; all_gather sends all keys and values to all.
     exchanged = rows / tensor * (4 if by_heads else 2 * context)
     stage = rows / (tensor if model.sequence_parallel else 1)
     first_or_last = model.pipeline_model_parallel_size > 1
@@ -48,7 +48,7 @@ def traffic(config: RunConfig, *, tokens: float, accumulated: int, replicas: int
 
 
 def recomputed_part(config: RunConfig) -> float:
-    """Part of the layers whose forward pass is run again, as a whole."""
+    """Part of the layers that are recomputed as a whole."""
     model = config.model
     if model.recompute_granularity is not Recompute.FULL:
         return 0.0
@@ -59,7 +59,7 @@ def recomputed_part(config: RunConfig) -> float:
 
 
 def _data(config: RunConfig, *, size: int, ranks: int) -> float:
-    """Gradients are summed, and weights gathered where each rank updates its part of them."""
+    """Bytes to sum gradients, and to gather weights where ranks update parts of them."""
     gradient = 4 if config.ddp.grad_reduce_in_fp32 else size
     here = parameters_here(config.model)
     if config.ddp.use_distributed_optimizer:
@@ -68,5 +68,5 @@ def _data(config: RunConfig, *, size: int, ranks: int) -> float:
 
 
 def _others(ranks: int) -> float:
-    """Part of a whole that is on other ranks."""
+    """The part of evenly divided data that lies on other ranks."""
     return (ranks - 1) / ranks

@@ -1,8 +1,55 @@
-"""`python -m dit.report`."""
+"""The command line: `python -m dit.report`."""
 
+from __future__ import annotations
+
+import argparse
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
-from dit.report.cli import main
+from rich.console import Console
+
+from dit.report.page import write_page
+from dit.report.reading import ReportError, read_runs
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Writes the page; returns 0, or 1 after an error, which the last line explains."""
+    args = _parser().parse_args(argv)
+    output: Path = args.output or args.run_dir[0] / "report.html"
+    try:
+        write_page(read_runs(args.run_dir), output=output, samples=args.samples_dir)
+    except ReportError as error:
+        _say(f"error: {error}", failed=True)
+        return 1
+    _say(f"report  {output.resolve()}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m dit.report",
+        description="Writes one HTML page about one training run, or several side by side.",
+    )
+    parser.add_argument(
+        "run_dir", type=Path, nargs="+", help="folder of a run (checkpoint.save): metrics.jsonl"
+    )
+    parser.add_argument(
+        "--output", type=Path, help="the page, FILE.html; report.html in the first run by default"
+    )
+    parser.add_argument(
+        "--samples_dir",
+        type=Path,
+        action="append",
+        default=[],
+        help="folder that generate_dit wrote (samples.json); shown beside its prompts; repeatable",
+    )
+    return parser
+
+
+def _say(line: str, *, failed: bool = False) -> None:
+    Console(stderr=failed, soft_wrap=True, highlight=False).print(line, markup=False)
+
 
 if __name__ == "__main__":
     sys.exit(main())

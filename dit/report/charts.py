@@ -1,4 +1,4 @@
-"""Lines -> inline SVG, whose colours are the page's own: light by day and dark by night."""
+"""Curves -> inline SVG. Colours come from the style of the page, light or dark."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from dit.report.series import Bucket
 
 COLOURS = 8
 """Classes c0, c1, ... of the page's style."""
-WIDTH, HEIGHT = 420, 240  # of a phone held upright, so that the text is not scaled down
+WIDTH, HEIGHT = 420, 240  # the width of a phone held upright, so that text is not scaled down
 LEFT, RIGHT, TOP, BOTTOM = 50, 408, 8, 214
 _LOG_FROM = 4.0
-"""From this ratio of largest to smallest value on, a chart is logarithmic."""
+"""A chart is logarithmic if its largest value is at least this many times the smallest."""
 LOG_SCALE = " <small>log scale</small>"
-_LINEAR = {"learning rate"}  # which decays to nothing
+_LINEAR = {"learning rate"}  # decays to zero, which a logarithmic axis cannot show
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +31,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """The values of an axis, and where they lie between its ends."""
+    """The range of an axis, and the relative position of values in it."""
 
     low: float
     high: float
@@ -59,7 +59,7 @@ class Axis:
 
 
 def chart(title: str, lines: Sequence[Curve]) -> str:
-    """A figure: its title, the curves over the steps, and a legend with their last values."""
+    """A figure with a title, the curves over the steps, and a legend with the newest values."""
     x, y = _x_axis(lines), _y_axis(lines, log=title not in _LINEAR)
 
     def at(step: float, value: float) -> str:
@@ -81,7 +81,7 @@ def _x_axis(lines: Sequence[Curve]) -> Axis:
 
 
 def _y_axis(lines: Sequence[Curve], *, log: bool) -> Axis:
-    """All of the means, and extremes as far as they leave the means half of the height."""
+    """An axis with all means, and with extremes as long as the means keep half of the height."""
     every = [b for line in lines for b in line.buckets]
     low, high = min(b.mean for b in every), max(b.mean for b in every)
     log = log and low > 0 and high / low >= _LOG_FROM
@@ -108,7 +108,7 @@ def _grid(x: Axis, y: Axis) -> list[str]:
 
 
 def _labelled(ticks: list[float]) -> list[tuple[float, str]]:
-    """Ticks with as many digits as tell them apart."""
+    """Ticks with the fewest digits that tell them apart."""
     choices = ([number(tick, digits=digits) for tick in ticks] for digits in (3, 4, 5, 6, 9))
     labels = next(c for c in choices if len(set(c)) == len(ticks))
     return list(zip(ticks, labels, strict=True))
@@ -129,7 +129,7 @@ def _drawn(line: Curve, at: Callable[[float, float], str]) -> str:
 
 
 def _style(line: Curve) -> str:
-    # Where there are more curves than colours, a colour comes again with another dash.
+    # With more curves than colours, a colour is used again with another dash.
     return f"c{line.colour % COLOURS} dash{(line.dash + line.colour // COLOURS) % 3}"
 
 

@@ -14,11 +14,11 @@ from dit.report.findings import count, refusals
 from dit.report.reading import RunRecord, default_settings, flat
 from dit.report.series import points
 
-Columns = Sequence[Mapping[str, Any]]  # for each run: what a row is called -> what stands in it
+Columns = Sequence[Mapping[str, Any]]  # for each run: name of a row -> value
 
 
 def table(names: Sequence[str], columns: Columns) -> str:
-    """Rows in the order in which the columns first have them; a head where there are several."""
+    """A table with a column for each run; rows are in the order of their first column."""
     rows = dict.fromkeys(row for column in columns for row in column)
     head = "".join(f"<th scope=col>{escape(name)}</th>" for name in names)
     body = "".join(
@@ -32,7 +32,7 @@ def table(names: Sequence[str], columns: Columns) -> str:
 
 
 def _breakable(name: str) -> str:
-    """A name that a narrow page may break after its dots and underscores."""
+    """A name with places for line breaks after dots and underscores, for narrow pages."""
     return re.sub(r"([._])", r"\1<wbr>", escape(name))
 
 
@@ -43,7 +43,7 @@ def _shown(value: Any) -> str:
 
 
 def summary_table(run: RunRecord) -> dict[str, Any]:
-    """What came out of a run."""
+    """Results of a run: losses, validation, speed."""
     seconds = sum(value for _, value in points(run.lines, "step_time_s"))
     last, total = run.lines[-1], run.settings.get("train.train_iters")
     rows = _model(run) | {
@@ -108,7 +108,7 @@ def _duration(seconds: float) -> str:
 
 
 def data(run: RunRecord) -> dict[str, Any]:
-    """What a run has read, and what its dataset is."""
+    """Samples and tokens that a run has read, refused samples, and the dataset card."""
     last = run.lines[-1]
     tokens = sum(value for _, value in points(run.lines, "real_tokens"))
     fills = [value for _, value in points(run.steps, "pack_fill")]
@@ -123,7 +123,7 @@ def data(run: RunRecord) -> dict[str, Any]:
 
 
 def environment_table(run: RunRecord) -> dict[str, Any]:
-    """Where and with what a run was last started, and how often."""
+    """Machine and software of the newest start of a run, and the number of starts."""
     if not run.starts:
         return {"environment": "not recorded (a run of an earlier version)"}
     return {
@@ -134,9 +134,9 @@ def environment_table(run: RunRecord) -> dict[str, Any]:
 
 
 def settings(runs: Sequence[RunRecord]) -> tuple[str, list[dict[str, Any]]]:
-    """What the table of settings shows, and its columns.
+    """Title and columns of the table of settings.
 
-    Of several runs the settings that differ, of one those that are not the default.
+    For several runs it shows the settings that differ, for one those that are not the default.
     """
     known = [run.settings for run in runs]
     compared = known if len(runs) > 1 else [known[0], default_settings()]

@@ -1,4 +1,4 @@
-"""What deserves a look, in words, with the remedy."""
+"""Warnings about a run, each with its remedy."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from dit.report.reading import RunRecord, finite
 from dit.report.series import Points, points
 
 FILL_BOUND = 0.9
-"""Mean fill of packs below which padding costs more than a tenth of the work."""
-_ALL = 0.9  # of what is missing: then nothing else has to be tried
-_SPIKE = 12.0  # median absolute deviations above the median: no Gaussian noise in 10^15 steps
-_BEFORE, _AT_ONCE = 100, 20  # steps that so many steps are compared with
-_RISE = 1.1  # of the validation loss over its lowest value
+"""A warning is given below this mean fill: padding then costs more than a tenth of the work."""
+_ALL = 0.9  # padding of samples explains the low fill alone if it is this part of the empty space
+_SPIKE = 12.0  # median absolute deviations; Gaussian noise reaches that once in 10^15 steps
+_BEFORE, _AT_ONCE = 100, 20  # 20 steps at a time are compared with the 100 before them
+_RISE = 1.1  # ratio of the final validation loss to its lowest value
 _SHOWN = 5
 
 
 def findings(run: RunRecord) -> list[str]:
-    """Everything that deserves a look; empty for a run without complaints."""
+    """All warnings about a run."""
     looks = (_fill, _skipped, _refused, _spikes, _rise)
     return [*run.unreadable, *(text for look in looks for text in look(run))]
 
 
 def lost_pictures(undrawn: Sequence[Undrawn]) -> Iterator[str]:
-    """Files that are no pictures and are left out; the first of many."""
+    """Files that are no pictures and are left out; a long list is cut."""
     yield from (
         f"{one.what} is no picture and is left out ({one.because})" for one in undrawn[:_SHOWN]
     )
@@ -45,7 +45,7 @@ def _fill(run: RunRecord) -> Iterator[str]:
     ]
     multiple = run.settings.get("dataset.sample_multiple")
     padding = padding_share(run, multiple) if isinstance(multiple, int) and multiple > 1 else 0.0
-    if padding > (1 - mean) / 2:  # most of what is missing
+    if padding > (1 - mean) / 2:  # padding is most of the empty space
         remedies = [] if padding > _ALL * (1 - mean) else remedies
         remedies.insert(
             0,
@@ -56,10 +56,10 @@ def _fill(run: RunRecord) -> Iterator[str]:
 
 
 def padding_share(run: RunRecord, multiple: int) -> float:
-    """Part of the packed tokens that pads samples, from the histogram of their lengths."""
+    """Fraction of packed tokens that pad samples, from the histogram of their lengths."""
     real = padded = 0.0
     for longest, count in bins_of(run).items():
-        # A bin knows its ends: its samples are taken to be of all lengths between them alike.
+        # Only the ends of a bin are known: its lengths are assumed to be evenly distributed.
         lengths = range(min(longest, int(longest / BIN) + 1), longest + 1)
         real += count * statistics.fmean(lengths)
         padded += count * statistics.fmean(-(-n // multiple) * multiple for n in lengths)
@@ -110,7 +110,7 @@ def _spikes(run: RunRecord) -> Iterator[str]:
 
 
 def spikes(loss: Points) -> list[int]:
-    """Steps whose loss is far above that of the steps before, measured by their own spread."""
+    """Steps with a loss far above the steps before, in units of the spread of those steps."""
     found = []
     for index in range(_AT_ONCE, len(loss), _AT_ONCE):
         before = [value for _, value in loss[max(0, index - _BEFORE) : index]]
@@ -136,7 +136,7 @@ def _rise(run: RunRecord) -> Iterator[str]:
 
 
 def count(value: Any) -> int:
-    """A number of samples; 0 for what is none."""
+    """A number of samples; 0 for a value that is no number."""
     return int(finite(value) or 0)
 
 

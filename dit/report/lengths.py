@@ -1,4 +1,4 @@
-"""How long the samples of a run are: the histograms of its log steps, added up and drawn."""
+"""Lengths of the samples of a run: the histograms in its metrics, added up and drawn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST = 2**53
 
 
 def histogram(run: RunRecord, *, title: str) -> str:
-    """Share of the samples by their tokens, on a logarithmic axis; empty where nothing is known."""
+    """Fraction of samples by number of tokens, on a logarithmic axis; empty without data."""
     bins = bins_of(run)
     if not bins:
         return ""
@@ -34,7 +34,7 @@ def histogram(run: RunRecord, *, title: str) -> str:
 
 
 def bins_of(run: RunRecord) -> dict[int, int]:
-    """Longest sample of a bin -> samples, of the whole run."""
+    """Upper end of a bin -> number of samples, over the whole run."""
     found: Counter[int] = Counter()
     for line in run.lines:
         pairs = line.get("tokens_per_sample")

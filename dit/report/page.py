@@ -17,17 +17,17 @@ from dit.report.pictures import STEPS, generated, slider
 from dit.report.reading import ReportError, RunRecord
 from dit.report.series import ChartPlace, Points, buckets, curves, section_name
 
-Section = tuple[str, str]  # heading, HTML; one without HTML is left out
+Section = tuple[str, str]  # heading, HTML; a section without HTML is left out
 _FEW = 2
-"""Runs whose pictures stand before the curves but those of the loss."""
-_LEAST_STEPS = 4  # of which a run shows pictures, however many runs share the page
+"""With at most this many runs, pictures stand before all curves but those of the loss."""
+_LEAST_STEPS = 4  # a run shows pictures of at least so many steps
 
 
 def write_page(runs: Sequence[RunRecord], *, output: Path, samples: Sequence[Path] = ()) -> None:
-    """Writes the page; `samples` are folders of generate_dit to show as well.
+    """Writes the page; `samples` are further folders that generate_dit has written.
 
     Raises:
-        ReportError: it cannot be written, or a picture cannot be read.
+        ReportError: the page cannot be written, or a folder of samples cannot be read.
     """
     found = [section for section in _sections(runs, samples) if section[1]]
     text = Template(Path(__file__).with_name("page.html").read_text()).substitute(
@@ -40,7 +40,7 @@ def write_page(runs: Sequence[RunRecord], *, output: Path, samples: Sequence[Pat
     )
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        # A folder's name need not be UTF-8.
+        # The name of a folder may not be valid UTF-8.
         output.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
         raise ReportError(
@@ -61,7 +61,7 @@ def _sections(runs: Sequence[RunRecord], samples: Sequence[Path]) -> Iterator[Se
     yield "Worth a look", _warnings(runs, undrawn)
     yield "Summary", figures.table(names, [figures.summary_table(run) for run in runs])
     yield losses
-    # The pictures of many runs are a long way down; curves stand in one chart however many.
+    # Pictures of many runs take much space, while their curves share the charts.
     yield from (*pictures, *charts) if len(runs) <= _FEW else (*charts, *pictures)
     read = figures.table(names, [figures.data(run) for run in runs])
     yield "Samples and dataset", _lengths(runs) + read
@@ -73,7 +73,7 @@ def _sections(runs: Sequence[RunRecord], samples: Sequence[Path]) -> Iterator[Se
 def _pictures(
     runs: Sequence[RunRecord], samples: Sequence[Path], undrawn: list[Undrawn]
 ) -> Iterator[Section]:
-    """Sections of pictures; what is no picture is added to `undrawn`."""
+    """Sections of pictures; files that are no pictures are added to `undrawn`."""
     yield "Pictures", "".join(generated(folder, undrawn) for folder in samples)
     most = max(_LEAST_STEPS, STEPS * _FEW // max(len(runs), _FEW))
     sliders = "".join(slider(run, undrawn, most=most) for run in runs)
@@ -118,7 +118,7 @@ def _charts(runs: Sequence[RunRecord]) -> list[Section]:
 def _of_title(
     runs: Sequence[RunRecord], found: Sequence[dict[ChartPlace, Points]], title: str
 ) -> Iterator[str]:
-    """One chart for all runs where each has a line or two in it, else one for each run."""
+    """One chart for all runs if each has at most three curves in it, else one for each run."""
     lines = [[(at.label, of[at]) for at in of if at.title == title] for of in found]
     if len(runs) == 1 or max(map(len, lines)) > 3:
         for run, of in zip(runs, lines, strict=True):

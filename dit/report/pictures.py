@@ -1,4 +1,4 @@
-"""Pictures of the page: grids of samples over the steps, and pictures beside their prompts."""
+"""Pictures of the page: grids of samples over the steps, and pictures with their prompts."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from dit.json_text import parse_json
 from dit.report.reading import ReportError, RunRecord
 
 STEPS = 24
-"""Steps of a run whose pictures a page carries, evenly spread, the last among them."""
-_SIDE = 1600  # pixels: larger pictures are scaled down
-_WHOLE = 300_000  # bytes: smaller files stand in the page as they are
-_OF_A_STEP = 16
+"""A page has pictures of at most so many steps of a run, evenly spaced, with the newest."""
+_SIDE = 1600  # pixels; larger pictures are scaled down
+_WHOLE = 300_000  # bytes; smaller files are embedded unchanged
+_MOST_PICTURES = 16  # of a step without a grid
 
 
 def slider(run: RunRecord, undrawn: list[Undrawn], *, most: int = STEPS) -> str:
-    """The pictures of a run with a slider over the steps; empty where there are none.
+    """The pictures of a run with a slider over at most `most` steps; empty without pictures.
 
-    Of `most` steps, evenly spread; a file that is no picture is added to `undrawn`.
+    Files that are no pictures are added to `undrawn`.
     """
     steps = _spread(_steps(run.folder / "validation_generation"), most)
     images = [
@@ -48,28 +48,28 @@ def slider(run: RunRecord, undrawn: list[Undrawn], *, most: int = STEPS) -> str:
 
 
 def _steps(folder: Path) -> list[tuple[int, list[Path]]]:
-    """Steps and the pictures to show of each: grid.png, or the first pictures without one."""
+    """Steps and the files to show: grid.png, or the first pictures if there is no grid."""
     found = []
     for step in sorted(folder.glob("step_*")):
         number = re.fullmatch(r"step_(\d+)", step.name)
         grids, pictures = sorted(step.rglob("grid.png")), sorted(step.glob("*.png"))
-        files = grids or pictures[:_OF_A_STEP]
+        files = grids or pictures[:_MOST_PICTURES]
         if number and files:
             found.append((int(number[1]), files))
     return sorted(found)
 
 
 def _spread(items: list[Any], most: int) -> list[Any]:
-    """At most so many of them, evenly spread, first and last among them."""
+    """At most `most` of the items, evenly spaced, with the first and the last."""
     if len(items) <= most:
         return items
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
 
 
 def _image(file: Path, undrawn: list[Undrawn], *, alt: str, title: str = "") -> str:
-    """A picture of the page, with its bytes; empty where the file is no picture."""
+    """An <img> with the bytes of the picture; empty if the file is no picture."""
     kind = source = ""
-    # Pillow raises what its codecs please: OSError, SyntaxError, struct.error, a bomb's own ...
+    # Pillow raises many types for damaged files: OSError, SyntaxError, struct.error, and its own.
     with drawing(str(file), undrawn):
         source, white = _source(file)
         kind = " class=paper" if white and file.name == "grid.png" else ""
@@ -78,14 +78,14 @@ def _image(file: Path, undrawn: list[Undrawn], *, alt: str, title: str = "") -> 
 
 
 def _source(file: Path) -> tuple[str, bool]:
-    """A picture as a URI with its bytes, a large one smaller, as WebP; and whether it is on white.
+    """A data URI of a picture, and whether its background is white; large ones are scaled to WebP.
 
     Raises:
-        OSError: it is no file.
+        OSError: the file does not exist.
     """
     from PIL import Image
 
-    if not file.is_file():  # one that is a pipe would be read for ever
+    if not file.is_file():  # reading a pipe would wait for ever
         raise FileNotFoundError("it is not there, or is no file")
     content, kind = file.read_bytes(), "png"
     with Image.open(file) as image:
@@ -132,10 +132,10 @@ def generated(folder: Path, undrawn: list[Undrawn]) -> str:
 
 
 def _samples(content: Any) -> list[dict[str, Any]]:
-    """The entries of a list.
+    """Checks the content of samples.json.
 
     Raises:
-        ValueError: one has no prompt, or names no file of its own folder.
+        ValueError: an entry has no prompt, or names a file outside the folder.
     """
     if not isinstance(content, list):
         raise ValueError("it is no list")
@@ -160,7 +160,7 @@ def _row(
 
 
 def _shared(samples: Sequence[dict[str, Any]]) -> list[tuple[str, Any]]:
-    """What all pictures were made with alike: sampler, steps, guidance, checkpoint and so on."""
+    """Settings that all pictures have in common: sampler, steps, guidance, checkpoint, ..."""
     own = {"file", "prompt", "seed"}
     first = samples[0].items() if samples else ()
     return [(k, v) for k, v in first if k not in own and all(s.get(k) == v for s in samples)]

@@ -18,7 +18,7 @@ from dit.yaml_text import parse_yaml
 
 _SHOWN = 5
 _MOST = 1e100
-"""What is drawn is cut here, so that ratios, squares and margins stay numbers."""
+"""Larger values are cut to this, so that ratios, squares and margins stay finite."""
 _LAST_STEP = 2**53
 
 
@@ -28,31 +28,31 @@ class ReportError(ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecord:
-    """What a run has written down."""
+    """Everything that a run has written, as far as it can be read."""
 
-    name: str  # as short a part of its path as tells it from the other runs
+    name: str  # the shortest end of its path that differs from the other runs
     folder: Path
     lines: list[dict[str, Any]]  # of metrics.jsonl, by step; step 0 is before the first update
     settings: dict[str, Any]  # dotted key -> value; empty where there is no config.yaml
-    config: RunConfig | None  # the same, where this version can read it
-    starts: list[dict[str, Any]]  # of environment.jsonl: where and with what it was started
+    config: RunConfig | None  # `settings` as a configuration; None if this version cannot read it
+    starts: list[dict[str, Any]]  # lines of environment.jsonl: machine and software of each start
     card: dict[str, Any] | None  # dataset_card.json
-    unreadable: list[str]  # what is damaged and was left out, in words
+    unreadable: list[str]  # messages about damaged parts that are left out
 
     @property
     def steps(self) -> list[dict[str, Any]]:
-        """The lines of steps that changed the weights: those of a finite loss."""
+        """The lines of steps with a finite loss: only those change the weights."""
         return [line for line in self.lines if finite(line.get("loss")) is not None]
 
 
 def finite(value: Any) -> float | None:
-    """A metric that can be drawn and added up, else None: neither NaN nor true, nor 10^400."""
+    """A metric as a float that can be drawn and added; None for NaN, booleans, other types."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    if not -_MOST <= value <= _MOST:  # which NaN is not, either
+    if not -_MOST <= value <= _MOST:  # NaN comes here, too
         if isinstance(value, float) and not math.isfinite(value):
             return None
-        return _MOST if value > 0 else -_MOST  # an integer may be none that a float can be
+        return _MOST if value > 0 else -_MOST  # an integer may be too large for a float
     return float(value) if abs(value) >= 1 / _MOST else 0.0
 
 
@@ -60,17 +60,17 @@ def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
     """The runs in these folders.
 
     Raises:
-        ReportError: one is no run folder or is named twice, or nothing in it can be read.
+        ReportError: a folder is no run folder or is given twice, or nothing in it can be read.
     """
     names = _names([folder.resolve() for folder in folders])
     return [_read(folder, name) for folder, name in zip(folders, names, strict=True)]
 
 
 def _names(folders: list[Path]) -> list[str]:
-    """The shortest ends of the paths that differ.
+    """The shortest ends of the paths that differ from each other.
 
     Raises:
-        ReportError: two are the same folder.
+        ReportError: two paths are the same folder.
     """
     folder, times = Counter(folders).most_common(1)[0]
     if times > 1:
@@ -109,7 +109,7 @@ def _read(folder: Path, name: str) -> RunRecord:
 
 
 def _json_lines(file: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """The objects with a step in a file of JSON lines, and what is wrong with the other lines.
+    """The objects with a step in a file of JSON lines, and messages about the other lines.
 
     Raises:
         ReportError: the file cannot be read.
@@ -117,7 +117,7 @@ def _json_lines(file: Path) -> tuple[list[dict[str, Any]], list[str]]:
     if not file.is_file():
         return [], []
     found, wrong = [], []
-    # Only a line feed ends a line: U+2028 may stand in one.
+    # Only a line feed ends a line: U+2028 is legal inside one.
     for number, text in enumerate(_text(file).removesuffix("\n").split("\n"), start=1):
         if not text:
             continue
@@ -134,10 +134,10 @@ def _json_lines(file: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _line(text: str) -> dict[str, Any]:
-    """One step of a file.
+    """One line of a file.
 
     Raises:
-        ValueError: it is no object with a step.
+        ValueError: the line is no object with a step.
     """
     line = parse_json(text)
     if not isinstance(line, dict) or "step" not in line:
@@ -158,7 +158,7 @@ def _text(file: Path) -> str:
 
 
 def _settings(file: Path) -> tuple[dict[str, Any], RunConfig | None, list[str]]:
-    """The settings of a run, the tree where this version reads it, and what is wrong."""
+    """Settings of a run, its configuration if this version can read it, and messages."""
     if not file.is_file():
         return {}, None, [f"{file} is missing: settings are not shown"]
     try:
@@ -172,7 +172,7 @@ def _settings(file: Path) -> tuple[dict[str, Any], RunConfig | None, list[str]]:
 
 
 def default_settings() -> dict[str, Any]:
-    """What a run has where nothing is set."""
+    """The default settings, by dotted key."""
     return dict(flat(OmegaConf.to_container(OmegaConf.create(to_yaml(default_config())))))
 
 
@@ -186,7 +186,7 @@ def flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _card(folder: Path, settings: dict[str, Any]) -> tuple[dict[str, Any] | None, list[str]]:
-    """The dataset's card, from the newest checkpoint or from the dataset, where there is one."""
+    """The dataset card from the newest checkpoint, or else from the dataset, and messages."""
     path = settings.get("dataset.path")
     places = [
         *sorted((folder / "checkpoints").glob("step_*/dataset_card.json"), reverse=True)[:1],

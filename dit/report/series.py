@@ -1,4 +1,4 @@
-"""Metrics by name -> the curves of a run, and which of them stand in one chart."""
+"""Metrics by name -> the curves of a run, and the chart of each."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ _RULES = (  # name of the metric, section, title of the chart, label of the line
     (r"samples_(.+)", "Data", "samples by dataset", r"\1"),
     (r"tokens_per_sample_(\w+)", "Data", "tokens of a sample", r"\1"),
     (r"skipped_steps", "Optimisation", "steps skipped so far", "skipped_steps"),
-    (r"(?s:(.*))", "Other", r"\1", r"\1"),  # (?s: for a name may hold a line feed
+    (r"(?s:(.*))", "Other", r"\1", r"\1"),  # (?s: because a name may contain a line feed
 )
 _UNSHOWN = {"step", "skipped", "consumed_samples", "real_tokens"}
 _ORDER = ("Loss", "Validation", "Optimisation", "Speed and memory", "Data", "Other")
 BUCKETS = 150
-"""Points of a curve: as many as a chart of this size shows."""
+"""Points of a curve, as many as a chart of this size can show."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class ChartPlace:
-    """Where a metric is drawn."""
+    """Section, chart and label of a metric."""
 
     section: int
     title: str
@@ -61,7 +61,7 @@ class ChartPlace:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Neighbouring points of a curve taken together."""
+    """Neighbouring points of a curve, summarised."""
 
     step: float
     mean: float
@@ -69,8 +69,8 @@ class Bucket:
     high: float
 
 
-def place(name: str) -> ChartPlace:
-    """Section, chart and label of a metric; those that nobody foresaw have a chart of their own."""
+def chart_place(name: str) -> ChartPlace:
+    """The place of a metric; a metric without a rule has a chart of its own."""
     for pattern, section, title, label in _RULES:
         if match := re.fullmatch(pattern, name):
             return ChartPlace(_ORDER.index(section), match.expand(title), match.expand(label))
@@ -82,29 +82,29 @@ def section_name(index: int) -> str:
 
 
 def curves(run: RunRecord) -> dict[ChartPlace, Points]:
-    """Every curve of a run that has something to show, in the order of the page."""
+    """Every curve of a run with values other than 0, in the order of the page."""
     names = dict.fromkeys(name for line in run.lines for name in line if name not in _UNSHOWN)
-    found = {place(name): points(run.lines, name) for name in names}
+    found = {chart_place(name): points(run.lines, name) for name in names}
     return {at: found[at] for at in sorted(found, key=_in_order) if _says_something(found[at])}
 
 
 def _in_order(at: ChartPlace) -> tuple[int, tuple[int, str], tuple[int, str]]:
-    # q5 before q10; as the rules stand, the plain loss is the first chart.
+    # Shorter names come first, so that q5 stands before q10 and the plain loss before all others.
     return at.section, (len(at.title), at.title), (len(at.label), at.label)
 
 
 def _says_something(of: Points) -> bool:
-    return any(value for _, value in of)  # counts that stay 0 are said in words
+    return any(value for _, value in of)  # a count that stays 0 needs no curve
 
 
 def points(lines: Sequence[dict[str, Any]], name: str) -> Points:
-    """The finite values of a metric."""
+    """Steps and finite values of a metric."""
     found = ((line["step"], finite(line.get(name))) for line in lines)
     return [(step, value) for step, value in found if value is not None]
 
 
 def buckets(of: Points, *, most: int = BUCKETS) -> list[Bucket]:
-    """A curve in at most so many parts of equal counts, each with its mean and its extremes."""
+    """A curve in at most `most` parts of equal size, each with its mean and extremes."""
     size = math.ceil(len(of) / most)
     parts = [of[first : first + size] for first in range(0, len(of), max(size, 1))]
     return [

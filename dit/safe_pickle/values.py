@@ -1,7 +1,7 @@
-"""The names that a pickle may hold, and the values that ours makes of each.
+"""The names that a pickle may hold, the values that they make, and limits on both.
 
-None of them is the function of that name: those trust their arguments, and some of them import,
-allocate or call whatever they are told.
+No name stands for the function that it names: such functions trust their arguments, and some
+import, allocate or call whatever a file asks for. Each name stands for a function of this module.
 """
 
 from __future__ import annotations
@@ -16,12 +16,111 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dit.safe_pickle.limits import MOST_AXES, NUMPY_TYPES, Limits
+NUMPY_TYPES = {
+    *("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"),
+    *("f2", "f4", "f8", "c8", "c16"),
+}
+MOST_AXES = 32
+_MOST_VALUES = 500_000
+_MOST_DEPTH = 100
+_MOST_KEYS = 10_000
+_MOST_PARTS = 100
+_SLACK = 1 << 20  # bytes
+_EXPANDED = 64 << 20  # bytes
+_MESSAGE = 250  # characters
+_SCALARS = {type(None), bool, int, float, complex, str, bytes}
+_LEAVES = _SCALARS - {str} | {bytearray, torch.Tensor, torch.dtype}
+
+
+class Limits:
+    """How much memory and how many keys a file may still use, counted down while it is read."""
+
+    def __init__(self, size: int):
+        # An array in an archive takes its size four times: as text, as bytes, twice as an array.
+        self._bytes = 8 * size + _SLACK
+        self._keys = _MOST_KEYS
+        self._expanded = size + _EXPANDED
+
+    def spend(self, size: int) -> None:
+        """To be called before `size` bytes are copied, or allocated because the file says so."""
+        self._bytes -= size
+        if size < 0 or self._bytes < 0:
+            raise pickle.UnpicklingError("the pickle asks for far more memory than it has bytes")
+
+    def check_size(self, size: int) -> None:
+        """Limits expanded tensors: strides may repeat numbers, and a copy needs the full size."""
+        if size > self._expanded:
+            raise pickle.UnpicklingError(f"the pickle describes a tensor of {size} bytes")
+
+    def check_key(self, key: Any) -> None:
+        """Limits keys of dicts and sets: many keys with equal hashes would take very long."""
+        if type(key) is str:
+            return
+        self._keys -= 1
+        if self._keys < 0:
+            raise pickle.UnpicklingError(f"the pickle has over {_MOST_KEYS} keys that are no text")
+        inner = key if type(key) is tuple else (key,)
+        for item in inner:
+            if type(item) not in _SCALARS or (type(item) is int and abs(item) > 2**64):
+                raise pickle.UnpicklingError(f"the pickle has a key of {type_in_words(item)}")
+        if len(inner) > _MOST_PARTS:
+            raise pickle.UnpicklingError(f"the pickle has a key of {len(inner)} parts")
+
+
+def check_plain(value: Any, classes: frozenset[type]) -> None:
+    """Makes sure that a program may walk, print or store the value.
+
+    A container that holds itself has no end; one that holds another twice, which holds another
+    twice and so on, has exponentially many items.
+
+    Raises:
+        pickle.UnpicklingError: it is no plain value, too large or nested too deeply.
+    """
+    left, count = [(value, 0)], 0
+    while left:
+        item, depth = left.pop()
+        count += 1
+        inner = _inside(item, classes)
+        if depth > _MOST_DEPTH or count + len(left) + len(inner) > _MOST_VALUES:
+            raise pickle.UnpicklingError("the pickle holds itself, or is too large or too deep")
+        left += [(one, depth + 1) for one in inner]
+
+
+def _inside(item: Any, classes: frozenset[type]) -> list[Any] | tuple[Any, ...]:
+    kind = type(item)
+    if kind in _LEAVES or kind in classes:
+        return ()
+    if kind is str:
+        item.encode()  # raises for half of a surrogate pair, which no file can hold
+        return ()
+    if kind is dict:
+        return [*item, *item.values()]
+    if kind in (list, tuple, set, frozenset):
+        return list(item)
+    if kind is np.ndarray or isinstance(item, np.generic):
+        if item.dtype.str[1:] in NUMPY_TYPES:
+            return ()
+        raise pickle.UnpicklingError(f"the pickle holds NumPy values of {item.dtype}")
+    raise pickle.UnpicklingError(
+        f"the pickle holds {type_in_words(item)}, which is not allowed here"
+    )
+
+
+def type_in_words(item: Any) -> str:
+    """What messages call a value: the text of a `Name`, else its type."""
+    return getattr(item, "text", None) or f"a {type(item).__name__}"
+
+
+def short(what: object) -> str:
+    """A printable message on one line: it may quote bytes of the file."""
+    text = str(what)[: 2 * _MESSAGE]
+    text = text if text.isprintable() else ascii(text)[1:-1]
+    return text if len(text) <= _MESSAGE else f"{text[:_MESSAGE]}..."
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Name:
-    """What stands for a function or class while a pickle is read; nothing can be set on it."""
+    """Stands for a function or class while a pickle is read, which cannot change it."""
 
     text: str
     make: Callable[..., Any]
@@ -45,7 +144,7 @@ class Storage:
 
 @dataclass(slots=True, eq=False)
 class NumpyType:
-    """A NumPy dtype, whose byte order a pickle says afterwards."""
+    """A NumPy dtype; a pickle sets its byte order afterwards."""
 
     kind: str
     order: str = "<"
@@ -56,13 +155,13 @@ class NumpyType:
         self.order = state[1]
 
     def array(self, content: Any) -> np.ndarray:
-        """One axis of numbers, in the order of this machine; they may be a view of `content`."""
+        """One axis of numbers in the byte order of this machine; may be a view of `content`."""
         given = np.frombuffer(content, np.dtype(self.order + self.kind))
         return given.astype(given.dtype.newbyteorder("="), copy=False)
 
 
 def fill_array(limits: Limits, array: np.ndarray, state: Any) -> None:
-    """What `ndarray.__setstate__` does for an array that `_reconstruct` has made."""
+    """As `ndarray.__setstate__`, for an array that `_reconstruct` has made."""
     _version, shape, dtype, fortran, content = state
     if array.shape != (0,) or array.dtype != np.int8:
         raise pickle.UnpicklingError("the pickle fills an array twice")
@@ -85,7 +184,7 @@ def _check_array(shape: Any, dtype: Any, content: Any) -> None:
 
 
 def _check_numbers(numbers: Any) -> None:
-    """A shape, strides or the order of axes."""
+    """Checks a shape, strides, or an order of axes."""
     if type(numbers) is not tuple or len(numbers) > MOST_AXES:
         raise pickle.UnpicklingError("the pickle has a shape of no known form")
     if not all(type(n) is int and 0 <= n < 2**48 for n in numbers):
@@ -131,7 +230,7 @@ def _tensor(
     _check_numbers((offset,))
     if len(size) != len(stride):
         raise pickle.UnpicklingError("the pickle has a tensor of no known form")
-    # An axis of length 0 must not hide what the others multiply to.
+    # max(1, n): an axis of length 0 must not hide the product of the others.
     limits.check_size(math.prod(max(1, n) for n in size) * dtype.itemsize)
     last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     numbers = storage.content.view(dtype)
@@ -168,7 +267,7 @@ def _parameter(_: Limits, data: Any, *_flags: Any) -> Tensor:
 
 
 def _encoded(limits: Limits, text: Any, encoding: Any) -> bytes:
-    """How protocols 0 to 2 write bytes."""
+    """Bytes, as protocols 0 to 2 write them."""
     if encoding not in ("latin1", "latin-1") or type(text) is not str:
         raise pickle.UnpicklingError("the pickle has bytes of no known form")
     limits.spend(len(text))
@@ -180,7 +279,7 @@ def _bytes(limits: Limits, content: Any = b"") -> bytes:
 
 
 def _byte_array(limits: Limits, content: Any = b"") -> bytearray:
-    if type(content) is not bytes:  # a number is the length that it asks for
+    if type(content) is not bytes:  # bytearray(10**12) would allocate that many bytes
         raise pickle.UnpicklingError("the pickle has bytes of no known form")
     limits.spend(2 * len(content))
     return bytearray(content)
@@ -250,7 +349,7 @@ for _module in ("builtins", "__builtin__"):  # the second in protocols 0 to 2
 NAMES: dict[tuple[str, str], Any] = {
     key: Name(text=".".join(key), make=make) for key, make in _MAKERS.items()
 }
-"""(module, name) -> what it stands for."""
+"""(module, name) in a pickle -> what stands for it here."""
 
 STORAGE_TYPES = {
     ("torch", "DoubleStorage"): torch.float64,

@@ -1,16 +1,14 @@
-"""Noise -> latents -> pictures: solvers of the sampling ODE, and what generation needs around them.
+"""Noise -> latents -> pictures: samplers, and what generation needs around them.
 
-generate         Prompts -> latents, many at once through packing.
-grid             All pictures at a glance: a row for each prompt, which stands beside it.
-grid_labels      Captions -> labels of a picture: plain text, in fonts that have its characters.
-latent_sizes     Sizes in pixels -> sizes in latent cells, rounded up to what the decoder and th
-media_files      Files of generated pictures: PNG or MP4 for each, samples.json, a grid of all (
-multistep        Solvers that remember the step before: second order with one network call a ste
-ode_solvers      Deterministic samplers: from noise down the ODE of an objective to whitened lat
-open_checkpoint  A checkpoint -> a model that samples, with the encoders of its data.
-options          What `generate_dit.py` can be asked for.
-options_file     A YAML file of `generate_dit.py`: options by name, which the command line is st
-prompts          Files of prompts: one on each line, or JSON, or a JSON entry on each line.
-unpatchify       Tokens of a pack -> latents.
-validation/
+prompts          files of prompts -> `Prompt`
+open_checkpoint  checkpoint -> model, text encoder and decoder, on the layout of these processes
+latent_sizes     sizes in pixels -> sizes in latent cells that decoder and model accept
+generate         requests -> latents, many requests in one pack
+ode_solvers      noise -> latents: Euler and Heun, with classifier-free guidance
+multistep        solvers that reuse the step before: DPM-Solver++ and UniPC
+unpatchify       tokens of a pack -> latents
+media_files      decoded pictures -> PNG and MP4 files, and their list samples.json
+grid             decoded pictures -> one overview picture, a row for each prompt
+commands/        the programs that recipes/ start
+validation/      samples and their quality at each validation of a training run
 """

@@ -16,21 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from dit.batch import LatentSample, PackedBatch
-from dit.config import RunConfig
-from dit.data.bin_packing import best_fit_decreasing
-from dit.data.pack import PatchLayout, pack_samples
-from dit.objectives import (
-    Guidance,
-    Network,
-    Objective,
-    Sampler,
-    guided,
-    initial_noise,
-    make_objective,
-    sample,
-    unpack_latents,
-    with_texts,
-)
+from dit.config import RunConfig, Sampler
+from dit.data.pack import PatchLayout, best_fit_decreasing, pack_samples
+from dit.objectives import SamplingPath, sampling_path, with_texts
+from dit.sampling.ode_solvers import Guidance, Network, guided, initial_noise, sample
+from dit.sampling.unpatchify import unpack_latents
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,12 +47,12 @@ class SamplingSettings:
     guidance_rescale: float = 0.0
     """0 to 1: part of the way back to the deviation that the prediction has without guidance."""
 
-    def guide(self, objective: Objective) -> Guidance:
+    def guide(self, path: SamplingPath) -> Guidance:
         """With the levels that the network is told in place of sigma or t."""
         between = None
         if self.guidance_interval is not None:
             levels = torch.tensor(self.guidance_interval, dtype=torch.float64)
-            low, high = objective.network_level(levels).float().tolist()
+            low, high = path.network_level(levels).float().tolist()
             between = low, high
         return Guidance(scale=self.guidance, between=between, rescale=self.guidance_rescale)
 
@@ -115,14 +105,14 @@ def _sample_pack(
     batch = batch.to(next(model.parameters()).device)
     negative = with_texts(batch, [r.negative_LE for r in requests])
 
-    objective = make_objective(config.objective)
+    path = sampling_path(config.objective)
 
-    def network(pack_samples: PackedBatch) -> Network:
-        return lambda input_TC, level_N: model(input_TC, level_N, pack_samples)
+    def network(pack: PackedBatch) -> Network:
+        return lambda input_TC, level_N: model(input_TC, level_N, pack)
 
     latent_TC = sample(
-        objective,
-        guided(network(batch), network(negative), settings.guide(objective), batch),
+        path,
+        guided(network(batch), network(negative), settings.guide(path), batch),
         initial_noise(batch, [r.seed for r in requests]),
         batch,
         num_steps=settings.num_steps,

@@ -1,36 +1,56 @@
-"""All pictures at a glance: a row for each prompt, which stands beside it."""
+"""All pictures in one overview: one row for each prompt, with the prompt as its label.
+
+Labels are plain text, drawn in fonts that have their characters.
+"""
 
 # H W 3 rows, columns, colours of a picture
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING
+from unicodedata import category, east_asian_width
 
 from dit.drawing import Undrawn
-from dit.sampling.grid_labels import Fonts, fonts_for, label
 
 if TYPE_CHECKING:
     import numpy as np
     from PIL import Image
 
+
+USUAL = "DejaVu Sans"
+"""This font comes with matplotlib and has most alphabets."""
+_LINE, _LINES = 40, 3
+_CONTROL, _FORMAT = "Cc", "Cf"  # Unicode's categories
 _DPI = 120
 _LABEL = 2.4  # width of the prompts, in inches
 _CELL = (0.8, 2.4)
 """Least and greatest height of a picture, in inches."""
 _MOST_ROWS, _MOST_COLUMNS = 64, 16
 _MOST_HEIGHT, _MOST_WIDTH = 100, 50
-"""Of the whole, in inches: an image of more than 65,536 pixels a side cannot be drawn."""
+"""Limits of the grid, in inches: matplotlib draws at most 65,536 pixels a side."""
 _MOST_ASPECT = 8.0
 _GAP = 6  # pixels
 _INK = "#7a8087"
-"""Read as well on white as on black: the grid has no background of its own."""
+"""Legible on white and on black, because the grid has a transparent background."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fonts:
+    """Font families in order of preference, and the characters that none of them has."""
+
+    families: tuple[str, ...]
+    missing: frozenset[str]
 
 
 def draw_grid(firsts: Sequence[np.ndarray], prompts: Sequence[str], path: Path) -> list[Undrawn]:
-    """Writes the grid; what it does not show, or not as it is, comes back."""
+    """Writes the grid; returns notices of samples and characters that it does not show."""
     rows: dict[str, list[np.ndarray]] = {}
     for picture_HW3, prompt in zip(firsts, prompts, strict=True):
         rows.setdefault(prompt, []).append(picture_HW3)
@@ -61,7 +81,7 @@ def _spelled(fonts: Fonts) -> list[Undrawn]:
 
 
 def _drawn(rows: dict[str, list[np.ndarray]], fonts: Fonts) -> bytes:
-    """A PNG without background."""
+    """A PNG with a transparent background."""
     from matplotlib.figure import Figure
 
     canvas_HW4, middles = _canvas(list(rows.values()))
@@ -71,7 +91,7 @@ def _drawn(rows: dict[str, list[np.ndarray]], fonts: Fonts) -> bytes:
     axes.set_axis_off()
     axes.imshow(canvas_HW4, interpolation="nearest", aspect="auto")
     for prompt, middle in zip(rows, middles, strict=True):
-        # A prompt is text: neither mathematics ($x$) nor TeX, whatever matplotlibrc says.
+        # A prompt is plain text: without these options matplotlib reads $x$ as mathematics.
         axes.text(
             -2.5 * _GAP,
             middle,
@@ -89,7 +109,7 @@ def _drawn(rows: dict[str, list[np.ndarray]], fonts: Fonts) -> bytes:
 
 
 def _canvas(rows: Sequence[Sequence[np.ndarray]]) -> tuple[np.ndarray, list[float]]:
-    """All pictures in their places on nothing, RGBA; and the middle of each row, in pixels."""
+    """All pictures on a transparent canvas [H, W, 4], and the middle of each row, in pixels."""
     import numpy as np
     from PIL import Image
 
@@ -107,7 +127,7 @@ def _canvas(rows: Sequence[Sequence[np.ndarray]]) -> tuple[np.ndarray, list[floa
 
 
 def _cell(rows: Sequence[Sequence[np.ndarray]]) -> tuple[int, int]:
-    """Height and width of the place of each picture, in pixels."""
+    """Height and width of one cell of the grid, in pixels."""
     shapes = [picture_HW3.shape for row in rows for picture_HW3 in row]
     aspect = min(max(1.0, *(width / height for height, width, _ in shapes)), _MOST_ASPECT)
     cell = min(max(_CELL[0], *(height / _DPI for height, _, _ in shapes)), _CELL[1])
@@ -117,10 +137,99 @@ def _cell(rows: Sequence[Sequence[np.ndarray]]) -> tuple[int, int]:
 
 
 def _fitted(image: Image.Image, *, width: int, height: int) -> Image.Image:
-    """As large as fits; pixels of small pictures stay squares."""
+    """The image scaled to fit; an enlarged pixel stays a square."""
     from PIL import Image
 
     scale = min(width / image.width, height / image.height)
     size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
     how = Image.Resampling.NEAREST if scale >= 1 else Image.Resampling.BOX
     return image.resize(size, how)
+
+
+def short_label(caption: str) -> str:
+    """The first three lines of a caption, without invisible and direction-changing characters.
+
+    Control characters become code points, because some fonts draw boxes for them.
+    """
+    plain = re.sub(r"\s+", " ", caption[: 50 * _LINE]).strip()
+    plain = _each_spelled(plain, {one for one in plain if category(one) == _CONTROL})
+    # This drops left-to-right marks, emoji joiners and variation selectors.
+    plain = "".join(one for one in plain if category(one) != _FORMAT and not _selects(one))
+    most = _width(plain) * _LINES
+    return plain if len(plain) <= most else plain[: most - 3].rstrip() + "..."
+
+
+def label(caption: str, fonts: Fonts) -> str:
+    """The lines of a label; a character without a font becomes its code point."""
+    text = _each_spelled(short_label(caption), fonts.missing)
+    width = _width(text)
+    most = width * _LINES
+    return fill(text if len(text) <= most else text[: most - 3] + "...", width=width)
+
+
+def _width(text: str) -> int:
+    """Characters that fit into one line: half as many if some have double width."""
+    return _LINE // 2 if any(east_asian_width(one) in "WF" for one in text) else _LINE
+
+
+def _each_spelled(text: str, characters: Collection[str]) -> str:
+    """The text with these characters replaced by their code points, as words."""
+    spelled = (f" U+{ord(one):04X} " if one in characters else one for one in text)
+    return " ".join("".join(spelled).split())
+
+
+def _selects(character: str) -> bool:
+    return "\ufe00" <= character <= "\ufe0f" or "\U000e0100" <= character <= "\U000e01ef"
+
+
+def fonts_for(captions: Iterable[str], *, installed: Sequence[str] | None = None) -> Fonts:
+    """The usual font, and as few installed fonts as possible for the characters that it lacks.
+
+    `installed` are font files; None asks the system.
+    """
+    from matplotlib.font_manager import findfont, findSystemFonts, get_font
+
+    wanted = {one for caption in captions for one in short_label(caption) if one != " "}
+    usual = get_font(findfont(USUAL))
+    missing = {one for one in wanted if not usual.get_char_index(ord(one))}
+    families, has = [USUAL], {}
+    if missing:
+        has = _coverage(missing, findSystemFonts() if installed is None else installed)
+    while any(has.values()) and missing:
+        path = max(sorted(has), key=lambda path: len(has[path]))
+        if family := _added(path):
+            families.append(family)
+            missing -= has[path]
+        has = {other: having & missing for other, having in has.items() if other != path}
+    return Fonts(families=tuple(families), missing=frozenset(missing))
+
+
+def _coverage(characters: set[str], files: Sequence[str]) -> dict[str, set[str]]:
+    """Font file -> which of the characters it has."""
+    from matplotlib.font_manager import get_font
+
+    found = {}
+    for path in files:
+        try:
+            font = get_font(path)
+        except (OSError, RuntimeError, ValueError):  # a damaged font file
+            continue
+        found[path] = {one for one in characters if font.get_char_index(ord(one))}
+    return found
+
+
+@cache
+def _added(path: str) -> str | None:
+    """Registers a font file with matplotlib; returns its family, or None if it cannot be drawn."""
+    from matplotlib.font_manager import fontManager, get_font
+
+    try:
+        fontManager.addfont(path)
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+        NotImplementedError,
+    ):  # a bitmap font cannot be scaled
+        return None
+    return get_font(path).family_name

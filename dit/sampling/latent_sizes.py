@@ -1,4 +1,4 @@
-"""Sizes in pixels -> sizes in latent cells, rounded up to what the decoder and the model take."""
+"""Sizes in pixels -> sizes in latent cells, rounded up to what decoder and model accept."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from dit.config import ModelConfig
 
 MOST_PIXELS = 32_768
-"""Rows, columns or frames of one sample: more is a slip of the pen, and would fill any memory."""
+"""Rows, columns or frames of one sample. A larger number is a typing error and fills any memory."""
 Size = tuple[int, int, int]
 """Frames, rows, columns."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Steps:
-    """Pixels and frames in a latent cell, and cells in a token."""
+class LatentStride:
+    """Pixels and frames of one latent cell, and latent cells of one token."""
 
     stride: int
     temporal_stride: int
@@ -26,8 +26,8 @@ class Steps:
     patch_temporal: int
 
     @classmethod
-    def of(cls, decoder: Any, model: ModelConfig) -> Steps:
-        """`decoder` has `stride` and `temporal_stride`."""
+    def of(cls, decoder: Any, model: ModelConfig) -> LatentStride:
+        """From a decoder with `stride` and `temporal_stride`, and the patch sizes of the model."""
         return cls(
             stride=decoder.stride,
             temporal_stride=decoder.temporal_stride,
@@ -36,7 +36,7 @@ class Steps:
         )
 
     def latent(self, pixels: Size) -> Size:
-        """The smallest latent that covers so many pixel frames, rows and columns."""
+        """Size of the smallest latent that covers these pixel frames, rows and columns."""
         frames, height, width = pixels
         cells = 1 + -(-(frames - 1) // self.temporal_stride)
         side, patch = self.stride * self.patch_spatial, self.patch_spatial
@@ -47,13 +47,13 @@ class Steps:
         )
 
     def pixels(self, latent: Size) -> Size:
-        """What a decoder makes of a latent."""
+        """Frames, rows and columns that a decoder produces from a latent of this size."""
         frames, rows, columns = latent
         return 1 + (frames - 1) * self.temporal_stride, rows * self.stride, columns * self.stride
 
 
 def rounding(asked: Size, made: Size) -> str:
-    """What is said where more is generated than was asked for; empty where it is the same."""
+    """A notice that more is generated than was asked for, or an empty text."""
     names = ("frames", "rows", "columns")
     more = [
         f"{b} {name} (the next number that decoder and patches take), of which {a} are kept"
@@ -64,6 +64,6 @@ def rounding(asked: Size, made: Size) -> str:
 
 
 def cut(video_FHW3: np.ndarray, size: Size) -> np.ndarray:
-    """The first frames, rows and columns."""
+    """The first frames, rows and columns of a decoded video."""
     frames, height, width = size
     return video_FHW3[:frames, :height, :width]

@@ -1,4 +1,4 @@
-"""Files of generated pictures: PNG or MP4 for each, samples.json, a grid of all (grid.py)."""
+"""Decoded pictures -> files: a PNG or MP4 for each, samples.json, and a grid of all (grid.py)."""
 
 # C latent channels; F H W 3 frames, rows, columns, colours of one picture
 
@@ -25,27 +25,29 @@ if TYPE_CHECKING:
 
 LISTING, GRID = "samples.json", "grid.png"
 RATES = (0.01, 1000)
-"""Least and most frames a second of a video file."""
+"""Smallest and largest frame rate of a video file."""
 _OURS = re.compile(r"\d{5,}\.(png|mp4|safetensors)")
 _SHOWN = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A picture or video with all that made it."""
+    """A picture or video, with the prompt, seed and settings that produced it."""
 
     frames_FHW3: np.ndarray  # uint8
     prompt: str
     seed: int
-    settings: Mapping[str, Any]  # `fps` among them is that of a video
-    latent_CFHW: Tensor | None = field(default=None, repr=False)  # written beside it, where given
+    settings: Mapping[str, Any]  # with `fps`, the frame rate of a video
+    latent_CFHW: Tensor | None = field(
+        default=None, repr=False
+    )  # if given, it is written beside the picture
 
 
 def make_folder(folder: Path) -> None:
-    """Makes the folder for the files: better to fail now than after the sampling.
+    """Makes the folder for the files, so that an unwritable folder is noticed before the sampling.
 
     Raises:
-        ValueError: it cannot be written.
+        ValueError: the folder cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -60,17 +62,17 @@ def make_folder(folder: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Written:
-    """What is in the folder now, and what is not."""
+    """Which files of a list of pictures could be written."""
 
     grid: Path | None  # None where it could not be drawn
     lost: tuple[Undrawn, ...]  # pictures that could not be written
-    notes: tuple[Undrawn, ...]  # what else is to be said
+    notes: tuple[Undrawn, ...]  # further notices for the user
 
 
-def write(pictures: Sequence[Picture], folder: Path) -> Written:
+def write_media(pictures: Sequence[Picture], folder: Path) -> Written:
     """Writes every picture (PNG) or video (MP4), samples.json and the grid.
 
-    One that cannot be written leaves the others as they are, and is not listed.
+    A picture that cannot be written is not listed, and the others are written all the same.
 
     Raises:
         OSError: samples.json cannot be written.
@@ -85,11 +87,11 @@ def write(pictures: Sequence[Picture], folder: Path) -> Written:
     return Written(grid=grid, lost=tuple(lost), notes=tuple(notes))
 
 
-def said_and_listed(written: Written, folder: Path, *, count: int) -> None:
-    """Says what is in the folder, of `count` samples that were made.
+def report_written(written: Written, folder: Path, *, count: int) -> None:
+    """Prints how many of `count` samples were written, and all notices.
 
     Raises:
-        ValueError: some could not be written.
+        ValueError: some samples could not be written.
     """
     console = Console(soft_wrap=True, highlight=False)
     for note in written.notes:
@@ -105,7 +107,10 @@ def said_and_listed(written: Written, folder: Path, *, count: int) -> None:
 
 
 def write_picture(picture: Picture, folder: Path, number: int) -> dict[str, Any]:
-    """Writes one, with its settings inside where the format has a place; its entry in the list."""
+    """Writes one picture and returns its entry for samples.json.
+
+    A PNG carries prompt and settings in its metadata.
+    """
     frames, note = picture.frames_FHW3, {"seed": picture.seed, **picture.settings}
     name = f"{number:05d}.png" if len(frames) == 1 else f"{number:05d}.mp4"
     entry = {"file": name, "prompt": picture.prompt, **note}
@@ -118,7 +123,7 @@ def write_picture(picture: Picture, folder: Path, number: int) -> dict[str, Any]
             entry["latent"] = f"{number:05d}.safetensors"
             _write_latent(folder / entry["latent"], picture.latent_CFHW)
     except BaseException:
-        (folder / name).unlink(missing_ok=True)  # half of a file would pass for a picture
+        (folder / name).unlink(missing_ok=True)  # a half-written file would look like a picture
         raise
     return entry
 
@@ -126,9 +131,10 @@ def write_picture(picture: Picture, folder: Path, number: int) -> dict[str, Any]
 def write_listing(
     entries: Sequence[Mapping[str, Any]], firsts: Sequence[np.ndarray | None], folder: Path
 ) -> tuple[Path | None, list[Undrawn]]:
-    """Writes the list of all files, then the grid of the first frames at hand; grid and notes.
+    """Writes samples.json, then the grid of the first frames; returns the grid's path and notices.
 
-    Files of an earlier list that this one does not name are removed.
+    A first frame that is None is left out of the grid. Files that only the previous samples.json
+    names are removed.
 
     Raises:
         OSError: the list cannot be written.
@@ -143,13 +149,13 @@ def write_listing(
         there = [i for i, first in enumerate(firsts) if first is not None]
         if there:
             prompts = [entries[i]["prompt"] for i in there]
-            grid.unlink(missing_ok=True)  # that of an earlier generation, should this one fail
+            grid.unlink(missing_ok=True)  # otherwise an old grid would stay if drawing fails
             notes += draw_grid([first for first in firsts if first is not None], prompts, grid)
     return (grid if grid.is_file() else None), notes
 
 
 def replace_file(file: Path, content: bytes) -> None:
-    """Writes a file that is the old one or the new one, and never half of either."""
+    """Replaces a file atomically: a reader sees the old content or the new."""
     partial = file.with_name(f"{file.name}.partial")
     try:
         partial.write_bytes(content)
@@ -159,7 +165,7 @@ def replace_file(file: Path, content: bytes) -> None:
 
 
 def _names(listing: Path) -> set[str]:
-    """Files that a list names, as far as they are names that this module gives."""
+    """File names in samples.json that have the form which this module writes."""
     try:
         entries = parse_json(listing.read_bytes())
     except (OSError, ValueError):
@@ -170,7 +176,7 @@ def _names(listing: Path) -> set[str]:
 
 
 def _remove_stale(folder: Path, *, before: set[str], now: set[str]) -> list[Undrawn]:
-    """Removes what only the list before names; says what no list has ever named."""
+    """Removes files that only the previous list names; reports files that no list names."""
     stale = sorted(name for name in before - now if (folder / name).is_file())
     for name in stale:
         (folder / name).unlink()
@@ -209,11 +215,11 @@ def _write_mp4(path: Path, video_FHW3: np.ndarray, *, fps: float) -> None:
     except ImportError as error:
         raise ValueError("writing MP4 needs the package av: install the extra `prep`") from error
 
-    # 4:2:0 is what every player shows. It needs even sides: the last row or column is repeated.
+    # Every player shows 4:2:0. It needs even sides, so the last row or column is repeated.
     _, height, width, _ = video_FHW3.shape
     even_FHW3 = np.pad(video_FHW3, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), "edge")
     with av.open(str(path), "w") as container:
-        # A dataset's own rate may be one that no file can hold.
+        # The frame rate of a dataset may lie outside what the container can store.
         rate = Fraction(min(max(fps, RATES[0]), RATES[1])).limit_denominator(1001)
         stream = container.add_stream("libx264", rate=rate)
         stream.height, stream.width = even_FHW3.shape[1:3]
@@ -230,9 +236,10 @@ def _write_latent(path: Path, latent_CFHW: Tensor) -> None:
 
 
 def false_colours(latent_CFHW: Tensor) -> np.ndarray:
-    """Uint8 [F, H, W, 3]: the first three channels of a whitened latent as red, green and blue.
+    """Uint8 [F, H, W, 3]: the first three channels of a normalized latent as red, green and blue.
 
-    The colours are the same at every step of a run: black is -2.5 deviations, white is 2.5.
+    The scale is fixed, so that steps of a run can be compared: black is -2.5 standard deviations,
+    white is 2.5.
     """
     import torch
 

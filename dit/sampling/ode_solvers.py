@@ -1,4 +1,4 @@
-"""Deterministic samplers: from noise down the ODE of an objective to whitened latents."""
+"""Deterministic samplers: solvers of the ODE along a `SamplingPath`, from noise to latents."""
 
 # C patch features, T packed tokens, N samples, S + 1 levels of S steps
 
@@ -12,27 +12,27 @@ from torch import Tensor
 
 from dit.batch import PackedBatch
 from dit.config import Sampler
-from dit.objectives.objective import Objective, Prediction, per_token, real_only
-from dit.objectives.training_target import among_padding
-from dit.sampling.multistep import Predict, StepLevels, dpm_solver, unipc
+from dit.objectives.objective import Prediction, SamplingPath, per_token, real_only
+from dit.objectives.training_target import insert_padding
+from dit.sampling.multistep import LevelSchedule, Predict, dpm_solver, unipc
 
 Network = Callable[[Tensor, Tensor], Tensor]
-"""(input_TC, level_N), both float32 -> raw output [T, C]; text and positions are its own affair."""
+"""(input_TC, level_N), both float32 -> raw output [T, C]; text and positions are bound already."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Guidance:
-    """How far the prompt leads, and at which levels."""
+    """Classifier-free guidance: its scale, and the levels at which it acts."""
 
     scale: float = 1.0
-    """1 is without guidance, and half the work."""
+    """1 is without guidance, which takes half the network calls."""
     between: tuple[float, float] | None = None
-    """Levels told to the network, first and last with guidance (arXiv:2404.07724); None is all."""
+    """Lowest and highest `level_N` with guidance (arXiv:2404.07724); None guides at all levels."""
     rescale: float = 0.0
-    """Part of the way back to the deviation without guidance (arXiv:2305.08891, Sec. 3.4)."""
+    """phi of arXiv:2305.08891, Sec. 3.4: 1 restores the standard deviation without guidance."""
 
     def at(self, level_N: Tensor) -> Tensor:
-        """Scale of each sample at its level."""
+        """Guidance scale [N] of each sample at its level."""
         scale_N = torch.full_like(level_N, self.scale)
         if self.between is None:
             return scale_N
@@ -43,7 +43,8 @@ class Guidance:
 def initial_noise(batch: PackedBatch, seeds: Sequence[int]) -> Tensor:
     """Standard normal noise [T, C], float32, zero on padding.
 
-    A sample's noise follows from its own seed and size: not from its neighbours, nor the device.
+    The noise of a sample depends on its seed and size only, not on the other samples of the pack
+    nor on the device.
 
     Raises:
         ValueError: not one seed for each sample.
@@ -55,7 +56,7 @@ def initial_noise(batch: PackedBatch, seeds: Sequence[int]) -> Tensor:
         torch.randn(tokens, width, generator=torch.Generator("cpu").manual_seed(seed))
         for tokens, seed in zip(batch.num_tokens, seeds, strict=True)
     ]
-    return among_padding(torch.cat(drawn).to(batch.latent_TC.device), batch)
+    return insert_padding(torch.cat(drawn).to(batch.latent_TC.device), batch)
 
 
 def guided(
@@ -63,8 +64,9 @@ def guided(
 ) -> Network:
     """Classifier-free guidance: uncond + scale * (cond - uncond).
 
-    Acts on raw outputs. Denoised latent and velocity are affine in them with the same state, so
-    this equals guidance on either. Where no sample is guided, `unconditional` is not called.
+    It acts on raw network outputs. At a given state, latent and velocity are affine in the raw
+    output, so this equals guidance on either. `unconditional` is not called where no sample of the
+    pack is guided.
     """
     if guidance.scale == 1:
         return conditional
@@ -86,7 +88,7 @@ def guided(
 
 
 def deviations(values_TC: Tensor, batch: PackedBatch) -> Tensor:
-    """Standard deviation of all numbers of each sample, float32 [N]."""
+    """Standard deviation over all real tokens and features of each sample, float32 [N]."""
     real_TC = real_only(values_TC.double(), batch)
     count_N = torch.tensor(batch.num_tokens).to(real_TC) * real_TC.shape[1]
 
@@ -100,7 +102,7 @@ def deviations(values_TC: Tensor, batch: PackedBatch) -> Tensor:
 
 @torch.no_grad()
 def sample(
-    objective: Objective,
+    path: SamplingPath,
     network: Network,
     noise_TC: Tensor,
     batch: PackedBatch,
@@ -110,44 +112,44 @@ def sample(
 ) -> Tensor:
     """Whitened latents [T, C], float32, zero on padding, from standard normal `noise_TC`.
 
-    Of `batch` only geometry counts, not its latents. The last step, to level 0, is Euler's: the
-    network is not defined there.
+    `batch` gives the geometry; its latents are not read. The last step, to level 0, is of first
+    order, because the network is not defined at level 0.
 
     Raises:
         ValueError: no steps.
     """
     if num_steps < 1:
         raise ValueError(f"num_steps={num_steps} must be at least 1")
-    level_SN = objective.schedule(batch.num_tokens, num_steps=num_steps).to(noise_TC.device)
+    level_SN = path.schedule(batch.num_tokens, num_steps=num_steps).to(noise_TC.device)
 
     def predict(state_TC: Tensor, noise_N: Tensor) -> Prediction:
         noise_T1 = per_token(noise_N, batch)
-        input_TC = real_only(objective.network_input(state_TC, noise_T1), batch).float()
-        raw_TC = network(input_TC, objective.network_level(noise_N).float())
-        return objective.predict(state_TC, raw_TC.double(), noise_T1)
+        input_TC = real_only(path.network_input(state_TC, noise_T1), batch).float()
+        raw_TC = network(input_TC, path.network_level(noise_N).float())
+        return path.predict(state_TC, raw_TC.double(), noise_T1)
 
-    # float64 like the paper's own sampler: nothing beside the cost of the network, and rounding of
-    # a state of size sigma_max = 80 would still be seen in the last steps, of size 0.002.
-    state_TC = objective.start(noise_TC.double())
+    # float64 as in the sampler of the EDM paper. It costs nothing beside the network, and float32
+    # rounding of a state of size sigma_max = 80 would be visible in the last steps, of size 0.002.
+    state_TC = path.start(noise_TC.double())
     if sampler in (Sampler.EULER, Sampler.HEUN):
-        state_TC = _follow(predict, state_TC, level_SN, batch, second=sampler is Sampler.HEUN)
+        state_TC = euler_or_heun(predict, state_TC, level_SN, batch, heun=sampler is Sampler.HEUN)
     else:
-        line = StepLevels(level_SN, objective.signal(level_SN), batch)
+        levels = LevelSchedule(level_SN, path.signal(level_SN), batch)
         solve = {Sampler.DPMPP: dpm_solver, Sampler.UNIPC: unipc}[sampler]
-        state_TC = solve(predict, state_TC, line)
-    return real_only(objective.finish(state_TC), batch).float()
+        state_TC = solve(predict, state_TC, levels)
+    return real_only(path.finish(state_TC), batch).float()
 
 
-def _follow(
-    predict: Predict, state_TC: Tensor, level_SN: Tensor, batch: PackedBatch, *, second: bool
+def euler_or_heun(
+    predict: Predict, state_TC: Tensor, level_SN: Tensor, batch: PackedBatch, *, heun: bool
 ) -> Tensor:
-    """Steps along the slope at their start, or along the mean of those at both ends."""
+    """Euler: steps along the velocity at their start. Heun: along the mean of both ends'."""
     steps = len(level_SN) - 1
     for i in range(steps):
         step_T1 = per_token(level_SN[i + 1] - level_SN[i], batch)
-        slope_TC = predict(state_TC, level_SN[i]).slope_TC
-        if second and i + 1 < steps:
-            ahead_TC = predict(state_TC + step_T1 * slope_TC, level_SN[i + 1]).slope_TC
-            slope_TC = (slope_TC + ahead_TC) / 2
-        state_TC = state_TC + step_T1 * slope_TC
+        velocity_TC = predict(state_TC, level_SN[i]).velocity_TC
+        if heun and i + 1 < steps:
+            ahead_TC = predict(state_TC + step_T1 * velocity_TC, level_SN[i + 1]).velocity_TC
+            velocity_TC = (velocity_TC + ahead_TC) / 2
+        state_TC = state_TC + step_T1 * velocity_TC
     return state_TC

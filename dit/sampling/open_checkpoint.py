@@ -1,4 +1,4 @@
-"""A checkpoint -> a model that samples, with the encoders of its data."""
+"""A checkpoint -> a model that samples, with the text encoder and the decoder of its data."""
 
 # L text tokens, E text width
 
@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dit.distributed.entry import say_notice
-from dit.sampling.latent_sizes import Steps
-from dit.sampling.options import GenerationOption
+from dit.sampling.latent_sizes import LatentStride
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,7 +18,21 @@ if TYPE_CHECKING:
     from dit.codecs.text import TextEncoder
     from dit.codecs.vae import Codec
     from dit.config import ModelConfig, RunConfig
-    from dit.distributed.full_forward import FullForward
+    from dit.distributed.model_parallel import FullForward
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """How a checkpoint is opened: its layout over ranks, and where its encoders are stored."""
+
+    tensor_model_parallel_size: int = 1
+    sequence_parallel: bool = False
+    context_parallel_size: int = 1
+    pipeline_model_parallel_size: int = 1
+    precision: str | None = None  # of the matrix products; None is the precision of the training
+    t5_cache_dir: str | None = None
+    tokenizer_cache_dir: str | None = None
+    tokenizer_model: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +44,7 @@ class OpenCheckpoint:
     model: FullForward
     encoder: TextEncoder
     decoder: Codec | None
-    steps: Steps
+    latent_stride: LatentStride
     null_text_LE: Tensor
     card: dict[str, Any] = field(repr=False)
 
@@ -40,14 +53,14 @@ def open_checkpoint(
     checkpoint_path: str | Path,
     *,
     weights: str,
-    setting: GenerationOption | None = None,
+    options: LoadOptions | None = None,
     needs_decoder: bool = True,
 ) -> OpenCheckpoint:
-    """Loads the model and the encoders that its dataset was made with.
+    """Loads the model, and the text encoder and decoder that its dataset was made with.
 
     Raises:
-        ValueError: there is no checkpoint, it was trained without a text encoder, or a decoder is
-            needed and not to be had.
+        ValueError: there is no checkpoint, it was trained without a text encoder, or the decoder is
+            needed and cannot be opened.
     """
     from dit.train.checkpoint.paths import (
         CheckpointError,
@@ -57,14 +70,14 @@ def open_checkpoint(
         saved_null_text,
     )
 
-    setting = setting or GenerationOption()
+    options = options or LoadOptions()
     path = find_checkpoint(Path(checkpoint_path))
     if path is None:
         raise CheckpointError(
             f"--checkpoint_path {checkpoint_path} holds no checkpoint; give a run folder, a"
             " checkpoints/step_... folder or a LATEST file"
         )
-    config = spread(saved_config(path), setting)
+    config = on_layout(saved_config(path), options)
     card = saved_card(path)
     if card is None:
         raise CheckpointError(
@@ -72,21 +85,21 @@ def open_checkpoint(
             " dataset_card.json), so it cannot read a prompt; train on a dataset that"
             " `python -m data_prep` packed"
         )
-    decoder, steps = open_decoder(card, setting, config.model, needed=needs_decoder)
+    decoder, latent_stride = open_decoder(card, options, config.model, needed=needs_decoder)
     return OpenCheckpoint(
         path=path,
         config=config,
         model=_load(path, config, averaged=weights == "ema"),
-        encoder=_encoder_of(card, setting.t5_cache_dir),
+        encoder=_encoder_of(card, options.t5_cache_dir),
         decoder=decoder,
-        steps=steps,
+        latent_stride=latent_stride,
         null_text_LE=saved_null_text(path),
         card=card,
     )
 
 
-def spread(config: RunConfig, setting: GenerationOption) -> RunConfig:
-    """The same model on other ranks than it was trained on.
+def on_layout(config: RunConfig, options: LoadOptions) -> RunConfig:
+    """The configuration of a run for sampling on the layout that `options` name.
 
     Raises:
         ValueError: the processes or the sizes of the model do not divide.
@@ -96,11 +109,11 @@ def spread(config: RunConfig, setting: GenerationOption) -> RunConfig:
 
     model = replace(
         config.model.on_one_rank(),
-        precision=Precision(setting.precision or config.model.precision),
-        tensor_model_parallel_size=setting.tensor_model_parallel_size,
-        sequence_parallel=setting.sequence_parallel,
-        context_parallel_size=setting.context_parallel_size,
-        pipeline_model_parallel_size=setting.pipeline_model_parallel_size,
+        precision=Precision(options.precision or config.model.precision),
+        tensor_model_parallel_size=options.tensor_model_parallel_size,
+        sequence_parallel=options.sequence_parallel,
+        context_parallel_size=options.context_parallel_size,
+        pipeline_model_parallel_size=options.pipeline_model_parallel_size,
     )
     parts = model.model_parallel_size
     if world_size() % parts:
@@ -109,7 +122,8 @@ def spread(config: RunConfig, setting: GenerationOption) -> RunConfig:
             f" start python -m torch.distributed.run --nproc-per-node {parts}"
             " recipes/generate_dit.py ..."
         )
-    # Padding is invisible, so samples may be padded to whatever the context ranks share out.
+    # Padding does not change results, so samples may be padded to a multiple that context ranks can
+    # split evenly.
     context = model.context_parallel_size
     multiple = math.lcm(config.dataset.sample_multiple, 2 * context if context > 1 else 1)
     capacity = -(-config.dataset.task_encoder_seq_length // multiple) * multiple
@@ -117,15 +131,15 @@ def spread(config: RunConfig, setting: GenerationOption) -> RunConfig:
     return replace(config, model=model, dataset=dataset)
 
 
-def decoder_of(card: dict[str, Any], model: str | None, cache: str | None) -> Codec:
-    """The decoder of a dataset, from where the options say; what it does not use is said.
+def decoder_of_card(card: dict[str, Any], model: str | None, cache: str | None) -> Codec:
+    """The decoder that a dataset card names; prints a notice for each option that it does not use.
 
     Raises:
-        ValueError: it is not to be had.
+        ValueError: it cannot be opened.
     """
     from dit.codecs import vae
+    from dit.codecs.dataset_encoder import unused_places
     from dit.codecs.pretrained import ModelLocation
-    from dit.codecs.unused_options import unused_places
 
     decoder = vae.codec_of_card(card, ModelLocation(model=model, cache=cache))
     given = {"--tokenizer_model": model, "--tokenizer_cache_dir": cache}
@@ -136,8 +150,8 @@ def decoder_of(card: dict[str, Any], model: str | None, cache: str | None) -> Co
 
 def _encoder_of(card: dict[str, Any], cache: str | None) -> TextEncoder:
     from dit.codecs import text
+    from dit.codecs.dataset_encoder import unused_places
     from dit.codecs.pretrained import ModelLocation
-    from dit.codecs.unused_options import unused_places
 
     encoder = text.text_encoder_of_card(card, ModelLocation(cache=cache))
     for sentence in unused_places(encoder, {"--t5_cache_dir": cache}):
@@ -146,17 +160,20 @@ def _encoder_of(card: dict[str, Any], cache: str | None) -> TextEncoder:
 
 
 def open_decoder(
-    card: dict[str, Any], setting: GenerationOption, model: ModelConfig, *, needed: bool
-) -> tuple[Codec | None, Steps]:
-    """The decoder of a dataset, and how large its cells are.
+    card: dict[str, Any], options: LoadOptions, model: ModelConfig, *, needed: bool
+) -> tuple[Codec | None, LatentStride]:
+    """The decoder of a dataset, and the pixels and frames of one latent cell.
+
+    Without a decoder the sizes come from the dataset card.
 
     Raises:
-        ValueError: it is not to be had, and needed, or the card does not say how large they are.
+        ValueError: the decoder cannot be opened, and it is needed or the card does not tell the
+            sizes.
     """
     latent = card.get("latent", {})
     try:
-        decoder = decoder_of(card, setting.tokenizer_model, setting.tokenizer_cache_dir)
-        return decoder, Steps.of(decoder, model)
+        decoder = decoder_of_card(card, options.tokenizer_model, options.tokenizer_cache_dir)
+        return decoder, LatentStride.of(decoder, model)
     except ValueError as error:
         if needed or "stride" not in latent:
             raise ValueError(
@@ -165,11 +182,11 @@ def open_decoder(
             ) from error
     patches = {"patch_spatial": model.patch_spatial, "patch_temporal": model.patch_temporal}
     strides = {name: latent[name] for name in ("stride", "temporal_stride")}
-    return None, Steps(**strides, **patches)
+    return None, LatentStride(**strides, **patches)
 
 
 def _load(path: Path, config: RunConfig, *, averaged: bool) -> FullForward:
-    from dit.distributed.full_forward import FullForward
+    from dit.distributed.model_parallel import FullForward
     from dit.distributed.process_groups import device, process_groups, start_processes
     from dit.models.family import family_of
     from dit.train.checkpoint.state_dict import load_weights

@@ -13,25 +13,25 @@ from dit.json_text import parse_json
 from dit.sampling.latent_sizes import MOST_PIXELS
 
 _SIZES = ("height", "width", "num_frames")
-_CAPTIONS = ("caption", "prompt")  # the first that is there
+_CAPTIONS = ("caption", "prompt")  # the first key that exists counts
 _SHOWN = 12
 _LINE_ENDS = re.compile(r"\r\n|\r|\n")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """What to show; a size that is None is whatever the others have."""
+    """One prompt, and its own size where a file gives one."""
 
     text: str
     height: int | None = None
     width: int | None = None
     num_video_frames: int | None = None
-    negative: str | None = None  # what guidance leads away from; None is what the others have
-    unused: tuple[str, ...] = ()  # what else its entry in a file says
+    negative: str | None = None  # negative prompt of its own; None is the common one
+    unused: tuple[str, ...] = ()  # keys of its entry in the file that nothing reads
 
 
 def unused(prompts: Sequence[Prompt]) -> str:
-    """What is said where entries of a file ask for more than a caption at a size; else empty."""
+    """A notice of the keys in a file of prompts that nothing reads, or an empty text."""
     names = sorted({name for prompt in prompts for name in prompt.unused})
     shown = ", ".join(repr(name)[1:-1] for name in names[:_SHOWN])
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
@@ -39,7 +39,7 @@ def unused(prompts: Sequence[Prompt]) -> str:
 
 
 def unguided(negatives: Iterable[str], *, guidance: float) -> str:
-    """What is said where nothing leads away from negative prompts; else empty."""
+    """A notice that negative prompts have no effect without guidance, or an empty text."""
     return (
         "guidance 1 is none: negative prompts are not used"
         if guidance == 1 and any(negatives)
@@ -51,7 +51,7 @@ def read_prompts(file: Path, *, option: str = "--prompts_file") -> list[Prompt]:
     """The prompts of a file, in order; errors call it by `option`.
 
     .json is `{"data": [{"caption": ..., "height": ..., "width": ..., "num_frames": ...}, ...]}`,
-    sizes in pixels and as wanted, or the list alone, or a list of strings; `negative_prompt` is
+    with optional sizes in pixels, or the list alone, or a list of strings; `negative_prompt` is
     another key. .jsonl has one such entry on each line. Any other file has a prompt on each line.
 
     Raises:
@@ -76,10 +76,10 @@ def read_prompts(file: Path, *, option: str = "--prompts_file") -> list[Prompt]:
 
 
 def _text(file: Path, where: str) -> str:
-    """The text of a file, without the mark of its encoding that some editors put first.
+    """The text of a file, without the byte order mark that some editors write first.
 
     Raises:
-        ValueError: it is not there, cannot be read, or is not UTF-8.
+        ValueError: the file does not exist, cannot be read, or is not UTF-8.
     """
     if not file.is_file():
         raise ValueError(f"{where} is not there; check the path")
@@ -103,13 +103,13 @@ def _from_json(text: str, where: str) -> list[Prompt]:
 
 
 def _from_json_lines(text: str, where: str) -> list[Prompt]:
-    # U+2028 and its like are legal inside a line, so only a line feed ends one.
+    # U+2028 and similar characters are legal inside a JSON line: only a line feed ends it.
     lines = ((f"{where}, line {i}", _bare(line)) for i, line in enumerate(text.split("\n"), 1))
     return [_prompt(_parsed(line, place), place) for place, line in lines if line]
 
 
 def _bare(line: str) -> str:
-    # Files that were put together have the mark of their encoding in the middle, too.
+    # A file made by concatenation has byte order marks in the middle, too.
     return line.strip().strip("\ufeff").strip()
 
 
@@ -117,7 +117,7 @@ def _parsed(text: str, where: str) -> Any:
     """The value of a JSON text.
 
     Raises:
-        ValueError: it is no JSON, or has a key twice, of which readers take one or the other.
+        ValueError: it is no JSON, or an object has the same key twice.
     """
     try:
         parse_json(text)

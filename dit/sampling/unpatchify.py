@@ -1,4 +1,4 @@
-"""Tokens of a pack -> latents."""
+"""Tokens of a pack -> latents (the inverse of patchify)."""
 
 # C patch features = c * pt * p * p, T packed tokens; F H W frames, rows, columns of a latent
 
@@ -12,17 +12,17 @@ from dit.batch import PackedBatch
 def unpack_latents(
     latent_TC: Tensor, batch: PackedBatch, *, patch_temporal: int, patch_spatial: int
 ) -> list[Tensor]:
-    """The latent [c, F, H, W] of each sample of the pack; padding is left out.
+    """The latent [c, F, H, W] of each sample of the pack, without padding.
 
-    Tokens lie in order (frame, row, column), features in a token in order (c, t, h, w).
+    Tokens are in order (frame, row, column), features of a token in order (c, t, h, w).
     """
     return [
-        unpatch(latent_TC[start:], grid, patch_temporal, patch_spatial)
+        unpatchify(latent_TC[start:], grid, patch_temporal, patch_spatial)
         for grid, start in zip(batch.grids, batch.starts[:-1], strict=True)
     ]
 
 
-def unpatch(
+def unpatchify(
     latent_TC: Tensor, grid: tuple[int, int, int], patch_temporal: int, patch_spatial: int
 ) -> Tensor:
     """Latent [c, F, H, W] from the first frames * rows * columns tokens of `latent_TC`."""

@@ -1,4 +1,4 @@
-"""Average of the weights over the steps, in float32, sharded as the optimizer shards them."""
+"""Exponential moving average of the weights, in float32, sharded as the optimizer's parameters."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from typing import Any
 import numpy as np
 import torch
 from megatron.core.dist_checkpointing.mapping import ShardedTensor
-from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
-from megatron.core.optimizer.optimizer import FP32Optimizer
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
 from dit.config import EmaConfig, EmaKind
-from dit.train.main_params import joined, main_param_shards
+from dit.distributed.data_parallel import (
+    ModelChunk,
+    main_param_shards,
+    publish_main_params,
+    unshard,
+)
 
 
 def power_exponent(sigma_rel: float) -> float:
@@ -31,9 +34,10 @@ def power_exponent(sigma_rel: float) -> float:
 
 
 def decay_at(config: EmaConfig, step: int) -> float:
-    """Weight that the average keeps at optimizer step `step`, counted from 1.
+    """Weight of the old average at update `step`, counted from 1.
 
-    power: (1 - 1/step)^(gamma + 1) (arXiv:2312.02696, Eq. 127), which forgets the initial weights.
+    power: (1 - 1/step)^(gamma + 1) (arXiv:2312.02696, Eq. 127); it is 0 at step 1, so the initial
+    weights are forgotten.
     """
     if config.kind is EmaKind.CONSTANT:
         return config.decay
@@ -41,7 +45,7 @@ def decay_at(config: EmaConfig, step: int) -> float:
 
 
 class Ema:
-    """The averages beside an optimizer's main parameters, one for each, in the same order."""
+    """One average for each main parameter of an optimizer, in the same order."""
 
     def __init__(
         self, config: EmaConfig, optimizer: MegatronOptimizer, groups: ProcessGroupCollection
@@ -54,48 +58,43 @@ class Ema:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Takes the weights after optimizer step `step` into the average."""
+        """Adds the weights after update `step` to the average."""
         rate = 1 - decay_at(self.config, step)
         for average, shard in zip(self.averages, self.shards, strict=True):
             average.lerp_(shard.value, rate)
 
     @torch.no_grad()
     def restart(self) -> None:
-        """Begins again, from the present weights."""
+        """Restarts the average from the current weights."""
         for average, shard in zip(self.averages, self.shards, strict=True):
             average.copy_(shard.value)
 
     @contextmanager
-    def as_weights(self, chunks: list[DistributedDataParallel]) -> Iterator[None]:
-        """Inside, the model computes with the averages; afterwards with its own weights again."""
-        kept = [shard.value.detach().clone() for shard in self.shards]
-        self._publish(self.averages, chunks)
+    def as_weights(self, chunks: list[ModelChunk]) -> Iterator[None]:
+        """Inside, the model's weights are the averages; afterwards they are its own again."""
+        own = [shard.value.detach().clone() for shard in self.shards]
+        self._set_weights(self.averages, chunks)
         try:
             yield
         finally:
-            self._publish(kept, chunks)
+            self._set_weights(own, chunks)
 
     @torch.no_grad()
-    def _publish(self, values: list[Tensor], chunks: list[DistributedDataParallel]) -> None:
-        """Makes `values` the main parameters, and the model's weights on all data ranks."""
+    def _set_weights(self, values: list[Tensor], chunks: list[ModelChunk]) -> None:
+        """Sets the main parameters, and with them the model's weights on all data ranks."""
         for shard, value in zip(self.shards, values, strict=True):
             shard.value.copy_(value)
-        for inner in self.optimizer.chained_optimizers:  # type: ignore[attr-defined]
-            if not isinstance(inner, FP32Optimizer):  # which shares its memory with the weights
-                inner._copy_main_params_to_model_params()
-        if chunks[0].ddp_config.use_distributed_optimizer:
-            for chunk in chunks:
-                chunk.start_param_sync(force_sync=True)
+        publish_main_params(self.optimizer, chunks)
 
     def sharded_state_dict(self, model: dict[str, Any], *, loading: bool) -> dict[str, Any]:
-        """The averages in the shape of the weights, for a checkpoint of any layout.
+        """The averages in the shape of the weights, for a checkpoint that loads on any layout.
 
-        `model` is the model's own sharded state. Collective: every data rank gives its parts.
+        `model` is the sharded state of the weights. Collective: every data rank gives its parts.
         """
         averages = {}
         if not loading:
             ranks = self.groups.dp_cp
-            averages = joined(self.optimizer, self.averages, model, data_ranks=ranks)
+            averages = unshard(self.optimizer, self.averages, model, data_ranks=ranks)
         return {
             name: self._entry(entry, averages.get(name))
             for name, entry in model.items()
@@ -108,7 +107,7 @@ class Ema:
         return replace(weight, key=f"ema.{weight.key}", data=data, dtype=data.dtype)
 
     @torch.no_grad()
-    def load(self, wholes: dict[Tensor, Tensor]) -> None:
-        """Takes this rank's parts of the averages of whole weights."""
+    def load(self, averages: dict[Tensor, Tensor]) -> None:
+        """Takes this rank's parts of the averages, which are given by weight of the model."""
         for shard, average in zip(self.shards, self.averages, strict=True):
-            average.copy_(wholes[shard.weight].flatten()[shard.part].view(average.shape))
+            average.copy_(averages[shard.weight].flatten()[shard.part].view(average.shape))

@@ -1,96 +1,75 @@
-"""Everything that learns: model, optimizer and the average of the weights."""
+"""Configuration -> model under data parallelism, its optimizer, and the average of its weights."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from megatron.core.distributed import DistributedDataParallel
+from megatron.core.distributed import finalize_model_grads
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.module import MegatronModule
 
 from dit.config import EmaKind, RunConfig
-from dit.distributed.watchdog.monitor import heartbeat
+from dit.distributed.data_parallel import ModelChunk, wrap
+from dit.distributed.process_groups import device
+from dit.models.family import family_of
+from dit.models.layers import init
+from dit.models.layers.parallel_linear import add_gradients_in_products
 from dit.train.ema import Ema
-from dit.train.metrics.timers import BACKWARD, OPTIMIZER, timing
-from dit.train.model_setup import (
-    Fill,
-    build_model,
-    build_optimizer,
-    initialise_weights,
-    learning_rate,
-    set_learning_rate,
-)
-from dit.train.step import Item, RankLoss, Update, run_schedule, update
+from dit.train.metrics.step_metrics import COMMUNICATION, timed
+from dit.train.optimizer import build_optimizer
+
+Fill = Callable[[MegatronModule, RunConfig], None]
+"""Gives the weights of a model their first values."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelAndOptimizer:
-    """What a step changes, and the groups of processes that share it."""
+    """Everything that a step changes, and the groups of processes that share it."""
 
-    chunks: list[DistributedDataParallel]  # the parts of the model on this rank
+    chunks: list[ModelChunk]  # the parts of the model on this rank, one a virtual pipeline stage
     optimizer: MegatronOptimizer
     ema: Ema | None
     groups: ProcessGroupCollection
 
-    @contextmanager
-    def settled(self) -> Iterator[None]:
-        """Inside, the weights are whole on every rank, and no gather of them is under way.
-
-        With `ddp.overlap_param_gather` each forward pass fetches the weights that the last step
-        left on other ranks. Ranks that save, or that validate fewer packs than others, must not
-        wait for a fetch that the others never begin.
-        """
-        overlapped = self.chunks[0].ddp_config.overlap_param_gather
-        for chunk in self.chunks if overlapped else ():
-            chunk.disable_forward_pre_hook(param_sync=True)
-        yield
-        for chunk in self.chunks if overlapped else ():
-            chunk.enable_forward_pre_hook()
-
-
-def forward_backward(
-    learner: ModelAndOptimizer, items: Sequence[Item], *, config: RunConfig
-) -> RankLoss:
-    """First half of a step: this replica's packs in, gradients of the global batch out."""
-    with timing(OPTIMIZER):
-        for chunk in learner.chunks:
-            chunk.zero_grad_buffer()
-        learner.optimizer.zero_grad()
-    with timing(BACKWARD):  # what the parts inside do not claim
-        losses = run_schedule(learner.chunks, items, mean=config.objective.loss_mean)
-    return RankLoss.of(losses)
-
-
-def optimizer_step(
-    learner: ModelAndOptimizer, *, config: RunConfig, number: int, loss: float
-) -> Update:
-    """Second half: gradients in, updated weights and average out.
-
-    `number` counts updates from 1, and `loss` is that of the global batch. Where it, or the
-    gradient, is not finite, nothing changes on any rank.
-    """
-    heartbeat("update")
-    with timing(OPTIMIZER):
-        return _learn(learner, config, number, loss)
-
-
-def _learn(learner: ModelAndOptimizer, config: RunConfig, number: int, loss: float) -> Update:
-    rate, decay = learning_rate(config, number), config.optimizer.weight_decay
-    set_learning_rate(learner.optimizer, rate, weight_decay=decay)
-    done = update(learner.optimizer, clip_grad=config.optimizer.clip_grad, loss=loss)
-    if learner.ema is not None and not done.skipped:
-        learner.ema.update(number)
-    return done
+    @property
+    def modules(self) -> list[Any]:
+        """The networks inside the chunks."""
+        return [chunk.module for chunk in self.chunks]
 
 
 def build_model_and_optimizer(
-    config: RunConfig, groups: ProcessGroupCollection, *, fill: Fill = initialise_weights
+    config: RunConfig, groups: ProcessGroupCollection, *, fill: Fill | None = None
 ) -> ModelAndOptimizer:
-    """A model with the values that `fill` gives it, a fresh optimizer, and an average if wanted."""
-    chunks = build_model(config, groups, fill=fill)
+    """A model filled by `fill`, a fresh optimizer, and the average of the weights if configured."""
+    chunks = build_model(config, groups, fill=fill or initialise_weights)
     optimizer = build_optimizer(config, chunks)
     averaged = config.ema.kind is not EmaKind.NONE
     ema = Ema(config.ema, optimizer, groups) if averaged else None
     return ModelAndOptimizer(chunks=chunks, optimizer=optimizer, ema=ema, groups=groups)
+
+
+def initialise_weights(model: MegatronModule, config: RunConfig) -> None:
+    """Fills in the weights that training starts from."""
+    rules, std = family_of(config.model).weights, config.model.init_method_std
+    init.initialise(model, seed=config.rng.seed, std=std, zero=rules.starts_at_zero)
+
+
+def build_model(
+    config: RunConfig, groups: ProcessGroupCollection, *, fill: Fill
+) -> list[ModelChunk]:
+    """The parts of the model on this rank, filled and wrapped for data parallelism."""
+    virtual = config.model.virtual_stages
+    stages = range(virtual) if virtual > 1 else [None]
+    network = family_of(config.model).network()
+    models = [network(config.model, groups, stage).to(device()) for stage in stages]
+    for model in models:
+        fill(model, config)
+        if config.model.gradient_accumulation_fusion:
+            add_gradients_in_products(model)
+    chunks = wrap(models, config, groups)
+    # Megatron-Core's schedules look at the first chunk's configuration.
+    chunks[0].config.finalize_model_grads_func = timed(COMMUNICATION)(finalize_model_grads)
+    return chunks

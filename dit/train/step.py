@@ -1,42 +1,111 @@
-"""One optimizer step: packs in, updated weights out."""
+"""One optimizer step: packs -> loss and gradients -> updated weights.
+
+1. forward_backward    the replica's packs through the pipeline; gradients of the global batch
+2. loss_of             squared error of the prediction, weighted as the objective says
+3. optimizer_step      clipped gradients, AdamW, average of the weights
+"""
 
 # T packed tokens, N samples, C patch features
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
-from megatron.core.distributed import DistributedDataParallel
-from megatron.core.optimizer import MegatronOptimizer
-from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
-from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
 from dit.batch import PackedBatch, Problem
-from dit.config import LossMean
-from dit.distributed.context_split import split_tokens
-from dit.distributed.pipeline_p2p import StageLink
-from dit.distributed.process_groups import device
-from dit.distributed.watchdog.monitor import heartbeat
-from dit.train.metrics.timers import COMMUNICATION, FORWARD, timing
+from dit.config import LossMean, RunConfig
+from dit.distributed.data_parallel import ModelChunk, zero_gradients
+from dit.distributed.model_parallel import Item, rank_part, run_pipeline
+from dit.distributed.watchdog import heartbeat
+from dit.train.metrics.step_metrics import BACKWARD, FORWARD, OPTIMIZER, timed
+from dit.train.optimizer import Update, clip_and_step, learning_rate, set_learning_rate
 
-Item = tuple[PackedBatch, Problem]
+if TYPE_CHECKING:
+    from dit.train.model_and_optimizer import ModelAndOptimizer
+
+
+def forward_backward(
+    model: ModelAndOptimizer, items: Sequence[Item], *, config: RunConfig
+) -> RankLoss:
+    """First half of a step: this replica's packs in, gradients of the global batch out."""
+    with timed(OPTIMIZER):
+        zero_gradients(model.chunks, model.optimizer)
+    with timed(BACKWARD):  # the seconds that no part inside claims
+        losses = run_schedule(model.chunks, items, mean=config.objective.loss_mean)
+    return RankLoss.of(losses)
+
+
+def optimizer_step(
+    model: ModelAndOptimizer, *, config: RunConfig, number: int, loss: float
+) -> Update:
+    """Second half of a step: gradients in, updated weights and average out.
+
+    `number` counts updates from 1; `loss` is that of the global batch. Where the loss or the
+    gradient is not finite, nothing changes on any rank.
+    """
+    heartbeat("update")
+    c = config.optimizer
+    with timed(OPTIMIZER):
+        rate = learning_rate(config, number)
+        set_learning_rate(model.optimizer, rate, weight_decay=c.weight_decay)
+        update = clip_and_step(model.optimizer, clip_grad=c.clip_grad, loss=loss)
+        if model.ema is not None and not update.skipped:
+            model.ema.update(number)
+    return update
+
+
+def run_schedule(
+    chunks: list[ModelChunk],
+    items: Sequence[Item],
+    *,
+    mean: LossMean,
+    forward_only: bool = False,
+) -> list[PackLoss]:
+    """Runs this replica's packs through the model, one micro-batch each.
+
+    Returns the losses on the rank that counts them, nothing elsewhere. Gradients, unless
+    `forward_only`, are those of the mean over the global batch.
+    """
+    module: Any = chunks[0].module
+    mine = [rank_part(module, item) for item in items]
+    losses = run_pipeline(chunks, mine, partial(_forward, mean=mean), forward_only=forward_only)
+    if not losses or module.groups.tp.rank() > 0:  # not the last stage, or a copy of its losses
+        return []
+    return [(loss, batch) for loss, (batch, _) in zip(losses, mine, strict=True)]
+
+
+def _forward(
+    items: Iterator[Item], model: torch.nn.Module, *, mean: LossMean
+) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor, Loss]]]:
+    heartbeat("forward and backward pass")
+    batch, problem = next(items)
+    with timed(FORWARD):
+        prediction_TC = model(problem.input_TC, problem.level_N, batch)
+
+    def reduce(prediction_TC: Tensor) -> tuple[Tensor, Tensor, Loss]:
+        with timed(FORWARD):
+            loss = loss_of(batch, problem, prediction_TC, mean)
+        # Copied, because the schedule may scale the first in place.
+        total, error_T = loss.total.detach().clone(), loss.error_T.detach()
+        return loss.total, loss.count, replace(loss, total=total, error_T=error_T)
+
+    return prediction_TC, reduce
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loss:
-    """Sum of the errors over this rank's tokens, and its share of what that is divided by."""
+    """Sum of the errors over this rank's tokens, and its part of the divisor of the mean."""
 
     total: Tensor  # float32 scalar
     count: Tensor  # int32 scalar: real tokens, or samples
-    error_T: Tensor  # float32, what each token adds to `total`
-    count_N: Tensor  # int32, what each sample adds to `count`
+    error_T: Tensor  # float32, each token's part of `total`
+    count_N: Tensor  # int32, each sample's part of `count`
 
     def of_samples(self, batch: PackedBatch) -> Tensor:
         """Error and count of each sample, float64 [N, 2]."""
@@ -48,7 +117,7 @@ class Loss:
 def loss_of(batch: PackedBatch, problem: Problem, prediction_TC: Tensor, mean: LossMean) -> Loss:
     """Weighted squared error of the real tokens of a pack, float32.
 
-    A mean over features, then a sum over tokens (`token`) or over samples' means (`sample`).
+    It is a mean over features, then a sum over tokens (`token`) or over samples' means (`sample`).
     """
     error_T = (prediction_TC.float() - problem.target_TC).square().mean(-1)
     error_T = error_T * problem.weight_N[batch.segment_T]
@@ -74,12 +143,12 @@ PackLoss = tuple[Loss, PackedBatch]  # this rank's part of a pack and its loss
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankLoss:
-    """What this rank adds to the sums of a step over all ranks of the run."""
+    """This rank's terms of the sums of a step over all ranks of the run."""
 
     total: float = 0.0  # error
-    count: float = 0.0  # what the error is to be divided by
+    count: float = 0.0  # divisor of the error
     not_finite: tuple[str, ...] = ()  # keys of the samples whose error is NaN or infinite
-    measured: tuple[PackLoss, ...] = ()  # of its packs, in their order
+    packs: tuple[PackLoss, ...] = ()
 
     @classmethod
     def of(cls, losses: Sequence[PackLoss]) -> RankLoss:
@@ -87,102 +156,11 @@ class RankLoss:
             return cls()
         numbers = [torch.stack([loss.total, loss.count]) for loss, _ in losses]
         total, count = torch.stack(numbers).double().sum(0).tolist()
-        bad = () if math.isfinite(total) else _not_finite(losses)
-        return cls(total=total, count=count, not_finite=tuple(bad), measured=tuple(losses))
+        keys = () if math.isfinite(total) else _not_finite(losses)
+        return cls(total=total, count=count, not_finite=tuple(keys), packs=tuple(losses))
 
 
 def _not_finite(losses: Sequence[PackLoss]) -> Iterator[str]:
     for loss, pack in losses:
         bad_T = ~loss.error_T.isfinite()
         yield from (pack.keys[owner] for owner in pack.segment_T[bad_T].unique().tolist())
-
-
-def _forward(
-    iterator: Iterator[Item], model: torch.nn.Module, *, mean: LossMean
-) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor, Loss]]]:
-    heartbeat("forward and backward pass")
-    batch, problem = next(iterator)
-    with timing(FORWARD):
-        prediction_TC = model(problem.input_TC, problem.level_N, batch)
-
-    def reduce(prediction_TC: Tensor) -> tuple[Tensor, Tensor, Loss]:
-        with timing(FORWARD):
-            loss = loss_of(batch, problem, prediction_TC, mean)
-        # Copied, because the schedule may scale the first in place.
-        total, error_T = loss.total.detach().clone(), loss.error_T.detach()
-        return loss.total, loss.count, replace(loss, total=total, error_T=error_T)
-
-    return prediction_TC, reduce
-
-
-def run_schedule(
-    chunks: list[DistributedDataParallel],
-    items: Sequence[Item],
-    *,
-    mean: LossMean,
-    forward_only: bool = False,
-) -> list[PackLoss]:
-    """Runs Megatron-Core's schedule over this replica's packs, one micro-batch each.
-
-    Returns the losses on the rank that counts them, nothing elsewhere. Gradients, unless
-    `forward_only`, are those of the mean over the global batch.
-    """
-    model: Any = chunks[0].module
-    groups, virtual = model.groups, len(chunks)
-    multiple = groups.tp.size() if model.config.sequence_parallel else 1
-    mine = [split_tokens(*item, share=model.context.share, multiple=multiple) for item in items]
-    if virtual > 1:  # the interleaved schedule takes multiples of the stages; spare results go
-        mine += mine[:1] * (-len(mine) % groups.pp.size())
-    shapes = [model.hidden_shape(batch) for batch, _ in mine]
-    losses = get_forward_backward_func()(
-        forward_step_func=partial(_forward, mean=mean),
-        data_iterator=[iter(mine) for _ in chunks] if virtual > 1 else iter(mine),
-        model=[*chunks],
-        num_microbatches=len(mine),
-        seq_length=1,  # packs vary in length: `StageLink` knows the shape of each
-        micro_batch_size=1,
-        forward_only=forward_only,
-        p2p_communicator=StageLink(groups.pp, model.config, shapes),
-        pg_collection=groups,
-    )
-    if not losses or groups.tp.rank() > 0:  # an earlier stage, or a copy of another's numbers
-        return []
-    return [(loss, batch) for loss, (batch, _) in zip(losses, mine[: len(items)], strict=False)]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Update:
-    """What an optimizer step did."""
-
-    grad_norm: float  # of the whole gradient, before clipping
-    skipped: bool  # loss or norm was not finite, so nothing was changed
-
-
-def update(optimizer: MegatronOptimizer, *, clip_grad: float, loss: float = 0.0) -> Update:
-    """Clips and applies the gradients, unless their norm or the loss is NaN or infinite.
-
-    `loss` is that of the global batch: all ranks have to decide alike.
-    """
-    optimizer.prepare_grads()
-    norm = float(optimizer.get_grad_norm())  # the same on every rank
-    if not (math.isfinite(loss) and math.isfinite(norm)):
-        return Update(grad_norm=norm, skipped=True)
-    if clip_grad > 0:
-        for inner in optimizer.chained_optimizers:  # type: ignore[attr-defined]
-            clip_grad_by_total_norm_fp32(
-                inner.get_parameters(), max_norm=clip_grad, total_norm=norm
-            )
-    optimizer.step_with_ready_grads()
-    return Update(grad_norm=norm, skipped=False)
-
-
-def sum_over_ranks(numbers: Mapping[str, float]) -> dict[str, float]:
-    """The sum of each number over all ranks of the run, in float64.
-
-    All ranks have the same names, in whatever order.
-    """
-    names = sorted(numbers)
-    total = torch.tensor([numbers[n] for n in names], dtype=torch.float64, device=device())
-    with timing(COMMUNICATION):
-        dist.all_reduce(total)
-        return dict(zip(names, total.tolist(), strict=True))

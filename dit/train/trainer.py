@@ -1,14 +1,15 @@
-"""A whole run: read, step, average, validate, write down, save; until the end or a signal."""
+"""A whole run: read, step, average, validate, log, save; until the last step or a signal."""
 
 from __future__ import annotations
 
 import math
 import os
+import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
 from enum import IntEnum
+from types import FrameType
 from typing import Any
 
 import torch
@@ -18,43 +19,43 @@ from dit.batch import PackedBatch
 from dit.config import RunConfig
 from dit.data import (
     PackLoader,
-    RejectCounts,
-    ValidationPacks,
     build_train_loader,
-    build_val_packs,
     check_data,
     dataset_card,
     deaths_in_words,
     null_text,
 )
-from dit.distributed.from_first import from_first
+from dit.distributed.collective_errors import from_first_rank
 from dit.distributed.pack_broadcast import Replica
 from dit.distributed.process_groups import device, process_groups
-from dit.distributed.watchdog.monitor import heartbeat
-from dit.objectives import make_objective, training_problem
+from dit.distributed.watchdog import heartbeat
+from dit.objectives import sampling_path, training_objective, training_problem
 from dit.train.checkpoint.async_save import Saver
-from dit.train.checkpoint.resume import close_saver, finish_save, resume, save
-from dit.train.checkpoint.run_folder import run_folder
+from dit.train.checkpoint.resume import close_saver, finish_save, resume, run_folder, save
 from dit.train.metrics.interval_metrics import IntervalMetrics
 from dit.train.metrics.run_logger import RunLogger
-from dit.train.metrics.skipped_steps import FILE, Skip, skip
-from dit.train.metrics.step_metrics import StepMetrics, sum_step_metrics, values_of
-from dit.train.metrics.timers import DATA, spent, timing
-from dit.train.model_and_optimizer import (
-    build_model_and_optimizer,
-    forward_backward,
-    optimizer_step,
+from dit.train.metrics.step_metrics import (
+    DATA,
+    SKIPPED_FILE,
+    SkippedStep,
+    StepMetrics,
+    elapsed,
+    gather_skipped_step,
+    step_values,
+    sum_step_metrics,
+    timed,
 )
-from dit.train.model_setup import learning_rate
-from dit.train.rounds import validation_round
-from dit.train.signals import StopRequests
+from dit.train.model_and_optimizer import build_model_and_optimizer
+from dit.train.optimizer import learning_rate
+from dit.train.step import forward_backward, optimizer_step
 from dit.train.train_state import Export, Samples, TrainState
+from dit.train.validation import read_validation_packs, validation_round
 
 Values = dict[str, Any]
 
 
 class ExitCode(IntEnum):
-    """How a run ended, for whoever started it."""
+    """How a run ended, for the program that started it."""
 
     DONE = 0
     ERROR = 1
@@ -69,68 +70,71 @@ def pretrain(
 ) -> ExitCode:
     """Trains as configured, from the newest checkpoint where there is one.
 
-    `export` is called with each new checkpoint, what `open_samples` makes of the run at each
-    validation. The process group is up (`start_processes`).
+    `export` is called with each new checkpoint; `open_samples` returns what writes the samples of
+    each validation. The process group is initialised (`start_processes`).
     """
     with ExitStack() as ends:
         run = _prepare(config, ends)
         run.export = export
         run.samples = open_samples(run) if open_samples is not None else None
-        record = RunLogger(run)
-        requests = ends.enter_context(StopRequests())
+        logger = RunLogger(run)
+        stop_signals = ends.enter_context(StopSignals())
         ends.enter_context(deaths_in_words())
-        ends.callback(record.close)
+        ends.callback(logger.close)
         if run.loader is not None:
             ends.callback(run.loader.close)
         ends.callback(run.replica.close)
-        ends.callback(close_saver, run, record)
-        return _train(run, record, requests)
+        ends.callback(close_saver, run, logger)
+        return _train(run, logger, stop_signals)
 
 
 def measure_steps(
     config: RunConfig, *, warm_up: int, steps: int, around: AbstractContextManager
 ) -> list[Values]:
-    """What would be written down of `steps` steps, made inside `around` after a warm-up.
+    """The values that `steps` steps inside `around` would log, after `warm_up` other steps.
 
-    Nothing is saved or validated, and Ctrl-C ends it as any program.
+    Nothing is saved or validated, and Ctrl-C ends the process at once.
     """
     with ExitStack() as ends:
-        run, never = _prepare(config, ends), StopRequests()
+        run, no_signals = _prepare(config, ends), StopSignals()
         ends.enter_context(deaths_in_words())
         if run.loader is not None:
             ends.callback(run.loader.close)
         ends.callback(run.replica.close)
         for _ in range(warm_up):
-            _step(run, never)
+            _step(run, no_signals)
         with around:
-            return [_step(run, never)[0] for _ in range(steps)]
+            return [_step(run, no_signals)[0] for _ in range(steps)]
 
 
 def _prepare(config: RunConfig, ends: ExitStack) -> TrainState:
-    """Builds every part, and loads the checkpoint; the run folder is this run's until `ends`."""
+    """Builds all parts and loads the checkpoint; `ends` unlocks the run folder."""
     if config.train.deterministic:
         torch.use_deterministic_algorithms(True)
         os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"  # Transformer Engine's attention
+    if config.samples:
+        sampling_path(config.objective)  # refuses an objective that cannot generate
     heartbeat("opening of the data")
     groups = process_groups()
     replica, ranks = Replica(groups), (groups.dp.rank(), groups.dp.size())
-    # Data first: what is wrong with them shows before anything is built or written.
-    from_first(lambda: check_data(config))
+    # Data first: their errors show before anything is built or written.
+    from_first_rank(lambda: check_data(config))
     loader = None
     if replica.reads:
         loader = build_train_loader(config, rank=ranks[0], world_size=ranks[1])
     folder = ends.enter_context(run_folder(config))
-    learner, objective = build_model_and_optimizer(config, groups), make_objective(config.objective)
+    model = build_model_and_optimizer(config, groups)
+    objective = training_objective(config.objective)
     run = TrainState(
         config=config,
         folder=folder,
         replica=replica,
         loader=loader,
-        validation=_validation_packs(
+        validation=read_validation_packs(
             config, replica, indices=range(ranks[0], config.train.eval_iters, ranks[1])
         ),
-        learner=learner,
-        gauges=IntervalMetrics(config, learner, objective),
+        model=model,
+        interval_metrics=IntervalMetrics(config, model, objective),
         objective=objective,
         null_text_LE=null_text(config).to(device()),
         card=dataset_card(config),
@@ -138,47 +142,48 @@ def _prepare(config: RunConfig, ends: ExitStack) -> TrainState:
     if run.folder is not None:
         run.saver = Saver(run.folder, config)
         if dist.get_rank() == 0:
-            run.saver.clear()  # the space is wanted before anything is written
+            run.saver.clear()  # frees space before anything is written
     heartbeat("load of the checkpoint")
     resume(run)
     dist.barrier()  # nothing is written before every rank is ready
     return run
 
 
-def _train(run: TrainState, record: RunLogger, requests: StopRequests) -> ExitCode:
+def _train(run: TrainState, logger: RunLogger, stop_signals: StopSignals) -> ExitCode:
     c = run.config
     if c.validation.at_start and run.progress.step == 0:
-        found, drawn = validation_round(run)
-        record.start(found)
-        record.samples(drawn)
+        losses, samples = validation_round(run)
+        logger.log_start(losses)
+        logger.log_samples(samples)
     while run.progress.step < c.train.train_iters:
-        values, skipped, sums = _step(run, requests)
+        values, skipped, sums = _step(run, stop_signals)
         if not sums.writing:
-            finish_save(run, record)
+            finish_save(run, logger)
         step = run.progress.step
         due = c.train.eval_interval and (step % c.train.eval_interval == 0 or _is_last(run))
-        found, drawn = validation_round(run) if due else ({}, None)
-        record.step(values | found, skipped)
-        record.samples(drawn)
-        too_many = run.progress.skipped_in_a_row >= c.train.max_skipped_steps
+        losses, samples = validation_round(run) if due else ({}, None)
+        logger.log_step(values | losses, skipped)
+        logger.log_samples(samples)
+        too_many_skips = run.progress.skipped_in_a_row >= c.train.max_skipped_steps
         stop = sums.stops > 0
-        if step % c.checkpoint.save_interval == 0 or stop or _is_last(run) or too_many:
-            record.refusals()
-            save(run, record, val_loss=found.get("val_loss_ema", found.get("val_loss", math.inf)))
-        if too_many:
-            finish_save(run, record)
+        if step % c.checkpoint.save_interval == 0 or stop or _is_last(run) or too_many_skips:
+            logger.gather_refused()
+            val_loss = losses.get("val_loss_ema", losses.get("val_loss", math.inf))
+            save(run, logger, val_loss=val_loss)
+        if too_many_skips:
+            finish_save(run, logger)
             raise _too_many_skips(run, skipped)
         if stop:
-            finish_save(run, record)
-            record.say("stopped on request; the same command continues")
+            finish_save(run, logger)
+            logger.info("stopped on request; the same command continues")
             return ExitCode.STOPPED
-    finish_save(run, record)
-    record.say(f"done after step {run.progress.step}")
+    finish_save(run, logger)
+    logger.info(f"done after step {run.progress.step}")
     return ExitCode.DONE
 
 
-def _too_many_skips(run: TrainState, last: Skip | None) -> FloatingPointError:
-    where = f"; {run.folder / FILE} has those of every step" if run.folder else ""
+def _too_many_skips(run: TrainState, last: SkippedStep | None) -> FloatingPointError:
+    where = f"; {run.folder / SKIPPED_FILE} has those of every step" if run.folder else ""
     return FloatingPointError(
         f"{run.progress.skipped_in_a_row} steps in a row were skipped, as many as"
         f" train.max_skipped_steps allows. Step {run.progress.step}: {last}{where}. Look at these"
@@ -190,72 +195,19 @@ def _is_last(run: TrainState) -> bool:
     return run.progress.step >= run.config.train.train_iters
 
 
-def _validation_packs(
-    config: RunConfig, replica: Replica, *, indices: Sequence[int]
-) -> dict[str, ValidationPacks]:
-    """This replica's packs of each validation set, by the name of its loss."""
-    if not (config.train.eval_interval and config.train.eval_iters):
-        return {}
-    found = {"val_loss": _read_packs(config, replica, indices=indices)}
-    for one in config.validation.sets:
-        only = replace(config.dataset, path=one.path, blend=(), mock=False)
-        only = replace(only, use_train_split_for_val=False)
-        name = f"val_{one.name}_loss"
-        found[name] = _read_packs(replace(config, dataset=only), replica, indices=indices)
-    return found
-
-
-def _read_packs(config: RunConfig, replica: Replica, *, indices: Sequence[int]) -> ValidationPacks:
-    """This replica's validation packs, read once."""
-    read = ValidationPacks(packs=[], tally=RejectCounts())
-
-    def take() -> Iterator[PackedBatch]:
-        nonlocal read
-        read = build_val_packs(config, indices=indices)
-        yield from read.packs
-
-    packs = replica.share(take(), torch.device("cpu"))
-    return replace(read, packs=packs)
-
-
-def _packs(run: TrainState) -> list[PackedBatch]:
-    """This replica's packs of the next step, after which those of the one after it set out."""
-    c, loader = run.config, run.loader
-    count = c.train.global_batch_size // run.data_ranks.size()
-    if run.replica.coming is None:
-        packs = run.replica.share(_read(loader, count), device())
-    else:
-        packs = run.replica.arrive(device())
-        if loader is not None:
-            loader.catch_up()
-    # Without workers this process cannot read and compute at once.
-    ahead = c.dataset.num_workers > 0 and not run.replica.alone
-    if ahead and run.progress.step + 1 < c.train.train_iters:
-        run.replica.set_out(loader.ahead(count) if loader is not None else ())
-    return packs
-
-
-def _read(loader: PackLoader | None, count: int) -> Iterator[PackedBatch]:
-    assert loader is not None
-    for _ in range(count):
-        heartbeat("read of packs")
-        yield next(loader)
-
-
 def _step(
-    run: TrainState, requests: StopRequests
-) -> tuple[dict[str, Any], Skip | None, StepMetrics]:
-    """One step; returns what is written down, why it was skipped, and its sums over all ranks.
+    run: TrainState, stop_signals: StopSignals
+) -> tuple[Values, SkippedStep | None, StepMetrics]:
+    """One step; returns the values to log, why it was skipped, and its sums over all ranks.
 
-    After a skipped one data and `step` go on; learning rate, Adam and average stay.
+    A skipped step uses up its data and its number; learning rate, Adam and average do not change.
     """
     c, began = run.config, time.perf_counter()
-    step, number = run.progress.step + 1, run.progress.updates + 1
-    rate = learning_rate(c, number)
+    step, update_number = run.progress.step + 1, run.progress.updates + 1
     heartbeat("read of packs", step=step)
-    spent()  # what validation and saving have left
-    with timing(DATA):
-        packs = _packs(run)
+    elapsed()  # drops the seconds of validation and saving
+    with timed(DATA):
+        packs = _next_packs(run)
     items = [
         training_problem(
             run.objective,
@@ -267,21 +219,70 @@ def _step(
         )
         for pack in packs
     ]
-    report = forward_backward(run.learner, items, config=c)
-    sums = sum_step_metrics(run, [batch for batch, _ in items], report, stop=requests.received)
-    run.gauges.before_update(step)
-    done = optimizer_step(run.learner, config=c, number=number, loss=sums.loss)
+    rank_loss = forward_backward(run.model, items, config=c)
+    sums = sum_step_metrics(
+        run, [batch for batch, _ in items], rank_loss, stop=stop_signals.received
+    )
+    run.interval_metrics.before_update(step)
+    update = optimizer_step(run.model, config=c, number=update_number, loss=sums.loss)
     run.progress = run.progress.after(
-        samples=int(sums.samples), of_datasets=sums.of_datasets, skipped=done.skipped
+        samples=int(sums.samples), of_datasets=sums.of_datasets, skipped=update.skipped
     )
     if run.loader is not None:
-        run.gauges.saw(packs)
+        run.interval_metrics.add_packs(packs)
     skipped = None
-    if not done.skipped:
-        run.gauges.add(items, report)
+    if not update.skipped:
+        run.interval_metrics.add_losses(items, rank_loss)
     else:
         present = [key for pack in packs for key in pack.keys] if run.loader else []
-        skipped = skip(step, loss=sums.loss, bad=report.not_finite, present=present)
-    seconds = {"step_time": time.perf_counter() - began} | spent()
-    values = values_of(run, sums, done, rate=rate, seconds=seconds)
-    return values | run.gauges.read(run.progress, done), skipped, sums
+        skipped = gather_skipped_step(
+            step, loss=sums.loss, not_finite=rank_loss.not_finite, present=present
+        )
+    rate, seconds = learning_rate(c, update_number), time.perf_counter() - began
+    values = step_values(run, sums, update, rate=rate, seconds={"step_time": seconds} | elapsed())
+    return values | run.interval_metrics.read(run.progress, update), skipped, sums
+
+
+def _next_packs(run: TrainState) -> list[PackedBatch]:
+    """This replica's packs of the next step; begins to read those of the step after it."""
+    c, loader = run.config, run.loader
+    count = c.train.global_batch_size // run.data_ranks.size()
+    if run.replica.pending is None:
+        packs = run.replica.broadcast(_read(loader, count), device())
+    else:
+        packs = run.replica.wait(device())
+        if loader is not None:
+            loader.catch_up()
+    # Without workers this process cannot read and compute at once.
+    ahead = c.dataset.num_workers > 0 and not run.replica.alone
+    if ahead and run.progress.step + 1 < c.train.train_iters:
+        run.replica.start(loader.ahead(count) if loader is not None else ())
+    return packs
+
+
+def _read(loader: PackLoader | None, count: int) -> Iterator[PackedBatch]:
+    assert loader is not None
+    for _ in range(count):
+        heartbeat("read of packs")
+        yield next(loader)
+
+
+class StopSignals:
+    """Inside the context, SIGTERM and Ctrl-C set `received` instead of ending the process."""
+
+    signals = (signal.SIGTERM, signal.SIGINT)
+
+    def __init__(self) -> None:
+        self.received = False
+        self.former_handlers: list[Any] = []
+
+    def __enter__(self) -> StopSignals:
+        self.former_handlers = [signal.signal(s, self._receive) for s in self.signals]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for s, handler in zip(self.signals, self.former_handlers, strict=True):
+            signal.signal(s, handler)
+
+    def _receive(self, _number: int, _frame: FrameType | None) -> None:
+        self.received = True

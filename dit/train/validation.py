@@ -1,16 +1,17 @@
-"""Held-out loss: the same packs with the same noise at the same noise levels, every time.
+"""Validation: held-out losses of the weights and their average, then samples.
 
-Two evaluations differ by the weights alone. A pack is evaluated at each of `validation.quantiles`
-quantiles of the noise levels that training draws, and the losses are kept apart:
+Every validation takes the same packs with the same noise at the same noise levels, so that two of
+them differ by the weights alone. A pack is evaluated at each of `validation.quantiles` quantiles of
+the noise levels that training draws, and the losses are reported separately:
 
     val_loss                mean over all quantiles: an estimate of the training loss
-    val_loss_q10            at the quantile 0.1: little noise; q90 is much
-    val_loss_image_32       of samples of one kind: images, or videos of up to so many latent
-    val_loss_video8_32      frames (a power of two), and the side of the latent, sqrt(rows columns)
+    val_loss_q10            at the quantile 0.1, which has little noise; q90 has much
+    val_loss_image_32       over samples of one kind: images, or videos of up to so many latent
+    val_loss_video8_32      frames (a power of two), and the side of the latent, sqrt(rows columns),
                             rounded to a power of two
 
-With an average of the weights each is there again, as val_loss_ema, val_loss_ema_q10, ...; and for
-each of `validation.sets`, as val_NAME_loss, ...
+With an average of the weights there are also val_loss_ema, val_loss_ema_q10, ...; and for each of
+`validation.sets` there are val_NAME_loss, ...
 """
 
 # N samples of a pack
@@ -18,76 +19,132 @@ each of `validation.sets`, as val_NAME_loss, ...
 from __future__ import annotations
 
 import math
+import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from dit.batch import PackedBatch, Problem
+from dit.batch import PackedBatch
 from dit.config import ModelConfig, RunConfig
+from dit.data import RejectCounts, ValidationPacks, build_val_packs
+from dit.distributed.data_parallel import gathered_weights
+from dit.distributed.model_parallel import FullForward, Item
+from dit.distributed.pack_broadcast import Replica
 from dit.distributed.process_groups import device
-from dit.distributed.watchdog.monitor import heartbeat
-from dit.objectives import Objective, validation_problem
+from dit.distributed.watchdog import heartbeat
+from dit.objectives import TrainingObjective, validation_problem
+from dit.train.metrics.interval_metrics import quantiles
 from dit.train.model_and_optimizer import ModelAndOptimizer
 from dit.train.step import run_schedule
+from dit.train.train_state import DrawnSamples, TrainState
 
-Item = tuple[PackedBatch, Problem]
-Sums = dict[str, tuple[float, float]]  # error and what it is to be divided by
+Sums = dict[str, tuple[float, float]]  # error and its divisor, by the name of a loss
+
+
+def read_validation_packs(
+    config: RunConfig, replica: Replica, *, indices: Sequence[int]
+) -> dict[str, ValidationPacks]:
+    """This replica's packs of each validation set, by the name of its loss."""
+    if not (config.train.eval_interval and config.train.eval_iters):
+        return {}
+    found = {"val_loss": _read_packs(config, replica, indices=indices)}
+    for one in config.validation.sets:
+        only = replace(config.dataset, path=one.path, blend=(), mock=False)
+        only = replace(only, use_train_split_for_val=False)
+        name = f"val_{one.name}_loss"
+        found[name] = _read_packs(replace(config, dataset=only), replica, indices=indices)
+    return found
+
+
+def _read_packs(config: RunConfig, replica: Replica, *, indices: Sequence[int]) -> ValidationPacks:
+    read = ValidationPacks(packs=[], counts=RejectCounts())
+
+    def packs() -> Iterator[PackedBatch]:
+        nonlocal read
+        read = build_val_packs(config, indices=indices)
+        yield from read.packs
+
+    received = replica.broadcast(packs(), torch.device("cpu"))
+    return replace(read, packs=received)
+
+
+def validation_round(run: TrainState) -> tuple[dict[str, Any], DrawnSamples | None]:
+    """All losses and then the samples of this step, with their seconds.
+
+    The first rank gets the samples.
+    """
+    began = time.perf_counter()
+    values: dict[str, Any] = {}
+    for name, packs in run.validation.items():
+        values |= validate(
+            run.model, packs.packs, objective=run.objective, config=run.config, name=name
+        )
+    validated = time.perf_counter()
+    samples = draw_samples(run)
+    if run.validation:
+        values |= {"validation_s": validated - began}
+    if run.samples is not None:
+        values |= {"sampling_s": time.perf_counter() - validated}
+    return values | (samples.quality if samples else {}), samples
 
 
 @torch.no_grad()
 def validate(
-    learner: ModelAndOptimizer,
+    model: ModelAndOptimizer,
     packs: list[PackedBatch],
     *,
-    objective: Objective,
+    objective: TrainingObjective,
     config: RunConfig,
     name: str = "val_loss",
 ) -> dict[str, float]:
-    """The losses of the module's page, over all ranks' packs; `name` begins their names.
+    """The losses over all ranks' packs, whose names begin with `name`.
 
-    Noise follows from the seed and the pack, captions are never dropped, and nothing that training
-    reads is touched.
+    The noise follows from the seed and the pack, and captions are never dropped. Nothing that
+    training reads is changed.
     """
-    with learner.settled():
-        losses = _losses(learner, packs, objective, config, name=name)
-        if learner.ema is not None:
-            with learner.ema.as_weights(learner.chunks):
-                losses |= _losses(learner, packs, objective, config, name=f"{name}_ema")
+    with gathered_weights(model.chunks):
+        losses = _losses(model, packs, objective, config, name=name)
+        if model.ema is not None:
+            with model.ema.as_weights(model.chunks):
+                losses |= _losses(model, packs, objective, config, name=f"{name}_ema")
     return losses
 
 
 def _losses(
-    learner: ModelAndOptimizer,
+    model: ModelAndOptimizer,
     packs: list[PackedBatch],
-    objective: Objective,
+    objective: TrainingObjective,
     config: RunConfig,
     *,
     name: str,
 ) -> dict[str, float]:
     sums: defaultdict[str, torch.Tensor] = defaultdict(lambda: torch.zeros(2).double())
-    for chunk in learner.chunks:
+    for chunk in model.chunks:
         chunk.eval()
     for quantile in quantiles(config.validation.quantiles):
         level = f"_q{100 * quantile:.3g}"
         for items in _problems(packs, objective, config, quantile):
             heartbeat("validation")
             mean = config.objective.loss_mean
-            losses = run_schedule(learner.chunks, items, mean=mean, forward_only=True)
+            losses = run_schedule(model.chunks, items, mean=mean, forward_only=True)
             for loss, batch in losses:
                 each_N2 = loss.of_samples(batch).cpu()
                 sums[name] += each_N2.sum(0)
                 sums[name + level] += each_N2.sum(0)
                 for grid, one in zip(batch.grids, each_N2, strict=True):
                     sums[f"{name}_{kind(grid, config.model)}"] += one
-    for chunk in learner.chunks:
+    for chunk in model.chunks:
         chunk.train()
-    return _over_ranks({key: tuple(both.tolist()) for key, both in sums.items()})
+    return _mean_over_ranks({key: tuple(both.tolist()) for key, both in sums.items()})
 
 
 def _problems(
-    packs: list[PackedBatch], objective: Objective, config: RunConfig, quantile: float
+    packs: list[PackedBatch], objective: TrainingObjective, config: RunConfig, quantile: float
 ) -> Iterator[list[Item]]:
     # A few at a time, enough to fill a pipeline, so that memory does not grow with eval_iters.
     at_once = config.model.pipeline_model_parallel_size
@@ -98,21 +155,16 @@ def _problems(
         ]
 
 
-def quantiles(count: int) -> list[float]:
-    """The middles of `count` equal parts of (0, 1): together they weigh levels as training does."""
-    return [(index + 0.5) / count for index in range(count)]
-
-
 def kind(grid: tuple[int, int, int], model: ModelConfig) -> str:
-    """The group of samples with about so many frames and pixels, as a part of a metric's name."""
+    """Image or video, with rounded frames and side: a part of a metric's name."""
     frames = grid[0] * model.patch_temporal
     side = math.sqrt(grid[1] * grid[2]) * model.patch_spatial
-    sort = "image" if frames == 1 else f"video{2 ** math.ceil(math.log2(frames))}"
-    return f"{sort}_{2 ** round(math.log2(side))}"
+    medium = "image" if frames == 1 else f"video{2 ** math.ceil(math.log2(frames))}"
+    return f"{medium}_{2 ** round(math.log2(side))}"
 
 
-def _over_ranks(mine: Sums) -> dict[str, float]:
-    """Means over all ranks, by name; the ranks' sums are added in their order."""
+def _mean_over_ranks(mine: Sums) -> dict[str, float]:
+    """Means over all ranks, by name; the ranks' sums are added in the order of the ranks."""
     every: list[Sums] = [{}] * dist.get_world_size()
     dist.all_gather_object(every, mine)
     names = sorted({name for sums in every for name in sums}, key=lambda n: (len(n), n))
@@ -121,3 +173,27 @@ def _over_ranks(mine: Sums) -> dict[str, float]:
         errors, counts = zip(*(sums[name] for sums in every if name in sums), strict=True)
         means[name] = sum(errors) / sum(counts)
     return means
+
+
+def draw_samples(run: TrainState) -> DrawnSamples | None:
+    """Calls `run.samples` with the model; its weights are the average where there is one.
+
+    Weights, random numbers and device memory are restored afterwards, so that training is not
+    affected. The first rank gets the result.
+    """
+    if run.samples is None:
+        return None
+    heartbeat("sampling")
+    chunks, ema, where = run.model.chunks, run.model.ema, device()
+    with ExitStack() as inside:
+        # Loading a decoder may draw initial weights that it then overwrites.
+        inside.enter_context(torch.random.fork_rng([where] if where.type == "cuda" else []))
+        inside.enter_context(gathered_weights(chunks))
+        if ema is not None:
+            inside.enter_context(ema.as_weights(chunks))
+        model = FullForward(chunks).eval()
+        samples = run.samples(run, model)
+        model.train()
+    if where.type == "cuda":
+        torch.cuda.empty_cache()
+    return samples

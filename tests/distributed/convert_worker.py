@@ -14,7 +14,7 @@ import torch.distributed as dist
 from dit.batch import Problem
 from dit.config import ContextComm, ModelConfig
 from dit.convert.cli import main
-from dit.distributed.context_split import split_tokens
+from dit.distributed.model_parallel import split_tokens
 from dit.distributed.process_groups import process_groups, start_processes
 from dit.models.dit.model import DiT
 from dit.train.checkpoint.paths import saved_config

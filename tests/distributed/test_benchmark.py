@@ -13,11 +13,15 @@ from tests.launching import ROOT, SMALL, command, run
 CONF = ("--config-file", str(ROOT / "conf/dit_digits.yaml"), "--mock", *SMALL)
 
 
+def benchmark(*arguments: str, nproc: int = 1) -> list[str]:
+    return command("benchmark.py", *CONF, *arguments, nproc=nproc, folder="benchmarks")
+
+
 @pytest.mark.slow
 def test_benchmark_reports_where_the_time_goes(tmp_path):
     options = ["--steps", "4", "--warm-up", "1", "--json", "out/numbers.json", "--profile"]
     keys = ["dataset.num_workers=0", "train.global_batch_size=2"]
-    done = run(command("benchmark.py", *CONF, *options, *keys, nproc=2), cwd=tmp_path)
+    done = run(benchmark(*options, *keys, nproc=2), cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "out/numbers.json").read_text())
     assert "2 x CPU" in done.stdout and "MFU of" in done.stdout
@@ -37,8 +41,8 @@ def test_benchmark_reports_where_the_time_goes(tmp_path):
 
 
 def test_benchmark_refuses_what_training_refuses(tmp_path):
-    done = run(command("benchmark.py", *CONF, "--steps", "0"), cwd=tmp_path)
+    done = run(benchmark("--steps", "0"), cwd=tmp_path)
     assert done.returncode == 1 and "--steps" in done.stderr
-    done = run(command("benchmark.py", *CONF, "model.num_layer=2"), cwd=tmp_path)
+    done = run(benchmark("model.num_layer=2"), cwd=tmp_path)
     assert done.returncode == 1 and "model.num_layers" in done.stderr
     assert not list(tmp_path.iterdir())

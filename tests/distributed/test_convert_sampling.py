@@ -50,11 +50,11 @@ def _start(seed: int, config) -> torch.Tensor:
 
 def _edm(network, scheduler, noise, objective: ObjectiveConfig) -> torch.Tensor:
     """Starts from sigma_max, and leaves the scale of the noise behind."""
-    latents = noise * objective.sigma_max
+    latents = noise * objective.edm.sigma_max
     for t in scheduler.timesteps:
         raw = network(scheduler.scale_model_input(latents, t), t)
         latents = scheduler.step(raw, t, latents).prev_sample
-    return latents / objective.sigma_data
+    return latents / objective.edm.sigma_data
 
 
 def _flow(network, scheduler, noise, objective: ObjectiveConfig) -> torch.Tensor:
@@ -112,8 +112,8 @@ def test_diffusers_makes_the_digits_of_generate_dit(enter: Enter, trained, tmp_p
 SAMPLE = """
 import sys, torch
 from dit.sampling.generate import Request, SamplingSettings, generate_latents
-from dit.objectives import Sampler
-from recipes.generate_dit import open_checkpoint
+from dit.config import Sampler
+from dit.sampling.open_checkpoint import open_checkpoint
 
 run, output, seed, steps, guidance, *prompts = sys.argv[1:]
 opened = open_checkpoint(run, weights="ema")

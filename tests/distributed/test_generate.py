@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from dit.sampling.options import Options
+from dit.sampling.commands.options import GenerationOptions
 from tests.entering import Enter
 from tests.launching import ROOT, SMALL, command, run
 
@@ -106,7 +106,7 @@ def test_everything_is_written_down(generate, trained):
     asked |= {"sampler": "heun", "weights": "ema", "negative_prompt": "", "fps": 24.0}
     asked |= {"guidance_interval": None, "guidance_rescale": 0.0}
     asked |= {"precision": "fp32", "checkpoint": str(trained / "checkpoints/step_00000040")}
-    assert {field.name for field in fields(Options)} < asked.keys()
+    assert {field.name for field in fields(GenerationOptions)} < asked.keys()
     for entry in entries:
         assert entry.items() >= asked.items()
         note = Image.open(folder / entry["file"]).text

@@ -85,14 +85,14 @@ def test_positions_projected_text_and_means_over_samples_on_layouts(tmp_path):
 
 MUTANT = """
 import functools, sys
-import dit.models.dit.model, dit.models.dit.layer, dit.models.dit.adaln, dit.train.model_setup
+import dit.models.dit.model, dit.models.stacks.stacked_transformer, dit.train.optimizer
 from recipes import check_layouts
 
 def gathered_twice():
-    plain = dit.models.dit.model.gather_from_sequence_parallel_region
+    plain = dit.models.stacks.stacked_transformer.gather_from_sequence_parallel_region
     def gather(x, tensor_parallel_output_grad, group):
         return plain(x, tensor_parallel_output_grad=True, group=group)
-    dit.models.dit.model.gather_from_sequence_parallel_region = gather
+    dit.models.stacks.stacked_transformer.gather_from_sequence_parallel_region = gather
 
 def norms_of_heads_not_summed():
     plain = dit.models.dit.model.transformer_config
@@ -117,7 +117,7 @@ def hangs_in_the_second_stage():
     dit.models.dit.model.pad_text = sleepy
 
 def waits_for_what_never_comes():
-    from dit.distributed.pipeline_p2p import StageLink
+    from dit.distributed.model_parallel import StageLink
     StageLink.send_backward = lambda self, *arguments: None
 
 globals()[sys.argv.pop(1)]()
@@ -238,12 +238,12 @@ if __name__ == "__main__":
     config = load_config(read_config(Path(source) / "config.yaml"), overrides=layout)
     start_processes(seed=5, model=config.model)
     from dit.train.checkpoint.state_dict import DataState, load_checkpoint
-    from dit.train.model_and_optimizer import build_learner
+    from dit.train.model_and_optimizer import build_model_and_optimizer
     from dit.train.checkpoint.async_save import save_checkpoint
-    learner = build_learner(config, process_groups())
-    progress = load_checkpoint(Path(source), learner, config=config)
+    model = build_model_and_optimizer(config, process_groups())
+    progress = load_checkpoint(Path(source), model, config=config)
     data = DataState(position=None, card=None, null_text_LE=null_text(config))
-    save_checkpoint(Path(target), learner, progress=progress, config=config, data=data)
+    save_checkpoint(Path(target), model, progress=progress, config=config, data=data)
 """
 COMPARE = """
 import sys, torch

@@ -17,7 +17,7 @@ from torch import nn
 from dit.codecs import vae
 from dit.config.loading import read_config
 from dit.data import build_val_packs
-from dit.objectives import unpack_latents
+from dit.sampling.unpatchify import unpack_latents
 from dit.sampling.validation.fid_clip import frechet_distance, kernel_distance
 from tests.entering import Enter
 from tests.launching import ROOT, SMALL, metrics

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dit.train.adamw import GroupStepAdam
+from dit.train.optimizer import GroupStepAdam
 
 pytestmark = pytest.mark.gpu
 

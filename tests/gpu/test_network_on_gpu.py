@@ -12,7 +12,7 @@ from dit.distributed.process_groups import process_groups, start_processes
 from dit.models.dit.config import DitConfig
 from dit.models.dit.model import DiT
 from dit.models.layers.init import randomise
-from dit.objectives import make_objective
+from dit.objectives import training_objective
 from dit.objectives.training_target import draw_problem
 from dit.train.step import loss_of
 from tests.packs import random_pack, tiny_model
@@ -67,7 +67,7 @@ def test_fast_paths_give_the_numbers_of_float32(groups, grids, changes):
 @pytest.mark.parametrize("changes", PATHS.values(), ids=PATHS)
 def test_a_step_never_waits_for_the_device(groups, changes):
     network = DiT(replace(MODEL, **changes), groups).cuda().train()
-    objective = make_objective(ObjectiveConfig())
+    objective = training_objective(ObjectiveConfig())
     device = torch.device("cuda")
     packs = [_pack(grids, MODEL) for grids in PACKS]
 

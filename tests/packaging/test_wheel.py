@@ -12,14 +12,15 @@ from pathlib import Path
 
 import pytest
 
-SOURCES = ("pyproject.toml", "README.md", "LICENSE", "dit", "data_prep", "recipes", "conf")
+SOURCES = ("pyproject.toml", "README.md", "LICENSE")
+FOLDERS = ("dit", "data_prep", "recipes", "benchmarks", "conf")  # a wheel has no benchmarks
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory, repo_root: Path) -> Path:
     """Built from a copy: a build leaves files beside its sources that the next one packs again."""
     copy, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in SOURCES:
+    for name in (*SOURCES, *FOLDERS):
         source = repo_root / name
         if source.is_dir():
             ignored = shutil.ignore_patterns("__pycache__")

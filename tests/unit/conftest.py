@@ -1,12 +1,63 @@
-"""One process group for all tests of a pytest process."""
+"""One process group for all tests of a pytest process, and packs built by hand."""
+
+from collections.abc import Callable, Sequence
 
 import pytest
+import torch
+from torch import Tensor
 
+from dit.batch import PackedBatch
 from dit.distributed.process_groups import process_groups, start_processes
 from dit.models.dit.config import DitConfig
+
+Grid = tuple[int, int, int]
+MakePack = Callable[..., PackedBatch]
 
 
 @pytest.fixture(scope="session")
 def groups():
     start_processes(seed=1, model=DitConfig())
     return process_groups()
+
+
+@pytest.fixture(scope="session")
+def make_pack() -> MakePack:
+    """Builds a pack; the same grids and seed give the same real tokens at any alignment."""
+
+    def make(
+        grids: Sequence[Grid] = ((1, 2, 3), (2, 2, 2), (1, 1, 1)),
+        *,
+        width: int = 4,
+        multiple: int = 4,
+        pack_id: int = 7,
+        seed: int = 0,
+        texts: Sequence[int] | None = None,
+        latents: Callable[[int, int, torch.Generator], Tensor] | None = None,
+    ) -> PackedBatch:
+        rng = torch.Generator().manual_seed(seed)
+        counts = [f * h * w for f, h, w in grids]
+        padded = [-(-n // multiple) * multiple for n in counts]
+        starts = [sum(padded[:i]) for i in range(len(padded) + 1)]
+        latent_TC = torch.full((starts[-1], width), torch.nan)  # padding must never be read
+        is_real_T = torch.zeros(starts[-1], dtype=torch.bool)
+        segment_T = torch.repeat_interleave(torch.arange(len(grids)), torch.tensor(padded))
+        for n, start in zip(counts, starts[:-1], strict=True):
+            drawn = latents(n, width, rng) if latents else torch.randn(n, width, generator=rng)
+            latent_TC[start : start + n] = drawn
+            is_real_T[start : start + n] = True
+        lengths = list(texts) if texts else [i + 1 for i in range(len(grids))]
+        return PackedBatch(
+            latent_TC=latent_TC,
+            position_T3=torch.zeros(starts[-1], 3),
+            segment_T=segment_T,
+            is_real_T=is_real_T,
+            text_LE=torch.randn(sum(lengths), 5, generator=rng).bfloat16(),
+            fps_N=torch.full((len(grids),), torch.nan),
+            grids=tuple(grids),
+            starts=tuple(starts),
+            text_starts=tuple(sum(lengths[:i]) for i in range(len(lengths) + 1)),
+            keys=tuple(f"k{i}" for i in range(len(grids))),
+            pack_id=pack_id,
+        )
+
+    return make

@@ -12,36 +12,34 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dit.codecs.errors import CodecError
-from dit.codecs.text.encoder import TextEncoder, asked_length
+from dit.codecs.dataset_card import CodecError
+from dit.codecs.text.encoder import TextEncoder, requested_length
 
 _SEED = 257
-_BEGIN = 256  # the token before the first byte, so that the empty string is a token too
-_MOST = 4096  # tokens; as many as other encoders read of a very long caption
+_BEGIN = 256  # token before the first byte, so that the empty string has a token, too
+_MOST = 4096  # tokens of a caption, unless --max_sequence_length says otherwise
 _PERIOD = 10_000.0  # longest wavelength of the positions over 2 pi (arXiv:1706.03762, Sec. 3.5)
 
 
 @lru_cache
 def byte_table(width: int) -> np.ndarray:
-    """[257, width] float64, uniform with zero mean and unit variance.
-
-    Raw Philox words are the same in every version of NumPy and on every machine; NumPy does not
-    promise that of its distributions.
-    """
+    """[257, width] float64, uniform with zero mean and unit variance."""
+    # Raw Philox words are the same in every version of NumPy and on every machine; NumPy does not
+    # promise that of its distributions.
     words = np.random.Philox(np.random.SeedSequence((_SEED, width))).random_raw((257, width))
     unit = (words >> np.uint64(11)).astype(np.float64) / 2**53
     return (2 * unit - 1) * np.sqrt(3)
 
 
 def byte_positions(length: int, width: int) -> np.ndarray:
-    """[length, width] sines and cosines, unit mean square in each row."""
+    """[length, width] float64, sines and cosines; each row has a mean square of 1."""
     frequency = _PERIOD ** -(np.arange(width // 2) / (width // 2))
     angle = np.arange(length)[:, None] * frequency
     return np.sqrt(2) * np.concatenate([np.sin(angle), np.cos(angle)], axis=1)
 
 
 class ByteTable(TextEncoder):
-    """UTF-8 bytes after one token that begins each text."""
+    """The tokens are the UTF-8 bytes of a caption, after one token that begins each text."""
 
     name: ClassVar[str] = "bytes"
     options: ClassVar[frozenset[str]] = frozenset(("text_width", "max_sequence_length"))
@@ -65,7 +63,7 @@ class ByteTable(TextEncoder):
 
     @classmethod
     def from_arguments(cls, args: Namespace) -> Self:
-        return cls(width=args.text_width, max_length=asked_length(args, _MOST))
+        return cls(width=args.text_width, max_length=requested_length(args, _MOST))
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> Self:
@@ -78,7 +76,9 @@ class ByteTable(TextEncoder):
 
     def encode(self, caption: str) -> Tensor:
         """Float16 [1 + bytes that are kept, width]: (byte + position) / sqrt(2), unit variance."""
-        kept = caption.encode()[: self.max_length - 1].decode(errors="ignore")  # whole characters
+        kept = caption.encode()[: self.max_length - 1].decode(
+            errors="ignore"
+        )  # no part of a character
         tokens_L = np.frombuffer(bytes(1) + kept.encode(), np.uint8).astype(np.int64)
         tokens_L[0] = _BEGIN
         text_LE = byte_table(self.width)[tokens_L] + byte_positions(len(tokens_L), self.width)

@@ -1,75 +1,57 @@
-"""What every text encoder offers to data preparation and to generation."""
+"""The interface of text encoders, for data preparation and generation."""
 
 # L tokens, E width of the embedding
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from argparse import ArgumentParser, Namespace
-from typing import Any, ClassVar, Self
+from abc import abstractmethod
+from argparse import Namespace
+from typing import Any, ClassVar
 
 from torch import Tensor
 
-from dit.codecs.errors import CodecError
+from dit.codecs.dataset_card import CodecError
+from dit.codecs.dataset_encoder import DatasetEncoder
 
 
-class TextEncoder(ABC):
-    """Captions to embeddings. A new one is a subclass and its line in `TEXT_ENCODERS`."""
+class TextEncoder(DatasetEncoder):
+    """Turns captions into embeddings. A new one is a subclass and a name in `TEXT_ENCODERS`."""
 
-    name: ClassVar[str]
-    options: ClassVar[frozenset[str]] = frozenset()  # those of the command line that it reads
-    revision: str  # changes whenever the embedding of a caption changes
+    kind: ClassVar[str] = "text encoder"
+    card_part: ClassVar[str] = "text_encoder"
+    subfolder: ClassVar[str] = "text_encoder"
+
+    revision: str  # changes when the embedding of any caption changes
     width: int
     max_length: int
-    """Tokens of a caption, at most; what is longer is cut."""
-
-    @classmethod
-    @abstractmethod
-    def add_arguments(cls, parser: ArgumentParser) -> None:
-        """Adds this encoder's own options to the command line."""
-
-    @classmethod
-    @abstractmethod
-    def from_arguments(cls, args: Namespace) -> Self:
-        """The encoder that the options ask for."""
-
-    @classmethod
-    @abstractmethod
-    def from_settings(cls, settings: dict[str, Any]) -> Self:
-        """The encoder that wrote `settings` into a dataset card."""
+    """Tokens of a caption, at most; longer captions are cut."""
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All that `from_settings` needs, as JSON values."""
         return {"name": self.name, "width": self.width, "revision": self.revision}
 
     @abstractmethod
     def encode(self, caption: str) -> Tensor:
-        """Embedding [L, E] as a shard holds it, true length; the empty string is the null text."""
+        """Embedding [L, E] without padding, as shards hold it; "" gives the null text."""
 
     def encode_all(self, caption: str) -> dict[str, Tensor]:
-        """All that a shard holds of a caption: `text`, and what else the model needs."""
+        """All tensors of a caption by their names in a shard: `text`, and others of some models."""
         return {"text": self.encode(caption)}
 
-    def on(self, device: str) -> Self:
-        """The same encoder with its model on `device`; the one without a model stays put."""
-        del device
-        return self
-
     def length_of(self, caption: str) -> int:
-        """About how many tokens a caption has before it is cut, without a model."""
+        """Estimate of the tokens of a caption before it is cut; loads no tokenizer."""
         return len(caption) // 4 + 2
 
     def is_cut(self, caption: str) -> bool:
-        """Whether the end of a caption is lost."""
+        """Whether a caption is too long, so that its end is lost."""
         return self.length_of(caption) > self.max_length
 
     def notes_on(self, caption: str) -> tuple[str, ...]:
-        """What the summary should count."""
+        """Notes on a caption that the summary of a packing counts."""
         return (f"caption cut to {self.max_length} tokens",) if self.is_cut(caption) else ()
 
 
-def asked_length(args: Namespace, default: int) -> int:
+def requested_length(args: Namespace, default: int) -> int:
     """Tokens of a caption that `--max_sequence_length` allows.
 
     Raises:

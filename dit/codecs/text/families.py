@@ -1,4 +1,4 @@
-"""The text encoders of FLUX, Wan, HunyuanVideo 1.5 and Cosmos, as their pipelines call them."""
+"""Text encoders of FLUX, Wan, HunyuanVideo 1.5 and Cosmos, used as in their pipelines."""
 
 # L tokens, E width of the embedding
 
@@ -9,12 +9,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from dit.codecs.text.pretrained import Masked, Pretrained
+from dit.codecs.text.pretrained_encoder import MaskedTextEncoder, PretrainedTextEncoder
 
 
 @dataclass(frozen=True, kw_only=True)
-class CosmosText(Masked):
-    """T5."""
+class CosmosText(MaskedTextEncoder):
+    """T5, masked."""
 
     name: ClassVar[str] = "cosmos"
     network: ClassVar[str] = "T5EncoderModel"
@@ -22,8 +22,8 @@ class CosmosText(Masked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WanText(Masked):
-    """UMT5, on captions with repaired characters and single spaces."""
+class WanText(MaskedTextEncoder):
+    """UMT5, masked, on captions with repaired characters and single spaces."""
 
     name: ClassVar[str] = "wan"
     network: ClassVar[str] = "UMT5EncoderModel"
@@ -36,8 +36,8 @@ class WanText(Masked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FluxText(Pretrained):
-    """T5 and the pooled output of CLIP-L."""
+class FluxText(PretrainedTextEncoder):
+    """Embeddings of T5, and the pooled output of CLIP-L."""
 
     name: ClassVar[str] = "flux"
     network: ClassVar[str] = "T5EncoderModel"
@@ -46,7 +46,7 @@ class FluxText(Pretrained):
 
     def embed(self, caption: str) -> dict[str, Tensor]:
         ids, mask = self.tokens(caption, "tokenizer_2", self.max_length)
-        # FLUX's pipeline lets T5 see the padding, so this does; only the caption's part is kept.
+        # No mask: FLUX's pipeline lets T5 attend to the padding. Only the caption's part is kept.
         states = self.load_network("T5EncoderModel", "text_encoder_2")(ids).last_hidden_state
         length = self.load_tokenizer("tokenizer").model_max_length
         ids, _ = self.tokens(caption, "tokenizer", length)
@@ -55,8 +55,8 @@ class FluxText(Pretrained):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HunyuanText(Pretrained):
-    """Qwen2.5-VL on the caption inside its instruction, and ByT5 on what stands in quotes."""
+class HunyuanText(PretrainedTextEncoder):
+    """Qwen2.5-VL on an instruction with the caption, and ByT5 on the words in quotation marks."""
 
     name: ClassVar[str] = "hunyuan"
     network: ClassVar[str] = "Qwen2_5_VLTextModel"
@@ -68,7 +68,7 @@ class HunyuanText(Pretrained):
 
         Pipeline = pipeline.HunyuanVideo15Pipeline
 
-        # The pipeline's own functions: its instruction and cuts are part of the weights.
+        # Private functions of the pipeline: the weights expect its instruction and its cuts.
         text, mask = Pipeline._get_mllm_prompt_embeds(
             self.load_network(self.network, "text_encoder"),
             self.load_tokenizer("tokenizer"),

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,21 +17,21 @@ from PIL import Image
 from torch import Tensor
 
 from dit.codecs.normalization import Whitening
-from dit.codecs.pretrained import Part, load, model_config_of
+from dit.codecs.pretrained import PipelineComponent, load, model_config_of
 from dit.codecs.vae.codec import LATENT_DTYPE, Codec
 
 
 @dataclass(frozen=True, kw_only=True)
 class Autoencoder(Codec):
-    """A codec whose weights lie in the folder `vae` of a pipeline.
+    """A codec whose weights lie in the folder `vae` of a Diffusers pipeline.
 
-    A new family is a subclass that says which classes those are and how its pipeline normalises.
+    A new family is a subclass with the names of its classes and the normalisation of its pipeline.
     """
 
     vae: ClassVar[str]  # class name
     default_model: ClassVar[str]
-    image_encoder: ClassVar[str | None] = None  # class name, of image-to-video models
-    image_processor: ClassVar[str] = "image_processor"  # folder
+    image_encoder: ClassVar[str | None] = None  # class name; only image-to-video models have one
+    image_processor: ClassVar[str] = "image_processor"  # name of its folder
     has_time: ClassVar[bool] = True  # whether it takes videos
     takes_batches: ClassVar[bool] = True
 
@@ -49,15 +49,11 @@ class Autoencoder(Codec):
     @classmethod
     @abstractmethod
     def whitening_of(cls, config: dict[str, Any]) -> Whitening:
-        """How the pipeline of the model normalises latents."""
+        """The normalisation of latents in the pipeline of the model."""
 
     options: ClassVar[frozenset[str]] = frozenset(
         ("model_name", "precision", "slicing", "stochastic", "tiling", "vae_cache_folder")
     ) | {"workload_type"}
-
-    @classmethod
-    def add_arguments(cls, parser: ArgumentParser) -> None:
-        """All families share the options of the command."""
 
     @classmethod
     def from_arguments(cls, args: Namespace) -> Self:
@@ -75,7 +71,7 @@ class Autoencoder(Codec):
     def _of(
         cls, *, model_name: str, cache: str | None = None, local_only: bool = False, **options: Any
     ) -> Self:
-        part = Part(
+        part = PipelineComponent(
             library="diffusers",
             kind=cls.vae,
             model=model_name,
@@ -90,11 +86,11 @@ class Autoencoder(Codec):
         return cls(whitening=cls.whitening_of(config), **given)
 
     @classmethod
-    def from_settings(cls, settings: dict[str, Any], whitening: Whitening) -> Self:
+    def from_settings(cls, settings: dict[str, Any]) -> Self:
         names = ("model_name", "precision", "stochastic", "image_conditioning")
         options = {name: settings[name] for name in names}
         options |= {k: settings[k] for k in ("cache", "local_only") if k in settings}
-        return replace(cls._of(**options), whitening=whitening)
+        return cls._of(**options)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -114,8 +110,8 @@ class Autoencoder(Codec):
         return model_config_of(self._part)
 
     @property
-    def _part(self) -> Part:
-        return Part(
+    def _part(self) -> PipelineComponent:
+        return PipelineComponent(
             library="diffusers",
             kind=self.vae,
             model=self.model_name,
@@ -136,7 +132,7 @@ class Autoencoder(Codec):
 
     @property
     def model(self) -> Any:
-        """The network, loaded when it is first asked for."""
+        """The network, loaded at its first use."""
         model = load(replace(self._part, precision=self.precision, device=self.device))
         if self.tiling:
             model.enable_tiling()
@@ -177,7 +173,7 @@ class Autoencoder(Codec):
         return self.whitening.apply(latent_CFHW).to(LATENT_DTYPE)
 
     def _encode(self, video_NCFHW: Tensor, keys: Sequence[str] | None) -> Tensor:
-        """Latents [N, C, F, H, W] on the CPU: means, or draws that are each key's own."""
+        """Latents [N, C, F, H, W] on the CPU: means, or with `keys` draws seeded by each key."""
         if len(video_NCFHW) > 1 and not self.takes_batches:
             singly = (self._encode(v[None], keys and [keys[i]]) for i, v in enumerate(video_NCFHW))
             return torch.cat(list(singly))
@@ -200,9 +196,11 @@ class Autoencoder(Codec):
         """Features of the first frames [N, tokens, E]."""
         assert self.image_encoder is not None, f"{self.name} has no image encoder"
         given = {"model": self.model_name, "cache": self.cache, "library": "transformers"}
-        processor = load(Part(kind="AutoImageProcessor", subfolder=self.image_processor, **given))
+        processor = load(
+            PipelineComponent(kind="AutoImageProcessor", subfolder=self.image_processor, **given)
+        )
         encoder = load(
-            Part(
+            PipelineComponent(
                 kind=self.image_encoder,
                 subfolder="image_encoder",
                 precision=self.precision,
@@ -216,12 +214,12 @@ class Autoencoder(Codec):
         return self.features_of(answer).cpu()
 
     def features_of(self, answer: Any) -> Tensor:
-        """What the model takes of the image encoder's answer."""
+        """The part of the image encoder's output that the diffusion model is conditioned on."""
         return answer.last_hidden_state
 
 
 def _moments(latents: Any) -> tuple[Tensor, Tensor | None]:
-    """Mean and deviation; a codec that draws nothing has no deviation."""
+    """Mean and deviation of a latent distribution; some autoencoders have no deviation."""
     return latents.mode(), getattr(latents, "std", None)
 
 

@@ -1,65 +1,48 @@
-"""What every codec offers to data preparation and to generation."""
+"""The interface of codecs, for data preparation and generation."""
 
 # C colour or latent channels, F frames, H rows, W columns
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from argparse import ArgumentParser, Namespace
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
+from dit.codecs.dataset_encoder import DatasetEncoder
 from dit.codecs.normalization import Moments, Whitening
 
 LATENT_DTYPE = torch.float16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Codec(ABC):
-    """A codec between pictures and whitened latents.
+class Codec(DatasetEncoder):
+    """Turns videos and pictures into whitened latents, and latents into pictures.
 
-    A new one is a subclass and its line in `PROCESSORS`.
+    A new one is a subclass and a name in `CODECS`.
     """
 
-    name: ClassVar[str]
-    description: ClassVar[str]
-    media: ClassVar[tuple[str, ...]]  # of "image", "video"
-    weights: ClassVar[str]  # what is downloaded, or "none"
-    text_encoder: ClassVar[str] = "bytes"  # the one that its model was made for
+    kind: ClassVar[str] = "processor"
+    card_part: ClassVar[str] = "processor"
+    subfolder: ClassVar[str] = "vae"
 
-    options: ClassVar[frozenset[str]] = frozenset()  # those of the command line that it reads
+    description: ClassVar[str]
+    media: ClassVar[tuple[str, ...]]  # "image", "video" or both
+    weights: ClassVar[str]  # hub name of the model that is downloaded, or "none"
+    text_encoder: ClassVar[str] = "bytes"  # the one that its diffusion models were trained with
+    patch: ClassVar[int] = 2
+    """Latent cells along one side of a token, in the diffusion models that take its latents."""
 
     whitening: Whitening
-
-    @classmethod
-    @abstractmethod
-    def add_arguments(cls, parser: ArgumentParser) -> None:
-        """Adds this processor's own options to the command line."""
-
-    @classmethod
-    @abstractmethod
-    def from_arguments(cls, args: Namespace) -> Self:
-        """The processor that the options ask for."""
-
-    @classmethod
-    @abstractmethod
-    def from_settings(cls, settings: dict[str, Any], whitening: Whitening) -> Self:
-        """The processor that wrote `settings` into a dataset card."""
-
-    @property
-    @abstractmethod
-    def settings(self) -> dict[str, Any]:
-        """All that `from_settings` needs besides the whitening, as JSON values."""
 
     @property
     @abstractmethod
     def pixel_channels(self) -> int:
-        """Colour channels of the videos it takes: 1 (grey) or 3 (RGB)."""
+        """Colour channels of its videos: 1 (grey) or 3 (RGB)."""
 
     @property
     @abstractmethod
@@ -73,59 +56,55 @@ class Codec(ABC):
 
     @property
     def temporal_stride(self) -> int:
-        """Frames in a latent frame, after the first; it takes 1 + n times this many frames."""
+        """Frames in each latent frame but the first; videos have 1 + n * temporal_stride frames."""
         return 1
 
     @abstractmethod
     def encode_raw(self, video_CFHW: Tensor) -> Tensor:
-        """Video in [-1, 1] to a latent that is not whitened yet, float32."""
+        """Video [C, F, H, W] in [-1, 1] to a latent before whitening, float32."""
 
     @abstractmethod
     def decode_raw(self, latent_CFHW: Tensor) -> Tensor:
-        """The way back, float32."""
+        """The inverse of `encode_raw`, float32."""
 
-    whitens_by_dataset: ClassVar[bool] = False  # whether it has to see every clip first
+    whitens_by_dataset: ClassVar[bool] = False
+    """Whether the whitening is measured on all clips of the dataset before they are encoded."""
 
     def measure(self, video_CFHW: Tensor) -> Moments:
-        """Moments of the latent before whitening."""
+        """Mean and variance of the latent of one video, before whitening."""
         moments = Moments()
         moments.add(self.encode_raw(video_CFHW))
         return moments
 
     def fitted(self, moments: Moments) -> Self:
-        """Whitened by what was measured of a whole dataset, each latent cell counting once."""
+        """The same codec, whitened by the moments of a dataset; each latent cell counts once."""
         return replace(self, whitening=moments.whitening()) if moments.count else self
-
-    def on(self, device: str) -> Self:
-        """The same processor with its model on `device`; the one without a model stays put."""
-        del device
-        return self
 
     @contextmanager
     def visiting(self, device: torch.device) -> Iterator[None]:
-        """Inside, its model is on `device`; afterwards where it was."""
+        """Moves the network to `device` for the block, then back to where it was."""
         del device
         yield
 
     def encode_batch(
         self, videos: Sequence[Tensor], *, keys: Sequence[str]
     ) -> list[dict[str, Tensor]]:
-        """The tensors of each sample but for its text; `videos` are of one shape.
+        """The tensors of each video by their names in a shard; `videos` are of one shape.
 
-        `keys` name the samples, for codecs that draw random numbers.
+        Codecs that draw random numbers seed them by `keys`, the keys of the samples.
         """
         del keys
         return [{"latent": self.encode(video_CFHW)} for video_CFHW in videos]
 
     def encode(self, video_CFHW: Tensor) -> Tensor:
-        """Video, float32 in [-1, 1], to a whitened latent as a shard holds it (float16)."""
+        """Video, float32 in [-1, 1], to a whitened latent, float16 as in a shard."""
         return self.whitening.apply(self.encode_raw(video_CFHW)).to(LATENT_DTYPE)
 
     def decode(self, latent_CFHW: Tensor) -> Tensor:
-        """Whitened latent to pictures, uint8 [F, H, W, 3] on the CPU; grey is repeated.
+        """Whitened latent to frames, uint8 [F, H, W, 3] on the CPU; grey is repeated three times.
 
         Raises:
-            ValueError: the latent has other channels than this processor makes.
+            ValueError: the latent is not [C, F, H, W] with the channels of this codec.
         """
         if latent_CFHW.dim() != 4 or latent_CFHW.shape[0] != self.channels:
             raise ValueError(

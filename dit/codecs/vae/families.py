@@ -1,4 +1,4 @@
-"""The codecs of FLUX, Wan, HunyuanVideo 1.5 and Cosmos, normalised as their pipelines expect."""
+"""Codecs of FLUX, Wan, HunyuanVideo 1.5 and Cosmos, normalised as their Diffusers pipelines do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dit.codecs.vae.autoencoder import Autoencoder
 
 @dataclass(frozen=True, kw_only=True)
 class Flux(Autoencoder):
-    """Images: (latent - shift) * scale."""
+    """Images; latents are (latent - shift) * scale."""
 
     name: ClassVar[str] = "flux"
     description: ClassVar[str] = "(latent - shift_factor) * scaling_factor, as FluxPipeline"
@@ -95,7 +95,7 @@ class Hunyuan(Autoencoder):
 
 @dataclass(frozen=True, kw_only=True)
 class Cosmos(Autoencoder):
-    """Images and videos of 8n + 1 frames; without sigma_data, which the objective multiplies by."""
+    """Images and videos of 8n + 1 frames. The factor sigma_data is left to the objective."""
 
     name: ClassVar[str] = "cosmos"
     description: ClassVar[str] = "(latent - latents_mean) / latents_std by frame; 8n+1 frames"

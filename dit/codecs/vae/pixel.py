@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 from torch import Tensor
 from torch.nn import functional
 
-from dit.codecs.errors import CodecError
+from dit.codecs.dataset_card import CodecError
 from dit.codecs.normalization import Whitening
 from dit.codecs.vae.codec import Codec
 
@@ -20,8 +20,8 @@ from dit.codecs.vae.codec import Codec
 class Pixel(Codec):
     """Each square of `block` x `block` pixels becomes one latent cell, order (colour, row, column).
 
-    Exactly invertible for the 256 levels of 8-bit pictures: whitened and rounded to half precision,
-    a value moves by at most 2 * 2**-11, an eighth of the distance between two levels.
+    The 256 levels of 8-bit pictures come back exactly: whitening and rounding to half precision
+    change a value by at most 2 * 2**-11, an eighth of the distance between two levels.
     """
 
     name: ClassVar[str] = "pixel"
@@ -41,7 +41,7 @@ class Pixel(Codec):
 
     @classmethod
     def of(cls, *, block: int, colours: int) -> Self:
-        """A codec that does not whiten yet."""
+        """A codec before its whitening is measured."""
         whitening = Whitening.identity(colours * block**2)
         return cls(block=block, colours=colours, whitening=whitening)
 
@@ -70,9 +70,8 @@ class Pixel(Codec):
         return cls.of(block=args.pixel_block, colours=args.pixel_channels)
 
     @classmethod
-    def from_settings(cls, settings: dict[str, Any], whitening: Whitening) -> Self:
-        colours = int(settings["pixel_channels"])
-        return cls(block=int(settings["block"]), colours=colours, whitening=whitening)
+    def from_settings(cls, settings: dict[str, Any]) -> Self:
+        return cls.of(block=int(settings["block"]), colours=int(settings["pixel_channels"]))
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ The tree is YAML and all else is comments, so the whole output is a configuratio
 
 from __future__ import annotations
 
-from dit.config import Decay, EmaKind, ObjectiveName, Precision, RunConfig
+from dit.config import Decay, EmaKind, Precision, RunConfig
 from dit.config.loading.load import to_yaml
 from dit.models.cost import parameter_count
 from dit.models.memory import memory
@@ -75,7 +75,7 @@ def _effective(config: RunConfig) -> list[tuple[str, str]]:
         ("weight decay", f"{optimizer.weight_decay:g} on matrices; none on norms and embeddings"),
         ("learning rate", _learning_rate(config)),
         ("EMA", _ema(config)),
-        ("objective", _objective(config)),
+        ("objective", config.objective.summary),
         ("data", _data(config)),
     ]
 
@@ -98,13 +98,6 @@ def _ema(config: RunConfig) -> str:
     ema = config.ema
     width = f"sigma_rel {ema.sigma_rel:g}" if ema.kind is EmaKind.POWER else f"{ema.decay:g}"
     return "none" if ema.kind is EmaKind.NONE else f"{ema.kind}, {width}, float32"
-
-
-def _objective(config: RunConfig) -> str:
-    one = config.objective
-    if one.name is ObjectiveName.EDM:
-        return f"edm, ln sigma ~ N({one.p_mean:g}, {one.p_std:g}²), sigma_data {one.sigma_data:g}"
-    return f"flow, t {one.density}, shift {one.flow_shift:g}, weight {one.weighting}"
 
 
 def _data(config: RunConfig) -> str:

@@ -14,22 +14,18 @@ from enum import Enum
 from functools import cache
 from itertools import pairwise
 from types import NoneType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin
 
 from dit.config import ModelConfig, RunConfig
+from dit.config.inlining import inlined_groups, is_group, key_types, value_of
 
 
-@cache
-def hints(group: type) -> dict[str, Any]:
-    """Types of the fields of a dataclass, by name, in the order of files."""
-    types = get_type_hints(group)
-    in_order = issubclass(group, ModelConfig)
-    names = group.key_order() if in_order else [one.name for one in fields(group)]
-    return {name: types[name] for name in names}
+def hints(group: Any) -> dict[str, Any]:
+    """Types of the keys of a dataclass, by name, in the order of files.
 
-
-def is_group(kind: object) -> bool:
-    return isinstance(kind, type) and is_dataclass(kind)
+    The keys of its inlined groups are among them.
+    """
+    return key_types(group)
 
 
 def item_type(kind: object, index: int) -> Any:
@@ -155,12 +151,17 @@ def _expected_list(items: tuple[Any, ...]) -> str:
 
 @cache
 def sentences(group: type) -> dict[str, str]:
-    """The sentence below each field of a dataclass, by name; of the fields it inherits, too."""
+    """The sentence below each key of a dataclass and its inlined groups; inherited ones, too."""
     found: dict[str, str] = {}
-    for base in reversed([one for one in group.__mro__ if is_dataclass(one)]):
+    origin: Any = get_origin(group) or group
+    for base in reversed(origin.__mro__):
+        if not is_dataclass(base):
+            continue
         (cls,) = ast.parse(inspect.getsource(base)).body
         assert isinstance(cls, ast.ClassDef)
         found |= _documented(cls.body)
+    for kind in inlined_groups(group).values():
+        found |= sentences(kind)
     return found
 
 
@@ -184,7 +185,7 @@ def _reference_of(group: type, values: object, prefix: str, width: int) -> str:
     for name, kind in hints(group).items():
         head = f"  {prefix}{name}"
         if record_type(kind) is None:
-            head += f" = {_shown(getattr(values, name))}"
+            head += f" = {_shown(value_of(values, name))}"
         lines.append(f"{head}    [{expected(kind)}]")
         sentence = sentences(group).get(name, "")
         lines += textwrap.wrap(sentence, width, initial_indent=" " * 6, subsequent_indent=" " * 6)

@@ -1,9 +1,12 @@
 """Plain values -> a checked `RunConfig`, or every problem at once.
 
-Pydantic checks the types of each group and runs its own checks; what must hold between groups is
-checked when all of them are right. A group whose types are wrong is not checked further in that
+Pydantic checks the types of each group and runs its own checks; the checks that concern several
+groups run when all of them are right. A group whose types are wrong is not checked further in that
 pass, so the recipe's values stand in for the wrong ones and the tree is checked again, until no new
 problem turns up.
+
+Outside of this module plain values are a tree of keys. Pydantic sees the tree of dataclass fields,
+in which an inlined group (`dit.config.inlining`) is a level of its own.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from dit.config import Problems, RunConfig
+from dit.config.inlining import flattened, key_path, nested
 from dit.config.loading.merge import Merged, shown
 from dit.config.loading.schema import Schema, expected, hints, is_group
 
@@ -33,21 +37,22 @@ def _adapter(group: type) -> TypeAdapter[Any]:
 
 
 def plain(config: RunConfig) -> dict[str, Any]:
-    """The tree with enums as text and tuples as lists, as YAML has it."""
+    """The tree of keys with enums as text and tuples as lists, as YAML has it."""
     return {one.name: plain_group(getattr(config, one.name)) for one in fields(config)}
 
 
 def plain_group(group: Any) -> dict[str, Any]:
     """A group of a configuration as YAML has it, its keys in the order of files."""
-    values = _adapter(type(group)).dump_python(group, mode="json")
-    return {name: values[name] for name in hints(type(group))}
+    kind = type(group)
+    values = flattened(kind, _adapter(kind).dump_python(group, mode="json"))
+    return {name: values[name] for name in hints(kind)}
 
 
 def checked_config(
     merged: Merged, base: dict[str, Any], schema: Schema
 ) -> tuple[RunConfig | None, list[str]]:
     """The configuration, or None and what is wrong with it."""
-    tree = deepcopy(merged.tree)
+    tree, base = _nested(deepcopy(merged.tree), schema), _nested(base, schema)
     problems: list[str] = []
     doubtful: list[str] = []  # keys for which the recipe's value stands in
     while True:
@@ -55,10 +60,11 @@ def checked_config(
         if config is not None:
             return (None if problems else config), problems
         problems += [text for _, text in found if not any(key in text for key in doubtful)]
-        replaced = {place[:2] for place, _ in found if place}
+        replaced = {_up_to_key(place, schema) for place, _ in found if place}
         if not replaced:
             return None, problems
-        doubtful += [_stand_in(tree, base, place) for place in sorted(replaced, key=str)]
+        for place in sorted(replaced, key=str):
+            doubtful += _stand_in(tree, base, place, schema)
 
 
 def _checked_once(
@@ -84,28 +90,50 @@ def _checked_once(
         return None, [((), _contradiction((), text, origins, schema)) for text in error.problems]
 
 
-def _stand_in(tree: dict[str, Any], base: dict[str, Any], place: Place) -> str:
+def _nested(tree: dict[str, Any], schema: Schema) -> dict[str, Any]:
+    """The tree of keys as a tree of fields."""
+    return {name: nested(kind, tree[name]) for name, kind in schema.groups.items()}
+
+
+def _key_path(place: Place, schema: Schema) -> Place:
+    """A place in the tree of fields as one in the tree of keys."""
+    return (place[0], *key_path(schema.groups[str(place[0])], place[1:])) if place else ()
+
+
+def _up_to_key(place: Place, schema: Schema) -> Place:
+    """The place of a group or key: without what follows the key, such as the index in a list."""
+    lengths = range(len(place) + 1)
+    whole = (n for n in lengths if len(_key_path(place[:n], schema)) == 2)
+    return place[: next(whole, None)]
+
+
+def _stand_in(
+    tree: dict[str, Any], base: dict[str, Any], place: Place, schema: Schema
+) -> list[str]:
     """Puts the recipe's value at a group or key; returns what mentions of it look like."""
-    group = str(place[0])
+    *outer, last = place
+    _at(tree, tuple(outer))[last] = deepcopy(_at(base, place))
+    path = _key_path(place, schema)
     if len(place) == 1:
-        tree[group] = deepcopy(base[group])
-        return f"{group}."
-    tree[group][place[1]] = deepcopy(base[group][place[1]])
-    return f"{place[1]}="
+        return [f"{path[0]}."]
+    if len(path) == 2:
+        return [f"{path[1]}="]
+    return [f"{path[0]}.{key}" for key in _at(base, place)]  # the keys of an inlined group
 
 
 def _in_words(
     details: Any, place: Place, tree: dict[str, Any], origins: dict[str, str], schema: Schema
 ) -> list[tuple[Place, str]]:
     """One of pydantic's errors in our words; a group's own check may have several."""
+    path = _key_path(place, schema)
     raised = details.get("ctx", {}).get("error")
     if isinstance(raised, Problems):
-        return [(place, _contradiction(place, text, origins, schema)) for text in raised.problems]
+        return [(place, _contradiction(path, text, origins, schema)) for text in raised.problems]
     lost = place[-1] if details["type"] == "missing" else None
-    place = place if lost is None else place[:-1]
-    value, kind = _at(tree, place), schema.type_of(".".join(map(str, place)))
+    place, path = (place, path) if lost is None else (place[:-1], path[:-1])
+    value, kind = _at(tree, place), schema.type_of(".".join(map(str, path)))
     hint = f"; {lost} is missing" if isinstance(lost, str) else _hint(value, kind)
-    text = f"{dotted(place)}={shown(value)} ({_origin(place, origins)}): expected {expected(kind)}"
+    text = f"{dotted(path)}={shown(value)} ({_origin(path, origins)}): expected {expected(kind)}"
     return [(place, text + hint)]
 
 

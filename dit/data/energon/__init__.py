@@ -1,11 +1,9 @@
-"""All that touches Energon, its public and its private members.
+"""Our parts of Energon's chain of datasets, in the order of the data.
 
-flops_balancing   Which of the packs in waiting is next, so that all ranks train packs of like c
-packing_stages    The links of Energon's chain that make groups of samples, each to become a pac
-pipeline          Energon's chain of datasets for one rank, from folders or mock data to a loade
-readers           The first links that we add to Energon's chain of datasets: from shards to sam
-resumable_loader  Energon's savable loader where it would hang, die of a signal, or resume at th
-task_encoder      Energon's task encoder: shard record -> PackedBatch, in the loader's processes
-worker_output     The last link of a reader: packs on their way to the main process, with counts
-worker_shards     Which samples a reader reads: its share of each dataset, and what other reader
+task_encoder      opens the chain for one rank; Energon's task encoder
+shard_reader      reads records from shards, and reports damage as a record
+worker_shards     which samples a reader reads
+internals         the private members of Energon that we touch, all of them
+stages            the stages that we add to the chain: cook, group, order, output
+resumable_loader  Energon's savable loader, made safe against dead workers and signals
 """

@@ -1,8 +1,13 @@
-"""Energon's task encoder: shard record -> PackedBatch, in the loader's processes.
+"""Opens Energon's chain of datasets for one rank, and encodes samples in it, in the loader workers.
 
-1. cook    record -> CookedSample            its length, from its head; refused ones are counted
-2. group   samples -> groups that fit        the oldest sample and what fills its pack
-3. pack    group -> PackedBatch              reads and decodes; pads each to sample_multiple
+1. open_training, open_validation    configuration -> chain of datasets, in a loader
+2. PackEncoder, Energon's task encoder
+   cook     record -> CookedSample          its length, from its head; refused ones are counted
+   group    samples -> groups that fit      the oldest sample and what fills its pack
+   pack     group -> PackedBatch            reads and decodes; pads each to sample_multiple
+
+read -> cook -> (repeat, blend, shuffle) -> group -> pack -> output. Energon's own stages are in
+brackets, and stages.py has ours.
 """
 
 from __future__ import annotations
@@ -11,9 +16,17 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from megatron.energon import Cooker, CrudeSample, TaskEncoder, WorkerConfig, stateless
+from megatron.energon import (
+    Cooker,
+    CrudeSample,
+    WorkerConfig,
+    get_train_dataset,
+    get_val_dataset,
+    stateless,
+)
+from megatron.energon.errors import reraise_exception
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.metadataset.loader_interface import LoadedDataset
 from megatron.energon.wrappers.map_dataset import MapDataset
@@ -21,39 +34,152 @@ from megatron.energon.wrappers.map_dataset import MapDataset
 from dit.batch import LatentSample
 from dit.config import Balance, RunConfig
 from dit.data.cook import Expected, SampleSize, cook, measure_sample
-from dit.data.energon.packing_stages import FlopsBalancedOrder, OldestFirst, SampleGroup
-from dit.data.energon.readers import (
-    UNREADABLE,
+from dit.data.datasets import DatasetSplit, energon_source, key_prefixes, val_split
+from dit.data.energon.internals import DatasetOpener
+from dit.data.energon.resumable_loader import ResumableLoader
+from dit.data.energon.stages import (
     CookedSample,
     Cooking,
-    SafeReader,
-    read_parts,
+    FinishedPack,
+    FlopsBalancedOrder,
+    OldestFirst,
+    SampleGroup,
+    WorkerOutput,
 )
-from dit.data.energon.worker_output import FinishedPack, WorkerOutput
-from dit.data.energon.worker_shards import FolderShard, WorkerShard, sample_id
-from dit.data.mock import MockShard
+from dit.data.energon.worker_shards import FolderShard, ReaderConfig, WorkerShard, sample_id
+from dit.data.mock import MockDataset, MockShard
 from dit.data.pack import Extent, PackWriter, common_dtype
-from dit.data.rejections import DataError, ReaderCounts, Reject, SampleRefused
-from dit.data.shared_memory import PackBuffers
-from dit.data.tar.file_cache import OpenShards
-from dit.data.tar.reader import PLACE, SampleLocation
+from dit.data.records import PLACE, UNREADABLE
+from dit.data.rejections import Bound, DataError, ReaderCounts, Reject, SampleRefused
 from dit.models.cost import forward_flops
+from dit.pack_wire import PackBuffers
+
+if TYPE_CHECKING:
+    from dit.data.tar_reader import OpenShards, SampleLocation
+
+# Mixed into the seed: validation on mock data sees other samples than training.
+_MOCK_VAL = 0x76616C
 
 
-class PackEncoder(TaskEncoder):
-    """One per loader. All its steps are stateless and draw no random number.
+def open_training(
+    config: RunConfig, leaves: tuple[DatasetSplit, ...], bound: Bound, *, rank: int, world_size: int
+) -> ResumableLoader:
+    """Endless and shuffled: this rank's shard of the samples, divided again among its workers."""
+    worker_config = _worker_config(
+        config, rank=rank, world_size=world_size, workers=config.dataset.num_workers
+    )
+    dataset = _train_dataset(config, leaves, bound, worker_config)
+    return _open(dataset, config, ahead=_packs_of_a_step(config, world_size))
 
-    That makes a resume exact: Energon cooks the samples of a saved buffer again.
+
+def open_validation(
+    config: RunConfig, leaves: tuple[DatasetSplit, ...], bound: Bound
+) -> ResumableLoader:
+    """Every sample once, in stored order, read in this process on any layout."""
+    worker_config = _worker_config(config, rank=0, world_size=1, workers=0)
+    return _open(_val_dataset(config, leaves, bound, worker_config), config, ahead=0)
+
+
+def _worker_config(config: RunConfig, *, rank: int, world_size: int, workers: int) -> ReaderConfig:
+    return ReaderConfig(
+        rank=rank,
+        world_size=world_size,
+        num_workers=workers,
+        seed_offset=config.rng.seed,
+        # Our own stages count the faults of samples; any other error is a bug and must be seen.
+        global_error_handler=reraise_exception,
+    )
+
+
+def _open(dataset: SavableDataset, config: RunConfig, *, ahead: int) -> ResumableLoader:
+    every = config.dataset.checkpoint_every_sec
+    return ResumableLoader(dataset, checkpoint_every_sec=every, ahead=ahead)
+
+
+def _packs_of_a_step(config: RunConfig, world_size: int) -> int:
+    return config.train.global_batch_size // world_size
+
+
+def _encoder(
+    config: RunConfig, leaves: tuple[DatasetSplit, ...], bound: Bound, worker_config: ReaderConfig
+) -> PackEncoder:
+    buffers = PackBuffers(
+        worker_config.num_workers,
+        size=Expected.of(config).pack_bytes,
+        held=2 * _packs_of_a_step(config, worker_config.world_size),  # this step's and the next's
+    )
+    counts = ReaderCounts(bound, readers=max(1, worker_config.num_workers))
+    return PackEncoder(config, sources=key_prefixes(leaves), buffers=buffers, counts=counts)
+
+
+def _train_dataset(
+    config: RunConfig, leaves: tuple[DatasetSplit, ...], bound: Bound, worker_config: ReaderConfig
+) -> SavableDataset:
+    encoder = _encoder(config, leaves, bound, worker_config)
+    data = config.dataset
+    if data.mock:
+        mock = MockDataset(config, seed=config.rng.seed, worker_config=worker_config)
+        return encoder.build_train_datasets(
+            datasets=[LoadedDataset(dataset=mock)],
+            worker_config=worker_config,
+            batch_size=None,
+            packing_buffer_size=data.packing_buffer_size,
+            shuffle_buffer_size=data.shuffle_buffer_size,
+        )
+    source: Any = energon_source(data, split="train")  # may be a dict, which Energon's types omit
+    return get_train_dataset(
+        source,
+        worker_config=worker_config,
+        batch_size=None,
+        packing_buffer_size=data.packing_buffer_size,
+        shuffle_buffer_size=data.shuffle_buffer_size,
+        max_samples_per_sequence=data.max_samples_per_sequence,
+        task_encoder=encoder,
+    )
+
+
+def _val_dataset(
+    config: RunConfig, leaves: tuple[DatasetSplit, ...], bound: Bound, worker_config: ReaderConfig
+) -> SavableDataset:
+    encoder = _encoder(config, leaves, bound, worker_config)
+    data = config.dataset
+    unbatched: Any = None  # our packs are the batches; Energon's types say int
+    if data.mock:
+        seed = config.rng.seed ^ _MOCK_VAL
+        mock = MockDataset(config, seed=seed, worker_config=worker_config)
+        return encoder.build_val_datasets(
+            datasets=[LoadedDataset(dataset=mock)],
+            worker_config=worker_config,
+            batch_size=unbatched,
+            packing_buffer_size=data.packing_buffer_size,
+        )
+    split = val_split(data)
+    source: Any = energon_source(data, split=split)
+    return get_val_dataset(
+        source,
+        split_part=split,
+        worker_config=worker_config,
+        batch_size=unbatched,
+        packing_buffer_size=data.packing_buffer_size,
+        task_encoder=encoder,
+    )
+
+
+class PackEncoder(DatasetOpener):
+    """Energon's task encoder of one loader.
+
+    All steps are stateless and draw no random number, which makes a resume exact: Energon then
+    cooks the samples of a saved buffer again.
     """
 
-    decoder = None  # parts stay bytes: the cooker decodes, and knows shard and key when it fails
+    decoder = None  # parts stay bytes: `cook` decodes them, and can name shard and key in errors
 
     def __init__(
         self,
         config: RunConfig,
         *,
         sources: Mapping[str, str],
-        rows: PackBuffers,
+        buffers: PackBuffers,
         counts: ReaderCounts,
     ):
         """`sources` maps the path of each dataset of a blend to the prefix of its keys."""
@@ -63,12 +189,11 @@ class PackEncoder(TaskEncoder):
         self.seed = config.rng.seed
         self.sources = sources
         self._counts = counts
-        self._shards = (
-            OpenShards()
-        )  # of all datasets, so that a blend of many has not too many open
-        self._rows = rows
-        self._before = 0  # samples of the datasets that have been opened
-        self.cookers = [Cooker(self.cook)]  # Energon asks for one; Cooking is what calls it
+        # One for all datasets, so that a blend of many datasets has not too many files open.
+        self._shards: OpenShards | None = None
+        self._buffers = buffers
+        self._before = 0  # samples of the datasets that have been opened so far
+        self.cookers = [Cooker(self.cook)]  # Energon asks for one; it is Cooking that calls `cook`
 
     @stateless
     def cook(self, record: dict[str, Any]) -> CookedSample:
@@ -81,14 +206,14 @@ class PackEncoder(TaskEncoder):
             origin=origin,
             stored_key=record["__key__"],
         )
-        # Where a record has a place, that alone is kept, so a buffer of large samples is small.
+        # A large record has its location. Only that is kept, so a buffer of large samples is small.
         load = partial(self._load, record.get(PLACE, record), key, source)
         try:
             measured = measure_sample(record, self.expected)
             if measured is None:
                 sample = _lasting(load()) if PLACE in record else load()
                 measured = SampleSize.of(sample.latent_CFHW, sample.text_LE, self.expected.layout)
-                load = lambda: sample  # noqa: E731 - decoded for its length, so it stays so
+                load = lambda: sample  # noqa: E731 - it had to be decoded for its length
         except SampleRefused as refusal:
             # Without its traceback, which would keep the payload alive.
             cooked.refusal = refusal.with_traceback(None)
@@ -97,19 +222,22 @@ class PackEncoder(TaskEncoder):
         return cooked
 
     def _load(self, record: SampleLocation | dict[str, Any], key: str, source: str) -> LatentSample:
-        """All of a sample.
+        """Reads and decodes a whole sample.
 
         Raises:
-            Refused: there is something wrong with it.
+            SampleRefused: there is something wrong with it.
         """
-        parts = read_parts(record) if isinstance(record, SampleLocation) else record
-        if UNREADABLE in parts:
-            raise SampleRefused(Reject.UNREADABLE, parts[UNREADABLE])
-        return cook(parts, self.expected, key=key, source=source)
+        if not isinstance(record, dict):
+            from dit.data.energon.shard_reader import read_parts  # mock data have no shards
+
+            record = read_parts(record)
+        if UNREADABLE in record:
+            raise SampleRefused(Reject.UNREADABLE, record[UNREADABLE])
+        return cook(record, self.expected, key=key, source=source)
 
     @stateless
     def group(self, samples: list[CookedSample]) -> SampleGroup:
-        # Equal ones side by side, which attention computes together.
+        # Samples of equal size lie side by side: attention computes them together.
         samples = sorted(samples, key=lambda sample: sample.size.shape)
         tokens, text = zip(*(sample.size.shape for sample in samples), strict=True)
         return SampleGroup(
@@ -123,12 +251,12 @@ class PackEncoder(TaskEncoder):
     def pack(self, group: SampleGroup) -> FinishedPack:
         writer, samples, refused = self._writer(group), [], []
         for sample in group.samples:
-            of = sample_id(sample.__restore_key__)
+            number = sample_id(sample.__restore_key__)
             try:
                 writer.add(self._chosen(sample))
-                samples.append(of)
+                samples.append(number)
             except SampleRefused as refusal:
-                refused.append((sample.refused(refusal), of))
+                refused.append((sample.refused(refusal), number))
         return FinishedPack(
             pack=writer.finish() if samples else None,
             samples=tuple(samples),
@@ -150,7 +278,7 @@ class PackEncoder(TaskEncoder):
                 width=expected.text_width,
                 dtype=common_dtype(size.dtypes[1] for size in sizes),
             ),
-            memory=self._rows.free,
+            memory=self._buffers.free,
         )
 
     def _chosen(self, sample: CookedSample) -> LatentSample:
@@ -163,22 +291,26 @@ class PackEncoder(TaskEncoder):
             )
         return latent
 
-    def _load_dataset(
+    def open_dataset(
         self, dataset: LoadedDataset, worker_rotation_offset: int, worker_config: WorkerConfig
     ) -> SavableDataset[CookedSample]:
-        """Energon's shard reading and cooking, made safe against damage and counted."""
+        """Energon's shard reading and cooking, made safe against damage, with counts."""
         if dataset.dataset.__sample_type__ is not CrudeSample or dataset.aux:
             raise DataError("a metadataset with `join` or `aux` cannot be read here; blend instead")
         built = dataset.dataset.build(worker_rotation_offset=worker_rotation_offset)
-        share = self._shared(built, dataset.dataset, worker_config)
-        return Cooking(share, self.cook, self._counts, worker_config=worker_config)
+        shard = self._shard(built, dataset.dataset, worker_config)
+        return Cooking(shard, self.cook, self._counts, worker_config=worker_config)
 
-    def _shared(self, built: SavableDataset, factory: Any, worker_config: Any) -> WorkerShard:
-        """Shards that are safe to read, and each reader's share of them."""
+    def _shard(self, built: SavableDataset, factory: Any, worker_config: Any) -> WorkerShard:
+        """Shard files that are safe to read, and each reader's part of them."""
         if not isinstance(built, MapDataset):
             return MockShard(built, worker_config=worker_config)
+        from dit.data.energon.shard_reader import SafeReader  # mock data have no shards
+        from dit.data.tar_reader import OpenShards
+
+        shards = self._shards = self._shards or OpenShards()
         loader: Any = built.dataset
-        loader.join_readers = [SafeReader(reader, self._shards) for reader in loader.join_readers]
+        loader.join_readers = [SafeReader(reader, shards) for reader in loader.join_readers]
         before, self._before = self._before, self._before + len(factory)
         return FolderShard(loader, factory=factory, before=before, worker_config=worker_config)
 
@@ -191,7 +323,7 @@ class PackEncoder(TaskEncoder):
         packing_buffer_size: int | None = None,
         worker_config: WorkerConfig,
     ) -> SavableDataset:
-        """Packs are the batches: whole ones leave the worker."""
+        """Each pack is a batch: Energon's own batching is not used."""
         assert batch_size is None and not batch_drop_last and packing_buffer_size is not None
         groups: SavableDataset = OldestFirst(
             dataset,
@@ -208,10 +340,10 @@ class PackEncoder(TaskEncoder):
                 worker_config=worker_config,
             )
         packs = MapDataset(groups, self.pack, stateless_map_fn=True, worker_config=worker_config)
-        return WorkerOutput(packs, self._counts, self._rows, worker_config=worker_config)
+        return WorkerOutput(packs, self._counts, self._buffers, worker_config=worker_config)
 
 
 def _lasting(sample: LatentSample) -> LatentSample:
-    """With tensors that stay when other samples are read."""
+    """The sample with tensors that stay as they are when other samples are read."""
     latent_CFHW, text_LE = sample.latent_CFHW.clone(), sample.text_LE.clone()
     return replace(sample, latent_CFHW=latent_CFHW, text_LE=text_LE)

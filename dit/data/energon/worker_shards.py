@@ -1,8 +1,8 @@
-"""Which samples a reader reads: its share of each dataset, and what other readers left of a pass.
+"""Which samples a reader reads: its shard of each dataset, and what other readers left of a pass.
 
-A reader is a loader process, or a rank that has none. Packs come from all readers in turn, so the
-packs of a run are one sequence that only the number of readers decides: of N readers, reader q
-gives packs q, q + N, q + 2N, ...; and of R ranks, rank r trains packs r, r + R, r + 2R, ...
+A reader is a loader worker, or a rank without workers. Packs come from all readers in turn, so only
+the number of readers decides their sequence: reader q of N gives packs q, q + N, q + 2N, ..., and
+rank r of R trains packs r, r + R, r + 2R, ...
 """
 
 from __future__ import annotations
@@ -21,25 +21,26 @@ from megatron.energon.flavors.webdataset.sample_loader import WebdatasetSampleLo
 from megatron.energon.state import FlexState
 from megatron.energon.wrappers.base import BaseWrapperDataset
 
-SampleId = tuple[int, int]
-"""Dataset, in the order of the blend, and index of a sample in it."""
-Run = tuple[int, int]
-"""Samples start ... stop - 1 of a dataset."""
+from dit.data.energon.internals import IndexRange, passes_read, set_slices, unread
 
-# As many runs are read side by side as Energon opens shards.
+SampleId = tuple[int, int]
+"""(number of the dataset in the blend, index of the sample in it)."""
+
+# As many ranges are read side by side as Energon opens shards.
 _SIDE_BY_SIDE = 16
 
 
 class ReaderConfig(WorkerConfig):
-    """Numbers the readers of all ranks in the order in which their packs come.
+    """Numbers the readers of all ranks in the order of their packs.
 
-    Energon goes through the workers of one rank after those of another. Then global batches depend
-    on the ranks wherever train.global_batch_size is not a multiple of the number of readers.
+    Energon numbers all workers of one rank before those of the next. With that order, global
+    batches would depend on the ranks wherever train.global_batch_size is not a multiple of the
+    number of readers.
     """
 
     @property
     def readers(self) -> int:
-        """Of all ranks together."""
+        """Readers of all ranks together."""
         return self.world_size * max(1, self.num_workers)
 
     def reader(self, worker: int) -> int:
@@ -52,7 +53,7 @@ class ReaderConfig(WorkerConfig):
 
 
 def sample_id(restore_key: Sequence[Any]) -> SampleId:
-    """Which sample Energon's key of a cooked sample means."""
+    """The sample that Energon's restore key of a cooked sample names."""
     blend = "BlendDataset"
     dataset = restore_key[restore_key.index(blend) + 1] if blend in restore_key else 0
     return dataset, restore_key[-1]
@@ -60,11 +61,11 @@ def sample_id(restore_key: Sequence[Any]) -> SampleId:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Remaining:
-    """What a reader reads of a dataset before its own share: left there by other readers."""
+    """What a reader reads of a dataset before its own shard, because other readers left it."""
 
-    runs: tuple[Run, ...] = ()
+    runs: tuple[IndexRange, ...] = ()
     first: int = 0
-    """Mock data: from here on they go by the readers of now."""
+    """Mock data: from this sample on, the present readers share the samples out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,13 +76,13 @@ class ReadCounts:
     """Index of the first sample."""
     times: np.ndarray
     cuts: np.ndarray
-    """Where a run is cut, so that no long one stays together: bool."""
+    """bool: whether a range is cut before the sample, so that none is long."""
     behind: int = 0
-    """Readers that are several passes behind the foremost, and counted as one behind."""
+    """How many readers are several passes behind the foremost; they count as one pass behind."""
 
 
 class WorkerShard(BaseWrapperDataset[Any, Any], ABC):
-    """Link at the bottom of a chain, over what reads one dataset."""
+    """Bottom stage of a chain, over what reads one dataset."""
 
     _savable_fields = ("_left",)
 
@@ -91,7 +92,7 @@ class WorkerShard(BaseWrapperDataset[Any, Any], ABC):
         self.reset_state_own()
 
     def reset_state_own(self) -> None:
-        self._left: list[Run] | None = None  # the last one is next; None before the start
+        self._left: list[IndexRange] | None = None  # the last one is next; None before the start
 
     def inherit(self, left: Mapping[int, Remaining]) -> None:
         """Sets what each worker reads first; called before they start."""
@@ -135,15 +136,15 @@ class WorkerShard(BaseWrapperDataset[Any, Any], ABC):
 
     @abstractmethod
     def start_at(self, first: int) -> None:
-        """The reader's own share begins at `first`, where it has no end."""
+        """Where the samples have no end, the reader's own shard begins at `first`."""
 
     @abstractmethod
     def reads(self, states: Sequence[FlexState | Remaining]) -> ReadCounts:
-        """What readers 0, 1, ... have read, from what was saved of them."""
+        """What readers 0, 1, ... have read, from their saved states."""
 
 
 class FolderShard(WorkerShard):
-    """Of the shards of a folder."""
+    """What one reader reads of a folder of shards."""
 
     def __init__(
         self,
@@ -153,14 +154,13 @@ class FolderShard(WorkerShard):
         before: int,
         worker_config: ReaderConfig,
     ):
-        """`before` samples are in the datasets of the blend that come before this one."""
+        """`before` counts the samples of the datasets that come before this one in the blend."""
         super().__init__(loader, worker_config=worker_config)
         self._factory = factory
         self._before = before
         workers = range(max(1, worker_config.num_workers))
-        loader.workers_slice_offsets = [
-            self.slices(worker_config.reader(worker), worker_config.readers) for worker in workers
-        ]
+        slices = [self.slices(worker_config.reader(w), worker_config.readers) for w in workers]
+        set_slices(loader, slices)
 
     @property
     def has_passes(self) -> bool:
@@ -182,33 +182,29 @@ class FolderShard(WorkerShard):
         return None if sample.data[0] is None else sample
 
     def start_at(self, first: int) -> None:
-        """A pass begins where it always does."""
+        """Nothing to do: a pass over a folder always begins at its start."""
 
     def reads(self, states: Sequence[FlexState | Remaining]) -> ReadCounts:
-        """Readers that are several passes behind count as one behind the foremost.
+        """Readers that are several passes behind the foremost count as one pass behind.
 
-        Their samples are longer, and so are read less often. To catch up with all passes would be
-        to train on long samples alone.
+        Their samples are longer, and therefore read less often. If they caught up with all passes,
+        the run would train on long samples alone.
         """
-        passes = [0 if isinstance(state, Remaining) else state["_epoch_count"] for state in states]
-        shares = [self.slices(reader, len(states)) for reader in range(len(states))]
-        begin, end, least = shares[0][0], shares[-1][-1], max(passes) - 1
+        passes = [0 if isinstance(state, Remaining) else passes_read(state) for state in states]
+        bounds = [self.slices(reader, len(states)) for reader in range(len(states))]
+        begin, end, least = bounds[0][0], bounds[-1][-1], max(passes) - 1
         times = np.zeros(end - begin, np.int32)
         cuts = np.zeros(end - begin, bool)
-        for slices, state, done in zip(shares, states, passes, strict=True):
+        for slices, state, done in zip(bounds, states, passes, strict=True):
             times[slices[0] - begin : slices[-1] - begin] = max(done, least) + 1
             cuts[np.array(slices[:-1]) - begin] = True
-            for start, stop in _unread(slices, state):
+            for start, stop in self._unread(slices, state):
                 times[start - begin : stop - begin] -= 1
         behind = sum(done < least for done in passes)
         return ReadCounts(begin=begin, times=times, cuts=cuts, behind=behind)
 
-
-def _unread(slices: Sequence[int], state: FlexState | Remaining) -> list[Run]:
-    """What a reader has not read of its current pass."""
-    runs = list(pairwise(slices))
-    if isinstance(state, Remaining) or state["_pending_slices_offset"] is None:
-        return runs
-    active = [one for one in state["_active_slice_state"] if one is not None]
-    pending = state["_pending_slice_indexes"] or ()
-    return [(one.current, slices[one.index + 1]) for one in active] + [runs[i] for i in pending]
+    @staticmethod
+    def _unread(slices: Sequence[int], state: FlexState | Remaining) -> list[IndexRange]:
+        if isinstance(state, Remaining):  # the reader has not begun
+            return list(pairwise(slices))
+        return unread(slices, state)

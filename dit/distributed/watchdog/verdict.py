@@ -1,7 +1,7 @@
-"""Reports of all processes -> who has died, or holds up the others. Pure: no store, no clock.
+"""Reports of all processes -> which one has died, or holds up the others.
 
-Time is counted in rounds of the reader: clocks of nodes differ, and a machine that was asleep must
-not condemn anybody when it wakes.
+Everything here is pure: no store and no clock. Time is counted in rounds of the reader, because the
+clocks of nodes differ, and a machine that was asleep must not accuse others when it wakes.
 """
 
 from __future__ import annotations
@@ -13,38 +13,37 @@ from enum import StrEnum
 from textwrap import shorten
 
 _DEAD = 5
-"""Rounds of silence that show who has died, once somebody has met a broken connection."""
-AGAIN = "Started again, the run goes on from its last checkpoint"
+"""Rounds of silence that show which process has died, once a connection is broken."""
 SUMMARY = (
     "the launcher's summary has the exit code of a dead process (-9: killed, most often for want of"
     " memory)"
 )
 _MOST_SCENES = 6
-"""Places that a verdict names where many processes wait at different ones."""
+"""A verdict names at most so many places at which other processes wait."""
 
 
 class Departure(StrEnum):
-    """How a main thread has left its work."""
+    """Whether a main thread has left its work, and why."""
 
     NOT = ""
-    LOST = "lost"  # because it cannot reach another process
-    FAILED = "failed"  # for a reason of its own, which it says
+    LOST = "lost"  # it cannot reach another process
+    FAILED = "failed"  # its own error, which it shows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heartbeat:
-    """A process as it shows itself."""
+    """The report of a process about itself."""
 
     rank: int
     host: str
     pid: int
-    born: float  # tells it from a later process with its number
+    born: float  # seconds; a later process may have the same pid
     beat: int = 0  # rises while the process lives
-    what: str = ""  # its main thread is at
+    what: str = ""  # the main thread does
     step: int = 0
-    marks: int = 0  # of progress in the step
-    place: str = ""  # in our code
-    waits: bool = False  # for another process
+    marks: int = 0  # calls of `heartbeat` in the step
+    place: str = ""  # line of our code at which the main thread is
+    waits: bool = False  # whether it waits there for another process
     left: Departure = Departure.NOT
 
     def __str__(self) -> str:
@@ -65,14 +64,14 @@ class Heartbeat:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LastHeard:
-    """A report, and for how long the process has not changed."""
+    """The last report of a process, and how long it has not changed."""
 
     report: Heartbeat
     silent: int = 0  # rounds without a sign of life
     still: int = 0  # rounds without progress
 
     def then(self, new: Heartbeat) -> LastHeard:
-        """What is seen a round later."""
+        """The state a round later, when `new` was read."""
         old = self.report
         moved = (new.step, new.marks) != (old.step, old.marks)
         return LastHeard(
@@ -84,11 +83,11 @@ class LastHeard:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limit:
-    """How long a process may be silent, or do the same."""
+    """How long a process may be silent, or make no progress."""
 
     seconds: float
     rounds: int
-    again: str = AGAIN  # what becomes of the run; empty where there is nothing to go on from
+    again: str  # what becomes of the run; empty where it has no checkpoint
 
     @property
     def summary(self) -> str:
@@ -100,10 +99,10 @@ class Limit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """Why all processes end."""
+    """The reason why all processes end."""
 
-    text: str = ""  # empty where a process says it itself
-    silent: tuple[Heartbeat, ...] = ()  # those that may be stopped, and hear no verdict
+    text: str = ""  # empty where a process shows its own error
+    silent: tuple[Heartbeat, ...] = ()  # processes that may be stopped and cannot read it
 
     def write(self) -> str:
         return json.dumps({"text": self.text, "silent": [r.write() for r in self.silent]})
@@ -114,16 +113,16 @@ class Verdict:
         return cls(text=parts["text"], silent=tuple(map(Heartbeat.read, parts["silent"])))
 
 
-def gone(seen: Sequence[LastHeard], limit: Limit, *, lost: bool) -> Verdict | None:
-    """Who has died or failed, if anybody has.
+def find_dead(heard: Sequence[LastHeard], limit: Limit, *, lost: bool) -> Verdict | None:
+    """The verdict that processes have died or failed, if any have.
 
-    `lost` says that some process has met a broken connection: then somebody has, and a short
-    silence shows who.
+    `lost` says that a process has met a broken connection. Then one has died, and a short silence
+    shows which.
     """
-    if any(s.report.left is Departure.FAILED and (lost or s.silent > _DEAD) for s in seen):
+    if any(h.report.left is Departure.FAILED and (lost or h.silent > _DEAD) for h in heard):
         return Verdict()
     patience = min(_DEAD, limit.rounds) if lost else limit.rounds
-    dead = [s.report for s in seen if s.report.left is Departure.NOT and s.silent > patience]
+    dead = [h.report for h in heard if h.report.left is Departure.NOT and h.silent > patience]
     if not dead:
         return None
     fate = (
@@ -137,15 +136,15 @@ def gone(seen: Sequence[LastHeard], limit: Limit, *, lost: bool) -> Verdict | No
     )
 
 
-def stuck(seen: Sequence[LastHeard], limit: Limit) -> Verdict | None:
-    """Who is alive and holds up the others, if anybody has for too long.
+def find_stuck(heard: Sequence[LastHeard], limit: Limit) -> Verdict | None:
+    """The verdict that live processes hold up the others for too long, if any do.
 
-    It is not one of those that wait for another process, and has done least of all that do not.
+    They are those that do not wait for another process and have made the least progress.
     """
-    here = [s for s in seen if s.report.left is Departure.NOT]
-    if any(s.silent > _DEAD for s in here):
-        return None  # `gone` names that one, once it is silent for long enough
-    idle = [s.report for s in here if s.still > limit.rounds]
+    here = [h for h in heard if h.report.left is Departure.NOT]
+    if any(h.silent > _DEAD for h in here):
+        return None  # `find_dead` names it once it has been silent for long enough
+    idle = [h.report for h in here if h.still > limit.rounds]
     held = [report for report in idle if not report.waits]
     if not held and len(idle) == len(here):
         held = idle  # all wait for each other
@@ -159,10 +158,10 @@ def stuck(seen: Sequence[LastHeard], limit: Limit) -> Verdict | None:
     return Verdict(text=text.rstrip())
 
 
-def _others(seen: Sequence[LastHeard], told: Sequence[Heartbeat]) -> str:
-    """What the processes are at whose place is not told yet: those at one place together."""
+def _others(heard: Sequence[LastHeard], told: Sequence[Heartbeat]) -> str:
+    """Where all processes but those of `told` are, grouped by place."""
     places: dict[str, list[Heartbeat]] = {}
-    for report in (s.report for s in seen if s.report not in told):
+    for report in (h.report for h in heard if h.report not in told):
         places.setdefault(report.scene, []).append(report)
     scenes = [f"{_numbers(of)} at {scene}" for scene, of in [*places.items()][:_MOST_SCENES]]
     return f" Meanwhile {'; '.join(scenes)}." if scenes else ""

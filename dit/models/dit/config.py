@@ -74,9 +74,9 @@ class DitConfig(ModelConfig):
     hidden_size: int = 1152
     num_attention_heads: int = 16
     adaln_lora_dim: int = 256
-    """Rank of each modulation (adaLN)."""
+    """Rank of each low-rank adaLN modulation."""
     crossattn_proj_size: int | None = None
-    """Width that a linear with bias and a GELU give the text first (Cosmos 2.5); null has none."""
+    """Width of a text projection, linear with bias and GELU (Cosmos 2.5); null has none."""
     rope_scale: tuple[float, float, float] = (1.0, 1.0, 1.0)
     """NTK scale of the rotary frequencies for frames, rows and columns."""
     base_fps: float = 24.0

@@ -71,7 +71,8 @@ FAMILY = Family(
     inputs=_inputs,
     positions=_positions,
     weights=WeightRules(
-        # Each layer starts as the identity, the output as 0 (adaLN-Zero, arXiv:2212.09748, 3.2).
+        # Each layer starts as the identity (adaLN-Zero, arXiv:2212.09748, Sec. 3.2), and the output
+        # of the network as 0.
         zero=("*proj_out.weight", "*modulate*linear_2*"),
         no_decay=("*pos_emb_*",),
     ),

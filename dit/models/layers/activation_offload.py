@@ -1,4 +1,4 @@
-"""Activations that wait in the host's memory until the backward pass asks for them."""
+"""Activations that are kept in host memory between the forward and the backward pass."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Kept = Tensor | tuple[torch.device, tuple[int, ...], Tensor]
 
 @contextmanager
 def on_host(layer: nn.Module, shared: Any) -> Iterator[None]:
-    """Inside, what autograd keeps of a layer goes to pinned memory of the host.
+    """Inside, tensors that autograd saves for the backward pass go to pinned host memory.
 
-    But for its weights and the tensors of `shared`, which stay on the device in any case. Copies
-    are in the order of the stream: the host waits for none of them.
+    The weights of `layer` and the tensors of `shared` stay on the device, which holds them anyway.
+    Copies are queued on the current stream, so that the host waits for none of them.
     """
     staying = {_storage(t) for t in (*layer.parameters(), *_tensors(shared))}
 

@@ -45,8 +45,11 @@ class Spans:
         total: int,
         device: torch.device,
     ) -> Spans:
-        """From (first row, number of rows) per sample; samples without queries are left out."""
-        both = [(*q, *k) for q, k in zip(queries, keys, strict=True) if q[1] > 0]
+        """From (first row, number of rows) per sample.
+
+        Samples without queries or without keys are left out: their outputs are zeros.
+        """
+        both = [(*q, *k) for q, k in zip(queries, keys, strict=True) if q[1] > 0 and k[1] > 0]
         starts, lengths, key_starts, key_lengths = zip(*both, strict=True) if both else ((),) * 4
         return cls(
             starts=starts,

@@ -1,4 +1,4 @@
-"""Regions between matrix products that `model.compile` fuses into one kernel each."""
+"""torch.compile for the element-wise work between matrix products (`model.compile`)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from torch import Tensor
 
 
 @cache
-def region(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`function`, compiled once for packs of all sizes."""
+def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`function` as a fused kernel, compiled once for packs of all sizes."""
     made: Any = torch.compile(function, dynamic=True)
     return made
 
 
 def check_compiler() -> None:
-    """Refuses to begin what cannot be compiled.
+    """Checks that torch.compile can make kernels on this machine.
 
     Raises:
         ValueError: there is no C++ compiler or no Python.h, which kernels of CPUs and of GPUs need.
@@ -35,7 +35,7 @@ def check_compiler() -> None:
 
 
 def missing_for_compilation() -> str:
-    """What torch.compile lacks on this machine; empty where it has all."""
+    """What torch.compile needs and this machine lacks; empty where it lacks nothing."""
     wanted = [os.environ.get("CXX", ""), "g++", "clang++"]
     if not any(shutil.which(name) for name in wanted if name):
         return "g++, clang++ or $CXX"

@@ -1,10 +1,11 @@
 """Self-attention over context ranks, each of which holds a part of every sample.
 
-    a2a         tokens for heads: a rank gets all tokens of some of its heads, and gives them back
+    a2a         a rank gets all tokens of some heads for all heads of its tokens, and back
     all_gather  a rank keeps its queries and gets the keys and values of all tokens
-    p2p         keys and values go round, which Transformer Engine does (ring.py)
+    p2p         keys and values are passed round a ring by Transformer Engine (ring_attention.py)
 
-The first two attend with the function that a rank alone uses.
+The first two attend with the function that a rank alone uses. Where latents and text lie in rows of
+their own, the same exchange brings both into joint order (joint_order.py).
 """
 
 # T tokens of this rank, W = R * T tokens of all R context ranks, H heads, K head width, X any width
@@ -12,6 +13,7 @@ The first two attend with the function that a rank alone uses.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,14 +31,20 @@ from dit.models.layers.ring_attention import attend_in_ring, check_ring
 
 @dataclass(frozen=True, slots=True)
 class TokenOrder:
-    """Pack order and rank order (all tokens of rank 0, then of rank 1, ...) of W tokens."""
+    """Two orders of the same W tokens: the rows that ranks hold, and the one that attention wants.
 
-    to_pack_W: Tensor  # row in rank order of each token in pack order
-    to_ranks_W: Tensor  # row in pack order of each token in rank order
+    With several ranks the rows are those of rank 0, then those of rank 1, and so on.
+    """
+
+    to_pack_W: Tensor  # row, as ranks hold them, of each token in the order of attention
+    to_ranks_W: Tensor  # row in the order of attention of each token, as ranks hold them
 
     @classmethod
     def of(cls, batch: PackedBatch, *, rows: int) -> TokenOrder:
-        """`rows` counts the tokens of one rank, with those that fill up the end of the pack."""
+        """Attention in the order of the pack.
+
+        `rows` counts the tokens of one rank, with those that fill up the end of the pack.
+        """
         parts, whole = batch.share.count, batch.starts[-1]
         filling = torch.arange(whole, parts * rows).split(max(rows - whole // parts, 1))
         to_ranks = []
@@ -44,9 +52,50 @@ class TokenOrder:
             to_ranks.append(batch.rows(replace(batch.share, index=rank)))
             to_ranks += filling[rank : rank + 1]
         to_ranks_W = torch.cat(to_ranks)
-        device = batch.latent_TC.device
-        to_pack_W = to_ranks_W.argsort()
-        return cls(*(way.to(device, non_blocking=True) for way in (to_pack_W, to_ranks_W)))
+        return cls.from_pack(to_ranks_W.argsort(), device=batch.latent_TC.device)
+
+    @classmethod
+    def from_pack(cls, to_pack_W: Tensor, *, device: torch.device) -> TokenOrder:
+        """From the rows in the order of attention, as a permutation on the host."""
+        both = (to_pack_W, to_pack_W.argsort())
+        return cls(*(way.to(device, non_blocking=True) for way in both))
+
+    def arrange(self, x_WX: Tensor) -> Tensor:
+        """Rows as ranks hold them -> rows in the order of attention."""
+        return _permuted(x_WX, self.to_pack_W, self.to_ranks_W)
+
+    def restore(self, x_WX: Tensor) -> Tensor:
+        """The way back."""
+        return _permuted(x_WX, self.to_ranks_W, self.to_pack_W)
+
+
+def _permuted(x_WX: Tensor, there_W: Tensor, back_W: Tensor) -> Tensor:
+    out_WX = _Permute.apply(x_WX, there_W, back_W)
+    assert isinstance(out_WX, Tensor)
+    return out_WX
+
+
+class _Permute(torch.autograd.Function):
+    """Plain indexing, whose own backward pass would sort the indices and add row to row."""
+
+    @staticmethod
+    def forward(ctx: Any, x_WX: Tensor, there_W: Tensor, back_W: Tensor) -> Tensor:
+        ctx.save_for_backward(back_W)
+        return x_WX.index_select(0, there_W)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (back_W,) = ctx.saved_tensors
+        return gradients[0].index_select(0, back_W), None, None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exchange:
+    """How the tokens of a pack meet for attention."""
+
+    spans: Spans  # which tokens attend to which, in the order of attention
+    own: TokenOrder | None = None  # of this rank's rows; None where they are in that order
+    all_ranks: TokenOrder | None = None  # of the rows of all context ranks, where they meet
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,13 +115,13 @@ class Context:
         halves = self.comm is ContextComm.P2P and self.group.size() > 1
         return SequenceShard(index=self.group.rank(), count=self.group.size(), halves=halves)
 
-    def order(self, batch: PackedBatch, *, rows: int) -> TokenOrder | None:
-        """None where one rank holds all tokens, or the order of the pack is never needed."""
+    def exchange(self, batch: PackedBatch, *, rows: int) -> Exchange:
+        """For attention of the latents alone; `rows` as in `TokenOrder.of`."""
         needed = self.group.size() > 1 and self.comm is not ContextComm.P2P
-        return TokenOrder.of(batch, rows=rows) if needed else None
+        order = TokenOrder.of(batch, rows=rows) if needed else None
+        return Exchange(spans=self._spans(batch, rows=rows), all_ranks=order)
 
-    def spans(self, batch: PackedBatch, *, rows: int) -> Spans:
-        """Which tokens attend to which, once they are exchanged; `rows` as in `TokenOrder`."""
+    def _spans(self, batch: PackedBatch, *, rows: int) -> Spans:
         whole = list(zip(batch.starts, batch.num_tokens, strict=False))
         device = batch.latent_TC.device
         if self.comm is ContextComm.ALL_GATHER:
@@ -81,27 +130,26 @@ class Context:
         return Spans.of(whole, whole, total=batch.starts[-1] + filling, device=device)
 
     def attend(
-        self,
-        attend: Attend,
-        qkv: tuple[Tensor, Tensor, Tensor],
-        spans: Spans,
-        order: TokenOrder | None,
+        self, attend: Attend, qkv: tuple[Tensor, Tensor, Tensor], exchange: Exchange
     ) -> Tensor:
         """Attention [T, H, K] of this rank's tokens to all tokens of their samples."""
-        q_THK, k_THK, v_THK = qkv
+        spans, everyone = exchange.spans, exchange.all_ranks
         if self.share.halves:
             return attend_in_ring(*qkv, spans, group=self.group)
-        if order is None:
-            return attend(*qkv, spans)
+        if everyone is None:
+            return _attend_here(attend, qkv, exchange)
+        q_THK, k_THK, v_THK = qkv
         if self.comm is ContextComm.ALL_GATHER:
             kv_THX = torch.cat((k_THK, v_THK), dim=-1)
             kv_WHX = gather_from_sequence_parallel_region(kv_THX, group=self.group)
-            k_WHK, v_WHK = kv_WHX[order.to_pack_W].chunk(2, dim=-1)
-            return attend(q_THK, k_WHK, v_WHK, spans)
-        qkv_WHX = self._heads_of_all(torch.cat(qkv, dim=-1))[order.to_pack_W]
+            k_WHK, v_WHK = everyone.arrange(kv_WHX).chunk(2, dim=-1)
+            q_THK = q_THK if exchange.own is None else exchange.own.arrange(q_THK)
+            out_THK = attend(q_THK, k_WHK, v_WHK, spans)
+            return out_THK if exchange.own is None else exchange.own.restore(out_THK)
+        qkv_WHX = everyone.arrange(self._heads_of_all(torch.cat(qkv, dim=-1)))
         q_WHK, k_WHK, v_WHK = qkv_WHX.chunk(3, dim=-1)
         out_WHK = attend(q_WHK, k_WHK, v_WHK, spans)
-        return self._tokens_of_mine(out_WHK[order.to_ranks_W])
+        return self._tokens_of_mine(everyone.restore(out_WHK))
 
     def _heads_of_all(self, x_THX: Tensor) -> Tensor:
         """All heads of this rank's tokens -> this rank's heads of all tokens [W, H / R, X]."""
@@ -112,3 +160,11 @@ class Context:
         """The way back: this rank's tokens [T, H, K] with all their heads."""
         x_RTHK = all_to_all(self.group, x_WHK.unflatten(0, (self.group.size(), -1)))
         return torch.cat(x_RTHK.unbind(), dim=1)
+
+
+def _attend_here(attend: Attend, qkv: tuple[Tensor, Tensor, Tensor], exchange: Exchange) -> Tensor:
+    """Attention where this rank holds all tokens."""
+    if exchange.own is None:
+        return attend(*qkv, exchange.spans)
+    q, k, v = exchange.own.arrange(torch.cat(qkv, dim=-1)).chunk(3, dim=-1)
+    return exchange.own.restore(attend(q, k, v, exchange.spans))

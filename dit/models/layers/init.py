@@ -33,18 +33,19 @@ def fill(model: MegatronModule, draw: Draw, *, seed: int) -> None:
             shard.data.copy_(whole[tuple(slice(at, at + size) for at, size in mine)])
 
 
-def initialise(model: MegatronModule, *, seed: int, std: float | None) -> None:
+def initialise(
+    model: MegatronModule, *, seed: int, std: float | None, zero: Callable[[str], bool]
+) -> None:
     """The values that training starts from.
 
-    Norms are 1; biases, `proj_out` and the last linear of every modulation are 0, so that each
-    layer starts as the identity (adaLN-Zero, arXiv:2212.09748, Sec. 3.2) and the output as 0;
-    matrices are normal with `std`, or 1 / sqrt(inputs) where it is None.
+    Norms are 1; biases are 0, and so are the matrices that `zero` names by their key in a
+    checkpoint; other matrices are normal with `std`, or 1 / sqrt(inputs) where it is None.
     """
 
     def draw(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         if len(shape) == 1:
             return torch.zeros(shape) if name.endswith(".bias") else torch.ones(shape)
-        if name.endswith("proj_out.weight") or ("modulate" in name and "linear_2" in name):
+        if zero(name):
             return torch.zeros(shape)
         return torch.randn(shape, generator=generator) * (std or shape[1] ** -0.5)
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from copy import copy
+from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
+)
+from megatron.core.tensor_parallel.mappings import (
+    all_gather_last_dim_from_tensor_parallel_region,
+    gather_from_tensor_model_parallel_region,
 )
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
@@ -48,7 +55,7 @@ def transformer_config(model: ModelConfig) -> TransformerConfig:
         variable_seq_lengths=True,
         moe_token_dispatcher_type="alltoall",
         calculate_per_token_loss=True,  # the mean over the global batch, never a mean of means
-        # `weights.initialise` gives every parameter its value afterwards.
+        # `init.initialise` gives every parameter its value afterwards.
         use_cpu_initialization=True,
         perform_initialization=False,
         gradient_accumulation_fusion=False,
@@ -64,8 +71,17 @@ def dtype(model: ModelConfig) -> torch.dtype:
     return torch.bfloat16 if model.precision is Precision.BF16 else torch.float32
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuildContext:
+    """What every part of a network is built with, beside its own sizes."""
+
+    model: ModelConfig  # precision, layout, recomputation and implementation; never a width
+    config: TransformerConfig
+    groups: ProcessGroupCollection
+
+
 class ColumnLinear(ColumnParallelLinear):
-    """Linear without bias whose outputs are split over tensor ranks."""
+    """Linear whose outputs are split over tensor ranks."""
 
     def __init__(
         self,
@@ -74,25 +90,33 @@ class ColumnLinear(ColumnParallelLinear):
         *,
         config: TransformerConfig,
         groups: ProcessGroupCollection,
+        bias: bool = False,
+        partial_gradient: bool = False,
     ):
+        """`partial_gradient` leaves the gradient of the input a part that later sums complete."""
         super().__init__(
             inputs,
             outputs,
             config=config,
             init_method=nn.init.zeros_,
-            bias=False,
+            bias=bias,
             gather_output=False,
+            disable_grad_reduce=partial_gradient,
             tp_group=groups.tp,
         )
         assert self.weight is not None  # none where a shared one is handed to each call
-        mark_split(self.weight, axis=0)
+        mark_split(self.weight, axis=0)  # Megatron-Core marks the bias itself
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # no (output, bias) pair
         return super().forward(x)[0]
 
 
 class RowLinear(RowParallelLinear):
-    """Linear without bias whose inputs are split over tensor ranks; outputs are summed."""
+    """Linear whose inputs are split over tensor ranks; outputs are summed.
+
+    The bias is added once, after the sum. Under sequence parallelism it sees a part of the tokens,
+    which Megatron-Core's mark on it says.
+    """
 
     def __init__(
         self,
@@ -101,13 +125,14 @@ class RowLinear(RowParallelLinear):
         *,
         config: TransformerConfig,
         groups: ProcessGroupCollection,
+        bias: bool = False,
     ):
         super().__init__(
             inputs,
             outputs,
             config=config,
             init_method=nn.init.zeros_,
-            bias=False,
+            bias=bias,
             input_is_parallel=True,
             skip_bias_add=False,
             tp_group=groups.tp,
@@ -118,25 +143,60 @@ class RowLinear(RowParallelLinear):
         return super().forward(x)[0]
 
 
+class GatheredLinear(ColumnLinear):
+    """Linear on the level rows of a pack: each tensor rank computes some outputs, all get them all.
+
+    For matrices that are large while their input has few rows: the per-block modulations of FLUX,
+    Qwen-Image and HunyuanVideo are 27 to 33 % of all parameters.
+
+    With sequence parallelism each rank reads the outputs for its own tokens, so that its gradient
+    of them is a part of the sum: the way back adds the parts and hands each rank its columns.
+    Without it every rank has the whole gradient, of which it takes its columns. The gradient of the
+    input is what `Replicated` would have given it.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        config: TransformerConfig,
+        groups: ProcessGroupCollection,
+        bias: bool = False,
+    ):
+        whole = copy(config)
+        whole.sequence_parallel = False  # the level rows are whole on every rank
+        super().__init__(
+            inputs,
+            outputs,
+            config=whole,
+            groups=groups,
+            bias=bias,
+            partial_gradient=config.sequence_parallel,
+        )
+        self.shares_tokens = config.sequence_parallel
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        part = super().forward(x)
+        if self.shares_tokens:
+            return all_gather_last_dim_from_tensor_parallel_region(part, group=self.tp_group)
+        return gather_from_tensor_model_parallel_region(part, group=self.tp_group)
+
+
 def split_linear(
-    inputs: int,
-    outputs: int,
-    *,
-    axis: int,
-    model: ModelConfig,
-    config: TransformerConfig,
-    groups: ProcessGroupCollection,
+    inputs: int, outputs: int, *, axis: int, context: BuildContext, bias: bool = False
 ) -> nn.Module:
     """`ColumnLinear` (axis 0, outputs) or `RowLinear` (axis 1, inputs), or Transformer Engine's."""
-    if model.transformer_impl is Implementation.LOCAL:
-        return (ColumnLinear, RowLinear)[axis](inputs, outputs, config=config, groups=groups)
-    return engine_linear(inputs, outputs, axis=axis, config=config, groups=groups)
+    shared: Any = {"bias": bias, "config": context.config, "groups": context.groups}
+    if context.model.transformer_impl is Implementation.LOCAL:
+        return (ColumnLinear, RowLinear)[axis](inputs, outputs, **shared)
+    return engine_linear(inputs, outputs, axis=axis, **shared)
 
 
 def add_gradients_in_products(model: nn.Module) -> None:
-    """Lets products add the gradients of split weights to DDP's sums, instead of handing them on.
+    """Lets the backward products of split weights add their gradients to DDP's buffers directly.
 
-    For a model under Megatron-Core's DDP, which holds these sums.
+    For a model under Megatron-Core's DDP, which owns these buffers.
 
     Raises:
         ValueError: a layer has no such product here.
@@ -155,10 +215,10 @@ def add_gradients_in_products(model: nn.Module) -> None:
 
 
 class Replicated(nn.Linear):
-    """Linear without bias that every tensor rank holds whole."""
+    """Linear that every tensor rank holds whole."""
 
-    def __init__(self, inputs: int, outputs: int, *, config: TransformerConfig):
-        super().__init__(inputs, outputs, bias=False, dtype=config.params_dtype)
+    def __init__(self, inputs: int, outputs: int, *, config: TransformerConfig, bias: bool = False):
+        super().__init__(inputs, outputs, bias=bias, dtype=config.params_dtype)
         sees_part_of_tokens(self, config)
 
 

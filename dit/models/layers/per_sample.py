@@ -1,11 +1,12 @@
-"""What tokens take from the samples that they belong to: a row of their sample's own.
+"""Broadcasts scale, shift and gate [N, D] of samples to tokens [T, D].
 
 On a CPU neighbours with as many tokens are one rectangle, over which the rows are spread without
 being copied; on other devices tokens look their rows up, and `model.compile` does so inside of the
 kernel that needs them.
 """
 
-# T packed tokens, N samples, D any width, G samples of one rectangle, S tokens of each
+# T packed tokens, N rows of scales, shifts and gates, D any width
+# G samples of one rectangle, S tokens of each
 
 from __future__ import annotations
 
@@ -17,11 +18,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
-from dit.models.layers.compile import region
+from dit.models.layers.compile import compiled
 
 
 @dataclass(frozen=True, slots=True)
-class Rectangle:
+class Run:
     """Neighbours with as many tokens."""
 
     sample: int  # the first
@@ -40,57 +41,68 @@ class Rectangle:
 
 
 @dataclass(frozen=True, slots=True)
-class Owners:
-    """The sample of each token."""
+class PerSample:
+    """Which row of scales, shifts and gates each token takes.
 
-    segment_T: Tensor  # int64
-    runs: tuple[Rectangle, ...] | None  # None where one kernel for all tokens is faster
+    There is one row for each sample, or two where a sample has clean tokens beside noisy ones.
+    Rows may be float32 where tokens are bfloat16: then the sums are float32, too, and the tokens
+    are rounded once, at the end.
+    """
+
+    level_row_T: Tensor  # int64
+    runs: tuple[Run, ...] | None  # None where one kernel for all tokens is faster
     compiled: bool = False
 
     @classmethod
-    def of(cls, segment_T: Tensor, *, compiled: bool = False) -> Owners:
-        rectangles = segment_T.device.type == "cpu" and not compiled
-        return cls(segment_T, _runs(segment_T) if rectangles else None, compiled)
+    def of(cls, level_row_T: Tensor, *, compiled: bool = False) -> PerSample:
+        rectangles = level_row_T.device.type == "cpu" and not compiled
+        return cls(level_row_T, _runs(level_row_T) if rectangles else None, compiled)
 
     def modulate(self, h_TD: Tensor, *, scale_ND: Tensor, shift_ND: Tensor) -> Tensor:
         """Normalised tokens (LayerNorm without weights) times `scale`, plus `shift`."""
+        wide_TD = h_TD.to(scale_ND.dtype)
         if self.runs is not None:
-            return _taken(_Rectangles.apply(shift_ND, _norm(h_TD), scale_ND, self.runs, True))
-        return self._made(_modulate)(h_TD, scale_ND, shift_ND, self.segment_T)
+            x_TD = _on_rectangles(shift_ND, _norm(wide_TD), scale_ND, self.runs, shifts=True)
+        else:
+            x_TD = self._made(_modulate)(wide_TD, scale_ND, shift_ND, self.level_row_T)
+        return x_TD.type_as(h_TD)
 
     def add(self, h_TD: Tensor, x_TD: Tensor, *, gate_ND: Tensor) -> Tensor:
         """Tokens of `h_TD`, plus those of `x_TD` times `gate`."""
+        wide = h_TD.to(gate_ND.dtype), x_TD.to(gate_ND.dtype)
         if self.runs is not None:
-            return _taken(_Rectangles.apply(h_TD, x_TD, gate_ND, self.runs, False))
-        return self._made(_add)(h_TD, x_TD, gate_ND, self.segment_T)
+            sum_TD = _on_rectangles(*wide, gate_ND, self.runs, shifts=False)
+        else:
+            sum_TD = self._made(_add)(*wide, gate_ND, self.level_row_T)
+        return sum_TD.type_as(h_TD)
 
     def _made(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        return region(function) if self.compiled else function
+        return compiled(function) if self.compiled else function
 
 
 def _norm(h_TD: Tensor) -> Tensor:
     return layer_norm(h_TD, h_TD.shape[-1:], eps=1e-6)
 
 
-def _modulate(h_TD: Tensor, scale_ND: Tensor, shift_ND: Tensor, segment_T: Tensor) -> Tensor:
-    rows_TD = _taken(_Rows.apply(shift_ND, segment_T))
-    return torch.addcmul(rows_TD, _norm(h_TD), _taken(_Rows.apply(scale_ND, segment_T)))
+def _modulate(h_TD: Tensor, scale_ND: Tensor, shift_ND: Tensor, level_row_T: Tensor) -> Tensor:
+    rows_TD = _taken(_Rows.apply(shift_ND, level_row_T))
+    return torch.addcmul(rows_TD, _norm(h_TD), _taken(_Rows.apply(scale_ND, level_row_T)))
 
 
-def _add(h_TD: Tensor, x_TD: Tensor, gate_ND: Tensor, segment_T: Tensor) -> Tensor:
-    return torch.addcmul(h_TD, x_TD, _taken(_Rows.apply(gate_ND, segment_T)))
+def _add(h_TD: Tensor, x_TD: Tensor, gate_ND: Tensor, level_row_T: Tensor) -> Tensor:
+    return torch.addcmul(h_TD, x_TD, _taken(_Rows.apply(gate_ND, level_row_T)))
 
 
-def _runs(segment_T: Tensor) -> tuple[Rectangle, ...]:
+def _runs(segment_T: Tensor) -> tuple[Run, ...]:
     samples, lengths = torch.unique_consecutive(segment_T, return_counts=True)
-    runs: list[Rectangle] = []
+    runs: list[Run] = []
     row = 0
     for sample, length in zip(samples.tolist(), lengths.tolist(), strict=True):
         last = runs[-1] if runs else None
         if last and (last.length, last.sample + last.count) == (length, sample):
             runs[-1] = replace(last, count=last.count + 1)
         else:
-            runs.append(Rectangle(sample, 1, row, length))
+            runs.append(Run(sample, 1, row, length))
         row += length
     return tuple(runs)
 
@@ -100,17 +112,18 @@ def _taken(result: Any) -> Tensor:
     return result
 
 
+def _on_rectangles(
+    base: Tensor, x_TD: Tensor, scale_ND: Tensor, runs: tuple[Run, ...], *, shifts: bool
+) -> Tensor:
+    return _taken(_Rectangles.apply(base, x_TD, scale_ND, runs, shifts))
+
+
 class _Rectangles(torch.autograd.Function):
     """base + x · scale; `base` has the rows of samples (`shifts`) or of tokens."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        base: Tensor,
-        x_TD: Tensor,
-        scale_ND: Tensor,
-        runs: tuple[Rectangle, ...],
-        shifts: bool,
+        ctx: Any, base: Tensor, x_TD: Tensor, scale_ND: Tensor, runs: tuple[Run, ...], shifts: bool
     ) -> Tensor:
         ctx.save_for_backward(x_TD, scale_ND)
         ctx.runs, ctx.shifts = runs, shifts
@@ -140,14 +153,14 @@ class _Rows(torch.autograd.Function):
     """Plain indexing, whose own backward pass adds row after row."""
 
     @staticmethod
-    def forward(ctx: Any, values_ND: Tensor, segment_T: Tensor) -> Tensor:
-        ctx.save_for_backward(segment_T)
+    def forward(ctx: Any, values_ND: Tensor, level_row_T: Tensor) -> Tensor:
+        ctx.save_for_backward(level_row_T)
         ctx.samples = len(values_ND)
-        return values_ND[segment_T]
+        return values_ND[level_row_T]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (segment_T,), (gradient_TD,) = ctx.saved_tensors, gradients
-        sample_N1 = torch.arange(ctx.samples, device=segment_T.device)[:, None]
+        (level_row_T,), (gradient_TD,) = ctx.saved_tensors, gradients
+        sample_N1 = torch.arange(ctx.samples, device=level_row_T.device)[:, None]
         # A product of matrices sums in float32, in an order that is always the same.
-        return (segment_T == sample_N1).to(gradient_TD.dtype) @ gradient_TD, None
+        return (level_row_T == sample_N1).to(gradient_TD.dtype) @ gradient_TD, None

@@ -1,25 +1,28 @@
-"""RMSNorm of queries and keys, per head."""
+"""RMSNorm of queries and keys, per head or across all heads."""
 
-# T tokens, H heads, K head width
+# T query tokens, S key tokens, H heads of this tensor rank, K head width
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
+
+from dit.models.layers.transformer_engine import mark_split
 
 
 class HeadNorm(nn.RMSNorm):
     """RMSNorm (arXiv:1910.07467) over the width of a head, with one weight for all heads.
 
-    GPUs have a kernel for it. On a CPU torch composes it of small parts, whose backward pass goes
-    over all tokens twice as often as it must.
+    GPUs have a kernel for it. On a CPU torch composes it of small operations, whose backward pass
+    reads all tokens twice as often as it must.
     """
 
-    def __init__(self, width: int, *, dtype: torch.dtype):
-        # eps as in Diffusers' attention, which differs from its other norms.
-        super().__init__(width, eps=1e-5, dtype=dtype)
+    def __init__(self, width: int, *, dtype: torch.dtype, eps: float = 1e-5):
+        super().__init__(width, eps=eps, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.device.type != "cpu":
@@ -50,3 +53,75 @@ class _Normalised(torch.autograd.Function):
         to_x_THK = (g_THK * w_K).addcmul_(n_THK, mean_TH1, value=-1).mul_(pace_TH1)
         to_weight_K = product_THK.sum((0, 1))
         return to_x_THK.type_as(gradient_THK), to_weight_K.type_as(weight_K), None
+
+
+class AcrossHeadsNorm(nn.Module):
+    """RMSNorm of queries and of keys over all heads of a token, which tensor ranks share (Wan).
+
+    Each rank normalises and scales its own heads: all that it needs of the others is their sum of
+    squares for each token, which is one all-reduce for queries and keys together.
+
+    Each rank holds the weights of its own heads and has their whole gradient. So they must not be
+    named q_layernorm or k_layernorm: Megatron-Core adds up gradients under these names over tensor
+    ranks, which here would mix those of different heads.
+    """
+
+    def __init__(self, width: int, *, eps: float, dtype: torch.dtype, group: dist.ProcessGroup):
+        super().__init__()
+        self.width, self.eps, self.group = width, eps, group
+        part = width // group.size()
+        self.query_scale = nn.Parameter(torch.ones(part, dtype=dtype))
+        self.key_scale = nn.Parameter(torch.ones(part, dtype=dtype))
+        for scale in (self.query_scale, self.key_scale):
+            mark_split(scale, axis=0)
+
+    def forward(self, q_THK: Tensor, k_SHK: Tensor) -> tuple[Tensor, Tensor]:
+        wide = q_THK.float(), k_SHK.float()
+        squares = torch.cat([x.square().sum((1, 2)) for x in wide])
+        whole = _SumOverRanks.apply(squares, self.group)
+        assert isinstance(whole, Tensor)
+        inverse_rms = (whole / self.width + self.eps).rsqrt().split([len(q_THK), len(k_SHK)])
+        q, k = (
+            (x * rms[:, None, None] * scale.float().view(x.shape[1:])).type_as(q_THK)
+            for x, rms, scale in zip(
+                wide, inverse_rms, (self.query_scale, self.key_scale), strict=True
+            )
+        )
+        return q, k
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None
+    ) -> Any:
+        """Both weights, split by heads."""
+        return make_sharded_tensors_for_checkpoint(
+            dict(self.named_parameters()),
+            prefix,
+            {"query_scale": 0, "key_scale": 0},
+            sharded_offsets,
+            tp_group=self.group,
+            dp_cp_group=(metadata or {})["dp_cp_group"],
+        )
+
+
+class _SumOverRanks(torch.autograd.Function):
+    """Sum over ranks, in both directions.
+
+    The sum of squares of one rank takes part in the norms of all ranks, so that its gradient is the
+    sum of theirs.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _summed(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _summed(gradients[0], ctx.group), None
+
+
+def _summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    total = x.clone(memory_format=torch.contiguous_format)
+    if group.size() > 1:
+        dist.all_reduce(total, group=group)
+    return total

@@ -1,4 +1,4 @@
-"""Transformer Engine's own attention over context ranks: keys and values go round in a ring."""
+"""Ring attention of Transformer Engine: context ranks pass keys and values on to each other."""
 
 # T tokens of this rank, H heads of this rank, K head width
 
@@ -18,7 +18,7 @@ from dit.models.layers.transformer_engine import dot_product
 
 
 def check_ring(group: dist.ProcessGroup) -> None:
-    """Refuses a ring that cannot turn.
+    """Checks that Transformer Engine's ring attention can run here.
 
     Raises:
         ValueError: Transformer Engine, or a GPU, is missing.
@@ -35,8 +35,8 @@ def attend_in_ring(
 ) -> Tensor:
     """Attention [T, H, K] of this rank's tokens to all tokens of their samples.
 
-    `spans` are those of the whole pack. A rank holds two pieces of each sample (`Share.halves`), as
-    Transformer Engine's THD layout wants it.
+    `spans` are those of the whole pack. A rank holds two pieces of each sample (`Share.halves`),
+    which is what Transformer Engine's THD layout prescribes.
     """
     heads, width = q_THK.shape[1:]
     length = spans.total // group.size()
@@ -71,7 +71,7 @@ def _offsets(spans: Spans) -> tuple[Tensor, Tensor, int]:
 
 @cache
 def _ring(heads: int, width: int, group: dist.ProcessGroup) -> Any:
-    """One for all layers: it has no weights."""
+    """One module for all layers, because it has no weights."""
     return dot_product(
         heads,
         width,

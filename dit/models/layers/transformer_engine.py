@@ -1,8 +1,8 @@
 """Transformer Engine's linear layers, 8-bit products and attention, for GPUs that have it.
 
-Its own modules, not Megatron-Core's wrappers of them: those store what 8-bit products remember of
-earlier steps, by which a checkpoint would depend on the implementation. Recipes without a memory
-are all that is offered here, so a run goes on exactly, with either implementation.
+These are Transformer Engine's own modules. Megatron-Core's wrappers store the amax history of 8-bit
+products, which would tie a checkpoint to this implementation. Only recipes without a history are
+offered here, so that a run resumes exactly with either implementation.
 """
 
 # T query tokens, S key tokens, H heads, K head width
@@ -25,7 +25,7 @@ from dit.models.layers.attention import Offsets
 
 
 def check_engine(model: ModelConfig) -> None:
-    """Refuses Transformer Engine where it cannot run.
+    """Checks that Transformer Engine can run here, if the model asks for it.
 
     Raises:
         ValueError: it, or a GPU, is missing.
@@ -43,18 +43,20 @@ def engine_linear(
     outputs: int,
     *,
     axis: int,
+    bias: bool,
     config: TransformerConfig,
     groups: ProcessGroupCollection,
 ) -> nn.Module:
-    """Linear without bias, its weight [outputs, inputs] split over tensor ranks along `axis`."""
-    return _linear_class()(inputs, outputs, axis=axis, config=config, groups=groups)
+    """Linear whose weight [outputs, inputs] is split over tensor ranks along `axis`."""
+    linear = _linear_class()
+    return linear(inputs, outputs, axis=axis, bias=bias, config=config, groups=groups)
 
 
 def mark_split(weight: nn.Parameter, *, axis: int) -> None:
     """Tells Megatron-Core that each tensor rank has its own part of a weight.
 
-    Else the norm of the gradient counts one part, not all. Its layers do so while they initialise,
-    which `weights.initialise` does here; from 0.17 on in any case, and never twice.
+    Without the marks the norm of the gradient counts one part instead of all. Megatron-Core's
+    layers set them while they initialise their weights, which `init.initialise` does here instead.
     """
     marks = {"tensor_model_parallel": True, "partition_dim": axis, "partition_stride": 1}
     for name, value in marks.items():
@@ -72,32 +74,36 @@ def _linear_class() -> Any:
             outputs: int,
             *,
             axis: int,
+            bias: bool,
             config: TransformerConfig,
             groups: ProcessGroupCollection,
         ):
             super().__init__(
                 inputs,
                 outputs,
-                bias=False,
+                bias=bias,
                 params_dtype=config.params_dtype,
                 parallel_mode=("column", "row")[axis],
                 sequence_parallel=config.sequence_parallel,
                 tp_group=groups.tp,
                 tp_size=groups.tp.size(),
-                init_method=nn.init.zeros_,  # `weights.initialise` does it afterwards
+                init_method=nn.init.zeros_,  # `init.initialise` does it afterwards
                 device="cpu",
             )
             self.axis, self.group = axis, groups.tp
             mark_split(self.weight, axis=axis)
+            if bias and axis == 0:
+                mark_split(self.bias, axis=0)
 
         def sharded_state_dict(
             self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None
         ) -> Any:
-            """The weight alone, under the name that the other implementation gives it."""
+            """Weight and bias alone, under the names that the other implementation gives them."""
+            axes = {"weight": self.axis} | ({"bias": 0} if self.axis == 0 else {})
             return make_sharded_tensors_for_checkpoint(
-                {"weight": self.weight},
+                dict(self.named_parameters()),
                 prefix,
-                {"weight": self.axis},
+                axes,
                 sharded_offsets,
                 tp_group=self.group,
                 dp_cp_group=(metadata or {})["dp_cp_group"],
@@ -142,12 +148,12 @@ def engine_kernel(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, offsets: Offsets)
 
 @cache
 def _attention(heads: int, width: int) -> Any:
-    """One for all layers: it has no weights."""
+    """One module for all layers, because it has no weights."""
     return dot_product(heads, width)
 
 
 def dot_product(heads: int, width: int, **ring: Any) -> Any:
-    """Transformer Engine's attention of packed samples; `ring` spreads it over context ranks."""
+    """Transformer Engine's attention of packed samples; `ring`: its context-parallel options."""
     from transformer_engine.pytorch import DotProductAttention  # type: ignore[import-not-found]
 
     options = {"attention_dropout": 0.0, "qkv_format": "thd", "attn_mask_type": "padding"}

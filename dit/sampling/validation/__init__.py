@@ -1,7 +1,7 @@
-"""Pictures and their quality while a run trains.
+"""Samples and their quality at each validation of a training run.
 
-feature_extractor  Features of pictures and captions, from a network that the user names.
-fid_clip           Distances between generated and real pictures, as sets of features. Pure torc
-requests           What is sampled at each validation, and what for: found once, before training
-samples            What a run samples at each validation: prompts of a file, captions of held-ou
+requests           what is sampled: prompts of a file, captions of held-out samples
+samples            requests -> latents -> files and metrics, at each validation
+feature_extractor  pictures and captions -> features, by a network that the user names
+fid_clip           features -> FID, KID and CLIP score
 """

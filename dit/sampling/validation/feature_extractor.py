@@ -1,9 +1,9 @@
 """Features of pictures and captions, from a network that the user names.
 
-    FILE.pt   TorchScript: uint8 [N, 3, H, W] in, [N, D] out (Inception as FID's authors have it)
-    FOLDER    a vision model of Transformers; with CLIP's or SigLIP's, captions have features, too
+    FILE.pt   TorchScript: uint8 [N, 3, H, W] in, [N, D] out, as the Inception of FID's authors
+    FOLDER    a vision model of Transformers; CLIP and SigLIP also give features of captions
 
-Both hold a network and no code of Python, so that a configuration never names code to run.
+Neither contains Python code, so a configuration file cannot run code.
 """
 
 # N pictures, D features; H W 3 rows, columns, colours
@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 
 
-class Extractor:
-    """A network on the CPU; on `device` only while it computes."""
+class FeatureExtractor:
+    """A network that stays on the CPU and moves to `device` only while it computes."""
 
     def __init__(self, name: str, device: torch.device):
         """Opens the network `name`.
 
         Raises:
-            ValueError: it is not on this machine, or is no such network.
+            ValueError: the file or folder does not exist, or holds no such network.
         """
         self.device = device
         self.processor: Any = None
@@ -74,7 +74,7 @@ class Extractor:
 
 
 def _vector(answer: Any) -> Tensor:
-    """One row of features from whatever a model of Transformers answers."""
+    """One row of features from the output of a Transformers model, whichever form it has."""
     if not isinstance(answer, Tensor):
         pooled = getattr(answer, "pooler_output", None)
         answer = pooled if pooled is not None else answer.last_hidden_state.mean(1)

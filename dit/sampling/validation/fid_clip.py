@@ -1,4 +1,4 @@
-"""Distances between generated and real pictures, as sets of features. Pure torch."""
+"""FID, KID and CLIP score, from features of generated and real pictures. Pure torch."""
 
 # N pictures, D features
 
@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 def frechet_distance(one_ND: Tensor, other_ND: Tensor) -> float:
-    """FID (arXiv:1706.08500, Eq. 6): the distance of the Gaussians with the same moments.
+    """FID (arXiv:1706.08500, Eq. 6): the distance between Gaussians with the moments of the sets.
 
-    Biased: compare only sets of one size, of many more pictures than features.
+    It is biased: compare only sets of equal size, with many more pictures than features.
 
     Raises:
         ValueError: fewer than two pictures.
@@ -24,7 +24,7 @@ def gaussian_distance(mean_D: Tensor, cov_DD: Tensor, other_D: Tensor, other_DD:
     """|m - m'|² + tr(C + C' - 2 (C C')^½)."""
     values_D, vectors_DD = torch.linalg.eigh(cov_DD.double())
     root_DD = vectors_DD * values_D.clamp(min=0).sqrt() @ vectors_DD.T
-    # C C' has the eigenvalues of the symmetric C^½ C' C^½, whose numbers are real and not negative.
+    # C C' has the same eigenvalues as the symmetric C^½ C' C^½: they are real and not negative.
     joint_D = torch.linalg.eigvalsh(root_DD @ other_DD.double() @ root_DD)
     trace = cov_DD.trace() + other_DD.trace() - 2 * joint_D.clamp(min=0).sqrt().sum()
     return float((mean_D - other_D).square().sum() + trace)
@@ -50,7 +50,7 @@ def kernel_distance(one_ND: Tensor, other_ND: Tensor) -> float:
 
 
 def clip_score(picture_ND: Tensor, caption_ND: Tensor) -> float:
-    """Mean of 100 max(cosine, 0) of pictures and their captions (arXiv:2104.08718, w = 100)."""
+    """Mean of 100 max(cosine, 0) over pictures with their captions (arXiv:2104.08718, w = 100)."""
     cosine_N = torch.cosine_similarity(picture_ND.double(), caption_ND.double())
     return float(100 * cosine_N.clamp(min=0).mean())
 

@@ -1,4 +1,9 @@
-"""What is sampled at each validation, and what for: found once, before training."""
+"""The samples that each validation generates, prepared once before training.
+
+1. prepare_prompts       first rank: text embeddings, sizes, and whether there is a decoder
+2. request_of_prompt     a prompt of the file -> `ValidationRequest`
+3. requests_of_captions  captions of held-out samples -> `ValidationRequest`s
+"""
 
 # L text tokens, E text width; F H W frames, rows, columns of a latent
 
@@ -20,53 +25,58 @@ from dit.codecs import text, vae
 from dit.codecs.pretrained import forget
 from dit.codecs.vae import Codec, ModelLocation
 from dit.config import RunConfig
-from dit.distributed.watchdog.monitor import heartbeat
+from dit.distributed.watchdog import heartbeat
 from dit.sampling.generate import Request
-from dit.sampling.latent_sizes import Size, Steps, rounding
+from dit.sampling.latent_sizes import LatentStride, Size, rounding
 from dit.sampling.prompts import Prompt, unguided
-from dit.sampling.unpatchify import unpatch
+from dit.sampling.unpatchify import unpatchify
 from dit.train.train_state import TrainState
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """One sample of every round."""
+class ValidationRequest:
+    """One sample that every validation generates."""
 
     prompt: str
-    negative: str  # prompt, of which the request has the embedding
+    negative: str  # negative prompt; the request has its embedding
     request: Request
-    pixels: Size | None  # what is kept of the decoded video; None keeps all
-    real_D: Tensor | None = None  # features of the held-out sample whose caption it is
+    pixels: Size | None  # the decoded video is cut to this size; None keeps all
+    real_D: Tensor | None = None  # features of the held-out sample with this caption
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
-    """What the first rank knows of encoders and decoder."""
+class PreparedPrompts:
+    """What the first rank finds out about text encoder and decoder, for all ranks."""
 
-    texts: dict[str, Tensor]  # of the prompts, negative ones and the empty one among them
-    steps: Steps | None
+    texts: dict[str, Tensor]  # embedding by text: prompts, negative prompts, the empty prompt
+    latent_stride: LatentStride | None
     note: str  # why there is no decoder; empty where there is one
 
 
-def look(run: TrainState, prompts: Sequence[Prompt]) -> Found:
+def prepare_prompts(run: TrainState, prompts: Sequence[Prompt]) -> PreparedPrompts:
+    """Encodes all prompts and looks for the decoder.
+
+    Raises:
+        ValueError: the text encoder of the data is missing.
+    """
     c, card = run.config, run.card
     words = [c.validation.negative_prompt]
     for prompt in prompts:
         words += [prompt.text, _negative(prompt, c)]
     texts = {"": run.null_text_LE.cpu()} | _encode([w for w in dict.fromkeys(words) if w], run)
-    decoder, note = open_decoder(run)
-    return Found(texts=texts, steps=_steps(decoder, card, c), note=note)
+    decoder, note = find_decoder(run)
+    return PreparedPrompts(texts=texts, latent_stride=_latent_stride(decoder, card, c), note=note)
 
 
 def _negative(prompt: Prompt, config: RunConfig) -> str:
-    """Its own, else that of the configuration."""
+    """The negative prompt of a prompt, else that of the configuration."""
     return config.validation.negative_prompt if prompt.negative is None else prompt.negative
 
 
 def _encode(words: Sequence[str], run: TrainState) -> dict[str, Tensor]:
-    """Embeddings by text.
+    """Text embeddings by text.
 
     Raises:
         ValueError: the data do not name their encoder, or it is not on this machine.
@@ -102,8 +112,8 @@ def _encode(words: Sequence[str], run: TrainState) -> dict[str, Tensor]:
         forget()
 
 
-def open_decoder(run: TrainState) -> tuple[Codec | None, str]:
-    """The decoder with its weights, or why there is none."""
+def find_decoder(run: TrainState) -> tuple[Codec | None, str]:
+    """The decoder with its weights, or a text that says why there is none."""
     if run.card is None:
         return None, "the data name no decoder: latents, in false colours"
     cache = run.config.model.vae_cache_folder
@@ -119,13 +129,13 @@ def open_decoder(run: TrainState) -> tuple[Codec | None, str]:
         )
 
 
-def _steps(decoder: Codec | None, card: Any, config: RunConfig) -> Steps | None:
+def _latent_stride(decoder: Codec | None, card: Any, config: RunConfig) -> LatentStride | None:
     if decoder is not None:
-        return Steps.of(decoder, config.model)
+        return LatentStride.of(decoder, config.model)
     latent = card["latent"] if card else {}
     if "stride" not in latent:
         return None
-    return Steps(
+    return LatentStride(
         stride=latent["stride"],
         temporal_stride=latent["temporal_stride"],
         patch_spatial=config.model.patch_spatial,
@@ -133,10 +143,10 @@ def _steps(decoder: Codec | None, card: Any, config: RunConfig) -> Steps | None:
     )
 
 
-def wanted_prompt(prompt: Prompt, run: TrainState, found: Found) -> Wanted:
+def request_of_prompt(prompt: Prompt, run: TrainState, found: PreparedPrompts) -> ValidationRequest:
     c = run.config.validation
     assert run.card is not None
-    if found.steps is None:
+    if found.latent_stride is None:
         raise ValueError(
             "validation.prompts_file: the size of a latent is unknown, for the decoder is not on"
             " this machine and the dataset card is of an older version; set model.vae_cache_folder"
@@ -157,28 +167,30 @@ def wanted_prompt(prompt: Prompt, run: TrainState, found: Found) -> Wanted:
     request = Request(
         text_LE=found.texts[prompt.text],
         negative_LE=found.texts[negative],
-        latent_FHW=found.steps.latent(pixels),
+        latent_FHW=found.latent_stride.latent(pixels),
         fps=math.nan if pixels[0] == 1 else c.fps,
         seed=0,
     )
-    return Wanted(prompt=prompt.text, negative=negative, request=request, pixels=pixels)
+    return ValidationRequest(prompt=prompt.text, negative=negative, request=request, pixels=pixels)
 
 
-Spot = tuple[int, int]
-"""Number of a pack in the validation set, and of a sample in it."""
+PackPosition = tuple[int, int]
+"""(index of a pack in the validation set, index of a sample in the pack)."""
 
 Features = Callable[[Tensor], Tensor]
-"""Whitened latent -> features [D] of its first frame."""
+"""Normalized latent -> features [D] of its first decoded frame."""
 
 
-def captions(run: TrainState, found: Found, features: Features | None) -> list[Wanted]:
-    """Samples of the validation packs, each caption once before any is repeated.
+def requests_of_captions(
+    run: TrainState, found: PreparedPrompts, features: Features | None
+) -> list[ValidationRequest]:
+    """Requests with captions of the validation packs, each caption once before any is repeated.
 
-    The same on any layout.
+    Collective. The choice does not depend on the layout.
     """
     first, replicas = run.data_ranks.rank(), run.data_ranks.size()
     packs = run.validation["val_loss"].packs if run.replica.reads else []
-    mine: dict[Spot, tuple[PackedBatch, int]] = {
+    mine: dict[PackPosition, tuple[PackedBatch, int]] = {
         (first + i * replicas, j): (packs[i], j)
         for i in range(len(packs))
         for j in range(packs[i].num_samples)
@@ -187,9 +199,11 @@ def captions(run: TrainState, found: Found, features: Features | None) -> list[W
     dist.all_gather_object(
         known, [(at, pack.keys[j], _shown(pack, j)) for at, (pack, j) in mine.items()]
     )
-    chosen = in_turns([one for of in known for one in of])[: run.config.validation.num_captions]
+    chosen = round_robin([one for of in known for one in of])[: run.config.validation.num_captions]
     each = {
-        at: _caption(run, *mine[at], found=found, features=features) for at in chosen if at in mine
+        at: _request_of_caption(run, *mine[at], found=found, features=features)
+        for at in chosen
+        if at in mine
     }
     shares: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(shares, each)
@@ -197,31 +211,36 @@ def captions(run: TrainState, found: Found, features: Features | None) -> list[W
     return [every[at] for at in chosen]
 
 
-def in_turns(samples: Iterable[tuple[Spot, str, str]]) -> list[Spot]:
-    """Spots of samples with their key and caption, the first of each caption before the second.
+def round_robin(samples: Iterable[tuple[PackPosition, str, str]]) -> list[PackPosition]:
+    """Positions of samples (position, key, caption), in round robin over the captions.
 
-    A sample that is in two packs, because the split is shorter than the packs, counts once. Within
-    a turn they stand in the order of the packs.
+    First comes the first sample of each caption, in the order of the packs, then the second of
+    each, and so on. A sample that a short validation split repeats in several packs counts once.
     """
-    first: dict[str, tuple[Spot, str]] = {}
-    for spot, key, caption in sorted(samples):
-        first.setdefault(key, (spot, caption))
-    turns: Counter[str] = Counter()
+    first: dict[str, tuple[PackPosition, str]] = {}
+    for position, key, caption in sorted(samples):
+        first.setdefault(key, (position, caption))
+    seen: Counter[str] = Counter()
     order = []
-    for spot, caption in first.values():
-        order.append((turns[caption], spot))
-        turns[caption] += 1
-    return [spot for _, spot in sorted(order)]
+    for position, caption in first.values():
+        order.append((seen[caption], position))
+        seen[caption] += 1
+    return [position for _, position in sorted(order)]
 
 
 def _shown(pack: PackedBatch, index: int) -> str:
-    """The caption of a sample, else its key."""
+    """The caption of a sample, or its key if the shard has no caption."""
     return (pack.captions[index] if pack.captions else "") or pack.keys[index]
 
 
-def _caption(
-    run: TrainState, pack: PackedBatch, index: int, *, found: Found, features: Features | None
-) -> Wanted:
+def _request_of_caption(
+    run: TrainState,
+    pack: PackedBatch,
+    index: int,
+    *,
+    found: PreparedPrompts,
+    features: Features | None,
+) -> ValidationRequest:
     start, stop = list(pairwise(pack.text_starts))[index]
     model, grid = run.config.model, pack.grids[index]
     negative = run.config.validation.negative_prompt
@@ -240,8 +259,8 @@ def _caption(
     if features is not None:
         heartbeat("features of held-out samples")
         patch = {"patch_temporal": model.patch_temporal, "patch_spatial": model.patch_spatial}
-        real_D = features(unpatch(pack.latent_TC[pack.starts[index] :], grid, **patch))
-    return Wanted(
+        real_D = features(unpatchify(pack.latent_TC[pack.starts[index] :], grid, **patch))
+    return ValidationRequest(
         prompt=_shown(pack, index),
         negative=negative,
         request=request,
@@ -250,9 +269,12 @@ def _caption(
     )
 
 
-def notes(wanted: Sequence[Wanted], found: Found, *, guidance: float) -> list[str]:
+def notes(
+    wanted: Sequence[ValidationRequest], found: PreparedPrompts, *, guidance: float
+) -> list[str]:
+    """Notices for the log of the run: no decoder, unused negative prompts, rounded sizes."""
     said = [found.note, unguided([one.negative for one in wanted], guidance=guidance)]
     for one in wanted:
-        if one.pixels is not None and found.steps is not None:
-            said.append(rounding(one.pixels, found.steps.pixels(one.request.latent_FHW)))
+        if one.pixels is not None and found.latent_stride is not None:
+            said.append(rounding(one.pixels, found.latent_stride.pixels(one.request.latent_FHW)))
     return [note for note in dict.fromkeys(said) if note]

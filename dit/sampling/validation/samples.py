@@ -1,10 +1,11 @@
-"""What a run samples at each validation: prompts of a file, captions of held-out samples.
+"""Samples at each validation of a training run, their files and their quality.
 
-1. open    prompts are encoded, captions found, the decoder is looked for: once, before training
-2. sample  each replica makes its share, on all of its ranks
-3. write   PNG or MP4 for each, a grid, samples.json, in validation_generation/step_XXXXXXXX
+1. open_samples   once, before training: the requests, the decoder, the feature extractor
+2. sample         each data-parallel replica generates its share, on all of its ranks
+3. write          PNG or MP4 for each, a grid, samples.json, in validation_generation/step_XXXXXXXX
+4. quality        FID, KID and CLIP score of samples with captions of held-out samples
 
-Where the decoder is not on this machine, latents are written and shown in false colours.
+Without a decoder on this machine, latents are written and shown in false colours.
 """
 
 # C latent channels; F H W frames, rows, columns; L text tokens, E text width
@@ -27,9 +28,9 @@ from torch import Tensor, nn
 from dit.codecs.dataset_card import CARD_NAME
 from dit.codecs.vae import Codec
 from dit.config import RunConfig
-from dit.distributed.from_first import from_first
+from dit.distributed.collective_errors import from_first_rank
 from dit.distributed.process_groups import device
-from dit.distributed.watchdog.monitor import heartbeat
+from dit.distributed.watchdog import heartbeat
 from dit.drawing import Undrawn, drawing
 from dit.sampling.generate import SamplingSettings, generate_latents
 from dit.sampling.latent_sizes import cut
@@ -42,15 +43,15 @@ from dit.sampling.media_files import (
     write_picture,
 )
 from dit.sampling.prompts import read_prompts, unused
-from dit.sampling.validation.feature_extractor import Extractor
+from dit.sampling.validation.feature_extractor import FeatureExtractor
 from dit.sampling.validation.fid_clip import clip_score, frechet_distance, kernel_distance
 from dit.sampling.validation.requests import (
-    Wanted,
-    captions,
-    look,
+    ValidationRequest,
+    find_decoder,
     notes,
-    open_decoder,
-    wanted_prompt,
+    prepare_prompts,
+    request_of_prompt,
+    requests_of_captions,
 )
 from dit.train.train_state import DrawnSamples, Samples, TrainState
 
@@ -58,10 +59,10 @@ FOLDER = "validation_generation"
 
 
 def open_samples(run: TrainState) -> Samples:
-    """Finds all that is sampled, and what for. Collective.
+    """Prepares the samples of every validation. Collective.
 
     Raises:
-        ValueError: the file of prompts, their text encoder or their size is missing.
+        ValueError: the file of prompts, the text encoder or the size of a sample is missing.
     """
     c = run.config.validation
     prompts = []
@@ -69,14 +70,14 @@ def open_samples(run: TrainState) -> Samples:
         file = Path(c.prompts_file)
         prompts = read_prompts(file, option="validation.prompts_file")
     with torch.random.fork_rng([]):
-        found = from_first(lambda: look(run, prompts))
-        decoder = open_decoder(run)[0] if run.replica.reads else None
+        found = from_first_rank(lambda: prepare_prompts(run, prompts))
+        decoder = find_decoder(run)[0] if run.replica.reads else None
         extractor = _extractor(run, decoder)
-    wanted = [wanted_prompt(prompt, run, found) for prompt in prompts]
+    wanted = [request_of_prompt(prompt, run, found) for prompt in prompts]
     features = None
     if extractor is not None and decoder is not None:
         features = partial(_features, decoder, extractor)
-    wanted += captions(run, found, features) if c.num_captions else []
+    wanted += requests_of_captions(run, found, features) if c.num_captions else []
     wanted = [
         replace(one, request=replace(one.request, seed=c.sample_seed + i))
         for i, one in enumerate(wanted)
@@ -86,11 +87,11 @@ def open_samples(run: TrainState) -> Samples:
     return ValidationSamples(wanted=wanted, decoder=decoder, extractor=extractor)
 
 
-def _extractor(run: TrainState, decoder: Codec | None) -> Extractor | None:
+def _extractor(run: TrainState, decoder: Codec | None) -> FeatureExtractor | None:
     """The network of the quality metrics, on the ranks that decode.
 
     Raises:
-        ValueError: it is not on this machine, or there is nothing to decode with.
+        ValueError: the network is not on this machine, or there is no decoder.
     """
     name = run.config.validation.feature_extractor
     if name is None or not run.replica.reads:
@@ -100,31 +101,31 @@ def _extractor(run: TrainState, decoder: Codec | None) -> Extractor | None:
             f"validation.feature_extractor={name} looks at pictures, and the decoder of the data is"
             " not on this machine; set model.vae_cache_folder, or feature_extractor=null"
         )
-    return Extractor(name, device())
+    return FeatureExtractor(name, device())
 
 
-def _features(decoder: Codec, extractor: Extractor, latent_CFHW: Tensor) -> Tensor:
+def _features(decoder: Codec, extractor: FeatureExtractor, latent_CFHW: Tensor) -> Tensor:
     with decoder.visiting(device()):
         return extractor.pictures([decoder.decode(latent_CFHW)[0].numpy()])[0]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Made:
-    """A sample that lies in the folder."""
+class GeneratedSample:
+    """A sample whose files are written."""
 
     number: int
     entry: dict[str, Any]  # in samples.json
     first_HW3: np.ndarray
-    features_D: Tensor | None  # of its first frame, where it is compared with a held-out one
+    features_D: Tensor | None  # features of its first frame, if there is a held-out one
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationSamples:
-    """A round of samples."""
+    """Generates and writes the samples of one validation; called as `run.samples`."""
 
-    wanted: list[Wanted]
+    wanted: list[ValidationRequest]
     decoder: Codec | None
-    extractor: Extractor | None
+    extractor: FeatureExtractor | None
 
     def __call__(self, run: TrainState, model: nn.Module) -> DrawnSamples | None:
         folder, undrawn = _folder(run), []
@@ -140,7 +141,7 @@ class ValidationSamples:
             config=run.config,
             settings=_settings(run.config),
         )
-        made: list[Made] = []
+        made: list[GeneratedSample] = []
         if run.replica.reads:
             made = self._write(numbers, latents, run, undrawn)
         shares: list[Any] | None = None
@@ -153,9 +154,9 @@ class ValidationSamples:
         return self._conclude(every, [one for _, share in shares for one in share], run)
 
     def _conclude(
-        self, every: Sequence[Made], undrawn: list[Undrawn], run: TrainState
+        self, every: Sequence[GeneratedSample], undrawn: list[Undrawn], run: TrainState
     ) -> DrawnSamples:
-        """On the first rank: what concerns the samples of all."""
+        """On the first rank: lists the files of all replicas and measures their quality."""
         folder, grid, quality = _folder(run), None, {}
         with drawing(LISTING, undrawn):
             grid, notes = write_listing(
@@ -175,8 +176,8 @@ class ValidationSamples:
             undrawn=undrawn,
         )
 
-    def _quality(self, every: Sequence[Made]) -> dict[str, float]:
-        """Metrics of the samples that have a held-out one to be compared with."""
+    def _quality(self, every: Sequence[GeneratedSample]) -> dict[str, float]:
+        """Metrics of the samples whose captions belong to held-out samples."""
         pairs = [
             (self.wanted[one.number], one.features_D)
             for one in every
@@ -201,8 +202,8 @@ class ValidationSamples:
         latents: Sequence[Tensor],
         run: TrainState,
         undrawn: list[Undrawn],
-    ) -> list[Made]:
-        """Files of what this replica made; one that fails leaves the others as they are."""
+    ) -> list[GeneratedSample]:
+        """Writes the files of this replica; a failure of one does not affect the others."""
         written = []
         pictures = self._pictures(numbers, latents, undrawn)
         for number, latent, picture in zip(numbers, latents, pictures, strict=True):
@@ -223,14 +224,16 @@ class ValidationSamples:
             with drawing("a sample", undrawn):
                 entry = write_picture(made, _folder(run), number)
                 written.append(
-                    Made(number=number, entry=entry, first_HW3=picture[0], features_D=features)
+                    GeneratedSample(
+                        number=number, entry=entry, first_HW3=picture[0], features_D=features
+                    )
                 )
         return written
 
     def _pictures(
         self, numbers: Sequence[int], latents: Sequence[Tensor], undrawn: list[Undrawn]
     ) -> list[np.ndarray | None]:
-        """None for one that cannot be decoded."""
+        """Decoded videos [F, H, W, 3]; None for a latent that cannot be decoded."""
         if self.decoder is None:
             return [false_colours(latent) for latent in latents]
         pictures: list[np.ndarray | None] = [None] * len(latents)
@@ -254,7 +257,7 @@ def _settings(config: RunConfig) -> SamplingSettings:
     return SamplingSettings(num_steps=c.sampling_steps, guidance=c.guidance, sampler=c.sampler)
 
 
-def _facts(run: TrainState, one: Wanted) -> dict[str, Any]:
+def _facts(run: TrainState, one: ValidationRequest) -> dict[str, Any]:
     c, fps = run.config.validation, one.request.fps
     frames, height, width = one.pixels or (None, None, None)
     return {
@@ -266,6 +269,6 @@ def _facts(run: TrainState, one: Wanted) -> dict[str, Any]:
         "guidance": c.guidance,
         "negative_prompt": one.negative,
         "sampler": str(c.sampler),
-        "weights": "model" if run.learner.ema is None else "ema",
+        "weights": "model" if run.model.ema is None else "ema",
         "step": run.progress.step,
     }

@@ -1,10 +1,11 @@
-"""Writing a checkpoint, in the background where asked for; nobody sees it before it is whole.
+"""Writing a checkpoint, in the background where configured; it appears when it is complete.
 
-1. begin    all ranks gather what is to be saved; with `checkpoint.async_save` it is copied, too
-2. write    each rank its own files, in threads, while training goes on
-3. finish   all ranks again, once every file is on disk: index, manifest, rename, LATEST
+1. begin    all ranks gather the state; with `checkpoint.async_save` it is copied, too
+2. write    each rank writes its own files, in threads, while training goes on
+3. finish   all ranks together, once every file is on disk: index, manifest, rename, LATEST
 
-Until the rename it is called .partial_step_N, which no resume picks and the next save removes.
+Until the rename the folder is called .partial_step_N: no resume takes it, and the next save removes
+it.
 """
 
 from __future__ import annotations
@@ -28,98 +29,106 @@ from torch.distributed.checkpoint.storage import WriteResult
 from dit.config import RunConfig
 from dit.config.loading import save_config
 from dit.distributed.collective_errors import error_in_words, on_all_ranks, on_first_rank
+from dit.distributed.data_parallel import gathered_weights
 from dit.distributed.process_groups import device
-from dit.train.checkpoint.distcp import Shard, Shards, gather_shards
-from dit.train.checkpoint.manifest import Sealed, seal, write_manifest
-from dit.train.checkpoint.paths import LATEST, LOWEST_VAL, STEP, CheckpointError
+from dit.train.checkpoint.distcp import DistcpFile, DistcpSave, gather_to_host
+from dit.train.checkpoint.paths import (
+    LATEST,
+    LOWEST_VAL,
+    STEP,
+    CheckpointError,
+    FileDigest,
+    sync_and_digest,
+    write_manifest,
+)
 from dit.train.checkpoint.state_dict import INTERVAL, DataState, loader_file, sharded_state
 from dit.train.model_and_optimizer import ModelAndOptimizer
-from dit.train.progress import TrainProgress
+from dit.train.train_state import TrainProgress
 
 _PARTIAL = ".partial_"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Saved:
-    """A checkpoint that is whole."""
+class SavedCheckpoint:
+    """A complete checkpoint."""
 
     path: Path
-    seconds: float  # since its `begin`
+    seconds: float  # from `begin` to the end
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Written:
+class _WrittenFile:
     """A file that is on disk."""
 
     name: str
-    sealed: Sealed
-    results: list[WriteResult] = field(default_factory=list)  # of a shard, for the index
+    digest: FileDigest
+    results: list[WriteResult] = field(default_factory=list)  # for the index of .distcp files
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Pending:
+class _PendingSave:
     """A checkpoint that is being written."""
 
     final: Path
     partial: Path
-    shards: Shards
-    jobs: list[Future[_Written]]  # of the shards, in their order; of the loader's position
+    distcp: DistcpSave
+    jobs: list[Future[_WrittenFile]]  # the .distcp files in their order, then the loader's position
     data: DataState
     best: bool
     began: float
-    bytes: int  # about, of all ranks
+    bytes: int  # of all ranks, approximately
 
 
 class Saver:
-    """Writes the checkpoints of a run, one after the other."""
+    """Writes the checkpoints of a run, one at a time."""
 
     def __init__(self, folder: Path, config: RunConfig):
-        """`folder` is the run's."""
-        self.places = folder / "checkpoints"
+        """`folder` is the run folder."""
+        self.checkpoints = folder / "checkpoints"
         self.config = config
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="checkpoint")
-        self._pending: _Pending | None = None
+        self._pending: _PendingSave | None = None
         self._removal: Future[None] | None = None
 
     def begin(
         self,
-        learner: ModelAndOptimizer,
+        model: ModelAndOptimizer,
         *,
         progress: TrainProgress,
         data: DataState,
         best: bool = False,
     ) -> None:
-        """Takes everything that belongs to this step; all ranks call it, with nothing pending.
+        """Gathers the state of this step and starts to write it; all ranks call it.
 
-        The next step may begin when it returns. `best` says that no checkpoint before had a lower
+        The next step may begin when it returns. `best` says that no earlier checkpoint had a lower
         validation loss.
 
         Raises:
             CheckpointError: a rank could not write; older checkpoints are as they were.
         """
-        assert self._pending is None, "finish the save that is under way first"
+        assert self._pending is None, "finish the pending save first"
         began = time.perf_counter()
-        final = self.places / f"{STEP}{progress.step:08d}"
+        final = self.checkpoints / f"{STEP}{progress.step:08d}"
         partial = final.with_name(f"{_PARTIAL}{final.name}")
-        with self._saying_why_not(partial):
-            on_first_rank(lambda: self._make(partial))
-            with learner.settled():
-                state = sharded_state(learner, loading=False)
+        with self._explain_errors(partial):
+            on_first_rank(lambda: self._make_folder(partial))
+            with gathered_weights(model.chunks):
+                state = sharded_state(model, loading=False)
                 state |= asdict(progress)
-                hosted = device().type == "cpu" or self.config.optimizer.optimizer_cpu_offload
-                clone = self.config.checkpoint.async_save and hosted
-                shards = gather_shards(state, partial, clone=clone)
-            size = sum(on_all_ranks(lambda: sum(shard.bytes for shard in shards.shards)))
-        jobs = [self._threads.submit(_write_shard, shard) for shard in shards.shards]
+                on_host = device().type == "cpu" or self.config.optimizer.optimizer_cpu_offload
+                clone = self.config.checkpoint.async_save and on_host
+                distcp = gather_to_host(state, partial, clone=clone)
+            size = sum(on_all_ranks(lambda: sum(file.bytes for file in distcp.files)))
+        jobs = [self._threads.submit(_write_distcp, file) for file in distcp.files]
         if data.position is not None:
             position = BytesIO()
             torch.save(data.position, position)
-            file = partial / loader_file(learner.groups.dp.rank())
+            file = partial / loader_file(model.groups.dp.rank())
             jobs.append(self._threads.submit(_write_bytes, file, position))
-        self._pending = _Pending(
+        self._pending = _PendingSave(
             final=final,
             partial=partial,
-            shards=shards,
+            distcp=distcp,
             jobs=jobs,
             data=data,
             best=best,
@@ -129,13 +138,13 @@ class Saver:
 
     @property
     def writing(self) -> bool:
-        """Whether this rank still writes files of the save that is under way."""
+        """Whether this rank still writes files of the pending save."""
         return self._pending is not None and not all(job.done() for job in self._pending.jobs)
 
-    def finish(self) -> Saved | None:
-        """Waits for the files of all ranks and makes the checkpoint the newest; all ranks call it.
+    def finish(self) -> SavedCheckpoint | None:
+        """Waits for the files of all ranks and publishes the checkpoint; all ranks call it.
 
-        None where no save is under way.
+        Returns None where no save is pending.
 
         Raises:
             CheckpointError: a rank could not write; older checkpoints are as they were.
@@ -143,95 +152,95 @@ class Saver:
         pending, self._pending = self._pending, None
         if pending is None:
             return None
-        with self._saying_why_not(pending.partial, size=pending.bytes):
-            known = _merged(on_all_ranks(lambda: _sealed(pending)))
+        with self._explain_errors(pending.partial, size=pending.bytes):
+            known = _merged(on_all_ranks(lambda: _digests(pending)))
             written = [job.result() for job in pending.jobs]
-            pending.shards.index([w.results for w in written[: len(pending.shards.shards)]])
+            distcp = pending.distcp
+            distcp.write_index([file.results for file in written[: len(distcp.files)]])
             on_first_rank(lambda: self._publish(pending, known))
-        return Saved(path=pending.final, seconds=time.perf_counter() - pending.began)
+        return SavedCheckpoint(path=pending.final, seconds=time.perf_counter() - pending.began)
 
     def close(self) -> None:
-        """Waits for this rank's threads. A save that is under way stays unfinished."""
+        """Waits for this rank's threads. A pending save stays unfinished."""
         self._threads.shutdown()
 
-    def _make(self, partial: Path) -> None:
+    def _make_folder(self, partial: Path) -> None:
         self.clear()
         partial.mkdir(parents=True)
 
     def clear(self) -> None:
-        """Removes what saves have left that did not come to their end; the first rank calls it.
+        """Removes what unfinished saves have left; the first rank calls it.
 
         Raises:
-            OSError: it cannot.
+            OSError: the files cannot be removed.
         """
         if self._removal is not None:
-            self._removal.result()  # else it would find its folders gone
-        for left in self.places.glob(f"{_PARTIAL}*"):
+            self._removal.result()  # it must not find its folders gone
+        for left in self.checkpoints.glob(f"{_PARTIAL}*"):
             shutil.rmtree(left)
         for name in (LATEST, LOWEST_VAL):
             self._new(name).unlink(missing_ok=True)
 
     def _describe(self, partial: Path, data: DataState) -> None:
         save_config(self.config, partial / "config.yaml")
-        # Not `save_file`, whose files only their owner may read.
+        # Not `save_file`: only the owner may read its files.
         null_text = to_bytes({"text": data.null_text_LE.contiguous()})
         (partial / "null_text.safetensors").write_bytes(null_text)
         (partial / INTERVAL).write_bytes(to_bytes(dict(data.interval)))
         if data.card is not None:
             (partial / "dataset_card.json").write_text(json.dumps(data.card, indent=1))
 
-    def _publish(self, pending: _Pending, known: dict[str, Sealed]) -> None:
-        """Makes a whole checkpoint visible, then the newest; then removes what is too old."""
+    def _publish(self, pending: _PendingSave, known: dict[str, FileDigest]) -> None:
+        """Renames a complete checkpoint, makes it the newest, then removes the oldest ones."""
         self._describe(pending.partial, pending.data)
         write_manifest(pending.partial, known)
         final = pending.final
         names = [LATEST, LOWEST_VAL] if pending.best else [LATEST]
-        for name in names:  # written before anything is renamed: the disk may be full
+        for name in names:  # written before anything is renamed, since the disk may be full
             self._new(name).write_text(final.name)
-            seal(self._new(name))
-        old = [final] if final.exists() else []  # of a run that this one went back from
-        out_of_sight = [_hidden(path) for path in old]
+            sync_and_digest(self._new(name))
+        old = [final] if final.exists() else []  # from before a return to an earlier checkpoint
+        renamed = [_rename_for_removal(path) for path in old]
         pending.partial.rename(final)
-        _sync(self.places)
+        _sync(self.checkpoints)
         for name in names:
-            self._new(name).replace(self.places / name)
-        # Those of later steps are of such a run, too: they stay until replaced.
-        done = sorted(p for p in self.places.glob(f"{STEP}*") if p.name <= final.name)
+            self._new(name).replace(self.checkpoints / name)
+        # Checkpoints of later steps are also from before such a return: they stay until replaced.
+        done = sorted(p for p in self.checkpoints.glob(f"{STEP}*") if p.name <= final.name)
         keep, best = self.config.checkpoint.keep_last, self._best()
         old = [path for path in (done[:-keep] if keep else []) if path.name != best]
-        out_of_sight += [_hidden(path) for path in old]
-        self._removal = self._threads.submit(_remove, out_of_sight)
+        renamed += [_rename_for_removal(path) for path in old]
+        self._removal = self._threads.submit(_remove, renamed)
 
     def _new(self, name: str) -> Path:
-        """LATEST or LOWEST_VAL before it takes the place of the one that is there."""
-        return self.places / f".{name}.new"
+        """The file that is going to replace LATEST or LOWEST_VAL."""
+        return self.checkpoints / f".{name}.new"
 
     @contextmanager
-    def _saying_why_not(self, path: Path, *, size: int = 0) -> Iterator[None]:
-        """Turns what keeps a checkpoint from being written into one error that a user understands.
+    def _explain_errors(self, path: Path, *, size: int = 0) -> Iterator[None]:
+        """Turns an error of a save into one that a user understands, and removes its files.
 
-        What there is of it goes, so that it is not in the way of whatever comes next. `size` is
-        about what it needs.
+        `size` is about what the checkpoint needs.
         """
         try:
             yield
-        except (CheckpointException, OSError, RuntimeError) as error:  # torch: a full disk is one
+        except (CheckpointException, OSError, RuntimeError) as error:  # torch's, at a full disk
             if "gloo" in str(error) or isinstance(error, torch.distributed.DistError):
-                raise  # another process has died: the disk has nothing to do with it
+                raise  # another process has died; the disk is not the cause
             if torch.distributed.get_rank() == 0:
-                with suppress(OSError):  # that would hide why the save has failed
+                with suppress(OSError):  # it would hide why the save has failed
                     self.clear()
             raise CheckpointError(
                 f"{path} cannot be written ({error_in_words(error)}); is the disk full? Free space,"
-                f" or choose another checkpoint.save. {self._room(size)}Older checkpoints are"
+                f" or choose another checkpoint.save. {self._disk_space(size)}Older checkpoints are"
                 " as they were, and nothing of this one is left: the same command goes on from them"
             ) from error
 
-    def _room(self, size: int) -> str:
-        """What a checkpoint needs beside what there is, as far as that is known."""
+    def _disk_space(self, size: int) -> str:
+        """A sentence with the size of a checkpoint and the free space, as far as they are known."""
         try:
-            free = shutil.disk_usage(self.places).free
-            last = max(self.places.glob(f"{STEP}*"), default=None)
+            free = shutil.disk_usage(self.checkpoints).free
+            last = max(self.checkpoints.glob(f"{STEP}*"), default=None)
             size = max(size, sum(file.stat().st_size for file in last.iterdir()) if last else 0)
         except OSError:
             return ""
@@ -239,27 +248,27 @@ class Saver:
         return f"{needed}{free / 1e6:,.1f} MB are free there now. "
 
     def _best(self) -> str:
-        """Name of the checkpoint with the lowest validation loss; empty where there is none."""
-        pointer = self.places / LOWEST_VAL
+        """Name of the checkpoint with the lowest validation loss; empty if there is none."""
+        pointer = self.checkpoints / LOWEST_VAL
         return pointer.read_text(errors="replace").strip() if pointer.is_file() else ""
 
 
 def save_checkpoint(
     folder: Path,
-    learner: ModelAndOptimizer,
+    model: ModelAndOptimizer,
     *,
     progress: TrainProgress,
     config: RunConfig,
     data: DataState,
 ) -> Path:
-    """Writes RUN/checkpoints/step_N and moves LATEST once it is whole; all ranks call it.
+    """Writes RUN/checkpoints/step_N and waits for it; all ranks call it.
 
     Raises:
         CheckpointError: a rank could not write; older checkpoints are as they were.
     """
     saver = Saver(folder, config)
     try:
-        saver.begin(learner, progress=progress, data=data)
+        saver.begin(model, progress=progress, data=data)
         saved = saver.finish()
     finally:
         saver.close()
@@ -267,29 +276,29 @@ def save_checkpoint(
     return saved.path
 
 
-def _write_shard(shard: Shard) -> _Written:
-    results = shard.write()
-    return _Written(name=shard.file.name, sealed=seal(shard.file), results=results)
+def _write_distcp(file: DistcpFile) -> _WrittenFile:
+    results = file.write()
+    return _WrittenFile(name=file.path.name, digest=sync_and_digest(file.path), results=results)
 
 
-def _write_bytes(file: Path, content: BytesIO) -> _Written:
+def _write_bytes(file: Path, content: BytesIO) -> _WrittenFile:
     file.write_bytes(content.getbuffer())
-    return _Written(name=file.name, sealed=seal(file))
+    return _WrittenFile(name=file.name, digest=sync_and_digest(file))
 
 
-def _sealed(pending: _Pending) -> dict[str, Sealed]:
-    """This rank's files, once all of them are written."""
+def _digests(pending: _PendingSave) -> dict[str, FileDigest]:
+    """The digests of this rank's files, once all of them are written."""
     wait(pending.jobs)
     written = [job.result() for job in pending.jobs]
-    return {w.name: w.sealed for w in written}
+    return {file.name: file.digest for file in written}
 
 
-def _merged(of_ranks: list[dict[str, Sealed]]) -> dict[str, Sealed]:
-    return {name: sealed for files in of_ranks for name, sealed in files.items()}
+def _merged(of_ranks: list[dict[str, FileDigest]]) -> dict[str, FileDigest]:
+    return {name: digest for files in of_ranks for name, digest in files.items()}
 
 
-def _hidden(path: Path) -> Path:
-    """Renames a folder, so that no kill leaves half of it under a checkpoint's name."""
+def _rename_for_removal(path: Path) -> Path:
+    """Renames a checkpoint, so that a kill cannot leave half of it under its name."""
     return path.rename(path.with_name(f"{_PARTIAL}removed_{path.name}"))
 
 
@@ -299,7 +308,7 @@ def _remove(folders: list[Path]) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Brings renamings in a folder to the disk."""
+    """Brings the renames in a folder to the disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,12 +1,14 @@
-"""Megatron-Core's sharded checkpoint in three acts, the second of which needs no other rank.
+"""Megatron-Core's sharded checkpoint in three parts; the second needs no other rank.
 
-1. gather   all ranks together plan who writes what, and copy it into host memory
-2. write    each rank its own files, whenever it likes
-3. index    all ranks together: .metadata, metadata.json
+1. gather_to_host    all ranks plan together who writes what, and copy it into host memory
+2. write             each rank writes its own files, at any time
+3. write_index       all ranks together: .metadata, metadata.json
 
-The files are written by threads of this process. Megatron-Core 0.16 forks writers: next to the
-threads of gloo, NCCL and CUDA that may deadlock, and when a writer is killed its parent waits for
-ever. Nothing is lost by it, since torch releases the interpreter while it writes a tensor.
+Threads of this process write the files. Megatron-Core 0.16 forks its writers, which may deadlock
+next to the threads of gloo, NCCL and CUDA, and when a writer is killed its parent waits for ever.
+Threads are no slower, since torch releases the interpreter lock while it writes a tensor.
+
+This is the only module that touches private members of Megatron-Core's and torch's writers.
 """
 
 from __future__ import annotations
@@ -28,30 +30,30 @@ from torch.distributed.checkpoint.filesystem import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
-# From 0.17 on the default is a package of its own, nvidia-resiliency-ext.
-_CHOOSES = "async_strategy" in signature(dist_checkpointing.save).parameters
-_STRATEGY: dict[str, Any] = {"async_strategy": "mcore"} if _CHOOSES else {}
+# From 0.17 on the default strategy is that of another package, nvidia-resiliency-ext.
+_HAS_STRATEGIES = "async_strategy" in signature(dist_checkpointing.save).parameters
+_STRATEGY: dict[str, Any] = {"async_strategy": "mcore"} if _HAS_STRATEGIES else {}
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
-    """One file, and the tensors and objects that go into it."""
+class DistcpFile:
+    """One file with its tensors and objects."""
 
-    file: Path
+    path: Path
     items: Sequence[tuple[Any, Any]]
 
     @property
     def bytes(self) -> int:
-        """Of its tensors; objects are small beside them."""
+        """Size of its tensors; objects are small in comparison."""
         return sum(data.nbytes for _, data in self.items if isinstance(data, Tensor))
 
     def write(self) -> list[WriteResult]:
-        """Writes the file; the result is for the index."""
-        return write_items(self.file, self.items)
+        """Writes the file; the results are for the index."""
+        return write_items(self.path, self.items)
 
 
 def write_items(file: Path, items: Iterable[tuple[Any, Any]]) -> list[WriteResult]:
-    """Writes a file of tensors and objects, one after the other; the result is for the index."""
+    """Writes tensors and objects one after the other; the results are for the index."""
     with file.open("wb") as stream:
         return [
             _write_item(
@@ -67,36 +69,36 @@ def write_items(file: Path, items: Iterable[tuple[Any, Any]]) -> list[WriteResul
 
 
 @dataclass(frozen=True, slots=True)
-class Shards:
-    """The part of a checkpoint that this rank writes."""
+class DistcpSave:
+    """The files of a checkpoint that this rank writes."""
 
     request: Any  # Megatron-Core's AsyncRequest
-    shards: list[Shard]
+    files: list[DistcpFile]
 
-    def index(self, results: list[list[WriteResult]]) -> None:
-        """Says where everything lies, once all ranks have written; all of them call it."""
-        if self.shards:
+    def write_index(self, results: list[list[WriteResult]]) -> None:
+        """Writes where every tensor lies, once all ranks have written; all ranks call it."""
+        if self.files:
             queue = self.request.async_fn_args[2]
             queue.put(dict(enumerate(results)))
-        for act in self.request.finalize_fns:
-            act()
+        for finalize in self.request.finalize_fns:
+            finalize()
 
 
-def gather_shards(state: dict[str, Any], folder: Path, *, clone: bool) -> Shards:
+def gather_to_host(state: dict[str, Any], folder: Path, *, clone: bool) -> DistcpSave:
     """Plans the files of `state` in `folder`; all ranks call it.
 
-    What was on a GPU is copied to the host. With `clone` so is what was on the host: the result
-    does not change when `state` does.
+    Tensors on a GPU are copied to the host. With `clone` tensors on the host are copied, too, so
+    that the files do not change when `state` does.
     """
-    # Megatron-Core's own queue is a process: it takes 2 s to start, and dies of the SIGTERM that
-    # makes a run save, since torch.distributed.run sends that to every process.
+    # Megatron-Core's own queue is a process. It takes 2 s to start, and it dies of the SIGTERM that
+    # makes a run save, since torch.distributed.run sends SIGTERM to every process.
     filesystem_async._results_queue = SimpleQueue()  # type: ignore[assignment]
     request: Any = dist_checkpointing.save(state, str(folder), async_sharded_save=True, **_STRATEGY)
     buckets = request.preload_fn() if request.preload_fn else []
-    return Shards(
+    return DistcpSave(
         request,
         [
-            Shard(
+            DistcpFile(
                 Path(path),
                 [*objects, *((item, t.clone() if clone else t) for item, t in tensors)],
             )

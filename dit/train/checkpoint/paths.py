@@ -1,7 +1,18 @@
-"""Which checkpoint a path means, whether it is whole, and what to do where it is not."""
+"""Which checkpoint a path means, whether its files are as they were saved, and what to do if not.
+
+manifest.json has the format of a checkpoint, and size and `sha256sum` of each of its files:
+
+{"format": 1, "software": "megatron-dit 0.1.0", "files": {"common.pt": {"bytes": 1, "sha256": "…"}}}
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,28 +22,111 @@ from dit.config import RunConfig
 from dit.config.loading import read_config
 from dit.distributed.collective_errors import error_in_words
 from dit.json_text import parse_json
-from dit.train.checkpoint.manifest import (
-    FORMAT,
-    MANIFEST,
-    SOFTWARE,
-    Manifest,
-    is_file_name,
-    read_manifest,
-    sum_up,
-)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+"""Rises when earlier versions would misread what this one writes; 0 without a manifest."""
+_LONGEST_NAME = 255  # bytes; the limit of file systems
+SOFTWARE = f"megatron-dit {version('megatron-dit')}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileDigest:
+    """Size and checksum of a file when its checkpoint was written."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """The files of a checkpoint."""
+
+    format: int
+    software: str  # the version that wrote it
+    files: Mapping[str, FileDigest]
+
+
+def file_digest(file: Path) -> FileDigest:
+    """Size and checksum of a file."""
+    with file.open("rb") as handle:
+        digest = hashlib.file_digest(handle, "sha256").hexdigest()
+        return FileDigest(bytes=handle.tell(), sha256=digest)
+
+
+def sync_and_digest(file: Path) -> FileDigest:
+    """Brings a file to the disk, so that it survives a loss of power; returns its digest."""
+    with file.open("rb") as handle:
+        os.fsync(handle.fileno())
+    return file_digest(file)
+
+
+def write_manifest(folder: Path, known: Mapping[str, FileDigest]) -> None:
+    """Writes the manifest of all files in `folder`; digests that are not `known` are computed."""
+    names = sorted({file.name for file in folder.iterdir()} | known.keys())
+    files = {name: asdict(known.get(name) or sync_and_digest(folder / name)) for name in names}
+    content = {"format": FORMAT, "software": SOFTWARE, "files": files}
+    (folder / MANIFEST).write_text(json.dumps(content, indent=1) + "\n")
+    sync_and_digest(folder / MANIFEST)
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """The manifest of a checkpoint; None in checkpoints of the first versions.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    file = folder / MANIFEST
+    if not file.is_file():
+        return None
+    match parse_json(file.read_bytes()):
+        case {"format": int(form), "software": str(software), "files": dict(files)} if files:
+            digests = {name: _parse_entry(name, entry) for name, entry in files.items()}
+            return Manifest(format=form, software=software[:_LONGEST_NAME], files=digests)
+    raise ValueError("it lacks format, software or files")
+
+
+def _parse_entry(name: str, entry: Any) -> FileDigest:
+    """The digest of one file in the checkpoint's own folder.
+
+    Raises:
+        ValueError: the entry is damaged.
+    """
+    if not is_file_name(name):
+        raise ValueError(f"{name[:_LONGEST_NAME]!r} is no name of a file beside it")
+    match entry:
+        case {"bytes": int(size), "sha256": str(digest)}:
+            return FileDigest(bytes=size, sha256=digest)
+    raise ValueError(f"{name} lacks bytes or sha256")
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a name read from a file means a file in the same folder."""
+    plain = name == Path(name).name and name not in ("", ".", "..") and "\0" not in name
+    return plain and len(os.fsencode(name)) <= _LONGEST_NAME
+
+
+def changed_files(folder: Path, manifest: Manifest, *, part: slice = slice(None)) -> list[str]:
+    """Names of the files that have changed, among a `part` of them sorted by falling size."""
+    largest_first = sorted(manifest.files, key=lambda name: -manifest.files[name].bytes)
+    return [
+        name for name in largest_first[part] if file_digest(folder / name) != manifest.files[name]
+    ]
+
+
 LATEST = "LATEST"
 LOWEST_VAL = "LOWEST_VAL"
-_LONGEST = 300  # bytes of a pointer that are read
+_LONGEST_POINTER = 300  # bytes that are read of LATEST or LOWEST_VAL
 _POINTERS = (LATEST, LOWEST_VAL)
 STEP = "step_"
-# Megatron-Core's own, beside the .distcp files whose names .metadata knows; and ours.
-_CORE = ("metadata.json", ".metadata")
+# Files of Megatron-Core, beside the .distcp files that .metadata names.
+_CORE_FILES = ("metadata.json", ".metadata")
 _NULL_TEXT = "null_text.safetensors"
-_WHOLE = (*_CORE, "config.yaml", _NULL_TEXT)  # of every checkpoint of a run
+_REQUIRED = (*_CORE_FILES, "config.yaml", _NULL_TEXT)  # in every checkpoint of a run
 
 
 class CheckpointError(ValueError):
@@ -47,47 +141,47 @@ def find_checkpoint(path: Path) -> Path | None:
     Raises:
         CheckpointError: it is not complete, or LATEST names one that is not there.
     """
-    if any((path / name).is_file() for name in (*_CORE, MANIFEST)):
+    if any((path / name).is_file() for name in (*_CORE_FILES, MANIFEST)):
         return _complete(path)
     named = path.name in _POINTERS
     for folder in (path.parent,) if named else (path, path / "checkpoints"):
         pointer = folder / (path.name if named else LATEST)
         if pointer.is_file():
             return _complete(folder / _named_by(pointer))
-        # A run that was killed between its first checkpoint and its pointer to it.
+        # The run was killed between its first checkpoint and the pointer to it.
         if steps := sorted(folder.glob(f"{STEP}*")):
             return _complete(steps[-1])
     return None
 
 
 def _named_by(pointer: Path) -> str:
-    """The checkpoint that LATEST or LOWEST_VAL names, which lies beside it.
+    """Name of the checkpoint that LATEST or LOWEST_VAL points to, in the same folder.
 
     Raises:
-        CheckpointError: it names none.
+        CheckpointError: it names no folder there.
     """
     with pointer.open("rb") as stream:
-        name = stream.read(_LONGEST + 1).decode(errors="replace").strip()
+        name = stream.read(_LONGEST_POINTER + 1).decode(errors="replace").strip()
     if not is_file_name(name):
         raise CheckpointError(
             f"{pointer} names {name!r}, and must hold the name of a folder beside it;"
-            f" {other_than(pointer.parent, name)}"
+            f" {remedy(pointer.parent, name)}"
         )
     if not (pointer.parent / name).is_dir():
         raise CheckpointError(
-            f"{pointer} names {name!r}, which is not there; {other_than(pointer.parent, name)}"
+            f"{pointer} names {name!r}, which is not there; {remedy(pointer.parent, name)}"
         )
     return name
 
 
 def _complete(path: Path) -> Path:
     if fault := _fault(path):
-        raise CheckpointError(f"{path} {fault}; {other_than(path.parent, path.name)}")
+        raise CheckpointError(f"{path} {fault}; {remedy(path.parent, path.name)}")
     return path
 
 
 def _fault(path: Path) -> str:
-    """Why a checkpoint cannot be used, as far as names and sizes tell; empty where it can."""
+    """Why a checkpoint cannot be used, judged by names and sizes of its files; empty if it can."""
     try:
         manifest = read_manifest(path)
     except (ValueError, OSError) as error:
@@ -97,17 +191,17 @@ def _fault(path: Path) -> str:
             f"has format {manifest.format}, of {manifest.software}, and this is {SOFTWARE}, which"
             f" reads formats up to {FORMAT}; install a version as new"
         )
-    names = manifest.files if manifest is not None else _WHOLE
-    # Imports have no null text; one that is there and not listed would go unchecked.
-    wanted = [name for name in _WHOLE if name != _NULL_TEXT or (path / name).exists()]
+    names = manifest.files if manifest is not None else _REQUIRED
+    # Imported checkpoints have no null text. A file that is not listed would not be verified.
+    wanted = [name for name in _REQUIRED if name != _NULL_TEXT or (path / name).exists()]
     if unlisted := [name for name in wanted if name not in names]:
         return f"has a damaged {MANIFEST} (it does not list {', '.join(unlisted)})"
     if missing := [name for name in names if not (path / name).is_file()]:
         return f"has no {', '.join(missing)}"
-    return "" if manifest is None else _other_sizes(path, manifest)
+    return "" if manifest is None else _wrong_sizes(path, manifest)
 
 
-def _other_sizes(path: Path, manifest: Manifest) -> str:
+def _wrong_sizes(path: Path, manifest: Manifest) -> str:
     sizes = {name: (path / name).stat().st_size for name in manifest.files}
     wrong = [
         f"{name} of {sizes[name]} instead of {entry.bytes} bytes"
@@ -117,8 +211,8 @@ def _other_sizes(path: Path, manifest: Manifest) -> str:
     return f"is damaged, with {', '.join(wrong)}" if wrong else ""
 
 
-def other_than(folder: Path, name: str) -> str:
-    """What to do about a checkpoint that is of no use."""
+def remedy(folder: Path, name: str) -> str:
+    """What a user can do about the unusable checkpoint `name`."""
     others = sorted(p for p in folder.glob(f"{STEP}*") if p.name != name and not _fault(p))
     if others:
         return f"write {others[-1].name} into {folder / LATEST} to go on from there"
@@ -126,7 +220,7 @@ def other_than(folder: Path, name: str) -> str:
 
 
 def manifest_of(path: Path) -> Manifest | None:
-    """The manifest of a checkpoint; None where it was saved before there were any.
+    """The manifest of a checkpoint; None in checkpoints of the first versions.
 
     Raises:
         CheckpointError: it is damaged.
@@ -159,14 +253,14 @@ def saved_config(path: Path) -> RunConfig:
 
 
 def saved_bytes(path: Path, name: str) -> bytes:
-    """Content of a small file of a checkpoint, as it was saved.
+    """Content of a small file of a checkpoint, after a comparison with its checksum.
 
     Raises:
-        CheckpointError: it is lost, or its checksum is another.
+        CheckpointError: it is missing or has changed.
     """
     manifest = manifest_of(path)
     try:
-        if manifest is not None and sum_up(path / name) != manifest.files.get(name):
+        if manifest is not None and file_digest(path / name) != manifest.files.get(name):
             raise changed(path, [name])
         return (path / name).read_bytes()
     except OSError as error:
@@ -174,7 +268,7 @@ def saved_bytes(path: Path, name: str) -> bytes:
 
 
 def saved_card(path: Path) -> dict[str, Any] | None:
-    """`dataset_card.json` of the data of a checkpoint; None where it has none.
+    """`dataset_card.json` of a checkpoint's data; None where the data have none.
 
     Raises:
         CheckpointError: it is damaged.
@@ -193,7 +287,7 @@ def saved_card(path: Path) -> dict[str, Any] | None:
 
 
 def saved_null_text(path: Path) -> Tensor:
-    """[L0, E]: embedding of the empty string, as the data of a checkpoint have it.
+    """[L0, E]: the embedding of the empty caption in a checkpoint's data.
 
     Raises:
         CheckpointError: it is damaged.
@@ -208,17 +302,17 @@ def saved_null_text(path: Path) -> Tensor:
 
 
 def changed(path: Path, names: list[str]) -> CheckpointError:
-    """The error for a checkpoint of which these files have not the checksums of its manifest."""
+    """The error for files whose checksums are not those of the manifest."""
     return CheckpointError(
         f"{path} is damaged: {', '.join(sorted(names))} changed after it was saved (the checksum"
-        f" is another); {other_than(path.parent, path.name)}"
+        f" is another); {remedy(path.parent, path.name)}"
     )
 
 
 def damaged(path: Path, cause: BaseException) -> CheckpointError:
-    """The error for a checkpoint, or a file of it, that `cause` kept from being read."""
+    """The error for a checkpoint, or a file of it, that cannot be read because of `cause`."""
     place = path if path.is_dir() else path.parent
     return CheckpointError(
         f"{path} cannot be read, a file is missing or damaged ({error_in_words(cause)});"
-        f" {other_than(place.parent, place.name)}"
+        f" {remedy(place.parent, place.name)}"
     )

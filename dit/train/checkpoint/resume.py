@@ -1,12 +1,21 @@
-"""A run and its checkpoints: where it goes on from, and when it is saved."""
+"""A run and its folder: where it starts from, and when it is saved.
+
+1. run_folder     the folder is made and locked
+2. resume         the run continues from a checkpoint, starts from its weights, or starts at step 0
+3. save           a checkpoint is begun
+   finish_save    its files are complete, and exported where configured
+"""
 
 from __future__ import annotations
 
 import math
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import torch.distributed as dist
 
@@ -14,7 +23,8 @@ from dit.config import EmaKind, RunConfig, Weights
 from dit.config.loading import changes
 from dit.data import DataError, PackLoader, places_of
 from dit.distributed.collective_errors import on_all_ranks
-from dit.distributed.watchdog.monitor import heartbeat
+from dit.distributed.watchdog import heartbeat
+from dit.folder_lock import FolderInUseError, only_writer
 from dit.train.checkpoint.paths import CheckpointError, find_checkpoint, manifest_of, saved_config
 from dit.train.checkpoint.state_dict import (
     DataState,
@@ -27,23 +37,69 @@ from dit.train.metrics.run_logger import RunLogger
 from dit.train.train_state import TrainState
 
 
-def resume(run: TrainState) -> None:
-    """Continues from checkpoint.save, else from checkpoint.load, where they hold a checkpoint.
+@contextmanager
+def run_folder(config: RunConfig) -> Iterator[Path | None]:
+    """Makes `checkpoint.save` and locks it against other runs; all ranks call it.
 
-    With checkpoint.finetune, a run that has none of its own yet takes the weights of the latter.
+    Yields None where nothing is to be written.
 
     Raises:
-        CheckpointError: there are no weights to take, or a checkpoint is of no use.
+        FolderInUseError: another run writes to it.
+        ValueError: it cannot be written.
+    """
+    if not config.checkpoint.save:
+        yield None
+        return
+    folder = Path(config.checkpoint.save)
+    _make_run_folder(folder)
+    with ExitStack() as held:
+        refusal = _lock(folder, held) if dist.get_rank() == 0 else ""
+        refusals: list[str] = [refusal]
+        dist.broadcast_object_list(refusals, src=0)
+        if refusals[0]:  # raised on all ranks
+            raise FolderInUseError(refusals[0])
+        yield folder
+
+
+def _make_run_folder(folder: Path) -> None:
+    try:
+        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"checkpoint.save={folder} cannot be written ({error}); choose a folder that"
+            " every process may write to"
+        ) from error
+
+
+def _lock(folder: Path, held: ExitStack) -> str:
+    """Locks the folder until `held` closes; returns the reason if it cannot."""
+    try:
+        held.enter_context(only_writer(folder, named=f"checkpoint.save={folder}"))
+    except (FolderInUseError, OSError) as error:
+        return str(error)
+    return ""
+
+
+def resume(run: TrainState) -> None:
+    """Continues from a checkpoint in checkpoint.save, else from one in checkpoint.load.
+
+    With checkpoint.finetune, a run without a checkpoint of its own starts from the weights of the
+    latter.
+
+    Raises:
+        CheckpointError: there are no weights to start from, or the checkpoint cannot be used.
     """
     c = run.config.checkpoint
     if c.save and (own := find_checkpoint(Path(c.save))):
-        _go_on(run, own, own=True)
+        _continue_from(run, own, own=True)
     elif c.load and (other := find_checkpoint(Path(c.load))):
         if c.finetune:
-            start_from(other, run.learner, config=run.config)
-            run.notes += _about_start(other, run.config)
+            start_from(other, run.model, config=run.config)
+            run.notes += _finetune_notes(other, run.config)
         else:
-            _go_on(run, other, own=False)
+            _continue_from(run, other, own=False)
     elif c.finetune:
         raise CheckpointError(
             f"checkpoint.finetune=true, and checkpoint.load={c.load} holds no checkpoint; give a"
@@ -53,35 +109,35 @@ def resume(run: TrainState) -> None:
         run.notes.append(f"checkpoint.load={c.load} holds no checkpoint: starting at step 0")
 
 
-def _go_on(run: TrainState, path: Path, *, own: bool) -> None:
-    """`own` says that the checkpoint is of this run."""
-    run.progress = load_checkpoint(path, run.learner, config=run.config)
+def _continue_from(run: TrainState, path: Path, *, own: bool) -> None:
+    """Continues from a checkpoint, which is one of this run if it is its `own`."""
+    run.progress = load_checkpoint(path, run.model, config=run.config)
     run.saved_step = run.progress.step
-    run.notes += [f"continuing after step {run.progress.step}", *_about_change(path, run.config)]
-    if other := run.gauges.go_on(interval_sums(path)):
+    run.notes += [f"continuing after step {run.progress.step}", *_change_notes(path, run.config)]
+    if other := run.interval_metrics.load_state_dict(interval_sums(path)):
         run.notes.append(
             f"{' and '.join(other)} have other parts than in the checkpoint (validation.quantiles,"
             " dataset.task_encoder_seq_length): at the next log step they are of the steps from"
             f" {run.progress.step + 1} on"
         )
     if run.folder is not None:
-        run.notes += _about_room(path, run.folder)
-    if _begins_data_anew(run, path, own=own):
+        run.notes += _disk_space_notes(path, run.folder)
+    if _restarts_data(run, path, own=own):
         run.progress = run.progress.with_other_data()
         run.notes.append(
             "the data begin anew, since checkpoint.load_data_position=false; weights, optimizer,"
             " schedule and average go on"
         )
     elif run.loader is not None:
-        _place_loader(run.loader, path)
-        run.notes += [run.loader.moved] if run.loader.moved else []
+        _load_data_position(run.loader, path)
+        run.notes += [run.loader.resharded] if run.loader.resharded else []
 
 
-def _place_loader(loader: PackLoader, path: Path) -> None:
-    """Brings the loader to where those of a checkpoint stood.
+def _load_data_position(loader: PackLoader, path: Path) -> None:
+    """Loads the position in the data of a checkpoint.
 
     Raises:
-        CheckpointError: they read other data, or cannot be brought to these ranks.
+        CheckpointError: it is one in other data, or cannot be divided among these ranks.
     """
     places = places_of(saved_config(path).dataset)
     try:
@@ -90,10 +146,10 @@ def _place_loader(loader: PackLoader, path: Path) -> None:
         raise CheckpointError(f"{path}: {error}") from error
 
 
-def _begins_data_anew(run: TrainState, path: Path, *, own: bool) -> bool:
-    """Whether the position in the data is left; the same on all ranks, which call it.
+def _restarts_data(run: TrainState, path: Path, *, own: bool) -> bool:
+    """Whether the run starts its data again from the beginning; all ranks call it.
 
-    A run that has begun its data anew goes on with them when it is started again.
+    A run that has done so continues in these data when it is started again.
     """
     if run.config.checkpoint.load_data_position:
         return False
@@ -105,12 +161,12 @@ def _begins_data_anew(run: TrainState, path: Path, *, own: bool) -> bool:
 def _fits(loader: PackLoader, path: Path) -> bool:
     try:
         return loader.fits(data_positions(path))
-    except (CheckpointError, DataError):  # of another version: not of these data either
+    except (CheckpointError, DataError):  # of another version, so of other data
         return False
 
 
-def _about_change(path: Path, config: RunConfig) -> list[str]:
-    """What is not as it was, of what may change when a run goes on."""
+def _change_notes(path: Path, config: RunConfig) -> list[str]:
+    """Lines about settings that may differ from the checkpoint's and do."""
     saved, lines = saved_config(path), []
     if changed := changes(saved, config):
         lines.append(f"changed since then: {', '.join(changed)}")
@@ -121,10 +177,10 @@ def _about_change(path: Path, config: RunConfig) -> list[str]:
     return lines
 
 
-def _about_room(path: Path, folder: Path) -> list[str]:
-    """That the next checkpoint will not fit, where it is as large as this one."""
+def _disk_space_notes(path: Path, folder: Path) -> list[str]:
+    """A warning if there is no space for another checkpoint of this size."""
     manifest, free = manifest_of(path), shutil.disk_usage(folder).free
-    needed = sum(sealed.bytes for sealed in manifest.files.values()) if manifest else 0
+    needed = sum(digest.bytes for digest in manifest.files.values()) if manifest else 0
     if free >= needed:
         return []
     return [
@@ -133,7 +189,7 @@ def _about_room(path: Path, folder: Path) -> list[str]:
     ]
 
 
-def _about_start(path: Path, config: RunConfig) -> list[str]:
+def _finetune_notes(path: Path, config: RunConfig) -> list[str]:
     averaged = config.checkpoint.finetune_weights is Weights.EMA
     kind = "average of the weights" if averaged else "weights"
     return [
@@ -142,58 +198,61 @@ def _about_start(path: Path, config: RunConfig) -> list[str]:
     ]
 
 
-def save(run: TrainState, record: RunLogger, *, val_loss: float = math.inf) -> None:
-    """Saves this step unless it is saved; returns once the next step may change everything.
+def save(run: TrainState, logger: RunLogger, *, val_loss: float = math.inf) -> None:
+    """Begins to save this step unless it is saved; the next step may begin when it returns.
 
-    `val_loss` is that of this step, infinite where there is none.
+    `val_loss` is that of this step, infinite if there is none.
     """
     if run.saver is None or run.saved_step == run.progress.step:
         return
-    finish_save(run, record)
+    finish_save(run, logger)
     heartbeat("save of a checkpoint")
     began = time.perf_counter()
     data = DataState(
         position=run.loader.state_dict() if run.loader else None,
         card=run.card,
         null_text_LE=run.null_text_LE.cpu(),
-        interval=run.gauges.interval(),
+        interval=run.interval_metrics.state_dict(),
     )
     best = val_loss < run.progress.lowest_val_loss
     if best:
         run.progress = replace(run.progress, lowest_val_loss=val_loss)
-    run.saver.begin(run.learner, progress=run.progress, data=data, best=best)
+    run.saver.begin(run.model, progress=run.progress, data=data, best=best)
     run.saved_step = run.progress.step
     if run.config.checkpoint.async_save:
-        held_up = time.perf_counter() - began
-        record.say(
-            f"step {run.saved_step}: gathered and copied in {held_up:.1f} s; writing in the"
+        seconds = time.perf_counter() - began
+        logger.info(
+            f"step {run.saved_step}: gathered and copied in {seconds:.1f} s; writing in the"
             " background"
         )
     else:
-        finish_save(run, record)
+        finish_save(run, logger)
 
 
-def finish_save(run: TrainState, record: RunLogger) -> None:
-    """Waits for the save that is under way, if there is one, and exports it; all ranks call it."""
+def finish_save(run: TrainState, logger: RunLogger) -> None:
+    """Waits for the pending save, if there is one, and exports it; all ranks call it."""
     if run.saver is None:
         return
     heartbeat("end of a save")
     saved = run.saver.finish()
     if saved is not None:
-        record.say(f"saved {saved.path} in {saved.seconds:.1f} s")
+        logger.info(f"saved {saved.path} in {saved.seconds:.1f} s")
         if run.export is not None:
             began = time.perf_counter()
             heartbeat("export of a checkpoint")
             place = run.export(saved.path)
-            record.say(f"exported to {place} in {time.perf_counter() - began:.1f} s")
+            logger.info(f"exported to {place} in {time.perf_counter() - began:.1f} s")
 
 
-def close_saver(run: TrainState, record: RunLogger) -> None:
-    """Ends the saver's threads. After an error on one of several ranks a save stays unfinished."""
+def close_saver(run: TrainState, logger: RunLogger) -> None:
+    """Ends the saver's threads; a pending save is finished only where there is one rank.
+
+    With several ranks, one of them may have failed, and the others would wait for it.
+    """
     if run.saver is None:
         return
     try:
         if dist.get_world_size() == 1:
-            finish_save(run, record)
+            finish_save(run, logger)
     finally:
         run.saver.close()

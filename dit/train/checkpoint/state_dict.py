@@ -1,6 +1,6 @@
-"""The whole run on disk: weights, averages, optimizer, position in the data, configuration.
+"""What a checkpoint holds and how it loads: weights, averages, optimizer, position in the data.
 
-RUN/checkpoints/step_00000500/   one complete checkpoint; appears when it is whole
+RUN/checkpoints/step_00000500/   one checkpoint; it appears when it is complete
 metadata.json, common.pt, *.distcp          Megatron-Core's sharded checkpoint
 config.yaml                                 the resolved configuration
 loader_00000.pt                             the loader's position, one per data rank
@@ -8,9 +8,7 @@ log_interval.safetensors                    sums since the last log step, by ran
 dataset_card.json, null_text.safetensors    what generation needs of the dataset
 manifest.json                               format, sizes and checksums of all these
 RUN/checkpoints/LATEST           name of the newest complete checkpoint
-RUN/checkpoints/LOWEST_VAL       name of that with the lowest validation loss, which is kept
-
-Here is what is stored, and how it comes back; saving.py writes it.
+RUN/checkpoints/LOWEST_VAL       name of the one with the lowest validation loss, which is kept
 """
 
 from __future__ import annotations
@@ -31,40 +29,39 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
 from dit.config import EmaKind, RunConfig, Weights
+from dit.config.inlining import value_of
 from dit.distributed.collective_errors import RankError, on_all_ranks
-from dit.train.checkpoint.compatibility import check_same_model, check_same_weights
-from dit.train.checkpoint.manifest import changed_files
 from dit.train.checkpoint.paths import (
     CheckpointError,
     changed,
+    changed_files,
     damaged,
     manifest_of,
-    other_than,
+    remedy,
     saved_config,
 )
 from dit.train.model_and_optimizer import ModelAndOptimizer
-from dit.train.progress import TrainProgress
+from dit.train.train_state import TrainProgress
 
 INTERVAL = "log_interval.safetensors"
-
-# Held together by Megatron-Core in the shape of the model, so that any layout can load them.
+# Megatron-Core stores optimizer state in the shape of the model, so that any layout can load it.
 _SHARDING = {"distrib_optim_sharding_type": "fully_reshardable"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataState:
-    """What a checkpoint keeps of the data."""
+    """What a checkpoint stores about the data."""
 
-    position: dict[str, Any] | None  # of this rank's loader; None where another rank reads
+    position: dict[str, Any] | None  # this rank's loader state; None where another rank reads
     card: dict[str, Any] | None  # how to rebuild text encoder and decoder; mock data has none
     null_text_LE: Tensor
-    interval: Mapping[str, Tensor] = field(default_factory=dict)  # of `Gauges`, by rank
+    interval: Mapping[str, Tensor] = field(default_factory=dict)  # of IntervalMetrics, by rank
 
 
-def load_checkpoint(path: Path, learner: ModelAndOptimizer, *, config: RunConfig) -> TrainProgress:
-    """Brings weights, optimizer and averages back; `data_positions` has the loaders' states.
+def load_checkpoint(path: Path, model: ModelAndOptimizer, *, config: RunConfig) -> TrainProgress:
+    """Loads weights, optimizer and averages; `data_positions` loads the loaders' states.
 
-    Averages that the checkpoint does not have start from its weights. All ranks call it.
+    Averages that the checkpoint lacks start from its weights. All ranks call it.
 
     Raises:
         CheckpointError: the checkpoint is damaged, belongs to another model, or has weights alone.
@@ -76,10 +73,10 @@ def load_checkpoint(path: Path, learner: ModelAndOptimizer, *, config: RunConfig
             f"{path} holds weights and no optimizer, as an import does; start a new run from them:"
             f" checkpoint.finetune=true checkpoint.load={path}"
         )
-    state = sharded_state(learner, loading=True)
+    state = sharded_state(model, loading=True)
     if saved_config(path).ema.kind is EmaKind.NONE:
         state.pop("ema", None)
-    # Taken now: loading puts other tensors into the entries of `state`.
+    # Collected now, because loading puts other tensors into the entries of `state`.
     names: dict[Any, tuple[str, str]] = {
         entry.data: (chunk, name)
         for chunk, entries in state["model"].items()
@@ -87,60 +84,58 @@ def load_checkpoint(path: Path, learner: ModelAndOptimizer, *, config: RunConfig
         if isinstance(entry, ShardedTensor)
     }
     loaded = _read(state, path)
-    for number, chunk in enumerate(learner.chunks):
-        module: Any = chunk.module
+    for number, module in enumerate(model.modules):
         module.load_state_dict(loaded["model"][str(number)])
-    learner.optimizer.load_state_dict(loaded["optimizer"])
-    if learner.ema is not None and "ema" in state:
+    model.optimizer.load_state_dict(loaded["optimizer"])
+    if model.ema is not None and "ema" in state:
         averages = loaded["ema"]
-        learner.ema.load({weight: averages[c][name] for weight, (c, name) in names.items()})
-    elif learner.ema is not None:
-        learner.ema.restart()
+        model.ema.load({weight: averages[c][name] for weight, (c, name) in names.items()})
+    elif model.ema is not None:
+        model.ema.restart()
     # Earlier versions did not count skipped steps.
     return TrainProgress(
         **{f.name: loaded[f.name] for f in fields(TrainProgress) if f.name in loaded}
     )
 
 
-def start_from(path: Path, learner: ModelAndOptimizer, *, config: RunConfig) -> None:
-    """Takes the weights of a checkpoint into a new run, and nothing else; all ranks call it.
+def start_from(path: Path, model: ModelAndOptimizer, *, config: RunConfig) -> None:
+    """Loads only the weights of a checkpoint, for a new run; all ranks call it.
 
     Raises:
-        CheckpointError: the checkpoint is damaged, of another model, or has no such weights.
+        CheckpointError: the checkpoint is damaged, of another model, or lacks the average.
     """
     check_same_weights(path, config)
     verify(path)
     averaged = config.checkpoint.finetune_weights is Weights.EMA
-    modules: list[Any] = [chunk.module for chunk in learner.chunks]
-    load_weights(path, modules, averaged=averaged)
-    learner.optimizer.reload_model_params()
-    if learner.ema is not None:
-        learner.ema.restart()
+    load_weights(path, model.modules, averaged=averaged)
+    model.optimizer.reload_model_params()
+    if model.ema is not None:
+        model.ema.restart()
 
 
 def verify(path: Path) -> None:
-    """Compares every file with its checksum; the ranks share the reading, and all call it.
+    """Compares every file with its checksum; all ranks call it, and each reads some of the files.
 
     Raises:
-        CheckpointError: a file is not as it was saved.
+        CheckpointError: a file has changed since it was saved.
     """
     manifest = manifest_of(path)
     if manifest is None:
         return
     part = slice(dist.get_rank(), None, dist.get_world_size())
     try:
-        wrong = on_all_ranks(lambda: changed_files(path, manifest, part=part))
+        by_rank = on_all_ranks(lambda: changed_files(path, manifest, part=part))
     except RankError as error:
         raise damaged(path, error) from error
-    if names := [name for of_rank in wrong for name in of_rank]:
+    if names := [name for of_rank in by_rank for name in of_rank]:
         raise changed(path, names)
 
 
 def load_weights(path: Path, modules: Sequence[MegatronModule], *, averaged: bool) -> None:
-    """Fills the parts of a model with the weights of a checkpoint, or with their average.
+    """Loads the weights of a checkpoint, or their average, into the parts of a model.
 
     Raises:
-        CheckpointError: the average is asked for and the run kept none.
+        CheckpointError: the checkpoint has no average.
     """
     if averaged and not any(name.startswith("ema.") for name in _stored_names(path)):
         raise CheckpointError(
@@ -154,15 +149,15 @@ def load_weights(path: Path, modules: Sequence[MegatronModule], *, averaged: boo
     }
     loaded = _read(state, path)
     for number, (module, of) in enumerate(zip(modules, entries, strict=True)):
-        # The rest is the extra state of Megatron-Core's linears: nothing, and no import has it.
+        # The other entries are extra states of Megatron-Core's linear layers, which are empty.
         module.load_state_dict({name: loaded[str(number)].get(name) for name in of})
 
 
 def data_positions(path: Path) -> list[dict[str, Any]]:
-    """Where the loaders of all data-parallel ranks stood, in the order of the ranks.
+    """The loader states of all data-parallel ranks, in the order of the ranks.
 
     Raises:
-        CheckpointError: a file is lost or damaged.
+        CheckpointError: a file is missing or damaged.
     """
     first = _data_position(path / loader_file(0))
     ranks = first.get("ranks", 1)
@@ -174,7 +169,7 @@ def data_positions(path: Path) -> list[dict[str, Any]]:
 def _data_position(file: Path) -> dict[str, Any]:
     if not file.is_file():
         path = file.parent
-        raise CheckpointError(f"{path} has no {file.name}; {other_than(path.parent, path.name)}")
+        raise CheckpointError(f"{path} has no {file.name}; {remedy(path.parent, path.name)}")
     try:
         position = torch.load(file, weights_only=True)
     except Exception as error:
@@ -185,7 +180,7 @@ def _data_position(file: Path) -> dict[str, Any]:
 
 
 def interval_sums(path: Path) -> dict[str, Tensor]:
-    """What `Gauges` had added up since the last log step; empty in those of earlier versions.
+    """The state of IntervalMetrics; empty in checkpoints of earlier versions.
 
     Raises:
         CheckpointError: the file is damaged.
@@ -198,7 +193,7 @@ def interval_sums(path: Path) -> dict[str, Tensor]:
 
 
 def loader_file(data_rank: int) -> str:
-    """Name of the file with the position of a data-parallel rank."""
+    """Name of the file with the loader state of a data-parallel rank."""
     return f"loader_{data_rank:05d}.pt"
 
 
@@ -215,12 +210,12 @@ def _stored_names(path: Path) -> list[str]:
 
 
 def _read(state: dict[str, Any], path: Path) -> Any:
-    """What Megatron-Core stored for `state`.
+    """Loads what Megatron-Core stored for `state`.
 
     Raises:
         CheckpointError: a file is missing or damaged.
     """
-    _stored_names(path)  # a damaged index is an error here; torch would print tracebacks
+    _stored_names(path)  # raises at a damaged index, for which torch would print tracebacks
     try:
         return dist_checkpointing.load(state, str(path))
     except CheckpointException as error:
@@ -230,25 +225,92 @@ def _read(state: dict[str, Any], path: Path) -> Any:
 
 
 def _first_cause(error: CheckpointException) -> BaseException:
-    """What happened on the first of the ranks that failed."""
+    """The error of the first rank that failed."""
     return next((cause for cause, _ in error.failures.values()), error)
 
 
-def sharded_state(learner: ModelAndOptimizer, *, loading: bool) -> dict[str, Any]:
-    """All that learns, in the form that Megatron-Core stores; all ranks call it."""
-    modules: list[Any] = [chunk.module for chunk in learner.chunks]
-    model = {str(number): module.sharded_state_dict() for number, module in enumerate(modules)}
-    state: dict[str, Any] = {"model": model}
-    if learner.ema is not None:
+def sharded_state(model: ModelAndOptimizer, *, loading: bool) -> dict[str, Any]:
+    """Model, averages and optimizer in the form that Megatron-Core stores; all ranks call it."""
+    weights = {str(number): m.sharded_state_dict() for number, m in enumerate(model.modules)}
+    state: dict[str, Any] = {"model": weights}
+    if model.ema is not None:
         state["ema"] = {
-            number: learner.ema.sharded_state_dict(chunk, loading=loading)
-            for number, chunk in model.items()
+            number: model.ema.sharded_state_dict(chunk, loading=loading)
+            for number, chunk in weights.items()
         }
-    state["optimizer"] = learner.optimizer.sharded_state_dict(
-        model, is_loading=loading, metadata=_SHARDING
+    state["optimizer"] = model.optimizer.sharded_state_dict(
+        weights, is_loading=loading, metadata=_SHARDING
     )
     return state
 
 
 def _renamed(shard: ShardedTensor, prefix: str) -> ShardedTensor:
     return replace(shard, key=f"{prefix}{shard.key}")
+
+
+# Keys of the model that change neither the shape nor the meaning of a weight.
+_FREE = {"name", "precision", "vae_cache_folder", "init_method_std", "cp_comm_type"}
+# Keys that decide only how the same numbers are computed.
+_FREE |= {"transformer_impl", "fp8", "fp8_recipe", "gradient_accumulation_fusion", "compile"}
+_FREE |= {"cpu_offloading_num_layers"}
+
+
+def check_same_model(path: Path, config: RunConfig) -> None:
+    """Refuses a checkpoint whose weights have another shape or another meaning.
+
+    Raises:
+        CheckpointError: names every setting that differs, with both values.
+    """
+    saved = saved_config(path)
+    before, here = _fixed(saved), _fixed(config)
+    if not (saved.ddp.use_distributed_optimizer or config.ddp.use_distributed_optimizer):
+        # Without it Megatron-Core stores float32 main parameters for bf16 only.
+        before["model.precision"] = saved.model.precision
+        here["model.precision"] = config.model.precision
+    different = _different(before, here)
+    if different:
+        raise CheckpointError(
+            f"{path} was trained with other settings:{different}\nUse its settings. Or start a new"
+            " run, with another checkpoint.save: from the beginning, or from these weights"
+            f" (checkpoint.finetune=true checkpoint.load={path}), where only the model must agree"
+        )
+
+
+def check_same_weights(path: Path, config: RunConfig) -> None:
+    """Refuses a checkpoint whose weights have another shape.
+
+    Raises:
+        CheckpointError: names every setting that differs, with both values.
+    """
+    different = _different(_of_model(saved_config(path)), _of_model(config))
+    if different:
+        raise CheckpointError(
+            f"{path} holds the weights of another model:{different}\nUse its settings;"
+            " checkpoint.finetune=true leaves free all that is not the model: objective, data,"
+            " batch size, learning rate, average, precision and parallelism"
+        )
+
+
+def _different(saved: dict[str, Any], here: dict[str, Any]) -> str:
+    return "".join(
+        f"\n  {name}: {saved.get(name)} in the checkpoint, {here.get(name)} here"
+        for name in sorted({**saved, **here})  # families have keys of their own
+        if saved.get(name) != here.get(name)
+    )
+
+
+def _of_model(config: RunConfig) -> dict[str, Any]:
+    return {
+        f"model.{f.name}": getattr(config.model, f.name)
+        for f in fields(config.model)
+        if f.name not in _FREE and not f.name.startswith("recompute") and "parallel" not in f.name
+    }
+
+
+def _fixed(config: RunConfig) -> dict[str, Any]:
+    """The settings that decide shape and meaning of what a checkpoint stores."""
+    fixed = _of_model(config)
+    for name in ("name", "sigma_data", "timestep_scale"):
+        fixed[f"objective.{name}"] = value_of(config.objective, name)
+    fixed["ddp.use_distributed_optimizer"] = config.ddp.use_distributed_optimizer
+    return fixed

@@ -1,13 +1,27 @@
-"""What is measured between two log steps and read at each: one all-reduce for all of it.
+"""What is accumulated between two log steps and read at each, with one all-reduce.
 
-It only reads. Training is bit for bit that of a run without it, and no step waits for the device on
-its account.
+    loss_q10                      training loss: mean over the samples whose noise level is in the
+                                  lowest fifth of its distribution; q90 has much noise. The fifths
+                                  are those of `validation.quantiles`, as in val_loss_q10
+    tokens_per_sample             histogram over all ranks since the last log step: [n, count] for
+                                  each bin that has samples, which have at most n tokens and, but
+                                  for rounding, more than n / 1.09; bins are the same at every step
+    tokens_per_sample_mean        of the same samples
+    tokens_per_sample_p10, ...    percentiles, to within a tenth
+    epoch                         samples since the data were started over those of the dataset
+    samples_NAME, epoch_NAME      the same for the dataset NAME of a blend
+
+Norms are read with them (norms.py). Everything here only reads: training is bit for bit the same
+without it, and no step waits for the device because of it.
 """
+
+# N samples of a pack, Q quantile ranges of the noise level
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -17,23 +31,24 @@ from dit.batch import PackedBatch
 from dit.config import RunConfig
 from dit.data import dataset_sizes
 from dit.distributed.process_groups import device
-from dit.objectives import Objective
-from dit.train.metrics.data_stats import DataStats
-from dit.train.metrics.loss_by_noise_level import LossByLevel
+from dit.objectives import TrainingObjective
 from dit.train.metrics.norms import Norms
-from dit.train.model_and_optimizer import ModelAndOptimizer
-from dit.train.progress import TrainProgress
-from dit.train.step import Item, RankLoss, Update
+
+if TYPE_CHECKING:
+    from dit.train.model_and_optimizer import ModelAndOptimizer
+    from dit.train.optimizer import Update
+    from dit.train.step import Item, PackLoss, RankLoss
+    from dit.train.train_state import TrainProgress
 
 
 class IntervalMetrics:
-    """Loss by noise level, norms, and samples seen; `read` has their values at log steps."""
+    """Loss by noise level, norms and lengths of samples; `read` returns them at log steps."""
 
-    def __init__(self, config: RunConfig, learner: ModelAndOptimizer, objective: Objective):
+    def __init__(self, config: RunConfig, model: ModelAndOptimizer, objective: TrainingObjective):
         self.config = config
-        self.by_level = LossByLevel(objective, parts=config.validation.quantiles)
-        self.norms = Norms(learner)
-        self.seen = DataStats(
+        self.loss_by_level = LossByNoiseLevel(objective, ranges=config.validation.quantiles)
+        self.norms = Norms(model)
+        self.data_stats = DataStats(
             capacity=config.dataset.task_encoder_seq_length, sizes=dataset_sizes(config)
         )
 
@@ -41,81 +56,206 @@ class IntervalMetrics:
         return step % self.config.logger.log_interval == 0 or step == self.config.train.train_iters
 
     def before_update(self, step: int) -> None:
-        """Between gradient and update of a step."""
+        """Called between gradient and update of a step."""
         if self.is_due(step):
-            self.norms.keep()
+            self.norms.keep_weights()
 
-    def add(self, items: Sequence[Item], report: RankLoss) -> None:
-        """Takes in the packs of a step that was not skipped, on all ranks."""
-        self.by_level.add(items, report.measured)
+    def add_losses(self, items: Sequence[Item], rank_loss: RankLoss) -> None:
+        """Adds the losses of a step that was not skipped; all ranks call it."""
+        self.loss_by_level.add(items, rank_loss.packs)
 
-    def saw(self, packs: Sequence[PackedBatch]) -> None:
-        """Takes in the packs that this rank has read for its replica."""
-        self.seen.add(packs)
+    def add_packs(self, packs: Sequence[PackedBatch]) -> None:
+        """Adds the packs that this rank has read for its replica."""
+        self.data_stats.add(packs)
 
-    def read(self, progress: TrainProgress, done: Update) -> dict[str, Any]:
+    def read(self, progress: TrainProgress, update: Update) -> dict[str, Any]:
         """The values over all ranks since the last log step; nothing between log steps."""
         if not self.is_due(progress.step):
             return {}
-        running = self._running()
-        sums = _over_ranks(running | self.norms.take())
+        running = self._running_sums()
+        sums = _sum_over_ranks(running | self.norms.take())
         for mine in running.values():
             mine.zero_()
-        values: dict[str, Any] = self.by_level.values(sums)
-        if not done.skipped:
-            values |= self.norms.values(sums, grad_norm=done.grad_norm)
-        return values | self.seen.values(sums, progress)
+        values: dict[str, Any] = self.loss_by_level.values(sums)
+        if not update.skipped:
+            values |= self.norms.values(sums, grad_norm=update.grad_norm)
+        return values | self.data_stats.values(sums, progress)
 
-    def interval(self) -> dict[str, Tensor]:
-        """What each rank has added up since the last log step, [ranks, ...]; all ranks call it.
+    def state_dict(self) -> dict[str, Tensor]:
+        """The sums of each rank since the last log step, [ranks, ...]; all ranks call it.
 
-        A checkpoint keeps it, so that a run that goes on writes what one that never stopped does.
+        A checkpoint stores them, so that a resumed run logs the same values as one without a stop.
         """
-        running = self._running()
+        running = self._running_sums()
         flat = _flat(running)
         of_ranks = [torch.empty_like(flat) for _ in range(dist.get_world_size())]
         dist.all_gather(of_ranks, flat)
         rows = _by_name(torch.stack(of_ranks).cpu(), running)
         return {name: x.clone(memory_format=torch.contiguous_format) for name, x in rows.items()}
 
-    def go_on(self, interval: Mapping[str, Tensor]) -> list[str]:
-        """Continues an `interval`; returns the metrics that cannot, as they have other parts now.
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> list[str]:
+        """Continues from a `state_dict`; returns the metrics whose shape is another one now.
 
-        With as many ranks as then each has its own share again, and sums are the same to the bit.
+        With the same number of ranks each gets its own sums back, and totals are equal to the bit.
         """
-        running, rank, ranks = self._running(), dist.get_rank(), dist.get_world_size()
+        running, rank, ranks = self._running_sums(), dist.get_rank(), dist.get_world_size()
         other = {
             name.partition(".")[0]
-            for name, of_ranks in interval.items()
+            for name, of_ranks in state.items()
             if name not in running or of_ranks.shape[1:] != running[name].shape
         }
-        for name in (n for n in interval if n.partition(".")[0] not in other):
-            of_ranks = interval[name]
+        for name in (n for n in state if n.partition(".")[0] not in other):
+            of_ranks = state[name]
             if len(of_ranks) == ranks:
                 running[name].copy_(of_ranks[rank])
             elif rank == 0:
                 running[name].copy_(of_ranks.sum(0))
         return sorted(other)
 
-    def _running(self) -> dict[str, Tensor]:
-        return self.by_level.sums | self.seen.sums
+    def _running_sums(self) -> dict[str, Tensor]:
+        return self.loss_by_level.sums | self.data_stats.sums
 
 
-def _over_ranks(mine: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The sum of each over all ranks; all have the same names."""
+def _sum_over_ranks(mine: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The sum of each tensor over all ranks, which give the same names."""
     flat = _flat(mine)
     dist.all_reduce(flat)
     return _by_name(flat, mine)
 
 
 def _flat(parts: Mapping[str, Tensor]) -> Tensor:
-    """All parts end to end, in the order of their names."""
+    """All tensors end to end, in the order of their names."""
     return torch.cat([parts[name].flatten().to(device()) for name in sorted(parts)])
 
 
 def _by_name(flat: Tensor, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse of `_flat`, of the last axis."""
+    """The inverse of `_flat` on the last axis."""
     names = sorted(parts)
     pieces = flat.split([parts[name].numel() for name in names], dim=-1)
     rows = flat.shape[:-1]
     return {n: x.reshape(*rows, *parts[n].shape) for n, x in zip(names, pieces, strict=True)}
+
+
+class LossByNoiseLevel:
+    """Sums of errors and their divisors by quantile range; `add` does not wait for the device."""
+
+    def __init__(self, objective: TrainingObjective, *, ranges: int):
+        self.objective = objective
+        self.edges = [index / ranges for index in range(1, ranges)]
+        self.names = [f"loss_q{100 * middle:.3g}" for middle in quantiles(ranges)]
+        self.error_Q, self.count_Q = torch.zeros(2, ranges, dtype=torch.float64, device=device())
+
+    @property
+    def sums(self) -> dict[str, Tensor]:
+        """The accumulated tensors; their names begin with that of the metric."""
+        return {"loss_q.error": self.error_Q, "loss_q.count": self.count_Q}
+
+    def add(self, items: Sequence[Item], losses: Sequence[PackLoss]) -> None:
+        """Adds the packs of a step; `losses` are empty on ranks that count none."""
+        for (whole, problem), (loss, part) in zip(items, losses, strict=False):
+            range_N = self._range_of(problem.noise_N, whole.num_tokens)
+            error_N, count_N = loss.of_samples(part).unbind(1)
+            self.error_Q.index_add_(0, range_N, error_N)
+            self.count_Q.index_add_(0, range_N, count_N)
+
+    def _range_of(self, noise_N: Tensor, num_tokens: Sequence[int]) -> Tensor:
+        """Index of the quantile range of each sample's level; levels rise with their quantiles."""
+        range_N = torch.zeros(len(num_tokens), dtype=torch.int64, device=noise_N.device)
+        for edge in self.edges:
+            quantile_N = torch.full((len(num_tokens),), edge, dtype=torch.float64)
+            border_N = self.objective.levels(quantile_N, num_tokens)
+            range_N += noise_N >= border_N.to(noise_N.device, non_blocking=True)
+        return range_N
+
+    def values(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
+        """Means from the sums of all ranks; a range without samples has none."""
+        errors, counts = sums["loss_q.error"].tolist(), sums["loss_q.count"].tolist()
+        rows = zip(self.names, errors, counts, strict=True)
+        return {name: error / count for name, error, count in rows if count}
+
+
+def quantiles(count: int) -> list[float]:
+    """The centres of `count` equal parts of (0, 1), which weigh noise levels as training does."""
+    return [(index + 0.5) / count for index in range(count)]
+
+
+Bins = Sequence[tuple[int, int]]  # upper end of a bin in tokens, and number of its samples
+_PER_OCTAVE = 8
+"""Bins of the histogram of lengths between n and 2 n tokens."""
+_PERCENTS = (10, 50, 90)
+
+
+class DataStats:
+    """Histogram of sample lengths and number of tokens on this rank since the last log step."""
+
+    def __init__(self, *, capacity: int, sizes: Mapping[str, int]):
+        """`sizes` has the number of samples by dataset; a single dataset has the name ""."""
+        self.sizes = sizes
+        self.names = [name for name in sizes if name]
+        bins = math.ceil(_PER_OCTAVE * math.log2(capacity)) + 1
+        self.samples_of_length = torch.zeros(bins, dtype=torch.float64)
+        self.tokens = torch.zeros(1, dtype=torch.float64)
+
+    @property
+    def sums(self) -> dict[str, Tensor]:
+        """The accumulated tensors; their names begin with that of the metric."""
+        return {
+            "tokens_per_sample.samples": self.samples_of_length,
+            "tokens_per_sample.tokens": self.tokens,
+        }
+
+    def add(self, packs: Sequence[PackedBatch]) -> None:
+        for pack in packs:
+            for tokens in pack.num_tokens:
+                self.samples_of_length[math.ceil(_PER_OCTAVE * math.log2(tokens))] += 1
+            self.tokens += sum(pack.num_tokens)
+
+    def values(self, sums: Mapping[str, Tensor], progress: TrainProgress) -> dict[str, Any]:
+        """The values from the sums of all ranks."""
+        histogram = sums["tokens_per_sample.samples"].tolist()
+        tokens = float(sums["tokens_per_sample.tokens"])
+        values: dict[str, Any] = {}
+        bins = [(_longest(i), int(count)) for i, count in enumerate(histogram) if count]
+        if bins:
+            values["tokens_per_sample"] = bins
+            values["tokens_per_sample_mean"] = tokens / sum(histogram)
+            for percent in _PERCENTS:
+                values[f"tokens_per_sample_p{percent}"] = float(_percentile(bins, percent / 100))
+        for name in self.names:
+            taken = progress.of_datasets.get(name, 0)
+            values |= {f"samples_{name}": taken, f"epoch_{name}": taken / self.sizes[name]}
+        if set(self.sizes) == {""}:
+            taken = progress.consumed_samples - progress.samples_before
+            values["epoch"] = taken / self.sizes[""]
+        return values
+
+
+def _longest(index: int) -> int:
+    """Upper end of a bin in tokens."""
+    return math.floor(2 ** (index / _PER_OCTAVE))
+
+
+def _percentile(bins: Bins, part: float) -> int:
+    """The upper end of the bin that holds the sample at this part of the sorted samples."""
+    wanted, count = part * sum(count for _, count in bins), 0
+    for longest, here in bins:
+        count += here
+        if count >= wanted:
+            return longest
+    raise AssertionError("an empty histogram")
+
+
+def edges_and_counts(bins: Bins) -> tuple[list[float], list[int]]:
+    """The histogram with empty bins in its gaps: n + 1 rising edges of n counts."""
+    edges: list[float] = []
+    counts: list[int] = []
+    for longest, count in bins:
+        shorter = longest / 2 ** (1 / _PER_OCTAVE)
+        if not edges:
+            edges.append(shorter)
+        elif shorter > edges[-1]:
+            edges.append(shorter)
+            counts.append(0)
+        edges.append(float(longest))
+        counts.append(count)
+    return edges, counts

@@ -1,36 +1,63 @@
-"""Files that grow by one JSON object a step, and what is said where they cannot."""
+"""Files of a run that grow by one JSON object a line, each with its step.
+
+RUN/refused_samples.jsonl has a line for each sample that was left out, up to 10,000:
+
+    step      at which the run knew of it
+    key       of the sample in its shard
+    shard     relative to the folder of the dataset
+    dataset   the folder
+    reason    one of dit/data/rejections.py
+    detail    the values that led to it
+
+A sample that is refused in several epochs has one line, also after a resume.
+
+RUN/environment.jsonl has a line for each start:
+
+    step       steps that the run had taken
+    software   this program, then the packages that decide its numbers
+    device     number and kind of devices
+    layout     how the model is spread over them
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+import platform
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self, TextIO
 
+import torch
+import torch.distributed as dist
+
+from dit.data.rejections import MOST_NAMED, RefusedSample
+from dit.distributed.process_groups import device
 from dit.json_text import parse_json
+from dit.train.checkpoint.paths import SOFTWARE
 
 
-class RecordError(ValueError):
-    """The record of a run cannot be written; the message says which file, why and what to do."""
+class LogFileError(ValueError):
+    """A file of a run's log cannot be written; the message says which file, why and what to do."""
 
 
 @contextmanager
-def writing(
+def explain_write_errors(
     file: Path | str, *, otherwise: str = "choose another checkpoint.save"
 ) -> Iterator[None]:
-    """Inside, an error of the system becomes one that names `file` and the remedy.
+    """Inside, an OSError becomes one that names `file` and the remedy.
 
     Raises:
-        RecordError: instead of OSError.
+        LogFileError: instead of OSError.
     """
     try:
         yield
     except OSError as error:
-        raise RecordError(
+        raise LogFileError(
             f"{file} cannot be written ({error.strerror or error}); free space there, or"
             f" {otherwise}. Started again, the run goes on from its last checkpoint"
         ) from error
@@ -40,44 +67,44 @@ class JsonlWriter:
     """One JSON object a line, each with its `step`; the file appears with its first line."""
 
     def __init__(self, path: Path, *, start: int, every_step: bool = False):
-        """On a resume, lines after step `start` are cut, and lines that cannot be read left out.
+        """On a resume, drops the lines after step `start` and those that cannot be read.
 
         `every_step` says that each step has a line.
 
         Raises:
-            RecordError: the file cannot be written.
+            LogFileError: the file cannot be written.
         """
         self.path = path
         self.file: TextIO | None = None
         self.notes: list[str] = []
-        """What is missing from the file, for the log."""
+        """Sentences about lines that are missing from the file."""
         if path.exists():
-            with writing(path):
+            with explain_write_errors(path):
                 content = path.read_bytes()
-                found = _FoundLine.of(content, start=start)
+                found = _ExistingLines.of(content, start=start)
                 if content.startswith(found.kept):
                     os.truncate(path, len(found.kept))
-                else:  # only this needs space
-                    replace_whole(path, found.kept)
+                else:  # only this needs space on the disk
+                    write_atomically(path, found.kept)
             if start > 0:
                 self.notes = [f"{path} {note}" for note in found.notes(start, every_step)]
 
     def write(self, values: Mapping[str, Any]) -> None:
-        """Adds a line.
+        """Appends a line.
 
         Raises:
-            RecordError: it cannot.
+            LogFileError: the file cannot be written.
         """
-        # JSON has no NaN; a null says as much to every reader.
+        # JSON has no NaN, so it is written as null.
         clean = {k: None if _is_nan(v) else v for k, v in values.items()}
-        with writing(self.path):
+        with explain_write_errors(self.path):
             if self.file is None:
                 self.file = self.path.open("a", buffering=1)
             self.file.write(json.dumps(clean, allow_nan=False) + "\n")
 
     def close(self) -> None:
         if self.file is not None:
-            with suppress(OSError):  # a line that could not be written was an error before
+            with suppress(OSError):  # a failed write has raised before
                 self.file.close()
 
 
@@ -86,8 +113,8 @@ def _is_nan(value: Any) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _FoundLine:
-    """What a run that goes on finds in a file."""
+class _ExistingLines:
+    """The lines that a resumed run finds in a file."""
 
     kept: bytes
     steps: set[int]  # of the lines that are kept
@@ -95,7 +122,7 @@ class _FoundLine:
 
     @classmethod
     def of(cls, content: bytes, *, start: int) -> Self:
-        """Parts at line feeds alone: JSON may hold all else that ends a line elsewhere."""
+        """Splits at line feeds only: JSON texts may hold other characters that end lines."""
         *lines, _torn = content.split(b"\n")
         steps = [_step_of(line) for line in lines]
         kept = {i: step for i, step in enumerate(steps) if step is not None and step <= start}
@@ -106,7 +133,7 @@ class _FoundLine:
         )
 
     def notes(self, start: int, every_step: bool) -> list[str]:
-        """What is lost, in words."""
+        """One sentence for each kind of loss."""
         notes = []
         if self.unreadable:
             notes.append(
@@ -126,8 +153,8 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def replace_whole(path: Path, content: bytes) -> None:
-    """Writes or replaces a file, which stays as it was where that fails."""
+def write_atomically(path: Path, content: bytes) -> None:
+    """Writes or replaces a file; a failure leaves the old file as it was."""
     partial = path.with_suffix(".partial")
     try:
         partial.write_bytes(content)
@@ -137,10 +164,83 @@ def replace_whole(path: Path, content: bytes) -> None:
 
 
 def _step_of(line: bytes) -> int | None:
-    """Step of a line; None where it has none."""
+    """Step of a line; None where the line cannot be read."""
     try:
         values = parse_json(line)
     except ValueError:
         return None
     step = values.get("step") if isinstance(values, dict) else None
     return step if type(step) is int and step >= 0 else None
+
+
+REFUSED_FILE = "refused_samples.jsonl"
+_IDENTITY = ("dataset", "shard", "key", "reason")
+
+
+class RefusedFile:
+    """RUN/refused_samples.jsonl, which only the first rank writes."""
+
+    def __init__(self, folder: Path, *, start: int):
+        """Continues the file after step `start`."""
+        self.path = folder / REFUSED_FILE
+        self._lines = JsonlWriter(self.path, start=start)
+        self._known = set(_known_samples(self.path))
+
+    def add(self, samples: Iterable[RefusedSample], *, step: int) -> None:
+        """Appends the samples that are new, up to the limit.
+
+        Raises:
+            LogFileError: the file cannot be written.
+        """
+        for sample in samples:
+            values = asdict(sample)
+            name = tuple(values[part] for part in _IDENTITY)
+            if name not in self._known and len(self._known) < MOST_NAMED:
+                self._known.add(name)
+                self._lines.write({"step": step, **values})
+
+    def close(self) -> None:
+        self._lines.close()
+
+
+def _known_samples(path: Path) -> Iterable[tuple[Any, ...]]:
+    """Identities of the samples in the file."""
+    if not path.exists():
+        return
+    with explain_write_errors(path):
+        content = path.read_bytes()
+    for line in content.split(b"\n"):
+        try:
+            values = parse_json(line)
+            yield tuple(str(values[part]) for part in _IDENTITY)
+        except (ValueError, LookupError, TypeError):
+            continue  # the empty last line, or a damaged one, whose sample is then written again
+
+
+ENVIRONMENT_FILE = "environment.jsonl"
+_PACKAGES = ("torch", "megatron-core", "megatron-energon", "transformer-engine")
+
+
+def environment(*, step: int, layout: str) -> dict[str, Any]:
+    """The line of a start after `step` steps."""
+    return {
+        "step": step,
+        "software": SOFTWARE,
+        **{name: found for name in _PACKAGES if (found := _version(name))},
+        "python": platform.python_version(),
+        "cuda": torch.version.cuda if device().type == "cuda" else None,
+        "system": f"{platform.system()} {platform.machine()}",
+        "device": f"{dist.get_world_size()} x {_device_name()}",
+        "layout": layout,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _device_name() -> str:
+    return torch.cuda.get_device_name() if device().type == "cuda" else "CPU"

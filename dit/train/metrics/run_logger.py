@@ -1,4 +1,4 @@
-"""The record of a run: who writes what, and when."""
+"""The log of a run: what is written where, and when."""
 
 from __future__ import annotations
 
@@ -11,138 +11,154 @@ from torch import Tensor
 
 from dit.config.loading import to_yaml
 from dit.data import Reject, RejectCounts, sum_counts
+from dit.distributed.data_parallel import gradient_buffers, main_param_shards
 from dit.distributed.process_groups import device
-from dit.distributed.watchdog.monitor import heartbeat
+from dit.distributed.watchdog import heartbeat
 from dit.drawing import Undrawn
 from dit.models.cost import parameter_count
-from dit.train.main_params import main_param_shards
-from dit.train.metrics import environment
-from dit.train.metrics.jsonl import JsonlWriter, replace_whole, writing
-from dit.train.metrics.refused_samples import RefusedFile
-from dit.train.metrics.skipped_steps import FILE, Skip
+from dit.train.metrics.jsonl import (
+    ENVIRONMENT_FILE,
+    JsonlWriter,
+    RefusedFile,
+    environment,
+    explain_write_errors,
+    write_atomically,
+)
+from dit.train.metrics.step_metrics import SKIPPED_FILE, SkippedStep
 from dit.train.metrics.writers import Dashboards, Terminal
 from dit.train.train_state import DrawnSamples, TrainState
 
 
 class RunLogger:
-    """Everything that is written down, by the first rank; the others gather what it needs."""
+    """Writes the log on the first rank; the other ranks send it what it needs."""
 
     def __init__(self, run: TrainState):
         self.run = run
-        self.refused: dict[str, int] = {}
-        self.undrawn: set[str] = set()  # kinds that were said
+        self.refused_counts: dict[str, int] = {}
+        self.undrawn: set[str] = set()  # kinds that have been logged
         self.terminal: Terminal | None = None
-        self.file: JsonlWriter | None = None
-        self.skips: JsonlWriter | None = None
-        self.named: RefusedFile | None = None
-        self.boards: Dashboards | None = None
+        self.metrics: JsonlWriter | None = None
+        self.skipped: JsonlWriter | None = None
+        self.refused_file: RefusedFile | None = None
+        self.dashboards: Dashboards | None = None
         if dist.get_rank() != 0:
             return
         c, start = run.config, run.progress.step
         self.terminal = Terminal(
             total=c.train.train_iters, start=start, every=c.logger.log_interval
         )
-        for line in _opening(run):
-            self.say(line)
+        for line in _first_lines(run):
+            self.info(line)
         if run.folder is not None:
-            with writing(run.folder / "config.yaml"):
-                replace_whole(run.folder / "config.yaml", to_yaml(c).encode())
+            with explain_write_errors(run.folder / "config.yaml"):
+                write_atomically(run.folder / "config.yaml", to_yaml(c).encode())
             # A run without checkpoint evaluates again before its first step.
             metrics = run.folder / "metrics.jsonl"
-            self.file = JsonlWriter(metrics, start=start or -1, every_step=True)
-            self.skips = JsonlWriter(run.folder / FILE, start=start)
-            self.named = RefusedFile(run.folder, start=start)
+            self.metrics = JsonlWriter(metrics, start=start or -1, every_step=True)
+            self.skipped = JsonlWriter(run.folder / SKIPPED_FILE, start=start)
+            self.refused_file = RefusedFile(run.folder, start=start)
             for packs in run.validation.values():
-                self.named.add(packs.refused, step=start)
-            self.boards = Dashboards(c, run.folder, start=start)
-            starts = JsonlWriter(run.folder / environment.FILE, start=start or -1)
-            starts.write(environment.environment(step=start, layout=_layout(run)))
+                self.refused_file.add(packs.refused, step=start)
+            self.dashboards = Dashboards(c, run.folder, start=start)
+            starts = JsonlWriter(run.folder / ENVIRONMENT_FILE, start=start or -1)
+            starts.write(environment(step=start, layout=_layout(run)))
             starts.close()
-            for note in (*self.file.notes, *self.skips.notes, *starts.notes):
-                self.say(note)
+            for note in (*self.metrics.notes, *self.skipped.notes, *starts.notes):
+                self.info(note)
 
-    def say(self, text: str) -> None:
+    def info(self, text: str) -> None:
+        """Prints a line on the first rank."""
         if self.terminal is not None:
-            self.terminal.say(text)
+            self.terminal.print(text)
 
-    def step(self, values: dict[str, Any], skipped: Skip | None) -> None:
-        """Every step goes to the file, every `log_interval`-th to the dashboards."""
+    def log_step(self, values: dict[str, Any], skipped: SkippedStep | None) -> None:
+        """Writes every step to the file, and every `log_interval`-th to the dashboards."""
         heartbeat("write of metrics")
         c, step = self.run.config, values["step"]
         if step % c.logger.log_interval == 0 or step == c.train.train_iters:
-            self.refusals()
-            values |= {_metric_of(reason): count for reason, count in self.refused.items()}
+            self.gather_refused()
+            values |= {_metric_of(reason): count for reason, count in self.refused_counts.items()}
         if self.terminal is None:
             return
         if skipped is not None:
-            self.say(f"step {step} skipped: {skipped}")
-            if self.skips is not None:
-                self.skips.write(asdict(skipped))
+            self.info(f"step {step} skipped: {skipped}")
+            if self.skipped is not None:
+                self.skipped.write(asdict(skipped))
         self.terminal.step(values)
         due = step % c.logger.log_interval == 0 or "val_loss" in values
-        if self.file is not None:
-            self.file.write(values)
-        if self.boards is not None and due:
-            self.boards.write(values)
+        if self.metrics is not None:
+            self.metrics.write(values)
+        if self.dashboards is not None and due:
+            self.dashboards.write(values)
 
-    def start(self, losses: dict[str, float]) -> None:
-        """What was evaluated before the first step."""
+    def log_start(self, losses: dict[str, float]) -> None:
+        """Writes the validation before the first step."""
         heartbeat("write of metrics")
         shown = "  ".join(f"{name} {losses[name]:.4f}" for name in self.run.validation)
-        self.say(f"step 0  {shown}")
+        self.info(f"step 0  {shown}")
         values = {"step": 0, **losses}
-        if self.file is not None:
-            self.file.write(values)
-        if self.boards is not None:
-            self.boards.write(values)
+        if self.metrics is not None:
+            self.metrics.write(values)
+        if self.dashboards is not None:
+            self.dashboards.write(values)
 
-    def samples(self, drawn: DrawnSamples | None) -> None:
-        """What was sampled now; only the first rank knows where it is."""
-        if drawn is None:
+    def log_samples(self, samples: DrawnSamples | None) -> None:
+        """Shows the samples of this step, which only the first rank has."""
+        if samples is None:
             return
-        step, undrawn = self.run.progress.step, [*drawn.undrawn]
-        quality = "".join(f"  {name} {value:.4g}" for name, value in drawn.quality.items())
-        self.say(f"samples of step {step}: {drawn.grid or 'no grid'}{quality}")
-        if self.boards is not None:
-            undrawn += self.boards.samples(drawn, step=step)
-        self._say_undrawn(undrawn, step=step)
+        step, undrawn = self.run.progress.step, [*samples.undrawn]
+        quality = "".join(f"  {name} {value:.4g}" for name, value in samples.quality.items())
+        self.info(f"samples of step {step}: {samples.grid or 'no grid'}{quality}")
+        if self.dashboards is not None:
+            undrawn += self.dashboards.add_samples(samples, step=step)
+        self._log_undrawn(undrawn, step=step)
 
-    def _say_undrawn(self, undrawn: Iterable[Undrawn], *, step: int) -> None:
-        """Each kind once in a run."""
+    def _log_undrawn(self, undrawn: Iterable[Undrawn], *, step: int) -> None:
+        """Logs each kind of drawing error once in a run."""
         for one in undrawn:
             if one.what not in self.undrawn:
                 self.undrawn.add(one.what)
-                self.say(f"at step {step}, {one} (said once; training goes on)")
+                self.info(f"at step {step}, {one} (said once; training goes on)")
 
-    def refusals(self) -> None:
-        """Gathers what was refused since the last call, on all ranks. Collective.
+    def gather_refused(self) -> None:
+        """Gathers the samples refused on all ranks since the last call. Collective.
 
-        It is said when it has changed; the first time that a reason is met, also where, and what to
-        do. Called before each save as well, so that a resume finds all that went before it.
+        Changed counts are logged; a reason that is new is logged with one sample and a remedy. Each
+        save calls it first, so that a resume finds every sample refused before.
         """
         loader = self.run.loader
         mine = (
-            (loader.tally(), loader.take_refused()) if loader is not None else (RejectCounts(), ())
+            (loader.reject_counts(), loader.take_refused())
+            if loader is not None
+            else (RejectCounts(), ())
         )
         gathered = [mine] * dist.get_world_size()
         dist.all_gather_object(gathered, mine)
         total = sum_counts(tally for tally, _ in gathered)
-        if self.named is not None:
+        if self.refused_file is not None:
             for _, samples in gathered:
-                self.named.add(samples, step=self.run.progress.step)
-        if total.refused != self.refused:
+                self.refused_file.add(samples, step=self.run.progress.step)
+        if total.refused != self.refused_counts:
             reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(total.refused.items()))
-            where = f"; {self.named.path} names them" if self.named is not None else ""
-            self.say(f"refused samples: {reasons}{where}")
-        for reason in sorted(total.refused.keys() - self.refused.keys()):
-            self.say(f"  {total.line(reason)}")
-        self.refused = total.refused
+            where = (
+                f"; {self.refused_file.path} names them" if self.refused_file is not None else ""
+            )
+            self.info(f"refused samples: {reasons}{where}")
+        for reason in sorted(total.refused.keys() - self.refused_counts.keys()):
+            self.info(f"  {total.line(reason)}")
+        self.refused_counts = total.refused
 
     def close(self) -> None:
-        """Ends the files; the refusals that ended the run are named first."""
-        if self.named is not None and self.run.loader is not None:
-            self.named.add(self.run.loader.take_refused(), step=self.run.progress.step)
-        for writer in (self.terminal, self.file, self.skips, self.named, self.boards):
+        """Closes the files; samples refused since the last call are written first."""
+        if self.refused_file is not None and self.run.loader is not None:
+            self.refused_file.add(self.run.loader.take_refused(), step=self.run.progress.step)
+        for writer in (
+            self.terminal,
+            self.metrics,
+            self.skipped,
+            self.refused_file,
+            self.dashboards,
+        ):
             if writer is not None:
                 writer.close()
 
@@ -151,7 +167,7 @@ def _metric_of(reason: str) -> str:
     return f"refused_{Reject(reason).name.lower()}"
 
 
-def _opening(run: TrainState) -> list[str]:
+def _first_lines(run: TrainState) -> list[str]:
     c = run.config
     packs = "1 pack" if c.train.global_batch_size == 1 else f"{c.train.global_batch_size} packs"
     lines = [
@@ -165,14 +181,14 @@ def _opening(run: TrainState) -> list[str]:
     else:
         lines.append(f"run folder {run.folder}")
     for name, packs in run.validation.items():
-        if packs.tally.refused:
-            lines.append(f"refused samples of {name}:{packs.tally.report()}")
+        if packs.counts.refused:
+            lines.append(f"refused samples of {name}:{packs.counts.report()}")
     return lines + run.notes
 
 
 def _layout(run: TrainState) -> str:
-    """What the process groups say, as they were made."""
-    groups, stages = run.learner.groups, len(run.learner.chunks)
+    """The layout, as read from the process groups."""
+    groups, stages = run.model.groups, len(run.model.chunks)
     parts = [
         (f"tensor {groups.tp.size()}", groups.tp.size() > 1),
         ("sequence parallel", run.config.model.sequence_parallel),
@@ -185,15 +201,14 @@ def _layout(run: TrainState) -> str:
 
 
 def _precision(run: TrainState) -> str:
-    """Types in effect, read from the model, its gradient buffers and its optimizer."""
+    """Types in use, as read from the model, its gradient buffers and its optimizer."""
 
     def names(tensors: Iterable[Tensor]) -> str:
         return " and ".join(sorted({str(t.dtype).removeprefix("torch.") for t in tensors}))
 
-    chunks: list[Any] = [*run.learner.chunks]
-    shards = main_param_shards(run.learner.optimizer)
-    weights = [p for chunk in chunks for p in chunk.parameters()]
-    buffers = [buffer.grad_data for chunk in chunks for buffer in chunk.buffers]
+    shards = main_param_shards(run.model.optimizer)
+    weights = [p for chunk in run.model.chunks for p in chunk.parameters()]
+    buffers = gradient_buffers(run.model.chunks)
     return (
         f"{names(weights)} weights and matrix products, {names(buffers)} gradients and their"
         f" reduction, {names(shard.value for shard in shards)} master weights"

@@ -1,24 +1,87 @@
-"""The numbers of a step, over all ranks of the run."""
+"""What is measured in every step: the seconds of its parts, and sums over all ranks of the run.
+
+A part inside another is subtracted from the outer one, so that no second counts twice. On a GPU the
+host runs ahead of the device. Seconds are then measured only after `synchronize_timers`, which
+waits for the device at both ends of each part; a run that is no benchmark should not do that.
+
+RUN/skipped_samples.jsonl has one JSON object for each step whose loss or gradient was not finite:
+
+    step      number of the step
+    because   loss, or gradient where the loss was finite
+    keys      of the samples whose own loss was not finite; of all samples of the step, where only
+              the gradient was not
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import resource
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 
 from dit.batch import PackedBatch
+from dit.distributed.process_groups import device
 from dit.models.cost import training_flops
-from dit.train.metrics.data_stats import of_datasets
-from dit.train.metrics.device import peak_memory_gb, peak_tflops
-from dit.train.step import RankLoss, Update, sum_over_ranks
-from dit.train.train_state import TrainState
+
+if TYPE_CHECKING:
+    from dit.train.optimizer import Update
+    from dit.train.step import RankLoss
+    from dit.train.train_state import TrainState
+
+DATA, FORWARD, BACKWARD = "data", "forward", "backward"
+COMMUNICATION, OPTIMIZER = "communication", "optimizer"
+TIMED_PARTS = (DATA, FORWARD, BACKWARD, COMMUNICATION, OPTIMIZER)
+SKIPPED_FILE = "skipped_samples.jsonl"
+_SHOWN = 8
+
+_seconds: dict[str, float] = dict.fromkeys(TIMED_PARTS, 0.0)
+_inner = [0.0]  # seconds of the parts inside each part that is under way
+_synchronized = False
+
+
+def synchronize_timers() -> None:
+    """Makes all timers wait for the device from now on."""
+    global _synchronized
+    _synchronized = True
+
+
+@contextmanager
+def timed(part: str) -> Iterator[None]:
+    """Inside, seconds belong to `part`; it is a decorator, too."""
+    began = _now()
+    _inner.append(0.0)
+    try:
+        yield
+    finally:
+        seconds = _now() - began
+        _seconds[part] += seconds - _inner.pop()
+        _inner[-1] += seconds
+
+
+def elapsed() -> dict[str, float]:
+    """Seconds of each part since the last call; empty where they would not be true."""
+    seconds = dict(_seconds)
+    _seconds.update(dict.fromkeys(TIMED_PARTS, 0.0))
+    return seconds if _synchronized or not torch.cuda.is_available() else {}
+
+
+def _now() -> float:
+    if _synchronized and torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Counts:
-    """Of the packs that a rank reads for its replica; zeros on the others."""
+class PackCounts:
+    """Counts of the packs that a rank reads for its replica; zeros on the other ranks."""
 
     samples: float = 0
     tokens: float = 0
@@ -27,12 +90,12 @@ class Counts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepMetrics(Counts):
-    """Of a step, over all ranks."""
+class StepMetrics(PackCounts):
+    """Sums of a step, of one rank or over all."""
 
     error: float
-    count: float  # what `error` is to be divided by
-    stops: float  # ranks that a signal asks to stop
+    count: float  # divisor of `error`
+    stops: float  # ranks that have received a signal to stop
     writing: float  # ranks that still write a checkpoint
     of_datasets: Mapping[str, int]  # samples of each dataset of a blend
 
@@ -42,41 +105,71 @@ class StepMetrics(Counts):
 
 
 def sum_step_metrics(
-    run: TrainState, packs: Sequence[PackedBatch], report: RankLoss, *, stop: bool
+    run: TrainState, packs: Sequence[PackedBatch], rank_loss: RankLoss, *, stop: bool
 ) -> StepMetrics:
     """Adds up what the ranks know of a step: one all-reduce, after which all decide alike."""
+    names = run.interval_metrics.data_stats.names
     mine = StepMetrics(
-        **asdict(_counts(run, packs)),
-        error=report.total,
-        count=report.count,
+        **asdict(_count(run, packs)),
+        error=rank_loss.total,
+        count=rank_loss.count,
         stops=float(stop),
         writing=float(run.saver is not None and run.saver.writing),
-        of_datasets=of_datasets(packs if run.loader is not None else (), run.gauges.seen.names),
+        of_datasets=samples_of_datasets(packs if run.loader is not None else (), names),
     )
     return over_ranks(mine)
 
 
+def _count(run: TrainState, packs: Sequence[PackedBatch]) -> PackCounts:
+    if run.loader is None:
+        return PackCounts()
+    return PackCounts(
+        samples=sum(pack.num_samples for pack in packs),
+        tokens=sum(pack.real_tokens for pack in packs),
+        refused=sum(run.loader.counts().values()),
+        flops=sum(training_flops(run.config.model, pack) for pack in packs),
+    )
+
+
+def samples_of_datasets(packs: Iterable[PackedBatch], names: Sequence[str]) -> dict[str, int]:
+    """Number of samples from each dataset of a blend; a sample's key begins with the name."""
+    found = Counter(key.partition("/")[0] for pack in packs for key in pack.keys)
+    return {name: found[name] for name in names}
+
+
 def over_ranks(mine: StepMetrics) -> StepMetrics:
-    """The sums of all ranks from those of each: one all-reduce, every number by its name."""
+    """Sums the metrics of all ranks in one all-reduce, every number by its name."""
     numbers = asdict(mine)
     datasets = numbers.pop("of_datasets")
     prefix = "dataset "
     total = sum_over_ranks(numbers | {f"{prefix}{name}": n for name, n in datasets.items()})
-    summed = {name: int(total[f"{prefix}{name}"]) for name in datasets}
-    return StepMetrics(**{name: total[name] for name in numbers}, of_datasets=summed)
+    of_datasets = {name: int(total[f"{prefix}{name}"]) for name in datasets}
+    return StepMetrics(**{name: total[name] for name in numbers}, of_datasets=of_datasets)
 
 
-def values_of(
-    run: TrainState, sums: StepMetrics, done: Update, *, rate: float, seconds: dict[str, float]
+def sum_over_ranks(numbers: Mapping[str, float]) -> dict[str, float]:
+    """The sum of each number over all ranks of the run, in float64.
+
+    All ranks give the same names, in any order.
+    """
+    names = sorted(numbers)
+    total = torch.tensor([numbers[n] for n in names], dtype=torch.float64, device=device())
+    with timed(COMMUNICATION):
+        dist.all_reduce(total)
+        return dict(zip(names, total.tolist(), strict=True))
+
+
+def step_values(
+    run: TrainState, sums: StepMetrics, update: Update, *, rate: float, seconds: dict[str, float]
 ) -> dict[str, Any]:
-    """What is written down of a step; metrics.py says what each means."""
+    """The values that are logged for a step; writers.py says what each means."""
     step_s, peak = seconds["step_time"], peak_tflops()
     tflops = sums.flops / step_s / dist.get_world_size() / 1e12
     batch, capacity = run.config.train.global_batch_size, run.config.dataset.task_encoder_seq_length
     return {
         "step": run.progress.step,
         "loss": sums.loss,
-        "grad_norm": done.grad_norm,
+        "grad_norm": update.grad_norm,
         "lr": rate,
         "consumed_samples": run.progress.consumed_samples,
         "real_tokens": int(sums.tokens),
@@ -88,17 +181,62 @@ def values_of(
         "model_tflops": tflops,
         **({} if peak is None else {"mfu": tflops / peak}),
         "peak_memory_gb": peak_memory_gb(),
-        "skipped": done.skipped,
+        "skipped": update.skipped,
         "skipped_steps": run.progress.skipped_steps,
     }
 
 
-def _counts(run: TrainState, packs: Sequence[PackedBatch]) -> Counts:
-    if run.loader is None:
-        return Counts()
-    return Counts(
-        samples=sum(pack.num_samples for pack in packs),
-        tokens=sum(pack.real_tokens for pack in packs),
-        refused=sum(run.loader.counts().values()),
-        flops=sum(training_flops(run.config.model, pack) for pack in packs),
+@cache
+def peak_tflops() -> float | None:
+    """bfloat16 TFLOP/s on the device's data sheet; None for devices that the table lacks."""
+    if not torch.cuda.is_available():
+        return None
+    from dit.distributed.device_specs import peak_flops
+
+    flops = peak_flops(torch.cuda.get_device_name())
+    return None if flops is None else flops / 1e12
+
+
+def peak_memory_gb() -> float:
+    """Peak since the start: what torch has allocated on a GPU, else the memory of the process."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 1e9
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SkippedStep:
+    """A step that changed nothing, because its loss or gradient was not finite."""
+
+    step: int
+    because: str
+    keys: tuple[str, ...]
+
+    def __str__(self) -> str:
+        count, shown = len(self.keys), ", ".join(self.keys[:_SHOWN])
+        more = f" and {count - _SHOWN} more" if count > _SHOWN else ""
+        whose = "of" if self.because == "loss" else "of a step with"
+        samples = "1 sample" if count == 1 else f"{count} samples"
+        return f"{self.because} {whose} {samples} is not finite: {shown}{more}"
+
+
+def gather_skipped_step(
+    step: int, *, loss: float, not_finite: Sequence[str], present: Sequence[str]
+) -> SkippedStep:
+    """Gathers the samples of a skipped step. Collective.
+
+    `not_finite` are the keys of samples whose loss is not finite on this rank, `present` those of
+    all samples that it has read for the step.
+    """
+    gathered: list[tuple[Sequence[str], Sequence[str]]] = [((), ())] * dist.get_world_size()
+    dist.all_gather_object(gathered, (not_finite, present))
+    # Context ranks have parts of the same samples: each key counts once.
+    known = [
+        dict.fromkeys(key for part in parts for key in part)
+        for parts in zip(*gathered, strict=True)
+    ]
+    return SkippedStep(
+        step=step,
+        because="gradient" if math.isfinite(loss) else "loss",
+        keys=tuple(known[0] or known[1]),
     )

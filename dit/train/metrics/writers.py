@@ -1,6 +1,6 @@
-"""What a run writes down: metrics.jsonl, TensorBoard, W&B, and lines in the terminal.
+"""Where values are shown: metrics.jsonl, TensorBoard, W&B, and lines in the terminal.
 
-`metrics.jsonl` has one JSON object a step; floats are written so that they read back exactly.
+RUN/metrics.jsonl has one JSON object a step; floats are written with all their digits.
 
     step              optimizer step, from 1
     loss              mean over the global batch, before the update
@@ -15,21 +15,25 @@
     forward_s         model and loss
     backward_s        the rest of the schedule, with its waits for other pipeline stages
     communication_s   sums over ranks that nothing hides
-    optimizer_s       update and average; on GPUs only benchmarks/benchmark.py has these five
+    optimizer_s       update and average; on GPUs only benchmarks/benchmark.py writes these five
     tokens_per_s      real tokens a second, all ranks together
-    samples_per_s     the same of samples
+    samples_per_s     samples a second, all ranks together
     model_tflops      model TFLOP/s of one device, from the true geometry of the packs
-    mfu               the same over the bfloat16 peak of its data sheet; for GPUs of the table
+    mfu               model_tflops over the bfloat16 peak of the data sheet; for known GPUs
     peak_memory_gb    on rank 0 since its start: tensors of a GPU, else the whole process
     skipped           true where loss or gradient was not finite and nothing was updated
-    skipped_steps     such steps since the start of the run; skipped_samples.jsonl has their samples
-    refused_too_long, ...  the same by reason, every logger.log_interval steps; with it come
-    loss_q10, ...          by_level.py: loss of training samples by noise level
-    grad_norm_mlp, ...     norms.py: of parts of the model; weight_norm, update_ratio, ema_distance
-    tokens_per_sample, tokens_per_sample_p50, samples_NAME, epoch, epoch_NAME
-                           seen.py: what is read; the first is a histogram, a list of pairs
-    val_loss, val_loss_ema, ...  at the steps that validate; validation.py says what each means
-    validation_s, sampling_s     seconds of that: all losses, all samples with their files
+    skipped_steps     skipped steps since the start; skipped_samples.jsonl has their samples
+
+Every logger.log_interval steps:
+
+    refused_too_long, ...    refused samples by reason
+    grad_norm_mlp, weight_norm, update_ratio, ema_distance, ...                 norms.py
+    loss_q10, tokens_per_sample, samples_NAME, epoch, epoch_NAME, ...           interval_metrics.py
+
+At the steps that validate:
+
+    val_loss, val_loss_ema, ...    validation.py
+    validation_s, sampling_s       seconds of all losses; of all samples with their files
 """
 
 from __future__ import annotations
@@ -47,17 +51,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dit.config import RunConfig, WandbMode
+from dit.config.inlining import flattened
 from dit.drawing import Undrawn, drawing
-from dit.train.metrics.data_stats import edges_and_counts
-from dit.train.metrics.jsonl import writing
+from dit.train.metrics.interval_metrics import edges_and_counts
+from dit.train.metrics.jsonl import explain_write_errors
 from dit.train.train_state import DrawnSamples
 
 if TYPE_CHECKING:
     import numpy as np
 
-Values = Mapping[str, Any]  # numbers, and histograms as seen.py has them
+Values = Mapping[str, Any]  # numbers, and histograms as lists of pairs (interval_metrics.py)
 MOST_VIDEOS = 32
-"""Of a round of samples, that go to W&B."""
+"""Videos of one validation that go to W&B."""
 
 
 class Dashboards:
@@ -67,20 +72,20 @@ class Dashboards:
         from torch.utils.tensorboard import SummaryWriter
 
         self.place = config.logger.tensorboard_dir or str(folder / "tensorboard")
-        with self._writing():
+        with self._explain_errors():
             self.board = SummaryWriter(self.place, purge_step=start + 1 if start else None)
         wanted = config.logger.wandb_project and config.logger.wandb_mode is not WandbMode.DISABLED
         self.wandb = _wandb_run(config, folder) if wanted else None
 
-    def _writing(self) -> AbstractContextManager[None]:
+    def _explain_errors(self) -> AbstractContextManager[None]:
         what = f"the folder logger.tensorboard_dir={self.place}"
-        return writing(what, otherwise="choose another logger.tensorboard_dir")
+        return explain_write_errors(what, otherwise="choose another logger.tensorboard_dir")
 
     def write(self, values: Values) -> None:
         step = int(values["step"])
         shown = {k: v for k, v in values.items() if k != "step"}
         bins = {k: edges_and_counts(v) for k, v in shown.items() if isinstance(v, list)}
-        with self._writing():
+        with self._explain_errors():
             for name, value in shown.items():
                 if name not in bins:
                     self.board.add_scalar(name, value, step)
@@ -96,39 +101,41 @@ class Dashboards:
             }
             self.wandb.log(shown | made, step=step)
 
-    def samples(self, drawn: DrawnSamples, *, step: int) -> list[Undrawn]:
-        """The grid, and for W&B the first videos; TensorBoard's need a package more, moviepy.
+    def add_samples(self, samples: DrawnSamples, *, step: int) -> list[Undrawn]:
+        """Shows the grid, and in W&B the first videos; TensorBoard would need moviepy for them.
 
         Returns what could not be shown.
         """
         undrawn: list[Undrawn] = []
-        if drawn.grid is not None:
+        if samples.grid is not None:
             with drawing("TensorBoard's image of the samples", undrawn):
-                pixels_HW3 = _on_white(drawn.grid)
+                pixels_HW3 = _on_white(samples.grid)
                 self.board.add_image("samples", pixels_HW3, step, dataformats="HWC")
         if self.wandb is not None:
             import wandb
 
             shown: dict[str, Any] = {}
-            if drawn.grid is not None:
+            if samples.grid is not None:
                 with drawing("W&B's image of the samples", undrawn):
-                    shown["samples"] = wandb.Image(str(drawn.grid))
+                    shown["samples"] = wandb.Image(str(samples.grid))
             with drawing("W&B's videos", undrawn):
-                made = [wandb.Video(str(f), caption=text) for f, text in drawn.videos[:MOST_VIDEOS]]
+                made = [
+                    wandb.Video(str(f), caption=text) for f, text in samples.videos[:MOST_VIDEOS]
+                ]
                 shown |= {"videos": made} if made else {}
             with drawing("W&B's samples", undrawn):
                 self.wandb.log(shown, step=step)
         return undrawn
 
     def close(self) -> None:
-        with self._writing():
+        with self._explain_errors():
             self.board.close()
         if self.wandb is not None:
             self.wandb.finish()
 
 
 def _on_white(grid: Path) -> np.ndarray:
-    """uint8 [H, W, 3]; the grid itself has no background."""
+    """The grid, which has no background, on white: uint8 [H, W, 3]."""
     import numpy as np
     from PIL import Image
 
@@ -140,7 +147,7 @@ def _on_white(grid: Path) -> np.ndarray:
 def _add_histogram(
     board: Any, name: str, edges: Sequence[float], counts: Sequence[int], *, step: int
 ) -> None:
-    """To TensorBoard, which wants the upper end of each bin, and sums that nothing of it shows."""
+    """Adds a histogram by the upper ends of its bins; TensorBoard asks for sums, too."""
     each = list(zip(edges[1:], counts, strict=True))
     board.add_histogram_raw(
         name,
@@ -163,7 +170,7 @@ def _wandb_run(config: RunConfig, folder: Path) -> Any:
             f"logger.wandb_project={config.logger.wandb_project} needs the package wandb: install"
             " the extra `log`, or leave wandb_project unset"
         ) from error
-    mode: Any = config.logger.wandb_mode  # text, as W&B has it
+    mode: Any = config.logger.wandb_mode  # a StrEnum with the names of W&B
     try:
         return wandb.init(
             project=config.logger.wandb_project,
@@ -173,7 +180,7 @@ def _wandb_run(config: RunConfig, folder: Path) -> Any:
             dir=str(folder),
             id=_wandb_id(folder),
             resume="allow",
-            config=asdict(config),
+            config=flattened(RunConfig, asdict(config)),
         )
     except wandb.Error as error:
         raise ValueError(
@@ -183,12 +190,12 @@ def _wandb_run(config: RunConfig, folder: Path) -> Any:
 
 
 def _wandb_id(folder: Path) -> str:
-    """Identity of the W&B run, kept in the run folder so that a resume continues its curves."""
+    """Identity of the W&B run, stored in the run folder so that a resume continues its curves."""
     import secrets
 
     file = folder / "wandb_id"
     if not file.exists():
-        with writing(file):
+        with explain_write_errors(file):
             file.write_text(secrets.token_hex(4))
     found = file.read_text(errors="replace").strip()
     if not re.fullmatch(r"[\w-]{1,64}", found, re.ASCII):
@@ -206,7 +213,7 @@ class Terminal:
         self.console = Console(highlight=False, soft_wrap=True)
         self.every = every
         self.total = total
-        self.first: tuple[int, float] | None = None  # step that ended first here, and when
+        self.first: tuple[int, float] | None = None  # first step of this process, and its time
         self.bar: Progress | None = None
         if self.console.is_terminal:
             self.bar = Progress(
@@ -220,8 +227,8 @@ class Terminal:
             self.task = self.bar.add_task("", total=total, completed=start)
             self.bar.start()
 
-    def say(self, text: str) -> None:
-        """One line, above the bar."""
+    def print(self, text: str) -> None:
+        """Prints one line, above the bar."""
         self.console.print(text, markup=False)
 
     def step(self, values: Values) -> None:
@@ -231,10 +238,10 @@ class Terminal:
         if self.bar is not None:
             self.bar.update(self.task, completed=step, description=shown)
         if "val_loss" in values or (self.bar is None and step % self.every == 0):
-            self.say(f"step {step}/{self.total}  {shown}{self._left(step)}")
+            self.print(f"step {step}/{self.total}  {shown}{self._time_left(step)}")
 
-    def _left(self, step: int) -> str:
-        """Time left at the pace so far; the first step is left out, which starts everything."""
+    def _time_left(self, step: int) -> str:
+        """Time left at the speed so far, without the first step, which is slower."""
         assert self.first is not None
         done, seconds = step - self.first[0], time.monotonic() - self.first[1]
         if not done or step == self.total:

@@ -11,7 +11,7 @@ from benchmarks.benchmark_loader import (
     read_in_order,
     read_packed,
     read_plainly,
-    write,
+    write_dataset,
 )
 from dit.data import build_train_loader
 from dit.data.cook import Expected
@@ -19,7 +19,7 @@ from dit.data.cook import Expected
 
 def test_all_ways_read_all_samples(tmp_path):
     kind = KINDS[0]
-    write(tmp_path, kind, 200)
+    write_dataset(tmp_path, kind, 200)
     config = config_of(tmp_path, kind, buffer=64)
     assert read_plainly(tmp_path, Expected.of(config)) == 200
     assert read_in_order(tmp_path, Expected.of(config)) == 192  # in packs of 64

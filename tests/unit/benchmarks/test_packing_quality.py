@@ -6,9 +6,16 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from measuring.fill import decreasing_fill, packs, padded, stream_fill
 from measuring.mixtures import MIXTURES
-from measuring.stragglers import _balanced, step_costs, straggler_ratios
+from measuring.packing_simulation import (
+    _balanced,
+    decreasing_fill,
+    packs,
+    padded,
+    step_costs,
+    straggler_ratios,
+    stream_fill,
+)
 
 from dit.models.dit.config import DitConfig
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from measuring.peak import measured_flops
+from measuring.steps import measured_flops
 
 
 def test_a_product_is_measured():

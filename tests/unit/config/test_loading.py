@@ -22,6 +22,7 @@ from dit.config import (
     Precision,
     RngConfig,
 )
+from dit.config.inlining import value_of
 from dit.config.loading import load_config, read_config, save_config, to_yaml
 from dit.models.dit.config import MODEL_SIZES, ExtraPosition
 from recipes.runs import RECIPES, dit_b, dit_s
@@ -100,7 +101,7 @@ def test_a_setting_after_tilde_counts() -> None:
     ],
 )
 def test_values_are_yaml(token: str, group: str, name: str, value: object) -> None:
-    found = getattr(getattr(load_config(run_config(), overrides=[token]), group), name)
+    found = value_of(getattr(load_config(run_config(), overrides=[token]), group), name)
     assert found == value
     assert type(found) is type(value)
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from dit.config.inlining import value_of
 from dit.config.loading import ConfigError, load_config, parse_arguments
 from recipes.runs import RECIPES
 from tests.packs import run_config
@@ -253,7 +254,7 @@ def test_every_key_is_read_or_named_with_the_reason(name: str, tmp_path: Path, c
         config = load_config(run_config(), config_file=file)
     for key, value in expected.items():
         group, _, field = key.partition(".")
-        assert getattr(getattr(config, group), field) == value, key
+        assert value_of(getattr(config, group), field) == value, key
     said = [record.getMessage() for record in caplog.records]
     keys = leaves(tomllib.loads(text) if name.endswith("toml") else yaml.safe_load(text))
     for key in set(keys) - OURS:
@@ -296,7 +297,7 @@ def test_an_argument_without_a_dot_is_written_as_any_key(written: str) -> None:
     config = parse_arguments([*argv, "--mock"], recipes=RECIPES).config
     assert config.optimizer.lr == 2e-4
     assert (config.optimizer.adam_beta1, config.optimizer.adam_beta2) == (0.8, 0.95)
-    assert config.objective.logit_mean == -0.5
+    assert config.objective.flow.logit_mean == -0.5
 
 
 def test_our_keys_and_overrides_stand_beside_theirs(tmp_path: Path) -> None:
@@ -378,7 +379,7 @@ def test_only_near_names_are_proposed(key: str, advice: str) -> None:
 )
 def test_one_key(token: str, group: str, name: str, value: object) -> None:
     config = load_config(run_config(), overrides=[token])
-    assert getattr(getattr(config, group), name) == value
+    assert value_of(getattr(config, group), name) == value
 
 
 def test_betas_become_two_keys() -> None:

@@ -13,7 +13,7 @@ from diffusers import AutoencoderKLCosmos, DiffusionPipeline, EDMEulerScheduler
 from diffusers.pipelines.cosmos.pipeline_cosmos_text2world import CosmosTextToWorldPipeline
 from transformers import T5Config, T5EncoderModel, T5TokenizerFast
 
-from dit.config import ObjectiveConfig, ObjectiveName
+from dit.config import EdmConfig, ObjectiveConfig, ObjectiveName, Sampler
 from dit.config.loading import save_config
 from dit.convert.cli import main
 from dit.convert.errors import ConvertError
@@ -21,8 +21,9 @@ from dit.convert.export import ExportOptions, export_weights
 from dit.convert.import_ import import_weights
 from dit.convert.pipeline import check_pipeline
 from dit.models.dit.model import DiT
-from dit.objectives import Sampler, initial_noise, unpack_latents
 from dit.sampling.generate import Request, SamplingSettings, generate_latents
+from dit.sampling.ode_solvers import initial_noise
+from dit.sampling.unpatchify import unpack_latents
 from dit.train.checkpoint.paths import saved_config
 from dit.train.checkpoint.state_dict import load_weights
 from tests.packs import random_pack
@@ -91,7 +92,7 @@ def ours(groups, tmp_path) -> Path:
 
 
 def _with_objective(place: Path, **changes) -> Path:
-    config = replace(saved_config(place), objective=ObjectiveConfig(**changes))
+    config = replace(saved_config(place), objective=ObjectiveConfig(edm=EdmConfig(**changes)))
     (place / "manifest.json").unlink()
     (place / "null_text.safetensors").touch()  # without a manifest it must be there
     save_config(config, place / "config.yaml")
@@ -156,7 +157,7 @@ def test_the_pipeline_makes_our_latents(groups, resize, exported, ours):
         output_type="latent",
         return_dict=False,
     )
-    assert float((latents[0] / config.objective.sigma_data - expected).abs().max()) <= 1e-3
+    assert float((latents[0] / config.objective.edm.sigma_data - expected).abs().max()) <= 1e-3
 
 
 def test_what_is_copied(published, exported):

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save, save_file
 
-from dit.config import ObjectiveConfig, ObjectiveName, Precision, RunConfig, Weights
+from dit.config import FlowConfig, ObjectiveConfig, ObjectiveName, Precision, RunConfig, Weights
 from dit.config.loading import ConfigError, save_config
 from dit.convert.diffusers_checkpoint import open_folder
 from dit.convert.diffusers_config import model_config, objective_config
@@ -138,13 +138,13 @@ def test_schedulers_that_do_not_tell_the_objective(groups, source, content, name
     if "does not tell" in said:
         assert "objective.name=edm or objective.name=flow" in said
         done = import_weights(source, source.parent / "told", objective=["objective.name=flow"])
-        assert done.config.objective.name is ObjectiveName.FLOW
+        assert done.config.objective.name == ObjectiveName.FLOW
 
 
 def test_an_objective_that_is_said_counts(groups, source, tmp_path):
     words = ["objective.name=flow", "objective.flow_shift=3"]
     done = import_weights(source, tmp_path / "ours", objective=words)
-    assert (done.config.objective.name, done.config.objective.flow_shift) == ("flow", 3)
+    assert (done.config.objective.name, done.config.objective.flow.flow_shift) == ("flow", 3)
     assert done.objective_note == "with objective.name=flow objective.flow_shift=3, as given"
     with pytest.raises(ConvertError, match=r"model\.num_layers=1.* only objective"):
         import_weights(source, tmp_path / "b", objective=["model.num_layers=1"])
@@ -383,11 +383,19 @@ def test_a_damaged_checkpoint(groups, source, tmp_path):
     [
         (RunConfig(model=tiny_model(base_fps=30.0)), "model.base_fps=30"),
         (
-            run_config(objective=ObjectiveConfig(name=ObjectiveName.FLOW, timestep_scale=1.0)),
+            run_config(
+                objective=ObjectiveConfig(
+                    name=ObjectiveName.FLOW, flow=FlowConfig(timestep_scale=1.0)
+                )
+            ),
             "objective.timestep_scale=1",
         ),
         (
-            run_config(objective=ObjectiveConfig(name=ObjectiveName.FLOW, shift_base_tokens=256)),
+            run_config(
+                objective=ObjectiveConfig(
+                    name=ObjectiveName.FLOW, flow=FlowConfig(shift_base_tokens=256)
+                )
+            ),
             "objective.shift_base_tokens=256",
         ),
     ],

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from dit.config import Precision
 from dit.convert.export import ExportOptions, export_weights
 from dit.convert.import_ import import_weights
-from dit.convert.megatron_checkpoint import Stored
+from dit.convert.megatron_checkpoint import StoredWeights
 from dit.models.diffusers_names import pairs
 from dit.models.dit.model import DiT
 from dit.train.checkpoint.state_dict import load_weights
@@ -65,7 +65,7 @@ def test_export_then_import_is_bit_exact(groups, tmp_path, dtype):
     import_weights(publish(tmp_path / "hf", random_model(**EVERYTHING).to(dtype)), tmp_path / "a")
     export_weights(tmp_path / "a", tmp_path / "out", ExportOptions(max_shard_size=30_000))
     config = import_weights(tmp_path / "out", tmp_path / "b").config
-    one, two = (Stored(tmp_path / name, averaged=False) for name in "ab")
+    one, two = (StoredWeights(tmp_path / name, averaged=False) for name in "ab")
     for pair in pairs(config.model):
         assert one.dtype(pair) == two.dtype(pair) == dtype
         assert torch.equal(one.read(pair), two.read(pair))

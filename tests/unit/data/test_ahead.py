@@ -48,10 +48,10 @@ def test_a_position_is_that_of_the_packs_given(shards, tmp_path, opened, workers
     if often:
         config = replace(config, dataset=replace(config.dataset, checkpoint_every_sec=1e-6))
     straight = opened(build_train_loader(config, rank=0, world_size=1))
-    keys, tallies = [], [straight.tally()]
+    keys, tallies = [], [straight.reject_counts()]
     for pack in (next(straight) for _ in range(90)):
         keys.append(pack.keys)
-        tallies.append(straight.tally())
+        tallies.append(straight.reject_counts())
     straight.close()
 
     loader = opened(build_train_loader(config, rank=0, world_size=1))
@@ -62,15 +62,15 @@ def test_a_position_is_that_of_the_packs_given(shards, tmp_path, opened, workers
             given = 7
         taken, _ = ahead(loader, 24)
         assert taken == keys[given : given + 24]
-        assert loader.tally() == tallies[given]
+        assert loader.reject_counts() == tallies[given]
         assert loader.counts() == dict(sorted(tallies[given].refused.items()))
         state = loader.state_dict()
         loader.catch_up()
-        assert loader.tally() == tallies[given + 24]
+        assert loader.reject_counts() == tallies[given + 24]
         if step == 1:  # a run that is saved now and started again
             loader.close()
             loader = continued(config, opened, state)
-            assert loader.tally() == tallies[given]
+            assert loader.reject_counts() == tallies[given]
             assert shards.take(loader, 24) == keys[given : given + 24]
         given += 24
     assert sum(loader.counts().values()) > 5

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dit.data.bin_packing import best_fit_decreasing, full_with_first
-from dit.data.energon.flops_balancing import turn
+from dit.data.pack import best_fit_decreasing, full_with_first, turn
 
 LENGTHS = st.lists(st.integers(1, 100), max_size=60)
 

@@ -222,8 +222,8 @@ def test_damage_to_samples_in_waiting_is_seen_when_they_are_chosen(shards, root,
     left = [tuple(key for key in keys if key not in gone) for keys in expected]
     assert found == [keys for keys in left if keys]
     assert loader.counts() == {Reject.CHECKSUM: len(gone)}
-    assert "train/shard-000001.tar, key 0000" in loader.tally().newest[Reject.CHECKSUM]
-    assert loader.tally().read == SAMPLES
+    assert "train/shard-000001.tar, key 0000" in loader.reject_counts().newest[Reject.CHECKSUM]
+    assert loader.reject_counts().read == SAMPLES
 
 
 def test_a_shard_that_is_replaced_while_its_samples_wait(shards, root, opened):
@@ -269,7 +269,7 @@ def test_nearly_no_usable_sample_ends_the_run_before_a_first_pack(
     loader = opened(build_train_loader(config, rank=0, world_size=1))
     with pytest.raises(DataError, match=rf"more than dataset.max_bad_fraction(?s:.)*{reason}"):
         next(loader)
-    assert loader.tally().read < 5000
+    assert loader.reject_counts().read < 5000
 
 
 def test_refused_samples_are_named_once_each(shards, root, opened):

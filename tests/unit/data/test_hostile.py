@@ -20,12 +20,10 @@ from megatron.energon.flavors.webdataset.structs import ShardInfo
 
 from dit.data import DataError, check_data
 from dit.data.cook import Expected, cook, measure_sample
-from dit.data.energon.readers import UNREADABLE, SafeReader, read_parts
-from dit.data.records import _in_place, read_record
+from dit.data.energon.shard_reader import SafeReader, read_parts, read_whole
+from dit.data.records import PLACE, UNREADABLE, _in_place, read_record
 from dit.data.rejections import SampleRefused
-from dit.data.tar.file_cache import OpenShards
-from dit.data.tar.reader import PLACE
-from dit.data.tar.whole_reader import read_whole
+from dit.data.tar_reader import OpenShards
 from tests.hostile import damaged, json_bytes, mistaken, odd_values
 
 COUNT = 3

@@ -7,11 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dit.batch import LatentSample, pack_identity
-from dit.data.energon.worker_output import WorkerBatch
-from dit.data.pack import PatchLayout, pack_samples
+from dit.batch import LatentSample
+from dit.data.energon.stages import WorkerBatch
+from dit.data.pack import PatchLayout, pack_identity, pack_samples
 from dit.data.rejections import RejectCounts
 from dit.models.positions import GridPositions
+from dit.pack_wire import flatten_pack, unflatten_pack
 
 POSITIONS = GridPositions(24.0)
 
@@ -125,20 +126,20 @@ def test_a_pack_crosses_to_another_process_as_one_tensor(dtype):
     sizes = [(3, 1, 2, 2), (3, 2, 4, 2), (3, 1, 6, 2)]  # odd numbers of numbers
     samples = [sample(size, key=str(i), text=(i + 1, dtype)) for i, size in enumerate(sizes)]
     sent = pack_samples(samples, LAYOUT)
-    outline, row = sent.joined()
+    outline, row = flatten_pack(sent)
     assert row.nbytes == sum(t.nbytes for t in sent.tensors.values())
     assert all(t.is_meta for t in outline.tensors.values())
-    delivery = WorkerBatch(worker=1, tally=RejectCounts(read=5), pack=sent, samples=((0, 7),))
+    delivery = WorkerBatch(worker=1, counts=RejectCounts(read=5), pack=sent, samples=((0, 7),))
     received = pickle.loads(ForkingPickler.dumps(delivery))
-    assert (received.worker, received.samples, received.tally.read) == (1, ((0, 7),), 5)
+    assert (received.worker, received.samples, received.counts.read) == (1, ((0, 7),), 5)
     assert len({t.untyped_storage().data_ptr() for t in received.pack.tensors.values()}) == 1
-    for filled in (outline.filled(row), received.pack):
+    for filled in (unflatten_pack(outline, row), received.pack):
         assert filled.keys == sent.keys and filled.starts == sent.starts
         for name, tensor in sent.tensors.items():
             got = filled.tensors[name]
             assert got.dtype == tensor.dtype
             assert torch.equal(got.nan_to_num(), tensor.nan_to_num()), name
-    end = WorkerBatch(worker=0, tally=RejectCounts(), error="why")
+    end = WorkerBatch(worker=0, counts=RejectCounts(), error="why")
     assert pickle.loads(ForkingPickler.dumps(end)) == end
 
 

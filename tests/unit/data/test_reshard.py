@@ -10,7 +10,7 @@ from megatron.energon.state import FlexState
 
 from dit.config import Balance, BlendEntry
 from dit.data import DataError, Reject, build_train_loader, sum_counts
-from dit.data.resume.loader_state import FORMAT, LoaderState
+from dit.data.loader_state import FORMAT, LoaderState
 
 COUNTS = {"a": 239, "b": 90}
 
@@ -111,9 +111,9 @@ def test_as_many_readers_go_on_with_the_same_global_batches(fleet, kind, path):
         moves.on(ranks, workers)
         for batch in moves.steps(steps, size):
             assert batch == sorted(islice(packs, size))
-    said = moves.loaders[0].moved
+    said = moves.loaders[0].resharded
     assert f"the same {readers} readers go on" in said
-    tallies = [sum(loader.tally().read for loader in f.loaders) for f in (stays, moves)]
+    tallies = [sum(loader.reject_counts().read for loader in f.loaders) for f in (stays, moves)]
     assert tallies[0] == tallies[1]
 
 
@@ -156,8 +156,10 @@ def test_more_or_fewer_readers_share_what_was_left(fleet, kind, steps, path):
             for times, top, left in zip(given.times(), most, dealt, strict=False):
                 assert left == Counter({i: top - n for i, n in enumerate(times)})
             assert max(sizes) - min(sizes) <= 3 * len(most)
-            assert f"the {sum(sizes)} samples that were left" in run.loaders[0].moved
-            assert sum(loader.tally().read for loader in run.loaders) == given.counted.total()
+            assert f"the {sum(sizes)} samples that were left" in run.loaders[0].resharded
+            assert (
+                sum(loader.reject_counts().read for loader in run.loaders) == given.counted.total()
+            )
         if number < len(path) - 1:
             given.add(run.steps(steps, 12 if steps > 1 else ranks))
     # The last readers come to the end of what they were dealt; nothing overtakes it twice.
@@ -191,11 +193,11 @@ def test_refused_samples_are_counted_once(fleet, workers):
     run = fleet("refused").on(2, workers)
     given = [key for batch in run.steps(6, 2) for pack in batch for key in pack]
     run.on(3, 0)
-    total = sum_counts(loader.tally() for loader in run.loaders)
+    total = sum_counts(loader.reject_counts() for loader in run.loaders)
     assert total.read - sum(total.refused.values()) == len(given)
     while total.read < 120:
         given += [key for batch in run.steps(1, 3) for pack in batch for key in pack]
-        total = sum_counts(loader.tally() for loader in run.loaders)
+        total = sum_counts(loader.reject_counts() for loader in run.loaders)
     # Half of them are seen when they are chosen: of the 39 in waiting, some are still to come.
     assert abs(sum(total.refused.values()) - total.read / 4) <= 9
     assert total.refused[Reject.NOT_FINITE] > 5
@@ -212,10 +214,10 @@ def test_a_run_may_move_on_before_its_first_pack(fleet):
 
 def test_readers_that_are_passes_behind_do_not_catch_up_with_all_of_them(fleet):
     """Long samples are read less often; the rest of a pass must not be made of them alone."""
-    (share,) = fleet("a").on(1, 0).loaders[0]._loader.shares()
+    (shard,) = fleet("a").on(1, 0).loaders[0]._loader.shards()
     begun = FlexState(_pending_slices_offset=1, _pending_slice_indexes=[], _active_slice_state=[])
     for passes, owed, behind in (((3, 3), 0, 0), ((3, 2), 1, 0), ((3, 0), 1, 1)):
-        reads = share.reads([begun | {"_epoch_count": n} for n in passes])
+        reads = shard.reads([begun | {"_epoch_count": n} for n in passes])
         assert (reads.times[0] - reads.times[-1], reads.behind) == (owed, behind)
 
 
@@ -233,7 +235,7 @@ def test_states_of_different_steps_are_refused(fleet):
     ):
         with pytest.raises(DataError, match=said):
             target.load_state_dict(states)
-    assert target.moved == ""
+    assert target.resharded == ""
 
 
 def test_an_epochized_blend_goes_on_with_as_many_readers_only(shards, root, tmp_path, opened):

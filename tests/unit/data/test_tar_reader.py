@@ -14,11 +14,10 @@ from megatron.energon.flavors.webdataset.itar_reader import ShardInfosITarReader
 from megatron.energon.flavors.webdataset.structs import ShardInfo
 from webdataset.writer import ShardWriter
 
-from dit.data import build_val_loader
-from dit.data.records import Head
-from dit.data.tar import file_cache
-from dit.data.tar.file_cache import NotPlain, OpenShards, ShardError
-from dit.data.tar.reader import PLACE, PlainReader
+from dit.data import build_val_loader, tar_reader
+from dit.data.energon.shard_reader import PlainReader
+from dit.data.records import PLACE, Head
+from dit.data.tar_reader import NotPlain, OpenShards, ShardError
 
 
 def readers(root, *, shards=1, **settings):
@@ -173,7 +172,7 @@ def test_shards_of_webdataset_itself(shards, tmp_path):
 
 
 def test_a_shard_that_is_gone_is_not_read_from_its_open_file(shards, tmp_path, monkeypatch):
-    monkeypatch.setattr(file_cache, "_LOOK_S", -1.0)  # it is looked for each time
+    monkeypatch.setattr(tar_reader, "_LOOK_S", -1.0)  # it is looked for each time
     shard = tmp_path / "train/000.tar"
     write(shard, [("k", large(shards, 0))])
     _, ours = readers(tmp_path)

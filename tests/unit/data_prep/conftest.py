@@ -90,12 +90,12 @@ def _options(**changes: Any) -> PackOptions:
 
 
 def _pack_digits(
-    folder: Path, source: Digits | None = None, processor: Pixel | None = None, **changes: Any
+    folder: Path, source: Digits | None = None, codec: Pixel | None = None, **changes: Any
 ) -> Summary:
     return pack_dataset(
         source or Digits(num_samples=150),
         folder,
-        processor=processor or Pixel.of(block=2, colours=1),
+        codec=codec or Pixel.of(block=2, colours=1),
         text=ByteTable(width=16),
         options=_options(**changes),
         settings={"some": "setting"},

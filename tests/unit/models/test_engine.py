@@ -17,13 +17,14 @@ from dit.config import (
     Recompute,
     RunConfig,
 )
-from dit.models.dit import model
 from dit.models.dit.config import DitConfig
 from dit.models.dit.model import DiT
 from dit.models.layers import transformer_engine
 from dit.models.layers.init import randomise
+from dit.models.stacks import stacked_transformer
 from tests import stand_in_engine
 from tests.packs import random_pack, tiny_model
+from tests.toy_networks import NETWORKS
 
 PRODUCTS = 12  # six in each layer: those of the captions are not in 8 bits
 ENGINE = {"transformer_impl": Implementation.TRANSFORMER_ENGINE}
@@ -33,7 +34,7 @@ PACK = [(1, 4, 6), (3, 2, 5), (1, 3, 3)]
 
 @pytest.fixture
 def stand_in(monkeypatch):
-    monkeypatch.setattr(model, "check_engine", lambda model: None)
+    monkeypatch.setattr(stacked_transformer, "check_engine", lambda model: None)
     for cached in (transformer_engine._linear_class, transformer_engine._attention):
         cached.cache_clear()
     yield stand_in_engine.install(monkeypatch)
@@ -65,6 +66,22 @@ def test_predictions_gradients_and_names_are_those_of_the_local_layers(groups, s
     ]
     assert shards[0] == shards[1]
     assert not [name for name in states[1] if "extra_state" in name and "linear_kv" not in name]
+
+
+@pytest.mark.parametrize("name", list(NETWORKS))
+def test_other_kinds_of_layers_with_biases_are_those_of_the_local_ones(groups, stand_in, name):
+    local, other = (NETWORKS[name](replace(MODEL, **c), groups) for c in ({}, ENGINE))
+    for number, (a, b) in enumerate(zip(_numbers(local), _numbers(other), strict=True)):
+        # In bfloat16 the gradient of a bias, a sum over all tokens, has few digits.
+        assert (a - b).float().norm() <= (0.2 if number else 0.02) * a.float().norm()
+    shards = [
+        {k: (v.key, v.global_shape) for k, v in n.sharded_state_dict().items() if "extra" not in k}
+        for n in (local, other)
+    ]
+    assert shards[0] == shards[1]
+    marks = ("tensor_model_parallel", "partition_dim", "sequence_parallel")
+    for a, b in zip(local.parameters(), other.parameters(), strict=True):
+        assert [getattr(a, m, False) for m in marks] == [getattr(b, m, False) for m in marks]
 
 
 @pytest.mark.parametrize("recompute", [Recompute.NONE, Recompute.FULL])

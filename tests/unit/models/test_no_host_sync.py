@@ -14,14 +14,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dit.config import LossMean, ObjectiveConfig, ObjectiveName, Precision, Recompute
-from dit.models.dit import layer
 from dit.models.dit.config import ExtraPosition
 from dit.models.dit.model import DiT
+from dit.models.layers import packed_attention
 from dit.models.layers.attention import attend_packed
-from dit.objectives import make_objective, with_null_text
-from dit.objectives.training_target import among_padding
+from dit.objectives import training_objective, with_null_text
+from dit.objectives.training_target import insert_padding
 from dit.train.step import loss_of
 from tests.packs import random_pack, tiny_model
+from tests.toy_networks import NETWORKS
 
 META = torch.device("meta")
 
@@ -49,8 +50,8 @@ def _step(groups, model, *, name: ObjectiveName, mean: LossMean) -> DiT:
     """Problem, forward pass, loss and backward pass of a padded pack."""
     network = DiT(model, groups).train().to(META)
     batch = random_pack([(1, 4, 6), (3, 2, 5), (2, 3, 3)], [9, 1, 4], model=model).to(META)
-    objective = make_objective(ObjectiveConfig(name=name))
-    noise_TC = among_padding(
+    objective = training_objective(ObjectiveConfig(name=name))
+    noise_TC = insert_padding(
         torch.empty(batch.real_tokens, batch.latent_TC.shape[1], device=META), batch
     )
     with _Copies() as copies:
@@ -78,9 +79,21 @@ def _step(groups, model, *, name: ObjectiveName, mean: LossMean) -> DiT:
     ids=["plain", "full", "selective", "cosmos"],
 )
 def test_a_step_never_waits_for_the_device(groups, monkeypatch, name, mean, changes):
-    monkeypatch.setattr(layer, "attention_for", lambda device, dtype: attend_packed)
+    monkeypatch.setattr(packed_attention, "attention_for", lambda device, dtype: attend_packed)
     model = replace(tiny_model(precision=Precision.BF16), **changes)
     network = _step(groups, model, name=name, mean=mean)
+    assert all(p.grad is not None for p in network.parameters())
+
+
+@pytest.mark.parametrize("name", list(NETWORKS))
+def test_other_kinds_of_layers_never_wait_either(groups, monkeypatch, name):
+    monkeypatch.setattr(packed_attention, "attention_for", lambda device, dtype: attend_packed)
+    model = tiny_model(precision=Precision.BF16)
+    network = NETWORKS[name](model, groups).train().to(META)
+    batch = random_pack([(1, 4, 6), (3, 2, 5), (2, 3, 3)], [9, 1, 4], model=model).to(META)
+    with _Copies() as copies:
+        network(batch.latent_TC, torch.zeros(3, device=META), batch).sum().backward()
+    assert copies.waiting == []
     assert all(p.grad is not None for p in network.parameters())
 
 

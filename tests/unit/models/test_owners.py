@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dit.models.layers.per_sample import Owners
+from dit.models.layers.per_sample import PerSample
 
 OWNERS = {
     "equal": [0] * 4 + [1] * 4 + [2] * 4,
@@ -18,9 +18,9 @@ OWNERS = {
 @pytest.mark.parametrize("segment", OWNERS.values(), ids=OWNERS)
 def test_rows_are_those_of_the_own_sample(segment, looked_up):
     segment_T = torch.tensor(segment)
-    owners = Owners.of(segment_T)
-    assert owners.runs is not None
-    owners = Owners(segment_T, None) if looked_up else owners
+    per_sample = PerSample.of(segment_T)
+    assert per_sample.runs is not None
+    per_sample = PerSample(segment_T, None) if looked_up else per_sample
     random = torch.Generator().manual_seed(0)
 
     def wave(rows):
@@ -29,8 +29,8 @@ def test_rows_are_those_of_the_own_sample(segment, looked_up):
 
     x_TD, h_TD, a_ND, b_ND = wave(len(segment)), wave(len(segment)), wave(6), wave(6)
     found = (
-        owners.modulate(x_TD, scale_ND=a_ND, shift_ND=b_ND),
-        owners.add(h_TD, x_TD, gate_ND=a_ND),
+        per_sample.modulate(x_TD, scale_ND=a_ND, shift_ND=b_ND),
+        per_sample.add(h_TD, x_TD, gate_ND=a_ND),
     )
     norm_TD = (x_TD - x_TD.mean(-1, keepdim=True)) / (
         x_TD.var(-1, correction=0, keepdim=True) + 1e-6
@@ -49,6 +49,6 @@ def test_rows_are_those_of_the_own_sample(segment, looked_up):
 
 
 def test_neighbours_of_equal_length_are_one_rectangle():
-    (run,) = Owners.of(torch.tensor(OWNERS["equal"])).runs or ()
+    (run,) = PerSample.of(torch.tensor(OWNERS["equal"])).runs or ()
     assert (run.sample, run.count, run.row, run.length) == (0, 3, 0, 4)
-    assert len(Owners.of(torch.tensor(OWNERS["mixed"])).runs or ()) == 4
+    assert len(PerSample.of(torch.tensor(OWNERS["mixed"])).runs or ()) == 4

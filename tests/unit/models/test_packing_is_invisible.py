@@ -11,7 +11,8 @@ from dit.config import LossMean, ObjectiveConfig, ObjectiveName, Recompute, Reco
 from dit.models.dit.config import ExtraPosition
 from dit.models.dit.model import DiT
 from dit.models.layers.init import randomise
-from dit.objectives import make_objective
+from dit.objectives import training_objective
+from dit.objectives.edm import Edm
 from dit.train.step import loss_of
 from tests.packs import random_pack, single, tiny_model
 
@@ -31,7 +32,7 @@ def _noise(batch, objective):
     """Levels at both ends of the range and between, and noise, for each sample."""
     generator = torch.Generator().manual_seed(3)
     noise_TC = torch.randn(batch.latent_TC.shape, generator=generator)
-    if objective.config.name is ObjectiveName.EDM:
+    if isinstance(objective, Edm):
         c = objective.config
         return torch.tensor([c.sigma_min, c.sigma_max, 0.5, 1.0, 3.0, 0.1]), noise_TC
     return torch.tensor([1e-5, 1.0, 0.5, 0.25, 0.75, 0.9]), noise_TC
@@ -56,7 +57,7 @@ def _noise(batch, objective):
 )
 def test_sample_in_a_pack_equals_sample_alone(groups, name, changes):
     model = _model(groups, **changes)
-    objective = make_objective(ObjectiveConfig(name=name))
+    objective = training_objective(ObjectiveConfig(name=name))
     batch = random_pack(GRIDS, TEXTS, model=MODEL, fps=FPS)
     noise_N, noise_TC = _noise(batch, objective)
     problem = objective.problem_at(batch, noise_N, noise_TC)
@@ -88,7 +89,7 @@ def test_sample_in_a_pack_equals_sample_alone(groups, name, changes):
 
 def test_mean_over_samples_weighs_each_sample_once():
     batch = random_pack([(1, 2, 2), (1, 4, 4)], [1, 1], model=MODEL)
-    objective = make_objective(ObjectiveConfig())
+    objective = training_objective(ObjectiveConfig())
     problem = objective.problem_at(batch, torch.ones(2), torch.randn(batch.latent_TC.shape))
     # Sample 0 is wrong by 1 everywhere, sample 1 by 3; padding by anything.
     off_T = torch.tensor([1.0, 3.0])[batch.segment_T]

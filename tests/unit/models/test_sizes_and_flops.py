@@ -10,13 +10,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from dit.models.cost import pack_forward_flops, training_flops
+from dit.models.dit.family import FAMILY
 from dit.models.dit.model import DiT
 from dit.models.layers.init import initialise, randomise
-from dit.models.layers.per_sample import Owners
+from dit.models.layers.per_sample import PerSample
 from dit.train.step import loss_of
 from tests.packs import random_pack, tiny_model
 
 TINY = tiny_model()
+ZERO = FAMILY.weights.starts_at_zero
 
 
 @pytest.mark.parametrize("changes", [{}, {"text_pad_to": 16, "concat_padding_mask": True}])
@@ -42,22 +44,24 @@ def test_padding_counts_nothing():
 
 def test_initial_model_is_the_identity_and_predicts_zero(groups):
     model = DiT(TINY, groups)
-    initialise(model, seed=1, std=None)
+    initialise(model, seed=1, std=None, zero=ZERO)
     batch = random_pack([(1, 4, 4)], [5], model=TINY)
     assert (model(batch.latent_TC, torch.zeros(1), batch) == 0).all()
-    h_TD, steer = model.enter(batch.latent_TC, torch.zeros(1), batch)
+    layout = PerSample.of(batch.segment_T)
+    blocks = model.embed(batch.latent_TC, torch.zeros(1), batch, layout)
     # Zero gates still come from the level's own embedding, which is shared by all layers.
-    steer = replace(steer, offset_NX=torch.zeros_like(steer.offset_NX))
-    conditions = model.conditions(steer, batch, Owners.of(batch.segment_T))
+    blocks["adaln_shift"] = torch.zeros_like(blocks["adaln_shift"])
+    conditions = model.conditions(blocks, batch, layout)
+    h_TD = blocks["hidden"]
     torch.testing.assert_close(model.decoder(h_TD, conditions), h_TD)
 
 
 def test_initial_weights_follow_from_the_seed_alone(groups):
     first, second, other = (DiT(TINY, groups) for _ in range(3))
-    initialise(first, seed=1, std=None)
+    initialise(first, seed=1, std=None, zero=ZERO)
     torch.manual_seed(99)
-    initialise(second, seed=1, std=None)
-    initialise(other, seed=2, std=None)
+    initialise(second, seed=1, std=None, zero=ZERO)
+    initialise(other, seed=2, std=None, zero=ZERO)
     weights = first.state_dict()["patches.weight"]
     assert torch.equal(weights, second.state_dict()["patches.weight"])
     assert not torch.equal(weights, other.state_dict()["patches.weight"])
@@ -68,12 +72,12 @@ def test_initial_weights_follow_from_the_seed_alone(groups):
 
 def test_every_weight_has_a_gradient_from_the_second_step_on(groups):
     from dit.config import LossMean, ObjectiveConfig
-    from dit.objectives import make_objective
+    from dit.objectives import training_objective
 
     model = DiT(TINY, groups)
-    initialise(model, seed=1, std=None)
+    initialise(model, seed=1, std=None, zero=ZERO)
     batch = random_pack([(1, 4, 4), (2, 3, 3)], [5, 2], model=TINY)
-    objective = make_objective(ObjectiveConfig())
+    objective = training_objective(ObjectiveConfig())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     problem = objective.problem_at(
         batch, torch.tensor([0.3, 2.0]), torch.randn(batch.latent_TC.shape)

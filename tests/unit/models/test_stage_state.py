@@ -6,39 +6,47 @@ import pytest
 import torch
 
 from dit.models.dit.config import ExtraPosition
-from dit.models.dit.layer import Steer
-from dit.models.dit.model import _load, _rows, _unload
+from dit.models.dit.model import DiT
+from dit.models.stacks.stage_state import pack_stage_state, stage_rows, unpack_stage_state
 from tests.packs import random_pack, tiny_model
 
 GRIDS, TEXTS = [(1, 4, 4), (2, 2, 2), (1, 1, 1)], [5, 2, 4]
 
 
+@pytest.mark.parametrize("padded", [None, 16])
 @pytest.mark.parametrize("positions", list(ExtraPosition))
 @pytest.mark.parametrize("projected", [None, 24, 100])
-def test_hidden_states_and_conditions_survive_the_way_to_the_next_stage(positions, projected):
+def test_hidden_states_and_conditions_survive_the_way_to_the_next_stage(
+    groups, positions, projected, padded
+):
     model = tiny_model(
-        extra_pos_embed=positions, crossattn_proj_size=projected, max_size=(4, 16, 16)
+        extra_pos_embed=positions,
+        crossattn_proj_size=projected,
+        max_size=(4, 16, 16),
+        text_pad_to=padded,
     )
+    network, width = DiT(model, groups), model.hidden_size
     batch = random_pack(GRIDS, TEXTS, model=model)
-    tokens, samples, text = len(batch.latent_TC), batch.num_samples, len(batch.text_LE)
-    width = model.hidden_size
+    prepared = network.prepared(batch)
+    blocks = network.embed(batch.latent_TC, torch.zeros(3), prepared, network.layout(prepared))
     generator = torch.Generator().manual_seed(0)
+    blocks = {name: torch.randn(x.shape, generator=generator) for name, x in blocks.items()}
+    shapes = network.stage_shapes(batch, after=0)
+    assert shapes.keys() == blocks.keys()
+    sent = pack_stage_state(blocks, shapes, width)
+    assert list(sent.shape) == network.hidden_shape(batch)
+    assert len(sent) == stage_rows(shapes, width)
+    came = unpack_stage_state(sent, network.stage_shapes(prepared, after=0), width)
+    assert came.keys() == blocks.keys()
+    assert all(torch.equal(came[name], x) for name, x in blocks.items())
 
-    def drawn(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator)
 
-    learnable = positions is ExtraPosition.LEARNABLE
-    steer = Steer(
-        wave_ND=drawn(samples, width),
-        offset_NX=drawn(samples, 3 * width),
-        position_TD=drawn(tokens, width) if learnable else None,
-        text_LE=drawn(text, projected) if projected else None,
-    )
-    h_TD = drawn(tokens, width)
-    sent = _load(h_TD, steer)
-    assert len(sent) == sum(_rows(model, tokens=tokens, samples=samples, text=text))
-    came_TD, came = _unload(sent, model, batch, tokens)
-    assert torch.equal(came_TD, h_TD)
-    for name in ("wave_ND", "offset_NX", "position_TD", "text_LE"):
-        one, other = getattr(came, name), getattr(steer, name)
-        assert (one is None and other is None) or torch.equal(one, other), name
+def test_a_block_that_a_stage_does_not_read_has_a_gradient_of_zeros():
+    shapes = {"hidden": (5, 8), "t_emb": (2, 8), "text": (3, 5)}
+    blocks = {name: torch.randn(shape) for name, shape in shapes.items()}
+    sent = pack_stage_state(blocks, shapes, 8).requires_grad_()
+    unpack_stage_state(sent, shapes, 8)["t_emb"].sum().backward()
+    assert sent.grad is not None
+    gradient = unpack_stage_state(sent.grad, shapes, 8)
+    assert [bool((gradient[name] == 1).all()) for name in shapes] == [False, True, False]
+    assert not gradient["hidden"].any() and not gradient["text"].any()

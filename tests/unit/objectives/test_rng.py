@@ -7,8 +7,8 @@ from dit.config import ObjectiveConfig, ObjectiveName
 from dit.objectives import (
     Draw,
     draw_text_dropout,
-    make_objective,
     pack_rng,
+    training_objective,
     training_problem,
     validation_problem,
     with_null_text,
@@ -18,7 +18,8 @@ from dit.objectives.timestep_sampling import draw_quantiles
 CPU = torch.device("cpu")
 NULL = torch.zeros(1, 5)
 OBJECTIVES = [
-    make_objective(ObjectiveConfig(name=name)) for name in (ObjectiveName.EDM, ObjectiveName.FLOW)
+    training_objective(ObjectiveConfig(name=name))
+    for name in (ObjectiveName.EDM, ObjectiveName.FLOW)
 ]
 each_objective = pytest.mark.parametrize("objective", OBJECTIVES, ids=["edm", "flow"])
 

@@ -7,20 +7,28 @@ from scipy.optimize import brentq
 from scipy.special import logit
 from scipy.stats import kstest, norm
 
-from dit.config import MODE_SCALES, LevelDensity, ObjectiveConfig, ObjectiveName, Problems
-from dit.objectives import make_objective
+from dit.config import (
+    MODE_SCALES,
+    EdmConfig,
+    FlowConfig,
+    LevelDensity,
+    ObjectiveConfig,
+    ObjectiveName,
+    Problems,
+)
+from dit.objectives import training_objective
 from dit.objectives.timestep_sampling import draw_quantiles, mode, shift_factors, shifted
 
 COUNT = 20_000
 
 
 def flow(**options) -> ObjectiveConfig:
-    return ObjectiveConfig(name=ObjectiveName.FLOW, **options)
+    return ObjectiveConfig(name=ObjectiveName.FLOW, flow=FlowConfig(**options))
 
 
 def drawn(config: ObjectiveConfig, tokens: int = 64):
     quantile_N = draw_quantiles(COUNT, torch.Generator().manual_seed(5))
-    return make_objective(config).levels(quantile_N, (tokens,) * COUNT).numpy()
+    return training_objective(config).levels(quantile_N, (tokens,) * COUNT).numpy()
 
 
 def mode_cdf(t: float, scale: float) -> float:
@@ -33,7 +41,7 @@ def mode_cdf(t: float, scale: float) -> float:
 
 
 def test_edm_sigma_is_log_normal() -> None:
-    config = ObjectiveConfig(p_mean=-1.2, p_std=1.4)
+    config = ObjectiveConfig(edm=EdmConfig(p_mean=-1.2, p_std=1.4))
     log_sigma = torch.from_numpy(drawn(config)).double().log()
     assert kstest(log_sigma.numpy(), norm(-1.2, 1.4).cdf).pvalue > 1e-3
     assert abs(log_sigma.mean() + 1.2) < 5 * 1.4 / COUNT**0.5
@@ -89,7 +97,7 @@ def test_the_network_is_told_a_level_that_grows_with_t(scale: float) -> None:
 )
 def test_quantiles_invert_the_draws(config: ObjectiveConfig) -> None:
     quantile_N = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
-    level_N = make_objective(config).levels(quantile_N, (64,) * 3)
+    level_N = training_objective(config).levels(quantile_N, (64,) * 3)
     sample_N = torch.from_numpy(drawn(config))
     below_N = (sample_N[None] <= level_N[:, None]).double().mean(1)
     assert (below_N - quantile_N).abs().max() < 5 * 0.5 / COUNT**0.5
@@ -109,7 +117,7 @@ def test_shift_by_tokens_follows_the_square_root() -> None:
     torch.testing.assert_close(
         shifted(half, factor_N), torch.tensor([1 / 2, 2 / 3, 4 / 5]).double(), rtol=1e-7, atol=0
     )
-    objective = make_objective(flow(flow_shift=2.0, shift_base_tokens=256))
+    objective = training_objective(flow(flow_shift=2.0, shift_base_tokens=256))
     t_N = objective.levels(torch.full((3,), 0.5), (64, 256, 1024))
     torch.testing.assert_close(t_N, torch.tensor([1 / 2, 2 / 3, 4 / 5]))
 
@@ -127,7 +135,7 @@ def test_quantiles_are_inside_the_open_interval() -> None:
     assert quantile_N.min() > 0 and quantile_N.max() < 1
     extremes_N = torch.tensor([2.0**-53, 1 - 2.0**-53], dtype=torch.float64)
     for config in (ObjectiveConfig(), flow(), flow(density=LevelDensity.MODE)):
-        level_N = make_objective(config).levels(extremes_N, (64, 64))
+        level_N = training_objective(config).levels(extremes_N, (64, 64))
         assert level_N.isfinite().all() and (level_N >= 0).all()
         if config.name is ObjectiveName.EDM:
             assert (level_N > 0).all()

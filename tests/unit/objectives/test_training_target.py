@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from dit.batch import Problem
-from dit.config import ObjectiveConfig, ObjectiveName, Weighting
-from dit.objectives import draw_problem, make_objective
+from dit.config import EdmConfig, FlowConfig, ObjectiveConfig, ObjectiveName, Weighting
+from dit.objectives import draw_problem, training_objective
 from dit.objectives.edm import Edm
-from dit.objectives.flow_matching import Flow
+from dit.objectives.flow_matching import FlowMatching
 from dit.objectives.objective import per_token
 
-EDM = ObjectiveConfig(sigma_data=0.5)
+EDM = ObjectiveConfig(edm=EdmConfig(sigma_data=0.5))
 FLOW = ObjectiveConfig(name=ObjectiveName.FLOW)
 MU, STD = 0.6, 0.8  # Gaussian data in latent units
 
@@ -49,7 +49,7 @@ def test_edm_is_the_papers_table_in_float64(make_pack, sigma_data: float) -> Non
     sigma_N = torch.tensor([0.0002, 0.002, 0.05, 0.5, 1.0, 80.0])
     batch = make_pack(grids=[(1, 2, 3)] * 6)
     noise_TC = torch.randn(batch.latent_TC.shape)
-    objective = Edm(replace(EDM, sigma_data=sigma_data))
+    objective = Edm(EdmConfig(sigma_data=sigma_data))
     problem = objective.problem_at(batch, sigma_N, noise_TC)
     input_TC, target_TC, weight_T1 = naive_edm(
         batch.latent_TC.double(), noise_TC.double(), per_token(sigma_N, batch).double(), sigma_data
@@ -67,7 +67,7 @@ def test_float32_literal_table_loses_digits_where_ours_does_not(make_pack) -> No
     sigma_N, noise_TC = torch.full((3,), 0.0002), torch.randn(batch.latent_TC.shape)
     exact = naive_edm(batch.latent_TC.double(), noise_TC.double(), sigma_N[0].double(), 0.5)[1]
     literal = naive_edm(batch.latent_TC, noise_TC, sigma_N[0], 0.5)[1]
-    ours = Edm(EDM).problem_at(batch, sigma_N, noise_TC).target_TC
+    ours = Edm(EDM.edm).problem_at(batch, sigma_N, noise_TC).target_TC
     assert (ours - exact).abs().max() < 1e-6
     assert (literal - exact).abs().max() > 1e-5
 
@@ -76,7 +76,7 @@ def test_flow_is_the_straight_path(make_pack) -> None:
     batch = make_pack(grids=[(1, 2, 3)] * 4)
     t_N = torch.tensor([1e-5, 0.3, 0.9, 1.0])
     noise_TC = torch.randn(batch.latent_TC.shape)
-    problem = Flow(replace(FLOW, timestep_scale=500.0)).problem_at(batch, t_N, noise_TC)
+    problem = FlowMatching(FlowConfig(timestep_scale=500.0)).problem_at(batch, t_N, noise_TC)
     t_T1, real = per_token(t_N, batch).double(), batch.is_real_T
     expected = (1 - t_T1) * batch.latent_TC.double() + t_T1 * noise_TC.double()
     torch.testing.assert_close(problem.input_TC[real].double(), expected[real], rtol=0, atol=1e-6)
@@ -86,14 +86,14 @@ def test_flow_is_the_straight_path(make_pack) -> None:
 
 
 def test_flow_linear_weight(make_pack) -> None:
-    config = replace(FLOW, weighting=Weighting.LINEAR, flow_shift=3.0)
+    config = replace(FLOW, flow=FlowConfig(weighting=Weighting.LINEAR, flow_shift=3.0))
     t_N = torch.tensor([0.0, 0.5, 1.0])
     batch = make_pack()
-    problem = make_objective(config).problem_at(batch, t_N, torch.randn(batch.latent_TC.shape))
+    problem = training_objective(config).problem_at(batch, t_N, torch.randn(batch.latent_TC.shape))
     assert problem.weight_N.tolist() == [1.0, 2.5, 4.0]
 
 
-@pytest.mark.parametrize("objective", [Edm(EDM), Flow(FLOW)], ids=["edm", "flow"])
+@pytest.mark.parametrize("objective", [Edm(EDM.edm), FlowMatching(FLOW.flow)], ids=["edm", "flow"])
 def test_network_output_is_read_back_as_latent_and_slope(make_pack, objective) -> None:
     """With the target as output, `predict` returns the latent and d state / d level."""
     batch = make_pack(multiple=1)
@@ -113,7 +113,7 @@ def test_network_output_is_read_back_as_latent_and_slope(make_pack, objective) -
     torch.testing.assert_close(objective.network_level(noise_N), problem.level_N)
     found = objective.predict(state_TC, problem.target_TC.double(), noise_T1)
     torch.testing.assert_close(found.latent_TC, batch.latent_TC, **close)
-    torch.testing.assert_close(found.slope_TC, slope_TC, **close)
+    torch.testing.assert_close(found.velocity_TC, slope_TC, **close)
 
 
 def test_edm_prediction_is_the_papers_denoiser() -> None:
@@ -121,13 +121,15 @@ def test_edm_prediction_is_the_papers_denoiser() -> None:
     state_TC, raw_TC = torch.randn(2, 3, 4, dtype=torch.float64)
     variance = sigma**2 + 0.25
     denoised = 0.25 / variance * state_TC + sigma * 0.5 / variance**0.5 * raw_TC
-    found = Edm(EDM).predict(state_TC, raw_TC, sigma)
+    found = Edm(EDM.edm).predict(state_TC, raw_TC, sigma)
     torch.testing.assert_close(0.5 * found.latent_TC, denoised)
-    torch.testing.assert_close(found.slope_TC, (state_TC - denoised) / sigma, rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(
+        found.velocity_TC, (state_TC - denoised) / sigma, rtol=1e-7, atol=1e-7
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("objective", [Edm(EDM), Flow(FLOW)], ids=["edm", "flow"])
+@pytest.mark.parametrize("objective", [Edm(EDM.edm), FlowMatching(FLOW.flow)], ids=["edm", "flow"])
 def test_everything_is_float32_for_any_latent(make_pack, objective, dtype) -> None:
     batch = make_pack()
     batch = replace(batch, latent_TC=batch.latent_TC.to(dtype))
@@ -140,7 +142,7 @@ def test_everything_is_float32_for_any_latent(make_pack, objective, dtype) -> No
 
 @pytest.mark.parametrize(
     ("objective", "levels"),
-    [(Edm(EDM), (0.0002, 80.0, 1.0)), (Flow(FLOW), (1e-5, 1.0, 0.5))],
+    [(Edm(EDM.edm), (0.0002, 80.0, 1.0)), (FlowMatching(FLOW.flow), (1e-5, 1.0, 0.5))],
     ids=["edm", "flow"],
 )
 def test_extreme_levels_in_one_pack(make_pack, objective, levels) -> None:
@@ -151,7 +153,7 @@ def test_extreme_levels_in_one_pack(make_pack, objective, levels) -> None:
     assert problem.input_TC.abs().max() < 10 and problem.target_TC.abs().max() < 10
 
 
-@pytest.mark.parametrize("objective", [Edm(EDM), Flow(FLOW)], ids=["edm", "flow"])
+@pytest.mark.parametrize("objective", [Edm(EDM.edm), FlowMatching(FLOW.flow)], ids=["edm", "flow"])
 def test_a_sample_is_the_same_alone_and_in_a_pack(make_pack, objective) -> None:
     batch = make_pack()
     noise_TC, noise_N = torch.randn(batch.latent_TC.shape), torch.tensor([0.002, 0.9, 0.3])
@@ -182,7 +184,7 @@ def test_edm_input_and_target_have_unit_variance_for_whitened_data(make_pack, si
     """The requirements that the paper's appendix B.6 derives the preconditioning from."""
     batch = gaussian_pack(make_pack, 0.0, 1.0)
     noise_TC = torch.randn(batch.latent_TC.shape, generator=torch.Generator().manual_seed(1))
-    problem = Edm(EDM).problem_at(batch, torch.tensor([sigma]), noise_TC)
+    problem = Edm(EDM.edm).problem_at(batch, torch.tensor([sigma]), noise_TC)
     tolerance = 5 * (2 / batch.latent_TC.numel()) ** 0.5
     assert abs(problem.input_TC.square().mean() - 1) < tolerance
     loss_of_silence = problem.weight_N * problem.target_TC.square().mean()  # F = 0
@@ -191,7 +193,10 @@ def test_edm_input_and_target_have_unit_variance_for_whitened_data(make_pack, si
 
 @pytest.mark.parametrize(
     ("objective", "optimal", "levels"),
-    [(Edm(EDM), edm_optimal, (0.02, 0.5, 5.0)), (Flow(FLOW), flow_optimal, (0.05, 0.5, 0.95))],
+    [
+        (Edm(EDM.edm), edm_optimal, (0.02, 0.5, 5.0)),
+        (FlowMatching(FLOW.flow), flow_optimal, (0.05, 0.5, 0.95)),
+    ],
     ids=["edm", "flow"],
 )
 def test_least_squares_finds_the_closed_form(make_pack, objective, optimal, levels) -> None:
@@ -219,7 +224,7 @@ def test_closed_form_minimises_the_drawn_loss(make_pack, config, optimal) -> Non
         latents=lambda n, c, rng: MU + STD * torch.randn(n, c, generator=rng),
     )
     levels, noise = (torch.Generator().manual_seed(seed) for seed in (4, 5))
-    problem = draw_problem(make_objective(config), batch, levels_rng=levels, noise_rng=noise)
+    problem = draw_problem(training_objective(config), batch, levels_rng=levels, noise_rng=noise)
     best_TC = optimal(problem.input_TC, per_token(problem.noise_N, batch))
     residual_TC = (best_TC - problem.target_TC) * per_token(problem.weight_N, batch)
     level_T1, x_TC = per_token(problem.level_N, batch), problem.input_TC

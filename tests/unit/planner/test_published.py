@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from dit.config import DatasetConfig, DdpConfig, Recompute, RecomputeMethod, RunConfig, TrainConfig
+from dit.distributed.device_specs import DEVICES
 from dit.models.cost import parameter_count
 from dit.models.dit.config import DitConfig
-from dit.planner.devices import DEVICES, FUSED, PUBLISHED
+from dit.planner.efficiency import FUSED, PUBLISHED
 from dit.planner.layouts import plans
 from dit.planner.times import Load, expected_load, times
 from recipes import plan_run
@@ -54,7 +55,7 @@ def test_published_figures_are_met_within_a_quarter(published):
         load,
         world_size=published.devices,
         device=DEVICES[published.device],
-        reached=published.reached,
+        efficiency=published.efficiency,
     )
     tflops = 3 * load.flops * published.packs / spent.step / published.devices / 1e12
     assert tflops == pytest.approx(published.tflops, rel=0.25)
@@ -64,7 +65,7 @@ def found(config=None, gpus=16, **kwargs):
     config = config or run_config(train=TrainConfig(global_batch_size=64))
     device = replace(DEVICES["h100"], **kwargs)
     load = expected_load(config)
-    return plans(config, load, world_size=gpus, device=device, reached=FUSED)
+    return plans(config, load, world_size=gpus, device=device, efficiency=FUSED)
 
 
 def test_every_layout_is_a_plan_or_has_a_reason():

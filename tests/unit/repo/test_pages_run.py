@@ -39,7 +39,7 @@ TINY = {
 @pytest.fixture
 def workspace(tmp_path: Path, repo_root: Path) -> Path:
     """A folder like a fresh checkout, so that what the commands write is not left in ours."""
-    for name in ("recipes", "conf", "docs", "Makefile"):
+    for name in ("recipes", "benchmarks", "conf", "docs", "Makefile"):
         (tmp_path / name).symlink_to(repo_root / name)
     (tmp_path / "pyproject.toml").touch()
     (tmp_path / ".venv").mkdir()

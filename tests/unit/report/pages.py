@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from dit.config.loading import save_config
-from dit.report.cli import main
+from dit.report.__main__ import main
 from recipes.runs import dit_debug
 
 VOID = {"meta", "img", "br", "wbr", "link", "input", "hr"}

@@ -9,10 +9,10 @@ from PIL import Image
 
 import dit.report
 from dit.report import read_runs
+from dit.report.__main__ import main
 from dit.report.charts import Axis, Curve, chart, number
-from dit.report.cli import main
 from dit.report.findings import findings, spikes
-from dit.report.series import buckets, curves, place
+from dit.report.series import buckets, chart_place, curves
 from tests.unit.report.pages import (
     Page,
     read_lines,
@@ -194,16 +194,16 @@ def test_lengths_of_samples_are_added_up(tmp_path: Path) -> None:
 
 
 def test_metrics_find_their_chart() -> None:
-    assert place("val_far_loss_ema_q12.5").title == "val_far_loss_ema by noise level"
-    assert place("val_loss_video8_32").label == "video8_32"
-    assert place("grad_norm_attention").label == "attention"
-    assert place("tokens_per_s").title == "tokens per second"
-    assert place("samples_per_s").title == "samples per second"
-    assert place("samples_cats-2.0").label == "cats-2.0"
-    assert place("epoch_cats").title == "epochs by dataset"
-    assert place("epoch").title == "epochs"
-    assert place("sampling_s").title == "seconds of a validation"
-    assert place("data_s").title == place("step_time_s").title == "seconds of a step"
+    assert chart_place("val_far_loss_ema_q12.5").title == "val_far_loss_ema by noise level"
+    assert chart_place("val_loss_video8_32").label == "video8_32"
+    assert chart_place("grad_norm_attention").label == "attention"
+    assert chart_place("tokens_per_s").title == "tokens per second"
+    assert chart_place("samples_per_s").title == "samples per second"
+    assert chart_place("samples_cats-2.0").label == "cats-2.0"
+    assert chart_place("epoch_cats").title == "epochs by dataset"
+    assert chart_place("epoch").title == "epochs"
+    assert chart_place("sampling_s").title == "seconds of a validation"
+    assert chart_place("data_s").title == chart_place("step_time_s").title == "seconds of a step"
 
 
 def test_buckets_keep_mean_and_extremes() -> None:

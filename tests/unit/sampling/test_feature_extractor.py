@@ -14,7 +14,7 @@ from transformers import (
     CLIPVisionModel,
 )
 
-from dit.sampling.validation.feature_extractor import Extractor
+from dit.sampling.validation.feature_extractor import FeatureExtractor
 from tests.tiny_pipelines import randomized, tokenizer
 
 CPU = torch.device("cpu")
@@ -33,7 +33,7 @@ def test_clip_gives_features_of_pictures_and_captions(tmp_path):
     model.save_pretrained(tmp_path)
     processor = CLIPProcessor(CLIPImageProcessor(**SIZES), tokenizer(length=32))
     processor.save_pretrained(tmp_path)
-    found = Extractor(str(tmp_path), CPU)
+    found = FeatureExtractor(str(tmp_path), CPU)
     assert found.reads_captions
     texts = ["a cat", "a longer caption"]
     given = processor(text=texts, images=PICTURES, return_tensors="pt", padding=True)
@@ -54,7 +54,7 @@ def test_a_vision_model_gives_its_pooled_output(tmp_path):
     model.save_pretrained(tmp_path)
     processor = CLIPImageProcessor(**SIZES)
     processor.save_pretrained(tmp_path)
-    found = Extractor(str(tmp_path), CPU)
+    found = FeatureExtractor(str(tmp_path), CPU)
     assert not found.reads_captions
     with torch.no_grad():
         expected = model(**processor(images=PICTURES, return_tensors="pt")).pooler_output
@@ -64,5 +64,5 @@ def test_a_vision_model_gives_its_pooled_output(tmp_path):
 def test_a_network_that_is_not_there_is_named(tmp_path):
     for name in (tmp_path / "inception.pt", "nobody/nothing"):
         with pytest.raises(ValueError, match="name a TorchScript file") as raised:
-            Extractor(str(name), CPU)
+            FeatureExtractor(str(name), CPU)
         assert str(name) in str(raised.value)

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from dit.sampling.grid import draw_grid
-from dit.sampling.grid_labels import Fonts, fonts_for, label, shortened
+from dit.sampling.grid import Fonts, draw_grid, fonts_for, label, short_label
 from tests.hostile import odd_text
 
 PROMPTS = (
@@ -133,4 +132,4 @@ def test_hostile_captions_make_short_labels(caption):
     assert all(one.isprintable() for line in lines for one in line if one not in fonts.missing)
     if caption.isascii() and caption.isprintable() and len(caption) < 80:
         assert "".join(lines).replace(" ", "") == caption.replace(" ", "")
-    assert len(shortened(caption)) <= 120
+    assert len(short_label(caption)) <= 120

@@ -11,8 +11,14 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from dit.sampling.media_files import Picture, false_colours, make_folder, said_and_listed, write
-from dit.sampling.options import Options
+from dit.sampling.commands.options import GenerationOptions
+from dit.sampling.media_files import (
+    Picture,
+    false_colours,
+    make_folder,
+    report_written,
+    write_media,
+)
 
 SETTINGS = {"fps": 24.0, "num_steps": 3}
 
@@ -33,7 +39,7 @@ def _picture(video: np.ndarray, prompt: str, seed: int = 4, **settings: float) -
 @pytest.mark.parametrize("fps", [24.0, 12.5, 30000 / 1001, 7.0])
 def test_a_video_reads_back(tmp_path, height, width, fps):
     video = _smooth(5, height, width)
-    write([_picture(video, "a ramp", fps=fps)], tmp_path)
+    write_media([_picture(video, "a ramp", fps=fps)], tmp_path)
     with av.open(str(tmp_path / "00000.mp4")) as container:
         stream = container.streams.video[0]
         assert stream.pix_fmt == "yuv420p"  # what every player shows
@@ -47,7 +53,7 @@ def test_a_video_reads_back(tmp_path, height, width, fps):
 
 @pytest.mark.parametrize(("fps", "held"), [(1e-5, 0.01), (1e9, 1000)])
 def test_a_rate_that_no_file_holds_ends_nothing(tmp_path, fps, held):
-    write([_picture(_smooth(2, 8, 8), "a ramp", fps=fps)], tmp_path)
+    write_media([_picture(_smooth(2, 8, 8), "a ramp", fps=fps)], tmp_path)
     (entry,) = json.loads((tmp_path / "samples.json").read_text())
     with av.open(str(tmp_path / entry["file"])) as container:
         assert float(container.streams.video[0].average_rate) == held
@@ -57,7 +63,9 @@ def test_a_rate_that_no_file_holds_ends_nothing(tmp_path, fps, held):
 def test_pictures_videos_and_the_listing_share_a_folder(tmp_path):
     pictures = [_smooth(1, 7, 5), _smooth(3, 8, 8), _smooth(1, 4, 4)]
     given = zip(pictures, ("a", "b", "a"), (4, 5, 6), strict=True)
-    written = write([_picture(video, prompt, seed) for video, prompt, seed in given], tmp_path)
+    written = write_media(
+        [_picture(video, prompt, seed) for video, prompt, seed in given], tmp_path
+    )
     assert written.grid == tmp_path / "grid.png"
     assert written.grid.is_file() and not written.lost and not written.notes
     entries = json.loads((tmp_path / "samples.json").read_text())
@@ -85,7 +93,7 @@ def test_latents_lie_beside_their_preview(tmp_path):
         settings=SETTINGS,
         latent_CFHW=latent,
     )
-    write([made], tmp_path)
+    write_media([made], tmp_path)
     (entry,) = json.loads((tmp_path / "samples.json").read_text())
     assert torch.equal(load_file(tmp_path / entry["latent"])["latent"], latent)
     assert made.frames_FHW3.shape == (2, 3, 5, 3)
@@ -98,7 +106,7 @@ def _dots(count: int, prompt: str = "a") -> list[Picture]:
 
 
 def test_files_of_the_generation_before_are_removed_and_no_others(tmp_path):
-    write([*_dots(2), _picture(_smooth(2, 4, 4), "moving")], tmp_path)
+    write_media([*_dots(2), _picture(_smooth(2, 4, 4), "moving")], tmp_path)
     for name in ("00007.png", "notes.txt"):
         (tmp_path / name).write_text("mine")
     (tmp_path / "elsewhere").mkdir()
@@ -107,7 +115,7 @@ def test_files_of_the_generation_before_are_removed_and_no_others(tmp_path):
     outside.write_text("not this one's")
     listed += [{"file": "elsewhere/00001.png"}, {"file": "notes.txt"}, {"file": 3}, 7]
     (tmp_path / "samples.json").write_text(json.dumps(listed))
-    said = " ".join(map(str, write(_dots(1), tmp_path).notes))
+    said = " ".join(map(str, write_media(_dots(1), tmp_path).notes))
     assert sorted(file.name for file in tmp_path.iterdir() if file.is_file()) == [
         *("00000.png", "00007.png", "grid.png", "notes.txt", "samples.json")
     ]
@@ -119,13 +127,13 @@ def test_files_of_the_generation_before_are_removed_and_no_others(tmp_path):
 def test_hostile_list_of_the_generation_before_removes_nothing(tmp_path, before):
     (tmp_path / "samples.json").write_bytes(before)
     (tmp_path / "00003.png").write_text("mine")
-    assert "00003.png left" in str(write(_dots(1), tmp_path).notes[0])
+    assert "00003.png left" in str(write_media(_dots(1), tmp_path).notes[0])
     assert (tmp_path / "00003.png").is_file()
 
 
 def test_a_grid_that_cannot_be_drawn_costs_nothing_else(tmp_path):
     (tmp_path / "grid.png").mkdir()
-    written = write(_dots(2), tmp_path)
+    written = write_media(_dots(2), tmp_path)
     assert written.grid is None and not written.lost
     assert "grid.png: IsADirectoryError" in str(written.notes[0])
     entries = json.loads((tmp_path / "samples.json").read_text())
@@ -136,25 +144,25 @@ def test_a_picture_that_cannot_be_written_costs_no_other(tmp_path):
     (tmp_path / "00001.png").mkdir()
     (tmp_path / "00003.mp4").symlink_to("/dev/full")  # a disk without space
     made = [*_dots(3), _picture(_smooth(2, 4, 4), "moving"), *_dots(1)]
-    written = write(made, tmp_path)
+    written = write_media(made, tmp_path)
     assert [lost.what for lost in written.lost] == ["sample 1", "sample 3"]
     entries = json.loads((tmp_path / "samples.json").read_text())
     assert [entry["file"] for entry in entries] == ["00000.png", "00002.png", "00004.png"]
     assert written.grid is not None
     with pytest.raises(ValueError, match=r"2 of 5 samples could not be written into .*sample 1"):
-        said_and_listed(written, tmp_path, count=5)
+        report_written(written, tmp_path, count=5)
 
 
 def test_a_list_that_cannot_be_written_leaves_the_one_before(tmp_path):
-    write(_dots(1), tmp_path)
+    write_media(_dots(1), tmp_path)
     before = (tmp_path / "samples.json").read_bytes()
     (tmp_path / "samples.json.partial").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left"):
-        write(_dots(2), tmp_path)
+        write_media(_dots(2), tmp_path)
     assert (tmp_path / "samples.json").read_bytes() == before
 
 
 @pytest.mark.parametrize("fps", [0, -1, 1e-5, 1e9, math.nan, math.inf])
 def test_a_rate_out_of_reason_is_refused_by_name(fps):
     with pytest.raises(ValueError, match=r"--fps \S+ must lie in 0\.01 to 1000 frames a second"):
-        Options(fps=fps)
+        GenerationOptions(fps=fps)

@@ -14,11 +14,12 @@ from diffusers import (
     UniPCMultistepScheduler,
 )
 
-from dit.config import ObjectiveConfig, ObjectiveName
-from dit.objectives import Guidance, Sampler, guided, initial_noise, make_objective, sample
+from dit.config import EdmConfig, FlowConfig, ObjectiveConfig, ObjectiveName, Sampler
+from dit.objectives import sampling_path
 from dit.objectives.objective import per_token
+from dit.sampling.ode_solvers import Guidance, guided, initial_noise, sample
 
-EDM = ObjectiveConfig(sigma_data=0.5)
+EDM = ObjectiveConfig(edm=EdmConfig(sigma_data=0.5))
 FLOW = ObjectiveConfig(name=ObjectiveName.FLOW)
 STEPS = (16, 32, 64, 128)
 MU, STD = 0.6, 0.8  # Gaussian latents
@@ -26,7 +27,7 @@ MU, STD = 0.6, 0.8  # Gaussian latents
 
 def edm_network(config, batch, mu=MU, std=STD):
     """The exact denoiser for latents N(mu, std²) as a raw network output."""
-    sd = config.sigma_data
+    sd = config.edm.sigma_data
     mean, spread = sd * mu, (sd * std) ** 2
 
     def network(input_TC, level_N):
@@ -43,7 +44,7 @@ def flow_network(config, batch, mu=MU, std=STD):
     """The exact velocity E[noise - latent | state] for latents N(mu, std²)."""
 
     def network(input_TC, level_N):
-        t = per_token(level_N.double() / config.timestep_scale, batch)
+        t = per_token(level_N.double() / config.flow.timestep_scale, batch)
         variance = (1 - t) ** 2 * std**2 + t**2
         centred = input_TC.double() - (1 - t) * mu
         return (t - (1 - t) * std**2) / variance * centred - mu
@@ -61,7 +62,7 @@ def exact_end(config, noise_TC, last_T1):
     if config.name is ObjectiveName.FLOW:
         t = last_T1
         return MU + (1 - t) * STD**2 / torch.hypot((1 - t) * STD, t) * noise_TC
-    sd, first = config.sigma_data, config.sigma_max
+    sd, first = config.edm.sigma_data, config.edm.sigma_max
     mean, std = torch.tensor([[sd * MU]]).double(), torch.tensor([[sd * STD]]).double()
     standardised = (first * noise_TC - mean) / math.hypot(std, first)
     return (mean + std**2 / torch.hypot(std, last_T1) * standardised) / sd
@@ -69,7 +70,7 @@ def exact_end(config, noise_TC, last_T1):
 
 def errors(config, sampler, make_pack) -> list[float]:
     """Largest error of the end against exact integration, for each number of steps."""
-    batch, objective = make_pack(), make_objective(config)
+    batch, objective = make_pack(), sampling_path(config)
     noise_TC = initial_noise(batch, (1, 2, 3))
     network = {ObjectiveName.EDM: edm_network, ObjectiveName.FLOW: flow_network}[config.name]
     network = network(config, batch)
@@ -99,10 +100,10 @@ def orders(found: list[float]) -> list[float]:
     "config",
     [
         EDM,
-        replace(EDM, sigma_data=1.0, rho=5.0, sigma_max=20.0),
+        replace(EDM, edm=EdmConfig(sigma_data=1.0, rho=5.0, sigma_max=20.0)),
         FLOW,
-        replace(FLOW, flow_shift=3.0),
-        replace(FLOW, shift_base_tokens=2),
+        replace(FLOW, flow=FlowConfig(flow_shift=3.0)),
+        replace(FLOW, flow=FlowConfig(shift_base_tokens=2)),
     ],
     ids=["edm", "edm-other", "flow", "flow-shift", "flow-token-shift"],
 )
@@ -139,7 +140,7 @@ def test_edm_euler_is_diffusers_loop(make_pack, num_steps) -> None:
     network, calls = random_network(batch)
     noise_TC = initial_noise(batch, (0, 1))
     ours = sample(
-        make_objective(EDM), network, noise_TC, batch, num_steps=num_steps, sampler=Sampler.EULER
+        sampling_path(EDM), network, noise_TC, batch, num_steps=num_steps, sampler=Sampler.EULER
     )
     scheduler = EDMEulerScheduler(sigma_min=0.002, sigma_max=80.0, sigma_data=0.5, rho=7.0)
     scheduler.set_timesteps(num_steps)
@@ -170,7 +171,7 @@ def test_flow_is_diffusers_loop(make_pack, sampler, theirs, num_steps, shift) ->
     batch = make_pack([(1, 4, 4), (1, 4, 4)])
     network, calls = random_network(batch)
     noise_TC = initial_noise(batch, (0, 1))
-    objective = make_objective(replace(FLOW, flow_shift=shift))
+    objective = sampling_path(replace(FLOW, flow=FlowConfig(flow_shift=shift)))
     ours = sample(objective, network, noise_TC, batch, num_steps=num_steps, sampler=sampler)
     scheduler = theirs(shift=shift)
     scheduler.set_timesteps(num_steps)
@@ -189,7 +190,7 @@ def test_flow_is_diffusers_loop(make_pack, sampler, theirs, num_steps, shift) ->
 @pytest.mark.parametrize("config", [EDM, FLOW], ids=["edm", "flow"])
 def test_heun_is_not_euler_and_calls_the_network_at_the_new_level(config, make_pack) -> None:
     batch = make_pack()
-    noise_TC, objective = initial_noise(batch, (0, 1, 2)), make_objective(config)
+    noise_TC, objective = initial_noise(batch, (0, 1, 2)), sampling_path(config)
     network, calls = random_network(batch)
     heun = sample(objective, network, noise_TC, batch, num_steps=4, sampler=Sampler.HEUN)
     levels = [level_N[0].item() for _, level_N in calls]
@@ -200,8 +201,8 @@ def test_heun_is_not_euler_and_calls_the_network_at_the_new_level(config, make_p
 
 
 def test_each_sample_follows_the_shift_of_its_own_length(make_pack) -> None:
-    config = replace(FLOW, flow_shift=2.0, shift_base_tokens=16)
-    objective = make_objective(config)
+    config = replace(FLOW, flow=FlowConfig(flow_shift=2.0, shift_base_tokens=16))
+    objective = sampling_path(config)
     whole = make_pack([(1, 8, 8), (1, 4, 4)])
     noise_TC = initial_noise(whole, (5, 6))
     level_SN = objective.schedule(whole.num_tokens, num_steps=5)
@@ -227,7 +228,7 @@ def test_network_sees_float32_and_no_padding(make_pack) -> None:
 
     for config in (EDM, FLOW):
         end_TC = sample(
-            make_objective(config), network, initial_noise(batch, (0, 1, 2)), batch, num_steps=3
+            sampling_path(config), network, initial_noise(batch, (0, 1, 2)), batch, num_steps=3
         )
         assert end_TC.dtype == torch.float32 and end_TC.isfinite().all()
         assert not end_TC[~batch.is_real_T].any()
@@ -245,12 +246,12 @@ def test_guidance_is_uncond_plus_g_times_the_difference(make_pack) -> None:
 
 @pytest.mark.parametrize("config", [EDM, FLOW], ids=["edm", "flow"])
 def test_guiding_outputs_is_guiding_latents_and_slopes(config, make_pack) -> None:
-    objective = make_objective(config)
+    objective = sampling_path(config)
     state_TC, u, c = torch.randn(3, 6, 4, dtype=torch.float64)
     noise_T1 = torch.rand(6, 1, dtype=torch.float64)
     of_raw = objective.predict(state_TC, u + 3 * (c - u), noise_T1)
     of_u, of_c = (objective.predict(state_TC, raw, noise_T1) for raw in (u, c))
-    for name in ("latent_TC", "slope_TC"):
+    for name in ("latent_TC", "velocity_TC"):
         a, b = getattr(of_u, name), getattr(of_c, name)
         torch.testing.assert_close(getattr(of_raw, name), a + 3 * (b - a))
 
@@ -279,7 +280,7 @@ def test_impossible_requests_are_refused(make_pack) -> None:
     batch = make_pack()
     network, _ = random_network(batch)
     with pytest.raises(ValueError, match="num_steps=0"):
-        sample(make_objective(EDM), network, batch.latent_TC, batch, num_steps=0)
+        sample(sampling_path(EDM), network, batch.latent_TC, batch, num_steps=0)
     with pytest.raises(ValueError, match="2 seeds for a pack of 3"):
         initial_noise(batch, (1, 2))
 
@@ -289,7 +290,7 @@ def test_sampler_reproduces_the_data_distribution(config, make_pack) -> None:
     batch = make_pack([(1, 100, 100)])
     network = {ObjectiveName.EDM: edm_network, ObjectiveName.FLOW: flow_network}[config.name]
     end_TC = sample(
-        make_objective(config),
+        sampling_path(config),
         network(config, batch),
         initial_noise(batch, (0,)),
         batch,
@@ -318,7 +319,7 @@ def test_flow_multistep_is_diffusers_solver(make_pack, sampler, num_steps, shift
     batch = make_pack([(1, 4, 4), (1, 4, 4)])
     network, _ = random_network(batch)
     noise_TC = initial_noise(batch, (0, 1))
-    objective = make_objective(replace(FLOW, flow_shift=shift))
+    objective = sampling_path(replace(FLOW, flow=FlowConfig(flow_shift=shift)))
     ours = sample(objective, network, noise_TC, batch, num_steps=num_steps, sampler=sampler)
     flow = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": shift}
     if sampler is Sampler.DPMPP:
@@ -335,7 +336,7 @@ def test_flow_multistep_is_diffusers_solver(make_pack, sampler, num_steps, shift
 def test_edm_dpm_solver_is_diffusers(make_pack, num_steps) -> None:
     batch = make_pack([(1, 4, 4), (1, 4, 4)])
     network, _ = random_network(batch)
-    noise_TC, objective = initial_noise(batch, (0, 1)), make_objective(EDM)
+    noise_TC, objective = initial_noise(batch, (0, 1)), sampling_path(EDM)
     ours = sample(objective, network, noise_TC, batch, num_steps=num_steps, sampler=Sampler.DPMPP)
     scheduler = EDMDPMSolverMultistepScheduler(
         sigma_min=0.002, sigma_max=80.0, sigma_data=0.5, rho=7.0, final_sigmas_type="zero"

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.refusals import PrepError
 from dit.codecs import text, vae
+from dit.codecs.dataset_card import CodecError
 from dit.codecs.pretrained import ModelLocation
 from dit.models.dit.config import DitConfig
-from dit.sampling.latent_sizes import MOST_PIXELS, Steps, rounding
+from dit.sampling.latent_sizes import MOST_PIXELS, LatentStride, rounding
 from dit.sampling.prompts import Prompt, read_prompts, unused
 from recipes import evaluate_digits, generate_dit
 from tests import tiny_pipelines
@@ -191,7 +191,7 @@ def test_digits_are_not_judged_with_numbers_that_make_no_sense(flags):
     ],
 )
 def test_sizes_are_rounded_up_to_what_decoder_and_patches_take(pixels, latent, made):
-    steps = Steps(stride=8, temporal_stride=4, patch_spatial=2, patch_temporal=1)
+    steps = LatentStride(stride=8, temporal_stride=4, patch_spatial=2, patch_temporal=1)
     assert steps.latent(pixels) == latent and steps.pixels(latent) == made
     said = rounding(pixels, made)
     assert (not said) == (pixels == made)
@@ -208,12 +208,12 @@ def test_encoders_are_found_where_the_user_says(tmp_path):
     latent = torch.randn(found.channels, 2, 4, 4)
     with found.visiting(torch.device("cpu")):
         assert torch.equal(found.decode(latent), made.decode(latent))
-    assert Steps.of(found, DitConfig()).pixels((2, 4, 4))[0] == 5
+    assert LatentStride.of(found, DitConfig()).pixels((2, 4, 4))[0] == 5
     caption = text.text_encoder_of_card(
         card, ModelLocation(cache=str(folder), local_only=True)
     ).encode("a cat")
     assert torch.equal(caption, text.text_encoder_of_card(_card(str(folder))).encode("a cat"))
-    with pytest.raises(PrepError, match="Wan-AI/not-here"):
+    with pytest.raises(CodecError, match="Wan-AI/not-here"):
         vae.codec_of_card(card, ModelLocation(local_only=True))
 
 

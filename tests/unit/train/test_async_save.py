@@ -18,7 +18,7 @@ from dit.train.checkpoint.async_save import Saver, save_checkpoint
 from dit.train.checkpoint.paths import CheckpointError, find_checkpoint
 from dit.train.checkpoint.state_dict import load_checkpoint
 from dit.train.model_and_optimizer import build_model_and_optimizer
-from dit.train.progress import TrainProgress
+from dit.train.train_state import TrainProgress
 from tests.learning import DATA, assert_equal, tiny_run, train, weights_and_averages
 from tests.stored import assert_same_stored
 
@@ -28,13 +28,13 @@ BACKGROUND = CheckpointConfig(async_save=True)
 @pytest.fixture
 def gate(monkeypatch):
     """Nothing is written before this is set."""
-    opened, write = threading.Event(), async_save._write_shard
+    opened, write = threading.Event(), async_save._write_distcp
 
     def wait(shard):
         assert opened.wait(timeout=60)
         return write(shard)
 
-    monkeypatch.setattr(async_save, "_write_shard", wait)
+    monkeypatch.setattr(async_save, "_write_distcp", wait)
     return opened
 
 
@@ -48,15 +48,15 @@ def test_steps_go_on_while_the_step_before_them_is_written(
         ddp=DdpConfig(use_distributed_optimizer=sharded),
         checkpoint=BACKGROUND,
     )
-    learner, progress = (
+    model, progress = (
         build_model_and_optimizer(config, groups),
         TrainProgress(step=3, consumed_samples=6),
     )
-    train(learner, config, 1, 3)
-    at_three = weights_and_averages(learner)
+    train(model, config, 1, 3)
+    at_three = weights_and_averages(model)
     saver = Saver(tmp_path, config)
-    saver.begin(learner, progress=progress, data=DATA)
-    rest = train(learner, config, 4, 6)
+    saver.begin(model, progress=progress, data=DATA)
+    rest = train(model, config, 4, 6)
     assert saver.writing
     assert find_checkpoint(tmp_path) is None
     gate.set()
@@ -74,12 +74,14 @@ def test_steps_go_on_while_the_step_before_them_is_written(
     assert train(again, config, 4, 6) == rest
 
 
-@pytest.mark.parametrize("what", ["_write_shard", "_write_bytes", "write_manifest", "seal"])
+@pytest.mark.parametrize(
+    "what", ["_write_distcp", "_write_bytes", "write_manifest", "sync_and_digest"]
+)
 def test_a_save_that_fails_costs_no_older_one(groups, tmp_path, monkeypatch, what):
     config = replace(tiny_run(), checkpoint=BACKGROUND)
-    learner = build_model_and_optimizer(config, groups)
+    model = build_model_and_optimizer(config, groups)
     first = save_checkpoint(
-        tmp_path, learner, progress=TrainProgress(step=1), config=config, data=DATA
+        tmp_path, model, progress=TrainProgress(step=1), config=config, data=DATA
     )
     saver = Saver(tmp_path, config)
 
@@ -88,16 +90,16 @@ def test_a_save_that_fails_costs_no_older_one(groups, tmp_path, monkeypatch, wha
 
     with monkeypatch.context() as patch:
         patch.setattr(async_save, what, full)
-        saver.begin(learner, progress=TrainProgress(step=2), data=DATA)
+        saver.begin(model, progress=TrainProgress(step=2), data=DATA)
         with pytest.raises(CheckpointError, match=r"No space left.*choose another checkpoint.save"):
             saver.finish()
     assert find_checkpoint(tmp_path) == first
     assert {path.name for path in first.parent.iterdir()} == {first.name, "LATEST"}
-    saver.begin(learner, progress=TrainProgress(step=3), data=DATA)
+    saver.begin(model, progress=TrainProgress(step=3), data=DATA)
     saved = saver.finish()
     saver.close()
     assert saved is not None and find_checkpoint(tmp_path) == saved.path
-    load_checkpoint(saved.path, learner, config=config)
+    load_checkpoint(saved.path, model, config=config)
 
 
 @contextmanager
@@ -115,13 +117,13 @@ def test_nothing_is_left_of_a_save_that_did_not_fit_and_the_error_says_what_it_n
     groups, tmp_path
 ):
     config = tiny_run()
-    learner = build_model_and_optimizer(config, groups)
+    model = build_model_and_optimizer(config, groups)
     first = save_checkpoint(
-        tmp_path, learner, progress=TrainProgress(step=1), config=config, data=DATA
+        tmp_path, model, progress=TrainProgress(step=1), config=config, data=DATA
     )
     largest = max(file.stat().st_size for file in first.glob("*.distcp"))
     with _largest_file(largest // 2), pytest.raises(CheckpointError) as error:
-        save_checkpoint(tmp_path, learner, progress=TrainProgress(step=2), config=config, data=DATA)
+        save_checkpoint(tmp_path, model, progress=TrainProgress(step=2), config=config, data=DATA)
     assert {path.name for path in first.parent.iterdir()} == {first.name, "LATEST"}
     found = re.search(
         r"File too large.* A checkpoint needs about ([\d.]+) MB, and ([\d.,]+) MB are free there",
@@ -136,30 +138,30 @@ def test_nothing_is_left_of_a_save_that_did_not_fit_and_the_error_says_what_it_n
 
 def test_what_a_killed_save_has_left_goes(groups, tmp_path):
     config = tiny_run()
-    learner, saver = build_model_and_optimizer(config, groups), Saver(tmp_path, config)
+    model, saver = build_model_and_optimizer(config, groups), Saver(tmp_path, config)
     (tmp_path / "checkpoints/.partial_step_00000002").mkdir(parents=True)
     (tmp_path / "checkpoints/.partial_step_00000002/__0_0.distcp").write_bytes(b"x" * 100)
     (tmp_path / "checkpoints/.LATEST.new").write_text("step_00000002")
     saver.clear()
     assert not list((tmp_path / "checkpoints").iterdir())
-    saver.begin(learner, progress=TrainProgress(step=3), data=DATA)
+    saver.begin(model, progress=TrainProgress(step=3), data=DATA)
     saver.finish()
     saver.close()
 
 
 def test_a_folder_that_has_gone_is_named(groups, tmp_path):
     config = tiny_run()
-    learner = build_model_and_optimizer(config, groups)
+    model = build_model_and_optimizer(config, groups)
     (tmp_path / "checkpoints").touch()
     with pytest.raises(CheckpointError, match=r"checkpoints/.partial_step_00000002 cannot be wr"):
-        save_checkpoint(tmp_path, learner, progress=TrainProgress(step=2), config=config, data=DATA)
+        save_checkpoint(tmp_path, model, progress=TrainProgress(step=2), config=config, data=DATA)
 
 
 def test_the_best_checkpoint_is_named_and_kept(groups, tmp_path):
     config = replace(tiny_run(), checkpoint=CheckpointConfig(keep_last=1))
-    learner, saver = build_model_and_optimizer(config, groups), Saver(tmp_path, config)
+    model, saver = build_model_and_optimizer(config, groups), Saver(tmp_path, config)
     for step, best in ((1, True), (2, True), (3, False), (4, False)):
-        saver.begin(learner, progress=TrainProgress(step=step), data=DATA, best=best)
+        saver.begin(model, progress=TrainProgress(step=step), data=DATA, best=best)
         saver.finish()
     saver.close()
     places = tmp_path / "checkpoints"

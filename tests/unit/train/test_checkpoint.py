@@ -13,7 +13,7 @@ from dit.train.checkpoint.async_save import save_checkpoint
 from dit.train.checkpoint.paths import CheckpointError, find_checkpoint
 from dit.train.checkpoint.state_dict import data_positions, load_checkpoint, load_weights
 from dit.train.model_and_optimizer import build_model_and_optimizer
-from dit.train.progress import TrainProgress
+from dit.train.train_state import TrainProgress
 from tests.learning import DATA, assert_equal, tiny_run, train, weights_and_averages
 
 
@@ -53,25 +53,25 @@ def test_a_run_continues_with_adams_moments_on_the_host(groups, tmp_path):
 
 def test_weights_and_average_load_without_an_optimizer(groups, tmp_path):
     config = tiny_run()
-    learner = build_model_and_optimizer(config, groups)
-    train(learner, config, 1, 3)
-    place = save_checkpoint(tmp_path, learner, progress=TrainProgress(), config=config, data=DATA)
-    model = DiT(config.model, groups)
-    load_weights(place, [model], averaged=False)
-    for a, b in zip(model.parameters(), learner.chunks[0].parameters(), strict=True):
+    model = build_model_and_optimizer(config, groups)
+    train(model, config, 1, 3)
+    place = save_checkpoint(tmp_path, model, progress=TrainProgress(), config=config, data=DATA)
+    network = DiT(config.model, groups)
+    load_weights(place, [network], averaged=False)
+    for a, b in zip(network.parameters(), model.chunks[0].parameters(), strict=True):
         assert torch.equal(a, b)
-    load_weights(place, [model], averaged=True)
-    with learner.ema.as_weights(learner.chunks):
-        for a, b in zip(model.parameters(), learner.chunks[0].parameters(), strict=True):
+    load_weights(place, [network], averaged=True)
+    with model.ema.as_weights(model.chunks):
+        for a, b in zip(network.parameters(), model.chunks[0].parameters(), strict=True):
             assert torch.equal(a, b)
 
 
 def test_old_checkpoints_are_removed(groups, tmp_path):
     config = replace(tiny_run(), checkpoint=CheckpointConfig(keep_last=2))
-    learner = build_model_and_optimizer(config, groups)
+    model = build_model_and_optimizer(config, groups)
     for step in (1, 2, 10):
         save_checkpoint(
-            tmp_path, learner, progress=TrainProgress(step=step), config=config, data=DATA
+            tmp_path, model, progress=TrainProgress(step=step), config=config, data=DATA
         )
     kept = sorted(p.name for p in (tmp_path / "checkpoints").glob("step_*"))
     assert kept == ["step_00000002", "step_00000010"]
@@ -80,12 +80,12 @@ def test_old_checkpoints_are_removed(groups, tmp_path):
 def test_a_run_that_went_back_keeps_what_it_writes(groups, tmp_path):
     """Checkpoints of the abandoned later steps neither count nor go."""
     config = replace(tiny_run(), checkpoint=CheckpointConfig(keep_last=1))
-    learner = build_model_and_optimizer(config, groups)
+    model = build_model_and_optimizer(config, groups)
     abandoned = tmp_path / "checkpoints/step_00000006"
     abandoned.mkdir(parents=True)
     for step in (3, 4):
         save_checkpoint(
-            tmp_path, learner, progress=TrainProgress(step=step), config=config, data=DATA
+            tmp_path, model, progress=TrainProgress(step=step), config=config, data=DATA
         )
     assert find_checkpoint(tmp_path) == abandoned.with_name("step_00000004")
     assert sorted(abandoned.parent.glob("step_*")) == [
@@ -99,15 +99,15 @@ def test_what_a_killed_save_left_is_removed_by_the_next(groups, tmp_path):
     left = tmp_path / "checkpoints/.partial_step_00000007"
     left.mkdir(parents=True)
     (left / "__0_0.distcp").write_bytes(b"half")
-    learner = build_model_and_optimizer(config, groups)
-    save_checkpoint(tmp_path, learner, progress=TrainProgress(step=8), config=config, data=DATA)
+    model = build_model_and_optimizer(config, groups)
+    save_checkpoint(tmp_path, model, progress=TrainProgress(step=8), config=config, data=DATA)
     assert not left.exists()
 
 
 def test_a_lost_or_damaged_data_position_is_named(groups, tmp_path):
     config = tiny_run()
-    learner = build_model_and_optimizer(config, groups)
-    place = save_checkpoint(tmp_path, learner, progress=TrainProgress(), config=config, data=DATA)
+    model = build_model_and_optimizer(config, groups)
+    place = save_checkpoint(tmp_path, model, progress=TrainProgress(), config=config, data=DATA)
     file = place / "loader_00000.pt"
     torch.save(DATA.position | {"ranks": 2}, file)
     with pytest.raises(CheckpointError, match=r"has no loader_00001.pt; no other checkpoint"):
@@ -120,8 +120,8 @@ def test_a_lost_or_damaged_data_position_is_named(groups, tmp_path):
 def test_every_way_to_name_a_checkpoint(groups, tmp_path):
     config = tiny_run()
     assert find_checkpoint(tmp_path) is None
-    learner = build_model_and_optimizer(config, groups)
-    place = save_checkpoint(tmp_path, learner, progress=TrainProgress(), config=config, data=DATA)
+    model = build_model_and_optimizer(config, groups)
+    place = save_checkpoint(tmp_path, model, progress=TrainProgress(), config=config, data=DATA)
     for path in (tmp_path, place.parent, place, place.parent / "LATEST"):
         assert find_checkpoint(path) == place
     (place / "metadata.json").unlink()

@@ -38,10 +38,10 @@ def _drawn(folder: Path, *, grid: bytes | None = None) -> DrawnSamples:
 def test_a_grid_that_is_cut_short_is_said(tmp_path, cut):
     boards = Dashboards(run_config(), tmp_path, start=0)
     content = _drawn(tmp_path).grid.read_bytes()[:cut]
-    (said,) = boards.samples(_drawn(tmp_path, grid=content), step=1)
+    (said,) = boards.add_samples(_drawn(tmp_path, grid=content), step=1)
     assert str(said).startswith("TensorBoard's image of the samples: ")
-    assert boards.samples(DrawnSamples(grid=None, videos=[], quality={}), step=1) == []
-    assert boards.samples(_drawn(tmp_path), step=2) == []
+    assert boards.add_samples(DrawnSamples(grid=None, videos=[], quality={}), step=1) == []
+    assert boards.add_samples(_drawn(tmp_path), step=2) == []
     boards.close()
 
 
@@ -49,7 +49,7 @@ def test_what_has_no_background_is_white_in_tensorboard(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     boards = Dashboards(run_config(), tmp_path, start=0)
-    boards.samples(_drawn(tmp_path), step=1)
+    boards.add_samples(_drawn(tmp_path), step=1)
     boards.close()
     events = EventAccumulator(boards.place).Reload()
     (shown,) = events.Images("samples")
@@ -61,7 +61,7 @@ def test_samples_that_do_not_reach_wandb_are_said(tmp_path):
     pytest.importorskip("wandb")
     boards = Dashboards(run_config(), tmp_path, start=0)
     boards.wandb = Unreachable()
-    said = {one.what for one in boards.samples(_drawn(tmp_path, grid=b"no png"), step=1)}
+    said = {one.what for one in boards.add_samples(_drawn(tmp_path, grid=b"no png"), step=1)}
     assert said >= {"W&B's image of the samples", "W&B's videos", "W&B's samples"}
     boards.close()
 

@@ -17,18 +17,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dit.config.loading import save_config
+from dit.data.loader_state import LoaderLayout, LoaderState
 from dit.data.rejections import DataError
-from dit.data.resume.loader_state import LoaderLayout, LoaderState
-from dit.train.checkpoint.manifest import MANIFEST, Manifest, read_manifest, write_manifest
 from dit.train.checkpoint.paths import (
+    MANIFEST,
     CheckpointError,
+    Manifest,
     find_checkpoint,
+    read_manifest,
     saved_card,
     saved_config,
     saved_null_text,
+    write_manifest,
 )
 from dit.train.checkpoint.state_dict import data_positions, loader_file
-from dit.train.metrics.jsonl import JsonlWriter, RecordError
+from dit.train.metrics.jsonl import JsonlWriter, LogFileError
 from dit.train.metrics.writers import _wandb_id
 from tests.hostile import damaged, deep_json, json_bytes, mistaken, odd_text, odd_values
 from tests.learning import tiny_run
@@ -119,7 +122,7 @@ def test_lines_are_cut_where_there_is_no_room_for_a_second_file(tmp_path, monkey
     JsonlWriter(tmp_path / "metrics.jsonl", start=3)
     assert (tmp_path / "metrics.jsonl").read_bytes() == b"".join(CONTENT.splitlines(True)[:3])
     (tmp_path / "metrics.jsonl").open("ab").write(b"[]\n" + CONTENT.splitlines(True)[3])
-    with pytest.raises(RecordError, match=rf"{tmp_path}/metrics.jsonl cannot be written \(No spa"):
+    with pytest.raises(LogFileError, match=rf"{tmp_path}/metrics.jsonl cannot be written \(No spa"):
         JsonlWriter(tmp_path / "metrics.jsonl", start=4)
     assert b"[]" in (tmp_path / "metrics.jsonl").read_bytes()
 

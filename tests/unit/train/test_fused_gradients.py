@@ -33,9 +33,9 @@ def test_weights_are_those_of_separate_sums(groups, monkeypatch, precision):
     fused = replace(config, model=replace(config.model, gradient_accumulation_fusion=True))
     found = []
     for one in (config, fused):
-        learner = build_model_and_optimizer(one, groups)
-        train(learner, one, 1, 3)
-        found.append(weights_and_averages(learner))
+        model = build_model_and_optimizer(one, groups)
+        train(model, one, 1, 3)
+        found.append(weights_and_averages(model))
     assert products.calls == 3 * 7 * config.model.num_layers
     bound = 1e-6 if precision is Precision.FP32 else 0.05  # of gradients in bf16
     for a, b in zip(*found, strict=True):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dit.batch import PackedBatch, Problem, SequenceShard
 from dit.config import LossMean
-from dit.distributed.context_split import split_tokens
+from dit.distributed.model_parallel import split_tokens
 from dit.train.step import Loss, RankLoss, loss_of
 from tests.packs import random_pack, tiny_model
 

@@ -14,6 +14,7 @@ from dit.config import (
     DdpConfig,
     EmaConfig,
     EmaKind,
+    FlowConfig,
     LoggerConfig,
     LossMean,
     ObjectiveName,
@@ -22,19 +23,19 @@ from dit.config import (
 from dit.data import dataset_sizes
 from dit.models.dit.family import FAMILY
 from dit.models.layers.init import randomise
-from dit.objectives import Draw, make_objective, pack_rng, training_problem
+from dit.objectives import Draw, pack_rng, training_objective, training_problem
 from dit.objectives.timestep_sampling import draw_quantiles
 from dit.train.metrics import norms
-from dit.train.metrics.data_stats import DataStats, edges_and_counts, of_datasets
-from dit.train.metrics.interval_metrics import IntervalMetrics
-from dit.train.metrics.step_metrics import StepMetrics, over_ranks
-from dit.train.model_and_optimizer import (
-    build_model_and_optimizer,
-    forward_backward,
-    optimizer_step,
+from dit.train.metrics.interval_metrics import DataStats, IntervalMetrics, edges_and_counts
+from dit.train.metrics.step_metrics import (
+    StepMetrics,
+    over_ranks,
+    samples_of_datasets,
+    sum_over_ranks,
 )
-from dit.train.progress import TrainProgress
-from dit.train.step import sum_over_ranks
+from dit.train.model_and_optimizer import build_model_and_optimizer
+from dit.train.step import forward_backward, optimizer_step
+from dit.train.train_state import TrainProgress
 from tests.learning import assert_equal, tiny_run, weights_and_averages
 from tests.packs import random_pack
 
@@ -61,23 +62,23 @@ def _items(config, objective, step):
     ]
 
 
-def _train(groups, config, *, steps, gauges=True):
+def _train(groups, config, *, steps, interval_metrics=True):
     """Learner, what was read at each log step, and the reports of all steps."""
-    learner, objective = _learner(groups, config), make_objective(config.objective)
-    gauge = IntervalMetrics(config, learner, objective) if gauges else None
+    model, objective = _learner(groups, config), training_objective(config.objective)
+    metrics = IntervalMetrics(config, model, objective) if interval_metrics else None
     read, reports = [], []
     for step in range(1, steps + 1):
         items = _items(config, objective, step)
-        report = forward_backward(learner, items, config=config)
+        report = forward_backward(model, items, config=config)
         reports.append((items, report))
-        if gauge is not None:
-            gauge.before_update(step)
-        done = optimizer_step(learner, config=config, number=step, loss=report.total / report.count)
-        if gauge is not None:
-            gauge.saw([pack for pack, _ in items])
-            gauge.add(items, report)
-            read.append(gauge.read(TrainProgress(step=step), done) | {"whole": done.grad_norm})
-    return learner, read, reports
+        if metrics is not None:
+            metrics.before_update(step)
+        done = optimizer_step(model, config=config, number=step, loss=report.total / report.count)
+        if metrics is not None:
+            metrics.add_packs([pack for pack, _ in items])
+            metrics.add_losses(items, report)
+            read.append(metrics.read(TrainProgress(step=step), done) | {"whole": done.grad_norm})
+    return model, read, reports
 
 
 def _config(**changes):
@@ -91,14 +92,14 @@ def _config(**changes):
 @pytest.mark.parametrize("name", list(ObjectiveName))
 def test_loss_by_level_is_the_mean_over_samples_of_its_quantiles(groups, name, mean):
     config = _config()
-    changes = {"name": name, "loss_mean": mean, "shift_base_tokens": 16}
+    changes = {"name": name, "loss_mean": mean, "flow": FlowConfig(shift_base_tokens=16)}
     config = replace(config, objective=replace(config.objective, **changes))
     _, read, reports = _train(groups, config, steps=4)
     assert all("loss_q10" not in read[index] for index in (0, 2))
 
     wanted: dict[str, np.ndarray] = {}
     for step, (items, report) in enumerate(reports[2:4], start=3):
-        for (pack, _), (loss, part) in zip(items, report.measured, strict=True):
+        for (pack, _), (loss, part) in zip(items, report.packs, strict=True):
             draws = {"seed": 1, "step": step, "pack_id": pack.pack_id, "draw": Draw.LEVELS}
             rng = pack_rng(device=torch.device("cpu"), **draws)
             quantile_N = draw_quantiles(pack.num_samples, rng)
@@ -120,17 +121,17 @@ def test_loss_by_level_is_the_mean_over_samples_of_its_quantiles(groups, name, m
 def test_norms_are_those_of_the_tensors(groups, sharded, precision):
     config = _config(ddp=DdpConfig(use_distributed_optimizer=sharded))
     config = replace(config, model=replace(config.model, precision=precision))
-    objective, learner = make_objective(config.objective), _learner(groups, config)
-    gauge = IntervalMetrics(config, learner, objective)
-    before = [shard.value.detach().clone() for shard in learner.ema.shards]
-    report = forward_backward(learner, items := _items(config, objective, 2), config=config)
+    objective, model = training_objective(config.objective), _learner(groups, config)
+    metrics = IntervalMetrics(config, model, objective)
+    before = [shard.value.detach().clone() for shard in model.ema.shards]
+    report = forward_backward(model, items := _items(config, objective, 2), config=config)
     wanted = dict.fromkeys(PARTS, 0.0)
-    for name, weight in learner.chunks[0].named_parameters():
+    for name, weight in model.chunks[0].named_parameters():
         wanted[part_of(name)] += weight.main_grad.double().square().sum().item()
-    gauge.before_update(2)
-    done = optimizer_step(learner, config=config, number=1, loss=report.total / report.count)
-    gauge.add(items, report)
-    values = gauge.read(TrainProgress(step=2), done)
+    metrics.before_update(2)
+    done = optimizer_step(model, config=config, number=1, loss=report.total / report.count)
+    metrics.add_losses(items, report)
+    values = metrics.read(TrainProgress(step=2), done)
 
     assert done.grad_norm == pytest.approx(math.sqrt(sum(wanted.values())), rel=1e-5)
     assert done.grad_norm > config.optimizer.clip_grad
@@ -138,60 +139,60 @@ def test_norms_are_those_of_the_tensors(groups, sharded, precision):
         assert square > 0
         assert values[f"grad_norm_{part}"] == pytest.approx(math.sqrt(square), rel=1e-4)
 
-    after = [shard.value for shard in learner.ema.shards]
+    after = [shard.value for shard in model.ema.shards]
 
     def norm(tensors) -> float:
         return math.sqrt(sum(t.double().square().sum().item() for t in tensors))
 
     weight = norm(after)
     moved = norm(a - b for a, b in zip(after, before, strict=True))
-    apart = norm(a - e for a, e in zip(after, learner.ema.averages, strict=True))
+    apart = norm(a - e for a, e in zip(after, model.ema.averages, strict=True))
     assert values["weight_norm"] == pytest.approx(weight, rel=1e-5)
     assert values["update_ratio"] == pytest.approx(moved / weight, rel=1e-5) and moved > 0
     assert values["ema_distance"] == pytest.approx(apart / weight, rel=1e-5, abs=1e-12)
 
 
-def _interrupted(gauge, items, reports, *, config):
+def _interrupted(metrics, items, reports, *, config):
     """Gauges that saw some steps, and others that go on from what a checkpoint keeps of them."""
     for batch, report in zip(items, reports, strict=True):
-        gauge.saw([pack for pack, _ in batch])
-        gauge.add(batch, report)
-    later = IntervalMetrics(config, gauge.norms.learner, gauge.by_level.objective)
-    return later, later.go_on(gauge.interval())
+        metrics.add_packs([pack for pack, _ in batch])
+        metrics.add_losses(batch, report)
+    later = IntervalMetrics(config, metrics.norms.model, metrics.loss_by_level.objective)
+    return later, later.load_state_dict(metrics.state_dict())
 
 
 def test_sums_of_an_interval_go_on_to_the_bit(groups):
     config = _config()
-    learner, _, reports = _train(groups, config, steps=2)
-    objective = make_objective(config.objective)
+    model, _, reports = _train(groups, config, steps=2)
+    objective = training_objective(config.objective)
     items, losses = zip(*reports, strict=True)
-    gauge = IntervalMetrics(config, learner, objective)
-    later, other = _interrupted(gauge, items, losses, config=config)
+    metrics = IntervalMetrics(config, model, objective)
+    later, other = _interrupted(metrics, items, losses, config=config)
     assert other == []
-    assert gauge.by_level.count_Q.sum() > 0 and gauge.seen.tokens > 0
-    for part in ("by_level", "seen"):
-        before, after = getattr(gauge, part).sums, getattr(later, part).sums
+    assert metrics.loss_by_level.count_Q.sum() > 0 and metrics.data_stats.tokens > 0
+    for part in ("loss_by_level", "data_stats"):
+        before, after = getattr(metrics, part).sums, getattr(later, part).sums
         assert before.keys() == after.keys()
         assert all(torch.equal(before[name], after[name]) for name in before)
-    assert not later.go_on({})  # of a checkpoint of an earlier version
+    assert not later.load_state_dict({})  # of a checkpoint of an earlier version
 
 
 def test_sums_of_more_ranks_are_added_and_of_other_parts_begin_anew(groups):
     config = _config()
-    learner, _, reports = _train(groups, config, steps=1)
-    objective = make_objective(config.objective)
-    gauge = IntervalMetrics(config, learner, objective)
+    model, _, reports = _train(groups, config, steps=1)
+    objective = training_objective(config.objective)
+    metrics = IntervalMetrics(config, model, objective)
     items, losses = zip(*reports, strict=True)
-    _interrupted(gauge, items, losses, config=config)
-    kept = {name: torch.cat([rows, 2 * rows]) for name, rows in gauge.interval().items()}
-    later = IntervalMetrics(config, learner, objective)
-    assert later.go_on(kept) == []
-    assert torch.equal(later.by_level.error_Q, 3 * gauge.by_level.error_Q)
+    _interrupted(metrics, items, losses, config=config)
+    kept = {name: torch.cat([rows, 2 * rows]) for name, rows in metrics.state_dict().items()}
+    later = IntervalMetrics(config, model, objective)
+    assert later.load_state_dict(kept) == []
+    assert torch.equal(later.loss_by_level.error_Q, 3 * metrics.loss_by_level.error_Q)
     longer = replace(config, dataset=replace(config.dataset, task_encoder_seq_length=4096))
-    later = IntervalMetrics(longer, learner, objective)
-    assert later.go_on(kept) == ["tokens_per_sample"]
-    assert not later.seen.tokens.any() and not later.seen.samples_of_length.any()
-    assert torch.equal(later.by_level.error_Q, 3 * gauge.by_level.error_Q)
+    later = IntervalMetrics(longer, model, objective)
+    assert later.load_state_dict(kept) == ["tokens_per_sample"]
+    assert not later.data_stats.tokens.any() and not later.data_stats.samples_of_length.any()
+    assert torch.equal(later.loss_by_level.error_Q, 3 * metrics.loss_by_level.error_Q)
 
 
 def test_every_number_of_a_step_comes_back_under_its_name(groups):
@@ -205,20 +206,20 @@ def test_every_number_of_a_step_comes_back_under_its_name(groups):
 
 
 def test_training_does_not_notice(groups):
-    with_gauges, read, _ = _train(groups, _config(), steps=5)
-    without, _, _ = _train(groups, _config(), steps=5, gauges=False)
+    with_metrics, read, _ = _train(groups, _config(), steps=5)
+    without, _, _ = _train(groups, _config(), steps=5, interval_metrics=False)
     assert any("update_ratio" in values for values in read)
-    assert_equal(weights_and_averages(with_gauges), weights_and_averages(without))
+    assert_equal(weights_and_averages(with_metrics), weights_and_averages(without))
 
 
 def test_a_step_that_is_not_finite_has_no_norms(groups):
     config = _config()
-    objective, learner = make_objective(config.objective), _learner(groups, config)
-    gauge = IntervalMetrics(config, learner, objective)
-    forward_backward(learner, _items(config, objective, 2), config=config)
-    gauge.before_update(2)
-    done = optimizer_step(learner, config=config, number=1, loss=math.nan)
-    values = gauge.read(TrainProgress(step=2), done)
+    objective, model = training_objective(config.objective), _learner(groups, config)
+    metrics = IntervalMetrics(config, model, objective)
+    forward_backward(model, _items(config, objective, 2), config=config)
+    metrics.before_update(2)
+    done = optimizer_step(model, config=config, number=1, loss=math.nan)
+    values = metrics.read(TrainProgress(step=2), done)
     assert done.skipped and not any("norm" in name or "loss" in name for name in values)
 
 
@@ -257,7 +258,7 @@ def test_bins_side_by_side_have_empty_ones_between():
 def test_samples_are_counted_by_dataset_and_pass():
     blend = DataStats(capacity=64, sizes={"cats": 10, "dogs": 20})
     packs = [_pack_of([4, 4, 8], ["cats/1", "dogs/a/2", "cats/3"])]
-    assert of_datasets(packs, blend.names) == {"cats": 2, "dogs": 1}
+    assert samples_of_datasets(packs, blend.names) == {"cats": 2, "dogs": 1}
     progress = TrainProgress(of_datasets={"cats": 4}).after(
         samples=3, of_datasets={"cats": 2, "dogs": 1}, skipped=True
     )
@@ -265,7 +266,7 @@ def test_samples_are_counted_by_dataset_and_pass():
     wanted = {"samples_cats": 6, "samples_dogs": 1, "epoch_cats": 0.6, "epoch_dogs": 0.05}
     assert values == wanted
     alone = DataStats(capacity=64, sizes={"": 12})
-    assert of_datasets(packs, alone.names) == {}
+    assert samples_of_datasets(packs, alone.names) == {}
     values = alone.values(alone.sums, TrainProgress(consumed_samples=30))
     assert values == {"epoch": 2.5}
 

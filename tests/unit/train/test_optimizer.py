@@ -20,11 +20,10 @@ from dit.config import (
     TrainConfig,
 )
 from dit.models.dit.config import ExtraPosition
-from dit.train.adamw import GroupStepAdam
 from dit.train.ema import decay_at, power_exponent
-from dit.train.model_and_optimizer import build_model_and_optimizer, optimizer_step
-from dit.train.model_setup import learning_rate, set_learning_rate
-from dit.train.step import update
+from dit.train.model_and_optimizer import build_model_and_optimizer
+from dit.train.optimizer import GroupStepAdam, clip_and_step, learning_rate, set_learning_rate
+from dit.train.step import optimizer_step
 from tests.packs import run_config, tiny_model
 
 MODEL = tiny_model(
@@ -56,16 +55,16 @@ def test_adam_equals_torch():
 
 def test_decay_reaches_matrices_only(groups):
     config = RunConfig(model=MODEL, optimizer=OptimizerConfig(weight_decay=0.3))
-    learner = build_model_and_optimizer(config, groups)
-    set_learning_rate(learner.optimizer, 1e-3, weight_decay=0.3)
-    names = {p: n for n, p in learner.chunks[0].named_parameters()}
-    shards = {id(s.value): names[s.weight] for s in learner.ema.shards}
+    model = build_model_and_optimizer(config, groups)
+    set_learning_rate(model.optimizer, 1e-3, weight_decay=0.3)
+    names = {p: n for n, p in model.chunks[0].named_parameters()}
+    shards = {id(s.value): names[s.weight] for s in model.ema.shards}
     decayed, spared = set(), set()
-    for inner in learner.optimizer.chained_optimizers:
+    for inner in model.optimizer.chained_optimizers:
         for group in inner.optimizer.param_groups:
             target = decayed if group["weight_decay"] else spared
             target |= {shards[id(p)] for p in group["params"]}
-    assert {group["weight_decay"] for group in learner.optimizer.param_groups} == {0.0, 0.3}
+    assert {group["weight_decay"] for group in model.optimizer.param_groups} == {0.0, 0.3}
     assert all(n.endswith("norm.weight") or "pos_emb" in n for n in spared)
     assert sum("pos_emb" in n for n in spared) == 3
     assert not [n for n in decayed if "norm" in n or "pos_emb" in n]
@@ -74,13 +73,13 @@ def test_decay_reaches_matrices_only(groups):
 
 def test_decoupled_decay_shrinks_a_weight_without_gradient(groups):
     config = RunConfig(model=MODEL, optimizer=OptimizerConfig(weight_decay=0.3, lr=0.1))
-    learner = build_model_and_optimizer(config, groups)
-    before = [s.value.clone() for s in learner.ema.shards]
-    set_learning_rate(learner.optimizer, 0.1, weight_decay=0.3)
-    for chunk in learner.chunks:
+    model = build_model_and_optimizer(config, groups)
+    before = [s.value.clone() for s in model.ema.shards]
+    set_learning_rate(model.optimizer, 0.1, weight_decay=0.3)
+    for chunk in model.chunks:
         chunk.zero_grad_buffer()
-    assert not update(learner.optimizer, clip_grad=1.0).skipped
-    for old, shard in zip(before, learner.ema.shards, strict=True):
+    assert not clip_and_step(model.optimizer, clip_grad=1.0).skipped
+    for old, shard in zip(before, model.ema.shards, strict=True):
         kept = 1 - 0.1 * 0.3 if shard.weight.dim() == 2 and shard.weight.shape[1] > 1 else 1.0
         expected = old * kept
         if not torch.allclose(shard.value, expected):
@@ -96,19 +95,19 @@ def test_step_that_is_not_finite_changes_nothing(groups, sharded, precision, bad
         optimizer=OptimizerConfig(lr=0.1, weight_decay=0.3),
         ddp=DdpConfig(use_distributed_optimizer=sharded),
     )
-    learner = build_model_and_optimizer(config, groups)
+    model = build_model_and_optimizer(config, groups)
 
     def state() -> list[torch.Tensor]:
-        adam = [inner.optimizer.state.values() for inner in learner.optimizer.chained_optimizers]
+        adam = [inner.optimizer.state.values() for inner in model.optimizer.chained_optimizers]
         moments = [t for of in adam for one in of for t in one.values() if torch.is_tensor(t)]
-        shards = [shard.value for shard in learner.ema.shards]
-        weights = [*learner.chunks[0].parameters()]
-        return [t.detach().clone() for t in (*weights, *shards, *moments, *learner.ema.averages)]
+        shards = [shard.value for shard in model.ema.shards]
+        weights = [*model.chunks[0].parameters()]
+        return [t.detach().clone() for t in (*weights, *shards, *moments, *model.ema.averages)]
 
     def step(number: int, *, gradient: float, loss: float) -> bool:
-        for weight in learner.chunks[0].parameters():
+        for weight in model.chunks[0].parameters():
             weight.main_grad.fill_(gradient)
-        return optimizer_step(learner, config=config, number=number, loss=loss).skipped
+        return optimizer_step(model, config=config, number=number, loss=loss).skipped
 
     assert not step(1, gradient=0.01, loss=1.0)
     before = state()
@@ -175,19 +174,19 @@ def test_average_is_used_and_taken_back(groups, sharded, precision):
         ddp=DdpConfig(use_distributed_optimizer=sharded),
         ema=EmaConfig(kind=EmaKind.CONSTANT, decay=0.75),
     )
-    learner = build_model_and_optimizer(config, groups)
-    first = [s.value.clone() for s in learner.ema.shards]
-    for shard in learner.ema.shards:
+    model = build_model_and_optimizer(config, groups)
+    first = [s.value.clone() for s in model.ema.shards]
+    for shard in model.ema.shards:
         shard.value.data.add_(1.0)
-    learner.ema.update(1)
-    for old, average in zip(first, learner.ema.averages, strict=True):
+    model.ema.update(1)
+    for old, average in zip(first, model.ema.averages, strict=True):
         torch.testing.assert_close(average, old + 0.25)
         assert average.dtype == torch.float32
-    with learner.ema.as_weights(learner.chunks):
-        for shard, average in zip(learner.ema.shards, learner.ema.averages, strict=True):
+    with model.ema.as_weights(model.chunks):
+        for shard, average in zip(model.ema.shards, model.ema.averages, strict=True):
             inside = shard.weight.flatten()[shard.part]
             torch.testing.assert_close(inside, average.flatten().to(inside.dtype))
-    for shard, old in zip(learner.ema.shards, first, strict=True):
+    for shard, old in zip(model.ema.shards, first, strict=True):
         assert torch.equal(shard.value, old + 1)
         inside = shard.weight.flatten()[shard.part]
         assert torch.equal(inside, (old + 1).flatten().to(inside.dtype))
@@ -197,9 +196,9 @@ def test_average_is_used_and_taken_back(groups, sharded, precision):
 def test_configured_numbers_are_those_in_effect(groups, sharded):
     numbers = OptimizerConfig(adam_beta1=0.85, adam_beta2=0.97, adam_eps=1e-5, weight_decay=0.07)
     ddp = DdpConfig(use_distributed_optimizer=sharded)
-    learner = build_model_and_optimizer(RunConfig(model=MODEL, optimizer=numbers, ddp=ddp), groups)
-    set_learning_rate(learner.optimizer, 3e-4, weight_decay=numbers.weight_decay)
-    for group in learner.optimizer.param_groups:
+    model = build_model_and_optimizer(RunConfig(model=MODEL, optimizer=numbers, ddp=ddp), groups)
+    set_learning_rate(model.optimizer, 3e-4, weight_decay=numbers.weight_decay)
+    for group in model.optimizer.param_groups:
         assert group["betas"] == (0.85, 0.97)
         assert group["eps"] == 1e-5
         assert group["lr"] == 3e-4
@@ -212,7 +211,7 @@ def test_gradients_are_reduced_in_the_configured_type(groups, precision, in_fp32
     config = RunConfig(
         model=replace(MODEL, precision=precision), ddp=DdpConfig(grad_reduce_in_fp32=in_fp32)
     )
-    learner = build_model_and_optimizer(config, groups)
+    model = build_model_and_optimizer(config, groups)
     half = precision is Precision.BF16 and not in_fp32
     wanted = torch.bfloat16 if half else torch.float32
-    assert {p.main_grad.dtype for p in learner.chunks[0].parameters()} == {wanted}
+    assert {p.main_grad.dtype for p in model.chunks[0].parameters()} == {wanted}

@@ -11,6 +11,7 @@ import torch
 from dit.config import (
     CheckpointConfig,
     DdpConfig,
+    EdmConfig,
     EmaConfig,
     EmaKind,
     ObjectiveConfig,
@@ -21,13 +22,12 @@ from dit.config import (
     Weights,
 )
 from dit.config.loading import changes, save_config
+from dit.distributed.data_parallel import main_param_shards
 from dit.train.checkpoint.async_save import save_checkpoint
-from dit.train.checkpoint.compatibility import check_same_model
 from dit.train.checkpoint.paths import CheckpointError
-from dit.train.checkpoint.state_dict import load_checkpoint, start_from
-from dit.train.main_params import main_param_shards
+from dit.train.checkpoint.state_dict import check_same_model, load_checkpoint, start_from
 from dit.train.model_and_optimizer import build_model_and_optimizer
-from dit.train.progress import TrainProgress
+from dit.train.train_state import TrainProgress
 from tests.learning import DATA, assert_equal, tiny_run, train, weights_and_averages
 from tests.packs import run_config
 
@@ -36,26 +36,26 @@ WHOLE = DdpConfig(use_distributed_optimizer=False)
 
 
 def _saved(folder, groups, config: RunConfig):
-    """A checkpoint after three steps, and the learner that it was saved from."""
-    learner = build_model_and_optimizer(config, groups)
-    train(learner, config, 1, 3)
+    """A checkpoint after three steps, and the model that it was saved from."""
+    model = build_model_and_optimizer(config, groups)
+    train(model, config, 1, 3)
     progress = TrainProgress(step=3)
-    return save_checkpoint(folder, learner, progress=progress, config=config, data=DATA), learner
+    return save_checkpoint(folder, model, progress=progress, config=config, data=DATA), model
 
 
-def _weights(learner) -> list[torch.Tensor]:
-    return [p.detach().float() for p in learner.chunks[0].parameters()]
+def _weights(model) -> list[torch.Tensor]:
+    return [p.detach().float() for p in model.chunks[0].parameters()]
 
 
 def test_every_difference_that_forbids_to_go_on_is_named(groups, tmp_path):
-    place, learner = _saved(tmp_path, groups, tiny_run())
+    place, model = _saved(tmp_path, groups, tiny_run())
     other = replace(
         tiny_run(num_layers=3, hidden_size=96),
-        objective=ObjectiveConfig(sigma_data=1.0),
+        objective=ObjectiveConfig(edm=EdmConfig(sigma_data=1.0)),
         ddp=WHOLE,
     )
     with pytest.raises(CheckpointError) as error:
-        load_checkpoint(place, learner, config=other)
+        load_checkpoint(place, model, config=other)
     for expected in (
         "model.num_layers: 2 in the checkpoint, 3 here",
         "model.hidden_size: 48 in the checkpoint, 96 here",
@@ -108,20 +108,20 @@ def test_a_new_run_takes_weights_and_nothing_else(groups, tmp_path, source, prec
     new = replace(
         tiny_run(precision=precision), objective=ObjectiveConfig(name=ObjectiveName.FLOW), ddp=ddp
     )
-    learner = build_model_and_optimizer(new, groups)
-    start_from(place, learner, config=new)
-    dtype = next(learner.chunks[0].parameters()).dtype
+    model = build_model_and_optimizer(new, groups)
+    start_from(place, model, config=new)
+    dtype = next(model.chunks[0].parameters()).dtype
     expected = [w.to(dtype).float() for w in _weights(old)]
-    assert_equal(_weights(learner), expected)
-    assert learner.ema is not None
-    masters = [shard.value for shard in main_param_shards(learner.optimizer)]
-    assert_equal(learner.ema.averages, masters)
+    assert_equal(_weights(model), expected)
+    assert model.ema is not None
+    masters = [shard.value for shard in main_param_shards(model.optimizer)]
+    assert_equal(model.ema.averages, masters)
     # The same steps as of a new run that began with these weights: no moments came along.
     fresh = build_model_and_optimizer(new, groups)
-    for mine, its in zip(fresh.chunks[0].parameters(), learner.chunks[0].parameters(), strict=True):
+    for mine, its in zip(fresh.chunks[0].parameters(), model.chunks[0].parameters(), strict=True):
         mine.data.copy_(its)
     fresh.optimizer.reload_model_params()
-    assert train(learner, new, 1, 3) == train(fresh, new, 1, 3)
+    assert train(model, new, 1, 3) == train(fresh, new, 1, 3)
 
 
 def test_a_new_run_may_take_the_average(groups, tmp_path):
@@ -131,18 +131,18 @@ def test_a_new_run_may_take_the_average(groups, tmp_path):
         checkpoint=CheckpointConfig(load=str(place), finetune=True, finetune_weights=Weights.EMA),
         ema=NO_AVERAGE,
     )
-    learner = build_model_and_optimizer(new, groups)
-    start_from(place, learner, config=new)
+    model = build_model_and_optimizer(new, groups)
+    start_from(place, model, config=new)
     assert old.ema is not None
     with old.ema.as_weights(old.chunks):
-        assert_equal(weights_and_averages(learner), _weights(old))
+        assert_equal(weights_and_averages(model), _weights(old))
 
 
 def test_a_new_run_is_of_the_same_model(groups, tmp_path):
-    place, learner = _saved(tmp_path, groups, replace(tiny_run(), ema=NO_AVERAGE))
+    place, model = _saved(tmp_path, groups, replace(tiny_run(), ema=NO_AVERAGE))
     other = tiny_run(num_layers=3)
     with pytest.raises(CheckpointError) as error:
-        start_from(place, learner, config=other)
+        start_from(place, model, config=other)
     assert "model.num_layers: 2 in the checkpoint, 3 here" in str(error.value)
     assert "leaves free all that is not the model" in str(error.value)
 

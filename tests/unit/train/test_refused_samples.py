@@ -5,8 +5,9 @@ import json
 import pytest
 
 from dit.data.rejections import RefusedSample
-from dit.train.metrics import refused_samples
-from dit.train.metrics.refused_samples import FILE, RefusedFile
+from dit.train.metrics import jsonl
+from dit.train.metrics.jsonl import REFUSED_FILE as FILE
+from dit.train.metrics.jsonl import RefusedFile
 
 
 def sample(key, reason="sample is longer than one pack"):
@@ -49,7 +50,7 @@ def test_a_resume_cuts_what_it_will_meet_again_and_repeats_nothing(tmp_path):
 
 
 def test_it_has_a_bound(tmp_path, monkeypatch):
-    monkeypatch.setattr(refused_samples, "MOST_NAMED", 3)
+    monkeypatch.setattr(jsonl, "MOST_NAMED", 3)
     for start in (0, 1):
         file = RefusedFile(tmp_path, start=start)
         file.add([sample(f"{start}-{number}") for number in range(9)], step=1)

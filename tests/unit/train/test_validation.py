@@ -13,11 +13,12 @@ from dit.config import LossMean, ObjectiveConfig, ObjectiveName
 from dit.models.dit.config import ExtraPosition
 from dit.models.dit.model import DiT
 from dit.models.layers.init import randomise
-from dit.objectives import make_objective, validation_problem
+from dit.objectives import training_objective, validation_problem
 from dit.objectives.rng import Draw, pack_rng
 from dit.objectives.training_target import CPU, draw_noise
+from dit.train.metrics.interval_metrics import quantiles
 from dit.train.model_and_optimizer import build_model_and_optimizer
-from dit.train.validation import kind, quantiles, validate
+from dit.train.validation import kind, validate
 from tests.learning import tiny_run
 from tests.packs import random_pack, tiny_model
 
@@ -45,16 +46,16 @@ def _packs(config):
 
 
 def test_losses_are_means_over_samples_of_their_quantile_and_kind(groups, config):
-    learner, objective = _learner(groups, config), make_objective(config.objective)
+    model, objective = _learner(groups, config), training_objective(config.objective)
     packs = _packs(config)
-    found = validate(learner, packs, objective=objective, config=config)
+    found = validate(model, packs, objective=objective, config=config)
 
     errors, counts = {}, {}  # by quantile and sample, from the definition
     for quantile in (0.1, 0.3, 0.5, 0.7, 0.9):
         for pack in packs:
             problem = validation_problem(objective, pack, seed=config.rng.seed, quantile=quantile)
             with torch.no_grad():
-                raw = learner.chunks[0](problem.input_TC, problem.level_N, pack)
+                raw = model.chunks[0](problem.input_TC, problem.level_N, pack)
             error_T = (raw - problem.target_TC).double().square().mean(-1)
             for sample, tokens in enumerate(pack.num_tokens):
                 mine = error_T[pack.starts[sample] :][:tokens]
@@ -80,14 +81,14 @@ def test_losses_are_means_over_samples_of_their_quantile_and_kind(groups, config
 
 
 def test_a_second_evaluation_is_equal_to_the_last_bit_and_touches_nothing(groups, config):
-    learner, objective = _learner(groups, config), make_objective(config.objective)
-    before = [p.detach().clone() for p in learner.chunks[0].parameters()]
+    model, objective = _learner(groups, config), training_objective(config.objective)
+    before = [p.detach().clone() for p in model.chunks[0].parameters()]
     packs, state = _packs(config), torch.get_rng_state()
-    one, again = (validate(learner, packs, objective=objective, config=config) for _ in range(2))
+    one, again = (validate(model, packs, objective=objective, config=config) for _ in range(2))
     assert one == again
     assert torch.equal(state, torch.get_rng_state())
-    assert learner.chunks[0].training
-    for old, new in zip(before, learner.chunks[0].parameters(), strict=True):
+    assert model.chunks[0].training
+    for old, new in zip(before, model.chunks[0].parameters(), strict=True):
         assert torch.equal(old, new)
 
 
@@ -128,9 +129,9 @@ def _input_parts(name, quantile):
     """Data and noise in the network's input, from the definitions of both objectives' levels."""
     c, normal = ObjectiveConfig(name=name), NormalDist().inv_cdf(quantile)
     if name is ObjectiveName.EDM:
-        sigma = math.exp(c.p_mean + c.p_std * normal)
-        return (part / math.hypot(sigma, c.sigma_data) for part in (c.sigma_data, sigma))
-    t = 1 / (1 + math.exp(-(c.logit_mean + c.logit_std * normal)))
+        sigma = math.exp(c.edm.p_mean + c.edm.p_std * normal)
+        return (part / math.hypot(sigma, c.edm.sigma_data) for part in (c.edm.sigma_data, sigma))
+    t = 1 / (1 + math.exp(-(c.flow.logit_mean + c.flow.logit_std * normal)))
     return 1 - t, t
 
 
@@ -144,7 +145,10 @@ def test_losses_of_the_best_network_for_gaussian_data_are_their_closed_form(
     """
     config = tiny_run(extra_pos_embed=ExtraPosition.NONE)
     config = replace(config, objective=ObjectiveConfig(name=name))
-    learner, objective = build_model_and_optimizer(config, groups), make_objective(config.objective)
+    model, objective = (
+        build_model_and_optimizer(config, groups),
+        training_objective(config.objective),
+    )
     pack = random_pack([(1, 40, 40)], [2], model=config.model)
     pack, noise = _uncorrelated(pack, config.rng.seed)
     data, expected, best = STD**2, {}, {}
@@ -161,6 +165,6 @@ def test_losses_of_the_best_network_for_gaussian_data_are_their_closed_form(
         return best[float(level_N)] * x_TC
 
     monkeypatch.setattr(DiT, "forward", oracle)
-    found = validate(learner, [pack], objective=objective, config=config)
+    found = validate(model, [pack], objective=objective, config=config)
     for key, value in expected.items():
         assert found[key] == pytest.approx(value, rel=1e-5), key

@@ -1,0 +1,211 @@
+"""Reads a finished dataset folder back: counts, shapes, statistics and checksums."""
+
+# C latent channels, F frames, H rows, W columns, L text tokens, E text width
+
+from __future__ import annotations
+
+import tarfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from data_prep.refusals import PrepError
+from data_prep.writing.dataset_folder import META
+from dit.codecs import text, vae
+from dit.codecs.dataset_card import NULL_TEXT_NAME, CodecError, read_card
+from dit.codecs.normalization import Moments
+from dit.json_text import parse_json
+
+# Errors of tarfile at damaged headers, which may claim a name of terabytes.
+_DAMAGE = (tarfile.TarError, OSError, ValueError, OverflowError, RecursionError, MemoryError)
+
+
+@dataclass
+class ShardReport:
+    """What a shard holds, and its defects."""
+
+    name: str  # relative to the dataset folder
+    samples: int = 0
+    bytes: int = 0
+    shapes: list[tuple[int, ...]] = field(default_factory=list)  # [C, F, H, W] of each latent
+    text_lengths: list[int] = field(default_factory=list)  # tokens
+    moments: Moments = field(default_factory=Moments)
+    problems: list[str] = field(default_factory=list)
+
+
+def shard_counts(folder: Path) -> dict[str, int]:
+    """Samples of each shard, as `.nv-meta` lists them.
+
+    Raises:
+        PrepError: there is no readable `.nv-meta`.
+    """
+    path = folder / META / ".info.json"
+    try:
+        counts = parse_json(path.read_bytes())["shard_counts"]
+        if all(type(n) is int and n >= 0 and _is_inside(name) for name, n in counts.items()):
+            return counts
+        raise ValueError("shard_counts")
+    except OSError:
+        raise PrepError(
+            f"{folder} has no {META}/.info.json: it is no dataset, or packing was interrupted;"
+            " pack it again with --overwrite"
+        ) from None
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise PrepError(f"{path} is damaged; pack the data again with --overwrite") from None
+
+
+def _is_inside(name: str) -> bool:
+    """A relative path that stays in its folder."""
+    return "\0" not in name and not Path(name).is_absolute() and ".." not in Path(name).parts
+
+
+def check_encoders(folder: Path) -> list[str]:
+    """Errors that would keep generation from rebuilding text encoder and codec of a dataset."""
+    path = folder / NULL_TEXT_NAME
+    try:
+        card = read_card(folder)
+        vae.codec_of_card(card)
+        null_text_LE = safetensors.torch.load(path.read_bytes())["text"]
+        if not torch.equal(null_text_LE, text.text_encoder_of_card(card).encode("")):
+            return [f"{path} is not the text encoder's embedding of the empty string"]
+    except CodecError as error:
+        return [str(error)]
+    except (OSError, KeyError, SafetensorError) as error:
+        return [f"{path} cannot be read: {error}"]
+    return []
+
+
+def inspect_shard(folder: Path, name: str, *, expected: int) -> ShardReport:
+    """Reads every byte of a shard; its defects are reported, not raised."""
+    report, path = ShardReport(name=name), folder / name
+    try:
+        report.bytes = path.stat().st_size
+        starts = []
+        for start, key, parts in read_samples(path):
+            starts.append(start)
+            report.samples += 1
+            _check_sample(report, key, parts)
+        _check_index(report, path, starts)
+    except _DAMAGE as error:
+        report.problems.append(
+            f"{name} is damaged or cut short after {report.samples} samples: {error!r}"
+        )
+    if report.samples != expected:
+        report.problems.append(f"{name} has {report.samples} samples, {META} says {expected}")
+    return report
+
+
+def read_samples(path: Path) -> Iterator[tuple[int, str, dict[str, bytes]]]:
+    """Offset, key and files of each sample.
+
+    Raises:
+        tarfile.TarError: the archive is damaged; samples before the damage have been yielded.
+        OSError: it cannot be read.
+    """
+    start, current, parts = 0, None, dict[str, bytes]()
+    try:
+        for member, content in _files(path):
+            key, part = _key_and_part(member.name)
+            if key != current:
+                if current is not None:
+                    yield start, current, parts
+                start, current, parts = member.offset, key, {}
+            if content is not None:
+                parts[part] = content
+    except (tarfile.TarError, OSError):
+        if current is not None:
+            yield start, current, parts
+        raise
+    if current is not None:
+        yield start, current, parts
+
+
+def _key_and_part(name: str) -> tuple[str, str]:
+    """`a.b/c.d.e` -> `a.b/c` and `d.e`, as webdataset splits it."""
+    folder, slash, file = name.rpartition("/")
+    stem, _, part = file.partition(".")
+    return f"{folder}{slash}{stem}", part
+
+
+@contextmanager
+def _headers() -> Iterator[None]:
+    """Turns errors of `tarfile` about numbers and texts of a header into `tarfile.ReadError`."""
+    try:
+        yield
+    except (ValueError, ArithmeticError, LookupError, RuntimeError, MemoryError) as error:
+        raise tarfile.ReadError(f"a header is damaged: {error}") from error
+
+
+def _files(path: Path) -> Iterator[tuple[tarfile.TarInfo, bytes | None]]:
+    """Members and their contents; None for links, devices and sparse files."""
+    with _headers():
+        tar = tarfile.open(path, "r:")  # noqa: SIM115 - it reads the first header
+    with tar:
+        yield from _members(tar, path.stat().st_size)
+
+
+def _members(tar: tarfile.TarFile, size: int) -> Iterator[tuple[tarfile.TarInfo, bytes | None]]:
+    members = iter(tar)
+    while True:
+        with _headers():
+            member = next(members, None)
+        if member is None:
+            break
+        if member.isreg() and not member.issparse():
+            content = tar.extractfile(member) if member.size <= size else None
+            if content is None:
+                raise tarfile.ReadError(f"{member.name!r} says {member.size} bytes")
+            yield member, content.read()
+        elif not member.isdir():
+            yield member, None
+    # tarfile takes a header that it cannot read for the end, unless it is the first.
+    assert tar.fileobj is not None
+    tar.fileobj.seek(tar.offset)
+    if tar.fileobj.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
+        raise tarfile.ReadError(f"neither header nor end at byte {tar.offset}")
+
+
+def _check_index(report: ShardReport, path: Path, starts: list[int]) -> None:
+    index = np.fromfile(path.with_suffix(".tar.idx"), np.uint64).tolist()
+    if not index or index[:-1] != starts:
+        report.problems.append(f"{report.name}.idx does not fit {report.name}")
+
+
+def _check_sample(report: ShardReport, key: str, parts: dict[str, bytes]) -> None:
+    where = f"{report.name}, key {key}"
+    try:
+        payload = parts["safetensors"]
+        wanted = parse_json(parts["json"])["crc32"]["safetensors"]
+        found = f"{zlib.crc32(payload):08x}"
+        if found != wanted:
+            report.problems.append(
+                f"{where}: checksum of .safetensors is {found}, .json says {wanted}"
+            )
+            return
+        tensors = safetensors.torch.load(payload)
+        _add(report, where, tensors["latent"], tensors["text"])
+    except KeyError as missing:
+        report.problems.append(f"{where}: {missing} is missing")
+    except (ValueError, TypeError, SafetensorError) as error:
+        report.problems.append(f"{where}: cannot be read: {error}")
+
+
+def _add(report: ShardReport, where: str, latent_CFHW: Tensor, text_LE: Tensor) -> None:
+    if latent_CFHW.dim() != 4 or text_LE.dim() != 2:
+        shapes = f"latent {list(latent_CFHW.shape)}, text {list(text_LE.shape)}"
+        report.problems.append(f"{where}: {shapes}, not [C, F, H, W] and [L, E]")
+        return
+    if not (torch.isfinite(latent_CFHW).all() and torch.isfinite(text_LE).all()):
+        report.problems.append(f"{where}: NaN or Inf")
+        return
+    report.shapes.append(tuple(latent_CFHW.shape))
+    report.text_lengths.append(len(text_LE))
+    report.moments.add(latent_CFHW)

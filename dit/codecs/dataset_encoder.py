@@ -1,0 +1,102 @@
+"""What VAE codecs and text encoders share: a name, options, settings in a dataset card."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+from dit.codecs.dataset_card import CodecError, part_of_card
+from dit.codecs.pretrained import ModelLocation
+
+
+class DatasetEncoder(ABC):
+    """Makes tensors of a dataset, is chosen by options, and is rebuilt from a dataset card."""
+
+    kind: ClassVar[str]  # what messages call it
+    card_part: ClassVar[str]  # name of its settings in a dataset card
+    subfolder: ClassVar[str]  # of a Diffusers pipeline, in which its weights lie
+
+    name: ClassVar[str]
+    options: ClassVar[frozenset[str]] = frozenset()
+    """Names of the command line options that it reads."""
+
+    @classmethod
+    def add_arguments(cls, parser: ArgumentParser) -> None:
+        """Adds options that no other encoder has to the command line; most have none."""
+        del parser
+
+    @classmethod
+    @abstractmethod
+    def from_arguments(cls, args: Namespace) -> Self:
+        """The encoder that the options ask for."""
+
+    @classmethod
+    @abstractmethod
+    def from_settings(cls, settings: dict[str, Any]) -> Self:
+        """The encoder whose `settings` stand in a dataset card."""
+
+    @property
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """All that `from_settings` needs, as JSON values."""
+
+    def on(self, device: str) -> Self:
+        """The same encoder with its network on `device`; one without weights is unchanged."""
+        del device
+        return self
+
+
+E = TypeVar("E", bound=DatasetEncoder)
+
+
+class Registry(dict[str, type[E]], Generic[E]):
+    """All codecs, or all text encoders, by name."""
+
+    def __init__(self, interface: type[E], classes: Iterable[type[E]], *, known: str):
+        """`known` introduces the list of names in the message about an unknown name."""
+        super().__init__({cls.name: cls for cls in classes})
+        self._interface, self._known = interface, known
+
+    def named(self, name: str) -> type[E]:
+        """The class called `name`.
+
+        Raises:
+            CodecError: there is none; the message lists all names.
+        """
+        if name not in self:
+            kind, names = self._interface.kind, ", ".join(self)
+            raise CodecError(f"there is no {kind} {name!r}; {self._known}: {names}")
+        return self[name]
+
+    def of_card(self, card: dict[str, Any], location: ModelLocation | None = None) -> E:
+        """The encoder that a dataset card describes, with its model at `location`.
+
+        Raises:
+            CodecError: the card names no known encoder, lacks a setting, or its model is not there.
+        """
+        settings = part_of_card(card, self._interface.card_part)
+        moved = (location or ModelLocation()).settings(subfolder=self._interface.subfolder)
+        found = self.named(str(settings.get("name")))
+        try:
+            return found.from_settings(settings | moved)
+        except KeyError as missing:
+            raise lacking(found, missing) from None
+
+
+def lacking(encoder: DatasetEncoder | type[DatasetEncoder], missing: KeyError) -> CodecError:
+    """The error about a dataset card without a value that `encoder` needs."""
+    return CodecError(
+        f"the dataset card lacks {missing} of {encoder.kind} {encoder.name!r}; pack the data again"
+    )
+
+
+def unused_places(
+    encoder: DatasetEncoder | type[DatasetEncoder], given: Mapping[str, str | None]
+) -> list[str]:
+    """A sentence for each option in `given` that locates a model which `encoder` does not have."""
+    if "model_name" in encoder.options:
+        return []
+    why = f"{encoder.name!r}, which made the dataset, has no weights"
+    return [f"{option} is not used: {why}" for option, value in given.items() if value]

@@ -1,0 +1,133 @@
+"""Text encoders of Transformers, from the folder of a Diffusers pipeline."""
+
+# L tokens, E width of the embedding
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from argparse import Namespace
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from dit.codecs.pretrained import PipelineComponent, load, model_config_of
+from dit.codecs.text.encoder import TextEncoder, requested_length
+
+TEXT_DTYPE = torch.bfloat16
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainedTextEncoder(TextEncoder):
+    """A text encoder with weights; its embeddings have no padding."""
+
+    default_model: ClassVar[str]
+    network: ClassVar[str]  # class name
+    subfolders: ClassVar[tuple[str, str]] = ("text_encoder", "tokenizer")
+    default_length: ClassVar[int] = 512
+    options: ClassVar[frozenset[str]] = frozenset(
+        ("model_name", "max_sequence_length", "precision", "t5_cache_dir", "tokenizer_cache_dir")
+    )
+    revision = "1"
+
+    model_name: str
+    max_length: int
+    precision: str = "float32"
+    cache: str | None = None
+    tokenizer_cache: str | None = None
+    device: str = "cpu"
+    local_only: bool = False
+
+    @classmethod
+    def from_arguments(cls, args: Namespace) -> Self:
+        cache, tokenizer_cache = args.t5_cache_dir, args.tokenizer_cache_dir
+        return cls(
+            model_name=args.model_name or cls.default_model,
+            max_length=requested_length(args, cls.default_length),
+            precision=args.precision,
+            cache=str(cache) if cache else None,
+            tokenizer_cache=str(tokenizer_cache) if tokenizer_cache else None,
+        )
+
+    @classmethod
+    def from_settings(cls, settings: dict[str, Any]) -> Self:
+        return cls(
+            model_name=settings["model_name"],
+            max_length=settings["max_length"],
+            precision=settings["precision"],
+            cache=settings.get("cache"),
+            tokenizer_cache=settings.get("tokenizer_cache"),
+            local_only=settings.get("local_only", False),
+        )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        names = ("name", "width", "revision", "model_name", "max_length", "precision")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def width(self) -> int:  # type: ignore[override] # the model's configuration has it
+        config = model_config_of(self._part(self.network, self.subfolders[0]))
+        return getattr(config, "d_model", None) or config.hidden_size
+
+    def on(self, device: str) -> Self:
+        return replace(self, device=device)
+
+    def encode(self, caption: str) -> Tensor:
+        return self.encode_all(caption)["text"]
+
+    def encode_all(self, caption: str) -> dict[str, Tensor]:
+        with torch.inference_mode():
+            found = self.embed(caption)
+        return {name: tensor.to(TEXT_DTYPE).cpu() for name, tensor in found.items()}
+
+    def is_cut(self, caption: str) -> bool:
+        # Exact: where captions are encoded the tokenizer is loaded; a plan has only the estimate.
+        tokenizer = self.load_tokenizer(self.subfolders[1])
+        return len(tokenizer(self.clean(caption), verbose=False).input_ids) > self.max_length
+
+    def clean(self, caption: str) -> str:
+        """A caption as the pipeline gives it to its tokenizer."""
+        return caption
+
+    @abstractmethod
+    def embed(self, caption: str) -> dict[str, Tensor]:
+        """The tensors of a caption by their names in a shard, in the network's precision."""
+
+    def _part(self, kind: str, subfolder: str) -> PipelineComponent:
+        return PipelineComponent(
+            library="transformers",
+            kind=kind,
+            model=self.model_name,
+            subfolder=subfolder,
+            cache=self.cache,
+            local_only=self.local_only,
+        )
+
+    def load_network(self, kind: str, subfolder: str) -> Any:
+        part = self._part(kind, subfolder)
+        return load(replace(part, precision=self.precision, device=self.device))
+
+    def load_tokenizer(self, subfolder: str) -> Any:
+        cache = self.tokenizer_cache or self.cache
+        return load(replace(self._part("AutoTokenizer", subfolder), cache=cache))
+
+    def tokens(self, caption: str, subfolder: str, length: int) -> tuple[Tensor, Tensor]:
+        """Token ids and mask, both [1, length], padded, on the device."""
+        given = self.load_tokenizer(subfolder)(
+            [caption], padding="max_length", max_length=length, truncation=True,
+            return_attention_mask=True, return_tensors="pt",
+        )  # fmt: skip
+        return given.input_ids.to(self.device), given.attention_mask.to(self.device)
+
+
+class MaskedTextEncoder(PretrainedTextEncoder):
+    """One network, whose mask hides the padding."""
+
+    def embed(self, caption: str) -> dict[str, Tensor]:
+        folder, tokenizer = self.subfolders
+        ids, mask = self.tokens(self.clean(caption), tokenizer, self.max_length)
+        states = self.load_network(self.network, folder)(ids, attention_mask=mask)
+        # These tokenizers put the padding behind the text.
+        return {"text": states.last_hidden_state[0, : int(mask.sum())]}

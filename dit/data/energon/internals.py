@@ -1,0 +1,180 @@
+"""Private members of Energon, and of torch's DataLoader below it. No other file touches them.
+
+1. shards    the open tar file of a sample; the slices of a reader
+2. chain     the reading buffer of Energon's packing; the hook that opens a dataset
+3. loader    the worker processes: what they have sent, their answers, their end
+4. states    what Energon saves of its datasets
+"""
+
+from __future__ import annotations
+
+import queue
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+from megatron.energon import SavableDataLoader, TaskEncoder, WorkerConfig
+from megatron.energon.flavors.base_dataset import SavableDataset
+from megatron.energon.flavors.webdataset.itar_reader import ShardInfosITarReader
+from megatron.energon.flavors.webdataset.sample_loader import WebdatasetSampleLoaderDataset
+from megatron.energon.metadataset.loader_interface import LoadedDataset
+from megatron.energon.savable_loader import SavableDatasetCheckpoint, SimpleSavableDatasetWrapper
+from megatron.energon.state import FlexState
+from megatron.energon.wrappers.packing_dataset import PackingDataset
+
+from dit.data.rejections import DataError
+
+IndexRange = tuple[int, int]
+"""Samples start ... stop - 1 of a dataset."""
+
+
+def tar_of_sample(reader: ShardInfosITarReader, index: int, shard: int) -> tuple[Any, int]:
+    """The open tar file of a sample, and the byte of the tar at which the sample ends."""
+    pointer = reader._get_itar_sample_pointer(index)
+    tar = reader._get_itarfile_cached(reader.shard_tar_file_idxs[shard])
+    return tar, pointer.byte_offset + pointer.byte_size
+
+
+def set_slices(loader: WebdatasetSampleLoaderDataset, slices: Sequence[Sequence[int]]) -> None:
+    """Sets the bounds of the slices that each worker of this rank reads in a pass."""
+    loader.workers_slice_offsets = list(slices)
+
+
+class OpenPacking(PackingDataset):
+    """Energon's packing, whose reading buffer can take samples back."""
+
+    def put_back(self, samples: list[Any]) -> None:
+        """Into the reading buffer, which is empty while groups are selected."""
+        self._reading_buffer.extend(samples)
+
+    def _fill_reading_buffer(self, source_iter: Iterator, log_progress: bool = False) -> bool:
+        del log_progress  # every worker would draw a progress bar of its own
+        return super()._fill_reading_buffer(source_iter, log_progress=False)
+
+
+class DatasetOpener(TaskEncoder, ABC):
+    """Energon's task encoder, which opens each dataset of a blend by `open_dataset`."""
+
+    @abstractmethod
+    def open_dataset(
+        self, dataset: LoadedDataset, worker_rotation_offset: int, worker_config: WorkerConfig
+    ) -> SavableDataset:
+        """The chain of one dataset, from its shards to cooked samples."""
+
+    def _load_dataset(
+        self, dataset: LoadedDataset, worker_rotation_offset: int, worker_config: WorkerConfig
+    ) -> SavableDataset:
+        return self.open_dataset(dataset, worker_rotation_offset, worker_config)
+
+
+class WatchedLoader(SavableDataLoader):
+    """Energon's loader, which never waits for the answer of a dead worker."""
+
+    @property
+    def newest_packs(self) -> list[int]:
+        """The index of the newest pack of each worker."""
+        return self._worker_sample_counters
+
+    @newest_packs.setter
+    def newest_packs(self, indices: list[int]) -> None:
+        self._worker_sample_counters = indices
+
+    def worker_checkpoints(self, newest: Sequence[int]) -> list[SavableDatasetCheckpoint]:
+        """Of each worker, its last snapshot before its pack `newest`."""
+        return self._worker_command("get_checkpoint", list(newest))
+
+    def shutdown(self) -> None:
+        """Ends the worker processes."""
+        processes: Any = self._iterator
+        self._iterator = self._epoch_iterator = None
+        if processes is not None:
+            processes._shutdown_workers()
+
+    def check_alive(self) -> None:
+        """Raises DataError where a worker process has died."""
+        processes: Any = self._iterator
+        workers = [] if processes is None else processes._workers
+        dead = [worker.pid for worker in workers if not worker.is_alive()]
+        if dead:
+            raise DataError(worker_died(f"pid {', '.join(map(str, dead))}"))
+
+    def _worker_command(self, *cmd_args: Any) -> list[Any]:
+        self.check_alive()
+        for commands in self.cmd_queues:
+            commands.put(cmd_args)
+        answers: dict[int, Any] = {}
+        for results in self.result_queues:
+            answers |= self._answer(results)
+        for answer in answers.values():
+            if isinstance(answer, Exception):
+                raise answer
+        return [answers[worker] for worker in range(self.num_workers)]
+
+    def _answer(self, results: Any) -> dict[int, Any]:
+        while True:
+            try:
+                return results.get(timeout=1)
+            except queue.Empty:
+                self.check_alive()
+
+
+def worker_died(which: str) -> str:
+    """The message about a loader process that has died."""
+    return (
+        f"a loader process has died ({which}). Killed for want of memory? Lower dataset.num_workers"
+        ", dataset.packing_buffer_size or dataset.shuffle_buffer_size; a full /dev/shm ends a"
+        " loader as well. Then start again: the run resumes from its last checkpoint"
+    )
+
+
+def nested_states(state: FlexState) -> Iterator[FlexState]:
+    """The state of a dataset and of all datasets that it reads from, the outermost first."""
+    yield state
+    for inner in state.get("datasets", ()):
+        yield from nested_states(inner)
+
+
+def buffered_keys(chain: FlexState) -> list[tuple[Any, ...]]:
+    """The restore keys of all samples in the buffers of a chain."""
+    buffers = [v for state in nested_states(chain) for v in state.values() if isinstance(v, dict)]
+    keys = [key for buffer in buffers for key in buffer.get("_restore_keys", ())]
+    # The key of a group holds those of its samples.
+    return [sample for key in keys for sample in [k for k in key if isinstance(k, tuple)] or [key]]
+
+
+def passes_read(state: FlexState) -> int:
+    """How many whole passes a reader of shards has read."""
+    return state["_epoch_count"]
+
+
+def unread(slices: Sequence[int], state: FlexState) -> list[IndexRange]:
+    """What a reader of shards has not read of its current pass; `slices` are its bounds."""
+    ranges = list(pairwise(slices))
+    if state["_pending_slices_offset"] is None:
+        return ranges
+    active = [one for one in state["_active_slice_state"] if one is not None]
+    pending = state["_pending_slice_indexes"] or ()
+    return [(one.current, slices[one.index + 1]) for one in active] + [ranges[i] for i in pending]
+
+
+def unwrapped(state: FlexState, *, chain: str) -> tuple[FlexState, int | None]:
+    """The state of the dataset of class `chain`, out of those that Energon's loader puts around it.
+
+    With it comes how many packs were made, where the loader's own wrapper has counted them.
+    """
+    made = state.get("_sample_index")
+    while state["__class__"] != chain:
+        (state,) = state["datasets"]
+    return state, made
+
+
+def wrapped(state: FlexState, dataset: Any, *, chain: type, made: int) -> FlexState:
+    """The inverse; what Energon's loader puts around a chain depends on whether it has workers."""
+    if isinstance(dataset, chain):
+        return state
+    inner = wrapped(state, dataset.dataset, chain=chain, made=made)
+    around = FlexState(__class__=type(dataset).__name__, datasets=[inner])
+    if isinstance(dataset, SimpleSavableDatasetWrapper):
+        around["_sample_index"] = made
+    return around

@@ -1,0 +1,342 @@
+"""Our stages in Energon's chain of datasets, each over the one before.
+
+1. Cooking               records -> samples; counts refused ones and passes the others on
+   (Energon's repeat, blend and shuffle)
+2. OldestFirst           a buffer of samples -> full groups, each with the oldest sample
+3. FlopsBalancedOrder    (dataset.balance=flops) which of several groups is next
+   (Energon's map: group -> pack)
+4. WorkerOutput          packs -> batches for the main process, with counts and errors
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from megatron.energon import Sample, WorkerConfig
+from megatron.energon.edataclass import edataclass
+from megatron.energon.flavors.base_dataset import SavableDataset
+from megatron.energon.flavors.webdataset.sample_loader import RawSampleData
+from megatron.energon.source_info import SourceInfo
+from megatron.energon.state import FlexState
+from megatron.energon.wrappers.base import BaseWrapperDataset
+from megatron.energon.wrappers.buffer import SavableSampleBuffer
+
+from dit.batch import LatentSample, PackedBatch
+from dit.data.cook import SampleSize
+from dit.data.energon.internals import OpenPacking
+from dit.data.energon.worker_shards import SampleId
+from dit.data.pack import best_fit_decreasing, full_with_first, turn
+from dit.data.rejections import (
+    DataError,
+    ReaderCounts,
+    RefusedSample,
+    RejectCounts,
+    SampleRefused,
+)
+from dit.pack_wire import BufferSlot, PackBuffers, pin_pack
+
+_DETAIL = 500  # characters; what a garbled file says of itself may have no end
+# A pass without a single good sample ends the run, within these bounds on the samples of a pass.
+_PATIENCE = (1_000, 100_000)
+
+
+@edataclass
+class CookedSample(Sample):
+    """A sample on its way through Energon's buffers, or the reason why there is none."""
+
+    origin: SourceInfo
+    stored_key: str
+    """Key in the shard. In a blend, the key of the sample has the name of its dataset before it."""
+    load: Callable[[], LatentSample] | None = None
+    """Reads and decodes the sample for its pack; raises SampleRefused where it is unusable.
+
+    The tensors may be overwritten when the next sample is read.
+    """
+    measured: SampleSize | None = None
+    refusal: SampleRefused | None = None
+
+    @property
+    def size(self) -> SampleSize:
+        """Size in a pack; a refused sample has none."""
+        assert self.measured is not None
+        return self.measured
+
+    def refused(self, refusal: SampleRefused) -> RefusedSample:
+        """The name and place of the sample, and why it is left out."""
+        return RefusedSample(
+            key=self.stored_key,
+            shard=self.origin.shard_name,
+            dataset=str(self.origin.dataset_path),
+            reason=refusal.reason.value,  # plain text, because it is part of a saved state
+            detail=refusal.detail[:_DETAIL],
+        )
+
+
+class Cooking(BaseWrapperDataset[Any, CookedSample]):
+    """Cooks records, counts all of them, and passes on those that were not refused.
+
+    Energon does this in two stages that number the samples, so that random draws can be repeated.
+    Together these take as long as the decoding of a small sample, and nothing is random here.
+    """
+
+    def __init__(
+        self,
+        dataset: SavableDataset,
+        cook: Callable[[Any], CookedSample],
+        counts: ReaderCounts,
+        *,
+        worker_config: WorkerConfig,
+    ):
+        super().__init__(dataset, worker_config=worker_config)
+        self._cook = cook
+        self._counts = counts
+        self._refused_in_a_row = 0
+
+    def reset_state_own(self) -> None:
+        self._refused_in_a_row = 0
+
+    def len_worker(self, worker_idx: int | None = None) -> int:
+        return self.dataset.len_worker(worker_idx)
+
+    def __iter__(self) -> Iterator[CookedSample]:
+        for raw in self.dataset:
+            sample = self._cook(_record(raw))
+            self._counts.accept()
+            if sample.refusal is None:
+                self._refused_in_a_row = 0
+                yield sample
+                continue
+            self._counts.refuse(sample.refused(sample.refusal))
+            self._refused_in_a_row += 1
+            check_patience(self._refused_in_a_row, of=self)
+
+    def restore_sample(self, restore_key: Any) -> CookedSample:
+        """The sample of a saved buffer, read again and not counted again.
+
+        Raises:
+            DataError: it was usable when the state was saved and is not now.
+        """
+        sample = self._cook(_record(self.dataset.restore_sample(restore_key)))
+        if sample.refusal is not None:
+            place = sample.refused(sample.refusal).place
+            raise DataError(
+                f"{place}: a sample of the saved loader state cannot be used any more"
+                f" ({sample.refusal.reason}: {sample.refusal.detail}); restore the shard to resume"
+            )
+        return sample
+
+    def config(self) -> dict[str, Any]:
+        return self.dataset.config()
+
+
+def _record(raw: Any) -> Any:
+    """Shards give RawSampleData, mock data the record itself."""
+    return raw.data[0] if isinstance(raw, RawSampleData) else raw
+
+
+def check_patience(refused_in_a_row: int, *, of: SavableDataset) -> None:
+    """Raises DataError when a pass had no good sample."""
+    least, most = _PATIENCE
+    if refused_in_a_row >= (patience := min(max(of.len_worker(), least), most)):
+        raise DataError(f"no usable sample among the last {patience} that were read")
+
+
+@edataclass
+class SampleGroup(Sample):
+    """Samples that share a pack."""
+
+    samples: tuple[CookedSample, ...]
+    cost: float
+    """Cost of the pack in training, in any unit."""
+
+
+class OldestFirst(OpenPacking):
+    """Energon's packing, one group at a time; samples that are not chosen wait for newcomers.
+
+    Energon 7.4 has no hook for that, so those samples go back to its reading buffer, which is saved
+    with the state.
+    """
+
+    def __init__(self, dataset: SavableDataset[CookedSample], *, capacity: int, **kwargs: Any):
+        self._capacity = capacity
+        super().__init__(dataset, pre_packer=self._select, final_packer_stateless=True, **kwargs)
+
+    def _select(self, samples: list[CookedSample]) -> list[list[CookedSample]]:
+        lengths = [sample.size.tokens for sample in samples]
+        if len(samples) < self.buffer_size:  # the stream has ended
+            bins = best_fit_decreasing(lengths, capacity=self._capacity)
+            return [[samples[index] for index in members] for members in bins]
+        chosen = full_with_first(lengths, capacity=self._capacity)
+        left = samples.copy()
+        group = [left.pop(index) for index in reversed(chosen)]
+        self.put_back(left)
+        return [group[::-1]]
+
+
+class FlopsBalancedOrder(BaseWrapperDataset[SampleGroup, SampleGroup]):
+    """Orders the groups such that those of all ranks cost about the same at each turn."""
+
+    _savable_fields = ("_waiting", "_turns")
+
+    def __init__(
+        self,
+        dataset: SavableDataset[SampleGroup],
+        *,
+        packs: int,
+        seed: int,
+        worker_config: WorkerConfig,
+    ):
+        super().__init__(dataset, worker_config=worker_config)
+        self._packs = packs
+        self._seed = seed
+        self.reset_state_own()
+
+    def reset_state_own(self) -> None:
+        self._waiting = SavableSampleBuffer(self.dataset, worker_config=self.worker_config)
+        self._turns = 0
+
+    def len_worker(self, worker_idx: int | None = None) -> int:
+        return self.dataset.len_worker(worker_idx)
+
+    def __iter__(self) -> Iterator[SampleGroup]:
+        self._waiting.worker_start()
+        groups, waiting = iter(self.dataset), self._waiting
+        while True:
+            now = turn(self._turns, packs=self._packs, seed=self._seed)
+            while len(waiting.buffer) < now.waiting and (group := next(groups, None)) is not None:
+                waiting.append(group)
+            if not waiting.buffer:
+                return
+            by_cost = sorted(range(len(waiting.buffer)), key=lambda i: waiting.buffer[i].cost)
+            self._turns += 1
+            yield waiting.pop(by_cost[min(now.place, len(by_cost) - 1)])
+
+    def config(self) -> dict[str, Any]:
+        return self.dataset.config()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FinishedPack:
+    """A pack and the samples it is made of."""
+
+    pack: PackedBatch | None
+    """None if all its samples were refused."""
+    samples: tuple[SampleId, ...]
+    """The samples in the pack. Refused ones are read again by a run that resumes elsewhere."""
+    refused: tuple[tuple[RefusedSample, SampleId], ...] = ()
+    """Samples that were found unusable when they were read for the pack."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerBatch:
+    """What one worker hands to the main process."""
+
+    worker: int
+    """Worker of this rank, from 0."""
+    counts: RejectCounts
+    """Its counts when the pack was made."""
+    pack: PackedBatch | None = None
+    """None at the end of a finite stream, and with an error."""
+    slot: BufferSlot | None = None
+    """Where the numbers of the pack lie in shared memory; None if they are sent with it."""
+    samples: tuple[SampleId, ...] = ()
+    refused: tuple[RefusedSample, ...] = ()
+    """Samples that the worker has refused since its last batch."""
+    follows_snapshot: bool = False
+    """Whether the worker was saved just before it made this pack."""
+    error: str = ""
+
+    def pin_memory(self) -> WorkerBatch:
+        """Called by the DataLoader where there is a GPU, so that copies to it overlap."""
+        if self.pack is None or self.slot is not None:
+            return self
+        return replace(self, pack=pin_pack(self.pack))
+
+
+class WorkerOutput(BaseWrapperDataset[FinishedPack, WorkerBatch]):
+    """Last stage of a worker. Errors travel as values: torch would bury them in a traceback."""
+
+    _savable_fields = ("tally",)  # the name of the counts in saved states
+
+    def __init__(
+        self,
+        dataset: SavableDataset[FinishedPack],
+        counts: ReaderCounts,
+        buffers: PackBuffers,
+        *,
+        worker_config: WorkerConfig,
+    ):
+        super().__init__(dataset, worker_config=worker_config)
+        self.tally = counts.counts
+        self._counts = counts
+        self._buffers = buffers
+        self._skipped: Mapping[int, int] = {}
+        self._saved = False
+        self._refused_in_a_row: Counter[int] = Counter()  # by dataset
+
+    def reset_state_own(self) -> None:
+        self.tally.restore_state(RejectCounts().save_state())
+        self._refused_in_a_row.clear()
+
+    def skips(self, packs: Mapping[int, int]) -> None:
+        """Sets how many packs each worker makes and does not send, after Energon's last save."""
+        self._skipped = packs
+
+    def save_state(self) -> FlexState:
+        self._saved = True
+        return super().save_state()
+
+    def len_worker(self, worker_idx: int | None = None) -> int:
+        return self.dataset.len_worker(worker_idx)
+
+    def __iter__(self) -> Iterator[WorkerBatch]:
+        worker = self.worker_config.rank_worker_id()
+        skipped = self._skipped.get(worker, 0)
+        try:
+            for finished in self.dataset:
+                self._count(finished)
+                if finished.pack is None:
+                    continue
+                saved, self._saved = self._saved, False
+                pack, slot = finished.pack, None
+                if skipped:
+                    skipped -= 1  # its slot would stay taken, because nobody receives the pack
+                else:
+                    pack, slot = self._buffers.placed(pack)
+                yield WorkerBatch(
+                    worker=worker,
+                    counts=self.tally.copied(),
+                    pack=pack,
+                    slot=slot,
+                    samples=finished.samples,
+                    refused=self._counts.take_fresh(),
+                    follows_snapshot=saved,
+                )
+            yield self._last(worker)
+        except DataError as error:
+            yield replace(self._last(worker), error=str(error))
+
+    def _last(self, worker: int) -> WorkerBatch:
+        counts, refused = self.tally.copied(), self._counts.take_fresh()
+        return WorkerBatch(worker=worker, counts=counts, refused=refused)
+
+    def received(self, batch: WorkerBatch) -> WorkerBatch:
+        """In the main process: the batch with all numbers of its pack."""
+        if batch.pack is None or batch.slot is None:
+            return batch
+        return replace(batch, pack=self._buffers.received(batch.pack, batch.slot), slot=None)
+
+    def _count(self, finished: FinishedPack) -> None:
+        """Counts samples that were refused after they had been chosen."""
+        for sample, (dataset, _) in finished.refused:
+            self._counts.refuse(sample)
+            self._refused_in_a_row[dataset] += 1
+            check_patience(self._refused_in_a_row[dataset], of=self)
+        for dataset, _ in finished.samples:
+            self._refused_in_a_row[dataset] = 0
+
+    def config(self) -> dict[str, Any]:
+        return self.dataset.config()

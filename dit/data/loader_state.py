@@ -1,0 +1,301 @@
+"""What a checkpoint keeps of each rank's loader, and which run it belongs to.
+
+1. WorkerState        where one reader stands in its samples
+2. LoaderState        where the loader of one rank stands; it has the WorkerStates of its workers
+3. loader_identity    the settings that a saved state belongs to. Energon itself would restore most
+                      other states silently wrong
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from typing import Any, Self
+
+from megatron.energon.epathlib import EPath
+from megatron.energon.state import FlexState
+
+from dit.config import Balance, DatasetConfig, RunConfig
+from dit.data.cook import Expected
+from dit.data.datasets import META, train_leaves
+from dit.data.energon.internals import buffered_keys, nested_states
+from dit.data.energon.worker_shards import Remaining, SampleId
+from dit.data.rejections import BEGIN_ANEW, DataError, RejectCounts
+
+FORMAT = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerState:
+    """Where one reader stands: its last snapshot, and the packs that it has given since then."""
+
+    chain: FlexState | None = None
+    """State of its chain of datasets at the snapshot; None where it has not begun."""
+    made: int = 0
+    """Packs made before the snapshot."""
+    since: tuple[tuple[SampleId, ...], ...] = ()
+    """The packs given since the snapshot, by their samples."""
+    left: tuple[Remaining, ...] = ()
+    """What it reads first, by dataset, where it has not begun."""
+
+    def of_dataset(self, dataset: int) -> FlexState | Remaining:
+        """The state of the WorkerShard of one dataset of a blend, or what it has to read first."""
+        if self.chain is not None:
+            return [state for state in nested_states(self.chain) if "_left" in state][dataset]
+        return self.left[dataset] if self.left else Remaining()
+
+    def waiting(self) -> list[tuple[Any, ...]]:
+        """Restore keys of the samples that have been read and wait in buffers."""
+        return [] if self.chain is None else buffered_keys(self.chain)
+
+    def counts(self) -> RejectCounts:
+        """The counts at the snapshot."""
+        counts = RejectCounts()
+        if self.chain is not None:
+            counts.restore_state(self.chain["tally"])
+        return counts
+
+
+_FORMER_NAMES = {
+    "dit.data.position.ReaderPosition": WorkerState,
+    "dit.data.shares.Left": Remaining,
+}
+"""Names of the classes in the pickles of older versions."""
+_FORMER_DATASETS = {
+    "ShardShare": "FolderShard",
+    "MockShare": "MockShard",
+    "EvenCost": "FlopsBalancedOrder",
+    "Deliveries": "WorkerOutput",
+}
+"""Former -> present class names of datasets, which Energon stores and compares."""
+
+
+def _with_new_names(chain: FlexState | None) -> None:
+    for state in nested_states(chain) if chain is not None else ():
+        name = state["__class__"]
+        state["__class__"] = _FORMER_DATASETS.get(name, name)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoaderLayout:
+    """How many ranks and workers read the data."""
+
+    ranks: int
+    workers: int
+    """Loader processes of each rank; with 0 the rank itself reads."""
+
+    @property
+    def readers_per_rank(self) -> int:
+        return max(1, self.workers)
+
+    @property
+    def readers(self) -> int:
+        return self.ranks * self.readers_per_rank
+
+    def __str__(self) -> str:
+        return f"data-parallel size {self.ranks} x dataset.num_workers {self.workers}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoaderState:
+    """Where the loader of one data-parallel rank stands."""
+
+    identity: dict[str, Any]
+    """The settings that its samples and packs depend on."""
+    ranks: int
+    rank: int
+    workers: int
+    readers: bytes
+    """Pickled WorkerStates, by worker. They are bytes, so that no two loaders share their lists."""
+    packs: int = 0
+    """Packs given since these readers began."""
+    dealt: int = 0
+    """How often the samples have been resharded to another number of readers."""
+    tallies: list[dict[str, Any]]
+    """RejectCounts of the readers, by worker."""
+    former: dict[str, Any] = field(default_factory=lambda: asdict(RejectCounts()))
+    """RejectCounts of readers that a resharding has ended."""
+
+    @classmethod
+    def start(cls, layout: LoaderLayout, *, rank: int, identity: dict[str, Any]) -> Self:
+        """The state before the first pack."""
+        return cls(
+            identity=identity,
+            ranks=layout.ranks,
+            rank=rank,
+            workers=layout.workers,
+            readers=pickled([WorkerState()] * layout.readers_per_rank),
+            tallies=[asdict(RejectCounts())] * layout.readers_per_rank,
+        )
+
+    @property
+    def layout(self) -> LoaderLayout:
+        return LoaderLayout(ranks=self.ranks, workers=self.workers)
+
+    @property
+    def next_worker(self) -> int:
+        """The worker that gives the next pack."""
+        return self.packs % self.layout.readers_per_rank
+
+    @property
+    def seed(self) -> tuple[int, int]:
+        """Readers draw other random numbers after each resharding."""
+        return self.identity["rng.seed"], self.dealt
+
+    def unpickled(self) -> list[WorkerState]:
+        """The states of the workers, those of older versions of the program included."""
+        # Imported here, because only a run that resumes reads pickles.
+        from megatron.energon.flavors.webdataset.sample_loader import SliceState
+
+        from dit import safe_pickle
+
+        classes = (WorkerState, Remaining, FlexState, SliceState)
+        workers = safe_pickle.loads(self.readers, classes=classes, former_names=_FORMER_NAMES)
+        for worker in workers:
+            _with_new_names(worker.chain)
+        return workers
+
+    def plain(self) -> dict[str, Any]:
+        """The state as plain values, for a file that is read without running code."""
+        return {"format": FORMAT, **asdict(self)}
+
+    @classmethod
+    def of(cls, plain: dict[str, Any]) -> Self:
+        """The inverse of `plain`.
+
+        Raises:
+            DataError: another version of the program has written it, or it is damaged.
+        """
+        found = plain.get("format", 1)
+        if found != FORMAT:
+            raise DataError(
+                f"the loader state of the checkpoint has format {found}, this version reads format"
+                f" {FORMAT}; resume with the version that saved it, or {BEGIN_ANEW}"
+            )
+        _check_types(plain)
+        return cls(**{name: value for name, value in plain.items() if name != "format"})
+
+
+_TYPES: dict[str, type] = {
+    "identity": dict,
+    "readers": bytes,
+    "tallies": list,
+    "former": dict,
+    **dict.fromkeys(("ranks", "rank", "workers", "packs", "dealt"), int),
+}
+
+
+def _check_types(plain: dict[str, Any]) -> None:
+    """Raises DataError where fields are missing, unknown or of a wrong type."""
+    wrong = sorted(str(name) for name in plain.keys() ^ {"format", *_TYPES})
+    wrong += [n for n, kind in _TYPES.items() if n not in wrong and type(plain[n]) is not kind]
+    if not wrong:
+        try:
+            for counts in (*plain["tallies"], plain["former"]):
+                RejectCounts(**counts)
+        except TypeError:
+            wrong = ["tallies"]
+    if not wrong and (plain["ranks"] < 1 or not 0 <= plain["rank"] < plain["ranks"]):
+        wrong = ["rank"]
+    if wrong:
+        raise DataError(
+            f"the loader state of the checkpoint is damaged, in {', '.join(wrong)}; resume from"
+            f" another checkpoint, or {BEGIN_ANEW}"
+        )
+
+
+def pickled(readers: Sequence[WorkerState]) -> bytes:
+    return pickle.dumps(list(readers))
+
+
+def loader_identity(config: RunConfig) -> dict[str, Any]:
+    """The settings that decide which packs the training loaders of all ranks give.
+
+    They do not include the folder of the data, because a copy elsewhere resumes as well, nor ranks
+    and workers, which may change (reshard.py).
+    """
+    data, expected = config.dataset, Expected.of(config)
+    balanced = data.balance is not Balance.NONE
+    return {
+        "dataset": _fingerprints(config),
+        "weights of dataset.blend": [entry.weight for entry in data.blend],
+        "dataset.mock_samples": [asdict(g) for g in data.mock_samples] if data.mock else [],
+        "dataset.task_encoder_seq_length": data.task_encoder_seq_length,
+        "dataset.packing_buffer_size": data.packing_buffer_size,
+        "order of packing": "a full pack with the oldest sample",
+        "dataset.balance": str(data.balance),
+        "dataset.balance_packs": data.balance_packs if balanced else 0,
+        "model sizes, which decide the cost of a pack": config.model.cost_sizes if balanced else [],
+        "dataset.sample_multiple": data.sample_multiple,
+        "dataset.shuffle_buffer_size": data.shuffle_buffer_size,
+        "dataset.max_samples_per_sequence": data.max_samples_per_sequence,
+        "rng.seed": config.rng.seed,
+        "model.patch_temporal, patch_spatial": list(expected.layout.patch[:2]),
+        "model.in_channels": expected.channels,
+        "model.crossattn_emb_size": expected.text_width,
+        "model.max_size of learnable positions": list(expected.table or ()),
+        "megatron-energon": version("megatron-energon"),
+    }
+
+
+def check_identity(
+    saved: Mapping[str, Any], current: Mapping[str, Any], *, places: tuple[str, str]
+) -> None:
+    """Refuses a loader state of another run; `places` names the saved and the present dataset.
+
+    Raises:
+        DataError: names every item that differs, with both values.
+    """
+    names = dict.fromkeys([*saved, *current])
+    differing = [
+        f"\n  {name}: {_differing(name, saved.get(name), current.get(name), places)}"
+        for name in names
+        if saved.get(name) != current.get(name)
+    ]
+    if differing:
+        raise DataError(
+            "the loader state of the checkpoint belongs to other settings:"
+            + "".join(differing)
+            + f"\nSet them back to resume where the data stopped, or {BEGIN_ANEW}."
+        )
+
+
+def _differing(name: str, saved: Any, current: Any, places: tuple[str, str]) -> str:
+    if name != "dataset":
+        return f"{saved} when saved, {current} now"
+    then, now = places
+    if then == now:
+        return f"{now} has other shards or splits now (index {saved} when saved, {current} now)"
+    return f"{then} (index {saved}) when saved, {now} (index {current}) now"
+
+
+def places_of(data: DatasetConfig) -> str:
+    """The paths of a dataset, for messages."""
+    if data.mock:
+        return "mock data"
+    return ", ".join(entry.path for entry in data.blend) or str(data.path)
+
+
+def _fingerprints(config: RunConfig) -> list[str]:
+    """One hash for each dataset folder, over its index, its splits and its settings."""
+    hashes = [
+        _hash_files([leaf.path / META / name for name in _INDEX]) for leaf in train_leaves(config)
+    ]
+    path = config.dataset.path
+    if not config.dataset.mock and path is not None and EPath(path).is_file():
+        hashes.append(_hash_files([EPath(path)]))
+    return hashes
+
+
+_INDEX = (".info.json", ".info.yaml", "split.yaml", "split.json", "dataset.yaml")
+
+
+def _hash_files(paths: list[EPath]) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for path in paths:
+        if path.is_file():
+            digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()

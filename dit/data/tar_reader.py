@@ -1,0 +1,268 @@
+"""Reads the files of one sample out of a shard, by the shard's index.
+
+1. index_fault       whether the bytes of an index can be right
+2. OpenShards        the shards that were read last, held open
+3. SampleLocation    where a sample lies; its head can be read now and all of it later
+4. sample_members    the files of a sample, from its tar headers
+
+Only plain samples are read here: on a local disk, with ustar headers and at most extended headers
+of times. For all others NotPlain is raised, and Energon's reader takes over.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from megatron.energon.flavors.webdataset.config import skip_meta_re
+
+_LOOK_S = 0.1  # between two looks whether a shard is still there; each takes 10 us
+_OPEN = 128  # shards at a time. Systems allow 1024 open files, some fewer
+_SPAN = struct.Struct("<2Q")
+BLOCK = 512  # bytes; a tar pads every header and every content to a multiple of this
+
+_HEADER = struct.Struct("100s 24x 12s 12x 8s c 100x 8s 80x 155s 12x")
+_PLAIN_FILE, _EXTENDED = (b"0", b"\0"), b"x"
+# Extended headers that change neither the name nor the size of a file, as webdataset writes them.
+_ONLY_TIMES = {b"mtime", b"atime", b"ctime"}
+_USTAR = b"ustar\x0000"
+
+Data = TypeVar("Data", bytes, memoryview)
+
+
+class NotPlain(Exception):  # noqa: N818 - a case for Energon's reader, not a failure
+    """Raised for a sample that only a complete tar reader can read, or find the fault of."""
+
+
+class ShardError(ValueError):
+    """A shard or its index is damaged; the message names the file."""
+
+
+REINDEX = "restore it, or write it anew with `energon prepare --tar-index-only {folder}`"
+"""What to do about a damaged index; `folder` is the folder of the dataset."""
+
+
+def index_fault(offsets: bytes) -> str:
+    """What is wrong with the bytes of an index; empty if nothing is.
+
+    Each number says where a sample begins and the one before it ends, so an index that does not
+    ascend would give some bytes twice, or none.
+    """
+    if len(offsets) % 8 or len(offsets) < 16:
+        return f"it has {len(offsets)} bytes, no row of two or more 8-byte numbers"
+    found = np.frombuffer(offsets, "<u8")
+    if len(falls := np.flatnonzero(found[1:] <= found[:-1])):
+        at = int(falls[0])
+        return f"number {at + 1} is {found[at + 1]}, after {found[at]}: its numbers do not ascend"
+    if len(odd := np.flatnonzero(found % BLOCK)):
+        at = int(odd[0])
+        return f"number {at} is {found[at]}, where no file of a tar begins (multiples of {BLOCK})"
+    return ""
+
+
+class OpenShard:
+    """A shard and its index."""
+
+    def __init__(self, path: str):
+        """Opens both.
+
+        Raises:
+            OSError: one of them is not there.
+            ShardError: the index is damaged.
+        """
+        self.path = path
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - closes with its last reference
+        self.number = self._file.fileno()
+        self._identity = os.fstat(self.number)
+        self._looked = -math.inf
+        self._size: int | None = None
+        with open(f"{path}.idx", "rb") as index:
+            self._index = index.read()
+        if fault := index_fault(self._index):
+            raise ShardError(f"{path}.idx is damaged: {fault}")
+
+    def size_now(self) -> int | None:
+        """Bytes of the shard; None if another file has its name by now.
+
+        Raises:
+            OSError: it has gone. Open files outlive their names, and a run that went on would not
+                find them again after a stop.
+        """
+        now = time.monotonic()
+        if now - self._looked > _LOOK_S:
+            self._looked, found = now, os.stat(self.path)
+            self._size = found.st_size if os.path.samestat(found, self._identity) else None
+        return self._size
+
+    def span(self, sample: int) -> tuple[int, int]:
+        """Start and end of a sample in bytes.
+
+        Raises:
+            ShardError: the index has no such sample.
+        """
+        try:
+            start, stop = _SPAN.unpack_from(self._index, 8 * sample)
+        except struct.error as error:
+            raise ShardError(f"{self.path}.idx has no sample {sample}") from error
+        # Folders may come before the first sample, so it starts at 0, as in Energon's reader.
+        return start if sample else 0, stop
+
+
+class OpenShards:
+    """The shards that a loader has read last, held open."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, OpenShard] = {}
+        self._memory = bytearray()
+
+    def span(self, path: str, sample: int) -> tuple[int, int]:
+        """Start and size in bytes of a sample of the shard."""
+        shard, size = self._checked(path)
+        start, stop = shard.span(sample)
+        if stop > size:
+            raise ShardError(
+                f"{path} has {size} bytes, and by its .idx sample {sample} ends at {stop}: it is"
+                " cut short, or its .idx is that of another shard"
+            )
+        return start, stop - start
+
+    def read(self, path: str, start: int, size: int) -> bytes:
+        """Bytes of a shard that `span` has just opened; fewer where the shard ends before."""
+        return os.pread(self._open[path].number, size, start)
+
+    def read_again(self, path: str, start: int, size: int) -> memoryview:
+        """As `read`, at any later time, into memory that the next call overwrites.
+
+        New memory would take as long to allocate as to fill, and is in no cache.
+        """
+        shard, _ = self._checked(path)
+        if len(self._memory) < size:
+            self._memory = bytearray(size)  # tensors may still be views of the former one
+        view = memoryview(self._memory)[:size]
+        return view[: os.preadv(shard.number, [view], start)]
+
+    def close(self) -> None:
+        self._open.clear()
+
+    def _checked(self, path: str) -> tuple[OpenShard, int]:
+        """The shard of that name and its present size.
+
+        Raises:
+            OSError: it is not there.
+        """
+        # The shard that was read last is the last in the dictionary, so the first is closed first.
+        shard = self._open.pop(path, None)
+        size = None if shard is None else shard.size_now()
+        while shard is None or size is None:
+            if len(self._open) >= _OPEN:
+                self._open.pop(next(iter(self._open)))
+            shard = OpenShard(path)
+            size = shard.size_now()
+        self._open[path] = shard
+        return shard, size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleLocation:
+    """Where a sample lies."""
+
+    shards: OpenShards
+    path: str
+    start: int
+    size: int
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Bytes of the sample.
+
+        Raises:
+            NotPlain: the shard or the sample ends before that.
+        """
+        return self._whole(self.shards.read, offset, size)
+
+    def parts(self) -> dict[str, bytes | memoryview]:
+        """The whole record: extension -> bytes. The next call overwrites those of the tensors.
+
+        Raises:
+            NotPlain: it is not what it was when its head was read.
+            OSError: the shard cannot be read.
+        """
+        data = self._whole(self.shards.read_again, 0, self.size)
+        found = sample_members(lambda at, size: bytes(data[at : at + size]), self.size)
+        parts = {split_name(name)[1]: data[at : at + size] for name, at, size in found}
+        return {n: part if n == "safetensors" else bytes(part) for n, part in parts.items()}
+
+    def _whole(self, read: Callable[[str, int, int], Data], offset: int, size: int) -> Data:
+        data = read(self.path, self.start + offset, min(size, self.size - offset))
+        if len(data) < size:
+            raise NotPlain(f"{len(data)} bytes of {size} at {self.start + offset} in {self.path}")
+        return data
+
+
+def sample_members(read: Callable[[int, int], bytes], size: int) -> Iterator[tuple[str, int, int]]:
+    """(name, start, size) of the files of a sample of `size` bytes; `read(start, size)` gives them.
+
+    Raises:
+        NotPlain: a header is damaged or not plain.
+    """
+    at, found = 0, 0
+    while at < size:
+        name, length, kind = _header(read(at, BLOCK))
+        at += BLOCK
+        if not 0 <= length <= size - at:  # a size below 0 would have the same header read for ever
+            raise NotPlain(f"{name} has {length} bytes, and its sample {size}")
+        if kind == _EXTENDED:
+            _check_times(read(at, length))
+        elif not (name.startswith("__") and skip_meta_re.match(name)):
+            found += 1
+            yield name, at, length
+        at += -(-length // BLOCK) * BLOCK
+    if not found:
+        raise NotPlain("no file")
+
+
+def _header(header: bytes) -> tuple[str, int, bytes]:
+    """Name, size and kind of the file that follows."""
+    if len(header) < BLOCK:
+        raise NotPlain("the header is cut")
+    name, size, checksum, kind, magic, prefix = _HEADER.unpack(header)
+    if kind not in (*_PLAIN_FILE, _EXTENDED) or magic != _USTAR:
+        raise NotPlain("no plain file")
+    try:
+        # The checksum counts its own field as blanks. The low half of adler32 is 1 + the sum of the
+        # bytes, modulo 65521, and 8 times as fast as a sum in Python.
+        found = (zlib.adler32(header) & 0xFFFF) - 1 - sum(checksum) + 8 * ord(" ")
+        if (found - int(checksum.rstrip(b" \0"), 8)) % 65521:
+            raise NotPlain("the header is damaged")
+        whole = _text(prefix) + "/" + _text(name) if prefix[0] else _text(name)
+        return whole, int(size.rstrip(b" \0"), 8), kind
+    except ValueError as error:
+        raise NotPlain(f"header: {error}") from error
+
+
+def _check_times(records: bytes) -> None:
+    """Checks an extended header: lines such as "30 mtime=1234567890.1234567"."""
+    names = {line.partition(b"=")[0].partition(b" ")[2] for line in records.splitlines()}
+    if not names <= _ONLY_TIMES:
+        raise NotPlain(f"an extended header of {names}")
+
+
+def _text(field: bytes) -> str:
+    return field.partition(b"\0")[0].decode()
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Key and extension: the parts before and after the first dot of the file's name."""
+    folder, slash, file = name.rpartition("/")
+    base, dot, extension = file.partition(".")
+    if not base or not dot:
+        raise NotPlain(f"{name} has no extension")
+    if extension.startswith("__"):
+        raise NotPlain(f"{name} has the name of a part of a record")
+    return folder + slash + base, extension

@@ -1,0 +1,60 @@
+"""What the data sheets of accelerators promise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_TB, _GB = 1e12, 1e9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Device:
+    """One accelerator in its usual server. Sources: NVIDIA's data sheets, dense figures."""
+
+    flops: float
+    """Products and sums of bfloat16 matrices a second, without sparsity."""
+    memory: float
+    """Bytes."""
+    bandwidth: float
+    """Bytes a second of its memory."""
+    link: float
+    """Bytes a second to devices of the same server (NVLink), one way."""
+    network: float
+    """Bytes a second to other servers, one way: one 400 Gb/s (A100: 200 Gb/s) port a device."""
+    together: int
+    """Devices that `link` connects."""
+
+
+DEVICES = {
+    "a100": Device(
+        flops=312e12, memory=80 * _GB, bandwidth=2.04 * _TB, link=300 * _GB, network=25 * _GB,
+        together=8,
+    ),
+    "h100": Device(
+        flops=989.4e12, memory=80 * _GB, bandwidth=3.35 * _TB, link=450 * _GB, network=50 * _GB,
+        together=8,
+    ),
+    "h200": Device(
+        flops=989.4e12, memory=141 * _GB, bandwidth=4.8 * _TB, link=450 * _GB, network=50 * _GB,
+        together=8,
+    ),
+    "b200": Device(
+        flops=2250e12, memory=180 * _GB, bandwidth=7.7 * _TB, link=900 * _GB, network=50 * _GB,
+        together=8,
+    ),
+    "gb200": Device(
+        flops=2500e12, memory=186 * _GB, bandwidth=8.0 * _TB, link=900 * _GB, network=50 * _GB,
+        together=72,
+    ),
+}  # fmt: skip
+_SLOWER = ("h100 pcie", "h100 nvl", "h200 nvl")
+"""Boards with lower clocks or fewer units under the same name; the table has no figure for them."""
+
+
+def peak_flops(name: str) -> float | None:
+    """bfloat16 FLOP/s of the device with this name in torch; None where the table lacks it."""
+    name = name.lower()
+    if any(board in name for board in _SLOWER):
+        return None
+    longest_first = sorted(DEVICES, key=len, reverse=True)  # GB200 before B200
+    return next((DEVICES[part].flops for part in longest_first if part in name), None)

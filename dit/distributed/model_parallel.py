@@ -1,0 +1,213 @@
+"""One pack over the ranks that share a model: context ranks and pipeline stages.
+
+1. rank_part       each context rank takes its part of every sample
+2. run_pipeline    the stages work on several packs by Megatron-Core's schedule
+3. FullForward     both, and the outputs of all ranks joined again, for sampling
+
+Tensor parallelism is a matter of the model's linear layers alone.
+"""
+
+# C patch features, T packed tokens, N samples
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.model_parallel_config import ModelParallelConfig
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
+from megatron.core.pipeline_parallel.schedules import get_schedule_table
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from dit.batch import PackedBatch, Problem, SequenceShard
+from dit.distributed.watchdog import heartbeat
+
+Item = tuple[PackedBatch, Problem]
+Shape = list[int]
+
+
+def rank_part(module: Any, item: Item) -> Item:
+    """The part of a pack that a rank with this part of the model works on."""
+    multiple = module.groups.tp.size() if module.config.sequence_parallel else 1
+    return split_tokens(*item, share=module.context.share, multiple=multiple)
+
+
+def split_tokens(
+    batch: PackedBatch, problem: Problem, *, share: SequenceShard, multiple: int
+) -> Item:
+    """A context rank's part of every sample, padded at its end to a `multiple` of tokens.
+
+    Sequence parallelism divides a rank's tokens among its tensor ranks, hence the multiple. All
+    random draws were made for the whole pack before, so the numbers are those of a single rank.
+    """
+    rows_T = batch.rows(share)
+    padding = -len(rows_T) % multiple
+    if share.count == 1 and padding == 0:
+        return batch, problem
+    rows_T = rows_T.to(batch.latent_TC.device, non_blocking=True)
+
+    def part(tensor: Tensor, value: Any = 0) -> Tensor:
+        mine = tensor[rows_T]
+        return pad(mine, (0, 0) * (mine.dim() - 1) + (0, padding), value=value)
+
+    mine = replace(
+        batch,
+        latent_TC=part(batch.latent_TC),
+        position_T3=part(batch.position_T3),
+        segment_T=part(batch.segment_T, batch.num_samples - 1),
+        is_real_T=part(batch.is_real_T, False),
+        share=share,
+    )
+    return mine, replace(
+        problem, input_TC=part(problem.input_TC), target_TC=part(problem.target_TC)
+    )
+
+
+def join_tokens(part_TC: Tensor, batch: PackedBatch, module: Any) -> Tensor:
+    """The inverse of `split_tokens` over all context ranks: the tokens in the order of the pack."""
+    share, tokens = module.context.share, len(batch.segment_T)
+    if share.count == 1:
+        return part_TC[:tokens]
+    part_TC = part_TC[: tokens // share.count].contiguous()
+    parts = [torch.empty_like(part_TC) for _ in range(share.count)]
+    dist.all_gather(parts, part_TC, group=module.groups.cp)
+    joined_TC = part_TC.new_empty(tokens, part_TC.shape[1])
+    for index, part in enumerate(parts):
+        rows_T = batch.rows(SequenceShard(index=index, count=share.count, halves=share.halves))
+        joined_TC[rows_T.to(part.device)] = part
+    return joined_TC
+
+
+def run_pipeline(
+    chunks: Sequence[nn.Module],
+    items: Sequence[Item],
+    forward_step: Callable[[Iterator[Item], nn.Module], tuple[Tensor, Any]],
+    *,
+    forward_only: bool,
+) -> list[Any]:
+    """Runs Megatron-Core's schedule over `items`, one micro-batch each.
+
+    Returns the results of `forward_step` on the last stage, and nothing elsewhere.
+    """
+    module: Any = getattr(chunks[0], "module", chunks[0])
+    groups, virtual = module.groups, len(chunks)
+    # The interleaved schedule takes multiples of the stages. Only validation may have other counts:
+    # its first item is repeated, and the results of the copies are dropped.
+    spare = -len(items) % groups.pp.size() if virtual > 1 else 0
+    items = [*items, *(items[0] for _ in range(spare))]
+    shapes = [module.hidden_shape(batch) for batch, _ in items]
+    results = get_forward_backward_func()(
+        forward_step_func=forward_step,
+        data_iterator=[iter(items) for _ in chunks] if virtual > 1 else iter(items),
+        model=[*chunks],
+        num_microbatches=len(items),
+        seq_length=1,  # packs vary in length: `StageLink` knows the shape of each
+        micro_batch_size=1,
+        forward_only=forward_only,
+        p2p_communicator=StageLink(groups.pp, module.config, shapes),
+        pg_collection=groups,
+    )
+    return results[: len(results) - spare] if results else []
+
+
+class StageLink(P2PCommunicator):
+    """Megatron-Core's link between pipeline stages, for packs that differ in length.
+
+    Megatron-Core sends the shape of each tensor ahead of it and waits until the shape is received.
+    With as many packs as stages, one virtual stage then waits to send a gradient's shape while the
+    stage that should receive it waits to send hidden states, for ever. But every stage has every
+    pack, and the order of the schedule is known: so shapes are computed here and never sent.
+
+    It needs `batch_p2p_comm=False`: of two stages each is both the next and the previous one of the
+    other, and only that exchange has an order for it.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, config: ModelParallelConfig, shapes: list[Shape]):
+        """`shapes` are those of the hidden states of the packs, in the order of the packs."""
+        super().__init__(group, config)
+        virtual = config.virtual_pipeline_model_parallel_size or 1
+        self._from_previous, self._from_next = received_shapes(
+            shapes, stage=group.rank(), stages=group.size(), virtual=virtual
+        )
+
+    def _communicate_shapes(
+        self,
+        tensor_send_next: Tensor | None,  # noqa: ARG002
+        tensor_send_prev: Tensor | None,  # noqa: ARG002
+        recv_prev: bool,
+        recv_next: bool,
+    ) -> tuple[Shape, Shape]:
+        """Overrides Megatron-Core's: the shapes that come from the previous and the next stage."""
+        previous = next(self._from_previous) if recv_prev else []
+        following = next(self._from_next) if recv_next else []
+        return previous, following
+
+
+def received_shapes(
+    shapes: Sequence[Shape], *, stage: int, stages: int, virtual: int
+) -> tuple[Iterator[Shape], Iterator[Shape]]:
+    """Shapes that a stage receives: hidden states from the previous, gradients from the next one.
+
+    Both come in the order in which the schedule takes the packs. The last stage sends its output to
+    the first as input of the next virtual stage, except that of the last virtual stage. Gradients
+    go the other way.
+    """
+    table = get_schedule_table(len(shapes), virtual, stages)
+    every = [shapes[pack] for pack, _ in table]
+    wrapped_around = [shapes[pack] for pack, chunk in table if chunk < virtual - 1]
+    return (
+        iter(wrapped_around if stage == 0 else every),
+        iter(wrapped_around if stage == stages - 1 else every),
+    )
+
+
+class FullForward(nn.Module):
+    """The model as one function on every layout: a whole pack in, the output of all its tokens out.
+
+    All tensor, context and pipeline ranks of a replica call it with the same input and get the same
+    output. It is for sampling and has no backward pass.
+    """
+
+    def __init__(self, chunks: Sequence[nn.Module]):
+        """`chunks` are the parts of the model on this rank, with or without their DDP."""
+        super().__init__()
+        self.chunks = nn.ModuleList(chunks)
+        self.first: Any = getattr(chunks[0], "module", chunks[0])
+        self.groups = self.first.groups
+
+    @torch.no_grad()
+    def forward(self, input_TC: Tensor, level_N: Tensor, batch: PackedBatch) -> Tensor:
+        heartbeat("sampling")
+        problem = Problem(
+            input_TC=input_TC,
+            level_N=level_N,
+            target_TC=input_TC,  # there is no loss
+            weight_N=level_N,
+            noise_N=level_N,
+        )
+        mine, problem = rank_part(self.first, (batch, problem))
+        if self.groups.pp.size() == 1:
+            out_TC = self.chunks[0](problem.input_TC, level_N, mine)
+        else:
+            out_TC = self._through_stages((mine, problem))
+        return join_tokens(out_TC, batch, self.first)
+
+    def _through_stages(self, item: Item) -> Tensor:
+        """One pass through the pipeline; the last stage sends its output to all."""
+
+        def forward_step(items: Iterator[Item], model: nn.Module) -> tuple[Tensor, None]:
+            batch, problem = next(items)
+            return model(problem.input_TC, problem.level_N, batch), None
+
+        batch, problem = item
+        outputs = run_pipeline([*self.chunks], [item], forward_step, forward_only=True)
+        shape = (len(batch.segment_T), self.first.model.output_features)
+        out_TC = outputs[0].float() if outputs else problem.input_TC.new_empty(shape)
+        out_TC = out_TC.contiguous()
+        dist.broadcast(out_TC, group=self.groups.pp, group_src=self.groups.pp.size() - 1)
+        return out_TC

@@ -1,0 +1,208 @@
+"""Trains a tiny DiT on one process and on other layouts, and compares every number.
+
+1. packs    mock packs that mix images and videos, sizes, text lengths; most samples are padded
+2. train    from random values, on one process and on each layout, with both objectives
+3. compare  losses (validation too), gradient norms; of each tensor gradient, weight and average
+
+Run it first on a new cluster: under torch.distributed.run it uses the processes that are there,
+otherwise it starts `--nproc` itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dit.config import OBJECTIVES, RunConfig
+from dit.config.loading import load_config
+from dit.distributed.entry import Parser, say_once
+from dit.layout_check.names import LAYOUTS, ONE, WORDS, NamedLayout, parse_layout
+from dit.layout_check.report import Comparison, compare, print_report
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+    from dit.batch import PackedBatch
+    from dit.layout_check.probe import Probe
+
+STEPS = 5
+_TURN = timedelta(days=1)
+"""How long idle processes wait for the next layout; processes at work have the watchdog."""
+
+
+def check_layouts(tokens: list[str], *, base: RunConfig, script: Path) -> int:
+    """The command line: exit code 0 where every layout agrees, 1 otherwise.
+
+    `base` is the run to check. Without a launcher, `script` is started again under one, with the
+    same arguments.
+    """
+    arguments, rest = _parser().parse_known_args(tokens)
+    # argparse takes everything after --layouts, so overrides are separated here.
+    overrides = [t for t in arguments.layouts or () if "=" in t] + rest
+    names = [t for t in arguments.layouts or () if "=" not in t]
+    config = load_config(base, config_file=arguments.config_file, overrides=overrides)
+    processes = int(os.environ.get("WORLD_SIZE", "0")) or arguments.nproc or _default_processes()
+    layouts = _chosen(names, config, processes)
+    if "RANK" not in os.environ:
+        _launch(processes, script, tokens)
+    objectives = list(OBJECTIVES)
+    if any(token.lstrip("-+").startswith("objective.name") for token in overrides):
+        objectives = [config.objective.name]
+    return _check(config, layouts, objectives, arguments.output)
+
+
+def _parser() -> Parser:
+    words = "\n".join(f"  {word:<10}{text}" for word, text in WORDS.items())
+    parser = Parser(
+        prog="check_layouts.py",
+        usage="%(prog)s [flags] [KEY=VALUE ...]",
+        description="Trains a tiny DiT on one process and on other layouts, and compares every"
+        " loss, gradient norm, gradient, weight and average.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"words of a layout, joined by + (tp2+sp+cp2):\n{words}\n\nKEY=VALUE sets a key of"
+        " the run, as for pretrain_dit.py; the layout itself comes from its name. Where nothing"
+        " goes on for dist.distributed_timeout_minutes (5), all end, and it says what each was at.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--nproc", type=int, metavar="N", help="processes to start; default: GPUs here, else 4")
+    add("--layouts", nargs="+", metavar="LAYOUT", help="default: all that N processes can run")
+    add("--config-file", type=Path, metavar="FILE", help="YAML file, as those in conf/")
+    add("--output", type=Path, metavar="FILE", help="write every number of every tensor as JSON")
+    add("--debug", action="store_true", help="show where in the code an error was raised")
+    return parser
+
+
+def _default_processes() -> int:
+    import torch
+
+    return torch.cuda.device_count() or 4
+
+
+def _chosen(names: Sequence[str], config: RunConfig, processes: int) -> list[NamedLayout]:
+    """The layouts to try, each checked.
+
+    Raises:
+        ValueError: one needs more processes, or does not divide.
+    """
+    layouts = [parse_layout(name) for name in names or LAYOUTS]
+    if not names:
+        layouts = [layout for layout in layouts if layout.size <= processes]
+    for layout in layouts:
+        if layout.size > processes:
+            raise ValueError(
+                f"--layouts {layout.name} needs {layout.size} processes, and there are {processes};"
+                f" use --nproc {layout.size}"
+            )
+        layout.of(config).data_parallel_size(layout.size)
+    return layouts
+
+
+def _launch(processes: int, script: Path, tokens: list[str]) -> None:
+    """Replaces this process by a launcher that runs the script."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    # After --, or the launcher would read --nproc as a short form of its own options.
+    command = [sys.executable, *launcher, "--", str(script), *tokens]
+    os.execv(sys.executable, command)
+
+
+def _check(
+    config: RunConfig,
+    layouts: Sequence[NamedLayout],
+    objectives: Sequence[str],
+    output: Path | None,
+) -> int:
+    from torch.distributed.rendezvous import rendezvous
+
+    from dit.distributed.process_groups import rank
+
+    references = dict.fromkeys([ONE, *(layout.reference for layout in layouts)])
+    every = [parse_layout(name) for name in references] + list(layouts)
+    store, *_ = next(iter(rendezvous("env://")))
+    packs: list[PackedBatch] | None = None
+    probes: dict[tuple[str, str], Probe] = {}
+    comparisons: list[Comparison] = []
+    for number, layout in enumerate(every):
+        if rank() >= layout.size:
+            continue
+        with _processes(layout, layout.of(config), store, number):
+            for objective in objectives:
+                c = replace(config, objective=replace(config.objective, name=objective))
+                with _watching(layout, c):
+                    packs = packs or _packs(c, steps_of=every)
+                    from dit.layout_check.probe import probe
+
+                    result = probe(layout.of(c), packs, steps=STEPS)
+                if rank() > 0:
+                    continue
+                if layout.name in references:
+                    probes[layout.name, objective] = result
+                reference = probes[layout.reference, objective]
+                comparison = compare(result, reference, layout=layout, objective=objective)
+                comparisons.append(comparison)
+                sys.stderr.write(f"{layout.name} {objective}: {comparison.verdict}\n")
+    if rank() > 0:
+        return 0
+    print_report(comparisons)
+    if output is not None:
+        output.write_text(json.dumps([c.as_json() for c in comparisons], indent=1))
+    return 0 if all(c.good for c in comparisons) else 1
+
+
+@contextmanager
+def _processes(layout: NamedLayout, config: RunConfig, store: Store, number: int) -> Iterator[None]:
+    """Inside, the process group of this layout alone."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import PrefixStore
+
+    from dit.distributed.process_groups import rank, start_processes
+
+    mine, limit_s = PrefixStore(f"layout {number}", store), _limit_s(config)
+    if rank() == 0:
+        mine.set("begins", "")
+    mine.wait(["begins"], _TURN)
+    dist.init_process_group(
+        "nccl" if torch.cuda.is_available() else "gloo",
+        store=mine,
+        rank=rank(),
+        world_size=layout.size,
+        timeout=timedelta(seconds=limit_s + 60),
+    )
+    start_processes(seed=config.rng.seed, model=config.model, limit_s=limit_s)
+    yield
+    dist.destroy_process_group()
+
+
+def _watching(layout: NamedLayout, config: RunConfig) -> AbstractContextManager[None]:
+    """Inside, the watchdog ends the check if a process hangs or dies, and names it."""
+    from dit.distributed.watchdog import watchdog
+
+    def say(message: str) -> None:
+        say_once(f"layout {layout.name}, {config.objective.name}: {message}")
+
+    return watchdog(limit_s=_limit_s(config), say=say, again="")
+
+
+def _limit_s(config: RunConfig) -> float:
+    return 60 * config.dist.distributed_timeout_minutes
+
+
+def _packs(config: RunConfig, *, steps_of: Sequence[NamedLayout]) -> list[PackedBatch]:
+    """Packs for all steps of the layout that needs most; equal on all ranks of all layouts."""
+    from dit.data import build_train_loader
+
+    loader = build_train_loader(config, rank=0, world_size=1)
+    a_step = max(layout.of(config).train.global_batch_size for layout in steps_of)
+    packs = list(islice(loader, STEPS * a_step))
+    loader.close()
+    return packs

@@ -1,0 +1,270 @@
+"""Latents and text in rows of their own, and the order in which attention takes both together.
+
+1. Piece, TokenRow    where the samples of a pack lie in one row, and which part of it is here
+2. text_row           text, which arrives whole, with this context rank's share of each piece
+3. JointOrder         both rows <-> [latents of s0, text of s0, latents of s1, ..., padding]
+
+Softmax attention does not see the order of keys, so that one order serves every family. The real
+tokens of a sample lie side by side in it, latents before text, and all padding lies at the end:
+the attention functions of one row take it as it is.
+
+Under context parallelism each rank holds a share of every piece of both rows, so that no rank
+computes text that another one computes too. Under sequence parallelism tensor ranks share out each
+row by itself.
+"""
+
+# T latent tokens, L text tokens, J = T + L tokens of both, all of this context rank
+# W = R * J tokens of all R context ranks, X any width
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+
+import torch
+import torch.distributed as dist
+from megatron.core.tensor_parallel.mappings import (
+    gather_from_sequence_parallel_region,
+    scatter_to_sequence_parallel_region,
+)
+from torch import Tensor
+from torch.nn.functional import pad
+
+from dit.batch import PackedBatch, SequenceShard
+from dit.config import ContextComm
+from dit.models.layers.attention import Spans
+from dit.models.layers.context_parallel import Context, Exchange, TokenOrder
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens of one sample, side by side in a row: the real ones first, then padding."""
+
+    sample: int
+    start: int  # first row
+    size: int  # rows, padding included
+    real: int
+
+    def on(self, share: SequenceShard) -> Piece:
+        """The part of it that a context rank holds, in the row of that rank."""
+        assert self.size % share.count == 0
+        size = self.size // share.count
+        real = min(max(self.real - share.index * size, 0), size)
+        return Piece(self.sample, self.start // share.count, size, real)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenRow:
+    """One kind of tokens of a pack, laid end to end; each context rank holds a share of a piece."""
+
+    pieces: tuple[Piece, ...]  # of all ranks together, in the order of the row; sizes divide
+    rows: int  # of one context rank, with those that fill up its end: as many on every rank
+    share: SequenceShard  # what is here
+
+    @classmethod
+    def of_latents(cls, batch: PackedBatch) -> TokenRow:
+        """The row that the loader packs and the step splits."""
+        spans = zip(pairwise(batch.starts), batch.num_tokens, strict=True)
+        pieces = [Piece(i, a, b - a, real) for i, ((a, b), real) in enumerate(spans)]
+        return cls(pieces=tuple(pieces), rows=len(batch.segment_T), share=batch.share)
+
+    def on(self, rank: int) -> list[Piece]:
+        """The pieces in the row of a context rank."""
+        return [piece.on(replace(self.share, index=rank)) for piece in self.pieces]
+
+    @property
+    def lengths(self) -> dict[int, int]:
+        """Real tokens of each sample on all ranks; samples without a piece are not in it."""
+        lengths: dict[int, int] = {}
+        for piece in self.pieces:
+            lengths[piece.sample] = lengths.get(piece.sample, 0) + piece.real
+        return lengths
+
+
+@dataclass(frozen=True, slots=True)
+class TextRow:
+    """The text of a pack as a token row, made from the whole text."""
+
+    row: TokenRow
+    source_L: Tensor  # row of the whole text of each token here; one past its end for padding
+    sample_L: Tensor  # sample of each token here; padding belongs to a neighbour
+
+    def of(self, whole_X: Tensor) -> Tensor:
+        """This rank's part of what is whole: embeddings, positions; zeros for padding."""
+        last = (0, 0) * (whole_X.dim() - 1)
+        return pad(whole_X, (*last, 0, 1)).index_select(0, self.source_L)
+
+
+def _padded(length: int, share: SequenceShard) -> int:
+    return -(-length // share.count) * share.count
+
+
+def text_rows(lengths: Sequence[int], *, share: SequenceShard, multiple: int) -> int:
+    """Rows of text on each context rank, as `text_row` lays them."""
+    here = sum(_padded(length, share) for length in lengths) // share.count
+    return -(-max(here, 1) // multiple) * multiple
+
+
+def text_row(
+    lengths: Sequence[int], *, share: SequenceShard, multiple: int, device: torch.device
+) -> TextRow:
+    """This context rank's share of each text; `lengths` may hold zeros.
+
+    The rows are filled up to a `multiple`, which sequence parallelism divides by. There is at least
+    one, so that the weights of a text have a gradient, if of zeros, whatever the pack holds.
+    """
+    sizes = [_padded(length, share) for length in lengths]
+    starts = list(accumulate(sizes, initial=0))
+    every = enumerate(zip(starts, sizes, lengths, strict=False))
+    pieces = tuple(Piece(i, start, size, real) for i, (start, size, real) in every if size)
+    rows = text_rows(lengths, share=share, multiple=multiple)
+    row = TokenRow(pieces=pieces, rows=rows, share=share)
+    first = list(accumulate(lengths, initial=0))  # of each text in the whole text
+    source_L = torch.full((rows,), first[-1])
+    sample_L = torch.full((rows,), max(len(lengths) - 1, 0))
+    for piece in row.on(share.index):
+        here = slice(piece.start, piece.start + piece.size)
+        sample_L[here] = piece.sample
+        begin = first[piece.sample] + share.index * piece.size
+        source_L[here][: piece.real] = torch.arange(begin, begin + piece.real)
+    made = (x.to(device, non_blocking=True) for x in (source_L, sample_L))
+    return TextRow(row, *made)
+
+
+def check_joint_context(context: Context) -> None:
+    """Checks that context ranks exchange tokens in a way that joint attention knows.
+
+    Raises:
+        ValueError: they pass keys and values round a ring.
+    """
+    if context.comm is ContextComm.P2P and context.group.size() > 1:
+        raise ValueError(
+            "model.cp_comm_type=p2p sends one row of tokens round, and this network attends to"
+            " latents and text in rows of their own; use a2a or all_gather"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JointOrder:
+    """Two rows of a pack, and the row of both that single-stream layers and attention work on."""
+
+    sizes: tuple[int, ...]  # of the rows of this context rank, before tensor ranks share them out
+    own: TokenOrder  # both rows, one after the other <-> the joint row of this rank
+    apart: Exchange  # for attention where the rows are kept apart
+    joined: Exchange  # for attention on the joint row
+    shared_by: dist.ProcessGroup | None  # tensor ranks that share the tokens out, if they do
+
+    @classmethod
+    def of(
+        cls,
+        rows: Sequence[TokenRow],
+        *,
+        context: Context,
+        device: torch.device,
+        shared_by: dist.ProcessGroup | None,
+    ) -> JointOrder:
+        """`rows` in the order in which a sample's tokens follow each other."""
+        ranks = rows[0].share.count
+        orders = [_joint_rows(rows, rank) for rank in range(ranks)]
+        mine, mine_real = orders[rows[0].share.index]
+        own = TokenOrder.from_pack(mine, device=device)
+        everyone, real = _joint_rows_of_all(rows)
+        keys = _spans_of(real)
+        gathers = ranks > 1 and context.comm is ContextComm.ALL_GATHER
+        queries, total = (_spans_of(mine_real), len(mine)) if gathers else (keys, len(everyone))
+        spans = Spans.of(queries, keys, total=total, device=device)
+        apart = joined = None
+        if ranks > 1:
+            inverse = torch.cat([o.argsort() + r * len(o) for r, (o, _) in enumerate(orders)])
+            apart = TokenOrder.from_pack(everyone, device=device)
+            joined = TokenOrder.from_pack(inverse[everyone], device=device)
+        return cls(
+            sizes=tuple(row.rows for row in rows),
+            own=own,
+            apart=Exchange(spans=spans, own=own, all_ranks=apart),
+            joined=Exchange(spans=spans, all_ranks=joined),
+            shared_by=shared_by,
+        )
+
+    def join(self, rows: Sequence[Tensor]) -> Tensor:
+        """The rows that this rank holds -> its part of the joint row."""
+        return self._scattered(self.own.arrange(torch.cat([self._whole(x) for x in rows])))
+
+    def split(self, joint_JX: Tensor) -> tuple[Tensor, ...]:
+        """The way back."""
+        apart = self.own.restore(self._whole(joint_JX)).split(self.sizes)
+        return tuple(self._scattered(x) for x in apart)
+
+    def latents(self, joint_JX: Tensor) -> Tensor:
+        """The latents of a joint row that is whole on this rank."""
+        return joint_JX.index_select(0, self.own.to_ranks_W[: self.sizes[0]])
+
+    def arranged(self, rows: Sequence[Tensor]) -> Tensor:
+        """Values of all tokens of this context rank (samples, angles) in joint order."""
+        return self.own.arrange(torch.cat(list(rows)))
+
+    def _whole(self, x: Tensor) -> Tensor:
+        """All tokens of this context rank; each tensor rank goes on with some of them alone."""
+        if self.shared_by is None:
+            return x
+        return gather_from_sequence_parallel_region(
+            x, tensor_parallel_output_grad=False, group=self.shared_by
+        )
+
+    def _scattered(self, x: Tensor) -> Tensor:
+        if self.shared_by is None:
+            return x
+        return scatter_to_sequence_parallel_region(x, group=self.shared_by)
+
+
+Real = dict[int, int]  # real tokens by sample
+
+
+def _joint_rows(rows: Sequence[TokenRow], rank: int) -> tuple[Tensor, Real]:
+    """Rows of a rank in joint order, padding last; and its real tokens of each sample."""
+    return _in_order([_real_rows(rows, rank)], sum(row.rows for row in rows))
+
+
+def _joint_rows_of_all(rows: Sequence[TokenRow]) -> tuple[Tensor, Real]:
+    """The same of all ranks, whose rows follow each other."""
+    each, ranks = sum(row.rows for row in rows), rows[0].share.count
+    parts = [
+        [(sample, rows_of + rank * each) for sample, rows_of in _real_rows(rows, rank)]
+        for rank in range(ranks)
+    ]
+    return _in_order(parts, each * ranks)
+
+
+def _real_rows(rows: Sequence[TokenRow], rank: int) -> Iterator[tuple[int, Tensor]]:
+    """(sample, its real tokens in one piece of a rank), row after row."""
+    offset = 0
+    for row in rows:
+        for piece in row.on(rank):
+            first = offset + piece.start
+            yield piece.sample, torch.arange(first, first + piece.real)
+        offset += row.rows
+
+
+def _in_order(
+    parts: Sequence[Iterator[tuple[int, Tensor]] | list], total: int
+) -> tuple[Tensor, Real]:
+    by_sample: dict[int, list[Tensor]] = {}
+    for part in parts:
+        for sample, rows_of in part:
+            by_sample.setdefault(sample, []).append(rows_of)
+    order = [torch.cat(by_sample[sample]) for sample in sorted(by_sample)]
+    real = torch.cat(order) if order else torch.zeros(0, dtype=torch.int64)
+    is_padding = torch.ones(total, dtype=torch.bool)
+    is_padding[real] = False
+    padding = is_padding.nonzero().flatten()  # on the host: nothing waits for a device
+    lengths = {
+        sample: len(rows_of) for sample, rows_of in zip(sorted(by_sample), order, strict=True)
+    }
+    return torch.cat((real, padding)), lengths
+
+
+def _spans_of(real: Real) -> list[tuple[int, int]]:
+    """(first row, number of rows) of each sample in joint order."""
+    starts = accumulate(real.values(), initial=0)
+    return [(start, n) for start, n in zip(starts, real.values(), strict=False)]

@@ -1,0 +1,164 @@
+"""How the noise level steers the network: its embedding, and adaLN in its published forms."""
+
+# N level rows of a pack (one for each sample, two where it has clean tokens), T packed tokens,
+# D model width, R rank of a modulation, X any width
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor, nn
+from torch.nn.functional import pad, silu
+
+from dit.models.layer_spec import (
+    LowRankModulation,
+    ModulationSpec,
+    PerBlockModulation,
+)
+from dit.models.layers.parallel_linear import (
+    BuildContext,
+    GatheredLinear,
+    Replicated,
+    sees_part_of_tokens,
+)
+from dit.models.layers.per_sample import PerSample
+
+
+def sinusoid(level_N: Tensor, width: int) -> Tensor:
+    """Cosines then sines of the level at `width` / 2 frequencies, [N, width], float32.
+
+    Source: arXiv:1706.03762, Sec. 3.5, with frequencies 10000^(-i / half).
+    """
+    half = width // 2
+    index = torch.arange(half, dtype=torch.float32, device=level_N.device)
+    angle = level_N.float()[:, None] * torch.exp(-math.log(10_000.0) * index / half)
+    return pad(torch.cat((angle.cos(), angle.sin()), dim=-1), (0, width % 2))
+
+
+class TimestepEmbedding(nn.Module):
+    """Level [N] -> normalised sinusoid [N, D] and the shift [N, 3 D] that all modulations share."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        width = config.hidden_size
+        self.linear_1 = Replicated(width, width, config=config)
+        self.linear_2 = Replicated(width, 3 * width, config=config)
+        self.norm = nn.RMSNorm(width, eps=1e-6, dtype=config.params_dtype)
+        sees_part_of_tokens(self.norm, config)
+
+    def forward(self, level_N: Tensor) -> tuple[Tensor, Tensor]:
+        wave_ND = sinusoid(level_N, self.linear_1.in_features).type_as(self.linear_1.weight)
+        return self.norm(wave_ND), self.linear_2(silu(self.linear_1(wave_ND)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimestepConditioning:
+    """What every modulation is computed from."""
+
+    t_emb_ND: Tensor  # timestep embedding, with what a family adds to it (pooled text, guidance)
+    adaln_shift_NX: Tensor | None = None
+    """Rows that all layers share: added by low-rank and table modulations, unknown to per-block."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdaLN:
+    """What one part of a layer takes from the level (arXiv:2212.09748, Sec. 3.2)."""
+
+    shift_ND: Tensor
+    scale_ND: Tensor  # 1 is added to it
+    gate_ND: Tensor | None  # of the part's output; None where it has none
+
+    def modulate(self, h_TD: Tensor, per_sample: PerSample) -> Tensor:
+        """LayerNorm of the tokens, scaled and shifted: the input of the part."""
+        return per_sample.modulate(h_TD, scale_ND=1 + self.scale_ND, shift_ND=self.shift_ND)
+
+    def add(self, h_TD: Tensor, x_TD: Tensor, per_sample: PerSample) -> Tensor:
+        """The tokens, plus the gated output of the part."""
+        assert self.gate_ND is not None
+        return per_sample.add(h_TD, x_TD, gate_ND=self.gate_ND)
+
+
+class AdaLNModule(MegatronModule):
+    """Conditioning -> the `AdaLN` of each of `parts` parts of a layer, computed per level row.
+
+    A module of Megatron-Core, because torch's own would store a split weight as a replicated one.
+    """
+
+    def __init__(self, config: TransformerConfig, *, parts: int, gated: bool = True):
+        super().__init__(config=config)
+        self.parts, self.each = parts, 3 if gated else 2
+
+    def rows(self, timestep: TimestepConditioning) -> Tensor:
+        """Shift, scale and gate of the parts, one after the other: [N, parts * each * D]."""
+        raise NotImplementedError
+
+    def forward(self, timestep: TimestepConditioning) -> tuple[AdaLN, ...]:
+        rows = self.rows(timestep).chunk(self.parts * self.each, dim=-1)
+        return tuple(
+            AdaLN(rows[at], rows[at + 1], rows[at + 2] if self.each == 3 else None)
+            for at in range(0, len(rows), self.each)
+        )
+
+
+class LowRankAdaLN(AdaLNModule):
+    """Two linears through a low rank, plus the shared shift (Cosmos)."""
+
+    def __init__(self, config: TransformerConfig, *, rank: int, parts: int = 1, gated: bool = True):
+        super().__init__(config, parts=parts, gated=gated)
+        width = config.hidden_size
+        self.linear_1 = Replicated(width, rank, config=config)
+        self.linear_2 = Replicated(rank, self.parts * self.each * width, config=config)
+
+    def rows(self, timestep: TimestepConditioning) -> Tensor:
+        assert timestep.adaln_shift_NX is not None
+        rows_NX = self.linear_2(self.linear_1(silu(timestep.t_emb_ND)))
+        return rows_NX + timestep.adaln_shift_NX[:, : rows_NX.shape[-1]]
+
+
+class PerBlockAdaLN(AdaLNModule):
+    """One linear of the embedding (FLUX, Qwen-Image, HunyuanVideo), split over tensor ranks."""
+
+    def __init__(
+        self, context: BuildContext, width: int, *, bias: bool, parts: int, gated: bool = True
+    ):
+        super().__init__(context.config, parts=parts, gated=gated)
+        self.linear = GatheredLinear(
+            width,
+            self.parts * self.each * width,
+            config=context.config,
+            groups=context.groups,
+            bias=bias,
+        )
+
+    def rows(self, timestep: TimestepConditioning) -> Tensor:
+        return self.linear(silu(timestep.t_emb_ND))
+
+
+class TableAdaLN(AdaLNModule):
+    """A learned row for each vector, plus the rows that all layers share, in float32 (Wan, LTX)."""
+
+    def __init__(self, config: TransformerConfig, width: int, *, parts: int, gated: bool = True):
+        super().__init__(config, parts=parts, gated=gated)
+        rows = torch.zeros(self.parts * self.each, width, dtype=config.params_dtype)
+        self.table = nn.Parameter(rows)
+        sees_part_of_tokens(self, config)
+
+    def rows(self, timestep: TimestepConditioning) -> Tensor:
+        assert timestep.adaln_shift_NX is not None
+        return timestep.adaln_shift_NX.float() + self.table.float().flatten()
+
+
+def make_modulation(
+    spec: ModulationSpec, context: BuildContext, width: int, *, parts: int, gated: bool = True
+) -> AdaLNModule:
+    """The module of a choice, for `parts` parts of one layer."""
+    shared = {"parts": parts, "gated": gated}
+    if isinstance(spec, LowRankModulation):
+        return LowRankAdaLN(context.config, rank=spec.rank, **shared)
+    if isinstance(spec, PerBlockModulation):
+        return PerBlockAdaLN(context, width, bias=spec.bias, **shared)
+    return TableAdaLN(context.config, width, **shared)

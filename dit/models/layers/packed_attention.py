@@ -1,0 +1,166 @@
+"""Attention modules: queries, keys and values of packed tokens, attention, output."""
+
+# T packed tokens, L text tokens, E text width, D model width, H heads, K head width
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from megatron.core.transformer.module import MegatronModule
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from dit.config import Implementation, Recompute
+from dit.models.layer_spec import AttentionSpec, QkNorm
+from dit.models.layers.attention import Attend, Spans, attend_packed, attention_for
+from dit.models.layers.compile import compiled
+from dit.models.layers.context_parallel import Context, Exchange
+from dit.models.layers.parallel_linear import BuildContext, ColumnLinear, split_linear
+from dit.models.layers.per_sample import PerSample
+from dit.models.layers.qk_norm import AcrossHeadsNorm, HeadNorm
+from dit.models.layers.rope import rotate
+from dit.models.layers.transformer_engine import engine_kernel
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowConditions:
+    """What layers need to know of the tokens of one row."""
+
+    per_sample: PerSample  # of the tokens that this rank holds between two matrices
+    cos_TK: Tensor  # float32, of all tokens of this context rank
+    sin_TK: Tensor
+
+
+QKV = tuple[Tensor, Tensor, Tensor]
+
+
+class PackedAttention(MegatronModule):
+    """Attention whose queries, keys and values come from packed tokens.
+
+    The names of weights are those that Megatron-Core reduces over tensor ranks.
+    """
+
+    def __init__(self, context: BuildContext, spec: AttentionSpec):
+        super().__init__(config=context.config)
+        model, width = context.model, spec.width
+        self.head_width = spec.head_width
+        self.recomputed = model.recompute_granularity is Recompute.SELECTIVE
+        self.implementation = model.transformer_impl
+        self.context = Context(group=context.groups.cp, comm=model.cp_comm_type)
+        self.linear_proj = split_linear(width, width, axis=1, context=context, bias=spec.bias)
+        self.q_layernorm = self.k_layernorm = self.across_heads = None
+        dtype, eps = context.config.params_dtype, spec.eps
+        if spec.norm is QkNorm.PER_HEAD:
+            self.q_layernorm = HeadNorm(self.head_width, dtype=dtype, eps=eps)
+            self.k_layernorm = HeadNorm(self.head_width, dtype=dtype, eps=eps)
+        if spec.norm is QkNorm.ACROSS_HEADS:
+            group = context.groups.tp
+            self.across_heads = AcrossHeadsNorm(width, eps=eps, dtype=dtype, group=group)
+
+    def heads(self, x_TX: Tensor, parts: int) -> tuple[Tensor, ...]:
+        """Splits [T, heads * parts * K], ordered head by head, into `parts` of [T, heads, K]."""
+        x_THX = x_TX.view(x_TX.shape[0], -1, parts * self.head_width)
+        return x_THX.chunk(parts, dim=-1)
+
+    def normalised(self, q_THK: Tensor, k_SHK: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys without rotation."""
+        if self.across_heads is not None:
+            return self.across_heads(q_THK, k_SHK)
+        if self.q_layernorm is None or self.k_layernorm is None:
+            return q_THK, k_SHK
+        return self.q_layernorm(q_THK), self.k_layernorm(k_SHK)
+
+    def positioned(self, q_THK: Tensor, k_THK: Tensor, row: RowConditions) -> tuple[Tensor, Tensor]:
+        """Queries and keys normalised and rotated."""
+        if self.q_layernorm is None:  # normalised beforehand: a collective cannot be compiled
+            q_THK, k_THK = self.normalised(q_THK, k_THK)
+        turn = compiled(_turn) if row.per_sample.compiled else _turn
+        angles = (row.cos_TK, row.sin_TK)
+        return turn(q_THK, self.q_layernorm, *angles), turn(k_THK, self.k_layernorm, *angles)
+
+    def attend(self, q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, spans: Spans) -> Tensor:
+        """Attention inside of samples, computed again in the backward pass where that is asked."""
+        if not spans.lengths:
+            # This rank's part of the pack is padding. Its gradients are zeros, not missing: the
+            # other ranks wait for them.
+            return q_THK * 0 + (k_SHK.sum() + v_SHK.sum()) * 0
+        attend = _attention_for(self.implementation, q_THK)
+        inputs = (q_THK, k_SHK, v_SHK.contiguous(), spans)
+        if self.training and self.recomputed:
+            return checkpoint(attend, *inputs, use_reentrant=False)
+        return attend(*inputs)
+
+    def exchanged(self, qkv: QKV, exchange: Exchange) -> Tensor:
+        """Attention [T, H, K] of this context rank's tokens to all tokens of their samples."""
+        return self.context.attend(self.attend, qkv, exchange)
+
+
+def _attention_for(implementation: Implementation, q_THK: Tensor) -> Attend:
+    if implementation is Implementation.TRANSFORMER_ENGINE:
+        return partial(attend_packed, kernel=engine_kernel)
+    return attention_for(q_THK.device, q_THK.dtype)
+
+
+def _turn(x_THK: Tensor, norm: HeadNorm | None, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
+    return rotate(x_THK if norm is None else norm(x_THK), cos_TK, sin_TK)
+
+
+class SelfAttention(PackedAttention):
+    """Tokens of a sample attend to each other, with rotary positions."""
+
+    def __init__(self, context: BuildContext, spec: AttentionSpec):
+        super().__init__(context, spec)
+        self.linear_qkv = split_linear(
+            spec.width, 3 * spec.width, axis=0, context=context, bias=spec.bias
+        )
+
+    def qkv(self, x_TD: Tensor, row: RowConditions) -> QKV:
+        """Queries, keys and values [T, H, K] of this context rank's tokens."""
+        q, k, v = self.heads(self.linear_qkv(x_TD), 3)
+        return *self.positioned(q, k, row), v
+
+    def forward(self, x_TD: Tensor, row: RowConditions, exchange: Exchange) -> Tensor:
+        out_THK = self.exchanged(self.qkv(x_TD, row), exchange)
+        return self.linear_proj(out_THK.flatten(1))
+
+
+class CrossAttention(PackedAttention):
+    """Tokens of a sample attend to its caption, which every context and tensor rank holds whole."""
+
+    def __init__(self, context: BuildContext, spec: AttentionSpec, *, text_width: int):
+        super().__init__(context, spec)
+        width = spec.width
+        self.linear_q = split_linear(width, width, axis=0, context=context, bias=spec.bias)
+        # Every tensor rank has the whole text: there are no parts of it to gather. And text of any
+        # length is nothing for 8-bit products.
+        whole = copy(context.config)
+        whole.sequence_parallel = False
+        self.linear_kv = ColumnLinear(
+            text_width, 2 * width, config=whole, groups=context.groups, bias=spec.bias
+        )
+
+    def forward(self, x_TD: Tensor, text_LE: Tensor, spans: Spans) -> Tensor:
+        (q,) = self.heads(self.linear_q(x_TD), 1)
+        k, v = self.heads(self.linear_kv(text_LE), 2)
+        q, k = self.normalised(q, k)
+        return self.linear_proj(self.attend(q, k, v, spans).flatten(1))
+
+
+def joint_attention(
+    first: tuple[SelfAttention, Tensor, RowConditions],
+    second: tuple[SelfAttention, Tensor, RowConditions],
+    exchange: Exchange,
+) -> tuple[Tensor, Tensor]:
+    """Attention over two token rows together, each with weights of its own.
+
+    Takes (module, normalised tokens, conditions) of each row and returns the outputs [T, H * K] of
+    each before its own `linear_proj`.
+    """
+    each = [attention.qkv(x_TD, row) for attention, x_TD, row in (first, second)]
+    q, k, v = (torch.cat(pair) for pair in zip(*each, strict=True))
+    out_JHK = first[0].exchanged((q, k, v), exchange)
+    one, other = out_JHK.flatten(1).split([len(qkv[0]) for qkv in each])
+    return one, other

@@ -1,0 +1,112 @@
+"""A layer with cross-attention to text: Cosmos, Wan, LTX."""
+
+# T packed tokens, L text tokens, E text width, D model width
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import (
+    BaseTransformerLayer,
+    get_transformer_layer_offset,
+)
+from torch import Tensor, nn
+
+from dit.config import ModelConfig
+from dit.models.layer_spec import CrossLayerSpec, LowRankModulation
+from dit.models.layers.attention import Spans
+from dit.models.layers.context_parallel import Exchange
+from dit.models.layers.feed_forward import FeedForward
+from dit.models.layers.modulation import AdaLN, TimestepConditioning, make_modulation
+from dit.models.layers.packed_attention import CrossAttention, RowConditions, SelfAttention
+from dit.models.layers.parallel_linear import BuildContext, sees_part_of_tokens
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CrossConditions:
+    """What every cross layer sees beside the tokens."""
+
+    timestep: TimestepConditioning
+    tokens: RowConditions
+    exchange: Exchange  # of self-attention
+    text_LE: Tensor  # whole on every rank
+    cross_spans: Spans
+    position_TD: Tensor | None = None  # learned positions, added before every layer
+
+
+class CrossLayer(MegatronModule, BaseTransformerLayer):
+    """h += gate · part(modulated h), for self-attention, cross-attention and MLP in turn.
+
+    With a low-rank modulation each part has a module of its own; the other kinds are one module for
+    the layer. Cross-attention may go without modulation and gate, after an affine LayerNorm.
+    """
+
+    hidden: ClassVar = ("hidden",)
+    """Names of the hidden states that go through these layers."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        *,
+        spec: CrossLayerSpec,
+        model: ModelConfig,
+        layer_number: int,
+        pg_collection: ProcessGroupCollection,
+        vp_stage: int | None = None,
+    ):
+        super().__init__(config=config)
+        offset = get_transformer_layer_offset(config, vp_stage, pg_collection.pp.rank())
+        self.layer_number = layer_number + offset  # 1-based, over all stages
+        context = BuildContext(model=model, config=config, groups=pg_collection)
+        width = spec.attention.width
+        own = isinstance(spec.modulation, LowRankModulation)
+        self.modulation = self.norm_cross = None
+        if not own:
+            parts = 3 if spec.gated_cross else 2
+            self.modulation = make_modulation(spec.modulation, context, width, parts=parts)
+
+        def modulate() -> nn.Module | None:
+            return make_modulation(spec.modulation, context, width, parts=1) if own else None
+
+        self.modulate_self = modulate()
+        self.self_attention = SelfAttention(context, spec.attention)
+        self.modulate_cross = modulate() if spec.gated_cross else None
+        if not spec.gated_cross:
+            self.norm_cross = nn.LayerNorm(width, eps=1e-6, dtype=config.params_dtype)
+            sees_part_of_tokens(self.norm_cross, config)
+        self.cross_attention = CrossAttention(
+            context, spec.cross_attention, text_width=spec.text_width
+        )
+        self.modulate_mlp = modulate()
+        self.mlp = FeedForward(context, spec.feed_forward)
+
+    def forward(self, h_TD: Tensor, conditions: CrossConditions) -> Tensor:
+        c, per_sample = conditions, conditions.tokens.per_sample
+        if c.position_TD is not None:
+            h_TD = h_TD + c.position_TD
+        adaln = self._adaln(c.timestep)
+        this = next(adaln)
+        x_TD = self.self_attention(this.modulate(h_TD, per_sample), c.tokens, c.exchange)
+        h_TD = this.add(h_TD, x_TD, per_sample)
+        if self.norm_cross is None:
+            this = next(adaln)
+            x_TD = self.cross_attention(this.modulate(h_TD, per_sample), c.text_LE, c.cross_spans)
+            h_TD = this.add(h_TD, x_TD, per_sample)
+        else:
+            h_TD = h_TD + self.cross_attention(self.norm_cross(h_TD), c.text_LE, c.cross_spans)
+        this = next(adaln)
+        return this.add(h_TD, self.mlp(this.modulate(h_TD, per_sample)), per_sample)
+
+    def _adaln(self, timestep: TimestepConditioning) -> Iterator[AdaLN]:
+        """Of the modulated parts in turn."""
+        if self.modulation is not None:
+            yield from self.modulation(timestep)
+            return
+        for modulate in (self.modulate_self, self.modulate_cross, self.modulate_mlp):
+            if modulate is not None:
+                yield modulate(timestep)[0]

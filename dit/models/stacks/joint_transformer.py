@@ -1,0 +1,135 @@
+"""Networks whose layers attend to latents and text together (FLUX, Qwen-Image, HunyuanVideo)."""
+
+# T latent tokens, L text tokens, J tokens of both, N samples, C patch features, A axes of positions
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+
+from dit.batch import PackedBatch
+from dit.config import ModelConfig
+from dit.models.layer_spec import StackSpec
+from dit.models.layers.joint_order import (
+    JointOrder,
+    TextRow,
+    TokenRow,
+    check_joint_context,
+    text_row,
+    text_rows,
+)
+from dit.models.layers.modulation import TimestepConditioning
+from dit.models.layers.packed_attention import RowConditions
+from dit.models.layers.per_sample import PerSample
+from dit.models.layers.rope import RotaryTable
+from dit.models.stacks.stacked_transformer import Blocks, StackedTransformer
+from dit.models.stacks.stream_layers import JointConditions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JointLayout:
+    """Where latents and text of a pack lie on this rank."""
+
+    text: TextRow
+    order: JointOrder
+    latents: PerSample
+    text_per_sample: PerSample
+    joint: PerSample
+
+
+class JointTransformer(StackedTransformer):
+    """A network whose layers attend to latents and text together.
+
+    Text arrives whole on every rank; `layout.text.of(...)` is this context rank's share of it, and
+    `my_tokens` of that what this tensor rank holds.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        model: ModelConfig,
+        groups: ProcessGroupCollection,
+        vp_stage: int | None,
+        stacks: Sequence[StackSpec],
+    ):
+        super().__init__(config, model, groups, vp_stage, stacks)
+        check_joint_context(self.context)
+
+    def text_lengths(self, batch: PackedBatch) -> list[int]:
+        """Text tokens of each sample; zero is legal."""
+        return [stop - start for start, stop in pairwise(batch.text_starts)]
+
+    def text_positions(self, batch: PackedBatch) -> Tensor:
+        """Positions [L, A] of the whole text; zeros do not rotate."""
+        return batch.position_T3.new_zeros(batch.text_starts[-1], batch.position_T3.shape[1])
+
+    def level_rows(self, batch: PackedBatch) -> Tensor:
+        """Level row of each latent token of this context rank: its sample's, or a clean one."""
+        return batch.segment_T
+
+    @property
+    def _text_multiple(self) -> int:
+        rows = self.model.fp8_rows if self.model.fp8 is not None else 1
+        return rows * self.token_parts
+
+    def hidden_rows(self, batch: PackedBatch) -> Mapping[str, int]:
+        share, multiple = self.context.share, self._text_multiple
+        text = text_rows(self.text_lengths(batch), share=share, multiple=multiple)
+        latents, text = (rows // self.token_parts for rows in (len(batch.segment_T), text))
+        return {"hidden": latents, "text_hidden": text, "joint": latents + text}
+
+    def layout(self, batch: PackedBatch) -> JointLayout:
+        device = batch.segment_T.device
+        text = text_row(
+            self.text_lengths(batch),
+            share=self.context.share,
+            multiple=self._text_multiple,
+            device=device,
+        )
+        order = JointOrder.of(
+            (TokenRow.of_latents(batch), text.row),
+            context=self.context,
+            device=device,
+            shared_by=self.groups.tp if self.config.sequence_parallel else None,
+        )
+        levels = (self.level_rows(batch), text.sample_L)
+        rows = (*levels, order.arranged(levels))
+        latents, text_rows_of, joint = (
+            PerSample.of(self.my_tokens(row), compiled=self.model.compile) for row in rows
+        )
+        return JointLayout(
+            text=text, order=order, latents=latents, text_per_sample=text_rows_of, joint=joint
+        )
+
+    def joint_conditions(
+        self,
+        timestep: TimestepConditioning,
+        batch: PackedBatch,
+        layout: JointLayout,
+        rotary: RotaryTable,
+    ) -> JointConditions:
+        """Conditions of double-stream and single-stream layers."""
+        latents = rotary(batch.position_T3)
+        text = rotary(layout.text.of(self.text_positions(batch)))
+        joint = [layout.order.arranged(pair) for pair in zip(latents, text, strict=True)]
+        owners = (layout.latents, layout.text_per_sample, layout.joint)
+        made = [
+            RowConditions(per_sample=per_sample, cos_TK=cos, sin_TK=sin)
+            for per_sample, (cos, sin) in zip(owners, (latents, text, joint), strict=True)
+        ]
+        return JointConditions(
+            timestep=timestep, latents=made[0], text=made[1], joint=made[2], order=layout.order
+        )
+
+    def joined(self, hidden: Blocks, conditions: JointConditions) -> Blocks:
+        rows = (hidden["hidden"], hidden["text_hidden"])
+        return {"joint": conditions.order.join(rows)}
+
+    def latent_outputs(self, joint_JC: Tensor, layout: JointLayout) -> Tensor:
+        """Outputs on this rank's joint row -> those of all latents of this context rank."""
+        return layout.order.latents(self.all_tokens(joint_JC))

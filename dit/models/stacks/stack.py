@@ -1,0 +1,127 @@
+"""A stack: layers of one kind, as far as this pipeline stage holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from copy import copy
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import (
+    TransformerBlock,
+    TransformerBlockSubmodules,
+)
+from torch.utils.checkpoint import checkpoint
+
+from dit.config import Recompute, RecomputeMethod
+from dit.models.layer_spec import (
+    CrossLayerSpec,
+    DoubleLayerSpec,
+    SingleLayerSpec,
+    StackSpec,
+    StageLayers,
+)
+from dit.models.layers.activation_offload import on_host
+from dit.models.layers.parallel_linear import BuildContext
+from dit.models.layers.transformer_engine import fp8_products
+from dit.models.stacks.cross_layer import CrossLayer
+from dit.models.stacks.stream_layers import DoubleStreamLayer, SingleStreamLayer
+
+LAYER_CLASSES = {
+    CrossLayerSpec: CrossLayer,
+    DoubleLayerSpec: DoubleStreamLayer,
+    SingleLayerSpec: SingleStreamLayer,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _OwnCut:
+    """Megatron-Core's `pipeline_model_parallel_layout`, for a cut that is made elsewhere.
+
+    It asks this for the number of layers here and before here; its own cut knows one kind of
+    layers and even stages alone.
+    """
+
+    here: StageLayers
+
+    def get_num_layers_to_build(self, *_: Any, **__: Any) -> int:
+        return self.here.count
+
+    def get_layer_offset(self, *_: Any, **__: Any) -> int:
+        return self.here.first
+
+
+class LayerStack(TransformerBlock):
+    """The layers of one kind that this pipeline stage, or one of its virtual stages, holds.
+
+    Megatron-Core builds them, numbers them over all stages and shards their checkpoint; its own
+    forward has no place for what the layers of a diffusion model see beside their tokens.
+    """
+
+    def __init__(
+        self,
+        context: BuildContext,
+        spec: StackSpec,
+        here: StageLayers,
+        *,
+        vp_stage: int | None,
+        layers_before: int = 0,
+    ):
+        """`layers_before` counts those of other stacks that this stage runs first."""
+        config = copy(context.config)
+        config.num_layers = spec.count
+        config.pipeline_model_parallel_layout = _OwnCut(here)  # type: ignore[assignment]
+        layer_class: Any = LAYER_CLASSES[type(spec.layer)]
+        parameters = {"model": context.model, "spec": spec.layer}
+        layer = ModuleSpec(module=layer_class, params=parameters)
+        submodules = TransformerBlockSubmodules(layer_specs=[layer] * here.count, layer_norm=None)
+        super().__init__(config, submodules, pg_collection=context.groups, vp_stage=vp_stage)
+        self.model, self.layers_before = context.model, layers_before
+        self.hidden: tuple[str, ...] = layer_class.hidden
+        self.unused: tuple[str, ...] = getattr(layer_class, "unused", ())
+
+    def forward(self, hidden: Any, conditions: Any) -> Any:  # type: ignore[override]
+        """`hidden` is one row of tokens, or latents and text, as the layers take it."""
+        for first, last in self._groups():
+            if self._recomputed(first):
+                span = (conditions, first, last)
+                hidden = checkpoint(self._run, hidden, *span, use_reentrant=False)
+                continue
+            number = self.layers_before + first
+            away = self.training and number < self.model.cpu_offloading_num_layers
+            with on_host(self.layers[first], conditions) if away else nullcontext():
+                hidden = self._run(hidden, conditions, first, last)
+        return hidden
+
+    def _run(self, hidden: Any, conditions: Any, first: int, last: int) -> Any:
+        # Here and not around the stack: recomputation comes back to this function.
+        with fp8_products(self.model):
+            for layer in self.layers[first:last]:
+                hidden = layer(hidden, conditions)
+        return hidden
+
+    def _groups(self) -> list[tuple[int, int]]:
+        uniform = self.model.recompute_method is RecomputeMethod.UNIFORM
+        size = self.model.recompute_num_layers if self._full() and uniform else 1
+        bounds = [*range(0, len(self.layers), size), len(self.layers)]
+        return list(pairwise(bounds))
+
+    def _full(self) -> bool:
+        return self.training and self.model.recompute_granularity is Recompute.FULL
+
+    def _recomputed(self, first: int) -> bool:
+        block = self.model.recompute_method is RecomputeMethod.BLOCK
+        number = self.layers_before + first
+        return self._full() and (not block or number < self.model.recompute_num_layers)
+
+    def without_gradient(self) -> Sequence[str]:
+        """Patterns of names of weights that legally get a gradient of zeros."""
+        return [
+            f"layers.{index}.{pattern}"
+            for index, layer in enumerate(self.layers)
+            if getattr(layer, "text_ends", False)
+            for pattern in self.unused
+        ]

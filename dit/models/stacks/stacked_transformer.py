@@ -1,0 +1,216 @@
+"""A network of stacks, cut into pipeline stages: what the networks of all families have in common.
+
+embed -> layers of one stack after another -> head
+"""
+
+# T latent tokens, N samples, C patch features, D model width
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from megatron.core.enums import ModelType
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel.mappings import (
+    gather_from_sequence_parallel_region,
+    scatter_to_sequence_parallel_region,
+)
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+
+from dit.batch import PackedBatch
+from dit.config import ModelConfig
+from dit.models.layer_spec import StackSpec, pipeline_stages
+from dit.models.layers.compile import check_compiler
+from dit.models.layers.context_parallel import Context
+from dit.models.layers.parallel_linear import BuildContext
+from dit.models.layers.transformer_engine import check_engine
+from dit.models.stacks.stack import LayerStack
+from dit.models.stacks.stage_state import Shapes, pack_stage_state, stage_rows, unpack_stage_state
+
+Blocks = dict[str, Tensor]
+"""Hidden states and what is learned of a pack's inputs, by name."""
+
+
+class StackedTransformer(MegatronModule):
+    """Noisy tokens, noise levels and conditions of a pack -> raw network output for each token.
+
+    Every sample of the pack has its own level, positions and text, and sees no other sample.
+
+    Of a pipeline's stages the first embeds all inputs; hidden states travel on with what was made
+    of levels, positions and text, so that no stage has a copy of those weights.
+
+    A family says, in this order of a pass: `prepared` (a pack as the network wants it), `layout`
+    (what a pass computes once), `embed`, `conditions`, `head`; and what stages hand on beside
+    hidden states: `condition_shapes`.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        model: ModelConfig,
+        groups: ProcessGroupCollection,
+        vp_stage: int | None,
+        stacks: Sequence[StackSpec],
+    ):
+        check_engine(model)
+        if model.compile:
+            check_compiler()
+        super().__init__(config=config)
+        self.model: Any = model  # of its family's own class
+        self.groups = groups
+        # What Megatron-Core's schedules ask of any model.
+        self.model_type = ModelType.encoder_or_decoder
+        self.share_embeddings_and_output_weights = False
+        self.vp_stage = vp_stage
+        self.input_tensor: Tensor | None = None  # of the stage before
+        self.context = Context(group=groups.cp, comm=model.cp_comm_type)
+        ranks, virtual = groups.pp.size(), model.virtual_stages
+        self.plan = pipeline_stages(stacks, ranks * virtual)
+        self.stage = (vp_stage or 0) * ranks + groups.pp.rank()
+        self.pre_process, self.post_process = self.stage == 0, self.stage == len(self.plan) - 1
+        self.stack_specs = tuple(stacks)
+
+    def build_stacks(self) -> None:
+        """Makes the stacks, each an attribute of its name; called between embedders and head.
+
+        The order in which weights register is that of the sums in the norm of the gradient.
+        """
+        context = BuildContext(model=self.model, config=self.config, groups=self.groups)
+        before = 0
+        for spec in self.stack_specs:
+            # torch's own names are taken: a stack `double` would be found as nn.Module.double.
+            assert not hasattr(self, spec.name), f"a network has {spec.name} already"
+            here = self.plan[self.stage][spec.name]
+            at = {"vp_stage": self.vp_stage, "layers_before": before}
+            setattr(self, spec.name, LayerStack(context, spec, here, **at))
+            before += here.count
+
+    @property
+    def stacks(self) -> dict[str, LayerStack]:
+        """By name, in their order; those without layers here are empty."""
+        return {spec.name: getattr(self, spec.name) for spec in self.stack_specs}
+
+    def parameters_without_gradient(self) -> list[str]:
+        """Patterns of names of weights here whose gradient is zero in any pack.
+
+        They must not decay: nothing would hold against it.
+        """
+        return [
+            f"{name}.{pattern}"
+            for name, stack in self.stacks.items()
+            for pattern in stack.without_gradient()
+        ]
+
+    def set_input_tensor(self, input_tensor: list[Tensor | None]) -> None:
+        """Takes what the stage before hands on; Megatron-Core's schedules call it."""
+        self.input_tensor = input_tensor[0]
+
+    def hidden_shape(self, batch: PackedBatch) -> list[int]:
+        """Shape of what one stage hands on to the next of a pack; the same between all stages."""
+        # Which stage makes no difference: latents and text apart are as many rows as together.
+        shapes = self.stage_shapes(batch, after=0)
+        return [stage_rows(shapes, self.config.hidden_size), 1, self.config.hidden_size]
+
+    def forward(self, x_TC: Tensor, level_N: Tensor, batch: PackedBatch) -> Tensor:
+        """Raw network output [T, C], float32; its value on padding tokens means nothing.
+
+        Of a stage that is not the last: what the next one takes.
+        """
+        batch = self.prepared(batch)
+        layout = self.layout(batch)
+        if self.pre_process:
+            blocks = self.embed(x_TC, level_N, batch, layout)
+        else:
+            assert self.input_tensor is not None
+            shapes = self.stage_shapes(batch, after=self.stage - 1)
+            blocks = unpack_stage_state(self.input_tensor, shapes, self.config.hidden_size)
+        conditions = self.conditions(blocks, batch, layout)
+        learned = {name: blocks[name] for name in self.condition_shapes(batch)}
+        blocks = learned | self.run_stacks(blocks, conditions)
+        if not self.post_process:
+            shapes = self.stage_shapes(batch, after=self.stage)
+            return pack_stage_state(blocks, shapes, self.config.hidden_size)
+        return self.head(blocks, batch, layout).float()
+
+    def run_stacks(self, blocks: Blocks, conditions: Any) -> Blocks:
+        """The hidden states after the layers of this stage, and nothing else."""
+        hidden = blocks
+        for stack in self.stacks.values():
+            if not len(stack.layers):
+                continue
+            if stack.hidden[0] not in hidden:
+                hidden = self.joined(hidden, conditions)
+            first, *others = stack.hidden
+            if not others:
+                hidden = {first: stack(hidden[first], conditions)}
+                continue
+            rows = stack(tuple(hidden[name] for name in stack.hidden), conditions)
+            hidden = dict(zip(stack.hidden, rows, strict=True))
+        return hidden
+
+    def stage_shapes(self, batch: PackedBatch, *, after: int) -> Shapes:
+        """What a stage hands on: the hidden states of its last layers, and the conditions."""
+        width, rows = self.config.hidden_size, self.hidden_rows(batch)
+        stacks = [s for s in self.stack_specs if self.plan[after][s.name].count]
+        hidden = self.stacks[stacks[-1].name].hidden
+        return {name: (rows[name], width) for name in hidden} | dict(self.condition_shapes(batch))
+
+    def my_tokens(self, x_T: Tensor) -> Tensor:
+        """The tokens, as rows of any width, that this rank holds between two matrices."""
+        if not self.config.sequence_parallel:
+            return x_T
+        return scatter_to_sequence_parallel_region(x_T, group=self.groups.tp)
+
+    def all_tokens(self, x_T: Tensor) -> Tensor:
+        """The tokens of all tensor ranks, of an output that each of them computes the loss of."""
+        if not self.config.sequence_parallel:
+            return x_T
+        # Each tensor rank computes the loss of all tokens: a gradient is not to be summed.
+        return gather_from_sequence_parallel_region(
+            x_T, tensor_parallel_output_grad=False, group=self.groups.tp
+        )
+
+    @property
+    def token_parts(self) -> int:
+        """Tensor ranks that share the tokens out between two matrices."""
+        return self.groups.tp.size() if self.config.sequence_parallel else 1
+
+    # What a family says.
+
+    def prepared(self, batch: PackedBatch) -> PackedBatch:
+        """The pack as the network wants it."""
+        return batch
+
+    def hidden_rows(self, batch: PackedBatch) -> Mapping[str, int]:
+        """Rows of each hidden state on this rank."""
+        return {"hidden": len(batch.segment_T) // self.token_parts}
+
+    def condition_shapes(self, batch: PackedBatch) -> Shapes:
+        """What travels between stages beside hidden states: all that `conditions` and `head` read.
+
+        It must follow from the pack alone, and be the same on all stages.
+        """
+        raise NotImplementedError
+
+    def layout(self, batch: PackedBatch) -> Any:
+        """Where tokens lie; computed once for a pass, on every stage."""
+        raise NotImplementedError
+
+    def embed(self, x_TC: Tensor, level_N: Tensor, batch: PackedBatch, layout: Any) -> Blocks:
+        """First stage: hidden states, and the blocks of `condition_shapes`."""
+        raise NotImplementedError
+
+    def conditions(self, blocks: Blocks, batch: PackedBatch, layout: Any) -> Any:
+        """What every layer sees beside the tokens."""
+        raise NotImplementedError
+
+    def joined(self, hidden: Blocks, conditions: Any) -> Blocks:
+        """Hidden states of one stack as the next kind of layers takes them."""
+        raise NotImplementedError
+
+    def head(self, blocks: Blocks, batch: PackedBatch, layout: Any) -> Tensor:
+        """Last stage: hidden states -> output [T, C] of all tokens of this context rank."""
+        raise NotImplementedError

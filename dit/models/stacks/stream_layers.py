@@ -1,0 +1,184 @@
+"""Layers that attend to latents and text together: double-stream and single-stream (FLUX).
+
+A double-stream layer keeps latents and text in rows of their own, each with weights of its own. A
+single-stream layer works on one row of both. Qwen-Image and HunyuanVideo 1.5 are double-stream
+throughout; FLUX and HunyuanVideo begin so and go on with single-stream layers.
+"""
+
+# T latent tokens, L text tokens, J tokens of the joint row, D model width, F width inside of the
+# feed-forward, H heads of this tensor rank, K head width
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import (
+    BaseTransformerLayer,
+    get_transformer_layer_offset,
+)
+from torch import Tensor, nn
+
+from dit.config import ModelConfig
+from dit.models.layer_spec import DoubleLayerSpec, SingleLayerSpec
+from dit.models.layers.feed_forward import ACTIVATIONS, FeedForward
+from dit.models.layers.joint_order import JointOrder
+from dit.models.layers.modulation import AdaLN, TimestepConditioning, make_modulation
+from dit.models.layers.packed_attention import (
+    PackedAttention,
+    RowConditions,
+    SelfAttention,
+    joint_attention,
+)
+from dit.models.layers.parallel_linear import BuildContext, split_linear
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JointConditions:
+    """What every layer of both kinds sees beside the tokens."""
+
+    timestep: TimestepConditioning
+    latents: RowConditions
+    text: RowConditions
+    joint: RowConditions
+    order: JointOrder
+
+
+class DoubleStreamLayer(MegatronModule, BaseTransformerLayer):
+    """Attention over latents and text together; all else has weights for either.
+
+    The published blocks: `FluxTransformerBlock`, `QwenImageTransformerBlock` of Diffusers.
+    """
+
+    hidden: ClassVar = ("hidden", "text_hidden")
+    """Names of the hidden states that go through these layers."""
+
+    unused: ClassVar = (
+        *("text_attention.linear_proj.*", "text_attention.q_layernorm.*"),
+        *("text_mlp.*",),
+    )
+    """Weights of the last layer that nothing reads where nothing reads its text."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        *,
+        spec: DoubleLayerSpec,
+        model: ModelConfig,
+        layer_number: int,
+        pg_collection: ProcessGroupCollection,
+        vp_stage: int | None = None,
+    ):
+        super().__init__(config=config)
+        offset = get_transformer_layer_offset(config, vp_stage, pg_collection.pp.rank())
+        self.layer_number = layer_number + offset  # 1-based, over all stages
+        self.text_ends = not spec.text_is_read and self.layer_number == config.num_layers
+        context = BuildContext(model=model, config=config, groups=pg_collection)
+        width = spec.attention.width
+        self.modulation = make_modulation(spec.modulation, context, width, parts=2)
+        self.text_modulation = make_modulation(spec.modulation, context, width, parts=2)
+        self.attention = SelfAttention(context, spec.attention)
+        self.text_attention = SelfAttention(context, spec.attention)
+        self.mlp = FeedForward(context, spec.feed_forward)
+        self.text_mlp = FeedForward(context, spec.feed_forward)
+
+    def forward(
+        self, hidden: tuple[Tensor, Tensor], conditions: JointConditions
+    ) -> tuple[Tensor, Tensor]:
+        c, (h_TD, text_LD) = conditions, hidden
+        adaln, text_adaln = self.modulation(c.timestep), self.text_modulation(c.timestep)
+        x_TX, text_LX = joint_attention(
+            (self.attention, adaln[0].modulate(h_TD, c.latents.per_sample), c.latents),
+            (self.text_attention, text_adaln[0].modulate(text_LD, c.text.per_sample), c.text),
+            c.order.apart,
+        )
+        if self.text_ends:
+            adaln = (adaln[0], self._tied(adaln[1]))
+        else:
+            parts = (self.text_attention.linear_proj, self.text_mlp)
+            text_LD = _update(text_LD, text_LX, text_adaln, parts, c.text)
+        parts = (self.attention.linear_proj, self.mlp)
+        return _update(h_TD, x_TX, adaln, parts, c.latents), text_LD
+
+    def _tied(self, adaln: AdaLN) -> AdaLN:
+        """The same numbers, as if weights that nothing reads took part in them.
+
+        Their gradients are zeros then: Megatron-Core's DDP waits for the gradient of every weight.
+        """
+        idle = (self.text_attention.linear_proj, self.text_mlp)
+        weights = [weight.sum() for module in idle for weight in module.parameters()]
+        return replace(adaln, shift_ND=adaln.shift_ND + 0 * torch.stack(weights).sum())
+
+
+def _update(
+    h_TD: Tensor,
+    attended_TX: Tensor,
+    adaln: tuple[AdaLN, ...],
+    parts: tuple[nn.Module, nn.Module],
+    row: RowConditions,
+) -> Tensor:
+    """Attention's output and the feed-forward of one row, added to it."""
+    linear_proj, mlp = parts
+    h_TD = adaln[0].add(h_TD, linear_proj(attended_TX), row.per_sample)
+    return adaln[1].add(h_TD, mlp(adaln[1].modulate(h_TD, row.per_sample)), row.per_sample)
+
+
+class SingleStreamLayer(MegatronModule, BaseTransformerLayer):
+    """Attention and feed-forward of the same normed input, added with one gate.
+
+    The published block: `FluxSingleTransformerBlock` of Diffusers. One matrix makes queries, keys,
+    values and the hidden units of the feed-forward, so that sequence parallelism gathers the input
+    once. Its rows are ordered head by head, each with its part of the hidden units: any number of
+    tensor ranks that divides the heads then divides both.
+    """
+
+    hidden: ClassVar = ("joint",)
+    """Names of the hidden states that go through these layers."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        *,
+        spec: SingleLayerSpec,
+        model: ModelConfig,
+        layer_number: int,
+        pg_collection: ProcessGroupCollection,
+        vp_stage: int | None = None,
+    ):
+        super().__init__(config=config)
+        offset = get_transformer_layer_offset(config, vp_stage, pg_collection.pp.rank())
+        self.layer_number = layer_number + offset  # 1-based, over all stages
+        context = BuildContext(model=model, config=config, groups=pg_collection)
+        attention, feed_forward = spec.attention, spec.feed_forward
+        width, hidden = attention.width, feed_forward.hidden
+        if hidden % attention.heads:
+            raise ValueError(
+                f"a single-stream layer shares the {hidden} hidden units of its feed-forward out to"
+                f" {attention.heads} heads, which does not divide; choose a multiple"
+            )
+        self.modulation = make_modulation(spec.modulation, context, width, parts=1)
+        self.attention = PackedAttention(context, attention)
+        self.activation = ACTIVATIONS[feed_forward.activation]
+        wide = hidden * feed_forward.activation.inputs
+        self.linear_in = split_linear(
+            width, 3 * width + wide, axis=0, context=context, bias=attention.bias
+        )
+        # The bias of attention's output is that of the sum.
+        self.linear_fc2 = split_linear(hidden, width, axis=1, context=context)
+        self.each_head = (*(attention.head_width,) * 3, wide // attention.heads)
+
+    def forward(self, joint_JD: Tensor, conditions: JointConditions) -> Tensor:
+        row = conditions.joint
+        (adaln,) = self.modulation(conditions.timestep)
+        x_JX = self.linear_in(adaln.modulate(joint_JD, row.per_sample))
+        x_JHX = x_JX.unflatten(-1, (-1, sum(self.each_head)))
+        q, k, v, wide_JHF = x_JHX.split(self.each_head, dim=-1)
+        qkv = (*self.attention.positioned(q, k, row), v)
+        attended_JHK = self.attention.exchanged(qkv, conditions.order.joined)
+        out_JD = self.attention.linear_proj(attended_JHK.flatten(1))
+        out_JD = out_JD + self.linear_fc2(self.activation(wide_JHF.flatten(1)))
+        return adaln.add(joint_JD, out_JD, row.per_sample)

@@ -1,0 +1,119 @@
+"""scheduler_config.json of Diffusers <-> `ObjectiveConfig`, for each scheduler class we know.
+
+Only text is translated here: Diffusers is not imported.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
+
+from dit.config import EdmConfig, FlowConfig, ObjectiveConfig, ObjectiveName
+
+EDM_SCHEDULER, FLOW_SCHEDULER = "EDMEulerScheduler", "FlowMatchEulerDiscreteScheduler"
+_FLOW_STEPS = 1000  # default num_train_timesteps of FlowMatchEulerDiscreteScheduler
+# With these a pipeline computes levels and preconditioning itself (Cosmos 2), or shifts them.
+_OWN_LEVELS = ("use_karras_sigmas", "use_dynamic_shifting", "invert_sigmas")
+
+
+class SchedulerFile(BaseModel, ABC):
+    """The keys of a scheduler_config.json that concern training, with Diffusers' own defaults.
+
+    Types are strict, as they stand in JSON: 1.0 is no integer, 1 no boolean, NaN no number.
+    """
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True)
+
+    class_names: ClassVar[tuple[str, ...]]
+    """Scheduler classes with these keys; an export writes the first."""
+
+    def undecided(self) -> str | None:
+        """A key by which a pipeline chooses the levels itself, or None.
+
+        With such a key the file does not say how the network was trained.
+        """
+        return None
+
+    @abstractmethod
+    def objective(self) -> ObjectiveConfig:
+        """The objective that the file describes; raises `Problems` if its numbers make no sense."""
+
+    @classmethod
+    def inexpressible(cls, _config: ObjectiveConfig, /) -> str | None:
+        """KEY=VALUE of an option that the scheduler has no counterpart for, or None."""
+        return None
+
+    @classmethod
+    @abstractmethod
+    def content(cls, config: ObjectiveConfig) -> dict[str, Any]:
+        """scheduler_config.json of an objective, so that its levels are those of our samplers."""
+
+
+class EdmScheduler(SchedulerFile):
+    """scheduler_config.json of `EDMEulerScheduler`."""
+
+    class_names = (EDM_SCHEDULER, "EDMDPMSolverMultistepScheduler")
+
+    sigma_min: PositiveFloat = 0.002
+    sigma_max: PositiveFloat = 80.0
+    sigma_data: PositiveFloat = 0.5
+    rho: PositiveFloat = 7.0
+    prediction_type: Literal["epsilon"] = "epsilon"
+
+    def objective(self) -> ObjectiveConfig:
+        names = ("sigma_min", "sigma_max", "sigma_data", "rho")
+        options = EdmConfig(**{name: getattr(self, name) for name in names})
+        return ObjectiveConfig(name=ObjectiveName.EDM, edm=options)
+
+    @classmethod
+    def content(cls, config: ObjectiveConfig) -> dict[str, Any]:
+        return {
+            "_class_name": EDM_SCHEDULER,
+            "_diffusers_version": "0.35.0",
+            "sigma_min": config.edm.sigma_min,
+            "sigma_max": config.edm.sigma_max,
+            "sigma_data": config.edm.sigma_data,
+            "sigma_schedule": "karras",
+            "num_train_timesteps": 1000,
+            "prediction_type": "epsilon",
+            "rho": config.edm.rho,
+            "final_sigmas_type": "zero",
+        }
+
+
+class FlowScheduler(SchedulerFile):
+    """scheduler_config.json of `FlowMatchEulerDiscreteScheduler`."""
+
+    class_names = (FLOW_SCHEDULER,)
+
+    shift: PositiveFloat = 1.0
+    num_train_timesteps: PositiveInt = _FLOW_STEPS
+    use_karras_sigmas: bool | None = False
+    use_dynamic_shifting: bool | None = False
+    invert_sigmas: bool | None = False
+
+    def undecided(self) -> str | None:
+        return next((key for key in _OWN_LEVELS if getattr(self, key)), None)
+
+    def objective(self) -> ObjectiveConfig:
+        steps = float(self.num_train_timesteps)
+        options = FlowConfig(flow_shift=self.shift, timestep_scale=steps)
+        return ObjectiveConfig(name=ObjectiveName.FLOW, flow=options)
+
+    @classmethod
+    def inexpressible(cls, config: ObjectiveConfig, /) -> str | None:
+        scale, base = config.flow.timestep_scale, config.flow.shift_base_tokens
+        if scale != _FLOW_STEPS:
+            return f"objective.timestep_scale={scale:g}"
+        return None if base is None else f"objective.shift_base_tokens={base}"
+
+    @classmethod
+    def content(cls, config: ObjectiveConfig) -> dict[str, Any]:
+        return {
+            "_class_name": FLOW_SCHEDULER,
+            "_diffusers_version": "0.35.0",
+            "num_train_timesteps": _FLOW_STEPS,
+            "shift": config.flow.flow_shift,
+        }

@@ -1,0 +1,75 @@
+"""`objective.name` -> the parts of an objective. All else asks here instead of comparing names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dit.config import OBJECTIVES, ObjectiveConfig, Problems
+from dit.objectives.diffusers_schedulers import EdmScheduler, FlowScheduler, SchedulerFile
+from dit.objectives.edm import Edm
+from dit.objectives.flow_matching import FlowMatching
+from dit.objectives.objective import SamplingPath, TrainingObjective
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ObjectiveParts:
+    """What an objective consists of. One that is only trained with needs nothing but `training`."""
+
+    training: Callable[[ObjectiveConfig], TrainingObjective]
+    sampling: Callable[[ObjectiveConfig], SamplingPath] | None = None
+    """None: nothing can be generated, and a run that would sample is refused."""
+    scheduler: type[SchedulerFile] | None = None
+    """How a scheduler of Diffusers stores its options. None: only the weights can be exported."""
+
+
+REGISTRY: dict[str, ObjectiveParts] = {
+    "edm": ObjectiveParts(
+        training=lambda config: Edm(config.edm),
+        sampling=lambda config: Edm(config.edm),
+        scheduler=EdmScheduler,
+    ),
+    "flow": ObjectiveParts(
+        training=lambda config: FlowMatching(config.flow),
+        sampling=lambda config: FlowMatching(config.flow),
+        scheduler=FlowScheduler,
+    ),
+}
+
+
+def register(
+    name: str, parts: ObjectiveParts, *, summary: Callable[[ObjectiveConfig], str]
+) -> None:
+    """Adds an objective that is defined elsewhere, so that `objective.name=NAME` chooses it.
+
+    `summary` tells its options in one line, for `--dry-run`.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+    if name in OBJECTIVES:
+        raise ValueError(f"an objective called {name} is registered already; choose another name")
+    OBJECTIVES[name], REGISTRY[name] = summary, parts
+
+
+def training_objective(config: ObjectiveConfig) -> TrainingObjective:
+    """The training side of the objective that `config.name` names."""
+    return REGISTRY[config.name].training(config)
+
+
+def sampling_path(config: ObjectiveConfig) -> SamplingPath:
+    """The sampling side of the objective that `config.name` names.
+
+    Raises:
+        Problems: it has none.
+    """
+    make = REGISTRY[config.name].sampling
+    if make is None:
+        raise Problems(
+            [
+                f"objective.name={config.name} has no sampling path, so nothing can be generated"
+                " with it: register one (dit.objectives.registry), and train without"
+                " validation.prompts_file and validation.num_captions until then"
+            ]
+        )
+    return make(config)

@@ -1,0 +1,181 @@
+"""How packs travel between processes: all tensors of a pack as one row of bytes.
+
+1. flatten_pack, unflatten_pack    a pack <-> its outline and its row of bytes
+2. PackBuffers                     shared memory, in which loader workers write their rows
+
+One tensor takes one message or one piece of shared memory. Each of these takes a millisecond.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import mmap
+import os
+import weakref
+from contextlib import suppress
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import get_worker_info
+
+from dit.batch import PackedBatch
+
+# Packs of a worker that the trainer has not received: torch has two made ahead, one is being made.
+_AHEAD = 3
+_HEAD = 64  # bytes before a row; the first one says whether the row is taken
+
+BufferSlot = tuple[int, int]
+"""(torch's worker id, buffer index). Torch's id, because Energon's changes on resume."""
+
+
+def flatten_pack(pack: PackedBatch) -> tuple[PackedBatch, Tensor]:
+    """The outline of the pack, with tensors on the device `meta`, and all numbers as [bytes] uint8.
+
+    The row is a view where the tensors lie end to end in memory already, and else a copy.
+    """
+    tensors = widest_first(pack.tensors)
+    outlines = {name: torch.empty_like(t, device="meta") for name, t in tensors.items()}
+    row = _shared_row(list(tensors.values()))
+    if row is None:
+        parts = [t.contiguous().view(-1).view(torch.uint8) for t in tensors.values()]
+        row = torch.cat(parts)
+    return replace(pack, **outlines), row
+
+
+def unflatten_pack(outline: PackedBatch, row: Tensor) -> PackedBatch:
+    """The inverse of `flatten_pack`; the tensors are views of `row`."""
+    return replace(outline, **views_of(row, widest_first(outline.tensors)))
+
+
+def num_bytes(pack: PackedBatch) -> int:
+    """Length of the row of a pack or of its outline."""
+    return sum(t.nbytes for t in pack.tensors.values())
+
+
+def pin_pack(pack: PackedBatch) -> PackedBatch:
+    """The same pack in pinned memory: copies from there to a GPU overlap with its work."""
+    outline, row = flatten_pack(pack)
+    return unflatten_pack(outline, row.pin_memory())
+
+
+def widest_first(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The order of tensors in a row of bytes: each begins at a multiple of its element size."""
+    return dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
+
+
+def views_of(row: Tensor, outlines: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Views of a row of bytes, with types and shapes of `outlines`, which are `widest_first`."""
+    parts = row.split([t.nbytes for t in outlines.values()])
+    return {
+        name: part.view(t.dtype).view(t.shape)
+        for (name, t), part in zip(outlines.items(), parts, strict=True)
+    }
+
+
+def _shared_row(tensors: list[Tensor]) -> Tensor | None:
+    """The row of bytes that has `tensors` as consecutive views; None where there is no such row."""
+    storage = tensors[0].untyped_storage()
+    start = at = tensors[0].storage_offset() * tensors[0].element_size()
+    for t in tensors:
+        here = t.untyped_storage().data_ptr() == storage.data_ptr()
+        if not here or t.storage_offset() * t.element_size() != at or not t.is_contiguous():
+            return None
+        at += t.nbytes
+    row = torch.empty(0, dtype=torch.uint8, device=tensors[0].device)
+    return row.set_(storage, start, (at - start,), (1,))
+
+
+def _reduce(pack: PackedBatch) -> tuple[Any, ...]:
+    sizes = {name: (t.dtype, tuple(t.shape)) for name, t in widest_first(pack.tensors).items()}
+    others = {f.name: getattr(pack, f.name) for f in fields(pack) if f.name not in sizes}
+    return _unpickled, (others, sizes, flatten_pack(pack)[1])
+
+
+def _unpickled(
+    others: dict[str, Any], sizes: dict[str, tuple[torch.dtype, tuple[int, ...]]], row: Tensor
+) -> PackedBatch:
+    outlines = {n: torch.empty(size, dtype=d, device="meta") for n, (d, size) in sizes.items()}
+    tensors: Any = views_of(row, outlines)
+    return PackedBatch(**others, **tensors)
+
+
+# A pickled pack has one tensor: torch refuses to save views of one memory with different types.
+copyreg.pickle(PackedBatch, _reduce)  # type: ignore[arg-type]  # typeshed asks for a wider argument
+
+
+class PackBuffers:
+    """Some rows for each loader process. Made before the processes, which inherit them.
+
+    torch would ask for new shared memory for each pack and send it on as a file: for 5 MB that
+    takes as long as to read and decode half of the samples in it. Here the same memory is written
+    again and again. It is in no file system, so the size of a container's /dev/shm is no limit.
+    """
+
+    def __init__(self, workers: int, *, size: int, held: int):
+        """Rows of at most `size` bytes, for a trainer that holds at most `held` packs at a time.
+
+        Memory is taken when it is first written to.
+        """
+        self._slots: list[list[Tensor]] = []
+        if workers:
+            slots = _AHEAD + -(-held // workers)
+            each = -(-(_HEAD + size) // mmap.PAGESIZE) * mmap.PAGESIZE
+            # Addresses or files may be limited. Packs are then sent by torch.
+            with suppress(OSError):
+                rows = _shared_memory(workers * slots * each).split(each)
+                self._slots = [[*rows[i : i + slots]] for i in range(0, len(rows), slots)]
+
+    def free(self, size: int) -> Tensor:
+        """[size] uint8 for a new pack: a free row, or memory of this process alone."""
+        process = get_worker_info()
+        for slot in self._slots[process.id] if process is not None and self._slots else ():
+            if not slot[0] and _HEAD + size <= len(slot):
+                return slot[_HEAD : _HEAD + size]
+        return private_bytes(size)
+
+    def placed(self, pack: PackedBatch) -> tuple[PackedBatch, BufferSlot | None]:
+        """In a worker: the outline of a pack that lies in a row here, which is taken from now on.
+
+        A pack that lies elsewhere is given back whole, with None.
+        """
+        process = get_worker_info()
+        if process is None or not self._slots:
+            return pack, None
+        outline, row = flatten_pack(pack)
+        for number, slot in enumerate(self._slots[process.id]):
+            if row.data_ptr() == slot.data_ptr() + _HEAD:
+                slot[0] = 1
+                return outline, (process.id, number)
+        # A pack that lost samples has been copied out of its row, which the next pack may take
+        # before this one is sent.
+        return unflatten_pack(outline, row), None
+
+    def received(self, outline: PackedBatch, slot: BufferSlot) -> PackedBatch:
+        """In the trainer: the pack in its row, which is free again when the tensors are gone."""
+        process, number = slot
+        memory = self._slots[process][number]
+        numbers: Any = memory.numpy()  # numpy's types do not say that it is a buffer
+        view = memoryview(numbers)[_HEAD : _HEAD + num_bytes(outline)]
+        weakref.finalize(view, memory.__setitem__, 0, 0).atexit = False
+        row = torch.frombuffer(view, dtype=torch.uint8)  # holds the view for as long as it lives
+        # Copies to a GPU overlap with its work where they are from pinned memory.
+        return unflatten_pack(outline, row.pin_memory() if torch.cuda.is_available() else row)
+
+
+def private_bytes(size: int) -> Tensor:
+    """[size] uint8 in memory of this process."""
+    return torch.empty(size, dtype=torch.uint8)
+
+
+def _shared_memory(size: int) -> Tensor:
+    """[size] uint8 that is shared with the processes that this one forks."""
+    if not hasattr(os, "memfd_create"):
+        return torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
+    file = os.memfd_create("packs")  # Linux would count other shared memory before it is used
+    try:
+        os.truncate(file, size)
+        return torch.frombuffer(mmap.mmap(file, size), dtype=torch.uint8)
+    finally:
+        os.close(file)

@@ -1,0 +1,91 @@
+"""Plans of layouts as tables on the terminal, and as JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from dit.planner.layouts import LayoutPlan, Refusal
+
+
+def print_tables(
+    title: str, best: list[LayoutPlan], bad: list[Refusal], *, tokens: float, why: bool
+) -> None:
+    """Speed, memory and traffic of the best layouts, then why others do not work.
+
+    `tokens` are those of the whole training. `why` gives each refused layout its reason; otherwise
+    only their number is printed.
+    """
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(title)
+    if best:
+        console.print(_table("", [_speed(plan, tokens) for plan in best]))
+        console.print(_table("GB on the fullest device", [_memory(plan) for plan in best]))
+        heading = "GB a device sends in a step, and seconds that the step waits for it"
+        console.print(_table(heading, [_traffic(plan) for plan in best]))
+    if why:
+        for one in bad:
+            console.print(f"{one.layout}: {one.why}", markup=False)
+    elif bad:
+        short = Counter("do not fit" if "GB of" in one.why else "break a rule" for one in bad)
+        counts = ", ".join(f"{count} {kind}" for kind, count in short.items())
+        console.print(f"{counts}; --refused says why for each")
+
+
+def as_json(good: list[LayoutPlan], bad: list[Refusal]) -> dict[str, Any]:
+    """All numbers of all layouts, and why the others do not work."""
+    return {
+        "plans": [asdict(plan) | {"step_s": plan.times.step} for plan in good],
+        "refused": [asdict(refusal) for refusal in bad],
+    }
+
+
+def _speed(plan: LayoutPlan, tokens: float) -> dict[str, str]:
+    return _name(plan) | {
+        "peak GB": f"{plan.memory.total / 1e9:.1f}",
+        "bubble": f"{plan.bubble:.1%}",
+        "step s": f"{plan.times.step:.3g}",
+        "TFLOP/s": f"{plan.tflops:.0f}",
+        "MFU": f"{plan.mfu:.1%}",
+        "days": f"{tokens / plan.tokens_per_s / 86400:.3g}",
+    }
+
+
+def _memory(plan: LayoutPlan) -> dict[str, str]:
+    need = plan.memory
+    gb = {
+        "weights": need.weights,
+        "grads": need.gradients,
+        "optim.": need.optimizer,
+        "EMA": need.ema,
+        "activ.": need.activations,
+        "peak": need.total,
+    }
+    return _name(plan) | {name: f"{size / 1e9:.1f}" for name, size in gb.items()}
+
+
+def _traffic(plan: LayoutPlan) -> dict[str, str]:
+    return _name(plan) | {
+        kind: f"{size / 1e9:.3g}, {getattr(plan.times, kind):.1g}" if size else "-"
+        for kind, size in asdict(plan.traffic).items()
+    }
+
+
+def _name(plan: LayoutPlan) -> dict[str, str]:
+    layout = plan.layout
+    stages = f"{layout.pipeline}" + (f"x{layout.virtual}" if layout.virtual > 1 else "")
+    sizes = (layout.tensor, layout.context, stages, layout.data)
+    return {"TP-CP-PP-DP": "-".join(map(str, sizes)), "recompute": str(layout.recompute)}
+
+
+def _table(title: str, rows: list[dict[str, str]]) -> Table:
+    table = Table(title=title or None, title_justify="left")
+    for name in rows[0]:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row.values())
+    return table

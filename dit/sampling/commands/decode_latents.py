@@ -1,0 +1,137 @@
+"""Latents that were saved -> pictures and videos.
+
+python recipes/decode_latents.py --latents samples --output_dir samples/decoded
+
+The output may be the folder of the latents: they stay, and are listed beside their pictures.
+"""
+
+# C latent channels; F H W 3 frames, rows, columns, colours of one picture
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dit.drawing import Undrawn, drawing, in_words
+from dit.json_text import parse_json
+from dit.sampling.latent_sizes import cut
+from dit.sampling.media_files import (
+    LISTING,
+    Picture,
+    Written,
+    make_folder,
+    report_written,
+    write_listing,
+    write_picture,
+)
+from dit.sampling.open_checkpoint import decoder_of_card
+
+CARD = "dataset_card.json"
+_NEEDED = ("prompt", "seed")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_AsWritten)
+    add = parser.add_argument
+    add("--latents", type=Path, required=True, help=f"folder with {LISTING} and {CARD}")
+    add("--output_dir", type=Path, required=True, help="folder for the pictures")
+    add("--tokenizer_cache_dir", help="Hugging Face cache, or pipeline folder, with the VAE")
+    add("--tokenizer_model", help="hub name or folder of the VAE, if not that of the dataset")
+    args = parser.parse_args(argv)
+    entries, card = _entries(args.latents), _read(args.latents / CARD)
+    make_folder(args.output_dir)
+    decoder = _decoder(card, args.latents / CARD, args)
+    written = decode(entries, decoder, latents=args.latents, folder=args.output_dir)
+    report_written(written, args.output_dir, count=sum("latent" in entry for entry in entries))
+    return 0
+
+
+def decode(
+    entries: Sequence[dict[str, Any]], decoder: Any, *, latents: Path, folder: Path
+) -> Written:
+    """Writes the pictures of all latents; a latent that cannot be decoded is left out.
+
+    If `folder` is the folder of the latents, every entry stays in samples.json with its latent.
+    """
+    at_home = folder.resolve() == latents.resolve()
+    lost: list[Undrawn] = []
+    listed, firsts = [], []
+    for number, entry in enumerate(entries):
+        made = first = None
+        if "latent" in entry:
+            with drawing(str(entry["latent"]), lost):
+                picture = _decoded(latents, entry, decoder)
+                made = write_picture(picture, folder, number)
+                made |= {"latent": entry["latent"]} if at_home else {}
+                first = picture.frames_FHW3[0]
+        if made or at_home:
+            listed.append(made or entry)
+            firsts.append(first)
+    grid, notes = write_listing(listed, firsts, folder)
+    return Written(grid=grid, lost=tuple(lost), notes=tuple(notes))
+
+
+class _AsWritten(argparse.RawDescriptionHelpFormatter):
+    """Keeps the line breaks of the description."""
+
+
+def _entries(folder: Path) -> list[dict[str, Any]]:
+    """The entries of samples.json in a folder.
+
+    Raises:
+        ValueError: the file cannot be read, or names no latent.
+    """
+    entries = _read(folder / LISTING)
+    if not isinstance(entries, list):
+        raise ValueError(f"{folder / LISTING} is no list of samples; generate again")
+    for number, entry in enumerate(entries):
+        prompt, seed = (entry.get(k) if isinstance(entry, dict) else None for k in _NEEDED)
+        if not isinstance(prompt, str) or type(seed) is not int:
+            raise ValueError(
+                f"{folder / LISTING}, entry {number} has no prompt or no seed; generate again"
+            )
+    if not any("latent" in entry for entry in entries):
+        raise ValueError(f"{folder / LISTING} names no latent; generate with --save_latents")
+    return entries
+
+
+def _read(file: Path) -> Any:
+    try:
+        return parse_json(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{file} cannot be read ({error}); --latents wants a folder that"
+            " generate_dit.py --save_latents, or a validation without a decoder, has written"
+        ) from error
+
+
+def _decoder(card: Any, file: Path, args: argparse.Namespace) -> Any:
+    try:
+        return decoder_of_card(card, args.tokenizer_model, args.tokenizer_cache_dir)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(
+            f"{file} is damaged ({in_words(error)}); take it from the dataset that the model was"
+            " trained on"
+        ) from error
+
+
+def _decoded(folder: Path, entry: dict[str, Any], decoder: Any) -> Picture:
+    from safetensors.torch import load_file
+
+    name = Path(entry["latent"])
+    if name.name != str(name):
+        raise ValueError("is not the name of a file beside samples.json")
+    latent_CFHW = load_file(folder / name)["latent"]
+    video = decoder.decode(latent_CFHW).numpy()
+    size: list[Any] = [entry.get(name) for name in ("num_video_frames", "height", "width")]
+    if all(size):
+        video = cut(video, (size[0], size[1], size[2]))
+    own = {"file", "latent", "prompt", "seed"}
+    return Picture(
+        frames_FHW3=video,
+        prompt=entry["prompt"],
+        seed=entry["seed"],
+        settings={name: value for name, value in entry.items() if name not in own},
+    )

@@ -1,0 +1,221 @@
+"""Prompts -> pictures and videos, from a checkpoint: the program of generate_dit.py.
+
+1. open_checkpoint  configuration, weights, text encoder and decoder of the run
+2. generate         prompts -> uint8 pictures, packed together, split over all processes
+3. write_media      PNG or MP4 files, a grid, samples.json
+"""
+
+# C latent channels; F H W 3 frames, rows, columns, colours of one picture
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from dit.sampling.commands.options import (
+    FPS,
+    MOST_SAMPLES,
+    GenerationOptions,
+    check_count,
+    check_seed,
+    chosen,
+    parser,
+    with_file,
+)
+from dit.sampling.latent_sizes import Size, cut, rounding
+from dit.sampling.media_files import (
+    Picture,
+    false_colours,
+    make_folder,
+    replace_file,
+    report_written,
+    write_media,
+)
+from dit.sampling.open_checkpoint import LoadOptions, OpenCheckpoint, open_checkpoint
+from dit.sampling.prompts import Prompt, read_prompts, unguided, unused
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from dit.distributed.model_parallel import FullForward
+
+
+def generate(
+    checkpoint_path: str | Path, prompts: Sequence[str], *, seed: int = 0, **options: Any
+) -> list[np.ndarray]:
+    """One uint8 [F, H, W, 3] picture or video for each prompt, in order.
+
+    The i-th takes its noise from seed + i. `options` are the fields of `GenerationOptions`.
+    """
+    wanted = GenerationOptions(**options)
+    opened = open_checkpoint(checkpoint_path, weights=wanted.weights)
+    made = generate_opened(
+        opened, [Prompt(text=prompt) for prompt in prompts], seed=seed, options=wanted
+    )
+    return [picture.frames_FHW3 for picture in made]
+
+
+def generate_opened(
+    opened: OpenCheckpoint,
+    prompts: Sequence[Prompt],
+    *,
+    seed: int,
+    options: GenerationOptions,
+    latents: bool = False,
+) -> list[Picture]:
+    """As `generate`, with an open checkpoint; each picture comes with its prompt and settings.
+
+    With several processes, each data-parallel replica generates its share. The first process
+    returns all pictures, the others an empty list.
+    """
+    import torch.distributed as dist
+
+    from dit.config import Sampler
+    from dit.sampling.generate import Request, SamplingSettings, generate_latents
+
+    each = [options_of_prompt(options, prompt, opened) for prompt in prompts]
+    words = dict.fromkeys(
+        text
+        for prompt, one in zip(prompts, each, strict=True)
+        for text in (prompt.text, one.negative_prompt)
+    )
+    texts = {text: opened.encoder.encode(text) for text in words if text}
+    texts.setdefault("", opened.null_text_LE)
+    requests = [
+        Request(
+            text_LE=texts[prompt.text],
+            negative_LE=texts[one.negative_prompt],
+            latent_FHW=opened.latent_stride.latent(_size(one)),
+            fps=math.nan if one.num_video_frames == 1 else one.fps or FPS,
+            seed=seed + i,
+        )
+        for i, (prompt, one) in enumerate(zip(prompts, each, strict=True))
+    ]
+    data = opened.model.groups.dp
+    mine = range(data.rank(), len(prompts), data.size())
+    settings = SamplingSettings(
+        num_steps=options.num_steps,
+        guidance=options.guidance,
+        guidance_interval=options.guidance_interval,
+        guidance_rescale=options.guidance_rescale,
+        sampler=Sampler(options.sampler),
+    )
+    made = generate_latents(
+        opened.model, [requests[i] for i in mine], config=opened.config, settings=settings
+    )
+    pictures = []
+    if _is_first_of_replica(opened.model):
+        pictures = [
+            _picture(opened, prompts[i], each[i], seed + i, latent, keep=latents)
+            for i, latent in zip(mine, made, strict=True)
+        ]
+    shares: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(pictures, shares)
+    return sorted((p for share in shares or () for p in share), key=lambda picture: picture.seed)
+
+
+def _is_first_of_replica(model: FullForward) -> bool:
+    groups = model.groups
+    return groups.tp.rank() == groups.cp.rank() == groups.pp.rank() == 0
+
+
+def _size(options: GenerationOptions) -> Size:
+    frames, height, width = options.num_video_frames, options.height, options.width
+    assert frames and height and width
+    return frames, height, width
+
+
+def _picture(
+    opened: OpenCheckpoint,
+    prompt: Prompt,
+    options: GenerationOptions,
+    seed: int,
+    latent_CFHW: Tensor,
+    *,
+    keep: bool,
+) -> Picture:
+    if opened.decoder is None:
+        frames = false_colours(latent_CFHW)
+    else:
+        frames = cut(opened.decoder.decode(latent_CFHW.cpu()).numpy(), _size(options))
+    return Picture(
+        frames_FHW3=frames,
+        prompt=prompt.text,
+        seed=seed,
+        settings=asdict(options)
+        | {"precision": str(opened.config.model.precision), "checkpoint": str(opened.path)},
+        latent_CFHW=latent_CFHW.cpu() if keep else None,
+    )
+
+
+def options_of_prompt(
+    options: GenerationOptions, prompt: Prompt, opened: OpenCheckpoint
+) -> GenerationOptions:
+    """The options for one prompt, with its size and its negative prompt.
+
+    The size is the prompt's own, else the one asked for, else the most frequent of the dataset. The
+    prompt's own negative prompt has precedence, too.
+
+    Raises:
+        ValueError: no size was given, and the dataset card has none.
+    """
+    usual = (opened.card.get("sizes") or [{}])[0]
+    names = {"num_video_frames": "num_frames", "height": "height", "width": "width"}
+    found = {
+        name: getattr(prompt, name) or getattr(options, name) or usual.get(known)
+        for name, known in names.items()
+    }
+    missing = [f"--{name}" for name, value in found.items() if value is None]
+    if missing:
+        raise ValueError(
+            f"give {', '.join(missing)}: the dataset card in {opened.path} lists no sizes"
+        )
+    negative = options.negative_prompt if prompt.negative is None else prompt.negative
+    return replace(options, **found, fps=options.fps or FPS, negative_prompt=negative)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Writes the files into --output_dir; exit code 0."""
+    known = parser()
+    args = known.parse_args(with_file(sys.argv[1:] if argv is None else argv, known))
+    options, loading = chosen(GenerationOptions, args), chosen(LoadOptions, args)
+    given = [Prompt(text=text) for text in args.prompt or ()] or read_prompts(args.prompts_file)
+    most = max(1, MOST_SAMPLES // len(given))
+    check_count("num_images_per_prompt", args.num_images_per_prompt, most=most)
+    check_seed(args.seed, count=len(given) * args.num_images_per_prompt)
+    prompts = [prompt for prompt in given for _ in range(args.num_images_per_prompt)]
+    make_folder(args.output_dir)
+    opened = open_checkpoint(
+        args.checkpoint_path,
+        weights=options.weights,
+        options=loading,
+        needs_decoder=not args.save_latents,
+    )
+    keep = args.save_latents
+    pictures = generate_opened(opened, prompts, seed=args.seed, options=options, latents=keep)
+    if pictures:
+        written = write_media(pictures, args.output_dir)
+        if keep:
+            card = json.dumps(opened.card, indent=1) + "\n"
+            replace_file(args.output_dir / "dataset_card.json", card.encode())
+        _say(opened, options, prompts)
+        report_written(written, args.output_dir, count=len(pictures))
+    return 0
+
+
+def _say(opened: OpenCheckpoint, options: GenerationOptions, prompts: Sequence[Prompt]) -> None:
+    console, stride = Console(soft_wrap=True, highlight=False), opened.latent_stride
+    each = [options_of_prompt(options, prompt, opened) for prompt in prompts]
+    sizes, negatives = map(_size, each), (one.negative_prompt for one in each)
+    notes = [unused(prompts), unguided(negatives, guidance=options.guidance)]
+    notes += [rounding(s, stride.pixels(stride.latent(s))) for s in sizes]
+    for note in dict.fromkeys(note for note in notes if note):
+        console.print(note, markup=False)

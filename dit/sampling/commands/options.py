@@ -1,0 +1,326 @@
+"""Options of `generate_dit.py`: dataclasses, the command line, and a YAML file of options.
+
+The command line takes precedence over the file. Generation files of AutoModel are read as well, as
+far as their keys have a meaning here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from dit.config import Sampler
+from dit.distributed.entry import Parser
+from dit.sampling.latent_sizes import MOST_PIXELS
+from dit.sampling.media_files import RATES
+from dit.yaml_text import MOST_BYTES, YamlError, parse_yaml
+
+FPS = 24.0
+_MOST = {
+    "height": MOST_PIXELS,
+    "width": MOST_PIXELS,
+    "num_video_frames": MOST_PIXELS,
+    "num_steps": 1000,
+}
+MOST_SAMPLES = 1_000_000
+"""Samples of one call."""
+
+# Key of AutoModel -> option here.
+_AUTOMODEL = {
+    "model.checkpoint": "checkpoint_path",
+    "inference.num_inference_steps": "num_steps",
+    "inference.guidance_scale": "guidance",
+    "inference.height": "height",
+    "inference.width": "width",
+    "inference.prompts": "prompt",
+    "inference.pipeline_kwargs.num_frames": "num_video_frames",
+    "inference.pipeline_kwargs.negative_prompt": "negative_prompt",
+    "output.output_dir": "output_dir",
+    "output.fps": "fps",
+}
+_GROUPS = ("model", "inference", "inference.pipeline_kwargs", "output", "vae", "distributed")
+# Type of an option -> YAML types that it accepts, in words as well.
+_KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
+    int: ((int,), "an integer"),
+    float: ((int, float), "a number"),
+    None: ((str,), "text, in quotes if it looks like something else"),
+    Path: ((str,), "text"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationOptions:
+    """Everything but prompt and seed that determines a generated picture."""
+
+    height: int | None = None  # pixels; None is the most frequent size of the dataset
+    width: int | None = None
+    num_video_frames: int | None = None  # pixel frames; 1 is a picture
+    fps: float | None = None  # frame rate of a video; None is FPS
+    num_steps: int = 35
+    guidance: float = 1.5
+    guidance_interval: tuple[float, float] | None = None  # noise levels with guidance; None is all
+    guidance_rescale: float = 0.0
+    sampler: str = str(Sampler.HEUN)
+    weights: str = "ema"
+    negative_prompt: str = ""
+
+    def __post_init__(self) -> None:
+        for name, most in _MOST.items():
+            if (value := getattr(self, name)) is not None:
+                check_count(name, value, most=most)
+        if self.fps is not None and not RATES[0] <= self.fps <= RATES[1]:
+            raise ValueError(
+                f"--fps {self.fps} must lie in {RATES[0]} to {RATES[1]} frames a second"
+            )
+        if self.sampler not in list(Sampler):
+            raise ValueError(f"--sampler {self.sampler} is none; choose of {', '.join(Sampler)}")
+        if not math.isfinite(self.guidance):
+            raise ValueError(f"--guidance {self.guidance} must be a finite number; 1 is none")
+        if not 0 <= self.guidance_rescale <= 1:
+            raise ValueError(
+                f"--guidance_rescale {self.guidance_rescale} must lie in [0, 1]; 0 is none, 0.7 is"
+                " usual"
+            )
+        if self.guidance_interval is not None:
+            low, high = self.guidance_interval
+            if not 0 <= low <= high:
+                raise ValueError(
+                    f"--guidance_interval {low} {high} must be two noise levels from 0 on, the"
+                    " lower first: sigma for EDM, t for flow matching"
+                )
+
+
+def check_count(name: str, value: int, *, most: int) -> None:
+    """Raises if a count is out of range.
+
+    Raises:
+        ValueError: the value is below 1 or above `most`.
+    """
+    if not 1 <= value <= most:
+        raise ValueError(f"--{name} {value} must be at least 1, and at most {most}")
+
+
+def check_seed(seed: int, *, count: int) -> None:
+    """Raises if torch would refuse the seed of one of `count` samples.
+
+    Raises:
+        ValueError: the seed is too small or too large.
+    """
+    if not -(2**63) <= seed <= 2**64 - count:
+        raise ValueError(
+            f"--seed {seed} must lie in [-2**63, 2**64 - {count}], for the i-th of {count} samples"
+            " takes seed + i, a number of 64 bit"
+        )
+
+
+def chosen(kind: Any, arguments: Any) -> Any:
+    """An instance of the dataclass `kind`, with its fields from the parsed arguments."""
+    names = {field.name for field in fields(kind)}
+    values = {k: v for k, v in vars(arguments).items() if k in names}
+    if values.get("guidance_interval"):
+        values["guidance_interval"] = tuple(values["guidance_interval"])
+    return kind(**values)
+
+
+def parser() -> Parser:
+    parser = Parser(
+        description="Generates pictures (PNG) and videos (MP4) from prompts and a checkpoint."
+    )
+    parser.add_argument(
+        "--checkpoint_path",
+        required=True,
+        help="Run folder, checkpoint folder, or LATEST file of a run.",
+    )
+    _add_what(parser)
+    _add_how(parser)
+    _add_where(parser)
+    return parser
+
+
+def _add_what(parser: Parser) -> None:
+    group = parser.add_argument_group("what to show")
+    prompts = group.add_mutually_exclusive_group(required=True)
+    prompts.add_argument("--prompt", action="append", help="What to show; repeatable.")
+    prompts.add_argument(
+        "--prompts_file",
+        type=Path,
+        help="A prompt on each line, or .json or .jsonl with captions, sizes, negative prompts.",
+    )
+    add = group.add_argument
+    add("--negative_prompt", default="", help="What guidance leads away from. (default: nothing)")
+    add("--num_images_per_prompt", type=int, default=1, help="Of each prompt. (default: 1)")
+    size = "Default: the most frequent of the dataset."
+    add("--height", type=int, help=f"Rows, in pixels. {size}")
+    add("--width", type=int, help=f"Columns, in pixels. {size}")
+    add("--num_video_frames", type=int, help=f"Frames of the video; 1 makes a picture. {size}")
+    add("--fps", type=float, help="Frames per second of a video, 0.01 to 1000. (default: 24)")
+    add("--seed", type=int, default=0, help="Of the first sample; the i-th takes seed + i.")
+
+
+def _add_how(parser: Parser) -> None:
+    defaults, group = GenerationOptions(), parser.add_argument_group("how to sample")
+    add = group.add_argument
+    add(
+        "--num_steps",
+        type=int,
+        default=defaults.num_steps,
+        help="LatentStride of the sampler. (default: %(default)s)",
+    )
+    add(
+        "--guidance",
+        type=float,
+        default=defaults.guidance,
+        help="g in uncond + g (cond - uncond); 1 is none. (default: %(default)s)",
+    )
+    add(
+        "--guidance_interval",
+        type=float,
+        nargs=2,
+        metavar=("LOW", "HIGH"),
+        help="Noise levels with guidance: sigma for EDM, t for flow matching. (default: all)",
+    )
+    add(
+        "--guidance_rescale",
+        type=float,
+        default=defaults.guidance_rescale,
+        help="0 to 1: back to the contrast without guidance. (default: %(default)s)",
+    )
+    add(
+        "--sampler",
+        choices=[str(sampler) for sampler in Sampler],
+        default=defaults.sampler,
+        help="heun calls the network twice a step, the others once; euler is of first order."
+        " (default: %(default)s)",
+    )
+    add(
+        "--weights",
+        choices=("ema", "model"),
+        default=defaults.weights,
+        help="Average of the weights, or the last ones. (default: %(default)s)",
+    )
+    add("--precision", choices=("fp32", "bf16"), help="Of matrix products; default: the training's")
+    for name, text in (
+        ("tensor_model_parallel_size", "Processes that share every matrix."),
+        ("context_parallel_size", "Processes that share the tokens of every sample."),
+        ("pipeline_model_parallel_size", "Processes that share the layers."),
+    ):
+        add(f"--{name}", type=int, default=1, help=f"{text} (default: 1)")
+    sequence = "Tensor processes also share the tokens between the matrices."
+    add("--sequence_parallel", action="store_true", help=sequence)
+
+
+def _add_where(parser: Parser) -> None:
+    add = parser.add_argument_group("files").add_argument
+    add("--config", type=Path, metavar="FILE", help="YAML with options by name; these are stronger")
+    add("--t5_cache_dir", help="Hugging Face cache, or pipeline folder, with the text encoder.")
+    add(
+        "--tokenizer_cache_dir",
+        "--vae_cache_folder",
+        dest="tokenizer_cache_dir",
+        help="Hugging Face cache, or pipeline folder, with the VAE that decodes.",
+    )
+    add("--tokenizer_model", help="Hub name or folder of the VAE, if not that of the dataset.")
+    add(
+        "--save_latents",
+        action="store_true",
+        help="Keep latents for decode_latents.py; without a VAE, show them in false colours.",
+    )
+    add(
+        "--output_dir",
+        "--video_save_path",
+        type=Path,
+        default=Path("samples"),
+        help="Folder for the files, grid.png and samples.json. (default: %(default)s)",
+    )
+
+
+def with_file(argv: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
+    """The arguments of the file that `--config` names, then those of the command line.
+
+    Raises:
+        ValueError: names the file, the key and what it takes.
+    """
+    first = Parser(add_help=False, allow_abbrev=False)
+    first.add_argument("--config", type=Path)
+    known, rest = first.parse_known_args(argv)
+    if known.config is None:
+        return rest
+    typed = {token.partition("=")[0] for token in rest}
+    options = {o: action for action in parser._actions for o in action.option_strings}
+    given: list[str] = []
+    for key, value, place in _settings(known.config):
+        name = _AUTOMODEL.get(key, key.replace("-", "_"))
+        action = options.get(f"--{name}")
+        if action is None and key.partition(".")[0] in _GROUPS:
+            sys.stderr.write(f"{key} ({place}): read, not used: it belongs to another program\n")
+        elif action is None or name in ("config", "help"):
+            near = get_close_matches(name, [o[2:] for o in options], n=1, cutoff=0.7)
+            guess = f"did you mean {near[0]}?" if near else "--help lists the options"
+            raise ValueError(f"{key}={_shown(value)} ({place}): unknown key; {guess}")
+        elif not typed & _instead_of(action) and value is not None:
+            given += _tokens(action, name, value, f"{key}={_shown(value)} ({place})")
+    return [*given, *rest]
+
+
+def _instead_of(action: argparse.Action) -> set[str]:
+    """Arguments that override this option; each of the two for prompts replaces both."""
+    if {"--prompt", "--prompts_file"} & set(action.option_strings):
+        return {"--prompt", "--prompts_file"}
+    return set(action.option_strings)
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value, default=str, ensure_ascii=False)[:80]
+
+
+def _settings(path: Path) -> Iterator[tuple[str, Any, str]]:
+    """(key, value, file:line) of every setting; keys of AutoModel's groups have dots."""
+    try:
+        with path.open("rb") as file:
+            document = parse_yaml(file.read(MOST_BYTES + 1))
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror}); check --config") from error
+    except YamlError as error:
+        place = path if error.line is None else f"{path}:{error.line}"
+        raise ValueError(f"{place}: {error.problem}") from error
+    if not isinstance(document.values, dict):
+        raise ValueError(f"{path}: must be a mapping such as `guidance: 3`")
+    waiting = [(str(key), value) for key, value in document.values.items()]
+    while waiting:
+        key, value = waiting.pop(0)
+        if key in _GROUPS and isinstance(value, dict):
+            waiting = [*((f"{key}.{name}", item) for name, item in value.items()), *waiting]
+        elif not key.startswith("x-"):
+            yield key, value, f"{path}:{document.lines.get(key, 1)}"
+
+
+def _tokens(action: argparse.Action, name: str, value: Any, named: str) -> list[str]:
+    """The command-line arguments for one setting of the file.
+
+    Raises:
+        ValueError: the option takes another type or number of values.
+    """
+    if action.nargs == 0:
+        if not isinstance(value, bool):
+            raise ValueError(f"{named}: expected true or false")
+        return [f"--{name}"] if value else []
+    several = isinstance(value, list)
+    repeatable = isinstance(action, argparse._AppendAction)
+    if several != isinstance(action.nargs, int) and not (several and repeatable):
+        raise ValueError(f"{named}: expected " + ("one value" if several else "a list of two"))
+    if isinstance(action.nargs, int) and len(value) != action.nargs:
+        raise ValueError(f"{named}: expected a list of {action.nargs}")
+    parts = value if several else [value]
+    kinds, words = _KINDS[action.type]
+    if any(not isinstance(part, kinds) or isinstance(part, bool) for part in parts):
+        raise ValueError(f"{named}: expected {words}")
+    if isinstance(action.nargs, int):
+        return [f"--{name}", *map(str, parts)]
+    return [f"--{name}={part}" for part in parts]

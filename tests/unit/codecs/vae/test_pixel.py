@@ -1,0 +1,148 @@
+"""The pixel codec loses nothing, and whitens with the statistics of its dataset."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_prep.sources.digits import LEVELS, Digits
+from dit.codecs import vae
+from dit.codecs.dataset_card import CodecError
+from dit.codecs.normalization import STD_MIN, Moments, Whitening
+from dit.codecs.vae import CODECS, Pixel
+
+ALL_LEVELS = torch.arange(256, dtype=torch.uint8)
+
+
+def fitted(codec: Pixel, videos) -> Pixel:
+    """Whitened by the videos, as a packing run does it."""
+    moments = Moments()
+    for video in videos:
+        moments.merge(codec.measure(video))
+    return codec.fitted(moments)
+
+
+def card_of(codec: Pixel) -> dict:
+    return {
+        "format_version": 1,
+        "processor": {"name": codec.name, **codec.settings},
+        "latent": {"mean": list(codec.whitening.mean), "std": list(codec.whitening.std)},
+    }
+
+
+@settings(max_examples=50, deadline=None)
+@given(mean=st.floats(-1, 1), std=st.floats(STD_MIN, 1))
+def test_every_8_bit_level_survives_half_precision(mean: float, std: float) -> None:
+    whitening = Whitening(mean=(mean,) * 4, std=(std,) * 4)
+    codec = Pixel(block=2, colours=1, whitening=whitening)
+    levels_HW = ALL_LEVELS.view(16, 16)
+    latent_CFHW = codec.encode((levels_HW.float() / 127.5 - 1)[None, None])
+    assert latent_CFHW.dtype == torch.float16
+    pixels_FHWC = codec.decode(latent_CFHW)
+    assert pixels_FHWC.dtype == torch.uint8 and pixels_FHWC.shape == (1, 16, 16, 3)
+    for colour in range(3):  # grey is repeated
+        assert torch.equal(pixels_FHWC[0, :, :, colour], levels_HW)
+
+
+@pytest.mark.parametrize("block", [1, 2, 4, 8])
+@pytest.mark.parametrize("colours", [1, 3])
+def test_videos_come_back_exactly(block: int, colours: int) -> None:
+    rng = torch.Generator().manual_seed(block)
+    video = torch.randint(0, 256, (colours, 3, 2 * block, 5 * block), generator=rng)
+    codec = Pixel.of(block=block, colours=colours)
+    codec = fitted(codec, [video / 127.5 - 1])
+    latent = codec.encode(video / 127.5 - 1)
+    assert latent.shape == (colours * block**2, 3, 2, 5) == (codec.channels, 3, 2, 5)
+    expected_FHWC = video.permute(1, 2, 3, 0).expand(-1, -1, -1, 3)
+    assert torch.equal(codec.decode(latent).long(), expected_FHWC)
+
+
+def test_channels_are_ordered_colour_row_column() -> None:
+    video_CFHW = torch.arange(3 * 4 * 6, dtype=torch.float32).view(3, 1, 4, 6)
+    latent = Pixel.of(block=2, colours=3).encode_raw(video_CFHW)
+    for colour, row, column in itertools.product(range(3), range(2), range(2)):
+        channel = colour * 4 + row * 2 + column
+        assert torch.equal(latent[channel, 0], video_CFHW[colour, 0, row::2, column::2])
+
+
+def test_the_17_levels_of_digits_come_back() -> None:
+    source = Digits(num_samples=50)
+    videos = [source.read(entry).video_CFHW for entry in source.entries]
+    codec = fitted(Pixel.of(block=2, colours=1), videos)
+    seen = set()
+    for entry, video in zip(source.entries, videos, strict=True):
+        index = int(entry.key.rpartition("-")[2])
+        pixels_HW = codec.decode(codec.encode(video))[0, :, :, 0].double()
+        levels_HW = (pixels_HW * LEVELS / 255).round().numpy()
+        assert np.array_equal(levels_HW, source._images_NHW[index])
+        seen |= set(levels_HW.ravel().tolist())
+    assert seen == set(range(17))
+
+
+def test_latents_of_the_dataset_are_whitened_per_channel() -> None:
+    rng = torch.Generator().manual_seed(0)
+    scale = torch.tensor([0.1, 0.02, 0.3]).view(3, 1, 1, 1)
+    videos = [
+        torch.randn(3, 1, 4, 4 + 2 * n, generator=rng) * scale + 10 * scale for n in range(20)
+    ]
+    codec = fitted(Pixel.of(block=2, colours=3), videos)
+    latents = torch.cat([codec.encode(video).flatten(1) for video in videos], dim=1).double()
+    assert latents.mean(1).abs().max() < 1e-3
+    assert (latents.std(1, correction=0) - 1).abs().max() < 1e-3
+
+
+@settings(max_examples=30, deadline=None)
+@given(lengths=st.lists(st.integers(1, 20), min_size=1, max_size=10), seed=st.integers(0, 99))
+def test_streamed_moments_equal_those_of_all_values_at_once(lengths: list[int], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    chunks = [1e6 + rng.standard_normal((2, length)) for length in lengths]  # sums of squares fail
+    moments = Moments()
+    for chunk in chunks:
+        moments.add(torch.from_numpy(chunk).view(2, 1, 1, -1))
+    whole = np.concatenate(chunks, axis=1)
+    assert moments.count == whole.shape[1]
+    np.testing.assert_allclose(moments.whitening().mean, whole.mean(1), rtol=1e-7)
+    expected = whole.std(1).clip(STD_MIN)
+    np.testing.assert_allclose(moments.whitening().std, expected, rtol=1e-6)
+
+
+def test_a_constant_channel_whitens_to_zero_and_comes_back() -> None:
+    video = torch.full((3, 1, 4, 4), 77 / 127.5 - 1)
+    codec = fitted(Pixel.of(block=2, colours=3), [video])
+    latent = codec.encode(video)
+    assert latent.abs().max() < 1e-3
+    assert (codec.decode(latent) == 77).all()
+
+
+def test_decode_says_which_channels_it_wants() -> None:
+    with pytest.raises(ValueError, match=r"'pixel' decodes latents \[4, F, H, W\].*\[3, 1, 2, 2\]"):
+        Pixel.of(block=2, colours=1).decode(torch.zeros(3, 1, 2, 2))
+
+
+def test_a_card_rebuilds_the_processor() -> None:
+    codec = fitted(Pixel.of(block=2, colours=3), [torch.linspace(-1, 1, 48).view(3, 1, 4, 4)])
+    assert vae.codec_of_card(card_of(codec)) == codec
+
+
+def test_a_card_that_does_not_fit_is_an_error() -> None:
+    good = card_of(Pixel.of(block=2, colours=1))
+    for change, message in (
+        ({"processor": {**good["processor"], "name": "pixle"}}, "no processor 'pixle'.*pixel"),
+        ({"processor": {"name": "pixel", "pixel_channels": 1}}, "lacks 'block'"),
+        ({"processor": {**good["processor"], "pixel_channels": 3}}, "4 means.*12 channels"),
+        ({"latent": {"mean": [0.0] * 4}}, "lacks 'std'"),
+        ({"format_version": 2}, "format_version 2"),
+        ({"latent": None}, "no object 'latent'"),
+    ):
+        with pytest.raises(CodecError, match=message):
+            vae.codec_of_card({**good, **change})
+
+
+def test_every_registered_processor_is_named_as_it_is_listed() -> None:
+    assert "pixel" in CODECS
+    for name, codec in CODECS.items():
+        assert codec.name == name
+        assert set(codec.media) <= {"image", "video"} and codec.description

@@ -1,0 +1,282 @@
+"""Codecs and text encoders give what the pipelines of Diffusers give, on tiny random weights."""
+
+import json
+from argparse import Namespace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from data_prep.cli.parser import main
+from dit.codecs import text, vae
+from dit.codecs.pretrained import load
+from dit.codecs.text.pretrained_encoder import PretrainedTextEncoder
+from dit.codecs.vae.autoencoder import Autoencoder
+from tests import tiny_pipelines
+from tests.media_files import image, video
+
+CAPTION = 'A  sign says "open" &amp; shut'
+FAMILIES = tuple(tiny_pipelines.MAKERS)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("pipelines")
+    return {name: make(root / name) for name, make in tiny_pipelines.MAKERS.items()}
+
+
+def arguments(folder: Path, **changes) -> Namespace:
+    given = {
+        "model_name": str(folder), "precision": "float32", "stochastic": False,
+        "workload_type": "t2v", "tiling": False, "slicing": False, "vae_cache_folder": None,
+        "t5_cache_dir": None, "tokenizer_cache_dir": None, "max_sequence_length": 48,
+    }  # fmt: skip
+    return Namespace(**{**given, **changes})
+
+
+def codec(name: str, folder: Path, **changes) -> Autoencoder:
+    found = vae.codec_named(name).from_arguments(arguments(folder, **changes))
+    assert isinstance(found, Autoencoder)
+    return found
+
+
+def encoder(name: str, folder: Path, **changes) -> PretrainedTextEncoder:
+    found = text.text_encoder_named(name).from_arguments(arguments(folder, **changes))
+    assert isinstance(found, PretrainedTextEncoder)
+    return found
+
+
+def clip(frames: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(3, frames, 32, 64, generator=generator) * 2 - 1
+
+
+def raw(name: str, model: Autoencoder, video_CFHW: torch.Tensor) -> torch.Tensor:
+    """Normalised latent before it is rounded."""
+    return model.whitening.apply(model.encode_raw(video_CFHW))
+
+
+def parts_of(folder: Path, **kinds: str) -> dict:
+    """Components as the pipeline loads them."""
+    import diffusers
+    import transformers
+
+    found = {}
+    for name, kind in kinds.items():
+        owner = diffusers if hasattr(diffusers, kind) else transformers
+        found[name] = getattr(owner, kind).from_pretrained(folder, subfolder=name)
+    return found
+
+
+def test_flux_latents_are_those_of_its_pipeline(folders) -> None:
+    from diffusers import FluxImg2ImgPipeline
+
+    pipe = FluxImg2ImgPipeline(
+        scheduler=None, text_encoder=None, tokenizer=None, text_encoder_2=None,
+        tokenizer_2=None, transformer=None, **parts_of(folders["flux"], vae="AutoencoderKL"),
+    )  # fmt: skip
+    picture = clip(1)
+    pipe.vae.encode = lambda x, encode=pipe.vae.encode: Namespace(latents=encode(x)[0].mode())
+    expected = pipe._encode_vae_image(picture[None, :, 0], generator=None)
+    found = raw("flux", codec("flux", folders["flux"]), picture)
+    assert (found[None, :, 0] - expected).abs().max() < 1e-5 and found.std() > 0.01
+
+
+def test_wan_latents_and_first_frame_are_those_of_its_pipeline(folders) -> None:
+    from diffusers import WanImageToVideoPipeline
+
+    kinds = {"vae": "AutoencoderKLWan", "image_encoder": "CLIPVisionModel"}
+    kinds["image_processor"] = "CLIPImageProcessor"
+    pipe = WanImageToVideoPipeline(
+        tokenizer=None, text_encoder=None, transformer=None, scheduler=None,
+        **parts_of(folders["wan"], **kinds),
+    )  # fmt: skip
+    model, shown = codec("wan", folders["wan"], workload_type="i2v"), clip(9)
+    mean = torch.tensor(pipe.vae.config.latents_mean).view(1, -1, 1, 1, 1)
+    std = torch.tensor(pipe.vae.config.latents_std).view(1, -1, 1, 1, 1)
+    with torch.no_grad():
+        expected = (pipe.vae.encode(shown[None]).latent_dist.mode() - mean) / std
+        _, condition = pipe.prepare_latents(
+            shown[None, :, 0], 1, 16, 32, 64, 9, torch.float32, torch.device("cpu")
+        )
+    assert (raw("wan", model, shown) - expected[0]).abs().max() < 1e-5
+    (parts,) = model.encode_batch([shown], keys=["a"])
+    assert parts["latent"].shape == (16, 3, 4, 8)
+    first = raw("wan", model, shown[:, :1])
+    # Behind four channels of mask; the codec is causal, so blank frames behind it do not matter.
+    assert (first[:, 0] - condition[0, 4:, 0]).abs().max() < 1e-5
+    assert (parts["first_frame_latent"].float() - first).abs().max() < 2e-3
+    levels = ((shown[:, 0].permute(1, 2, 0) + 1) * 127.5).round().byte().numpy()
+    with torch.no_grad():
+        features = pipe.encode_image(Image.fromarray(levels), torch.device("cpu"))
+    assert (model._image_embeds([Image.fromarray(levels)]) - features).abs().max() < 1e-5
+
+
+def test_hunyuan_latents_and_features_are_those_of_its_pipeline(folders) -> None:
+    from diffusers import HunyuanVideo15ImageToVideoPipeline as Pipeline
+    from diffusers.pipelines.hunyuan_video1_5.image_processor import HunyuanVideo15ImageProcessor
+
+    folder = folders["hunyuan"]
+    kinds = {"vae": "AutoencoderKLHunyuanVideo15", "image_encoder": "SiglipVisionModel"}
+    parts = parts_of(folder, **kinds, feature_extractor="SiglipImageProcessor")
+    model = codec("hunyuan", folder, workload_type="i2v")
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 64, 3), np.uint8))
+    pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1)[:, None] / 127.5 - 1
+    with torch.no_grad():
+        expected = Pipeline._get_image_latents(
+            parts["vae"], HunyuanVideo15ImageProcessor(vae_scale_factor=4), picture, 32, 64, "cpu"
+        )
+        features = Pipeline._get_image_embeds(
+            parts["image_encoder"], parts["feature_extractor"], picture, "cpu"
+        )
+    assert (raw("hunyuan", model, pixels) - expected[0]).abs().max() < 1e-5
+    assert (model._image_embeds([picture]) - features).abs().max() < 1e-5
+    assert raw("hunyuan", model, clip(5)).shape == (4, 2, 8, 16)
+
+
+@pytest.mark.parametrize("frames", [1, 9, 17])
+def test_cosmos_latents_are_those_of_its_pipeline_without_sigma_data(folders, frames: int) -> None:
+    from diffusers import CosmosVideoToWorldPipeline, EDMEulerScheduler
+
+    scheduler = EDMEulerScheduler(sigma_max=80, sigma_min=0.002, sigma_data=0.5)
+    pipe = CosmosVideoToWorldPipeline(
+        text_encoder=None, tokenizer=None, transformer=None, scheduler=scheduler,
+        safety_checker=torch.nn.Identity(),
+        **parts_of(folders["cosmos"], vae="AutoencoderKLCosmos"),
+    )  # fmt: skip
+    with torch.no_grad():
+        found = pipe.prepare_latents(
+            clip(frames)[None], 1, 16, 32, 64, frames, True, False, torch.float32
+        )
+    expected = found[1][0] / 0.5
+    model = codec("cosmos", folders["cosmos"])
+    assert (raw("cosmos", model, clip(frames)) - expected).abs().max() < 1e-5
+    assert (model.stride, model.temporal_stride) == (8, 8)
+
+
+def true_length(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return states[0, : int(mask.sum())]
+
+
+@pytest.mark.parametrize("caption", [CAPTION, ""])
+def test_texts_are_those_of_the_pipelines(folders, caption: str) -> None:
+    from diffusers import CosmosTextToWorldPipeline, FluxPipeline, WanPipeline
+
+    def check(name: str, expected: torch.Tensor) -> None:
+        found = encoder(name, folders[name]).embed(caption)["text"]
+        assert (found - expected[0, : len(found)]).abs().max() < 1e-5
+        assert len(found) == len(seen[name](caption)) + 1  # one token a letter, and the end
+
+    seen = {"wan": lambda c: 'A sign says "open" & shut' if c else "", "flux": str, "cosmos": str}
+    cpu, blank = torch.device("cpu"), {"scheduler": None, "transformer": None, "vae": None}
+    names = ("tokenizer", "text_encoder")
+    with torch.no_grad():
+        kinds = dict(zip(names, ("AutoTokenizer", "UMT5EncoderModel"), strict=True))
+        wan = WanPipeline(**blank, **parts_of(folders["wan"], **kinds))
+        check("wan", wan._get_t5_prompt_embeds(caption, 1, 48, cpu))
+        kinds["text_encoder"] = "T5EncoderModel"
+        cosmos = CosmosTextToWorldPipeline(
+            **blank, **parts_of(folders["cosmos"], **kinds), safety_checker=torch.nn.Identity()
+        )
+        check("cosmos", cosmos._get_t5_prompt_embeds(caption, 48, cpu))
+        kinds |= {"text_encoder": "CLIPTextModel", "tokenizer_2": "AutoTokenizer"}
+        kinds["text_encoder_2"] = "T5EncoderModel"
+        flux = FluxPipeline(**blank, **parts_of(folders["flux"], **kinds))
+        check("flux", flux._get_t5_prompt_embeds(caption, 1, 48, cpu))
+        pooled = encoder("flux", folders["flux"]).embed(caption)["pooled_text"]
+        assert (pooled - flux._get_clip_prompt_embeds(caption, 1, cpu)[0]).abs().max() < 1e-5
+
+
+def test_hunyuan_texts_are_those_of_its_pipeline(folders) -> None:
+    from diffusers import HunyuanVideo15Pipeline as Pipeline
+
+    kinds = {"tokenizer": "AutoTokenizer", "text_encoder": "Qwen2_5_VLTextModel"}
+    kinds |= {"tokenizer_2": "ByT5Tokenizer", "text_encoder_2": "T5EncoderModel"}
+    parts = parts_of(folders["hunyuan"], **kinds)
+    with torch.no_grad():
+        first, mask = Pipeline._get_mllm_prompt_embeds(
+            parts["text_encoder"], parts["tokenizer"], CAPTION, "cpu"
+        )
+        second, mask_2 = Pipeline._get_byt5_prompt_embeds(
+            parts["tokenizer_2"], parts["text_encoder_2"], CAPTION, "cpu"
+        )
+    ours = encoder("hunyuan", folders["hunyuan"], max_sequence_length=None)
+    found = ours.embed(CAPTION)
+    assert (found["text"] - true_length(first, mask)).abs().max() < 1e-5
+    assert (found["text_2"] - true_length(second, mask_2)).abs().max() < 1e-5
+    assert len(found["text_2"]) == len('Text "open". ') + 1
+    assert ours.embed("no words in quotes")["text_2"].shape == (0, 16)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_draws_are_the_samples_own(folders, name: str) -> None:
+    drawing, mean = codec(name, folders[name], stochastic=True), codec(name, folders[name])
+    frames = 1 + mean.temporal_stride if name != "flux" else 1
+    videos = [clip(frames, seed) for seed in (1, 2)]
+    both = drawing.encode_batch(videos, keys=["a", "b"])
+    alone = drawing.encode_batch(videos[1:], keys=["b"])[0]["latent"]
+    other = drawing.encode_batch(videos[1:], keys=["c"])[0]["latent"]
+    still = mean.encode_batch(videos[1:], keys=["b"])[0]["latent"]
+    assert (both[1]["latent"].float() - alone.float()).abs().max() < 2e-3
+    if name == "cosmos":  # its codec has no deviation
+        assert torch.equal(alone, other) and torch.equal(alone, still)
+    else:
+        assert not torch.equal(alone, other) and not torch.equal(alone, still)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_card_rebuilds_codec_and_encoder(folders, name: str) -> None:
+    model, words = codec(name, folders[name]), encoder(name, folders[name])
+    whitening = {"mean": list(model.whitening.mean), "std": list(model.whitening.std)}
+    card = json.loads(json.dumps({
+        "format_version": 1, "latent": whitening, "text_encoder": words.settings,
+        "processor": {"name": model.name, **model.settings},
+    }))  # fmt: skip
+    rebuilt = vae.codec_of_card(card)
+    assert rebuilt == model
+    frames = 1 if name == "flux" else 1 + model.temporal_stride
+    latent = model.encode(clip(frames))
+    assert rebuilt.decode(latent).shape == (frames, 32, 64, 3)
+    assert torch.equal(text.text_encoder_of_card(card).encode("x"), words.encode("x"))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_packing_with_every_processor(folders, name: str, tmp_path: Path, read_samples) -> None:
+    for index in range(4):
+        image(tmp_path / f"in/{index}.png", 80, 48, seed=index)
+    source = ["--image_dir", tmp_path / "in"]
+    if name != "flux":
+        video(tmp_path / "films/a.mp4", 20, size=(96, 64))
+        source += ["--video_dir", tmp_path / "films"]
+    options = ["--processor", name, "--model_name", folders[name], "--num_workers", 0]
+    options += ["--split", "1,0,0", "--batch_size", 2, "--output_dir", tmp_path / "out"]
+    if name in ("wan", "hunyuan"):
+        options += ["--workload_type", "i2v"]
+    assert main(["video", *map(str, source), *map(str, options)]) == 0
+    samples = read_samples(tmp_path / "out")
+    assert len(samples) == (4 if name == "flux" else 5)
+    model = codec(name, folders[name])
+    for sample in samples.values():
+        stride = model.temporal_stride
+        assert (sample["num_frames"] - 1) % stride == 0
+        assert sample["latent"].shape[1] == 1 + (sample["num_frames"] - 1) // stride
+        assert sample["text"].dtype == torch.bfloat16 and sample["text"].shape[1] == 16
+        assert ("pooled_text" in sample) == (name == "flux")
+        assert ("image_embed" in sample) == (name in ("wan", "hunyuan"))
+    assert main(["inspect", str(tmp_path / "out")]) == 0
+
+
+def test_what_is_no_pipeline(tmp_path: Path, capsys) -> None:
+    image(tmp_path / "in/a.png")
+    options = ["--image_dir", tmp_path / "in", "--output_dir", tmp_path / "out"]
+    options += ["--processor", "flux", "--model_name", tmp_path / "in"]
+    assert main(["image", *map(str, options)]) == 1
+    assert "vae/ cannot be loaded as AutoencoderKL" in capsys.readouterr().err
+
+
+def test_weights_are_loaded_once(folders) -> None:
+    model = codec("wan", folders["wan"])
+    load.cache_clear()
+    assert model.model is model.model and load.cache_info().misses == 1

@@ -1,0 +1,23 @@
+"""The table of devices, by the names that torch gives them."""
+
+from __future__ import annotations
+
+import pytest
+
+from dit.distributed.device_specs import peak_flops
+
+
+@pytest.mark.parametrize(
+    ("name", "flops"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA H100 80GB HBM3", 989.4e12),
+        ("NVIDIA H200", 989.4e12),
+        ("NVIDIA B200", 2250e12),
+        ("NVIDIA GB200", 2500e12),
+        ("NVIDIA H100 PCIe", None),
+        ("CPU", None),
+    ],
+)
+def test_peak_of_a_device(name, flops):
+    assert peak_flops(name) == flops

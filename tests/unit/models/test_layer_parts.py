@@ -1,0 +1,179 @@
+"""Parts that layers choose from, against their definitions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from diffusers.models.embeddings import get_1d_rotary_pos_embed
+from torch import nn
+
+from dit.models.layer_spec import (
+    Activation,
+    AttentionSpec,
+    FeedForwardSpec,
+    LowRankModulation,
+    PerBlockModulation,
+    QkNorm,
+    TableModulation,
+)
+from dit.models.layers.feed_forward import FeedForward
+from dit.models.layers.modulation import TimestepConditioning, make_modulation
+from dit.models.layers.packed_attention import CrossAttention
+from dit.models.layers.parallel_linear import BuildContext, GatheredLinear, transformer_config
+from dit.models.layers.per_sample import PerSample
+from dit.models.layers.qk_norm import AcrossHeadsNorm
+from dit.models.layers.rope import RotaryTable
+from tests.packs import tiny_model
+
+MODEL = tiny_model(hidden_size=48, num_attention_heads=4)
+
+
+@pytest.fixture
+def context(groups) -> BuildContext:
+    return BuildContext(model=MODEL, config=transformer_config(MODEL), groups=groups)
+
+
+def _randomise(module: nn.Module) -> nn.Module:
+    generator = torch.Generator().manual_seed(0)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, generator=generator)
+    return module
+
+
+def test_norm_across_heads_is_one_rmsnorm_over_them_all(groups):
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(n, 4, 12, generator=generator, requires_grad=True) for n in (7, 5))
+    norm = AcrossHeadsNorm(48, eps=1e-6, dtype=torch.float32, group=groups.tp)
+    _randomise(norm)
+    found = norm(q, k)
+    plain = [nn.RMSNorm(48, eps=1e-6) for _ in range(2)]
+    for theirs, ours in zip(plain, norm.parameters(), strict=True):
+        theirs.weight.data.copy_(ours)
+    wanted = [theirs(x.flatten(1)).view_as(x) for theirs, x in zip(plain, (q, k), strict=True)]
+    mine = [q, k, *norm.parameters()]
+    other = [q, k, *(theirs.weight for theirs in plain)]
+    losses = [sum((x * torch.arange(12.0)).sum() for x in pair) for pair in (found, wanted)]
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b)
+    gradients = [torch.autograd.grad(losses[0], mine), torch.autograd.grad(losses[1], other)]
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_of_the_norm_across_heads_have_names_that_nobody_sums(groups):
+    norm = AcrossHeadsNorm(48, eps=1e-6, dtype=torch.float32, group=groups.tp)
+    for name, weight in norm.named_parameters(prefix="across_heads"):
+        assert "q_layernorm" not in name and "k_layernorm" not in name
+        assert (weight.tensor_model_parallel, weight.partition_dim) == (True, 0)
+        assert not getattr(weight, "sequence_parallel", False)
+
+
+@pytest.mark.parametrize("theta", [256.0, 1e4])
+def test_rotary_table_is_diffusers_own_on_every_axis(theta):
+    """In float64, to the last bit of float32; pairs are halves of a head, theirs neighbours."""
+    widths, position_TA = (
+        (4, 8, 2, 6),
+        torch.tensor([[1023.0, 3.0, 7.0, -5.0], [0.0, 1.0, 2.5, 9.0]]),
+    )
+    cos, sin = RotaryTable(widths, (theta,) * 4, dtype=torch.float64)(position_TA)
+    assert cos.dtype == sin.dtype == torch.float32
+    axes = [
+        get_1d_rotary_pos_embed(
+            w, position_TA[:, i], theta=theta, use_real=True, freqs_dtype=torch.float64
+        )
+        for i, w in enumerate(widths)
+    ]
+    for ours, theirs in zip((cos, sin), zip(*axes, strict=True), strict=True):
+        wanted = torch.cat(theirs, dim=1)[:, ::2]
+        assert torch.equal(ours[:, :10], wanted) and torch.equal(ours[:, 10:], wanted)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("activation", list(Activation))
+def test_feed_forward_of_any_width(context, activation, bias):
+    spec = FeedForwardSpec(width=48, hidden=20, activation=activation, bias=bias)
+    mlp = _randomise(FeedForward(context, spec))
+    x = torch.randn(3, 48)
+    wide = x @ mlp.linear_fc1.weight.T + (mlp.linear_fc1.bias if bias else 0)
+    wanted = {
+        Activation.GELU: lambda: 0.5 * wide * (1 + torch.erf(wide / 2**0.5)),
+        Activation.GELU_TANH: lambda: nn.functional.gelu(wide, approximate="tanh"),
+        Activation.SILU: lambda: wide * wide.sigmoid(),
+        Activation.SWIGLU: lambda: wide[:, ::2] * wide[:, ::2].sigmoid() * wide[:, 1::2],
+    }[activation]()
+    assert wanted.shape[1] == 20
+    out = wanted @ mlp.linear_fc2.weight.T + (mlp.linear_fc2.bias if bias else 0)
+    torch.testing.assert_close(mlp(x), out, rtol=1e-4, atol=1e-3)
+    assert sum(p.numel() for p in mlp.parameters()) == spec.parameters
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize(
+    "spec",
+    [LowRankModulation(5), PerBlockModulation(), PerBlockModulation(bias=False), TableModulation()],
+)
+def test_each_modulation_gives_shift_scale_and_gate_of_its_parts(context, spec, parts, gated):
+    module = _randomise(make_modulation(spec, context, 48, parts=parts, gated=gated))
+    rows = parts * (3 if gated else 2)
+    timestep = TimestepConditioning(
+        t_emb_ND=torch.randn(2, 48), adaln_shift_NX=torch.randn(2, 48 * rows)
+    )
+    act = nn.functional.silu(timestep.t_emb_ND)
+    if isinstance(spec, LowRankModulation):
+        wanted = act @ module.linear_1.weight.T @ module.linear_2.weight.T + timestep.adaln_shift_NX
+    elif isinstance(spec, PerBlockModulation):
+        wanted = act @ module.linear.weight.T + (module.linear.bias if spec.bias else 0)
+    else:
+        wanted = module.table.flatten() + timestep.adaln_shift_NX
+    found = [
+        x for a in module(timestep) for x in (a.shift_ND, a.scale_ND, a.gate_ND) if x is not None
+    ]
+    assert len(found) == rows
+    torch.testing.assert_close(torch.cat(found, dim=1), wanted, rtol=1e-4, atol=1e-3)
+    if not isinstance(spec, LowRankModulation):
+        assert sum(p.numel() for p in module.parameters()) == spec.parameters(48, rows)
+
+
+def test_float32_rows_keep_the_sum_of_bfloat16_tokens_in_float32():
+    """Wan: one rounding, at the end."""
+    generator = torch.Generator().manual_seed(0)
+    h, x = torch.randn(2, 6, 8, generator=generator).bfloat16()
+    gate, shift = torch.randn(2, 2, 8, generator=generator)
+    per_sample = PerSample.of(torch.tensor([0, 0, 0, 1, 1, 1]))
+    added = per_sample.add(h, x, gate_ND=gate)
+    row = per_sample.level_row_T
+    assert torch.equal(added, (h.float() + x.float() * gate[row]).bfloat16())
+    modulated = per_sample.modulate(h, scale_ND=1 + gate, shift_ND=shift)
+    norm = nn.functional.layer_norm(h.float(), (8,), eps=1e-6)
+    assert torch.equal(modulated, torch.addcmul(shift[row], norm, 1 + gate[row]).bfloat16())
+
+
+@pytest.mark.parametrize("looked_up", [False, True])
+def test_a_sample_with_clean_tokens_has_two_level_rows(looked_up):
+    level_row_T = torch.tensor([2, 2, 0, 0, 0, 1, 3, 1])  # rows 2 and 3 are told to clean tokens
+    per_sample = PerSample.of(level_row_T)
+    per_sample = PerSample(level_row_T, None) if looked_up else per_sample
+    rows = torch.arange(4.0)[:, None].expand(4, 3).clone().requires_grad_()
+    out = per_sample.add(torch.zeros(8, 3), torch.ones(8, 3), gate_ND=rows)
+    assert out[:, 0].tolist() == level_row_T.tolist()
+    out.sum().backward()
+    assert rows.grad is not None and rows.grad[:, 0].tolist() == [3, 2, 2, 1]
+
+
+def test_cross_attention_of_a_sample_without_text_gives_zeros(context):
+    from dit.models.layers.attention import Spans
+
+    spec = AttentionSpec(width=48, heads=4, norm=QkNorm.NONE)
+    attention = _randomise(CrossAttention(context, spec, text_width=10))
+    spans = Spans.of([(0, 3), (3, 2)], [(0, 4), (4, 0)], total=5, device=torch.device("cpu"))
+    out = attention(torch.randn(5, 48), torch.randn(4, 10), spans)
+    assert out[:3].abs().min() > 0 and not out[3:].any()
+
+
+def test_gathered_linear_on_one_rank_is_a_linear(context):
+    linear = GatheredLinear(48, 30, config=context.config, groups=context.groups, bias=True)
+    _randomise(linear)
+    x = torch.randn(4, 48)
+    torch.testing.assert_close(linear(x), nn.functional.linear(x, linear.weight, linear.bias))
+    assert linear.weight.tensor_model_parallel and linear.bias.tensor_model_parallel

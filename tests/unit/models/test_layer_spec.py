@@ -1,0 +1,140 @@
+"""What a network is described by: parameters, operations and the cut into stages follow from it."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+
+import pytest
+import torch
+from diffusers.models.transformers.transformer_flux import (
+    FluxSingleTransformerBlock,
+    FluxTransformerBlock,
+)
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from dit.models.cost import forward_flops
+from dit.models.dit.model import DiT, dit_stack
+from dit.models.layer_spec import (
+    AttentionSpec,
+    DoubleLayerSpec,
+    FeedForwardSpec,
+    SingleLayerSpec,
+    StackSpec,
+    StageLayers,
+    _balanced,
+    pipeline_stages,
+)
+from dit.models.layers.init import randomise
+from tests.packs import random_pack, tiny_model
+from tests.toy_networks import NETWORKS
+
+GRIDS, TEXTS = [(1, 4, 4), (2, 4, 4), (1, 4, 4)], [5, 8, 5]
+MODEL = tiny_model(hidden_size=96, num_attention_heads=4)
+
+
+@pytest.mark.parametrize("name", [*NETWORKS, "dit"])
+def test_parameters_and_operations_are_those_of_the_layers(groups, name):
+    network = (NETWORKS | {"dit": DiT})[name](MODEL, groups)
+    for spec in network.stack_specs:
+        stack = network.stacks[spec.name]
+        assert sum(p.numel() for p in stack.parameters()) == spec.count * spec.layer.parameters
+    randomise(network, seed=1)
+    # No padding: torch cannot know which tokens count.
+    batch = random_pack(GRIDS, TEXTS, model=MODEL)
+    blocks = network.embed(batch.latent_TC, torch.zeros(3), batch, network.layout(batch))
+    conditions = network.conditions(blocks, batch, network.layout(batch))
+    # The counter has no formula for the CPU's fused attention, so that one runs unfused.
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        network.run_stacks(blocks, conditions)
+    rows = 2 if name in ("joint", "double") else 1  # a level row for clean tokens
+    wanted = sum(
+        s.count * s.layer.multiplications(batch.num_tokens, TEXTS)
+        + (rows - 1) * s.count * _modulation(s, len(GRIDS))
+        for s in network.stack_specs
+    )
+    if name == "double":  # nothing reads the last text
+        width, text = MODEL.hidden_size, sum(TEXTS)
+        wanted -= text * (width**2 + network.stack_specs[0].layer.feed_forward.multiplications)
+    assert counter.get_total_flops() == 2 * wanted
+
+
+def _modulation(stack: StackSpec, samples: int) -> int:
+    width = stack.layer.attention.width
+    rows = 12 if isinstance(stack.layer, DoubleLayerSpec) else 3
+    return samples * stack.layer.modulation.multiplications(width, rows)
+
+
+def test_operations_of_the_dit_are_those_of_its_formula():
+    model, stack = MODEL, dit_stack(MODEL)
+    tokens, width, rank = (16, 32), MODEL.hidden_size, MODEL.adaln_lora_dim
+    layers = stack.count * stack.layer.multiplications(tokens, (5, 8))
+    ends = sum(tokens) * width * 2 * model.patch_features + 2 * (4 * width**2 + rank * 3 * width)
+    assert forward_flops(model, tokens=tokens, text=(5, 8)) == 2 * (layers + ends)
+
+
+def _flux(double: int, single: int) -> list[StackSpec]:
+    attention = AttentionSpec(width=64, heads=4, bias=True)
+    feed_forward = FeedForwardSpec(width=64, hidden=256, bias=True)
+    parts = {"attention": attention, "feed_forward": feed_forward}
+    return [
+        StackSpec(name="blocks", count=double, layer=DoubleLayerSpec(**parts)),
+        StackSpec(name="single_blocks", count=single, layer=SingleLayerSpec(**parts)),
+    ]
+
+
+def test_parameters_of_layers_are_those_of_the_published_ones():
+    """FLUX: 339.8 M in a double-stream layer, 141.6 M in a single-stream one."""
+    attention = AttentionSpec(width=3072, heads=24, bias=True)
+    feed_forward = FeedForwardSpec(width=3072, hidden=12288, bias=True)
+    parts = {"attention": attention, "feed_forward": feed_forward}
+    with torch.device("meta"):
+        published = FluxTransformerBlock(3072, 24, 128), FluxSingleTransformerBlock(3072, 24, 128)
+    sizes = [sum(p.numel() for p in block.parameters()) for block in published]
+    assert sizes == [DoubleLayerSpec(**parts).parameters, SingleLayerSpec(**parts).parameters]
+
+
+def test_stages_cut_the_list_of_layers_and_may_lack_a_stack():
+    plan = pipeline_stages(_flux(19, 38), 3)
+    assert [s["blocks"] for s in plan] == [
+        StageLayers(0, 19),
+        StageLayers(19, 0),
+        StageLayers(19, 0),
+    ]
+    counts = [s["single_blocks"] for s in plan]
+    assert counts == [StageLayers(0, 0), StageLayers(0, 19), StageLayers(19, 19)]
+    uneven = pipeline_stages(_flux(3, 4), 4)
+    assert [s["blocks"].count + s["single_blocks"].count for s in uneven] == [1, 2, 2, 2]
+    assert uneven[1] == {"blocks": StageLayers(1, 2), "single_blocks": StageLayers(0, 0)}
+
+
+@pytest.mark.parametrize(("layers", "stages"), [(28, 4), (36, 12), (8, 8), (12, 1)])
+def test_equal_layers_are_cut_evenly(layers, stages):
+    each = layers // stages
+    plan = pipeline_stages([dit_stack(tiny_model(num_layers=layers))], stages)
+    assert [s["decoder"] for s in plan] == [StageLayers(i * each, each) for i in range(stages)]
+
+
+def test_fewer_layers_than_stages_are_refused():
+    with pytest.raises(ValueError, match="3 layers do not fill 4 pipeline stages"):
+        pipeline_stages(_flux(1, 2), 4)
+
+
+def test_the_slowest_stage_is_as_fast_as_it_can_be():
+    generator = random.Random(0)
+    for _ in range(100):
+        costs = [generator.randint(1, 9) for _ in range(8)]
+        parts = generator.randint(1, 5)
+        found = _balanced(costs, parts)
+        assert [first for first, _ in found[1:]] == [last for _, last in found[:-1]]
+        cuts = itertools.combinations(range(1, 8), parts - 1)
+        every = (max(sum(costs[a:b]) for a, b in itertools.pairwise((0, *c, 8))) for c in cuts)
+        assert max(sum(costs[a:b]) for a, b in found) == min(every)
+
+
+def test_a_description_needs_no_torch(repo_root):
+    source = (repo_root / "dit/models/layer_spec.py").read_text()
+    imported = [line for line in source.splitlines() if line.startswith(("import", "from"))]
+    assert all(line.split()[1].split(".")[0] in sys.stdlib_module_names for line in imported)

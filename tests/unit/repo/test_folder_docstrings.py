@@ -1,0 +1,63 @@
+"""The map of the tree: pages of folders, names, sizes, and who touches what others keep private."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.source_tree import (
+    Source,
+    classes,
+    family_leaks,
+    files_per_folder,
+    private_members,
+    read,
+    twice,
+    unlisted,
+)
+
+FILES = 12  # of a folder, beside __init__.py and __main__.py
+# folder -> why it has more.
+FULL: dict[str, str] = {}
+# dependency -> why its private members are touched in more than one file.
+SPREAD: dict[str, str] = {}
+
+
+@pytest.fixture(scope="module")
+def sources(repo_root: Path) -> list[Source]:
+    return read(repo_root)
+
+
+def test_docstring_of_a_folder_lists_its_files(sources: list[Source]) -> None:
+    wrong = [
+        f"{folder}/__init__.py lists no {', '.join(names)}"
+        for folder, names in unlisted(sources).items()
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_class_names_are_unique(sources: list[Source]) -> None:
+    wrong = [f"{name}: {', '.join(places)}" for name, places in twice(classes(sources)).items()]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_folders_are_small(sources: list[Source]) -> None:
+    full = {folder: count for folder, count in files_per_folder(sources).items() if count > FILES}
+    wrong = [f"{folder} has {full[folder]} files" for folder in sorted(full.keys() - FULL.keys())]
+    assert not wrong, f"divide, or say in FULL why not: {'; '.join(wrong)}"
+    assert full.keys() >= FULL.keys(), f"FULL names a folder of {FILES} files or fewer"
+
+
+def test_private_members_of_a_dependency_are_touched_in_one_file(sources: list[Source]) -> None:
+    found = private_members(sources)
+    unknown = found.pop("?", {})
+    assert not unknown, f"add them to PRIVATE in tests/source_tree.py, under their owner: {unknown}"
+    wide = {dependency: files for dependency, files in found.items() if len(files) > 1}
+    wrong = [f"{name}: {wide[name]}" for name in sorted(wide.keys() - SPREAD.keys())]
+    assert not wrong, "\n".join(wrong)
+    assert wide.keys() >= SPREAD.keys(), "SPREAD names a dependency that one file touches"
+
+
+def test_families_are_known_in_their_folders_alone(sources: list[Source]) -> None:
+    assert not (leaks := family_leaks(sources)), "\n".join(leaks)

@@ -1,0 +1,86 @@
+"""Small trees with known faults: what the tests of the map say of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.source_tree import (
+    classes,
+    family_leaks,
+    files_per_folder,
+    private_members,
+    read,
+    twice,
+    unlisted,
+)
+
+
+def write(tree: Path, **texts: str) -> None:
+    """Files by their path, with __ for /."""
+    for name, text in texts.items():
+        file = tree / f"{name.replace('__', '/')}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+
+def page(tree: Path, folder: str, text: str) -> None:
+    (tree / folder).mkdir(parents=True, exist_ok=True)
+    (tree / folder / "__init__.py").write_text(f'"""{text}"""\n')
+
+
+def test_a_page_lists_files_and_folders_by_whole_words(tmp_path):
+    page(tmp_path, "dit", "first.py opens the rest; inner_ring")
+    page(tmp_path, "dit/inner", "What goes round.")
+    write(tmp_path, dit__first="", dit__ring="", dit__inner__deep="", tests__other="")
+    sources = read(tmp_path)
+    assert unlisted(sources) == {"dit": ["inner", "ring"], "dit/inner": ["deep"]}
+    assert files_per_folder(sources) == {"dit": 2, "dit/inner": 1}
+
+
+def test_classes_of_one_name_are_found_at_any_depth(tmp_path):
+    write(
+        tmp_path,
+        dit__one="class A:\n    class B: ...\n",
+        recipes__two="def f():\n    class B: ...\n",
+    )
+    assert twice(classes(read(tmp_path))) == {"B": ["dit/one.py:2", "recipes/two.py:2"]}
+
+
+def test_private_members_are_those_of_others(tmp_path):
+    write(
+        tmp_path,
+        dit__ours="class A:\n    def _own(self): self._kept = 1\n\n\nA()._own()\n",
+        dit__theirs="from torch import _new\nx._shutdown_workers()\nx.__dict__, x._kept, x._odd\n",
+        dit__overrides="class B(D):\n    def _fill_reading_buffer(self): ...\n",
+        dit__state="state['_epoch_count'], '_no_key', os._exit(1)\n",
+    )
+    assert private_members(read(tmp_path)) == {
+        "?": {"dit/theirs.py": ["_new", "_odd"]},
+        "megatron.energon": {
+            "dit/overrides.py": ["_fill_reading_buffer"],
+            "dit/state.py": ["_epoch_count"],
+        },
+        "torch": {"dit/theirs.py": ["_shutdown_workers"]},
+    }
+
+
+def test_a_family_is_known_in_its_folder_and_by_one_line(tmp_path):
+    write(
+        tmp_path,
+        dit__models__layers__rope="class Rope: ...\n",
+        dit__models__toy__model="class Toy: ...\n\n\nToy() if config.family == 'toy' else None\n",
+        dit__models__family="NAMES = {'toy': 'dit.models.toy.model:Toy'}\nimport dit.models.toy\n",
+        dit__train="from dit.models.layers import rope\nfrom dit.models import toy\n"
+        "toy.model.Toy, rope.Rope\n"
+        "a.family == b.family, a.name == 'toy', f(family='toy')\n"
+        "a.model.family in ('toy', 'other')\n"
+        "match a.family:\n    case 'toy': ...\n",
+        tests__free="from dit.models.toy.model import Toy\n",
+    )
+    assert family_leaks(read(tmp_path)) == [
+        "dit/train.py:5: compares a family",
+        "dit/train.py:6: compares a family",
+        "dit/train.py:2: imports dit.models.toy",
+        "dit/models/family.py:2: imports dit.models.toy",
+        "dit/train.py:3: names Toy of dit.models.toy",
+    ]

@@ -1,0 +1,118 @@
+"""Options of `generate_dit.py` from a YAML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dit.sampling.commands.options import GenerationOptions, chosen, parser, with_file
+from tests.hostile import damaged, mistaken
+
+OURS = """
+checkpoint_path: runs/x
+prompt: [a red square, -a dash]
+num-steps: 12
+guidance: 3
+guidance_interval: [0.1, 5]
+sequence_parallel: false
+save_latents: true
+output_dir: out
+t5_cache_dir: null
+"""
+AUTOMODEL = """
+model: {pretrained_model_name_or_path: Wan-AI/Wan2.1, checkpoint: runs/x}
+inference:
+  num_inference_steps: 50
+  guidance_scale: 5.0
+  height: 480
+  dtype: bfloat16
+  prompts: ["A cat"]
+  pipeline_kwargs: {num_frames: 81, negative_prompt: ""}
+output: {output_dir: ./outputs, fps: 16}
+distributed: null
+vae: {enable_tiling: true}
+seed: 42
+"""
+
+
+@pytest.fixture
+def parse(tmp_path: Path):
+    def call(text: str, *argv: str):
+        file = tmp_path / "generate.yaml"
+        file.write_text(text)
+        options = parser()
+        return options.parse_args(with_file(["--config", str(file), *argv], options))
+
+    return call
+
+
+def test_options_by_name(parse) -> None:
+    args = parse(OURS)
+    assert (args.checkpoint_path, args.prompt) == ("runs/x", ["a red square", "-a dash"])
+    assert (args.num_steps, args.output_dir) == (12, Path("out"))
+    assert (args.save_latents, args.sequence_parallel, args.t5_cache_dir) == (True, False, None)
+    assert chosen(GenerationOptions, args).guidance_interval == (0.1, 5)
+
+
+def test_the_command_line_is_stronger(parse) -> None:
+    args = parse(OURS, "--num_steps", "3", "--prompts_file", "p.txt", "--guidance=2")
+    assert (args.num_steps, args.prompt, args.guidance) == (3, None, 2)
+
+
+def test_automodels_file(parse, capsys) -> None:
+    args = parse(AUTOMODEL)
+    assert (args.checkpoint_path, args.prompt, args.seed) == ("runs/x", ["A cat"], 42)
+    assert (args.num_steps, args.guidance, args.height, args.fps) == (50, 5.0, 480, 16)
+    assert (args.num_video_frames, args.output_dir) == (81, Path("outputs"))
+    said = capsys.readouterr().err
+    for key in ("model.pretrained_model_name_or_path", "inference.dtype", "vae.enable_tiling"):
+        assert f"{key} (" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("num_step: 3", ":1: unknown key; did you mean num_steps?".replace(":1: ", ":1): ")),
+        ("checkpoint_path: x\nheight: '32'", 'height="32" ('),
+        ("height: true", "expected an integer"),
+        ("guidance: high", "expected a number"),
+        ("prompt: 7", "expected text"),
+        ("guidance_interval: 3", "expected a list of two"),
+        ("guidance_interval: [1]", "expected a list of 2"),
+        ("save_latents: 1", "expected true or false"),
+        ("output_dir: [a, b]", "expected one value"),
+        ("- a", "must be a mapping"),
+        ("a: [", "generate.yaml:1: "),
+        ("help: true", "unknown key"),
+    ],
+)
+def test_what_is_wrong_names_file_and_key(parse, text: str, said: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        parse(text)
+    assert said in str(caught.value)
+    assert "generate.yaml" in str(caught.value)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"none.yaml: cannot be read .*; check --config"):
+        with_file(["--config", str(tmp_path / "none.yaml")], parser())
+
+
+@given(
+    content=st.sampled_from([OURS, AUTOMODEL]).flatmap(lambda text: damaged(text.encode()))
+    | st.sampled_from([OURS, AUTOMODEL])
+    .flatmap(lambda text: mistaken(yaml.safe_load(text)))
+    .map(lambda value: yaml.safe_dump(value, allow_unicode=True).encode("utf-8", "surrogatepass"))
+)
+def test_hostile_generation_file(tmp_path_factory, content: bytes) -> None:
+    file = tmp_path_factory.getbasetemp() / "generate.yaml"
+    file.write_bytes(content)
+    options = parser()
+    try:
+        options.parse_args(with_file(["--config", str(file)], options))
+    except ValueError as error:
+        assert str(error)
