@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from dit.config import RunConfig
-from dit.config.loading import describe, parse_arguments
+from dit.config.loading import parse_arguments
+from dit.config.loading.describe import describe
 from dit.distributed.entry import Parser, run, say_once
 from recipes.runs import RECIPES
 

@@ -33,10 +33,11 @@ from data_prep.planning.splits import Split
 from data_prep.writing.dataset_folder import publish
 from data_prep.writing.tar_shards import ShardSeries, sample_parts
 from dit.batch import LatentSample
-from dit.config import DatasetConfig, ModelConfig, RunConfig, TrainConfig
+from dit.config import DatasetConfig, RunConfig, TrainConfig
 from dit.data import build_train_loader
 from dit.data.cook import Expected, cook
 from dit.data.pack import pack_samples
+from dit.models.family import named_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +114,9 @@ def config_of(folder: Path, kind: ShardKind, *, buffer: int, workers: int = 0) -
         packing_buffer_size=buffer,
         num_workers=workers,
     )
-    model = replace(ModelConfig(), in_channels=kind.latent[0], crossattn_emb_size=kind.text[1])
+    model = replace(
+        named_model("dit_xl"), in_channels=kind.latent[0], crossattn_emb_size=kind.text[1]
+    )
     return RunConfig(model=model, dataset=data, train=TrainConfig(global_batch_size=1))
 
 

@@ -21,8 +21,7 @@ from measuring.packing_simulation import (
 from rich.console import Console
 from rich.table import Table
 
-from dit.config import RunConfig
-from dit.config.loading import load_config
+from dit.config.loading import default_config, load_config
 
 _STEPS = 128  # measured steps; as many before them fill the buffer of waiting packs
 
@@ -72,7 +71,7 @@ def _fill_row(mixture: Any, buffer: int, samples: int) -> dict[str, Any]:
 
 
 def _even_row(mixture: Any, options: argparse.Namespace) -> dict[str, Any]:
-    model = load_config(RunConfig(), overrides=[f"model.name={options.model}"]).model
+    model = load_config(default_config(), overrides=[f"model.name={options.model}"]).model
     row: dict[str, Any] = {"mixture": mixture.name}
     found = []
     for packs in (0, options.balance_packs):

@@ -28,6 +28,7 @@ from rich.table import Table
 from dit.config import EmaKind, MockGeometry, ModelConfig, ObjectiveName, Precision, RunConfig
 from dit.config.loading import load_config
 from dit.distributed.entry import run
+from dit.models.family import named_model
 from dit.pack_wire import pack_to
 
 OURS = "packed, ours"
@@ -67,7 +68,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _small() -> RunConfig:
     """A model that two cores train in seconds."""
-    model = ModelConfig(
+    model: ModelConfig = replace(
+        named_model("dit_xl"),
         name="custom",
         num_layers=2,
         hidden_size=256,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from dit.config.loading import check_memory, describe, parse_arguments
+from dit.config.loading import parse_arguments
 from dit.distributed.entry import run, say_once
 from dit.train.next_commands import next_commands
 from recipes.runs import RECIPES
@@ -19,9 +19,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = arguments.config
     # Imported late: --help and a wrong key answer without waiting for Megatron-Core.
     from dit.distributed.process_groups import rank, start_processes, world_size
+    from dit.models.memory import check_memory
 
     check_memory(config, world_size=world_size())  # says what is wrong before any process waits
     if arguments.dry_run or arguments.print_config:
+        from dit.config.loading.describe import describe
+
         if rank() == 0:
             sys.stdout.write(describe(config, world_size=world_size()))
         if rank() == 0 and arguments.dry_run:

@@ -10,15 +10,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dit.config import (
-    MODEL_SIZES,
     CheckpointConfig,
     DatasetConfig,
     MockGeometry,
-    ModelConfig,
     Precision,
     RunConfig,
     TrainConfig,
 )
+from dit.models.family import named_model
 
 # Nasty on purpose: captions of one token, samples longer than half a pack of 512 tokens (285), and
 # padding in nine samples of ten. Packs are full to 0.98 with a buffer of 100.
@@ -34,7 +33,7 @@ DEBUG_MIXTURE = (
 
 def _sized(name: str) -> RunConfig:
     """The defaults with one of the named sizes."""
-    return RunConfig(model=ModelConfig(name=name, **MODEL_SIZES[name]))
+    return RunConfig(model=named_model(name))
 
 
 def dit_s() -> RunConfig:

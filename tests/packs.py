@@ -7,11 +7,13 @@ from typing import Any
 import torch
 
 from dit.batch import LatentSample, PackedBatch
-from dit.config import ModelConfig, Precision
+from dit.config import Precision, RunConfig
 from dit.data.pack import PatchLayout, pack_identity, pack_samples
+from dit.models.dit.config import DitConfig
+from dit.models.positions import GridPositions
 
 
-def tiny_model(**changes: Any) -> ModelConfig:
+def tiny_model(**changes: Any) -> DitConfig:
     """A float32 model of milliseconds, with `changes`."""
     sizes = {
         "name": "custom",
@@ -23,14 +25,14 @@ def tiny_model(**changes: Any) -> ModelConfig:
         "adaln_lora_dim": 16,
         "precision": Precision.FP32,
     }
-    return ModelConfig(**(sizes | changes))
+    return DitConfig(**(sizes | changes))
 
 
 def random_pack(
     grids: list[tuple[int, int, int]],
     texts: list[int],
     *,
-    model: ModelConfig,
+    model: DitConfig,
     multiple: int = 8,
     fps: list[float] | None = None,
 ) -> PackedBatch:
@@ -53,7 +55,7 @@ def random_pack(
         patch_temporal=tall,
         patch_spatial=wide,
         sample_multiple=multiple,
-        base_fps=model.base_fps,
+        positions=GridPositions(model.base_fps),
     )
     return pack_samples(samples, layout)
 
@@ -76,3 +78,8 @@ def single(batch: PackedBatch, index: int) -> PackedBatch:
         keys=keys,
         pack_id=pack_identity(keys),
     )
+
+
+def run_config(**groups: Any) -> RunConfig:
+    """The defaults of a run, with the default network where `groups` name none."""
+    return RunConfig(**({"model": DitConfig()} | groups))

@@ -11,7 +11,7 @@ import numpy as np
 
 from dit.config import ModelConfig
 from dit.data.pack import best_fit_decreasing, full_with_first, turn
-from dit.models.dit.flops import forward_flops
+from dit.models.cost import forward_flops
 from measuring.mixtures import Mixture
 
 _CAPTION, _BUFFER = 200, 64  # of the simulated balance: text tokens of a sample, buffered samples

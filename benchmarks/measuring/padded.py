@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dit.batch import PackedBatch, Problem
 from dit.config import ModelConfig, OptimizerConfig, RunConfig
 from dit.convert.diffusers_config import diffusers_transformer_config
-from dit.convert.diffusers_names import pairs
+from dit.models.diffusers_names import pairs
 from dit.sampling.unpatchify import unpatchify
 
 
@@ -169,7 +169,7 @@ def diffusers_network(config: RunConfig) -> nn.Module:
     from diffusers.models.transformers.transformer_cosmos import CosmosTransformer3DModel
 
     model = config.model
-    if model.concat_padding_mask or model.text_pad_to is not None:
+    if getattr(model, "concat_padding_mask", False) or model.text_pad_to is not None:
         raise ValueError(
             "model.concat_padding_mask and model.text_pad_to are not compared; use false and null"
         )

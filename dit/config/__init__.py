@@ -1,13 +1,13 @@
 """One tree of dataclasses describes a run; every group checks itself in its `__post_init__`.
 
-    run        RunConfig: the whole tree, and the checks that concern several groups
-    model      sizes of the network, precision, and how it is spread over devices
+    run        RunConfig: the whole tree, checkpoints and logs, and the checks of several groups
+    model      what the networks of all families share; a family adds fields in its own folder
     data       sources of samples, real or synthetic, and how samples are packed
     objective  EDM and flow matching: noise levels, preconditioning, loss weights
     training   steps, AdamW, learning rate, EMA, validation, data parallelism, seed
-    outputs    checkpoints and logs
     checks     Problems, and rules that several groups use
     inlining   groups whose keys stand in the outer group: EdmConfig and FlowConfig in `objective`
+    loading    recipe, YAML file and command line -> the tree
 
 Precedence, weakest first: recipe function, YAML file, command line (`dit.config.loading`). Keys
 have the names that users of Megatron-Bridge and DFM know. A checkpoint stores the whole tree. The
@@ -18,9 +18,7 @@ from dit.config.checks import Problems
 from dit.config.data import Balance, BlendEntry, DatasetConfig, MockGeometry
 from dit.config.model import (
     CUSTOM_SIZE,
-    MODEL_SIZES,
     ContextComm,
-    ExtraPosition,
     Fp8,
     Fp8Recipe,
     Implementation,
@@ -41,8 +39,7 @@ from dit.config.objective import (
     Sampler,
     Weighting,
 )
-from dit.config.outputs import CheckpointConfig, LoggerConfig, WandbMode, Weights
-from dit.config.run import RunConfig
+from dit.config.run import CheckpointConfig, LoggerConfig, RunConfig, WandbMode, Weights
 from dit.config.training import (
     DdpConfig,
     Decay,
@@ -59,7 +56,6 @@ from dit.config.training import (
 
 __all__ = [
     "CUSTOM_SIZE",
-    "MODEL_SIZES",
     "MODE_SCALES",
     "OBJECTIVES",
     "Balance",
@@ -73,7 +69,6 @@ __all__ = [
     "EdmConfig",
     "EmaConfig",
     "EmaKind",
-    "ExtraPosition",
     "FlowConfig",
     "Fp8",
     "Fp8Recipe",

@@ -96,5 +96,5 @@ def positive(group: object, *names: str) -> list[Rule]:
 
 
 def given(group: object, *names: str) -> list[str]:
-    """Those of the named fields that are not None."""
+    """The named fields that are not None."""
     return [name for name in names if getattr(group, name) is not None]

@@ -32,10 +32,14 @@ def is_group(kind: object) -> bool:
 
 @cache
 def field_types(group: Any) -> dict[str, Any]:
-    """Types of the fields of a dataclass, by name; type variables are replaced by arguments."""
+    """Types of the fields of a dataclass, by name; type variables are replaced by arguments.
+
+    A dataclass whose own fields stand between inherited ones in files has a method `field_order`.
+    """
     origin = get_origin(group) or group
     arguments = dict(zip(getattr(origin, "__parameters__", ()), get_args(group), strict=False))
-    return {f.name: _resolved(get_type_hints(origin)[f.name], arguments) for f in fields(origin)}
+    ordered = getattr(origin, "field_order", lambda: [f.name for f in fields(origin)])
+    return {name: _resolved(get_type_hints(origin)[name], arguments) for name in ordered()}
 
 
 def _resolved(kind: Any, arguments: dict[Any, Any]) -> Any:

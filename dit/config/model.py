@@ -1,10 +1,15 @@
-"""The network: named sizes, positions, precision, and how it is spread over devices."""
+"""What the networks of all families share: sizes, precision, and how they are spread over devices.
+
+A family's own fields, named sizes and rules are in its subclass of `ModelConfig`, in
+`dit/models/<family>/config.py`; `model.family` chooses it before the other keys are read.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from dit.config.checks import Rule, at_least_one, check, given, numbers, positive
 
@@ -14,13 +19,6 @@ class Precision(StrEnum):
 
     FP32 = "fp32"
     BF16 = "bf16"
-
-
-class ExtraPosition(StrEnum):
-    """Learnable positions added before every layer (Cosmos), or none."""
-
-    NONE = "none"
-    LEARNABLE = "learnable"
 
 
 class Recompute(StrEnum):
@@ -76,50 +74,14 @@ _MOST = {
     "hidden_size": 2**17,
     "num_attention_heads": 2**14,
     "mlp_ratio": 1024,
-    "adaln_lora_dim": 2**17,
     "in_channels": 2**16,
     "patch_spatial": 1024,
     "patch_temporal": 1024,
     "crossattn_emb_size": 2**20,
-    "crossattn_proj_size": 2**20,
     "text_pad_to": 2**20,
-    "max_size": 2**16,
-    "rope_scale": 1e6,
-    "base_fps": 1e6,
     "init_method_std": 1e6,
 }
 """Upper bounds beyond any network; `check_memory` refuses smaller sizes that fit no device."""
-
-_COSMOS = {
-    "adaln_lora_dim": 256,
-    "in_channels": 16,
-    "crossattn_emb_size": 1024,
-    "text_pad_to": 512,
-    "rope_scale": (2.0, 1.0, 1.0),
-    "extra_pos_embed": ExtraPosition.LEARNABLE,
-    "concat_padding_mask": True,
-}
-
-MODEL_SIZES: dict[str, dict[str, Any]] = {
-    "dit_s": {"num_layers": 12, "hidden_size": 384, "num_attention_heads": 6},
-    "dit_b": {"num_layers": 12, "hidden_size": 768, "num_attention_heads": 12},
-    "dit_l": {"num_layers": 24, "hidden_size": 1024, "num_attention_heads": 16},
-    "dit_xl": {"num_layers": 28, "hidden_size": 1152, "num_attention_heads": 16},
-    "cosmos_7b": {"num_layers": 28, "hidden_size": 4096, "num_attention_heads": 32, **_COSMOS},
-    "cosmos_14b": {
-        "num_layers": 36,
-        "hidden_size": 5120,
-        "num_attention_heads": 40,
-        **_COSMOS,
-        "rope_scale": (2.0, 2.0, 2.0),
-    },
-}
-"""What each `model.name` sets.
-
-DiT: arXiv:2212.09748, Table 1. Cosmos 1: TRANSFORMER_CONFIGS of Diffusers'
-scripts/convert_cosmos_to_diffusers.py ("Cosmos-1.0-Diffusion-7B-Text2World" and "-14B-"); captions
-are filled up to 512 tokens by `max_sequence_length` of its CosmosTextToWorldPipeline.
-"""
 
 CUSTOM_SIZE = "custom"
 """The `model.name` that sets nothing."""
@@ -127,20 +89,27 @@ CUSTOM_SIZE = "custom"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
-    """The DiT: sizes, positions, precision and how it is spread over devices."""
+    """The network: sizes, positions, precision and how it is spread over devices."""
 
-    name: str = "dit_xl"
-    """A named size (dit_s, dit_b, dit_l, dit_xl, cosmos_7b, cosmos_14b) or `custom`."""
-    num_layers: int = 28
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """The named sizes of a family: what each `model.name` sets."""
+    most: ClassVar[Mapping[str, float]] = {}
+    """The largest values of a family's own fields, beyond any network."""
+    shown_before: ClassVar[Mapping[str, str]] = {}
+    """Own field of a family -> field of all families that files show it before."""
+
+    name: str
+    """A named size of the family, or `custom`."""
+    family: str
+    """The model family, which decides what other keys there are; a named size implies it."""
+    num_layers: int
     """Transformer layers."""
-    hidden_size: int = 1152
+    hidden_size: int
     """Width of a token inside the model; a multiple of num_attention_heads."""
-    num_attention_heads: int = 16
+    num_attention_heads: int
     """Heads of self- and cross-attention."""
     mlp_ratio: float = 4.0
     """Width of the MLP over the hidden size."""
-    adaln_lora_dim: int = 256
-    """Rank of each low-rank adaLN modulation."""
     in_channels: int = 16
     """Channels of the latent, as the shards hold it."""
     patch_spatial: int = 2
@@ -149,20 +118,8 @@ class ModelConfig:
     """Frames of the latent in one token."""
     crossattn_emb_size: int = 1024
     """Width of the text embedding in the shards."""
-    crossattn_proj_size: int | None = None
-    """Width of a text projection, linear with bias and GELU (Cosmos 2.5); null has none."""
     text_pad_to: int | None = None
     """A number fills captions up to it with zeros that are attended to (Cosmos: 512), null none."""
-    rope_scale: tuple[float, float, float] = (1.0, 1.0, 1.0)
-    """NTK scale of the rotary frequencies for frames, rows and columns."""
-    base_fps: float = 24.0
-    """A frame's rotary position is frame * base_fps / fps of the clip."""
-    extra_pos_embed: ExtraPosition = ExtraPosition.NONE
-    """Learnable positions added before every layer, beside the rotary ones (Cosmos: learnable)."""
-    max_size: tuple[int, int, int] = (128, 240, 240)
-    """Latent frames, rows, columns covered by learnable positions."""
-    concat_padding_mask: bool = False
-    """Append Cosmos's padding-mask channel (always zero here) to the latent."""
     precision: Precision = Precision.BF16
     """Type of weights and matrix products; levels, positions and loss are always float32."""
     tensor_model_parallel_size: int = 1
@@ -200,29 +157,55 @@ class ModelConfig:
     vae_cache_folder: str | None = None
     """Folder of the VAE that decodes pictures; the embedded `pixel` codec needs none."""
 
+    @classmethod
+    def field_order(cls) -> list[str]:
+        """The fields in the order of files: a family's own ones before `precision` by default."""
+        shared = [one.name for one in fields(ModelConfig)]
+        order = list(shared)
+        for name in (one.name for one in fields(cls) if one.name not in shared):
+            order.insert(order.index(cls.shown_before.get(name, "precision")), name)
+        return order
+
     def __post_init__(self) -> None:
         check(*self._sizes())
-        check(*self._shapes(), *self._stages())
+        check(*self._shapes(), *self.own_shapes(), *self._stages())
 
     def _sizes(self) -> list[Rule]:
         """Rules of single values."""
-        whole = ("num_layers", "hidden_size", "num_attention_heads", "adaln_lora_dim")
+        whole = ("num_layers", "hidden_size", "num_attention_heads")
         whole += ("in_channels", "patch_spatial", "patch_temporal", "crossattn_emb_size")
         whole += ("tensor_model_parallel_size", "context_parallel_size", "recompute_num_layers")
         whole += ("pipeline_model_parallel_size",)
-        names = (*MODEL_SIZES, CUSTOM_SIZE)
+        names = (*self.sizes, CUSTOM_SIZE)
         return [
             (self.name in names, f"name={self.name} is no known size; use {', '.join(names)}"),
+            self._own_family(),
             *at_least_one(self, *whole),
-            *at_least_one(self, *given(self, "text_pad_to", "crossattn_proj_size")),
+            *at_least_one(self, *given(self, "text_pad_to")),
             *at_least_one(self, *given(self, "virtual_pipeline_model_parallel_size")),
             *self._offloading(),
             *self._engine(),
-            *positive(self, "mlp_ratio", "base_fps", *given(self, "init_method_std")),
-            (min(self.rope_scale) > 0, f"rope_scale={self.rope_scale} must be positive"),
-            (min(self.max_size) >= 1, f"max_size={self.max_size} must be at least 1"),
-            *numbers(self, **_MOST),
+            *positive(self, "mlp_ratio", *given(self, "init_method_std")),
+            *self.own_sizes(),
+            *numbers(self, **{**_MOST, **self.most}),
         ]
+
+    def _own_family(self) -> Rule:
+        """Each class describes one family, the default of its field `family`."""
+        (own,) = [one.default for one in fields(self) if one.name == "family"]
+        return (
+            own in (MISSING, self.family),
+            f"family={self.family} is not described by {type(self).__name__}, whose family is"
+            f" {own}",
+        )
+
+    def own_sizes(self) -> list[Rule]:
+        """Rules of a family for each of its own numbers by itself."""
+        return []
+
+    def own_shapes(self) -> list[Rule]:
+        """Rules of a family for what must divide what; all sizes are at least 1."""
+        return []
 
     def _offloading(self) -> list[Rule]:
         count = self.cpu_offloading_num_layers
@@ -254,7 +237,7 @@ class ModelConfig:
     def _shapes(self) -> list[Rule]:
         """Rules of divisibility; sizes must be at least 1."""
         heads, tp = self.num_attention_heads, self.tensor_model_parallel_size
-        width, step = self.hidden_size // heads, 16 * tp
+        step = 16 * tp
         ffn = self.ffn_hidden_size
         return [
             (
@@ -267,11 +250,6 @@ class ModelConfig:
                 self.hidden_size % heads == 0,
                 f"hidden_size={self.hidden_size} does not divide into"
                 f" num_attention_heads={heads}; choose a multiple of {heads}",
-            ),
-            (
-                self.hidden_size % heads > 0 or (width % 2 == 0 and width // 6 >= 2),
-                f"hidden_size={self.hidden_size} / num_attention_heads={heads} gives heads of"
-                f" width {width}; 3-D rotary positions need an even width of at least 12",
             ),
             (
                 heads % tp == 0,
@@ -323,21 +301,37 @@ class ModelConfig:
         return int(self.hidden_size * self.mlp_ratio)
 
     @property
-    def text_width(self) -> int:
-        """Width of the text that the layers attend to."""
-        return self.crossattn_proj_size or self.crossattn_emb_size
+    def patch_volume(self) -> int:
+        """Cells of the latent in one token: frames * rows * columns."""
+        return self.patch_temporal * self.patch_spatial**2
 
     @property
     def patch_features(self) -> int:
         """Numbers in one token of the latent: channels * frames * rows * columns."""
-        return self.in_channels * self.patch_temporal * self.patch_spatial**2
+        return self.in_channels * self.patch_volume
+
+    @property
+    def output_features(self) -> int:
+        """Numbers that the network predicts for each token; no more than it is given."""
+        return self.patch_features
+
+    @property
+    def largest_latent(self) -> tuple[int, int, int] | None:
+        """Latent frames, rows and columns that learned positions cover (`max_size`); None: any."""
+        return None
+
+    @property
+    def cost_sizes(self) -> list[int]:
+        """The settings that the cost of a pack depends on, as loader states store them."""
+        sizes = [self.num_layers, self.hidden_size, self.ffn_hidden_size]
+        return [*sizes, self.text_pad_to or 0]
 
     @property
     def fp8_rows(self) -> int:
         """For 8-bit products, the number of tokens on a rank must be a multiple of this."""
         return 32 if self.fp8_recipe is Fp8Recipe.MXFP8 else 16
 
-    def on_one_rank(self) -> ModelConfig:
+    def on_one_rank(self) -> Self:
         """The same model without parallelism and without features that another machine may lack."""
         return replace(
             self,

@@ -4,7 +4,6 @@ cli                   the command line
 diffusers_checkpoint  a Diffusers folder: read one tensor at a time, files planned
 diffusers_json        its JSON files, checked key by key
 diffusers_config      config.json and scheduler_config.json <-> our configuration
-diffusers_names       which tensor of Diffusers is which of ours: one table for both directions
 megatron_checkpoint   our checkpoint: read and written one tensor at a time, for any layout
 import_               Diffusers folder -> checkpoint
 export                checkpoint -> Diffusers folder; also at each save of a run
@@ -14,7 +13,8 @@ atomic_folder         a target folder that appears only when it is complete
 bridge                registration with NVIDIA's Megatron-Bridge; imported only when asked for
 errors                the error of this folder
 
-Only `verify` and `bridge` build a network. All processes of the group call every function that
-converts, and share the files. A checkpoint of ours holds whole tensors, whichever layout wrote it,
-so no layout appears here.
+The names that Diffusers gives to a network and its tensors are told by the family
+(`Family.diffusers`), which `_class_name` or `model.family` chooses. Only `verify` and `bridge`
+build a network. All processes of the group call every function that converts, and share the files.
+A checkpoint of ours holds whole tensors, whichever layout wrote it, so no layout appears here.
 """

@@ -35,15 +35,16 @@ from megatron.bridge.models.conversion.param_mapping import (
 from megatron.bridge.models.hf_pretrained.state import StateDict, StateSource
 from megatron.bridge.models.model_provider import ModelProviderMixin
 from megatron.bridge.models.transformer_config import TransformerConfig
+from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig as CoreConfig
 from torch import Tensor
 
 from dit.config import ModelConfig, Precision
 from dit.convert.diffusers_checkpoint import CONFIG, DiffusersFolder, open_folder
-from dit.convert.diffusers_config import CLASS, COSMOS_TEXT_TOKENS, model_config
-from dit.convert.diffusers_names import Pair, TensorKind, pairs
+from dit.convert.diffusers_config import Unsaid, model_config
 from dit.distributed.process_groups import device, process_groups
-from dit.models.dit.model import DiT
+from dit.models.diffusers_names import Pair, TensorSplit, pairs
+from dit.models.family import default_family, family_of
 from dit.models.layers.init import initialise
 from dit.models.layers.parallel_linear import transformer_config
 
@@ -57,11 +58,13 @@ class _Row(RowParallelMapping):
 
 
 _SHARED = {
-    TensorKind.ROW: _Row,
-    TensorKind.REPLICATED: ReplicatedMapping,
-    TensorKind.PATCH: ReplicatedMapping,
+    TensorSplit.ROW: _Row,
+    TensorSplit.REPLICATED: ReplicatedMapping,
+    TensorSplit.COLUMN: ColumnParallelMapping,
 }
-"""How tensor ranks split a tensor; all other kinds are split by their outputs."""
+"""How tensor ranks split a tensor."""
+_FAMILY = default_family()
+_NETWORK: Any = _FAMILY.network()
 
 
 class PairMapping(MegatronParamMapping):
@@ -71,7 +74,7 @@ class PairMapping(MegatronParamMapping):
         names = {str(number): name for number, name in enumerate(pair.theirs)}
         super().__init__(_name(pair), names if len(names) > 1 else pair.theirs[0])
         self.pair = pair
-        shared = _SHARED.get(pair.kind, ColumnParallelMapping)
+        shared = _SHARED[pair.split_over]
         self.shared = shared(self.megatron_param, self.megatron_param)
 
     def resolve(self, captures: tuple[str, ...]) -> PairMapping:  # noqa: ARG002 - no pattern left
@@ -113,7 +116,7 @@ class _Source(StateSource):
 class DiffusersSource:
     """A Diffusers folder in the form that Megatron-Bridge expects of a pretrained model."""
 
-    def __init__(self, path: Path, *, text_pad_to: int | None = COSMOS_TEXT_TOKENS):
+    def __init__(self, path: Path, *, text_pad_to: int | Unsaid | None = Unsaid.UNSAID):
         """`text_pad_to` as in `import_weights`.
 
         Raises:
@@ -136,7 +139,7 @@ class DiffusersSource:
 class DiTProvider(TransformerConfig, ModelProviderMixin):
     """Builds the DiT, with the layout and precision that Megatron-Bridge sets in its fields."""
 
-    dit: ModelConfig = field(default_factory=ModelConfig)
+    dit: ModelConfig = field(default_factory=_FAMILY.default)
     seed: int = 1234
     """Seed of the initial weights."""
 
@@ -172,21 +175,24 @@ class DiTProvider(TransformerConfig, ModelProviderMixin):
         pre_process: bool | None = None,  # noqa: ARG002 - the DiT asks its groups
         post_process: bool | None = None,  # noqa: ARG002
         vp_stage: int | None = None,
-    ) -> DiT:
-        model = DiT(self.configured(), process_groups(), vp_stage)
+    ) -> MegatronModule:
+        model = _NETWORK(self.configured(), process_groups(), vp_stage)
         if not next(model.parameters()).is_meta:
             model.to(device())
-            initialise(model, seed=self.seed, std=self.dit.init_method_std)
+            zero = family_of(self.dit).weights.starts_at_zero
+            initialise(model, seed=self.seed, std=self.dit.init_method_std, zero=zero)
         return model
 
-    def provide_distributed_model(self, *args: Any, **options: Any) -> list[DiT]:
+    def provide_distributed_model(self, *args: Any, **options: Any) -> list[MegatronModule]:
         # The default wrapper rounds all inputs to bf16, noise levels and positions included.
         return super().provide_distributed_model(
             *args, **({"mixed_precision_wrapper": None} | options)
         )
 
 
-@MegatronModelBridge.register_bridge(source=CLASS, target=DiT, provider=DiTProvider)
+@MegatronModelBridge.register_bridge(
+    source=_FAMILY.diffusers().class_name, target=_NETWORK, provider=DiTProvider
+)
 class DiTBridge(MegatronModelBridge):
     """Diffusers' transformer <-> our DiT, by the table."""
 

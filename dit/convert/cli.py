@@ -110,8 +110,8 @@ def _add_export(commands: Any) -> None:
         "--pipeline-from",
         type=Path,
         metavar="DIR",
-        help="Folder of a CosmosTextToWorldPipeline, whose tokenizer, text encoder and VAE the"
-        " export gets, so that it is a pipeline itself.",
+        help="Folder of a pipeline of Diffusers that runs such a model, whose tokenizer, text"
+        " encoder and VAE the export gets, so that it is a pipeline itself.",
     )
     alternatives.add_argument(
         "--no-scheduler",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dit.convert.diffusers_json import WeightIndex, checked_json, read_json
-from dit.convert.diffusers_names import Pair
 from dit.convert.errors import ConvertError, listed
+from dit.models.diffusers_names import Pair
 
 CONFIG, SCHEDULER_CONFIG = "config.json", "scheduler_config.json"
 PIPELINE_INDEX = "model_index.json"
@@ -178,8 +179,13 @@ def in_groups(sizes: list[int], *, most: int) -> list[range]:
 
 
 def plan_files(pairs: list[Pair], sizes: list[int], *, max_shard_size: int) -> FilePlan:
-    """Files of at most `max_shard_size` bytes, named as Diffusers names them."""
-    groups = in_groups(sizes, most=max_shard_size)
+    """Files of at most `max_shard_size` bytes, named as Diffusers names them.
+
+    Pairs that are parts of one tensor of theirs, which are neighbours, go into one file.
+    """
+    units = [[*unit] for _, unit in groupby(range(len(pairs)), key=lambda i: pairs[i].theirs)]
+    together = in_groups([sum(sizes[i] for i in unit) for unit in units], most=max_shard_size)
+    groups = [[i for unit in group for i in units[unit]] for group in together]
     count = len(groups)
     names = [f"{WEIGHTS}-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)]
     return FilePlan(

@@ -7,109 +7,71 @@ place for and does not need is kept in config.json under a private key, which it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any
 
 from dit.config import (
     CUSTOM_SIZE,
-    ExtraPosition,
     ModelConfig,
     ObjectiveConfig,
     Precision,
     RunConfig,
 )
-from dit.config.loading import load_config
+from dit.config.loading import default_config, load_config
 from dit.convert.diffusers_json import (
     OUR_KEY,
-    CosmosTransformer,
-    OurSettings,
     PrivateKeys,
     checked_json,
 )
 from dit.convert.errors import ConvertError, listed
+from dit.models.family import diffusers_families, family_of
 from dit.objectives.diffusers_schedulers import SchedulerFile
 from dit.objectives.registry import REGISTRY
 
-CLASS = "CosmosTransformer3DModel"
-COSMOS_TEXT_TOKENS = 512
-"""What the published weights attend to: the caption, and zeros up to this many tokens."""
-_BASE_FPS = 24.0  # fixed in Diffusers
+
+class Unsaid(Enum):
+    """The user says nothing of a setting, so that the family decides."""
+
+    UNSAID = "unsaid"
 
 
 def model_config(
-    content: dict[str, Any], *, precision: Precision, text_pad_to: int | None, place: object
+    content: dict[str, Any],
+    *,
+    precision: Precision,
+    text_pad_to: int | Unsaid | None = Unsaid.UNSAID,
+    place: object,
 ) -> ModelConfig:
     """Our model of a config.json; `text_pad_to` is for weights that were not exported by us.
 
     Raises:
         ConvertError: it is of another class, or has what our model has not; lists everything.
     """
-    if content.get("_class_name") != CLASS:
+    known = diffusers_families()
+    family = known.get(str(content.get("_class_name")))
+    if family is None:
         raise ConvertError(
-            f"{place} is of class {content.get('_class_name')!r}; only {CLASS} can be imported"
+            f"{place} is of class {content.get('_class_name')!r}; only {listed(known)} can be"
+            " imported"
         )
+    form = family.diffusers()
     private = checked_json(PrivateKeys, content, place=place)
     unused = private.use_default_values
     given = {k: v for k, v in content.items() if not k.startswith("_") and k not in unused}
-    t = checked_json(CosmosTransformer, given, place=place)
-    if wrong := _foreign(t):
+    keys = checked_json(form.config_keys, given, place=place)
+    unknown = [f"unknown keys {listed(keys.model_extra)}"] if keys.model_extra else []
+    if wrong := [*unknown, *form.unsupported(keys)]:
         raise ConvertError(f"{place} describes a model that cannot be imported: {'; '.join(wrong)}")
-    ours = private.ours or OurSettings(text_pad_to=text_pad_to, max_size=t.max_size)
-    projected = t.use_crossattn_projection
+    ours = None
+    if private.ours is not None:
+        ours = checked_json(form.private_keys, private.ours, place=place, within=OUR_KEY)
+    text = form.text_pad_to if isinstance(text_pad_to, Unsaid) else text_pad_to
     try:
-        return ModelConfig(
-            name=CUSTOM_SIZE,
-            num_layers=t.num_layers,
-            hidden_size=t.num_attention_heads * t.attention_head_dim,
-            num_attention_heads=t.num_attention_heads,
-            mlp_ratio=t.mlp_ratio,
-            adaln_lora_dim=t.adaln_lora_dim,
-            in_channels=t.in_channels,
-            patch_temporal=t.patch_size[0],
-            patch_spatial=t.patch_size[1],
-            crossattn_emb_size=t.crossattn_proj_in_channels if projected else t.text_embed_dim,
-            crossattn_proj_size=t.text_embed_dim if projected else None,
-            text_pad_to=ours.text_pad_to,
-            rope_scale=t.rope_scale,
-            extra_pos_embed=ExtraPosition(t.extra_pos_embed_type or "none"),
-            max_size=ours.max_size,
-            concat_padding_mask=t.concat_padding_mask,
-            precision=precision,
-        )
+        settings = form.settings(keys, ours, text)
+        return family.config(name=CUSTOM_SIZE, precision=precision, **settings)
     except (TypeError, ValueError, OverflowError) as error:
         raise ConvertError(f"{place} describes no model that can be trained: {error}") from error
-
-
-def _foreign(t: CosmosTransformer) -> list[str]:
-    """What of a config.json our model has no counterpart for."""
-    unknown = t.model_extra or {}
-    rules = [
-        (not unknown, f"unknown keys {listed(unknown)}"),
-        (
-            t.in_channels == t.out_channels,
-            f"in_channels={t.in_channels} and out_channels={t.out_channels} differ"
-            " (a model that is shown frames, such as video2world)",
-        ),
-        (
-            t.patch_size[1] == t.patch_size[2],
-            f"patch_size={list(t.patch_size)} is not square",
-        ),
-        (
-            t.extra_pos_embed_type in (None, "learnable"),
-            f"extra_pos_embed_type={t.extra_pos_embed_type!r}",
-        ),
-        (
-            not t.use_crossattn_projection or t.encoder_hidden_states_channels == t.text_embed_dim,
-            f"encoder_hidden_states_channels={t.encoder_hidden_states_channels} is not"
-            f" text_embed_dim={t.text_embed_dim}",
-        ),
-        (not t.img_context_dim_in, f"img_context_dim_in={t.img_context_dim_in}"),
-        (
-            t.controlnet_block_every_n is None,
-            f"controlnet_block_every_n={t.controlnet_block_every_n}",
-        ),
-    ]
-    return [message for holds, message in rules if not holds]
 
 
 def diffusers_transformer_config(config: RunConfig) -> dict[str, Any]:
@@ -118,51 +80,15 @@ def diffusers_transformer_config(config: RunConfig) -> dict[str, Any]:
     Raises:
         ConvertError: Diffusers cannot express the model.
     """
-    m = config.model
-    if m.base_fps != _BASE_FPS:
-        raise ConvertError(
-            f"model.base_fps={m.base_fps:g} cannot be exported: Diffusers' {CLASS} has"
-            f" {_BASE_FPS:g} built in"
-        )
-    learnable = m.extra_pos_embed is ExtraPosition.LEARNABLE
-    patch = (m.patch_temporal, m.patch_spatial, m.patch_spatial)
-    projected = {
-        "use_crossattn_projection": True,
-        "crossattn_proj_in_channels": m.crossattn_emb_size,
-        "encoder_hidden_states_channels": m.text_width,
-    }
+    form = family_of(config.model).diffusers()
+    if wrong := form.inexpressible(config):
+        raise ConvertError("; ".join(wrong))
     return {
-        "_class_name": CLASS,
+        "_class_name": form.class_name,
         "_diffusers_version": "0.35.0",
-        OUR_KEY: {"text_pad_to": m.text_pad_to, "max_size": m.max_size},
-        "in_channels": m.in_channels,
-        "out_channels": m.in_channels,
-        "num_attention_heads": m.num_attention_heads,
-        "attention_head_dim": m.hidden_size // m.num_attention_heads,
-        "num_layers": m.num_layers,
-        "mlp_ratio": m.mlp_ratio,
-        "text_embed_dim": m.text_width,
-        "adaln_lora_dim": m.adaln_lora_dim,
-        "max_size": m.max_size if learnable else _covering(config, patch),
-        "patch_size": patch,
-        "rope_scale": m.rope_scale,
-        "concat_padding_mask": m.concat_padding_mask,
-        "extra_pos_embed_type": "learnable" if learnable else None,
-        # Older versions of Diffusers do not know these.
-        **(projected if m.crossattn_proj_size else {}),
+        OUR_KEY: form.private(config.model),
+        **form.content(config),
     }
-
-
-def _covering(config: RunConfig, patch: tuple[int, ...]) -> tuple[int, ...]:
-    """A `max_size` that covers every grid trained on.
-
-    Diffusers looks rotary positions up in a table of the longest side; ours are computed. No side
-    was longer than a pack.
-    """
-    d, size = config.dataset, config.model.max_size
-    if not (d.path or d.blend or d.mock):
-        return size
-    return tuple(max(s, d.task_encoder_seq_length * p) for s, p in zip(size, patch, strict=True))
 
 
 def scheduler_config(objective: ObjectiveConfig) -> dict[str, Any]:
@@ -216,7 +142,7 @@ def objective_config(
         found = _of_scheduler(content, place, told=told)
     if not given:
         return found
-    config = load_config(RunConfig(objective=found.objective), overrides=given)
+    config = load_config(replace(default_config(), objective=found.objective), overrides=given)
     return FoundObjective(config.objective, f"with {' '.join(given)}, as given")
 
 

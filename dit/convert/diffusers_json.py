@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from dit.convert.errors import ConvertError
@@ -18,53 +18,13 @@ OUR_KEY = "_megatron_dit"
 _Checked = TypeVar("_Checked", bound=BaseModel)
 
 
-class _Strict(BaseModel):
-    """Types are strict, as in JSON: 1.0 is no integer, 1 no boolean, NaN no number."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
-
-
-class OurSettings(_Strict):
-    """The settings under `OUR_KEY`."""
-
-    text_pad_to: PositiveInt | None
-    max_size: tuple[PositiveInt, PositiveInt, PositiveInt]
-
-
-class CosmosTransformer(_Strict):
-    """config.json of `CosmosTransformer3DModel`; unknown keys are kept as extra fields."""
-
-    model_config = ConfigDict(extra="allow")
-
-    in_channels: PositiveInt = 16
-    out_channels: PositiveInt = 16
-    num_attention_heads: PositiveInt = 32
-    attention_head_dim: PositiveInt = 128
-    num_layers: PositiveInt = 28
-    mlp_ratio: PositiveFloat = 4.0
-    text_embed_dim: PositiveInt = 1024
-    adaln_lora_dim: PositiveInt = 256
-    max_size: tuple[PositiveInt, PositiveInt, PositiveInt] = (128, 240, 240)
-    patch_size: tuple[PositiveInt, PositiveInt, PositiveInt] = (1, 2, 2)
-    rope_scale: tuple[PositiveFloat, PositiveFloat, PositiveFloat] = (2.0, 1.0, 1.0)
-    concat_padding_mask: bool = True
-    extra_pos_embed_type: str | None = "learnable"
-    use_crossattn_projection: bool = False
-    crossattn_proj_in_channels: PositiveInt = 1024
-    encoder_hidden_states_channels: PositiveInt = 1024
-    controlnet_block_every_n: int | None = None
-    img_context_dim_in: int | None = None
-    img_context_num_tokens: int | None = 256
-    img_context_dim_out: int | None = 2048
-
-
 class PrivateKeys(BaseModel):
     """The keys of a config.json that begin with an underscore, as far as they are used here."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
     use_default_values: list[str] = Field(default=[], alias="_use_default_values")
-    ours: OurSettings | None = Field(default=None, alias=OUR_KEY)
+    ours: dict[str, Any] | None = Field(default=None, alias=OUR_KEY)
 
 
 class WeightIndex(BaseModel):
@@ -92,8 +52,10 @@ def read_json(file: Path) -> dict[str, Any]:
     return content
 
 
-def checked_json(kind: type[_Checked], content: dict[str, Any], *, place: object) -> _Checked:
-    """Validates `content` of the file `place` as a `kind`.
+def checked_json(
+    kind: type[_Checked], content: dict[str, Any], *, place: object, within: str = ""
+) -> _Checked:
+    """Validates `content`, which is below the key `within` of the file `place`, as a `kind`.
 
     Raises:
         ConvertError: names every key that is unknown or has a value of another type.
@@ -103,12 +65,12 @@ def checked_json(kind: type[_Checked], content: dict[str, Any], *, place: object
             json.dumps(content)
         )  # from JSON, so that a list is accepted for a tuple
     except ValidationError as error:
-        wrong = "; ".join(_in_words(one) for one in error.errors(include_url=False))
+        wrong = "; ".join(_in_words(one, within) for one in error.errors(include_url=False))
         raise ConvertError(f"{place} cannot be imported: {wrong}") from error
 
 
-def _in_words(error: ErrorDetails) -> str:
-    key = ".".join(map(str, error["loc"]))
+def _in_words(error: ErrorDetails, within: str) -> str:
+    key = ".".join(map(str, filter(None, (within, *error["loc"]))))
     if error["type"] == "extra_forbidden":
         return f"unknown key {key}, of another model or a newer version"
     if error["type"] == "missing":

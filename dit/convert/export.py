@@ -1,4 +1,4 @@
-"""Checkpoint -> a folder that `CosmosTransformer3DModel.from_pretrained` opens."""
+"""Checkpoint -> a folder that Diffusers' `from_pretrained` opens."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from dit.config import RunConfig, Weights
 from dit.convert.atomic_folder import new_folder, split_work
 from dit.convert.diffusers_checkpoint import CONFIG, INDEX, SCHEDULER_CONFIG, FilePlan, plan_files
 from dit.convert.diffusers_config import diffusers_transformer_config, scheduler_config
-from dit.convert.diffusers_names import Pair, pairs
 from dit.convert.errors import ConvertError
 from dit.convert.megatron_checkpoint import StoredWeights
 from dit.convert.pipeline import SCHEDULER, TRANSFORMER, check_pipeline, copy_components
 from dit.distributed.collective_errors import on_first_rank
 from dit.distributed.watchdog import heartbeat
+from dit.models.diffusers_names import Pair, pairs, their_tensors
 from dit.train.checkpoint.paths import STEP, find_checkpoint, saved_config
 
 MAX_SHARD_SIZE = 5 * 10**9
@@ -138,7 +138,7 @@ def _describe(folder: Path, config: RunConfig, plan: FilePlan, options: ExportOp
     """Writes everything but the weights; in a pipeline each component has a folder."""
     inner = outer = folder
     if options.pipeline_from is not None:
-        copy_components(options.pipeline_from, folder)
+        copy_components(options.pipeline_from, folder, config)
         inner, outer = folder / TRANSFORMER, folder / SCHEDULER
         inner.mkdir()
         outer.mkdir()
@@ -158,11 +158,8 @@ def _write(
     folder: Path, plan: FilePlan, number: int, stored: StoredWeights, dtype: torch.dtype | None
 ) -> None:
     heartbeat(f"export of {plan.files[number]}")
-    tensors = {
-        name: part.to(dtype or part.dtype).contiguous()
-        for pair in plan.pairs[number]
-        for name, part in zip(pair.theirs, pair.split(stored.read(pair)), strict=True)
-    }
+    whole = their_tensors(plan.pairs[number], stored.read)
+    tensors = {name: part.to(dtype or part.dtype).contiguous() for name, part in whole.items()}
     file = folder / plan.files[number]
     try:
         save_file(tensors, file, metadata={"format": "pt"})

@@ -16,11 +16,12 @@ from dit.config import ModelConfig, Precision, RunConfig
 from dit.config.loading import save_config
 from dit.convert.atomic_folder import new_folder, split_work
 from dit.convert.diffusers_checkpoint import CONFIG, DiffusersFolder, in_groups, open_folder
-from dit.convert.diffusers_config import COSMOS_TEXT_TOKENS, model_config, objective_config
-from dit.convert.diffusers_names import Pair, pairs
+from dit.convert.diffusers_config import Unsaid, model_config, objective_config
 from dit.convert.errors import ConvertError, listed
 from dit.convert.megatron_checkpoint import StoredPiece, write_file, write_index
 from dit.distributed.collective_errors import on_first_rank
+from dit.models.cost import network_cost
+from dit.models.diffusers_names import Pair, pairs
 from dit.train.checkpoint.paths import FileDigest, sync_and_digest, write_manifest
 
 _FILE_BYTES = 5 * 10**9
@@ -49,14 +50,14 @@ def import_weights(
     hf_path: Path,
     target: Path,
     *,
-    text_pad_to: int | None = COSMOS_TEXT_TOKENS,
+    text_pad_to: int | Unsaid | None = Unsaid.UNSAID,
     objective: Sequence[str] = (),
 ) -> Imported:
     """Writes the checkpoint `target`, each tensor in the type that it has in `hf_path`.
 
     `text_pad_to` applies to weights that were not exported here: the length to which captions were
-    padded in their training. `objective` are settings such as `objective.name=flow`. Collective:
-    all processes share the files.
+    padded in their training; unsaid, it is that of the family's published weights. `objective` are
+    settings such as `objective.name=flow`. Collective: all processes share the files.
 
     Raises:
         ConvertError: the folder is not what its config.json says or holds another kind of model or
@@ -84,7 +85,8 @@ def _checked_table(source: DiffusersFolder, model: ModelConfig) -> list[Pair]:
     Raises:
         ConvertError: the folder holds other tensors.
     """
-    if model.num_layers > len(source.headers):  # checked before the table gets as many lines
+    # Checked before the table gets as many lines.
+    if network_cost(model).layers > len(source.headers):
         raise ConvertError(
             f"{source.path / CONFIG} says num_layers={model.num_layers}, but there are only"
             f" {len(source.headers)} tensors beside it"

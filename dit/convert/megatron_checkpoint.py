@@ -32,8 +32,8 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.storage import WriteResult
 
-from dit.convert.diffusers_names import Pair
 from dit.convert.errors import ConvertError, listed
+from dit.models.diffusers_names import Pair
 from dit.train.checkpoint.paths import damaged
 
 AVERAGED = "ema."
@@ -133,7 +133,7 @@ class StoredWeights:
 
 def stored_shape(pair: Pair) -> tuple[int, ...]:
     """Shape of the stored tensor, with all layers."""
-    return pair.shape if pair.layer is None else (pair.model.num_layers, *pair.shape)
+    return pair.shape if pair.layer is None else (pair.layers, *pair.shape)
 
 
 def _chunk(pair: Pair) -> ChunkStorageMetadata:

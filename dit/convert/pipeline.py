@@ -13,12 +13,10 @@ from typing import Any
 from dit.config import RunConfig
 from dit.convert.diffusers_checkpoint import CONFIG, PIPELINE_INDEX, read_json
 from dit.convert.errors import ConvertError, listed
-from dit.objectives.diffusers_schedulers import EdmScheduler
+from dit.models.family import family_of
 from dit.objectives.registry import REGISTRY
 
-PIPELINE = "CosmosTextToWorldPipeline"
 TRANSFORMER, SCHEDULER = "transformer", "scheduler"
-_OWN = {TRANSFORMER, SCHEDULER}  # components that an export writes itself
 _INSTALLED = "safety_checker"  # this component is an installed package, not a folder
 
 
@@ -28,48 +26,54 @@ def check_pipeline(pipeline: Path, config: RunConfig) -> None:
     Raises:
         ConvertError: a component does not fit, or its folder is missing.
     """
-    if lost := [name for name in _components(pipeline) if not (pipeline / name).is_dir()]:
+    known = family_of(config.model).diffusers().pipelines
+    kind = _pipeline_class(pipeline)
+    if kind not in known:
+        raise ConvertError(
+            f"--pipeline-from {pipeline} is a {kind}; only {listed(known)} feeds the network what"
+            " it was trained on here"
+        )
+    if lost := [name for name in _components(pipeline, config) if not (pipeline / name).is_dir()]:
         raise ConvertError(f"--pipeline-from {pipeline} has no {listed(lost)}")
-    if problems := _misfits(pipeline, config):
+    if problems := _misfits(pipeline, kind, config):
         raise ConvertError(
             f"--pipeline-from {pipeline} does not fit the run: {'; '.join(problems)}. Export"
             " without it, and run transformer and scheduler in a loop of your own"
         )
 
 
-def _components(pipeline: Path) -> list[str]:
-    """The components to copy, from the index of the pipeline.
+def _pipeline_class(pipeline: Path) -> str:
+    """The class of the pipeline, from its index.
 
     Raises:
-        ConvertError: the folder holds no pipeline that runs our model.
+        ConvertError: the folder holds no pipeline.
     """
     if not (pipeline / PIPELINE_INDEX).is_file():
         raise ConvertError(
             f"--pipeline-from {pipeline} has no {PIPELINE_INDEX}; give the folder of a pipeline"
         )
+    return str(read_json(pipeline / PIPELINE_INDEX).get("_class_name"))
+
+
+def _components(pipeline: Path, config: RunConfig) -> list[str]:
+    """What is to be copied, by the pipeline's index: not what an export writes itself."""
+    own = {*family_of(config.model).diffusers().networks, SCHEDULER, _INSTALLED}
     index = read_json(pipeline / PIPELINE_INDEX)
-    if index.get("_class_name") != PIPELINE:
-        raise ConvertError(
-            f"--pipeline-from {pipeline} is a {index.get('_class_name')}; only {PIPELINE} feeds the"
-            " network what it was trained on here"
-        )
     present = [name for name, what in index.items() if isinstance(what, list) and what[0]]
-    return [name for name in present if name not in _OWN | {_INSTALLED}]
+    return [name for name in present if name not in own]
 
 
-def _misfits(pipeline: Path, config: RunConfig) -> list[str]:
-    m = config.model
+def _misfits(pipeline: Path, kind: str, config: RunConfig) -> list[str]:
+    m, form = config.model, family_of(config.model).diffusers()
+    samples = form.pipelines[kind]
     latent = _setting(pipeline / "vae" / CONFIG, "latent_channels")
     text = _setting(pipeline / "text_encoder" / CONFIG, "d_model")
     rules = [
         (
-            REGISTRY[config.objective.name].scheduler is EdmScheduler,
-            f"objective.name={config.objective.name}, and {PIPELINE} samples EDM",
+            REGISTRY[config.objective.name].scheduler is REGISTRY[samples].scheduler,
+            f"objective.name={config.objective.name}, and {kind} samples {samples.upper()}",
         ),
-        (
-            m.text_pad_to is not None,
-            f"model.text_pad_to=null, and {PIPELINE} fills captions up with zeros",
-        ),
+        *((False, message) for message in form.pipeline_misfits(m, kind)),
         (
             latent in (None, m.in_channels),
             f"model.in_channels={m.in_channels}, and its VAE has {latent}",
@@ -86,8 +90,8 @@ def _setting(file: Path, key: str) -> Any:
     return read_json(file).get(key) if file.is_file() else None
 
 
-def copy_components(pipeline: Path, folder: Path) -> None:
-    """Copies everything of a pipeline but its transformer and scheduler."""
-    for name in _components(pipeline):
+def copy_components(pipeline: Path, folder: Path, config: RunConfig) -> None:
+    """Copies everything of a pipeline but its networks and scheduler."""
+    for name in _components(pipeline, config):
         shutil.copytree(pipeline / name, folder / name)
     shutil.copyfile(pipeline / PIPELINE_INDEX, folder / PIPELINE_INDEX)

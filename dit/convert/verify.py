@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from dit.batch import LatentSample
 from dit.config import ModelConfig, Precision, RunConfig, Weights
 from dit.convert.diffusers_checkpoint import DiffusersFolder, open_folder
 from dit.convert.diffusers_config import diffusers_transformer_config
-from dit.convert.diffusers_names import pairs
 from dit.convert.errors import ConvertError
 from dit.convert.export import open_stored
 from dit.convert.megatron_checkpoint import StoredWeights
 from dit.data.pack import PatchLayout, pack_samples
+from dit.models.diffusers_names import pairs, their_tensors
+from dit.models.family import family_of
 from dit.sampling.unpatchify import unpack_latents
 
 # Random inputs: grids in patches, frames per second, lengths of captions, noise levels.
@@ -59,8 +60,8 @@ def compare_tensors(
     table = pairs(config.model)
     source.check(table)
     count, different, largest, where = 0, 0, 0.0, ""
-    for pair in table:
-        for name, ours in zip(pair.theirs, pair.split(stored.read(pair)), strict=True):
+    for _, unit in groupby(table, key=lambda pair: pair.theirs):
+        for name, ours in their_tensors([*unit], stored.read).items():
             theirs = source.read(name)
             count += 1
             if torch.equal(ours.to(theirs.dtype), theirs):
@@ -94,7 +95,8 @@ def compare_forward(hf_path: Path, checkpoint: Path, weights: Weights) -> Forwar
 def _sample(index: int, model: ModelConfig) -> LatentSample:
     rng = torch.Generator().manual_seed(index)
     patch = (model.patch_temporal, model.patch_spatial, model.patch_spatial)
-    ends = (end // p for end, p in zip(model.max_size, patch, strict=True))
+    most = family_of(model).diffusers().largest_latent(model)
+    ends = (end // p for end, p in zip(most, patch, strict=True))
     grid = [min(side, end) for side, end in zip(_GRIDS[index], ends, strict=True)]
     size = [side * p for side, p in zip(grid, patch, strict=True)]
     caption = min(_CAPTIONS[index], model.text_pad_to or _CAPTIONS[index])
@@ -110,44 +112,20 @@ def _sample(index: int, model: ModelConfig) -> LatentSample:
 def _diffusers_outputs(
     source: DiffusersFolder, config: RunConfig, model: ModelConfig, samples: list[LatentSample]
 ) -> list[Tensor]:
+    # A setting that Diffusers cannot express is an error here, and not a difference of outputs.
+    diffusers_transformer_config(config)
+    form = family_of(model).diffusers()
     try:
-        from diffusers.models.transformers.transformer_cosmos import CosmosTransformer3DModel
+        network = form.open_network(source.path)
     except ImportError as error:
         raise ConvertError(
             "comparing what the networks compute needs Diffusers: pip install"
             " 'megatron-dit[prep]', or --tensors-only"
         ) from error
-    # A setting that Diffusers cannot express is an error here, and not a difference of outputs.
-    diffusers_transformer_config(config)
-    network = CosmosTransformer3DModel.from_pretrained(source.path, torch_dtype=torch.float32)
-    # The padding mask is passed as a channel of zeros, because Diffusers resizes it with
-    # torchvision, which few environments have.
-    network.register_to_config(concat_padding_mask=False)
     return [
-        _their_output(network, s, level, model) for s, level in zip(samples, _LEVELS, strict=True)
+        form.run_network(network, s, level, model)
+        for s, level in zip(samples, _LEVELS, strict=True)
     ]
-
-
-def _their_output(
-    network: Callable[..., tuple[Tensor, ...]],
-    sample: LatentSample,
-    level: float,
-    model: ModelConfig,
-) -> Tensor:
-    text = sample.text_LE
-    if model.text_pad_to is not None:
-        text = nn.functional.pad(text, (0, 0, 0, model.text_pad_to - len(text)))
-    mask = sample.latent_CFHW.new_zeros(
-        int(model.concat_padding_mask), *sample.latent_CFHW.shape[1:]
-    )
-    (latent,) = network(
-        hidden_states=torch.cat([sample.latent_CFHW, mask])[None],
-        timestep=torch.tensor([level]),
-        encoder_hidden_states=text[None],
-        fps=None if math.isnan(sample.fps) else sample.fps,
-        return_dict=False,
-    )
-    return latent[0]
 
 
 @torch.no_grad()
@@ -156,11 +134,10 @@ def _our_outputs(
 ) -> list[Tensor]:
     """Outputs of our network for all samples in one pack."""
     from dit.distributed.process_groups import process_groups, start_processes
-    from dit.models.dit.model import DiT
     from dit.train.checkpoint.state_dict import load_weights
 
     start_processes(seed=0, model=model)
-    network = DiT(model, process_groups()).eval()
+    network = family_of(model).network()(model, process_groups()).eval()
     load_weights(stored.path, [network], averaged=bool(stored.prefix))
     batch = pack_samples(samples, PatchLayout.of(replace(config, model=model)))
     made_TC = network(batch.latent_TC, torch.tensor(_LEVELS), batch)

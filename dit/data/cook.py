@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from dit.batch import LatentSample
-from dit.config import ExtraPosition, RunConfig
+from dit.config import RunConfig
 from dit.data.pack import PatchLayout
 from dit.data.records import Head, head_length, is_dfm, read_outline, read_record
 from dit.data.rejections import Reject, SampleRefused
@@ -44,13 +44,12 @@ class Expected:
 
     @classmethod
     def of(cls, config: RunConfig) -> Expected:
-        learnable = config.model.extra_pos_embed is ExtraPosition.LEARNABLE
         return cls(
             layout=PatchLayout.of(config),
             channels=config.model.in_channels,
             text_width=config.model.crossattn_emb_size,
             capacity=config.dataset.task_encoder_seq_length,
-            table=config.model.max_size if learnable else None,
+            table=config.model.largest_latent,
         )
 
 

@@ -18,7 +18,7 @@ from typing import Any, Self
 from megatron.energon.epathlib import EPath
 from megatron.energon.state import FlexState
 
-from dit.config import Balance, DatasetConfig, ModelConfig, RunConfig
+from dit.config import Balance, DatasetConfig, RunConfig
 from dit.data.cook import Expected
 from dit.data.datasets import META, train_leaves
 from dit.data.energon.internals import buffered_keys, nested_states
@@ -228,7 +228,7 @@ def loader_identity(config: RunConfig) -> dict[str, Any]:
         "order of packing": "a full pack with the oldest sample",
         "dataset.balance": str(data.balance),
         "dataset.balance_packs": data.balance_packs if balanced else 0,
-        "model sizes, which decide the cost of a pack": _sizes(config.model) if balanced else [],
+        "model sizes, which decide the cost of a pack": config.model.cost_sizes if balanced else [],
         "dataset.sample_multiple": data.sample_multiple,
         "dataset.shuffle_buffer_size": data.shuffle_buffer_size,
         "dataset.max_samples_per_sequence": data.max_samples_per_sequence,
@@ -239,13 +239,6 @@ def loader_identity(config: RunConfig) -> dict[str, Any]:
         "model.max_size of learnable positions": list(expected.table or ()),
         "megatron-energon": version("megatron-energon"),
     }
-
-
-def _sizes(model: ModelConfig) -> list[int]:
-    return [
-        *(model.num_layers, model.hidden_size, model.ffn_hidden_size, model.adaln_lora_dim),
-        model.text_pad_to or 0,
-    ]
 
 
 def check_identity(

@@ -27,6 +27,8 @@ from torch.nn.functional import pad
 
 from dit.batch import LatentSample, PackedBatch
 from dit.config import RunConfig
+from dit.models.family import family_of
+from dit.models.positions import PositionRule
 from dit.pack_wire import private_bytes, views_of, widest_first
 
 # Only the oldest samples of a longer buffer are tried: 256 fill packs as well as 4096 do, and four
@@ -132,8 +134,8 @@ class PatchLayout:
     patch_spatial: int
     sample_multiple: int
     """Each sample is padded to a multiple of this many tokens."""
-    base_fps: float
-    """A frame's position is frame * base_fps / fps of the clip."""
+    positions: PositionRule
+    """Where the tokens of a sample stand, as its network's family has it."""
 
     @classmethod
     def of(cls, config: RunConfig) -> PatchLayout:
@@ -141,7 +143,7 @@ class PatchLayout:
             patch_temporal=config.model.patch_temporal,
             patch_spatial=config.model.patch_spatial,
             sample_multiple=config.dataset.sample_multiple,
-            base_fps=config.model.base_fps,
+            positions=family_of(config.model).positions(config.model),
         )
 
     @property
@@ -263,7 +265,7 @@ class PackWriter:
         """The pack, without the memory that was not used."""
         added, rows = self._added, {"text_LE": self._text_start, "fps_N": len(self._added)}
         tensors: Any = {n: t[: rows.get(n, self._start)] for n, t in self._tensors.items()}
-        spans = [_span(a.grid, a.padded, a.fps, self._layout.base_fps) for a in added]
+        spans = [_span(a.grid, a.padded, a.fps, self._layout.positions) for a in added]
         padded, keys = [a.padded for a in added], tuple(a.key for a in added)
         torch.cat([position for position, _ in spans], out=tensors["position_T3"])
         torch.cat([is_real for _, is_real in spans], out=tensors["is_real_T"])
@@ -301,25 +303,14 @@ def pack_identity(keys: tuple[str, ...]) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def token_positions(grid: tuple[int, int, int], *, fps: float, base_fps: float) -> Tensor:
-    """[F*H*W, 3] float32 (frame at `base_fps`, row, column) of one sample, in token order.
-
-    Without fps (NaN) frames are counted as they are.
-    """
-    frames, rows, columns = (torch.arange(size, dtype=torch.float32) for size in grid)
-    if not math.isnan(fps):
-        frames = frames * (base_fps / fps)
-    return torch.cartesian_prod(frames, rows, columns)
-
-
 @lru_cache(
     maxsize=32
 )  # most datasets have few sizes, and for small ones this takes longer than a copy
 def _span(
-    grid: tuple[int, int, int], padded: int, fps: float, base_fps: float
+    grid: tuple[int, int, int], padded: int, fps: float, positions: PositionRule
 ) -> tuple[Tensor, Tensor]:
     """Positions of the tokens of a sample, with padding, and which of them are real."""
-    position_T3 = token_positions(grid, fps=fps, base_fps=base_fps)
+    position_T3 = positions(grid, fps=fps)
     padding = padded - len(position_T3)
     return pad(position_T3, (0, 0, 0, padding)), torch.arange(padded) < len(position_T3)
 

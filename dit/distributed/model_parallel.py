@@ -206,7 +206,7 @@ class FullForward(nn.Module):
 
         batch, problem = item
         outputs = run_pipeline([*self.chunks], [item], forward_step, forward_only=True)
-        shape = (len(batch.segment_T), self.first.model.patch_features)
+        shape = (len(batch.segment_T), self.first.model.output_features)
         out_TC = outputs[0].float() if outputs else problem.input_TC.new_empty(shape)
         out_TC = out_TC.contiguous()
         dist.broadcast(out_TC, group=self.groups.pp, group_src=self.groups.pp.size() - 1)

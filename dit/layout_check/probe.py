@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, is_main_replica
+from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
 from dit.batch import PackedBatch
@@ -18,7 +19,6 @@ from dit.distributed.data_parallel import gathered_weights, main_param_shards, u
 from dit.distributed.pack_broadcast import Replica
 from dit.distributed.process_groups import device, process_groups
 from dit.distributed.watchdog import heartbeat
-from dit.models.dit.model import DiT
 from dit.models.layers.init import randomise
 from dit.objectives import training_objective, training_problem
 from dit.train.metrics.step_metrics import sum_over_ranks
@@ -92,7 +92,7 @@ def probe(config: RunConfig, packs: Sequence[PackedBatch], *, steps: int) -> Pro
     return result
 
 
-def _random(model: DiT, config: RunConfig) -> None:
+def _random(model: MegatronModule, config: RunConfig) -> None:
     randomise(model, seed=config.rng.seed)
 
 

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, replace
 
 from dit.config import ModelConfig, Precision, Recompute, RunConfig
 from dit.distributed.device_specs import Device
-from dit.models.dit.flops import forward_flops
-from dit.models.dit.size import kept_by_layer, parameters_here
+from dit.models.cost import attention_flops, forward_flops, network_cost, parameters_here
+from dit.models.memory import kept_by_layer
 from dit.planner.efficiency import Efficiency
 from dit.planner.traffic import recomputed_part, traffic
 
@@ -32,12 +32,10 @@ class Load:
     def of(cls, model: ModelConfig, samples: Sequence[tuple[int, int]], times: float = 1.0) -> Load:
         """The load of `samples`, (tokens, caption tokens), taken `times` times."""
         tokens, text = zip(*samples, strict=True)
-        captions = text if model.text_pad_to is None else [model.text_pad_to] * len(text)
-        pairs = sum(n * (n + m) for n, m in zip(tokens, captions, strict=True))
         return cls(
             tokens=times * sum(tokens),
             flops=times * forward_flops(model, tokens=tokens, text=text),
-            attention=times * 4 * model.hidden_size * pairs * model.num_layers,
+            attention=times * attention_flops(model, tokens=tokens, text=text),
         )
 
 
@@ -117,7 +115,7 @@ def _rate(device: Device, efficiency: Efficiency) -> float:
 def _moved(model: ModelConfig, load: Load) -> float:
     """Bytes of activations that one pack moves to and from the memory of one device."""
     size = 4 if model.precision is Precision.FP32 else 2
-    layers = model.num_layers / model.pipeline_model_parallel_size
+    layers = network_cost(model).layers / model.pipeline_model_parallel_size
     rows = load.tokens / model.context_parallel_size * model.hidden_size
     return _PASSES * kept_by_layer(model) * rows * layers * size
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dit.config import ContextComm, Precision, Recompute, RecomputeMethod, RunConfig
-from dit.models.dit.size import parameters_here
+from dit.models.cost import network_cost, parameters_here
 
-# Self-attention, cross-attention and MLP each gather their input and scatter their output. The
-# backward pass does both in reverse, and gathers the input again for the weights' gradients.
-_TENSOR_FORWARD, _TENSOR_BACKWARD = 3 * 2, 3 * 3
+# Each exchange of a layer gathers its input and scatters its output. The backward pass does both in
+# reverse, and gathers the input again for the weights' gradients.
+_TENSOR_FORWARD, _TENSOR_BACKWARD = 2, 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +27,8 @@ def traffic(config: RunConfig, *, tokens: float, accumulated: int, replicas: int
     model = config.model
     tensor, context = model.tensor_model_parallel_size, model.context_parallel_size
     size = 4 if model.precision is Precision.FP32 else 2
-    layers = model.num_layers / model.pipeline_model_parallel_size * accumulated
+    cost, stages = network_cost(model), model.pipeline_model_parallel_size
+    layers, each = cost.layers / stages * accumulated, cost.exchanges / cost.layers
     rows = tokens / context * model.hidden_size * size  # bytes of one hidden state
     again = recomputed_part(config)
     by_heads = model.cp_comm_type is ContextComm.A2A
@@ -36,7 +37,10 @@ def traffic(config: RunConfig, *, tokens: float, accumulated: int, replicas: int
     stage = rows / (tensor if model.sequence_parallel else 1)
     first_or_last = model.pipeline_model_parallel_size > 1
     return Traffic(
-        tensor=layers * rows * (_TENSOR_FORWARD * (1 + again) + _TENSOR_BACKWARD) * _others(tensor),
+        tensor=layers
+        * rows
+        * (each * _TENSOR_FORWARD * (1 + again) + each * _TENSOR_BACKWARD)
+        * _others(tensor),
         context=layers * exchanged * (2 + again) * _others(context),
         pipeline=2 * stage * accumulated * model.virtual_stages if first_or_last else 0.0,
         data=_data(config, size=size, ranks=replicas * context),
@@ -51,7 +55,7 @@ def recomputed_part(config: RunConfig) -> float:
     if model.recompute_method is RecomputeMethod.UNIFORM:
         return 1.0
     chunks = model.pipeline_model_parallel_size * model.virtual_stages
-    return min(1.0, model.recompute_num_layers * chunks / model.num_layers)
+    return min(1.0, model.recompute_num_layers * chunks / network_cost(model).layers)
 
 
 def _data(config: RunConfig, *, size: int, ranks: int) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from dit.config.loading import parameter_count
+from dit.models.cost import parameter_count
 from dit.report.charts import number
 from dit.report.findings import count, refusals
 from dit.report.reading import RunRecord, default_settings, flat

@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from dit.config import RunConfig
-from dit.config.loading import ConfigError, read_config, to_yaml
+from dit.config.loading import ConfigError, default_config, read_config, to_yaml
 from dit.json_text import parse_json
 from dit.yaml_text import parse_yaml
 
@@ -173,7 +173,7 @@ def _settings(file: Path) -> tuple[dict[str, Any], RunConfig | None, list[str]]:
 
 def default_settings() -> dict[str, Any]:
     """The default settings, by dotted key."""
-    return dict(flat(OmegaConf.to_container(OmegaConf.create(to_yaml(RunConfig())))))
+    return dict(flat(OmegaConf.to_container(OmegaConf.create(to_yaml(default_config())))))
 
 
 def flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

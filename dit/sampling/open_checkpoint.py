@@ -188,10 +188,11 @@ def open_decoder(
 def _load(path: Path, config: RunConfig, *, averaged: bool) -> FullForward:
     from dit.distributed.model_parallel import FullForward
     from dit.distributed.process_groups import device, process_groups, start_processes
-    from dit.models.dit.model import DiT
+    from dit.models.family import family_of
     from dit.train.checkpoint.state_dict import load_weights
 
     start_processes(seed=config.rng.seed, model=config.model)
-    model = DiT(config.model, process_groups()).to(device())
+    network = family_of(config.model).network()
+    model = network(config.model, process_groups()).to(device())
     load_weights(path, [model], averaged=averaged)
     return FullForward([model]).eval()

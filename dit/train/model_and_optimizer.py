@@ -9,18 +9,19 @@ from typing import Any
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.module import MegatronModule
 
 from dit.config import EmaKind, RunConfig
 from dit.distributed.data_parallel import ModelChunk, wrap
 from dit.distributed.process_groups import device
-from dit.models.dit.model import DiT
+from dit.models.family import family_of
 from dit.models.layers import init
 from dit.models.layers.parallel_linear import add_gradients_in_products
 from dit.train.ema import Ema
 from dit.train.metrics.step_metrics import COMMUNICATION, timed
 from dit.train.optimizer import build_optimizer
 
-Fill = Callable[[DiT, RunConfig], None]
+Fill = Callable[[MegatronModule, RunConfig], None]
 """Gives the weights of a model their first values."""
 
 
@@ -50,9 +51,10 @@ def build_model_and_optimizer(
     return ModelAndOptimizer(chunks=chunks, optimizer=optimizer, ema=ema, groups=groups)
 
 
-def initialise_weights(model: DiT, config: RunConfig) -> None:
+def initialise_weights(model: MegatronModule, config: RunConfig) -> None:
     """Fills in the weights that training starts from."""
-    init.initialise(model, seed=config.rng.seed, std=config.model.init_method_std)
+    rules, std = family_of(config.model).weights, config.model.init_method_std
+    init.initialise(model, seed=config.rng.seed, std=std, zero=rules.starts_at_zero)
 
 
 def build_model(
@@ -61,7 +63,8 @@ def build_model(
     """The parts of the model on this rank, filled and wrapped for data parallelism."""
     virtual = config.model.virtual_stages
     stages = range(virtual) if virtual > 1 else [None]
-    models = [DiT(config.model, groups, stage).to(device()) for stage in stages]
+    network = family_of(config.model).network()
+    models = [network(config.model, groups, stage).to(device()) for stage in stages]
     for model in models:
         fill(model, config)
         if config.model.gradient_accumulation_fusion:

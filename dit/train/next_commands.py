@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dit.config import RunConfig
 
-_DIFFUSERS_FPS = 24.0
-"""Frame rate of the rotary positions in Diffusers, which is fixed."""
-
 
 def next_commands(config: RunConfig) -> str:
     """One line for each command that this run can be used with."""
@@ -38,12 +35,13 @@ def exportable(config: RunConfig) -> bool:
 
     The same rules as `dit.convert.export.check_expressible`, without loading the converter.
     """
+    from dit.models.family import family_of
     from dit.objectives import REGISTRY
 
     scheduler = REGISTRY[config.objective.name].scheduler
     if scheduler is None or scheduler.inexpressible(config.objective):
         return False
-    return config.model.base_fps == _DIFFUSERS_FPS
+    return not family_of(config.model).diffusers().inexpressible(config)
 
 
 def _line(words: tuple[str | Path, ...]) -> str:

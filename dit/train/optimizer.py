@@ -20,6 +20,7 @@ from torch.optim.adamw import adamw
 
 from dit.config import Decay, Precision, RunConfig
 from dit.distributed.data_parallel import ModelChunk, chained_optimizers
+from dit.models.family import family_of
 
 _SCHEDULE = ("max_lr", "min_lr", "start_wd", "end_wd")
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -47,7 +48,8 @@ def build_optimizer(config: RunConfig, chunks: list[ModelChunk]) -> MegatronOpti
     )
     overrides = get_standard_config_overrides(options)  # no weight decay on norms and biases
     no_decay: Any = {"wd_mult": 0.0}
-    overrides[ParamKey(name="*pos_emb_*")] = no_decay  # nor on position embeddings
+    for pattern in family_of(config.model).weights.no_decay:  # nor on embeddings
+        overrides[ParamKey(name=pattern)] = no_decay
     install_adam(always=c.optimizer_cpu_offload)
     optimizer = get_megatron_optimizer(
         options, [*chunks], config_overrides=overrides, use_gloo_process_groups=False

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dit.config import ModelConfig
+from dit.models.dit.config import DitConfig
 
 ABSENT = ("transformer_engine", "triton")
 
@@ -72,7 +72,7 @@ def work(hf: Path, ours: Path) -> None:
     from dit.models.dit.model import DiT
     from dit.train.checkpoint.state_dict import load_weights
 
-    start_processes(seed=1, model=ModelConfig())
+    start_processes(seed=1, model=DitConfig())
     sys.meta_path.insert(0, _Absent())  # after Megatron-Core has found that they are absent
     from megatron.bridge.models.conversion.model_bridge import get_model_bridge
 

@@ -247,10 +247,10 @@ if __name__ == "__main__":
 """
 COMPARE = """
 import sys, torch
-from dit.config import ModelConfig
+from dit.models.dit.config import DitConfig
 from dit.distributed.process_groups import start_processes
 if __name__ == "__main__":
-    start_processes(seed=1, model=ModelConfig())
+    start_processes(seed=1, model=DitConfig())
     from megatron.core import dist_checkpointing
     loaded = (dist_checkpointing.load_plain_tensors(path) for path in sys.argv[1:3])
     a, b = ({k: v for k, v in state.items() if torch.is_tensor(v)} for state in loaded)

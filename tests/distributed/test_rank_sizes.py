@@ -9,7 +9,8 @@ import pytest
 
 from dit.config import RunConfig
 from dit.config.loading import load_config
-from dit.models.dit.size import memory, parameters_here
+from dit.models.cost import parameters_here
+from dit.models.memory import memory
 from recipes.runs import dit_debug
 from tests.launching import ROOT, run
 

@@ -30,14 +30,16 @@ import json, sys
 from importlib import import_module
 from pathlib import Path
 from torch.distributed.distributed_c10d import PrefixStore
-import dit.train.model_setup
-from dit.models import packed_attention, parallel_linear, qk_norm
+from dataclasses import replace
+import dit.models.family
+from dit.models.layers import packed_attention, parallel_linear, qk_norm
 from recipes import check_layouts
 from tests.toy_networks import NETWORKS
 
 # `import torch.distributed.rendezvous` finds the function of that name.
 meeting = import_module("torch.distributed.rendezvous")
 
+family = dit.models.family.default_family()
 backward, summed, norm = qk_norm._SumOverRanks.backward, qk_norm._summed, qk_norm.AcrossHeadsNorm
 
 def norm_of_own_heads():
@@ -70,7 +72,8 @@ def main(folder, cases):
     store, *_ = next(iter(meeting.rendezvous("env://")))
     for number, (name, (network, layers, layouts)) in enumerate(cases.items()):
         meeting.rendezvous = lambda _, n=number: iter([(PrefixStore(str(n), store), 0, 1)])
-        dit.train.model_setup.DiT = NETWORKS[network]
+        other = replace(family, network=lambda network=network: NETWORKS[network])
+        dit.models.family._loaded = lambda *_: other
         qk_norm._summed, qk_norm._SumOverRanks.backward = summed, staticmethod(backward)
         packed_attention.AcrossHeadsNorm = norm
         FAULTS.get(name, lambda: None)()

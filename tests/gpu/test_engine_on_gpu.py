@@ -8,8 +8,9 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from dit.config import Fp8, Fp8Recipe, Implementation, ModelConfig, Precision, Recompute
+from dit.config import Fp8, Fp8Recipe, Implementation, Precision, Recompute
 from dit.distributed.process_groups import process_groups, start_processes
+from dit.models.dit.config import DitConfig
 from dit.models.dit.model import DiT
 from dit.models.layers.init import randomise
 from dit.pack_wire import pack_to
@@ -27,7 +28,7 @@ ENGINE = {"transformer_impl": Implementation.TRANSFORMER_ENGINE}
 
 @pytest.fixture(scope="module")
 def groups():
-    start_processes(seed=1, model=ModelConfig())
+    start_processes(seed=1, model=DitConfig())
     return process_groups()
 
 

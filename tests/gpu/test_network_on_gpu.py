@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dit.config import LossMean, ModelConfig, ObjectiveConfig, Precision
+from dit.config import LossMean, ObjectiveConfig, Precision
 from dit.distributed.process_groups import process_groups, start_processes
+from dit.models.dit.config import DitConfig
 from dit.models.dit.model import DiT
 from dit.models.layers.init import randomise
 from dit.objectives import training_objective
@@ -33,7 +34,7 @@ PACKS = ([(1, 16, 16), (4, 8, 9), (1, 3, 5)], [(2, 12, 12)], [(1, 8, 8)] * 6)
 
 @pytest.fixture(scope="module")
 def groups():
-    start_processes(seed=1, model=ModelConfig())
+    start_processes(seed=1, model=DitConfig())
     return process_groups()
 
 

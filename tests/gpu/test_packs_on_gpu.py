@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dit.config import DatasetConfig, MockGeometry, ModelConfig, RunConfig
+from dit.config import DatasetConfig, MockGeometry, RunConfig
 from dit.data import build_train_loader
+from dit.models.dit.config import DitConfig
 from dit.pack_wire import pack_to
 
 pytestmark = pytest.mark.gpu
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.gpu
 
 def packs(workers: int, count: int):
     config = RunConfig(
-        model=ModelConfig(),
+        model=DitConfig(),
         dataset=DatasetConfig(
             mock=True,
             mock_samples=(

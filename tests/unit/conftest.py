@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from dit.batch import PackedBatch
-from dit.config import ModelConfig
 from dit.distributed.process_groups import process_groups, start_processes
+from dit.models.dit.config import DitConfig
 
 Grid = tuple[int, int, int]
 MakePack = Callable[..., PackedBatch]
@@ -16,7 +16,7 @@ MakePack = Callable[..., PackedBatch]
 
 @pytest.fixture(scope="session")
 def groups():
-    start_processes(seed=1, model=ModelConfig())
+    start_processes(seed=1, model=DitConfig())
     return process_groups()
 
 

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from dit.config import RunConfig
-from dit.config.loading.foreign import FLAGS
 from dit.config.loading.load import NO_GUESS, ConfigError, load_config
 from dit.config.loading.overrides import COMMAND_LINE
-from dit.config.loading.schema import nearest, reference
+from dit.config.loading.schema import Schema, schema_of
 
 _OVERRIDES = """\
 overrides, each stronger than the file, which is stronger than the recipe:
@@ -68,7 +67,7 @@ def parse_arguments(
     """
     flags, overrides = _split(argv)
     parser = _parser(recipes, default, program)
-    known, problems = _parse_flags(parser, flags)
+    known, problems = _parse_flags(parser, flags, schema_of(recipes[default]()))
     shortcuts = ["dataset.mock=true"] if known.mock else []
     if known.dataset_path is not None:
         # In JSON quotes, so that a folder called 2024 stays text.
@@ -107,7 +106,7 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
         has_value = bool(waiting) and not equals and not waiting[0].startswith("--")
         if name.startswith("--") and "." in name:
             overrides += [token, waiting.pop(0)] if has_value else [token]
-        elif name.startswith("--") and name[2:] in FLAGS:
+        elif _is_foreign_flag(name):
             takes = has_value and _belongs_to_unknown(name, waiting[0])
             value = waiting.pop(0) if takes else "true"
             overrides.append(token[2:] if equals else f"{name[2:]}={value}")
@@ -118,6 +117,15 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
         else:
             flags.append(token)
     return flags, overrides
+
+
+def _is_foreign_flag(name: str) -> bool:
+    """Whether the command line of another tool has it; their tables are read for unknown flags."""
+    if not name.startswith("--") or name in (*_WITH_VALUE, *_SWITCHES, "--help"):
+        return False
+    from dit.config.loading.foreign import FLAGS
+
+    return name[2:] in FLAGS
 
 
 def _belongs_to_unknown(flag: str, token: str) -> bool:
@@ -136,7 +144,7 @@ def _parser(
         prog=program,
         usage="%(prog)s [flags] [KEY=VALUE ...]",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=_OVERRIDES + reference(recipes[default]()),
+        epilog=_OVERRIDES + schema_of(recipes[default]()).reference(recipes[default]()),
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -149,22 +157,22 @@ def _parser(
 
 
 def _parse_flags(
-    parser: argparse.ArgumentParser, flags: list[str]
+    parser: argparse.ArgumentParser, flags: list[str], schema: Schema
 ) -> tuple[argparse.Namespace, list[str]]:
     """What the flags say, and what is wrong with them."""
     names = (*_WITH_VALUE, *_SWITCHES, "--help", "-h")
     known = [flag for flag in flags if flag.partition("=")[0] in names]
-    problems = [_unknown_flag(flag, names) for flag in flags if flag not in known]
+    problems = [_unknown_flag(flag, names, schema) for flag in flags if flag not in known]
     try:
         return parser.parse_args(known), problems
     except ConfigError as error:
         return parser.parse_args([]), problems + error.problems
 
 
-def _unknown_flag(token: str, names: Sequence[str]) -> str:
+def _unknown_flag(token: str, names: Sequence[str], schema: Schema) -> str:
     name = token.partition("=")[0]
     close = get_close_matches(name.replace("_", "-"), names, n=1)
-    key = nearest(name.lstrip("-").replace("-", "_"))
+    key = schema.nearest(name.lstrip("-").replace("-", "_"))
     guess = close[0] if close else f"--{key}" if key else None
     advice = f"did you mean {guess}?" if guess else NO_GUESS
     return f"{token} ({COMMAND_LINE}): unknown flag; {advice}"

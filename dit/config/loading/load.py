@@ -1,9 +1,10 @@
 """Recipe, YAML file and command line -> one checked `RunConfig`, and back to YAML.
 
-1. read    both sources become settings                     (settings.py)
-2. sort    unknown keys, keys of other stacks, our own keys
-3. merge   our own keys over the recipe's values            (merging.py)
-4. check   types, then every group's own rules              (checking.py)
+1. read    both sources become settings                       (overrides.py)
+2. choose  the model family, which decides what keys `model` has
+3. sort    unknown keys, keys of other stacks, our own keys
+4. merge   our own keys over the recipe's values              (merge.py)
+5. check   types, then every group's own rules                (validate.py)
 """
 
 from __future__ import annotations
@@ -13,15 +14,19 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
-from dit.config import Problems, RunConfig
-from dit.config.loading.foreign import Foreign, accepts, foreign, is_foreign_group
-from dit.config.loading.merge import escaped, legible, merge, shown
+from dit.config import ModelConfig, Problems, RunConfig
+from dit.config.loading.merge import escaped, legible, merge, shown, value_of
 from dit.config.loading.overrides import Setting, read_file, read_tokens
-from dit.config.loading.schema import hints, is_group, is_known, nearest, record_type, type_of
-from dit.config.loading.validate import checked_config, plain
+from dit.config.loading.schema import Schema, hints, is_group, record_type, schema_of
+from dit.config.loading.validate import checked_config, plain, plain_group
+from dit.models.family import Family, default_family, families, family_named, family_of_size
+
+if TYPE_CHECKING:
+    from dit.config.loading.foreign import Foreign
 
 _SECRET = re.compile("api_key|secret|password|token$")
 NO_GUESS = "--help lists all flags and keys, and docs/coming_from.md those of other tools"
@@ -59,11 +64,17 @@ def load_config(
         problems += error.problems
     from_tokens, wrong_tokens = read_tokens(overrides)
     problems += wrong_tokens
-    ours, notices = _sort([*settings, *from_tokens], problems)
-
+    settings += from_tokens
     base = plain(recipe)
-    merged = merge(base, ours)
-    config, wrong = checked_config(merged, base)
+    family = _chosen_family(base, settings, problems)
+    schema = Schema(family.config)
+    if family.name != recipe.model.family:
+        base["model"] = plain_group(family.default())
+        base["objective"] |= family.objective.settings
+    ours, notices = _sort(settings, schema, problems)
+
+    merged = merge(base, ours, family.sizes)
+    config, wrong = checked_config(merged, base, schema)
     problems += merged.problems + wrong
     if problems or config is None:
         raise ConfigError(problems)
@@ -72,19 +83,57 @@ def load_config(
     return config
 
 
-def _sort(settings: list[Setting], problems: list[str]) -> tuple[list[Setting], list[str]]:
+def _chosen_family(base: dict[str, Any], settings: list[Setting], problems: list[str]) -> Family:
+    """The family that `model.family` names, or that has the size `model.name`, or the recipe's.
+
+    Raises:
+        ConfigError: there is no such family, or the two disagree; no other key can be read then.
+    """
+    named, size = (value_of(key, base, settings) for key in ("model.family", "model.name"))
+    try:
+        family = family_named(str(named.value) if named else base["model"]["family"])
+    except Problems as error:
+        where = f" ({named.origin})" if named else ""
+        raise ConfigError([*problems, *(f"{text}{where}" for text in error.problems)]) from None
+    other = family_of_size(str(size.value), first=family.name) if size else None
+    if size is None or other is None or other is family:
+        return family
+    if named is None:
+        return other
+    raise ConfigError(
+        [
+            *problems,
+            f"model.name={size.value} ({size.origin}) is a size of family {other.name}, and"
+            f" model.family={family.name} ({named.origin}); leave one of them out",
+        ]
+    )
+
+
+def _foreign(key: str) -> Foreign | None:
+    """What stands for a key of another tool, whose tables are not read for keys of ours."""
+    from dit.config.loading.foreign import foreign
+
+    return foreign(key)
+
+
+def _sort(
+    settings: list[Setting], schema: Schema, problems: list[str]
+) -> tuple[list[Setting], list[str]]:
     """The settings of our own keys, and one notice for each key of another stack."""
     ours: list[Setting] = []
     notices: list[tuple[bool, str]] = []
-    for setting in _without_removed_foreign(settings):
-        entry, known = foreign(setting.key), is_known(setting.key)
-        if known and not (entry and isinstance(setting.value, str)):
-            wrong = _misplaced(setting)
+    for setting in _without_removed_foreign(settings, schema):
+        known = schema.is_known(setting.key)
+        # A text for a group, such as the name of a dataset's file, may be another tool's.
+        theirs = isinstance(setting.value, str) and schema.is_known_group(setting.key)
+        entry = _foreign(setting.key) if theirs or not known else None
+        if known and entry is None:
+            wrong = _misplaced(setting, schema)
             problems += wrong
             ours += [] if wrong else [setting]
         elif entry is None:
-            problems.append(_unknown(_named(setting), setting.key))
-        elif not accepts(entry, setting.value):
+            problems.append(_unknown(_named(setting), setting.key, schema))
+        elif not entry.takes(setting.value):
             problems.append(f"{_named(setting)}: is not supported: {entry.instead}")
         else:
             read = _read(setting, entry, problems)
@@ -94,17 +143,22 @@ def _sort(settings: list[Setting], problems: list[str]) -> tuple[list[Setting], 
     return ours, [notice for _, notice in sorted(notices, key=lambda one: not one[0])]
 
 
-def _without_removed_foreign(settings: list[Setting]) -> list[Setting]:
+def _without_removed_foreign(settings: list[Setting], schema: Schema) -> list[Setting]:
     """Without the keys of other stacks that a later `~key` takes back."""
     kept: list[Setting] = []
     for setting in settings:
-        other = foreign(setting.key) is not None or is_foreign_group(setting.key)
-        if setting.remove and other and not is_known(setting.key):
+        if setting.remove and not schema.is_known(setting.key) and _is_foreign(setting.key):
             below = f"{setting.key}."
             kept = [one for one in kept if not f"{one.key}.".startswith(below)]
         else:
             kept.append(setting)
     return kept
+
+
+def _is_foreign(key: str) -> bool:
+    from dit.config.loading.foreign import is_foreign_group
+
+    return _foreign(key) is not None or is_foreign_group(key)
 
 
 def _read(setting: Setting, entry: Foreign, problems: list[str]) -> list[Setting]:
@@ -134,8 +188,11 @@ def _named(setting: Setting) -> str:
     return f"{text} ({setting.origin})"
 
 
-def _unknown(named: str, key: str) -> str:
-    guess, leaf = nearest(key), key.rpartition(".")[2]
+def _unknown(named: str, key: str, schema: Schema) -> str:
+    if other := _of_other_family(key):
+        own = ", ".join(name for name in hints(schema.model) if name not in hints(ModelConfig))
+        return f"{named}: is of family {other}, and model.family={schema.family} has {own} instead"
+    guess, leaf = schema.nearest(key), key.rpartition(".")[2]
     if leaf.startswith("_") and leaf.endswith("_"):
         advice = "no value names code to run; choose recipes with --recipe"
     else:
@@ -143,9 +200,17 @@ def _unknown(named: str, key: str) -> str:
     return f"{named}: unknown key; {advice}"
 
 
-def _misplaced(setting: Setting) -> list[str]:
+def _of_other_family(key: str) -> str | None:
+    """The family whose configuration has a key that this one lacks."""
+    group, _, rest = key.partition(".")
+    name = rest.partition(".")[0]
+    found = [one.name for one in families() if group == "model" and name in hints(one.config)]
+    return found[0] if found else None
+
+
+def _misplaced(setting: Setting, schema: Schema) -> list[str]:
     """A group set to one value, or unknown keys inside a list of records."""
-    kind = type_of(setting.key)
+    kind = schema.type_of(setting.key)
     if is_group(kind) and not setting.remove:
         example = f"{setting.key}.{next(iter(hints(kind)))}"
         return [f"{_named(setting)}: is a group and holds no value; set a key such as {example}"]
@@ -153,7 +218,7 @@ def _misplaced(setting: Setting) -> list[str]:
     if record is None or not isinstance(setting.value, list):
         return []
     return [
-        _unknown(f"{key}={shown(value)} ({setting.origin})", key)
+        _unknown(f"{key}={shown(value)} ({setting.origin})", key, schema)
         for index, item in enumerate(setting.value)
         if isinstance(item, dict)
         for name, value in item.items()
@@ -178,4 +243,22 @@ def read_config(path: Path) -> RunConfig:
     Raises:
         ConfigError: the file is missing, or another version of this program wrote it.
     """
-    return load_config(RunConfig(), config_file=path)
+    return load_config(default_config(), config_file=path)
+
+
+def default_config() -> RunConfig:
+    """The defaults of all groups, with the default network of the default family."""
+    return RunConfig(model=default_family().default())
+
+
+def changes(before: RunConfig, after: RunConfig) -> list[str]:
+    """`key old -> new` for each setting that differs; null where a family has no such key."""
+    old, new = plain(before), plain(after)
+    keys = dict.fromkeys([*schema_of(before).all_keys(), *schema_of(after).all_keys()])
+    pairs = [(key, _at(old, key), _at(new, key)) for key in keys]
+    return [f"{key} {shown(was)} -> {shown(now)}" for key, was, now in pairs if was != now]
+
+
+def _at(tree: dict[str, Any], key: str) -> Any:
+    group, _, name = key.partition(".")
+    return tree[group].get(name)

@@ -4,6 +4,8 @@
 2. size     `model.name` becomes the keys it stands for, below explicit ones of its own level
 3. resolve  `${other.key}` and `${oc.env:VAR,default}`, and nothing else, become values
 
+`value_of` resolves one key alone: the model family is chosen before the other keys are read.
+
 `escaped` writes text so that the third stage gives it back: a recipe's values and saved files are
 meant word for word.
 """
@@ -12,14 +14,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dit.config import MODEL_SIZES
 from dit.config.loading.overrides import Setting
 
 MOST_REFERENCES = 16
@@ -41,14 +42,17 @@ class Merged:
     notices: list[str] = field(default_factory=list)
 
 
-def merge(base: dict[str, Any], settings: list[Setting]) -> Merged:
+def merge(
+    base: dict[str, Any], settings: list[Setting], sizes: Mapping[str, Mapping[str, Any]]
+) -> Merged:
     """Lays settings, weakest first, over the plain values of a recipe, which hold no interpolation.
 
-    A value that cannot be resolved is a problem, and the recipe's stands in for it.
+    `sizes` has the keys that each `model.name` stands for. A value that cannot be resolved is a
+    problem, and the recipe's stands in for it.
     """
     problems: list[str] = []
-    base, settings = escaped(base), _bounded(_without_removed(settings), problems)
-    settings, notices = _with_named_size(base, settings)
+    base, settings = escaped(base), _bounded(without_removed(settings), problems)
+    settings, notices = _with_named_size(base, settings, sizes)
     notices += _from_environment(settings)
     whole = _overlaid(base, settings, problems)
     for setting in settings:
@@ -56,6 +60,23 @@ def merge(base: dict[str, Any], settings: list[Setting]) -> Merged:
     tree: Any = OmegaConf.to_container(whole, resolve=True)
     origins = {setting.key: setting.origin for setting in settings}
     return Merged(tree=tree, origins=origins, problems=problems, notices=notices)
+
+
+def value_of(key: str, base: dict[str, Any], settings: list[Setting]) -> Setting | None:
+    """The strongest setting of a key with its value resolved, or None if no setting has the key."""
+    settings = _bounded(without_removed(settings), [])
+    named = [setting for setting in settings if setting.key == key]
+    if not named:
+        return None
+    return replace(named[-1], value=_resolved(escaped(base), settings, named[-1]))
+
+
+def _resolved(base: dict[str, Any], settings: list[Setting], chosen: Setting) -> Any:
+    """The value of a setting; what is wrong with it is said where all of them are resolved."""
+    unsaid: list[str] = []
+    whole = _overlaid(base, settings, unsaid)
+    _resolve(whole, base, chosen, unsaid)
+    return OmegaConf.select(whole, chosen.key)
 
 
 def escaped(value: Any) -> Any:
@@ -110,7 +131,8 @@ def _from_environment(settings: list[Setting]) -> list[str]:
     ]
 
 
-def _without_removed(settings: list[Setting]) -> list[Setting]:
+def without_removed(settings: list[Setting]) -> list[Setting]:
+    """The settings without `~key`, and without what these take back."""
     kept: list[Setting] = []
     for setting in settings:
         if setting.remove:
@@ -122,18 +144,15 @@ def _without_removed(settings: list[Setting]) -> list[Setting]:
 
 
 def _with_named_size(
-    base: dict[str, Any], settings: list[Setting]
+    base: dict[str, Any], settings: list[Setting], sizes: Mapping[str, Mapping[str, Any]]
 ) -> tuple[list[Setting], list[str]]:
     """Puts the keys of the strongest `model.name` before the other settings of its level."""
     named = [setting for setting in settings if setting.key == "model.name"]
     if not named:
         return settings, []
     chosen = named[-1]
-    probe: list[str] = []
-    whole = _overlaid(base, settings, probe)
-    _resolve(whole, base, chosen, probe)
-    name = OmegaConf.select(whole, "model.name")
-    size = MODEL_SIZES.get(name, {}) if isinstance(name, str) else {}
+    name = _resolved(base, settings, chosen)
+    size = sizes.get(name, {}) if isinstance(name, str) else {}
     implied = [
         Setting(
             key=f"model.{key}",

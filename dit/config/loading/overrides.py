@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from dit.config import Problems
-from dit.config.loading.foreign import is_foreign_group
-from dit.config.loading.schema import is_group, is_known, type_of
+from dit.config.loading.schema import Schema
+from dit.models.family import default_family
 from dit.yaml_text import MOST_BYTES, YamlError, parse_toml, parse_yaml
 
 COMMAND_LINE = "command line"
@@ -73,11 +73,20 @@ def _flatten(values: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, An
     """Descends as far as the configuration has groups; a list of records stays one value."""
     for name, value in values.items():
         key = f"{prefix}{name}"
-        group = is_foreign_group(key) or (is_known(key) and is_group(type_of(key)))
-        if group and isinstance(value, dict):
+        if isinstance(value, dict) and _is_group(key):
             yield from _flatten(value, f"{key}.")
-        elif not (group and value is None):  # `optimizer:` with every line below it commented out
+        elif value is not None or not _is_group(key):  # `optimizer:` above comments is no setting
             yield key, value
+
+
+def _is_group(key: str) -> bool:
+    """Whether keys lie below this one, here or in another stack; families have the same groups."""
+    ours = Schema(default_family().config)
+    if ours.is_known(key):
+        return ours.is_known_group(key)
+    from dit.config.loading.foreign import is_foreign_group
+
+    return is_foreign_group(key)
 
 
 def read_tokens(tokens: Sequence[str]) -> tuple[list[Setting], list[str]]:

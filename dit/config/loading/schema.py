@@ -1,11 +1,14 @@
-"""What the dataclasses of `dit.config` say: which keys there are, their types and sentences."""
+"""What the dataclasses of a configuration say: which keys there are, their types and sentences.
+
+The keys of `model` are those of a family's own dataclass, so a `Schema` is one family's.
+"""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import textwrap
-from dataclasses import fields
+from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
 from functools import cache
@@ -13,12 +16,15 @@ from itertools import pairwise
 from types import NoneType
 from typing import Any, get_args, get_origin
 
-from dit.config import RunConfig
+from dit.config import ModelConfig, RunConfig
 from dit.config.inlining import inlined_groups, is_group, key_types, value_of
 
 
-def hints(group: type) -> dict[str, Any]:
-    """Types of the keys of a dataclass, by name; those of its inlined groups are among them."""
+def hints(group: Any) -> dict[str, Any]:
+    """Types of the keys of a dataclass, by name, in the order of files.
+
+    The keys of its inlined groups are among them.
+    """
     return key_types(group)
 
 
@@ -30,67 +36,95 @@ def item_type(kind: object, index: int) -> Any:
     return items[index] if index < len(items) else None
 
 
-def type_of(key: str) -> Any:
-    """Type at a dotted key such as `model.num_layers` or `dataset.mock_samples.0.width`.
-
-    Raises:
-        KeyError: the configuration has no such key.
-    """
-    kind: Any = RunConfig
-    for part in key.split("."):
-        if is_group(kind) and part in hints(kind):
-            kind = hints(kind)[part]
-        elif part.isdecimal() and item_type(kind, int(part)) is not None:
-            kind = item_type(kind, int(part))
-        else:
-            raise KeyError(key)
-    return kind
-
-
-def is_known(key: str) -> bool:
-    try:
-        type_of(key)
-    except KeyError:
-        return False
-    return True
-
-
-def keys(group: type = RunConfig, prefix: str = "") -> list[str]:
-    """Every dotted key that holds a value, in the order of the tree."""
-    found: list[str] = []
-    for name, kind in hints(group).items():
-        found += keys(kind, f"{prefix}{name}.") if is_group(kind) else [f"{prefix}{name}"]
-    return found
-
-
 def record_type(kind: object) -> type | None:
     """The dataclass that a list of records holds, such as MockGeometry."""
     item = item_type(kind, 0)
     return item if is_group(item) else None
 
 
-def nearest(key: str) -> str | None:
-    """The known key that an unknown one was probably meant to be."""
-    parent, _, leaf = key.rpartition(".")
-    elsewhere = [known for known in keys() if known.endswith(f".{leaf}")]
-    if elsewhere:
-        return get_close_matches(key, elsewhere, n=1, cutoff=0)[0]
-    anywhere = {known.rpartition(".")[2]: known for known in keys()}
-    # Farther ones would be another word by chance: `betas` is no `sets`.
-    for names, cutoff in ((_siblings(parent), 0.7), (anywhere, 0.8)):
-        likely = get_close_matches(leaf, names, n=1, cutoff=cutoff)
-        if likely:
-            return names[likely[0]]
-    return nearest(parent.partition(".")[0]) if parent and not is_known(parent) else None
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """The keys of a run whose network is described by `model`."""
+
+    model: type[ModelConfig]
+
+    @property
+    def family(self) -> str:
+        """The family that `model` describes."""
+        (one,) = [one for one in fields(self.model) if one.name == "family"]
+        return str(one.default)
+
+    @property
+    def groups(self) -> dict[str, type]:
+        """The dataclass of each group, by name."""
+        return {**hints(RunConfig), "model": self.model}
+
+    def type_of(self, key: str) -> Any:
+        """Type at a dotted key such as `model.num_layers` or `dataset.mock_samples.0.width`.
+
+        Raises:
+            KeyError: the configuration has no such key.
+        """
+        first, *parts = key.split(".")
+        kind: Any = self.groups[first]
+        for part in parts:
+            if is_group(kind) and part in hints(kind):
+                kind = hints(kind)[part]
+            elif part.isdecimal() and item_type(kind, int(part)) is not None:
+                kind = item_type(kind, int(part))
+            else:
+                raise KeyError(key)
+        return kind
+
+    def is_known(self, key: str) -> bool:
+        try:
+            self.type_of(key)
+        except KeyError:
+            return False
+        return True
+
+    def is_known_group(self, key: str) -> bool:
+        return self.is_known(key) and is_group(self.type_of(key))
+
+    def all_keys(self) -> list[str]:
+        """Every dotted key that holds a value, in the order of the tree."""
+        return [f"{group}.{name}" for group, kind in self.groups.items() for name in hints(kind)]
+
+    def nearest(self, key: str) -> str | None:
+        """The known key that an unknown one was probably meant to be."""
+        parent, _, leaf = key.rpartition(".")
+        elsewhere = [known for known in self.all_keys() if known.endswith(f".{leaf}")]
+        if elsewhere:
+            return get_close_matches(key, elsewhere, n=1, cutoff=0)[0]
+        anywhere = {known.rpartition(".")[2]: known for known in self.all_keys()}
+        # Farther ones would be another word by chance: `betas` is no `sets`.
+        for names, cutoff in ((self._siblings(parent), 0.7), (anywhere, 0.8)):
+            likely = get_close_matches(leaf, names, n=1, cutoff=cutoff)
+            if likely:
+                return names[likely[0]]
+        known = not parent or self.is_known(parent)
+        return None if known else self.nearest(parent.partition(".")[0])
+
+    def _siblings(self, parent: str) -> dict[str, str]:
+        """Name -> dotted key of everything in a group; the groups themselves for an empty key."""
+        if not parent:
+            return {name: name for name in self.groups}
+        kind = self.type_of(parent) if self.is_known(parent) else None
+        return {name: f"{parent}.{name}" for name in hints(kind)} if is_group(kind) else {}
+
+    def reference(self, defaults: RunConfig, *, width: int = 100) -> str:
+        """Every group and key with its type, default and sentence, for `--help`."""
+        parts = []
+        for name, kind in self.groups.items():
+            summary = inspect.getdoc(kind) or ""
+            body = _reference_of(kind, getattr(defaults, name), f"{name}.", width)
+            parts.append(f"{name}: {summary.splitlines()[0]}\n{body}")
+        return "\n\n".join(parts)
 
 
-def _siblings(parent: str) -> dict[str, str]:
-    """Name -> dotted key of everything in a group; the groups themselves for an empty key."""
-    if parent and not is_known(parent):
-        return {}
-    kind = type_of(parent) if parent else RunConfig
-    prefix = f"{parent}." if parent else ""
-    return {name: f"{prefix}{name}" for name in hints(kind)} if is_group(kind) else {}
+def schema_of(config: RunConfig) -> Schema:
+    """The keys of a configuration."""
+    return Schema(type(config.model))
 
 
 def expected(kind: Any) -> str:
@@ -117,13 +151,18 @@ def _expected_list(items: tuple[Any, ...]) -> str:
 
 @cache
 def sentences(group: type) -> dict[str, str]:
-    """The sentence below each field of a dataclass of `dit.config` and its inlined groups."""
-    (cls,) = ast.parse(inspect.getsource(get_origin(group) or group)).body
-    assert isinstance(cls, ast.ClassDef)
-    own = dict(_documented(cls.body))
-    return own | {
-        k: v for kind in inlined_groups(group).values() for k, v in sentences(kind).items()
-    }
+    """The sentence below each key of a dataclass and its inlined groups; inherited ones, too."""
+    found: dict[str, str] = {}
+    origin: Any = get_origin(group) or group
+    for base in reversed(origin.__mro__):
+        if not (isinstance(base, type) and is_dataclass(base)):
+            continue
+        (cls,) = ast.parse(inspect.getsource(base)).body
+        assert isinstance(cls, ast.ClassDef)
+        found |= _documented(cls.body)
+    for kind in inlined_groups(group).values():
+        found |= sentences(kind)
+    return found
 
 
 def _documented(body: list[ast.stmt]) -> list[tuple[str, str]]:
@@ -139,17 +178,6 @@ def _documented(body: list[ast.stmt]) -> list[tuple[str, str]]:
             text = " ".join(str(after.value.value).split())
             pairs.append((statement.target.id, text))
     return pairs
-
-
-def reference(defaults: RunConfig, *, width: int = 100) -> str:
-    """Every group and key with its type, default and sentence, for `--help`."""
-    parts = []
-    for member in fields(RunConfig):
-        kind = hints(RunConfig)[member.name]
-        summary = inspect.getdoc(kind) or ""
-        body = _reference_of(kind, getattr(defaults, member.name), f"{member.name}.", width)
-        parts.append(f"{member.name}: {summary.splitlines()[0]}\n{body}")
-    return "\n\n".join(parts)
 
 
 def _reference_of(group: type, values: object, prefix: str, width: int) -> str:

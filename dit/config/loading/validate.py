@@ -1,8 +1,9 @@
 """Plain values -> a checked `RunConfig`, or every problem at once.
 
-Pydantic checks the types of the whole tree and runs each group's own checks. A group whose types
-are wrong is not checked further in that pass, so the recipe's values stand in for the wrong ones
-and the tree is checked again, until no new problem turns up.
+Pydantic checks the types of each group and runs its own checks; the checks that concern several
+groups run when all of them are right. A group whose types are wrong is not checked further in that
+pass, so the recipe's values stand in for the wrong ones and the tree is checked again, until no new
+problem turns up.
 
 Outside of this module plain values are a tree of keys. Pydantic sees the tree of dataclass fields,
 in which an inlined group (`dit.config.inlining`) is a level of its own.
@@ -14,6 +15,7 @@ import json
 import re
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import fields
 from difflib import get_close_matches
 from enum import Enum
 from functools import cache
@@ -24,57 +26,94 @@ from pydantic import TypeAdapter, ValidationError
 from dit.config import Problems, RunConfig
 from dit.config.inlining import flattened, key_path, nested
 from dit.config.loading.merge import Merged, shown
-from dit.config.loading.schema import expected, hints, is_group, type_of
+from dit.config.loading.schema import Schema, expected, hints, is_group
 
 Place = tuple[int | str, ...]  # where in the tree, as ("dataset", "mock_samples", 0, "width")
 
 
 @cache
-def adapter() -> TypeAdapter[RunConfig]:
-    return TypeAdapter(RunConfig)
+def _adapter(group: type) -> TypeAdapter[Any]:
+    return TypeAdapter(group)
 
 
 def plain(config: RunConfig) -> dict[str, Any]:
     """The tree of keys with enums as text and tuples as lists, as YAML has it."""
-    return flattened(RunConfig, adapter().dump_python(config, mode="json"))
+    return {one.name: plain_group(getattr(config, one.name)) for one in fields(config)}
 
 
-def checked_config(merged: Merged, base: dict[str, Any]) -> tuple[RunConfig | None, list[str]]:
+def plain_group(group: Any) -> dict[str, Any]:
+    """A group of a configuration as YAML has it, its keys in the order of files."""
+    kind = type(group)
+    values = flattened(kind, _adapter(kind).dump_python(group, mode="json"))
+    return {name: values[name] for name in hints(kind)}
+
+
+def checked_config(
+    merged: Merged, base: dict[str, Any], schema: Schema
+) -> tuple[RunConfig | None, list[str]]:
     """The configuration, or None and what is wrong with it."""
-    tree, base = nested(RunConfig, deepcopy(merged.tree)), nested(RunConfig, base)
+    tree, base = _nested(deepcopy(merged.tree), schema), _nested(base, schema)
     problems: list[str] = []
     doubtful: list[str] = []  # keys for which the recipe's value stands in
     while True:
+        config, found = _checked_once(tree, merged.origins, schema)
+        if config is not None:
+            return (None if problems else config), problems
+        problems += [text for _, text in found if not any(key in text for key in doubtful)]
+        replaced = {_up_to_key(place, schema) for place, _ in found if place}
+        if not replaced:
+            return None, problems
+        for place in sorted(replaced, key=str):
+            doubtful += _stand_in(tree, base, place, schema)
+
+
+def _checked_once(
+    tree: dict[str, Any], origins: dict[str, str], schema: Schema
+) -> tuple[RunConfig | None, list[tuple[Place, str]]]:
+    """The configuration, or what is wrong and where."""
+    groups: dict[str, Any] = {}
+    found: list[tuple[Place, str]] = []
+    for name, kind in schema.groups.items():
         try:
             # JSON mode is strict about types and still takes lists for tuples, text for enums.
-            config = adapter().validate_json(json.dumps(tree, default=str), strict=True)
+            values = json.dumps(tree[name], default=str)
+            groups[name] = _adapter(kind).validate_json(values, strict=True)
         except ValidationError as error:
-            found = [
-                (place, text)
-                for details in error.errors()
-                for place, text in _describe(details, tree, merged.origins)
-            ]
-            problems += [text for _, text in found if not any(key in text for key in doubtful)]
-            replaced = {_up_to_key(place) for place, _ in found if place}
-            if not replaced:
-                return None, problems
-            for place in sorted(replaced, key=str):
-                doubtful += _stand_in(tree, base, place)
-        else:
-            return (None if problems else config), problems
+            for details in error.errors():
+                place = (name, *details["loc"])
+                found += _in_words(details, place, tree, origins, schema)
+    if found:
+        return None, found
+    try:
+        return RunConfig(**groups), []
+    except Problems as error:
+        return None, [((), _contradiction((), text, origins, schema)) for text in error.problems]
 
 
-def _up_to_key(place: Place) -> Place:
+def _nested(tree: dict[str, Any], schema: Schema) -> dict[str, Any]:
+    """The tree of keys as a tree of fields."""
+    return {name: nested(kind, tree[name]) for name, kind in schema.groups.items()}
+
+
+def _key_path(place: Place, schema: Schema) -> Place:
+    """A place in the tree of fields as one in the tree of keys."""
+    return (place[0], *key_path(schema.groups[str(place[0])], place[1:])) if place else ()
+
+
+def _up_to_key(place: Place, schema: Schema) -> Place:
     """The place of a group or key: without what follows the key, such as the index in a list."""
     lengths = range(len(place) + 1)
-    return place[: next((n for n in lengths if len(key_path(RunConfig, place[:n])) == 2), None)]
+    whole = (n for n in lengths if len(_key_path(place[:n], schema)) == 2)
+    return place[: next(whole, None)]
 
 
-def _stand_in(tree: dict[str, Any], base: dict[str, Any], place: Place) -> list[str]:
+def _stand_in(
+    tree: dict[str, Any], base: dict[str, Any], place: Place, schema: Schema
+) -> list[str]:
     """Puts the recipe's value at a group or key; returns what mentions of it look like."""
     *outer, last = place
     _at(tree, tuple(outer))[last] = deepcopy(_at(base, place))
-    path = key_path(RunConfig, place)
+    path = _key_path(place, schema)
     if len(place) == 1:
         return [f"{path[0]}."]
     if len(path) == 2:
@@ -82,18 +121,17 @@ def _stand_in(tree: dict[str, Any], base: dict[str, Any], place: Place) -> list[
     return [f"{path[0]}.{key}" for key in _at(base, place)]  # the keys of an inlined group
 
 
-def _describe(
-    details: Any, tree: dict[str, Any], origins: dict[str, str]
+def _in_words(
+    details: Any, place: Place, tree: dict[str, Any], origins: dict[str, str], schema: Schema
 ) -> list[tuple[Place, str]]:
     """One of pydantic's errors in our words; a group's own check may have several."""
-    place: Place = details["loc"]
-    path = key_path(RunConfig, place)
+    path = _key_path(place, schema)
     raised = details.get("ctx", {}).get("error")
     if isinstance(raised, Problems):
-        return [(place, _contradiction(path, text, origins)) for text in raised.problems]
+        return [(place, _contradiction(path, text, origins, schema)) for text in raised.problems]
     lost = place[-1] if details["type"] == "missing" else None
     place, path = (place, path) if lost is None else (place[:-1], path[:-1])
-    value, kind = _at(tree, place), type_of(".".join(map(str, path)))
+    value, kind = _at(tree, place), schema.type_of(".".join(map(str, path)))
     hint = f"; {lost} is missing" if isinstance(lost, str) else _hint(value, kind)
     text = f"{dotted(path)}={shown(value)} ({_origin(path, origins)}): expected {expected(kind)}"
     return [(place, text + hint)]
@@ -133,14 +171,14 @@ def _hint(value: object, kind: Any) -> str:
     return ""
 
 
-def _contradiction(place: Place, text: str, origins: dict[str, str]) -> str:
+def _contradiction(place: Place, text: str, origins: dict[str, str], schema: Schema) -> str:
     """A group's own complaint, with the places where the keys it names were set."""
     if not place:
         named = dict.fromkeys(re.findall(r"[a-z_]+\.[a-z_]+", text))
         known = {key: origins[key] for key in named if key in origins}
     else:
         prefix = ".".join(map(str, place))
-        kind = type_of(prefix)
+        kind = schema.type_of(prefix)
         words = re.findall(r"\w+", text)
         names = [name for name in hints(kind) if name in words] if is_group(kind) else []
         keys = {name: (*place, name) for name in names}

@@ -51,7 +51,7 @@ from dit.data.mock import MockDataset, MockShard
 from dit.data.pack import Extent, PackWriter, common_dtype
 from dit.data.records import PLACE, UNREADABLE
 from dit.data.rejections import Bound, DataError, ReaderCounts, Reject, SampleRefused
-from dit.models.dit.flops import forward_flops
+from dit.models.cost import forward_flops
 from dit.pack_wire import PackBuffers
 
 if TYPE_CHECKING:

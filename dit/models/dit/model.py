@@ -12,7 +12,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor, nn
 
 from dit.batch import PackedBatch
-from dit.config import ExtraPosition, ModelConfig
+from dit.models.dit.config import DitConfig, ExtraPosition
 from dit.models.dit.positions import LearnablePositions, Rotary
 from dit.models.layer_spec import (
     AttentionSpec,
@@ -30,7 +30,7 @@ from dit.models.stacks.cross_layer import CrossConditions
 from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransformer
 
 
-def dit_stack(model: ModelConfig) -> StackSpec:
+def dit_stack(model: DitConfig) -> StackSpec:
     """The layers of the DiT."""
     width = model.hidden_size
     # eps as in Diffusers' attention, which differs from that of its other norms.
@@ -52,7 +52,7 @@ class DiT(StackedTransformer):
     """
 
     def __init__(
-        self, model: ModelConfig, groups: ProcessGroupCollection, vp_stage: int | None = None
+        self, model: DitConfig, groups: ProcessGroupCollection, vp_stage: int | None = None
     ):
         config = transformer_config(model)
         super().__init__(config, model, groups, vp_stage, [dit_stack(model)])
@@ -72,7 +72,7 @@ class DiT(StackedTransformer):
         self.build_stacks()
         if self.post_process:
             self.modulate_out = LowRankAdaLN(config, rank=model.adaln_lora_dim, gated=False)
-            self.proj_out = Replicated(width, model.patch_features, config=config)
+            self.proj_out = Replicated(width, model.output_features, config=config)
 
     def prepared(self, batch: PackedBatch) -> PackedBatch:
         return pad_text(batch, self.model.text_pad_to)
@@ -135,7 +135,7 @@ def _timestep(blocks: Blocks) -> TimestepConditioning:
 class TextProjection(nn.Linear):
     """Text of any width -> the width that the layers attend to, with a GELU (Cosmos 2.5)."""
 
-    def __init__(self, model: ModelConfig):
+    def __init__(self, model: DitConfig):
         super().__init__(model.crossattn_emb_size, model.text_width, dtype=dtype(model))
 
     def forward(self, input: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
-from dit.config import ModelConfig
+from dit.models.dit.config import DitConfig
 from dit.models.layers.parallel_linear import sees_part_of_tokens
 from dit.models.layers.rope import RotaryTable
 
@@ -20,7 +20,7 @@ class Rotary(RotaryTable):
     the rest.
     """
 
-    def __init__(self, model: ModelConfig):
+    def __init__(self, model: DitConfig):
         width = model.hidden_size // model.num_attention_heads
         spatial = width // 6 * 2
         widths = (width - 2 * spatial, spatial, spatial)
@@ -31,7 +31,7 @@ class Rotary(RotaryTable):
 class LearnablePositions(nn.Module):
     """Sum of three learnt tables, normalised to unit root mean square (Cosmos)."""
 
-    def __init__(self, model: ModelConfig, config: TransformerConfig):
+    def __init__(self, model: DitConfig, config: TransformerConfig):
         super().__init__()
         frames, rows, columns = model.max_size
         width, spatial = model.hidden_size, model.patch_spatial

@@ -33,21 +33,8 @@ def fill(model: MegatronModule, draw: Draw, *, seed: int) -> None:
             shard.data.copy_(whole[tuple(slice(at, at + size) for at, size in mine)])
 
 
-def starts_at_zero(name: str) -> bool:
-    """Whether a matrix of the DiT starts at zero: `proj_out` and the last linear of modulations.
-
-    So each layer starts as the identity (adaLN-Zero, arXiv:2212.09748, Sec. 3.2), and the output of
-    the network as 0.
-    """
-    return name.endswith("proj_out.weight") or ("modulate" in name and "linear_2" in name)
-
-
 def initialise(
-    model: MegatronModule,
-    *,
-    seed: int,
-    std: float | None,
-    zero: Callable[[str], bool] = starts_at_zero,
+    model: MegatronModule, *, seed: int, std: float | None, zero: Callable[[str], bool]
 ) -> None:
     """The values that training starts from.
 

@@ -61,7 +61,7 @@ class StackedTransformer(MegatronModule):
         if model.compile:
             check_compiler()
         super().__init__(config=config)
-        self.model = model
+        self.model: Any = model  # of its family's own class
         self.groups = groups
         # What Megatron-Core's schedules ask of any model.
         self.model_type = ModelType.encoder_or_decoder

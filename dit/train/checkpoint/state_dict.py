@@ -293,9 +293,9 @@ def check_same_weights(path: Path, config: RunConfig) -> None:
 
 def _different(saved: dict[str, Any], here: dict[str, Any]) -> str:
     return "".join(
-        f"\n  {name}: {saved[name]} in the checkpoint, {here[name]} here"
-        for name in sorted(saved)
-        if saved[name] != here[name]
+        f"\n  {name}: {saved.get(name)} in the checkpoint, {here.get(name)} here"
+        for name in sorted({**saved, **here})  # families have keys of their own
+        if saved.get(name) != here.get(name)
     )
 
 

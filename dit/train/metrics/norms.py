@@ -16,37 +16,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from dit.distributed.data_parallel import MainParamShard, is_sharded, main_param_shards
 from dit.distributed.process_groups import device
+from dit.models.family import family_of
 
 if TYPE_CHECKING:
     from dit.train.model_and_optimizer import ModelAndOptimizer
 
-_PART_OF_MODULE = {  # by the name of a layer's or model's module
-    "self_attention": "attention",
-    "cross_attention": "cross_attention",
-    "mlp": "mlp",
-    "modulate_self": "modulation",
-    "modulate_cross": "modulation",
-    "modulate_mlp": "modulation",
-    "modulate_out": "head",
-    "proj_out": "head",
-}
 SQUARES = ("gradient", "weight", "update", "distance")
 """Kinds of sums of squares; `distance` is that to the average."""
-MODEL_PARTS = ("embedders", "attention", "cross_attention", "mlp", "modulation", "head")
+EMBEDDERS = "embedders"
+"""The part of weights that no word of their family's `parts` names."""
 
 
-def part_of(name: str) -> str:
+def part_of(name: str, parts: Mapping[str, str]) -> str:
     """The part of the model of a weight; weights of no other part are embedders."""
-    return next(
-        (_PART_OF_MODULE[word] for word in name.split(".") if word in _PART_OF_MODULE), "embedders"
-    )
+    return next((parts[word] for word in name.split(".") if word in parts), EMBEDDERS)
 
 
 class Norms:
@@ -57,8 +47,11 @@ class Norms:
         names = {w: name for chunk in model.chunks for name, w in chunk.named_parameters()}
         is_copy = not is_sharded(model.chunks) and model.groups.dp_cp.rank() > 0
         shards = main_param_shards(model.optimizer)
+        network: Any = model.chunks[0].module
+        words = family_of(network.model).parts
+        self.parts = [EMBEDDERS, *dict.fromkeys(words.values())]
         self.counted = [
-            (index, shard, MODEL_PARTS.index(part_of(names[shard.weight])))
+            (index, shard, self.parts.index(part_of(names[shard.weight], words)))
             for index, shard in enumerate(shards)
             if not is_copy and self._counts(shard)
         ]
@@ -77,7 +70,7 @@ class Norms:
     @torch.no_grad()
     def take(self) -> dict[str, Tensor]:
         """This rank's sums of squares after an update, float64 [G], by kind."""
-        squares_G4 = torch.zeros(len(MODEL_PARTS), 4, dtype=torch.float64, device=device())
+        squares_G4 = torch.zeros(len(self.parts), 4, dtype=torch.float64, device=device())
         for (index, shard, part), before in zip(self.counted, self.before, strict=True):
             of = {"weight": shard.value, "update": before.sub_(shard.value).neg_()}
             if shard.value.grad is not None:
@@ -100,7 +93,7 @@ class Norms:
         gradient, weight, update, distance = (float(squares[name].sum()) for name in SQUARES)
         values = {
             f"grad_norm_{name}": grad_norm * math.sqrt(square / gradient)
-            for name, square in zip(MODEL_PARTS, squares["gradient"].tolist(), strict=True)
+            for name, square in zip(self.parts, squares["gradient"].tolist(), strict=True)
             if gradient
         }
         values |= {"weight_norm": math.sqrt(weight), "update_ratio": math.sqrt(update / weight)}

@@ -29,7 +29,7 @@ import torch.distributed as dist
 
 from dit.batch import PackedBatch
 from dit.distributed.process_groups import device
-from dit.models.dit.pack_flops import training_flops
+from dit.models.cost import training_flops
 
 if TYPE_CHECKING:
     from dit.train.optimizer import Update

@@ -17,9 +17,9 @@ from measuring.packing_simulation import (
     stream_fill,
 )
 
-from dit.config import ModelConfig
+from dit.models.dit.config import DitConfig
 
-MODEL = ModelConfig(name="dit_xl")
+MODEL = DitConfig(name="dit_xl")
 
 
 @pytest.mark.parametrize("mixture", MIXTURES, ids=lambda mixture: mixture.name)

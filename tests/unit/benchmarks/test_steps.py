@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 from measuring.steps import step_summary
 
-from dit.config import ModelConfig, Precision, RunConfig
+from dit.config import Precision, RunConfig
+from dit.models.dit.config import DitConfig
 from dit.train.metrics.step_metrics import TIMED_PARTS
 
 
 def test_parts_and_the_rest_are_the_step(groups):
-    config = RunConfig(model=ModelConfig(precision=Precision.FP32))
+    config = RunConfig(model=DitConfig(precision=Precision.FP32))
     parts = {f"{part}_s": 0.1 * n for n, part in enumerate(TIMED_PARTS)}
     rates = {"tokens_per_s": 8.0, "samples_per_s": 4.0, "pack_fill": 0.5, "peak_memory_gb": 3.0}
     steps = [

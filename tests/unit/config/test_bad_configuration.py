@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from dit.config import ModelConfig, OptimizerConfig, Problems, RunConfig, TrainConfig
+from dit.config import OptimizerConfig, Problems, RunConfig, TrainConfig
 from dit.config.loading import ConfigError, load_config
+from dit.models.dit.config import DitConfig
+from tests.packs import run_config
 
 
 def problems_of(*tokens: str, file: Path | None = None) -> list[str]:
     with pytest.raises(ConfigError) as caught:
-        load_config(RunConfig(), config_file=file, overrides=tokens)
+        load_config(run_config(), config_file=file, overrides=tokens)
     return caught.value.problems
 
 
@@ -154,7 +156,7 @@ def test_fewer_steps_than_the_warm_up_names_what_fits(tokens: list[str], remedy:
     message = only_problem("scheduler.lr_warmup_iters=20", *tokens)
     assert remedy in message
     fits = message.partition("set ")[2].partition(",")[0]
-    load_config(RunConfig(), overrides=["scheduler.lr_warmup_iters=20", *tokens, fits])
+    load_config(run_config(), overrides=["scheduler.lr_warmup_iters=20", *tokens, fits])
 
 
 def test_all_problems_come_at_once(tmp_path: Path) -> None:
@@ -188,7 +190,7 @@ def test_all_problems_come_at_once(tmp_path: Path) -> None:
 
 def test_the_message_has_one_line_a_problem() -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config(RunConfig(), overrides=["rng.sed=1", "rng.seed=-1"])
+        load_config(run_config(), overrides=["rng.sed=1", "rng.seed=-1"])
     lines = str(caught.value).splitlines()
     assert lines[0] == "2 problems in the configuration:"
     assert [line[:4] for line in lines[1:]] == ["  - ", "  - "]
@@ -309,7 +311,7 @@ def test_a_missing_file_is_named_beside_other_problems(tmp_path: Path) -> None:
 
 
 def test_a_global_batch_that_does_not_divide() -> None:
-    config = RunConfig(train=TrainConfig(global_batch_size=6))
+    config = run_config(train=TrainConfig(global_batch_size=6))
     assert config.data_parallel_size(3) == 3
     with pytest.raises(Problems, match="global_batch_size=6 packs do not divide over 4"):
         config.data_parallel_size(4)
@@ -345,14 +347,14 @@ def test_heads_that_do_not_divide_over_context_ranks_name_the_choice_that_fits()
 
 def test_packs_that_do_not_fill_virtual_stages() -> None:
     stages = {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2}
-    config = RunConfig(model=ModelConfig(**stages), train=TrainConfig(global_batch_size=6))
+    config = RunConfig(model=DitConfig(**stages), train=TrainConfig(global_batch_size=6))
     assert config.data_parallel_size(2) == 1
     with pytest.raises(Problems, match=r"are 3 each.* use a multiple of 4"):
         config.data_parallel_size(4)
 
 
 def test_too_few_processes_for_the_layout() -> None:
-    model = ModelConfig(tensor_model_parallel_size=4)
+    model = DitConfig(tensor_model_parallel_size=4)
     config = RunConfig(model=model, train=TrainConfig(global_batch_size=6))
     assert config.data_parallel_size(8) == 2
     with pytest.raises(Problems, match=r"2 processes do not divide by .* = 4; start a multiple of"):
@@ -361,7 +363,7 @@ def test_too_few_processes_for_the_layout() -> None:
 
 def test_the_dataclasses_check_themselves() -> None:
     with pytest.raises(Problems, match="is no known size"):
-        ModelConfig(name="dit_huge")
+        DitConfig(name="dit_huge")
     with pytest.raises(Problems) as caught:
         OptimizerConfig(lr=-1.0, adam_beta1=2.0, adam_eps=0.0)
     # Negative lr also leaves no room for min_lr.

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from dit.config import RunConfig
 from dit.config.loading import Arguments, ConfigError, parse_arguments
-from dit.config.loading.schema import hints, is_group, keys, record_type, sentences, type_of
+from dit.config.loading.schema import Schema, is_group, record_type, sentences
+from dit.models.dit.config import DitConfig
 from recipes.runs import RECIPES, dit_s, dit_xl
+
+SCHEMA = Schema(DitConfig)
 
 
 def parse(*argv: str) -> Arguments:
@@ -88,9 +90,9 @@ def test_help_lists_every_key_with_its_sentence(capsys) -> None:
     assert stop.value.code == 0
     text = capsys.readouterr().out
     flat = " ".join(text.split())
-    for key in keys():
+    for key in SCHEMA.all_keys():
         group, _, name = key.partition(".")
-        sentence = sentences(hints(RunConfig)[group])[name]
+        sentence = sentences(SCHEMA.groups[group])[name]
         assert f" {key} " in flat
         assert sentence in flat
     for flag in ("--config-file", "--mock", "--dry-run", "--print-config", "--dataset-path"):
@@ -99,8 +101,8 @@ def test_help_lists_every_key_with_its_sentence(capsys) -> None:
 
 
 def test_every_field_has_a_sentence() -> None:
-    groups = [kind for kind in hints(RunConfig).values() if is_group(kind)]
-    records = [record_type(type_of(key)) for key in keys()]
+    groups = [kind for kind in SCHEMA.groups.values() if is_group(kind)]
+    records = [record_type(SCHEMA.type_of(key)) for key in SCHEMA.all_keys()]
     for group in [*groups, *(record for record in records if record)]:
         named = sentences(group)
         assert [f.name for f in fields(group) if not named.get(f.name)] == []

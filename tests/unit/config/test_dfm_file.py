@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from dit.config import RunConfig
 from dit.config.loading import ConfigError, load_config
 from dit.config.loading.foreign import FOREIGN
-from dit.config.loading.schema import is_known
+from dit.config.loading.schema import Schema
+from dit.models.dit.config import DitConfig
+from tests.packs import run_config
+
+SCHEMA = Schema(DitConfig)
 
 DFM = """
 model:
@@ -51,7 +54,7 @@ def dfm_file(tmp_path: Path) -> Path:
 
 
 def test_keys_with_a_meaning_keep_it(dfm_file: Path) -> None:
-    config = load_config(RunConfig(), config_file=dfm_file)
+    config = load_config(run_config(), config_file=dfm_file)
     assert (config.model.name, config.model.num_attention_heads) == ("dit_xl", 16)
     assert (config.dataset.path, config.dataset.num_workers) == ("DATASET_FOLDER", 20)
     assert config.dataset.task_encoder_seq_length == 15360
@@ -62,7 +65,7 @@ def test_keys_with_a_meaning_keep_it(dfm_file: Path) -> None:
 
 def test_each_key_without_a_meaning_gets_one_line(dfm_file: Path, caplog) -> None:
     with caplog.at_level(logging.WARNING, logger="dit.config.loading"):
-        load_config(RunConfig(), config_file=dfm_file)
+        load_config(run_config(), config_file=dfm_file)
     assert [record.getMessage() for record in caplog.records] == [
         f'model.qkv_format="thd" ({dfm_file}:6): read, not used: packs are always thd',
         f"checkpoint.load_optim=true ({dfm_file}:17): read, not used: a checkpoint always holds and"
@@ -87,7 +90,7 @@ def test_each_key_without_a_meaning_gets_one_line(dfm_file: Path, caplog) -> Non
 )
 def test_other_keys_of_its_recipes_are_accepted(token: str, caplog) -> None:
     with caplog.at_level(logging.WARNING, logger="dit.config.loading"):
-        assert load_config(RunConfig(), overrides=[token]) == RunConfig()
+        assert load_config(run_config(), overrides=[token]) == run_config()
     assert "read, not used" in caplog.text
 
 
@@ -106,7 +109,7 @@ def test_other_keys_of_its_recipes_are_accepted(token: str, caplog) -> None:
 )
 def test_a_value_that_asks_for_what_is_not_done_is_an_error(token: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config(RunConfig(), overrides=[token])
+        load_config(run_config(), overrides=[token])
     (problem,) = caught.value.problems
     assert problem.startswith(token.partition("=")[0])
     assert "is not supported: " in problem
@@ -114,4 +117,4 @@ def test_a_value_that_asks_for_what_is_not_done_is_an_error(token: str) -> None:
 
 def test_the_table_hides_no_key_of_ours() -> None:
     # But `dataset`, where diffusion-pipe names a file.
-    assert [key for key in FOREIGN if is_known(key)] == ["dataset"]
+    assert [key for key in FOREIGN if SCHEMA.is_known(key)] == ["dataset"]

@@ -12,16 +12,18 @@ from dit.config import (
     DdpConfig,
     EmaConfig,
     EmaKind,
-    ExtraPosition,
-    ModelConfig,
     Precision,
     Recompute,
     RecomputeMethod,
     RunConfig,
     TrainConfig,
 )
-from dit.config.loading import describe, load_config, parameter_count
-from dit.models.dit.size import kept_by_layer, memory
+from dit.config.loading import load_config
+from dit.config.loading.describe import describe
+from dit.models.cost import parameter_count
+from dit.models.dit.config import DitConfig, ExtraPosition
+from dit.models.memory import kept_by_layer, memory
+from tests.packs import run_config
 
 COUNTS = {
     "dit_s": 49_302_912,
@@ -33,7 +35,7 @@ COUNTS = {
 }
 
 
-def counted_by_diffusers(model: ModelConfig) -> int:
+def counted_by_diffusers(model: DitConfig) -> int:
     import torch
     from diffusers.models.transformers.transformer_cosmos import CosmosTransformer3DModel
 
@@ -59,7 +61,7 @@ def counted_by_diffusers(model: ModelConfig) -> int:
 
 @pytest.mark.parametrize(("name", "count"), COUNTS.items())
 def test_named_sizes_have_exactly_these_parameters(name: str, count: int) -> None:
-    model = load_config(RunConfig(), overrides=[f"model.name={name}"]).model
+    model = load_config(run_config(), overrides=[f"model.name={name}"]).model
     assert parameter_count(model) == count
     assert counted_by_diffusers(model) == count
 
@@ -79,14 +81,12 @@ def test_named_sizes_have_exactly_these_parameters(name: str, count: int) -> Non
     ],
 )
 def test_the_formula_holds_for_any_geometry(changes: dict) -> None:
-    model = ModelConfig(
-        name="custom", num_layers=3, hidden_size=96, num_attention_heads=4, **changes
-    )
+    model = DitConfig(name="custom", num_layers=3, hidden_size=96, num_attention_heads=4, **changes)
     assert parameter_count(model) == counted_by_diffusers(model)
 
 
 def test_memory_of_weights_gradients_and_optimizer() -> None:
-    config = RunConfig()
+    config = run_config()
     count = parameter_count(config.model)
     one = memory(config, world_size=1)
     assert (one.weights, one.gradients) == (2 * count, 4 * count)
@@ -127,7 +127,7 @@ def kept_in_layers(config: RunConfig, groups) -> int:
 @pytest.mark.parametrize("granularity", Recompute)
 def test_a_layer_keeps_the_activations_of_the_estimate(granularity: Recompute, groups) -> None:
     def run(layers: int) -> RunConfig:
-        model = ModelConfig(
+        model = DitConfig(
             name="custom",
             num_layers=layers,
             hidden_size=96,
@@ -144,7 +144,7 @@ def test_a_layer_keeps_the_activations_of_the_estimate(granularity: Recompute, g
 
 
 def test_recomputation_and_shorter_packs_need_less() -> None:
-    config = RunConfig()
+    config = run_config()
     full = replace(config, model=replace(config.model, recompute_granularity=Recompute.FULL))
     assert memory(full, world_size=1).activations < memory(config, world_size=1).activations / 10
     by_block = replace(full.model, recompute_method=RecomputeMethod.BLOCK, recompute_num_layers=14)
@@ -159,11 +159,11 @@ def test_recomputation_and_shorter_packs_need_less() -> None:
 
 def test_description_is_a_configuration_again(tmp_path) -> None:
     config = load_config(
-        RunConfig(), overrides=["optimizer.weight_decay=0.1", "train.train_iters=500"]
+        run_config(), overrides=["optimizer.weight_decay=0.1", "train.train_iters=500"]
     )
     text = describe(config, world_size=4)
     (tmp_path / "run.yaml").write_text(text)
-    assert load_config(RunConfig(), config_file=tmp_path / "run.yaml") == config
+    assert load_config(run_config(), config_file=tmp_path / "run.yaml") == config
     for part in (
         "691,725,312 trainable (dit_xl)",
         "4 processes = tensor 1 x context 1 x pipeline 1 x data 4",
@@ -177,6 +177,6 @@ def test_description_is_a_configuration_again(tmp_path) -> None:
 
 
 def test_a_description_for_a_layout_that_cannot_be_is_an_error() -> None:
-    config = RunConfig(train=TrainConfig(global_batch_size=6))
+    config = run_config(train=TrainConfig(global_batch_size=6))
     with pytest.raises(ValueError, match="use a multiple of 4"):
         describe(config, world_size=4)

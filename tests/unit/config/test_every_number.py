@@ -7,12 +7,17 @@ from typing import get_args
 
 import pytest
 
-from dit.config import ModelConfig, Problems, RunConfig, TrainConfig
-from dit.config.loading import ConfigError, check_memory, describe, load_config
+from dit.config import Problems, RunConfig, TrainConfig
+from dit.config.loading import ConfigError, load_config
+from dit.config.loading.describe import describe
 from dit.config.loading.merge import Merged
-from dit.config.loading.schema import hints, item_type, keys, record_type, type_of
+from dit.config.loading.schema import Schema, hints, item_type, record_type
 from dit.config.loading.validate import checked_config, plain
+from dit.models.dit.config import DitConfig
+from dit.models.memory import check_memory
+from tests.packs import run_config
 
+SCHEMA = Schema(DitConfig)
 ODD = [math.inf, -math.inf, math.nan, 1e308, -1e308, 1e-320, 2**64, 2**40, -(2**64), -1, 0]
 SENSIBLE = (2**40, -1, 0)  # to some key
 
@@ -24,8 +29,8 @@ def is_number(kind: object) -> bool:
 def numbers() -> list[tuple[str, str, object]]:
     """(group, key, what stands for the number in a value of the key) of every number there is."""
     found: list[tuple[str, str, object]] = []
-    for key in keys():
-        kind, record = type_of(key), record_type(type_of(key))
+    for key in SCHEMA.all_keys():
+        kind, record = SCHEMA.type_of(key), record_type(SCHEMA.type_of(key))
         group, _, name = key.partition(".")
         if record is not None:
             found += [
@@ -53,10 +58,12 @@ def filled(value: object, number: float) -> object:
 @pytest.mark.parametrize("odd", ODD, ids=str)
 def test_an_odd_number_is_refused_by_name_or_has_a_sense(odd: float) -> None:
     for group, name, place in numbers():
-        tree = plain(RunConfig())
+        tree = plain(run_config())
         tree["dataset"]["mock"] = True
         tree[group][name] = filled(place, odd)
-        config, problems = checked_config(Merged(tree=tree, origins={}), plain(RunConfig()))
+        config, problems = checked_config(
+            Merged(tree=tree, origins={}), plain(run_config()), SCHEMA
+        )
         if config is not None:
             ranks = config.model.model_parallel_size
             try:
@@ -90,15 +97,15 @@ def test_the_walk_meets_every_group() -> None:
 )
 def test_the_remedy_is_named(tokens: list[str], named: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config(RunConfig(), overrides=tokens)
+        load_config(run_config(), overrides=tokens)
     (problem,) = caught.value.problems
     assert named in problem
 
 
 def test_sizes_whose_product_fits_no_device_are_refused() -> None:
-    wide = ModelConfig(hidden_size=2**17, num_attention_heads=2**10, num_layers=10_000)
+    wide = DitConfig(hidden_size=2**17, num_attention_heads=2**10, num_layers=10_000)
     with pytest.raises(Problems, match=r"model.hidden_size=131072, .* parameters: .* TiB a device"):
         check_memory(RunConfig(model=wide, train=TrainConfig(global_batch_size=1)), world_size=1)
-    long = load_config(RunConfig(), overrides=["dataset.task_encoder_seq_length=2147483632"])
+    long = load_config(run_config(), overrides=["dataset.task_encoder_seq_length=2147483632"])
     with pytest.raises(Problems, match="task_encoder_seq_length=2147483632 tokens of"):
         check_memory(long, world_size=1)

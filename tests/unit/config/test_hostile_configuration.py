@@ -11,11 +11,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dit.config import RunConfig
 from dit.config.loading import ConfigError, load_config, parse_arguments, to_yaml
-from dit.config.loading.schema import keys
+from dit.config.loading.schema import Schema
+from dit.models.dit.config import DitConfig
 from recipes.runs import RECIPES
 from tests.hostile import damaged, mistaken, odd_text, odd_values
+from tests.packs import run_config
 
 ROOT = Path(__file__).resolve().parents[3]
 FILES = [(ROOT / "conf" / f"{name}.yaml").read_bytes() for name in ("dit_digits", "dit_debug")]
@@ -54,7 +55,7 @@ yaml_text = st.lists(yaml_pieces | st.text(max_size=4), max_size=24).map("".join
 def answers(place: Path | None, tokens: list[str]) -> None:
     """Either a configuration that survives its own file, or problems of one line each."""
     try:
-        config = load_config(RunConfig(), config_file=place, overrides=tokens)
+        config = load_config(run_config(), config_file=place, overrides=tokens)
     except ConfigError as error:
         assert error.problems
         for problem in error.problems:
@@ -80,7 +81,10 @@ def test_hostile_run_file(tmp_path_factory, content: bytes) -> None:
     answers(file, [])
 
 
-known = st.sampled_from([*keys(), "model", "dataset.mock_samples.0.width", "dataset.blend.0.path"])
+SCHEMA = Schema(DitConfig)
+known = st.sampled_from(
+    [*SCHEMA.all_keys(), "model", "dataset.mock_samples.0.width", "dataset.blend.0.path"]
+)
 names = known | st.sampled_from(["~", "+", "--", "tokenizer", "seed", "optim.lr"]) | odd_text
 
 
@@ -109,7 +113,7 @@ def problems_of(tmp_path: Path, text: str, *tokens: str) -> list[str]:
     file.write_text(text)
     started = time.process_time()
     with pytest.raises(ConfigError) as caught:
-        load_config(RunConfig(), config_file=file, overrides=tokens)
+        load_config(run_config(), config_file=file, overrides=tokens)
     assert time.process_time() - started < 5
     return caught.value.problems
 
@@ -170,7 +174,7 @@ def test_blocks_for_anchors_are_no_settings(tmp_path: Path) -> None:
         "x-sizes: &sizes {height: 32, width: 32}\nx-note: any\n"
         "dataset:\n  mock_samples:\n  - {<<: *sizes, frames: 1}\n  - {<<: *sizes, frames: 5}\n"
     )
-    config = load_config(RunConfig(), config_file=file)
+    config = load_config(run_config(), config_file=file)
     assert [(one.frames, one.height) for one in config.dataset.mock_samples] == [(1, 32), (5, 32)]
     with pytest.raises(ConfigError, match="unknown key"):
-        load_config(RunConfig(), overrides=["x-note=1"])
+        load_config(run_config(), overrides=["x-note=1"])

@@ -13,6 +13,7 @@ from dit.config import EdmConfig, FlowConfig, ObjectiveConfig, RunConfig
 from dit.config.inlining import INLINED, flattened, key_path, key_types, nested, value_of
 from dit.config.loading import load_config, to_yaml
 from dit.config.loading.validate import plain
+from tests.packs import run_config
 
 Options = TypeVar("Options")
 
@@ -84,15 +85,15 @@ def test_a_key_of_two_groups_is_refused() -> None:
 
 def test_a_configuration_survives_yaml(tmp_path: Path) -> None:
     options = ObjectiveConfig(edm=EdmConfig(rho=3.0), flow=FlowConfig(flow_shift=2.0))
-    config = RunConfig(objective=options)
+    config = run_config(objective=options)
     (tmp_path / "config.yaml").write_text(to_yaml(config))
-    assert load_config(RunConfig(), config_file=tmp_path / "config.yaml") == config
+    assert load_config(run_config(), config_file=tmp_path / "config.yaml") == config
 
 
 def test_plain_values_and_asdict_have_the_same_keys() -> None:
-    values: dict[str, Any] = flattened(RunConfig, asdict(RunConfig()))
-    assert {group: list(keys) for group, keys in values.items()} == {
-        group: list(keys) for group, keys in plain(RunConfig()).items()
+    values: dict[str, Any] = flattened(RunConfig, asdict(run_config()))
+    assert {group: set(keys) for group, keys in values.items()} == {
+        group: set(keys) for group, keys in plain(run_config()).items()
     }
 
 
@@ -100,7 +101,7 @@ def test_every_problem_of_a_group_and_its_inlined_groups_is_told_at_once() -> No
     wrong = ["objective.sigma_min=90", "objective.rho=-1", "objective.text_dropout=2"]
     wrong += ["objective.p_std=x", "objective.flow_shift=0", "objective.density=uniforn"]
     with pytest.raises(ValueError) as found:
-        load_config(RunConfig(), overrides=wrong)
+        load_config(run_config(), overrides=wrong)
     said = str(found.value)
     for key in ("sigma_min=90.0", "rho=-1.0", "text_dropout=2.0", "flow_shift=0.0"):
         assert f"objective: {key} must" in said, key

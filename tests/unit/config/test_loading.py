@@ -14,20 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dit.config import (
-    MODEL_SIZES,
     BlendEntry,
     CheckpointConfig,
     DatasetConfig,
-    ExtraPosition,
     LoggerConfig,
     MockGeometry,
     Precision,
     RngConfig,
-    RunConfig,
 )
 from dit.config.inlining import value_of
 from dit.config.loading import load_config, read_config, save_config, to_yaml
+from dit.models.dit.config import MODEL_SIZES, ExtraPosition
 from recipes.runs import RECIPES, dit_b, dit_s
+from tests.packs import run_config
 
 
 @pytest.fixture
@@ -42,9 +41,9 @@ def yaml_file(tmp_path: Path):
 
 def test_command_line_beats_file_beats_recipe(yaml_file) -> None:
     file = yaml_file("train: {train_iters: 7, eval_iters: 3}")
-    config = load_config(RunConfig(), config_file=file, overrides=["train.train_iters=5"])
+    config = load_config(run_config(), config_file=file, overrides=["train.train_iters=5"])
     assert (config.train.train_iters, config.train.eval_iters) == (5, 3)
-    assert config.train.eval_interval == RunConfig().train.eval_interval
+    assert config.train.eval_interval == run_config().train.eval_interval
 
 
 def test_nothing_to_change_is_the_recipe() -> None:
@@ -64,12 +63,12 @@ def test_nothing_to_change_is_the_recipe() -> None:
     ],
 )
 def test_every_form_of_override_sets_the_key(tokens: list[str]) -> None:
-    assert load_config(RunConfig(), overrides=tokens).train.train_iters == 5
+    assert load_config(run_config(), overrides=tokens).train.train_iters == 5
 
 
 def test_tilde_goes_back_to_the_recipe(yaml_file) -> None:
     file = yaml_file("train: {train_iters: 7, eval_iters: 3}\noptimizer: {lr: 0.5}")
-    recipe = replace(RunConfig(), rng=RngConfig(seed=9))
+    recipe = replace(run_config(), rng=RngConfig(seed=9))
     config = load_config(
         recipe, config_file=file, overrides=["rng.seed=1", "~rng.seed", "~train.train_iters"]
     )
@@ -80,7 +79,7 @@ def test_tilde_goes_back_to_the_recipe(yaml_file) -> None:
 
 
 def test_a_setting_after_tilde_counts() -> None:
-    assert load_config(RunConfig(), overrides=["~rng.seed", "rng.seed=3"]).rng.seed == 3
+    assert load_config(run_config(), overrides=["~rng.seed", "rng.seed=3"]).rng.seed == 3
 
 
 @pytest.mark.parametrize(
@@ -102,13 +101,13 @@ def test_a_setting_after_tilde_counts() -> None:
     ],
 )
 def test_values_are_yaml(token: str, group: str, name: str, value: object) -> None:
-    found = value_of(getattr(load_config(RunConfig(), overrides=[token]), group), name)
+    found = value_of(getattr(load_config(run_config(), overrides=[token]), group), name)
     assert found == value
     assert type(found) is type(value)
 
 
 def test_one_record_of_a_list_can_be_changed() -> None:
-    config = load_config(RunConfig(), overrides=["dataset.mock_samples.0.width=32"])
+    config = load_config(run_config(), overrides=["dataset.mock_samples.0.width=32"])
     assert config.dataset.mock_samples == (MockGeometry(width=32),)
 
 
@@ -121,7 +120,9 @@ def test_interpolation(yaml_file, monkeypatch: pytest.MonkeyPatch, caplog) -> No
         optimizer: {min_lr: "${optimizer.lr}"}
         """
     )
-    config = load_config(RunConfig(), config_file=file, overrides=["dataset.path=/d", "rng.seed=3"])
+    config = load_config(
+        run_config(), config_file=file, overrides=["dataset.path=/d", "rng.seed=3"]
+    )
     assert config.checkpoint.save == "/d/run"
     assert config.checkpoint.load is None
     assert config.logger.wandb_exp_name == "seven-3"
@@ -133,15 +134,15 @@ def test_interpolation(yaml_file, monkeypatch: pytest.MonkeyPatch, caplog) -> No
 
 
 def test_an_empty_file_or_group_changes_nothing(yaml_file) -> None:
-    assert load_config(RunConfig(), config_file=yaml_file("")) == RunConfig()
-    assert load_config(RunConfig(), config_file=yaml_file("# all\noptimizer:\n  # lr: 1")) == (
-        RunConfig()
+    assert load_config(run_config(), config_file=yaml_file("")) == run_config()
+    assert load_config(run_config(), config_file=yaml_file("# all\noptimizer:\n  # lr: 1")) == (
+        run_config()
     )
 
 
 @pytest.mark.parametrize("name", MODEL_SIZES)
 def test_named_sizes(name: str) -> None:
-    model = load_config(RunConfig(), overrides=[f"model.name={name}"]).model
+    model = load_config(run_config(), overrides=[f"model.name={name}"]).model
     assert {key: getattr(model, key) for key in MODEL_SIZES[name]} == MODEL_SIZES[name]
 
 
@@ -158,7 +159,7 @@ def test_sizes_of_the_design() -> None:
         "cosmos_7b": (28, 4096, 32),
         "cosmos_14b": (36, 5120, 40),
     }
-    cosmos = load_config(RunConfig(), overrides=["model.name=cosmos_7b"]).model
+    cosmos = load_config(run_config(), overrides=["model.name=cosmos_7b"]).model
     assert cosmos.extra_pos_embed is ExtraPosition.LEARNABLE
     assert (cosmos.text_pad_to, cosmos.rope_scale) == (512, (2.0, 1.0, 1.0))
     assert cosmos.concat_padding_mask
@@ -166,19 +167,19 @@ def test_sizes_of_the_design() -> None:
 
 def test_an_explicit_key_of_the_same_or_a_stronger_level_beats_the_size(yaml_file) -> None:
     file = yaml_file("model: {num_layers: 3, name: dit_s}")
-    same = load_config(RunConfig(), config_file=file).model
+    same = load_config(run_config(), config_file=file).model
     assert (same.num_layers, same.hidden_size) == (3, 384)
-    stronger = load_config(RunConfig(), config_file=file, overrides=["model.num_layers=4"]).model
+    stronger = load_config(run_config(), config_file=file, overrides=["model.num_layers=4"]).model
     assert (stronger.num_layers, stronger.hidden_size) == (4, 384)
     either_order = ["model.num_layers=4", "model.name=dit_l"]
     for tokens in (either_order, either_order[::-1]):
-        assert load_config(RunConfig(), overrides=tokens).model.num_layers == 4
+        assert load_config(run_config(), overrides=tokens).model.num_layers == 4
 
 
 def test_a_stronger_size_beats_a_weaker_key_and_says_so(yaml_file, caplog) -> None:
     file = yaml_file("model:\n  num_layers: 3\n  mlp_ratio: 2.0")
     with caplog.at_level(logging.WARNING):
-        model = load_config(RunConfig(), config_file=file, overrides=["model.name=dit_l"]).model
+        model = load_config(run_config(), config_file=file, overrides=["model.name=dit_l"]).model
     assert (model.num_layers, model.hidden_size, model.mlp_ratio) == (24, 1024, 2.0)
     assert "model.num_layers=3" in caplog.text
     assert "gives way" in caplog.text
@@ -186,15 +187,15 @@ def test_a_stronger_size_beats_a_weaker_key_and_says_so(yaml_file, caplog) -> No
 
 def test_tilde_leaves_the_size_in_place() -> None:
     tokens = ["model.name=dit_s", "model.num_layers=3", "~model.num_layers"]
-    assert load_config(RunConfig(), overrides=tokens).model.num_layers == 12
+    assert load_config(run_config(), overrides=tokens).model.num_layers == 12
 
 
 def test_a_size_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIZE", "dit_b")
-    config = load_config(RunConfig(), overrides=["model.name=${oc.env:SIZE,dit_s}"])
+    config = load_config(run_config(), overrides=["model.name=${oc.env:SIZE,dit_s}"])
     assert config.model == dit_b().model
     monkeypatch.delenv("SIZE")
-    config = load_config(RunConfig(), overrides=["model.name=${oc.env:SIZE,dit_s}"])
+    config = load_config(run_config(), overrides=["model.name=${oc.env:SIZE,dit_s}"])
     assert config.model == dit_s().model
 
 
@@ -232,10 +233,10 @@ AWKWARD = [
 
 @pytest.mark.parametrize("text", AWKWARD)
 def test_text_that_looks_like_a_reference_stays_text(text: str, tmp_path: Path) -> None:
-    config = RunConfig(
+    config = run_config(
         dataset=DatasetConfig(path=text), checkpoint=CheckpointConfig(save=text, load="x")
     )
-    blend = RunConfig(dataset=DatasetConfig(blend=(BlendEntry(path=text), BlendEntry(path="b"))))
+    blend = run_config(dataset=DatasetConfig(blend=(BlendEntry(path=text), BlendEntry(path="b"))))
     for run in (config, blend):
         save_config(run, tmp_path / "config.yaml")
         assert read_config(tmp_path / "config.yaml") == run
@@ -250,8 +251,8 @@ def test_text_that_looks_like_a_reference_stays_text(text: str, tmp_path: Path) 
 )
 def test_a_backslash_makes_it_text(written: str, meant: str, yaml_file) -> None:
     file = yaml_file(f"dataset: {{path: '{written}'}}")
-    assert load_config(RunConfig(), config_file=file).dataset.path == meant
-    assert load_config(RunConfig(), overrides=[f"dataset.path='{written}'"]).dataset.path == meant
+    assert load_config(run_config(), config_file=file).dataset.path == meant
+    assert load_config(run_config(), overrides=[f"dataset.path='{written}'"]).dataset.path == meant
 
 
 @settings(deadline=None, max_examples=100)
@@ -266,7 +267,7 @@ def test_a_backslash_makes_it_text(written: str, meant: str, yaml_file) -> None:
 def test_any_configuration_survives_the_way_through_yaml(
     tmp_path_factory, path, project, interval, fps, weights, seed
 ) -> None:
-    config = RunConfig(
+    config = run_config(
         dataset=DatasetConfig(
             path=path,
             checkpoint_every_sec=interval,
@@ -281,8 +282,8 @@ def test_any_configuration_survives_the_way_through_yaml(
 
 
 def test_yaml_holds_enums_as_text() -> None:
-    assert "precision: bf16\n" in to_yaml(RunConfig())
-    assert "!" not in to_yaml(RunConfig())
+    assert "precision: bf16\n" in to_yaml(run_config())
+    assert "!" not in to_yaml(run_config())
 
 
 def test_import_brings_neither_torch_nor_megatron() -> None:

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
-from dit.config import RunConfig
 from dit.config.inlining import value_of
 from dit.config.loading import ConfigError, load_config, parse_arguments
 from recipes.runs import RECIPES
+from tests.packs import run_config
 
 AUTOMODEL = """
 seed: 42
@@ -251,7 +251,7 @@ def test_every_key_is_read_or_named_with_the_reason(name: str, tmp_path: Path, c
     file = tmp_path / name
     file.write_text(text)
     with caplog.at_level(logging.WARNING, logger="dit.config.loading"):
-        config = load_config(RunConfig(), config_file=file)
+        config = load_config(run_config(), config_file=file)
     for key, value in expected.items():
         group, _, field = key.partition(".")
         assert value_of(getattr(config, group), field) == value, key
@@ -328,7 +328,7 @@ def test_our_keys_and_overrides_stand_beside_theirs(tmp_path: Path) -> None:
 )
 def test_a_value_that_asks_for_what_is_not_done_is_an_error(token: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config(RunConfig(), overrides=[token])
+        load_config(run_config(), overrides=[token])
     (problem,) = caught.value.problems
     assert said in problem
 
@@ -338,7 +338,7 @@ def test_a_toml_that_is_none_names_the_file(tmp_path: Path) -> None:
     for text in (b"a = ", b"\xff", b"a = " + b"[" * 5000, b"a = " + b"9" * 5000):
         file.write_bytes(text)
         with pytest.raises(ConfigError) as caught:
-            load_config(RunConfig(), config_file=file)
+            load_config(run_config(), config_file=file)
         assert caught.value.problems[0].startswith(f"{file}: ")
 
 
@@ -355,7 +355,7 @@ def test_a_toml_that_is_none_names_the_file(tmp_path: Path) -> None:
 )
 def test_only_near_names_are_proposed(key: str, advice: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config(RunConfig(), overrides=[f"{key}=1"])
+        load_config(run_config(), overrides=[f"{key}=1"])
     assert advice in caught.value.problems[0]
 
 
@@ -378,10 +378,10 @@ def test_only_near_names_are_proposed(key: str, advice: str) -> None:
     ],
 )
 def test_one_key(token: str, group: str, name: str, value: object) -> None:
-    config = load_config(RunConfig(), overrides=[token])
+    config = load_config(run_config(), overrides=[token])
     assert value_of(getattr(config, group), name) == value
 
 
 def test_betas_become_two_keys() -> None:
-    config = load_config(RunConfig(), overrides=["optimizer.betas=[0.8, 0.9]"])
+    config = load_config(run_config(), overrides=["optimizer.betas=[0.8, 0.9]"])
     assert (config.optimizer.adam_beta1, config.optimizer.adam_beta2) == (0.8, 0.9)

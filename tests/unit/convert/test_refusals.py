@@ -23,7 +23,7 @@ from dit.convert.export import ExportOptions, check_expressible, export_weights
 from dit.convert.import_ import import_weights
 from dit.train.checkpoint.paths import CheckpointError
 from tests.hostile import damaged, json_bytes
-from tests.packs import tiny_model
+from tests.packs import run_config, tiny_model
 from tests.published import publish, random_model
 
 NAME = "transformer_blocks.1.attn2.to_k.weight"
@@ -383,7 +383,7 @@ def test_a_damaged_checkpoint(groups, source, tmp_path):
     [
         (RunConfig(model=tiny_model(base_fps=30.0)), "model.base_fps=30"),
         (
-            RunConfig(
+            run_config(
                 objective=ObjectiveConfig(
                     name=ObjectiveName.FLOW, flow=FlowConfig(timestep_scale=1.0)
                 )
@@ -391,7 +391,7 @@ def test_a_damaged_checkpoint(groups, source, tmp_path):
             "objective.timestep_scale=1",
         ),
         (
-            RunConfig(
+            run_config(
                 objective=ObjectiveConfig(
                     name=ObjectiveName.FLOW, flow=FlowConfig(shift_base_tokens=256)
                 )

@@ -11,15 +11,16 @@ import torch
 from diffusers import CosmosTransformer3DModel
 from megatron.core.dist_checkpointing.mapping import ShardedTensor
 
-from dit.config import MODEL_SIZES, DatasetConfig, ModelConfig, Precision, RunConfig
-from dit.config.loading import parameter_count
+from dit.config import DatasetConfig, Precision, RunConfig
 from dit.convert.diffusers_config import diffusers_transformer_config, model_config
-from dit.convert.diffusers_names import pairs
 from dit.convert.megatron_checkpoint import stored_shape
+from dit.models.cost import parameter_count
+from dit.models.diffusers_names import pairs
+from dit.models.dit.config import MODEL_SIZES, DitConfig
 from dit.models.dit.model import DiT
 from tests.packs import tiny_model
 
-SIZES = [ModelConfig(name=name, **sizes) for name, sizes in MODEL_SIZES.items()]
+SIZES = [DitConfig(name=name, **sizes) for name, sizes in MODEL_SIZES.items()]
 PROJECTED = tiny_model(crossattn_proj_size=24, patch_temporal=2)
 
 
@@ -92,7 +93,7 @@ PUBLISHED_14B = {"num_attention_heads": 40, "num_layers": 36, "rope_scale": [2.0
     ],
 )
 def test_the_published_cosmos_is_the_named_size(name, content):
-    named = ModelConfig(name=name, **MODEL_SIZES[name])
+    named = DitConfig(name=name, **MODEL_SIZES[name])
     imported = model_config(content, precision=Precision.BF16, text_pad_to=512, place="")
     assert imported == replace(named, name="custom")
 
@@ -107,7 +108,7 @@ def test_named_sizes_are_those_of_the_paper(name, layers, width, heads):
 
 
 def test_rotary_positions_of_an_export_reach_as_far_as_training():
-    model = ModelConfig(name="dit_xl", **MODEL_SIZES["dit_xl"])
+    model = DitConfig(name="dit_xl", **MODEL_SIZES["dit_xl"])
     for dataset, size in (
         (DatasetConfig(), (128, 240, 240)),
         (DatasetConfig(path="data", task_encoder_seq_length=4096), (4096, 8192, 8192)),

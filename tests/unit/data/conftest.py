@@ -17,7 +17,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from dit.config import DatasetConfig, MockGeometry, ModelConfig, RngConfig, RunConfig, TrainConfig
+from dit.config import DatasetConfig, MockGeometry, RngConfig, RunConfig, TrainConfig
+from dit.models.dit.config import DitConfig
 
 CHANNELS, WIDTH = 2, 8
 Parts = dict[str, bytes]
@@ -114,7 +115,7 @@ def run_config(path: Path | None = None, **data: Any) -> RunConfig:
         ),
     }
     return RunConfig(
-        model=replace(ModelConfig(), in_channels=CHANNELS, crossattn_emb_size=WIDTH),
+        model=replace(DitConfig(), in_channels=CHANNELS, crossattn_emb_size=WIDTH),
         dataset=DatasetConfig(**(defaults | data)),
         train=TrainConfig(global_batch_size=2),
         rng=RngConfig(seed=7),

@@ -9,10 +9,10 @@ import safetensors.torch
 import torch
 
 from dit import safe_pickle
-from dit.config import ExtraPosition
 from dit.data.cook import Expected, SampleSize, cook, measure_sample
 from dit.data.records import Head, head_length
 from dit.data.rejections import Reject, SampleRefused
+from dit.models.dit.config import ExtraPosition
 
 
 @pytest.fixture

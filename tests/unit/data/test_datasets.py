@@ -6,8 +6,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from dit.config import BlendEntry, DatasetConfig, RunConfig
+from dit.config import BlendEntry, DatasetConfig
 from dit.data import DataError, build_train_loader, dataset_card, null_text
+from tests.packs import run_config
 
 
 def train_error(config, *, world_size=1):
@@ -17,7 +18,7 @@ def train_error(config, *, world_size=1):
 
 
 def test_no_data_named():
-    assert "dataset.path" in train_error(RunConfig(dataset=DatasetConfig()))
+    assert "dataset.path" in train_error(run_config(dataset=DatasetConfig()))
 
 
 def test_missing_path(shards, tmp_path):

@@ -6,10 +6,11 @@ from itertools import chain, islice
 import pytest
 import torch
 
-from dit.config import DatasetConfig, MockGeometry, ModelConfig, RunConfig
+from dit.config import DatasetConfig, MockGeometry, RunConfig
 from dit.data import build_train_loader, build_val_loader, dataset_card, null_text
 from dit.data.mock import mock_record
 from dit.data.records import read_record
+from dit.models.dit.config import DitConfig
 
 # One token of text, a sample of 9/16 of a pack, and padding in four kinds of five.
 NASTY = (
@@ -32,7 +33,7 @@ def nasty(**settings):
         "num_workers": 0,
     }
     return RunConfig(
-        model=replace(ModelConfig(), in_channels=1, crossattn_emb_size=2),
+        model=replace(DitConfig(), in_channels=1, crossattn_emb_size=2),
         dataset=DatasetConfig(**(data | settings)),
     )
 

@@ -9,11 +9,14 @@ from hypothesis import strategies as st
 
 from dit.batch import LatentSample
 from dit.data.energon.stages import WorkerBatch
-from dit.data.pack import PatchLayout, pack_identity, pack_samples, token_positions
+from dit.data.pack import PatchLayout, pack_identity, pack_samples
 from dit.data.rejections import RejectCounts
+from dit.models.positions import GridPositions
 from dit.pack_wire import flatten_pack, unflatten_pack
 
-LAYOUT = PatchLayout(patch_temporal=1, patch_spatial=2, sample_multiple=8, base_fps=24.0)
+POSITIONS = GridPositions(24.0)
+
+LAYOUT = PatchLayout(patch_temporal=1, patch_spatial=2, sample_multiple=8, positions=POSITIONS)
 
 
 def sample(size, *, key="k", fps=math.nan, dtype=torch.float16, text=(3, torch.bfloat16)):
@@ -31,7 +34,9 @@ def sample(size, *, key="k", fps=math.nan, dtype=torch.float16, text=(3, torch.b
 def test_token_and_feature_order(patch):
     """Every number is looked up where the definition puts it."""
     pt, ps = patch
-    layout = PatchLayout(patch_temporal=pt, patch_spatial=ps, sample_multiple=1, base_fps=24.0)
+    layout = PatchLayout(
+        patch_temporal=pt, patch_spatial=ps, sample_multiple=1, positions=POSITIONS
+    )
     one = sample((3, 2 * pt, 3 * ps, 2 * ps))
     packed = pack_samples([one], layout)
     frames, rows, columns = packed.grids[0]
@@ -90,9 +95,9 @@ def test_types_of_the_fields():
 
 
 def test_frames_are_counted_at_the_base_rate():
-    half_speed = token_positions((3, 1, 1), fps=12.0, base_fps=24.0)
+    half_speed = GridPositions(24.0)((3, 1, 1), fps=12.0)
     assert half_speed[:, 0].tolist() == [0.0, 2.0, 4.0]
-    unknown = token_positions((3, 1, 1), fps=math.nan, base_fps=24.0)
+    unknown = GridPositions(24.0)((3, 1, 1), fps=math.nan)
     assert unknown[:, 0].tolist() == [0.0, 1.0, 2.0]
 
 

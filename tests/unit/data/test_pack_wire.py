@@ -14,7 +14,10 @@ from dit.data.cook import Expected
 from dit.data.energon.resumable_loader import stages_of
 from dit.data.energon.stages import WorkerOutput
 from dit.data.pack import Extent, PackWriter, PatchLayout
+from dit.models.positions import GridPositions
 from dit.pack_wire import PackBuffers
+
+POSITIONS = GridPositions(24.0)
 
 PACKS = 40
 
@@ -137,7 +140,7 @@ def test_a_sample_that_is_refused_leaves_no_gap(shards, tmp_path, opened):
 def test_a_pack_that_lost_a_sample_does_not_stay_in_a_row_that_is_free(monkeypatch):
     """It is sent by a thread, while the next pack is laid."""
     monkeypatch.setattr("dit.pack_wire.get_worker_info", lambda: SimpleNamespace(id=0))
-    layout = PatchLayout(patch_temporal=1, patch_spatial=2, sample_multiple=4, base_fps=24.0)
+    layout = PatchLayout(patch_temporal=1, patch_spatial=2, sample_multiple=4, positions=POSITIONS)
     rows = PackBuffers(1, size=10_000, held=1)
     writer = PackWriter(
         layout,

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from dit.config import ExtraPosition, Recompute
+from dit.config import Recompute
+from dit.models.dit.config import ExtraPosition
 from dit.models.dit.model import DiT
 from dit.models.layers.init import randomise
 from dit.models.layers.per_sample import check_compiler, missing_for_compilation

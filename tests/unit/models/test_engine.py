@@ -12,12 +12,12 @@ from dit.config import (
     Fp8,
     Fp8Recipe,
     Implementation,
-    ModelConfig,
     Precision,
     Problems,
     Recompute,
     RunConfig,
 )
+from dit.models.dit.config import DitConfig
 from dit.models.dit.model import DiT
 from dit.models.layers import transformer_engine
 from dit.models.layers.init import randomise
@@ -129,5 +129,5 @@ def test_tokens_of_a_rank_fit_8_bits():
 
 
 def test_a_checkpoint_opens_where_there_is_no_engine():
-    model = ModelConfig(**ENGINE, fp8=Fp8.HYBRID, compile=True).on_one_rank()
-    assert model == ModelConfig()
+    model = DitConfig(**ENGINE, fp8=Fp8.HYBRID, compile=True).on_one_rank()
+    assert model == DitConfig()

@@ -15,7 +15,7 @@ from diffusers.models.transformers.transformer_flux import (
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-import dit.models.dit.flops
+from dit.models.cost import forward_flops
 from dit.models.dit.model import DiT, dit_stack
 from dit.models.layer_spec import (
     AttentionSpec,
@@ -72,9 +72,7 @@ def test_operations_of_the_dit_are_those_of_its_formula():
     tokens, width, rank = (16, 32), MODEL.hidden_size, MODEL.adaln_lora_dim
     layers = stack.count * stack.layer.multiplications(tokens, (5, 8))
     ends = sum(tokens) * width * 2 * model.patch_features + 2 * (4 * width**2 + rank * 3 * width)
-    assert dit.models.dit.flops.forward_flops(model, tokens=tokens, text=(5, 8)) == 2 * (
-        layers + ends
-    )
+    assert forward_flops(model, tokens=tokens, text=(5, 8)) == 2 * (layers + ends)
 
 
 def _flux(double: int, single: int) -> list[StackSpec]:

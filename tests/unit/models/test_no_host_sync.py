@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dit.config import ExtraPosition, LossMean, ObjectiveConfig, ObjectiveName, Precision, Recompute
+from dit.config import LossMean, ObjectiveConfig, ObjectiveName, Precision, Recompute
+from dit.models.dit.config import ExtraPosition
 from dit.models.dit.model import DiT
 from dit.models.layers import packed_attention
 from dit.models.layers.attention import attend_packed

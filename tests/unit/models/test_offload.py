@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dit.config import ModelConfig, Problems, Recompute
+from dit.config import Problems, Recompute
+from dit.models.dit.config import DitConfig
 from dit.models.dit.model import DiT
 from dit.models.layers.init import randomise
 from dit.models.stacks.stack import on_host
@@ -61,4 +62,4 @@ def test_gradients_are_the_same_to_the_last_bit(groups, recompute):
 
 def test_layers_are_not_offloaded_and_recomputed():
     with pytest.raises(Problems, match="recompute_granularity to none or selective"):
-        ModelConfig(cpu_offloading_num_layers=2, recompute_granularity=Recompute.FULL)
+        DitConfig(cpu_offloading_num_layers=2, recompute_granularity=Recompute.FULL)

@@ -7,14 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dit.config import (
-    ExtraPosition,
-    LossMean,
-    ObjectiveConfig,
-    ObjectiveName,
-    Recompute,
-    RecomputeMethod,
-)
+from dit.config import LossMean, ObjectiveConfig, ObjectiveName, Recompute, RecomputeMethod
+from dit.models.dit.config import ExtraPosition
 from dit.models.dit.model import DiT
 from dit.models.layers.init import randomise
 from dit.objectives import training_objective

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dit.config import ExtraPosition
+from dit.models.dit.config import ExtraPosition
 from dit.models.dit.positions import LearnablePositions, Rotary
 from dit.models.layers.parallel_linear import transformer_config
 from dit.models.layers.rope import rotate

@@ -9,14 +9,16 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from dit.models.cost import pack_forward_flops, training_flops
+from dit.models.dit.family import FAMILY
 from dit.models.dit.model import DiT
-from dit.models.dit.pack_flops import pack_forward_flops, training_flops
 from dit.models.layers.init import initialise, randomise
 from dit.models.layers.per_sample import PerSample
 from dit.train.step import loss_of
 from tests.packs import random_pack, tiny_model
 
 TINY = tiny_model()
+ZERO = FAMILY.weights.starts_at_zero
 
 
 @pytest.mark.parametrize("changes", [{}, {"text_pad_to": 16, "concat_padding_mask": True}])
@@ -42,7 +44,7 @@ def test_padding_counts_nothing():
 
 def test_initial_model_is_the_identity_and_predicts_zero(groups):
     model = DiT(TINY, groups)
-    initialise(model, seed=1, std=None)
+    initialise(model, seed=1, std=None, zero=ZERO)
     batch = random_pack([(1, 4, 4)], [5], model=TINY)
     assert (model(batch.latent_TC, torch.zeros(1), batch) == 0).all()
     layout = PerSample.of(batch.segment_T)
@@ -56,10 +58,10 @@ def test_initial_model_is_the_identity_and_predicts_zero(groups):
 
 def test_initial_weights_follow_from_the_seed_alone(groups):
     first, second, other = (DiT(TINY, groups) for _ in range(3))
-    initialise(first, seed=1, std=None)
+    initialise(first, seed=1, std=None, zero=ZERO)
     torch.manual_seed(99)
-    initialise(second, seed=1, std=None)
-    initialise(other, seed=2, std=None)
+    initialise(second, seed=1, std=None, zero=ZERO)
+    initialise(other, seed=2, std=None, zero=ZERO)
     weights = first.state_dict()["patches.weight"]
     assert torch.equal(weights, second.state_dict()["patches.weight"])
     assert not torch.equal(weights, other.state_dict()["patches.weight"])
@@ -73,7 +75,7 @@ def test_every_weight_has_a_gradient_from_the_second_step_on(groups):
     from dit.objectives import training_objective
 
     model = DiT(TINY, groups)
-    initialise(model, seed=1, std=None)
+    initialise(model, seed=1, std=None, zero=ZERO)
     batch = random_pack([(1, 4, 4), (2, 3, 3)], [5, 2], model=TINY)
     objective = training_objective(ObjectiveConfig())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)

@@ -7,24 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from dit.config import (
-    DatasetConfig,
-    DdpConfig,
-    ModelConfig,
-    Recompute,
-    RecomputeMethod,
-    RunConfig,
-    TrainConfig,
-)
-from dit.config.loading import parameter_count
+from dit.config import DatasetConfig, DdpConfig, Recompute, RecomputeMethod, RunConfig, TrainConfig
 from dit.distributed.device_specs import DEVICES
+from dit.models.cost import parameter_count
+from dit.models.dit.config import DitConfig
 from dit.planner.efficiency import FUSED, PUBLISHED
 from dit.planner.layouts import plans
 from dit.planner.times import Load, expected_load, times
 from recipes import plan_run
+from tests.packs import run_config
 
 # Wan 2.1 14B: its modulation has no matrices in the layers.
-WAN = ModelConfig(
+WAN = DitConfig(
     name="custom",
     num_layers=40,
     hidden_size=5120,
@@ -68,7 +62,7 @@ def test_published_figures_are_met_within_a_quarter(published):
 
 
 def found(config=None, gpus=16, **kwargs):
-    config = config or RunConfig(train=TrainConfig(global_batch_size=64))
+    config = config or run_config(train=TrainConfig(global_batch_size=64))
     device = replace(DEVICES["h100"], **kwargs)
     load = expected_load(config)
     return plans(config, load, world_size=gpus, device=device, efficiency=FUSED)
@@ -117,7 +111,7 @@ def test_virtual_stages_trade_bubbles_for_traffic_and_memory():
 
 
 def test_load_of_a_pack_adds_up():
-    model = ModelConfig()
+    model = DitConfig()
     one, two = Load.of(model, [(100, 7)]), Load.of(model, [(50, 3), (60, 9)])
     both = Load.of(model, [(100, 7), (50, 3), (60, 9)])
     assert both.flops == one.flops + two.flops

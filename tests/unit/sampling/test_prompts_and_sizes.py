@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dit.codecs import text, vae
 from dit.codecs.dataset_card import CodecError
 from dit.codecs.pretrained import ModelLocation
-from dit.config import ModelConfig
+from dit.models.dit.config import DitConfig
 from dit.sampling.latent_sizes import MOST_PIXELS, LatentStride, rounding
 from dit.sampling.prompts import Prompt, read_prompts, unused
 from recipes import evaluate_digits, generate_dit
@@ -208,7 +208,7 @@ def test_encoders_are_found_where_the_user_says(tmp_path):
     latent = torch.randn(found.channels, 2, 4, 4)
     with found.visiting(torch.device("cpu")):
         assert torch.equal(found.decode(latent), made.decode(latent))
-    assert LatentStride.of(found, ModelConfig()).pixels((2, 4, 4))[0] == 5
+    assert LatentStride.of(found, DitConfig()).pixels((2, 4, 4))[0] == 5
     caption = text.text_encoder_of_card(
         card, ModelLocation(cache=str(folder), local_only=True)
     ).encode("a cat")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dit.config import RunConfig
 from dit.config.loading import save_config
 from dit.train.checkpoint.paths import CheckpointError, find_checkpoint, saved_config
+from tests.packs import run_config
 
 FILES = ("metadata.json", ".metadata", "config.yaml", "null_text.safetensors")
 
@@ -64,8 +64,8 @@ def test_without_another_checkpoint_a_new_run_is_advised(tmp_path):
 
 
 def test_a_configuration_that_is_cut_short_is_damage(tmp_path):
-    save_config(RunConfig(), tmp_path / "config.yaml")
-    assert saved_config(tmp_path) == RunConfig()
+    save_config(run_config(), tmp_path / "config.yaml")
+    assert saved_config(tmp_path) == run_config()
     whole = (tmp_path / "config.yaml").read_bytes()
     (tmp_path / "config.yaml").write_bytes(whole[: whole.index(b"model:") + 20])
     with pytest.raises(CheckpointError, match=r"config.yaml cannot be read, .* damaged"):

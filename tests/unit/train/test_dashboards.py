@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dit.config import LoggerConfig, RunConfig, WandbMode
+from dit.config import LoggerConfig, WandbMode
 from dit.train.metrics.writers import Dashboards
 from dit.train.train_state import DrawnSamples
+from tests.packs import run_config
 
 
 class Unreachable:
@@ -35,7 +36,7 @@ def _drawn(folder: Path, *, grid: bytes | None = None) -> DrawnSamples:
 
 @pytest.mark.parametrize("cut", [0, 20, 900])
 def test_a_grid_that_is_cut_short_is_said(tmp_path, cut):
-    boards = Dashboards(RunConfig(), tmp_path, start=0)
+    boards = Dashboards(run_config(), tmp_path, start=0)
     content = _drawn(tmp_path).grid.read_bytes()[:cut]
     (said,) = boards.add_samples(_drawn(tmp_path, grid=content), step=1)
     assert str(said).startswith("TensorBoard's image of the samples: ")
@@ -47,7 +48,7 @@ def test_a_grid_that_is_cut_short_is_said(tmp_path, cut):
 def test_what_has_no_background_is_white_in_tensorboard(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    boards = Dashboards(RunConfig(), tmp_path, start=0)
+    boards = Dashboards(run_config(), tmp_path, start=0)
     boards.add_samples(_drawn(tmp_path), step=1)
     boards.close()
     events = EventAccumulator(boards.place).Reload()
@@ -58,7 +59,7 @@ def test_what_has_no_background_is_white_in_tensorboard(tmp_path):
 
 def test_samples_that_do_not_reach_wandb_are_said(tmp_path):
     pytest.importorskip("wandb")
-    boards = Dashboards(RunConfig(), tmp_path, start=0)
+    boards = Dashboards(run_config(), tmp_path, start=0)
     boards.wandb = Unreachable()
     said = {one.what for one in boards.add_samples(_drawn(tmp_path, grid=b"no png"), step=1)}
     assert said >= {"W&B's image of the samples", "W&B's videos", "W&B's samples"}
@@ -72,7 +73,7 @@ def test_a_project_is_logged_unless_it_is_disabled(
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "disabled")  # the configuration is stronger
     logger = LoggerConfig(wandb_project="x", wandb_mode=mode)
-    boards = Dashboards(RunConfig(logger=logger), tmp_path, start=0)
+    boards = Dashboards(run_config(logger=logger), tmp_path, start=0)
     boards.close()
     assert (boards.wandb is not None) == (mode is WandbMode.OFFLINE)
     assert bool(list(tmp_path.glob("wandb/offline-run-*"))) == (mode is WandbMode.OFFLINE)

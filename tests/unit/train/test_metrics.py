@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields, replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,11 +21,12 @@ from dit.config import (
     Precision,
 )
 from dit.data import dataset_sizes
+from dit.models.dit.family import FAMILY
 from dit.models.layers.init import randomise
 from dit.objectives import Draw, pack_rng, training_objective, training_problem
 from dit.objectives.timestep_sampling import draw_quantiles
+from dit.train.metrics import norms
 from dit.train.metrics.interval_metrics import DataStats, IntervalMetrics, edges_and_counts
-from dit.train.metrics.norms import MODEL_PARTS, part_of
 from dit.train.metrics.step_metrics import (
     StepMetrics,
     over_ranks,
@@ -36,6 +38,9 @@ from dit.train.step import forward_backward, optimizer_step
 from dit.train.train_state import TrainProgress
 from tests.learning import assert_equal, tiny_run, weights_and_averages
 from tests.packs import random_pack
+
+PARTS = [norms.EMBEDDERS, *dict.fromkeys(FAMILY.parts.values())]
+part_of = partial(norms.part_of, parts=FAMILY.parts)
 
 GRIDS = [[(1, 4, 4), (5, 2, 2), (1, 2, 2)], [(1, 4, 4), (1, 8, 8), (1, 1, 1), (2, 3, 3)]]
 TEXTS = [[5, 2, 3], [1, 3, 2, 2]]
@@ -120,7 +125,7 @@ def test_norms_are_those_of_the_tensors(groups, sharded, precision):
     metrics = IntervalMetrics(config, model, objective)
     before = [shard.value.detach().clone() for shard in model.ema.shards]
     report = forward_backward(model, items := _items(config, objective, 2), config=config)
-    wanted = dict.fromkeys(MODEL_PARTS, 0.0)
+    wanted = dict.fromkeys(PARTS, 0.0)
     for name, weight in model.chunks[0].named_parameters():
         wanted[part_of(name)] += weight.main_grad.double().square().sum().item()
     metrics.before_update(2)

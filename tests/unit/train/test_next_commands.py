@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from dit.config import FlowConfig, ObjectiveConfig, ObjectiveName, RunConfig
+from dit.config import FlowConfig, ObjectiveConfig, ObjectiveName
 from dit.convert.errors import ConvertError
 from dit.convert.export import ExportOptions, check_expressible
 from dit.train.next_commands import exportable
-from tests.packs import tiny_model
+from tests.packs import run_config, tiny_model
 
 
 def flow(**options: object) -> ObjectiveConfig:
@@ -18,19 +18,19 @@ def flow(**options: object) -> ObjectiveConfig:
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        (RunConfig(), True),
-        (RunConfig(model=tiny_model(base_fps=30.0)), False),
-        (RunConfig(objective=flow(flow_shift=3.0)), True),
+        (run_config(), True),
+        (run_config(model=tiny_model(base_fps=30.0)), False),
+        (run_config(objective=flow(flow_shift=3.0)), True),
         (
-            RunConfig(objective=flow(timestep_scale=1.0)),
+            run_config(objective=flow(timestep_scale=1.0)),
             False,
         ),
         (
-            RunConfig(objective=flow(shift_base_tokens=256)),
+            run_config(objective=flow(shift_base_tokens=256)),
             False,
         ),
         (
-            RunConfig(objective=ObjectiveConfig(flow=FlowConfig(timestep_scale=1.0))),
+            run_config(objective=ObjectiveConfig(flow=FlowConfig(timestep_scale=1.0))),
             True,
         ),  # unused by EDM
     ],

@@ -13,18 +13,18 @@ from dit.config import (
     Decay,
     EmaConfig,
     EmaKind,
-    ExtraPosition,
     OptimizerConfig,
     Precision,
     RunConfig,
     SchedulerConfig,
     TrainConfig,
 )
+from dit.models.dit.config import ExtraPosition
 from dit.train.ema import decay_at, power_exponent
 from dit.train.model_and_optimizer import build_model_and_optimizer
 from dit.train.optimizer import GroupStepAdam, clip_and_step, learning_rate, set_learning_rate
 from dit.train.step import optimizer_step
-from tests.packs import tiny_model
+from tests.packs import run_config, tiny_model
 
 MODEL = tiny_model(
     hidden_size=48,
@@ -120,7 +120,7 @@ def test_step_that_is_not_finite_changes_nothing(groups, sharded, precision, bad
 
 
 def _config(style: Decay, warmup: int = 10, iters: int = 110, horizon: int | None = None):
-    return RunConfig(
+    return run_config(
         train=TrainConfig(train_iters=iters),
         optimizer=OptimizerConfig(lr=1.0, min_lr=0.2),
         scheduler=SchedulerConfig(

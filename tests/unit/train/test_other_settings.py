@@ -29,6 +29,7 @@ from dit.train.checkpoint.state_dict import check_same_model, load_checkpoint, s
 from dit.train.model_and_optimizer import build_model_and_optimizer
 from dit.train.train_state import TrainProgress
 from tests.learning import DATA, assert_equal, tiny_run, train, weights_and_averages
+from tests.packs import run_config
 
 NO_AVERAGE = EmaConfig(kind=EmaKind.NONE)
 WHOLE = DdpConfig(use_distributed_optimizer=False)
@@ -147,7 +148,7 @@ def test_a_new_run_is_of_the_same_model(groups, tmp_path):
 
 
 def test_changes_are_named_with_both_values():
-    before = RunConfig()
+    before = run_config()
     after = replace(
         before,
         train=replace(before.train, global_batch_size=16),

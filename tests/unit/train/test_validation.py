@@ -9,7 +9,8 @@ from statistics import NormalDist
 import pytest
 import torch
 
-from dit.config import ExtraPosition, LossMean, ObjectiveConfig, ObjectiveName
+from dit.config import LossMean, ObjectiveConfig, ObjectiveName
+from dit.models.dit.config import ExtraPosition
 from dit.models.dit.model import DiT
 from dit.models.layers.init import randomise
 from dit.objectives import training_objective, validation_problem

@@ -1,10 +1,11 @@
-"""Keys of other stacks: what each is read as here, or what decides the matter instead.
+"""Keys of other tools: what each is read as here, or why it is not used.
 
-A file written for those stacks loads: each of its keys is named, with the keys of ours that it is
-read as, or with the reason why it is not used. A value that asks for something that is not done
-here, where another value would be, is an error.
+A file written for one of these tools loads. Each of its keys is logged, with our keys that it is
+read as or the reason why it is not used. A value that asks for something unsupported is an error
+where another value of the key would be supported. These tables are imported only when a
+configuration has a key that is not ours.
 
-    entry           what stands for one key, and how its values are read
+    entry           `Foreign`: how one key and its values are read
     dfm             NVIDIA's DFM and Megatron-Bridge
     automodel       NeMo AutoModel
     fastvideo       FastVideo
@@ -24,10 +25,10 @@ from dit.config.loading.foreign.fastvideo import FASTVIDEO
 from dit.config.loading.foreign.fastvideo import FLAGS as FASTVIDEO_FLAGS
 
 FOREIGN: dict[str, Foreign] = {**DIFFUSION_PIPE, **FASTVIDEO, **AUTOMODEL, **DFM}
-# The one word that two of them use for different things: a scheduler's name, and a group.
+# Two of the tools use this key, one for the name of a scheduler, the other for a group of keys.
 FOREIGN["lr_scheduler"] = FASTVIDEO["lr_scheduler"]
 FLAGS = ("seed", "mixed_precision", *FASTVIDEO_FLAGS, *DIFFUSION_PIPE_FLAGS)
-"""What their command lines write as `--NAME VALUE`."""
+"""Options that the command lines of these tools write as `--NAME VALUE`."""
 _GROUPS = {
     ".".join(parts[:length])
     for parts in (key.split(".") for key in FOREIGN)
@@ -36,7 +37,7 @@ _GROUPS = {
 
 
 def foreign(key: str) -> Foreign | None:
-    """What stands for a key of another stack, or None if the key is none."""
+    """The entry of a key of another tool, or None if no tool has the key."""
     exact = FOREIGN.get(key)
     if exact is not None:
         return exact
@@ -44,15 +45,8 @@ def foreign(key: str) -> Foreign | None:
 
 
 def is_foreign_group(key: str) -> bool:
-    """Whether keys of another stack lie below this one."""
+    """Whether another tool has keys below this one."""
     return key in _GROUPS
 
 
-def accepts(entry: Foreign, value: object) -> bool:
-    """Whether the value asks for nothing that is not done here; True is not 1."""
-    if entry.accepts is None:
-        return True
-    return any(type(value) is type(one) and value == one for one in entry.accepts)
-
-
-__all__ = ["FLAGS", "FOREIGN", "Foreign", "accepts", "foreign", "is_foreign_group"]
+__all__ = ["FLAGS", "FOREIGN", "Foreign", "foreign", "is_foreign_group"]

@@ -1,4 +1,4 @@
-"""Keys of NVIDIA's DFM and Megatron-Bridge that have no meaning here."""
+"""Keys of NVIDIA's DFM and Megatron-Bridge that this project does not use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands for one key of another stack, and how its values are read."""
+"""How one key of another tool and its values are read."""
 
 from __future__ import annotations
 
@@ -7,20 +7,26 @@ from dataclasses import dataclass
 from typing import Any
 
 Reading = Callable[[Any], dict[str, Any]]
-"""A value of theirs -> our keys with their values; none where the value asks for nothing.
+"""A value of another tool -> our keys with their values; empty where the value asks for nothing.
 
-Raises ValueError, in words, where the value asks for what is not done here.
+Raises ValueError with a message for the user where the value asks for something unsupported.
 """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Foreign:
-    """A key of another stack: read as keys of ours, or not used."""
+    """A key of another tool: read as our keys, or not used."""
 
-    instead: str = ""  # what decides the matter here, or what differs although it is read
-    accepts: tuple[Any, ...] | None = None  # values that ask for nothing else; None for any
-    reading: Reading | None = None  # None does not use it
-    grave: bool = False  # another network or method is trained than the file asks for
+    instead: str = ""  # for the user: which key of ours decides, or how its meaning differs
+    accepts: tuple[Any, ...] | None = None  # the supported values; None means any value
+    reading: Reading | None = None  # None: the key is not used
+    grave: bool = False  # this run trains another network or method than the file asks for
+
+    def takes(self, value: object) -> bool:
+        """Whether the value is supported; True is not 1."""
+        if self.accepts is None:
+            return True
+        return any(type(value) is type(one) and value == one for one in self.accepts)
 
 
 def unused_key(instead: str, *accepts: Any, grave: bool = False) -> Foreign:
@@ -28,7 +34,7 @@ def unused_key(instead: str, *accepts: Any, grave: bool = False) -> Foreign:
 
 
 def read_as(*keys: str, note: str = "") -> Foreign:
-    """The value as it stands, for one key of ours or several; null sets none."""
+    """The unchanged value for one or several of our keys; null sets none of them."""
     return Foreign(reading=lambda value: dict.fromkeys(keys, value), instead=note)
 
 
@@ -37,7 +43,7 @@ def read_by(reading: Reading, note: str = "") -> Foreign:
 
 
 def flow(key: str) -> Foreign:
-    """A key of flow matching, which is the objective then."""
+    """A key of flow matching; it also sets objective.name=flow."""
     return read_by(lambda value: {"objective.name": "flow", key: value})
 
 
@@ -59,13 +65,13 @@ def recompute(value: Any) -> dict[str, Any]:
 
 
 def going_on(value: Any) -> dict[str, Any]:
-    """Where a run goes on: by itself from its own folder, or from another one."""
+    """A run resumes from its own folder without being asked, or from a given checkpoint."""
     automatic = value in ("", "LATEST", "latest", "auto") or isinstance(value, bool)
     return {} if automatic else {"checkpoint.load": value}
 
 
 def first_of(key: str) -> Reading:
-    """The one number of a list of one."""
+    """The only element of a list, or a plain value."""
 
     def reading(value: Any) -> dict[str, Any]:
         if isinstance(value, list) and len(value) != 1:

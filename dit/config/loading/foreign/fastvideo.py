@@ -1,4 +1,4 @@
-"""Arguments of FastVideo: those of its YAML files, and the flat ones of its older commands."""
+"""Arguments of FastVideo: the keys of its YAML files, and the flat options of older versions."""
 
 from __future__ import annotations
 

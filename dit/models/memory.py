@@ -1,80 +1,17 @@
-"""How many parameters a model has, exactly, and how much memory a run takes, roughly."""
-
-# D model width, E text width, K head width, R rank of a modulation
+"""How much memory a device needs for a run, roughly, from the description of its network."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 
-from dit.config import (
-    EmaKind,
-    ExtraPosition,
-    ModelConfig,
-    Precision,
-    Recompute,
-    RecomputeMethod,
-    RunConfig,
-)
+from dit.config import EmaKind, ModelConfig, Precision, Recompute, RecomputeMethod, RunConfig
 from dit.config.checks import check
+from dit.models.cost import Cost, network_cost, parameter_count, parameters_here
+from dit.models.layer_costs import KEPT_OUTSIDE
 
 MOST_BYTES = 2**44
-"""16 TiB: far beyond any device, and beyond what an estimate could be wrong by."""
-
-
-def parameter_count(model: ModelConfig) -> int:
-    """Trainable parameters of the whole model, over all ranks.
-
-    The arithmetic is that of Diffusers' CosmosTransformer3DModel: no biases but that of the
-    text projection, one RMSNorm weight of the head's width for queries and one for keys of each
-    attention.
-    """
-    one = model.on_one_rank()
-    return _before(one) + model.num_layers * _layer(one) + _after(one)
-
-
-def parameters_here(model: ModelConfig) -> int:
-    """Trainable parameters on the fullest rank.
-
-    Tensor ranks share the matrices of attention and MLP; the first pipeline stage has what comes
-    before the layers, the last what comes after them.
-    """
-    stages = model.pipeline_model_parallel_size
-    layers = model.num_layers // stages * _layer(model)
-    ends = [_before(model), _after(model)]
-    return layers + (sum(ends) if stages == 1 else max(ends))
-
-
-def _before(model: ModelConfig) -> int:
-    width, patch = model.hidden_size, model.patch_temporal * model.patch_spatial**2
-    projection = (model.crossattn_emb_size + 1) * (model.crossattn_proj_size or 0)
-    embed = projection + (model.in_channels + int(model.concat_padding_mask)) * patch * width
-    level = width * width + width * 3 * width + width  # two linears and an RMSNorm
-    return embed + level + _learnable_positions(model)
-
-
-def _layer(model: ModelConfig) -> int:
-    """Of one layer, on one tensor rank."""
-    width, text, rank = model.hidden_size, model.text_width, model.adaln_lora_dim
-    self_attention = 4 * width * width
-    cross_attention = 2 * width * width + 2 * text * width
-    mlp = 2 * width * model.ffn_hidden_size
-    norms = 4 * (width // model.num_attention_heads)
-    modulations = 3 * (width * rank + rank * 3 * width)
-    shared = self_attention + cross_attention + mlp
-    return shared // model.tensor_model_parallel_size + norms + modulations
-
-
-def _after(model: ModelConfig) -> int:
-    width, rank = model.hidden_size, model.adaln_lora_dim
-    return width * rank + rank * 2 * width + width * model.patch_features
-
-
-def _learnable_positions(model: ModelConfig) -> int:
-    if model.extra_pos_embed is ExtraPosition.NONE:
-        return 0
-    frames, rows, columns = model.max_size
-    spatial = rows // model.patch_spatial + columns // model.patch_spatial
-    return (frames // model.patch_temporal + spatial) * model.hidden_size
+"""16 TiB: more than any device has, even if the estimate is wrong by a large factor."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,7 +91,7 @@ def _activations(config: RunConfig, *, accumulation: int) -> int:
 
 def _kept(model: ModelConfig) -> float:
     """Numbers that all layers keep for each token and unit of width, as they recompute."""
-    layer, layers = kept_by_layer(model), model.num_layers
+    layer, layers = kept_by_layer(model), network_cost(model).layers
     if model.recompute_granularity is not Recompute.FULL:
         return max(layers - model.cpu_offloading_num_layers, 1) * layer
     again = min(model.recompute_num_layers, layers)
@@ -166,14 +103,22 @@ def _kept(model: ModelConfig) -> float:
 
 
 def kept_by_layer(model: ModelConfig) -> float:
-    """About 27 + 2 mlp_ratio, and 2 fewer where self- and cross-attention are recomputed.
+    """What a layer keeps, on average over the kinds of layers.
 
+    Of the DiT, about 27 + 2 mlp_ratio, and 2 fewer where self- and cross-attention are recomputed.
     Counted at mlp_ratio 4 with autograd's saved-tensor hooks on a CPU: 34.5 in bf16, 32.3 with
     selective recomputation. On a GPU 6 rows of scale and gate come on top, and kernels of the norms
-    of heads keep 4 fewer. Of these, those inside attention and MLP are split by tensor
-    parallelism, the others only with sequence parallelism.
+    of heads keep 4 fewer.
     """
+    cost = network_cost(model)
+    kept = sum(stack.count * Fraction(_kept_in(stack.layer, model)) for stack in cost.stacks)
+    return float(kept / cost.layers)
+
+
+def _kept_in(layer: Cost, model: ModelConfig) -> float:
+    """Tensor parallelism splits what attention and MLP keep, sequence parallelism all of it."""
     tensor = model.tensor_model_parallel_size
-    attention = 13 if model.recompute_granularity is Recompute.SELECTIVE else 15
-    outside = 12 / (tensor if model.sequence_parallel else 1)
-    return outside + (attention + 2 * model.mlp_ratio) / tensor
+    selective = model.recompute_granularity is Recompute.SELECTIVE
+    inside = layer.kept - len(layer.attentions) * selective
+    outside = KEPT_OUTSIDE * layer.exchanges / (tensor if model.sequence_parallel else 1)
+    return outside + inside / tensor

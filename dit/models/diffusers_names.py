@@ -1,0 +1,286 @@
+"""Which tensors of Diffusers' network are which of ours, and how they differ.
+
+A family says it once, as `Row`s of a `NameTable`. Importing reads it from right to left, exporting
+from left to right, and the registration with Megatron-Bridge makes its mappings of it. `pairs`
+spells it out for one network. Every `Arrangement` is a permutation of numbers, so that a round
+trip gives back every bit.
+"""
+
+# D model width, K head width, H heads; c t h w channel, frame, row, column of a token's features
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from dit.config import ModelConfig
+from dit.models.family import family_of
+
+
+class TensorSplit(StrEnum):
+    """What tensor ranks share of a tensor."""
+
+    REPLICATED = "replicated"  # each rank has all of it
+    COLUMN = "column"  # ranks share its outputs
+    ROW = "row"  # ranks share its inputs
+
+
+class Arrangement(Protocol):
+    """How a tensor of ours is made of theirs; the functions are exact inverses."""
+
+    def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:
+        """Ours, of theirs."""
+        ...
+
+    def split(self, whole: Tensor, model: ModelConfig, count: int) -> list[Tensor]:
+        """Theirs, `count` of them, of ours."""
+        ...
+
+    def their_shape(
+        self, shape: tuple[int, ...], model: ModelConfig, count: int
+    ) -> tuple[int, ...]:
+        """Shape of each of theirs."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Same:
+    """The same tensor."""
+
+    def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:  # noqa: ARG002
+        return parts[0]
+
+    def split(self, whole: Tensor, model: ModelConfig, count: int) -> list[Tensor]:  # noqa: ARG002
+        return [whole]
+
+    def their_shape(
+        self,
+        shape: tuple[int, ...],
+        model: ModelConfig,  # noqa: ARG002
+        count: int,
+    ) -> tuple[int, ...]:
+        return (shape[0] // count, *shape[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class ByHead(Same):
+    """Queries, keys and values laid together head by head: matrices, or their biases.
+
+    `rotated` are the parts whose rotary pairs are neighbours (2i, 2i + 1) there, and lie half a
+    head apart (i, i + K/2) here. The same permutation of queries and of keys leaves their products
+    as they are.
+    """
+
+    rotated: tuple[int, ...] = ()
+
+    def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:
+        parts = [
+            to_halves(part, model) if index in self.rotated else part
+            for index, part in enumerate(parts)
+        ]
+        heads = [part.unflatten(0, (model.num_attention_heads, -1)) for part in parts]
+        return torch.stack(heads, dim=1).flatten(0, 2)
+
+    def split(self, whole: Tensor, model: ModelConfig, count: int) -> list[Tensor]:
+        heads = whole.unflatten(0, (model.num_attention_heads, count, -1))
+        parts = [part.flatten(0, 1) for part in heads.unbind(1)]
+        return [
+            to_pairs(part, model) if index in self.rotated else part
+            for index, part in enumerate(parts)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryPairs(Same):
+    """One tensor with rotary pairs: the norm of queries or keys, per head or across heads."""
+
+    def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:
+        return to_halves(parts[0], model)
+
+    def split(self, whole: Tensor, model: ModelConfig, count: int) -> list[Tensor]:  # noqa: ARG002
+        return [to_pairs(whole, model)]
+
+
+def to_halves(x: Tensor, model: ModelConfig) -> Tensor:
+    """Rows of each head in order (0, 2, 4, ..., 1, 3, 5, ...)."""
+    width = model.hidden_size // model.num_attention_heads
+    return x.unflatten(0, (-1, width // 2, 2)).transpose(1, 2).flatten(0, 2)
+
+
+def to_pairs(x: Tensor, model: ModelConfig) -> Tensor:
+    """The inverse of `to_halves`."""
+    width = model.hidden_size // model.num_attention_heads
+    return x.unflatten(0, (-1, 2, width // 2)).transpose(1, 2).flatten(0, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Features(Same):
+    """Features of a token, which are in the order of `theirs` there and (c, t, h, w) here.
+
+    Of the output on `axis` 0 (weight and bias), of the input on `axis` 1.
+    """
+
+    theirs: str
+    axis: int = 0
+
+    def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:
+        return self._permuted(parts[0], model, before=self.theirs, after=_OURS)
+
+    def split(self, whole: Tensor, model: ModelConfig, count: int) -> list[Tensor]:  # noqa: ARG002
+        return [self._permuted(whole, model, before=_OURS, after=self.theirs)]
+
+    def _permuted(self, x: Tensor, model: ModelConfig, *, before: str, after: str) -> Tensor:
+        side = model.patch_spatial
+        sizes = {"c": -1, "t": model.patch_temporal, "h": side, "w": side}
+        split = x.movedim(self.axis, 0).unflatten(0, [sizes[letter] for letter in before])
+        order = [before.index(letter) for letter in after]
+        rest = range(len(_OURS), split.dim())
+        return split.permute(*order, *rest).flatten(0, len(_OURS) - 1).movedim(0, self.axis)
+
+
+_OURS = "cthw"
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution(Same):
+    """A convolution over patches, [D, C, t, h, w] there and a matrix [D, C t h w] here."""
+
+    axes: int = 3  # 2 for pictures, without frames
+
+    def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:  # noqa: ARG002
+        return parts[0].flatten(1)
+
+    def split(self, whole: Tensor, model: ModelConfig, count: int) -> list[Tensor]:
+        return [whole.reshape(self.their_shape(tuple(whole.shape), model, count))]
+
+    def their_shape(
+        self,
+        shape: tuple[int, ...],
+        model: ModelConfig,
+        count: int,  # noqa: ARG002
+    ) -> tuple[int, ...]:
+        patch = (model.patch_temporal, model.patch_spatial, model.patch_spatial)[3 - self.axes :]
+        return (shape[0], shape[1] // torch.Size(patch).numel(), *patch)
+
+
+@dataclass(frozen=True, slots=True)
+class SwappedHalves(Same):
+    """(scale, shift) there and (shift, scale) here: the last norm of FLUX, Qwen-Image, Hunyuan."""
+
+    def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:  # noqa: ARG002
+        return torch.cat(parts[0].chunk(2)[::-1])
+
+    def split(self, whole: Tensor, model: ModelConfig, count: int) -> list[Tensor]:  # noqa: ARG002
+        return [torch.cat(whole.chunk(2)[::-1])]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InputColumns:
+    """The part of a matrix of theirs that is one of ours: two of ours are made of one of theirs.
+
+    Letters of the table's sizes: the columns begin at `first`, and all of theirs are `whole`.
+    """
+
+    first: str
+    whole: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table; `*` stands for the number of a layer, from 0."""
+
+    ours: str
+    theirs: tuple[str, ...]
+    split: TensorSplit
+    shape: tuple[str, ...]  # of ours, in letters of the table's sizes
+    arrangement: Arrangement = Same()
+    columns: InputColumns | None = None
+    exists: Callable[[Any], bool] = lambda _: True
+
+
+@dataclass(frozen=True, slots=True)
+class NameTable:
+    """Every tensor of a family's network, on both sides."""
+
+    rows: tuple[Row, ...]
+    sizes: Callable[[Any], Mapping[str, int]]
+    """Letter of a shape -> number, of a configuration."""
+    layers: Callable[[Any], Mapping[str, int]]
+    """How the names of a stack's weights begin -> its layers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pair:
+    """One tensor of ours, and those of Diffusers that hold the same numbers."""
+
+    ours: str  # as Megatron-Core stores it: the layers of one name together
+    layer: int | None  # which of them
+    layers: int  # how many there are
+    theirs: tuple[str, ...]
+    split_over: TensorSplit
+    shape: tuple[int, ...]  # of ours
+    arrangement: Arrangement
+    columns: tuple[int, int] | None  # where ours begins in theirs, and how wide theirs is
+    model: ModelConfig
+
+    @property
+    def their_shape(self) -> tuple[int, ...]:
+        """Shape of each of theirs, whole even where ours is only some of its columns."""
+        shape = self.shape if self.columns is None else (self.shape[0], self.columns[1])
+        return self.arrangement.their_shape(shape, self.model, len(self.theirs))
+
+    def join(self, parts: list[Tensor]) -> Tensor:
+        """Ours, of theirs."""
+        if self.columns is not None:
+            parts = [part.narrow(1, self.columns[0], self.shape[1]) for part in parts]
+        return self.arrangement.join(parts, self.model)
+
+    def split(self, whole: Tensor) -> list[Tensor]:
+        """Theirs, of ours: the inverse of `join`. With `columns`, only that part of theirs."""
+        return self.arrangement.split(whole, self.model, len(self.theirs))
+
+
+def pairs(model: ModelConfig) -> list[Pair]:
+    """The table for one model, stack after stack: each tensor of both sides exactly once.
+
+    Pairs that are parts of one tensor of theirs are neighbours.
+    """
+    table = family_of(model).diffusers().table
+    sizes, stacks = table.sizes(model), table.layers(model)
+    rows = [row for row in table.rows if row.exists(model)]
+    found = [_pair(row, None, 0, sizes, model) for row in rows if "*" not in row.ours]
+    for stack, count in stacks.items():
+        own = [row for row in rows if row.ours.startswith(f"{stack}.") and "*" in row.ours]
+        found += [_pair(row, n, count, sizes, model) for n in range(count) for row in own]
+    return found
+
+
+def _pair(
+    row: Row, layer: int | None, layers: int, sizes: Mapping[str, int], model: ModelConfig
+) -> Pair:
+    part = row.columns
+    return Pair(
+        ours=row.ours.replace(".*", ""),
+        layer=layer,
+        layers=layers,
+        theirs=tuple(name.replace("*", str(layer)) for name in row.theirs),
+        split_over=row.split,
+        shape=tuple(sizes[letter] for letter in row.shape),
+        arrangement=row.arrangement,
+        columns=None if part is None else (sizes[part.first], sizes[part.whole]),
+        model=model,
+    )
+
+
+def their_tensors(pairs: list[Pair], read: Callable[[Pair], Tensor]) -> dict[str, Tensor]:
+    """Every tensor of theirs by name, of ours as `read` gives them."""
+    parts: dict[str, list[Tensor]] = {}
+    for pair in sorted(pairs, key=lambda pair: pair.columns or (0, 0)):
+        for name, tensor in zip(pair.theirs, pair.split(read(pair)), strict=True):
+            parts.setdefault(name, []).append(tensor)
+    return {name: torch.cat(own, dim=1) if len(own) > 1 else own[0] for name, own in parts.items()}

@@ -1,0 +1,130 @@
+"""The fields, named sizes and rules of the family `dit`: the DiT with Cosmos's arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, ClassVar
+
+from dit.config import ModelConfig
+from dit.config.checks import Rule, at_least_one, given, positive
+
+
+class ExtraPosition(StrEnum):
+    """Learnable positions added before every layer (Cosmos), or none."""
+
+    NONE = "none"
+    LEARNABLE = "learnable"
+
+
+_COSMOS = {
+    "adaln_lora_dim": 256,
+    "in_channels": 16,
+    "crossattn_emb_size": 1024,
+    "text_pad_to": 512,
+    "rope_scale": (2.0, 1.0, 1.0),
+    "extra_pos_embed": ExtraPosition.LEARNABLE,
+    "concat_padding_mask": True,
+}
+
+MODEL_SIZES: dict[str, dict[str, Any]] = {
+    "dit_s": {"num_layers": 12, "hidden_size": 384, "num_attention_heads": 6},
+    "dit_b": {"num_layers": 12, "hidden_size": 768, "num_attention_heads": 12},
+    "dit_l": {"num_layers": 24, "hidden_size": 1024, "num_attention_heads": 16},
+    "dit_xl": {"num_layers": 28, "hidden_size": 1152, "num_attention_heads": 16},
+    "cosmos_7b": {"num_layers": 28, "hidden_size": 4096, "num_attention_heads": 32, **_COSMOS},
+    "cosmos_14b": {
+        "num_layers": 36,
+        "hidden_size": 5120,
+        "num_attention_heads": 40,
+        **_COSMOS,
+        "rope_scale": (2.0, 2.0, 2.0),
+    },
+}
+"""What each `model.name` sets.
+
+DiT: arXiv:2212.09748, Table 1. Cosmos 1: TRANSFORMER_CONFIGS of Diffusers'
+scripts/convert_cosmos_to_diffusers.py ("Cosmos-1.0-Diffusion-7B-Text2World" and "-14B-"); captions
+are filled up to 512 tokens by `max_sequence_length` of its CosmosTextToWorldPipeline.
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DitConfig(ModelConfig):
+    """The network: sizes, positions, precision and how it is spread over devices."""
+
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
+    most: ClassVar[Mapping[str, float]] = {
+        "adaln_lora_dim": 2**17,
+        "crossattn_proj_size": 2**20,
+        "max_size": 2**16,
+        "rope_scale": 1e6,
+        "base_fps": 1e6,
+    }
+    shown_before: ClassVar[Mapping[str, str]] = {
+        "adaln_lora_dim": "in_channels",
+        "crossattn_proj_size": "text_pad_to",
+    }
+
+    name: str = "dit_xl"
+    """A named size (dit_s, dit_b, dit_l, dit_xl, cosmos_7b, cosmos_14b) or `custom`."""
+    family: str = "dit"
+    num_layers: int = 28
+    hidden_size: int = 1152
+    num_attention_heads: int = 16
+    adaln_lora_dim: int = 256
+    """Rank of each low-rank adaLN modulation."""
+    crossattn_proj_size: int | None = None
+    """Width of a text projection, linear with bias and GELU (Cosmos 2.5); null has none."""
+    rope_scale: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    """NTK scale of the rotary frequencies for frames, rows and columns."""
+    base_fps: float = 24.0
+    """A frame's rotary position is frame * base_fps / fps of the clip."""
+    extra_pos_embed: ExtraPosition = ExtraPosition.NONE
+    """Learnable positions added before every layer, beside the rotary ones (Cosmos: learnable)."""
+    max_size: tuple[int, int, int] = (128, 240, 240)
+    """Latent frames, rows, columns covered by learnable positions."""
+    concat_padding_mask: bool = False
+    """Append Cosmos's padding-mask channel (always zero here) to the latent."""
+
+    def own_sizes(self) -> list[Rule]:
+        return [
+            *at_least_one(self, "adaln_lora_dim", *given(self, "crossattn_proj_size")),
+            *positive(self, "base_fps"),
+            (min(self.rope_scale) > 0, f"rope_scale={self.rope_scale} must be positive"),
+            (min(self.max_size) >= 1, f"max_size={self.max_size} must be at least 1"),
+        ]
+
+    def own_shapes(self) -> list[Rule]:
+        heads, width = self.num_attention_heads, self.hidden_size // self.num_attention_heads
+        return [
+            (
+                self.hidden_size % heads > 0 or (width % 2 == 0 and width // 6 >= 2),
+                f"hidden_size={self.hidden_size} / num_attention_heads={heads} gives heads of"
+                f" width {width}; 3-D rotary positions need an even width of at least 12",
+            ),
+        ]
+
+    @property
+    def learnable_positions(self) -> bool:
+        return self.extra_pos_embed is ExtraPosition.LEARNABLE
+
+    @property
+    def text_width(self) -> int:
+        """Width of the text that the layers attend to."""
+        return self.crossattn_proj_size or self.crossattn_emb_size
+
+    @property
+    def mask_features(self) -> int:
+        """Numbers of the padding mask in one token."""
+        return self.patch_volume if self.concat_padding_mask else 0
+
+    @property
+    def largest_latent(self) -> tuple[int, int, int] | None:
+        return self.max_size if self.learnable_positions else None
+
+    @property
+    def cost_sizes(self) -> list[int]:
+        layers, width, ffn, text = ModelConfig.cost_sizes.fget(self)  # type: ignore[attr-defined]
+        return [layers, width, ffn, self.adaln_lora_dim, text]

@@ -1,0 +1,278 @@
+"""The model families: what the rest of the tree asks of a network, and the table of all of them.
+
+A family is one folder in `dit/models/` with one line in `FAMILIES`. Nothing outside of that folder
+imports it, names its classes or compares `model.family` with a text: it asks the `Family` of a
+configuration (`family_of`). A family is imported when it is first asked for, and neither torch nor
+Megatron-Core comes with it: what needs them is imported by the functions below.
+
+`$DIT_FAMILIES` adds families that lie elsewhere, as `name=module:attribute`, with commas between
+them. Processes inherit it, so that a test can train a family of its own in several of them. No
+configuration can name code to run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from dit.config import CUSTOM_SIZE, ModelConfig, Problems, RunConfig
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pydantic import BaseModel
+    from torch import Tensor, nn
+
+    from dit.batch import LatentSample
+    from dit.models.cost import NetworkCost
+    from dit.models.diffusers_names import NameTable
+    from dit.models.positions import PositionRule
+
+FAMILIES = {
+    "dit": "dit.models.dit.family:FAMILY",
+}
+"""Name -> where its `Family` is. The first one is that of configurations that name none."""
+VARIABLE = "DIT_FAMILIES"
+
+
+class InputKind(StrEnum):
+    """What a sample holds beside its latent."""
+
+    TEXT = "text"  # rows of a text or image encoder, [L, width]
+    VECTOR = "vector"  # one vector, such as pooled text, [width]
+    CHANNELS = "channels"  # channels beside those of the noisy latent, [width, F, H, W]
+    LATENTS = "latents"  # reference latents: tokens of their own, without noise and loss
+
+
+class Padding(StrEnum):
+    """What rows of text a network sees beyond those of the encoder."""
+
+    NONE = "none"
+    ZEROS = "zeros"  # up to a length
+    STORED = "stored"  # the encoder's own for padding, as the shards hold them
+
+
+class NullInput(StrEnum):
+    """What stands for an input where a caption is dropped (classifier-free guidance)."""
+
+    ENCODED = "encoded"  # the encoder's of an empty caption
+    EMPTY = "empty"  # no rows
+    KEPT = "kept"  # the sample's own
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleInput:
+    """One tensor of a sample beside its latent."""
+
+    name: str
+    """Its name in a shard."""
+    kind: InputKind
+    width: int
+    """Numbers in a row, or channels."""
+    required: bool = True
+    """Whether a sample without it is refused; one without an input that is not is trained on."""
+    may_be_empty: bool = False
+    """Whether 0 rows are legal."""
+    null: NullInput = NullInput.ENCODED
+    padding: Padding = Padding.NONE
+    length: int | None = None
+    """Rows after padding with zeros."""
+    encoder: str | None = None
+    """Text encoder (`dit.codecs.text`) of the published weights; None for inputs that have none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ObjectiveConventions:
+    """What an objective must know of a family's networks."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of `objective` that choosing the family sets, below all explicit ones."""
+    sign: int = 1
+    """1: the velocity that flow matching learns is noise - data; -1: data - noise (Lumina 2)."""
+    tells_data_part: bool = False
+    """Whether flow matching tells the network 1 - t instead of t (Lumina 2, OmniGen2)."""
+    clean_level: float | None = 0.0
+    """t of tokens without noise, such as a given first frame; None: there are no such tokens."""
+    guidance: float | None = None
+    """What a guidance embedding is told in training; None: the network has none."""
+    window: tuple[float, float] = (0.0, 1.0)
+    """Levels t after the shift that the network is for (Wan 2.2 has two networks)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightRules:
+    """Patterns of names of weights, as in `fnmatch`."""
+
+    zero: tuple[str, ...] = ()
+    """Matrices that start at zero, as all biases do."""
+    no_decay: tuple[str, ...] = ()
+    """Without weight decay, beside biases and norms: embeddings, tables."""
+    float32: tuple[str, ...] = ()
+    """Computed with in float32 whatever `model.precision` says."""
+    without_gradient: tuple[str, ...] = ()
+    """What nothing reads, such as the text side of the last double-stream layer."""
+
+    def starts_at_zero(self, name: str) -> bool:
+        """Whether a matrix starts at zero, by its key in a checkpoint."""
+        return any(fnmatchcase(name, pattern) for pattern in self.zero)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DiffusersForm:
+    """The networks of a family as Diffusers has them. Nothing here raises for what a user gave."""
+
+    class_name: str
+    """`_class_name` of config.json, by which a folder is known to be of this family."""
+    table: NameTable
+    """Which tensors of theirs are which of ours."""
+    config_keys: type[BaseModel]
+    """The keys of config.json with Diffusers' own defaults; others are kept in `model_extra`."""
+    private_keys: type[BaseModel]
+    """What an export keeps in config.json that Diffusers has no place for."""
+    unsupported: Callable[[Any], list[str]]
+    """What of `config_keys` our network has no counterpart for, in words; not unknown keys."""
+    settings: Callable[[Any, Any, int | None], dict[str, Any]]
+    """(`config_keys`, `private_keys` if ours wrote them, text_pad_to) -> fields of the family."""
+    inexpressible: Callable[[RunConfig], list[str]]
+    """What of a run Diffusers' network has no counterpart for, in words."""
+    content: Callable[[RunConfig], dict[str, Any]]
+    """config.json of a run's network, without private keys."""
+    private: Callable[[Any], dict[str, Any]]
+    """The values of `private_keys`."""
+    text_pad_to: int | None
+    """`model.text_pad_to` of the published weights."""
+    networks: tuple[str, ...] = ("transformer",)
+    """Folders of a pipeline with a network each; Wan 2.2 has two."""
+    lora_targets: tuple[str, ...]
+    """Ends of the names of their linears that an adapter changes by default."""
+    pipelines: Mapping[str, str]
+    """Pipeline that runs these networks -> name of the objective that it samples."""
+    pipeline_misfits: Callable[[Any, str], list[str]]
+    """(network, pipeline) -> what the pipeline feeds otherwise than in training, in words."""
+    largest_latent: Callable[[Any], tuple[int, int, int]]
+    """Latent frames, rows and columns that Diffusers' network takes at most."""
+    open_network: Callable[[Path], nn.Module]
+    """Diffusers' network of a folder, in float32; raises ImportError without Diffusers."""
+    run_network: Callable[[nn.Module, LatentSample, float, Any], Tensor]
+    """(Diffusers' network, sample, level that it is told, network) -> output [C, F, H, W]."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Family:
+    """What a model family says of itself: data, and small pure functions of its configuration."""
+
+    name: str
+    """`model.family`."""
+    config: type[ModelConfig]
+    """Its configuration, with its own fields, their rules and its named sizes."""
+    network: Callable[[], Callable[..., Any]]
+    """Imports the network, which is built with (configuration, process groups, virtual stage)."""
+    cost: Callable[[Any], NetworkCost]
+    """Describes the layers: parameters, operations and memory are sums over the description."""
+    parts: Mapping[str, str]
+    """A word in the names of its weights -> the part of the model whose gradient norm is logged."""
+    diffusers: Callable[[], DiffusersForm]
+    """Imports what Diffusers calls all this."""
+    inputs: Callable[[Any], tuple[SampleInput, ...]]
+    """What a sample holds beside its latent, of a configuration."""
+    positions: Callable[[Any], PositionRule]
+    """Imports the rule by which tokens have positions, of a configuration."""
+    weights: WeightRules
+    objective: ObjectiveConventions
+    vae: str
+    """VAE (`dit.codecs.vae`) of the published weights."""
+
+    def default(self) -> ModelConfig:
+        """The default network: every field of `config` has a default."""
+        return self.config()  # type: ignore[call-arg]
+
+    @property
+    def sizes(self) -> Mapping[str, Mapping[str, Any]]:
+        """What each named size of the family sets."""
+        return self.config.sizes
+
+
+def family_places() -> dict[str, str]:
+    """Name -> `module:attribute` of every family, those of `$DIT_FAMILIES` too.
+
+    Raises:
+        Problems: an entry of the variable is not of the form name=module:attribute.
+    """
+    places = dict(FAMILIES)
+    for entry in filter(None, os.environ.get(VARIABLE, "").split(",")):
+        name, equals, place = entry.strip().partition("=")
+        if not (name and equals and ":" in place):
+            raise Problems([f"${VARIABLE}: {entry!r} is not of the form name=module:attribute"])
+        places[name] = place
+    return places
+
+
+def default_family() -> Family:
+    """The family of a configuration that names none."""
+    return family_named(next(iter(FAMILIES)))
+
+
+def family_named(name: str) -> Family:
+    """The family that `model.family` names.
+
+    Raises:
+        Problems: there is no such family.
+    """
+    places = family_places()
+    if name not in places:
+        raise Problems(
+            [
+                f"model.family={name} is no known family; use {', '.join(places)}, or say in"
+                f" ${VARIABLE} where it is"
+            ]
+        )
+    return _loaded(name, places[name])
+
+
+@cache
+def _loaded(name: str, place: str) -> Family:
+    module, _, attribute = place.partition(":")
+    family = getattr(import_module(module), attribute)
+    assert family.name == name, f"{place} calls its family {family.name}, not {name}"
+    return family
+
+
+def family_of(model: ModelConfig) -> Family:
+    """The family of a network."""
+    return family_named(model.family)
+
+
+def families(*, first: str | None = None) -> list[Family]:
+    """All families, `first` before the others."""
+    names = sorted(family_places(), key=lambda name: name != first)
+    return [family_named(name) for name in names]
+
+
+def family_of_size(size: str, *, first: str) -> Family | None:
+    """The family with a named size, where `first` is looked at before the others are imported."""
+    if size == CUSTOM_SIZE or size in family_named(first).sizes:
+        return family_named(first)
+    return next((one for one in families(first=first) if size in one.sizes), None)
+
+
+def diffusers_families() -> dict[str, Family]:
+    """Class of Diffusers' network -> family."""
+    return {family.diffusers().class_name: family for family in families()}
+
+
+def named_model(size: str) -> ModelConfig:
+    """The network of a named size.
+
+    Raises:
+        Problems: no family has it.
+    """
+    family = family_of_size(size, first=default_family().name)
+    if family is None:
+        raise Problems([f"model.name={size} is a size of no family"])
+    return family.config(name=size, **family.sizes[size])

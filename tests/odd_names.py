@@ -1,0 +1,89 @@
+"""The odd family in Diffusers: a table with every kind of row."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+
+from dit.models.diffusers_names import (
+    ByHead,
+    Convolution,
+    Features,
+    InputColumns,
+    NameTable,
+    RotaryPairs,
+    Row,
+    SwappedHalves,
+    TensorSplit,
+)
+from dit.models.family import DiffusersForm
+
+_LAYER, _BLOCK = "single.layers.*", "single_blocks.*"
+ROTATED = ByHead(rotated=(0, 1))
+
+
+def _qkv(kind: str) -> tuple[str, ...]:
+    return tuple(f"{_BLOCK}.attn.to_{letter}.{kind}" for letter in "qkv")
+
+
+ROWS = (
+    Row("patches.weight", ("x.weight",), TensorSplit.REPLICATED, ("D", "C"), Convolution()),
+    Row("patches.bias", ("x.bias",), TensorSplit.REPLICATED, ("D",)),
+    Row(f"{_LAYER}.qkv.weight", _qkv("weight"), TensorSplit.COLUMN, ("3D", "D"), ROTATED),
+    Row(f"{_LAYER}.qkv.bias", _qkv("bias"), TensorSplit.COLUMN, ("3D",), ROTATED),
+    Row(f"{_LAYER}.norm", (f"{_BLOCK}.norm",), TensorSplit.REPLICATED, ("K",), RotaryPairs()),
+    Row(
+        f"{_LAYER}.linear_proj.weight",
+        (f"{_BLOCK}.proj_out.weight",),
+        TensorSplit.ROW,
+        ("D", "D"),
+        columns=InputColumns(first="0", whole="D+F"),
+    ),
+    Row(
+        f"{_LAYER}.mlp.linear_fc2.weight",
+        (f"{_BLOCK}.proj_out.weight",),
+        TensorSplit.ROW,
+        ("D", "F"),
+        columns=InputColumns(first="D", whole="D+F"),
+    ),
+    Row("norm_q", ("norm_q",), TensorSplit.COLUMN, ("D",), RotaryPairs()),
+    Row("out.weight", ("n.weight",), TensorSplit.REPLICATED, ("2D", "D"), SwappedHalves()),
+    Row("last.weight", ("p.weight",), TensorSplit.REPLICATED, ("C", "D"), Features("thwc")),
+    Row("last.bias", ("p.bias",), TensorSplit.REPLICATED, ("C",), Features("thwc")),
+    Row("first.weight", ("f.weight",), TensorSplit.REPLICATED, ("D", "C"), Features("hwtc", 1)),
+)
+
+
+def _sizes(model) -> dict[str, int]:
+    width, hidden = model.hidden_size, model.ffn_hidden_size
+    return {
+        "0": 0,
+        "C": model.patch_features,
+        "D": width,
+        "2D": 2 * width,
+        "3D": 3 * width,
+        "F": hidden,
+        "D+F": width + hidden,
+        "K": width // model.num_attention_heads,
+    }
+
+
+FORM = DiffusersForm(
+    class_name="OddTransformer2DModel",
+    table=NameTable(
+        rows=ROWS, sizes=_sizes, layers=lambda model: {"single": model.num_single_layers}
+    ),
+    config_keys=BaseModel,
+    private_keys=BaseModel,
+    unsupported=lambda _: [],
+    settings=lambda *_: {},
+    inexpressible=lambda _: [],
+    content=lambda _: {},
+    private=lambda _: {},
+    text_pad_to=None,
+    lora_targets=(),
+    pipelines={},
+    pipeline_misfits=lambda *_: [],
+    largest_latent=lambda _: (1, 1, 1),
+    open_network=None,  # type: ignore[arg-type]
+    run_network=None,  # type: ignore[arg-type]
+)

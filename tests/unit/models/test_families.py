@@ -1,0 +1,219 @@
+"""The seam for model families: their keys, sizes and errors, and a family that tests register."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import fields, replace
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+from dit.train.checkpoint.compatibility import _different, _of_model
+
+from dit.codecs.text import TEXT_ENCODERS
+from dit.codecs.vae import PROCESSORS
+from dit.config import CUSTOM_SIZE, ModelConfig, Problems
+from dit.config.loading import (
+    ConfigError,
+    changes,
+    load_config,
+    parse_arguments,
+    read_config,
+    save_config,
+    to_yaml,
+)
+from dit.models.cost import forward_flops, parameter_count
+from dit.models.diffusers_names import pairs
+from dit.models.dit.config import DitConfig
+from dit.models.family import FAMILIES, VARIABLE, families, family_named, family_of, named_model
+from dit.models.layers.init import initialise
+from recipes.runs import RECIPES, dit_debug, dit_s, dit_xl
+from tests.odd_family import PLACE, OddConfig
+from tests.packs import run_config, tiny_model
+
+
+@pytest.fixture
+def odd(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, PLACE)
+
+
+def refused(*overrides: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_config(dit_xl(), overrides=overrides)
+    return caught.value.problems
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_of_the_tree_says_what_others_take_from_it(name: str) -> None:
+    family = family_named(name)
+    model = family.default()
+    assert family_of(model) is family
+    assert model.family == name
+    assert {f.name for f in fields(ModelConfig)} <= {f.name for f in fields(family.config)}
+    assert family.vae in PROCESSORS
+    inputs = family.inputs(model)
+    assert {one.encoder for one in inputs if one.encoder} <= {*TEXT_ENCODERS}
+    form = family.diffusers()
+    theirs = {name.rpartition(".")[0] for pair in pairs(model) for name in pair.theirs}
+    for target in form.lora_targets:
+        assert any(name.endswith(f".{target}") for name in theirs), target
+    low, high = family.objective.window
+    assert 0 <= low < high <= 1
+    assert family.objective.sign in (1, -1)
+
+
+def test_named_sizes_belong_to_one_family() -> None:
+    sizes = [size for family in families() for size in family.sizes]
+    assert len(sizes) == len({*sizes}) and CUSTOM_SIZE not in sizes
+    for family in families():
+        for size in family.sizes:
+            assert named_model(size).family == family.name
+
+
+def test_weights_that_start_at_zero_are_those_of_the_family(groups) -> None:
+    model = tiny_model(crossattn_proj_size=24)
+    network = family_of(model).network()(model, groups)
+    initialise(network, seed=1, std=None, zero=lambda _: False)
+    patterns = family_of(model).weights.zero
+    for name, weight in network.named_parameters():
+        zero = weight.dim() > 1 and any(fnmatch(name, pattern) for pattern in patterns)
+        assert zero or name.endswith(".bias") or "pos_emb" in name or weight.any(), name
+        assert not (zero and weight.any()), name
+
+
+def test_a_family_chooses_the_keys_of_the_model(odd: None) -> None:
+    config = load_config(dit_xl(), overrides=["model.family=odd", "model.pooled_size=4"])
+    assert config.model == OddConfig(pooled_size=4)
+    # What the family sets for the objective lies below explicit keys.
+    assert (config.objective.name, config.model.num_single_layers) == ("flow", 2)
+    explicit = load_config(dit_xl(), overrides=["model.family=odd", "objective.name=edm"])
+    assert explicit.objective.name == "edm"
+    # The model of a recipe gives way whole, and the rest of the recipe stays.
+    assert load_config(dit_debug(), overrides=["model.family=odd"]).model == OddConfig()
+    assert load_config(dit_debug(), overrides=["model.family=odd"]).dataset == dit_debug().dataset
+
+
+def test_a_named_size_implies_its_family(odd: None) -> None:
+    model = load_config(dit_s(), overrides=["model.name=odd_s", "model.num_layers=5"]).model
+    assert model == OddConfig(name="odd_s", num_single_layers=3, num_layers=5)
+    same = load_config(dit_s(), overrides=["model.family=odd", "model.name=odd_s"]).model
+    assert same == replace(model, num_layers=2)
+    assert load_config(run_config(model=model), overrides=["model.name=dit_b"]).model == (
+        named_model("dit_b")
+    )
+
+
+def test_a_size_and_a_family_that_disagree_are_an_error(odd: None) -> None:
+    (problem,) = refused("model.family=dit", "model.name=odd_s")
+    assert "model.name=odd_s (command line) is a size of family odd" in problem
+    assert "model.family=dit (command line)" in problem
+
+
+def test_keys_of_another_family_name_both(odd: None) -> None:
+    (problem,) = refused("model.num_single_layers=3")
+    assert problem.startswith("model.num_single_layers=3 (command line): is of family odd")
+    assert "model.family=dit has adaln_lora_dim" in problem
+    problems = refused("model.family=odd", "model.adaln_lora_dim=8", "model.pooled_siz=2")
+    assert "is of family dit, and model.family=odd has num_single_layers" in problems[0]
+    assert "did you mean model.pooled_size?" in problems[1]
+
+
+def test_an_unknown_family_is_named_with_those_there_are() -> None:
+    (problem,) = refused("model.family=wan_9")
+    assert "model.family=wan_9 is no known family; use dit" in problem
+    assert "(command line)" in problem
+    (problem,) = refused("model.family=null")
+    assert "no known family" in problem
+
+
+def test_no_configuration_names_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "no known family" in refused("model.family=tests.odd_family:FAMILY")[0]
+    monkeypatch.setenv(VARIABLE, "tests.odd_family")
+    with pytest.raises(Problems, match="is not of the form name=module:attribute"):
+        family_named("dit")
+
+
+def test_a_class_describes_one_family() -> None:
+    with pytest.raises(Problems, match="family=odd is not described by DitConfig"):
+        DitConfig(family="odd")
+
+
+def test_a_saved_configuration_of_any_family_is_read_back(odd: None, tmp_path: Path) -> None:
+    config = load_config(dit_xl(), overrides=["model.name=odd_s"])
+    save_config(config, tmp_path / "config.yaml")
+    assert read_config(tmp_path / "config.yaml") == config
+    order = [line.split(":")[0].strip() for line in to_yaml(config).splitlines()[1:8]]
+    assert order[:5] == ["name", "family", "num_layers", "num_single_layers", "hidden_size"]
+
+
+def test_an_older_configuration_names_no_family(tmp_path: Path) -> None:
+    save_config(dit_s(), tmp_path / "config.yaml")
+    text = (tmp_path / "config.yaml").read_text()
+    (tmp_path / "config.yaml").write_text(text.replace("  family: dit\n", ""))
+    assert read_config(tmp_path / "config.yaml") == dit_s()
+
+
+def test_configurations_of_two_families_can_be_compared(odd: None) -> None:
+    other = load_config(dit_s(), overrides=["model.name=odd_s"])
+    found = changes(dit_s(), other)
+    assert 'model.family "dit" -> "odd"' in found
+    assert "model.adaln_lora_dim 256 -> null" in found
+    text = _different(_of_model(dit_s()), _of_model(other))
+    assert "model.family: dit in the checkpoint, odd here" in text
+
+
+def test_help_shows_the_keys_of_a_recipes_family(odd: None, capsys) -> None:
+    recipe = load_config(dit_s(), overrides=["model.name=odd_s"])
+    with pytest.raises(SystemExit):
+        parse_arguments(["--help"], recipes={**RECIPES, "odd": lambda: recipe}, default="odd")
+    shown = capsys.readouterr().out
+    assert "model.pooled_size = 8    [an integer]" in shown and "model.adaln" not in shown
+    assert "Width of the pooled text." in shown and "Transformer layers." in shown
+
+
+def test_sums_over_two_stacks(odd: None) -> None:
+    model = OddConfig(num_layers=3, num_single_layers=2)
+    d, f = model.hidden_size, model.ffn_hidden_size
+    double = 2 * (4 * d * d + 2 * d * f + 6 * d * d)
+    single = 4 * d * d + 2 * d * f + 3 * d * d
+    biases = 3 * (2 * (4 * d + f + d + 6 * d)) + 2 * (4 * d + f + 3 * d)
+    norms = 3 * 4 * (d // 4) + 2 * 2 * (d // 4)
+    ends = 2 * model.patch_features * d
+    assert parameter_count(model) == 3 * double + 2 * single + biases + norms + ends
+    # FAMILIES of the literature: 2 [(n + m)(4 D^2 + 2 D F) + 2 D (n + m)^2] in either kind.
+    n, m = 7, 5
+    layer = (n + m) * (4 * d * d + 2 * d * f) + 2 * d * (n + m) ** 2
+    modulation = 3 * 12 * d * d + 2 * 3 * d * d
+    ends = n * 2 * model.patch_features * d
+    assert forward_flops(model, tokens=[n], text=[m]) == 2 * (5 * layer + modulation + ends)
+
+
+def test_a_process_of_its_own_knows_a_registered_family(tmp_path: Path) -> None:
+    code = (
+        "import sys; from dit.config.loading import load_config; from recipes.runs import dit_s;"
+        "print(type(load_config(dit_s(), overrides=['model.name=odd_s']).model).__name__);"
+        "sys.exit('torch' in sys.modules or 'megatron' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, VARIABLE: PLACE},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.stdout, done.returncode) == ("OddConfig\n", 0), done.stderr
+
+
+def test_a_configuration_in_our_own_keys_reads_no_table_of_other_tools(tmp_path: Path) -> None:
+    save_config(dit_s(), tmp_path / "run.yaml")
+    code = (
+        "import sys; from recipes.runs import RECIPES;"
+        "from dit.config.loading import parse_arguments;"
+        f"parse_arguments(['--mock', '--config-file', {str(tmp_path / 'run.yaml')!r},"
+        " '--recipe', 'dit_s', 'train.train_iters=5', '--rng.seed', '3', '~rng.seed'],"
+        " recipes=RECIPES);"
+        "sys.exit('; '.join(n for n in sys.modules if 'loading.foreign' in n) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
