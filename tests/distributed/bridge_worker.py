@@ -87,11 +87,11 @@ def work(hf: Path, ours: Path) -> None:
         for name, value in layout.items():
             setattr(provider, name, value)
         provider.finalize()
-        start_processes(seed=1, model=provider.spread())
+        start_processes(seed=1, model=provider.configured())
         chunks = provider.provide_distributed_model(wrap_with_ddp=False)
         bridge.load_weights_hf_to_megatron(source, chunks)
 
-        wanted = DiT(provider.spread(), process_groups())
+        wanted = DiT(provider.configured(), process_groups())
         load_weights(ours, [wanted], averaged=False)
         for (name, one), (_, two) in zip(
             chunks[0].named_parameters(), wanted.named_parameters(), strict=True

@@ -33,6 +33,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from dataclasses import replace
 import dit.models.family
 from dit.models.layers import packed_attention, parallel_linear, qk_norm
+from dit.layout_check import program
 from recipes import check_layouts
 from tests.toy_networks import NETWORKS
 
@@ -68,7 +69,7 @@ FAULTS = {
 }
 
 def main(folder, cases):
-    check_layouts.STEPS = 2
+    program.STEPS = 2
     store, *_ = next(iter(meeting.rendezvous("env://")))
     for number, (name, (network, layers, layouts)) in enumerate(cases.items()):
         meeting.rendezvous = lambda _, n=number: iter([(PrefixStore(str(n), store), 0, 1)])
