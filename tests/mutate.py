@@ -31,13 +31,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 # What is broken by default, and the tests meant for it.
 MIRRORS = {
-    "dit/objective": ["tests/unit/objective"],
-    "dit/model": ["tests/unit/model"],
+    "dit/objectives": ["tests/unit/objectives"],
+    "dit/models": ["tests/unit/models"],
     "dit/train": ["tests/unit/train"],
     "dit/data/pack": ["tests/unit/data/test_pack.py", "tests/unit/data/test_bin_packing.py"],
 }
 WIDER = [
-    *("tests/unit/objective", "tests/unit/model", "tests/unit/train", "tests/unit/data"),
+    *("tests/unit/objectives", "tests/unit/models", "tests/unit/train", "tests/unit/data"),
     *("tests/unit/convert", "tests/unit/sampling/test_generate.py"),
     *("tests/distributed/test_golden_losses.py", "tests/distributed/test_layouts.py"),
 ]
