@@ -46,8 +46,7 @@ from dit.models.layers.per_sample import PerSample
 from dit.models.layers.rope import RotaryTable
 from dit.models.stacks.cross_layer import CrossConditions
 from dit.models.stacks.joint_transformer import JointLayout, JointTransformer
-from dit.models.stacks.stacked_transformer import Blocks, StackedTransformer
-from dit.models.stacks.stage_state import Shapes
+from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransformer
 
 
 def toy_parts(model: ModelConfig, **attention: Any) -> dict[str, Any]:

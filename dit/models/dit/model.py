@@ -27,8 +27,7 @@ from dit.models.layers.packed_attention import RowConditions
 from dit.models.layers.parallel_linear import Replicated, dtype, transformer_config
 from dit.models.layers.per_sample import PerSample
 from dit.models.stacks.cross_layer import CrossConditions
-from dit.models.stacks.stacked_transformer import Blocks, StackedTransformer
-from dit.models.stacks.stage_state import Shapes
+from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransformer
 
 
 def dit_stack(model: DitConfig) -> StackSpec:

@@ -16,10 +16,9 @@ from torch.utils.checkpoint import checkpoint
 from dit.config import Implementation, Recompute
 from dit.models.layer_spec import AttentionSpec, QkNorm
 from dit.models.layers.attention import Attend, Spans, attend_packed, attention_for
-from dit.models.layers.compile import compiled
 from dit.models.layers.context_parallel import Context, Exchange
 from dit.models.layers.parallel_linear import BuildContext, ColumnLinear, split_linear
-from dit.models.layers.per_sample import PerSample
+from dit.models.layers.per_sample import PerSample, compiled
 from dit.models.layers.qk_norm import AcrossHeadsNorm, HeadNorm
 from dit.models.layers.rope import rotate
 from dit.models.layers.transformer_engine import engine_kernel

@@ -1,9 +1,10 @@
-"""The choice of linear layer, and Megatron-Core's view of the configuration."""
+"""The choice of linear layer, feed-forwards, and Megatron-Core's view of the configuration."""
 
 from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -17,10 +18,13 @@ from megatron.core.tensor_parallel.mappings import (
     all_gather_last_dim_from_tensor_parallel_region,
     gather_from_tensor_model_parallel_region,
 )
+from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
+from torch.nn.functional import gelu, silu
 
 from dit.config import Implementation, ModelConfig, Precision
+from dit.models.layer_spec import Activation, FeedForwardSpec
 from dit.models.layers.transformer_engine import engine_linear, mark_split
 
 
@@ -226,3 +230,34 @@ def sees_part_of_tokens(module: nn.Module, config: TransformerConfig) -> None:
     """Marks replicated weights whose gradients Megatron must sum under sequence parallelism."""
     for parameter in module.parameters(recurse=False):
         parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+
+def _swiglu(x_TX: Tensor) -> Tensor:
+    """silu(gate) · up (arXiv:2002.05202); the two alternate, so that any split keeps them paired.
+
+    Were all gates before all ups, a tensor rank's part of the matrix would hold either.
+    """
+    gate_TF, up_TF = x_TX.unflatten(-1, (-1, 2)).unbind(-1)
+    return silu(gate_TF) * up_TF
+
+
+ACTIVATIONS = {
+    Activation.GELU: gelu,
+    Activation.GELU_TANH: partial(gelu, approximate="tanh"),
+    Activation.SILU: silu,
+    Activation.SWIGLU: _swiglu,
+}
+
+
+class FeedForward(MegatronModule):
+    """Linear, activation, linear."""
+
+    def __init__(self, context: BuildContext, spec: FeedForwardSpec):
+        super().__init__(config=context.config)
+        wide, bias = spec.hidden * spec.activation.inputs, spec.bias
+        self.activation = ACTIVATIONS[spec.activation]
+        self.linear_fc1 = split_linear(spec.width, wide, axis=0, context=context, bias=bias)
+        self.linear_fc2 = split_linear(spec.hidden, spec.width, axis=1, context=context, bias=bias)
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        return self.linear_fc2(self.activation(self.linear_fc1(x_TD)))

@@ -1,8 +1,8 @@
 """Broadcasts scale, shift and gate [N, D] of samples to tokens [T, D].
 
-On a CPU neighbours with as many tokens are one rectangle, over which the rows are spread without
-being copied; on other devices tokens look their rows up, and `model.compile` does so inside of the
-kernel that needs them.
+On a CPU neighbouring samples of equal length form a rectangle, to which the rows are broadcast
+without a copy. On other devices each token looks its row up; with `model.compile` this happens
+inside the kernel that uses the row.
 """
 
 # T packed tokens, N rows of scales, shifts and gates, D any width
@@ -10,15 +10,47 @@ kernel that needs them.
 
 from __future__ import annotations
 
+import os
+import shutil
+import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
-from dit.models.layers.compile import compiled
+
+@cache
+def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`function` as a fused kernel, compiled once for packs of all sizes."""
+    made: Any = torch.compile(function, dynamic=True)
+    return made
+
+
+def check_compiler() -> None:
+    """Checks that torch.compile can make kernels on this machine.
+
+    Raises:
+        ValueError: there is no C++ compiler or no Python.h, which kernels of CPUs and of GPUs need.
+    """
+    if missing := missing_for_compilation():
+        raise ValueError(
+            "model.compile=true needs a C++ compiler and Python's headers, and there is no"
+            f" {missing} here; install it (Debian: g++ and python3-dev), or set model.compile=false"
+        )
+
+
+def missing_for_compilation() -> str:
+    """What torch.compile needs and this machine lacks; empty where it lacks nothing."""
+    wanted = [os.environ.get("CXX", ""), "g++", "clang++"]
+    if not any(shutil.which(name) for name in wanted if name):
+        return "g++, clang++ or $CXX"
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    return "" if header.is_file() else str(header)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,13 @@ from dit.config import ModelConfig
 from dit.models.layer_spec import CrossLayerSpec, LowRankModulation
 from dit.models.layers.attention import Spans
 from dit.models.layers.context_parallel import Exchange
-from dit.models.layers.feed_forward import FeedForward
 from dit.models.layers.modulation import AdaLN, TimestepConditioning, make_modulation
-from dit.models.layers.packed_attention import CrossAttention, RowConditions, SelfAttention
-from dit.models.layers.parallel_linear import BuildContext, sees_part_of_tokens
+from dit.models.layers.packed_attention import (
+    CrossAttention,
+    RowConditions,
+    SelfAttention,
+)
+from dit.models.layers.parallel_linear import BuildContext, FeedForward, sees_part_of_tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from itertools import pairwise
 from typing import Any
 
+import torch
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import (
     TransformerBlock,
     TransformerBlockSubmodules,
 )
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from dit.config import Recompute, RecomputeMethod
@@ -24,7 +27,6 @@ from dit.models.layer_spec import (
     StackSpec,
     StageLayers,
 )
-from dit.models.layers.activation_offload import on_host
 from dit.models.layers.parallel_linear import BuildContext
 from dit.models.layers.transformer_engine import fp8_products
 from dit.models.stacks.cross_layer import CrossLayer
@@ -125,3 +127,48 @@ class LayerStack(TransformerBlock):
             if getattr(layer, "text_ends", False)
             for pattern in self.unused
         ]
+
+
+_SMALL = 1 << 16
+"""Bytes below which a copy costs more than it frees."""
+Kept = Tensor | tuple[torch.device, tuple[int, ...], Tensor]
+
+
+@contextmanager
+def on_host(layer: nn.Module, shared: Any) -> Iterator[None]:
+    """Inside, tensors that autograd saves for the backward pass go to pinned host memory.
+
+    The weights of `layer` and the tensors of `shared` stay on the device, which holds them anyway.
+    Copies are queued on the current stream, so that the host waits for none of them.
+    """
+    staying = {_storage(t) for t in (*layer.parameters(), *_tensors(shared))}
+
+    def pack(kept: Tensor) -> Kept:
+        if kept.nbytes < _SMALL or _storage(kept) in staying:
+            return kept
+        home = torch.empty_like(kept, device="cpu", pin_memory=kept.is_cuda)
+        return kept.device, kept.stride(), home.copy_(kept, non_blocking=True)
+
+    def unpack(kept: Kept) -> Tensor:
+        if isinstance(kept, Tensor):
+            return kept
+        device, stride, home = kept
+        # Compiled kernels insist on the strides that they have seen.
+        back = torch.empty_strided(home.shape, stride, dtype=home.dtype, device=device)
+        return back.copy_(home, non_blocking=True)
+
+    with saved_tensors_hooks(pack, unpack):
+        yield
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _tensors(of: Any) -> Iterator[Tensor]:
+    """The tensors of a dataclass, and of those in it."""
+    if isinstance(of, Tensor):
+        yield of
+    elif is_dataclass(of):
+        for field in fields(of):
+            yield from _tensors(getattr(of, field.name))

@@ -7,9 +7,11 @@ embed -> layers of one stack after another -> head
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from megatron.core.enums import ModelType
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.mappings import (
@@ -19,16 +21,16 @@ from megatron.core.tensor_parallel.mappings import (
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
+from torch.nn.functional import pad
 
 from dit.batch import PackedBatch
 from dit.config import ModelConfig
 from dit.models.layer_spec import StackSpec, pipeline_stages
-from dit.models.layers.compile import check_compiler
 from dit.models.layers.context_parallel import Context
 from dit.models.layers.parallel_linear import BuildContext
+from dit.models.layers.per_sample import check_compiler
 from dit.models.layers.transformer_engine import check_engine
 from dit.models.stacks.stack import LayerStack
-from dit.models.stacks.stage_state import Shapes, pack_stage_state, stage_rows, unpack_stage_state
 
 Blocks = dict[str, Tensor]
 """Hidden states and what is learned of a pack's inputs, by name."""
@@ -214,3 +216,38 @@ class StackedTransformer(MegatronModule):
     def head(self, blocks: Blocks, batch: PackedBatch, layout: Any) -> Tensor:
         """Last stage: hidden states -> output [T, C] of all tokens of this context rank."""
         raise NotImplementedError
+
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Blocks by name, in the order in which they travel."""
+
+
+def _rows(shape: tuple[int, ...], width: int) -> int:
+    return -(-math.prod(shape) // width)
+
+
+def stage_rows(shapes: Shapes, width: int) -> int:
+    """Rows of `width` numbers that the blocks take; each block begins a row."""
+    return sum(_rows(shape, width) for shape in shapes.values())
+
+
+def pack_stage_state(blocks: Mapping[str, Tensor], shapes: Shapes, width: int) -> Tensor:
+    """The blocks as rows [rows, 1, D]; it takes them in the order of `shapes`.
+
+    All travel in the type of the hidden states, which come first.
+    """
+    parts, dtype = [], blocks[next(iter(shapes))].dtype
+    for name, shape in shapes.items():
+        assert blocks[name].shape == shape, f"{name} is {tuple(blocks[name].shape)}, not {shape}"
+        flat = blocks[name].flatten().to(dtype)
+        parts.append(pad(flat, (0, -len(flat) % width)).view(-1, width))
+    return torch.cat(parts)[:, None]
+
+
+def unpack_stage_state(rows: Tensor, shapes: Shapes, width: int) -> dict[str, Tensor]:
+    """The inverse of `pack_stage_state`."""
+    parts = rows[:, 0].split([_rows(shape, width) for shape in shapes.values()])
+    return {
+        name: part.flatten()[: math.prod(shape)].view(shape)
+        for (name, shape), part in zip(shapes.items(), parts, strict=True)
+    }

@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 from dit.config import ModelConfig
 from dit.models.layer_spec import DoubleLayerSpec, SingleLayerSpec
-from dit.models.layers.feed_forward import ACTIVATIONS, FeedForward
 from dit.models.layers.joint_order import JointOrder
 from dit.models.layers.modulation import AdaLN, TimestepConditioning, make_modulation
 from dit.models.layers.packed_attention import (
@@ -34,7 +33,7 @@ from dit.models.layers.packed_attention import (
     SelfAttention,
     joint_attention,
 )
-from dit.models.layers.parallel_linear import BuildContext, split_linear
+from dit.models.layers.parallel_linear import ACTIVATIONS, BuildContext, FeedForward, split_linear
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,10 +16,14 @@ from dit.models.layer_spec import (
     QkNorm,
     TableModulation,
 )
-from dit.models.layers.feed_forward import FeedForward
 from dit.models.layers.modulation import TimestepConditioning, make_modulation
 from dit.models.layers.packed_attention import CrossAttention
-from dit.models.layers.parallel_linear import BuildContext, GatheredLinear, transformer_config
+from dit.models.layers.parallel_linear import (
+    BuildContext,
+    FeedForward,
+    GatheredLinear,
+    transformer_config,
+)
 from dit.models.layers.per_sample import PerSample
 from dit.models.layers.qk_norm import AcrossHeadsNorm
 from dit.models.layers.rope import RotaryTable

@@ -7,7 +7,7 @@ import torch
 
 from dit.models.dit.config import ExtraPosition
 from dit.models.dit.model import DiT
-from dit.models.stacks.stage_state import pack_stage_state, stage_rows, unpack_stage_state
+from dit.models.stacks.stacked_transformer import pack_stage_state, stage_rows, unpack_stage_state
 from tests.packs import random_pack, tiny_model
 
 GRIDS, TEXTS = [(1, 4, 4), (2, 2, 2), (1, 1, 1)], [5, 2, 4]

@@ -14,8 +14,7 @@ from dit.models.dit.config import ExtraPosition
 from dit.models.dit.model import DiT
 from dit.models.layers.init import randomise
 from dit.objectives import training_objective, validation_problem
-from dit.objectives.rng import Draw, pack_rng
-from dit.objectives.training_target import CPU, draw_noise
+from dit.objectives.training_target import CPU, Draw, draw_noise, pack_rng
 from dit.train.metrics.interval_metrics import quantiles
 from dit.train.model_and_optimizer import build_model_and_optimizer
 from dit.train.validation import kind, validate

@@ -1,0 +1,8 @@
+"""Layers made of parts, stacks made of layers, networks made of stacks.
+
+cross_layer          layers with cross-attention to text (Cosmos, Wan)
+stream_layers        double-stream and single-stream layers (FLUX, Qwen-Image, HunyuanVideo)
+stack                layers of one kind: construction, recomputation, offload, checkpoint names
+stacked_transformer  embed, stacks, head, and what pipeline stages hand on
+joint_transformer    the same for networks that attend to latents and text together
+"""
