@@ -9,7 +9,7 @@ ema                    the average of the weights
 validation             held-out packs -> loss; samples of the averaged model
 metrics                what is measured, and where it is written
 checkpoint             the run on disk, and how it continues from there
-next_commands          the commands that use a finished run
+next_commands          what can be done with a finished run: generate, report, export
 
 Schedules, data parallelism, the distributed optimizer and sharded checkpoints are Megatron-Core's.
 """

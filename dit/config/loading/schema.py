@@ -154,9 +154,8 @@ def sentences(group: type) -> dict[str, str]:
     """The sentence below each key of a dataclass and its inlined groups; inherited ones, too."""
     found: dict[str, str] = {}
     origin: Any = get_origin(group) or group
-    for base in reversed(origin.__mro__):
-        if not (isinstance(base, type) and is_dataclass(base)):
-            continue
+    bases: list[Any] = [one for one in origin.__mro__ if is_dataclass(one)]
+    for base in reversed(bases):
         (cls,) = ast.parse(inspect.getsource(base)).body
         assert isinstance(cls, ast.ClassDef)
         found |= _documented(cls.body)

@@ -6,14 +6,12 @@ import os
 import subprocess
 import sys
 from dataclasses import fields, replace
-from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
-from dit.train.checkpoint.compatibility import _different, _of_model
 
 from dit.codecs.text import TEXT_ENCODERS
-from dit.codecs.vae import PROCESSORS
+from dit.codecs.vae import CODECS
 from dit.config import CUSTOM_SIZE, ModelConfig, Problems
 from dit.config.loading import (
     ConfigError,
@@ -28,7 +26,8 @@ from dit.models.cost import forward_flops, parameter_count
 from dit.models.diffusers_names import pairs
 from dit.models.dit.config import DitConfig
 from dit.models.family import FAMILIES, VARIABLE, families, family_named, family_of, named_model
-from dit.models.layers.init import initialise
+from dit.train.checkpoint.state_dict import _different, _of_model
+from dit.train.model_and_optimizer import initialise_weights
 from recipes.runs import RECIPES, dit_debug, dit_s, dit_xl
 from tests.odd_family import PLACE, OddConfig
 from tests.packs import run_config, tiny_model
@@ -52,7 +51,7 @@ def test_a_family_of_the_tree_says_what_others_take_from_it(name: str) -> None:
     assert family_of(model) is family
     assert model.family == name
     assert {f.name for f in fields(ModelConfig)} <= {f.name for f in fields(family.config)}
-    assert family.vae in PROCESSORS
+    assert family.vae in CODECS
     inputs = family.inputs(model)
     assert {one.encoder for one in inputs if one.encoder} <= {*TEXT_ENCODERS}
     form = family.diffusers()
@@ -75,10 +74,9 @@ def test_named_sizes_belong_to_one_family() -> None:
 def test_weights_that_start_at_zero_are_those_of_the_family(groups) -> None:
     model = tiny_model(crossattn_proj_size=24)
     network = family_of(model).network()(model, groups)
-    initialise(network, seed=1, std=None, zero=lambda _: False)
-    patterns = family_of(model).weights.zero
+    initialise_weights(network, run_config(model=model))
     for name, weight in network.named_parameters():
-        zero = weight.dim() > 1 and any(fnmatch(name, pattern) for pattern in patterns)
+        zero = name.endswith("proj_out.weight") or ("modulate" in name and "linear_2" in name)
         assert zero or name.endswith(".bias") or "pos_emb" in name or weight.any(), name
         assert not (zero and weight.any()), name
 

@@ -15,7 +15,7 @@ from diffusers.models.transformers.transformer_flux import (
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from dit.models.cost import forward_flops
+from dit.models.cost import forward_flops, network_cost
 from dit.models.dit.model import DiT, dit_stack
 from dit.models.layer_spec import (
     AttentionSpec,
@@ -65,6 +65,14 @@ def _modulation(stack: StackSpec, samples: int) -> int:
     width = stack.layer.attention.width
     rows = 12 if isinstance(stack.layer, DoubleLayerSpec) else 3
     return samples * stack.layer.modulation.multiplications(width, rows)
+
+
+def test_the_cost_of_a_layer_is_that_of_its_description():
+    """`Family.cost` and the stack that is built describe the same layers."""
+    (cost,), spec = network_cost(MODEL).stacks, dit_stack(MODEL)
+    assert (cost.count, cost.layer.parameters()) == (spec.count, spec.layer.parameters)
+    tokens, text = (16, 32), (5, 8)
+    assert cost.layer.multiplications.of(tokens, text) == spec.layer.multiplications(tokens, text)
 
 
 def test_operations_of_the_dit_are_those_of_its_formula():

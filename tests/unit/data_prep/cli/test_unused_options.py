@@ -10,7 +10,7 @@ from dit.codecs.dataset_encoder import unused_places
 from dit.codecs.text import ByteTable, TextEncoder, text_encoder_of_card
 from dit.codecs.text.families import WanText
 from dit.codecs.vae import Pixel
-from dit.sampling.open_checkpoint import decoder_of
+from dit.sampling.open_checkpoint import decoder_of_card
 from tests.media_files import image
 
 
@@ -51,8 +51,8 @@ def test_generation_says_it_of_the_models_of_a_card(capsys) -> None:
     latent = {"mean": pixel.whitening.mean, "std": pixel.whitening.std}
     card = {"format_version": 1, "processor": {"name": "pixel", **pixel.settings}}
     card["latent"] = latent
-    assert decoder_of(card, None, None) == pixel and not capsys.readouterr().err
-    assert decoder_of(card, "some/model", None) == pixel
+    assert decoder_of_card(card, None, None) == pixel and not capsys.readouterr().err
+    assert decoder_of_card(card, "some/model", None) == pixel
     said = capsys.readouterr().err
     assert (
         said == "--tokenizer_model is not used: 'pixel', which made the dataset, has no weights\n"
