@@ -49,7 +49,8 @@ class _Copies(TorchDispatchMode):
 def _step(groups, model, *, name: ObjectiveName, mean: LossMean) -> DiT:
     """Problem, forward pass, loss and backward pass of a padded pack."""
     network = DiT(model, groups).train().to(META)
-    batch = random_pack([(1, 4, 6), (3, 2, 5), (2, 3, 3)], [9, 1, 4], model=model).to(META)
+    batch = random_pack([(1, 4, 6), (3, 2, 5), (2, 3, 3)], [9, 1, 4], model=model)
+    batch = pack_to(batch, META)
     objective = training_objective(ObjectiveConfig(name=name))
     noise_TC = insert_padding(
         torch.empty(batch.real_tokens, batch.latent_TC.shape[1], device=META), batch
@@ -90,7 +91,8 @@ def test_other_kinds_of_layers_never_wait_either(groups, monkeypatch, name):
     monkeypatch.setattr(packed_attention, "attention_for", lambda device, dtype: attend_packed)
     model = tiny_model(precision=Precision.BF16)
     network = NETWORKS[name](model, groups).train().to(META)
-    batch = random_pack([(1, 4, 6), (3, 2, 5), (2, 3, 3)], [9, 1, 4], model=model).to(META)
+    batch = random_pack([(1, 4, 6), (3, 2, 5), (2, 3, 3)], [9, 1, 4], model=model)
+    batch = pack_to(batch, META)
     with _Copies() as copies:
         network(batch.latent_TC, torch.zeros(3, device=META), batch).sum().backward()
     assert copies.waiting == []
