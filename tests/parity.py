@@ -132,7 +132,9 @@ def keep(folder: Path, name: str, kinds: dict[str, Values]) -> None:
 
 
 def results(folder: Path, run: str) -> dict[str, Values]:
-    return json.loads(text_of(folder / f"results/{run}.json") or "{}")
+    """What a run gave; refusals name shards by their whole path, which is the recording's own."""
+    text = text_of(folder / f"results/{run}.json") or "{}"
+    return json.loads(text.replace(str(folder.resolve()), "RECORDING"))
 
 
 def pack_data(tree: Path, folder: Path) -> Values:

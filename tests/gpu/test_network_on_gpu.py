@@ -56,7 +56,7 @@ def _numbers(network, batch):
 def test_fast_paths_give_the_numbers_of_float32(groups, grids, changes):
     exact = DiT(replace(MODEL, precision=Precision.FP32), groups).cuda()
     fast = DiT(replace(MODEL, **changes), groups).cuda()
-    batch = _pack(grids, MODEL).to(torch.device("cuda"))
+    batch = pack_to(_pack(grids, MODEL), torch.device("cuda"))
     found = []
     for network in (exact, fast):
         randomise(network, seed=3)

@@ -20,6 +20,7 @@ from dit.models.layers import packed_attention
 from dit.models.layers.attention import attend_packed
 from dit.objectives import training_objective, with_null_text
 from dit.objectives.training_target import insert_padding
+from dit.pack_wire import pack_to
 from dit.train.step import loss_of
 from tests.packs import random_pack, tiny_model
 from tests.toy_networks import NETWORKS
