@@ -176,17 +176,3 @@ def single_layer(
     )
     own = self_attention(width=width, heads=heads, rows=RowKind.JOINT, bias=bias, norm=norm)
     return own + shared + per_block_modulation(width=width, vectors=3)
-
-
-def refiner_layer(*, width: int, heads: int, hidden: int) -> Cost:
-    """Text that attends to itself before the first layer (HunyuanVideo): no norm of queries."""
-    shared = Cost(
-        attentions=(AttentionShape(width=width, queries=RowKind.TEXT, keys=RowKind.TEXT),),
-        weights=(WeightShape(numbers=4 * width),),  # two affine norms
-        exchanges=2,
-        kept=_KEPT_SELF + 2 * hidden / width,
-    )
-    norm = QkNormCost.NONE
-    own = self_attention(width=width, heads=heads, rows=RowKind.TEXT, bias=True, norm=norm)
-    fed = feed_forward(width=width, hidden=hidden, rows=RowKind.TEXT, bias=True)
-    return own + fed + shared + per_block_modulation(width=width, vectors=2)

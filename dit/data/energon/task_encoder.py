@@ -6,8 +6,8 @@
    group    samples -> groups that fit      the oldest sample and what fills its pack
    pack     group -> PackedBatch            reads and decodes; pads each to sample_multiple
 
-read -> cook -> (repeat, blend, shuffle) -> group -> pack -> output. Energon's own stages are in
-brackets, and stages.py has ours.
+read -> cook -> (repeat, blend, shuffle) -> group -> pack -> output. The stages in brackets are
+Energon's; the others are ours, in stages.py.
 """
 
 from __future__ import annotations
