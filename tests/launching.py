@@ -37,11 +37,20 @@ def environment() -> dict[str, str]:
 
 
 def run(
-    arguments: list[str], *, cwd: Path = ROOT, timeout: float = 240
+    arguments: list[str],
+    *,
+    cwd: Path = ROOT,
+    timeout: float = 240,
+    env: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a command to its end; its output is in the result."""
+    """Runs a command to its end, `env` beside its environment; its output is in the result."""
     return subprocess.run(
-        arguments, cwd=cwd, env=environment(), timeout=timeout, capture_output=True, text=True
+        arguments,
+        cwd=cwd,
+        env=environment() | (env or {}),
+        timeout=timeout,
+        capture_output=True,
+        text=True,
     )
 
 

@@ -95,7 +95,8 @@ def found(tmp_path_factory) -> dict[str, list[dict]]:
     script.write_text(SCRIPT)
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
     line = [sys.executable, *launcher, str(script), str(folder), json.dumps(CASES)]
-    done = run(line, timeout=600, cwd=ROOT)
+    # The script imports `tests` and `recipes`, which no environment installs.
+    done = run(line, timeout=600, cwd=ROOT, env={"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stdout + done.stderr
     written = [json.loads(Path(folder, f"{n}.json").read_text()) for n in range(len(CASES))]
     return {
