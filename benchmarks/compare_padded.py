@@ -188,7 +188,7 @@ def _plain(loop: Any, batches: Any, *, numbers: int) -> Callable[[], float]:
 
 def _items(config: RunConfig) -> list[Any]:
     """The mixture as packs with their problems, on the device."""
-    from dit.data import null_text
+    from dit.data import null_inputs
     from dit.data.pack import PatchLayout, best_fit_decreasing, pack_samples
     from dit.distributed.process_groups import device
     from dit.objectives import training_objective, training_problem
@@ -201,8 +201,8 @@ def _items(config: RunConfig) -> list[Any]:
         pack_samples([samples[i] for i in sorted(one, key=lengths.__getitem__)], layout)
         for one in bins
     ]
-    null = null_text(config).to(device())
-    settings = {"seed": config.rng.seed, "step": 1, "null_text_LE": null, "text_dropout": 0.0}
+    null = null_inputs(config, device())
+    settings = {"seed": config.rng.seed, "step": 1, "null": null, "text_dropout": 0.0}
     objective = training_objective(config.objective)
     return [training_problem(objective, pack_to(pack, device()), **settings) for pack in packs]
 

@@ -5,15 +5,29 @@ A `LatentSample` is what a shard holds; a `PackedBatch` is what the loader hands
 """
 
 # C latent channels, or patch features C * pt * ph * pw once patched; T packed tokens; L text tokens
-# N samples in a pack; E text width; D model width; F H W frames, rows and columns of a latent
+# N samples in a pack; M level rows; E text width; A axes of positions; D model width
+# F H W frames, rows and columns of a latent
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
+
+TEXT = "text"
+"""The main text input of every family, by its name in a shard."""
+NullInputs = Mapping[str, Tensor]
+"""What stands for the inputs of a sample whose caption is dropped, by name.
+
+An input that is absent here keeps the sample's own value.
+"""
+Grid = tuple[int, int, int]
+"""Frames, rows and columns, in patches."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,10 +36,18 @@ class LatentSample:
 
     key: str  # unique in its dataset; part of the pack identity
     latent_CFHW: Tensor  # float, whitened to unit variance per channel
-    text_LE: Tensor  # float, true length, at least one token
+    text_LE: Tensor  # float, true length
     fps: float  # frames per second of the latent's pixels; NaN for an image or unknown
     caption: str = ""
     source: str = ""  # name of the dataset in a blend
+    # What the family reads beside latent and text, by name, as far as the sample has it
+    others: Mapping[str, Tensor] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()  # names of tensors in its record that the family does not read
+
+    @property
+    def inputs(self) -> Mapping[str, Tensor]:
+        """All inputs beside the latent, by name."""
+        return {TEXT: self.text_LE} | dict(self.others)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,20 +72,36 @@ class SequenceShard:
 class PackedBatch:
     """N samples laid end to end in one row of T tokens (THD).
 
+    The tokens of a sample are those of its latent, which is the target of training, then those of
+    its reference latents, then padding. Tokens at the beginning of the target may be clean: frames
+    that are given. Clean and reference tokens get no noise and have no loss.
+
     Tensors with a T hold the tokens of `share`; everything else describes the whole pack.
     """
 
     # bfloat16 or float32, whitened to std 1; C = channels * patch volume, order (c, t, h, w)
     latent_TC: Tensor
-    position_T3: Tensor  # float32 (frame at 24 fps, row, column) inside the owning sample
+    position_TA: Tensor  # float32, such as (frame at 24 fps, row, column), inside the owning sample
     segment_T: Tensor  # int64 in [0, N): the sample that owns each token
     is_real_T: Tensor  # bool, False on alignment padding
-    text_LE: Tensor  # bfloat16 or float32, the N captions laid end to end
+    is_target_T: Tensor  # bool, True on tokens with noise and loss
+    level_row_T: Tensor  # int64 in [0, M): the row of the noise level that each token is told
+    condition_TC: Tensor | None = None  # channels that are appended to the noisy ones, as patches
+    # By the names of the inputs; of a family's text inputs each is here, also where all are empty.
+    texts: Mapping[
+        str, Tensor
+    ]  # [L, E], bfloat16 or float32: rows of the N samples laid end to end
+    text_offsets: Mapping[str, tuple[int, ...]]  # N + 1 offsets of the samples in L
+    vectors: Mapping[str, Tensor] = field(default_factory=dict)  # [N, E], such as pooled text
     fps_N: Tensor  # float32, frames per second; NaN for an image or unknown
     # Python integers, so that no step waits for a device to learn a length.
-    grids: tuple[tuple[int, int, int], ...]  # per sample: frames, rows, columns, in patches
+    grids: tuple[Grid, ...]  # of the targets
+    references: tuple[tuple[Grid, ...], ...] = ()  # of each sample's reference latents; () for none
+    clean_tokens: tuple[int, ...] = ()  # of each target, at its beginning; () for none
+    # Noise level (t of flow matching) of clean tokens. Where there are any, N rows of it follow the
+    # N rows of the samples' levels
+    clean_level: float | None = None
     starts: tuple[int, ...]  # N + 1 offsets of the samples in T, each a multiple of sample_multiple
-    text_starts: tuple[int, ...]  # N + 1 offsets of the captions in L
     keys: tuple[str, ...]  # of the N samples; empty strings where a sample has none
     captions: tuple[str, ...] = ()  # of the N samples, where they are known; for people alone
     pack_id: int  # 63-bit identity that, with seed and step, decides all random draws
@@ -74,30 +112,99 @@ class PackedBatch:
         return len(self.grids)
 
     @property
+    def num_levels(self) -> int:
+        """M: one row for each sample, and another one where tokens may be clean."""
+        return self.num_samples * (1 if self.clean_level is None else 2)
+
+    @property
+    def text_LE(self) -> Tensor:  # noqa: N802  # names of tensors end in their axes
+        """The main text of the samples, laid end to end."""
+        return self.texts[TEXT]
+
+    @property
+    def text_starts(self) -> tuple[int, ...]:
+        """N + 1 offsets of the samples in `text_LE`."""
+        return self.text_offsets[TEXT]
+
+    @property
+    def text_rows(self) -> tuple[int, ...]:
+        """Rows of all text inputs of each sample together."""
+        each = [[b - a for a, b in pairwise(starts)] for starts in self.text_offsets.values()]
+        return tuple(map(sum, zip(*each, strict=True)))
+
+    @property
+    def latent_tokens(self) -> tuple[int, ...]:
+        """Tokens of each target, clean ones included."""
+        return tuple(math.prod(grid) for grid in self.grids)
+
+    @property
     def num_tokens(self) -> tuple[int, ...]:
-        """Real tokens of each sample."""
-        return tuple(f * h * w for f, h, w in self.grids)
+        """Real tokens of each sample, those of reference latents included."""
+        if not self.references:
+            return self.latent_tokens
+        pairs = zip(self.latent_tokens, self.references, strict=True)
+        return tuple(own + sum(map(math.prod, others)) for own, others in pairs)
 
     @property
     def real_tokens(self) -> int:
         return sum(self.num_tokens)
 
     @property
+    def loss_tokens(self) -> tuple[int, ...]:
+        """Tokens of each sample that have a loss."""
+        clean = self.clean_tokens or (0,) * self.num_samples
+        return tuple(own - given for own, given in zip(self.latent_tokens, clean, strict=True))
+
+    @property
+    def has_given_tokens(self) -> bool:
+        """Whether there are real tokens without noise and loss."""
+        return any(self.references) or any(self.clean_tokens)
+
+    @property
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors by the names of their fields."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        """All tensors by the names of their fields; of a mapping as `field.name`."""
+        return dict(_tensors_of(self))
+
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> PackedBatch:
+        """The same pack with other tensors, named as `tensors` names them."""
+        changes: dict[str, Any] = {}
+        for name, tensor in tensors.items():
+            outer, _, inner = name.partition(".")
+            if inner:
+                changes.setdefault(outer, dict(getattr(self, outer)))[inner] = tensor
+            else:
+                changes[outer] = tensor
+        return replace(self, **changes)
+
+    def with_text(self, name: str, rows_LE: Tensor, starts: tuple[int, ...]) -> PackedBatch:
+        """The same pack with other rows of one text input."""
+        return replace(
+            self,
+            texts={**self.texts, name: rows_LE},
+            text_offsets={**self.text_offsets, name: starts},
+        )
 
     @property
     def shared_spans(self) -> tuple[tuple[int, int], ...]:
         """For each sample, its first token in the tensors and how many of its tokens are real."""
-        spans = []
-        for (start, stop), real in zip(pairwise(self.starts), self.num_tokens, strict=True):
-            # Real tokens come first in a sample, and therefore in its pieces as well.
-            pieces = self.share.pieces(stop - start)
-            here = sum(min(max(real - first, 0), size) for first, size in pieces)
-            spans.append((start // self.share.count, here))
-        return tuple(spans)
+        # Real tokens come first in a sample, and therefore in its pieces as well.
+        here = self._tokens_here([(0, real) for real in self.num_tokens])
+        return tuple((s // self.share.count, n) for s, n in zip(self.starts, here, strict=False))
+
+    @property
+    def shared_loss_tokens(self) -> tuple[int, ...]:
+        """How many tokens of each sample in the tensors have a loss."""
+        ends = zip(self.latent_tokens, self.loss_tokens, strict=True)
+        return self._tokens_here([(stop - count, stop) for stop, count in ends])
+
+    def _tokens_here(self, spans: list[tuple[int, int]]) -> tuple[int, ...]:
+        """How many of the tokens [first, stop) of each sample `share` has."""
+        counts = []
+        for (start, end), (first, stop) in zip(pairwise(self.starts), spans, strict=True):
+            pieces = self.share.pieces(end - start)
+            overlaps = (min(stop, at + size) - max(first, at) for at, size in pieces)
+            counts.append(sum(max(overlap, 0) for overlap in overlaps))
+        return tuple(counts)
 
     def rows(self, share: SequenceShard) -> Tensor:
         """Indices of the tokens of the whole pack that `share` has, in its order."""
@@ -109,15 +216,25 @@ class PackedBatch:
         return torch.cat([torch.arange(first, first + size) for first, size in pieces])
 
 
+def _tensors_of(pack: PackedBatch) -> Iterator[tuple[str, Tensor]]:
+    for one in fields(pack):
+        value = getattr(pack, one.name)
+        if isinstance(value, Tensor):
+            yield one.name, value
+        elif isinstance(value, Mapping):
+            yield from ((f"{one.name}.{k}", v) for k, v in value.items() if isinstance(v, Tensor))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
     """A weighted regression: weight · mean over C of (network output - target)².
 
-    The network sees `input_TC` and `level_N` only. Padding tokens are zero in both tensors.
+    The network sees `input_TC` and `level_M` only. Padding tokens are zero in both tensors; clean
+    and reference tokens are the latents themselves in `input_TC`, and zero in `target_TC`.
     """
 
     input_TC: Tensor  # float32, what the network is fed
-    level_N: Tensor  # float32, ln(sigma) / 4 for EDM, timestep_scale * t for flow matching
+    level_M: Tensor  # float32, ln(sigma) / 4 for EDM, timestep_scale * t for flow matching
     target_TC: Tensor  # float32, what the raw network output should be
     weight_N: Tensor  # float32, multiplies the squared error of each token of the sample
     noise_N: Tensor  # float32, sigma or t itself, for metrics and samplers

@@ -13,7 +13,7 @@ import mmap
 import os
 import weakref
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -41,12 +41,12 @@ def flatten_pack(pack: PackedBatch) -> tuple[PackedBatch, Tensor]:
     if row is None:
         parts = [t.contiguous().view(-1).view(torch.uint8) for t in tensors.values()]
         row = torch.cat(parts)
-    return replace(pack, **outlines), row
+    return pack.with_tensors(outlines), row
 
 
 def unflatten_pack(outline: PackedBatch, row: Tensor) -> PackedBatch:
     """The inverse of `flatten_pack`; the tensors are views of `row`."""
-    return replace(outline, **views_of(row, widest_first(outline.tensors)))
+    return outline.with_tensors(views_of(row, widest_first(outline.tensors)))
 
 
 def pack_to(pack: PackedBatch, device: torch.device) -> PackedBatch:
@@ -95,16 +95,17 @@ def _shared_row(tensors: list[Tensor]) -> Tensor | None:
 
 def _reduce(pack: PackedBatch) -> tuple[Any, ...]:
     sizes = {name: (t.dtype, tuple(t.shape)) for name, t in widest_first(pack.tensors).items()}
-    others = {f.name: getattr(pack, f.name) for f in fields(pack) if f.name not in sizes}
-    return _unpickled, (others, sizes, flatten_pack(pack)[1])
+    # The sizes take the places of the tensors, in mappings too.
+    outline: Any = pack.with_tensors(sizes)  # type: ignore[arg-type]
+    values = {one.name: getattr(outline, one.name) for one in fields(pack)}
+    return _unpickled, (values, sizes, flatten_pack(pack)[1])
 
 
 def _unpickled(
-    others: dict[str, Any], sizes: dict[str, tuple[torch.dtype, tuple[int, ...]]], row: Tensor
+    values: dict[str, Any], sizes: dict[str, tuple[torch.dtype, tuple[int, ...]]], row: Tensor
 ) -> PackedBatch:
     outlines = {n: torch.empty(size, dtype=d, device="meta") for n, (d, size) in sizes.items()}
-    tensors: Any = views_of(row, outlines)
-    return PackedBatch(**others, **tensors)
+    return PackedBatch(**values).with_tensors(views_of(row, outlines))
 
 
 # A pickled pack has one tensor: torch refuses to save views of one memory with different types.

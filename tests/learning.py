@@ -14,7 +14,7 @@ from dit.train.step import RankLoss, run_schedule
 from tests.packs import random_pack, tiny_model
 
 DATA = DataState(
-    position={"ranks": 1, "at": 3}, card={"format_version": 1}, null_text_LE=torch.ones(2, 8)
+    position={"ranks": 1, "at": 3}, card={"format_version": 1}, null={"text": torch.ones(2, 8)}
 )
 
 
@@ -33,7 +33,7 @@ def train(model: ModelAndOptimizer, config: RunConfig, first: int, last: int) ->
     batch = random_pack([(1, 4, 4), (2, 3, 3)], [5, 2], model=config.model)
     for step in range(first, last + 1):
         item = training_problem(
-            objective, batch, seed=1, step=step, null_text_LE=torch.zeros(1, 8), text_dropout=0.5
+            objective, batch, seed=1, step=step, null={"text": torch.zeros(1, 8)}, text_dropout=0.5
         )
         zero_gradients(model.chunks, model.optimizer)
         losses = run_schedule(model.chunks, [item], mean=config.objective.loss_mean)

@@ -10,6 +10,7 @@ from dit.batch import LatentSample, PackedBatch
 from dit.config import Precision, RunConfig
 from dit.data.pack import PatchLayout, pack_identity, pack_samples
 from dit.models.dit.config import DitConfig
+from dit.models.family import family_of
 from dit.models.positions import GridPositions
 
 
@@ -56,6 +57,7 @@ def random_pack(
         patch_spatial=wide,
         sample_multiple=multiple,
         positions=GridPositions(model.base_fps),
+        inputs=family_of(model).inputs(model),
     )
     return pack_samples(samples, layout)
 
@@ -67,14 +69,16 @@ def single(batch: PackedBatch, index: int) -> PackedBatch:
     keys = batch.keys[index : index + 1]
     return PackedBatch(
         latent_TC=batch.latent_TC[start:stop],
-        position_T3=batch.position_T3[start:stop],
+        position_TA=batch.position_TA[start:stop],
         segment_T=torch.zeros(stop - start, dtype=torch.int64),
         is_real_T=batch.is_real_T[start:stop],
-        text_LE=batch.text_LE[first:last],
+        is_target_T=batch.is_target_T[start:stop],
+        level_row_T=torch.zeros(stop - start, dtype=torch.int64),
+        texts={"text": batch.text_LE[first:last]},
         fps_N=batch.fps_N[index : index + 1],
         grids=batch.grids[index : index + 1],
         starts=(0, stop - start),
-        text_starts=(0, last - first),
+        text_offsets={"text": (0, last - first)},
         keys=keys,
         pack_id=pack_identity(keys),
     )

@@ -27,9 +27,11 @@ PLACES = {
 }
 """Modules that may have a function, the newest first."""
 FIELDS = (
-    *("latent_TC", "position_T3", "segment_T", "is_real_T", "text_LE", "fps_N"),
+    *("latent_TC", "position_TA", "segment_T", "is_real_T", "text_LE", "fps_N"),
     *("grids", "starts", "text_starts", "keys", "captions", "pack_id"),
 )
+FORMER = {"position_TA": "position_T3"}
+"""What a field was called before."""
 PACKS = 50
 
 
@@ -51,8 +53,9 @@ def hashes(config_file: Path, *, ranks: int) -> dict[str, Any]:
         loader = of_tree("build_train_loader")(config, rank=rank, world_size=ranks)
         for number, pack in enumerate(itertools.islice(loader, PACKS)):
             for field in FIELDS:
-                value = getattr(pack, field, "missing")
-                found[f"rank {rank} pack {number} {field}"] = fingerprint(value)
+                former = FORMER.get(field, field)
+                value = getattr(pack, field, getattr(pack, former, "missing"))
+                found[f"rank {rank} pack {number} {former}"] = fingerprint(value)
         loader.close()
     return found
 

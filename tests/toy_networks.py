@@ -104,14 +104,15 @@ class ToyJoint(JointTransformer):
         kept = [batch.text_LE[a:b] for (a, b), length in spans if length]
         starts = torch.tensor([0, *self.text_lengths(batch)]).cumsum(0).tolist()
         text = torch.cat([batch.text_LE[:0], *kept])
-        return replace(batch, text_LE=text, text_starts=tuple(starts))
+        return batch.with_text("text", text, tuple(starts))
 
-    def level_rows(self, batch: PackedBatch) -> Tensor:
+    def layout(self, batch: PackedBatch) -> JointLayout:
         """First frames of videos are told another level."""
         is_video_N = torch.tensor([f > 1 for f, _, _ in batch.grids])
         is_video_N = is_video_N.to(batch.segment_T.device, non_blocking=True)
-        clean_T = is_video_N[batch.segment_T] & (batch.position_T3[:, 0] == 0)
-        return batch.segment_T + batch.num_samples * clean_T
+        clean_T = is_video_N[batch.segment_T] & (batch.position_TA[:, 0] == 0)
+        rows_T = batch.segment_T + batch.num_samples * clean_T
+        return super().layout(replace(batch, level_row_T=rows_T))
 
     def text_positions(self, batch: PackedBatch) -> Tensor:
         rows = [torch.arange(stop - start) for start, stop in pairwise(batch.text_starts)]
@@ -192,7 +193,7 @@ class ToyCross(StackedTransformer):
         return {"hidden": hidden, "t_emb": t_emb, "shared": self.time_6(nn.functional.silu(t_emb))}
 
     def conditions(self, blocks: Blocks, batch: PackedBatch, layout: PerSample) -> Any:
-        cos, sin = self.rotary(batch.position_T3)
+        cos, sin = self.rotary(batch.position_TA)
         rows, device = len(batch.segment_T), batch.segment_T.device
         captions = [(a, b - a) for a, b in pairwise(batch.text_starts)]
         return CrossConditions(

@@ -56,7 +56,7 @@ def examples(model: ModelConfig, batch: PackedBatch, problem: Problem) -> Iterat
             input_CFHW=unpatchify(problem.input_TC[start:], grid, *patch),
             target_CFHW=unpatchify(problem.target_TC[start:], grid, *patch),
             text_LE=batch.text_LE[a:b].float(),
-            level=problem.level_N[i],
+            level=problem.level_M[i],
             weight=problem.weight_N[i],
             fps=float(batch.fps_N[i]),
             patches=batch.num_tokens[i],

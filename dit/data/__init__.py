@@ -1,7 +1,7 @@
 """The way of a sample: shards -> packs. Energon reads and shuffles; each pack is a PackedBatch.
 
     loader        build_train_loader, build_val_loader, build_val_packs; PackLoader
-    datasets      folders, splits and the embedding of the empty caption
+    datasets      folders, splits and the inputs of a sample without caption
     preflight     what can be checked before the first step: shards, indices, the dataset card
     tar_reader    where the files of a sample lie in a shard, and how they are read
     records       the two layouts of a record in a shard: ours and DFM's
@@ -16,7 +16,7 @@
 Nothing here uses torch.distributed: ranks come as arguments.
 """
 
-from dit.data.datasets import dataset_sizes, null_text
+from dit.data.datasets import dataset_sizes, null_inputs
 from dit.data.energon.resumable_loader import deaths_in_words
 from dit.data.loader import (
     PackLoader,
@@ -43,7 +43,7 @@ __all__ = [
     "dataset_card",
     "dataset_sizes",
     "deaths_in_words",
-    "null_text",
+    "null_inputs",
     "places_of",
     "sum_counts",
 ]

@@ -17,11 +17,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dit.batch import LatentSample
+from dit.batch import TEXT, LatentSample
 from dit.config import RunConfig
-from dit.data.pack import PatchLayout
-from dit.data.records import Head, head_length, is_dfm, read_outline, read_record
+from dit.data.pack import PatchLayout, SampleSize, references
+from dit.data.records import (
+    Head,
+    Kinds,
+    ShardRecord,
+    head_length,
+    is_dfm,
+    read_outline,
+    read_record,
+)
 from dit.data.rejections import Reject, SampleRefused
+from dit.models.family import InputKind, SampleInput
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +38,7 @@ class Expected:
     """What a sample must be to fit the model and the pack."""
 
     layout: PatchLayout
+    family: str
     channels: int
     text_width: int
     capacity: int
@@ -38,14 +48,28 @@ class Expected:
 
     @property
     def pack_bytes(self) -> int:
-        """Enough bytes for a pack, unless its captions have twice as many tokens as its latents."""
-        features = self.channels * math.prod(self.layout.patch)
-        return self.capacity * (4 * features + 8 * self.text_width + 64)
+        """Enough bytes for a pack, unless its texts have twice as many tokens as its latents."""
+        features, each = self.channels * math.prod(self.layout.patch), 64
+        for one in self.layout.inputs:
+            match one.kind:
+                case InputKind.TEXT:
+                    each += 8 * one.width
+                case InputKind.VECTOR:
+                    each += 4 * one.width // self.layout.sample_multiple
+                case InputKind.CHANNELS:
+                    each += 4 * one.width * math.prod(self.layout.patch)
+        return self.capacity * (4 * features + each)
+
+    @property
+    def kinds(self) -> Kinds:
+        """What is read of a record beside its latent."""
+        return {one.name: one.kind for one in self.layout.inputs}
 
     @classmethod
     def of(cls, config: RunConfig) -> Expected:
         return cls(
             layout=PatchLayout.of(config),
+            family=config.model.family,
             channels=config.model.in_channels,
             text_width=config.model.crossattn_emb_size,
             capacity=config.dataset.task_encoder_seq_length,
@@ -57,27 +81,6 @@ _INFINITY = {torch.bfloat16: 0x7F80, torch.float16: 0x7C00}  # as bits; NaN has 
 _FEW = 2**13  # numbers; for fewer, a sum is faster than integer views
 SMALL = 8192
 """Bytes of a sample that is decoded when it is read: for so few, that is faster than two reads."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SampleSize:
-    """What packing needs to know of a sample."""
-
-    tokens: int
-    """Tokens in a pack, padding included."""
-    shape: tuple[int, int]
-    """Tokens of the latent without padding, and of the caption."""
-    dtypes: tuple[torch.dtype, torch.dtype]
-    """Types of the latent and of the caption."""
-
-    @classmethod
-    def of(cls, latent_CFHW: Tensor, text_LE: Tensor, layout: PatchLayout) -> SampleSize:
-        tokens = math.prod(layout.grid(latent_CFHW))
-        return cls(
-            tokens=layout.padded(tokens),
-            shape=(tokens, len(text_LE)),
-            dtypes=(latent_CFHW.dtype, text_LE.dtype),
-        )
 
 
 def measure_sample(parts: Mapping[str, Any], expected: Expected) -> SampleSize | None:
@@ -94,12 +97,11 @@ def measure_sample(parts: Mapping[str, Any], expected: Expected) -> SampleSize |
             return None
         payload = Head(data=payload[: head_length(payload)], size=len(payload))
     try:
-        outline = read_outline({**parts, "safetensors": payload})
-        check_latent(outline.latent_CFHW, expected)
-        text_LE = _checked_text(outline.text_LE, expected)
+        outline = read_outline({**parts, "safetensors": payload}, expected.kinds)
+        sample = _checked(outline, expected, key="")
     except SampleRefused:
         return None
-    return SampleSize.of(outline.latent_CFHW, text_LE, expected.layout)
+    return SampleSize.of(sample, expected.layout)
 
 
 def cook(
@@ -110,22 +112,92 @@ def cook(
     Raises:
         SampleRefused: the record is damaged, or the sample does not fit the model or the pack.
     """
-    record = read_record(parts)
-    check_latent(record.latent_CFHW, expected)
-    text_LE = _checked_text(record.text_LE, expected)
+    sample = _checked(read_record(parts, expected.kinds), expected, key=key, source=source)
     # Last, because only this looks at every number.
-    if not _all_finite(record.latent_CFHW):
-        raise SampleRefused(Reject.NOT_FINITE, _count_bad(record.latent_CFHW))
-    if not _all_finite(text_LE):
-        raise SampleRefused(Reject.TEXT_NOT_FINITE, _count_bad(text_LE))
-    return LatentSample(
+    if not _all_finite(sample.latent_CFHW):
+        raise SampleRefused(Reject.NOT_FINITE, _count_bad(sample.latent_CFHW))
+    if not _all_finite(sample.text_LE):
+        raise SampleRefused(Reject.TEXT_NOT_FINITE, _count_bad(sample.text_LE))
+    for name, values in sample.others.items():
+        if not _all_finite(values):
+            raise SampleRefused(Reject.INPUT_NOT_FINITE, f"`{name}`: {_count_bad(values)}")
+    return sample
+
+
+def _checked(
+    record: ShardRecord, expected: Expected, *, key: str, source: str = ""
+) -> LatentSample:
+    """The sample of a record, whose shapes fit the model and the pack."""
+    latent_CFHW, others = record.latent_CFHW, {}
+    check_latent(latent_CFHW, expected)
+    text_LE = torch.empty(0, expected.text_width, dtype=torch.bfloat16)
+    for one in expected.layout.inputs:
+        value = record.inputs.get(one.name)
+        if one.name == TEXT:
+            text_LE = _checked_text(value, one, expected)
+        elif value is not None:
+            others[one.name] = _checked_input(value, one, latent_CFHW, expected)
+        elif one.required:
+            raise SampleRefused(
+                Reject.NO_INPUT, f"no `{one.name}`, which model.family={expected.family} needs"
+            )
+    sample = LatentSample(
         key=key,
-        latent_CFHW=record.latent_CFHW.contiguous(),
+        latent_CFHW=latent_CFHW.contiguous(),
         text_LE=text_LE,
         fps=record.fps,
         caption=record.caption,
         source=source,
+        others=others,
+        unread=record.unread,
     )
+    if others or expected.layout.counts_text:
+        _check_room(sample, expected)
+    return sample
+
+
+def _check_room(sample: LatentSample, expected: Expected) -> None:
+    size = SampleSize.of(sample, expected.layout)
+    if size.tokens > expected.capacity:
+        parts = [f"latent {list(sample.latent_CFHW.shape)}"]
+        parts += [f"reference {list(x.shape)}" for x in references(sample, expected.layout)]
+        parts += [f"{size.shape[1]} rows of text"] if expected.layout.counts_text else []
+        raise SampleRefused(
+            Reject.TOO_LONG,
+            f"{', '.join(parts)} take {size.tokens} tokens,"
+            f" dataset.task_encoder_seq_length={expected.capacity}",
+        )
+
+
+def _checked_input(
+    value: Tensor, one: SampleInput, latent_CFHW: Tensor, expected: Expected
+) -> Tensor:
+    """An input beside the text, of the shape that its kind has beside this latent."""
+    shape, layout = list(value.shape), expected.layout
+    channels, frames, *sides = latent_CFHW.shape
+    match one.kind:
+        case InputKind.TEXT:
+            wanted, fits = f"[L, {one.width}]", shape[1] == one.width
+            fits = fits and (len(value) > 0 or one.may_be_empty)
+        case InputKind.VECTOR:
+            wanted, fits = f"[{one.width}]", shape == [one.width]
+        case InputKind.CHANNELS:
+            wanted = [one.width, frames, *sides]
+            fits = shape == wanted
+        case InputKind.FRAMES:
+            wanted = f"[{channels}, 1..{frames}, {sides[0]}, {sides[1]}]"
+            fits = [shape[0], *shape[2:]] == [channels, *sides] and shape[1] <= frames
+            fits = fits and shape[1] % layout.patch_temporal == 0
+        case InputKind.REFERENCE:
+            wanted = f"[{channels}, F, H, W] that divides into patches of {list(layout.patch)}"
+            fits = shape[0] == channels
+            fits = fits and not any(n % p for n, p in zip(shape[1:], layout.patch, strict=True))
+    if not fits:
+        raise SampleRefused(
+            Reject.INPUT_SHAPE,
+            f"`{one.name}` has shape {shape}, model.family={expected.family} takes {wanted}",
+        )
+    return _as_trained(value).contiguous()
 
 
 def check_latent(latent_CFHW: Tensor, expected: Expected) -> None:
@@ -159,19 +231,27 @@ def check_latent(latent_CFHW: Tensor, expected: Expected) -> None:
         raise SampleRefused(Reject.BEYOND_TABLE, f"latent {shape} exceeds model.max_size={table}")
 
 
-def _checked_text(text_LE: Tensor | None, expected: Expected) -> Tensor:
-    if text_LE is None or len(text_LE) == 0:
+def _checked_text(text_LE: Tensor | None, one: SampleInput, expected: Expected) -> Tensor:
+    if (text_LE is None and one.required) or (
+        text_LE is not None and len(text_LE) == 0 and not one.may_be_empty
+    ):
         raise SampleRefused(
             Reject.NO_TEXT, "no `text`" if text_LE is None else "`text` has 0 tokens"
         )
+    if text_LE is None:
+        return torch.empty(0, one.width, dtype=torch.bfloat16)
     if text_LE.shape[1] != expected.text_width:
         raise SampleRefused(
             Reject.TEXT_WIDTH,
             f"text {list(text_LE.shape)} has width {text_LE.shape[1]},"
             f" model.crossattn_emb_size={expected.text_width}",
         )
-    # bfloat16 stays as stored; all other types become float32.
-    return text_LE if text_LE.dtype == torch.bfloat16 else text_LE.float()
+    return _as_trained(text_LE)
+
+
+def _as_trained(values: Tensor) -> Tensor:
+    """bfloat16 stays as stored; all other types become float32."""
+    return values if values.dtype == torch.bfloat16 else values.float()
 
 
 def _all_finite(values: Tensor) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +22,13 @@ from megatron.energon.flavors.webdataset import WebdatasetMeta
 from megatron.energon.flavors.webdataset.structs import ShardInfo
 from torch import Tensor
 
+from dit.batch import TEXT
 from dit.config import DatasetConfig, RunConfig
 from dit.data.rejections import DataError
+from dit.models.family import InputKind, NullInput, SampleInput, family_of
 
 META = ".nv-meta"
+NULL_TEXT = "null_text.safetensors"
 _RANGE, _MANY_NAMES = re.compile(r"\{(-?\d{1,99})\.\.(-?\d{1,99})"), 10**6
 _CRUDE = {"CrudeWebdataset"}
 _METADATASETS = {"Metadataset", "MetadatasetV2"}
@@ -177,40 +180,72 @@ def check_readers(leaves: tuple[DatasetSplit, ...], *, ranks: int, workers: int)
             )
 
 
-def null_text(config: RunConfig) -> Tensor:
-    """[L0, E] float32: embedding of the empty string; one zero vector where none is stored.
+def null_inputs(config: RunConfig, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+    """The inputs of a sample without caption, float32: [L0, E] of a text, [E] of a vector.
+
+    Those that the encoders make of an empty caption come from `null_text.safetensors`; where no
+    dataset has this file, each is one zero vector. Inputs that keep their own value are absent.
 
     Raises:
-        DataError: the datasets of a blend disagree, or the width is not the model's.
+        DataError: the datasets of a blend disagree, or an input is missing or has another shape.
     """
-    width = config.model.crossattn_emb_size
+    inputs = family_of(config.model).inputs(config.model)
     leaves = train_leaves(config)
-    texts = [_stored_null_text(leaf, width) for leaf in leaves] or [torch.zeros(1, width)]
-    for leaf, text in zip(leaves, texts, strict=False):
-        if not torch.equal(text, texts[0]):
-            raise DataError(
-                f"null_text.safetensors of {leaf.path} differs from that of {leaves[0].path};"
-                " pack all datasets of a blend with the same text encoder"
-            )
-    return texts[0]
+    found = [_null_inputs(leaf, inputs) for leaf in leaves] or [_null_inputs(None, inputs)]
+    for leaf, null in zip(leaves, found, strict=False):
+        for name, value in null.items():
+            if not torch.equal(value, found[0][name]):
+                raise DataError(
+                    f"{NULL_TEXT} of {leaf.path} differs from that of {leaves[0].path} in"
+                    f" `{name}`; pack all datasets of a blend with the same text encoder"
+                )
+    return {name: value.to(device) for name, value in found[0].items()}
 
 
-def _stored_null_text(leaf: DatasetSplit, width: int) -> Tensor:
-    path = leaf.path / "null_text.safetensors"
+def _null_inputs(leaf: DatasetSplit | None, inputs: Sequence[SampleInput]) -> dict[str, Tensor]:
+    stored = None if leaf is None else _stored_null_inputs(leaf)
+    found = {}
+    for one in inputs:
+        if one.null is NullInput.KEPT:
+            continue
+        shape = (one.width,) if one.kind is InputKind.VECTOR else (1, one.width)
+        if one.null is NullInput.EMPTY:
+            found[one.name] = torch.zeros(0, one.width)
+        elif stored is None:
+            found[one.name] = torch.zeros(shape)
+        else:
+            assert leaf is not None
+            found[one.name] = _checked_null(stored, one, leaf)
+    return found
+
+
+def _stored_null_inputs(leaf: DatasetSplit) -> dict[str, Tensor] | None:
+    path = leaf.path / NULL_TEXT
     if not path.is_file():
-        return torch.zeros(1, width)
+        return None
     try:
-        text = safetensors.torch.load(path.read_bytes())["text"]
+        return safetensors.torch.load(path.read_bytes())
     except Exception as error:
         raise DataError(f"{path} cannot be read ({error!r}); {_how(leaf)}") from error
-    if not text.is_floating_point() or not text.isfinite().all():
-        raise DataError(f"{path}: text has NaN or Inf, or is {text.dtype}, no floats; {_how(leaf)}")
-    if text.dim() != 2 or len(text) == 0 or text.shape[1] != width:
+
+
+def _checked_null(stored: Mapping[str, Tensor], one: SampleInput, leaf: DatasetSplit) -> Tensor:
+    name, path, how = one.name, leaf.path / NULL_TEXT, _how(leaf)
+    if name not in stored:
+        raise DataError(f"{path} has {', '.join(sorted(stored))}, and no `{name}`; {how}")
+    value = stored[name]
+    if not value.is_floating_point() or not value.isfinite().all():
+        raise DataError(f"{path}: {name} has NaN or Inf, or is {value.dtype}, no floats; {how}")
+    axes = 1 if one.kind is InputKind.VECTOR else 2
+    if value.dim() != axes or value.numel() == 0 or value.shape[-1] != one.width:
+        wanted = f"[{one.width}]" if axes == 1 else f"[L, {one.width}]"
+        key = "model.crossattn_emb_size" if name == TEXT else "the family's width"
+        remedy = f"set {key} to the text encoder's width" if name == TEXT else how
         raise DataError(
-            f"{path}: text has shape {list(text.shape)}, model.crossattn_emb_size={width} wants"
-            f" [L, {width}]; set model.crossattn_emb_size to the text encoder's width"
+            f"{path}: {name} has shape {list(value.shape)}, {key}={one.width} wants {wanted};"
+            f" {remedy}"
         )
-    return text.float()
+    return value.float()
 
 
 def _leaves(dataset: DatasetConfig, *, split: str) -> tuple[DatasetSplit, ...]:

@@ -18,6 +18,7 @@ from typing import Any, Self
 from megatron.energon.epathlib import EPath
 from megatron.energon.state import FlexState
 
+from dit.batch import TEXT
 from dit.config import Balance, DatasetConfig, RunConfig
 from dit.data.cook import Expected
 from dit.data.datasets import META, train_leaves
@@ -26,6 +27,10 @@ from dit.data.energon.worker_shards import Remaining, SampleId
 from dit.data.rejections import BEGIN_ANEW, DataError, RejectCounts
 
 FORMAT = 3
+INPUTS = "inputs of model.family beside the text"
+TEXT_COUNTS = "text counts as tokens of a pack"
+_MEANT_BEFORE: Mapping[str, Any] = {INPUTS: [], TEXT_COUNTS: False}
+"""What settings were before the identity of a state had them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,7 +181,9 @@ class LoaderState:
                 f" {FORMAT}; resume with the version that saved it, or {BEGIN_ANEW}"
             )
         _check_types(plain)
-        return cls(**{name: value for name, value in plain.items() if name != "format"})
+        values = {name: value for name, value in plain.items() if name != "format"}
+        values["identity"] = {**_MEANT_BEFORE, **plain["identity"]}
+        return cls(**values)
 
 
 _TYPES: dict[str, type] = {
@@ -237,6 +244,8 @@ def loader_identity(config: RunConfig) -> dict[str, Any]:
         "model.in_channels": expected.channels,
         "model.crossattn_emb_size": expected.text_width,
         "model.max_size of learnable positions": list(expected.table or ()),
+        INPUTS: [[i.name, str(i.kind), i.width] for i in expected.layout.inputs if i.name != TEXT],
+        TEXT_COUNTS: expected.layout.counts_text,
         "megatron-energon": version("megatron-energon"),
     }
 

@@ -25,23 +25,28 @@ from megatron.energon.state import FlexState
 
 from dit.config import MockGeometry, RunConfig
 from dit.data.energon.worker_shards import ReadCounts, ReaderConfig, Remaining, WorkerShard
+from dit.models.family import InputKind, SampleInput, family_of
 
 _ENDLESS = 2**31
 
 
 def mock_record(config: RunConfig, *, seed: int, index: int) -> dict[str, bytes]:
-    """Parts of mock sample `index`: bfloat16 `latent` [C, F, H, W] and `text` [L, E], normal."""
+    """Parts of mock sample `index`: its latent and inputs, bfloat16 and normal.
+
+    It has every input of the family. Those that a sample may lack are in every second one, and
+    rows of a text that may be empty are none in every third.
+    """
     geometries = config.dataset.mock_samples
     mixed, choice = np.random.SeedSequence((seed, index)).generate_state(2, np.uint64)
     geometry = _pick(geometries, float(choice) / 2**64)
     rng = torch.Generator().manual_seed(int(mixed))
     size = (config.model.in_channels, geometry.frames, geometry.height, geometry.width)
-    tensors = {
-        "latent": torch.randn(size, generator=rng).bfloat16(),
-        "text": torch.randn(
-            geometry.text_length, config.model.crossattn_emb_size, generator=rng
-        ).bfloat16(),
-    }
+    tensors = {"latent": torch.randn(size, generator=rng).bfloat16()}
+    for one in family_of(config.model).inputs(config.model):
+        if one.required or index % 2:
+            rows = 0 if one.may_be_empty and index % 3 == 2 else geometry.text_length
+            shape = _shape(one, config, geometry, rows=rows)
+            tensors[one.name] = torch.randn(shape, generator=rng).bfloat16()
     payload = safetensors.torch.save(tensors)
     about = {
         "format_version": 1,
@@ -50,6 +55,21 @@ def mock_record(config: RunConfig, *, seed: int, index: int) -> dict[str, bytes]
         "crc32": {"safetensors": f"{zlib.crc32(payload):08x}"},
     }
     return {"safetensors": payload, "json": json.dumps(about).encode()}
+
+
+def _shape(
+    one: SampleInput, config: RunConfig, geometry: MockGeometry, *, rows: int
+) -> tuple[int, ...]:
+    sides, channels = (geometry.height, geometry.width), config.model.in_channels
+    match one.kind:
+        case InputKind.TEXT:
+            return rows, one.width
+        case InputKind.VECTOR:
+            return (one.width,)
+        case InputKind.CHANNELS:
+            return one.width, geometry.frames, *sides
+        case InputKind.FRAMES | InputKind.REFERENCE:
+            return channels, config.model.patch_temporal, *sides
 
 
 def _pick(geometries: tuple[MockGeometry, ...], position: float) -> MockGeometry:

@@ -6,7 +6,8 @@
 """
 
 # C latent channels, or patch features C * pt * ph * pw once patched; T packed tokens; L text tokens
-# N samples in a pack; E text width; F H W frames, rows, columns, of the latent or in patches
+# N samples in a pack; A axes of positions; E text width
+# F H W frames, rows, columns, of the latent or in patches
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import hashlib
 import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
 from math import gcd
@@ -25,9 +26,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dit.batch import LatentSample, PackedBatch
+from dit.batch import Grid, LatentSample, PackedBatch
 from dit.config import RunConfig
-from dit.models.family import family_of
+from dit.models.cost import network_cost
+from dit.models.family import InputKind, SampleInput, family_of
 from dit.models.positions import PositionRule
 from dit.pack_wire import private_bytes, views_of, widest_first
 
@@ -128,7 +130,7 @@ def turn(number: int, *, packs: int, seed: int) -> Turn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PatchLayout:
-    """How a latent becomes tokens."""
+    """How a sample becomes tokens, and what a pack holds beside them."""
 
     patch_temporal: int
     patch_spatial: int
@@ -136,22 +138,41 @@ class PatchLayout:
     """Each sample is padded to a multiple of this many tokens."""
     positions: PositionRule
     """Where the tokens of a sample stand, as its network's family has it."""
+    inputs: tuple[SampleInput, ...]
+    """What a sample has beside its latent."""
+    counts_text: bool = False
+    """Whether text takes room in a pack, as where layers attend to latents and text jointly."""
+    clean_level: float | None = 0.0
+    """Noise level of tokens that are given without noise, as the family has it."""
 
     @classmethod
     def of(cls, config: RunConfig) -> PatchLayout:
+        family = family_of(config.model)
         return cls(
             patch_temporal=config.model.patch_temporal,
             patch_spatial=config.model.patch_spatial,
             sample_multiple=config.dataset.sample_multiple,
-            positions=family_of(config.model).positions(config.model),
+            positions=family.positions(config.model),
+            inputs=family.inputs(config.model),
+            counts_text=network_cost(config.model).attends_jointly,
+            clean_level=family.objective.clean_level,
         )
 
+    def named(self, kind: InputKind) -> tuple[str, ...]:
+        """The names of the inputs of one kind, in the order of the family."""
+        return tuple(one.name for one in self.inputs if one.kind is kind)
+
     @property
-    def patch(self) -> tuple[int, int, int]:
+    def clean_references(self) -> bool:
+        """Whether tokens of reference latents are told the clean level instead of the sample's."""
+        return any(one.clean for one in self.inputs if one.kind is InputKind.REFERENCE)
+
+    @property
+    def patch(self) -> Grid:
         """Latent frames, rows and columns of one token."""
         return self.patch_temporal, self.patch_spatial, self.patch_spatial
 
-    def grid(self, latent_CFHW: Tensor) -> tuple[int, int, int]:
+    def grid(self, latent_CFHW: Tensor) -> Grid:
         """Patches along frames, rows and columns; exact only where the latent divides."""
         frames, rows, columns = latent_CFHW.shape[1:]
         return (
@@ -161,7 +182,7 @@ class PatchLayout:
         )
 
     def padded_tokens(self, latent_CFHW: Tensor) -> int:
-        """Tokens of the sample in a pack, with its padding."""
+        """Tokens of a latent in a pack, with padding."""
         return self.padded(math.prod(self.grid(latent_CFHW)))
 
     def padded(self, tokens: int) -> int:
@@ -169,40 +190,98 @@ class PatchLayout:
         return -(-tokens // self.sample_multiple) * self.sample_multiple
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleSize:
+    """What packing needs to know of a sample."""
+
+    tokens: int
+    """What the sample takes of the capacity of a pack."""
+    rows: int
+    """Tokens of its latents in the pack, padding included."""
+    shape: tuple[int, int]
+    """Tokens of its latents without padding, and rows of all its texts."""
+    texts: tuple[int, ...]
+    """Rows of each text input, in the order of the family."""
+    dtypes: tuple[torch.dtype | None, ...]
+    """Types of the latent and of each input, in the order of the family; None for no input."""
+    unread: tuple[str, ...] = field(default=(), compare=False)
+    """Names of tensors of the sample that the family does not read."""
+
+    @classmethod
+    def of(cls, sample: LatentSample, layout: PatchLayout) -> SampleSize:
+        """Reads no numbers: the tensors may be on the device `meta`."""
+        inputs = sample.inputs
+        latents = [sample.latent_CFHW, *references(sample, layout)]
+        tokens = sum(math.prod(layout.grid(latent)) for latent in latents)
+        found = [inputs.get(name) for name in layout.named(InputKind.TEXT)]
+        texts = tuple(0 if text is None else len(text) for text in found)
+        given = [inputs.get(one.name) for one in layout.inputs]
+        rows = layout.padded(tokens)
+        return cls(
+            tokens=rows + (sum(texts) if layout.counts_text else 0),
+            rows=rows,
+            shape=(tokens, sum(texts)),
+            texts=texts,
+            dtypes=(sample.latent_CFHW.dtype, *(None if x is None else x.dtype for x in given)),
+            unread=sample.unread,
+        )
+
+
+def references(sample: LatentSample, layout: PatchLayout) -> list[Tensor]:
+    """The reference latents that a sample has, in the order of the family."""
+    found = (sample.others.get(name) for name in layout.named(InputKind.REFERENCE))
+    return [latent for latent in found if latent is not None]
+
+
 def pack_samples(samples: Sequence[LatentSample], layout: PatchLayout) -> PackedBatch:
     """Lays `samples` end to end. Padding tokens are zero, at position 0, and not real."""
-    latents, texts = [s.latent_CFHW for s in samples], [s.text_LE for s in samples]
-    writer = PackWriter(
-        layout,
-        samples=len(samples),
-        latent=Extent(
-            rows=sum(map(layout.padded_tokens, latents)),
-            width=len(latents[0]) * math.prod(layout.patch),
-            dtype=common_dtype(latent.dtype for latent in latents),
-        ),
-        text=Extent(
-            rows=sum(map(len, texts)),
-            width=texts[0].shape[1],
-            dtype=common_dtype(text.dtype for text in texts),
-        ),
-    )
+    sizes = [SampleSize.of(sample, layout) for sample in samples]
+    writer = PackWriter(layout, sizes, channels=len(samples[0].latent_CFHW))
     for sample in samples:
         writer.add(sample)
     return writer.finish()
 
 
-def common_dtype(dtypes: Iterable[torch.dtype]) -> torch.dtype:
+def common_dtype(dtypes: Iterable[torch.dtype | None]) -> torch.dtype:
     """bfloat16 if all are stored so, else float32."""
-    return torch.bfloat16 if set(dtypes) == {torch.bfloat16} else torch.float32
+    return torch.bfloat16 if {*dtypes} - {None} == {torch.bfloat16} else torch.float32
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Extent:
-    """Size of the matrix for the latents or the captions of a pack."""
-
-    rows: int
-    width: int
-    dtype: torch.dtype
+def _outlines(
+    layout: PatchLayout, sizes: Sequence[SampleSize], *, channels: int
+) -> dict[str, Tensor]:
+    """Types and shapes of the tensors of a pack, by the names of `PackedBatch.tensors`."""
+    rows, count = sum(size.rows for size in sizes), len(sizes)
+    axes, volume = layout.positions.axes, math.prod(layout.patch)
+    dtypes = [size.dtypes[0] for size in sizes]
+    shapes: dict[str, tuple[Any, ...]] = {}
+    condition_width, condition_dtypes = 0, []
+    lengths = iter(zip(*(size.texts for size in sizes), strict=True))
+    for number, one in enumerate(layout.inputs, start=1):
+        own = [size.dtypes[number] for size in sizes]
+        match one.kind:
+            case InputKind.TEXT:
+                shapes[f"texts.{one.name}"] = (common_dtype(own), sum(next(lengths)), one.width)
+            case InputKind.VECTOR:
+                shapes[f"vectors.{one.name}"] = (common_dtype(own), count, one.width)
+            case InputKind.CHANNELS:
+                condition_width += one.width * volume
+                condition_dtypes += own
+            case InputKind.FRAMES | InputKind.REFERENCE:
+                dtypes += own
+    if condition_width:
+        shapes["condition_TC"] = (common_dtype(condition_dtypes), rows, condition_width)
+    shapes |= {
+        "latent_TC": (common_dtype(dtypes), rows, channels * volume),
+        "position_TA": (torch.float32, rows, axes),
+        "segment_T": (torch.int64, rows),
+        "is_real_T": (torch.bool, rows),
+        "is_target_T": (torch.bool, rows),
+        "level_row_T": (torch.int64, rows),
+        "fps_N": (torch.float32, count),
+    }
+    outlines = {n: torch.empty(size, dtype=d, device="meta") for n, (d, *size) in shapes.items()}
+    return widest_first(outlines)
 
 
 class PackWriter:
@@ -214,73 +293,139 @@ class PackWriter:
     def __init__(
         self,
         layout: PatchLayout,
+        sizes: Sequence[SampleSize],
         *,
-        samples: int,
-        latent: Extent,
-        text: Extent,
+        channels: int,
         memory: Callable[[int], Tensor] = private_bytes,
     ):
-        """A pack of at most `samples` samples; `memory(n)` gives n bytes."""
+        """A pack of at most the samples of `sizes`; `memory(n)` gives n bytes."""
         self._layout = layout
-        sizes = {
-            "latent_TC": (latent.dtype, latent.rows, latent.width),
-            "position_T3": (torch.float32, latent.rows, 3),
-            "segment_T": (torch.int64, latent.rows),
-            "is_real_T": (torch.bool, latent.rows),
-            "text_LE": (text.dtype, text.rows, text.width),
-            "fps_N": (torch.float32, samples),
-        }
-        outlines = widest_first(
-            {n: torch.empty(size, dtype=d, device="meta") for n, (d, *size) in sizes.items()}
-        )
+        outlines = _outlines(layout, sizes, channels=channels)
         self._tensors = views_of(memory(sum(t.nbytes for t in outlines.values())), outlines)
         self._added: list[_Added] = []
-        self._start = self._text_start = 0
+        self._start = 0
+        self._texts = {name: [0] for name in layout.named(InputKind.TEXT)}
 
     def add(self, sample: LatentSample) -> None:
         """Writes the sample after those that are there."""
-        layout, latent_TC = self._layout, self._tensors["latent_TC"]
-        grid = layout.grid(sample.latent_CFHW)
-        padded = layout.padded(math.prod(grid))
-        stop, text_stop = self._start + padded, self._text_start + len(sample.text_LE)
-        first_padding = self._start + math.prod(grid)
-        own_TC = latent_TC[self._start : first_padding]
-        _write_patches(own_TC, sample.latent_CFHW, grid, layout.patch)
-        if first_padding < stop:
-            latent_TC[first_padding:stop] = 0
-        self._tensors["text_LE"][self._text_start : text_stop] = sample.text_LE
-        self._start, self._text_start = stop, text_stop
+        layout, latent_TC, first = self._layout, self._tensors["latent_TC"], self._start
+        latents = [sample.latent_CFHW, *references(sample, layout)]
+        grids = tuple(map(layout.grid, latents))
+        at = first
+        for latent_CFHW, grid in zip(latents, grids, strict=True):
+            stop = at + math.prod(grid)
+            _write_patches(latent_TC[at:stop], latent_CFHW, grid, layout.patch)
+            at = stop
+        self._start = first + layout.padded(at - first)
+        if at < self._start:
+            latent_TC[at : self._start] = 0
+        clean = self._write_given_frames(sample, grids[0], first)
+        if "condition_TC" in self._tensors:
+            self._write_condition(sample, grids[0], first)
+        self._write_texts_and_vectors(sample)
         self._added.append(
             _Added(
                 key=sample.key,
                 caption=sample.caption,
                 fps=sample.fps,
-                grid=grid,
-                padded=padded,
-                text=len(sample.text_LE),
+                grids=grids,
+                padded=self._start - first,
+                clean=clean,
             )
         )
 
+    def _write_texts_and_vectors(self, sample: LatentSample) -> None:
+        inputs = sample.inputs
+        for name, starts in self._texts.items():
+            text_LE, first = inputs.get(name), starts[-1]
+            starts.append(first if text_LE is None else first + len(text_LE))
+            if text_LE is not None:
+                self._tensors[f"texts.{name}"][first : starts[-1]] = text_LE
+        for name in self._layout.named(InputKind.VECTOR):
+            vector_E = inputs.get(name)
+            row_E = self._tensors[f"vectors.{name}"][len(self._added)]
+            row_E.zero_() if vector_E is None else row_E.copy_(vector_E)
+
+    def _write_given_frames(self, sample: LatentSample, grid: Grid, first: int) -> int:
+        """Puts given frames in the place of the target's first ones; returns their tokens.
+
+        A target without further frames keeps its own: there would be nothing to learn.
+        """
+        for name in self._layout.named(InputKind.FRAMES):
+            given_CFHW = sample.others.get(name)
+            if given_CFHW is not None:
+                given = self._layout.grid(given_CFHW)
+                if given[0] < grid[0]:
+                    own_TC = self._tensors["latent_TC"][first : first + math.prod(given)]
+                    _write_patches(own_TC, given_CFHW, given, self._layout.patch)
+                    return len(own_TC)
+        return 0
+
+    def _write_condition(self, sample: LatentSample, grid: Grid, first: int) -> None:
+        """Channels of all inputs of this kind side by side; zeros where the sample has none."""
+        own_TC = self._tensors["condition_TC"][first : self._start]
+        own_TC.zero_()
+        column = 0
+        for one in self._layout.inputs:
+            if one.kind is not InputKind.CHANNELS:
+                continue
+            width = one.width * math.prod(self._layout.patch)
+            channels_CFHW = sample.others.get(one.name)
+            if channels_CFHW is not None:
+                patches_TC = own_TC.new_empty(math.prod(grid), width)
+                _write_patches(patches_TC, channels_CFHW, grid, self._layout.patch)
+                own_TC[: len(patches_TC), column : column + width] = patches_TC
+            column += width
+
     def finish(self) -> PackedBatch:
         """The pack, without the memory that was not used."""
-        added, rows = self._added, {"text_LE": self._text_start, "fps_N": len(self._added)}
-        tensors: Any = {n: t[: rows.get(n, self._start)] for n, t in self._tensors.items()}
-        spans = [_span(a.grid, a.padded, a.fps, self._layout.positions) for a in added]
+        added, layout, count = self._added, self._layout, len(self._added)
+        texts = {n: self._tensors.pop(f"texts.{n}")[: s[-1]] for n, s in self._texts.items()}
+        names = layout.named(InputKind.VECTOR)
+        vectors = {n: self._tensors.pop(f"vectors.{n}")[:count] for n in names}
+        fps_N = self._tensors.pop("fps_N")[:count]
+        fps_N.copy_(torch.tensor([a.fps for a in added], dtype=torch.float32))
+        tensors = {n: t[: self._start] for n, t in self._tensors.items()}
+        spans = [_span(a.grids, a.padded, a.fps, layout.positions) for a in added]
         padded, keys = [a.padded for a in added], tuple(a.key for a in added)
-        torch.cat([position for position, _ in spans], out=tensors["position_T3"])
+        torch.cat([position for position, _ in spans], out=tensors["position_TA"])
         torch.cat([is_real for _, is_real in spans], out=tensors["is_real_T"])
-        owners = torch.arange(len(added))
+        owners = torch.arange(count)
         tensors["segment_T"].copy_(owners.repeat_interleave(torch.tensor(padded)))
-        tensors["fps_N"].copy_(torch.tensor([a.fps for a in added], dtype=torch.float32))
+        any_clean = self._mark_given(tensors)
         return PackedBatch(
-            **tensors,
-            grids=tuple(a.grid for a in added),
+            **tensors,  # type: ignore[arg-type]  # by the names of the fields
+            texts=texts,
+            text_offsets={name: tuple(starts) for name, starts in self._texts.items()},
+            vectors=vectors,
+            fps_N=fps_N,
+            grids=tuple(a.grids[0] for a in added),
+            references=tuple(a.grids[1:] for a in added),
+            clean_tokens=tuple(a.clean for a in added),
+            clean_level=layout.clean_level if any_clean else None,
             starts=tuple(accumulate(padded, initial=0)),
-            text_starts=tuple(accumulate((a.text for a in added), initial=0)),
             keys=keys,
             captions=tuple(a.caption for a in added),
             pack_id=pack_identity(keys),
         )
+
+    def _mark_given(self, tensors: dict[str, Tensor]) -> bool:
+        """Writes which tokens are targets and which level they are told; whether any is clean."""
+        is_target_T, level_row_T = tensors["is_target_T"], tensors["level_row_T"]
+        is_target_T.copy_(tensors["is_real_T"])
+        level_row_T.copy_(tensors["segment_T"])
+        first, any_clean = 0, False
+        for a in self._added:
+            own = math.prod(a.grids[0])
+            spans = [(0, a.clean, True)] if a.clean else []
+            if len(a.grids) > 1:
+                spans += [(own, sum(map(math.prod, a.grids)), self._layout.clean_references)]
+            for start, stop, is_clean in spans:
+                is_target_T[first + start : first + stop] = False
+                level_row_T[first + start : first + stop] += len(self._added) * is_clean
+                any_clean |= is_clean
+            first += a.padded
+        return any_clean
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -290,11 +435,12 @@ class _Added:
     key: str
     caption: str
     fps: float
-    grid: tuple[int, int, int]
+    grids: tuple[Grid, ...]
+    """Of the target, then of its references."""
     padded: int
-    """Tokens of the latent, with padding."""
-    text: int
-    """Tokens of the caption."""
+    """Tokens of all of them, with padding."""
+    clean: int
+    """Tokens at the beginning of the target that are given."""
 
 
 def pack_identity(keys: tuple[str, ...]) -> int:
@@ -303,21 +449,18 @@ def pack_identity(keys: tuple[str, ...]) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-@lru_cache(
-    maxsize=32
-)  # most datasets have few sizes, and for small ones this takes longer than a copy
+# Most datasets have few sizes, and for small ones this takes longer than a copy.
+@lru_cache(maxsize=32)
 def _span(
-    grid: tuple[int, int, int], padded: int, fps: float, positions: PositionRule
+    grids: tuple[Grid, ...], padded: int, fps: float, positions: PositionRule
 ) -> tuple[Tensor, Tensor]:
     """Positions of the tokens of a sample, with padding, and which of them are real."""
-    position_T3 = positions(grid, fps=fps)
-    padding = padded - len(position_T3)
-    return pad(position_T3, (0, 0, 0, padding)), torch.arange(padded) < len(position_T3)
+    position_TA = positions(grids, fps=fps)
+    padding = padded - len(position_TA)
+    return pad(position_TA, (0, 0, 0, padding)), torch.arange(padded) < len(position_TA)
 
 
-def _write_patches(
-    out_TC: Tensor, latent_CFHW: Tensor, grid: tuple[int, int, int], patch: tuple[int, int, int]
-) -> None:
+def _write_patches(out_TC: Tensor, latent_CFHW: Tensor, grid: Grid, patch: Grid) -> None:
     """Tokens are in the order (frame, row, column), features of a token in (c, t, h, w)."""
     (f, h, w), (pt, ph, pw) = grid, patch
     latent_CFHW = latent_CFHW.to(out_TC.dtype)

@@ -1,7 +1,7 @@
 """The two layouts of a record in a shard, read into tensors: ours and DFM's.
 
-Ours: `.safetensors` (`latent`, `text`) and `.json`; DFM's: `.pth` (latent), `.pickle` (text) and
-`.json`. Reading runs no code of the files.
+Ours: `.safetensors` (`latent`, `text`, further inputs) and `.json`; DFM's: `.pth` (latent),
+`.pickle` (text, for FLUX the pooled text too) and `.json`. Reading runs no code of the files.
 """
 
 # C latent channels; F H W frames, rows, columns of the latent; L text tokens; E text width
@@ -12,7 +12,7 @@ import math
 import pickle
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,10 +20,16 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from dit.batch import TEXT
 from dit.data.rejections import Reject, SampleRefused
 from dit.json_text import parse_json
+from dit.models.family import InputKind
 
 FORMAT_VERSION = 1
+LATENT = "latent"
+Kinds = Mapping[str, InputKind]
+"""What is read beside the latent: names in the shard, and of which kind they are."""
+TEXT_ALONE: Kinds = {TEXT: InputKind.TEXT}
 PLACE = "__place__"
 """Part of a record whose `.safetensors` is a Head: the SampleLocation of the whole."""
 UNREADABLE = "__unreadable__"
@@ -42,9 +48,16 @@ class ShardRecord:
     """One sample as stored, in tensors."""
 
     latent_CFHW: Tensor
-    text_LE: Tensor | None
+    inputs: Mapping[str, Tensor]
+    """Those that are read and that the sample has, in the shape of their kind."""
     fps: float
     caption: str
+    unread: tuple[str, ...] = field(default=(), compare=False)
+    """Names of the tensors that the sample has and nothing reads."""
+
+    @property
+    def text_LE(self) -> Tensor | None:  # noqa: N802  # names of tensors end in their axes
+        return self.inputs.get(TEXT)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,16 +78,16 @@ def is_dfm(parts: Mapping[str, Any]) -> bool:
     return "pth" in parts or "pickle" in parts
 
 
-def read_record(parts: Mapping[str, Any]) -> ShardRecord:
+def read_record(parts: Mapping[str, Any], kinds: Kinds = TEXT_ALONE) -> ShardRecord:
     """Decodes the parts (extension -> bytes) of one sample.
 
     Raises:
         SampleRefused: a part is missing, does not match its checksum or cannot be decoded.
     """
-    return _read_dfm(parts) if is_dfm(parts) else _read_ours(parts)
+    return _read_dfm(parts, kinds) if is_dfm(parts) else _read_ours(parts, kinds)
 
 
-def read_outline(parts: Mapping[str, Any]) -> ShardRecord:
+def read_outline(parts: Mapping[str, Any], kinds: Kinds = TEXT_ALONE) -> ShardRecord:
     """A record of our layout whose `.safetensors` is a Head, with tensors on the device `meta`.
 
     Raises:
@@ -82,18 +95,18 @@ def read_outline(parts: Mapping[str, Any]) -> ShardRecord:
     """
     head, about = _part(parts, "safetensors"), _read_json(_part(parts, "json"))
     _check_version(about)
-    return _ours(_outlined(head), about)
+    return _ours(_outlined(head, kinds), about, kinds)
 
 
-def _read_ours(parts: Mapping[str, Any]) -> ShardRecord:
+def _read_ours(parts: Mapping[str, Any], kinds: Kinds) -> ShardRecord:
     payload, about = _part(parts, "safetensors"), _read_json(_part(parts, "json"))
     _check_version(about)
     _check_sum(payload, about)
     try:
-        tensors = _in_place(payload) or safetensors.torch.load(bytes(payload))
+        tensors = _in_place(payload, kinds) or safetensors.torch.load(bytes(payload))
     except Exception as error:
         raise SampleRefused(Reject.UNDECODABLE, f".safetensors: {error!r}") from error
-    return _ours(tensors, about)
+    return _ours(tensors, about, kinds)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,8 +119,8 @@ class _Stored:
     """Its first byte in the file."""
 
 
-def _stored(head: Head) -> dict[str, _Stored]:
-    """`latent` and `text`, as far as the file has them.
+def _stored(head: Head, kinds: Kinds) -> dict[str, _Stored | None]:
+    """All tensors of the file; None for one that nothing reads.
 
     Raises:
         SampleRefused: the head is damaged, or the file has another length than the head says.
@@ -118,8 +131,10 @@ def _stored(head: Head) -> dict[str, _Stored]:
         if not all(isinstance(note, str) for note in notes.values()):
             raise ValueError("__metadata__ is no text")
         _check_end_to_end([t["data_offsets"] for t in tensors.values()], head.size - begin)
-        found = {name: tensors[name] for name in ("latent", "text") if name in tensors}
-        return {name: _checked(t, begin) for name, t in found.items()}
+        return {
+            name: _checked(t, begin) if name == LATENT or name in kinds else None
+            for name, t in tensors.items()
+        }
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise SampleRefused(Reject.UNDECODABLE, f".safetensors: {error!r}") from error
 
@@ -144,58 +159,81 @@ def _are_counts(values: Any) -> bool:
     return isinstance(values, list) and all(type(v) is int and v >= 0 for v in values)
 
 
-def _outlined(head: Head) -> dict[str, Tensor]:
+def _outlined(head: Head, kinds: Kinds) -> dict[str, Tensor | None]:
     try:
         return {
-            name: torch.empty(t.shape, dtype=t.dtype, device="meta")
-            for name, t in _stored(head).items()
+            name: t and torch.empty(t.shape, dtype=t.dtype, device="meta")
+            for name, t in _stored(head, kinds).items()
         }
     except (TypeError, RuntimeError) as error:
         raise SampleRefused(Reject.UNDECODABLE, f".safetensors: {error!r}") from error
 
 
-def _in_place(payload: bytes | memoryview) -> dict[str, Tensor] | None:
+def _in_place(
+    payload: bytes | memoryview, kinds: Kinds = TEXT_ALONE
+) -> dict[str, Tensor | None] | None:
     """The tensors as views of the payload; None where safetensors, which copies, must read it."""
     if isinstance(payload, bytes):
         return None  # torch makes no views of read-only memory
     try:
-        stored = _stored(Head(data=bytes(payload[: head_length(payload)]), size=len(payload)))
+        head = Head(data=bytes(payload[: head_length(payload)]), size=len(payload))
+        stored = _stored(head, kinds)
     except SampleRefused:
         return None
-    if any(t.start % t.dtype.itemsize for t in stored.values()):
+    if any(t is not None and t.start % t.dtype.itemsize for t in stored.values()):
         return None  # torch needs aligned numbers
-    return {
-        name: torch.frombuffer(
-            payload, dtype=t.dtype, count=math.prod(t.shape), offset=t.start
-        ).view(t.shape)
-        for name, t in stored.items()
-    }
+    return {name: t and _view(payload, t) for name, t in stored.items()}
 
 
-def _ours(tensors: Mapping[str, Tensor], about: dict[str, Any]) -> ShardRecord:
-    if "latent" not in tensors:
+def _view(payload: bytes | memoryview, t: _Stored) -> Tensor:
+    if 0 in t.shape:
+        return torch.empty(t.shape, dtype=t.dtype)  # torch makes no views of nothing
+    numbers = torch.frombuffer(payload, dtype=t.dtype, count=math.prod(t.shape), offset=t.start)
+    return numbers.view(t.shape)
+
+
+def _ours(tensors: Mapping[str, Tensor | None], about: dict[str, Any], kinds: Kinds) -> ShardRecord:
+    if LATENT not in tensors:
         raise SampleRefused(
             Reject.MISSING_PART, f".safetensors holds {sorted(tensors)}, no `latent`"
         )
     return ShardRecord(
-        latent_CFHW=_four_axes(tensors["latent"]),
-        text_LE=_two_axes(tensors["text"]) if "text" in tensors else None,
+        latent_CFHW=_four_axes(tensors[LATENT], what=LATENT),
+        inputs=_shaped(tensors, kinds),
         fps=_fps(about),
         caption=str(about.get("caption", "")),
+        unread=tuple(sorted(tensors.keys() - {LATENT, *kinds})),
     )
 
 
-def _read_dfm(parts: Mapping[str, Any]) -> ShardRecord:
+def _shaped(tensors: Mapping[str, Tensor | None], kinds: Kinds) -> dict[str, Tensor]:
+    """The tensors that are read and present, in the shape of their kind."""
+    return {
+        name: _AXES[kind](tensors[name], what=name)
+        for name, kind in kinds.items()
+        if tensors.get(name) is not None
+    }
+
+
+def _read_dfm(parts: Mapping[str, Any], kinds: Kinds) -> ShardRecord:
     latent, text = _part(parts, "pth"), _part(parts, "pickle")
     about = _read_json(_part(parts, "json"))
-    latent_CFHW, text_LE = _unpickled(latent, "pth"), _unpickled(text, "pickle")
-    if isinstance(text_LE, dict):  # DFM's scripts for FLUX store the pooled text as well
-        text_LE = text_LE.get("prompt_embeds", text_LE.get("t5_embeds"))
+    latent_CFHW, found = _unpickled(latent, "pth"), _unpickled(text, "pickle")
+    if isinstance(found, dict):  # DFM's scripts for FLUX store the pooled text as well
+        pooled = found.get("pooled_prompt_embeds", found.get("clip_embeds"))
+        found = {TEXT: found.get("prompt_embeds", found.get("t5_embeds")), "pooled_text": pooled}
+    else:
+        found = {TEXT: found}
+    inputs = _shaped(found, kinds)
+    if TEXT in inputs:
+        inputs[TEXT] = trim_padding(inputs[TEXT])
+    present = {name for name, value in found.items() if value is not None}
     return ShardRecord(
-        latent_CFHW=_four_axes(latent_CFHW),
-        text_LE=None if text_LE is None else trim_padding(_two_axes(text_LE)),
+        latent_CFHW=_four_axes(latent_CFHW, what=LATENT),
+        inputs=inputs,
         fps=_fps(about),
         caption=str(about.get("caption", "")),
+        unread=tuple(sorted(present - kinds.keys())),
     )
 
 
@@ -254,28 +292,47 @@ def _check_sum(payload: bytes | memoryview, about: dict[str, Any]) -> None:
         raise SampleRefused(Reject.CHECKSUM, f".safetensors has crc32 {found}, .json says {stored}")
 
 
-def _four_axes(latent: Any) -> Tensor:
+def _four_axes(latent: Any, *, what: str) -> Tensor:
     """[C, F, H, W] from [1, C, F, H, W], [C, F, H, W] or [C, H, W]."""
-    latent = _as_floats(latent, what="latent")
+    latent = _as_floats(latent, what=what)
     if latent.dim() == 5 and latent.shape[0] == 1:
         latent = latent[0]
     elif latent.dim() == 3:
         latent = latent[:, None]
     if latent.dim() != 4 or latent.numel() == 0:
         raise SampleRefused(
-            Reject.UNDECODABLE, f"latent has shape {list(latent.shape)}, not [C, F, H, W]"
+            Reject.UNDECODABLE, f"{what} has shape {list(latent.shape)}, not [C, F, H, W]"
         )
     return latent
 
 
-def _two_axes(text: Any) -> Tensor:
+def _two_axes(text: Any, *, what: str) -> Tensor:
     """[L, E] from [1, L, E] or [L, E]."""
-    text = _as_floats(text, what="text")
+    text = _as_floats(text, what=what)
     if text.dim() == 3 and text.shape[0] == 1:
         text = text[0]
     if text.dim() != 2:
-        raise SampleRefused(Reject.UNDECODABLE, f"text has shape {list(text.shape)}, not [L, E]")
+        raise SampleRefused(Reject.UNDECODABLE, f"{what} has shape {list(text.shape)}, not [L, E]")
     return text
+
+
+def _one_axis(vector: Any, *, what: str) -> Tensor:
+    """[E] from [1, E] or [E]."""
+    vector = _as_floats(vector, what=what)
+    if vector.dim() == 2 and vector.shape[0] == 1:
+        vector = vector[0]
+    if vector.dim() != 1:
+        raise SampleRefused(Reject.UNDECODABLE, f"{what} has shape {list(vector.shape)}, not [E]")
+    return vector
+
+
+_AXES = {
+    InputKind.TEXT: _two_axes,
+    InputKind.VECTOR: _one_axis,
+    InputKind.CHANNELS: _four_axes,
+    InputKind.FRAMES: _four_axes,
+    InputKind.REFERENCE: _four_axes,
+}
 
 
 def _as_floats(value: Any, *, what: str) -> Tensor:

@@ -40,6 +40,9 @@ class Reject(StrEnum):
     TEXT_WIDTH = "text has the wrong width"
     NOT_FINITE = "latent has NaN or Inf"
     TEXT_NOT_FINITE = "text has NaN or Inf"
+    NO_INPUT = "an input that the model needs is missing"
+    INPUT_SHAPE = "an input has the wrong shape"
+    INPUT_NOT_FINITE = "an input has NaN or Inf"
 
 
 REMEDIES = {
@@ -56,6 +59,9 @@ REMEDIES = {
     Reject.TEXT_WIDTH: "set model.crossattn_emb_size to what the shards hold",
     Reject.NOT_FINITE: "pack the source again, or leave it out",
     Reject.TEXT_NOT_FINITE: "pack the source again, or leave it out",
+    Reject.NO_INPUT: "pack the data again with the encoders of the model's family",
+    Reject.INPUT_SHAPE: "pack the data again with the encoders of the model's family",
+    Reject.INPUT_NOT_FINITE: "pack the source again, or leave it out",
 }
 """What to do where too many samples have a reason."""
 
@@ -100,6 +106,8 @@ class RejectCounts(Savable):
     refused: dict[str, int] = field(default_factory=dict)
     newest: dict[str, str] = field(default_factory=dict)
     """For every reason, the place and the values of the newest sample that had it."""
+    unread: dict[str, int] = field(default_factory=dict)
+    """How many samples have a tensor that the model does not read, by its name."""
 
     def refuse(self, sample: RefusedSample) -> None:
         """Counts a refused sample, which has been counted as read already."""
@@ -118,7 +126,7 @@ class RejectCounts(Savable):
         )
 
     def copied(self) -> RejectCounts:
-        return RejectCounts(self.read, dict(self.refused), dict(self.newest))
+        return RejectCounts(self.read, dict(self.refused), dict(self.newest), dict(self.unread))
 
     def save_state(self) -> FlexState:
         return FlexState(asdict(self))
@@ -128,6 +136,7 @@ class RejectCounts(Savable):
         self.read = state["read"]
         self.refused = dict(state["refused"])
         self.newest = dict(state["newest"])
+        self.unread = dict(state.get("unread", {}))  # older states have none
 
 
 def sum_counts(parts: Iterable[RejectCounts]) -> RejectCounts:
@@ -136,8 +145,9 @@ def sum_counts(parts: Iterable[RejectCounts]) -> RejectCounts:
     for part in parts:
         total.read += part.read
         total.newest |= part.newest
-        for reason, count in part.refused.items():
-            total.refused[reason] = total.refused.get(reason, 0) + count
+        for counts, more in ((total.refused, part.refused), (total.unread, part.unread)):
+            for name, count in more.items():
+                counts[name] = counts.get(name, 0) + count
     return total
 
 
@@ -182,8 +192,11 @@ class ReaderCounts:
         self._readers = readers
         self._fresh: list[RefusedSample] = []
 
-    def accept(self) -> None:
+    def accept(self, unread: Iterable[str] = ()) -> None:
+        """Counts a sample as read, and the names of its tensors that the model does not read."""
         self.counts.read += 1
+        for name in unread:
+            self.counts.unread[name] = self.counts.unread.get(name, 0) + 1
 
     def refuse(self, sample: RefusedSample) -> None:
         """Counts a refused sample, which `accept` has counted as read.

@@ -7,7 +7,7 @@
 Tensor parallelism is a matter of the model's linear layers alone.
 """
 
-# C patch features, T packed tokens, N samples
+# C patch features, T packed tokens, N samples, M level rows
 
 from __future__ import annotations
 
@@ -58,9 +58,12 @@ def split_tokens(
     mine = replace(
         batch,
         latent_TC=part(batch.latent_TC),
-        position_T3=part(batch.position_T3),
+        position_TA=part(batch.position_TA),
         segment_T=part(batch.segment_T, batch.num_samples - 1),
         is_real_T=part(batch.is_real_T, False),
+        is_target_T=part(batch.is_target_T, False),
+        level_row_T=part(batch.level_row_T, batch.num_samples - 1),
+        condition_TC=None if batch.condition_TC is None else part(batch.condition_TC),
         share=share,
     )
     return mine, replace(
@@ -181,18 +184,18 @@ class FullForward(nn.Module):
         self.groups = self.first.groups
 
     @torch.no_grad()
-    def forward(self, input_TC: Tensor, level_N: Tensor, batch: PackedBatch) -> Tensor:
+    def forward(self, input_TC: Tensor, level_M: Tensor, batch: PackedBatch) -> Tensor:
         heartbeat("sampling")
         problem = Problem(
             input_TC=input_TC,
-            level_N=level_N,
+            level_M=level_M,
             target_TC=input_TC,  # there is no loss
-            weight_N=level_N,
-            noise_N=level_N,
+            weight_N=level_M,
+            noise_N=level_M,
         )
         mine, problem = rank_part(self.first, (batch, problem))
         if self.groups.pp.size() == 1:
-            out_TC = self.chunks[0](problem.input_TC, level_N, mine)
+            out_TC = self.chunks[0](problem.input_TC, level_M, mine)
         else:
             out_TC = self._through_stages((mine, problem))
         return join_tokens(out_TC, batch, self.first)
@@ -202,7 +205,7 @@ class FullForward(nn.Module):
 
         def forward_step(items: Iterator[Item], model: nn.Module) -> tuple[Tensor, None]:
             batch, problem = next(items)
-            return model(problem.input_TC, problem.level_N, batch), None
+            return model(problem.input_TC, problem.level_M, batch), None
 
         batch, problem = item
         outputs = run_pipeline([*self.chunks], [item], forward_step, forward_only=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dit.batch import PackedBatch
 from dit.config import RunConfig
-from dit.data import null_text
+from dit.data import null_inputs
 from dit.distributed.data_parallel import gathered_weights, main_param_shards, unshard
 from dit.distributed.pack_broadcast import Replica
 from dit.distributed.process_groups import device, process_groups
@@ -54,7 +54,7 @@ def probe(config: RunConfig, packs: Sequence[PackedBatch], *, steps: int) -> Pro
     groups = process_groups()
     model = build_model_and_optimizer(config, groups, fill=_random)
     replica, objective = Replica(groups), training_objective(config.objective)
-    null_text_LE = null_text(config).to(device())
+    null = null_inputs(config, device())
     result = Probe(start=_gather(model, _main_params(model)))
     batch = config.train.global_batch_size
 
@@ -72,7 +72,7 @@ def probe(config: RunConfig, packs: Sequence[PackedBatch], *, steps: int) -> Pro
                 pack,
                 seed=config.rng.seed,
                 step=step,
-                null_text_LE=null_text_LE,
+                null=null,
                 text_dropout=config.objective.text_dropout,
             )
             for pack in packs_of(step)

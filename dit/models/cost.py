@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Flag, auto
 from functools import cached_property, lru_cache
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from dit.config import ModelConfig
@@ -183,6 +182,12 @@ class NetworkCost:
             total += _of_attentions(stack.layer.attentions).times(stack.count)
         return total
 
+    @property
+    def attends_jointly(self) -> bool:
+        """Whether layers attend to latents and text together, so that each pays for the other."""
+        shapes = (shape for stack in self.stacks for shape in stack.layer.attentions)
+        return any(shape.queries == RowKind.JOINT for shape in shapes)
+
     def text(self, lengths: Sequence[int]) -> Sequence[int]:
         """Text tokens that the layers see."""
         return lengths if self.text_tokens is None else [self.text_tokens] * len(lengths)
@@ -238,8 +243,7 @@ def attention_flops(model: ModelConfig, *, tokens: Sequence[int], text: Sequence
 
 def pack_forward_flops(model: ModelConfig, batch: PackedBatch) -> int:
     """Operations of one forward pass, from the true geometry of the pack."""
-    text = [b - a for a, b in pairwise(batch.text_starts)]
-    return forward_flops(model, tokens=batch.num_tokens, text=text)
+    return forward_flops(model, tokens=batch.num_tokens, text=batch.text_rows)
 
 
 def training_flops(model: ModelConfig, batch: PackedBatch) -> int:

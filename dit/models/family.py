@@ -47,7 +47,8 @@ class InputKind(StrEnum):
     TEXT = "text"  # rows of a text or image encoder, [L, width]
     VECTOR = "vector"  # one vector, such as pooled text, [width]
     CHANNELS = "channels"  # channels beside those of the noisy latent, [width, F, H, W]
-    LATENTS = "latents"  # reference latents: tokens of their own, without noise and loss
+    FRAMES = "frames"  # clean latent frames in the place of the target's first ones, [C, f, H, W]
+    REFERENCE = "reference"  # a reference latent: tokens of their own, clean, [C, F, H, W]
 
 
 class Padding(StrEnum):
@@ -79,6 +80,8 @@ class SampleInput:
     """Whether a sample without it is refused; one without an input that is not is trained on."""
     may_be_empty: bool = False
     """Whether 0 rows are legal."""
+    clean: bool = True
+    """Whether a reference latent is told the clean level; FLUX Kontext's is told the sample's."""
     null: NullInput = NullInput.ENCODED
     padding: Padding = Padding.NONE
     length: int | None = None

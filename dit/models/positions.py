@@ -14,24 +14,47 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from dit.batch import Grid
+
 
 class PositionRule(Protocol):
-    """Rules are hashable, because positions are cached by rule and grid."""
+    """Rules are hashable, because positions are cached by rule and grids."""
 
-    def __call__(self, grid: tuple[int, int, int], *, fps: float) -> Tensor:
-        """[F*H*W, axes] float32 of one sample, in token order; `fps` is NaN where it is unknown."""
+    @property
+    def axes(self) -> int:
+        """Numbers of a position."""
+        ...
+
+    def __call__(self, grids: tuple[Grid, ...], *, fps: float) -> Tensor:
+        """[tokens, axes] float32 of one sample, in token order; `fps` is NaN where it is unknown.
+
+        `grids` are those of the target and of its reference latents.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class GridPositions:
-    """(frame, row, column): indices; the frame may be scaled to a common frame rate."""
+    """(frame, row, column): indices; the frame may be scaled to a common frame rate.
+
+    The frames of a reference latent count on after those of the target and of the references before
+    it (FLUX Kontext and Qwen-Image-Edit, whose latents have one frame).
+    """
 
     base_fps: float | None = None
     """A frame's position is frame * base_fps / fps; None uses the frame's index (Wan, Hunyuan)."""
 
-    def __call__(self, grid: tuple[int, int, int], *, fps: float) -> Tensor:
-        frames, rows, columns = (torch.arange(size, dtype=torch.float32) for size in grid)
-        if self.base_fps is not None and not math.isnan(fps):
-            frames = frames * (self.base_fps / fps)
-        return torch.cartesian_prod(frames, rows, columns)
+    @property
+    def axes(self) -> int:
+        return 3
+
+    def __call__(self, grids: tuple[Grid, ...], *, fps: float) -> Tensor:
+        parts, before = [], 0
+        for grid in grids:
+            frames, rows, columns = (torch.arange(size, dtype=torch.float32) for size in grid)
+            frames += before
+            if self.base_fps is not None and not math.isnan(fps):
+                frames = frames * (self.base_fps / fps)
+            parts.append(torch.cartesian_prod(frames, rows, columns))
+            before += grid[0]
+        return torch.cat(parts)

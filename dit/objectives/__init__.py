@@ -24,13 +24,15 @@ from dit.objectives.registry import (
 )
 from dit.objectives.training_target import (
     Draw,
+    clean_network_level,
     draw_problem,
     draw_text_dropout,
     pack_rng,
     training_problem,
     validation_problem,
-    with_null_text,
-    with_texts,
+    with_clean_level,
+    with_given_tokens,
+    with_null_inputs,
 )
 
 __all__ = [
@@ -40,6 +42,7 @@ __all__ = [
     "Prediction",
     "SamplingPath",
     "TrainingObjective",
+    "clean_network_level",
     "draw_problem",
     "draw_text_dropout",
     "pack_rng",
@@ -48,6 +51,7 @@ __all__ = [
     "training_objective",
     "training_problem",
     "validation_problem",
-    "with_null_text",
-    "with_texts",
+    "with_clean_level",
+    "with_given_tokens",
+    "with_null_inputs",
 ]

@@ -68,7 +68,7 @@ class Edm:
         latent_TC, noise_TC = batch.latent_TC.float(), noise_TC.float()
         return Problem(
             input_TC=real_only(part.latent * latent_TC + part.noise * noise_TC, batch),
-            level_N=self.network_level(sigma_N),
+            level_M=self.network_level(sigma_N),
             target_TC=real_only(part.noise * latent_TC - part.latent * noise_TC, batch),
             weight_N=torch.ones_like(sigma_N),  # lambda(sigma) * c_out² (Table 1) is 1
             noise_N=sigma_N,

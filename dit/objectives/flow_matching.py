@@ -63,7 +63,7 @@ class FlowMatching:
         state_TC = torch.lerp(latent_TC, noise_TC, per_token(t_N, batch))
         return Problem(
             input_TC=real_only(state_TC, batch),
-            level_N=self.network_level(t_N),
+            level_M=self.network_level(t_N),
             target_TC=real_only(noise_TC - latent_TC, batch),
             weight_N=self.weight(t_N),
             noise_N=t_N,

@@ -34,6 +34,10 @@ class TrainingObjective(Protocol):
         """
         ...
 
+    def network_level(self, noise_N: Tensor) -> Tensor:
+        """The number [N] that tells the network the level: rows of `Problem.level_M`."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
@@ -63,7 +67,7 @@ class SamplingPath(Protocol):
         ...
 
     def network_level(self, noise_N: Tensor) -> Tensor:
-        """The number [N] that tells the network the level: `Problem.level_N` of training."""
+        """The number [N] that tells the network the level, as in training."""
         ...
 
     def predict(self, state_TC: Tensor, raw_TC: Tensor, noise_T1: Tensor) -> Prediction:

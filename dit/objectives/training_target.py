@@ -4,16 +4,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import IntEnum
 from itertools import accumulate, pairwise
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dit.batch import PackedBatch, Problem
+from dit.batch import NullInputs, PackedBatch, Problem
 from dit.objectives.objective import TrainingObjective
 from dit.objectives.timestep_sampling import draw_quantiles
 
@@ -23,39 +25,33 @@ def draw_text_dropout(count: int, probability: float, rng: torch.Generator) -> l
     return (torch.rand(count, generator=rng, dtype=torch.float64) < probability).tolist()
 
 
-def with_texts(batch: PackedBatch, texts: Sequence[Tensor]) -> PackedBatch:
-    """The same pack with other captions: `texts` has one [L, E] for each sample.
-
-    Raises:
-        ValueError: a caption without tokens, of another width, or not one for each sample.
-    """
-    if len(texts) != batch.num_samples:
-        raise ValueError(f"{len(texts)} captions for a pack of {batch.num_samples} samples")
-    width = batch.text_LE.shape[1]
-    for text_LE in texts:
-        if text_LE.ndim != 2 or text_LE.shape[0] < 1 or text_LE.shape[1] != width:
-            raise ValueError(
-                f"text embedding of shape {tuple(text_LE.shape)} in a pack of text width {width}:"
-                f" give [L, {width}] with L >= 1, from the text encoder that packed the dataset"
-            )
-    starts = tuple(accumulate((len(text_LE) for text_LE in texts), initial=0))
-    text_LE = torch.cat([text_LE.to(batch.text_LE) for text_LE in texts])
-    return replace(batch, text_LE=text_LE, text_starts=starts)
-
-
-def with_null_text(
-    batch: PackedBatch, dropped: Sequence[bool], null_text_LE: Tensor
-) -> PackedBatch:
-    """The same pack, the captions of the dropped samples replaced by the null text [L0, E].
+def with_null_inputs(batch: PackedBatch, dropped: Sequence[bool], null: NullInputs) -> PackedBatch:
+    """The same pack, the inputs of the dropped samples replaced by those of an empty caption.
 
     Lengths are Python integers, so this does not wait for the device.
 
     Raises:
-        ValueError: the null text has no tokens or another width than the captions.
+        ValueError: an input of `null` has another width than those of the pack.
     """
-    spans = zip(dropped, pairwise(batch.text_starts), strict=True)
-    texts = [null_text_LE if drop else batch.text_LE[a:b] for drop, (a, b) in spans]
-    return with_texts(batch, texts)
+    for name, value in null.items():
+        packed = batch.vectors[name] if name in batch.vectors else batch.texts[name]
+        if value.shape[-1] != packed.shape[-1]:
+            raise ValueError(
+                f"the null input `{name}` has shape {list(value.shape)}, in a pack of width"
+                f" {packed.shape[-1]}; take it from the encoder that packed the dataset"
+            )
+    for name in [name for name in batch.texts if name in null]:
+        rows_LE, starts = batch.texts[name], batch.text_offsets[name]
+        spans = zip(dropped, pairwise(starts), strict=True)
+        each = [null[name].to(rows_LE) if drop else rows_LE[a:b] for drop, (a, b) in spans]
+        offsets = tuple(accumulate(map(len, each), initial=0))
+        batch = batch.with_text(name, torch.cat(each), offsets)
+    vectors = dict(batch.vectors)
+    for name in [name for name in vectors if name in null]:
+        pairs = zip(dropped, vectors[name], strict=True)
+        each = [null[name].to(own_E) if drop else own_E for drop, own_E in pairs]
+        vectors[name] = torch.stack(each)
+    return replace(batch, vectors=vectors)
 
 
 CPU = torch.device("cpu")
@@ -67,10 +63,10 @@ def training_problem(
     *,
     seed: int,
     step: int,
-    null_text_LE: Tensor,
+    null: NullInputs,
     text_dropout: float,
 ) -> tuple[PackedBatch, Problem]:
-    """The pack with null texts in place of dropped captions, and its regression problem at a step.
+    """The pack with null inputs in place of dropped captions, and its regression problem at a step.
 
     All random numbers follow from (seed, step, batch.pack_id). Levels and dropout are drawn on the
     CPU, so they are the same on every device; noise is drawn on the device of the batch.
@@ -86,7 +82,7 @@ def training_problem(
         levels_rng=rng(Draw.LEVELS, CPU),
         noise_rng=rng(Draw.NOISE, batch.latent_TC.device),
     )
-    return with_null_text(batch, dropped, null_text_LE), problem
+    return with_null_inputs(batch, dropped, null), problem
 
 
 def validation_problem(
@@ -127,9 +123,52 @@ def problem_of(
     noise_rng: torch.Generator,
 ) -> Problem:
     """The problem with each sample at the level of its quantile, and noise for each real token."""
-    noise_N = objective.levels(quantile_N, batch.num_tokens)
+    noise_N = objective.levels(quantile_N, batch.latent_tokens)
     noise_N = noise_N.to(batch.latent_TC.device, non_blocking=True)
-    return objective.problem_at(batch, noise_N, draw_noise(batch, noise_rng))
+    problem = objective.problem_at(batch, noise_N, draw_noise(batch, noise_rng))
+    if not batch.has_given_tokens:
+        return problem
+    given_T1 = ~batch.is_target_T[:, None]
+    return replace(
+        problem,
+        input_TC=with_given_tokens(problem.input_TC, batch),
+        target_TC=problem.target_TC.masked_fill(given_T1, 0),
+        level_M=with_clean_level(problem.level_M, batch, objective),
+    )
+
+
+def with_given_tokens(input_TC: Tensor, batch: PackedBatch) -> Tensor:
+    """Network input with the latents themselves at clean and reference tokens."""
+    return torch.where(batch.is_target_T[:, None], input_TC, batch.latent_TC.to(input_TC))
+
+
+class _TellsLevels(Protocol):
+    """Both sides of an objective."""
+
+    def network_level(self, noise_N: Tensor) -> Tensor: ...
+
+
+def with_clean_level(level_N: Tensor, batch: PackedBatch, objective: _TellsLevels) -> Tensor:
+    """Level rows [M] from those of the samples: rows of the clean level follow where it is told."""
+    if batch.clean_level is None:
+        return level_N
+    told = clean_network_level(objective, batch.clean_level)
+    return torch.cat((level_N, torch.full_like(level_N, told)))
+
+
+def clean_network_level(objective: _TellsLevels, level: float) -> float:
+    """The number that tells a network of tokens without noise, whose noise level is `level`.
+
+    Raises:
+        ValueError: the objective has none, as ln 0 of EDM.
+    """
+    told = float(objective.network_level(torch.tensor(level, dtype=torch.float64)))
+    if not math.isfinite(told):
+        raise ValueError(
+            f"the samples have tokens without noise (level {level}), of which the objective would"
+            f" tell the network {told}; use objective.name=flow, or a family without such inputs"
+        )
+    return told
 
 
 def draw_noise(batch: PackedBatch, rng: torch.Generator) -> Tensor:

@@ -9,16 +9,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from dit.batch import LatentSample, PackedBatch
+from dit.batch import TEXT, LatentSample, PackedBatch
 from dit.config import RunConfig, Sampler
-from dit.data.pack import PatchLayout, best_fit_decreasing, pack_samples
-from dit.objectives import SamplingPath, sampling_path, with_texts
+from dit.data.pack import PatchLayout, SampleSize, best_fit_decreasing, pack_samples
+from dit.objectives import SamplingPath, sampling_path, with_clean_level, with_given_tokens
 from dit.pack_wire import pack_to
 from dit.sampling.ode_solvers import Guidance, Network, guided, initial_noise, sample
 from dit.sampling.unpatchify import unpack_latents
@@ -28,8 +28,10 @@ from dit.sampling.unpatchify import unpack_latents
 class Request:
     """One picture or video to generate."""
 
-    text_LE: Tensor
-    negative_LE: Tensor  # what guidance leads away from: the null text, or a negative prompt
+    inputs: Mapping[str, Tensor]  # what the sample has beside its latent, by name
+    # Those that guidance leads away from, of an empty caption or of a negative prompt; inputs that
+    # are absent here are those of the sample.
+    negative: Mapping[str, Tensor]
     latent_FHW: tuple[int, int, int]  # size in latent cells
     fps: float  # NaN for a picture
     seed: int  # of its noise; neighbours and layout do not matter
@@ -67,19 +69,28 @@ def generate_latents(
         ValueError: a request is longer than a pack, or does not divide into patches.
     """
     layout = PatchLayout.of(config)
-    samples = [_blank(i, r, config) for i, r in enumerate(requests)]
-    lengths = [layout.padded_tokens(s.latent_CFHW) for s in samples]
+    samples = [_blank(i, r, config, r.inputs) for i, r in enumerate(requests)]
+    lengths = [SampleSize.of(sample, layout).tokens for sample in samples]
     capacity = max([config.dataset.task_encoder_seq_length, *lengths])
     latents: dict[int, Tensor] = {}
     for members in best_fit_decreasing(lengths, capacity=capacity):
-        batch = pack_samples([samples[i] for i in members], layout)
-        chosen = [requests[i] for i in members]
-        made = _sample_pack(model, batch, chosen, config=config, settings=settings)
+        chosen = {i: requests[i] for i in members}
+        against = [_blank(i, r, config, {**r.inputs, **r.negative}) for i, r in chosen.items()]
+        made = _sample_pack(
+            model,
+            pack_samples([samples[i] for i in members], layout),
+            pack_samples(against, layout),
+            seeds=[one.seed for one in chosen.values()],
+            config=config,
+            settings=settings,
+        )
         latents |= dict(zip(members, made, strict=True))
     return [latents[i] for i in range(len(requests))]
 
 
-def _blank(index: int, request: Request, config: RunConfig) -> LatentSample:
+def _blank(
+    index: int, request: Request, config: RunConfig, inputs: Mapping[str, Tensor]
+) -> LatentSample:
     patch = (config.model.patch_temporal, *[config.model.patch_spatial] * 2)
     if any(size % p or size < 1 for size, p in zip(request.latent_FHW, patch, strict=True)):
         raise ValueError(
@@ -89,7 +100,8 @@ def _blank(index: int, request: Request, config: RunConfig) -> LatentSample:
     return LatentSample(
         key=str(index),
         latent_CFHW=torch.zeros(config.model.in_channels, *request.latent_FHW),
-        text_LE=request.text_LE,
+        text_LE=inputs[TEXT],
+        others={name: value for name, value in inputs.items() if name != TEXT},
         fps=request.fps,
     )
 
@@ -98,26 +110,33 @@ def _blank(index: int, request: Request, config: RunConfig) -> LatentSample:
 def _sample_pack(
     model: nn.Module,
     batch: PackedBatch,
-    requests: Sequence[Request],
+    negative: PackedBatch,
     *,
+    seeds: Sequence[int],
     config: RunConfig,
     settings: SamplingSettings,
 ) -> list[Tensor]:
-    batch = pack_to(batch, next(model.parameters()).device)
-    negative = with_texts(batch, [r.negative_LE for r in requests])
-
+    device = next(model.parameters()).device
+    batch, negative = pack_to(batch, device), pack_to(negative, device)
     path = sampling_path(config.objective)
 
     def network(pack: PackedBatch) -> Network:
-        return lambda input_TC, level_N: model(input_TC, level_N, pack)
+        def run(input_TC: Tensor, level_N: Tensor) -> Tensor:
+            if pack.has_given_tokens:
+                input_TC = with_given_tokens(input_TC, pack)
+            return model(input_TC, with_clean_level(level_N, pack, path), pack)
+
+        return run
 
     latent_TC = sample(
         path,
         guided(network(batch), network(negative), settings.guide(path), batch),
-        initial_noise(batch, [r.seed for r in requests]),
+        initial_noise(batch, seeds),
         batch,
         num_steps=settings.num_steps,
         sampler=settings.sampler,
     )
+    if batch.has_given_tokens:
+        latent_TC = with_given_tokens(latent_TC, batch)
     patch = {"patch_temporal": config.model.patch_temporal}
     return unpack_latents(latent_TC, batch, patch_spatial=config.model.patch_spatial, **patch)

@@ -88,15 +88,16 @@ def guided(
 
 
 def deviations(values_TC: Tensor, batch: PackedBatch) -> Tensor:
-    """Standard deviation over all real tokens and features of each sample, float32 [N]."""
-    real_TC = real_only(values_TC.double(), batch)
-    count_N = torch.tensor(batch.num_tokens).to(real_TC) * real_TC.shape[1]
+    """Standard deviation over all target tokens and features of each sample, float32 [N]."""
+    values_TC, other_T1 = values_TC.double(), ~batch.is_target_T[:, None]
+    count_N = torch.tensor(batch.loss_tokens).to(values_TC) * values_TC.shape[1]
 
     def sums(numbers_TC: Tensor) -> Tensor:
-        return torch.zeros_like(count_N).index_add(0, batch.segment_T, numbers_TC.sum(-1))
+        targets_TC = numbers_TC.masked_fill(other_T1, 0)
+        return torch.zeros_like(count_N).index_add(0, batch.segment_T, targets_TC.sum(-1))
 
-    mean_N = sums(real_TC) / count_N
-    centred_TC = real_only(real_TC - per_token(mean_N, batch), batch)
+    mean_N = sums(values_TC) / count_N
+    centred_TC = values_TC - per_token(mean_N, batch)
     return (sums(centred_TC.square()) / (count_N - 1)).sqrt().float()
 
 
@@ -120,7 +121,7 @@ def sample(
     """
     if num_steps < 1:
         raise ValueError(f"num_steps={num_steps} must be at least 1")
-    level_SN = path.schedule(batch.num_tokens, num_steps=num_steps).to(noise_TC.device)
+    level_SN = path.schedule(batch.latent_tokens, num_steps=num_steps).to(noise_TC.device)
 
     def predict(state_TC: Tensor, noise_N: Tensor) -> Prediction:
         noise_T1 = per_token(noise_N, batch)

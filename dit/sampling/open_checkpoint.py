@@ -13,8 +13,7 @@ from dit.distributed.entry import say_notice
 from dit.sampling.latent_sizes import LatentStride
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
+    from dit.batch import NullInputs
     from dit.codecs.text import TextEncoder
     from dit.codecs.vae import Codec
     from dit.config import ModelConfig, RunConfig
@@ -45,7 +44,7 @@ class OpenCheckpoint:
     encoder: TextEncoder
     decoder: Codec | None
     latent_stride: LatentStride
-    null_text_LE: Tensor
+    null: NullInputs  # the inputs of a sample without caption
     card: dict[str, Any] = field(repr=False)
 
 
@@ -67,7 +66,7 @@ def open_checkpoint(
         find_checkpoint,
         saved_card,
         saved_config,
-        saved_null_text,
+        saved_null_inputs,
     )
 
     options = options or LoadOptions()
@@ -93,7 +92,7 @@ def open_checkpoint(
         encoder=_encoder_of(card, options.t5_cache_dir),
         decoder=decoder,
         latent_stride=latent_stride,
-        null_text_LE=saved_null_text(path),
+        null=saved_null_inputs(path),
         card=card,
     )
 

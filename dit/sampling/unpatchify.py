@@ -1,12 +1,17 @@
-"""Tokens of a pack -> latents (the inverse of patchify)."""
+"""Tokens of a pack -> latents and inputs of its samples (the inverse of packing)."""
 
 # C patch features = c * pt * p * p, T packed tokens; F H W frames, rows, columns of a latent
 
 from __future__ import annotations
 
+import math
+from itertools import accumulate, pairwise
+
 from torch import Tensor
 
 from dit.batch import PackedBatch
+from dit.data.pack import PatchLayout
+from dit.models.family import InputKind
 
 
 def unpack_latents(
@@ -30,3 +35,30 @@ def unpatchify(
     pt, p = patch_temporal, patch_spatial
     patches = latent_TC[: f * h * w].reshape(f, h, w, -1, pt, p, p)  # frame row column c t h w
     return patches.permute(3, 0, 4, 1, 5, 2, 6).reshape(-1, f * pt, h * p, w * p)
+
+
+def inputs_of(batch: PackedBatch, index: int, layout: PatchLayout) -> dict[str, Tensor]:
+    """What the sample at `index` of a whole pack has beside its latent, by name, as copies."""
+    found = {}
+    for name, starts in batch.text_offsets.items():
+        found[name] = batch.texts[name][starts[index] : starts[index + 1]].clone()
+    found |= {name: rows_NE[index].clone() for name, rows_NE in batch.vectors.items()}
+    grid, first = batch.grids[index], batch.starts[index]
+    patch = (layout.patch_temporal, layout.patch_spatial)
+    clean = batch.clean_tokens[index] if batch.clean_tokens else 0
+    if clean:
+        (name,) = layout.named(InputKind.FRAMES)
+        frames = (clean // math.prod(grid[1:]), *grid[1:])
+        found[name] = unpatchify(batch.latent_TC[first:], frames, *patch).clone()
+    others = batch.references[index] if batch.references else ()
+    starts = accumulate(map(math.prod, (grid, *others)), initial=first)
+    for name, other, (at, _) in zip(
+        layout.named(InputKind.REFERENCE), others, pairwise([*starts][1:]), strict=False
+    ):
+        found[name] = unpatchify(batch.latent_TC[at:], other, *patch).clone()
+    if batch.condition_TC is not None:
+        channels_CFHW = unpatchify(batch.condition_TC[first:], grid, *patch)
+        named = [one for one in layout.inputs if one.kind is InputKind.CHANNELS]
+        parts = channels_CFHW.split([one.width for one in named])
+        found |= {one.name: part.clone() for one, part in zip(named, parts, strict=True)}
+    return found

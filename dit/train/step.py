@@ -86,7 +86,7 @@ def _forward(
     heartbeat("forward and backward pass")
     batch, problem = next(items)
     with timed(FORWARD):
-        prediction_TC = model(problem.input_TC, problem.level_N, batch)
+        prediction_TC = model(problem.input_TC, problem.level_M, batch)
 
     def reduce(prediction_TC: Tensor) -> tuple[Tensor, Tensor, Loss]:
         with timed(FORWARD):
@@ -103,7 +103,7 @@ class Loss:
     """Sum of the errors over this rank's tokens, and its part of the divisor of the mean."""
 
     total: Tensor  # float32 scalar
-    count: Tensor  # int32 scalar: real tokens, or samples
+    count: Tensor  # int32 scalar: target tokens, or samples
     error_T: Tensor  # float32, each token's part of `total`
     count_N: Tensor  # int32, each sample's part of `count`
 
@@ -115,17 +115,17 @@ class Loss:
 
 
 def loss_of(batch: PackedBatch, problem: Problem, prediction_TC: Tensor, mean: LossMean) -> Loss:
-    """Weighted squared error of the real tokens of a pack, float32.
+    """Weighted squared error of the target tokens of a pack, float32.
 
     It is a mean over features, then a sum over tokens (`token`) or over samples' means (`sample`).
     """
     error_T = (prediction_TC.float() - problem.target_TC).square().mean(-1)
     error_T = error_T * problem.weight_N[batch.segment_T]
-    error_T = error_T.where(batch.is_real_T, 0)
+    error_T = error_T.where(batch.is_target_T, 0)
     if mean is LossMean.TOKEN:
-        counts = [real for _, real in batch.shared_spans]
+        counts = batch.shared_loss_tokens
     else:
-        tokens_N = torch.tensor(batch.num_tokens, dtype=torch.float32)
+        tokens_N = torch.tensor(batch.loss_tokens, dtype=torch.float32)
         tokens_N = tokens_N.to(error_T.device, non_blocking=True)
         error_T = error_T / tokens_N[batch.segment_T]
         counts = [int(batch.share.index == 0)] * batch.num_samples  # once over context ranks

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
-from torch import Tensor
 from torch.nn import Module
 
+from dit.batch import NullInputs
 from dit.config import RunConfig
 from dit.data import PackLoader, ValidationPacks
 from dit.distributed.pack_broadcast import Replica
@@ -92,7 +92,7 @@ class TrainState:
     loader: PackLoader | None  # on the rank that reads for its replica
     validation: dict[str, ValidationPacks]  # of this replica, by the name of the loss
     objective: TrainingObjective
-    null_text_LE: Tensor  # embedding of the empty caption
+    null: NullInputs  # the inputs of a sample without caption
     card: dict[str, Any] | None  # how to decode the data; mock data has none
     progress: TrainProgress = field(default_factory=TrainProgress)
     saver: Saver | None = None  # where there is a run folder

@@ -21,7 +21,7 @@ from dit.data import (
     check_data,
     dataset_card,
     deaths_in_words,
-    null_text,
+    null_inputs,
 )
 from dit.distributed.collective_errors import from_first_rank
 from dit.distributed.entry import StopSignals
@@ -135,7 +135,7 @@ def _prepare(config: RunConfig, ends: ExitStack) -> TrainState:
         model=model,
         interval_metrics=IntervalMetrics(config, model, objective),
         objective=objective,
-        null_text_LE=null_text(config).to(device()),
+        null=null_inputs(config, device()),
         card=dataset_card(config),
     )
     if run.folder is not None:
@@ -213,7 +213,7 @@ def _step(
             pack,
             seed=c.rng.seed,
             step=step,
-            null_text_LE=run.null_text_LE,
+            null=run.null,
             text_dropout=c.objective.text_dropout,
         )
         for pack in packs

@@ -37,7 +37,7 @@ def worst_difference(checkpoint: Path, model: ModelConfig, case: dict[str, Any])
     given = case["batch"]
     problem = Problem(
         input_TC=given.latent_TC,
-        level_N=case["levels"],
+        level_M=case["levels"],
         target_TC=case["expected_TC"],
         weight_N=torch.ones(given.num_samples),
         noise_N=case["levels"],
@@ -47,7 +47,7 @@ def worst_difference(checkpoint: Path, model: ModelConfig, case: dict[str, Any])
     with torch.no_grad():
         if not network.pre_process:
             network.set_input_tensor([_receive()])
-        made = network(mine.input_TC, mine.level_N, batch)
+        made = network(mine.input_TC, mine.level_M, batch)
         if not network.post_process:
             dist.send(torch.tensor(made.shape), dst=1)
             dist.send(made.contiguous(), dst=1)

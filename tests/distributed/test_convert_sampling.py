@@ -119,8 +119,8 @@ run, output, seed, steps, guidance, *prompts = sys.argv[1:]
 opened = open_checkpoint(run, weights="ema")
 requests = [
     Request(
-        text_LE=opened.encoder.encode(prompt),
-        negative_LE=opened.null_text_LE,
+        inputs=opened.encoder.encode_all(prompt),
+        negative=opened.null,
         latent_FHW=(1, 4, 4),
         fps=float("nan"),
         seed=int(seed) + i,

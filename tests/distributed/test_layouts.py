@@ -231,7 +231,7 @@ RESAVE = """
 import sys
 from pathlib import Path
 from dit.config.loading import load_config, read_config
-from dit.data import null_text
+from dit.data import null_inputs
 from dit.distributed.process_groups import process_groups, start_processes
 if __name__ == "__main__":
     source, target, *layout = sys.argv[1:]
@@ -242,7 +242,7 @@ if __name__ == "__main__":
     from dit.train.checkpoint.async_save import save_checkpoint
     model = build_model_and_optimizer(config, process_groups())
     progress = load_checkpoint(Path(source), model, config=config)
-    data = DataState(position=None, card=None, null_text_LE=null_text(config))
+    data = DataState(position=None, card=None, null=null_inputs(config))
     save_checkpoint(Path(target), model, progress=progress, config=config, data=data)
 """
 COMPARE = """

@@ -77,7 +77,7 @@ def test_a_step_never_waits_for_the_device(groups, changes):
         problem = draw_problem(
             objective, batch, levels_rng=torch.Generator(), noise_rng=torch.Generator(device)
         )
-        out_TC = network(problem.input_TC, problem.level_N, batch)
+        out_TC = network(problem.input_TC, problem.level_M, batch)
         loss_of(batch, problem, out_TC, LossMean.TOKEN).total.backward()
 
     for batch in packs:  # kernels are compiled and loaded

@@ -48,14 +48,16 @@ def make_pack() -> MakePack:
         lengths = list(texts) if texts else [i + 1 for i in range(len(grids))]
         return PackedBatch(
             latent_TC=latent_TC,
-            position_T3=torch.zeros(starts[-1], 3),
+            position_TA=torch.zeros(starts[-1], 3),
             segment_T=segment_T,
             is_real_T=is_real_T,
-            text_LE=torch.randn(sum(lengths), 5, generator=rng).bfloat16(),
+            is_target_T=is_real_T,
+            level_row_T=segment_T,
+            texts={"text": torch.randn(sum(lengths), 5, generator=rng).bfloat16()},
             fps_N=torch.full((len(grids),), torch.nan),
             grids=tuple(grids),
             starts=tuple(starts),
-            text_starts=tuple(sum(lengths[:i]) for i in range(len(lengths) + 1)),
+            text_offsets={"text": tuple(sum(lengths[:i]) for i in range(len(lengths) + 1))},
             keys=tuple(f"k{i}" for i in range(len(grids))),
             pack_id=pack_id,
         )

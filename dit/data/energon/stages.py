@@ -25,10 +25,9 @@ from megatron.energon.wrappers.base import BaseWrapperDataset
 from megatron.energon.wrappers.buffer import SavableSampleBuffer
 
 from dit.batch import LatentSample, PackedBatch
-from dit.data.cook import SampleSize
 from dit.data.energon.internals import OpenPacking
 from dit.data.energon.worker_shards import SampleId
-from dit.data.pack import best_fit_decreasing, full_with_first, turn
+from dit.data.pack import SampleSize, best_fit_decreasing, full_with_first, turn
 from dit.data.rejections import (
     DataError,
     ReaderCounts,
@@ -104,7 +103,7 @@ class Cooking(BaseWrapperDataset[Any, CookedSample]):
     def __iter__(self) -> Iterator[CookedSample]:
         for raw in self.dataset:
             sample = self._cook(_record(raw))
-            self._counts.accept()
+            self._counts.accept(sample.measured.unread if sample.measured else ())
             if sample.refusal is None:
                 self._refused_in_a_row = 0
                 yield sample

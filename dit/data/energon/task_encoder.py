@@ -12,7 +12,6 @@ Energon's; the others are ours, in stages.py.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -33,7 +32,7 @@ from megatron.energon.wrappers.map_dataset import MapDataset
 
 from dit.batch import LatentSample
 from dit.config import Balance, RunConfig
-from dit.data.cook import Expected, SampleSize, cook, measure_sample
+from dit.data.cook import Expected, cook, measure_sample
 from dit.data.datasets import DatasetSplit, energon_source, key_prefixes, val_split
 from dit.data.energon.internals import DatasetOpener
 from dit.data.energon.resumable_loader import ResumableLoader
@@ -48,7 +47,7 @@ from dit.data.energon.stages import (
 )
 from dit.data.energon.worker_shards import FolderShard, ReaderConfig, WorkerShard, sample_id
 from dit.data.mock import MockDataset, MockShard
-from dit.data.pack import Extent, PackWriter, common_dtype
+from dit.data.pack import PackWriter, SampleSize
 from dit.data.records import PLACE, UNREADABLE
 from dit.data.rejections import Bound, DataError, ReaderCounts, Reject, SampleRefused
 from dit.models.cost import forward_flops
@@ -212,7 +211,7 @@ class PackEncoder(DatasetOpener):
             measured = measure_sample(record, self.expected)
             if measured is None:
                 sample = _lasting(load()) if PLACE in record else load()
-                measured = SampleSize.of(sample.latent_CFHW, sample.text_LE, self.expected.layout)
+                measured = SampleSize.of(sample, self.expected.layout)
                 load = lambda: sample  # noqa: E731 - it had to be decoded for its length
         except SampleRefused as refusal:
             # Without its traceback, which would keep the payload alive.
@@ -264,28 +263,17 @@ class PackEncoder(DatasetOpener):
         )
 
     def _writer(self, group: SampleGroup) -> PackWriter:
-        expected, sizes = self.expected, [sample.size for sample in group.samples]
         return PackWriter(
-            expected.layout,
-            samples=len(sizes),
-            latent=Extent(
-                rows=sum(size.tokens for size in sizes),
-                width=expected.channels * math.prod(expected.layout.patch),
-                dtype=common_dtype(size.dtypes[0] for size in sizes),
-            ),
-            text=Extent(
-                rows=sum(size.shape[1] for size in sizes),
-                width=expected.text_width,
-                dtype=common_dtype(size.dtypes[1] for size in sizes),
-            ),
+            self.expected.layout,
+            [sample.size for sample in group.samples],
+            channels=self.expected.channels,
             memory=self._buffers.free,
         )
 
     def _chosen(self, sample: CookedSample) -> LatentSample:
         assert sample.load is not None
         latent = sample.load()
-        found = SampleSize.of(latent.latent_CFHW, latent.text_LE, self.expected.layout)
-        if found != sample.size:
+        if SampleSize.of(latent, self.expected.layout) != sample.size:
             raise SampleRefused(
                 Reject.UNREADABLE, "the shard has been changed while the sample waited"
             )
@@ -345,5 +333,9 @@ class PackEncoder(DatasetOpener):
 
 def _lasting(sample: LatentSample) -> LatentSample:
     """The sample with tensors that stay as they are when other samples are read."""
-    latent_CFHW, text_LE = sample.latent_CFHW.clone(), sample.text_LE.clone()
-    return replace(sample, latent_CFHW=latent_CFHW, text_LE=text_LE)
+    return replace(
+        sample,
+        latent_CFHW=sample.latent_CFHW.clone(),
+        text_LE=sample.text_LE.clone(),
+        others={name: values.clone() for name, values in sample.others.items()},
+    )

@@ -1,17 +1,17 @@
 """The DiT: one row of latents, cross-attention to text, low-rank adaLN (Cosmos)."""
 
-# T packed tokens, N samples, C patch features, D model width, L text tokens, E text width
+# T packed tokens, N samples, M level rows, C patch features, D model width
+# L text tokens, E text width
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor, nn
 
-from dit.batch import PackedBatch
+from dit.batch import TEXT, PackedBatch
 from dit.models.dit.config import DitConfig, ExtraPosition
 from dit.models.dit.positions import LearnablePositions, Rotary
 from dit.models.layer_spec import (
@@ -78,39 +78,39 @@ class DiT(StackedTransformer):
         return pad_text(batch, self.model.text_pad_to)
 
     def condition_shapes(self, batch: PackedBatch) -> Shapes:
-        model, width, samples = self.model, self.config.hidden_size, batch.num_samples
-        shapes = {"t_emb": (samples, width), "adaln_shift": (samples, 3 * width)}
+        model, width, levels = self.model, self.config.hidden_size, batch.num_levels
+        shapes = {"t_emb": (levels, width), "adaln_shift": (levels, 3 * width)}
         if model.extra_pos_embed is ExtraPosition.LEARNABLE:
             shapes["position"] = (self.hidden_rows(batch)["hidden"], width)
         if model.crossattn_proj_size is not None:
             length = model.text_pad_to
-            text = batch.text_starts[-1] if length is None else length * samples
+            text = batch.text_starts[-1] if length is None else length * batch.num_samples
             shapes["text"] = (text, model.crossattn_proj_size)
         return shapes
 
     def layout(self, batch: PackedBatch) -> PerSample:
-        return PerSample.of(self.my_tokens(batch.segment_T), compiled=self.model.compile)
+        return PerSample.of(self.my_tokens(batch.level_row_T), compiled=self.model.compile)
 
     def embed(
         self,
         x_TC: Tensor,
-        level_N: Tensor,
+        level_M: Tensor,
         batch: PackedBatch,
         layout: PerSample,  # noqa: ARG002
     ) -> Blocks:
         x_TC = self.my_tokens(nn.functional.pad(x_TC, (0, self.mask_features)))
-        t_emb_ND, adaln_shift_NX = self.level(level_N)
-        blocks = {"t_emb": t_emb_ND, "adaln_shift": adaln_shift_NX}
+        t_emb_MD, adaln_shift_MX = self.level(level_M)
+        blocks = {"t_emb": t_emb_MD, "adaln_shift": adaln_shift_MX}
         if self.positions is not None:
             fps_T = self.my_tokens(batch.fps_N[batch.segment_T])
-            position_TD = self.positions(self.my_tokens(batch.position_T3), fps_T)
+            position_TD = self.positions(self.my_tokens(batch.position_TA), fps_T)
             blocks["position"] = position_TD.to(self.config.params_dtype)
         if self.text_proj is not None:
             blocks["text"] = self.text_proj(batch.text_LE.to(self.config.params_dtype))
         return blocks | {"hidden": self.patches(x_TC.to(self.config.params_dtype))}
 
     def conditions(self, blocks: Blocks, batch: PackedBatch, layout: PerSample) -> CrossConditions:
-        cos_TK, sin_TK = self.rotary(batch.position_T3)
+        cos_TK, sin_TK = self.rotary(batch.position_TA)
         rows, ends = len(batch.segment_T), batch.text_starts
         captions = [(a, b - a) for a, b in pairwise(ends)]
         text_LE = batch.text_LE.to(self.config.params_dtype)
@@ -162,4 +162,4 @@ def pad_text(batch: PackedBatch, length: int | None) -> PackedBatch:
             )
         parts += [batch.text_LE[start:stop], batch.text_LE.new_zeros(missing, width)]
     starts = tuple(range(0, length * batch.num_samples + 1, length))
-    return replace(batch, text_LE=torch.cat(parts), text_starts=starts)
+    return batch.with_text(TEXT, torch.cat(parts), starts)

@@ -47,11 +47,11 @@ class LearnablePositions(nn.Module):
         self.pos_emb_w = table(columns // spatial)
         sees_part_of_tokens(self, config)
 
-    def forward(self, position_T3: Tensor, fps_T: Tensor) -> Tensor:
+    def forward(self, position_TA: Tensor, fps_T: Tensor) -> Tensor:
         """Embedding [T, D], float32; `fps_T` undoes the time scale of the rotary positions."""
         pace_T = torch.where(fps_T.isnan(), 1.0, fps_T / self.base_fps)
-        frame_T = (position_T3[:, 0] * pace_T).round().long()
-        row_T, column_T = position_T3[:, 1].long(), position_T3[:, 2].long()
+        frame_T = (position_TA[:, 0] * pace_T).round().long()
+        row_T, column_T = position_TA[:, 1].long(), position_TA[:, 2].long()
         tables = (self.pos_emb_t, frame_T), (self.pos_emb_h, row_T), (self.pos_emb_w, column_T)
         sum_TD = torch.stack([table[index].float() for table, index in tables]).sum(0)
         norm_T1 = torch.linalg.vector_norm(sum_TD, dim=-1, keepdim=True)

@@ -66,11 +66,7 @@ class JointTransformer(StackedTransformer):
 
     def text_positions(self, batch: PackedBatch) -> Tensor:
         """Positions [L, A] of the whole text; zeros do not rotate."""
-        return batch.position_T3.new_zeros(batch.text_starts[-1], batch.position_T3.shape[1])
-
-    def level_rows(self, batch: PackedBatch) -> Tensor:
-        """Level row of each latent token of this context rank: its sample's, or a clean one."""
-        return batch.segment_T
+        return batch.position_TA.new_zeros(batch.text_starts[-1], batch.position_TA.shape[1])
 
     @property
     def _text_multiple(self) -> int:
@@ -97,7 +93,7 @@ class JointTransformer(StackedTransformer):
             device=device,
             shared_by=self.groups.tp if self.config.sequence_parallel else None,
         )
-        levels = (self.level_rows(batch), text.sample_L)
+        levels = (batch.level_row_T, text.sample_L)
         rows = (*levels, order.arranged(levels))
         latents, text_rows_of, joint = (
             PerSample.of(self.my_tokens(row), compiled=self.model.compile) for row in rows
@@ -114,7 +110,7 @@ class JointTransformer(StackedTransformer):
         rotary: RotaryTable,
     ) -> JointConditions:
         """Conditions of double-stream and single-stream layers."""
-        latents = rotary(batch.position_T3)
+        latents = rotary(batch.position_TA)
         text = rotary(layout.text.of(self.text_positions(batch)))
         joint = [layout.order.arranged(pair) for pair in zip(latents, text, strict=True)]
         owners = (layout.latents, layout.text_per_sample, layout.joint)

@@ -3,7 +3,7 @@
 embed -> layers of one stack after another -> head
 """
 
-# T latent tokens, N samples, C patch features, D model width
+# T latent tokens, N samples, M level rows, C patch features, D model width
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class StackedTransformer(MegatronModule):
         shapes = self.stage_shapes(batch, after=0)
         return [stage_rows(shapes, self.config.hidden_size), 1, self.config.hidden_size]
 
-    def forward(self, x_TC: Tensor, level_N: Tensor, batch: PackedBatch) -> Tensor:
+    def forward(self, x_TC: Tensor, level_M: Tensor, batch: PackedBatch) -> Tensor:
         """Raw network output [T, C], float32; its value on padding tokens means nothing.
 
         Of a stage that is not the last: what the next one takes.
@@ -124,7 +124,7 @@ class StackedTransformer(MegatronModule):
         batch = self.prepared(batch)
         layout = self.layout(batch)
         if self.pre_process:
-            blocks = self.embed(x_TC, level_N, batch, layout)
+            blocks = self.embed(x_TC, level_M, batch, layout)
         else:
             assert self.input_tensor is not None
             shapes = self.stage_shapes(batch, after=self.stage - 1)
@@ -201,7 +201,7 @@ class StackedTransformer(MegatronModule):
         """Where tokens lie; computed once for a pass, on every stage."""
         raise NotImplementedError
 
-    def embed(self, x_TC: Tensor, level_N: Tensor, batch: PackedBatch, layout: Any) -> Blocks:
+    def embed(self, x_TC: Tensor, level_M: Tensor, batch: PackedBatch, layout: Any) -> Blocks:
         """First stage: hidden states, and the blocks of `condition_shapes`."""
         raise NotImplementedError
 

@@ -87,12 +87,12 @@ def generate_opened(
         for prompt, one in zip(prompts, each, strict=True)
         for text in (prompt.text, one.negative_prompt)
     )
-    texts = {text: opened.encoder.encode(text) for text in words if text}
-    texts.setdefault("", opened.null_text_LE)
+    inputs = {text: opened.encoder.encode_all(text) for text in words if text}
+    inputs.setdefault("", dict(opened.null))
     requests = [
         Request(
-            text_LE=texts[prompt.text],
-            negative_LE=texts[one.negative_prompt],
+            inputs=inputs[prompt.text],
+            negative=inputs[one.negative_prompt],
             latent_FHW=opened.latent_stride.latent(_size(one)),
             fps=math.nan if one.num_video_frames == 1 else one.fps or FPS,
             seed=seed + i,

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
@@ -25,11 +24,12 @@ from dit.codecs import text, vae
 from dit.codecs.pretrained import forget
 from dit.codecs.vae import Codec, ModelLocation
 from dit.config import RunConfig
+from dit.data.pack import PatchLayout
 from dit.distributed.watchdog import heartbeat
 from dit.sampling.generate import Request
 from dit.sampling.latent_sizes import LatentStride, Size, rounding
 from dit.sampling.prompts import Prompt, unguided
-from dit.sampling.unpatchify import unpatchify
+from dit.sampling.unpatchify import inputs_of, unpatchify
 from dit.train.train_state import TrainState
 
 T = TypeVar("T")
@@ -50,7 +50,8 @@ class ValidationRequest:
 class PreparedPrompts:
     """What the first rank finds out about text encoder and decoder, for all ranks."""
 
-    texts: dict[str, Tensor]  # embedding by text: prompts, negative prompts, the empty prompt
+    # What the encoder makes of each text: prompts, negative prompts, the empty prompt
+    inputs: dict[str, Mapping[str, Tensor]]
     latent_stride: LatentStride | None
     note: str  # why there is no decoder; empty where there is one
 
@@ -65,9 +66,10 @@ def prepare_prompts(run: TrainState, prompts: Sequence[Prompt]) -> PreparedPromp
     words = [c.validation.negative_prompt]
     for prompt in prompts:
         words += [prompt.text, _negative(prompt, c)]
-    texts = {"": run.null_text_LE.cpu()} | _encode([w for w in dict.fromkeys(words) if w], run)
+    null = {name: value.cpu() for name, value in run.null.items()}
+    inputs = {"": null} | _encode([w for w in dict.fromkeys(words) if w], run)
     decoder, note = find_decoder(run)
-    return PreparedPrompts(texts=texts, latent_stride=_latent_stride(decoder, card, c), note=note)
+    return PreparedPrompts(inputs=inputs, latent_stride=_latent_stride(decoder, card, c), note=note)
 
 
 def _negative(prompt: Prompt, config: RunConfig) -> str:
@@ -75,8 +77,8 @@ def _negative(prompt: Prompt, config: RunConfig) -> str:
     return config.validation.negative_prompt if prompt.negative is None else prompt.negative
 
 
-def _encode(words: Sequence[str], run: TrainState) -> dict[str, Tensor]:
-    """Text embeddings by text.
+def _encode(words: Sequence[str], run: TrainState) -> dict[str, Mapping[str, Tensor]]:
+    """What the encoder makes of each text.
 
     Raises:
         ValueError: the data do not name their encoder, or it is not on this machine.
@@ -97,11 +99,11 @@ def _encode(words: Sequence[str], run: TrainState) -> dict[str, Tensor]:
         )
     try:
         place = ModelLocation(cache=c.validation.t5_cache_dir, local_only=True)
-        encoder, texts = text.text_encoder_of_card(card, place), {}
+        encoder, inputs = text.text_encoder_of_card(card, place), {}
         for word in words:
             heartbeat("encoding of prompts")
-            texts[word] = encoder.encode(word)
-        return texts
+            inputs[word] = encoder.encode_all(word)
+        return inputs
     except ValueError as error:
         raise ValueError(
             f"{asked}: the text encoder of the data is not here ({error}); set"
@@ -165,8 +167,8 @@ def request_of_prompt(prompt: Prompt, run: TrainState, found: PreparedPrompts) -
     pixels = (sizes["num_video_frames"], sizes["height"], sizes["width"])
     negative = _negative(prompt, run.config)
     request = Request(
-        text_LE=found.texts[prompt.text],
-        negative_LE=found.texts[negative],
+        inputs=found.inputs[prompt.text],
+        negative=found.inputs[negative],
         latent_FHW=found.latent_stride.latent(pixels),
         fps=math.nan if pixels[0] == 1 else c.fps,
         seed=0,
@@ -241,12 +243,11 @@ def _request_of_caption(
     found: PreparedPrompts,
     features: Features | None,
 ) -> ValidationRequest:
-    start, stop = list(pairwise(pack.text_starts))[index]
     model, grid = run.config.model, pack.grids[index]
     negative = run.config.validation.negative_prompt
     request = Request(
-        text_LE=pack.text_LE[start:stop].clone(),
-        negative_LE=found.texts[negative],
+        inputs=inputs_of(pack, index, PatchLayout.of(run.config)),
+        negative=found.inputs[negative],
         latent_FHW=(
             grid[0] * model.patch_temporal,
             grid[1] * model.patch_spatial,

@@ -35,6 +35,7 @@ from dit.train.checkpoint.distcp import DistcpFile, DistcpSave, gather_to_host
 from dit.train.checkpoint.paths import (
     LATEST,
     LOWEST_VAL,
+    NULL_TEXT,
     STEP,
     CheckpointError,
     FileDigest,
@@ -184,8 +185,8 @@ class Saver:
     def _describe(self, partial: Path, data: DataState) -> None:
         save_config(self.config, partial / "config.yaml")
         # Not `save_file`: only the owner may read its files.
-        null_text = to_bytes({"text": data.null_text_LE.contiguous()})
-        (partial / "null_text.safetensors").write_bytes(null_text)
+        null = {name: value.contiguous() for name, value in data.null.items()}
+        (partial / NULL_TEXT).write_bytes(to_bytes(null))
         (partial / INTERVAL).write_bytes(to_bytes(dict(data.interval)))
         if data.card is not None:
             (partial / "dataset_card.json").write_text(json.dumps(data.card, indent=1))

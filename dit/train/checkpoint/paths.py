@@ -125,8 +125,8 @@ _POINTERS = (LATEST, LOWEST_VAL)
 STEP = "step_"
 # Files of Megatron-Core, beside the .distcp files that .metadata names.
 _CORE_FILES = ("metadata.json", ".metadata")
-_NULL_TEXT = "null_text.safetensors"
-_REQUIRED = (*_CORE_FILES, "config.yaml", _NULL_TEXT)  # in every checkpoint of a run
+NULL_TEXT = "null_text.safetensors"
+_REQUIRED = (*_CORE_FILES, "config.yaml", NULL_TEXT)  # in every checkpoint of a run
 
 
 class CheckpointError(ValueError):
@@ -193,7 +193,7 @@ def _fault(path: Path) -> str:
         )
     names = manifest.files if manifest is not None else _REQUIRED
     # Imported checkpoints have no null text. A file that is not listed would not be verified.
-    wanted = [name for name in _REQUIRED if name != _NULL_TEXT or (path / name).exists()]
+    wanted = [name for name in _REQUIRED if name != NULL_TEXT or (path / name).exists()]
     if unlisted := [name for name in wanted if name not in names]:
         return f"has a damaged {MANIFEST} (it does not list {', '.join(unlisted)})"
     if missing := [name for name in names if not (path / name).is_file()]:
@@ -286,19 +286,19 @@ def saved_card(path: Path) -> dict[str, Any] | None:
     return card
 
 
-def saved_null_text(path: Path) -> Tensor:
-    """[L0, E]: the embedding of the empty caption in a checkpoint's data.
+def saved_null_inputs(path: Path) -> dict[str, Tensor]:
+    """The inputs of a sample without caption, as a checkpoint keeps them of its data.
 
     Raises:
         CheckpointError: it is damaged.
     """
     import safetensors.torch
 
-    content = saved_bytes(path, "null_text.safetensors")
+    content = saved_bytes(path, NULL_TEXT)
     try:
-        return safetensors.torch.load(content)["text"]
+        return safetensors.torch.load(content)
     except (SafetensorError, KeyError, ValueError) as error:
-        raise damaged(path / "null_text.safetensors", error) from error
+        raise damaged(path / NULL_TEXT, error) from error
 
 
 def changed(path: Path, names: list[str]) -> CheckpointError:

@@ -211,7 +211,7 @@ def save(run: TrainState, logger: RunLogger, *, val_loss: float = math.inf) -> N
     data = DataState(
         position=run.loader.state_dict() if run.loader else None,
         card=run.card,
-        null_text_LE=run.null_text_LE.cpu(),
+        null={name: value.cpu() for name, value in run.null.items()},
         interval=run.interval_metrics.state_dict(),
     )
     best = val_loss < run.progress.lowest_val_loss

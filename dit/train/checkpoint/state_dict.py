@@ -28,6 +28,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
+from dit.batch import NullInputs
 from dit.config import EmaKind, RunConfig, Weights
 from dit.config.inlining import value_of
 from dit.distributed.collective_errors import RankError, on_all_ranks
@@ -54,7 +55,7 @@ class DataState:
 
     position: dict[str, Any] | None  # this rank's loader state; None where another rank reads
     card: dict[str, Any] | None  # how to rebuild text encoder and decoder; mock data has none
-    null_text_LE: Tensor
+    null: NullInputs  # the inputs of a sample without caption
     interval: Mapping[str, Tensor] = field(default_factory=dict)  # of IntervalMetrics, by rank
 
 

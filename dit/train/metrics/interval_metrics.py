@@ -153,7 +153,7 @@ class LossByNoiseLevel:
     def add(self, items: Sequence[Item], losses: Sequence[PackLoss]) -> None:
         """Adds the packs of a step; `losses` are empty on ranks that count none."""
         for (whole, problem), (loss, part) in zip(items, losses, strict=False):
-            range_N = self._range_of(problem.noise_N, whole.num_tokens)
+            range_N = self._range_of(problem.noise_N, whole.latent_tokens)
             error_N, count_N = loss.of_samples(part).unbind(1)
             self.error_Q.index_add_(0, range_N, error_N)
             self.count_Q.index_add_(0, range_N, count_N)

@@ -134,7 +134,8 @@ def test_the_pipeline_makes_our_latents(groups, resize, exported, ours):
     load_weights(ours, [model], averaged=False)
     rng = torch.Generator().manual_seed(1)
     text, negative = (torch.randn(n, 20, generator=rng) for n in (9, 2))
-    request = Request(text_LE=text, negative_LE=negative, latent_FHW=(2, 4, 6), fps=16.0, seed=5)
+    inputs, against = {"text": text}, {"text": negative}
+    request = Request(inputs=inputs, negative=against, latent_FHW=(2, 4, 6), fps=16.0, seed=5)
     settings = SamplingSettings(num_steps=4, guidance=3.5, sampler=Sampler.EULER)
     (expected,) = generate_latents(model, [request], config=config, settings=settings)
 

@@ -9,7 +9,8 @@ import safetensors.torch
 import torch
 
 from dit import safe_pickle
-from dit.data.cook import Expected, SampleSize, cook, measure_sample
+from dit.data.cook import Expected, cook, measure_sample
+from dit.data.pack import SampleSize
 from dit.data.records import Head, head_length
 from dit.data.rejections import Reject, SampleRefused
 from dit.models.dit.config import ExtraPosition
@@ -245,7 +246,7 @@ def test_tensors_are_read_where_they_lie(shards, expected, blanks):
 def test_the_head_of_a_record_tells_its_size(shards, expected, size):
     parts = shards.ours(latent(*size), text(600))
     sample = cook(parts, expected, key="k")
-    whole = SampleSize.of(sample.latent_CFHW, sample.text_LE, expected.layout)
+    whole = SampleSize.of(sample, expected.layout)
     assert measure_sample(head(parts), expected) == measure_sample(parts, expected) == whole
 
 

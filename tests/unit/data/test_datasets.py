@@ -7,7 +7,7 @@ import safetensors.torch
 import torch
 
 from dit.config import BlendEntry, DatasetConfig
-from dit.data import DataError, build_train_loader, dataset_card, null_text
+from dit.data import DataError, build_train_loader, dataset_card, null_inputs
 from tests.packs import run_config
 
 
@@ -118,18 +118,18 @@ def null(root, rows, width=8):
 def test_card_and_null_text_come_from_the_dataset(shards, tmp_path):
     config = shards.config(shards.good_set(tmp_path, 5))
     assert dataset_card(config) is None
-    assert torch.equal(null_text(config), torch.zeros(1, 8))
+    assert torch.equal(null_inputs(config)["text"], torch.zeros(1, 8))
     (tmp_path / "dataset_card.json").write_text('{"format_version": 1}')
     null(tmp_path, 3)
     assert dataset_card(config) == {"format_version": 1}
-    assert torch.equal(null_text(config), torch.full((3, 8), 3.0))
+    assert torch.equal(null_inputs(config)["text"], torch.full((3, 8), 3.0))
 
 
 def test_null_text_of_another_width(shards, tmp_path):
     config = shards.config(shards.good_set(tmp_path, 5))
     null(tmp_path, 1, width=16)
     with pytest.raises(DataError, match=r"\[1, 16\], model\.crossattn_emb_size=8"):
-        null_text(config)
+        null_inputs(config)
 
 
 def test_null_texts_of_a_blend_must_agree(shards, tmp_path):
@@ -137,10 +137,10 @@ def test_null_texts_of_a_blend_must_agree(shards, tmp_path):
     config = shards.config(blend=tuple(BlendEntry(path=str(root)) for root in roots))
     null(roots[0], 2)
     null(roots[1], 2)
-    assert len(null_text(config)) == 2
+    assert len(null_inputs(config)["text"]) == 2
     null(roots[1], 3)
     with pytest.raises(DataError, match=r"of .*/b differs from that of .*/a"):
-        null_text(config)
+        null_inputs(config)
 
 
 def test_a_folder_prepared_by_energon_itself_is_read(shards, tmp_path, opened):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dit.config import DatasetConfig, MockGeometry, RunConfig
-from dit.data import build_train_loader, build_val_loader, dataset_card, null_text
+from dit.data import build_train_loader, build_val_loader, dataset_card, null_inputs
 from dit.data.mock import mock_record
 from dit.data.records import read_record
 from dit.models.dit.config import DitConfig
@@ -103,4 +103,4 @@ def test_ranks_and_workers_deal_the_indices_out(shards, opened):
 def test_mock_data_have_no_card_and_a_zero_null_text(shards):
     config = shards.config(mock=True)
     assert dataset_card(config) is None
-    assert torch.equal(null_text(config), torch.zeros(1, 8))
+    assert torch.equal(null_inputs(config)["text"], torch.zeros(1, 8))

@@ -11,12 +11,26 @@ from dit.batch import LatentSample
 from dit.data.energon.stages import WorkerBatch
 from dit.data.pack import PatchLayout, pack_identity, pack_samples
 from dit.data.rejections import RejectCounts
+from dit.models.family import InputKind, SampleInput
 from dit.models.positions import GridPositions
 from dit.pack_wire import flatten_pack, unflatten_pack
 
 POSITIONS = GridPositions(24.0)
 
-LAYOUT = PatchLayout(patch_temporal=1, patch_spatial=2, sample_multiple=8, positions=POSITIONS)
+TEXT = SampleInput(name="text", kind=InputKind.TEXT, width=5)
+
+
+def layout_of(temporal=1, spatial=2, *, multiple=8, positions=POSITIONS, inputs=(TEXT,)):
+    return PatchLayout(
+        patch_temporal=temporal,
+        patch_spatial=spatial,
+        sample_multiple=multiple,
+        positions=positions,
+        inputs=inputs,
+    )
+
+
+LAYOUT = layout_of()
 
 
 def sample(size, *, key="k", fps=math.nan, dtype=torch.float16, text=(3, torch.bfloat16)):
@@ -34,9 +48,7 @@ def sample(size, *, key="k", fps=math.nan, dtype=torch.float16, text=(3, torch.b
 def test_token_and_feature_order(patch):
     """Every number is looked up where the definition puts it."""
     pt, ps = patch
-    layout = PatchLayout(
-        patch_temporal=pt, patch_spatial=ps, sample_multiple=1, positions=POSITIONS
-    )
+    layout = layout_of(pt, ps, multiple=1)
     one = sample((3, 2 * pt, 3 * ps, 2 * ps))
     packed = pack_samples([one], layout)
     frames, rows, columns = packed.grids[0]
@@ -45,7 +57,7 @@ def test_token_and_feature_order(patch):
         f, r, c = token // (rows * columns), token // columns % rows, token % columns
         cube = one.latent_CFHW[:, f * pt :, r * ps :, c * ps :][:, :pt, :ps, :ps]
         assert torch.equal(packed.latent_TC[token], cube.reshape(-1).float())
-        assert packed.position_T3[token].tolist() == [f, r, c]
+        assert packed.position_TA[token].tolist() == [f, r, c]
 
 
 SIZES = st.lists(
@@ -69,7 +81,7 @@ def test_packing_neither_mixes_nor_loses_samples(sizes):
         own = slice(packed.starts[i], packed.starts[i + 1])
         assert packed.starts[i] % 8 == 0
         assert torch.equal(packed.latent_TC[own], alone.latent_TC)
-        assert torch.equal(packed.position_T3[own], alone.position_T3)
+        assert torch.equal(packed.position_TA[own], alone.position_TA)
         assert torch.equal(packed.is_real_T[own], alone.is_real_T)
         assert set(packed.segment_T[own].tolist()) == {i}
         text = slice(packed.text_starts[i], packed.text_starts[i + 1])
@@ -81,14 +93,14 @@ def test_padding_is_zero_and_counted_out(sizes):
     packed = pack_samples([sample((4, f, 2 * h, 2 * w)) for f, h, w, _ in sizes], LAYOUT)
     assert int(packed.is_real_T.sum()) == packed.real_tokens
     assert not packed.latent_TC[~packed.is_real_T].any()
-    assert not packed.position_T3[~packed.is_real_T].any()
+    assert not packed.position_TA[~packed.is_real_T].any()
     for start, tokens in zip(packed.starts, packed.num_tokens, strict=False):
         assert packed.is_real_T[start : start + tokens].all()
 
 
 def test_types_of_the_fields():
     packed = pack_samples([sample((4, 1, 4, 4)), sample((4, 2, 4, 6), fps=12.0)], LAYOUT)
-    assert packed.latent_TC.dtype == packed.position_T3.dtype == packed.fps_N.dtype == torch.float32
+    assert packed.latent_TC.dtype == packed.position_TA.dtype == packed.fps_N.dtype == torch.float32
     assert packed.segment_T.dtype == torch.int64
     assert packed.is_real_T.dtype == torch.bool
     assert packed.fps_N.isnan().tolist() == [True, False]

@@ -13,7 +13,8 @@ from dit.data import Reject, build_train_loader
 from dit.data.cook import Expected
 from dit.data.energon.resumable_loader import stages_of
 from dit.data.energon.stages import WorkerOutput
-from dit.data.pack import Extent, PackWriter, PatchLayout
+from dit.data.pack import PackWriter, PatchLayout, SampleSize
+from dit.models.family import InputKind, SampleInput
 from dit.models.positions import GridPositions
 from dit.pack_wire import PackBuffers
 
@@ -140,17 +141,19 @@ def test_a_sample_that_is_refused_leaves_no_gap(shards, tmp_path, opened):
 def test_a_pack_that_lost_a_sample_does_not_stay_in_a_row_that_is_free(monkeypatch):
     """It is sent by a thread, while the next pack is laid."""
     monkeypatch.setattr("dit.pack_wire.get_worker_info", lambda: SimpleNamespace(id=0))
-    layout = PatchLayout(patch_temporal=1, patch_spatial=2, sample_multiple=4, positions=POSITIONS)
-    rows = PackBuffers(1, size=10_000, held=1)
-    writer = PackWriter(
-        layout,
-        samples=2,
-        latent=Extent(rows=8, width=8, dtype=torch.float32),
-        text=Extent(rows=2, width=3, dtype=torch.float32),
-        memory=rows.free,
+    layout = PatchLayout(
+        patch_temporal=1,
+        patch_spatial=2,
+        sample_multiple=4,
+        positions=POSITIONS,
+        inputs=(SampleInput(name="text", kind=InputKind.TEXT, width=3),),
     )
+    rows = PackBuffers(1, size=10_000, held=1)
     latent, text = torch.ones(2, 1, 4, 4), torch.ones(1, 3)
-    writer.add(LatentSample(key="k", latent_CFHW=latent, text_LE=text, fps=math.nan))
+    sample = LatentSample(key="k", latent_CFHW=latent, text_LE=text, fps=math.nan)
+    sizes = [SampleSize.of(sample, layout)] * 2
+    writer = PackWriter(layout, sizes, channels=2, memory=rows.free)
+    writer.add(sample)
     sent, found = rows.placed(writer.finish())
     assert found is None
     rows.free(9_000).fill_(7)

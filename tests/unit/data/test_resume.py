@@ -41,7 +41,7 @@ def kinds(shards, root, kind, workers):
 
 
 def same(left, right):
-    tensors = ("latent_TC", "position_T3", "text_LE", "fps_N", "is_real_T", "segment_T")
+    tensors = ("latent_TC", "position_TA", "text_LE", "fps_N", "is_real_T", "segment_T")
     return (left.keys, left.grids, left.pack_id) == (
         right.keys,
         right.grids,

@@ -22,7 +22,7 @@ BATCH = random_pack([(1, 4, 5), (2, 2, 2), (1, 1, 1)], [5, 2, 1], model=MODEL)  
 def _split(count: int, multiple: int = 1, *, halves: bool = False) -> list:
     problem = Problem(
         input_TC=torch.arange(len(BATCH.latent_TC)).float()[:, None],
-        level_N=torch.zeros(3),
+        level_M=torch.zeros(3),
         target_TC=BATCH.latent_TC * 2,
         weight_N=torch.ones(3),
         noise_N=torch.ones(3),

@@ -90,7 +90,7 @@ def test_a_packed_layer_is_wans_block_of_each_sample(groups, clean, precision):
     batch = random_pack(GRIDS, TEXTS, model=MODEL)
     samples, h_TD = len(GRIDS), drawn(len(batch.segment_T), WIDTH).to(dtype)
     shared_NX = drawn(2 * samples, 6 * WIDTH)
-    level_row_T = batch.segment_T + samples * (clean * (batch.position_T3[:, 0] == 0))
+    level_row_T = batch.segment_T + samples * (clean * (batch.position_TA[:, 0] == 0))
     blocks = {"t_emb": drawn(samples, WIDTH), "shared": shared_NX}
     conditions = network.conditions(blocks, batch, PerSample.of(level_row_T))
     timestep = TimestepConditioning(t_emb_ND=blocks["t_emb"], adaln_shift_NX=shared_NX)

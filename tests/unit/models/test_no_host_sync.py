@@ -18,7 +18,7 @@ from dit.models.dit.config import ExtraPosition
 from dit.models.dit.model import DiT
 from dit.models.layers import packed_attention
 from dit.models.layers.attention import attend_packed
-from dit.objectives import training_objective, with_null_text
+from dit.objectives import training_objective, with_null_inputs
 from dit.objectives.training_target import insert_padding
 from dit.pack_wire import pack_to
 from dit.train.step import loss_of
@@ -61,8 +61,8 @@ def _step(groups, model, *, name: ObjectiveName, mean: LossMean) -> DiT:
         noise_N = objective.levels(quantile_N, batch.num_tokens).to(META, non_blocking=True)
         problem = objective.problem_at(batch, noise_N, noise_TC)
         null_LE = torch.zeros(2, model.crossattn_emb_size, device=META)
-        batch = with_null_text(batch, [True, False, False], null_LE)
-        out_TC = network(problem.input_TC, problem.level_N, batch)
+        batch = with_null_inputs(batch, [True, False, False], {"text": null_LE})
+        out_TC = network(problem.input_TC, problem.level_M, batch)
         loss_of(batch, problem, out_TC, mean).total.backward()
     assert copies.waiting == []
     return network

@@ -62,7 +62,7 @@ def test_sample_in_a_pack_equals_sample_alone(groups, name, changes):
     noise_N, noise_TC = _noise(batch, objective)
     problem = objective.problem_at(batch, noise_N, noise_TC)
 
-    prediction_TC = model(problem.input_TC, problem.level_N, batch)
+    prediction_TC = model(problem.input_TC, problem.level_M, batch)
     whole = loss_of(batch, problem, prediction_TC, LossMean.TOKEN)
     whole.total.backward()
     gradients = {n: p.grad.clone() for n, p in model.named_parameters()}
@@ -73,7 +73,7 @@ def test_sample_in_a_pack_equals_sample_alone(groups, name, changes):
         alone, rows = single(batch, i), slice(*batch.starts[i : i + 2])
         mine = objective.problem_at(alone, noise_N[i : i + 1], noise_TC[rows])
         torch.testing.assert_close(mine.input_TC, problem.input_TC[rows])
-        single_TC = model(mine.input_TC, mine.level_N, alone)
+        single_TC = model(mine.input_TC, mine.level_M, alone)
         real = slice(0, alone.real_tokens)
         torch.testing.assert_close(single_TC[real], prediction_TC[rows][real], rtol=1e-5, atol=1e-5)
         loss = loss_of(alone, mine, single_TC, LossMean.TOKEN)
@@ -122,13 +122,13 @@ def _level(batch, level_N):
 def _text(batch, level_N):
     text_LE = batch.text_LE.clone()
     text_LE[0] += 1
-    return replace(batch, text_LE=text_LE), level_N
+    return batch.with_tensors({"texts.text": text_LE}), level_N
 
 
 def _position(batch, level_N):
-    position_T3 = batch.position_T3.clone()
-    position_T3[3, 0] += 1
-    return replace(batch, position_T3=position_T3), level_N
+    position_TA = batch.position_TA.clone()
+    position_TA[3, 0] += 1
+    return replace(batch, position_TA=position_TA), level_N
 
 
 def _latent(batch, level_N):

@@ -36,9 +36,9 @@ def test_no_two_tokens_of_a_large_grid_share_a_position():
 def test_each_axis_turns_its_own_part_of_a_head(axis: int):
     """A head of width 48 has 24 angles: 8 of frames, then 8 of rows, then 8 of columns."""
     scales, reach = (2.0, 1.0, 3.0), 5.0
-    position_T3 = torch.zeros(1, 3)
-    position_T3[0, axis] = reach
-    cos_TK, sin_TK = Rotary(replace(MODEL, rope_scale=scales))(position_T3)
+    position_TA = torch.zeros(1, 3)
+    position_TA[0, axis] = reach
+    cos_TK, sin_TK = Rotary(replace(MODEL, rope_scale=scales))(position_TA)
     theta = 10_000.0 * scales[axis] ** (16 / 14)
     angle_8 = reach * theta ** -(torch.arange(0, 16, 2, dtype=torch.float64) / 16)
     wanted_24 = torch.zeros(24, dtype=torch.float64)
@@ -54,12 +54,12 @@ def test_each_axis_has_its_own_table(axis: int, table: str):
     generator = torch.Generator().manual_seed(0)
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter, generator=generator)
-    position_T3 = torch.zeros(2, 3)
-    position_T3[1, axis] = 2.0
-    before = module(position_T3, torch.full((2,), float("nan")))
+    position_TA = torch.zeros(2, 3)
+    position_TA[1, axis] = 2.0
+    before = module(position_TA, torch.full((2,), float("nan")))
     with torch.no_grad():
         getattr(module, f"pos_emb_{table}")[2] += 1
-    after = module(position_T3, torch.full((2,), float("nan")))
+    after = module(position_TA, torch.full((2,), float("nan")))
     assert torch.equal(before[0], after[0])
     assert not torch.equal(before[1], after[1])
 

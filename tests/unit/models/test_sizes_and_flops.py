@@ -84,7 +84,7 @@ def test_every_weight_has_a_gradient_from_the_second_step_on(groups):
     )
     for _ in range(4):
         optimizer.zero_grad()
-        prediction_TC = model(problem.input_TC, problem.level_N, batch)
+        prediction_TC = model(problem.input_TC, problem.level_M, batch)
         loss_of(batch, problem, prediction_TC, LossMean.TOKEN).total.backward()
         optimizer.step()
     assert not [n for n, p in model.named_parameters() if not p.grad.norm() > 0]

@@ -156,7 +156,7 @@ class _Pack:
         for i, tokens in enumerate(b.num_tokens):
             image = slice(b.starts[i], b.starts[i] + tokens)
             text = slice(b.text_starts[i], b.text_starts[i + 1])
-            yield i, image, text, b.position_T3[image], positions[text]
+            yield i, image, text, b.position_TA[image], positions[text]
 
     def run(self, network: _OneLayer, *, joined: bool) -> tuple[Tensor, Tensor]:
         """The hidden states of both rows after the layer."""

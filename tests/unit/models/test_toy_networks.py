@@ -71,7 +71,7 @@ def test_output_moves_with_its_own_sample_and_with_no_neighbour(groups, name, ch
     latent_TC, text_LE, level_N = batch.latent_TC.clone(), batch.text_LE.clone(), LEVELS.clone()
     for of in {"latent": latent_TC, "text": text_LE, "level": level_N}[change][:1]:
         of += 1
-    altered = replace(batch, latent_TC=latent_TC, text_LE=text_LE)
+    altered = batch.with_tensors({"latent_TC": latent_TC, "texts.text": text_LE})
     with torch.no_grad():
         before = network(batch.latent_TC, LEVELS, batch)
         after = network(latent_TC, level_N, altered)

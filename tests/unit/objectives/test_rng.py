@@ -11,12 +11,12 @@ from dit.objectives import (
     training_objective,
     training_problem,
     validation_problem,
-    with_null_text,
+    with_null_inputs,
 )
 from dit.objectives.timestep_sampling import draw_quantiles
 
 CPU = torch.device("cpu")
-NULL = torch.zeros(1, 5)
+NULL = {"text": torch.zeros(1, 5)}
 OBJECTIVES = [
     training_objective(ObjectiveConfig(name=name))
     for name in (ObjectiveName.EDM, ObjectiveName.FLOW)
@@ -30,9 +30,7 @@ def first_numbers(seed: int, step: int, pack_id: int, draw: Draw) -> tuple[float
 
 
 def draw(objective, batch, *, seed=1, step=2):
-    return training_problem(
-        objective, batch, seed=seed, step=step, null_text_LE=NULL, text_dropout=0.5
-    )
+    return training_problem(objective, batch, seed=seed, step=step, null=NULL, text_dropout=0.5)
 
 
 def test_streams_are_a_function_of_seed_step_pack_and_purpose() -> None:
@@ -63,7 +61,7 @@ def test_problem_repeats_whatever_was_drawn_before(objective, make_pack) -> None
     torch.manual_seed(123)
     torch.rand(10)
     again_text, again = draw(objective, batch)
-    for name in ("input_TC", "level_N", "target_TC", "weight_N", "noise_N"):
+    for name in ("input_TC", "level_M", "target_TC", "weight_N", "noise_N"):
         assert torch.equal(getattr(problem, name), getattr(again, name))
     assert torch.equal(text.text_LE, again_text.text_LE)
 
@@ -98,7 +96,7 @@ def test_alignment_does_not_change_the_numbers(objective, make_pack) -> None:
         assert not problem.input_TC[padding].any()
         assert not problem.target_TC[padding].any()
         real = batch.is_real_T
-        seen.append((problem.input_TC[real], problem.target_TC[real], problem.level_N))
+        seen.append((problem.input_TC[real], problem.target_TC[real], problem.level_M))
     for other in seen[1:]:
         assert all(torch.equal(a, b) for a, b in zip(seen[0], other, strict=True))
 
@@ -124,7 +122,7 @@ def test_tail_padding_does_not_change_the_numbers(objective, make_pack) -> None:
 def test_levels_differ_inside_a_pack(objective, make_pack) -> None:
     _, problem = draw(objective, make_pack(grids=[(1, 1, 1)] * 16))
     assert len(set(problem.noise_N.tolist())) == 16
-    assert len(set(problem.level_N.tolist())) == 16
+    assert len(set(problem.level_M.tolist())) == 16
 
 
 @each_objective
@@ -185,9 +183,9 @@ def test_text_dropout_is_drawn_per_sample_at_its_rate() -> None:
 
 def test_dropout_mixes_inside_packs_and_does_not_move_the_noise(make_pack) -> None:
     batch = make_pack(grids=[(1, 1, 1)] * 32, texts=[3] * 32)
-    null = torch.full((1, 5), 9.0)
+    null = {"text": torch.full((1, 5), 9.0)}
     results = [
-        training_problem(OBJECTIVES[0], batch, seed=1, step=2, null_text_LE=null, text_dropout=p)
+        training_problem(OBJECTIVES[0], batch, seed=1, step=2, null=null, text_dropout=p)
         for p in (0.0, 0.5)
     ]
     (kept, without), (dropped, with_dropout) = results
@@ -212,7 +210,7 @@ def test_each_draw_of_a_pack_has_its_own_stream(objective, make_pack) -> None:
     wanted = objective.problem_at(batch, problem.noise_N, noise_TC)
     assert torch.equal(problem.input_TC, wanted.input_TC)
     dropped = draw_text_dropout(64, 0.5, rng(Draw.TEXT_DROPOUT))
-    assert text.text_starts == with_null_text(batch, dropped, NULL).text_starts
+    assert text.text_starts == with_null_inputs(batch, dropped, NULL).text_starts
     check = validation_problem(objective, batch, seed=1, quantile=0.3)
     noise_TC = torch.randn(64, 4, generator=rng(Draw.VALIDATION_NOISE, step=0))
     assert torch.equal(

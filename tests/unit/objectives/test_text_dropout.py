@@ -1,9 +1,10 @@
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
 
-from dit.objectives import with_null_text, with_texts
+from dit.objectives import with_null_inputs
 
 NULL = torch.full((2, 5), 3.0)
 
@@ -17,7 +18,7 @@ def captions(batch):
 )
 def test_dropped_captions_become_the_null_text_and_others_stay(make_pack, dropped) -> None:
     batch = make_pack(texts=[4, 1, 7])
-    after = with_null_text(batch, dropped, NULL)
+    after = with_null_inputs(batch, dropped, {"text": NULL})
     assert after.text_starts[-1] == len(after.text_LE)
     for drop, was, now in zip(dropped, captions(batch), captions(after), strict=True):
         assert torch.equal(now, NULL.bfloat16() if drop else was)
@@ -26,23 +27,27 @@ def test_dropped_captions_become_the_null_text_and_others_stay(make_pack, droppe
 
 
 def test_text_starts_are_python_integers(make_pack) -> None:
-    after = with_null_text(make_pack(), [True, False, True], NULL)
+    after = with_null_inputs(make_pack(), [True, False, True], {"text": NULL})
     assert all(type(start) is int for start in after.text_starts)
 
 
-def test_captions_of_any_length_replace_all(make_pack) -> None:
-    texts = [torch.randn(n, 5).bfloat16() for n in (1, 9, 2)]
-    after = with_texts(make_pack(), texts)
-    assert after.text_starts == (0, 1, 10, 12)
-    assert all(torch.equal(a, b) for a, b in zip(captions(after), texts, strict=True))
+def test_null_inputs_of_every_kind(make_pack) -> None:
+    """No rows of a second text, a vector of its own; what the null sample lacks is kept."""
+    batch = make_pack()
+    second_LE, pooled_NE, kept_NE = torch.ones(6, 2), torch.ones(3, 4), torch.ones(3, 2)
+    batch = replace(
+        batch.with_text("text_2", second_LE, (0, 1, 1, 6)),
+        vectors={"pooled_text": pooled_NE, "image_embed": kept_NE},
+    )
+    null = {"text": NULL, "text_2": torch.zeros(0, 2), "pooled_text": torch.full((4,), 7.0)}
+    after = with_null_inputs(batch, [False, False, True], null)
+    assert after.text_offsets == {"text": (0, 1, 3, 5), "text_2": (0, 1, 1, 1)}
+    assert torch.equal(after.texts["text_2"], second_LE[:1])
+    assert after.vectors["pooled_text"][:, 0].tolist() == [1, 1, 7]
+    assert torch.equal(after.vectors["image_embed"], kept_NE)
+    assert after.latent_TC is batch.latent_TC
 
 
-@pytest.mark.parametrize("null", [torch.zeros(0, 5), torch.zeros(1, 6), torch.zeros(5)])
-def test_a_null_text_that_does_not_fit_is_refused(make_pack, null) -> None:
-    with pytest.raises(ValueError, match="text width 5"):
-        with_null_text(make_pack(), [True, False, False], null)
-
-
-def test_one_caption_for_each_sample(make_pack) -> None:
-    with pytest.raises(ValueError, match="2 captions for a pack of 3"):
-        with_texts(make_pack(), [NULL, NULL])
+def test_a_null_text_of_another_width_is_refused(make_pack) -> None:
+    with pytest.raises(ValueError, match=r"`text` has shape \[1, 6\], in a pack of width 5"):
+        with_null_inputs(make_pack(), [True, False, False], {"text": torch.zeros(1, 6)})

@@ -1,4 +1,4 @@
-"""An objective that is defined here, of the two methods that training needs, and registered."""
+"""An objective that is defined here, of the three methods that training needs, and registered."""
 
 from __future__ import annotations
 
@@ -41,11 +41,14 @@ class Trigonometric:
         velocity_TC = angle_T1.cos() * noise_TC - angle_T1.sin() * latent_TC
         return Problem(
             input_TC=real_only(state_TC, batch),
-            level_N=noise_N,
+            level_M=self.network_level(noise_N),
             target_TC=real_only(velocity_TC, batch),
             weight_N=torch.ones_like(noise_N),
             noise_N=noise_N,
         )
+
+    def network_level(self, noise_N: Tensor) -> Tensor:
+        return noise_N
 
 
 @pytest.fixture
@@ -100,9 +103,9 @@ def test_an_import_may_be_told_its_name(config: RunConfig) -> None:
 
 def test_sampling_without_a_path_is_refused_by_name(groups, config: RunConfig, tmp_path) -> None:
     refusal = f"objective.name={NAME} has no sampling path"
-    text_LE = torch.zeros(1, config.model.crossattn_emb_size)
     size = (1, config.model.patch_spatial, config.model.patch_spatial)
-    request = Request(text_LE=text_LE, negative_LE=text_LE, latent_FHW=size, fps=math.nan, seed=0)
+    inputs = {"text": torch.zeros(1, config.model.crossattn_emb_size)}
+    request = Request(inputs=inputs, negative={}, latent_FHW=size, fps=math.nan, seed=0)
     with pytest.raises(Problems, match=refusal):
         generate_latents(nn.Linear(1, 1), [request], config=config, settings=SamplingSettings())
     # A run that would sample at its validations is refused before it starts.

@@ -59,7 +59,7 @@ def test_edm_is_the_papers_table_in_float64(make_pack, sigma_data: float) -> Non
     torch.testing.assert_close(problem.input_TC[real].double(), input_TC[real], **close)
     torch.testing.assert_close(problem.target_TC[real].double(), target_TC[real], **close)
     torch.testing.assert_close(per_token(problem.weight_N, batch).double(), weight_T1, **close)
-    torch.testing.assert_close(problem.level_N.double(), sigma_N.double().log() / 4, **close)
+    torch.testing.assert_close(problem.level_M.double(), sigma_N.double().log() / 4, **close)
 
 
 def test_float32_literal_table_loses_digits_where_ours_does_not(make_pack) -> None:
@@ -81,7 +81,7 @@ def test_flow_is_the_straight_path(make_pack) -> None:
     expected = (1 - t_T1) * batch.latent_TC.double() + t_T1 * noise_TC.double()
     torch.testing.assert_close(problem.input_TC[real].double(), expected[real], rtol=0, atol=1e-6)
     assert torch.equal(problem.target_TC[real], (noise_TC - batch.latent_TC)[real])
-    torch.testing.assert_close(problem.level_N, 500 * t_N)
+    torch.testing.assert_close(problem.level_M, 500 * t_N)
     assert torch.equal(problem.weight_N, torch.ones(4))
 
 
@@ -110,7 +110,7 @@ def test_network_output_is_read_back_as_latent_and_slope(make_pack, objective) -
     input_TC = objective.network_input(state_TC, noise_T1)
     close = {"rtol": 1e-5, "atol": 1e-5, "check_dtype": False}
     torch.testing.assert_close(input_TC, problem.input_TC, **close)
-    torch.testing.assert_close(objective.network_level(noise_N), problem.level_N)
+    torch.testing.assert_close(objective.network_level(noise_N), problem.level_M)
     found = objective.predict(state_TC, problem.target_TC.double(), noise_T1)
     torch.testing.assert_close(found.latent_TC, batch.latent_TC, **close)
     torch.testing.assert_close(found.velocity_TC, slope_TC, **close)
@@ -136,7 +136,7 @@ def test_everything_is_float32_for_any_latent(make_pack, objective, dtype) -> No
     noise_N = torch.tensor([0.1001, 0.1002, 0.1003])  # one number in bfloat16
     problem = objective.problem_at(batch, noise_N, torch.randn(batch.latent_TC.shape))
     assert {getattr(problem, n).dtype for n in Problem.__dataclass_fields__} == {torch.float32}
-    assert len(set(problem.level_N.tolist())) == 3
+    assert len(set(problem.level_M.tolist())) == 3
     assert torch.equal(problem.noise_N, noise_N)
 
 
@@ -169,7 +169,7 @@ def test_a_sample_is_the_same_alone_and_in_a_pack(make_pack, objective) -> None:
         problem = objective.problem_at(alone, noise_N[i : i + 1], noise_TC[a:b])
         assert torch.equal(problem.input_TC, whole.input_TC[a:b])
         assert torch.equal(problem.target_TC, whole.target_TC[a:b])
-        assert torch.equal(problem.level_N, whole.level_N[i : i + 1])
+        assert torch.equal(problem.level_M, whole.level_M[i : i + 1])
 
 
 def gaussian_pack(make_pack, mu: float, std: float, tokens: int = 100_000):
@@ -227,7 +227,7 @@ def test_closed_form_minimises_the_drawn_loss(make_pack, config, optimal) -> Non
     problem = draw_problem(training_objective(config), batch, levels_rng=levels, noise_rng=noise)
     best_TC = optimal(problem.input_TC, per_token(problem.noise_N, batch))
     residual_TC = (best_TC - problem.target_TC) * per_token(problem.weight_N, batch)
-    level_T1, x_TC = per_token(problem.level_N, batch), problem.input_TC
+    level_T1, x_TC = per_token(problem.level_M, batch), problem.input_TC
     directions = [torch.ones_like(x_TC), x_TC, x_TC**2, x_TC**3, x_TC * level_T1.sign(), best_TC]
     for direction in directions:
         slope_TC = residual_TC * direction

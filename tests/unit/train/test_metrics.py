@@ -55,9 +55,9 @@ def _items(config, objective, step):
         replace(random_pack(grids, texts, model=config.model), pack_id=number)
         for number, (grids, texts) in enumerate(zip(GRIDS, TEXTS, strict=True))
     ]
-    null = torch.zeros(1, 8)
+    null = {"text": torch.zeros(1, 8)}
     return [
-        training_problem(objective, pack, seed=1, step=step, null_text_LE=null, text_dropout=0.0)
+        training_problem(objective, pack, seed=1, step=step, null=null, text_dropout=0.0)
         for pack in packs
     ]
 

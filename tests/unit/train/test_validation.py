@@ -54,7 +54,7 @@ def test_losses_are_means_over_samples_of_their_quantile_and_kind(groups, config
         for pack in packs:
             problem = validation_problem(objective, pack, seed=config.rng.seed, quantile=quantile)
             with torch.no_grad():
-                raw = model.chunks[0](problem.input_TC, problem.level_N, pack)
+                raw = model.chunks[0](problem.input_TC, problem.level_M, pack)
             error_T = (raw - problem.target_TC).double().square().mean(-1)
             for sample, tokens in enumerate(pack.num_tokens):
                 mine = error_T[pack.starts[sample] :][:tokens]
@@ -157,7 +157,7 @@ def test_losses_of_the_best_network_for_gaussian_data_are_their_closed_form(
         expected[f"val_loss_q{100 * quantile:.0f}"] = data * noise / variance
         c, d = (b, -a) if name is ObjectiveName.EDM else (-1, 1)  # data and noise in the target
         problem = validation_problem(objective, pack, seed=config.rng.seed, quantile=quantile)
-        best[float(problem.level_N)] = (a * c * data + b * d * noise) / variance
+        best[float(problem.level_M)] = (a * c * data + b * d * noise) / variance
     expected["val_loss"] = sum(expected.values()) / 5
 
     def oracle(_model, x_TC, level_N, _batch):
