@@ -23,20 +23,23 @@ from dit.config import Recompute, RecomputeMethod
 from dit.models.layer_spec import (
     CrossLayerSpec,
     DoubleLayerSpec,
-    SingleLayerSpec,
+    LayerSpec,
     StackSpec,
     StageLayers,
 )
 from dit.models.layers.parallel_linear import BuildContext
 from dit.models.layers.transformer_engine import fp8_products
-from dit.models.stacks.cross_layer import CrossLayer
-from dit.models.stacks.stream_layers import DoubleStreamLayer, SingleStreamLayer
 
-LAYER_CLASSES = {
-    CrossLayerSpec: CrossLayer,
-    DoubleLayerSpec: DoubleStreamLayer,
-    SingleLayerSpec: SingleStreamLayer,
-}
+
+def layer_class(spec: LayerSpec) -> Any:
+    """The class that builds a layer; it is imported only for networks that have such layers."""
+    if isinstance(spec, CrossLayerSpec):
+        from dit.models.stacks.cross_layer import CrossLayer
+
+        return CrossLayer
+    from dit.models.stacks.stream_layers import DoubleStreamLayer, SingleStreamLayer
+
+    return DoubleStreamLayer if isinstance(spec, DoubleLayerSpec) else SingleStreamLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +79,14 @@ class LayerStack(TransformerBlock):
         config = copy(context.config)
         config.num_layers = spec.count
         config.pipeline_model_parallel_layout = _OwnCut(here)  # type: ignore[assignment]
-        layer_class: Any = LAYER_CLASSES[type(spec.layer)]
+        kind = layer_class(spec.layer)
         parameters = {"model": context.model, "spec": spec.layer}
-        layer = ModuleSpec(module=layer_class, params=parameters)
+        layer = ModuleSpec(module=kind, params=parameters)
         submodules = TransformerBlockSubmodules(layer_specs=[layer] * here.count, layer_norm=None)
         super().__init__(config, submodules, pg_collection=context.groups, vp_stage=vp_stage)
         self.model, self.layers_before = context.model, layers_before
-        self.hidden: tuple[str, ...] = layer_class.hidden
-        self.unused: tuple[str, ...] = getattr(layer_class, "unused", ())
+        self.hidden: tuple[str, ...] = kind.hidden
+        self.unused: tuple[str, ...] = getattr(kind, "unused", ())
 
     def forward(self, hidden: Any, conditions: Any) -> Any:  # type: ignore[override]
         """`hidden` is one row of tokens, or latents and text, as the layers take it."""
