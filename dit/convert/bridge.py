@@ -45,8 +45,8 @@ from dit.convert.diffusers_config import Unsaid, model_config
 from dit.distributed.process_groups import device, process_groups
 from dit.models.diffusers_names import Pair, TensorSplit, pairs
 from dit.models.family import default_family, family_of
-from dit.models.layers.init import initialise
 from dit.models.layers.parallel_linear import transformer_config
+from dit.train.model_and_optimizer import initialise
 
 
 class _Row(RowParallelMapping):

@@ -10,5 +10,4 @@ attention           attention inside each sample of a pack, for CPUs and for GPU
 context_parallel    attention over context ranks: all-to-all, all-gather, a ring
 joint_order         latents and text in rows of their own, and the order of both together
 packed_attention    self-attention, cross-attention and joint attention with their weights
-init                initial values that do not depend on the layout
 """

@@ -27,7 +27,7 @@ from dit.models.layer_spec import (
     _balanced,
     pipeline_stages,
 )
-from dit.models.layers.init import randomise
+from dit.train.model_and_optimizer import randomise
 from tests.packs import random_pack, tiny_model
 from tests.toy_networks import NETWORKS
 
