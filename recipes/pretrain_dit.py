@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from dit.config.loading import parse_arguments
 from dit.distributed.entry import run, say_once
-from dit.train.next_commands import next_commands
 from recipes.runs import RECIPES
 
 
@@ -45,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     limit_s = 60 * config.dist.distributed_timeout_minutes
     start_processes(seed=config.rng.seed, model=config.model, limit_s=limit_s)
     with watchdog(limit_s=limit_s, say=say_once):
+        from dit.train.checkpoint.resume import next_commands
         from dit.train.trainer import ExitCode, pretrain
 
         code = pretrain(config, export=export, open_samples=open_samples)

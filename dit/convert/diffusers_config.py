@@ -97,12 +97,13 @@ def scheduler_config(objective: ObjectiveConfig) -> dict[str, Any]:
     Raises:
         ConvertError: Diffusers' schedulers cannot express the objective.
     """
-    scheduler = REGISTRY[objective.name].scheduler
+    opened = REGISTRY[objective.name].scheduler
     remedy = "--no-scheduler exports the weights alone"
-    if scheduler is None:
+    if opened is None:
         raise ConvertError(
             f"objective.name={objective.name}: this objective has no Diffusers scheduler; {remedy}"
         )
+    scheduler = opened()
     if option := scheduler.inexpressible(objective):
         raise ConvertError(f"{option}: {scheduler.class_names[0]} cannot express it; {remedy}")
     return scheduler.content(objective)
@@ -166,7 +167,7 @@ def _of_scheduler(content: dict[str, Any], place: object, *, told: bool) -> Foun
 
 def _scheduler_of(content: dict[str, Any]) -> type[SchedulerFile] | None:
     """What reads a scheduler_config.json of this class, or None."""
-    kinds = [parts.scheduler for parts in REGISTRY.values() if parts.scheduler]
+    kinds = [parts.scheduler() for parts in REGISTRY.values() if parts.scheduler]
     return next((kind for kind in kinds if content.get("_class_name") in kind.class_names), None)
 
 

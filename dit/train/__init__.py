@@ -8,7 +8,6 @@ optimizer              AdamW, its learning rate schedule, and one clipped update
 validation             held-out packs -> loss; samples of the averaged model
 metrics                what is measured, and where it is written
 checkpoint             the run on disk, and how it continues from there
-next_commands          what can be done with a finished run: generate, report, export
 
 Schedules, data parallelism, the distributed optimizer and sharded checkpoints are Megatron-Core's.
 """

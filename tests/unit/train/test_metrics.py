@@ -289,4 +289,6 @@ def test_every_part_of_the_model_is_named():
     assert part_here("module.decoder.layers.3.self_attention.linear_qkv.weight") == "attention"
     assert part_here("module.decoder.layers.3.modulate_mlp.linear_1.weight") == "modulation"
     assert part_here("module.proj_out.weight") == part_here("module.modulate_out.x") == "head"
-    assert part_here("module.level.norm.weight") == part_here("module.text_proj.bias") == "embedders"
+    assert (
+        part_here("module.level.norm.weight") == part_here("module.text_proj.bias") == "embedders"
+    )
