@@ -32,7 +32,7 @@ from dit.models.layers.parallel_linear import (
     transformer_config,
 )
 from dit.models.layers.per_sample import PerSample
-from dit.models.layers.rope import RotaryTable
+from dit.models.layers.queries_and_keys import RotaryTable
 from dit.models.stacks.cross_layer import CrossConditions
 from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransformer
 

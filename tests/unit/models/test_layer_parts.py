@@ -25,8 +25,7 @@ from dit.models.layers.parallel_linear import (
     transformer_config,
 )
 from dit.models.layers.per_sample import PerSample
-from dit.models.layers.qk_norm import AcrossHeadsNorm
-from dit.models.layers.rope import RotaryTable
+from dit.models.layers.queries_and_keys import AcrossHeadsNorm, RotaryTable
 from tests.packs import tiny_model
 
 MODEL = tiny_model(hidden_size=48, num_attention_heads=4)

@@ -10,7 +10,7 @@ import torch
 from dit.models.dit.config import ExtraPosition
 from dit.models.dit.model import LearnablePositions, Rotary
 from dit.models.layers.parallel_linear import transformer_config
-from dit.models.layers.rope import rotate
+from dit.models.layers.queries_and_keys import rotate
 from tests.packs import tiny_model
 
 MODEL = tiny_model(
