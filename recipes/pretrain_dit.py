@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = arguments.config
     # Imported late: --help and a wrong key answer without waiting for Megatron-Core.
     from dit.distributed.process_groups import rank, start_processes, world_size
-    from dit.models.memory import check_memory
+    from dit.models.cost import check_memory
 
     check_memory(config, world_size=world_size())  # says what is wrong before any process waits
     if arguments.dry_run or arguments.print_config:

@@ -15,13 +15,7 @@ from torch import Tensor, nn
 
 from dit.batch import PackedBatch
 from dit.models.dit.config import DitConfig, ExtraPosition
-from dit.models.layer_spec import (
-    AttentionSpec,
-    CrossLayerSpec,
-    FeedForwardSpec,
-    LowRankModulation,
-    StackSpec,
-)
+from dit.models.dit.family import dit_stack
 from dit.models.layers.attention import Spans
 from dit.models.layers.modulation import LowRankAdaLN, TimestepConditioning, TimestepEmbedding
 from dit.models.layers.packed_attention import RowConditions
@@ -35,21 +29,6 @@ from dit.models.layers.per_sample import PerSample
 from dit.models.layers.queries_and_keys import RotaryTable
 from dit.models.stacks.cross_layer import CrossConditions
 from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransformer
-
-
-def dit_stack(model: DitConfig) -> StackSpec:
-    """The layers of the DiT."""
-    width = model.hidden_size
-    # eps as in Diffusers' attention, which differs from that of its other norms.
-    attention = AttentionSpec(width=width, heads=model.num_attention_heads, eps=1e-5)
-    layer = CrossLayerSpec(
-        attention=attention,
-        cross_attention=attention,
-        text_width=model.text_width,
-        feed_forward=FeedForwardSpec(width=width, hidden=model.ffn_hidden_size),
-        modulation=LowRankModulation(model.adaln_lora_dim),
-    )
-    return StackSpec(name="decoder", count=model.num_layers, layer=layer)
 
 
 class DiT(StackedTransformer):
