@@ -133,9 +133,8 @@ def _contenders(config: RunConfig, batch: int) -> tuple[dict[str, Callable[[], f
     )
 
     from dit.distributed.process_groups import device, process_groups, start_processes
-    from dit.models.layers.init import randomise
     from dit.models.layers.parallel_linear import dtype
-    from dit.train.model_and_optimizer import build_model_and_optimizer
+    from dit.train.model_and_optimizer import build_model_and_optimizer, randomise
     from dit.train.step import forward_backward, optimizer_step
 
     logging.getLogger("diffusers").setLevel(logging.ERROR)  # it warns of parts that are not there

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from dit.config.loading import parse_arguments
 from dit.distributed.entry import run, say_once
-from dit.train.next_commands import next_commands
 from recipes.runs import RECIPES
 
 
@@ -19,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = arguments.config
     # Imported late: --help and a wrong key answer without waiting for Megatron-Core.
     from dit.distributed.process_groups import rank, start_processes, world_size
-    from dit.models.memory import check_memory
+    from dit.models.cost import check_memory
 
     check_memory(config, world_size=world_size())  # says what is wrong before any process waits
     if arguments.dry_run or arguments.print_config:
@@ -45,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     limit_s = 60 * config.dist.distributed_timeout_minutes
     start_processes(seed=config.rng.seed, model=config.model, limit_s=limit_s)
     with watchdog(limit_s=limit_s, say=say_once):
+        from dit.train.checkpoint.resume import next_commands
         from dit.train.trainer import ExitCode, pretrain
 
         code = pretrain(config, export=export, open_samples=open_samples)

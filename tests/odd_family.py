@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from dit.config import ModelConfig
 from dit.config.checks import Rule, at_least_one
-from dit.models.cost import NetworkCost, StackCost
+from dit.models.cost import NetworkCost
 from dit.models.family import (
     DiffusersForm,
     Family,
@@ -21,7 +21,14 @@ from dit.models.family import (
     SampleInput,
     WeightRules,
 )
-from dit.models.layer_costs import double_layer, replicated, single_layer
+from dit.models.layer_spec import (
+    AttentionSpec,
+    DoubleLayerSpec,
+    FeedForwardSpec,
+    SingleLayerSpec,
+    StackSpec,
+    replicated,
+)
 
 PLACE = "odd=tests.odd_family:FAMILY"
 
@@ -48,15 +55,18 @@ class OddConfig(ModelConfig):
 
 
 def _cost(model: OddConfig) -> NetworkCost:
-    sizes = {"width": model.hidden_size, "heads": model.num_attention_heads}
-    layers = {**sizes, "hidden": model.ffn_hidden_size}
+    width, heads = model.hidden_size, model.num_attention_heads
+    parts = {
+        "attention": AttentionSpec(width=width, heads=heads, bias=True),
+        "feed_forward": FeedForwardSpec(width=width, hidden=model.ffn_hidden_size, bias=True),
+    }
     return NetworkCost(
-        before=replicated(model.patch_features, model.hidden_size),
+        before=replicated(model.patch_features, width),
         stacks=(
-            StackCost(count=model.num_layers, layer=double_layer(**layers)),
-            StackCost(count=model.num_single_layers, layer=single_layer(**layers)),
+            StackSpec(name="double", count=model.num_layers, layer=DoubleLayerSpec(**parts)),
+            StackSpec(name="single", count=model.num_single_layers, layer=SingleLayerSpec(**parts)),
         ),
-        after=replicated(model.hidden_size, model.output_features),
+        after=replicated(width, model.output_features),
     )
 
 

@@ -43,7 +43,7 @@ from dit.models.layers.modulation import (
 from dit.models.layers.packed_attention import RowConditions
 from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
 from dit.models.layers.per_sample import PerSample
-from dit.models.layers.rope import RotaryTable
+from dit.models.layers.queries_and_keys import RotaryTable
 from dit.models.stacks.cross_layer import CrossConditions
 from dit.models.stacks.joint_transformer import JointLayout, JointTransformer
 from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransformer

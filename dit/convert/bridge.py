@@ -44,9 +44,9 @@ from dit.convert.diffusers_checkpoint import CONFIG, DiffusersFolder, open_folde
 from dit.convert.diffusers_config import Unsaid, model_config
 from dit.distributed.process_groups import device, process_groups
 from dit.models.diffusers_names import Pair, TensorSplit, pairs
-from dit.models.family import default_family, family_of
-from dit.models.layers.init import initialise
+from dit.models.family import default_family, diffusers_form, family_of
 from dit.models.layers.parallel_linear import transformer_config
+from dit.train.model_and_optimizer import initialise
 
 
 class _Row(RowParallelMapping):
@@ -191,7 +191,7 @@ class DiTProvider(TransformerConfig, ModelProviderMixin):
 
 
 @MegatronModelBridge.register_bridge(
-    source=_FAMILY.diffusers().class_name, target=_NETWORK, provider=DiTProvider
+    source=diffusers_form(_FAMILY.default()).class_name, target=_NETWORK, provider=DiTProvider
 )
 class DiTBridge(MegatronModelBridge):
     """Diffusers' transformer <-> our DiT, by the table."""

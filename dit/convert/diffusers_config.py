@@ -25,7 +25,7 @@ from dit.convert.diffusers_json import (
     checked_json,
 )
 from dit.convert.errors import ConvertError, listed
-from dit.models.family import diffusers_families, family_of
+from dit.models.family import diffusers_families, diffusers_form
 from dit.objectives.diffusers_schedulers import SchedulerFile
 from dit.objectives.registry import REGISTRY
 
@@ -55,7 +55,7 @@ def model_config(
             f"{place} is of class {content.get('_class_name')!r}; only {listed(known)} can be"
             " imported"
         )
-    form = family.diffusers()
+    form = diffusers_form(family.default())
     private = checked_json(PrivateKeys, content, place=place)
     unused = private.use_default_values
     given = {k: v for k, v in content.items() if not k.startswith("_") and k not in unused}
@@ -80,7 +80,7 @@ def diffusers_transformer_config(config: RunConfig) -> dict[str, Any]:
     Raises:
         ConvertError: Diffusers cannot express the model.
     """
-    form = family_of(config.model).diffusers()
+    form = diffusers_form(config.model)
     if wrong := form.inexpressible(config):
         raise ConvertError("; ".join(wrong))
     return {
@@ -97,12 +97,13 @@ def scheduler_config(objective: ObjectiveConfig) -> dict[str, Any]:
     Raises:
         ConvertError: Diffusers' schedulers cannot express the objective.
     """
-    scheduler = REGISTRY[objective.name].scheduler
+    opened = REGISTRY[objective.name].scheduler
     remedy = "--no-scheduler exports the weights alone"
-    if scheduler is None:
+    if opened is None:
         raise ConvertError(
             f"objective.name={objective.name}: this objective has no Diffusers scheduler; {remedy}"
         )
+    scheduler = opened()
     if option := scheduler.inexpressible(objective):
         raise ConvertError(f"{option}: {scheduler.class_names[0]} cannot express it; {remedy}")
     return scheduler.content(objective)
@@ -166,7 +167,7 @@ def _of_scheduler(content: dict[str, Any], place: object, *, told: bool) -> Foun
 
 def _scheduler_of(content: dict[str, Any]) -> type[SchedulerFile] | None:
     """What reads a scheduler_config.json of this class, or None."""
-    kinds = [parts.scheduler for parts in REGISTRY.values() if parts.scheduler]
+    kinds = [parts.scheduler() for parts in REGISTRY.values() if parts.scheduler]
     return next((kind for kind in kinds if content.get("_class_name") in kind.class_names), None)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from dit.config import RunConfig
 from dit.convert.diffusers_checkpoint import CONFIG, PIPELINE_INDEX, read_json
 from dit.convert.errors import ConvertError, listed
-from dit.models.family import family_of
+from dit.models.family import diffusers_form
 from dit.objectives.registry import REGISTRY
 
 TRANSFORMER, SCHEDULER = "transformer", "scheduler"
@@ -26,7 +26,7 @@ def check_pipeline(pipeline: Path, config: RunConfig) -> None:
     Raises:
         ConvertError: a component does not fit, or its folder is missing.
     """
-    known = family_of(config.model).diffusers().pipelines
+    known = diffusers_form(config.model).pipelines
     kind = _pipeline_class(pipeline)
     if kind not in known:
         raise ConvertError(
@@ -57,14 +57,14 @@ def _pipeline_class(pipeline: Path) -> str:
 
 def _components(pipeline: Path, config: RunConfig) -> list[str]:
     """What is to be copied, by the pipeline's index: not what an export writes itself."""
-    own = {*family_of(config.model).diffusers().networks, SCHEDULER, _INSTALLED}
+    own = {*diffusers_form(config.model).networks, SCHEDULER, _INSTALLED}
     index = read_json(pipeline / PIPELINE_INDEX)
     present = [name for name, what in index.items() if isinstance(what, list) and what[0]]
     return [name for name in present if name not in own]
 
 
 def _misfits(pipeline: Path, kind: str, config: RunConfig) -> list[str]:
-    m, form = config.model, family_of(config.model).diffusers()
+    m, form = config.model, diffusers_form(config.model)
     samples = form.pipelines[kind]
     latent = _setting(pipeline / "vae" / CONFIG, "latent_channels")
     text = _setting(pipeline / "text_encoder" / CONFIG, "d_model")

@@ -20,7 +20,7 @@ from dit.convert.export import open_stored
 from dit.convert.megatron_checkpoint import StoredWeights
 from dit.data.pack import PatchLayout, pack_samples
 from dit.models.diffusers_names import pairs, their_tensors
-from dit.models.family import family_of
+from dit.models.family import diffusers_form, family_of
 from dit.sampling.unpatchify import unpack_latents
 
 # Random inputs: grids in patches, frames per second, lengths of captions, noise levels.
@@ -95,7 +95,7 @@ def compare_forward(hf_path: Path, checkpoint: Path, weights: Weights) -> Forwar
 def _sample(index: int, model: ModelConfig) -> LatentSample:
     rng = torch.Generator().manual_seed(index)
     patch = (model.patch_temporal, model.patch_spatial, model.patch_spatial)
-    most = family_of(model).diffusers().largest_latent(model)
+    most = diffusers_form(model).largest_latent(model)
     ends = (end // p for end, p in zip(most, patch, strict=True))
     grid = [min(side, end) for side, end in zip(_GRIDS[index], ends, strict=True)]
     size = [side * p for side, p in zip(grid, patch, strict=True)]
@@ -114,7 +114,7 @@ def _diffusers_outputs(
 ) -> list[Tensor]:
     # A setting that Diffusers cannot express is an error here, and not a difference of outputs.
     diffusers_transformer_config(config)
-    form = family_of(model).diffusers()
+    form = diffusers_form(model)
     try:
         network = form.open_network(source.path)
     except ImportError as error:

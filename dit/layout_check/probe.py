@@ -19,10 +19,9 @@ from dit.distributed.data_parallel import gathered_weights, main_param_shards, u
 from dit.distributed.pack_broadcast import Replica
 from dit.distributed.process_groups import device, process_groups
 from dit.distributed.watchdog import heartbeat
-from dit.models.layers.init import randomise
 from dit.objectives import training_objective, training_problem
 from dit.train.metrics.step_metrics import sum_over_ranks
-from dit.train.model_and_optimizer import ModelAndOptimizer, build_model_and_optimizer
+from dit.train.model_and_optimizer import ModelAndOptimizer, build_model_and_optimizer, randomise
 from dit.train.step import forward_backward, optimizer_step
 from dit.train.validation import validate
 

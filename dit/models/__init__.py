@@ -5,12 +5,10 @@ described here is written for one device: nothing asks for a rank.
 
 family           what a family says of itself, and the registry of all families
 positions        rules that give tokens their positions
-layer_spec       sizes and choices of layers and stacks, and the cut into pipeline stages
+layer_spec       sizes and choices of layers and stacks, and what each layer costs
 layers/          parts: linears, norms, positions, modulation, attention
 stacks/          layers made of parts, stacks made of layers, networks made of stacks
-layer_costs      descriptions of layers: which linears and attention they have
-cost             parameters and operations of a network, from its description
-memory           memory of a device, from the description
+cost             parameters, operations and memory of a network, from its description
 diffusers_names  which tensors of Diffusers are which of ours: kinds of rows in a table
 
 Each other folder is a family:

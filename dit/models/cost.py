@@ -1,151 +1,33 @@
-"""Parameters and operations of a network, as sums over a description of its layers.
+"""What a network costs, from the description of its layers: parameters, operations, memory.
 
-A family describes its network once (`Family.cost`): which linears it has and over which rows they
-run, who attends to whom, which other weights there are. Everything else is counted from that, so
-that estimates, plans and the cost of a pack need neither torch nor a formula for each family.
+A family describes its network once (`Family.cost`): its stacks, and what comes before and after
+them. Everything else is counted from that, so that estimates, plans and the cost of a pack need
+neither torch nor a formula for each family.
 """
 
-# n latent tokens, m text tokens of a sample; D model width, F width inside a feed-forward
+# n latent tokens, m text tokens of a sample
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Flag, auto
+from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
-from dit.config import ModelConfig
+from dit.config import EmaKind, ModelConfig, Precision, Recompute, RecomputeMethod, RunConfig
+from dit.config.checks import check
 from dit.models.family import family_of
+from dit.models.layer_spec import Cost, Multiplications, RowKind, StackSpec
 
 if TYPE_CHECKING:
     from dit.batch import PackedBatch
 
-
-class RowKind(Flag):
-    """What a linear runs over, or what attends: tokens, or one row for each sample."""
-
-    LATENTS = auto()
-    TEXT = auto()
-    SAMPLES = auto()
-    JOINT = LATENTS | TEXT
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LinearShape:
-    """A matrix, which is as many multiplications for each row as it has weights."""
-
-    inputs: int
-    outputs: int
-    rows: RowKind = RowKind.LATENTS
-    bias: bool = False
-    split: bool = False  # whether tensor ranks share it; a bias then counts as shared as well
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AttentionShape:
-    """Every query of a sample with every key of it; `width` is that of all heads together."""
-
-    width: int
-    queries: RowKind = RowKind.LATENTS
-    keys: RowKind = RowKind.LATENTS
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WeightShape:
-    """Weights outside of matrices: norms, tables."""
-
-    numbers: int
-    split: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cost:
-    """What a part of a network consists of; parts add up."""
-
-    linears: tuple[LinearShape, ...] = ()
-    attentions: tuple[AttentionShape, ...] = ()
-    weights: tuple[WeightShape, ...] = ()
-    exchanges: int = 0
-    """Times that tensor ranks gather tokens, compute with split matrices, and scatter them."""
-    kept: float = 0.0
-    """Numbers that the backward pass needs for each token and unit of width, inside of these."""
-
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(
-            linears=self.linears + other.linears,
-            attentions=self.attentions + other.attentions,
-            weights=self.weights + other.weights,
-            exchanges=self.exchanges + other.exchanges,
-            kept=self.kept + other.kept,
-        )
-
-    def parameters(self, *, tensor: int = 1) -> int:
-        """On one of `tensor` tensor ranks."""
-        sizes = [((one.inputs + one.bias) * one.outputs, one.split) for one in self.linears]
-        sizes += [(one.numbers, one.split) for one in self.weights]
-        return sum(size // tensor if split else size for size, split in sizes)
-
-    @property
-    def multiplications(self) -> Multiplications:
-        return _of_linears(self.linears) + _of_attentions(self.attentions)
-
-
-@dataclass(frozen=True, slots=True)
-class Multiplications:
-    """Of a forward pass over a sample, as a polynomial in its n latent and m text tokens."""
-
-    sample: int = 0
-    n: int = 0
-    m: int = 0
-    nn: int = 0
-    nm: int = 0
-    mm: int = 0
-
-    def __add__(self, other: Multiplications) -> Multiplications:
-        return Multiplications(*(a + b for a, b in zip(self._all(), other._all(), strict=True)))
-
-    def times(self, count: int) -> Multiplications:
-        return Multiplications(*(count * one for one in self._all()))
-
-    def _all(self) -> tuple[int, ...]:
-        return (self.sample, self.n, self.m, self.nn, self.nm, self.mm)
-
-    def of(self, tokens: Sequence[int], text: Sequence[int]) -> int:
-        """Of samples with so many latent and text tokens."""
-        total = self.sample * len(tokens) + self.n * sum(tokens) + self.m * sum(text)
-        for n, m in zip(tokens, text, strict=True):
-            total += self.nn * n * n + self.nm * n * m + self.mm * m * m
-        return total
-
-
-def _of_linears(linears: Iterable[LinearShape]) -> Multiplications:
-    total: dict[RowKind, int] = dict.fromkeys(RowKind.SAMPLES | RowKind.JOINT, 0)
-    for one in linears:
-        for rows in one.rows:
-            total[rows] += one.inputs * one.outputs
-    return Multiplications(total[RowKind.SAMPLES], total[RowKind.LATENTS], total[RowKind.TEXT])
-
-
-def _of_attentions(attentions: Iterable[AttentionShape]) -> Multiplications:
-    """Queries with keys, and weights with values: 2 D for each pair."""
-    nn = nm = mm = 0
-    for one in attentions:
-        for query in one.queries:
-            for key in one.keys:
-                text = (query is RowKind.TEXT) + (key is RowKind.TEXT)
-                nn += 2 * one.width * (text == 0)
-                nm += 2 * one.width * (text == 1)
-                mm += 2 * one.width * (text == 2)
-    return Multiplications(nn=nn, nm=nm, mm=mm)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StackCost:
-    """Layers of one kind, one after the other."""
-
-    count: int
-    layer: Cost
+KEPT_OUTSIDE = 4
+"""Numbers that the backward pass needs outside of split matrices, for each exchange of tensor ranks
+and each token and unit of width; sequence parallelism splits them."""
+MOST_BYTES = 2**44
+"""16 TiB: more than any device has, even if the estimate is wrong by a large factor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +35,7 @@ class NetworkCost:
     """A network: what comes before its layers, the layers, and what comes after them."""
 
     before: Cost
-    stacks: tuple[StackCost, ...]
+    stacks: tuple[StackSpec, ...]
     after: Cost
     text_tokens: int | None = None
     """Text is filled up to this many tokens a sample; None leaves it as long as it is."""
@@ -165,13 +47,13 @@ class NetworkCost:
     @property
     def exchanges(self) -> int:
         """Those of all layers."""
-        return sum(stack.count * stack.layer.exchanges for stack in self.stacks)
+        return sum(stack.count * stack.layer.cost.exchanges for stack in self.stacks)
 
     @cached_property
     def multiplications(self) -> Multiplications:
         total = self.before.multiplications + self.after.multiplications
         for stack in self.stacks:
-            total += stack.layer.multiplications.times(stack.count)
+            total += stack.layer.cost.multiplications.times(stack.count)
         return total
 
     @cached_property
@@ -179,13 +61,13 @@ class NetworkCost:
         """Those of `multiplications` that attention makes."""
         total = Multiplications()
         for stack in self.stacks:
-            total += _of_attentions(stack.layer.attentions).times(stack.count)
+            total += stack.layer.cost.in_attention.times(stack.count)
         return total
 
     @property
     def attends_jointly(self) -> bool:
         """Whether layers attend to latents and text together, so that each pays for the other."""
-        shapes = (shape for stack in self.stacks for shape in stack.layer.attentions)
+        shapes = (shape for stack in self.stacks for shape in stack.layer.cost.attentions)
         return any(shape.queries == RowKind.JOINT for shape in shapes)
 
     def text(self, lengths: Sequence[int]) -> Sequence[int]:
@@ -197,7 +79,7 @@ class NetworkCost:
 
         Each stage has as many layers; where they are of several kinds, its kinds are the largest.
         """
-        sizes = [stack.layer.parameters(tensor=tensor) for stack in self.stacks]
+        sizes = [stack.layer.cost.parameters(tensor=tensor) for stack in self.stacks]
         each = [
             size for size, stack in zip(sizes, self.stacks, strict=True) for _ in range(stack.count)
         ]
@@ -249,3 +131,113 @@ def pack_forward_flops(model: ModelConfig, batch: PackedBatch) -> int:
 def training_flops(model: ModelConfig, batch: PackedBatch) -> int:
     """Operations of a training step on a pack: the backward pass costs twice the forward one."""
     return 3 * pack_forward_flops(model, batch)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """Bytes on the fullest device."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    ema: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.ema + self.activations
+
+
+def memory(config: RunConfig, *, world_size: int) -> Memory:
+    """Rough need of one device: buffers of libraries and fragmentation come on top.
+
+    Raises:
+        Problems: the processes or the global batch do not divide.
+    """
+    model = config.model
+    replicas = config.data_parallel_size(world_size)
+    here = parameters_here(model)
+    # Context ranks hold the same weights, so the optimizer is sharded over them as well.
+    shards = replicas * model.context_parallel_size if config.ddp.use_distributed_optimizer else 1
+    wide = model.precision is Precision.FP32
+    hosted = config.optimizer.optimizer_cpu_offload
+    return Memory(
+        weights=here * (4 if wide else 2),
+        gradients=here * (4 if wide or config.ddp.grad_reduce_in_fp32 else 2),
+        # Two moments in float32 where they are not the host's, and a copy of narrower weights.
+        optimizer=here * (8 * (not hosted) + 4 * (not wide)) // shards,
+        ema=0 if config.ema.kind is EmaKind.NONE else here * 4 // shards,
+        activations=_activations(config, accumulation=config.train.global_batch_size // replicas),
+    )
+
+
+def check_memory(config: RunConfig, *, world_size: int) -> None:
+    """Refuses a run that no device could hold, before any process tries.
+
+    Raises:
+        Problems: names the sizes that ask for it, or processes and packs that do not divide.
+    """
+    model, data = config.model, config.dataset
+    need = memory(config, world_size=world_size)
+    states = need.total - need.activations
+    check(
+        (
+            states <= MOST_BYTES,
+            f"model.hidden_size={model.hidden_size}, model.num_layers={model.num_layers} and"
+            f" model.mlp_ratio={model.mlp_ratio:g} make {parameter_count(model):,} parameters:"
+            f" {states / 2**40:,.0f} TiB a device, more than any has; lower them",
+        ),
+        (
+            need.activations <= MOST_BYTES,
+            f"dataset.task_encoder_seq_length={data.task_encoder_seq_length} tokens of"
+            f" model.hidden_size={model.hidden_size} keep {need.activations / 2**40:,.0f} TiB a"
+            " device for the backward pass, more than any has; lower the first",
+        ),
+    )
+
+
+def _activations(config: RunConfig, *, accumulation: int) -> int:
+    """Bytes kept for the backward pass."""
+    model = config.model
+    pipeline = model.pipeline_model_parallel_size
+    tokens = config.dataset.task_encoder_seq_length / model.context_parallel_size
+    in_flight = min(accumulation, pipeline) / pipeline  # packs on a stage, times its part of layers
+    if model.virtual_stages > 1:  # arXiv:2205.05198, Sec. 4.2.3
+        in_flight *= 1 + (pipeline - 1) / (pipeline * model.virtual_stages)
+    size = 4 if model.precision is Precision.FP32 else 2
+    return int(_kept(model) * tokens * model.hidden_size * in_flight * size)
+
+
+def _kept(model: ModelConfig) -> float:
+    """Numbers that all layers keep for each token and unit of width, as they recompute."""
+    layer, layers = kept_by_layer(model), network_cost(model).layers
+    if model.recompute_granularity is not Recompute.FULL:
+        return max(layers - model.cpu_offloading_num_layers, 1) * layer
+    again = min(model.recompute_num_layers, layers)
+    if model.recompute_method is RecomputeMethod.BLOCK:
+        # The inputs of the first layers, and all others; at the end, the one that is recomputed.
+        return again + max(layers - again, 1) * layer
+    # The input of every group, and the group that is being recomputed.
+    return layers / again + again * layer
+
+
+def kept_by_layer(model: ModelConfig) -> float:
+    """What a layer keeps, on average over the kinds of layers.
+
+    Of the DiT, about 27 + 2 mlp_ratio, and 2 fewer where self- and cross-attention are recomputed.
+    Counted at mlp_ratio 4 with autograd's saved-tensor hooks on a CPU: 34.5 in bf16, 32.3 with
+    selective recomputation. On a GPU 6 rows of scale and gate come on top, and kernels of the norms
+    of heads keep 4 fewer.
+    """
+    cost = network_cost(model)
+    kept = sum(stack.count * Fraction(_kept_in(stack.layer.cost, model)) for stack in cost.stacks)
+    return float(kept / cost.layers)
+
+
+def _kept_in(layer: Cost, model: ModelConfig) -> float:
+    """Tensor parallelism splits what attention and MLP keep, sequence parallelism all of it."""
+    tensor = model.tensor_model_parallel_size
+    selective = model.recompute_granularity is Recompute.SELECTIVE
+    inside = layer.kept - len(layer.attentions) * selective
+    outside = KEPT_OUTSIDE * layer.exchanges / (tensor if model.sequence_parallel else 1)
+    return outside + inside / tensor

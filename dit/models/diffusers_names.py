@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dit.config import ModelConfig
-from dit.models.family import family_of
+from dit.models.family import diffusers_form
 
 
 class TensorSplit(StrEnum):
@@ -250,7 +250,7 @@ def pairs(model: ModelConfig) -> list[Pair]:
 
     Pairs that are parts of one tensor of theirs are neighbours.
     """
-    table = family_of(model).diffusers().table
+    table = diffusers_form(model).table
     sizes, stacks = table.sizes(model), table.layers(model)
     rows = [row for row in table.rows if row.exists(model)]
     found = [_pair(row, None, 0, sizes, model) for row in rows if "*" not in row.ours]

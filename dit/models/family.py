@@ -180,8 +180,8 @@ class Family:
     """Describes the layers: parameters, operations and memory are sums over the description."""
     parts: Mapping[str, str]
     """A word in the names of its weights -> the part of the model whose gradient norm is logged."""
-    diffusers: Callable[[], DiffusersForm]
-    """Imports what Diffusers calls all this."""
+    diffusers: Callable[[], DiffusersForm] | None = None
+    """Imports what Diffusers calls all this; None: it has no such network, and nothing converts."""
     inputs: Callable[[Any], tuple[SampleInput, ...]]
     """What a sample holds beside its latent, of a configuration."""
     positions: Callable[[Any], PositionRule]
@@ -266,7 +266,19 @@ def family_of_size(size: str, *, first: str) -> Family | None:
 
 def diffusers_families() -> dict[str, Family]:
     """Class of Diffusers' network -> family."""
-    return {family.diffusers().class_name: family for family in families()}
+    return {one.diffusers().class_name: one for one in families() if one.diffusers is not None}
+
+
+def diffusers_form(model: ModelConfig) -> DiffusersForm:
+    """A network as Diffusers has it.
+
+    Raises:
+        Problems: it has no such network.
+    """
+    form = family_of(model).diffusers
+    if form is None:
+        raise Problems([f"Diffusers has no network of model.family={model.family}"])
+    return form()
 
 
 def named_model(size: str) -> ModelConfig:

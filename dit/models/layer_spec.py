@@ -1,17 +1,156 @@
-"""Sizes and choices of the layers of a network, with what they cost.
+"""Sizes and choices of the layers of a network, and what each of them costs.
 
-A family describes its network by these values alone, so that parameters, operations and the cut
-into pipeline stages follow from one description. Nothing here needs torch: a plan for a cluster is
-made on machines without it.
+1. Cost    which linears a part of a network has and over which rows they run, who attends to whom,
+           which other weights there are; costs add up
+2. specs   attention, feed-forward, modulation, and the layers made of them; each has its cost
+
+A family describes its network by these values alone, so that parameters, operations, memory and the
+cut into pipeline stages follow from one description. Nothing here needs torch: a plan for a cluster
+is made on machines without it.
+
+What the backward pass needs was counted with autograd's saved-tensor hooks on a CPU, in bfloat16
+numbers for each token and unit of width. A modulated part keeps 4 outside of its split matrices
+(`cost.KEPT_OUTSIDE`). Self-attention keeps 10 and cross-attention 5, and selective recomputation
+saves 1 of them, the output. A feed-forward keeps input and output of its activation.
 """
 
 # D model width, F width inside a feed-forward, K head width; n latent tokens, m text tokens
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Flag, StrEnum, auto
+
+_KEPT_SELF, _KEPT_CROSS = 10, 5
+
+
+class RowKind(Flag):
+    """What a linear runs over, or what attends: tokens, or one row for each sample."""
+
+    LATENTS = auto()
+    TEXT = auto()
+    SAMPLES = auto()
+    JOINT = LATENTS | TEXT
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinearShape:
+    """A matrix, which is as many multiplications for each row as it has weights."""
+
+    inputs: int
+    outputs: int
+    rows: RowKind = RowKind.LATENTS
+    bias: bool = False
+    split: bool = False  # whether tensor ranks share it; a bias then counts as shared as well
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionShape:
+    """Every query of a sample with every key of it; `width` is that of all heads together."""
+
+    width: int
+    queries: RowKind = RowKind.LATENTS
+    keys: RowKind = RowKind.LATENTS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightShape:
+    """Weights outside of matrices: norms, tables."""
+
+    numbers: int
+    split: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """What a part of a network consists of; parts add up."""
+
+    linears: tuple[LinearShape, ...] = ()
+    attentions: tuple[AttentionShape, ...] = ()
+    weights: tuple[WeightShape, ...] = ()
+    exchanges: int = 0
+    """Times that tensor ranks gather tokens, compute with split matrices, and scatter them."""
+    kept: float = 0.0
+    """Numbers that the backward pass needs for each token and unit of width, inside of these."""
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            linears=self.linears + other.linears,
+            attentions=self.attentions + other.attentions,
+            weights=self.weights + other.weights,
+            exchanges=self.exchanges + other.exchanges,
+            kept=self.kept + other.kept,
+        )
+
+    def parameters(self, *, tensor: int = 1) -> int:
+        """On one of `tensor` tensor ranks."""
+        sizes = [((one.inputs + one.bias) * one.outputs, one.split) for one in self.linears]
+        sizes += [(one.numbers, one.split) for one in self.weights]
+        return sum(size // tensor if split else size for size, split in sizes)
+
+    @property
+    def in_attention(self) -> Multiplications:
+        """Those of `multiplications` that attention makes."""
+        return _of_attentions(self.attentions)
+
+    @property
+    def multiplications(self) -> Multiplications:
+        return _of_linears(self.linears) + self.in_attention
+
+    @property
+    def token_multiplications(self) -> int:
+        """Of the linears, for each latent token."""
+        return _of_linears(self.linears).n
+
+
+@dataclass(frozen=True, slots=True)
+class Multiplications:
+    """Of a forward pass over a sample, as a polynomial in its n latent and m text tokens."""
+
+    sample: int = 0
+    n: int = 0
+    m: int = 0
+    nn: int = 0
+    nm: int = 0
+    mm: int = 0
+
+    def __add__(self, other: Multiplications) -> Multiplications:
+        return Multiplications(*(a + b for a, b in zip(self._all(), other._all(), strict=True)))
+
+    def times(self, count: int) -> Multiplications:
+        return Multiplications(*(count * one for one in self._all()))
+
+    def _all(self) -> tuple[int, ...]:
+        return (self.sample, self.n, self.m, self.nn, self.nm, self.mm)
+
+    def of(self, tokens: Sequence[int], text: Sequence[int]) -> int:
+        """Of samples with so many latent and text tokens."""
+        total = self.sample * len(tokens) + self.n * sum(tokens) + self.m * sum(text)
+        for n, m in zip(tokens, text, strict=True):
+            total += self.nn * n * n + self.nm * n * m + self.mm * m * m
+        return total
+
+
+def _of_linears(linears: Iterable[LinearShape]) -> Multiplications:
+    total: dict[RowKind, int] = dict.fromkeys(RowKind.SAMPLES | RowKind.JOINT, 0)
+    for one in linears:
+        for rows in one.rows:
+            total[rows] += one.inputs * one.outputs
+    return Multiplications(total[RowKind.SAMPLES], total[RowKind.LATENTS], total[RowKind.TEXT])
+
+
+def _of_attentions(attentions: Iterable[AttentionShape]) -> Multiplications:
+    """Queries with keys, and weights with values: 2 D for each pair."""
+    nn = nm = mm = 0
+    for one in attentions:
+        for query in one.queries:
+            for key in one.keys:
+                text = (query is RowKind.TEXT) + (key is RowKind.TEXT)
+                nn += 2 * one.width * (text == 0)
+                nm += 2 * one.width * (text == 1)
+                mm += 2 * one.width * (text == 2)
+    return Multiplications(nn=nn, nm=nm, mm=mm)
 
 
 class Activation(StrEnum):
@@ -50,15 +189,38 @@ class AttentionSpec:
     def head_width(self) -> int:
         return self.width // self.heads
 
-    @property
-    def norm_parameters(self) -> int:
-        sizes = {QkNorm.NONE: 0, QkNorm.PER_HEAD: self.head_width, QkNorm.ACROSS_HEADS: self.width}
-        return 2 * sizes[self.norm]
+    def cost(self, rows: RowKind = RowKind.LATENTS) -> Cost:
+        """Queries, keys and values of a row of tokens, and the output; not who attends to whom."""
+        made = LinearShape(
+            inputs=self.width, outputs=3 * self.width, rows=rows, bias=self.bias, split=True
+        )
+        out = LinearShape(inputs=self.width, outputs=self.width, rows=rows, split=True)
+        return Cost(linears=(made, out)) + _bias(self.width, self.bias) + self._norms
 
-    def parameters(self, key_width: int) -> int:
-        """Of queries, keys and values, output and norms; keys come from rows of `key_width`."""
-        matrices = 2 * self.width**2 + 2 * key_width * self.width
-        return matrices + self.bias * 4 * self.width + self.norm_parameters
+    def cross_cost(self, text_width: int) -> Cost:
+        """Queries of latents, keys and values of text; with the attention."""
+        width, bias = self.width, self.bias
+        linears = (
+            LinearShape(inputs=width, outputs=width, bias=bias, split=True),
+            LinearShape(
+                inputs=text_width, outputs=2 * width, rows=RowKind.TEXT, bias=bias, split=True
+            ),
+            LinearShape(inputs=width, outputs=width, split=True),
+        )
+        attention = AttentionShape(width=width, keys=RowKind.TEXT)
+        total = Cost(linears=linears, attentions=(attention,), exchanges=1, kept=_KEPT_CROSS)
+        return total + _bias(width, bias) + self._norms
+
+    @property
+    def _norms(self) -> Cost:
+        """Of queries and of keys; tensor ranks share a norm across heads by heads."""
+        match self.norm:
+            case QkNorm.NONE:
+                return Cost()
+            case QkNorm.PER_HEAD:
+                return Cost(weights=(WeightShape(numbers=self.head_width),) * 2)
+            case QkNorm.ACROSS_HEADS:
+                return Cost(weights=(WeightShape(numbers=self.width, split=True),) * 2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,15 +232,28 @@ class FeedForwardSpec:
     activation: Activation = Activation.GELU
     bias: bool = False
 
-    @property
-    def multiplications(self) -> int:
-        """For each token; as many as weights in the two matrices."""
-        return self.width * self.hidden * (1 + self.activation.inputs)
+    def linears(self, rows: RowKind = RowKind.LATENTS) -> tuple[LinearShape, ...]:
+        """Without the bias of the second, which belongs to the row that it is added to."""
+        made = self.hidden * self.activation.inputs
+        return (
+            LinearShape(inputs=self.width, outputs=made, rows=rows, bias=self.bias, split=True),
+            LinearShape(inputs=self.hidden, outputs=self.width, rows=rows, split=True),
+        )
 
-    @property
-    def parameters(self) -> int:
-        biases = self.hidden * self.activation.inputs + self.width
-        return self.multiplications + self.bias * biases
+    def cost(self, rows: RowKind = RowKind.LATENTS) -> Cost:
+        return Cost(linears=self.linears(rows)) + _bias(self.width, self.bias)
+
+
+def _bias(width: int, bias: bool) -> Cost:
+    """Of a matrix that is split by its inputs: every rank has the whole bias."""
+    return Cost(weights=(WeightShape(numbers=width),) if bias else ())
+
+
+def replicated(
+    inputs: int, outputs: int, *, rows: RowKind = RowKind.LATENTS, bias: bool = False
+) -> Cost:
+    """A matrix that every tensor rank has whole."""
+    return Cost(linears=(LinearShape(inputs=inputs, outputs=outputs, rows=rows, bias=bias),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +265,14 @@ class LowRankModulation:
 
     rank: int
 
-    def parameters(self, width: int, rows: int) -> int:
-        """Of the matrices that make `rows` vectors of `width` (scales, shifts and gates)."""
-        return -(-rows // 3) * width * self.rank + rows * width * self.rank
-
-    multiplications = parameters  # for each level row
+    def cost(self, width: int, vectors: int) -> Cost:
+        """Of so many vectors of `width`: scales, shifts and gates, three for each part."""
+        total = Cost()
+        for first in range(0, vectors, 3):
+            made = min(3, vectors - first) * width
+            total += replicated(width, self.rank, rows=RowKind.SAMPLES)
+            total += replicated(self.rank, made, rows=RowKind.SAMPLES)
+        return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +281,11 @@ class PerBlockModulation:
 
     bias: bool = True
 
-    def parameters(self, width: int, rows: int) -> int:
-        return rows * width * (width + self.bias)
-
-    def multiplications(self, width: int, rows: int) -> int:
-        return rows * width * width
+    def cost(self, width: int, vectors: int) -> Cost:
+        """Of so many vectors of `width`: scales, shifts and gates."""
+        outputs, rows = vectors * width, RowKind.SAMPLES
+        made = LinearShape(inputs=width, outputs=outputs, rows=rows, bias=self.bias, split=True)
+        return Cost(linears=(made,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +295,9 @@ class TableModulation:
     Computed in float32 whatever the type of the weights, as in Wan's published code.
     """
 
-    def parameters(self, width: int, rows: int) -> int:
-        return rows * width
-
-    def multiplications(self, width: int, rows: int) -> int:  # noqa: ARG002
-        return 0
+    def cost(self, width: int, vectors: int) -> Cost:
+        """Of so many vectors of `width`: scales, shifts and gates."""
+        return Cost(weights=(WeightShape(numbers=vectors * width),))
 
 
 WholeLayerModulation = PerBlockModulation | TableModulation
@@ -131,7 +307,7 @@ ModulationSpec = LowRankModulation | WholeLayerModulation
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CrossLayerSpec:
-    """Self-attention, cross-attention to text and feed-forward, one after the other."""
+    """Self-attention, cross-attention to text and feed-forward, in turn (Cosmos, Wan)."""
 
     attention: AttentionSpec
     cross_attention: AttentionSpec
@@ -141,40 +317,23 @@ class CrossLayerSpec:
     gated_cross: bool = True  # False: after an affine LayerNorm, without modulation or gate (Wan)
 
     @property
-    def _rows(self) -> int:
-        return 9 if self.gated_cross else 6
-
-    @property
-    def token_multiplications(self) -> int:
-        """Of the linears, for each latent token."""
-        return 6 * self.attention.width**2 + self.feed_forward.multiplications
-
-    @property
-    def parameters(self) -> int:
+    def cost(self) -> Cost:
         width = self.attention.width
-        affine = 0 if self.gated_cross else 2 * width
-        return (
-            self.attention.parameters(width)
-            + self.cross_attention.parameters(self.text_width)
-            + self.feed_forward.parameters
-            + self.modulation.parameters(width, self._rows)
-            + affine
-        )
-
-    def multiplications(self, tokens: Sequence[int], text: Sequence[int]) -> int:
-        """Of a forward pass over samples of `tokens` latent and `text` text tokens."""
-        width = self.attention.width
-        linears = sum(tokens) * self.token_multiplications
-        linears += sum(text) * self.text_width * 2 * width
-        attention = 2 * width * sum(n * (n + m) for n, m in zip(tokens, text, strict=True))
-        return (
-            linears + attention + len(tokens) * self.modulation.multiplications(width, self._rows)
-        )
+        # Two exchanges, because the third is that of cross-attention.
+        total = _self_attention(self.attention, self.feed_forward, RowKind.LATENTS, exchanges=2)
+        total += self.attention.cost() + self.cross_attention.cross_cost(self.text_width)
+        total += self.feed_forward.cost()
+        total += self.modulation.cost(width, 9 if self.gated_cross else 6)
+        affine = () if self.gated_cross else (WeightShape(numbers=2 * width),)
+        return total + Cost(weights=affine)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DoubleLayerSpec:
-    """Latents and text with weights of their own, and attention over both together."""
+    """Latents and text with weights of their own, and attention over both together.
+
+    FLUX, Qwen-Image, HunyuanVideo and SD3 have such layers.
+    """
 
     attention: AttentionSpec  # of either row
     feed_forward: FeedForwardSpec  # of either row
@@ -184,51 +343,42 @@ class DoubleLayerSpec:
     not compute it, and `DoubleStreamLayer.unused` names the weights that get no gradient."""
 
     @property
-    def token_multiplications(self) -> int:
-        """Of the linears, for each token of either row."""
-        return 4 * self.attention.width**2 + self.feed_forward.multiplications
-
-    @property
-    def parameters(self) -> int:
-        width = self.attention.width
-        row = self.attention.parameters(width) + self.feed_forward.parameters
-        return 2 * (row + self.modulation.parameters(width, 6))
-
-    def multiplications(self, tokens: Sequence[int], text: Sequence[int]) -> int:
-        """Of a forward pass over samples of `tokens` latent and `text` text tokens."""
-        width = self.attention.width
-        joint = [n + m for n, m in zip(tokens, text, strict=True)]
-        made = sum(joint) * self.token_multiplications + 2 * width * sum(n * n for n in joint)
-        return made + 2 * len(joint) * self.modulation.multiplications(width, 6)
+    def cost(self) -> Cost:
+        """Of a layer whose text is read."""
+        total = _self_attention(self.attention, self.feed_forward, RowKind.JOINT, exchanges=2)
+        for rows in RowKind.JOINT:
+            total += self.attention.cost(rows) + self.feed_forward.cost(rows)
+            total += self.modulation.cost(self.attention.width, 6)
+        return total
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SingleLayerSpec:
-    """Attention and feed-forward side by side, over latents and text in one row."""
+    """Attention and feed-forward side by side, over latents and text in one row (FLUX)."""
 
     attention: AttentionSpec
     feed_forward: FeedForwardSpec
     modulation: WholeLayerModulation = PerBlockModulation()
 
     @property
-    def token_multiplications(self) -> int:
-        """Of the linears, for each token."""
-        return 4 * self.attention.width**2 + self.feed_forward.multiplications
+    def cost(self) -> Cost:
+        total = _self_attention(self.attention, self.feed_forward, RowKind.JOINT, exchanges=1)
+        # Both outputs are added to one row, so that they need one bias: that of attention.
+        total += self.attention.cost(RowKind.JOINT)
+        total += Cost(linears=self.feed_forward.linears(RowKind.JOINT))
+        return total + self.modulation.cost(self.attention.width, 3)
 
-    @property
-    def parameters(self) -> int:
-        width = self.attention.width
-        # Both outputs are added to one row, so that they need one bias.
-        spare = self.feed_forward.bias * width
-        parts = self.attention.parameters(width) + self.feed_forward.parameters - spare
-        return parts + self.modulation.parameters(width, 3)
 
-    def multiplications(self, tokens: Sequence[int], text: Sequence[int]) -> int:
-        """Of a forward pass over samples of `tokens` latent and `text` text tokens."""
-        width = self.attention.width
-        joint = [n + m for n, m in zip(tokens, text, strict=True)]
-        made = sum(joint) * self.token_multiplications + 2 * width * sum(n * n for n in joint)
-        return made + len(joint) * self.modulation.multiplications(width, 3)
+def _self_attention(
+    attention: AttentionSpec, feed_forward: FeedForwardSpec, rows: RowKind, *, exchanges: int
+) -> Cost:
+    """Who attends to whom in a layer, and what its backward pass keeps inside split matrices."""
+    width = attention.width
+    return Cost(
+        attentions=(AttentionShape(width=width, queries=rows, keys=rows),),
+        exchanges=exchanges,
+        kept=_KEPT_SELF + 2 * feed_forward.hidden / width,
+    )
 
 
 LayerSpec = CrossLayerSpec | DoubleLayerSpec | SingleLayerSpec
@@ -241,66 +391,3 @@ class StackSpec:
     name: str  # attribute of the network, and how the names of its weights in a checkpoint begin
     count: int
     layer: LayerSpec
-
-
-@dataclass(frozen=True, slots=True)
-class StageLayers:
-    """The layers of one stack that one pipeline stage holds."""
-
-    first: int  # counted from 0 over the whole stack
-    count: int
-
-
-def pipeline_stages(stacks: Sequence[StackSpec], stages: int) -> list[dict[str, StageLayers]]:
-    """For each stage, virtual ones too, its layers of each stack by name.
-
-    The slowest stage sets the pace, so that its operations are the fewest possible; layers of
-    equal cost are divided evenly. Only linears count: what attention adds depends on the packs.
-
-    Raises:
-        ValueError: there are fewer layers than stages.
-    """
-    names = [stack.name for stack in stacks for _ in range(stack.count)]
-    costs = [stack.layer.token_multiplications for stack in stacks for _ in range(stack.count)]
-    if len(costs) < stages:
-        raise ValueError(
-            f"{len(costs)} layers do not fill {stages} pipeline stages; lower"
-            " model.pipeline_model_parallel_size or model.virtual_pipeline_model_parallel_size"
-        )
-    plan = []
-    for first, last in _balanced(costs, stages):
-        held = {}
-        for stack in stacks:
-            here = [i for i in range(first, last) if names[i] == stack.name]
-            before = names.index(stack.name) if stack.name in names else 0
-            start = (here[0] if here else min(max(first, before), before + stack.count)) - before
-            held[stack.name] = StageLayers(start, len(here))
-        plan.append(held)
-    return plan
-
-
-def _balanced(costs: Sequence[int], parts: int) -> list[tuple[int, int]]:
-    """Contiguous parts [first, last), none empty: least maximum, then least sum of squares."""
-    ends = [0]
-    for cost in costs:
-        ends.append(ends[-1] + cost)
-    # (worst part, sum of squares, where the last part begins) of the first i costs
-    best: list[tuple[int, int, int] | None] = [(0, 0, 0)] + [None] * len(costs)
-    begins = []
-    for part in range(1, parts + 1):
-        row: list[tuple[int, int, int] | None] = [None] * len(best)
-        for last in range(part, len(best) - (parts - part)):
-            for first in range(part - 1, last):
-                if (before := best[first]) is not None:
-                    cost = ends[last] - ends[first]
-                    made = (max(before[0], cost), before[1] + cost**2, first)
-                    row[last] = min(made, row[last] or made)
-        begins.append(row)
-        best = row
-    bounds, last = [], len(costs)
-    for row in reversed(begins):
-        chosen = row[last]
-        assert chosen is not None
-        bounds.append((chosen[2], last))
-        last = chosen[2]
-    return bounds[::-1]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dit.config import OBJECTIVES, ObjectiveConfig, Problems
-from dit.objectives.diffusers_schedulers import EdmScheduler, FlowScheduler, SchedulerFile
 from dit.objectives.edm import Edm
 from dit.objectives.flow_matching import FlowMatching
 from dit.objectives.objective import SamplingPath, TrainingObjective
+
+if TYPE_CHECKING:
+    from dit.objectives.diffusers_schedulers import SchedulerFile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,20 +22,35 @@ class ObjectiveParts:
     training: Callable[[ObjectiveConfig], TrainingObjective]
     sampling: Callable[[ObjectiveConfig], SamplingPath] | None = None
     """None: nothing can be generated, and a run that would sample is refused."""
-    scheduler: type[SchedulerFile] | None = None
-    """How a scheduler of Diffusers stores its options. None: only the weights can be exported."""
+    scheduler: Callable[[], type[SchedulerFile]] | None = None
+    """Imports how a scheduler of Diffusers stores its options; only conversion asks for it.
+
+    None: only the weights can be exported.
+    """
+
+
+def _edm_scheduler() -> type[SchedulerFile]:
+    from dit.objectives.diffusers_schedulers import EdmScheduler
+
+    return EdmScheduler
+
+
+def _flow_scheduler() -> type[SchedulerFile]:
+    from dit.objectives.diffusers_schedulers import FlowScheduler
+
+    return FlowScheduler
 
 
 REGISTRY: dict[str, ObjectiveParts] = {
     "edm": ObjectiveParts(
         training=lambda config: Edm(config.edm),
         sampling=lambda config: Edm(config.edm),
-        scheduler=EdmScheduler,
+        scheduler=_edm_scheduler,
     ),
     "flow": ObjectiveParts(
         training=lambda config: FlowMatching(config.flow),
         sampling=lambda config: FlowMatching(config.flow),
-        scheduler=FlowScheduler,
+        scheduler=_flow_scheduler,
     ),
 }
 

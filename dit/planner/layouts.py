@@ -8,7 +8,7 @@ from itertools import product
 
 from dit.config import ContextComm, Problems, Recompute, RunConfig
 from dit.distributed.device_specs import Device
-from dit.models.memory import Memory, memory
+from dit.models.cost import Memory, memory
 from dit.planner.efficiency import Efficiency
 from dit.planner.times import Load, Times, times
 from dit.planner.traffic import Traffic, traffic

@@ -7,8 +7,13 @@ from dataclasses import asdict, dataclass, replace
 
 from dit.config import ModelConfig, Precision, Recompute, RunConfig
 from dit.distributed.device_specs import Device
-from dit.models.cost import attention_flops, forward_flops, network_cost, parameters_here
-from dit.models.memory import kept_by_layer
+from dit.models.cost import (
+    attention_flops,
+    forward_flops,
+    kept_by_layer,
+    network_cost,
+    parameters_here,
+)
 from dit.planner.efficiency import Efficiency
 from dit.planner.traffic import recomputed_part, traffic
 

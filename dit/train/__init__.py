@@ -2,14 +2,12 @@
 
 trainer                the run: read, step, average, validate, log, save
 train_state            everything that a run holds in memory, and how far it has come
-model_and_optimizer    configuration -> model, optimizer and average of the weights
+model_and_optimizer    configuration -> model, optimizer and average of the weights; initial values
 step                   packs -> loss and gradients -> updated weights
 optimizer              AdamW, its learning rate schedule, and one clipped update
-ema                    the average of the weights
 validation             held-out packs -> loss; samples of the averaged model
 metrics                what is measured, and where it is written
 checkpoint             the run on disk, and how it continues from there
-next_commands          what can be done with a finished run: generate, report, export
 
 Schedules, data parallelism, the distributed optimizer and sharded checkpoints are Megatron-Core's.
 """

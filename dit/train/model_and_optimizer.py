@@ -1,28 +1,46 @@
-"""Configuration -> model under data parallelism, its optimizer, and the average of its weights."""
+"""Configuration -> model under data parallelism, its optimizer, and the average of its weights.
+
+1. build       model, optimizer and average; all of them are one `ModelAndOptimizer`
+2. initialise  initial values that depend on the seed and on a weight's name, never on the layout
+3. Ema         the average of the weights, in float32, sharded as the optimizer's parameters
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+import torch
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedTensor
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.module import MegatronModule
+from torch import Tensor
 
-from dit.config import EmaKind, RunConfig
-from dit.distributed.data_parallel import ModelChunk, wrap
+from dit.config import EmaConfig, EmaKind, RunConfig
+from dit.distributed.data_parallel import (
+    ModelChunk,
+    main_param_shards,
+    publish_main_params,
+    unshard,
+    wrap,
+)
 from dit.distributed.process_groups import device
 from dit.models.family import family_of
-from dit.models.layers import init
 from dit.models.layers.parallel_linear import add_gradients_in_products
-from dit.train.ema import Ema
 from dit.train.metrics.step_metrics import COMMUNICATION, timed
 from dit.train.optimizer import build_optimizer
 
 Fill = Callable[[MegatronModule, RunConfig], None]
 """Gives the weights of a model their first values."""
+Draw = Callable[[str, tuple[int, ...], torch.Generator], Tensor]
+"""(name, whole shape, generator) -> the first values of a weight."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +72,7 @@ def build_model_and_optimizer(
 def initialise_weights(model: MegatronModule, config: RunConfig) -> None:
     """Fills in the weights that training starts from."""
     rules, std = family_of(config.model).weights, config.model.init_method_std
-    init.initialise(model, seed=config.rng.seed, std=std, zero=rules.starts_at_zero)
+    initialise(model, seed=config.rng.seed, std=std, zero=rules.starts_at_zero)
 
 
 def build_model(
@@ -73,3 +91,144 @@ def build_model(
     # Megatron-Core's schedules look at the first chunk's configuration.
     chunks[0].config.finalize_model_grads_func = timed(COMMUNICATION)(finalize_model_grads)
     return chunks
+
+
+def draw_weights(model: MegatronModule, draw: Draw, *, seed: int) -> None:
+    """Gives each weight its part of `draw(name, whole shape, generator)`.
+
+    The generator is seeded by (seed, name, layer), and the whole tensor is drawn in float32 before
+    this rank takes its shard, so that every layout starts from the same numbers.
+    """
+    for shard in nested_values(model.sharded_state_dict()):
+        if not isinstance(shard, ShardedTensor) or shard.data is None:
+            continue
+        axes = shard.prepend_axis_num  # the layer number is such an axis
+        name = f"{shard.key}/{shard.global_offset[:axes]}"
+        digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+        whole = draw(shard.key, shard.global_shape[axes:], generator)
+        mine = zip(shard.global_offset[axes:], shard.local_shape, strict=True)
+        with torch.no_grad():
+            shard.data.copy_(whole[tuple(slice(at, at + size) for at, size in mine)])
+
+
+def initialise(
+    model: MegatronModule, *, seed: int, std: float | None, zero: Callable[[str], bool]
+) -> None:
+    """The values that training starts from.
+
+    Norms are 1; biases are 0, and so are the matrices that `zero` names by their key in a
+    checkpoint; other matrices are normal with `std`, or 1 / sqrt(inputs) where it is None.
+    """
+
+    def draw(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        if len(shape) == 1:
+            return torch.zeros(shape) if name.endswith(".bias") else torch.ones(shape)
+        if zero(name):
+            return torch.zeros(shape)
+        return torch.randn(shape, generator=generator) * (std or shape[1] ** -0.5)
+
+    draw_weights(model, draw, seed=seed)
+
+
+def randomise(model: MegatronModule, *, seed: int) -> None:
+    """Random values for every weight, norms included: what tests of equality start from.
+
+    With the zeros of `initialise`, most weights have no gradient and broken code passes.
+    """
+
+    def draw(_: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        wave = torch.randn(shape, generator=generator)
+        return 1 + 0.2 * wave if len(shape) == 1 else wave * shape[1] ** -0.5
+
+    draw_weights(model, draw, seed=seed)
+
+
+def power_exponent(sigma_rel: float) -> float:
+    """Exponent gamma of the power profile of relative width `sigma_rel`.
+
+    Source: arXiv:2312.02696, Eq. 126.
+    """
+    inverse = sigma_rel**-2
+    roots = np.roots([1, 7, 16 - inverse, 12 - inverse])
+    return float(roots.real.max())
+
+
+def decay_at(config: EmaConfig, step: int) -> float:
+    """Weight of the old average at update `step`, counted from 1.
+
+    power: (1 - 1/step)^(gamma + 1) (arXiv:2312.02696, Eq. 127); it is 0 at step 1, so the initial
+    weights are forgotten.
+    """
+    if config.kind is EmaKind.CONSTANT:
+        return config.decay
+    return (1 - 1 / step) ** (power_exponent(config.sigma_rel) + 1)
+
+
+class Ema:
+    """One average for each main parameter of an optimizer, in the same order."""
+
+    def __init__(
+        self, config: EmaConfig, optimizer: MegatronOptimizer, groups: ProcessGroupCollection
+    ):
+        self.config = config
+        self.optimizer = optimizer
+        self.groups = groups
+        self.shards = main_param_shards(optimizer)
+        self.averages = [shard.value.detach().clone() for shard in self.shards]
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Adds the weights after update `step` to the average."""
+        rate = 1 - decay_at(self.config, step)
+        for average, shard in zip(self.averages, self.shards, strict=True):
+            average.lerp_(shard.value, rate)
+
+    @torch.no_grad()
+    def restart(self) -> None:
+        """Restarts the average from the current weights."""
+        for average, shard in zip(self.averages, self.shards, strict=True):
+            average.copy_(shard.value)
+
+    @contextmanager
+    def as_weights(self, chunks: list[ModelChunk]) -> Iterator[None]:
+        """Inside, the model's weights are the averages; afterwards they are its own again."""
+        own = [shard.value.detach().clone() for shard in self.shards]
+        self._set_weights(self.averages, chunks)
+        try:
+            yield
+        finally:
+            self._set_weights(own, chunks)
+
+    @torch.no_grad()
+    def _set_weights(self, values: list[Tensor], chunks: list[ModelChunk]) -> None:
+        """Sets the main parameters, and with them the model's weights on all data ranks."""
+        for shard, value in zip(self.shards, values, strict=True):
+            shard.value.copy_(value)
+        publish_main_params(self.optimizer, chunks)
+
+    def sharded_state_dict(self, model: dict[str, Any], *, loading: bool) -> dict[str, Any]:
+        """The averages in the shape of the weights, for a checkpoint that loads on any layout.
+
+        `model` is the sharded state of the weights. Collective: every data rank gives its parts.
+        """
+        averages = {}
+        if not loading:
+            ranks = self.groups.dp_cp
+            averages = unshard(self.optimizer, self.averages, model, data_ranks=ranks)
+        return {
+            name: self._entry(entry, averages.get(name))
+            for name, entry in model.items()
+            if isinstance(entry, ShardedTensor) and entry.data is not None
+        }
+
+    def _entry(self, weight: ShardedTensor, average: Tensor | None) -> ShardedTensor:
+        assert weight.data is not None
+        data = torch.empty_like(weight.data, dtype=torch.float32) if average is None else average
+        return replace(weight, key=f"ema.{weight.key}", data=data, dtype=data.dtype)
+
+    @torch.no_grad()
+    def load(self, averages: dict[Tensor, Tensor]) -> None:
+        """Takes this rank's parts of the averages, which are given by weight of the model."""
+        for shard, average in zip(self.shards, self.averages, strict=True):
+            average.copy_(averages[shard.weight].flatten()[shard.part].view(average.shape))

@@ -9,8 +9,7 @@ import pytest
 
 from dit.config import RunConfig
 from dit.config.loading import load_config
-from dit.models.cost import parameters_here
-from dit.models.memory import memory
+from dit.models.cost import memory, parameters_here
 from recipes.runs import dit_debug
 from tests.launching import ROOT, run
 

@@ -32,7 +32,8 @@ from pathlib import Path
 from torch.distributed.distributed_c10d import PrefixStore
 from dataclasses import replace
 import dit.models.family
-from dit.models.layers import packed_attention, parallel_linear, qk_norm
+from dit.models.layers import packed_attention, parallel_linear
+from dit.models.layers import queries_and_keys as qk
 from dit.layout_check import program
 from recipes import check_layouts
 from tests.toy_networks import NETWORKS
@@ -41,13 +42,13 @@ from tests.toy_networks import NETWORKS
 meeting = import_module("torch.distributed.rendezvous")
 
 family = dit.models.family.default_family()
-backward, summed, norm = qk_norm._SumOverRanks.backward, qk_norm._summed, qk_norm.AcrossHeadsNorm
+backward, summed, norm = qk._SumOverRanks.backward, qk._summed, qk.AcrossHeadsNorm
 
 def norm_of_own_heads():
-    qk_norm._summed = lambda x, group: x * group.size()
+    qk._summed = lambda x, group: x * group.size()
 
 def norm_without_way_back():
-    qk_norm._SumOverRanks.backward = staticmethod(lambda ctx, gradient: (gradient, None))
+    qk._SumOverRanks.backward = staticmethod(lambda ctx, gradient: (gradient, None))
 
 def norm_weights_summed():
     # What the names q_layernorm and k_layernorm would do, of a weight that is split by heads.
@@ -75,7 +76,7 @@ def main(folder, cases):
         meeting.rendezvous = lambda _, n=number: iter([(PrefixStore(str(n), store), 0, 1)])
         other = replace(family, network=lambda network=network: NETWORKS[network])
         dit.models.family._loaded = lambda *_: other
-        qk_norm._summed, qk_norm._SumOverRanks.backward = summed, staticmethod(backward)
+        qk._summed, qk._SumOverRanks.backward = summed, staticmethod(backward)
         packed_attention.AcrossHeadsNorm = norm
         FAULTS.get(name, lambda: None)()
         output = Path(folder, f"{number}.json")

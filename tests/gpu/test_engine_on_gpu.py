@@ -12,8 +12,8 @@ from dit.config import Fp8, Fp8Recipe, Implementation, Precision, Recompute
 from dit.distributed.process_groups import process_groups, start_processes
 from dit.models.dit.config import DitConfig
 from dit.models.dit.model import DiT
-from dit.models.layers.init import randomise
 from dit.pack_wire import pack_to
+from dit.train.model_and_optimizer import randomise
 from tests.packs import random_pack, tiny_model
 
 pytestmark = [

@@ -39,7 +39,7 @@ ALLOWED = {
     "dit.objectives": BASE,
     "dit.distributed": BASE,
     "dit.distributed.device_specs": set(),
-    "dit.models": BASE,
+    "dit.models": BASE | {"dit.models.layer_spec"},
     "dit.models.layer_spec": set(),
     "dit.models.layers": BASE | {"dit.models.layer_spec"},
     "dit.models.stacks": BASE | {"dit.models.layer_spec", "dit.models.layers"},

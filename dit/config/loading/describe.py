@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from dit.config import Decay, EmaKind, Precision, RunConfig
 from dit.config.loading.load import to_yaml
-from dit.models.cost import parameter_count
-from dit.models.memory import memory
+from dit.models.cost import memory, parameter_count
 
 
 def describe(config: RunConfig, *, world_size: int) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from dit.models.cost import NetworkCost
 from dit.models.dit.config import DitConfig
-from dit.models.dit.stacks import dit_cost
 from dit.models.family import (
     DiffusersForm,
     Family,
@@ -15,6 +15,17 @@ from dit.models.family import (
     Padding,
     SampleInput,
     WeightRules,
+)
+from dit.models.layer_spec import (
+    AttentionSpec,
+    Cost,
+    CrossLayerSpec,
+    FeedForwardSpec,
+    LowRankModulation,
+    RowKind,
+    StackSpec,
+    WeightShape,
+    replicated,
 )
 
 if TYPE_CHECKING:
@@ -50,6 +61,60 @@ def _inputs(model: DitConfig) -> tuple[SampleInput, ...]:
         encoder="cosmos",
     )
     return (text,)
+
+
+def dit_stack(model: DitConfig) -> StackSpec:
+    """The layers of the DiT."""
+    width = model.hidden_size
+    # eps as in Diffusers' attention, which differs from that of its other norms.
+    attention = AttentionSpec(width=width, heads=model.num_attention_heads, eps=1e-5)
+    layer = CrossLayerSpec(
+        attention=attention,
+        cross_attention=attention,
+        text_width=model.text_width,
+        feed_forward=FeedForwardSpec(width=width, hidden=model.ffn_hidden_size),
+        modulation=LowRankModulation(model.adaln_lora_dim),
+    )
+    return StackSpec(name="decoder", count=model.num_layers, layer=layer)
+
+
+def dit_cost(model: DitConfig) -> NetworkCost:
+    """The network; its arithmetic is that of Diffusers' `CosmosTransformer3DModel`."""
+    return NetworkCost(
+        before=_before(model),
+        stacks=(dit_stack(model),),
+        after=_after(model),
+        text_tokens=model.text_pad_to,
+    )
+
+
+def _before(model: DitConfig) -> Cost:
+    """Text projection, patches, timestep embedding with its norm, learnable positions."""
+    width, per_sample = model.hidden_size, RowKind.SAMPLES
+    total = replicated(model.patch_features + model.mask_features, width)
+    total += replicated(width, width, rows=per_sample)
+    total += replicated(width, 3 * width, rows=per_sample)
+    total += Cost(weights=(WeightShape(numbers=width),))
+    if model.crossattn_proj_size is not None:
+        inputs, outputs = model.crossattn_emb_size, model.crossattn_proj_size
+        total += replicated(inputs, outputs, rows=RowKind.TEXT, bias=True)
+    return total + _learnable_positions(model)
+
+
+def _learnable_positions(model: DitConfig) -> Cost:
+    if not model.learnable_positions:
+        return Cost()
+    frames, rows, columns = model.max_size
+    spatial = rows // model.patch_spatial + columns // model.patch_spatial
+    table = (frames // model.patch_temporal + spatial) * model.hidden_size
+    return Cost(weights=(WeightShape(numbers=table),))
+
+
+def _after(model: DitConfig) -> Cost:
+    """The last modulation, which has no gate, and the output."""
+    width = model.hidden_size
+    last = LowRankModulation(model.adaln_lora_dim).cost(width, 2)
+    return last + replicated(width, model.output_features)
 
 
 FAMILY = Family(

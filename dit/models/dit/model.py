@@ -1,6 +1,6 @@
 """The DiT: one row of latents, cross-attention to text, low-rank adaLN (Cosmos)."""
 
-# T packed tokens, N samples, M level rows, C patch features, D model width
+# T packed tokens, N samples, M level rows, C patch features, D model width, K head width
 # L text tokens, E text width
 
 from __future__ import annotations
@@ -9,40 +9,25 @@ from itertools import pairwise
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from dit.batch import TEXT, PackedBatch
 from dit.models.dit.config import DitConfig, ExtraPosition
-from dit.models.dit.positions import LearnablePositions, Rotary
-from dit.models.layer_spec import (
-    AttentionSpec,
-    CrossLayerSpec,
-    FeedForwardSpec,
-    LowRankModulation,
-    StackSpec,
-)
+from dit.models.dit.family import dit_stack
 from dit.models.layers.attention import Spans
 from dit.models.layers.modulation import LowRankAdaLN, TimestepConditioning, TimestepEmbedding
 from dit.models.layers.packed_attention import RowConditions
-from dit.models.layers.parallel_linear import Replicated, dtype, transformer_config
+from dit.models.layers.parallel_linear import (
+    Replicated,
+    dtype,
+    sees_part_of_tokens,
+    transformer_config,
+)
 from dit.models.layers.per_sample import PerSample
+from dit.models.layers.queries_and_keys import RotaryTable
 from dit.models.stacks.cross_layer import CrossConditions
 from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransformer
-
-
-def dit_stack(model: DitConfig) -> StackSpec:
-    """The layers of the DiT."""
-    width = model.hidden_size
-    # eps as in Diffusers' attention, which differs from that of its other norms.
-    attention = AttentionSpec(width=width, heads=model.num_attention_heads, eps=1e-5)
-    layer = CrossLayerSpec(
-        attention=attention,
-        cross_attention=attention,
-        text_width=model.text_width,
-        feed_forward=FeedForwardSpec(width=width, hidden=model.ffn_hidden_size),
-        modulation=LowRankModulation(model.adaln_lora_dim),
-    )
-    return StackSpec(name="decoder", count=model.num_layers, layer=layer)
 
 
 class DiT(StackedTransformer):
@@ -163,3 +148,48 @@ def pad_text(batch: PackedBatch, length: int | None) -> PackedBatch:
         parts += [batch.text_LE[start:stop], batch.text_LE.new_zeros(missing, width)]
     starts = tuple(range(0, length * batch.num_samples + 1, length))
     return batch.with_text(TEXT, torch.cat(parts), starts)
+
+
+class Rotary(RotaryTable):
+    """3-D rotary positions with NTK scaling for each axis (Cosmos).
+
+    Rows and columns get a third of a head's width each, rounded down to an even number; frames get
+    the rest.
+    """
+
+    def __init__(self, model: DitConfig):
+        width = model.hidden_size // model.num_attention_heads
+        spatial = width // 6 * 2
+        widths = (width - 2 * spatial, spatial, spatial)
+        scales = zip(widths, model.rope_scale, strict=True)
+        super().__init__(widths, [10_000.0 * scale ** (w / (w - 2)) for w, scale in scales])
+
+
+class LearnablePositions(nn.Module):
+    """Sum of three learnt tables, normalised to unit root mean square (Cosmos)."""
+
+    def __init__(self, model: DitConfig, config: TransformerConfig):
+        super().__init__()
+        frames, rows, columns = model.max_size
+        width, spatial = model.hidden_size, model.patch_spatial
+        self.base_fps = model.base_fps
+
+        # Of the model's own type: Megatron-Core's distributed optimizer mixes up the shards of a
+        # parameter group that holds two types.
+        def table(size: int) -> nn.Parameter:
+            return nn.Parameter(torch.zeros(size, width, dtype=config.params_dtype))
+
+        self.pos_emb_t = table(frames // model.patch_temporal)
+        self.pos_emb_h = table(rows // spatial)
+        self.pos_emb_w = table(columns // spatial)
+        sees_part_of_tokens(self, config)
+
+    def forward(self, position_TA: Tensor, fps_T: Tensor) -> Tensor:
+        """Embedding [T, D], float32; `fps_T` undoes the time scale of the rotary positions."""
+        pace_T = torch.where(fps_T.isnan(), 1.0, fps_T / self.base_fps)
+        frame_T = (position_TA[:, 0] * pace_T).round().long()
+        row_T, column_T = position_TA[:, 1].long(), position_TA[:, 2].long()
+        tables = (self.pos_emb_t, frame_T), (self.pos_emb_h, row_T), (self.pos_emb_w, column_T)
+        sum_TD = torch.stack([table[index].float() for table, index in tables]).sum(0)
+        norm_T1 = torch.linalg.vector_norm(sum_TD, dim=-1, keepdim=True)
+        return sum_TD / (1e-6 + norm_T1 * sum_TD.shape[-1] ** -0.5)

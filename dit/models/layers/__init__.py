@@ -4,11 +4,9 @@ parallel_linear     the choice of linear, which is where tensor parallelism ente
 transformer_engine  Transformer Engine's linears, 8-bit products and attention
 modulation          timestep embedding and adaLN: of low rank, per block, from a table
 per_sample          scale, shift and gate of samples, broadcast to their tokens; torch.compile
-qk_norm             RMSNorm of queries and keys, per head or across heads
-rope                rotary positions on any number of axes
+queries_and_keys    their RMSNorm, per head or across heads, and rotary positions on any axes
 attention           attention inside each sample of a pack, for CPUs and for GPUs
 context_parallel    attention over context ranks: all-to-all, all-gather, a ring
 joint_order         latents and text in rows of their own, and the order of both together
 packed_attention    self-attention, cross-attention and joint attention with their weights
-init                initial values that do not depend on the layout
 """

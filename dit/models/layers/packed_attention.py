@@ -19,8 +19,7 @@ from dit.models.layers.attention import Attend, Spans, attend_packed, attention_
 from dit.models.layers.context_parallel import Context, Exchange
 from dit.models.layers.parallel_linear import BuildContext, ColumnLinear, split_linear
 from dit.models.layers.per_sample import PerSample, compiled
-from dit.models.layers.qk_norm import AcrossHeadsNorm, HeadNorm
-from dit.models.layers.rope import rotate
+from dit.models.layers.queries_and_keys import AcrossHeadsNorm, HeadNorm, rotate
 from dit.models.layers.transformer_engine import engine_kernel
 
 

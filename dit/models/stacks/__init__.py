@@ -2,7 +2,7 @@
 
 cross_layer          layers with cross-attention to text (Cosmos, Wan)
 stream_layers        double-stream and single-stream layers (FLUX, Qwen-Image, HunyuanVideo)
-stack                layers of one kind: construction, recomputation, offload, checkpoint names
+stack                layers of one kind: cut into pipeline stages, built, recomputed, offloaded
 stacked_transformer  embed, stacks, head, and what pipeline stages hand on
 joint_transformer    the same for networks that attend to latents and text together
 """

@@ -26,7 +26,7 @@ from dit.models.layers.joint_order import (
 from dit.models.layers.modulation import TimestepConditioning
 from dit.models.layers.packed_attention import RowConditions
 from dit.models.layers.per_sample import PerSample
-from dit.models.layers.rope import RotaryTable
+from dit.models.layers.queries_and_keys import RotaryTable
 from dit.models.stacks.stacked_transformer import Blocks, StackedTransformer
 from dit.models.stacks.stream_layers import JointConditions
 

@@ -1,4 +1,9 @@
-"""A stack: layers of one kind, as far as this pipeline stage holds them."""
+"""A stack: layers of one kind, as far as this pipeline stage holds them.
+
+1. pipeline_stages  the layers of all stacks, cut into stages
+2. LayerStack       those of one stack that a stage holds: construction, recomputation, names
+3. on_host          what the backward pass needs, moved to the host's memory
+"""
 
 from __future__ import annotations
 
@@ -23,20 +28,85 @@ from dit.config import Recompute, RecomputeMethod
 from dit.models.layer_spec import (
     CrossLayerSpec,
     DoubleLayerSpec,
-    SingleLayerSpec,
+    LayerSpec,
     StackSpec,
-    StageLayers,
 )
 from dit.models.layers.parallel_linear import BuildContext
 from dit.models.layers.transformer_engine import fp8_products
-from dit.models.stacks.cross_layer import CrossLayer
-from dit.models.stacks.stream_layers import DoubleStreamLayer, SingleStreamLayer
 
-LAYER_CLASSES = {
-    CrossLayerSpec: CrossLayer,
-    DoubleLayerSpec: DoubleStreamLayer,
-    SingleLayerSpec: SingleStreamLayer,
-}
+
+def layer_class(spec: LayerSpec) -> Any:
+    """The class that builds a layer; it is imported only for networks that have such layers."""
+    if isinstance(spec, CrossLayerSpec):
+        from dit.models.stacks.cross_layer import CrossLayer
+
+        return CrossLayer
+    from dit.models.stacks.stream_layers import DoubleStreamLayer, SingleStreamLayer
+
+    return DoubleStreamLayer if isinstance(spec, DoubleLayerSpec) else SingleStreamLayer
+
+
+@dataclass(frozen=True, slots=True)
+class StageLayers:
+    """The layers of one stack that one pipeline stage holds."""
+
+    first: int  # counted from 0 over the whole stack
+    count: int
+
+
+def pipeline_stages(stacks: Sequence[StackSpec], stages: int) -> list[dict[str, StageLayers]]:
+    """For each stage, virtual ones too, its layers of each stack by name.
+
+    The slowest stage sets the pace, so that its operations are the fewest possible; layers of
+    equal cost are divided evenly. Only linears count: what attention adds depends on the packs.
+
+    Raises:
+        ValueError: there are fewer layers than stages.
+    """
+    names = [stack.name for stack in stacks for _ in range(stack.count)]
+    costs = [stack.layer.cost.token_multiplications for stack in stacks for _ in range(stack.count)]
+    if len(costs) < stages:
+        raise ValueError(
+            f"{len(costs)} layers do not fill {stages} pipeline stages; lower"
+            " model.pipeline_model_parallel_size or model.virtual_pipeline_model_parallel_size"
+        )
+    plan = []
+    for first, last in _balanced(costs, stages):
+        held = {}
+        for stack in stacks:
+            here = [i for i in range(first, last) if names[i] == stack.name]
+            before = names.index(stack.name) if stack.name in names else 0
+            start = (here[0] if here else min(max(first, before), before + stack.count)) - before
+            held[stack.name] = StageLayers(start, len(here))
+        plan.append(held)
+    return plan
+
+
+def _balanced(costs: Sequence[int], parts: int) -> list[tuple[int, int]]:
+    """Contiguous parts [first, last), none empty: least maximum, then least sum of squares."""
+    ends = [0]
+    for cost in costs:
+        ends.append(ends[-1] + cost)
+    # (worst part, sum of squares, where the last part begins) of the first i costs
+    best: list[tuple[int, int, int] | None] = [(0, 0, 0)] + [None] * len(costs)
+    begins = []
+    for part in range(1, parts + 1):
+        row: list[tuple[int, int, int] | None] = [None] * len(best)
+        for last in range(part, len(best) - (parts - part)):
+            for first in range(part - 1, last):
+                if (before := best[first]) is not None:
+                    cost = ends[last] - ends[first]
+                    made = (max(before[0], cost), before[1] + cost**2, first)
+                    row[last] = min(made, row[last] or made)
+        begins.append(row)
+        best = row
+    bounds, last = [], len(costs)
+    for row in reversed(begins):
+        chosen = row[last]
+        assert chosen is not None
+        bounds.append((chosen[2], last))
+        last = chosen[2]
+    return bounds[::-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +146,14 @@ class LayerStack(TransformerBlock):
         config = copy(context.config)
         config.num_layers = spec.count
         config.pipeline_model_parallel_layout = _OwnCut(here)  # type: ignore[assignment]
-        layer_class: Any = LAYER_CLASSES[type(spec.layer)]
+        kind = layer_class(spec.layer)
         parameters = {"model": context.model, "spec": spec.layer}
-        layer = ModuleSpec(module=layer_class, params=parameters)
+        layer = ModuleSpec(module=kind, params=parameters)
         submodules = TransformerBlockSubmodules(layer_specs=[layer] * here.count, layer_norm=None)
         super().__init__(config, submodules, pg_collection=context.groups, vp_stage=vp_stage)
         self.model, self.layers_before = context.model, layers_before
-        self.hidden: tuple[str, ...] = layer_class.hidden
-        self.unused: tuple[str, ...] = getattr(layer_class, "unused", ())
+        self.hidden: tuple[str, ...] = kind.hidden
+        self.unused: tuple[str, ...] = getattr(kind, "unused", ())
 
     def forward(self, hidden: Any, conditions: Any) -> Any:  # type: ignore[override]
         """`hidden` is one row of tokens, or latents and text, as the layers take it."""

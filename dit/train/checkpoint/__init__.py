@@ -1,6 +1,6 @@
 """The run on disk: saved while it trains, and continued from there.
 
-resume        where a run starts from, and when it is saved
+resume        where a run starts from, when it is saved, what can be done with it when finished
 state_dict    what a checkpoint holds, and how it is loaded
 async_save    a checkpoint is gathered, written and published, in the background where configured
 distcp        Megatron-Core's sharded checkpoint in three parts

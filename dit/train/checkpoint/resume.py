@@ -4,11 +4,13 @@
 2. resume         the run continues from a checkpoint, starts from its weights, or starts at step 0
 3. save           a checkpoint is begun
    finish_save    its files are complete, and exported where configured
+4. next_commands  what can be done with a finished run: generate, report, export
 """
 
 from __future__ import annotations
 
 import math
+import shlex
 import shutil
 import time
 from collections.abc import Iterator
@@ -25,6 +27,8 @@ from dit.data import DataError, PackLoader, places_of
 from dit.distributed.collective_errors import on_all_ranks
 from dit.distributed.watchdog import heartbeat
 from dit.folder_lock import FolderInUseError, only_writer
+from dit.models.family import family_of
+from dit.objectives import REGISTRY
 from dit.train.checkpoint.paths import CheckpointError, find_checkpoint, manifest_of, saved_config
 from dit.train.checkpoint.state_dict import (
     DataState,
@@ -256,3 +260,40 @@ def close_saver(run: TrainState, logger: RunLogger) -> None:
             finish_save(run, logger)
     finally:
         run.saver.close()
+
+
+def next_commands(config: RunConfig) -> str:
+    """One line for each command that this run can be used with, with its own paths.
+
+    A run on mock data gets a report alone: its network has learned nothing to share.
+    """
+    if not config.checkpoint.save:
+        return ""
+    folder = Path(config.checkpoint.save)
+    checkpoint = find_checkpoint(folder)
+    commands = {}
+    if checkpoint is not None and (checkpoint / "dataset_card.json").is_file():
+        out = ("--output_dir", folder / "generated", "--prompt", "what it is to show")
+        commands["pictures"] = ("recipes.generate_dit", "--checkpoint_path", folder, *out)
+    commands["report"] = ("dit.report", folder)
+    if checkpoint is not None and not config.dataset.mock and exportable(config):
+        out = ("--hf-path", folder / "diffusers")
+        commands["Diffusers"] = ("dit.convert", "export", "--megatron-path", folder, *out)
+    lines = [f"  {what:<11}{_command(words)}" for what, words in commands.items()]
+    return "\n".join(["what can be done with it:", *lines, ""])
+
+
+def exportable(config: RunConfig) -> bool:
+    """Whether `dit.convert export` accepts the run.
+
+    The same rules as `dit.convert.export.check_expressible`, without loading the converter.
+    """
+    scheduler = REGISTRY[config.objective.name].scheduler
+    if scheduler is None or scheduler().inexpressible(config.objective):
+        return False
+    form = family_of(config.model).diffusers
+    return form is not None and not form().inexpressible(config)
+
+
+def _command(words: tuple[str | Path, ...]) -> str:
+    return shlex.join(["python", "-m", *map(str, words)])

@@ -1,8 +1,7 @@
 """What a run measures and writes down.
 
 step_metrics        every step: seconds of its parts, and sums over all ranks
-interval_metrics    every log_interval steps: loss by noise level, lengths of samples
-norms               of parts of the model, read with the interval
+interval_metrics    every log_interval steps: loss by noise level, norms, lengths of samples
 run_logger          decides what is written where
 writers             metrics.jsonl, TensorBoard, W&B and the terminal
 jsonl               files with one JSON object a line

@@ -27,8 +27,8 @@ RUN/metrics.jsonl has one JSON object a step; floats are written with all their 
 Every logger.log_interval steps:
 
     refused_too_long, ...    refused samples by reason
-    grad_norm_mlp, weight_norm, update_ratio, ema_distance, ...                 norms.py
-    loss_q10, tokens_per_sample, samples_NAME, epoch, epoch_NAME, ...           interval_metrics.py
+    grad_norm_mlp, weight_norm, update_ratio, ema_distance, ...    interval_metrics.py
+    loss_q10, tokens_per_sample, samples_NAME, epoch, ...          interval_metrics.py
 
 At the steps that validate:
 

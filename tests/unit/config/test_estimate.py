@@ -20,9 +20,8 @@ from dit.config import (
 )
 from dit.config.loading import load_config
 from dit.config.loading.describe import describe
-from dit.models.cost import parameter_count
+from dit.models.cost import kept_by_layer, memory, parameter_count
 from dit.models.dit.config import DitConfig, ExtraPosition
-from dit.models.memory import kept_by_layer, memory
 from tests.packs import run_config
 
 COUNTS = {

@@ -13,8 +13,8 @@ from dit.config.loading.describe import describe
 from dit.config.loading.merge import Merged
 from dit.config.loading.schema import Schema, hints, item_type, record_type
 from dit.config.loading.validate import checked_config, plain
+from dit.models.cost import check_memory
 from dit.models.dit.config import DitConfig
-from dit.models.memory import check_memory
 from tests.packs import run_config
 
 SCHEMA = Schema(DitConfig)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -16,18 +17,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from dit.config import Recompute
-from dit.models.cost import Cost, WeightShape
-from dit.models.layer_costs import (
-    QkNormCost,
-    cross_attention,
-    cross_layer,
-    double_layer,
-    feed_forward,
-    self_attention,
-    single_layer,
-    table_modulation,
+from dit.models.cost import kept_by_layer
+from dit.models.layer_spec import (
+    AttentionSpec,
+    CrossLayerSpec,
+    DoubleLayerSpec,
+    FeedForwardSpec,
+    LayerSpec,
+    QkNorm,
+    SingleLayerSpec,
+    TableModulation,
 )
-from dit.models.memory import kept_by_layer
 from tests.packs import tiny_model
 
 D, H, F, N, M = 64, 4, 256, 20, 6
@@ -55,48 +55,53 @@ def run_cross(block: nn.Module) -> None:
     block(torch.empty(1, N, D), torch.empty(1, M, D), torch.empty(1, 6, D), (angles, angles))
 
 
-def wan() -> Cost:
-    shape = {"width": D, "heads": H, "bias": True, "norm": QkNormCost.ACROSS_HEADS}
-    affine = Cost(weights=(WeightShape(numbers=2 * D),))
-    return cross_layer(
-        width=D,
-        hidden=F,
-        attention=self_attention(**shape),
-        text_attention=cross_attention(**shape, text_width=D),
-        mlp=feed_forward(width=D, hidden=F, bias=True),
-        modulation=table_modulation(width=D, vectors=6) + affine,
+def parts(**attention: Any) -> dict[str, Any]:
+    return {
+        "attention": AttentionSpec(**{"width": D, "heads": H, "bias": True} | attention),
+        "feed_forward": FeedForwardSpec(width=D, hidden=F, bias=attention.get("bias", True)),
+    }
+
+
+def wan() -> CrossLayerSpec:
+    own = parts(norm=QkNorm.ACROSS_HEADS)
+    return CrossLayerSpec(
+        **own,
+        cross_attention=own["attention"],
+        text_width=D,
+        modulation=TableModulation(),
+        gated_cross=False,
     )
 
 
 @pytest.mark.parametrize(
-    ("block", "run", "cost"),
+    ("block", "run", "layer"),
     [
-        (double, run_joint, double_layer(width=D, heads=H, hidden=F)),
-        (single, run_joint, single_layer(width=D, heads=H, hidden=F)),
+        (double, run_joint, DoubleLayerSpec(**parts())),
+        (single, run_joint, SingleLayerSpec(**parts())),
         (cross, run_cross, wan()),
     ],
     ids=["double", "single", "cross"],
 )
 def test_a_layer_has_the_numbers_and_operations_of_diffusers_block(
-    block: Callable[[], nn.Module], run: Callable[[nn.Module], None], cost: Cost
+    block: Callable[[], nn.Module], run: Callable[[nn.Module], None], layer: LayerSpec
 ) -> None:
     with torch.device("meta"), torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         network = block()
         with FlopCounterMode(display=False) as counter:
             run(network)
-    assert cost.parameters() == sum(weight.numel() for weight in network.parameters())
-    assert 2 * cost.multiplications.of([N], [M]) == counter.get_total_flops()
+    assert layer.cost.parameters() == sum(weight.numel() for weight in network.parameters())
+    assert 2 * layer.cost.multiplications.of([N], [M]) == counter.get_total_flops()
 
 
 def test_published_blocks_weigh_36_and_15_squares() -> None:
     """FLUX: matrices of 36 D^2 in a double block and 15 D^2 in a single one, with MLPs of 4 D."""
-    width = {"width": D, "heads": H, "hidden": 4 * D, "bias": False}
-    for cost, squares in ((double_layer(**width), 36), (single_layer(**width), 15)):
-        assert sum(one.inputs * one.outputs for one in cost.linears) == squares * D * D
+    for kind, squares in ((DoubleLayerSpec, 36), (SingleLayerSpec, 15)):
+        linears = kind(**parts(bias=False)).cost.linears
+        assert sum(one.inputs * one.outputs for one in linears) == squares * D * D
 
 
 def test_tensor_ranks_share_modulation_of_each_block_and_no_more_than_they_hold() -> None:
-    cost = double_layer(width=D, heads=H, hidden=F)
+    cost = DoubleLayerSpec(**parts()).cost
     whole, half = cost.parameters(), cost.parameters(tensor=2)
     # What every rank has whole: biases after matrices split by inputs, and norms per head.
     shared = 2 * (2 * D + 2 * (D // H))

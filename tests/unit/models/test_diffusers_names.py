@@ -21,7 +21,7 @@ from dit.models.diffusers_names import (
     their_tensors,
 )
 from dit.models.family import VARIABLE
-from dit.models.layers.rope import rotate
+from dit.models.layers.queries_and_keys import rotate
 from tests.odd_family import PLACE, OddConfig
 from tests.odd_names import ROTATED
 

@@ -20,8 +20,8 @@ from dit.config import (
 from dit.models.dit.config import DitConfig
 from dit.models.dit.model import DiT
 from dit.models.layers import transformer_engine
-from dit.models.layers.init import randomise
 from dit.models.stacks import stacked_transformer
+from dit.train.model_and_optimizer import randomise
 from tests import stand_in_engine
 from tests.packs import random_pack, tiny_model
 from tests.toy_networks import NETWORKS

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from dit.models.layers.qk_norm import HeadNorm
+from dit.models.layers.queries_and_keys import HeadNorm
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

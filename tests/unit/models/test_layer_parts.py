@@ -25,8 +25,7 @@ from dit.models.layers.parallel_linear import (
     transformer_config,
 )
 from dit.models.layers.per_sample import PerSample
-from dit.models.layers.qk_norm import AcrossHeadsNorm
-from dit.models.layers.rope import RotaryTable
+from dit.models.layers.queries_and_keys import AcrossHeadsNorm, RotaryTable
 from tests.packs import tiny_model
 
 MODEL = tiny_model(hidden_size=48, num_attention_heads=4)
@@ -108,7 +107,7 @@ def test_feed_forward_of_any_width(context, activation, bias):
     assert wanted.shape[1] == 20
     out = wanted @ mlp.linear_fc2.weight.T + (mlp.linear_fc2.bias if bias else 0)
     torch.testing.assert_close(mlp(x), out, rtol=1e-4, atol=1e-3)
-    assert sum(p.numel() for p in mlp.parameters()) == spec.parameters
+    assert sum(p.numel() for p in mlp.parameters()) == spec.cost().parameters()
 
 
 @pytest.mark.parametrize("gated", [True, False])
@@ -136,7 +135,7 @@ def test_each_modulation_gives_shift_scale_and_gate_of_its_parts(context, spec, 
     assert len(found) == rows
     torch.testing.assert_close(torch.cat(found, dim=1), wanted, rtol=1e-4, atol=1e-3)
     if not isinstance(spec, LowRankModulation):
-        assert sum(p.numel() for p in module.parameters()) == spec.parameters(48, rows)
+        assert sum(p.numel() for p in module.parameters()) == spec.cost(48, rows).parameters()
 
 
 def test_float32_rows_keep_the_sum_of_bfloat16_tokens_in_float32():

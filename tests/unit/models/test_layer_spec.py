@@ -15,19 +15,18 @@ from diffusers.models.transformers.transformer_flux import (
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from dit.models.cost import forward_flops, network_cost
-from dit.models.dit.model import DiT, dit_stack
+from dit.models.cost import forward_flops
+from dit.models.dit.family import dit_stack
+from dit.models.dit.model import DiT
 from dit.models.layer_spec import (
     AttentionSpec,
     DoubleLayerSpec,
     FeedForwardSpec,
     SingleLayerSpec,
     StackSpec,
-    StageLayers,
-    _balanced,
-    pipeline_stages,
 )
-from dit.models.layers.init import randomise
+from dit.models.stacks.stack import StageLayers, _balanced, pipeline_stages
+from dit.train.model_and_optimizer import randomise
 from tests.packs import random_pack, tiny_model
 from tests.toy_networks import NETWORKS
 
@@ -40,7 +39,9 @@ def test_parameters_and_operations_are_those_of_the_layers(groups, name):
     network = (NETWORKS | {"dit": DiT})[name](MODEL, groups)
     for spec in network.stack_specs:
         stack = network.stacks[spec.name]
-        assert sum(p.numel() for p in stack.parameters()) == spec.count * spec.layer.parameters
+        assert (
+            sum(p.numel() for p in stack.parameters()) == spec.count * spec.layer.cost.parameters()
+        )
     randomise(network, seed=1)
     # No padding: torch cannot know which tokens count.
     batch = random_pack(GRIDS, TEXTS, model=MODEL)
@@ -51,34 +52,27 @@ def test_parameters_and_operations_are_those_of_the_layers(groups, name):
         network.run_stacks(blocks, conditions)
     rows = 2 if name in ("joint", "double") else 1  # a level row for clean tokens
     wanted = sum(
-        s.count * s.layer.multiplications(batch.num_tokens, TEXTS)
+        s.count * s.layer.cost.multiplications.of(batch.num_tokens, TEXTS)
         + (rows - 1) * s.count * _modulation(s, len(GRIDS))
         for s in network.stack_specs
     )
     if name == "double":  # nothing reads the last text
         width, text = MODEL.hidden_size, sum(TEXTS)
-        wanted -= text * (width**2 + network.stack_specs[0].layer.feed_forward.multiplications)
+        made = network.stack_specs[0].layer.feed_forward.cost().multiplications.n
+        wanted -= text * (width**2 + made)
     assert counter.get_total_flops() == 2 * wanted
 
 
 def _modulation(stack: StackSpec, samples: int) -> int:
     width = stack.layer.attention.width
     rows = 12 if isinstance(stack.layer, DoubleLayerSpec) else 3
-    return samples * stack.layer.modulation.multiplications(width, rows)
-
-
-def test_the_cost_of_a_layer_is_that_of_its_description():
-    """`Family.cost` and the stack that is built describe the same layers."""
-    (cost,), spec = network_cost(MODEL).stacks, dit_stack(MODEL)
-    assert (cost.count, cost.layer.parameters()) == (spec.count, spec.layer.parameters)
-    tokens, text = (16, 32), (5, 8)
-    assert cost.layer.multiplications.of(tokens, text) == spec.layer.multiplications(tokens, text)
+    return samples * stack.layer.modulation.cost(width, rows).multiplications.sample
 
 
 def test_operations_of_the_dit_are_those_of_its_formula():
     model, stack = MODEL, dit_stack(MODEL)
     tokens, width, rank = (16, 32), MODEL.hidden_size, MODEL.adaln_lora_dim
-    layers = stack.count * stack.layer.multiplications(tokens, (5, 8))
+    layers = stack.count * stack.layer.cost.multiplications.of(tokens, (5, 8))
     ends = sum(tokens) * width * 2 * model.patch_features + 2 * (4 * width**2 + rank * 3 * width)
     assert forward_flops(model, tokens=tokens, text=(5, 8)) == 2 * (layers + ends)
 
@@ -101,7 +95,7 @@ def test_parameters_of_layers_are_those_of_the_published_ones():
     with torch.device("meta"):
         published = FluxTransformerBlock(3072, 24, 128), FluxSingleTransformerBlock(3072, 24, 128)
     sizes = [sum(p.numel() for p in block.parameters()) for block in published]
-    assert sizes == [DoubleLayerSpec(**parts).parameters, SingleLayerSpec(**parts).parameters]
+    assert sizes == [kind(**parts).cost.parameters() for kind in (DoubleLayerSpec, SingleLayerSpec)]
 
 
 def test_stages_cut_the_list_of_layers_and_may_lack_a_stack():

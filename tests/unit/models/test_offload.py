@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from dit.config import Problems, Recompute
 from dit.models.dit.config import DitConfig
 from dit.models.dit.model import DiT
-from dit.models.layers.init import randomise
 from dit.models.stacks.stack import on_host
+from dit.train.model_and_optimizer import randomise
 from tests.packs import random_pack, tiny_model
 
 LARGE = 1 << 15  # numbers, twice as many bytes as stay on the device

@@ -10,9 +10,9 @@ import torch
 from dit.config import LossMean, ObjectiveConfig, ObjectiveName, Recompute, RecomputeMethod
 from dit.models.dit.config import ExtraPosition
 from dit.models.dit.model import DiT
-from dit.models.layers.init import randomise
 from dit.objectives import training_objective
 from dit.objectives.edm import Edm
+from dit.train.model_and_optimizer import randomise
 from dit.train.step import loss_of
 from tests.packs import random_pack, single, tiny_model
 

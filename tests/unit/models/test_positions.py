@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from dit.models.dit.config import ExtraPosition
-from dit.models.dit.positions import LearnablePositions, Rotary
+from dit.models.dit.model import LearnablePositions, Rotary
 from dit.models.layers.parallel_linear import transformer_config
-from dit.models.layers.rope import rotate
+from dit.models.layers.queries_and_keys import rotate
 from tests.packs import tiny_model
 
 MODEL = tiny_model(

@@ -27,7 +27,7 @@ from dit.models.layer_spec import (
 )
 from dit.models.layers.modulation import TimestepConditioning
 from dit.models.layers.parallel_linear import transformer_config
-from dit.models.layers.rope import RotaryTable
+from dit.models.layers.queries_and_keys import RotaryTable
 from dit.models.stacks.joint_transformer import JointTransformer
 from tests.packs import random_pack, tiny_model
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dit.config import Precision, Recompute, RecomputeMethod
-from dit.models.layers.init import initialise, randomise
+from dit.train.model_and_optimizer import initialise, randomise
 from tests.packs import random_pack, single, tiny_model
 from tests.toy_networks import NETWORKS, ToyDouble, ToyJoint
 

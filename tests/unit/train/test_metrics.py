@@ -22,25 +22,29 @@ from dit.config import (
 )
 from dit.data import dataset_sizes
 from dit.models.dit.family import FAMILY
-from dit.models.layers.init import randomise
 from dit.objectives import Draw, pack_rng, training_objective, training_problem
 from dit.objectives.timestep_sampling import draw_quantiles
-from dit.train.metrics import norms
-from dit.train.metrics.interval_metrics import DataStats, IntervalMetrics, edges_and_counts
+from dit.train.metrics.interval_metrics import (
+    EMBEDDERS,
+    DataStats,
+    IntervalMetrics,
+    edges_and_counts,
+    part_of,
+)
 from dit.train.metrics.step_metrics import (
     StepMetrics,
     over_ranks,
     samples_of_datasets,
     sum_over_ranks,
 )
-from dit.train.model_and_optimizer import build_model_and_optimizer
+from dit.train.model_and_optimizer import build_model_and_optimizer, randomise
 from dit.train.step import forward_backward, optimizer_step
 from dit.train.train_state import TrainProgress
 from tests.learning import assert_equal, tiny_run, weights_and_averages
 from tests.packs import random_pack
 
-PARTS = [norms.EMBEDDERS, *dict.fromkeys(FAMILY.parts.values())]
-part_of = partial(norms.part_of, parts=FAMILY.parts)
+PARTS = [EMBEDDERS, *dict.fromkeys(FAMILY.parts.values())]
+part_here = partial(part_of, parts=FAMILY.parts)
 
 GRIDS = [[(1, 4, 4), (5, 2, 2), (1, 2, 2)], [(1, 4, 4), (1, 8, 8), (1, 1, 1), (2, 3, 3)]]
 TEXTS = [[5, 2, 3], [1, 3, 2, 2]]
@@ -127,7 +131,7 @@ def test_norms_are_those_of_the_tensors(groups, sharded, precision):
     report = forward_backward(model, items := _items(config, objective, 2), config=config)
     wanted = dict.fromkeys(PARTS, 0.0)
     for name, weight in model.chunks[0].named_parameters():
-        wanted[part_of(name)] += weight.main_grad.double().square().sum().item()
+        wanted[part_here(name)] += weight.main_grad.double().square().sum().item()
     metrics.before_update(2)
     done = optimizer_step(model, config=config, number=1, loss=report.total / report.count)
     metrics.add_losses(items, report)
@@ -282,7 +286,9 @@ def _pack_of(lengths, keys):
 
 
 def test_every_part_of_the_model_is_named():
-    assert part_of("module.decoder.layers.3.self_attention.linear_qkv.weight") == "attention"
-    assert part_of("module.decoder.layers.3.modulate_mlp.linear_1.weight") == "modulation"
-    assert part_of("module.proj_out.weight") == part_of("module.modulate_out.x") == "head"
-    assert part_of("module.level.norm.weight") == part_of("module.text_proj.bias") == "embedders"
+    assert part_here("module.decoder.layers.3.self_attention.linear_qkv.weight") == "attention"
+    assert part_here("module.decoder.layers.3.modulate_mlp.linear_1.weight") == "modulation"
+    assert part_here("module.proj_out.weight") == part_here("module.modulate_out.x") == "head"
+    assert (
+        part_here("module.level.norm.weight") == part_here("module.text_proj.bias") == "embedders"
+    )

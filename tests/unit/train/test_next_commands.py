@@ -7,7 +7,7 @@ import pytest
 from dit.config import FlowConfig, ObjectiveConfig, ObjectiveName
 from dit.convert.errors import ConvertError
 from dit.convert.export import ExportOptions, check_expressible
-from dit.train.next_commands import exportable
+from dit.train.checkpoint.resume import exportable
 from tests.packs import run_config, tiny_model
 
 

@@ -12,11 +12,10 @@ import torch
 from dit.config import LossMean, ObjectiveConfig, ObjectiveName
 from dit.models.dit.config import ExtraPosition
 from dit.models.dit.model import DiT
-from dit.models.layers.init import randomise
 from dit.objectives import training_objective, validation_problem
 from dit.objectives.training_target import CPU, Draw, draw_noise, pack_rng
 from dit.train.metrics.interval_metrics import quantiles
-from dit.train.model_and_optimizer import build_model_and_optimizer
+from dit.train.model_and_optimizer import build_model_and_optimizer, randomise
 from dit.train.validation import kind, validate
 from tests.learning import tiny_run
 from tests.packs import random_pack, tiny_model
