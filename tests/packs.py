@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from dit.batch import LatentSample, PackedBatch
-from dit.config import Precision, RunConfig
+from dit.config import ModelConfig, Precision, RunConfig
 from dit.data.pack import PatchLayout, pack_identity, pack_samples
 from dit.models.dit.config import DitConfig
-from dit.models.family import family_of
-from dit.models.positions import GridPositions
+from dit.models.family import Family, InputKind, SampleInput, family_of
 
 
 def tiny_model(**changes: Any) -> DitConfig:
@@ -33,12 +34,18 @@ def random_pack(
     grids: list[tuple[int, int, int]],
     texts: list[int],
     *,
-    model: DitConfig,
+    model: ModelConfig,
     multiple: int = 8,
     fps: list[float] | None = None,
+    family: Family | None = None,
 ) -> PackedBatch:
-    """A pack of samples with these grids (frames, rows, columns in patches) and text lengths."""
+    """A pack of samples with these grids (frames, rows, columns in patches) and text lengths.
+
+    They have the other inputs of the family, too; given frames where there are more than one.
+    """
     generator = torch.Generator().manual_seed(0)
+    family = family or family_of(model)
+    inputs = family.inputs(model)
     tall, wide = model.patch_temporal, model.patch_spatial
     rates = fps or [float("nan")] * len(grids)
     samples = [
@@ -52,20 +59,36 @@ def random_pack(
         )
         for i, ((f, h, w), length, rate) in enumerate(zip(grids, texts, rates, strict=True))
     ]
+    samples = [replace(one, others=_others(one, inputs, tall, generator)) for one in samples]
     layout = PatchLayout(
         patch_temporal=tall,
         patch_spatial=wide,
         sample_multiple=multiple,
-        positions=GridPositions(model.base_fps),
-        inputs=family_of(model).inputs(model),
+        positions=family.positions(model),
+        inputs=inputs,
+        clean_level=family.objective.clean_level,
     )
     return pack_samples(samples, layout)
+
+
+def _others(
+    sample: LatentSample, inputs: Sequence[SampleInput], frames: int, rng: torch.Generator
+) -> dict[str, torch.Tensor]:
+    """Vectors and given first frames."""
+    found = {}
+    for one in inputs:
+        if one.kind is InputKind.VECTOR:
+            found[one.name] = torch.randn(one.width, generator=rng)
+        elif one.kind is InputKind.FRAMES and sample.latent_CFHW.shape[1] > frames:
+            found[one.name] = torch.randn(sample.latent_CFHW[:, :frames].shape, generator=rng)
+    return found
 
 
 def single(batch: PackedBatch, index: int) -> PackedBatch:
     """The sample at `index` as a pack of its own."""
     start, stop = batch.starts[index : index + 2]
     first, last = batch.text_starts[index : index + 2]
+    clean = batch.clean_tokens[index] if batch.clean_tokens else 0
     keys = batch.keys[index : index + 1]
     return PackedBatch(
         latent_TC=batch.latent_TC[start:stop],
@@ -73,9 +96,12 @@ def single(batch: PackedBatch, index: int) -> PackedBatch:
         segment_T=torch.zeros(stop - start, dtype=torch.int64),
         is_real_T=batch.is_real_T[start:stop],
         is_target_T=batch.is_target_T[start:stop],
-        level_row_T=torch.zeros(stop - start, dtype=torch.int64),
+        level_row_T=(batch.level_row_T[start:stop] >= batch.num_samples).long(),
         texts={"text": batch.text_LE[first:last]},
+        vectors={name: rows[index : index + 1] for name, rows in batch.vectors.items()},
         fps_N=batch.fps_N[index : index + 1],
+        clean_tokens=(clean,),
+        clean_level=batch.clean_level if clean else None,
         grids=batch.grids[index : index + 1],
         starts=(0, stop - start),
         text_offsets={"text": (0, last - first)},

@@ -207,6 +207,25 @@ class ModelConfig:
         """Rules of a family for what must divide what; all sizes are at least 1."""
         return []
 
+    def own_stages(self) -> Rule:
+        """Rule of a family for how its layers fill the pipeline stages; here, evenly."""
+        pp, virtual = self.pipeline_model_parallel_size, self.virtual_stages
+        return (
+            self.num_layers % (pp * virtual) == 0,
+            f"num_layers={self.num_layers} does not divide by pipeline_model_parallel_size={pp} *"
+            f" virtual_pipeline_model_parallel_size={virtual}; choose sizes whose product"
+            f" divides {self.num_layers}",
+        )
+
+    def enough_layers(self, count: int) -> Rule:
+        """`own_stages` of a family with stacks of several kinds: each stage has a layer."""
+        pp, virtual = self.pipeline_model_parallel_size, self.virtual_stages
+        return (
+            count >= pp * virtual,
+            f"{count} layers do not fill pipeline_model_parallel_size={pp} *"
+            f" virtual_pipeline_model_parallel_size={virtual} stages; choose smaller ones",
+        )
+
     def _offloading(self) -> list[Rule]:
         count = self.cpu_offloading_num_layers
         return [
@@ -269,11 +288,7 @@ class ModelConfig:
 
     def _stages(self) -> list[Rule]:
         """Rules of layers and heads over pipeline and context ranks."""
-        heads, layers, tp = (
-            self.num_attention_heads,
-            self.num_layers,
-            self.tensor_model_parallel_size,
-        )
+        heads, tp = self.num_attention_heads, self.tensor_model_parallel_size
         cp, pp = self.context_parallel_size, self.pipeline_model_parallel_size
         virtual = self.virtual_stages
         return [
@@ -282,12 +297,7 @@ class ModelConfig:
                 f"virtual_pipeline_model_parallel_size={virtual} needs"
                 " pipeline_model_parallel_size > 1; set it to null",
             ),
-            (
-                layers % (pp * virtual) == 0,
-                f"num_layers={layers} does not divide by pipeline_model_parallel_size={pp} *"
-                f" virtual_pipeline_model_parallel_size={virtual}; choose sizes whose product"
-                f" divides {layers}",
-            ),
+            self.own_stages(),
             (
                 cp == 1 or self.cp_comm_type is not ContextComm.A2A or heads % (tp * cp) == 0,
                 f"cp_comm_type=a2a spreads num_attention_heads={heads} over"

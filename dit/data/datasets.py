@@ -206,7 +206,7 @@ def _null_inputs(leaf: DatasetSplit | None, inputs: Sequence[SampleInput]) -> di
     stored = None if leaf is None else _stored_null_inputs(leaf)
     found = {}
     for one in inputs:
-        if one.null is NullInput.KEPT:
+        if one.kind not in (InputKind.TEXT, InputKind.VECTOR) or one.null is NullInput.KEPT:
             continue
         shape = (one.width,) if one.kind is InputKind.VECTOR else (1, one.width)
         if one.null is NullInput.EMPTY:

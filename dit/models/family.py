@@ -83,6 +83,7 @@ class SampleInput:
     clean: bool = True
     """Whether a reference latent is told the clean level; FLUX Kontext's is told the sample's."""
     null: NullInput = NullInput.ENCODED
+    """Of texts and vectors; a sample keeps its inputs of the other kinds."""
     padding: Padding = Padding.NONE
     length: int | None = None
     """Rows after padding with zeros."""

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.transformer_config import TransformerConfig
-from torch import Tensor
+from torch import Tensor, nn
 
 from dit.batch import PackedBatch
 from dit.config import ModelConfig
@@ -27,8 +27,10 @@ from dit.models.layers.modulation import TimestepConditioning
 from dit.models.layers.packed_attention import RowConditions
 from dit.models.layers.per_sample import PerSample
 from dit.models.layers.queries_and_keys import RotaryTable
-from dit.models.stacks.stacked_transformer import Blocks, StackedTransformer
+from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransformer
 from dit.models.stacks.stream_layers import JointConditions
+
+T_EMB = "t_emb"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,8 +48,13 @@ class JointTransformer(StackedTransformer):
     """A network whose layers attend to latents and text together.
 
     Text arrives whole on every rank; `layout.text.of(...)` is this context rank's share of it, and
-    `my_tokens` of that what this tensor rank holds.
+    `my_tokens` of that what this tensor rank holds. `embed` gives the rows `hidden` and
+    `text_hidden` and the embedding `T_EMB` of the level rows, which all modulations are computed
+    from.
     """
+
+    rotary: RotaryTable
+    """Set by the family; called with positions of latents and of text."""
 
     def __init__(
         self,
@@ -102,22 +109,21 @@ class JointTransformer(StackedTransformer):
             text=text, order=order, latents=latents, text_per_sample=text_rows_of, joint=joint
         )
 
-    def joint_conditions(
-        self,
-        timestep: TimestepConditioning,
-        batch: PackedBatch,
-        layout: JointLayout,
-        rotary: RotaryTable,
+    def condition_shapes(self, batch: PackedBatch) -> Shapes:
+        return {T_EMB: (batch.num_levels, self.config.hidden_size)}
+
+    def conditions(
+        self, blocks: Blocks, batch: PackedBatch, layout: JointLayout
     ) -> JointConditions:
-        """Conditions of double-stream and single-stream layers."""
-        latents = rotary(batch.position_TA)
-        text = rotary(layout.text.of(self.text_positions(batch)))
+        latents = self.rotary(batch.position_TA)
+        text = self.rotary(layout.text.of(self.text_positions(batch)))
         joint = [layout.order.arranged(pair) for pair in zip(latents, text, strict=True)]
         owners = (layout.latents, layout.text_per_sample, layout.joint)
         made = [
             RowConditions(per_sample=per_sample, cos_TK=cos, sin_TK=sin)
             for per_sample, (cos, sin) in zip(owners, (latents, text, joint), strict=True)
         ]
+        timestep = TimestepConditioning(t_emb_ND=blocks[T_EMB])
         return JointConditions(
             timestep=timestep, latents=made[0], text=made[1], joint=made[2], order=layout.order
         )
@@ -126,6 +132,12 @@ class JointTransformer(StackedTransformer):
         rows = (hidden["hidden"], hidden["text_hidden"])
         return {"joint": conditions.order.join(rows)}
 
-    def latent_outputs(self, joint_JC: Tensor, layout: JointLayout) -> Tensor:
-        """Outputs on this rank's joint row -> those of all latents of this context rank."""
-        return layout.order.latents(self.all_tokens(joint_JC))
+    def outputs(
+        self, blocks: Blocks, layout: JointLayout, *, modulation: nn.Module, linear: nn.Module
+    ) -> Tensor:
+        """What a head makes of the last hidden states, for all latents of this context rank."""
+        (adaln,) = modulation(TimestepConditioning(t_emb_ND=blocks[T_EMB]))
+        if "joint" not in blocks:
+            return self.all_tokens(linear(adaln.modulate(blocks["hidden"], layout.latents)))
+        joint_JC = self.all_tokens(linear(adaln.modulate(blocks["joint"], layout.joint)))
+        return layout.order.latents(joint_JC)

@@ -23,8 +23,8 @@ from dit.models.layers import transformer_engine
 from dit.models.stacks import stacked_transformer
 from dit.train.model_and_optimizer import randomise
 from tests import stand_in_engine
-from tests.packs import random_pack, tiny_model
-from tests.toy_networks import NETWORKS
+from tests.packs import tiny_model
+from tests.toy_networks import NETWORKS, level_rows, toy_model, toy_pack
 
 PRODUCTS = 12  # six in each layer: those of the captions are not in 8 bits
 ENGINE = {"transformer_impl": Implementation.TRANSFORMER_ENGINE}
@@ -45,8 +45,8 @@ def stand_in(monkeypatch):
 def _numbers(network):
     randomise(network, seed=7)
     network.train()
-    pack = random_pack(PACK, [9, 1, 4], model=MODEL, multiple=16)
-    out_TC = network(pack.latent_TC, torch.tensor([0.1, -0.3, 0.5]), pack)
+    pack = toy_pack(network.model, PACK, [9, 1, 4], multiple=16)
+    out_TC = network(pack.latent_TC, level_rows(torch.tensor([0.1, -0.3, 0.5]), pack), pack)
     (out_TC * pack.latent_TC).sum().backward()
     return [out_TC.detach()[pack.is_real_T], *(p.grad for p in network.parameters())]
 
@@ -70,7 +70,9 @@ def test_predictions_gradients_and_names_are_those_of_the_local_layers(groups, s
 
 @pytest.mark.parametrize("name", list(NETWORKS))
 def test_other_kinds_of_layers_with_biases_are_those_of_the_local_ones(groups, stand_in, name):
-    local, other = (NETWORKS[name](replace(MODEL, **c), groups) for c in ({}, ENGINE))
+    local, other = (
+        NETWORKS[name](toy_model(name, precision=Precision.BF16, **c), groups) for c in ({}, ENGINE)
+    )
     for number, (a, b) in enumerate(zip(_numbers(local), _numbers(other), strict=True)):
         # In bfloat16 the gradient of a bias, a sum over all tokens, has few digits.
         assert (a - b).float().norm() <= (0.2 if number else 0.02) * a.float().norm()

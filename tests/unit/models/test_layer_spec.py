@@ -27,8 +27,8 @@ from dit.models.layer_spec import (
 )
 from dit.models.stacks.stack import StageLayers, _balanced, pipeline_stages
 from dit.train.model_and_optimizer import randomise
-from tests.packs import random_pack, tiny_model
-from tests.toy_networks import NETWORKS
+from tests.packs import tiny_model
+from tests.toy_networks import NETWORKS, level_rows, toy_model, toy_pack
 
 GRIDS, TEXTS = [(1, 4, 4), (2, 4, 4), (1, 4, 4)], [5, 8, 5]
 MODEL = tiny_model(hidden_size=96, num_attention_heads=4)
@@ -36,7 +36,8 @@ MODEL = tiny_model(hidden_size=96, num_attention_heads=4)
 
 @pytest.mark.parametrize("name", [*NETWORKS, "dit"])
 def test_parameters_and_operations_are_those_of_the_layers(groups, name):
-    network = (NETWORKS | {"dit": DiT})[name](MODEL, groups)
+    model = MODEL if name == "dit" else toy_model(name)
+    network = (NETWORKS | {"dit": DiT})[name](model, groups)
     for spec in network.stack_specs:
         stack = network.stacks[spec.name]
         assert (
@@ -44,8 +45,9 @@ def test_parameters_and_operations_are_those_of_the_layers(groups, name):
         )
     randomise(network, seed=1)
     # No padding: torch cannot know which tokens count.
-    batch = random_pack(GRIDS, TEXTS, model=MODEL)
-    blocks = network.embed(batch.latent_TC, torch.zeros(3), batch, network.layout(batch))
+    batch = toy_pack(model, GRIDS, TEXTS)
+    levels = level_rows(torch.zeros(3), batch)
+    blocks = network.embed(batch.latent_TC, levels, batch, network.layout(batch))
     conditions = network.conditions(blocks, batch, network.layout(batch))
     # The counter has no formula for the CPU's fused attention, so that one runs unfused.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
@@ -57,7 +59,7 @@ def test_parameters_and_operations_are_those_of_the_layers(groups, name):
         for s in network.stack_specs
     )
     if name == "double":  # nothing reads the last text
-        width, text = MODEL.hidden_size, sum(TEXTS)
+        width, text = model.hidden_size, sum(TEXTS)
         made = network.stack_specs[0].layer.feed_forward.cost().multiplications.n
         wanted -= text * (width**2 + made)
     assert counter.get_total_flops() == 2 * wanted

@@ -23,7 +23,7 @@ from dit.objectives.training_target import insert_padding
 from dit.pack_wire import pack_to
 from dit.train.step import loss_of
 from tests.packs import random_pack, tiny_model
-from tests.toy_networks import NETWORKS
+from tests.toy_networks import NETWORKS, level_rows, toy_model, toy_pack
 
 META = torch.device("meta")
 
@@ -90,12 +90,12 @@ def test_a_step_never_waits_for_the_device(groups, monkeypatch, name, mean, chan
 @pytest.mark.parametrize("name", list(NETWORKS))
 def test_other_kinds_of_layers_never_wait_either(groups, monkeypatch, name):
     monkeypatch.setattr(packed_attention, "attention_for", lambda device, dtype: attend_packed)
-    model = tiny_model(precision=Precision.BF16)
+    model = toy_model(name, precision=Precision.BF16)
     network = NETWORKS[name](model, groups).train().to(META)
-    batch = random_pack([(1, 4, 6), (3, 2, 5), (2, 3, 3)], [9, 1, 4], model=model)
-    batch = pack_to(batch, META)
+    batch = pack_to(toy_pack(model, [(1, 4, 6), (3, 2, 5), (2, 3, 3)], [9, 1, 4]), META)
     with _Copies() as copies:
-        network(batch.latent_TC, torch.zeros(3, device=META), batch).sum().backward()
+        levels = level_rows(torch.zeros(3, device=META), batch)
+        network(batch.latent_TC, levels, batch).sum().backward()
     assert copies.waiting == []
     assert all(p.grad is not None for p in network.parameters())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from fnmatch import fnmatch
 
 import pytest
@@ -10,24 +9,27 @@ import torch
 
 from dit.config import Precision, Recompute, RecomputeMethod
 from dit.train.model_and_optimizer import initialise, randomise
-from tests.packs import random_pack, single, tiny_model
-from tests.toy_networks import NETWORKS, ToyDouble, ToyJoint
+from tests.packs import single
+from tests.toy_networks import NETWORKS, level_rows, toy_model, toy_pack
 
-MODEL = tiny_model(num_layers=4)
-# A video has clean tokens; captions of one token count as none.
-GRIDS, TEXTS = [(1, 4, 6), (3, 2, 5), (1, 1, 1), (2, 4, 3)], [9, 1, 4, 30]
+# The toy family's videos have a given first frame.
+GRIDS, TEXTS = [(1, 4, 6), (3, 2, 5), (1, 1, 1), (2, 4, 3)], [9, 0, 4, 30]
 LEVELS = torch.tensor([0.1, -0.2, 0.4, 0.3])
 
 
 def _network(groups, name: str, **changes):
-    network = NETWORKS[name](replace(MODEL, **changes), groups)
+    network = NETWORKS[name](toy_model(name, **changes), groups)
     randomise(network, seed=7)
     return network.train()
 
 
+def _pack(name: str):
+    return toy_pack(toy_model(name), GRIDS, TEXTS if name != "cross" else [n or 1 for n in TEXTS])
+
+
 def _gradients(network, batch, level_N, weight_TC) -> dict[str, torch.Tensor]:
     network.zero_grad()
-    out_TC = network(batch.latent_TC, level_N, batch)
+    out_TC = network(batch.latent_TC, level_rows(level_N, batch), batch)
     (out_TC * weight_TC)[batch.is_real_T].sum().backward()
     found = {n: p.grad.clone() for n, p in network.named_parameters()}
     return found | {"output": out_TC.detach()}
@@ -35,7 +37,7 @@ def _gradients(network, batch, level_N, weight_TC) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("name", list(NETWORKS))
 def test_sample_in_a_pack_equals_sample_alone(groups, name):
-    network, batch = _network(groups, name), random_pack(GRIDS, TEXTS, model=MODEL)
+    network, batch = _network(groups, name), _pack(name)
     weight_TC = torch.randn(batch.latent_TC.shape, generator=torch.Generator().manual_seed(2))
     packed = _gradients(network, batch, LEVELS, weight_TC)
     output_TC, sums = packed.pop("output"), {}
@@ -51,7 +53,7 @@ def test_sample_in_a_pack_equals_sample_alone(groups, name):
 
 @pytest.mark.parametrize("name", list(NETWORKS))
 def test_every_weight_has_a_gradient_but_for_those_that_are_listed(groups, name):
-    network, batch = _network(groups, name), random_pack(GRIDS, TEXTS, model=MODEL)
+    network, batch = _network(groups, name), _pack(name)
     gradients = _gradients(network, batch, LEVELS, torch.ones_like(batch.latent_TC))
     listed = network.parameters_without_gradient()
     without = {n for n, g in gradients.items() if not g.norm() > 0}
@@ -60,21 +62,23 @@ def test_every_weight_has_a_gradient_but_for_those_that_are_listed(groups, name)
 
 
 def test_weights_without_gradient_lie_in_the_last_layer_alone(groups):
-    listed = ToyDouble(MODEL, groups).parameters_without_gradient()
-    assert listed and all(name.startswith("double_blocks.layers.3.text_") for name in listed)
+    listed = _network(groups, "double").parameters_without_gradient()
+    assert listed and all(name.startswith("double_blocks.layers.1.text_") for name in listed)
 
 
-@pytest.mark.parametrize("change", ["latent", "text", "level"])
+@pytest.mark.parametrize("change", ["latent", "text", "level", "pooled"])
 @pytest.mark.parametrize("name", list(NETWORKS))
 def test_output_moves_with_its_own_sample_and_with_no_neighbour(groups, name, change):
-    network, batch = _network(groups, name), random_pack(GRIDS, TEXTS, model=MODEL)
+    network, batch = _network(groups, name), _pack(name)
     latent_TC, text_LE, level_N = batch.latent_TC.clone(), batch.text_LE.clone(), LEVELS.clone()
-    for of in {"latent": latent_TC, "text": text_LE, "level": level_N}[change][:1]:
+    changed = {"latent": latent_TC, "text": text_LE, "level": level_N}
+    vectors = {f"vectors.{n}": rows.clone() for n, rows in batch.vectors.items()}
+    for of in changed.get(change, next(iter(vectors.values()), level_N))[:1]:
         of += 1
-    altered = batch.with_tensors({"latent_TC": latent_TC, "texts.text": text_LE})
+    altered = batch.with_tensors({"latent_TC": latent_TC, "texts.text": text_LE, **vectors})
     with torch.no_grad():
-        before = network(batch.latent_TC, LEVELS, batch)
-        after = network(latent_TC, level_N, altered)
+        before = network(batch.latent_TC, level_rows(LEVELS, batch), batch)
+        after = network(latent_TC, level_rows(level_N, batch), altered)
     spans = zip(batch.starts, batch.num_tokens, strict=False)
     moved = [not torch.equal(before[s : s + n], after[s : s + n]) for s, n in spans]
     assert moved == [True, False, False, False]
@@ -97,7 +101,7 @@ def test_output_moves_with_its_own_sample_and_with_no_neighbour(groups, name, ch
 )
 def test_recomputation_and_offload_change_no_bit(groups, changes):
     """The first three layers of a stage are two of one stack and one of the next."""
-    batch = random_pack(GRIDS, TEXTS, model=MODEL)
+    batch = _pack("joint")
     weight_TC = torch.ones_like(batch.latent_TC)
     plain = _gradients(_network(groups, "joint"), batch, LEVELS, weight_TC)
     other = _network(groups, "joint", **changes)
@@ -112,27 +116,27 @@ def test_recomputation_and_offload_change_no_bit(groups, changes):
 
 @pytest.mark.parametrize("name", list(NETWORKS))
 def test_bfloat16_is_near_float32(groups, name):
-    batch = random_pack(GRIDS, TEXTS, model=MODEL)
+    batch = _pack(name)
     outputs = []
     for precision in (Precision.FP32, Precision.BF16):
         network = _network(groups, name, precision=precision)
         x_TC = batch.latent_TC.to(network.config.params_dtype)
         with torch.no_grad():
-            outputs.append(network(x_TC, LEVELS, batch)[batch.is_real_T])
+            outputs.append(network(x_TC, level_rows(LEVELS, batch), batch)[batch.is_real_T])
     assert (outputs[1] - outputs[0]).norm() <= 0.05 * outputs[0].norm()
 
 
 def test_a_family_says_what_starts_at_zero(groups):
-    network = ToyJoint(MODEL, groups)
+    network = NETWORKS["joint"](toy_model("joint"), groups)
     initialise(network, seed=1, std=None, zero=lambda name: "modulat" in name)
     state = network.state_dict()
     assert not state["double_blocks.layers.0.text_modulation.linear.weight"].any()
     assert not state["modulate_out.linear.weight"].any() and state["proj_out.weight"].any()
-    assert (state["single_blocks.layers.1.attention.q_layernorm.weight"] == 1).all()
+    assert (state["single.layers.1.attention.q_layernorm.weight"] == 1).all()
     assert not state["patches.bias"].any()
-    batch = random_pack(GRIDS, TEXTS, model=MODEL)
+    batch = _pack("joint")
     layout = network.layout(batch)
-    blocks = network.embed(batch.latent_TC, LEVELS, network.prepared(batch), layout)
+    blocks = network.embed(batch.latent_TC, level_rows(LEVELS, batch), batch, layout)
     conditions = network.conditions(blocks, batch, layout)
     joint = network.joined(blocks, conditions)["joint"]  # layers of closed gates change nothing
     torch.testing.assert_close(network.run_stacks(blocks, conditions)["joint"], joint)
