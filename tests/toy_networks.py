@@ -35,6 +35,7 @@ from dit.models.layer_spec import (
 from dit.models.layers.attention import Spans
 from dit.models.layers.modulation import (
     PerBlockAdaLN,
+    PerSample,
     TableAdaLN,
     TimestepConditioning,
     TimestepEmbedding,
@@ -42,7 +43,6 @@ from dit.models.layers.modulation import (
 )
 from dit.models.layers.packed_attention import RowConditions
 from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
-from dit.models.layers.per_sample import PerSample
 from dit.models.layers.queries_and_keys import RotaryTable
 from dit.models.stacks.cross_layer import CrossConditions
 from dit.models.stacks.joint_transformer import JointLayout, JointTransformer
