@@ -40,12 +40,12 @@ from data_prep.writing.incremental import WHITENING_NAME, remove_earlier, set_as
 from data_prep.writing.ledger import LedgerHeader, changed_options
 from data_prep.writing.shard_writer import PackOptions, RankBlocks, Writer
 from data_prep.writing.summary import Summary, summarize
-from dit.atomic_files import write_atomically
 from dit.codecs.dataset_card import FORMAT_VERSION
 from dit.codecs.normalization import Moments, Whitening
 from dit.codecs.text import TextEncoder
 from dit.codecs.vae import Codec
 from dit.codecs.vae.codec import LATENT_DTYPE
+from dit.safe_writing import write_atomically
 
 __all__ = ["PackOptions", "Summary", "pack_dataset"]
 

@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from dit.atomic_files import write_atomically
+from dit.safe_writing import write_atomically
 
 _LONGEST = 120  # characters of a value in a message
 

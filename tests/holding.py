@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from dit.folder_lock import only_writer
+from dit.safe_writing import only_writer
 
 _FORK = multiprocessing.get_context("fork")
 _SPAWN = multiprocessing.get_context("spawn")

@@ -54,9 +54,9 @@ def watch(file: Path) -> None:
 
 
 def main() -> int:
-    from dit.distributed import cpu_backend
+    from dit.distributed.process_groups import run_megatron_on_cpu
 
-    cpu_backend.run_megatron_on_cpu()
+    run_megatron_on_cpu()
     watch(Path(sys.argv[1]))
     return pretrain_dit.main(sys.argv[2:])
 

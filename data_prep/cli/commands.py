@@ -42,9 +42,9 @@ from data_prep.writing.dataset_folder import (
     locked_folder,
     prepare_folder,
 )
-from dit.atomic_files import write_atomically
 from dit.codecs import text, vae
 from dit.codecs.vae import Pixel
+from dit.safe_writing import write_atomically
 
 _FEW = 16  # blocks that are too few to start worker processes for
 _BLOCK = {"video": 4}  # samples that a worker gets at once; 32 of other commands, as they are small

@@ -26,8 +26,8 @@ from data_prep.formats.cached_samples import (
 )
 from data_prep.planning.splits import key_of
 from data_prep.refusals import PrepError, Reason, RefusedError
-from dit.atomic_files import AtomicFile, write_atomically
 from dit.json_text import parse_json
+from dit.safe_writing import AtomicFile, write_atomically
 
 INDEX = "metadata.json"
 # AutoModel's readers of pictures and of videos expect different keys. Samples of these codecs with

@@ -26,7 +26,7 @@ from data_prep.formats.cached_samples import (
 )
 from data_prep.planning.splits import key_of
 from data_prep.refusals import PrepError, Reason, RefusedError
-from dit.atomic_files import TEMPORARY
+from dit.safe_writing import TEMPORARY
 
 FOLDER = "combined_parquet_dataset"
 _NAMES = {

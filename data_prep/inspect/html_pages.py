@@ -15,10 +15,10 @@ from PIL import Image
 
 from data_prep.inspect.read_shards import read_samples, shard_counts
 from data_prep.refusals import printable
-from dit.atomic_files import write_atomically
 from dit.codecs import vae
 from dit.codecs.dataset_card import read_card
 from dit.codecs.vae import Codec
+from dit.safe_writing import write_atomically
 
 _SHARDS, _SAMPLES = 20, 8  # shards that are shown, samples of each
 _SIDE = 128  # pixels of a picture

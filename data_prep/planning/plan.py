@@ -20,7 +20,7 @@ import numpy as np
 from data_prep.media.clips import Entry
 from data_prep.planning.splits import Split, SplitFractions, position_of
 from data_prep.refusals import PrepError
-from dit.atomic_files import TEMPORARY, AtomicFile
+from dit.safe_writing import TEMPORARY, AtomicFile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,7 +21,7 @@ from data_prep.media.captions import Caption, Captions, caption, texts_of
 from data_prep.refusals import PrepError, Reason, RefusedError
 from data_prep.sources.folders import CaptionOptions, Medium
 from data_prep.writing.dataset_folder import LEDGER
-from dit.atomic_files import write_atomically
+from dit.safe_writing import write_atomically
 
 _IMAGE_COLUMNS = ("image", "jpg", "jpeg", "png", "webp", "image_url", "url")
 _VIDEO_COLUMNS = ("video", "mp4", "file", "video_path", "path", "video_url")

@@ -19,9 +19,15 @@ from torch import Tensor
 
 from data_prep.planning.splits import Split
 from data_prep.refusals import PrepError
-from dit.atomic_files import TEMPORARY, sync_folder, write_atomically
 from dit.codecs.dataset_card import CARD_NAME, NULL_TEXT_NAME
-from dit.folder_lock import LOCK, FolderInUseError, only_writer
+from dit.safe_writing import (
+    LOCK,
+    TEMPORARY,
+    FolderInUseError,
+    only_writer,
+    sync_folder,
+    write_atomically,
+)
 
 META = ".nv-meta"
 REFUSED_NAME = "refused.jsonl"

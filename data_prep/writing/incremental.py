@@ -16,7 +16,7 @@ from data_prep.planning.splits import Split
 from data_prep.refusals import PrepError
 from data_prep.writing.dataset_folder import META, remove
 from data_prep.writing.ledger import LEDGER, digest_of, read_lines
-from dit.atomic_files import TEMPORARY
+from dit.safe_writing import TEMPORARY
 
 WHITENING_NAME = "whitening.json"
 _EARLIER = "earlier-"

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from data_prep.refusals import PrepError
 from data_prep.writing.dataset_folder import LEDGER
-from dit.atomic_files import TEMPORARY, write_atomically
+from dit.safe_writing import TEMPORARY, write_atomically
 
 RUN_NAME = "run.json"
 

@@ -19,7 +19,7 @@ import numpy as np
 import safetensors.torch
 from torch import Tensor
 
-from dit.atomic_files import TEMPORARY, AtomicFile, write_atomically
+from dit.safe_writing import TEMPORARY, AtomicFile, write_atomically
 
 _BLOCK = 512  # bytes; a tar pads each header and each content to a multiple of this
 _END = bytes(2 * _BLOCK)

@@ -1,8 +1,7 @@
 """Processes: how they start, what they send each other, and how they end.
 
 entry                how a script ends: exit code, one message for an error, signals to stop
-process_groups       the start of the processes, and the groups of a layout
-cpu_backend          Megatron-Core on a machine without CUDA
+process_groups       the start of the processes, the groups of a layout, running without CUDA
 device_specs         what the data sheets of accelerators promise
 pack_broadcast       one rank of a replica reads, all get its packs
 model_parallel       one pack over context ranks and pipeline stages

@@ -1,4 +1,11 @@
-"""The start of the processes, and the groups of a layout, which functions take as arguments."""
+"""The start of the processes, and the groups of a layout, which functions take as arguments.
+
+Where there is no CUDA, Megatron-Core is made to run on the CPU first (`run_megatron_on_cpu`):
+
+1. `torch.cuda` calls that Megatron-Core makes unconditionally answer for the CPU.
+2. A TorchFunctionMode rewrites `device="cuda"`, `.cuda()` and `tensor.type()`.
+3. The random-number tracker keeps torch's CPU generator.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +14,7 @@ import os
 import secrets
 import time
 from datetime import timedelta
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,15 +22,17 @@ import torch.distributed as dist
 from torch.distributed import DistStoreError
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 from torch.distributed.rendezvous import rendezvous
+from torch.overrides import TorchFunctionMode
 
 from dit.config import ModelConfig
-from dit.distributed.cpu_backend import run_megatron_on_cpu
 
 if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection
 
 
 _POLL_S = 0.1
+_CPU = torch.device("cpu")
+_CUDA_NAMES = {"cuda", "cuda:0"}
 
 
 def device() -> torch.device:
@@ -146,3 +156,45 @@ def _missing(who: str, timeout: timedelta) -> TimeoutError:
         " (dist.distributed_timeout_minutes and one more); look at the log of its node, and whether"
         " each node was started with the same --nnodes, --nproc-per-node and --rdzv-endpoint"
     )
+
+
+class _OnCpu(TorchFunctionMode):
+    """Rewrites every request for CUDA to the CPU."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.Tensor.cuda:
+            return args[0]
+        if str(kwargs.get("device")) in _CUDA_NAMES:
+            kwargs = {**kwargs, "device": _CPU}
+        result = func(*args, **kwargs)
+        # Megatron-Core sorts parameters by this name and does not know "torch.FloatTensor".
+        if func is torch.Tensor.type and isinstance(result, str):
+            return result.replace("torch.", "torch.cuda.", 1)
+        return result
+
+
+def _get_state(*_: Any, **__: Any) -> torch.Tensor:
+    return torch.get_rng_state()
+
+
+def _set_state(new_state: torch.Tensor, *_: Any, **__: Any) -> None:
+    torch.set_rng_state(new_state)
+
+
+@cache
+def run_megatron_on_cpu() -> None:
+    """Makes Megatron-Core usable in this process without CUDA; does nothing where CUDA is."""
+    if torch.cuda.is_available():
+        return
+    torch.cuda.current_device = lambda: _CPU  # type: ignore[assignment, return-value]
+    torch.cuda.synchronize = lambda *_: None
+    torch.cuda.current_stream = lambda *_: None  # type: ignore[assignment, return-value]
+    torch.cuda.get_rng_state = _get_state
+    torch.cuda.manual_seed = torch.manual_seed  # type: ignore[assignment]
+    _OnCpu().__enter__()
+
+    import megatron.core.tensor_parallel.random as random
+
+    random._get_cuda_rng_state = _get_state
+    random._set_cuda_rng_state = _set_state

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dit.folder_lock import LOCK, FolderInUseError, only_writer
+from dit.safe_writing import LOCK, FolderInUseError, only_writer
 from tests.holding import held
 
 

@@ -15,8 +15,7 @@ GROUND = {
     "dit.json_text",
     "dit.yaml_text",
     "dit.safe_pickle",
-    "dit.atomic_files",
-    "dit.folder_lock",
+    "dit.safe_writing",
     "dit.drawing",
 }
 BASE = GROUND | {"dit.batch", "dit.pack_wire", "dit.config"}
@@ -30,8 +29,7 @@ ALLOWED = {
     "dit.yaml_text": set(),
     "dit.drawing": set(),
     "dit.safe_pickle": set(),
-    "dit.atomic_files": set(),
-    "dit.folder_lock": set(),
+    "dit.safe_writing": set(),
     "dit.batch": set(),
     "dit.pack_wire": {"dit.batch"},
     "dit.config": set(),

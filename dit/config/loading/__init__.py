@@ -5,10 +5,10 @@ is one `ConfigError`, raised before any work starts. Nothing here imports torch.
 
     cli        `parse_arguments` of the entry scripts, and `--help`
     load       `load_config`, `to_yaml`, `read_config`, `changes`: the steps below together
-    overrides  YAML and tokens -> settings, each with its place
+    settings   YAML and tokens -> settings, each with its place, laid over a recipe; named sizes;
+               interpolation
     schema     keys, types and sentences of the dataclasses; those of `model` are a family's
     foreign    keys of other tools: what each is read as, or why it is not used
-    merge      settings over a recipe; named sizes; interpolation
     validate   types and contradictions
     describe   what `--print-config` prints; imported where it is asked for
 """

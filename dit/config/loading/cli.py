@@ -18,8 +18,8 @@ from typing import NoReturn
 
 from dit.config import RunConfig
 from dit.config.loading.load import NO_GUESS, ConfigError, load_config
-from dit.config.loading.overrides import COMMAND_LINE
 from dit.config.loading.schema import Schema, schema_of
+from dit.config.loading.settings import COMMAND_LINE
 
 _OVERRIDES = """\
 overrides, each stronger than the file, which is stronger than the recipe:

@@ -1,9 +1,9 @@
 """Recipe, YAML file and command line -> one checked `RunConfig`, and back to YAML.
 
-1. read    both sources become settings                       (overrides.py)
+1. read    both sources become settings                       (settings.py)
 2. choose  the model family, which decides what keys `model` has
 3. sort    unknown keys, keys of other stacks, our own keys
-4. merge   our own keys over the recipe's values              (merge.py)
+4. merge   our own keys over the recipe's values              (settings.py)
 5. check   types, then every group's own rules                (validate.py)
 """
 
@@ -19,9 +19,17 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import OmegaConf
 
 from dit.config import ModelConfig, Problems, RunConfig
-from dit.config.loading.merge import escaped, legible, merge, shown, value_of
-from dit.config.loading.overrides import Setting, read_file, read_tokens
 from dit.config.loading.schema import Schema, hints, is_group, record_type, schema_of
+from dit.config.loading.settings import (
+    Setting,
+    escaped,
+    legible,
+    merge,
+    read_file,
+    read_tokens,
+    shown,
+    value_of,
+)
 from dit.config.loading.validate import checked_config, plain, plain_group
 from dit.models.family import Family, default_family, families, family_named, family_of_size
 

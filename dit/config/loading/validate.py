@@ -25,8 +25,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from dit.config import Problems, RunConfig
 from dit.config.inlining import flattened, key_path, nested
-from dit.config.loading.merge import Merged, shown
 from dit.config.loading.schema import Schema, expected, hints, is_group
+from dit.config.loading.settings import Merged, shown
 
 Place = tuple[int | str, ...]  # where in the tree, as ("dataset", "mock_samples", 0, "width")
 

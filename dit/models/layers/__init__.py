@@ -2,8 +2,7 @@
 
 parallel_linear     the choice of linear, which is where tensor parallelism enters; feed-forward
 transformer_engine  Transformer Engine's linears, 8-bit products and attention
-modulation          timestep embedding and adaLN: of low rank, per block, from a table
-per_sample          scale, shift and gate of samples, broadcast to their tokens; torch.compile
+modulation          timestep embedding, adaLN in its forms, and both broadcast to tokens
 queries_and_keys    their RMSNorm, per head or across heads, and rotary positions on any axes
 attention           attention inside each sample of a pack, for CPUs and for GPUs
 context_parallel    attention over context ranks: all-to-all, all-gather, a ring

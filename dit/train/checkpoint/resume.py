@@ -26,9 +26,9 @@ from dit.config.loading import changes
 from dit.data import DataError, PackLoader, places_of
 from dit.distributed.collective_errors import on_all_ranks
 from dit.distributed.watchdog import heartbeat
-from dit.folder_lock import FolderInUseError, only_writer
 from dit.models.family import family_of
 from dit.objectives import REGISTRY
+from dit.safe_writing import FolderInUseError, only_writer
 from dit.train.checkpoint.paths import CheckpointError, find_checkpoint, manifest_of, saved_config
 from dit.train.checkpoint.state_dict import (
     DataState,

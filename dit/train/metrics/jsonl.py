@@ -35,10 +35,10 @@ from typing import Any, Self, TextIO
 import torch
 import torch.distributed as dist
 
-from dit.atomic_files import write_atomically
 from dit.data.rejections import MOST_NAMED, RefusedSample
 from dit.distributed.process_groups import device
 from dit.json_text import parse_json
+from dit.safe_writing import write_atomically
 from dit.train.checkpoint.paths import SOFTWARE
 
 

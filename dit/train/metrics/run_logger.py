@@ -9,7 +9,6 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from dit.atomic_files import write_atomically
 from dit.config.loading import to_yaml
 from dit.data import Reject, RejectCounts, sum_counts
 from dit.distributed.data_parallel import gradient_buffers, main_param_shards
@@ -17,6 +16,7 @@ from dit.distributed.process_groups import device
 from dit.distributed.watchdog import heartbeat
 from dit.drawing import Undrawn
 from dit.models.cost import parameter_count
+from dit.safe_writing import write_atomically
 from dit.train.metrics.jsonl import (
     ENVIRONMENT_FILE,
     JsonlWriter,

@@ -50,7 +50,7 @@ def test_nothing_is_patched_where_there_is_cuda():
 import torch
 before = (torch.cuda.current_device, torch.cuda.synchronize, torch.cuda.manual_seed)
 torch.cuda.is_available = lambda: True
-from dit.distributed.cpu_backend import run_megatron_on_cpu
+from dit.distributed.process_groups import run_megatron_on_cpu
 run_megatron_on_cpu()
 assert before == (torch.cuda.current_device, torch.cuda.synchronize, torch.cuda.manual_seed)
 assert not torch.overrides._get_current_function_mode_stack()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dit.atomic_files import TEMPORARY, AtomicFile, write_atomically
+from dit.safe_writing import TEMPORARY, AtomicFile, write_atomically
 
 
 def test_a_file_keeps_its_old_content_until_the_new_one_is_published(tmp_path: Path) -> None:

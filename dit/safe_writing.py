@@ -1,8 +1,11 @@
-"""A lock on a folder, so that one program at a time writes to it.
+"""Writing that neither a crash nor a second program can spoil.
 
-It is a POSIX lock on the file `.lock` in the folder: the operating system releases it when the
-process ends, for whatever reason, and child processes do not inherit it. On NFS the server keeps
-the lock for all machines (version 4, or version 3 with its lock service); the lock of a lost
+1. Atomic writes: a file appears with all of its content, or not at all.
+2. A lock on a folder, so that one program at a time writes to it.
+
+The lock is a POSIX lock on the file `.lock` in the folder: the operating system releases it when
+the process ends, for whatever reason, and child processes do not inherit it. On NFS the server
+keeps the lock for all machines (version 4, or version 3 with its lock service); the lock of a lost
 machine expires with its lease, after about 90 seconds. On a file system without locks the program
 only logs a warning.
 """
@@ -19,6 +22,8 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
+TEMPORARY = ".tmp"
+_BUFFER = 1 << 20  # bytes; without it, each small file of a tar would be a system call
 LOCK = ".lock"
 
 logger = logging.getLogger(__name__)
@@ -30,6 +35,53 @@ _ADVICE = (
     " folder free; only where its machine was lost may a file server take minutes to know, and then"
     " removing {file} helps"
 )
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes renames inside `folder` survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class AtomicFile:
+    """A file that gets its name only when all of its content is on the disk.
+
+    A killed process leaves `path.tmp`. `keep` continues that file behind its first `keep` bytes;
+    `discard` removes it.
+    """
+
+    def __init__(self, path: Path, *, keep: int = 0):
+        self.path = path
+        self._temporary = path.with_name(path.name + TEMPORARY)
+        self.stream = self._temporary.open("r+b" if keep else "wb", buffering=_BUFFER)
+        self.stream.truncate(keep)
+        self.stream.seek(keep)
+
+    def publish(self) -> None:
+        """Gives the file its name."""
+        self.stream.flush()
+        os.fsync(self.stream.fileno())
+        self.stream.close()
+        self._temporary.rename(self.path)
+        sync_folder(self.path.parent)
+
+    def discard(self) -> None:
+        """Removes what was written, unless it is published."""
+        self.stream.close()
+        self._temporary.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Writes or replaces `path` in one step."""
+    file = AtomicFile(path)
+    try:
+        file.stream.write(content)
+        file.publish()
+    finally:
+        file.discard()
 
 
 class FolderInUseError(ValueError):
