@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from dit.batch import PackedBatch
 from dit.config import ModelConfig
-from dit.config.checks import Rule
 from dit.models.cost import NetworkCost
 from dit.models.family import (
     Family,
@@ -62,8 +61,11 @@ class ToyConfig(ModelConfig):
     pooled_size: int = 6
     """Width of the pooled text."""
 
-    def own_stages(self) -> Rule:
-        return self.enough_layers(self.num_layers + self.num_single_layers)
+    own_stages = ModelConfig.enough_layers
+
+    @property
+    def all_layers(self) -> int:
+        return self.num_layers + self.num_single_layers
 
     @property
     def stacks(self) -> tuple[StackSpec, ...]:

@@ -217,12 +217,12 @@ class ModelConfig:
             f" divides {self.num_layers}",
         )
 
-    def enough_layers(self, count: int) -> Rule:
+    def enough_layers(self) -> Rule:
         """`own_stages` of a family with stacks of several kinds: each stage has a layer."""
         pp, virtual = self.pipeline_model_parallel_size, self.virtual_stages
         return (
-            count >= pp * virtual,
-            f"{count} layers do not fill pipeline_model_parallel_size={pp} *"
+            self.all_layers >= pp * virtual,
+            f"{self.all_layers} layers do not fill pipeline_model_parallel_size={pp} *"
             f" virtual_pipeline_model_parallel_size={virtual} stages; choose smaller ones",
         )
 
@@ -230,8 +230,9 @@ class ModelConfig:
         count = self.cpu_offloading_num_layers
         return [
             (
-                0 <= count <= max(self.num_layers, 0),
-                f"cpu_offloading_num_layers={count} must lie in [0, num_layers={self.num_layers}]",
+                0 <= count <= max(self.all_layers, 0),
+                f"cpu_offloading_num_layers={count} must lie in [0, {self.all_layers}], the number"
+                " of layers",
             ),
             (
                 count == 0 or self.recompute_granularity is not Recompute.FULL,
@@ -305,6 +306,11 @@ class ModelConfig:
                 " which does not divide; use cp_comm_type=all_gather",
             ),
         ]
+
+    @property
+    def all_layers(self) -> int:
+        """Layers of all stacks."""
+        return self.num_layers
 
     @property
     def ffn_hidden_size(self) -> int:
