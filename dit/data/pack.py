@@ -254,7 +254,8 @@ def _outlines(
     rows, count = sum(size.rows for size in sizes), len(sizes)
     axes, volume = layout.positions.axes, math.prod(layout.patch)
     dtypes = [size.dtypes[0] for size in sizes]
-    shapes: dict[str, tuple[Any, ...]] = {}
+    # The latents come first: two neighbours of them are written as one number of twice the width.
+    shapes: dict[str, tuple[Any, ...]] = {"latent_TC": ()}
     condition_width, condition_dtypes = 0, []
     lengths = iter(zip(*(size.texts for size in sizes), strict=True))
     for number, one in enumerate(layout.inputs, start=1):
@@ -400,8 +401,8 @@ class PackWriter:
             vectors=vectors,
             fps_N=fps_N,
             grids=tuple(a.grids[0] for a in added),
-            references=tuple(a.grids[1:] for a in added),
-            clean_tokens=tuple(a.clean for a in added),
+            references=_or_none([a.grids[1:] for a in added]),
+            clean_tokens=_or_none([a.clean for a in added]),
             clean_level=layout.clean_level if any_clean else None,
             starts=tuple(accumulate(padded, initial=0)),
             keys=keys,
@@ -426,6 +427,11 @@ class PackWriter:
                 any_clean |= is_clean
             first += a.padded
         return any_clean
+
+
+def _or_none(values: Sequence[Any]) -> tuple[Any, ...]:
+    """No values where all are empty, as `PackedBatch` has it."""
+    return tuple(values) if any(values) else ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

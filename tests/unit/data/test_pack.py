@@ -107,9 +107,9 @@ def test_types_of_the_fields():
 
 
 def test_frames_are_counted_at_the_base_rate():
-    half_speed = GridPositions(24.0)((3, 1, 1), fps=12.0)
+    half_speed = GridPositions(24.0)(((3, 1, 1),), fps=12.0)
     assert half_speed[:, 0].tolist() == [0.0, 2.0, 4.0]
-    unknown = GridPositions(24.0)((3, 1, 1), fps=math.nan)
+    unknown = GridPositions(24.0)(((3, 1, 1),), fps=math.nan)
     assert unknown[:, 0].tolist() == [0.0, 1.0, 2.0]
 
 

@@ -25,7 +25,6 @@ from dit.models.layer_spec import (
     SingleLayerSpec,
     StackSpec,
 )
-from dit.models.layers.modulation import TimestepConditioning
 from dit.models.layers.parallel_linear import transformer_config
 from dit.models.layers.queries_and_keys import RotaryTable
 from dit.models.stacks.joint_transformer import JointTransformer
@@ -161,9 +160,8 @@ class _Pack:
     def run(self, network: _OneLayer, *, joined: bool) -> tuple[Tensor, Tensor]:
         """The hidden states of both rows after the layer."""
         layout = network.layout(self.batch)
-        timestep = TimestepConditioning(t_emb_ND=self.t_emb_ND)
-        rotary = RotaryTable(AXES, (1e4,) * 3, dtype=torch.float64)
-        conditions = network.joint_conditions(timestep, self.batch, layout, rotary)
+        network.rotary = RotaryTable(AXES, (1e4,) * 3, dtype=torch.float64)
+        conditions = network.conditions({"t_emb": self.t_emb_ND}, self.batch, layout)
         hidden = {"hidden": self.hidden_TD, "text_hidden": self.text_LD}
         if joined:
             hidden = network.joined(hidden, conditions)

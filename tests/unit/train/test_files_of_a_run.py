@@ -28,7 +28,7 @@ from dit.train.checkpoint.paths import (
     read_manifest,
     saved_card,
     saved_config,
-    saved_null_text,
+    saved_null_inputs,
     write_manifest,
 )
 from dit.train.checkpoint.state_dict import data_positions, loader_file
@@ -243,7 +243,7 @@ def test_hostile_small_files_of_a_checkpoint(place: Path, name: str, data: st.Da
     of_card = json_bytes({"format_version": 1, "latent": {"mean": [0.5], "std": [1]}})
     content = data.draw(of_card if name == "dataset_card.json" else damaged(texts) | st.binary())
     (place / name).write_bytes(content)
-    read = saved_card if name == "dataset_card.json" else saved_null_text
+    read = saved_card if name == "dataset_card.json" else saved_null_inputs
     try:
         found = read(place)
     except CheckpointError as error:
