@@ -66,9 +66,12 @@ def generate_latents(
     """Whitened latents [C, F, H, W], float32, one for each request, in order.
 
     Raises:
-        ValueError: a request is longer than a pack, or does not divide into patches.
+        ValueError: a request lacks an input that the network needs, or does not divide into
+            patches.
     """
     layout = PatchLayout.of(config)
+    for request in requests:
+        _check_inputs(request, layout, config)
     samples = [_blank(i, r, config, r.inputs) for i, r in enumerate(requests)]
     lengths = [SampleSize.of(sample, layout).tokens for sample in samples]
     capacity = max([config.dataset.task_encoder_seq_length, *lengths])
@@ -86,6 +89,15 @@ def generate_latents(
         )
         latents |= dict(zip(members, made, strict=True))
     return [latents[i] for i in range(len(requests))]
+
+
+def _check_inputs(request: Request, layout: PatchLayout, config: RunConfig) -> None:
+    lacking = [i.name for i in layout.inputs if i.required and i.name not in request.inputs]
+    if lacking:
+        raise ValueError(
+            f"model.family={config.model.family} needs the inputs {', '.join(lacking)}, and there"
+            f" are {', '.join(request.inputs)}; use the text encoder that its data were packed with"
+        )
 
 
 def _blank(

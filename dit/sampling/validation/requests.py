@@ -116,7 +116,8 @@ def _encode(words: Sequence[str], run: TrainState) -> dict[str, Mapping[str, Ten
 
 def find_decoder(run: TrainState) -> tuple[Codec | None, str]:
     """The decoder with its weights, or a text that says why there is none."""
-    if run.card is None:
+    named = (run.card or {}).get("processor")
+    if run.card is None or not isinstance(named, dict):
         return None, "the data name no decoder: latents, in false colours"
     cache = run.config.model.vae_cache_folder
     try:
@@ -124,7 +125,7 @@ def find_decoder(run: TrainState) -> tuple[Codec | None, str]:
         with decoder.visiting(torch.device("cpu")):
             return decoder, ""
     except ValueError:
-        name = run.card["processor"].get("model_name", run.card["processor"].get("name"))
+        name = named.get("model_name", named.get("name"))
         return None, (
             f"latents, in false colours, for the decoder {name} is not on this machine; set"
             " model.vae_cache_folder to the Hugging Face cache or pipeline folder that has it"
@@ -134,7 +135,7 @@ def find_decoder(run: TrainState) -> tuple[Codec | None, str]:
 def _latent_stride(decoder: Codec | None, card: Any, config: RunConfig) -> LatentStride | None:
     if decoder is not None:
         return LatentStride.of(decoder, config.model)
-    latent = card["latent"] if card else {}
+    latent = (card or {}).get("latent", {})
     if "stride" not in latent:
         return None
     return LatentStride(
