@@ -75,10 +75,10 @@ class ToyConfig(ModelConfig):
             "feed_forward": FeedForwardSpec(width=width, hidden=self.ffn_hidden_size, bias=True),
         }
         double = DoubleLayerSpec(**parts, text_is_read=self.num_single_layers > 0)
-        single = StackSpec(
-            name="single", count=self.num_single_layers, layer=SingleLayerSpec(**parts)
+        stacks = (
+            StackSpec(name="double_blocks", count=self.num_layers, layer=double),
+            StackSpec(name="single", count=self.num_single_layers, layer=SingleLayerSpec(**parts)),
         )
-        stacks = (StackSpec(name="double_blocks", count=self.num_layers, layer=double), single)
         return stacks if self.num_single_layers else stacks[:1]
 
 
@@ -139,12 +139,7 @@ FAMILY = Family(
             name="text", kind=InputKind.TEXT, width=model.crossattn_emb_size, may_be_empty=True
         ),
         SampleInput(name="pooled_text", kind=InputKind.VECTOR, width=model.pooled_size),
-        SampleInput(
-            name="first_frame_latent",
-            kind=InputKind.FRAMES,
-            width=model.in_channels,
-            required=False,
-        ),
+        SampleInput(name="first_frame_latent", kind=InputKind.FRAMES, width=4, required=False),
     ),
     positions=lambda _: GridPositions(),
     weights=WeightRules(zero=("*proj_out.weight",)),
