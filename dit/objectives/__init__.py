@@ -10,8 +10,8 @@ This folder is pure torch: it knows no network, no ranks, no framework.
 6. registry              `objective.name` -> training side, sampling side, scheduler
 
 To add an objective: in dit/config/objective.py a dataclass of its options and a line of
-`OBJECTIVES`; here a file with a class that has `levels` and `problem_at`, and the methods of
-SamplingPath if it is to generate; a line of `registry.REGISTRY`.
+`OBJECTIVES`; here a file with a class that has `levels`, `problem_at` and `network_level`, and the
+other methods of SamplingPath if it is to generate; a line of `registry.REGISTRY`.
 """
 
 from dit.objectives.objective import Prediction, SamplingPath, TrainingObjective

@@ -6,7 +6,7 @@ latent_sizes     sizes in pixels -> sizes in latent cells that decoder and model
 generate         requests -> latents, many requests in one pack
 ode_solvers      noise -> latents: Euler and Heun, with classifier-free guidance
 multistep        solvers that reuse the step before: DPM-Solver++ and UniPC
-unpatchify       tokens of a pack -> latents
+unpatchify       tokens of a pack -> latents, and what its samples have beside them
 media_files      decoded pictures -> PNG and MP4 files, and their list samples.json
 grid             decoded pictures -> one overview picture, a row for each prompt
 commands/        the programs that recipes/ start
