@@ -47,7 +47,7 @@ class LatentSample:
     @property
     def inputs(self) -> Mapping[str, Tensor]:
         """All inputs beside the latent, by name."""
-        return {TEXT: self.text_LE} | dict(self.others)
+        return {TEXT: self.text_LE, **self.others}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,8 +129,10 @@ class PackedBatch:
     @property
     def text_rows(self) -> tuple[int, ...]:
         """Rows of all text inputs of each sample together."""
-        each = [[b - a for a, b in pairwise(starts)] for starts in self.text_offsets.values()]
-        return tuple(map(sum, zip(*each, strict=True)))
+        totals = [0] * self.num_samples
+        for starts in self.text_offsets.values():
+            totals = [n + b - a for n, (a, b) in zip(totals, pairwise(starts), strict=True)]
+        return tuple(totals)
 
     @property
     def latent_tokens(self) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ from dit.data.rejections import Reject, SampleRefused
 from dit.models.family import InputKind, SampleInput
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Expected:
     """What a sample must be to fit the model and the pack."""
 
@@ -60,7 +61,7 @@ class Expected:
                     each += 4 * one.width * math.prod(self.layout.patch)
         return self.capacity * (4 * features + each)
 
-    @property
+    @cached_property
     def kinds(self) -> Kinds:
         """What is read of a record beside its latent."""
         return {one.name: one.kind for one in self.layout.inputs}
@@ -128,9 +129,8 @@ def _checked(
     record: ShardRecord, expected: Expected, *, key: str, source: str = ""
 ) -> LatentSample:
     """The sample of a record, whose shapes fit the model and the pack."""
-    latent_CFHW, others = record.latent_CFHW, {}
+    latent_CFHW, others, text_LE = record.latent_CFHW, {}, None
     check_latent(latent_CFHW, expected)
-    text_LE = torch.empty(0, expected.text_width, dtype=torch.bfloat16)
     for one in expected.layout.inputs:
         value = record.inputs.get(one.name)
         if one.name == TEXT:
@@ -138,13 +138,11 @@ def _checked(
         elif value is not None:
             others[one.name] = _checked_input(value, one, latent_CFHW, expected)
         elif one.required:
-            raise SampleRefused(
-                Reject.NO_INPUT, f"no `{one.name}`, which model.family={expected.family} needs"
-            )
+            raise _lacking(one, expected)
     sample = LatentSample(
         key=key,
-        latent_CFHW=latent_CFHW.contiguous(),
-        text_LE=text_LE,
+        latent_CFHW=latent_CFHW if latent_CFHW.is_contiguous() else latent_CFHW.contiguous(),
+        text_LE=_no_text(expected.text_width) if text_LE is None else text_LE,
         fps=record.fps,
         caption=record.caption,
         source=source,
@@ -154,6 +152,26 @@ def _checked(
     if others or expected.layout.counts_text:
         _check_room(sample, expected)
     return sample
+
+
+def check_inputs(sample: LatentSample, expected: Expected) -> None:
+    """Checks the inputs of a sample that comes from elsewhere than a shard.
+
+    Raises:
+        SampleRefused: an input is missing, or does not fit the model and the latent.
+    """
+    for one in expected.layout.inputs:
+        value = sample.inputs.get(one.name)
+        if value is not None:
+            _checked_input(value, one, sample.latent_CFHW, expected)
+        elif one.required:
+            raise _lacking(one, expected)
+
+
+def _lacking(one: SampleInput, expected: Expected) -> SampleRefused:
+    return SampleRefused(
+        Reject.NO_INPUT, f"no `{one.name}`, which model.family={expected.family} needs"
+    )
 
 
 def _check_room(sample: LatentSample, expected: Expected) -> None:
@@ -239,7 +257,7 @@ def _checked_text(text_LE: Tensor | None, one: SampleInput, expected: Expected) 
             Reject.NO_TEXT, "no `text`" if text_LE is None else "`text` has 0 tokens"
         )
     if text_LE is None:
-        return torch.empty(0, one.width, dtype=torch.bfloat16)
+        return _no_text(one.width)
     if text_LE.shape[1] != expected.text_width:
         raise SampleRefused(
             Reject.TEXT_WIDTH,
@@ -247,6 +265,10 @@ def _checked_text(text_LE: Tensor | None, one: SampleInput, expected: Expected) 
             f" model.crossattn_emb_size={expected.text_width}",
         )
     return _as_trained(text_LE)
+
+
+def _no_text(width: int) -> Tensor:
+    return torch.empty(0, width, dtype=torch.bfloat16)
 
 
 def _as_trained(values: Tensor) -> Tensor:

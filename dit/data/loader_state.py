@@ -244,7 +244,11 @@ def loader_identity(config: RunConfig) -> dict[str, Any]:
         "model.in_channels": expected.channels,
         "model.crossattn_emb_size": expected.text_width,
         "model.max_size of learnable positions": list(expected.table or ()),
-        INPUTS: [[i.name, str(i.kind), i.width] for i in expected.layout.inputs if i.name != TEXT],
+        INPUTS: [
+            [one.name, str(one.kind), one.width, one.required, one.may_be_empty, one.clean]
+            for one in expected.layout.inputs
+            if one.name != TEXT
+        ],
         TEXT_COUNTS: expected.layout.counts_text,
         "megatron-energon": version("megatron-energon"),
     }

@@ -33,18 +33,19 @@ _ENDLESS = 2**31
 def mock_record(config: RunConfig, *, seed: int, index: int) -> dict[str, bytes]:
     """Parts of mock sample `index`: its latent and inputs, bfloat16 and normal.
 
-    It has every input of the family. Those that a sample may lack are in every second one, and
-    rows of a text that may be empty are none in every third.
+    It has every input of the family. About half of the samples have those that they may lack, and
+    a quarter has no rows of a text that may be empty.
     """
     geometries = config.dataset.mock_samples
-    mixed, choice = np.random.SeedSequence((seed, index)).generate_state(2, np.uint64)
-    geometry = _pick(geometries, float(choice) / 2**64)
-    rng = torch.Generator().manual_seed(int(mixed))
+    drawn = np.random.SeedSequence((seed, index)).generate_state(2, np.uint64)
+    mixed, choice = map(int, drawn)
+    geometry = _pick(geometries, choice / 2**64)
+    rng = torch.Generator().manual_seed(mixed)
     size = (config.model.in_channels, geometry.frames, geometry.height, geometry.width)
     tensors = {"latent": torch.randn(size, generator=rng).bfloat16()}
     for one in family_of(config.model).inputs(config.model):
-        if one.required or index % 2:
-            rows = 0 if one.may_be_empty and index % 3 == 2 else geometry.text_length
+        if one.required or mixed & 1:
+            rows = 0 if one.may_be_empty and mixed & 6 == 0 else geometry.text_length
             shape = _shape(one, config, geometry, rows=rows)
             tensors[one.name] = torch.randn(shape, generator=rng).bfloat16()
     payload = safetensors.torch.save(tensors)

@@ -14,12 +14,12 @@ from __future__ import annotations
 import hashlib
 import math
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
 from math import gcd
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -145,6 +145,18 @@ class PatchLayout:
     clean_level: float | None = 0.0
     """Noise level of tokens that are given without noise, as the family has it."""
 
+    _names: Mapping[InputKind, tuple[str, ...]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        kinds = {kind: [i.name for i in self.inputs if i.kind is kind] for kind in InputKind}
+        # Once, because the loader asks for each sample.
+        names = {kind: tuple(found) for kind, found in kinds.items()}
+        object.__setattr__(self, "_names", names)
+        references = [one for one in self.inputs if one.kind is InputKind.REFERENCE]
+        assert len(names[InputKind.FRAMES]) < 2, "frames are given at the beginning alone"
+        assert len({one.clean for one in references}) < 2, "all references are told one level"
+        assert not self.has_clean_tokens or self.clean_level is not None, "no clean level"
+
     @classmethod
     def of(cls, config: RunConfig) -> PatchLayout:
         family = family_of(config.model)
@@ -160,7 +172,13 @@ class PatchLayout:
 
     def named(self, kind: InputKind) -> tuple[str, ...]:
         """The names of the inputs of one kind, in the order of the family."""
-        return tuple(one.name for one in self.inputs if one.kind is kind)
+        return self._names[kind]
+
+    @property
+    def has_clean_tokens(self) -> bool:
+        """Whether samples may have tokens that are told the clean level."""
+        frames = any(one.kind is InputKind.FRAMES for one in self.inputs)
+        return frames or self.clean_references
 
     @property
     def clean_references(self) -> bool:
@@ -190,8 +208,7 @@ class PatchLayout:
         return -(-tokens // self.sample_multiple) * self.sample_multiple
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SampleSize:
+class SampleSize(NamedTuple):
     """What packing needs to know of a sample."""
 
     tokens: int
@@ -204,32 +221,35 @@ class SampleSize:
     """Rows of each text input, in the order of the family."""
     dtypes: tuple[torch.dtype | None, ...]
     """Types of the latent and of each input, in the order of the family; None for no input."""
-    unread: tuple[str, ...] = field(default=(), compare=False)
+    unread: tuple[str, ...] = ()
     """Names of tensors of the sample that the family does not read."""
 
     @classmethod
     def of(cls, sample: LatentSample, layout: PatchLayout) -> SampleSize:
         """Reads no numbers: the tensors may be on the device `meta`."""
         inputs = sample.inputs
-        latents = [sample.latent_CFHW, *references(sample, layout)]
-        tokens = sum(math.prod(layout.grid(latent)) for latent in latents)
+        tokens = math.prod(layout.grid(sample.latent_CFHW))
+        for latent in references(sample, layout):
+            tokens += math.prod(layout.grid(latent))
         found = [inputs.get(name) for name in layout.named(InputKind.TEXT)]
-        texts = tuple(0 if text is None else len(text) for text in found)
+        texts = tuple([0 if text is None else len(text) for text in found])
         given = [inputs.get(one.name) for one in layout.inputs]
-        rows = layout.padded(tokens)
+        dtypes = [None if x is None else x.dtype for x in given]
+        rows, text = layout.padded(tokens), sum(texts)
         return cls(
-            tokens=rows + (sum(texts) if layout.counts_text else 0),
+            tokens=rows + (text if layout.counts_text else 0),
             rows=rows,
-            shape=(tokens, sum(texts)),
+            shape=(tokens, text),
             texts=texts,
-            dtypes=(sample.latent_CFHW.dtype, *(None if x is None else x.dtype for x in given)),
+            dtypes=(sample.latent_CFHW.dtype, *dtypes),
             unread=sample.unread,
         )
 
 
 def references(sample: LatentSample, layout: PatchLayout) -> list[Tensor]:
     """The reference latents that a sample has, in the order of the family."""
-    found = (sample.others.get(name) for name in layout.named(InputKind.REFERENCE))
+    names = layout.named(InputKind.REFERENCE)
+    found = [sample.others.get(name) for name in names] if names else []
     return [latent for latent in found if latent is not None]
 
 

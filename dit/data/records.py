@@ -197,12 +197,14 @@ def _ours(tensors: Mapping[str, Tensor | None], about: dict[str, Any], kinds: Ki
         raise SampleRefused(
             Reject.MISSING_PART, f".safetensors holds {sorted(tensors)}, no `latent`"
         )
+    inputs = _shaped(tensors, kinds)
+    every = len(tensors) == 1 + len(inputs)
     return ShardRecord(
         latent_CFHW=_four_axes(tensors[LATENT], what=LATENT),
-        inputs=_shaped(tensors, kinds),
+        inputs=inputs,
         fps=_fps(about),
         caption=str(about.get("caption", "")),
-        unread=tuple(sorted(tensors.keys() - {LATENT, *kinds})),
+        unread=() if every else tuple(sorted(tensors.keys() - {LATENT, *kinds})),
     )
 
 

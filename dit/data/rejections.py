@@ -68,6 +68,7 @@ REMEDIES = {
 # The fraction of refused samples is judged over whole passes, of at least and at most so many
 # samples: else one fault among the first samples of a good dataset would end the run.
 _JUDGE_OVER = (50, 10_000)
+_MOST_NAMES, _OTHERS = 30, "(others)"  # names of tensors that nothing reads
 MOST_NAMED = 10_000
 """So many refused samples are kept by name."""
 
@@ -195,8 +196,11 @@ class ReaderCounts:
     def accept(self, unread: Iterable[str] = ()) -> None:
         """Counts a sample as read, and the names of its tensors that the model does not read."""
         self.counts.read += 1
+        counts = self.counts.unread
         for name in unread:
-            self.counts.unread[name] = self.counts.unread.get(name, 0) + 1
+            # A hostile shard may have a name of its own in each sample.
+            known = name[:100] if name in counts or len(counts) < _MOST_NAMES else _OTHERS
+            counts[known] = counts.get(known, 0) + 1
 
     def refuse(self, sample: RefusedSample) -> None:
         """Counts a refused sample, which `accept` has counted as read.

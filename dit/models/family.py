@@ -119,8 +119,6 @@ class WeightRules:
     """Without weight decay, beside biases and norms: embeddings, tables."""
     float32: tuple[str, ...] = ()
     """Computed with in float32 whatever `model.precision` says."""
-    without_gradient: tuple[str, ...] = ()
-    """What nothing reads, such as the text side of the last double-stream layer."""
 
     def starts_at_zero(self, name: str) -> bool:
         """Whether a matrix starts at zero, by its key in a checkpoint."""

@@ -17,7 +17,10 @@ from torch import Tensor, nn
 
 from dit.batch import TEXT, LatentSample, PackedBatch
 from dit.config import RunConfig, Sampler
+from dit.data.cook import Expected, check_inputs
 from dit.data.pack import PatchLayout, SampleSize, best_fit_decreasing, pack_samples
+from dit.data.rejections import SampleRefused
+from dit.models.family import NullInput
 from dit.objectives import SamplingPath, sampling_path, with_clean_level, with_given_tokens
 from dit.pack_wire import pack_to
 from dit.sampling.ode_solvers import Guidance, Network, guided, initial_noise, sample
@@ -70,15 +73,17 @@ def generate_latents(
             patches.
     """
     layout = PatchLayout.of(config)
-    for request in requests:
-        _check_inputs(request, layout, config)
     samples = [_blank(i, r, config, r.inputs) for i, r in enumerate(requests)]
+    _check(samples, Expected.of(config))
     lengths = [SampleSize.of(sample, layout).tokens for sample in samples]
     capacity = max([config.dataset.task_encoder_seq_length, *lengths])
     latents: dict[int, Tensor] = {}
     for members in best_fit_decreasing(lengths, capacity=capacity):
         chosen = {i: requests[i] for i in members}
-        against = [_blank(i, r, config, {**r.inputs, **r.negative}) for i, r in chosen.items()]
+        against = [
+            _blank(i, r, config, {**r.inputs, **_of_captions(r.negative, layout)})
+            for i, r in chosen.items()
+        ]
         made = _sample_pack(
             model,
             pack_samples([samples[i] for i in members], layout),
@@ -91,13 +96,20 @@ def generate_latents(
     return [latents[i] for i in range(len(requests))]
 
 
-def _check_inputs(request: Request, layout: PatchLayout, config: RunConfig) -> None:
-    lacking = [i.name for i in layout.inputs if i.required and i.name not in request.inputs]
-    if lacking:
+def _check(samples: Sequence[LatentSample], expected: Expected) -> None:
+    try:
+        for sample in samples:
+            check_inputs(sample, expected)
+    except SampleRefused as refusal:
         raise ValueError(
-            f"model.family={config.model.family} needs the inputs {', '.join(lacking)}, and there"
-            f" are {', '.join(request.inputs)}; use the text encoder that its data were packed with"
-        )
+            f"{refusal.detail}; use the text encoder that the data of the run were packed with"
+        ) from refusal
+
+
+def _of_captions(inputs: Mapping[str, Tensor], layout: PatchLayout) -> dict[str, Tensor]:
+    """Without those that a sample keeps whatever its caption is."""
+    kept = [one.name for one in layout.inputs if one.null is NullInput.KEPT]
+    return {name: value for name, value in inputs.items() if name not in kept}
 
 
 def _blank(
@@ -109,10 +121,11 @@ def _blank(
             f"a latent of {request.latent_FHW} (frames, rows, columns) does not divide into patches"
             f" of {patch}; choose another height, width or number of frames"
         )
+    text_LE = inputs.get(TEXT, torch.empty(0, config.model.crossattn_emb_size))
     return LatentSample(
         key=str(index),
         latent_CFHW=torch.zeros(config.model.in_channels, *request.latent_FHW),
-        text_LE=inputs[TEXT],
+        text_LE=text_LE,
         others={name: value for name, value in inputs.items() if name != TEXT},
         fps=request.fps,
     )

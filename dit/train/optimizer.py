@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -24,6 +25,10 @@ from dit.models.family import family_of
 
 _SCHEDULE = ("max_lr", "min_lr", "start_wd", "end_wd")
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+_IDLE = "has_no_gradient"
+"""Mark of a weight that nothing reads, such as the text side of a last double-stream layer."""
 
 
 def build_optimizer(config: RunConfig, chunks: list[ModelChunk]) -> MegatronOptimizer:
@@ -50,6 +55,13 @@ def build_optimizer(config: RunConfig, chunks: list[ModelChunk]) -> MegatronOpti
     no_decay: Any = {"wd_mult": 0.0}
     for pattern in family_of(config.model).weights.no_decay:  # nor on embeddings
         overrides[ParamKey(name=pattern)] = no_decay
+    for chunk in chunks:  # nor where nothing would hold against it
+        network: Any = chunk.module
+        idle = network.parameters_without_gradient()
+        for name, param in network.named_parameters():
+            if any(fnmatchcase(name, pattern) for pattern in idle):
+                setattr(param, _IDLE, True)
+                overrides[ParamKey(attr=_IDLE)] = no_decay
     install_adam(always=c.optimizer_cpu_offload)
     optimizer = get_megatron_optimizer(
         options, [*chunks], config_overrides=overrides, use_gloo_process_groups=False

@@ -23,12 +23,18 @@ from dit.data import (
     deaths_in_words,
     null_inputs,
 )
+from dit.data.pack import PatchLayout
 from dit.distributed.collective_errors import from_first_rank
 from dit.distributed.entry import StopSignals
 from dit.distributed.pack_broadcast import Replica
 from dit.distributed.process_groups import device, process_groups
 from dit.distributed.watchdog import heartbeat
-from dit.objectives import sampling_path, training_objective, training_problem
+from dit.objectives import (
+    clean_network_level,
+    sampling_path,
+    training_objective,
+    training_problem,
+)
 from dit.train.checkpoint.async_save import Saver
 from dit.train.checkpoint.resume import close_saver, finish_save, resume, run_folder, save
 from dit.train.metrics.interval_metrics import IntervalMetrics
@@ -111,6 +117,7 @@ def _prepare(config: RunConfig, ends: ExitStack) -> TrainState:
     if config.train.deterministic:
         torch.use_deterministic_algorithms(True)
         os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"  # Transformer Engine's attention
+    check_clean_level(config)
     if config.samples:
         sampling_path(config.objective)  # refuses an objective that cannot generate
     heartbeat("opening of the data")
@@ -146,6 +153,17 @@ def _prepare(config: RunConfig, ends: ExitStack) -> TrainState:
     resume(run)
     dist.barrier()  # nothing is written before every rank is ready
     return run
+
+
+def check_clean_level(config: RunConfig) -> None:
+    """Refuses an objective without a level for tokens without noise, where samples may have them.
+
+    Raises:
+        ValueError: as `clean_network_level`.
+    """
+    layout = PatchLayout.of(config)
+    if layout.has_clean_tokens and layout.clean_level is not None:
+        clean_network_level(training_objective(config.objective), layout.clean_level)
 
 
 def _train(run: TrainState, logger: RunLogger, stop_signals: StopSignals) -> ExitCode:

@@ -141,10 +141,16 @@ class CrossAttention(PackedAttention):
         )
 
     def forward(self, x_TD: Tensor, text_LE: Tensor, spans: Spans) -> Tensor:
+        empty = not len(text_LE)
+        if empty:
+            text_LE = text_LE.new_zeros(1, text_LE.shape[1])
         (q,) = self.heads(self.linear_q(x_TD), 1)
         k, v = self.heads(self.linear_kv(text_LE), 2)
         q, k = self.normalised(q, k)
-        return self.linear_proj(self.attend(q, k, v, spans).flatten(1))
+        # Nothing to attend to in the whole pack: zeros, to which all weights are tied, because
+        # Megatron-Core's DDP waits for the gradient of each.
+        attended = 0 * (q + k + v) if empty else self.attend(q, k, v, spans)
+        return self.linear_proj(attended.flatten(1))
 
 
 def joint_attention(

@@ -18,7 +18,7 @@ import math
 import resource
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -28,8 +28,9 @@ import torch
 import torch.distributed as dist
 
 from dit.batch import PackedBatch
+from dit.config import RunConfig
 from dit.distributed.process_groups import device
-from dit.models.cost import training_flops
+from dit.models.cost import network_cost, training_flops
 
 if TYPE_CHECKING:
     from dit.train.optimizer import Update
@@ -85,6 +86,7 @@ class PackCounts:
 
     samples: float = 0
     tokens: float = 0
+    filled: float = 0  # of the capacity of the packs, in tokens
     refused: float = 0  # since the start of the run
     flops: float = 0
 
@@ -126,9 +128,17 @@ def _count(run: TrainState, packs: Sequence[PackedBatch]) -> PackCounts:
     return PackCounts(
         samples=sum(pack.num_samples for pack in packs),
         tokens=sum(pack.real_tokens for pack in packs),
+        filled=sum(map(_taken(run.config), packs)),
         refused=sum(run.loader.counts().values()),
         flops=sum(training_flops(run.config.model, pack) for pack in packs),
     )
+
+
+def _taken(config: RunConfig) -> Callable[[PackedBatch], int]:
+    """What a pack takes of its capacity, without padding: text counts where it is attended with."""
+    if not network_cost(config.model).attends_jointly:
+        return lambda pack: pack.real_tokens
+    return lambda pack: pack.real_tokens + sum(pack.text_rows)
 
 
 def samples_of_datasets(packs: Iterable[PackedBatch], names: Sequence[str]) -> dict[str, int]:
@@ -173,7 +183,7 @@ def step_values(
         "lr": rate,
         "consumed_samples": run.progress.consumed_samples,
         "real_tokens": int(sums.tokens),
-        "pack_fill": sums.tokens / (batch * capacity),
+        "pack_fill": sums.filled / (batch * capacity),
         "refused": int(sums.refused),
         **{f"{part}_s": value for part, value in seconds.items()},
         "tokens_per_s": sums.tokens / step_s,

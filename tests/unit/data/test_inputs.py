@@ -12,22 +12,33 @@ from dataclasses import replace
 import pytest
 import safetensors.torch
 import torch
+from torch import nn
 
 from dit.batch import LatentSample, SequenceShard
-from dit.config import LossMean, ObjectiveConfig
+from dit.config import LossMean, ObjectiveConfig, RunConfig
 from dit.data import DataError, build_train_loader, null_inputs
 from dit.data.cook import Expected, cook, measure_sample
 from dit.data.loader_state import LoaderState, check_identity, loader_identity
 from dit.data.pack import PatchLayout, SampleSize, pack_samples
 from dit.data.records import Head, head_length
-from dit.data.rejections import Reject, RejectCounts, SampleRefused, sum_counts
+from dit.data.rejections import (
+    Bound,
+    ReaderCounts,
+    Reject,
+    RejectCounts,
+    SampleRefused,
+    sum_counts,
+)
 from dit.distributed.model_parallel import split_tokens
 from dit.models.family import VARIABLE, InputKind, SampleInput
 from dit.models.positions import GridPositions
 from dit.objectives import training_objective, training_problem, validation_problem
 from dit.pack_wire import flatten_pack, unflatten_pack
+from dit.sampling.generate import Request, SamplingSettings, generate_latents
 from dit.sampling.unpatchify import inputs_of, unpack_latents
 from dit.train.step import loss_of
+from dit.train.trainer import check_clean_level
+from tests.packs import run_config
 from tests.toy_family import PLACE, ToyConfig
 
 C = 2
@@ -229,6 +240,26 @@ def test_edm_has_no_level_for_tokens_without_noise() -> None:
         validation_problem(objective, pack, seed=1, quantile=0.5)
 
 
+def test_a_run_is_refused_before_it_starts_where_clean_tokens_have_no_level(toy) -> None:
+    edm = ObjectiveConfig(name="edm")
+    with pytest.raises(ValueError, match=r"use objective\.name=flow"):
+        check_clean_level(RunConfig(model=toy, objective=edm))
+    check_clean_level(RunConfig(model=toy, objective=ObjectiveConfig(name="flow")))
+    check_clean_level(run_config(objective=edm))
+
+
+def test_families_whose_inputs_contradict_each_other_are_refused() -> None:
+    mixed = [replace(one, clean=one.name == "reference") for one in EVERY]
+    for inputs in (mixed, [*EVERY, replace(EVERY[5], name="last_frame")]):
+        with pytest.raises(AssertionError):
+            layout_of(tuple(inputs))
+
+
+def test_a_pack_without_any_text_input_has_no_rows_of_it() -> None:
+    pack = pack_samples([SAMPLES[2]] * 2, layout_of(()))
+    assert pack.text_rows == (0, 0) and pack.texts == {}
+
+
 # From shards, of the toy family: a text that may be empty, a pooled text, a first frame.
 
 
@@ -304,6 +335,33 @@ def test_the_pooled_text_of_dfm_is_read(shards, toy: ToyConfig) -> None:
     assert torch.equal(sample.others["pooled_text"], torch.ones(6))
     text_alone = replace(expected, layout=layout_of(EVERY[:1]))
     assert cook(parts, text_alone, key="k").unread == ("pooled_text",)
+
+
+REQUESTS = [
+    ({}, r"no `pooled_text`, which model\.family=toy needs; use the text encoder"),
+    ({"pooled_text": torch.ones(7)}, r"`pooled_text` has shape \[7\]"),
+    (
+        {"pooled_text": torch.ones(6), "first_frame_latent": torch.ones(C, 1, 8, 8)},
+        "`first_frame_latent` has shape",
+    ),
+]
+
+
+@pytest.mark.parametrize(("others", "told"), REQUESTS)
+def test_generation_refuses_inputs_that_do_not_fit(toy: ToyConfig, others, told) -> None:
+    inputs = {"text": torch.zeros(1, 5), **others}
+    request = Request(inputs=inputs, negative={}, latent_FHW=(3, 4, 4), fps=math.nan, seed=0)
+    config = RunConfig(model=toy, objective=ObjectiveConfig(name="flow"))
+    with pytest.raises(ValueError, match=told):
+        generate_latents(nn.Linear(1, 1), [request], config=config, settings=SamplingSettings())
+
+
+def test_names_of_unknown_tensors_are_bounded() -> None:
+    counts = ReaderCounts(Bound(fraction=1.0, samples=1), readers=1)
+    for number in range(200):
+        counts.accept((f"name {number}" * 50,))
+    unread = counts.counts.unread
+    assert sum(unread.values()) == 200 and len(unread) <= 31 and max(map(len, unread)) <= 100
 
 
 def test_a_loader_counts_refused_and_unknown_inputs(shards, toy, tmp_path, opened) -> None:

@@ -24,7 +24,7 @@ def _network(groups, name: str, **changes):
 
 
 def _pack(name: str):
-    return toy_pack(toy_model(name), GRIDS, TEXTS if name != "cross" else [n or 1 for n in TEXTS])
+    return toy_pack(toy_model(name), GRIDS, TEXTS)
 
 
 def _gradients(network, batch, level_N, weight_TC) -> dict[str, torch.Tensor]:
@@ -48,7 +48,7 @@ def test_sample_in_a_pack_equals_sample_alone(groups, name):
         torch.testing.assert_close(out_TC[real], output_TC[rows][real], rtol=1e-5, atol=2e-5)
         sums = {n: sums.get(n, 0) + g for n, g in alone.items()}
     for n, gradient in packed.items():
-        assert (sums[n] - gradient).norm() <= 2e-5 * gradient.norm(), n
+        assert (sums[n] - gradient).norm() <= 3e-5 * gradient.norm(), n
 
 
 @pytest.mark.parametrize("name", list(NETWORKS))
