@@ -42,7 +42,7 @@ class LatentSample:
     source: str = ""  # name of the dataset in a blend
     # What the family reads beside latent and text, by name, as far as the sample has it
     others: Mapping[str, Tensor] = field(default_factory=dict)
-    unread: tuple[str, ...] = ()  # names of tensors in its record that the family does not read
+    unknown: tuple[str, ...] = ()  # names of tensors in its record that the family does not read
 
     @property
     def inputs(self) -> Mapping[str, Tensor]:

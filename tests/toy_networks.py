@@ -28,13 +28,13 @@ from dit.models.layer_spec import (
 )
 from dit.models.layers.attention import Spans
 from dit.models.layers.modulation import (
-    PerSample,
     TableAdaLN,
     TimestepConditioning,
     TimestepEmbedding,
 )
 from dit.models.layers.packed_attention import RowConditions
 from dit.models.layers.parallel_linear import Replicated, transformer_config
+from dit.models.layers.per_sample import PerSample
 from dit.models.layers.queries_and_keys import RotaryTable
 from dit.models.stacks.cross_layer import CrossConditions
 from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransformer

@@ -26,7 +26,7 @@ from data_prep.formats.cached_samples import (
 )
 from data_prep.planning.splits import key_of
 from data_prep.refusals import PrepError, Reason, RefusedError
-from dit.json_text import parse_json
+from dit.parsing import parse_json
 from dit.safe_writing import AtomicFile, write_atomically
 
 INDEX = "metadata.json"

@@ -22,7 +22,7 @@ from torch import Tensor
 from data_prep.inspect.read_shards import read_samples, shard_counts
 from data_prep.refusals import PrepError, Reason, RefusedError
 from dit import safe_pickle
-from dit.json_text import parse_json
+from dit.parsing import parse_json
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _SIZES = ("width", "height", "original_width", "original_height", "num_frames")

@@ -29,7 +29,7 @@ from data_prep.inspect.read_shards import read_samples
 from data_prep.planning.splits import key_of
 from data_prep.refusals import Reason, RefusedError
 from data_prep.writing.tar_shards import ShardSeries
-from dit.json_text import parse_json
+from dit.parsing import parse_json
 
 FOLDER = "dfm_shards"
 

@@ -22,7 +22,7 @@ from data_prep.writing.dataset_folder import META
 from dit.codecs import text, vae
 from dit.codecs.dataset_card import NULL_TEXT_NAME, CodecError, read_card
 from dit.codecs.normalization import Moments
-from dit.json_text import parse_json
+from dit.parsing import parse_json
 
 # Errors of tarfile at damaged headers, which may claim a name of terabytes.
 _DAMAGE = (tarfile.TarError, OSError, ValueError, OverflowError, RecursionError, MemoryError)

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from data_prep.refusals import Reason, RefusedError, short_repr
-from dit.json_text import parse_json
+from dit.parsing import parse_json
 
 _MOST_SIDECAR = 16 << 20  # bytes; a larger file holds no caption
 _WIDE = "it is UTF-16 or UTF-32; save it as UTF-8"

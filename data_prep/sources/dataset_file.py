@@ -31,7 +31,7 @@ from data_prep.sources.dataset_keys import checked
 from data_prep.sources.folders import CaptionOptions, FolderCollection
 from data_prep.sources.listing import BOTH
 from data_prep.sources.media_source import Input
-from dit.yaml_text import YamlError, parse_toml, parse_yaml
+from dit.parsing import YamlError, parse_toml, parse_yaml
 
 
 def is_of_diffusion_pipe(path: Path) -> bool:

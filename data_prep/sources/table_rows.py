@@ -13,7 +13,7 @@ from typing import Any
 
 from data_prep.media.captions import decode_utf8
 from data_prep.refusals import Reason, RefusedError, short_repr
-from dit.json_text import parse_json
+from dit.parsing import parse_json
 
 NAME_FIELDS = ("file_name", "filename", "path", "name", "file", "image", "video")
 

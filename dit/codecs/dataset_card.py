@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dit.json_text import parse_json
+from dit.parsing import parse_json
 
 FORMAT_VERSION = 1
 CARD_NAME = "dataset_card.json"

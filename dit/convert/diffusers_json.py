@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from dit.convert.errors import ConvertError
-from dit.json_text import parse_json
+from dit.parsing import parse_json
 
 OUR_KEY = "_megatron_dit"
 """Key of an export's config.json for settings that Diffusers lacks; Diffusers ignores such keys."""

@@ -147,7 +147,7 @@ def _checked(
         caption=record.caption,
         source=source,
         others=others,
-        unread=record.unread,
+        unknown=record.unknown,
     )
     if others or expected.layout.counts_text:
         _check_room(sample, expected)

@@ -221,7 +221,7 @@ class SampleSize(NamedTuple):
     """Rows of each text input, in the order of the family."""
     dtypes: tuple[torch.dtype | None, ...]
     """Types of the latent and of each input, in the order of the family; None for no input."""
-    unread: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
     """Names of tensors of the sample that the family does not read."""
 
     @classmethod
@@ -242,7 +242,7 @@ class SampleSize(NamedTuple):
             shape=(tokens, text),
             texts=texts,
             dtypes=(sample.latent_CFHW.dtype, *dtypes),
-            unread=sample.unread,
+            unknown=sample.unknown,
         )
 
 

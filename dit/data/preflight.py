@@ -24,7 +24,7 @@ from dit.config import RunConfig
 from dit.data.cook import Expected, check_latent
 from dit.data.datasets import DatasetSplit, count_samples, shards_of, train_leaves, val_leaves
 from dit.data.rejections import REMEDIES, DataError, Reject, SampleRefused
-from dit.json_text import parse_json
+from dit.parsing import parse_json
 
 _SIDE_BY_SIDE = 16  # files; a network drive answers each after a millisecond or more
 _SHOWN = 5  # faults in a message

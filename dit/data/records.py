@@ -22,8 +22,8 @@ from torch import Tensor
 
 from dit.batch import TEXT
 from dit.data.rejections import Reject, SampleRefused
-from dit.json_text import parse_json
 from dit.models.family import InputKind
+from dit.parsing import parse_json
 
 FORMAT_VERSION = 1
 LATENT = "latent"
@@ -52,7 +52,7 @@ class ShardRecord:
     """Those that are read and that the sample has, in the shape of their kind."""
     fps: float
     caption: str
-    unread: tuple[str, ...] = field(default=(), compare=False)
+    unknown: tuple[str, ...] = field(default=(), compare=False)
     """Names of the tensors that the sample has and nothing reads."""
 
     @property
@@ -204,7 +204,7 @@ def _ours(tensors: Mapping[str, Tensor | None], about: dict[str, Any], kinds: Ki
         inputs=inputs,
         fps=_fps(about),
         caption=str(about.get("caption", "")),
-        unread=() if every else tuple(sorted(tensors.keys() - {LATENT, *kinds})),
+        unknown=() if every else tuple(sorted(tensors.keys() - {LATENT, *kinds})),
     )
 
 
@@ -235,7 +235,7 @@ def _read_dfm(parts: Mapping[str, Any], kinds: Kinds) -> ShardRecord:
         inputs=inputs,
         fps=_fps(about),
         caption=str(about.get("caption", "")),
-        unread=tuple(sorted(present - kinds.keys())),
+        unknown=tuple(sorted(present - kinds.keys())),
     )
 
 

@@ -107,7 +107,7 @@ class RejectCounts(Savable):
     refused: dict[str, int] = field(default_factory=dict)
     newest: dict[str, str] = field(default_factory=dict)
     """For every reason, the place and the values of the newest sample that had it."""
-    unread: dict[str, int] = field(default_factory=dict)
+    unknown: dict[str, int] = field(default_factory=dict)
     """How many samples have a tensor that the model does not read, by its name."""
 
     def refuse(self, sample: RefusedSample) -> None:
@@ -127,7 +127,7 @@ class RejectCounts(Savable):
         )
 
     def copied(self) -> RejectCounts:
-        return RejectCounts(self.read, dict(self.refused), dict(self.newest), dict(self.unread))
+        return RejectCounts(self.read, dict(self.refused), dict(self.newest), dict(self.unknown))
 
     def save_state(self) -> FlexState:
         return FlexState(asdict(self))
@@ -137,7 +137,7 @@ class RejectCounts(Savable):
         self.read = state["read"]
         self.refused = dict(state["refused"])
         self.newest = dict(state["newest"])
-        self.unread = dict(state.get("unread", {}))  # older states have none
+        self.unknown = dict(state.get("unknown", {}))  # older states have none
 
 
 def sum_counts(parts: Iterable[RejectCounts]) -> RejectCounts:
@@ -146,7 +146,7 @@ def sum_counts(parts: Iterable[RejectCounts]) -> RejectCounts:
     for part in parts:
         total.read += part.read
         total.newest |= part.newest
-        for counts, more in ((total.refused, part.refused), (total.unread, part.unread)):
+        for counts, more in ((total.refused, part.refused), (total.unknown, part.unknown)):
             for name, count in more.items():
                 counts[name] = counts.get(name, 0) + count
     return total
@@ -193,11 +193,11 @@ class ReaderCounts:
         self._readers = readers
         self._fresh: list[RefusedSample] = []
 
-    def accept(self, unread: Iterable[str] = ()) -> None:
+    def accept(self, unknown: Iterable[str] = ()) -> None:
         """Counts a sample as read, and the names of its tensors that the model does not read."""
         self.counts.read += 1
-        counts = self.counts.unread
-        for name in unread:
+        counts = self.counts.unknown
+        for name in unknown:
             # A hostile shard may have a name of its own in each sample.
             known = name[:100] if name in counts or len(counts) < _MOST_NAMES else _OTHERS
             counts[known] = counts.get(known, 0) + 1

@@ -48,7 +48,7 @@ class InputKind(StrEnum):
     VECTOR = "vector"  # one vector, such as pooled text, [width]
     CHANNELS = "channels"  # channels beside those of the noisy latent, [width, F, H, W]
     FRAMES = "frames"  # clean latent frames in the place of the target's first ones, [C, f, H, W]
-    REFERENCE = "reference"  # a reference latent: tokens of their own, clean, [C, F, H, W]
+    REFERENCE = "reference"  # a reference latent: tokens of its own without noise, [C, F, H, W]
 
 
 class Padding(StrEnum):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dit.drawing import Undrawn, drawing
-from dit.json_text import parse_json
+from dit.parsing import parse_json
 from dit.report.reading import ReportError, RunRecord
 
 STEPS = 24

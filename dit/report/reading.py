@@ -13,8 +13,7 @@ from omegaconf import OmegaConf
 
 from dit.config import RunConfig
 from dit.config.loading import ConfigError, default_config, read_config, to_yaml
-from dit.json_text import parse_json
-from dit.yaml_text import parse_yaml
+from dit.parsing import parse_json, parse_yaml
 
 _SHOWN = 5
 _MOST = 1e100

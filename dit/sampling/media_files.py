@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from dit.drawing import Undrawn, drawing
-from dit.json_text import parse_json
+from dit.parsing import parse_json
 from dit.sampling.grid import draw_grid
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dit.json_text import parse_json
+from dit.parsing import parse_json
 from dit.sampling.latent_sizes import MOST_PIXELS
 
 _SIZES = ("height", "width", "num_frames")

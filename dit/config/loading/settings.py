@@ -28,7 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 from dit.config import Problems
 from dit.config.loading.schema import Schema
 from dit.models.family import default_family
-from dit.yaml_text import MOST_BYTES, YamlError, parse_toml, parse_yaml
+from dit.parsing import MOST_BYTES, YamlError, parse_toml, parse_yaml
 
 COMMAND_LINE = "command line"
 MOST_REFERENCES = 16

@@ -103,7 +103,7 @@ class Cooking(BaseWrapperDataset[Any, CookedSample]):
     def __iter__(self) -> Iterator[CookedSample]:
         for raw in self.dataset:
             sample = self._cook(_record(raw))
-            self._counts.accept(sample.measured.unread if sample.measured else ())
+            self._counts.accept(sample.measured.unknown if sample.measured else ())
             if sample.refusal is None:
                 self._refused_in_a_row = 0
                 yield sample

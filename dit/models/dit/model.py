@@ -18,7 +18,6 @@ from dit.models.dit.family import dit_stack
 from dit.models.layers.attention import Spans
 from dit.models.layers.modulation import (
     LowRankAdaLN,
-    PerSample,
     TimestepConditioning,
     TimestepEmbedding,
 )
@@ -29,6 +28,7 @@ from dit.models.layers.parallel_linear import (
     sees_part_of_tokens,
     transformer_config,
 )
+from dit.models.layers.per_sample import PerSample
 from dit.models.layers.queries_and_keys import RotaryTable
 from dit.models.stacks.cross_layer import CrossConditions
 from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransformer

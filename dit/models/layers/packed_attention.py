@@ -17,8 +17,8 @@ from dit.config import Implementation, Recompute
 from dit.models.layer_spec import AttentionSpec, QkNorm
 from dit.models.layers.attention import Attend, Spans, attend_packed, attention_for
 from dit.models.layers.context_parallel import Context, Exchange
-from dit.models.layers.modulation import PerSample, compiled
 from dit.models.layers.parallel_linear import BuildContext, ColumnLinear, split_linear
+from dit.models.layers.per_sample import PerSample, compiled
 from dit.models.layers.queries_and_keys import AcrossHeadsNorm, HeadNorm, rotate
 from dit.models.layers.transformer_engine import engine_kernel
 

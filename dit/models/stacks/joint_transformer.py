@@ -23,8 +23,9 @@ from dit.models.layers.joint_order import (
     text_row,
     text_rows,
 )
-from dit.models.layers.modulation import PerSample, TimestepConditioning
+from dit.models.layers.modulation import TimestepConditioning
 from dit.models.layers.packed_attention import RowConditions
+from dit.models.layers.per_sample import PerSample
 from dit.models.layers.queries_and_keys import RotaryTable
 from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransformer
 from dit.models.stacks.stream_layers import JointConditions

@@ -27,8 +27,8 @@ from dit.batch import PackedBatch
 from dit.config import ModelConfig
 from dit.models.layer_spec import StackSpec
 from dit.models.layers.context_parallel import Context
-from dit.models.layers.modulation import check_compiler
 from dit.models.layers.parallel_linear import BuildContext
+from dit.models.layers.per_sample import check_compiler
 from dit.models.layers.transformer_engine import check_engine
 from dit.models.stacks.stack import LayerStack, pipeline_stages
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dit.drawing import Undrawn, drawing, in_words
-from dit.json_text import parse_json
+from dit.parsing import parse_json
 from dit.sampling.latent_sizes import cut
 from dit.sampling.media_files import (
     LISTING,

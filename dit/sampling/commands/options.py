@@ -18,9 +18,9 @@ from typing import Any
 
 from dit.config import Sampler
 from dit.distributed.entry import Parser
+from dit.parsing import MOST_BYTES, YamlError, parse_yaml
 from dit.sampling.latent_sizes import MOST_PIXELS
 from dit.sampling.media_files import RATES
-from dit.yaml_text import MOST_BYTES, YamlError, parse_yaml
 
 FPS = 24.0
 _MOST = {

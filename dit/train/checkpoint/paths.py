@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from dit.config import RunConfig
 from dit.config.loading import read_config
 from dit.distributed.collective_errors import error_in_words
-from dit.json_text import parse_json
+from dit.parsing import parse_json
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -37,7 +37,7 @@ import torch.distributed as dist
 
 from dit.data.rejections import MOST_NAMED, RefusedSample
 from dit.distributed.process_groups import device
-from dit.json_text import parse_json
+from dit.parsing import parse_json
 from dit.safe_writing import write_atomically
 from dit.train.checkpoint.paths import SOFTWARE
 

@@ -35,7 +35,7 @@ class RunLogger:
     def __init__(self, run: TrainState):
         self.run = run
         self.refused_counts: dict[str, int] = {}
-        self.unread: set[str] = set()
+        self.unknown: set[str] = set()
         self.undrawn: set[str] = set()  # kinds that have been logged
         self.terminal: Terminal | None = None
         self.metrics: JsonlWriter | None = None
@@ -148,12 +148,12 @@ class RunLogger:
         for reason in sorted(total.refused.keys() - self.refused_counts.keys()):
             self.info(f"  {total.line(reason)}")
         self.refused_counts = total.refused
-        for name in sorted(total.unread.keys() - self.unread):
+        for name in sorted(total.unknown.keys() - self.unknown):
             self.info(
                 f"samples hold `{name}`, which model.family={self.run.config.model.family} does not"
-                f" read ({total.unread[name]} of {total.read} so far; said once)"
+                f" read ({total.unknown[name]} of {total.read} so far; said once)"
             )
-        self.unread |= total.unread.keys()
+        self.unknown |= total.unknown.keys()
 
     def close(self) -> None:
         """Closes the files; samples refused since the last call are written first."""

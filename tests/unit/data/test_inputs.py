@@ -290,7 +290,7 @@ def test_a_sample_of_a_family_with_inputs_is_cooked(expected: Expected) -> None:
     sample = cook(parts, expected, key="k")
     assert sample.others.keys() == {"pooled_text", "first_frame_latent"}
     assert torch.equal(sample.others["first_frame_latent"], frame) and len(sample.text_LE) == 0
-    assert sample.unread == ("spare",)
+    assert sample.unknown == ("spare",)
     size = measure_sample(record(latent=torch.ones(C, 3, 64, 64)), expected)
     assert size is None  # too long for a pack
 
@@ -334,7 +334,7 @@ def test_the_pooled_text_of_dfm_is_read(shards, toy: ToyConfig) -> None:
     sample = cook(parts, expected, key="k")
     assert torch.equal(sample.others["pooled_text"], torch.ones(6))
     text_alone = replace(expected, layout=layout_of(EVERY[:1]))
-    assert cook(parts, text_alone, key="k").unread == ("pooled_text",)
+    assert cook(parts, text_alone, key="k").unknown == ("pooled_text",)
 
 
 REQUESTS = [
@@ -360,8 +360,8 @@ def test_names_of_unknown_tensors_are_bounded() -> None:
     counts = ReaderCounts(Bound(fraction=1.0, samples=1), readers=1)
     for number in range(200):
         counts.accept((f"name {number}" * 50,))
-    unread = counts.counts.unread
-    assert sum(unread.values()) == 200 and len(unread) <= 31 and max(map(len, unread)) <= 100
+    unknown = counts.counts.unknown
+    assert sum(unknown.values()) == 200 and len(unknown) <= 31 and max(map(len, unknown)) <= 100
 
 
 def test_a_loader_counts_refused_and_unknown_inputs(shards, toy, tmp_path, opened) -> None:
@@ -373,7 +373,7 @@ def test_a_loader_counts_refused_and_unknown_inputs(shards, toy, tmp_path, opene
     packs = [next(loader) for _ in range(8)]
     counts = loader.reject_counts()
     assert set(counts.refused) == {Reject.NO_INPUT}
-    assert counts.unread.keys() == {"spare"} and 0 < counts.unread["spare"] < counts.read
+    assert counts.unknown.keys() == {"spare"} and 0 < counts.unknown["spare"] < counts.read
     assert all(pack.vectors["pooled_text"].shape == (pack.num_samples, 6) for pack in packs)
     state = loader.state_dict()
     again = opened(build_train_loader(config, rank=0, world_size=1))

@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 from dit.config import Recompute
 from dit.models.dit.config import ExtraPosition
 from dit.models.dit.model import DiT
-from dit.models.layers.modulation import check_compiler, missing_for_compilation
+from dit.models.layers.per_sample import check_compiler, missing_for_compilation
 from dit.train.model_and_optimizer import randomise
 from tests.packs import random_pack, tiny_model
 

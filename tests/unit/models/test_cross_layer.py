@@ -13,7 +13,8 @@ from diffusers.models.transformers.transformer_wan import WanTransformerBlock
 from torch import Tensor, nn
 
 from dit.config import Precision
-from dit.models.layers.modulation import PerSample, TimestepConditioning
+from dit.models.layers.modulation import TimestepConditioning
+from dit.models.layers.per_sample import PerSample
 from tests.packs import random_pack, tiny_model
 from tests.toy_networks import ToyCross
 

@@ -16,7 +16,7 @@ from dit.models.layer_spec import (
     QkNorm,
     TableModulation,
 )
-from dit.models.layers.modulation import PerSample, TimestepConditioning, make_modulation
+from dit.models.layers.modulation import TimestepConditioning, make_modulation
 from dit.models.layers.packed_attention import CrossAttention
 from dit.models.layers.parallel_linear import (
     BuildContext,
@@ -24,6 +24,7 @@ from dit.models.layers.parallel_linear import (
     GatheredLinear,
     transformer_config,
 )
+from dit.models.layers.per_sample import PerSample
 from dit.models.layers.queries_and_keys import AcrossHeadsNorm, RotaryTable
 from tests.packs import tiny_model
 

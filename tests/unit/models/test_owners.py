@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dit.models.layers.modulation import PerSample
+from dit.models.layers.per_sample import PerSample
 
 OWNERS = {
     "equal": [0] * 4 + [1] * 4 + [2] * 4,

@@ -1,8 +1,8 @@
-"""YAML and TOML of unknown origin -> plain values, and the line of each key.
+"""JSON, YAML and TOML of unknown origin -> plain values; for YAML the line of each key, too.
 
-Only what a configuration needs is read: mappings, lists, text, numbers, true, false and null. No
-tag makes another type of a value, dates stay text, and numbers are those of YAML 1.2: 1e-4 is a
-number, 1:30 is not.
+Of YAML and TOML only what a configuration needs is read: mappings, lists, text, numbers,
+true, false and null. No tag makes another type of a value, dates stay text, and numbers are those
+of YAML 1.2: 1e-4 is a number, 1:30 is not.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ _MOST_BITS = 1024
 """Bits of an integer. Python refuses to print very long ones, and no key takes them."""
 
 _TAGS = ("str", "int", "float", "bool", "null", "seq", "map", "merge", "value")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 _NO_TEXT = re.compile(r"[\x00\ud800-\udfff]")
 
 
@@ -68,6 +69,26 @@ _Loader.add_implicit_resolver(
     ),
     list("-+0123456789."),
 )
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON document: json.loads with one kind of error for any bytes.
+
+    Raises:
+        ValueError: it is no JSON, is nested too deeply, or holds half of a surrogate pair, which
+            no file can hold.
+    """
+    if isinstance(text, bytes):
+        text = text.decode(json.detect_encoding(text))
+    try:
+        value = json.loads(text)
+        if "\\u" in text or _SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError:
+        raise ValueError("the JSON is nested too deeply") from None
+    except UnicodeEncodeError:
+        raise ValueError("the JSON holds half of a surrogate pair, which is no text") from None
+    return value
 
 
 def parse_yaml(text: str | bytes) -> Document:

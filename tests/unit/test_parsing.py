@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dit.json_text import parse_json
+from dit.parsing import parse_json
 from tests.hostile import json_bytes
 
 VALID = {"caption": "a “quote” \U0001f600", "size": [1, 2.5, None], "nested": {"a": True}}
