@@ -37,7 +37,7 @@ def unpatchify(
     return patches.permute(3, 0, 4, 1, 5, 2, 6).reshape(-1, f * pt, h * p, w * p)
 
 
-def inputs_of(batch: PackedBatch, index: int, layout: PatchLayout) -> dict[str, Tensor]:
+def sample_inputs(batch: PackedBatch, index: int, layout: PatchLayout) -> dict[str, Tensor]:
     """What the sample at `index` of a whole pack has beside its latent, by name, as copies."""
     found = {}
     for name, starts in batch.text_offsets.items():

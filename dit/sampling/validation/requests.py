@@ -29,7 +29,7 @@ from dit.distributed.watchdog import heartbeat
 from dit.sampling.generate import Request
 from dit.sampling.latent_sizes import LatentStride, Size, rounding
 from dit.sampling.prompts import Prompt, unguided
-from dit.sampling.unpatchify import inputs_of, unpatchify
+from dit.sampling.unpatchify import sample_inputs, unpatchify
 from dit.train.train_state import TrainState
 
 T = TypeVar("T")
@@ -247,7 +247,7 @@ def _request_of_caption(
     model, grid = run.config.model, pack.grids[index]
     negative = run.config.validation.negative_prompt
     request = Request(
-        inputs=inputs_of(pack, index, PatchLayout.of(run.config)),
+        inputs=sample_inputs(pack, index, PatchLayout.of(run.config)),
         negative=found.inputs[negative],
         latent_FHW=(
             grid[0] * model.patch_temporal,

@@ -35,7 +35,7 @@ from dit.models.positions import GridPositions
 from dit.objectives import training_objective, training_problem, validation_problem
 from dit.pack_wire import flatten_pack, unflatten_pack
 from dit.sampling.generate import Request, SamplingSettings, generate_latents
-from dit.sampling.unpatchify import inputs_of, unpack_latents
+from dit.sampling.unpatchify import sample_inputs, unpack_latents
 from dit.train.step import loss_of
 from dit.train.trainer import check_clean_level
 from tests.packs import run_config
@@ -117,7 +117,7 @@ def test_every_input_has_its_place_in_a_pack(dtype: torch.dtype) -> None:
     assert pack.condition_TC.dtype == pack.latent_TC.dtype == dtype
     assert not pack.condition_TC[18:].any()  # references, padding, and samples without
     for number, one in enumerate(samples):
-        found = inputs_of(pack, number, layout_of())
+        found = sample_inputs(pack, number, layout_of())
         missing = found.keys() - one.inputs.keys()
         assert all(not found[name].any() for name in missing)
         for name, value in one.inputs.items():
@@ -157,7 +157,7 @@ def test_a_latent_that_would_be_given_whole_keeps_its_own_frames() -> None:
     given = replace(one, others={"first_frame_latent": torch.zeros(C, 1, 4, 4)})
     pack = pack_samples([given], layout_of())
     assert pack.clean_tokens == () and pack.clean_level is None
-    assert torch.equal(inputs_of(pack, 0, layout_of())["text"], one.text_LE)
+    assert torch.equal(sample_inputs(pack, 0, layout_of())["text"], one.text_LE)
     assert pack.is_target_T.sum() == 4 and pack.latent_TC[:4].any()
 
 
