@@ -73,9 +73,14 @@ def check_encoders(folder: Path) -> list[str]:
     try:
         card = read_card(folder)
         vae.codec_of_card(card)
-        null_text_LE = safetensors.torch.load(path.read_bytes())["text"]
-        if not torch.equal(null_text_LE, text.text_encoder_of_card(card).encode("")):
-            return [f"{path} is not the text encoder's embedding of the empty string"]
+        stored = safetensors.torch.load(path.read_bytes())
+        made = text.text_encoder_of_card(card).encode_all("")
+        wrong = [name for name, value in made.items() if not torch.equal(stored[name], value)]
+        if wrong:
+            return [
+                f"{path} is not what the text encoder makes of the empty string, in"
+                f" {', '.join(wrong)}"
+            ]
     except CodecError as error:
         return [str(error)]
     except (OSError, KeyError, SafetensorError) as error:

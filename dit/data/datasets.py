@@ -184,7 +184,8 @@ def null_inputs(config: RunConfig, device: torch.device | str = "cpu") -> dict[s
     """The inputs of a sample without caption, float32: [L0, E] of a text, [E] of a vector.
 
     Those that the encoders make of an empty caption come from `null_text.safetensors`; where no
-    dataset has this file, each is one zero vector. Inputs that keep their own value are absent.
+    dataset has this file, each is one zero vector. An input that samples may lack may be absent
+    from the file, and is empty then. Inputs that keep their own value are absent here.
 
     Raises:
         DataError: the datasets of a blend disagree, or an input is missing or has another shape.
@@ -208,11 +209,12 @@ def _null_inputs(leaf: DatasetSplit | None, inputs: Sequence[SampleInput]) -> di
     for one in inputs:
         if one.kind not in (InputKind.TEXT, InputKind.VECTOR) or one.null is NullInput.KEPT:
             continue
-        shape = (one.width,) if one.kind is InputKind.VECTOR else (1, one.width)
-        if one.null is NullInput.EMPTY:
-            found[one.name] = torch.zeros(0, one.width)
+        is_vector = one.kind is InputKind.VECTOR
+        lacks = stored is not None and one.name not in stored and not one.required
+        if one.null is NullInput.EMPTY or lacks:
+            found[one.name] = torch.zeros(one.width) if is_vector else torch.zeros(0, one.width)
         elif stored is None:
-            found[one.name] = torch.zeros(shape)
+            found[one.name] = torch.zeros(one.width) if is_vector else torch.zeros(1, one.width)
         else:
             assert leaf is not None
             found[one.name] = _checked_null(stored, one, leaf)

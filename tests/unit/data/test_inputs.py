@@ -18,6 +18,7 @@ from dit.batch import LatentSample, SequenceShard
 from dit.config import LossMean, ObjectiveConfig, RunConfig
 from dit.data import DataError, build_train_loader, null_inputs
 from dit.data.cook import Expected, cook, measure_sample
+from dit.data.datasets import _null_inputs, train_leaves
 from dit.data.loader_state import LoaderState, check_identity, loader_identity
 from dit.data.pack import PatchLayout, SampleSize, pack_samples
 from dit.data.records import Head, head_length
@@ -30,7 +31,7 @@ from dit.data.rejections import (
     sum_counts,
 )
 from dit.distributed.model_parallel import split_tokens
-from dit.models.family import VARIABLE, InputKind, SampleInput
+from dit.models.family import VARIABLE, InputKind, NullInput, SampleInput
 from dit.models.positions import GridPositions
 from dit.objectives import training_objective, training_problem, validation_problem
 from dit.pack_wire import flatten_pack, unflatten_pack
@@ -421,3 +422,15 @@ def test_null_inputs_of_a_family(shards, toy: ToyConfig, tmp_path) -> None:
     file.write_bytes(safetensors.torch.save({**stored, "pooled_text": torch.ones(7)}))
     with pytest.raises(DataError, match=r"pooled_text has shape \[7\]"):
         null_inputs(config)
+
+
+def test_an_input_that_samples_may_lack_may_be_absent_from_the_null_file(shards, tmp_path) -> None:
+    root = shards.good_set(tmp_path, 4)
+    stored = safetensors.torch.save({"text": torch.ones(1, 5)})
+    (root / "null_text.safetensors").write_bytes(stored)
+    (leaf,) = train_leaves(shards.config(root))
+    found = _null_inputs(leaf, [replace(EVERY[0], null=NullInput.KEPT), *EVERY[1:3]])
+    assert {name: value.shape for name, value in found.items()} == {
+        "text_2": (0, 3),
+        "pooled_text": (4,),
+    }
