@@ -73,8 +73,7 @@ def generate_latents(
             patches.
     """
     layout = PatchLayout.of(config)
-    samples = [_blank(i, r, config, r.inputs) for i, r in enumerate(requests)]
-    _check(samples, Expected.of(config))
+    samples = check_requests(requests, config)
     lengths = [SampleSize.of(sample, layout).tokens for sample in samples]
     capacity = max([config.dataset.task_encoder_seq_length, *lengths])
     latents: dict[int, Tensor] = {}
@@ -96,14 +95,22 @@ def generate_latents(
     return [latents[i] for i in range(len(requests))]
 
 
-def _check(samples: Sequence[LatentSample], expected: Expected) -> None:
-    try:
-        for sample in samples:
-            check_inputs(sample, expected)
-    except SampleRefused as refusal:
-        raise ValueError(
-            f"{refusal.detail}; use the text encoder that the data of the run were packed with"
-        ) from refusal
+def check_requests(requests: Sequence[Request], config: RunConfig) -> list[LatentSample]:
+    """The requests as samples with latents of zeros.
+
+    Raises:
+        ValueError: as `generate_latents`.
+    """
+    samples, expected = [], Expected.of(config)
+    for index, request in enumerate(requests):
+        samples.append(_blank(index, request, config, request.inputs))
+        try:
+            check_inputs(samples[-1], expected)
+        except SampleRefused as refusal:
+            raise ValueError(
+                f"{refusal.detail}; use the text encoder that the data of the run were packed with"
+            ) from refusal
+    return samples
 
 
 def _of_captions(inputs: Mapping[str, Tensor], layout: PatchLayout) -> dict[str, Tensor]:

@@ -32,7 +32,7 @@ from dit.distributed.collective_errors import from_first_rank
 from dit.distributed.process_groups import device
 from dit.distributed.watchdog import heartbeat
 from dit.drawing import Undrawn, drawing
-from dit.sampling.generate import SamplingSettings, generate_latents
+from dit.sampling.generate import SamplingSettings, check_requests, generate_latents
 from dit.sampling.latent_sizes import cut
 from dit.sampling.media_files import (
     LISTING,
@@ -62,7 +62,7 @@ def open_samples(run: TrainState) -> Samples:
     """Prepares the samples of every validation. Collective.
 
     Raises:
-        ValueError: the file of prompts, the text encoder or the size of a sample is missing.
+        ValueError: the file of prompts, the text encoder, a size or an input is missing.
     """
     c = run.config.validation
     prompts = []
@@ -82,6 +82,7 @@ def open_samples(run: TrainState) -> Samples:
         replace(one, request=replace(one.request, seed=c.sample_seed + i))
         for i, one in enumerate(wanted)
     ]
+    check_requests([one.request for one in wanted], run.config)
     said = [unused(prompts), *notes(wanted, found, guidance=c.guidance)]
     run.notes += [f"samples at each validation: {note}" for note in said if note]
     return ValidationSamples(wanted=wanted, decoder=decoder, extractor=extractor)
