@@ -140,4 +140,6 @@ def test_every_tensor_is_that_of_one_process(found, case):
 @pytest.mark.parametrize("case", list(CASES)[3:])
 def test_broken_code_is_found(found, case):
     (comparison,) = found[case]
-    assert _worst(comparison, "gradient") > 1e-3
+    # Samples with clean tokens come in a later step than the first, whose gradients are compared.
+    assert max(_worst(comparison, "gradient"), *comparison["steps"].values()) > 1e-3
+    assert comparison["faults"]

@@ -95,7 +95,7 @@ def test_it_trains_validates_and_makes_pictures(alone):
     assert all(
         {"val_loss", "val_loss_image_4", "val_loss_video4_4"} <= lines[i].keys() for i in (1, 3)
     )
-    assert list((alone / "validation_generation").glob("*.png"))
+    assert list((alone / "validation_generation").rglob("*.png"))
     null = safetensors.torch.load_file(alone / "checkpoints/step_00000004/null_text.safetensors")
     assert null.keys() == {"text", "pooled_text"} and null["pooled_text"].sum() == 6
 
