@@ -17,7 +17,7 @@ from data_prep.media.captions import Caption, CaptionFormat, TagShuffle
 from data_prep.media.clips import Entry
 from data_prep.media.frame_selection import FrameRule
 from data_prep.refusals import PrepError
-from data_prep.sources.dataset_file import sample_inputs
+from data_prep.sources.dataset_file import inputs_of
 from data_prep.sources.folders import FolderCollection
 from data_prep.sources.media_source import Input
 from tests.hostile import damaged, mistaken, odd_values
@@ -41,7 +41,7 @@ def read(path: Path, **given: Any) -> list[Input]:
     defaults |= {"caption_format": str(CaptionFormat.AUTO), "size_multiple": 16}
     args = Namespace(dataset_config=path, center_crop=True, **{**defaults, **given})
     basis = Input(collection=FolderCollection(root=Path()), frames=FrameRule(stride=4))
-    return sample_inputs(args, basis)
+    return inputs_of(args, basis)
 
 
 def problem(tmp_path: Path, text: str, name: str = "all.yaml") -> str:
