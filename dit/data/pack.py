@@ -227,21 +227,24 @@ class SampleSize(NamedTuple):
     @classmethod
     def of(cls, sample: LatentSample, layout: PatchLayout) -> SampleSize:
         """Reads no numbers: the tensors may be on the device `meta`."""
-        inputs = sample.inputs
-        tokens = math.prod(layout.grid(sample.latent_CFHW))
+        inputs, latent_CFHW = sample.inputs, sample.latent_CFHW
+        tokens = math.prod(layout.grid(latent_CFHW))
         for latent in references(sample, layout):
             tokens += math.prod(layout.grid(latent))
-        found = [inputs.get(name) for name in layout.named(InputKind.TEXT)]
-        texts = tuple([0 if text is None else len(text) for text in found])
-        given = [inputs.get(one.name) for one in layout.inputs]
-        dtypes = [None if x is None else x.dtype for x in given]
+        texts: list[int] = []
+        dtypes: list[torch.dtype | None] = [latent_CFHW.dtype]
+        for one in layout.inputs:
+            value = inputs.get(one.name)
+            dtypes.append(None if value is None else value.dtype)
+            if one.kind is InputKind.TEXT:
+                texts.append(0 if value is None else value.shape[0])
         rows, text = layout.padded(tokens), sum(texts)
         return cls(
             tokens=rows + (text if layout.counts_text else 0),
             rows=rows,
             shape=(tokens, text),
-            texts=texts,
-            dtypes=(sample.latent_CFHW.dtype, *dtypes),
+            texts=tuple(texts),
+            dtypes=tuple(dtypes),
             unknown=sample.unknown,
         )
 
@@ -326,13 +329,13 @@ class PackWriter:
         self._added: list[_Added] = []
         self._start = 0
         self._texts = {name: [0] for name in layout.named(InputKind.TEXT)}
+        self._text_rows = {name: self._tensors.pop(f"texts.{name}") for name in self._texts}
 
     def add(self, sample: LatentSample) -> None:
         """Writes the sample after those that are there."""
         layout, latent_TC, first = self._layout, self._tensors["latent_TC"], self._start
-        latents = [sample.latent_CFHW, *references(sample, layout)]
-        grids = tuple(map(layout.grid, latents))
-        at = first
+        latents, at = [sample.latent_CFHW, *references(sample, layout)], first
+        grids = tuple([layout.grid(latent_CFHW) for latent_CFHW in latents])
         for latent_CFHW, grid in zip(latents, grids, strict=True):
             stop = at + math.prod(grid)
             _write_patches(latent_TC[at:stop], latent_CFHW, grid, layout.patch)
@@ -359,9 +362,9 @@ class PackWriter:
         inputs = sample.inputs
         for name, starts in self._texts.items():
             text_LE, first = inputs.get(name), starts[-1]
-            starts.append(first if text_LE is None else first + len(text_LE))
+            starts.append(first if text_LE is None else first + text_LE.shape[0])
             if text_LE is not None:
-                self._tensors[f"texts.{name}"][first : starts[-1]] = text_LE
+                self._text_rows[name][first : starts[-1]] = text_LE
         for name in self._layout.named(InputKind.VECTOR):
             vector_E = inputs.get(name)
             row_E = self._tensors[f"vectors.{name}"][len(self._added)]
@@ -401,7 +404,7 @@ class PackWriter:
     def finish(self) -> PackedBatch:
         """The pack, without the memory that was not used."""
         added, layout, count = self._added, self._layout, len(self._added)
-        texts = {n: self._tensors.pop(f"texts.{n}")[: s[-1]] for n, s in self._texts.items()}
+        texts = {n: self._text_rows[n][: starts[-1]] for n, starts in self._texts.items()}
         names = layout.named(InputKind.VECTOR)
         vectors = {n: self._tensors.pop(f"vectors.{n}")[:count] for n in names}
         fps_N = self._tensors.pop("fps_N")[:count]

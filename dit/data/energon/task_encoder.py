@@ -206,11 +206,13 @@ class PackEncoder(DatasetOpener):
             stored_key=record["__key__"],
         )
         # A large record has its location. Only that is kept, so a buffer of large samples is small.
-        load = partial(self._load, record.get(PLACE, record), key, source)
+        where = (record.get(PLACE, record), key, source)
         try:
             measured = measure_sample(record, self.expected)
+            load = partial(self._load_again, *where, measured)
             if measured is None:
-                sample = _lasting(load()) if PLACE in record else load()
+                sample = self._load(*where)
+                sample = _lasting(sample) if PLACE in record else sample
                 measured = SampleSize.of(sample, self.expected.layout)
                 load = lambda: sample  # noqa: E731 - it had to be decoded for its length
         except SampleRefused as refusal:
@@ -234,6 +236,25 @@ class PackEncoder(DatasetOpener):
             raise SampleRefused(Reject.UNREADABLE, record[UNREADABLE])
         return cook(record, self.expected, key=key, source=source)
 
+    def _load_again(
+        self,
+        record: SampleLocation | dict[str, Any],
+        key: str,
+        source: str,
+        size: SampleSize,
+    ) -> LatentSample:
+        """Loads a sample whose head has been read before, and which had this size then.
+
+        Raises:
+            SampleRefused: there is something wrong with it, or its size is another one now.
+        """
+        sample = self._load(record, key, source)
+        if SampleSize.of(sample, self.expected.layout) != size:
+            raise SampleRefused(
+                Reject.UNREADABLE, "the shard has been changed while the sample waited"
+            )
+        return sample
+
     @stateless
     def group(self, samples: list[CookedSample]) -> SampleGroup:
         # Samples of equal size lie side by side: attention computes them together.
@@ -252,7 +273,8 @@ class PackEncoder(DatasetOpener):
         for sample in group.samples:
             number = sample_id(sample.__restore_key__)
             try:
-                writer.add(self._chosen(sample))
+                assert sample.load is not None
+                writer.add(sample.load())
                 samples.append(number)
             except SampleRefused as refusal:
                 refused.append((sample.refused(refusal), number))
@@ -269,15 +291,6 @@ class PackEncoder(DatasetOpener):
             channels=self.expected.channels,
             memory=self._buffers.free,
         )
-
-    def _chosen(self, sample: CookedSample) -> LatentSample:
-        assert sample.load is not None
-        latent = sample.load()
-        if SampleSize.of(latent, self.expected.layout) != sample.size:
-            raise SampleRefused(
-                Reject.UNREADABLE, "the shard has been changed while the sample waited"
-            )
-        return latent
 
     def open_dataset(
         self, dataset: LoadedDataset, worker_rotation_offset: int, worker_config: WorkerConfig
