@@ -137,8 +137,9 @@ def _our_outputs(
     from dit.train.checkpoint.state_dict import load_weights
 
     start_processes(seed=0, model=model)
-    network = family_of(model).network()(model, process_groups()).eval()
-    load_weights(stored.path, [network], averaged=bool(stored.prefix))
+    groups = process_groups()
+    network = family_of(model).network()(model, groups).eval()
+    load_weights(stored.path, [network], groups, averaged=bool(stored.prefix))
     batch = pack_samples(samples, PatchLayout.of(replace(config, model=model)))
     made_TC = network(batch.latent_TC, torch.tensor(_LEVELS), batch)
     patch = {"patch_temporal": model.patch_temporal, "patch_spatial": model.patch_spatial}

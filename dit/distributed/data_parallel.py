@@ -7,15 +7,14 @@ functions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any
+from itertools import chain, pairwise
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from megatron.core.dist_checkpointing.mapping import ShardedTensor
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
@@ -141,34 +140,81 @@ def _shards(inner: MegatronOptimizer) -> Iterator[MainParamShard]:
         yield MainParamShard(weights.get(value, value), value, slice(0, value.numel()))
 
 
-def unshard(
-    optimizer: MegatronOptimizer,
-    values: Sequence[Tensor],
-    model: dict[str, Any],
-    *,
-    data_ranks: dist.ProcessGroup,
-) -> dict[str, Tensor]:
-    """Joins values that belong to the main parameters to float32 tensors in the shape of weights.
+class Holding(NamedTuple):
+    """A part of a weight, and the data rank whose optimizer updates it."""
 
-    `values` are in the order of `main_param_shards`; `model` is the sharded state of one chunk.
-    Collective: every data rank gives its parts.
+    rank: int
+    part: slice  # of the flattened weight
+
+    @property
+    def size(self) -> int:
+        return self.part.stop - self.part.start
+
+
+def holdings(
+    optimizer: MegatronOptimizer, data_ranks: dist.ProcessGroup
+) -> dict[Tensor, list[Holding]]:
+    """Who updates which part of each trained weight; no holdings where each data rank updates all.
+
+    No communication: Megatron-Core cuts each bucket into equal parts, one for each rank.
     """
-    sharded = any(
-        isinstance(inner, DistributedOptimizer) for inner in chained_optimizers(optimizer)
-    )
-    parts: dict[Tensor, tuple[slice, Tensor]] = {
-        shard.weight: (shard.part, value)
-        for shard, value in zip(main_param_shards(optimizer), values, strict=True)
-    }
-    tensors = {}
-    for name, entry in model.items():
-        if not isinstance(entry, ShardedTensor) or entry.data is None:
+    held: dict[Tensor, list[Holding]] = {}
+    for inner in chained_optimizers(optimizer):
+        if not isinstance(inner, DistributedOptimizer):
+            held |= {shard.weight: [] for shard in _shards(inner)}
             continue
-        full = torch.zeros(entry.data.numel(), device=entry.data.device)
-        if entry.data in parts:
-            part, value = parts[entry.data]
-            full[part] = value.flatten()
-        if sharded:
-            dist.all_reduce(full, group=data_ranks)  # every rank holds zeros outside of its part
-        tensors[name] = full.view(entry.data.shape)
-    return tensors
+        for buffer in inner.buffers:
+            for weight, (start, stop, bucket) in buffer.param_index_map.items():
+                held[weight] = _holdings(buffer.buckets[bucket], start, stop, data_ranks.size())
+    return held
+
+
+def _holdings(bucket: Any, start: int, stop: int, ranks: int) -> list[Holding]:
+    """The holdings of a weight that lies at `start` to `stop` of the buffer."""
+    size = bucket.grad_data.numel() // ranks
+    first, last = (start - bucket.offset) // size, (stop - 1 - bucket.offset) // size
+    edges = [bucket.offset + rank * size for rank in range(first, last + 2)]
+    spans = [(max(start, a) - start, min(stop, b) - start) for a, b in pairwise(edges)]
+    return [Holding(rank, slice(*span)) for rank, span in enumerate(spans, first)]
+
+
+def optimizer_values(optimizer: MegatronOptimizer) -> dict[str, list[Tensor]]:
+    """What the optimizer keeps of each main parameter of this rank, by its name in a checkpoint.
+
+    In the order of `main_param_shards`; the main parameters themselves are among them, unless they
+    are the weights of the model.
+    """
+    values: dict[str, list[Tensor]] = {}
+    for inner in chained_optimizers(optimizer):
+        name = _MAIN_PARAM.get(type(inner))
+        for shard in _shards(inner):
+            state = dict(inner.optimizer.state[shard.value])
+            for key, value in {name: shard.value, **state}.items():
+                if key is not None and key != "step":
+                    values.setdefault(f"optimizer.state.{key}.", []).append(value)
+    return values
+
+
+_MAIN_PARAM = {DistributedOptimizer: "param", Float16OptimizerWithFloat16Params: "fp32_param"}
+"""How Megatron-Core's optimizers name the main parameters in a checkpoint."""
+# What Megatron-Core tells parameter groups apart by.
+_GROUP = ("wd_mult", "lr_mult")
+
+
+def optimizer_groups(optimizer: MegatronOptimizer) -> dict[str, Any]:
+    """What the optimizer keeps of each group of parameters, without the parameters themselves."""
+    groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+    return {"optimizer": {"param_groups": groups}}
+
+
+def load_optimizer_groups(optimizer: MegatronOptimizer, stored: Mapping[str, Any]) -> None:
+    """Takes over what `optimizer_groups` has stored, or an optimizer of Megatron-Core.
+
+    Raises:
+        LookupError: a group of this optimizer is not stored.
+    """
+    groups = stored.get("optimizer", stored)["param_groups"]
+    by_name = {tuple(group[key] for key in _GROUP): group for group in groups}
+    for group in optimizer.param_groups:
+        found = by_name[tuple(group[key] for key in _GROUP)]
+        group |= {key: value for key, value in found.items() if key != "params"}

@@ -8,18 +8,20 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
-from megatron.core.dist_checkpointing.mapping import ShardedTensor, is_main_replica
+from megatron.core.dist_checkpointing.mapping import ShardedTensor
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
 from dit.batch import PackedBatch
 from dit.config import RunConfig
 from dit.data import null_inputs
-from dit.distributed.data_parallel import gathered_weights, main_param_shards, unshard
+from dit.distributed.data_parallel import gathered_weights, main_param_shards
 from dit.distributed.pack_broadcast import Replica
 from dit.distributed.process_groups import device, process_groups
 from dit.distributed.watchdog import heartbeat
 from dit.objectives import training_objective, training_problem
+from dit.train.checkpoint.exchange import StateExchange
+from dit.train.checkpoint.shares import data_of
 from dit.train.metrics.step_metrics import sum_over_ranks
 from dit.train.model_and_optimizer import ModelAndOptimizer, build_model_and_optimizer, randomise
 from dit.train.step import forward_backward, optimizer_step
@@ -104,18 +106,21 @@ def _gradient(value: Tensor) -> Tensor:
     return value.grad
 
 
+_PROBED = "probed."
+
+
 def _gather(model: ModelAndOptimizer, values: Sequence[Tensor]) -> Tensors:
     """Full tensors by name, on the first rank, from values in the order of the main parameters."""
+    exchange = StateExchange(
+        model.modules, model.groups, optimizer=model.optimizer, values={_PROBED: values}
+    )
     pieces = []
-    for module in model.modules:
-        state = module.sharded_state_dict()
-        ranks = model.groups.dp_cp
-        for name, local in unshard(model.optimizer, values, state, data_ranks=ranks).items():
-            entry: ShardedTensor = state[name]
-            if is_main_replica(entry.replica_id):
-                axes = entry.prepend_axis_num
-                whole, offset = entry.global_shape[axes:], entry.global_offset[axes:]
-                pieces.append((_name(entry), tuple(whole), tuple(offset), local.cpu().clone()))
+    for entry in exchange.gather():
+        if entry.key.startswith(_PROBED):
+            axes = entry.prepend_axis_num
+            whole, offset = entry.global_shape[axes:], entry.global_offset[axes:]
+            name = _name(entry).removeprefix(_PROBED)
+            pieces.append((name, tuple(whole), tuple(offset), data_of(entry)))
     every: list[list[Piece]] = [[]] * dist.get_world_size()
     dist.gather_object(pieces, every if dist.get_rank() == 0 else None)
     tensors: Tensors = {}

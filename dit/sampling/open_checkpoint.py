@@ -192,6 +192,7 @@ def _load(path: Path, config: RunConfig, *, averaged: bool) -> FullForward:
 
     start_processes(seed=config.rng.seed, model=config.model)
     network = family_of(config.model).network()
-    model = network(config.model, process_groups()).to(device())
-    load_weights(path, [model], averaged=averaged)
+    groups = process_groups()
+    model = network(config.model, groups).to(device())
+    load_weights(path, [model], groups, averaged=averaged)
     return FullForward([model]).eval()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,6 @@ from dit.distributed.data_parallel import (
     ModelChunk,
     main_param_shards,
     publish_main_params,
-    unshard,
     wrap,
 )
 from dit.distributed.process_groups import device
@@ -206,29 +205,3 @@ class Ema:
         for shard, value in zip(self.shards, values, strict=True):
             shard.value.copy_(value)
         publish_main_params(self.optimizer, chunks)
-
-    def sharded_state_dict(self, model: dict[str, Any], *, loading: bool) -> dict[str, Any]:
-        """The averages in the shape of the weights, for a checkpoint that loads on any layout.
-
-        `model` is the sharded state of the weights. Collective: every data rank gives its parts.
-        """
-        averages = {}
-        if not loading:
-            ranks = self.groups.dp_cp
-            averages = unshard(self.optimizer, self.averages, model, data_ranks=ranks)
-        return {
-            name: self._entry(entry, averages.get(name))
-            for name, entry in model.items()
-            if isinstance(entry, ShardedTensor) and entry.data is not None
-        }
-
-    def _entry(self, weight: ShardedTensor, average: Tensor | None) -> ShardedTensor:
-        assert weight.data is not None
-        data = torch.empty_like(weight.data, dtype=torch.float32) if average is None else average
-        return replace(weight, key=f"ema.{weight.key}", data=data, dtype=data.dtype)
-
-    @torch.no_grad()
-    def load(self, averages: dict[Tensor, Tensor]) -> None:
-        """Takes this rank's parts of the averages, which are given by weight of the model."""
-        for shard, average in zip(self.shards, self.averages, strict=True):
-            average.copy_(averages[shard.weight].flatten()[shard.part].view(average.shape))

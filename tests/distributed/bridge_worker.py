@@ -91,8 +91,9 @@ def work(hf: Path, ours: Path) -> None:
         chunks = provider.provide_distributed_model(wrap_with_ddp=False)
         bridge.load_weights_hf_to_megatron(source, chunks)
 
-        wanted = DiT(provider.configured(), process_groups())
-        load_weights(ours, [wanted], averaged=False)
+        groups = process_groups()
+        wanted = DiT(provider.configured(), groups)
+        load_weights(ours, [wanted], groups, averaged=False)
         for (name, one), (_, two) in zip(
             chunks[0].named_parameters(), wanted.named_parameters(), strict=True
         ):

@@ -33,7 +33,7 @@ def worst_difference(checkpoint: Path, model: ModelConfig, case: dict[str, Any])
     start_processes(seed=1, model=model)
     groups = process_groups()
     network = DiT(model, groups).eval()
-    load_weights(checkpoint, [network], averaged=False)
+    load_weights(checkpoint, [network], groups, averaged=False)
     given = case["batch"]
     problem = Problem(
         input_TC=given.latent_TC,

@@ -139,8 +139,9 @@ from dit.train.checkpoint.state_dict import load_weights
 checkpoint, output = map(Path, sys.argv[1:])
 config = read_config(checkpoint / "config.yaml")
 start_processes(seed=1, model=config.model)
-model = family_of(config.model).network()(config.model, process_groups())
-load_weights(checkpoint, [model], averaged=False)
+groups = process_groups()
+model = family_of(config.model).network()(config.model, groups)
+load_weights(checkpoint, [model], groups, averaged=False)
 rng = torch.Generator().manual_seed(0)
 def request(frames, seed, *, given):
     shapes = {"text": (3, 8), "pooled_text": (6,)}

@@ -1,6 +1,6 @@
 """Writing a checkpoint, in the background where configured; it appears when it is complete.
 
-1. begin    all ranks gather the state; with `checkpoint.async_save` it is copied, too
+1. begin    each rank gets a copy of its share of the state
 2. write    each rank writes its own files, in threads, while training goes on
 3. finish   all ranks together, once every file is on disk: index, manifest, rename, LATEST
 
@@ -30,8 +30,7 @@ from dit.config import RunConfig
 from dit.config.loading import save_config
 from dit.distributed.collective_errors import error_in_words, on_all_ranks, on_first_rank
 from dit.distributed.data_parallel import gathered_weights
-from dit.distributed.process_groups import device
-from dit.train.checkpoint.distcp import DistcpFile, DistcpSave, gather_to_host
+from dit.train.checkpoint.distcp import DistcpFile, DistcpSave, plan_files
 from dit.train.checkpoint.paths import (
     LATEST,
     LOWEST_VAL,
@@ -42,7 +41,7 @@ from dit.train.checkpoint.paths import (
     sync_and_digest,
     write_manifest,
 )
-from dit.train.checkpoint.state_dict import INTERVAL, DataState, loader_file, sharded_state
+from dit.train.checkpoint.state_dict import INTERVAL, DataState, loader_file, share_of_state
 from dit.train.model_and_optimizer import ModelAndOptimizer
 from dit.train.train_state import TrainProgress
 
@@ -114,11 +113,8 @@ class Saver:
         with self._explain_errors(partial):
             on_first_rank(lambda: self._make_folder(partial))
             with gathered_weights(model.chunks):
-                state = sharded_state(model, loading=False)
-                state |= asdict(progress)
-                on_host = device().type == "cpu" or self.config.optimizer.optimizer_cpu_offload
-                clone = self.config.checkpoint.async_save and on_host
-                distcp = gather_to_host(state, partial, clone=clone)
+                state = share_of_state(model) | asdict(progress)
+                distcp = plan_files(state, partial)
             size = sum(on_all_ranks(lambda: sum(file.bytes for file in distcp.files)))
         jobs = [self._threads.submit(_write_distcp, file) for file in distcp.files]
         if data.position is not None:

@@ -1,6 +1,6 @@
 """Megatron-Core's sharded checkpoint in three parts; the second needs no other rank.
 
-1. gather_to_host    all ranks plan together who writes what, and copy it into host memory
+1. plan_files        all ranks plan together the files of each rank
 2. write             each rank writes its own files, at any time
 3. write_index       all ranks together: .metadata, metadata.json
 
@@ -84,12 +84,8 @@ class DistcpSave:
             finalize()
 
 
-def gather_to_host(state: dict[str, Any], folder: Path, *, clone: bool) -> DistcpSave:
-    """Plans the files of `state` in `folder`; all ranks call it.
-
-    Tensors on a GPU are copied to the host. With `clone` tensors on the host are copied, too, so
-    that the files do not change when `state` does.
-    """
+def plan_files(state: dict[str, Any], folder: Path) -> DistcpSave:
+    """Plans the files of `state`, whose tensors lie in host memory; all ranks call it."""
     # Megatron-Core's own queue is a process. It takes 2 s to start, and it dies of the SIGTERM that
     # makes a run save, since torch.distributed.run sends SIGTERM to every process.
     filesystem_async._results_queue = SimpleQueue()  # type: ignore[assignment]
@@ -97,11 +93,5 @@ def gather_to_host(state: dict[str, Any], folder: Path, *, clone: bool) -> Distc
     buckets = request.preload_fn() if request.preload_fn else []
     return DistcpSave(
         request,
-        [
-            DistcpFile(
-                Path(path),
-                [*objects, *((item, t.clone() if clone else t) for item, t in tensors)],
-            )
-            for path, _, (objects, tensors) in buckets
-        ],
+        [DistcpFile(Path(path), [*objects, *tensors]) for path, _, (objects, tensors) in buckets],
     )

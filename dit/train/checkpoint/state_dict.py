@@ -14,14 +14,14 @@ RUN/checkpoints/LOWEST_VAL       name of the one with the lowest validation loss
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
-from megatron.core.dist_checkpointing.mapping import ShardedTensor
+from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.module import MegatronModule
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -32,6 +32,12 @@ from dit.batch import NullInputs
 from dit.config import EmaKind, RunConfig, Weights
 from dit.config.inlining import value_of
 from dit.distributed.collective_errors import RankError, on_all_ranks
+from dit.distributed.data_parallel import (
+    load_optimizer_groups,
+    optimizer_groups,
+    optimizer_values,
+)
+from dit.train.checkpoint.exchange import WEIGHT, StateExchange
 from dit.train.checkpoint.paths import (
     CheckpointError,
     changed,
@@ -45,8 +51,8 @@ from dit.train.model_and_optimizer import ModelAndOptimizer
 from dit.train.train_state import TrainProgress
 
 INTERVAL = "log_interval.safetensors"
-# Megatron-Core stores optimizer state in the shape of the model, so that any layout can load it.
-_SHARDING = {"distrib_optim_sharding_type": "fully_reshardable"}
+_AVERAGE = "ema."
+"""Prefix of the average of a weight."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,24 +80,17 @@ def load_checkpoint(path: Path, model: ModelAndOptimizer, *, config: RunConfig) 
             f"{path} holds weights and no optimizer, as an import does; start a new run from them:"
             f" checkpoint.finetune=true checkpoint.load={path}"
         )
-    state = sharded_state(model, loading=True)
-    if saved_config(path).ema.kind is EmaKind.NONE:
-        state.pop("ema", None)
-    # Collected now, because loading puts other tensors into the entries of `state`.
-    names: dict[Any, tuple[str, str]] = {
-        entry.data: (chunk, name)
-        for chunk, entries in state["model"].items()
-        for name, entry in entries.items()
-        if isinstance(entry, ShardedTensor)
-    }
-    loaded = _read(state, path)
-    for number, module in enumerate(model.modules):
-        module.load_state_dict(loaded["model"][str(number)])
-    model.optimizer.load_state_dict(loaded["optimizer"])
-    if model.ema is not None and "ema" in state:
-        averages = loaded["ema"]
-        model.ema.load({weight: averages[c][name] for weight, (c, name) in names.items()})
-    elif model.ema is not None:
+    averaged = saved_config(path).ema.kind is not EmaKind.NONE
+    exchange = StateExchange(
+        model.modules,
+        model.groups,
+        optimizer=model.optimizer,
+        values=_values(model, averaged=averaged),
+    )
+    loaded = _read({"share": exchange.wanted()}, path)
+    exchange.hand_out(loaded.get("share", {}))
+    load_optimizer_groups(model.optimizer, loaded["optimizer"])
+    if model.ema is not None and not averaged:
         model.ema.restart()
     # Earlier versions did not count skipped steps.
     return TrainProgress(
@@ -108,7 +107,7 @@ def start_from(path: Path, model: ModelAndOptimizer, *, config: RunConfig) -> No
     check_same_weights(path, config)
     verify(path)
     averaged = config.checkpoint.finetune_weights is Weights.EMA
-    load_weights(path, model.modules, averaged=averaged)
+    load_weights(path, model.modules, model.groups, averaged=averaged)
     model.optimizer.reload_model_params()
     if model.ema is not None:
         model.ema.restart()
@@ -132,8 +131,16 @@ def verify(path: Path) -> None:
         raise changed(path, names)
 
 
-def load_weights(path: Path, modules: Sequence[MegatronModule], *, averaged: bool) -> None:
+def load_weights(
+    path: Path,
+    modules: Sequence[MegatronModule],
+    groups: ProcessGroupCollection,
+    *,
+    averaged: bool,
+) -> None:
     """Loads the weights of a checkpoint, or their average, into the parts of a model.
+
+    All ranks call it; each reads a share.
 
     Raises:
         CheckpointError: the checkpoint has no average.
@@ -142,16 +149,9 @@ def load_weights(path: Path, modules: Sequence[MegatronModule], *, averaged: boo
         raise CheckpointError(
             f"{path} holds no average of the weights; ask for the model's own (weights=model)"
         )
-    prefix = "ema." if averaged else ""
-    entries = [module.sharded_state_dict() for module in modules]
-    state = {
-        str(number): {n: _renamed(e, prefix) for n, e in of.items() if isinstance(e, ShardedTensor)}
-        for number, of in enumerate(entries)
-    }
-    loaded = _read(state, path)
-    for number, (module, of) in enumerate(zip(modules, entries, strict=True)):
-        # The other entries are extra states of Megatron-Core's linear layers, which are empty.
-        module.load_state_dict({name: loaded[str(number)].get(name) for name in of})
+    exchange = StateExchange(modules, groups)
+    loaded = _read({"share": exchange.wanted(weights=_AVERAGE if averaged else WEIGHT)}, path)
+    exchange.hand_out(loaded.get("share", {}))
 
 
 def data_positions(path: Path) -> list[dict[str, Any]]:
@@ -230,23 +230,24 @@ def _first_cause(error: CheckpointException) -> BaseException:
     return next((cause for cause, _ in error.failures.values()), error)
 
 
-def sharded_state(model: ModelAndOptimizer, *, loading: bool) -> dict[str, Any]:
-    """Model, averages and optimizer in the form that Megatron-Core stores; all ranks call it."""
-    weights = {str(number): m.sharded_state_dict() for number, m in enumerate(model.modules)}
-    state: dict[str, Any] = {"model": weights}
-    if model.ema is not None:
-        state["ema"] = {
-            number: model.ema.sharded_state_dict(chunk, loading=loading)
-            for number, chunk in weights.items()
-        }
-    state["optimizer"] = model.optimizer.sharded_state_dict(
-        weights, is_loading=loading, metadata=_SHARDING
-    )
-    return state
+def share_of_state(model: ModelAndOptimizer) -> dict[str, Any]:
+    """This rank's share of weights, averages and optimizer, copied to host memory.
+
+    In the form that Megatron-Core stores; all ranks call it.
+    """
+    values = _values(model, averaged=True)
+    exchange = StateExchange(model.modules, model.groups, optimizer=model.optimizer, values=values)
+    return {
+        "share": exchange.gather(),
+        "optimizer": optimizer_groups(model.optimizer),
+    }
 
 
-def _renamed(shard: ShardedTensor, prefix: str) -> ShardedTensor:
-    return replace(shard, key=f"{prefix}{shard.key}")
+def _values(model: ModelAndOptimizer, *, averaged: bool) -> dict[str, Sequence[Tensor]]:
+    values: dict[str, Sequence[Tensor]] = {**optimizer_values(model.optimizer)}
+    if model.ema is not None and averaged:
+        values[_AVERAGE] = model.ema.averages
+    return values
 
 
 # Keys of the model that change neither the shape nor the meaning of a weight.

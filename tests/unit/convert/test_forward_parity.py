@@ -86,7 +86,7 @@ def test_imported_forward_equals_diffusers(groups, resize, tmp_path, number):
     done = import_weights(tmp_path / "hf", tmp_path / "ours", text_pad_to=pad_to)
     model = done.config.model
     ours = DiT(model, groups)
-    load_weights(done.path, [ours], averaged=False)
+    load_weights(done.path, [ours], groups, averaged=False)
 
     rates = [math.nan, 16.0, 30.0, math.nan]
     batch = random_pack(_grids(number), [7, 1, TALL, 3], model=model, fps=rates)

@@ -131,7 +131,7 @@ def test_the_pipeline_makes_our_latents(groups, resize, exported, ours):
     """From the same noise, with its guidance of one less than ours."""
     config = saved_config(ours)
     model = DiT(config.model, groups)
-    load_weights(ours, [model], averaged=False)
+    load_weights(ours, [model], groups, averaged=False)
     rng = torch.Generator().manual_seed(1)
     text, negative = (torch.randn(n, 20, generator=rng) for n in (9, 2))
     inputs, against = {"text": text}, {"text": negative}

@@ -115,7 +115,7 @@ def test_a_model_that_diffusers_saved_in_bfloat16(groups, tmp_path):
     assert done.config.model.precision is Precision.BF16
     assert "most weights are stored in bfloat16; in float32: learnable" in done.precision_note
     network = DiT(done.config.model, groups)
-    load_weights(done.path, [network], averaged=False)
+    load_weights(done.path, [network], groups, averaged=False)
     table = _tensors(saved)["learnable_pos_embed.pos_emb_h"]
     assert torch.equal(network.positions.pos_emb_h, table.bfloat16())
     export_weights(done.path, tmp_path / "back")

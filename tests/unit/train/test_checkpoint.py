@@ -57,10 +57,10 @@ def test_weights_and_average_load_without_an_optimizer(groups, tmp_path):
     train(model, config, 1, 3)
     place = save_checkpoint(tmp_path, model, progress=TrainProgress(), config=config, data=DATA)
     network = DiT(config.model, groups)
-    load_weights(place, [network], averaged=False)
+    load_weights(place, [network], groups, averaged=False)
     for a, b in zip(network.parameters(), model.chunks[0].parameters(), strict=True):
         assert torch.equal(a, b)
-    load_weights(place, [network], averaged=True)
+    load_weights(place, [network], groups, averaged=True)
     with model.ema.as_weights(model.chunks):
         for a, b in zip(network.parameters(), model.chunks[0].parameters(), strict=True):
             assert torch.equal(a, b)

@@ -1,0 +1,233 @@
+"""The state of weights on its way between the ranks that update it and those that store it.
+
+1. gather      before a save: each rank gets the state of its share, in host memory
+2. hand_out    after a load: from the rank that has read it to those that use it
+
+The state goes a bucket at a time, so that no rank ever has much more than its share. The way of
+Megatron-Core (`fully_reshardable`) makes the whole optimizer state on every data rank. What is
+stored is the same: neither names nor shapes depend on the layout.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from megatron.core.dist_checkpointing.mapping import ShardedTensor
+from megatron.core.optimizer import MegatronOptimizer
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.module import MegatronModule
+from torch import Tensor
+
+from dit.distributed.data_parallel import holdings, main_param_shards
+from dit.distributed.process_groups import device
+from dit.train.checkpoint.shares import Place, SharedWeight, share_weights
+
+_FLOAT32_BYTES = 4
+BUCKET_BYTES = 2**28
+"""State that is on its way at one time, unless a single weight has more."""
+
+Values = Mapping[str, Sequence[Tensor]]
+"""Prefix of names in a checkpoint -> float32 tensors that belong to the main parameters of this
+rank, in the order of `main_param_shards`."""
+WEIGHT = ""
+"""Prefix of the weights themselves."""
+
+
+class _Route(NamedTuple):
+    """The way of a part of the state of a weight, from one data rank to another."""
+
+    of: SharedWeight
+    part: slice  # of the flattened weight
+    source: int
+    target: int
+
+    @property
+    def numel(self) -> int:
+        return self.part.stop - self.part.start
+
+
+_Place = Callable[[_Route, str], Tensor]
+"""The memory of one tensor of a state, by its prefix, at one end of a route."""
+
+
+class StateExchange:
+    """Moves the state of all weights of a pipeline stage; all its ranks make one and call it."""
+
+    def __init__(
+        self,
+        modules: Sequence[MegatronModule],
+        groups: ProcessGroupCollection,
+        *,
+        optimizer: MegatronOptimizer | None = None,
+        values: Values | None = None,
+        bucket_bytes: int = BUCKET_BYTES,
+    ):
+        """`values` are the state of the optimizer's main parameters."""
+        self._groups = groups
+        self._me = Place(groups.tp.rank(), groups.dp_cp.rank())
+        self._values = values or {}
+        self._bucket_bytes = bucket_bytes
+        held = holdings(optimizer, groups.dp_cp) if optimizer is not None else {}
+        self._weights = share_weights(modules, groups, held=held, tensors=len(self._values))
+        shards = main_param_shards(optimizer) if optimizer is not None else []
+        numbered = enumerate(shards)
+        self._numbers: dict[Tensor, int] = {shard.weight: n for n, shard in numbered}
+
+    @torch.no_grad()
+    def gather(self) -> list[ShardedTensor]:
+        """The weights of this rank's share and their state, as copies in host memory.
+
+        Collective: each rank sends what it updates of the shares of others, and nothing twice.
+        """
+        mine = [w for w in self._weights if self._stores(w)]
+        share = [w.stored(WEIGHT, w.on_host(w.weight.dtype).copy_(w.weight)) for w in mine]
+        for bucket in self._buckets():
+            share += self._gather_state(bucket)
+        if device().type == "cuda":
+            torch.cuda.current_stream().synchronize()  # until then copies to the host go on
+        return share
+
+    def _gather_state(self, bucket: Sequence[SharedWeight]) -> list[ShardedTensor]:
+        mine = [w for w in bucket if self._stores(w)]
+        whole = {(w, prefix): w.on_host() for w in mine for prefix in self._values}
+        for (w, prefix), state in whole.items():
+            if not w.holdings:
+                state.view(-1).copy_(self._own(w, prefix), non_blocking=True)
+        self._exchange(
+            [
+                _Route(w, held.part, source=held.rank, target=w.place.data)
+                for w in bucket
+                if w.place.tensor == self._me.tensor
+                for held in w.holdings
+            ],
+            source=lambda route, prefix: self._own(route.of, prefix),
+            target=lambda route, prefix: whole[route.of, prefix].view(-1)[route.part],
+        )
+        return [w.stored(prefix, state) for (w, prefix), state in whole.items()]
+
+    def wanted(self, *, weights: str = WEIGHT) -> dict[str, dict[str, ShardedTensor]]:
+        """What this rank is to read of a checkpoint, into host memory.
+
+        `weights` is the prefix of the tensors that become the weights.
+        """
+        return {
+            str(number): {
+                WEIGHT: w.stored(weights, w.on_host(w.weight.dtype)),
+                **{prefix: w.stored(prefix, w.on_host()) for prefix in self._values if w.trained},
+            }
+            for number, w in enumerate(self._weights)
+            if self._stores(w)
+        }
+
+    @torch.no_grad()
+    def hand_out(self, read: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Puts what the ranks have read of `wanted` into their weights and values.
+
+        Collective: a weight goes to each data rank, its state to the ranks that update it.
+        """
+        found = {w: read.get(str(number), {}) for number, w in enumerate(self._weights)}
+        for w in self._weights:
+            if self._stores(w):
+                w.weight.copy_(found[w][WEIGHT])
+            self._to_tensor_ranks(w, w.weight)
+            self._to_data_ranks(w, w.weight)
+        for bucket in self._buckets():
+            self._hand_out_state(bucket, found)
+
+    def _hand_out_state(
+        self, bucket: Sequence[SharedWeight], found: Mapping[SharedWeight, Mapping[str, Tensor]]
+    ) -> None:
+        whole = {
+            (w, prefix): torch.empty_like(w.weight, dtype=torch.float32)
+            for w in bucket
+            if w.place.data == self._me.data or not w.holdings
+            for prefix in self._values
+        }
+        for (w, prefix), state in whole.items():
+            if self._stores(w):
+                state.copy_(found[w][prefix])
+            self._to_tensor_ranks(w, state)
+            if not w.holdings:
+                self._to_data_ranks(w, state)
+                self._own(w, prefix).copy_(state.view(-1))
+        self._exchange(
+            [
+                _Route(w, held.part, source=w.place.data, target=held.rank)
+                for w in bucket
+                for held in w.holdings
+            ],
+            source=lambda route, prefix: whole[route.of, prefix].view(-1)[route.part],
+            target=lambda route, prefix: self._own(route.of, prefix),
+        )
+
+    def _exchange(self, routes: Sequence[_Route], *, source: _Place, target: _Place) -> None:
+        """Copies each part from its source to its target; all data ranks have the same routes."""
+        me, prefixes = self._me.data, tuple(self._values)
+        leaving = sorted((r for r in routes if r.source == me != r.target), key=lambda r: r.target)
+        coming = sorted((r for r in routes if r.target == me != r.source), key=lambda r: r.source)
+        for route in routes:
+            if route.source == route.target == me:
+                for prefix in prefixes:
+                    target(route, prefix).copy_(source(route, prefix), non_blocking=True)
+        if all(route.source == route.target for route in routes):
+            return
+        ranks, sizes_out, sizes_in = self._groups.dp_cp.size(), Counter(), Counter()
+        for route in leaving:
+            sizes_out[route.target] += route.numel * len(prefixes)
+        for route in coming:
+            sizes_in[route.source] += route.numel * len(prefixes)
+        pieces = [source(route, prefix).to(device()) for route in leaving for prefix in prefixes]
+        received = torch.empty(sizes_in.total(), device=device())
+        dist.all_to_all_single(
+            received,
+            torch.cat(pieces) if pieces else received.new_empty(0),
+            [sizes_in[rank] for rank in range(ranks)],
+            [sizes_out[rank] for rank in range(ranks)],
+            group=self._groups.dp_cp,
+        )
+        numels = [route.numel for route in coming for _ in prefixes]
+        places = [target(route, prefix) for route in coming for prefix in prefixes]
+        for place, piece in zip(places, received.split(numels), strict=True):
+            place.copy_(piece, non_blocking=True)
+
+    def _stores(self, w: SharedWeight) -> bool:
+        """Whether this rank writes and reads the weight."""
+        return w.place == self._me
+
+    def _own(self, w: SharedWeight, prefix: str) -> Tensor:
+        """The part of the state that this rank updates, flat."""
+        return self._values[prefix][self._numbers[w.weight]].view(-1)
+
+    def _to_tensor_ranks(self, w: SharedWeight, tensor: Tensor) -> None:
+        """Gives the whole of a tensor to the tensor ranks beside the one that has read it."""
+        if not w.split and self._groups.tp.size() > 1 and w.place.data == self._me.data:
+            _broadcast(tensor, self._groups.tp, source=w.place.tensor)
+
+    def _to_data_ranks(self, w: SharedWeight, tensor: Tensor) -> None:
+        if self._groups.dp_cp.size() > 1:
+            _broadcast(tensor, self._groups.dp_cp, source=w.place.data)
+
+    def _buckets(self) -> Iterator[list[SharedWeight]]:
+        """All weights with state, in runs of at most `bucket_bytes` if no weight has more."""
+        bucket, size = [], 0
+        for w in self._weights:
+            if not (w.trained and self._values):
+                continue
+            own = w.weight.numel() * _FLOAT32_BYTES * len(self._values)
+            if bucket and size + own > self._bucket_bytes:
+                yield bucket
+                bucket, size = [], 0
+            bucket.append(w)
+            size += own
+        if bucket:
+            yield bucket
+
+
+def _broadcast(tensor: Tensor, group: dist.ProcessGroup, *, source: int) -> None:
+    # As bytes, because back ends differ in the types that they know.
+    as_bytes = tensor.detach().view(-1).view(torch.uint8)
+    dist.broadcast(as_bytes, group=group, group_src=source)

@@ -1,0 +1,144 @@
+"""Which rank writes and reads the state of which weight, so that all ranks have about as much."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from megatron.core.dist_checkpointing.mapping import ShardedTensor
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.module import MegatronModule
+from torch import Tensor
+
+from dit.distributed.data_parallel import Holding
+
+_FLOAT32_BYTES = 4
+_MAIN_REPLICA = (0, 0, 0)
+
+
+class Place(NamedTuple):
+    """A rank of a pipeline stage."""
+
+    tensor: int  # rank in the tensor-parallel group
+    data: int  # rank in the data-parallel group, context ranks included
+
+
+class WeightSize(NamedTuple):
+    """What `assign` needs to know of a weight."""
+
+    bytes: int  # with its state, on one tensor rank
+    split: bool  # each tensor rank has a part of its own; else all of them have the same
+    holders: Sequence[int] = ()  # data ranks that update most of it; () if each updates all of it
+
+
+def assign(sizes: Sequence[WeightSize], *, tensor_ranks: int, data_ranks: int) -> list[Place]:
+    """The rank that writes and reads each weight; of a split weight, this one of its tensor ranks.
+
+    The largest weights come first. Each goes to a rank that updates most of it, so that little is
+    sent, or, where that rank would get more than an even share, to the rank with the least so far.
+    So no rank gets more than an even share and the largest weight.
+    """
+    bytes_TD = np.zeros((tensor_ranks, data_ranks))
+    total = sum(size.bytes * (tensor_ranks if size.split else 1) for size in sizes)
+    even = total / bytes_TD.size
+    places = [Place(0, 0)] * len(sizes)
+    for index in sorted(range(len(sizes)), key=lambda i: -sizes[i].bytes):
+        size = sizes[index]
+        used_TD = bytes_TD.max(axis=0, keepdims=True) if size.split else bytes_TD
+        place = _least(used_TD, size.holders or range(data_ranks))
+        if used_TD[place] + size.bytes > even:
+            place = _least(used_TD, range(data_ranks))
+        bytes_TD[slice(None) if size.split else place.tensor, place.data] += size.bytes
+        places[index] = place
+    return places
+
+
+def _least(used_TD: np.ndarray, data_ranks: Sequence[int]) -> Place:
+    """The place with the fewest bytes on some data ranks, the first of equals."""
+    among = used_TD[:, list(data_ranks)]
+    tensor, number = np.unravel_index(int(among.argmin()), among.shape)
+    return Place(int(tensor), data_ranks[int(number)])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SharedWeight:
+    """A weight of this rank, and who writes and reads it."""
+
+    entry: ShardedTensor  # what Megatron-Core stores of it; its data are the weight
+    split: bool  # each tensor rank has a part of its own
+    place: Place  # who writes and reads it
+    trained: bool  # the optimizer has state of it
+    holdings: Sequence[Holding]  # who updates which part; () where each data rank updates all of it
+
+    @property
+    def weight(self) -> Tensor:
+        return data_of(self.entry)
+
+    def stored(self, prefix: str, data: Tensor) -> ShardedTensor:
+        """`data` as the tensor of a checkpoint whose name is that of the weight after `prefix`."""
+        key = f"{prefix}{self.entry.key}"
+        return replace(self.entry, key=key, data=data, dtype=data.dtype, replica_id=_MAIN_REPLICA)
+
+    def on_host(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Host memory for a tensor of the shape of the weight."""
+        pinned = self.weight.is_cuda
+        return torch.empty(self.weight.shape, dtype=dtype, device="cpu", pin_memory=pinned)
+
+
+def share_weights(
+    modules: Sequence[MegatronModule],
+    groups: ProcessGroupCollection,
+    *,
+    held: Mapping[Tensor, Sequence[Holding]],
+    tensors: int,
+) -> list[SharedWeight]:
+    """All weights of this rank, in the same order on all ranks of its pipeline stage.
+
+    `held` says for each weight with state who updates it; the state of a weight are `tensors`
+    float32 tensors of its shape.
+    """
+    entries = [entry for module in modules for entry in _entries(module)]
+    tensor_ranks, me = groups.tp.size(), groups.tp.rank()
+    split = [tensor_ranks > 1 and _is_part(entry) for entry in entries]
+    sizes = []
+    for entry, of_each in zip(entries, split, strict=True):
+        weight = data_of(entry)
+        state = tensors * _FLOAT32_BYTES * weight.numel() if weight in held else 0
+        holders = _main_holders(held.get(weight, ()))
+        sizes.append(WeightSize(weight.nbytes + state, of_each, holders))
+    places = assign(sizes, tensor_ranks=tensor_ranks, data_ranks=groups.dp_cp.size())
+    return [
+        SharedWeight(
+            entry=entry,
+            split=of_each,
+            place=Place(me, place.data) if of_each else place,
+            trained=data_of(entry) in held,
+            holdings=held.get(data_of(entry), ()),
+        )
+        for entry, of_each, place in zip(entries, split, places, strict=True)
+    ]
+
+
+def data_of(entry: ShardedTensor) -> Tensor:
+    assert entry.data is not None
+    return entry.data
+
+
+def _entries(module: MegatronModule) -> Iterator[ShardedTensor]:
+    for entry in module.sharded_state_dict().values():
+        if isinstance(entry, ShardedTensor) and entry.data is not None:
+            yield entry
+
+
+def _is_part(entry: ShardedTensor) -> bool:
+    """Whether other ranks hold other parts of the tensor, apart from other layers."""
+    return tuple(entry.local_shape) != tuple(entry.global_shape[entry.prepend_axis_num :])
+
+
+def _main_holders(parts: Sequence[Holding]) -> list[int]:
+    """The ranks that update the largest part."""
+    largest = max((part.size for part in parts), default=0)
+    return [part.rank for part in parts if part.size == largest]
