@@ -5,6 +5,7 @@ No part of a run imports it.
 efficiency    the parts of a device's peak that software reaches, fitted to published figures
 traffic       bytes that ranks send each other in a step
 times         seconds of a step, from operations, bytes and rates
+checkpoints   bytes of a checkpoint, and what each rank does with it
 layouts       every layout of so many devices, the fastest first, and why others do not work
 tables        plans as tables on the terminal, and as JSON
 """

@@ -9,6 +9,7 @@ from itertools import product
 from dit.config import ContextComm, Problems, Recompute, RunConfig
 from dit.distributed.device_specs import Device
 from dit.models.cost import Memory, memory
+from dit.planner.checkpoints import CheckpointBytes, checkpoint_bytes
 from dit.planner.efficiency import Efficiency
 from dit.planner.times import Load, Times, times
 from dit.planner.traffic import Traffic, traffic
@@ -44,6 +45,7 @@ class LayoutPlan:
     memory: Memory
     traffic: Traffic
     times: Times
+    checkpoint: CheckpointBytes
     tflops: float
     """Model TFLOP/s of one device."""
     mfu: float
@@ -151,6 +153,7 @@ def _plan(
             config, tokens=load.tokens, accumulated=batch // layout.data, replicas=layout.data
         ),
         times=expected,
+        checkpoint=checkpoint_bytes(config, world_size=world_size),
         tflops=rate / 1e12,
         mfu=rate / device.flops,
         tokens_per_s=load.tokens * batch / expected.step,

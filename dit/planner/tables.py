@@ -27,6 +27,7 @@ def print_tables(
         console.print(_table("GB on the fullest device", [_memory(plan) for plan in best]))
         heading = "GB a device sends in a step, and seconds that the step waits for it"
         console.print(_table(heading, [_traffic(plan) for plan in best]))
+        console.print(_checkpoint(best[0]))
     if why:
         for one in bad:
             console.print(f"{one.layout}: {one.why}", markup=False)
@@ -73,6 +74,19 @@ def _traffic(plan: LayoutPlan) -> dict[str, str]:
         kind: f"{size / 1e9:.3g}, {getattr(plan.times, kind):.1g}" if size else "-"
         for kind, size in asdict(plan.traffic).items()
     }
+
+
+def _checkpoint(plan: LayoutPlan) -> str:
+    of = plan.checkpoint
+    return (
+        f"A checkpoint has {of.whole / 1e9:,.1f} GB. On the first of these layouts each rank writes"
+        f" and reads {_size(of.share)} of it, with as much host memory; sends at most"
+        f" {_size(of.sent)} when it saves; and takes {_size(of.received)} when it loads"
+    )
+
+
+def _size(size: float) -> str:
+    return f"{size / 1e9:.3g} GB"
 
 
 def _name(plan: LayoutPlan) -> dict[str, str]:

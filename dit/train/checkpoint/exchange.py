@@ -64,13 +64,11 @@ class StateExchange:
         *,
         optimizer: MegatronOptimizer | None = None,
         values: Values | None = None,
-        bucket_bytes: int = BUCKET_BYTES,
     ):
         """`values` are the state of the optimizer's main parameters."""
         self._groups = groups
         self._me = Place(groups.tp.rank(), groups.dp_cp.rank())
         self._values = values or {}
-        self._bucket_bytes = bucket_bytes
         held = holdings(optimizer, groups.dp_cp) if optimizer is not None else {}
         self._weights = share_weights(modules, groups, held=held, tensors=len(self._values))
         shards = main_param_shards(optimizer) if optimizer is not None else []
@@ -212,13 +210,13 @@ class StateExchange:
             _broadcast(tensor, self._groups.dp_cp, source=w.place.data)
 
     def _buckets(self) -> Iterator[list[SharedWeight]]:
-        """All weights with state, in runs of at most `bucket_bytes` if no weight has more."""
+        """All weights with state, in runs of at most `BUCKET_BYTES` if no weight has more."""
         bucket, size = [], 0
         for w in self._weights:
             if not (w.trained and self._values):
                 continue
             own = w.weight.numel() * _FLOAT32_BYTES * len(self._values)
-            if bucket and size + own > self._bucket_bytes:
+            if bucket and size + own > BUCKET_BYTES:
                 yield bucket
                 bucket, size = [], 0
             bucket.append(w)

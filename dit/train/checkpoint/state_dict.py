@@ -85,7 +85,7 @@ def load_checkpoint(path: Path, model: ModelAndOptimizer, *, config: RunConfig) 
         model.modules,
         model.groups,
         optimizer=model.optimizer,
-        values=_values(model, averaged=averaged),
+        values=stored_values(model, averaged=averaged),
     )
     loaded = _read({"share": exchange.wanted()}, path)
     exchange.hand_out(loaded.get("share", {}))
@@ -235,7 +235,7 @@ def share_of_state(model: ModelAndOptimizer) -> dict[str, Any]:
 
     In the form that Megatron-Core stores; all ranks call it.
     """
-    values = _values(model, averaged=True)
+    values = stored_values(model)
     exchange = StateExchange(model.modules, model.groups, optimizer=model.optimizer, values=values)
     return {
         "share": exchange.gather(),
@@ -243,7 +243,10 @@ def share_of_state(model: ModelAndOptimizer) -> dict[str, Any]:
     }
 
 
-def _values(model: ModelAndOptimizer, *, averaged: bool) -> dict[str, Sequence[Tensor]]:
+def stored_values(
+    model: ModelAndOptimizer, *, averaged: bool = True
+) -> dict[str, Sequence[Tensor]]:
+    """What is stored beside the weights, by prefix: optimizer and, if `averaged`, the average."""
     values: dict[str, Sequence[Tensor]] = {**optimizer_values(model.optimizer)}
     if model.ema is not None and averaged:
         values[_AVERAGE] = model.ema.averages

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from megatron.core.dist_checkpointing import load_plain_tensors
 
 from dit.config import CheckpointConfig, DdpConfig, OptimizerConfig, Precision
 from dit.models.dit.model import DiT
+from dit.planner.checkpoints import checkpoint_bytes
 from dit.train.checkpoint.async_save import save_checkpoint
 from dit.train.checkpoint.paths import CheckpointError, find_checkpoint
 from dit.train.checkpoint.state_dict import data_positions, load_checkpoint, load_weights
@@ -35,6 +37,19 @@ def test_run_continues_bit_for_bit(groups, tmp_path, sharded, precision):
     assert data_positions(place) == [DATA.position]
     assert train(again, config, 4, 6) == rest
     assert_equal(weights_and_averages(again), weights_and_averages(whole))
+
+
+@pytest.mark.parametrize("sharded", [True, False])
+@pytest.mark.parametrize("precision", list(Precision))
+def test_a_checkpoint_has_the_bytes_that_are_planned(groups, tmp_path, sharded, precision):
+    config = replace(
+        tiny_run(precision=precision), ddp=DdpConfig(use_distributed_optimizer=sharded)
+    )
+    model = build_model_and_optimizer(config, groups)
+    place = save_checkpoint(tmp_path, model, progress=TrainProgress(), config=config, data=DATA)
+    tensors = load_plain_tensors(str(place)).values()
+    stored = sum(t.nbytes for t in tensors if isinstance(t, torch.Tensor))
+    assert stored == checkpoint_bytes(config, world_size=1).whole
 
 
 def test_a_run_continues_with_adams_moments_on_the_host(groups, tmp_path):

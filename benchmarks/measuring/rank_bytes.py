@@ -1,0 +1,145 @@
+"""Bytes that this process sends to other ranks, holds in tensors, and reads of checkpoint files.
+
+Counted are the operations of torch as they run: collectives by what they hand to other ranks,
+tensors by their memory while they live, reads by the lengths of the stored parts.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint import filesystem
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+# They send Python objects: plans, names and places of tensors.
+_OBJECTS = (
+    "all_gather_object",
+    "gather_object",
+    "broadcast_object_list",
+    "scatter_object_list",
+)
+
+
+@dataclass(kw_only=True, slots=True)
+class RankBytes:
+    """What one process did."""
+
+    sent: int = 0
+    """Of tensors, to other ranks."""
+    metadata: int = 0
+    """Of Python objects, to other ranks."""
+    held: int = 0
+    """Most memory of tensors that were made meanwhile and still lived."""
+    read: int = 0
+    """Of the files of a checkpoint."""
+
+
+@contextmanager
+def counted_bytes() -> Iterator[RankBytes]:
+    """Counts what happens inside."""
+    counter = _Counter()
+    with ExitStack() as stack:
+        for name in _OBJECTS:
+            stack.enter_context(patch.object(dist, name, counter.of_objects(getattr(dist, name))))
+        reader = filesystem.FileSystemReader
+        stack.enter_context(patch.object(reader, "read_data", counter.reading(reader.read_data)))
+        stack.enter_context(counter)
+        yield counter.found
+
+
+class _Counter(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = RankBytes()
+        self._objects = False
+        self._live: dict[int, int] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func.namespace == "c10d":
+            self._collective(func._schema.name.removeprefix("c10d::"), args)
+        for tensor in _tensors((args, kwargs)):
+            self._track(tensor, before=True)
+        made = func(*args, **(kwargs or {}))
+        for tensor in _tensors(made):
+            self._track(tensor)
+        return made
+
+    def of_objects(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            outside, self._objects = self._objects, True
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._objects = outside
+
+        return call
+
+    def reading(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(reader: Any, plan: Any, planner: Any) -> Any:
+            places = reader.storage_data
+            self.found.read += sum(places[item.storage_index].length for item in plan.items)
+            return function(reader, plan, planner)
+
+        return call
+
+    def _collective(self, name: str, args: tuple[Any, ...]) -> None:
+        sent = _sent(name, args)
+        if self._objects:
+            self.found.metadata += sent
+        else:
+            self.found.sent += sent
+
+    def _track(self, tensor: Tensor, *, before: bool = False) -> None:
+        """Counts the memory of a tensor from its first use; as 0 if it was there `before`."""
+        storage = tensor.untyped_storage()
+        key = id(storage)
+        if key not in self._live:
+            self._live[key] = 0 if before else storage.nbytes()
+            weakref.finalize(storage, self._live.pop, key, None)
+            self.found.held = max(self.found.held, sum(self._live.values()))
+
+
+def _sent(name: str, args: tuple[Any, ...]) -> int:
+    """Bytes that this rank hands to others in a collective, one copy for each that takes it.
+
+    Raises:
+        NotImplementedError: a collective that is not known here.
+    """
+    group = next(dist.ProcessGroup.unbox(a) for a in args if isinstance(a, torch.ScriptObject))
+    rank, others = group.rank(), group.size() - 1
+    match name:
+        case "broadcast_":
+            source = next(a for a in args if isinstance(a, int))
+            return _nbytes(args[0]) * others if rank == source else 0
+        case "alltoall_base_":
+            given, sizes = args[1], args[4]
+            own = sizes[rank] if sizes else given.numel() // group.size()
+            return (given.numel() - own) * given.element_size()
+        case "allgather_":
+            return _nbytes(args[1]) * others
+        case "gather_" | "scatter_":
+            return _nbytes(args[1])
+        case "allreduce_":
+            return _nbytes(args[0])
+        case "barrier":
+            return 0
+    raise NotImplementedError(f"bytes of c10d::{name}")
+
+
+def _nbytes(tensors: Any) -> int:
+    return sum(t.nbytes for t in _tensors(tensors))
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
