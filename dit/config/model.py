@@ -347,6 +347,16 @@ class ModelConfig:
         """For 8-bit products, the number of tokens on a rank must be a multiple of this."""
         return 32 if self.fp8_recipe is Fp8Recipe.MXFP8 else 16
 
+    @property
+    def token_multiple(self) -> int:
+        """A context rank's rows of tokens are filled up to a multiple of this.
+
+        Sequence parallelism gives each tensor rank an equal part, and 8-bit products take parts
+        that are a multiple themselves.
+        """
+        parts = self.tensor_model_parallel_size if self.sequence_parallel else 1
+        return parts * (1 if self.fp8 is None else self.fp8_rows)
+
     def on_one_rank(self) -> Self:
         """The same model without parallelism and without features that another machine may lack."""
         return replace(
