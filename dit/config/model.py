@@ -151,7 +151,7 @@ class ModelConfig:
     fp8_recipe: Fp8Recipe = Fp8Recipe.TENSORWISE
     """Scaling: tensorwise, blockwise or mxfp8. All use current scaling, so no state is stored."""
     gradient_accumulation_fusion: bool = False
-    """Weight gradients accumulated inside the matrix product, by Apex or Transformer Engine."""
+    """Weight gradients accumulated inside the product, by Transformer Engine's layers or Apex."""
     compile: bool = False
     """Fuse norms, modulation and rotary positions with torch.compile."""
     vae_cache_folder: str | None = None

@@ -24,8 +24,6 @@ from dit.config import (
 from dit.distributed.model_parallel import rank_part
 from dit.models.dit.config import DitConfig
 from dit.models.dit.model import DiT
-from dit.models.layers import transformer_engine
-from dit.models.stacks import stacked_transformer
 from dit.train.model_and_optimizer import randomise
 from tests import stand_in_engine
 from tests.packs import random_pack, tiny_model
@@ -35,16 +33,6 @@ PRODUCTS = 12  # six in each layer: those of the captions are not in 8 bits
 ENGINE = {"transformer_impl": Implementation.TRANSFORMER_ENGINE}
 MODEL = tiny_model(hidden_size=64, num_attention_heads=2, precision=Precision.BF16)
 PACK = [(1, 4, 6), (3, 2, 5), (1, 3, 3)]
-
-
-@pytest.fixture
-def stand_in(monkeypatch):
-    monkeypatch.setattr(stacked_transformer, "check_engine", lambda model: None)
-    for cached in (transformer_engine._linear_class, transformer_engine._attention):
-        cached.cache_clear()
-    yield stand_in_engine.install(monkeypatch)
-    for cached in (transformer_engine._linear_class, transformer_engine._attention):
-        cached.cache_clear()
 
 
 def _numbers(network):
