@@ -136,9 +136,7 @@ def _prepare(config: RunConfig, ends: ExitStack) -> TrainState:
         folder=folder,
         replica=replica,
         loader=loader,
-        validation=read_validation_packs(
-            config, replica, indices=range(ranks[0], config.train.eval_iters, ranks[1])
-        ),
+        validation=read_validation_packs(config, rank=ranks[0], world_size=ranks[1]),
         model=model,
         interval_metrics=IntervalMetrics(config, model, objective),
         objective=objective,

@@ -31,6 +31,7 @@ from dit.config.loading import save_config
 from dit.distributed.collective_errors import error_in_words, on_all_ranks, on_first_rank
 from dit.distributed.data_parallel import gathered_weights
 from dit.distributed.process_groups import device
+from dit.train.checkpoint.data_position import loader_file
 from dit.train.checkpoint.distcp import DistcpFile, DistcpSave, gather_to_host
 from dit.train.checkpoint.paths import (
     LATEST,
@@ -42,7 +43,7 @@ from dit.train.checkpoint.paths import (
     sync_and_digest,
     write_manifest,
 )
-from dit.train.checkpoint.state_dict import INTERVAL, DataState, loader_file, sharded_state
+from dit.train.checkpoint.state_dict import INTERVAL, DataState, sharded_state
 from dit.train.model_and_optimizer import ModelAndOptimizer
 from dit.train.train_state import TrainProgress
 

@@ -8,13 +8,17 @@ import pytest
 import torch
 
 from dit.config import CheckpointConfig, DdpConfig, OptimizerConfig, Precision
+from dit.data import LoaderLayout
 from dit.models.dit.model import DiT
 from dit.train.checkpoint.async_save import save_checkpoint
+from dit.train.checkpoint.data_position import data_positions
 from dit.train.checkpoint.paths import CheckpointError, find_checkpoint
-from dit.train.checkpoint.state_dict import data_positions, load_checkpoint, load_weights
+from dit.train.checkpoint.state_dict import load_checkpoint, load_weights
 from dit.train.model_and_optimizer import build_model_and_optimizer
 from dit.train.train_state import TrainProgress
 from tests.learning import DATA, assert_equal, tiny_run, train, weights_and_averages
+
+ALONE = LoaderLayout(ranks=1, workers=0)
 
 
 @pytest.mark.parametrize("sharded", [True, False])
@@ -32,7 +36,7 @@ def test_run_continues_bit_for_bit(groups, tmp_path, sharded, precision):
     again = build_model_and_optimizer(config, groups)
     assert find_checkpoint(tmp_path) == place
     assert load_checkpoint(place, again, config=config) == progress
-    assert data_positions(place) == [DATA.position]
+    assert data_positions(place, ALONE, rank=0) == [DATA.position]
     assert train(again, config, 4, 6) == rest
     assert_equal(weights_and_averages(again), weights_and_averages(whole))
 
@@ -111,10 +115,10 @@ def test_a_lost_or_damaged_data_position_is_named(groups, tmp_path):
     file = place / "loader_00000.pt"
     torch.save(DATA.position | {"ranks": 2}, file)
     with pytest.raises(CheckpointError, match=r"has no loader_00001.pt; no other checkpoint"):
-        data_positions(place)
+        data_positions(place, ALONE, rank=0)
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(CheckpointError, match=r"loader_00000.pt cannot be read, .* damaged"):
-        data_positions(place)
+        data_positions(place, ALONE, rank=0)
 
 
 def test_every_way_to_name_a_checkpoint(groups, tmp_path):
