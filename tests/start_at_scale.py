@@ -15,7 +15,7 @@ import torch.distributed as dist
 from dit.config import RunConfig
 from dit.config.loading import parse_arguments
 from dit.data import LoaderLayout, build_train_loader, build_val_packs
-from dit.distributed.process_groups import start_processes
+from dit.distributed.process_groups import process_groups, start_processes
 from dit.train.checkpoint.data_position import data_positions, loader_file
 from dit.train.validation import read_validation_packs
 from recipes.runs import RECIPES
@@ -73,6 +73,27 @@ def _validated(config: RunConfig, rank: int, ranks: int) -> dict[str, Any]:
     return {"shards": shards, "packs": len(packs), "same": all(same)}
 
 
+def _drawn(config: RunConfig) -> dict[str, Any]:
+    """Numbers that this rank draws for the weights, and whether all are those of a rank alone."""
+    from dit.models.family import family_of
+    from dit.train.model_and_optimizer import draw_weights
+
+    groups, drawn = process_groups(), []
+
+    def draw(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+        drawn.append(torch.Size(shape).numel())
+        return torch.randn(shape, generator=generator)
+
+    networks = [family_of(config.model).network()(config.model, groups, None) for _ in range(2)]
+    for network, copies in zip(networks, (groups.dp_cp, None), strict=True):
+        drawn.clear()
+        draw_weights(network, draw, seed=1, copies=copies)
+        if copies is not None:
+            mine = sum(drawn)
+    pairs = zip(*(network.parameters() for network in networks), strict=True)
+    return {"mine": mine, "all": sum(drawn), "same": all(torch.equal(a, b) for a, b in pairs)}
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     config = parse_arguments(sys.argv[2:], recipes=RECIPES).config
@@ -82,6 +103,7 @@ def main() -> None:
     here = {
         "resumed": _resumed(config, folder, rank, ranks),
         "validated": _validated(config, rank, ranks),
+        "drawn": _drawn(config),
     }
     found = [here] * ranks
     dist.all_gather_object(found, here)

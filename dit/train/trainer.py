@@ -36,7 +36,14 @@ from dit.objectives import (
     training_problem,
 )
 from dit.train.checkpoint.async_save import Saver
-from dit.train.checkpoint.resume import close_saver, finish_save, resume, run_folder, save
+from dit.train.checkpoint.resume import (
+    close_saver,
+    finish_save,
+    resume,
+    run_folder,
+    save,
+    starting_point,
+)
 from dit.train.metrics.interval_metrics import IntervalMetrics
 from dit.train.metrics.run_logger import RunLogger
 from dit.train.metrics.step_metrics import (
@@ -50,7 +57,11 @@ from dit.train.metrics.step_metrics import (
     sum_step_metrics,
     timed,
 )
-from dit.train.model_and_optimizer import build_model_and_optimizer
+from dit.train.model_and_optimizer import (
+    build_model_and_optimizer,
+    initialise_weights,
+    leave_to_checkpoint,
+)
 from dit.train.optimizer import learning_rate
 from dit.train.step import forward_backward, optimizer_step
 from dit.train.train_state import Export, Samples, TrainState
@@ -129,7 +140,10 @@ def _prepare(config: RunConfig, ends: ExitStack) -> TrainState:
     if replica.reads:
         loader = build_train_loader(config, rank=ranks[0], world_size=ranks[1])
     folder = ends.enter_context(run_folder(config))
-    model = build_model_and_optimizer(config, groups)
+    # Drawing takes minutes for a large model; all ranks must agree on it.
+    replaced = from_first_rank(lambda: starting_point(config)) is not None
+    fill = leave_to_checkpoint if replaced else initialise_weights
+    model = build_model_and_optimizer(config, groups, fill=fill)
     objective = training_objective(config.objective)
     run = TrainState(
         config=config,

@@ -54,3 +54,10 @@ def test_validation_packs_are_read_by_one_rank_and_kept_by_their_own(ranks):
     assert [len(set(one["shards"])) > 0 for one in found] == [True, False, False, False]
     assert [one["packs"] for one in found] == [2, 2, 2, 1]
     assert all(one["same"] for one in found)
+
+
+def test_each_weight_is_drawn_by_one_data_rank_and_is_what_one_rank_alone_draws(ranks):
+    drawn = [rank["drawn"] for rank in ranks]
+    assert sum(one["mine"] for one in drawn) == drawn[0]["all"]
+    assert max(one["mine"] for one in drawn) < 1.2 * drawn[0]["all"] / RANKS
+    assert all(one["same"] for one in drawn)

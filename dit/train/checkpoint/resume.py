@@ -86,6 +86,17 @@ def _lock(folder: Path, held: ExitStack) -> str:
     return ""
 
 
+def starting_point(config: RunConfig) -> Path | None:
+    """The checkpoint that `resume` takes weights from; None where the run draws its own.
+
+    Raises:
+        CheckpointError: there is one, of which no checkpoint can be told.
+    """
+    places = (config.checkpoint.save, config.checkpoint.load)
+    found = (find_checkpoint(Path(place)) for place in places if place)
+    return next((path for path in found if path is not None), None)
+
+
 def resume(run: TrainState) -> None:
     """Continues from a checkpoint in checkpoint.save, else from one in checkpoint.load.
 
