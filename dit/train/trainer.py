@@ -44,6 +44,7 @@ from dit.train.checkpoint.resume import (
     save,
     starting_point,
 )
+from dit.train.garbage_collection import collect_after, manual_gc
 from dit.train.metrics.interval_metrics import IntervalMetrics
 from dit.train.metrics.run_logger import RunLogger
 from dit.train.metrics.step_metrics import (
@@ -93,6 +94,7 @@ def pretrain(
         run = _prepare(config, ends)
         run.export = export
         run.samples = open_samples(run) if open_samples is not None else None
+        ends.enter_context(manual_gc(config.train))
         logger = RunLogger(run)
         stop_signals = ends.enter_context(StopSignals())
         ends.enter_context(deaths_in_words())
@@ -117,6 +119,7 @@ def measure_steps(
         if run.loader is not None:
             ends.callback(run.loader.close)
         ends.callback(run.replica.close)
+        ends.enter_context(manual_gc(config.train))
         for _ in range(warm_up):
             _step(run, no_signals)
         with around:
@@ -267,6 +270,7 @@ def _step(
         skipped = gather_skipped_step(
             step, loss=sums.loss, not_finite=rank_loss.not_finite, present=present
         )
+    collect_after(step, c.train)
     rate, seconds = learning_rate(c, update_number), time.perf_counter() - began
     values = step_values(run, sums, update, rate=rate, seconds={"step_time": seconds} | elapsed())
     return values | run.interval_metrics.read(run.progress, update), skipped, sums
