@@ -27,6 +27,7 @@ class Recompute(StrEnum):
     NONE = "none"
     SELECTIVE = "selective"
     FULL = "full"
+    AUTO = "auto"
 
 
 class RecomputeMethod(StrEnum):
@@ -135,7 +136,7 @@ class ModelConfig:
     virtual_pipeline_model_parallel_size: int | None = None
     """Groups of layers on each pipeline stage; null is one."""
     recompute_granularity: Recompute = Recompute.NONE
-    """What the backward pass computes again: none, outputs of attention (selective), or full."""
+    """What is computed again: none, attention (selective), full, or by the memory here (auto)."""
     recompute_method: RecomputeMethod = RecomputeMethod.UNIFORM
     """How full recomputation picks layers: all in groups (uniform), or the first few (block)."""
     recompute_num_layers: int = 1

@@ -211,12 +211,14 @@ def _activations(config: RunConfig, *, accumulation: int) -> int:
 def _kept(model: ModelConfig) -> float:
     """Numbers that all layers keep for each token and unit of width, as they recompute."""
     layer, layers = kept_by_layer(model), network_cost(model).layers
+    stages = model.pipeline_model_parallel_size * model.virtual_stages
     if model.recompute_granularity is not Recompute.FULL:
-        return max(layers - model.cpu_offloading_num_layers, 1) * layer
-    again = min(model.recompute_num_layers, layers)
+        return max(layers - model.cpu_offloading_num_layers * stages, 1) * layer
     if model.recompute_method is RecomputeMethod.BLOCK:
         # The inputs of the first layers, and all others; at the end, the one that is recomputed.
+        again = min(model.recompute_num_layers * stages, layers)
         return again + max(layers - again, 1) * layer
+    again = min(model.recompute_num_layers, layers)
     # The input of every group, and the group that is being recomputed.
     return layers / again + again * layer
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from dit.batch import PackedBatch
-from dit.config import RunConfig
+from dit.config import Recompute, RunConfig
 from dit.data import (
     PackLoader,
     build_train_loader,
@@ -24,11 +24,12 @@ from dit.data import (
     null_inputs,
 )
 from dit.data.pack import PatchLayout
-from dit.distributed.collective_errors import from_first_rank
+from dit.distributed.collective_errors import from_first_rank, on_all_ranks
 from dit.distributed.entry import StopSignals
 from dit.distributed.pack_broadcast import Replica
-from dit.distributed.process_groups import device, process_groups
+from dit.distributed.process_groups import device, device_memory, process_groups
 from dit.distributed.watchdog import heartbeat
+from dit.models.recomputation import choose_recomputation
 from dit.objectives import (
     clean_network_level,
     sampling_path,
@@ -132,6 +133,7 @@ def _prepare(config: RunConfig, ends: ExitStack) -> TrainState:
         torch.use_deterministic_algorithms(True)
         os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"  # Transformer Engine's attention
     check_clean_level(config)
+    config, notes = _with_recomputation(config)
     if config.samples:
         sampling_path(config.objective)  # refuses an objective that cannot generate
     heartbeat("opening of the data")
@@ -159,6 +161,7 @@ def _prepare(config: RunConfig, ends: ExitStack) -> TrainState:
         objective=objective,
         null=null_inputs(config, device()),
         card=dataset_card(config),
+        notes=notes,
     )
     if run.folder is not None:
         run.saver = Saver(run.folder, config)
@@ -168,6 +171,16 @@ def _prepare(config: RunConfig, ends: ExitStack) -> TrainState:
     resume(run)
     dist.barrier()  # nothing is written before every rank is ready
     return run
+
+
+def _with_recomputation(config: RunConfig) -> tuple[RunConfig, list[str]]:
+    """What `recompute_granularity=auto` stands for on these devices, and a line that says so."""
+    if config.model.recompute_granularity is not Recompute.AUTO:
+        return config, []
+    known = [size for size in on_all_ranks(device_memory) if size is not None]
+    size = min(known, default=None)  # ranks that share a layer must recompute alike
+    chosen = choose_recomputation(config, world_size=dist.get_world_size(), device_memory=size)
+    return chosen.config, [f"recomputation {chosen.reason}"]
 
 
 def check_clean_level(config: RunConfig) -> None:
