@@ -142,7 +142,7 @@ class ModelConfig:
     recompute_num_layers: int = 1
     """Layers in one recomputed group (uniform), or how many are recomputed (block)."""
     cpu_offloading_num_layers: int = 0
-    """First layers of each stage whose activations are kept in host memory until backward."""
+    """First layers of each stage whose activations, or inputs if recomputed, wait on the host."""
     init_method_std: float | None = None
     """Standard deviation of the initial weights; null is 1 / sqrt(inputs) for each matrix."""
     transformer_impl: Implementation = Implementation.LOCAL
@@ -234,11 +234,6 @@ class ModelConfig:
                 0 <= count <= max(self.all_layers, 0),
                 f"cpu_offloading_num_layers={count} must lie in [0, {self.all_layers}], the number"
                 " of layers",
-            ),
-            (
-                count == 0 or self.recompute_granularity is not Recompute.FULL,
-                f"cpu_offloading_num_layers={count} keeps what recompute_granularity=full computes"
-                " again; set recompute_granularity to none or selective, or the number to 0",
             ),
         ]
 
