@@ -34,7 +34,7 @@ PRIVATE = {
     "torch": {"_write_item", "_StorageWriterTransforms", "_get_default_store", "_shutdown_workers"},
 }
 OWNERS = {name: dependency for dependency, names in PRIVATE.items() for name in names}
-DOCUMENTED = {"_exit", "_current_frames"}  # of os and sys: public despite their names
+DOCUMENTED = {"_exit", "_current_frames", "_dynamo"}  # of os, sys and torch: public all the same
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 

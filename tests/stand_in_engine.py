@@ -48,6 +48,25 @@ class Seen:
 
     recipes: list[Recipe | None] = field(default_factory=list)
     attended: int = 0
+    fused: int = 0  # gradients of weights that a product has added to `main_grad`
+
+
+class _Fused(torch.autograd.Function):
+    """A product that adds the gradient of its weight to `main_grad`, as Megatron-Core wants it."""
+
+    @staticmethod
+    def forward(ctx: Any, inp: Tensor, weight: nn.Parameter, seen: Seen) -> Tensor:
+        ctx.save_for_backward(inp, weight)
+        ctx.weight, ctx.seen = weight, seen
+        return nn.functional.linear(inp, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        inp, weight = ctx.saved_tensors
+        ctx.weight.main_grad.add_(gradients[0].t().float() @ inp.float())
+        ctx.weight.grad_added_to_main_grad = True
+        ctx.seen.fused += 1
+        return gradients[0] @ weight, torch.zeros_like(weight), None
 
 
 class StandIn:
@@ -84,6 +103,7 @@ class StandIn:
                 )
                 self.weight = nn.Parameter(made)
                 options["init_method"](self.weight)
+                self.fuse_wgrad_accumulation = False
                 self.bias = None
                 if options["bias"]:
                     self.bias = nn.Parameter(made.new_empty(made.shape[0]))
@@ -95,6 +115,9 @@ class StandIn:
 
             def forward(self, inp: Tensor) -> Tensor:
                 engine.seen.recipes.append(engine.recipe)
+                if self.fuse_wgrad_accumulation:
+                    assert self.bias is None
+                    return _Fused.apply(inp, self.weight, engine.seen)
                 return nn.functional.linear(inp, self.weight, self.bias)
 
         return Linear

@@ -27,6 +27,7 @@ class Recompute(StrEnum):
     NONE = "none"
     SELECTIVE = "selective"
     FULL = "full"
+    AUTO = "auto"
 
 
 class RecomputeMethod(StrEnum):
@@ -135,13 +136,13 @@ class ModelConfig:
     virtual_pipeline_model_parallel_size: int | None = None
     """Groups of layers on each pipeline stage; null is one."""
     recompute_granularity: Recompute = Recompute.NONE
-    """What the backward pass computes again: none, outputs of attention (selective), or full."""
+    """What is computed again: none, attention (selective), full, or by the memory here (auto)."""
     recompute_method: RecomputeMethod = RecomputeMethod.UNIFORM
     """How full recomputation picks layers: all in groups (uniform), or the first few (block)."""
     recompute_num_layers: int = 1
     """Layers in one recomputed group (uniform), or how many are recomputed (block)."""
     cpu_offloading_num_layers: int = 0
-    """First layers of each stage whose activations are kept in host memory until backward."""
+    """First layers of each stage whose activations, or inputs if recomputed, wait on the host."""
     init_method_std: float | None = None
     """Standard deviation of the initial weights; null is 1 / sqrt(inputs) for each matrix."""
     transformer_impl: Implementation = Implementation.LOCAL
@@ -151,7 +152,7 @@ class ModelConfig:
     fp8_recipe: Fp8Recipe = Fp8Recipe.TENSORWISE
     """Scaling: tensorwise, blockwise or mxfp8. All use current scaling, so no state is stored."""
     gradient_accumulation_fusion: bool = False
-    """Weight gradients accumulated inside the matrix product, by Apex or Transformer Engine."""
+    """Weight gradients accumulated inside the product, by Transformer Engine's layers or Apex."""
     compile: bool = False
     """Fuse norms, modulation and rotary positions with torch.compile."""
     vae_cache_folder: str | None = None
@@ -233,11 +234,6 @@ class ModelConfig:
                 0 <= count <= max(self.all_layers, 0),
                 f"cpu_offloading_num_layers={count} must lie in [0, {self.all_layers}], the number"
                 " of layers",
-            ),
-            (
-                count == 0 or self.recompute_granularity is not Recompute.FULL,
-                f"cpu_offloading_num_layers={count} keeps what recompute_granularity=full computes"
-                " again; set recompute_granularity to none or selective, or the number to 0",
             ),
         ]
 
@@ -346,6 +342,16 @@ class ModelConfig:
     def fp8_rows(self) -> int:
         """For 8-bit products, the number of tokens on a rank must be a multiple of this."""
         return 32 if self.fp8_recipe is Fp8Recipe.MXFP8 else 16
+
+    @property
+    def token_multiple(self) -> int:
+        """A context rank's rows of tokens are filled up to a multiple of this.
+
+        Sequence parallelism gives each tensor rank an equal part, and 8-bit products take parts
+        that are a multiple themselves.
+        """
+        parts = self.tensor_model_parallel_size if self.sequence_parallel else 1
+        return parts * (1 if self.fp8 is None else self.fp8_rows)
 
     def on_one_rank(self) -> Self:
         """The same model without parallelism and without features that another machine may lack."""

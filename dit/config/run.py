@@ -138,12 +138,6 @@ class RunConfig:
                 f" dataset.sample_multiple={math.lcm(multiple, parts)} from the start of the run,"
                 " or other ranks",
             ),
-            (
-                self.model.fp8 is None or multiple % (context * self.model.fp8_rows) == 0,
-                f"model.fp8={self.model.fp8} needs a multiple of {self.model.fp8_rows} tokens on"
-                f" each rank, and dataset.sample_multiple={multiple} over {context} context ranks"
-                f" is none; use dataset.sample_multiple={context * self.model.fp8_rows}",
-            ),
             *(
                 (
                     not value or not self.dataset.mock,

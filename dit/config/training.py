@@ -29,6 +29,10 @@ class TrainConfig:
     """Only kernels that give the same bits every time."""
     max_skipped_steps: int = 20
     """Steps in a row with a NaN or infinite loss or gradient before the run saves and stops."""
+    manual_gc: bool = True
+    """Collect Python's garbage at fixed steps on all ranks, and not whenever Python likes to."""
+    manual_gc_interval: int = 100
+    """Steps between these collections; 0 never collects."""
 
     def __post_init__(self) -> None:
         check(
@@ -47,6 +51,10 @@ class TrainConfig:
             (
                 self.max_skipped_steps >= 1,
                 f"max_skipped_steps={self.max_skipped_steps} must be at least 1",
+            ),
+            (
+                self.manual_gc_interval >= 0,
+                f"manual_gc_interval={self.manual_gc_interval} must not be negative",
             ),
             *numbers(self, global_batch_size=2**24),
         )

@@ -1,6 +1,6 @@
 """The way of a sample: shards -> packs. Energon reads and shuffles; each pack is a PackedBatch.
 
-    loader        build_train_loader, build_val_loader, build_val_packs; PackLoader
+    loader        build_train_loader, build_val_loader, number_packs; PackLoader
     datasets      folders, splits and the inputs of a sample without caption
     preflight     what can be checked before the first step: shards, indices, the dataset card
     tar_reader    where the files of a sample lie in a shard, and how they are read
@@ -24,13 +24,15 @@ from dit.data.loader import (
     build_train_loader,
     build_val_loader,
     build_val_packs,
+    number_packs,
 )
-from dit.data.loader_state import places_of
+from dit.data.loader_state import LoaderLayout, places_of
 from dit.data.preflight import check_data, data_line, dataset_card
 from dit.data.rejections import DataError, Reject, RejectCounts, sum_counts
 
 __all__ = [
     "DataError",
+    "LoaderLayout",
     "PackLoader",
     "Reject",
     "RejectCounts",
@@ -44,6 +46,7 @@ __all__ = [
     "dataset_sizes",
     "deaths_in_words",
     "null_inputs",
+    "number_packs",
     "places_of",
     "sum_counts",
 ]

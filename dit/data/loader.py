@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
@@ -91,6 +91,15 @@ class ValidationPacks:
     """Counts of the samples that were read for them."""
     refused: tuple[RefusedSample, ...] = ()
 
+    @classmethod
+    def of(cls, packs: list[PackedBatch], loader: PackLoader | None) -> Self:
+        """The packs of this rank; the counts are with the rank that has read all of them."""
+        if loader is None:
+            return cls(packs=packs, counts=RejectCounts())
+        loader.close()
+        refused = tuple(dict.fromkeys(loader.take_refused()))  # read twice, where there are few
+        return cls(packs=packs, counts=loader.reject_counts(), refused=refused)
+
 
 def build_val_packs(config: RunConfig, *, indices: Sequence[int]) -> ValidationPacks:
     """Packs `indices` of the fixed list of validation packs, which starts over at its end.
@@ -98,21 +107,29 @@ def build_val_packs(config: RunConfig, *, indices: Sequence[int]) -> ValidationP
     Raises:
         DataError: as `build_val_loader`.
     """
-    wanted, found = set(indices), {}
-    count = 0
     loader = build_val_loader(config, rank=0, world_size=1)
-    for index, pack in zip(range(max(indices, default=-1) + 1), loader, strict=False):
-        count = index + 1
-        if index in wanted:
-            found[index] = pack
-    loader.close()
-    if wanted <= found.keys():
-        return ValidationPacks(
-            packs=[found[index] for index in indices],
-            counts=loader.reject_counts(),
-            refused=loader.take_refused(),
-        )
-    return build_val_packs(config, indices=[index % count for index in indices])
+    found = {
+        number: pack
+        for numbers, pack in number_packs(loader, count=max(indices, default=-1) + 1)
+        for number in numbers
+        if number in indices
+    }
+    return ValidationPacks.of([found[index] for index in indices], loader)
+
+
+def number_packs(
+    loader: PackLoader, *, count: int
+) -> Iterator[tuple[Collection[int], PackedBatch]]:
+    """Each pack of a finite loader, with its places in a list of `count` packs.
+
+    Where there are fewer, they are read once more: the list starts over at its end.
+    """
+    found = 0
+    for number, pack in zip(range(count), loader, strict=False):
+        found = number + 1
+        yield (number,), pack
+    for number, pack in zip(range(min(found, count - found)), loader, strict=False):
+        yield range(found + number, count, found), pack
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,7 +33,7 @@ Shape = list[int]
 
 def rank_part(module: Any, item: Item) -> Item:
     """The part of a pack that a rank with this part of the model works on."""
-    multiple = module.groups.tp.size() if module.config.sequence_parallel else 1
+    multiple = module.model.token_multiple
     return split_tokens(*item, share=module.context.share, multiple=multiple)
 
 
@@ -42,8 +42,8 @@ def split_tokens(
 ) -> Item:
     """A context rank's part of every sample, padded at its end to a `multiple` of tokens.
 
-    Sequence parallelism divides a rank's tokens among its tensor ranks, hence the multiple. All
-    random draws were made for the whole pack before, so the numbers are those of a single rank.
+    `ModelConfig.token_multiple` says what needs the multiple. All random draws were made for the
+    whole pack before, so the numbers are those of a single rank.
     """
     rows_T = batch.rows(share)
     padding = -len(rows_T) % multiple

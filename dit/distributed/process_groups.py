@@ -42,6 +42,13 @@ def device() -> torch.device:
     return torch.device("cpu")
 
 
+def device_memory() -> int | None:
+    """Bytes of the accelerator of this process; None without one."""
+    if not torch.cuda.is_available():
+        return None
+    return torch.cuda.get_device_properties(device()).total_memory
+
+
 def world_size() -> int:
     """Processes that the launcher started; 1 without a launcher."""
     return int(os.environ.get("WORLD_SIZE", "1"))

@@ -9,6 +9,7 @@ layer_spec       sizes and choices of layers and stacks, and what each layer cos
 layers/          parts: linears, norms, positions, modulation, attention
 stacks/          layers made of parts, stacks made of layers, networks made of stacks
 cost             parameters, operations and memory of a network, from its description
+recomputation    what a device of so much memory has to compute again in the backward pass
 diffusers_names  which tensors of Diffusers are which of ours: kinds of rows in a table
 
 Each other folder is a family:

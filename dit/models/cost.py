@@ -211,14 +211,19 @@ def _activations(config: RunConfig, *, accumulation: int) -> int:
 def _kept(model: ModelConfig) -> float:
     """Numbers that all layers keep for each token and unit of width, as they recompute."""
     layer, layers = kept_by_layer(model), network_cost(model).layers
+    stages = model.pipeline_model_parallel_size * model.virtual_stages
+    away = min(model.cpu_offloading_num_layers * stages, layers)
+    # Of the layers on the host, at most one on its way there, or two on their way back.
+    staying = min(layers - away + min(away, 1), layers)
     if model.recompute_granularity is not Recompute.FULL:
-        return max(layers - model.cpu_offloading_num_layers, 1) * layer
-    again = min(model.recompute_num_layers, layers)
+        return max(staying, min(away, 2)) * layer
     if model.recompute_method is RecomputeMethod.BLOCK:
         # The inputs of the first layers, and all others; at the end, the one that is recomputed.
-        return again + max(layers - again, 1) * layer
+        again = min(model.recompute_num_layers * stages, layers)
+        return max(again - away, 0) + max(min(layers - again, staying), 1) * layer
+    again = min(model.recompute_num_layers, layers)
     # The input of every group, and the group that is being recomputed.
-    return layers / again + again * layer
+    return staying / again + again * layer
 
 
 def kept_by_layer(model: ModelConfig) -> float:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dit.models.recomputation import USABLE
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Efficiency:
@@ -18,7 +20,7 @@ class Efficiency:
     """Of memory bandwidth: a copy of large tensors."""
     links: float = 0.70
     """Of links and network: large NCCL collectives."""
-    memory: float = 0.90
+    memory: float = USABLE
     """Of memory size: libraries' buffers and fragmentation take the rest."""
 
 

@@ -14,6 +14,7 @@ from dit.planner.efficiency import Efficiency
 from dit.planner.times import Load, Times, times
 from dit.planner.traffic import Traffic, traffic
 
+_RECOMPUTE = tuple(one for one in Recompute if one is not Recompute.AUTO)
 _MOST_TENSOR, _MOST_CONTEXT, _MOST_STAGES, _MOST_VIRTUAL = 8, 64, 64, 8
 
 
@@ -97,7 +98,7 @@ def _layouts(world_size: int) -> Iterator[ParallelLayout]:
         data, rest = divmod(world_size, tensor * context * pipeline)
         if data and not rest:
             groups = _powers(_MOST_VIRTUAL if pipeline > 1 else 1)
-            for virtual, recompute in product(groups, Recompute):
+            for virtual, recompute in product(groups, _RECOMPUTE):
                 yield ParallelLayout(
                     tensor=tensor,
                     context=context,

@@ -6,6 +6,7 @@ model_and_optimizer    configuration -> model, optimizer and average of the weig
 step                   packs -> loss and gradients -> updated weights
 optimizer              AdamW, its learning rate schedule, and one clipped update
 validation             held-out packs -> loss; samples of the averaged model
+garbage_collection     Python's garbage, collected at fixed steps
 metrics                what is measured, and where it is written
 checkpoint             the run on disk, and how it continues from there
 

@@ -8,13 +8,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor
 from megatron.core.distributed import finalize_model_grads
@@ -68,10 +69,15 @@ def build_model_and_optimizer(
     return ModelAndOptimizer(chunks=chunks, optimizer=optimizer, ema=ema, groups=groups)
 
 
-def initialise_weights(model: MegatronModule, config: RunConfig) -> None:
-    """Fills in the weights that training starts from."""
+def initialise_weights(model: Any, config: RunConfig) -> None:
+    """Fills in the weights that training starts from; all data ranks call it."""
     rules, std = family_of(config.model).weights, config.model.init_method_std
-    initialise(model, seed=config.rng.seed, std=std, zero=rules.starts_at_zero)
+    copies, zero = model.groups.dp_cp, rules.starts_at_zero
+    initialise(model, seed=config.rng.seed, std=std, zero=zero, copies=copies)
+
+
+def leave_to_checkpoint(_: MegatronModule, __: RunConfig) -> None:
+    """Draws nothing: a checkpoint replaces all weights before they are used."""
 
 
 def build_model(
@@ -92,32 +98,61 @@ def build_model(
     return chunks
 
 
-def draw_weights(model: MegatronModule, draw: Draw, *, seed: int) -> None:
+@torch.no_grad()
+def draw_weights(
+    model: MegatronModule, draw: Draw, *, seed: int, copies: dist.ProcessGroup | None = None
+) -> None:
     """Gives each weight its part of `draw(name, whole shape, generator)`.
 
     The generator is seeded by (seed, name, layer), and the whole tensor is drawn in float32 before
-    this rank takes its shard, so that every layout starts from the same numbers.
+    this rank takes its shard, so that every layout starts from the same numbers. One of the ranks
+    `copies`, which hold the same shards, draws a tensor and sends the others theirs; all of them
+    draw at the same time, about as much each.
     """
-    for shard in nested_values(model.sharded_state_dict()):
-        if not isinstance(shard, ShardedTensor) or shard.data is None:
-            continue
-        axes = shard.prepend_axis_num  # the layer number is such an axis
-        name = f"{shard.key}/{shard.global_offset[:axes]}"
-        digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-        whole = draw(shard.key, shard.global_shape[axes:], generator)
-        mine = zip(shard.global_offset[axes:], shard.local_shape, strict=True)
-        with torch.no_grad():
-            shard.data.copy_(whole[tuple(slice(at, at + size) for at, size in mine)])
+    found = nested_values(model.sharded_state_dict())
+    shards = [one for one in found if isinstance(one, ShardedTensor) and one.data is not None]
+    here, ranks = (copies.rank(), copies.size()) if copies is not None else (0, 1)
+    drawn_by = _shared_out([one.data.numel() for one in shards], ranks)  # type: ignore[union-attr]
+    for shard, rank in zip(shards, drawn_by, strict=True):
+        if rank == here:
+            _draw(shard, draw, seed=seed)
+    for shard, rank in zip(shards, drawn_by, strict=True) if ranks > 1 else ():
+        dist.broadcast(shard.data, group=copies, group_src=rank)  # type: ignore[arg-type]
+
+
+def _draw(shard: ShardedTensor, draw: Draw, *, seed: int) -> None:
+    axes = shard.prepend_axis_num  # the layer number is such an axis
+    name = f"{shard.key}/{shard.global_offset[:axes]}"
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+    whole = draw(shard.key, shard.global_shape[axes:], generator)
+    mine = zip(shard.global_offset[axes:], shard.local_shape, strict=True)
+    assert shard.data is not None
+    shard.data.copy_(whole[tuple(slice(at, at + size) for at, size in mine)])
+
+
+def _shared_out(sizes: Sequence[int], ranks: int) -> list[int]:
+    """A rank for each size, the largest first, always the rank with the least so far."""
+    totals, owners = [0] * ranks, [0] * len(sizes)
+    for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        owners[index] = totals.index(min(totals))
+        totals[owners[index]] += sizes[index]
+    return owners
 
 
 def initialise(
-    model: MegatronModule, *, seed: int, std: float | None, zero: Callable[[str], bool]
+    model: MegatronModule,
+    *,
+    seed: int,
+    std: float | None,
+    zero: Callable[[str], bool],
+    copies: dist.ProcessGroup | None = None,
 ) -> None:
     """The values that training starts from.
 
     Norms are 1; biases are 0, and so are the matrices that `zero` names by their key in a
-    checkpoint; other matrices are normal with `std`, or 1 / sqrt(inputs) where it is None.
+    checkpoint; other matrices are normal with `std`, or 1 / sqrt(inputs) where it is None. Ranks
+    that hold the same shards (`copies`) share the work.
     """
 
     def draw(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -127,7 +162,7 @@ def initialise(
             return torch.zeros(shape)
         return torch.randn(shape, generator=generator) * (std or shape[1] ** -0.5)
 
-    draw_weights(model, draw, seed=seed)
+    draw_weights(model, draw, seed=seed, copies=copies)
 
 
 def randomise(model: MegatronModule, *, seed: int) -> None:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from dit.batch import PackedBatch
-from dit.config import RunConfig
+from dit.config import Recompute, RunConfig
 from dit.data import (
     PackLoader,
     build_train_loader,
@@ -24,11 +24,12 @@ from dit.data import (
     null_inputs,
 )
 from dit.data.pack import PatchLayout
-from dit.distributed.collective_errors import from_first_rank
+from dit.distributed.collective_errors import from_first_rank, on_all_ranks
 from dit.distributed.entry import StopSignals
 from dit.distributed.pack_broadcast import Replica
-from dit.distributed.process_groups import device, process_groups
+from dit.distributed.process_groups import device, device_memory, process_groups
 from dit.distributed.watchdog import heartbeat
+from dit.models.recomputation import choose_recomputation
 from dit.objectives import (
     clean_network_level,
     sampling_path,
@@ -36,7 +37,15 @@ from dit.objectives import (
     training_problem,
 )
 from dit.train.checkpoint.async_save import Saver
-from dit.train.checkpoint.resume import close_saver, finish_save, resume, run_folder, save
+from dit.train.checkpoint.resume import (
+    close_saver,
+    finish_save,
+    resume,
+    run_folder,
+    save,
+    starting_point,
+)
+from dit.train.garbage_collection import collect_after, manual_gc
 from dit.train.metrics.interval_metrics import IntervalMetrics
 from dit.train.metrics.run_logger import RunLogger
 from dit.train.metrics.step_metrics import (
@@ -50,7 +59,11 @@ from dit.train.metrics.step_metrics import (
     sum_step_metrics,
     timed,
 )
-from dit.train.model_and_optimizer import build_model_and_optimizer
+from dit.train.model_and_optimizer import (
+    build_model_and_optimizer,
+    initialise_weights,
+    leave_to_checkpoint,
+)
 from dit.train.optimizer import learning_rate
 from dit.train.step import forward_backward, optimizer_step
 from dit.train.train_state import Export, Samples, TrainState
@@ -82,6 +95,7 @@ def pretrain(
         run = _prepare(config, ends)
         run.export = export
         run.samples = open_samples(run) if open_samples is not None else None
+        ends.enter_context(manual_gc(config.train))
         logger = RunLogger(run)
         stop_signals = ends.enter_context(StopSignals())
         ends.enter_context(deaths_in_words())
@@ -106,6 +120,7 @@ def measure_steps(
         if run.loader is not None:
             ends.callback(run.loader.close)
         ends.callback(run.replica.close)
+        ends.enter_context(manual_gc(config.train))
         for _ in range(warm_up):
             _step(run, no_signals)
         with around:
@@ -118,6 +133,7 @@ def _prepare(config: RunConfig, ends: ExitStack) -> TrainState:
         torch.use_deterministic_algorithms(True)
         os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"  # Transformer Engine's attention
     check_clean_level(config)
+    config, notes = _with_recomputation(config)
     if config.samples:
         sampling_path(config.objective)  # refuses an objective that cannot generate
     heartbeat("opening of the data")
@@ -129,21 +145,23 @@ def _prepare(config: RunConfig, ends: ExitStack) -> TrainState:
     if replica.reads:
         loader = build_train_loader(config, rank=ranks[0], world_size=ranks[1])
     folder = ends.enter_context(run_folder(config))
-    model = build_model_and_optimizer(config, groups)
+    # Drawing takes minutes for a large model; all ranks must agree on it.
+    replaced = from_first_rank(lambda: starting_point(config)) is not None
+    fill = leave_to_checkpoint if replaced else initialise_weights
+    model = build_model_and_optimizer(config, groups, fill=fill)
     objective = training_objective(config.objective)
     run = TrainState(
         config=config,
         folder=folder,
         replica=replica,
         loader=loader,
-        validation=read_validation_packs(
-            config, replica, indices=range(ranks[0], config.train.eval_iters, ranks[1])
-        ),
+        validation=read_validation_packs(config, rank=ranks[0], world_size=ranks[1]),
         model=model,
         interval_metrics=IntervalMetrics(config, model, objective),
         objective=objective,
         null=null_inputs(config, device()),
         card=dataset_card(config),
+        notes=notes,
     )
     if run.folder is not None:
         run.saver = Saver(run.folder, config)
@@ -153,6 +171,16 @@ def _prepare(config: RunConfig, ends: ExitStack) -> TrainState:
     resume(run)
     dist.barrier()  # nothing is written before every rank is ready
     return run
+
+
+def _with_recomputation(config: RunConfig) -> tuple[RunConfig, list[str]]:
+    """What `recompute_granularity=auto` stands for on these devices, and a line that says so."""
+    if config.model.recompute_granularity is not Recompute.AUTO:
+        return config, []
+    known = [size for size in on_all_ranks(device_memory) if size is not None]
+    size = min(known, default=None)  # ranks that share a layer must recompute alike
+    chosen = choose_recomputation(config, world_size=dist.get_world_size(), device_memory=size)
+    return chosen.config, [f"recomputation {chosen.reason}"]
 
 
 def check_clean_level(config: RunConfig) -> None:
@@ -255,6 +283,7 @@ def _step(
         skipped = gather_skipped_step(
             step, loss=sums.loss, not_finite=rank_loss.not_finite, present=present
         )
+    collect_after(step, c.train)
     rate, seconds = learning_rate(c, update_number), time.perf_counter() - began
     values = step_values(run, sums, update, rate=rate, seconds={"step_time": seconds} | elapsed())
     return values | run.interval_metrics.read(run.progress, update), skipped, sums

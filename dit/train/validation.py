@@ -31,10 +31,10 @@ import torch.distributed as dist
 
 from dit.batch import PackedBatch
 from dit.config import ModelConfig, RunConfig
-from dit.data import RejectCounts, ValidationPacks, build_val_packs
+from dit.data import PackLoader, ValidationPacks, build_val_loader, number_packs
 from dit.distributed.data_parallel import gathered_weights
 from dit.distributed.model_parallel import FullForward, Item
-from dit.distributed.pack_broadcast import Replica
+from dit.distributed.pack_broadcast import Numbered, deal_packs
 from dit.distributed.process_groups import device
 from dit.distributed.watchdog import heartbeat
 from dit.objectives import TrainingObjective, validation_problem
@@ -48,30 +48,34 @@ Sums = dict[str, tuple[float, float]]  # error and its divisor, by the name of a
 
 
 def read_validation_packs(
-    config: RunConfig, replica: Replica, *, indices: Sequence[int]
+    config: RunConfig, *, rank: int, world_size: int
 ) -> dict[str, ValidationPacks]:
-    """This replica's packs of each validation set, by the name of its loss."""
+    """The packs of a data-parallel rank of each validation set, by the name of its loss.
+
+    All ranks call it. Packs follow from all samples before them, so that one rank reads them all.
+    """
     if not (config.train.eval_interval and config.train.eval_iters):
         return {}
-    found = {"val_loss": _read_packs(config, replica, indices=indices)}
+    indices = range(rank, config.train.eval_iters, world_size)
+    found = {"val_loss": _read_packs(config, indices)}
     for one in config.validation.sets:
         only = replace(config.dataset, path=one.path, blend=(), mock=False)
         only = replace(only, use_train_split_for_val=False)
         name = f"val_{one.name}_loss"
-        found[name] = _read_packs(replace(config, dataset=only), replica, indices=indices)
+        found[name] = _read_packs(replace(config, dataset=only), indices)
     return found
 
 
-def _read_packs(config: RunConfig, replica: Replica, *, indices: Sequence[int]) -> ValidationPacks:
-    read = ValidationPacks(packs=[], counts=RejectCounts())
+def _read_packs(config: RunConfig, indices: Sequence[int]) -> ValidationPacks:
+    loader: PackLoader | None = None
 
-    def packs() -> Iterator[PackedBatch]:
-        nonlocal read
-        read = build_val_packs(config, indices=indices)
-        yield from read.packs
+    def packs() -> Iterator[Numbered]:
+        nonlocal loader
+        loader = build_val_loader(config, rank=0, world_size=1)  # may raise, on all ranks then
+        yield from number_packs(loader, count=config.train.eval_iters)
 
-    received = replica.broadcast(packs(), torch.device("cpu"))
-    return replace(read, packs=received)
+    kept = deal_packs(packs(), keep=indices)
+    return ValidationPacks.of([kept[index] for index in indices], loader)
 
 
 def validation_round(run: TrainState) -> tuple[dict[str, Any], DrawnSamples | None]:

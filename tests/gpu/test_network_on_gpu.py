@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dit.config import LossMean, ObjectiveConfig, Precision
+from dit.config import LossMean, ObjectiveConfig, Precision, Recompute
 from dit.distributed.process_groups import process_groups, start_processes
 from dit.models.dit.config import DitConfig
 from dit.models.dit.model import DiT
@@ -27,6 +27,7 @@ PATHS = {
     "eager": {},
     "compiled": {"compile": True},
     "offloaded": {"cpu_offloading_num_layers": 1},
+    "offloaded inputs": {"cpu_offloading_num_layers": 2, "recompute_granularity": Recompute.FULL},
     "compiled and offloaded": {"compile": True, "cpu_offloading_num_layers": 2},
 }
 PACKS = ([(1, 16, 16), (4, 8, 9), (1, 3, 5)], [(2, 12, 12)], [(1, 8, 8)] * 6)

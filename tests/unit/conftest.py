@@ -9,6 +9,9 @@ from torch import Tensor
 from dit.batch import PackedBatch
 from dit.distributed.process_groups import process_groups, start_processes
 from dit.models.dit.config import DitConfig
+from dit.models.layers import transformer_engine
+from dit.models.stacks import stacked_transformer
+from tests import stand_in_engine
 
 Grid = tuple[int, int, int]
 MakePack = Callable[..., PackedBatch]
@@ -18,6 +21,17 @@ MakePack = Callable[..., PackedBatch]
 def groups():
     start_processes(seed=1, model=DitConfig())
     return process_groups()
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """Transformer Engine's place is taken by `tests/stand_in_engine.py`."""
+    monkeypatch.setattr(stacked_transformer, "check_engine", lambda model: None)
+    for cached in (transformer_engine._linear_class, transformer_engine._attention):
+        cached.cache_clear()
+    yield stand_in_engine.install(monkeypatch)
+    for cached in (transformer_engine._linear_class, transformer_engine._attention):
+        cached.cache_clear()
 
 
 @pytest.fixture(scope="session")

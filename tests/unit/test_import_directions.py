@@ -40,7 +40,7 @@ ALLOWED = {
     "dit.models.layers": BASE | {"dit.models.layer_spec"},
     "dit.models.stacks": BASE | {"dit.models.layer_spec", "dit.models.layers"},
     "dit.models.dit": BASE | MODELS,
-    "dit.config.loading": BASE | {"dit.models"},
+    "dit.config.loading": BASE | {"dit.models", "dit.distributed.device_specs"},
     "dit.data": BASE | {"dit.models"},
     "dit.planner": BASE | {"dit.models", "dit.config.loading", "dit.distributed.device_specs"},
     "dit.train": STEP,

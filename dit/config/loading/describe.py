@@ -5,9 +5,11 @@ The tree is YAML and all else is comments, so the whole output is a configuratio
 
 from __future__ import annotations
 
-from dit.config import Decay, EmaKind, Precision, RunConfig
+from dit.config import Decay, EmaKind, Precision, Recompute, RunConfig
 from dit.config.loading.load import to_yaml
+from dit.distributed.device_specs import DEVICES
 from dit.models.cost import memory, parameter_count
+from dit.models.recomputation import choose_recomputation
 
 
 def describe(config: RunConfig, *, world_size: int) -> str:
@@ -20,6 +22,7 @@ def describe(config: RunConfig, *, world_size: int) -> str:
         ("parameters", f"{parameter_count(config.model):,} trainable ({config.model.name})"),
         *_layout(config, world_size),
         *_memory(config, world_size),
+        *_recomputation(config, world_size),
         *_effective(config),
     ]
     return to_yaml(config) + "\n" + "".join(f"# {name:<14}{text}\n" for name, text in rows)
@@ -54,6 +57,18 @@ def _memory(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
         ("", f"optimizer {_gib(need.optimizer)}, EMA {_gib(need.ema)} ({sharded})"),
         ("", f"activations about {_gib(need.activations)} for a full pack"),
     ]
+
+
+def _recomputation(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
+    """What `auto` chooses on devices of the sizes that there are."""
+    if config.model.recompute_granularity is not Recompute.AUTO:
+        return []
+    rows = [("recomputation", "auto: none on a CPU, and by the memory of a GPU:")]
+    for size in sorted({device.memory for device in DEVICES.values()}):
+        names = ", ".join(name for name, device in DEVICES.items() if device.memory == size)
+        chosen = choose_recomputation(config, world_size=world_size, device_memory=size)
+        rows.append(("", f"{names}: {chosen.reason.removeprefix('auto: ')}"))
+    return rows
 
 
 def _gib(size: int) -> str:

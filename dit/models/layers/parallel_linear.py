@@ -200,22 +200,26 @@ def split_linear(
 def add_gradients_in_products(model: nn.Module) -> None:
     """Lets the backward products of split weights add their gradients to DDP's buffers directly.
 
-    For a model under Megatron-Core's DDP, which owns these buffers.
+    For a model under Megatron-Core's DDP, which owns these buffers. Layers of Transformer Engine do
+    it by themselves, Megatron-Core's with Apex; without Apex their gradients are added as always.
 
     Raises:
-        ValueError: a layer has no such product here.
+        ValueError: no layer has such a product here.
     """
+    layers = list(model.modules())
+    of_engine: list[Any] = [x for x in layers if hasattr(x, "fuse_wgrad_accumulation")]
+    of_core = [x for x in layers if isinstance(x, ColumnParallelLinear | RowParallelLinear)]
     apex = find_spec("fused_weight_gradient_mlp_cuda") is not None
-    for layer in model.modules():
-        if hasattr(layer, "fuse_wgrad_accumulation"):  # Transformer Engine's
-            layer.fuse_wgrad_accumulation = True  # type: ignore[assignment]
-        elif isinstance(layer, ColumnParallelLinear | RowParallelLinear):
-            if not apex:
-                raise ValueError(
-                    "model.gradient_accumulation_fusion=true needs Apex, built with --cuda_ext, and"
-                    " its fused_weight_gradient_mlp_cuda is not installed here; set it to false"
-                )
-            layer.gradient_accumulation_fusion = True
+    if not (apex or of_engine):
+        raise ValueError(
+            "model.gradient_accumulation_fusion=true needs Apex, built with --cuda_ext, or"
+            " Transformer Engine, and Apex's fused_weight_gradient_mlp_cuda is not installed here;"
+            " set it to false, or model.transformer_impl=transformer_engine"
+        )
+    for layer in of_engine:
+        layer.fuse_wgrad_accumulation = True
+    for layer in of_core if apex else ():
+        layer.gradient_accumulation_fusion = True
 
 
 class Replicated(nn.Linear):

@@ -26,10 +26,32 @@ from torch.nn.functional import layer_norm
 
 
 @cache
-def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`function` as a fused kernel, compiled once for packs of all sizes."""
-    made: Any = torch.compile(function, dynamic=True)
-    return made
+def compiled(
+    function: Callable[..., Tensor], *, backend: str | Callable[..., Any] = "inductor"
+) -> Callable[..., Tensor]:
+    """`function` as a fused kernel, compiled once for packs of all sizes.
+
+    The rows of its tensors may vary in number. Their widths are constants of the kernel, so that a
+    norm over the width is computed in one piece.
+    """
+    made: Any = torch.compile(function, dynamic=False, backend=backend)
+
+    def call(*arguments: Any) -> Tensor:
+        most = max(len(x) for x in arguments if isinstance(x, Tensor))
+        return made(*(_with_any_rows(x, most) for x in arguments))
+
+    return call
+
+
+def _with_any_rows(x: Any, most: int) -> Any:
+    if not isinstance(x, Tensor) or most == 1:
+        return x
+    if len(x) < most:
+        # Level rows are parts of wider rows. Of a single sample they would lie otherwise, and torch
+        # compiles again for one row and for each such difference: so they are copied, one twice.
+        x = torch.cat((x, x)) if len(x) == 1 else x.contiguous()
+    torch._dynamo.mark_dynamic(x, 0)
+    return x
 
 
 def check_compiler() -> None:

@@ -75,13 +75,8 @@ class JointTransformer(StackedTransformer):
         """Positions [L, A] of the whole text; zeros do not rotate."""
         return batch.position_TA.new_zeros(batch.text_starts[-1], batch.position_TA.shape[1])
 
-    @property
-    def _text_multiple(self) -> int:
-        rows = self.model.fp8_rows if self.model.fp8 is not None else 1
-        return rows * self.token_parts
-
     def hidden_rows(self, batch: PackedBatch) -> Mapping[str, int]:
-        share, multiple = self.context.share, self._text_multiple
+        share, multiple = self.context.share, self.model.token_multiple
         text = text_rows(self.text_lengths(batch), share=share, multiple=multiple)
         latents, text = (rows // self.token_parts for rows in (len(batch.segment_T), text))
         return {"hidden": latents, "text_hidden": text, "joint": latents + text}
@@ -91,7 +86,7 @@ class JointTransformer(StackedTransformer):
         text = text_row(
             self.text_lengths(batch),
             share=self.context.share,
-            multiple=self._text_multiple,
+            multiple=self.model.token_multiple,
             device=device,
         )
         order = JointOrder.of(

@@ -2,26 +2,22 @@
 
 1. pipeline_stages  the layers of all stacks, cut into stages
 2. LayerStack       those of one stack that a stage holds: construction, recomputation, names
-3. on_host          what the backward pass needs, moved to the host's memory
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from copy import copy
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import torch
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import (
     TransformerBlock,
     TransformerBlockSubmodules,
 )
-from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from dit.config import Recompute, RecomputeMethod
@@ -33,6 +29,7 @@ from dit.models.layer_spec import (
 )
 from dit.models.layers.parallel_linear import BuildContext
 from dit.models.layers.transformer_engine import fp8_products
+from dit.models.stacks.offload import OffloadedLayer, on_host, when_reached
 
 
 def layer_class(spec: LayerSpec) -> Any:
@@ -157,16 +154,23 @@ class LayerStack(TransformerBlock):
 
     def forward(self, hidden: Any, conditions: Any) -> Any:  # type: ignore[override]
         """`hidden` is one row of tokens, or latents and text, as the layers take it."""
+        before: OffloadedLayer | None = None
         for first, last in self._groups():
-            if self._recomputed(first):
-                span = (conditions, first, last)
-                hidden = checkpoint(self._run, hidden, *span, use_reentrant=False)
-                continue
             number = self.layers_before + first
             away = self.training and number < self.model.cpu_offloading_num_layers
-            with on_host(self.layers[first], conditions) if away else nullcontext():
-                hidden = self._run(hidden, conditions, first, last)
+            with on_host(self.layers[first], conditions) if away else nullcontext() as here:
+                hidden = self._group(hidden, conditions, first, last)
+            for offloaded in (here, before):
+                if offloaded is not None:
+                    when_reached(hidden, offloaded.fetch)
+            before = here
         return hidden
+
+    def _group(self, hidden: Any, conditions: Any, first: int, last: int) -> Any:
+        """Of layers that are computed again, autograd saves what goes into the first of them."""
+        if not self._recomputed(first):
+            return self._run(hidden, conditions, first, last)
+        return checkpoint(self._run, hidden, conditions, first, last, use_reentrant=False)
 
     def _run(self, hidden: Any, conditions: Any, first: int, last: int) -> Any:
         # Here and not around the stack: recomputation comes back to this function.
@@ -197,48 +201,3 @@ class LayerStack(TransformerBlock):
             if getattr(layer, "text_ends", False)
             for pattern in self.unused
         ]
-
-
-_SMALL = 1 << 16
-"""Bytes below which a copy costs more than it frees."""
-Kept = Tensor | tuple[torch.device, tuple[int, ...], Tensor]
-
-
-@contextmanager
-def on_host(layer: nn.Module, shared: Any) -> Iterator[None]:
-    """Inside, tensors that autograd saves for the backward pass go to pinned host memory.
-
-    The weights of `layer` and the tensors of `shared` stay on the device, which holds them anyway.
-    Copies are queued on the current stream, so that the host waits for none of them.
-    """
-    staying = {_storage(t) for t in (*layer.parameters(), *_tensors(shared))}
-
-    def pack(kept: Tensor) -> Kept:
-        if kept.nbytes < _SMALL or _storage(kept) in staying:
-            return kept
-        home = torch.empty_like(kept, device="cpu", pin_memory=kept.is_cuda)
-        return kept.device, kept.stride(), home.copy_(kept, non_blocking=True)
-
-    def unpack(kept: Kept) -> Tensor:
-        if isinstance(kept, Tensor):
-            return kept
-        device, stride, home = kept
-        # Compiled kernels insist on the strides that they have seen.
-        back = torch.empty_strided(home.shape, stride, dtype=home.dtype, device=device)
-        return back.copy_(home, non_blocking=True)
-
-    with saved_tensors_hooks(pack, unpack):
-        yield
-
-
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
-def _tensors(of: Any) -> Iterator[Tensor]:
-    """The tensors of a dataclass, and of those in it."""
-    if isinstance(of, Tensor):
-        yield of
-    elif is_dataclass(of):
-        for field in fields(of):
-            yield from _tensors(getattr(of, field.name))

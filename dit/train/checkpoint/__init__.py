@@ -1,10 +1,11 @@
 """The run on disk: saved while it trains, and continued from there.
 
-resume        where a run starts from, when it is saved, what can be done with it when finished
-state_dict    what a checkpoint holds, and how it is loaded
-shares        which rank writes and reads which weight
-exchange      state of weights on its way between the ranks that update it and those that store it
-async_save    a checkpoint is gathered, written and published, in the background where configured
-distcp        Megatron-Core's sharded checkpoint in three parts
-paths         which checkpoint a path means, and whether its files are as they were saved
+resume         where a run starts from, when it is saved, what can be done with it when finished
+state_dict     what a checkpoint holds, and how it is loaded
+data_position  the loaders' states of a checkpoint
+shares         which rank writes and reads which weight
+exchange       state of weights on its way between the ranks that update it and those that store it
+async_save     a checkpoint is gathered, written and published, in the background where configured
+distcp         Megatron-Core's sharded checkpoint in three parts
+paths          which checkpoint a path means, and whether its files are as they were saved
 """

@@ -30,6 +30,7 @@ from dit.config import RunConfig
 from dit.config.loading import save_config
 from dit.distributed.collective_errors import error_in_words, on_all_ranks, on_first_rank
 from dit.distributed.data_parallel import gathered_weights
+from dit.train.checkpoint.data_position import loader_file
 from dit.train.checkpoint.distcp import DistcpFile, DistcpSave, plan_files
 from dit.train.checkpoint.paths import (
     LATEST,
@@ -41,7 +42,7 @@ from dit.train.checkpoint.paths import (
     sync_and_digest,
     write_manifest,
 )
-from dit.train.checkpoint.state_dict import INTERVAL, DataState, loader_file, share_of_state
+from dit.train.checkpoint.state_dict import INTERVAL, DataState, share_of_state
 from dit.train.model_and_optimizer import ModelAndOptimizer
 from dit.train.train_state import TrainProgress
 

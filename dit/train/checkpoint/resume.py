@@ -23,16 +23,16 @@ import torch.distributed as dist
 
 from dit.config import EmaKind, RunConfig, Weights
 from dit.config.loading import changes
-from dit.data import DataError, PackLoader, places_of
+from dit.data import DataError, LoaderLayout, PackLoader, places_of
 from dit.distributed.collective_errors import on_all_ranks
 from dit.distributed.watchdog import heartbeat
 from dit.models.family import family_of
 from dit.objectives import REGISTRY
 from dit.safe_writing import FolderInUseError, only_writer
+from dit.train.checkpoint.data_position import Position, data_positions
 from dit.train.checkpoint.paths import CheckpointError, find_checkpoint, manifest_of, saved_config
 from dit.train.checkpoint.state_dict import (
     DataState,
-    data_positions,
     interval_sums,
     load_checkpoint,
     start_from,
@@ -86,6 +86,17 @@ def _lock(folder: Path, held: ExitStack) -> str:
     return ""
 
 
+def starting_point(config: RunConfig) -> Path | None:
+    """The checkpoint that `resume` takes weights from; None where the run draws its own.
+
+    Raises:
+        CheckpointError: there is one, of which no checkpoint can be told.
+    """
+    places = (config.checkpoint.save, config.checkpoint.load)
+    found = (find_checkpoint(Path(place)) for place in places if place)
+    return next((path for path in found if path is not None), None)
+
+
 def resume(run: TrainState) -> None:
     """Continues from a checkpoint in checkpoint.save, else from one in checkpoint.load.
 
@@ -132,22 +143,30 @@ def _continue_from(run: TrainState, path: Path, *, own: bool) -> None:
             "the data begin anew, since checkpoint.load_data_position=false; weights, optimizer,"
             " schedule and average go on"
         )
-    elif run.loader is not None:
-        _load_data_position(run.loader, path)
-        run.notes += [run.loader.resharded] if run.loader.resharded else []
+    else:
+        _load_data_position(run, path)
 
 
-def _load_data_position(loader: PackLoader, path: Path) -> None:
-    """Loads the position in the data of a checkpoint.
+def _load_data_position(run: TrainState, path: Path) -> None:
+    """Loads the position in the data of a checkpoint; all ranks call it.
 
     Raises:
         CheckpointError: it is one in other data, or cannot be divided among these ranks.
     """
-    places = places_of(saved_config(path).dataset)
+    states, loader = _data_positions(run, path), run.loader
+    if loader is None:
+        return
     try:
-        loader.load_state_dict(data_positions(path), places=places)
+        loader.load_state_dict(states, places=places_of(saved_config(path).dataset))
     except DataError as error:
         raise CheckpointError(f"{path}: {error}") from error
+    run.notes += [loader.resharded] if loader.resharded else []
+
+
+def _data_positions(run: TrainState, path: Path) -> list[Position]:
+    ranks = run.data_ranks
+    layout = LoaderLayout(ranks=ranks.size(), workers=run.config.dataset.num_workers)
+    return data_positions(path, layout, rank=ranks.rank() if run.loader is not None else None)
 
 
 def _restarts_data(run: TrainState, path: Path, *, own: bool) -> bool:
@@ -159,13 +178,17 @@ def _restarts_data(run: TrainState, path: Path, *, own: bool) -> bool:
         return False
     if not own or saved_config(path).checkpoint.load_data_position:
         return True
-    return not on_all_ranks(lambda: run.loader is None or _fits(run.loader, path))[0]
-
-
-def _fits(loader: PackLoader, path: Path) -> bool:
     try:
-        return loader.fits(data_positions(path))
-    except (CheckpointError, DataError):  # of another version, so of other data
+        states = _data_positions(run, path)
+    except CheckpointError:
+        return True
+    return not on_all_ranks(lambda: run.loader is None or _fits(run.loader, states))[0]
+
+
+def _fits(loader: PackLoader, states: list[Position]) -> bool:
+    try:
+        return loader.fits(states)
+    except DataError:  # of another version, so of other data
         return False
 
 

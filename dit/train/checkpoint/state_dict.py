@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -44,7 +43,6 @@ from dit.train.checkpoint.paths import (
     changed_files,
     damaged,
     manifest_of,
-    remedy,
     saved_config,
 )
 from dit.train.model_and_optimizer import ModelAndOptimizer
@@ -66,7 +64,7 @@ class DataState:
 
 
 def load_checkpoint(path: Path, model: ModelAndOptimizer, *, config: RunConfig) -> TrainProgress:
-    """Loads weights, optimizer and averages; `data_positions` loads the loaders' states.
+    """Loads weights, optimizer and averages; `data_positions` reads the loaders' states.
 
     Averages that the checkpoint lacks start from its weights. All ranks call it.
 
@@ -154,32 +152,6 @@ def load_weights(
     exchange.hand_out(loaded.get("share", {}))
 
 
-def data_positions(path: Path) -> list[dict[str, Any]]:
-    """The loader states of all data-parallel ranks, in the order of the ranks.
-
-    Raises:
-        CheckpointError: a file is missing or damaged.
-    """
-    first = _data_position(path / loader_file(0))
-    ranks = first.get("ranks", 1)
-    if type(ranks) is not int:
-        raise damaged(path / loader_file(0), ValueError(f"ranks is {ranks!r}"))
-    return [first, *(_data_position(path / loader_file(rank)) for rank in range(1, ranks))]
-
-
-def _data_position(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        path = file.parent
-        raise CheckpointError(f"{path} has no {file.name}; {remedy(path.parent, path.name)}")
-    try:
-        position = torch.load(file, weights_only=True)
-    except Exception as error:
-        raise damaged(file, error) from error
-    if not isinstance(position, dict):
-        raise damaged(file, ValueError(f"it holds a {type(position).__name__}"))
-    return position
-
-
 def interval_sums(path: Path) -> dict[str, Tensor]:
     """The state of IntervalMetrics; empty in checkpoints of earlier versions.
 
@@ -191,11 +163,6 @@ def interval_sums(path: Path) -> dict[str, Tensor]:
         return load_file(file) if file.is_file() else {}
     except (SafetensorError, OSError) as error:
         raise damaged(file, error) from error
-
-
-def loader_file(data_rank: int) -> str:
-    """Name of the file with the loader state of a data-parallel rank."""
-    return f"loader_{data_rank:05d}.pt"
 
 
 def _stored_names(path: Path) -> list[str]:

@@ -85,7 +85,7 @@ def test_each_key_without_a_meaning_gets_one_line(dfm_file: Path, caplog) -> Non
         "mixed_precision=bf16_mixed",
         "mixed_precision={bf16: true, fp8: null}",
         "ddp.average_in_collective=true",
-        "train.manual_gc_interval=100",
+        "train.manual_gc_eval=100",
     ],
 )
 def test_other_keys_of_its_recipes_are_accepted(token: str, caplog) -> None:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
 
 from dit.config import Recompute
 from dit.models.dit.config import ExtraPosition
 from dit.models.dit.model import DiT
+from dit.models.layers import packed_attention, per_sample
 from dit.models.layers.per_sample import check_compiler, missing_for_compilation
 from dit.train.model_and_optimizer import randomise
 from tests.packs import random_pack, tiny_model
 
+WIDTH = 24  # of a head of `tiny_model`
 PACKS = [
     [(1, 4, 6), (3, 2, 5)],
     [(1, 4, 6)] * 5,
@@ -55,9 +60,35 @@ def test_compiled_network_gives_the_same_predictions_and_gradients(groups, chang
             found.append([out_TC.detach(), *(p.grad.clone() for p in network.parameters())])
         for plain, compiled in zip(*found, strict=True):
             assert (compiled - plain).norm() <= 1e-5 * plain.norm() + 1e-7
-    # Three regions, made for packs of any size and for those of one sample, and again for the other
-    # hooks of recomputation: none per pack or layer.
-    assert counters["stats"]["unique_graphs"] <= 12
+    # Three regions, and again for the other hooks of recomputation: none per pack or layer.
+    assert counters["stats"]["unique_graphs"] <= 6
+
+
+def test_regions_are_compiled_once_with_tokens_of_any_number_and_fixed_widths(groups, monkeypatch):
+    torch._dynamo.reset()
+    counters.clear()
+    shapes = []
+
+    def note(graph, inputs):
+        shapes.append([x.shape for x in inputs if isinstance(x, torch.Tensor)])
+        return make_boxed_func(graph.forward)
+
+    plain = partial(per_sample.compiled, backend=aot_autograd(fw_compiler=note))
+    for module in (per_sample, packed_attention):
+        monkeypatch.setattr(module, "compiled", plain)
+    model = tiny_model(num_layers=3, compile=True)
+    network = DiT(model, groups).train()
+    randomise(network, seed=7)
+    for grids in PACKS:
+        pack = random_pack(grids, [3 + i for i in range(len(grids))], model=model)
+        out_TC = network(pack.latent_TC, torch.linspace(-0.5, 0.5, len(grids)), pack)
+        out_TC.sum().backward()
+    assert counters["stats"]["unique_graphs"] == 3  # modulation, gate, rotation
+    sizes = [size for region in shapes for shape in region for size in shape]
+    widths = {int(size) for size in sizes if not isinstance(size, torch.SymInt)}
+    assert widths - {1} == {model.hidden_size, model.num_attention_heads, WIDTH}
+    rows = [shape[0] for region in shapes for shape in region if len(shape) > 1]
+    assert all(isinstance(size, torch.SymInt) for size in rows)
 
 
 def test_a_missing_compiler_is_said_before_anything_is_built(monkeypatch):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from dit.batch import Problem, SequenceShard
 from dit.config import (
+    ContextComm,
     DatasetConfig,
     Fp8,
     Fp8Recipe,
@@ -17,29 +21,18 @@ from dit.config import (
     Recompute,
     RunConfig,
 )
+from dit.distributed.model_parallel import rank_part
 from dit.models.dit.config import DitConfig
 from dit.models.dit.model import DiT
-from dit.models.layers import transformer_engine
-from dit.models.stacks import stacked_transformer
 from dit.train.model_and_optimizer import randomise
 from tests import stand_in_engine
-from tests.packs import tiny_model
+from tests.packs import random_pack, tiny_model
 from tests.toy_networks import NETWORKS, level_rows, toy_model, toy_pack
 
 PRODUCTS = 12  # six in each layer: those of the captions are not in 8 bits
 ENGINE = {"transformer_impl": Implementation.TRANSFORMER_ENGINE}
 MODEL = tiny_model(hidden_size=64, num_attention_heads=2, precision=Precision.BF16)
 PACK = [(1, 4, 6), (3, 2, 5), (1, 3, 3)]
-
-
-@pytest.fixture
-def stand_in(monkeypatch):
-    monkeypatch.setattr(stacked_transformer, "check_engine", lambda model: None)
-    for cached in (transformer_engine._linear_class, transformer_engine._attention):
-        cached.cache_clear()
-    yield stand_in_engine.install(monkeypatch)
-    for cached in (transformer_engine._linear_class, transformer_engine._attention):
-        cached.cache_clear()
 
 
 def _numbers(network):
@@ -123,11 +116,42 @@ def test_what_8_bits_need(changes, said):
         replace(MODEL, **changes)
 
 
-def test_tokens_of_a_rank_fit_8_bits():
-    model = replace(MODEL, **ENGINE, fp8=Fp8.HYBRID, context_parallel_size=2)
-    with pytest.raises(Problems, match=r"use dataset\.sample_multiple=32"):
-        RunConfig(model=model, dataset=DatasetConfig(sample_multiple=16))
-    RunConfig(model=model, dataset=DatasetConfig(sample_multiple=32))
+@pytest.mark.parametrize(
+    ("tensor", "context", "comm"),
+    [
+        (tensor, context, comm)
+        for tensor, context in product((1, 2, 4, 8), (1, 2, 4))
+        for comm in ContextComm
+    ],
+)
+@pytest.mark.parametrize("recipe", [Fp8Recipe.TENSORWISE, Fp8Recipe.MXFP8])
+def test_tokens_of_every_tensor_rank_fit_8_bits(recipe, tensor, context, comm):
+    """Transformer Engine refuses products whose rows on a rank are no multiple of 8, in a run."""
+    model = replace(
+        tiny_model(num_attention_heads=32, hidden_size=512, precision=Precision.BF16),
+        **ENGINE,
+        fp8=Fp8.HYBRID,
+        fp8_recipe=recipe,
+        tensor_model_parallel_size=tensor,
+        sequence_parallel=tensor > 1,
+        context_parallel_size=context,
+        cp_comm_type=comm,
+    )
+    config = RunConfig(model=model, dataset=DatasetConfig(sample_multiple=8))
+    pack = random_pack([(1, 4, 5), (3, 5, 5)], [3, 0], model=model, multiple=8)  # 24 + 80 tokens
+    halves = comm is ContextComm.P2P and context > 1
+    rows_TC, row_N = pack.latent_TC, torch.zeros(2)
+    problem = Problem(
+        input_TC=rows_TC, target_TC=rows_TC, level_M=row_N, weight_N=row_N, noise_N=row_N
+    )
+    for index in range(context):
+        share = SequenceShard(index=index, count=context, halves=halves)
+        module = SimpleNamespace(model=config.model, context=SimpleNamespace(share=share))
+        mine, _ = rank_part(module, (pack, problem))
+        rows, rest = divmod(len(mine.segment_T), tensor)
+        assert rest == 0
+        assert rows % (32 if recipe is Fp8Recipe.MXFP8 else 16) == 0
+        assert 0 <= len(mine.segment_T) - 104 // context < model.token_multiple
 
 
 def test_a_checkpoint_opens_where_there_is_no_engine():

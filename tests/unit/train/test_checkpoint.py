@@ -8,15 +8,19 @@ import pytest
 import torch
 from megatron.core.dist_checkpointing import load_plain_tensors
 
-from dit.config import CheckpointConfig, DdpConfig, OptimizerConfig, Precision
+from dit.config import CheckpointConfig, DdpConfig, EmaKind, OptimizerConfig, Precision
+from dit.data import LoaderLayout
 from dit.models.dit.model import DiT
 from dit.planner.checkpoints import checkpoint_bytes
 from dit.train.checkpoint.async_save import save_checkpoint
+from dit.train.checkpoint.data_position import data_positions
 from dit.train.checkpoint.paths import CheckpointError, find_checkpoint
-from dit.train.checkpoint.state_dict import data_positions, load_checkpoint, load_weights
+from dit.train.checkpoint.state_dict import load_checkpoint, load_weights, start_from
 from dit.train.model_and_optimizer import build_model_and_optimizer
 from dit.train.train_state import TrainProgress
 from tests.learning import DATA, assert_equal, tiny_run, train, weights_and_averages
+
+ALONE = LoaderLayout(ranks=1, workers=0)
 
 
 @pytest.mark.parametrize("sharded", [True, False])
@@ -34,7 +38,7 @@ def test_run_continues_bit_for_bit(groups, tmp_path, sharded, precision):
     again = build_model_and_optimizer(config, groups)
     assert find_checkpoint(tmp_path) == place
     assert load_checkpoint(place, again, config=config) == progress
-    assert data_positions(place) == [DATA.position]
+    assert data_positions(place, ALONE, rank=0) == [DATA.position]
     assert train(again, config, 4, 6) == rest
     assert_equal(weights_and_averages(again), weights_and_averages(whole))
 
@@ -50,6 +54,35 @@ def test_a_checkpoint_has_the_bytes_that_are_planned(groups, tmp_path, sharded, 
     tensors = load_plain_tensors(str(place)).values()
     stored = sum(t.nbytes for t in tensors if isinstance(t, torch.Tensor))
     assert stored == checkpoint_bytes(config, world_size=1).whole
+
+
+@pytest.mark.parametrize("averaged_before", [True, False])
+def test_weights_that_are_never_drawn_are_those_of_the_checkpoint(
+    groups, tmp_path, averaged_before
+):
+    """Nothing of what fills new memory is left, in weights, moments or averages."""
+
+    def with_nans(model, _):
+        for weight in model.parameters():
+            weight.data.fill_(torch.nan)
+
+    config = tiny_run()
+    kind = config.ema.kind if averaged_before else EmaKind.NONE
+    saved = replace(config, ema=replace(config.ema, kind=kind))
+    whole = build_model_and_optimizer(saved, groups)
+    train(whole, saved, 1, 2)
+    place = save_checkpoint(
+        tmp_path, whole, progress=TrainProgress(step=2), config=saved, data=DATA
+    )
+    drawn = build_model_and_optimizer(config, groups)
+    empty = build_model_and_optimizer(config, groups, fill=with_nans)
+    for model in (drawn, empty):
+        load_checkpoint(place, model, config=config)
+    assert_equal(weights_and_averages(empty), weights_and_averages(drawn))
+    assert train(empty, config, 3, 4) == train(drawn, config, 3, 4)
+    for model in (drawn, empty):
+        start_from(place, model, config=config)
+    assert_equal(weights_and_averages(empty), weights_and_averages(drawn))
 
 
 def test_a_run_continues_with_adams_moments_on_the_host(groups, tmp_path):
@@ -126,10 +159,10 @@ def test_a_lost_or_damaged_data_position_is_named(groups, tmp_path):
     file = place / "loader_00000.pt"
     torch.save(DATA.position | {"ranks": 2}, file)
     with pytest.raises(CheckpointError, match=r"has no loader_00001.pt; no other checkpoint"):
-        data_positions(place)
+        data_positions(place, ALONE, rank=0)
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(CheckpointError, match=r"loader_00000.pt cannot be read, .* damaged"):
-        data_positions(place)
+        data_positions(place, ALONE, rank=0)
 
 
 def test_every_way_to_name_a_checkpoint(groups, tmp_path):

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from dit.config.loading import save_config
 from dit.data.loader_state import LoaderLayout, LoaderState
 from dit.data.rejections import DataError
+from dit.train.checkpoint.data_position import data_positions, loader_file
 from dit.train.checkpoint.paths import (
     MANIFEST,
     CheckpointError,
@@ -31,7 +32,6 @@ from dit.train.checkpoint.paths import (
     saved_null_inputs,
     write_manifest,
 )
-from dit.train.checkpoint.state_dict import data_positions, loader_file
 from dit.train.metrics.jsonl import JsonlWriter, LogFileError
 from dit.train.metrics.writers import _wandb_id
 from tests.hostile import damaged, deep_json, json_bytes, mistaken, odd_text, odd_values
@@ -258,9 +258,8 @@ def _saved(value: object) -> bytes:
     return stream.getvalue()
 
 
-POSITION = LoaderState.start(
-    LoaderLayout(ranks=1, workers=0), rank=0, identity={"rng.seed": 1}
-).plain()
+LAYOUT = LoaderLayout(ranks=1, workers=0)
+POSITION = LoaderState.start(LAYOUT, rank=0, identity={"rng.seed": 1}).plain()
 
 
 @given(
@@ -273,7 +272,7 @@ def test_hostile_loader_positions(place: Path, content: bytes) -> None:
     """The file is named where it cannot be read, the checkpoint's loader state where it is odd."""
     (place / loader_file(0)).write_bytes(content)
     try:
-        LoaderState.of(data_positions(place)[0])
+        LoaderState.of(data_positions(place, LAYOUT, rank=0)[0])
     except CheckpointError as error:
         assert str(place) in str(error)
     except DataError as error:

@@ -1,0 +1,170 @@
+"""What the backward pass needs of a layer, kept in host memory until its turn comes.
+
+1. on_host          inside, tensors that autograd saves are copied to the host
+2. OffloadedLayer   those of one layer; `fetch` begins to copy all of them back
+3. when_reached     calls `fetch` as soon as the backward pass reaches a layer
+4. StreamCopies     copies on two streams of their own, one for each way; PlainCopies on a CPU
+
+Kernels of the stream that computes wait for no copy to the host. A layer is fetched while the one
+after it is computed backward, so that they rarely wait for a copy from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+_SMALL = 1 << 16
+"""Bytes below which a copy costs more than it frees."""
+Arrival = Any
+"""What says that a copy has been made: an event of CUDA, None where copies are made at once."""
+
+
+class PlainCopies:
+    """Copies that are made at once, where there is no other memory than the host's."""
+
+    def to_host(self, kept: Tensor) -> tuple[Tensor, Arrival]:
+        return kept.clone(), None
+
+    def to_device(
+        self, home: Tensor, *, like: tuple[torch.device, tuple[int, ...]], after: Arrival
+    ) -> tuple[Tensor, Arrival]:
+        del after
+        device, stride = like
+        # Compiled kernels insist on the strides that they have seen.
+        back = torch.empty_strided(home.shape, stride, dtype=home.dtype, device=device)
+        return back.copy_(home), None
+
+    def wait(self, back: Tensor, arrival: Arrival) -> None:
+        """Lets what is computed from now on wait for a copy."""
+
+
+class StreamCopies(PlainCopies):
+    """Copies on streams of their own."""
+
+    def __init__(self, cuda: Any = torch.cuda):
+        self.cuda = cuda
+        self.out, self.back = cuda.Stream(), cuda.Stream()
+
+    def to_host(self, kept: Tensor) -> tuple[Tensor, Arrival]:
+        home = self._pinned(kept)
+        self.out.wait_stream(self.cuda.current_stream())  # which computes `kept`
+        with self.cuda.stream(self.out):
+            home.copy_(kept, non_blocking=True)
+        self._used_by(kept, self.out)
+        return home, self.out.record_event()
+
+    def to_device(
+        self, home: Tensor, *, like: tuple[torch.device, tuple[int, ...]], after: Arrival
+    ) -> tuple[Tensor, Arrival]:
+        device, stride = like
+        self.back.wait_event(after)
+        with self.cuda.stream(self.back):
+            back = torch.empty_strided(home.shape, stride, dtype=home.dtype, device=device)
+            back.copy_(home, non_blocking=True)
+        return back, self.back.record_event()
+
+    def wait(self, back: Tensor, arrival: Arrival) -> None:
+        stream = self.cuda.current_stream()
+        stream.wait_event(arrival)
+        self._used_by(back, stream)
+
+    def _pinned(self, kept: Tensor) -> Tensor:
+        return torch.empty_like(kept, device="cpu", pin_memory=True)
+
+    def _used_by(self, tensor: Tensor, stream: Any) -> None:
+        """Its memory has no other use before what is queued on `stream` has run."""
+        tensor.record_stream(stream)
+
+
+@cache
+def _copies(device: torch.device) -> PlainCopies:
+    return StreamCopies() if device.type == "cuda" else PlainCopies()
+
+
+class _Away:
+    """A saved tensor that is on the host."""
+
+    def __init__(self, kept: Tensor, copies: PlainCopies):
+        self.copies, self.like = copies, (kept.device, kept.stride())
+        self.home, self.left = copies.to_host(kept)
+        self.returned: tuple[Tensor, Arrival] | None = None
+
+    def fetch(self) -> None:
+        if self.returned is None:
+            self.returned = self.copies.to_device(self.home, like=self.like, after=self.left)
+
+    def take(self) -> Tensor:
+        self.fetch()
+        assert self.returned is not None
+        (back, arrival), self.returned = self.returned, None
+        self.copies.wait(back, arrival)
+        return back
+
+
+class OffloadedLayer:
+    """The saved tensors of one layer that are on the host."""
+
+    def __init__(self) -> None:
+        self.tensors: list[_Away] = []
+
+    def fetch(self) -> None:
+        """Begins to copy them back; nothing waits for it."""
+        for one in self.tensors:
+            one.fetch()
+
+
+@contextmanager
+def on_host(
+    layer: nn.Module, shared: Any, *, copies: PlainCopies | None = None
+) -> Iterator[OffloadedLayer]:
+    """Inside, tensors that autograd saves for the backward pass go to pinned host memory.
+
+    The weights of `layer` and the tensors of `shared` stay on the device, which holds them anyway.
+    """
+    staying = {_storage(t) for t in (*layer.parameters(), *_tensors(shared))}
+    offloaded = OffloadedLayer()
+
+    def pack(kept: Tensor) -> Tensor | _Away:
+        if kept.nbytes < _SMALL or _storage(kept) in staying:
+            return kept
+        away = _Away(kept, copies or _copies(kept.device))
+        offloaded.tensors.append(away)
+        return away
+
+    def unpack(kept: Tensor | _Away) -> Tensor:
+        return kept.take() if isinstance(kept, _Away) else kept
+
+    with saved_tensors_hooks(pack, unpack):
+        yield offloaded
+
+
+def when_reached(hidden: Any, fetch: Callable[[], None]) -> None:
+    """Calls `fetch` when the backward pass reaches these hidden states, one tensor or several."""
+    row = hidden[0] if isinstance(hidden, tuple) else hidden
+
+    def hook(_: Tensor) -> None:
+        fetch()
+
+    if row.requires_grad:
+        row.register_hook(hook)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _tensors(of: Any) -> Iterator[Tensor]:
+    """The tensors of a dataclass, and of those in it."""
+    if isinstance(of, Tensor):
+        yield of
+    elif is_dataclass(of):
+        for field in fields(of):
+            yield from _tensors(getattr(of, field.name))

@@ -1,0 +1,63 @@
+"""What ranks open when a run starts or resumes: each its own, whatever their number."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.launching import ROOT, SMALL, command, run
+
+RANKS = 4
+
+
+@pytest.fixture(scope="module")
+def ranks(digits, tmp_path_factory):
+    """What each of four ranks has done."""
+    done = run(
+        command(
+            "start_at_scale.py",
+            str(tmp_path_factory.mktemp("states")),
+            "--config-file",
+            str(ROOT / "conf/dit_digits.yaml"),
+            f"dataset.path={digits}",
+            *SMALL,
+            "dataset.num_workers=0",
+            "train.global_batch_size=4",
+            "train.eval_iters=7",
+            nproc=RANKS,
+            folder="tests",
+        ),
+        env={"PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_resume_on_as_many_ranks_opens_one_loader_state_a_rank(ranks):
+    for number, rank in enumerate(ranks):
+        assert rank["resumed"]["own"] == [f"loader_{number:05d}.pt"]
+        assert rank["resumed"]["exact"]
+
+
+def test_a_resume_on_other_ranks_opens_every_loader_state_once(ranks):
+    shared = [rank["resumed"]["shared"] for rank in ranks]
+    assert shared == [
+        [f"loader_{n:05d}.pt" for n in numbers] for numbers in ((0, 2), (1, 3), (), ())
+    ]
+    assert all(rank["resumed"]["complete"] for rank in ranks)
+
+
+def test_validation_packs_are_read_by_one_rank_and_kept_by_their_own(ranks):
+    """Twice here, as the digits kept apart fill fewer packs than are asked for."""
+    found = [rank["validated"] for rank in ranks]
+    assert [len(set(one["shards"])) > 0 for one in found] == [True, False, False, False]
+    assert [one["packs"] for one in found] == [2, 2, 2, 1]
+    assert all(one["same"] for one in found)
+
+
+def test_each_weight_is_drawn_by_one_data_rank_and_is_what_one_rank_alone_draws(ranks):
+    drawn = [rank["drawn"] for rank in ranks]
+    assert sum(one["mine"] for one in drawn) == drawn[0]["all"]
+    assert max(one["mine"] for one in drawn) < 1.2 * drawn[0]["all"] / RANKS
+    assert all(one["same"] for one in drawn)
