@@ -227,8 +227,9 @@ class _Real:
 
 def attention_for(device: torch.device, dtype: torch.dtype) -> Attend:
     """The fastest implementation that this device and type have."""
-    flash = device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
-    if flash:
+    # Tensors without values take a GPU's way: with them its operations are counted and checked.
+    flash = device.type in ("cuda", "meta") and dtype in (torch.float16, torch.bfloat16)
+    if device.type == "cuda":
         use_newest_flash(torch.cuda.get_device_capability(device)[0])
     return attend_packed if flash else attend_by_runs
 

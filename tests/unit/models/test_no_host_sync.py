@@ -16,8 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dit.config import LossMean, ObjectiveConfig, ObjectiveName, Precision, Recompute
 from dit.models.dit.config import ExtraPosition
 from dit.models.dit.model import DiT
-from dit.models.layers import packed_attention
-from dit.models.layers.attention import attend_packed
 from dit.objectives import training_objective, with_null_inputs
 from dit.objectives.training_target import insert_padding
 from dit.pack_wire import pack_to
@@ -80,16 +78,14 @@ def _step(groups, model, *, name: ObjectiveName, mean: LossMean) -> DiT:
     ],
     ids=["plain", "full", "selective", "cosmos"],
 )
-def test_a_step_never_waits_for_the_device(groups, monkeypatch, name, mean, changes):
-    monkeypatch.setattr(packed_attention, "attention_for", lambda device, dtype: attend_packed)
+def test_a_step_never_waits_for_the_device(groups, name, mean, changes):
     model = replace(tiny_model(precision=Precision.BF16), **changes)
     network = _step(groups, model, name=name, mean=mean)
     assert all(p.grad is not None for p in network.parameters())
 
 
 @pytest.mark.parametrize("name", list(NETWORKS))
-def test_other_kinds_of_layers_never_wait_either(groups, monkeypatch, name):
-    monkeypatch.setattr(packed_attention, "attention_for", lambda device, dtype: attend_packed)
+def test_other_kinds_of_layers_never_wait_either(groups, name):
     model = toy_model(name, precision=Precision.BF16)
     network = NETWORKS[name](model, groups).train().to(META)
     batch = pack_to(toy_pack(model, [(1, 4, 6), (3, 2, 5), (2, 3, 3)], [9, 1, 4]), META)
