@@ -48,6 +48,12 @@ def test_sums_over_samples_are_told_from_products_with_weights():
     assert traffic.bytes["_to_copy"] == 24 + 4 * 24
 
 
+def test_padded_samples_end_with_padding():
+    batch = SMALL.padded.pack(tiny_model())
+    assert batch.num_tokens == (9, 9, 9)
+    assert batch.starts == (0, 12, 24, 36)
+
+
 def test_an_operator_is_asked_for_its_bytes():
     with OperationCounter({"aten::relu": lambda x: 10 * x.numel()}) as traffic:
         torch.relu(_empty(5))
