@@ -83,6 +83,12 @@ def test_a_layer_of_the_network(groups, shape):
     assert backward.units() == pytest.approx(backward.units(without=without) + products)
 
 
+def test_padding_adds_no_operation(groups):
+    model = tiny_model(precision=Precision.BF16)
+    tight, padded = (layer_traffic(model, shape, groups) for shape in (SMALL, SMALL.padded))
+    assert [one.count for one in tight] == [one.count for one in padded]
+
+
 def test_the_program(tmp_path, capsys):
     file = tmp_path / "found.json"
     small = ["--models", "dit_s", "--samples", "2", "--grid", "1", "4", "4", "--text", "3"]
