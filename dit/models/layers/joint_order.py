@@ -199,7 +199,7 @@ class JointOrder:
 
     def latents(self, joint_JX: Tensor) -> Tensor:
         """The latents of a joint row that is whole on this rank."""
-        return joint_JX.index_select(0, self.own.to_ranks_W[: self.sizes[0]])
+        return self.own.restore(joint_JX)[: self.sizes[0]]
 
     def arranged(self, rows: Sequence[Tensor]) -> Tensor:
         """Values of all tokens of this context rank (samples, angles) in joint order."""
