@@ -113,3 +113,11 @@ def test_the_watch_finds_what_is_slow():
     assert len(slow.waiting) == 2 and len(slow.sorting) == 1
     with pytest.raises((RuntimeError, NotImplementedError)):
         torch.zeros(3, device=META).sum().item()
+
+
+def test_copies_that_nobody_waits_for_are_from_pinned_memory(repo_root):
+    """Without it `non_blocking` promises nothing; `dit.pack_wire.to_device` sees to it."""
+    files = {file: file.read_text() for file in repo_root.glob("dit/**/*.py")}
+    asking = {file for file, text in files.items() if "non_blocking" in text}
+    assert repo_root / "dit/pack_wire.py" in asking
+    assert {str(file) for file in asking if "pin_memory" not in files[file]} == set()
