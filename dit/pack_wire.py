@@ -1,6 +1,7 @@
 """How packs travel between processes: all tensors of a pack as one row of bytes.
 
 1. flatten_pack, unflatten_pack    a pack <-> its outline and its row of bytes
+   pack_to, to_device              to a device, without waiting for it
 2. PackBuffers                     shared memory, in which loader workers write their rows
 
 One tensor takes one message or one piece of shared memory. Each of these takes a millisecond.
@@ -53,6 +54,15 @@ def pack_to(pack: PackedBatch, device: torch.device) -> PackedBatch:
     """The same pack with its tensors on `device`: one copy of all, not one for each tensor."""
     outline, row = flatten_pack(pack)
     return unflatten_pack(outline, row.to(device, non_blocking=True))
+
+
+def to_device(x: Tensor, device: torch.device) -> Tensor:
+    """A small tensor that the host has just made, on `device`; nobody waits for the copy.
+
+    `non_blocking` alone does not see to that: a copy to a GPU from memory that is not pinned may
+    wait for all work that is queued there.
+    """
+    return (x.pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)
 
 
 def num_bytes(pack: PackedBatch) -> int:

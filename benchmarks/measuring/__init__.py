@@ -4,5 +4,6 @@ mixtures            sample lengths of realistic data
 packing_simulation  lengths -> fill of packs, time to choose them, slowest rank over mean
 steps               measured steps -> medians, shares, MFU; the measured peak of the device
 rank_bytes          bytes that a process sends, holds and reads at a save or load
+memory_traffic      bytes that operations read and write, counted without values
 padded              Diffusers' model in a plain loop, padded or in buckets
 """

@@ -26,6 +26,7 @@ from torch.nn.functional import pad
 
 from dit.batch import PackedBatch, Problem, SequenceShard
 from dit.distributed.watchdog import heartbeat
+from dit.pack_wire import to_device
 
 Item = tuple[PackedBatch, Problem]
 Shape = list[int]
@@ -49,7 +50,7 @@ def split_tokens(
     padding = -len(rows_T) % multiple
     if share.count == 1 and padding == 0:
         return batch, problem
-    rows_T = rows_T.to(batch.latent_TC.device, non_blocking=True)
+    rows_T = to_device(rows_T, batch.latent_TC.device)
 
     def part(tensor: Tensor, value: Any = 0) -> Tensor:
         mine = tensor[rows_T]
@@ -82,7 +83,7 @@ def join_tokens(part_TC: Tensor, batch: PackedBatch, module: Any) -> Tensor:
     joined_TC = part_TC.new_empty(tokens, part_TC.shape[1])
     for index, part in enumerate(parts):
         rows_T = batch.rows(SequenceShard(index=index, count=share.count, halves=share.halves))
-        joined_TC[rows_T.to(part.device)] = part
+        joined_TC[to_device(rows_T, part.device)] = part
     return joined_TC
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from dit.batch import NullInputs, PackedBatch, Problem
 from dit.objectives.objective import TrainingObjective
 from dit.objectives.timestep_sampling import draw_quantiles
+from dit.pack_wire import to_device
 
 
 def draw_text_dropout(count: int, probability: float, rng: torch.Generator) -> list[bool]:
@@ -124,7 +125,7 @@ def problem_of(
 ) -> Problem:
     """The problem with each sample at the level of its quantile, and noise for each real token."""
     noise_N = objective.levels(quantile_N, batch.latent_tokens)
-    noise_N = noise_N.to(batch.latent_TC.device, non_blocking=True)
+    noise_N = to_device(noise_N, batch.latent_TC.device)
     problem = objective.problem_at(batch, noise_N, draw_noise(batch, noise_rng))
     if not batch.has_given_tokens:
         return problem

@@ -23,6 +23,7 @@ from dit.config import LossMean, RunConfig
 from dit.distributed.data_parallel import ModelChunk, zero_gradients
 from dit.distributed.model_parallel import Item, rank_part, run_pipeline
 from dit.distributed.watchdog import heartbeat
+from dit.pack_wire import to_device
 from dit.train.metrics.step_metrics import BACKWARD, FORWARD, OPTIMIZER, timed
 from dit.train.optimizer import Update, clip_and_step, learning_rate, set_learning_rate
 
@@ -125,11 +126,10 @@ def loss_of(batch: PackedBatch, problem: Problem, prediction_TC: Tensor, mean: L
     if mean is LossMean.TOKEN:
         counts = batch.shared_loss_tokens
     else:
-        tokens_N = torch.tensor(batch.loss_tokens, dtype=torch.float32)
-        tokens_N = tokens_N.to(error_T.device, non_blocking=True)
+        tokens_N = to_device(torch.tensor(batch.loss_tokens, dtype=torch.float32), error_T.device)
         error_T = error_T / tokens_N[batch.segment_T]
         counts = [int(batch.share.index == 0)] * batch.num_samples  # once over context ranks
-    count_N = torch.tensor(counts, dtype=torch.int).to(error_T.device, non_blocking=True)
+    count_N = to_device(torch.tensor(counts, dtype=torch.int), error_T.device)
     return Loss(
         total=error_T.sum(),
         count=count_N.sum(dtype=torch.int),

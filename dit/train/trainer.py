@@ -299,8 +299,10 @@ def _next_packs(run: TrainState) -> list[PackedBatch]:
         packs = run.replica.wait(device())
         if loader is not None:
             loader.catch_up()
+    # A rank without others has nobody to send to, but a GPU wants its packs in pinned memory.
+    worth_it = not run.replica.alone or device().type == "cuda"
     # Without workers this process cannot read and compute at once.
-    ahead = c.dataset.num_workers > 0 and not run.replica.alone
+    ahead = c.dataset.num_workers > 0 and worth_it
     if ahead and run.progress.step + 1 < c.train.train_iters:
         run.replica.start(loader.ahead(count) if loader is not None else ())
     return packs

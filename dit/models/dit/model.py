@@ -30,6 +30,7 @@ from dit.models.layers.parallel_linear import (
 )
 from dit.models.layers.per_sample import PerSample
 from dit.models.layers.queries_and_keys import RotaryTable
+from dit.models.layers.row_lookup import look_up
 from dit.models.stacks.cross_layer import CrossConditions
 from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransformer
 
@@ -194,6 +195,6 @@ class LearnablePositions(nn.Module):
         frame_T = (position_TA[:, 0] * pace_T).round().long()
         row_T, column_T = position_TA[:, 1].long(), position_TA[:, 2].long()
         tables = (self.pos_emb_t, frame_T), (self.pos_emb_h, row_T), (self.pos_emb_w, column_T)
-        sum_TD = torch.stack([table[index].float() for table, index in tables]).sum(0)
+        sum_TD = torch.stack([look_up(*one).float() for one in tables]).sum(0)
         norm_T1 = torch.linalg.vector_norm(sum_TD, dim=-1, keepdim=True)
         return sum_TD / (1e-6 + norm_T1 * sum_TD.shape[-1] ** -0.5)

@@ -1,8 +1,8 @@
 """Attention inside each sample of a pack.
 
 One signature, `attend(q_THK, k_SHK, v_SHK, spans) -> [T, H, K]`: token i of a sample attends to all
-real keys of the same sample and to nothing else; padding gets zeros. `tests` hold each
-implementation against `attend_one_by_one`.
+real keys of the same sample and to nothing else. Padding gets finite numbers, which mean nothing.
+`tests` hold each implementation against `attend_one_by_one`.
 """
 
 # T query tokens, S key tokens, H heads, K head width; G samples of one shape
@@ -20,6 +20,8 @@ import torch.nn.attention as nn_attention
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from dit.pack_wire import to_device
+
 _FLASH_3 = "flash_attn_interface"
 """Module of FlashAttention 3."""
 
@@ -34,6 +36,8 @@ class Spans:
     key_lengths: tuple[int, ...]
     total: int  # rows of the query tensor, padding included
     device: torch.device
+    without_keys: tuple[tuple[int, int], ...] = ()
+    """(first, number) of real queries that have nothing to attend to: their outputs are zeros."""
     _made: dict[str, object] = field(default_factory=dict)  # index tensors, made at first use
 
     @classmethod
@@ -47,9 +51,10 @@ class Spans:
     ) -> Spans:
         """From (first row, number of rows) per sample.
 
-        Samples without queries or without keys are left out: their outputs are zeros.
+        Both ascend. Samples without queries or without keys are left out.
         """
-        both = [(*q, *k) for q, k in zip(queries, keys, strict=True) if q[1] > 0 and k[1] > 0]
+        pairs = list(zip(queries, keys, strict=True))
+        both = [(*q, *k) for q, k in pairs if q[1] > 0 and k[1] > 0]
         starts, lengths, key_starts, key_lengths = zip(*both, strict=True) if both else ((),) * 4
         return cls(
             starts=starts,
@@ -58,6 +63,7 @@ class Spans:
             key_lengths=key_lengths,
             total=total,
             device=device,
+            without_keys=tuple(q for q, k in pairs if q[1] > 0 and k[1] == 0),
         )
 
     def once(self, name: str, make: Callable[[], object]) -> object:
@@ -158,9 +164,9 @@ def _runs(spans: Spans, keys: int) -> Iterator[_Run]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Offsets:
-    """Where the samples of a pack without padding lie."""
+    """Sequences, end to end: each token is a query or a key of exactly one."""
 
-    cu: Tensor  # int32 [N + 1], first query of each sample, and their number
+    cu: Tensor  # int32, first query of each sequence, and the number of queries
     key_cu: Tensor
     longest: int
     longest_key: int
@@ -184,51 +190,82 @@ def attend_packed(
 ) -> Tensor:
     """Attention of all samples by a `kernel` that knows no padding.
 
-    Such kernels cannot mask keys in their backward pass, so padding leaves before and comes back.
+    Such kernels cannot leave tokens out, and to gather the others costs more than their attention
+    to each other. So padding is made sequences of its own. That is exact: no real token has padding
+    among its keys, and no gradient comes from the outputs of padding.
     """
-    real: _Real = spans.once("real", lambda: _Real.of(spans, keys=len(k_SHK)))  # type: ignore[assignment]
-    q, k, v = (
-        x if rows is None else x[rows]
-        for x, rows in ((q_THK, real.rows), (k_SHK, real.key_rows), (v_SHK, real.key_rows))
-    )
-    out = kernel(q, k, v, real.offsets)
-    return out if real.rows is None else torch.zeros_like(q_THK).index_copy(0, real.rows, out)
+    held: _Held = spans.once("held", lambda: _Held.of(spans, keys=len(k_SHK)))  # type: ignore[assignment]
+    if held.keys < len(k_SHK):
+        k_SHK, v_SHK = k_SHK[: held.keys], v_SHK[: held.keys]
+    out_THK = kernel(q_THK, k_SHK, v_SHK, held.offsets)
+    return out_THK if held.zeros_T11 is None else out_THK.masked_fill(held.zeros_T11, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class _Real:
-    """The tokens that are no padding."""
+class _Held:
+    """What a kernel is told of a pack."""
 
     offsets: Offsets
-    rows: Tensor | None  # None where every row is real
-    key_rows: Tensor | None
+    keys: int  # those behind are padding that no query is left for
+    zeros_T11: Tensor | None  # True on real queries without keys; None where there are none
 
     @classmethod
-    def of(cls, spans: Spans, *, keys: int) -> _Real:
-        def cumulative(lengths: tuple[int, ...]) -> Tensor:
-            made = torch.tensor((0, *accumulate(lengths)), dtype=torch.int32)
-            return made.to(spans.device, non_blocking=True)
+    def of(cls, spans: Spans, *, keys: int) -> _Held:
+        lengths, key_lengths = zip(*sequences(spans, keys=keys), strict=True)
+        ends = [(0, *accumulate(each)) for each in (lengths, key_lengths)]
+        cu, key_cu = to_device(torch.tensor(ends, dtype=torch.int32), spans.device)
+        offsets = Offsets(cu=cu, key_cu=key_cu, longest=max(lengths), longest_key=max(key_lengths))
+        zeros_T11 = None
+        if spans.without_keys:
+            zeros_T11 = torch.zeros(spans.total, 1, 1, dtype=torch.bool)
+            for start, length in spans.without_keys:
+                zeros_T11[start : start + length] = True
+            zeros_T11 = to_device(zeros_T11, spans.device)
+        return cls(offsets, ends[1][-1], zeros_T11)
 
-        def real(starts: tuple[int, ...], lengths: tuple[int, ...], total: int) -> Tensor | None:
-            if sum(lengths) == total:
-                return None
-            rows = [torch.arange(s, s + n) for s, n in zip(starts, lengths, strict=True)]
-            return torch.cat(rows).to(spans.device, non_blocking=True)
 
-        offsets = Offsets(
-            cu=cumulative(spans.lengths),
-            key_cu=cumulative(spans.key_lengths),
-            longest=max(spans.lengths),
-            longest_key=max(spans.key_lengths),
-        )
-        rows = real(spans.starts, spans.lengths, spans.total)
-        return cls(offsets, rows, real(spans.key_starts, spans.key_lengths, keys))
+def sequences(spans: Spans, *, keys: int) -> list[tuple[int, int]]:
+    """(queries, keys) of sequences that hold all queries, in order, and all `keys` but the last.
+
+    They are the samples, and between them pieces of padding, none longer than the longest sample
+    where that is possible. Queries without keys between them belong to the sample before. Keys at
+    the end that outnumber the queries there are left out.
+    """
+    found: list[tuple[int, int]] = []
+    longest = max(spans.lengths), max(spans.key_lengths)
+    row = key_row = 0
+    for start, length, key_start, key_length in zip(
+        spans.starts, spans.lengths, spans.key_starts, spans.key_lengths, strict=True
+    ):
+        found += [*_padding(start - row, key_start - key_row, longest), (length, key_length)]
+        row, key_row = start + length, key_start + key_length
+    rest = spans.total - row
+    found += _padding(rest, min(rest, keys - key_row), longest)
+    joined = found[:1]
+    for queries, its_keys in found[1:]:
+        if its_keys and joined[-1][1]:
+            joined.append((queries, its_keys))
+        else:  # also of queries before the first key
+            joined[-1] = (joined[-1][0] + queries, joined[-1][1] + its_keys)
+    return joined
+
+
+def _padding(queries: int, keys: int, longest: tuple[int, int]) -> list[tuple[int, int]]:
+    """Sequences of the padding between two samples."""
+    assert queries or not keys, "keys that no query asks belong behind all others"
+    if not queries:
+        return []
+    wanted = max(-(-queries // longest[0]), -(-keys // longest[1]))
+    pieces = max(min(wanted, queries, keys), 1)
+    shares = [[n // pieces + (i < n % pieces) for i in range(pieces)] for n in (queries, keys)]
+    return list(zip(*shares, strict=True))
 
 
 def attention_for(device: torch.device, dtype: torch.dtype) -> Attend:
     """The fastest implementation that this device and type have."""
-    flash = device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
-    if flash:
+    # Tensors without values take a GPU's way: with them its operations are counted and checked.
+    flash = device.type in ("cuda", "meta") and dtype in (torch.float16, torch.bfloat16)
+    if device.type == "cuda":
         use_newest_flash(torch.cuda.get_device_capability(device)[0])
     return attend_packed if flash else attend_by_runs
 

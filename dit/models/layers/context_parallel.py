@@ -12,9 +12,11 @@ their own, the same exchange brings both into joint order (joint_order.py).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -30,6 +32,7 @@ from dit.batch import PackedBatch, SequenceShard
 from dit.config import ContextComm
 from dit.models.layers.attention import Attend, Spans
 from dit.models.layers.transformer_engine import dot_product
+from dit.pack_wire import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +46,10 @@ class TokenOrder:
     to_ranks_W: Tensor  # row in the order of attention of each token, as ranks hold them
 
     @classmethod
-    def of(cls, batch: PackedBatch, *, rows: int) -> TokenOrder:
-        """Attention in the order of the pack.
+    def of(
+        cls, batch: PackedBatch, *, rows: int, first: Sequence[tuple[int, int]] = ()
+    ) -> TokenOrder:
+        """Attention in the order of the pack; `first` are (row, number) of tokens to come before.
 
         `rows` counts the tokens of one rank, with those that fill up the end of the pack.
         """
@@ -54,14 +59,16 @@ class TokenOrder:
         for rank in range(parts):
             to_ranks.append(batch.rows(replace(batch.share, index=rank)))
             to_ranks += filling[rank : rank + 1]
-        to_ranks_W = torch.cat(to_ranks)
-        return cls.from_pack(to_ranks_W.argsort(), device=batch.latent_TC.device)
+        to_pack_W = torch.cat(to_ranks).argsort()
+        if first:
+            chosen = torch.cat([torch.arange(row, row + number) for row, number in first])
+            to_pack_W = to_pack_W[then_others(chosen, len(to_pack_W))]
+        return cls.from_pack(to_pack_W, device=batch.latent_TC.device)
 
     @classmethod
     def from_pack(cls, to_pack_W: Tensor, *, device: torch.device) -> TokenOrder:
         """From the rows in the order of attention, as a permutation on the host."""
-        both = (to_pack_W, to_pack_W.argsort())
-        return cls(*(way.to(device, non_blocking=True) for way in both))
+        return cls(*to_device(torch.stack((to_pack_W, to_pack_W.argsort())), device))
 
     def arrange(self, x_WX: Tensor) -> Tensor:
         """Rows as ranks hold them -> rows in the order of attention."""
@@ -70,6 +77,19 @@ class TokenOrder:
     def restore(self, x_WX: Tensor) -> Tensor:
         """The way back."""
         return _permuted(x_WX, self.to_ranks_W, self.to_pack_W)
+
+
+def then_others(first: Tensor, total: int) -> Tensor:
+    """The numbers of `first`, then all others below `total`, ascending."""
+    others = torch.ones(total, dtype=torch.bool)
+    others[first] = False
+    return torch.cat((first, others.nonzero().flatten()))  # on the host: nobody waits for a device
+
+
+def side_by_side(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(first row, number) of spans that are laid end to end."""
+    ends = accumulate((number for _, number in spans), initial=0)
+    return [(start, number) for start, (_, number) in zip(ends, spans, strict=False)]
 
 
 def _permuted(x_WX: Tensor, there_W: Tensor, back_W: Tensor) -> Tensor:
@@ -120,17 +140,22 @@ class Context:
 
     def exchange(self, batch: PackedBatch, *, rows: int) -> Exchange:
         """For attention of the latents alone; `rows` as in `TokenOrder.of`."""
-        needed = self.group.size() > 1 and self.comm is not ContextComm.P2P
-        order = TokenOrder.of(batch, rows=rows) if needed else None
-        return Exchange(spans=self._spans(batch, rows=rows), all_ranks=order)
-
-    def _spans(self, batch: PackedBatch, *, rows: int) -> Spans:
         whole = list(zip(batch.starts, batch.num_tokens, strict=False))
-        device = batch.latent_TC.device
-        if self.comm is ContextComm.ALL_GATHER:
-            return Spans.of(batch.shared_spans, whole, total=rows, device=device)
-        filling = 0 if self.share.halves else rows * self.group.size() - batch.starts[-1]
-        return Spans.of(whole, whole, total=batch.starts[-1] + filling, device=device)
+        device, ranks = batch.latent_TC.device, self.group.size()
+        if ranks > 1 and self.comm is ContextComm.ALL_GATHER:
+            mine = batch.shared_spans
+            asked = [
+                (start, n if here else 0) for (start, n), (_, here) in zip(whole, mine, strict=True)
+            ]
+            return Exchange(
+                spans=Spans.of(mine, side_by_side(asked), total=rows, device=device),
+                all_ranks=TokenOrder.of(batch, rows=rows, first=asked),
+            )
+        order = None
+        if ranks > 1 and self.comm is ContextComm.A2A:
+            order = TokenOrder.of(batch, rows=rows)
+        total = batch.starts[-1] if self.share.halves else rows * ranks
+        return Exchange(spans=Spans.of(whole, whole, total=total, device=device), all_ranks=order)
 
     def attend(
         self, attend: Attend, qkv: tuple[Tensor, Tensor, Tensor], exchange: Exchange
@@ -221,7 +246,7 @@ def _offsets(spans: Spans) -> tuple[Tensor, Tensor, int]:
     real = torch.tensor((0, *spans.lengths), dtype=torch.int32).cumsum(0, dtype=torch.int32)
     padded = torch.tensor((*spans.starts, spans.total), dtype=torch.int32)
     longest = int(padded.diff().max())
-    cu, cu_padded = (ends.to(spans.device, non_blocking=True) for ends in (real, padded))
+    cu, cu_padded = to_device(torch.stack((real, padded)), spans.device)
     return cu, cu_padded, longest
 
 

@@ -34,7 +34,8 @@ from torch.nn.functional import pad
 from dit.batch import PackedBatch, SequenceShard
 from dit.config import ContextComm
 from dit.models.layers.attention import Spans
-from dit.models.layers.context_parallel import Context, Exchange, TokenOrder
+from dit.models.layers.context_parallel import Context, Exchange, TokenOrder, then_others
+from dit.pack_wire import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +129,7 @@ def text_row(
         sample_L[here] = piece.sample
         begin = first[piece.sample] + share.index * piece.size
         source_L[here][: piece.real] = torch.arange(begin, begin + piece.real)
-    made = (x.to(device, non_blocking=True) for x in (source_L, sample_L))
-    return TextRow(row, *made)
+    return TextRow(row, *to_device(torch.stack((source_L, sample_L)), device))
 
 
 def check_joint_context(context: Context) -> None:
@@ -169,11 +169,12 @@ class JointOrder:
         orders = [_joint_rows(rows, rank) for rank in range(ranks)]
         mine, mine_real = orders[rows[0].share.index]
         own = TokenOrder.from_pack(mine, device=device)
-        everyone, real = _joint_rows_of_all(rows)
-        keys = _spans_of(real)
         gathers = ranks > 1 and context.comm is ContextComm.ALL_GATHER
+        everyone, real = _joint_rows_of_all(rows, asked=mine_real if gathers else None)
+        keys = _spans_of(real)
         queries, total = (_spans_of(mine_real), len(mine)) if gathers else (keys, len(everyone))
-        spans = Spans.of(queries, keys, total=total, device=device)
+        pairs = [(queries[sample], keys[sample]) for sample in keys]
+        spans = Spans.of(*zip(*pairs, strict=True), total=total, device=device)
         apart = joined = None
         if ranks > 1:
             inverse = torch.cat([o.argsort() + r * len(o) for r, (o, _) in enumerate(orders)])
@@ -198,7 +199,7 @@ class JointOrder:
 
     def latents(self, joint_JX: Tensor) -> Tensor:
         """The latents of a joint row that is whole on this rank."""
-        return joint_JX.index_select(0, self.own.to_ranks_W[: self.sizes[0]])
+        return self.own.restore(joint_JX)[: self.sizes[0]]
 
     def arranged(self, rows: Sequence[Tensor]) -> Tensor:
         """Values of all tokens of this context rank (samples, angles) in joint order."""
@@ -226,14 +227,19 @@ def _joint_rows(rows: Sequence[TokenRow], rank: int) -> tuple[Tensor, Real]:
     return _in_order([_real_rows(rows, rank)], sum(row.rows for row in rows))
 
 
-def _joint_rows_of_all(rows: Sequence[TokenRow]) -> tuple[Tensor, Real]:
-    """The same of all ranks, whose rows follow each other."""
+def _joint_rows_of_all(
+    rows: Sequence[TokenRow], *, asked: Real | None = None
+) -> tuple[Tensor, Real]:
+    """The same of all ranks, whose rows follow each other.
+
+    Samples without real tokens in `asked` come behind the others: no query attends to them.
+    """
     each, ranks = sum(row.rows for row in rows), rows[0].share.count
     parts = [
         [(sample, rows_of + rank * each) for sample, rows_of in _real_rows(rows, rank)]
         for rank in range(ranks)
     ]
-    return _in_order(parts, each * ranks)
+    return _in_order(parts, each * ranks, asked=asked)
 
 
 def _real_rows(rows: Sequence[TokenRow], rank: int) -> Iterator[tuple[int, Tensor]]:
@@ -247,24 +253,24 @@ def _real_rows(rows: Sequence[TokenRow], rank: int) -> Iterator[tuple[int, Tenso
 
 
 def _in_order(
-    parts: Sequence[Iterator[tuple[int, Tensor]] | list], total: int
+    parts: Sequence[Iterator[tuple[int, Tensor]] | list],
+    total: int,
+    *,
+    asked: Real | None = None,
 ) -> tuple[Tensor, Real]:
     by_sample: dict[int, list[Tensor]] = {}
     for part in parts:
         for sample, rows_of in part:
             by_sample.setdefault(sample, []).append(rows_of)
-    order = [torch.cat(by_sample[sample]) for sample in sorted(by_sample)]
-    real = torch.cat(order) if order else torch.zeros(0, dtype=torch.int64)
-    is_padding = torch.ones(total, dtype=torch.bool)
-    is_padding[real] = False
-    padding = is_padding.nonzero().flatten()  # on the host: nothing waits for a device
-    lengths = {
-        sample: len(rows_of) for sample, rows_of in zip(sorted(by_sample), order, strict=True)
-    }
-    return torch.cat((real, padding)), lengths
+    samples = sorted(
+        by_sample, key=lambda sample: (asked is not None and not asked[sample], sample)
+    )
+    order = {sample: torch.cat(by_sample[sample]) for sample in samples}
+    real = torch.cat([*order.values(), torch.zeros(0, dtype=torch.int64)])
+    return then_others(real, total), {sample: len(rows_of) for sample, rows_of in order.items()}
 
 
-def _spans_of(real: Real) -> list[tuple[int, int]]:
+def _spans_of(real: Real) -> dict[int, tuple[int, int]]:
     """(first row, number of rows) of each sample in joint order."""
     starts = accumulate(real.values(), initial=0)
-    return [(start, n) for start, n in zip(starts, real.values(), strict=False)]
+    return {sample: (at, n) for (sample, n), at in zip(real.items(), starts, strict=False)}

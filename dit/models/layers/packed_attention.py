@@ -86,7 +86,7 @@ class PackedAttention(MegatronModule):
             # other ranks wait for them.
             return q_THK * 0 + (k_SHK.sum() + v_SHK.sum()) * 0
         attend = _attention_for(self.implementation, q_THK)
-        inputs = (q_THK, k_SHK, v_SHK.contiguous(), spans)
+        inputs = (q_THK, k_SHK, v_SHK, spans)
         if self.training and self.recomputed:
             return checkpoint(attend, *inputs, use_reentrant=False)
         return attend(*inputs)

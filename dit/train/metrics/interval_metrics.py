@@ -44,6 +44,7 @@ from dit.distributed.data_parallel import MainParamShard, is_sharded, main_param
 from dit.distributed.process_groups import device
 from dit.models.family import family_of
 from dit.objectives import TrainingObjective
+from dit.pack_wire import to_device
 
 if TYPE_CHECKING:
     from dit.train.model_and_optimizer import ModelAndOptimizer
@@ -175,7 +176,7 @@ class LossByNoiseLevel:
         for edge in self.edges:
             quantile_N = torch.full((len(num_tokens),), edge, dtype=torch.float64)
             border_N = self.objective.levels(quantile_N, num_tokens)
-            range_N += noise_N >= border_N.to(noise_N.device, non_blocking=True)
+            range_N += noise_N >= to_device(border_N, noise_N.device)
         return range_N
 
     def values(self, sums: Mapping[str, Tensor]) -> dict[str, float]:

@@ -93,6 +93,11 @@ def test_orders_undo_each_other(multiple, halves):
     whole = gathered[order.to_pack_W]
     assert whole[: len(BATCH.latent_TC)].tolist() == list(range(len(BATCH.latent_TC)))
     assert torch.equal(whole[order.to_ranks_W], gathered)
+    x_W = gathered.clone().requires_grad_()
+    (gradient_W,) = torch.autograd.grad(order.arrange(x_W), x_W, whole)
+    assert torch.equal(gradient_W, gathered)
+    (gradient_W,) = torch.autograd.grad(order.restore(x_W), x_W, gathered)
+    assert torch.equal(gradient_W, whole)
 
 
 def test_the_packs_of_the_layout_check_are_nasty(groups):

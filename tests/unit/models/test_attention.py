@@ -7,7 +7,16 @@ import torch
 import torch.nn.attention as nn_attention
 
 from dit.models.layers import attention
-from dit.models.layers.attention import Spans, attend_by_runs, attend_one_by_one
+from dit.models.layers.attention import (
+    Spans,
+    attend_by_runs,
+    attend_one_by_one,
+    attend_packed,
+    sequences,
+)
+from tests.plain_kernel import plain_kernel
+
+CPU = torch.device("cpu")
 
 
 def _spans(lengths, key_lengths, pad=3, after=(3, 3)):
@@ -27,7 +36,7 @@ def _spans(lengths, key_lengths, pad=3, after=(3, 3)):
         key_starts=key_first,
         key_lengths=tuple(key_lengths),
         total=total,
-        device=torch.device("cpu"),
+        device=CPU,
     )
     return spans, total, keys
 
@@ -67,6 +76,76 @@ def test_padding_gets_zeros():
         real[start : start + length] = True
     assert (out[real] == 1).all()
     assert (out[~real] == 0).all()
+
+
+LAYOUTS = {
+    # (queries, keys, rows of queries, rows of keys) -> sequences
+    "tight": (((0, 4), (4, 3)), ((0, 4), (4, 3)), 7, 7, [(4, 4), (3, 3)]),
+    "padding of its own": (((1, 4), (6, 2)), ((1, 4), (6, 2)), 8, 8, [
+        *((1, 1), (4, 4), (1, 1), (2, 2))
+    ]),
+    "long padding is cut": (((0, 3),), ((0, 3),), 10, 10, [(3, 3), (3, 3), (2, 2), (2, 2)]),
+    "captions have none": (((1, 4), (6, 2)), ((0, 3), (3, 1)), 10, 4, [(6, 3), (4, 1)]),
+    "an unasked caption": (((0, 2), (4, 0), (6, 2)), ((0, 3), (3, 5), (8, 1)), 8, 9, [
+        *((2, 3), (2, 3), (2, 2), (2, 1))
+    ]),
+    "an empty caption": (((0, 2), (2, 4), (6, 2)), ((0, 3), (3, 0), (3, 1)), 8, 4, [
+        *((6, 3), (2, 1))
+    ]),
+    "an empty caption first": (((0, 2), (2, 4)), ((0, 0), (0, 3)), 6, 3, [(6, 3)]),
+    "fewer queries at the end": (((0, 4), (4, 2)), ((0, 4), (4, 2)), 7, 12, [
+        *((4, 4), (2, 2), (1, 1))
+    ]),
+    "no queries at the end": (((0, 4),), ((0, 4),), 4, 9, [(4, 4)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_token_is_in_one_sequence(layout):
+    queries, keys, total, key_total, expected = LAYOUTS[layout]
+    spans = Spans.of(queries, keys, total=total, device=CPU)
+    assert sequences(spans, keys=key_total) == expected
+    assert sum(length for length, _ in expected) == total
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_padding_in_sequences_of_its_own_changes_nothing(layout):
+    """Outputs of real tokens, and gradients of all: padding gets none."""
+    queries, keys, total, key_total, _ = LAYOUTS[layout]
+    spans = Spans.of(queries, keys, total=total, device=CPU)
+    generator = torch.Generator().manual_seed(0)
+    inputs = [
+        torch.randn(rows, 3, 8, generator=generator, requires_grad=True)
+        for rows in (total, key_total, key_total)
+    ]
+    keys_here = zip(spans.key_starts, spans.key_lengths, strict=True)
+    asked = _rows(keys_here, key_total)
+    real = [_rows(queries, total), asked, asked]
+    weight = torch.randn(total, 3, 8, generator=generator) * real[0]
+    plain, packed = (
+        (out.detach() * real[0], *torch.autograd.grad((out * weight).sum(), inputs))
+        for out in (
+            attend_one_by_one(*inputs, spans),
+            attend_packed(*inputs, spans, kernel=plain_kernel),
+        )
+    )
+    for a, b, rows in zip(plain, packed, (real[0], *real), strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-5, atol=1e-6)
+        assert not (b * ~rows).any()
+
+
+def _rows(spans, total):
+    """True on the rows of `spans`, [total, 1, 1]."""
+    found = torch.zeros(total, 1, 1, dtype=torch.bool)
+    for start, length in spans:
+        found[start : start + length] = True
+    return found
+
+
+def test_keys_between_samples_need_a_query():
+    spans = Spans.of([(0, 2), (2, 2)], [(0, 2), (5, 2)], total=4, device=CPU)
+    with pytest.raises(AssertionError, match="behind all others"):
+        sequences(spans, keys=7)
 
 
 @pytest.mark.parametrize(

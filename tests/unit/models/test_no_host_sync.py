@@ -1,4 +1,4 @@
-"""Nothing between a pack and its gradients makes the host wait for the device.
+"""Nothing between a pack and its gradients makes the host wait for the device, or sorts.
 
 Tensors on `meta` take a GPU's paths and have no values: a mask turned into indices, or a number
 read, is an error. A copy that waits is found among torch's operators.
@@ -16,8 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dit.config import LossMean, ObjectiveConfig, ObjectiveName, Precision, Recompute
 from dit.models.dit.config import ExtraPosition
 from dit.models.dit.model import DiT
-from dit.models.layers import packed_attention
-from dit.models.layers.attention import attend_packed
 from dit.objectives import training_objective, with_null_inputs
 from dit.objectives.training_target import insert_padding
 from dit.pack_wire import pack_to
@@ -28,12 +26,17 @@ from tests.toy_networks import NETWORKS, level_rows, toy_model, toy_pack
 META = torch.device("meta")
 
 
-class _Copies(TorchDispatchMode):
-    """Copies between host and device that wait for their end."""
+_SORTING = ("index_put", "index_put_", "_index_put_impl_", "embedding_dense_backward", "sort")
+"""What the backward pass of plain indexing calls: on a GPU it sorts the indices."""
+
+
+class _Slow(TorchDispatchMode):
+    """Copies between host and device that wait for their end, and what sorts."""
 
     def __init__(self) -> None:
         super().__init__()
         self.waiting: list[str] = []
+        self.sorting: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -44,6 +47,8 @@ class _Copies(TorchDispatchMode):
                 self.waiting.append(f"{args[0].device} -> {out.device} {tuple(out.shape)}")
         elif func is torch.ops.aten.copy_.default and args[0].device != args[1].device:
             self.waiting.append(f"copy_ {args[1].device} -> {args[0].device}")
+        elif func.overloadpacket.__name__ in _SORTING and args[0].device == META:
+            self.sorting.append(f"{func.overloadpacket.__name__} {tuple(out.shape)}")
         return out
 
 
@@ -56,7 +61,7 @@ def _step(groups, model, *, name: ObjectiveName, mean: LossMean) -> DiT:
     noise_TC = insert_padding(
         torch.empty(batch.real_tokens, batch.latent_TC.shape[1], device=META), batch
     )
-    with _Copies() as copies:
+    with _Slow() as slow:
         quantile_N = torch.rand(batch.num_samples, dtype=torch.float64)
         noise_N = objective.levels(quantile_N, batch.num_tokens).to(META, non_blocking=True)
         problem = objective.problem_at(batch, noise_N, noise_TC)
@@ -64,7 +69,7 @@ def _step(groups, model, *, name: ObjectiveName, mean: LossMean) -> DiT:
         batch = with_null_inputs(batch, [True, False, False], {"text": null_LE})
         out_TC = network(problem.input_TC, problem.level_M, batch)
         loss_of(batch, problem, out_TC, mean).total.backward()
-    assert copies.waiting == []
+    assert not slow.waiting and not slow.sorting
     return network
 
 
@@ -80,31 +85,39 @@ def _step(groups, model, *, name: ObjectiveName, mean: LossMean) -> DiT:
     ],
     ids=["plain", "full", "selective", "cosmos"],
 )
-def test_a_step_never_waits_for_the_device(groups, monkeypatch, name, mean, changes):
-    monkeypatch.setattr(packed_attention, "attention_for", lambda device, dtype: attend_packed)
+def test_a_step_never_waits_for_the_device(groups, name, mean, changes):
     model = replace(tiny_model(precision=Precision.BF16), **changes)
     network = _step(groups, model, name=name, mean=mean)
     assert all(p.grad is not None for p in network.parameters())
 
 
 @pytest.mark.parametrize("name", list(NETWORKS))
-def test_other_kinds_of_layers_never_wait_either(groups, monkeypatch, name):
-    monkeypatch.setattr(packed_attention, "attention_for", lambda device, dtype: attend_packed)
+def test_other_kinds_of_layers_never_wait_either(groups, name):
     model = toy_model(name, precision=Precision.BF16)
     network = NETWORKS[name](model, groups).train().to(META)
     batch = pack_to(toy_pack(model, [(1, 4, 6), (3, 2, 5), (2, 3, 3)], [9, 1, 4]), META)
-    with _Copies() as copies:
+    with _Slow() as slow:
         levels = level_rows(torch.zeros(3, device=META), batch)
         network(batch.latent_TC, levels, batch).sum().backward()
-    assert copies.waiting == []
+    assert not slow.waiting and not slow.sorting
     assert all(p.grad is not None for p in network.parameters())
 
 
-def test_the_watch_finds_a_copy_that_waits():
-    with _Copies() as copies:
+def test_the_watch_finds_what_is_slow():
+    with _Slow() as slow:
         torch.zeros(3).to(META)
         torch.zeros(3, device=META).copy_(torch.ones(3))
         torch.zeros(3).to(META, non_blocking=True)
-    assert len(copies.waiting) == 2
+        table = torch.zeros(4, 2, device=META, requires_grad=True)
+        table[torch.zeros(3, dtype=torch.int64, device=META)].sum().backward()
+    assert len(slow.waiting) == 2 and len(slow.sorting) == 1
     with pytest.raises((RuntimeError, NotImplementedError)):
         torch.zeros(3, device=META).sum().item()
+
+
+def test_copies_that_nobody_waits_for_are_from_pinned_memory(repo_root):
+    """Without it `non_blocking` promises nothing; `dit.pack_wire.to_device` sees to it."""
+    files = {file: file.read_text() for file in repo_root.glob("dit/**/*.py")}
+    asking = {file for file, text in files.items() if "non_blocking" in text}
+    assert repo_root / "dit/pack_wire.py" in asking
+    assert {str(file) for file in asking if "pin_memory" not in files[file]} == set()

@@ -10,11 +10,13 @@ import torch
 from dit.config import LossMean, ObjectiveConfig, ObjectiveName, Recompute, RecomputeMethod
 from dit.models.dit.config import ExtraPosition
 from dit.models.dit.model import DiT
+from dit.models.layers import packed_attention
 from dit.objectives import training_objective
 from dit.objectives.edm import Edm
 from dit.train.model_and_optimizer import randomise
 from dit.train.step import loss_of
 from tests.packs import random_pack, single, tiny_model
+from tests.plain_kernel import attend_as_a_gpu
 
 GRIDS = [(1, 4, 6), (3, 2, 5), (1, 1, 1), (2, 8, 3), (1, 4, 6), (5, 3, 3)]
 TEXTS = [9, 1, 4, 30, 9, 2]
@@ -55,7 +57,10 @@ def _noise(batch, objective):
     ],
     ids=["plain", "recompute", "learnable", "selective", "cosmos"],
 )
-def test_sample_in_a_pack_equals_sample_alone(groups, name, changes):
+@pytest.mark.parametrize("attend", [None, attend_as_a_gpu], ids=["cpu", "gpu"])
+def test_sample_in_a_pack_equals_sample_alone(groups, monkeypatch, name, changes, attend):
+    if attend is not None:
+        monkeypatch.setattr(packed_attention, "attention_for", lambda device, dtype: attend)
     model = _model(groups, **changes)
     objective = training_objective(ObjectiveConfig(name=name))
     batch = random_pack(GRIDS, TEXTS, model=MODEL, fps=FPS)

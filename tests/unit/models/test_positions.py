@@ -11,6 +11,7 @@ from dit.models.dit.config import ExtraPosition
 from dit.models.dit.model import LearnablePositions, Rotary
 from dit.models.layers.parallel_linear import transformer_config
 from dit.models.layers.queries_and_keys import rotate
+from dit.models.layers.row_lookup import look_up
 from tests.packs import tiny_model
 
 MODEL = tiny_model(
@@ -115,3 +116,13 @@ def test_learnable_positions_undo_the_time_scale():
     torch.testing.assert_close(table(scaled, torch.full((24,), 7.0)), images)
     # Unit root mean square, whatever the size of the tables.
     torch.testing.assert_close(images.square().mean(-1).sqrt(), torch.ones(24))
+
+
+@pytest.mark.parametrize("index", [[0, 0, 3, 0, 1], [2]])
+def test_looking_rows_up_has_the_gradients_of_plain_indexing(index):
+    table, index_T = torch.randn(5, 3, requires_grad=True), torch.tensor(index)
+    weight = torch.randn(len(index), 3)
+    rows = look_up(table, index_T)
+    assert torch.equal(rows, table[index_T])
+    found, plain = (torch.autograd.grad((x * weight).sum(), table) for x in (rows, table[index_T]))
+    torch.testing.assert_close(found, plain)

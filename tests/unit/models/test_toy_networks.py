@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from dit.config import Precision, Recompute, RecomputeMethod
+from dit.models.layers import packed_attention
 from dit.train.model_and_optimizer import initialise, randomise
 from tests.packs import single
+from tests.plain_kernel import attend_as_a_gpu
 from tests.toy_networks import NETWORKS, level_rows, toy_model, toy_pack
 
 # The toy family's videos have a given first frame.
@@ -35,8 +37,11 @@ def _gradients(network, batch, level_N, weight_TC) -> dict[str, torch.Tensor]:
     return found | {"output": out_TC.detach()}
 
 
+@pytest.mark.parametrize("attend", [None, attend_as_a_gpu], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("name", list(NETWORKS))
-def test_sample_in_a_pack_equals_sample_alone(groups, name):
+def test_sample_in_a_pack_equals_sample_alone(groups, monkeypatch, name, attend):
+    if attend is not None:
+        monkeypatch.setattr(packed_attention, "attention_for", lambda device, dtype: attend)
     network, batch = _network(groups, name), _pack(name)
     weight_TC = torch.randn(batch.latent_TC.shape, generator=torch.Generator().manual_seed(2))
     packed = _gradients(network, batch, LEVELS, weight_TC)

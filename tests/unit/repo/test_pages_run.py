@@ -29,6 +29,7 @@ TINY = {
     "benchmarks/benchmark_loader.py": ["--samples", "200", "70", "--repeats", "1", "--memory", "8"],
     "benchmarks/benchmark_packing.py": ["--samples", "128", "--ranks", "2"],
     "benchmarks/benchmark_writing.py": ["--samples", "50", "--repeats", "1"],
+    "benchmarks/count_traffic.py": ["--samples", "2", "--grid", "1", "4", "4", "--text", "3"],
     "benchmarks/compare_padded.py": [
         *("--steps", "1", "model.num_layers=1", "model.hidden_size=64"),
         *("model.num_attention_heads=2", "model.crossattn_emb_size=32"),

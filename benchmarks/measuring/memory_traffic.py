@@ -1,0 +1,235 @@
+"""Bytes that the operations of a network read and write, counted on tensors without values.
+
+1. OperationCounter   counts each operation that is no view: bytes of its inputs and outputs
+2. CudaKernels        operations that a GPU has a kernel for, and torch composes elsewhere
+3. layer_traffic      forward and backward pass of one layer: a network of two less one of one
+
+Tensors on `meta` take a GPU's paths. What an operation reads again from a cache is not known here.
+"""
+
+# T packed tokens, D model width, K head width
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from megatron.core.process_groups_config import ProcessGroupCollection
+from torch import Tensor
+from torch.library import custom_op
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.functional import rms_norm
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from dit.batch import Grid, LatentSample, PackedBatch
+from dit.config import ModelConfig
+from dit.data.pack import PatchLayout, pack_samples
+from dit.models.family import family_of
+from dit.pack_wire import pack_to
+
+META = torch.device("meta")
+
+OperatorBytes = Mapping[str, Callable[..., int]]
+"""For operators that move other bytes than those of their arguments and results.
+
+The key is the operator's name ("dit::modulate"); the value takes the arguments of a call and gives
+the bytes that it moves. A fused kernel belongs here: it may read an argument twice, or a few rows
+of it, and only its own loads and stores tell.
+"""
+OPERATOR_BYTES: OperatorBytes = {}
+"""What `layer_traffic` asks unless it is told otherwise; kernels add theirs here."""
+
+ATTENTION = "attention"
+WEIGHT_PRODUCTS = "products with a weight"
+ONE_HOT_PRODUCTS = "one-hot products"
+_NO_TRAFFIC = {"empty", "empty_like", "new_empty", "empty_strided", "_unsafe_view"}
+_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
+_ATTENTION = {"_varlen_attn", "_varlen_attn_backward"}
+
+
+class OperationCounter(TorchDispatchMode):
+    """Inside, counts operations and their bytes by name."""
+
+    def __init__(self, operator_bytes: OperatorBytes):
+        super().__init__()
+        self.count: Counter[str] = Counter()
+        self.bytes: Counter[str] = Counter()
+        self.operator_bytes = operator_bytes
+        self._masks: set[StorageWeakRef] = set()  # of numbers that were cast from truth values
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        name = func.overloadpacket.__name__
+        if func.is_view or name in _NO_TRAFFIC:
+            return out
+        inputs = {id(x): x for x in tree_leaves((args, kwargs)) if _counts(x)}.values()
+        if name == "_to_copy" and all(x.dtype == torch.bool for x in inputs):
+            self._masks.add(_storage(out))
+        title = self._title(name, [*inputs])
+        own = self.operator_bytes.get(f"{func.namespace}::{name}")
+        both = [*inputs, *(x for x in tree_leaves(out) if _counts(x))]
+        moved = own(*args, **kwargs) if own else sum(x.numel() * x.element_size() for x in both)
+        self.count[title] += 1
+        self.bytes[title] += moved
+        return out
+
+    def _title(self, name: str, inputs: list[Tensor]) -> str:
+        if name in _ATTENTION:
+            return ATTENTION
+        if name not in _PRODUCTS:
+            return name
+        # Nothing else multiplies by a mask that was cast to numbers.
+        one_hot = any(_storage(x) in self._masks for x in inputs)
+        return ONE_HOT_PRODUCTS if one_hot else WEIGHT_PRODUCTS
+
+
+def _counts(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.device == META
+
+
+def _storage(x: Tensor) -> StorageWeakRef:
+    return StorageWeakRef(x.untyped_storage())
+
+
+class CudaKernels(TorchFunctionMode):
+    """Inside, operations that torch composes of many on `meta` are the one kernel of CUDA."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is rms_norm and args[0].device == META:
+            return _FusedNorm.apply(args[0], kwargs["weight"])
+        return func(*args, **kwargs)
+
+
+class _FusedNorm(torch.autograd.Function):
+    """aten's `_fused_rms_norm` of CUDA: it wants contiguous tokens."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_K: Tensor) -> Tensor:
+        x = x.contiguous()
+        ctx.save_for_backward(x, weight_K)
+        return _fused_rms_norm(x, weight_K)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight_K = ctx.saved_tensors
+        return _fused_rms_norm_backward(gradients[0].contiguous(), x, weight_K)
+
+
+@custom_op("measuring::fused_rms_norm", mutates_args=(), device_types="meta")
+def _fused_rms_norm(x: Tensor, weight_K: Tensor) -> Tensor:  # noqa: ARG001
+    return torch.empty_like(x)
+
+
+@custom_op("measuring::fused_rms_norm_backward", mutates_args=(), device_types="meta")
+def _fused_rms_norm_backward(
+    gradient: Tensor,  # noqa: ARG001
+    x: Tensor,
+    weight_K: Tensor,
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(weight_K)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackShape:
+    """A pack of equal samples."""
+
+    samples: int = 32
+    grid: Grid = (1, 32, 32)
+    text: int = 128
+    multiple: int = 16  # dataset.sample_multiple
+
+    @property
+    def padded(self) -> PackShape:
+        """With a row and a column of patches less, so that each sample ends with padding."""
+        frames, rows, columns = self.grid
+        return replace(self, grid=(frames, rows - 1, columns - 1))
+
+    def pack(self, model: ModelConfig) -> PackedBatch:
+        """On `meta`, from samples of zeros."""
+        frames, rows, columns = self.grid
+        tall, wide = model.patch_temporal, model.patch_spatial
+        size = (model.in_channels, frames * tall, rows * wide, columns * wide)
+        one = LatentSample(
+            key="",
+            latent_CFHW=torch.zeros(size),
+            text_LE=torch.zeros(self.text, model.crossattn_emb_size),
+            fps=math.nan,
+        )
+        family = family_of(model)
+        layout = PatchLayout(
+            patch_temporal=tall,
+            patch_spatial=wide,
+            sample_multiple=self.multiple,
+            positions=family.positions(model),
+            inputs=family.inputs(model),
+        )
+        return pack_to(pack_samples([one] * self.samples, layout), META)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerTraffic:
+    """What one layer adds to one direction of a pass."""
+
+    count: dict[str, int]  # operations by name
+    bytes: dict[str, int]
+    unit: int  # bytes of the tokens of the pack in bfloat16
+
+    @classmethod
+    def between(cls, less: OperationCounter, more: OperationCounter, *, unit: int) -> LayerTraffic:
+        """Of two networks, the second of which has one layer more."""
+        names = more.count.keys()
+        return cls(
+            count={name: more.count[name] - less.count[name] for name in names},
+            bytes={name: more.bytes[name] - less.bytes[name] for name in names},
+            unit=unit,
+        )
+
+    def units(self, *, without: Collection[str] = (ATTENTION, WEIGHT_PRODUCTS)) -> float:
+        """Units of all operations, except those named."""
+        return sum(n for name, n in self.bytes.items() if name not in without) / self.unit
+
+
+def layer_traffic(
+    model: ModelConfig,
+    shape: PackShape,
+    groups: ProcessGroupCollection,
+    *,
+    operator_bytes: OperatorBytes = OPERATOR_BYTES,
+) -> tuple[LayerTraffic, LayerTraffic]:
+    """Forward and backward pass of one layer in the model's precision on one device."""
+    batch = shape.pack(model)
+    one, two = (
+        _pass_traffic(
+            replace(model, name="custom", num_layers=layers), batch, groups, operator_bytes
+        )
+        for layers in (1, 2)
+    )
+    unit = 2 * len(batch.segment_T) * model.hidden_size
+    forward, backward = (
+        LayerTraffic.between(*pair, unit=unit) for pair in zip(one, two, strict=True)
+    )
+    return forward, backward
+
+
+def _pass_traffic(
+    model: ModelConfig,
+    batch: PackedBatch,
+    groups: ProcessGroupCollection,
+    operator_bytes: OperatorBytes,
+) -> tuple[OperationCounter, OperationCounter]:
+    network = family_of(model).network()(model, groups).train().to(META)
+    forward, backward = OperationCounter(operator_bytes), OperationCounter(operator_bytes)
+    level_M = torch.empty(batch.num_levels, device=META)
+    with CudaKernels(), forward:
+        out_TC = network(batch.latent_TC.float(), level_M, batch)
+    with backward:
+        out_TC.sum().backward()
+    return forward, backward
