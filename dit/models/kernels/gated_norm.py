@@ -16,10 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dit.models.kernels.row_chunks import CHUNK, RowChunks
+from dit.models.kernels.row_chunks import RowChunks
 
 EPS = 1e-6
 """Of the LayerNorm, as in every published adaLN."""
+PARTS_BLOCK = 128
+"""Columns of a program that adds parts of sums."""
 
 
 def modulate(
@@ -186,8 +188,8 @@ def gated_norm_backward(  # noqa: PLR0913  # what an operator takes is flat
         NORM=norm,
         RESIDUAL=to_sum_TD is not None,
     )
-    grid = (len(rows_N2), kinds, -(-sizes["D"] // 128))
-    _kernels().add_parts[grid](parts_SPD, rows_N2, to_rows_PND, D=sizes["D"], BLOCK=128, SLOTS=16)
+    grid, block = (len(rows_N2), kinds, -(-sizes["D"] // PARTS_BLOCK)), PARTS_BLOCK
+    _kernels().add_parts[grid](parts_SPD, rows_N2, to_rows_PND, D=sizes["D"], BLOCK=block, SLOTS=16)
     return [*_given(to_h_TD, to_y_TD), to_rows_PND]
 
 
@@ -237,6 +239,6 @@ def _sizes(h_TD: Tensor) -> dict[str, int]:
     block = 1 << max(width - 1, 1).bit_length()
     tokens = min(max(2048 // block, 1), 16)
     warps = min(max(block * tokens // 256, 1), 16)
-    sizes = {"D": width, "BLOCK": block, "TOKENS": tokens, "CHUNK": CHUNK}
-    # 1024 threads of a multiprocessor run at once then; what spills are 8 numbers of a thread.
-    return {**sizes, "num_warps": warps, "maxnreg": 64}
+    sizes = {"D": width, "BLOCK": block, "TOKENS": tokens}
+    # Registers of a thread, so that 768 or 1024 threads of a multiprocessor run at once.
+    return {**sizes, "num_warps": warps, "maxnreg": 64 if warps > 8 else 80}

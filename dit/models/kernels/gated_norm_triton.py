@@ -38,7 +38,6 @@ def forward(
     D: tl.constexpr,
     BLOCK: tl.constexpr,
     TOKENS: tl.constexpr,
-    CHUNK: tl.constexpr,
     GATED: tl.constexpr,
     NORM: tl.constexpr,
 ):
@@ -52,8 +51,8 @@ def forward(
     if NORM:
         scale_D = tl.load(scale + row * scale_stride + column, used, 0.0).to(tl.float32)
         shift_D = tl.load(shift + row * shift_stride + column, used, 0.0).to(tl.float32)
-    for done in range(0, CHUNK, TOKENS):
-        at = begin + done + tl.arange(0, TOKENS)
+    while begin < end:
+        at = begin + tl.arange(0, TOKENS)
         token = tl.load(order + at, at < end, 0).to(tl.int64)
         inside = (at < end)[:, None] & (column < D)[None, :]
         place = token[:, None] * D + column[None, :]
@@ -72,6 +71,7 @@ def forward(
             tl.store(x + place, x_TD.to(x.dtype.element_ty), inside)
             tl.store(stats + 2 * token, mean_T, at < end)
             tl.store(stats + 2 * token + 1, pace_T, at < end)
+        begin += TOKENS
 
 
 @triton.jit
@@ -93,7 +93,6 @@ def backward(
     D: tl.constexpr,
     BLOCK: tl.constexpr,
     TOKENS: tl.constexpr,
-    CHUNK: tl.constexpr,
     GATED: tl.constexpr,
     NORM: tl.constexpr,
     RESIDUAL: tl.constexpr,
@@ -114,8 +113,8 @@ def backward(
         scale_D = tl.load(scale + row * scale_stride + column, used, 0.0).to(tl.float32)
         to_scale_D = tl.zeros([BLOCK], tl.float32)
         to_shift_D = tl.zeros([BLOCK], tl.float32)
-    for done in range(0, CHUNK, TOKENS):
-        at = begin + done + tl.arange(0, TOKENS)
+    while begin < end:
+        at = begin + tl.arange(0, TOKENS)
         token = tl.load(order + at, at < end, 0).to(tl.int64)
         inside = (at < end)[:, None] & (column < D)[None, :]
         place = token[:, None] * D + column[None, :]
@@ -141,6 +140,7 @@ def backward(
             to_gate_D += tl.sum(d_TD * y_TD, 0)
             to_y_TD = d_TD * gate_D[None, :]
             tl.store(to_y + place, to_y_TD.to(to_y.dtype.element_ty), inside)
+        begin += TOKENS
     part = parts + slot * ((2 if NORM else 0) + (1 if GATED else 0)) * D + column
     if NORM:
         tl.store(part, to_shift_D, used)

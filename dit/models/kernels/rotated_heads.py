@@ -88,7 +88,7 @@ def rotated_heads(
     q_THK, k_THK = (x_THX.new_empty(tokens, heads, len(weight_q_K)) for _ in range(2))
     cos_TK, sin_TK = cos_TK.contiguous(), sin_TK.contiguous()
     if tokens:
-        _kernels().forward[_grid(tokens, heads)](
+        _kernels().forward[grid_of(tokens, heads)](
             *(x_THX, weight_q_K, weight_k_K, cos_TK, sin_TK, q_THK, k_THK),
             *(tokens, cos_TK.stride(0)),
             EPS=eps,
@@ -130,7 +130,7 @@ def rotated_heads_backward(  # noqa: PLR0913  # what an operator takes is flat
         return to_x_THX, weight_q_K.new_zeros(2, width)
     to_q_THK, to_k_THK = (x if x.stride(-1) == 1 else x.contiguous() for x in (to_q_THK, to_k_THK))
     cos_TK, sin_TK = cos_TK.contiguous(), sin_TK.contiguous()
-    grid = _grid(tokens, heads)
+    grid = grid_of(tokens, heads)
     parts_PG2K = x_THX.new_empty(*grid, 2, width, dtype=torch.float32)
     _kernels().backward[grid](
         *(to_q_THK, to_k_THK, x_THX, weight_q_K, weight_k_K, cos_TK, sin_TK, to_x_THX, parts_PG2K),
@@ -161,7 +161,7 @@ def _places(first: int, parts: Sequence[Tensor]) -> list[int]:
     return places[: len(parts)]
 
 
-def _grid(tokens: int, heads: int) -> tuple[int, int]:
+def grid_of(tokens: int, heads: int) -> tuple[int, int]:
     """Programs, and groups of heads."""
     return min(tokens, PROGRAMS), -(-heads // HEADS)
 
