@@ -93,7 +93,7 @@ class ToyCross(StackedTransformer):
         return {"t_emb": (samples, width), "shared": (samples, 6 * width)}
 
     def layout(self, batch: PackedBatch) -> PerSample:
-        return PerSample.of(self.my_tokens(batch.segment_T))
+        return self.per_sample(self.my_tokens(batch.segment_T))
 
     def embed(self, x_TC: Tensor, level_N: Tensor, batch: PackedBatch, layout: PerSample) -> Blocks:
         t_emb, offset = self.level(level_N)

@@ -155,6 +155,8 @@ class ModelConfig:
     """Weight gradients accumulated inside the product, by Transformer Engine's layers or Apex."""
     compile: bool = False
     """Fuse norms, modulation and rotary positions with torch.compile."""
+    fused_kernels: bool = True
+    """Fuse the same by kernels of our own where there are CUDA and Triton and compile=false."""
     vae_cache_folder: str | None = None
     """Folder of the VAE that decodes pictures; the embedded `pixel` codec needs none."""
 

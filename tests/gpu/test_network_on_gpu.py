@@ -24,7 +24,8 @@ MODEL = tiny_model(
     hidden_size=256, num_attention_heads=4, precision=Precision.BF16, crossattn_emb_size=64
 )
 PATHS = {
-    "eager": {},
+    "fused kernels": {},
+    "eager": {"fused_kernels": False},
     "compiled": {"compile": True},
     "offloaded": {"cpu_offloading_num_layers": 1},
     "offloaded inputs": {"cpu_offloading_num_layers": 2, "recompute_granularity": Recompute.FULL},

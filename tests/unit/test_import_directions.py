@@ -20,6 +20,7 @@ GROUND = {
 BASE = GROUND | {"dit.batch", "dit.pack_wire", "dit.config"}
 # The folders of families are below nobody: the registry imports them by name.
 MODELS = {"dit.models", "dit.models.layer_spec", "dit.models.layers", "dit.models.stacks"}
+MODELS |= {"dit.models.kernels"}
 STEP = BASE | MODELS | {"dit.config.loading", "dit.data", "dit.objectives"}
 STEP |= {"dit.distributed", "dit.distributed.device_specs"}
 # A part may import itself and these. A new part must say here where it stands.
@@ -37,7 +38,8 @@ ALLOWED = {
     "dit.distributed.device_specs": set(),
     "dit.models": BASE | {"dit.models.layer_spec"},
     "dit.models.layer_spec": set(),
-    "dit.models.layers": BASE | {"dit.models.layer_spec"},
+    "dit.models.kernels": set(),
+    "dit.models.layers": BASE | {"dit.models.layer_spec", "dit.models.kernels"},
     "dit.models.stacks": BASE | {"dit.models.layer_spec", "dit.models.layers"},
     "dit.models.dit": BASE | MODELS,
     "dit.config.loading": BASE | {"dit.models", "dit.distributed.device_specs"},

@@ -79,7 +79,7 @@ class DiT(StackedTransformer):
         return shapes
 
     def layout(self, batch: PackedBatch) -> PerSample:
-        return PerSample.of(self.my_tokens(batch.level_row_T), compiled=self.model.compile)
+        return self.per_sample(self.my_tokens(batch.level_row_T))
 
     def embed(
         self,

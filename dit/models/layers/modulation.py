@@ -74,12 +74,31 @@ class AdaLN:
 
     def modulate(self, h_TD: Tensor, per_sample: PerSample) -> Tensor:
         """LayerNorm of the tokens, scaled and shifted: the input of the part."""
-        return per_sample.modulate(h_TD, scale_ND=1 + self.scale_ND, shift_ND=self.shift_ND)
+        return per_sample.modulate(h_TD, **self._scale_and_shift)
+
+    def branch(self, h_TD: Tensor, per_sample: PerSample) -> tuple[Tensor, Tensor]:
+        """The tokens, which the part's output is added to, and the input of the part.
+
+        Layers go on with this `h_TD`, not with their own: `PerSample.branch` says why.
+        """
+        return per_sample.branch(h_TD, **self._scale_and_shift)
 
     def add(self, h_TD: Tensor, x_TD: Tensor, per_sample: PerSample) -> Tensor:
         """The tokens, plus the gated output of the part."""
         assert self.gate_ND is not None
         return per_sample.add(h_TD, x_TD, gate_ND=self.gate_ND)
+
+    def add_and_branch(
+        self, h_TD: Tensor, x_TD: Tensor, per_sample: PerSample, *, then: AdaLN
+    ) -> tuple[Tensor, Tensor]:
+        """`add`, then `branch` of the next part: one kernel where kernels are fused."""
+        assert self.gate_ND is not None
+        rows = {"gate_ND": self.gate_ND, **then._scale_and_shift}
+        return per_sample.add_and_branch(h_TD, x_TD, **rows)
+
+    @property
+    def _scale_and_shift(self) -> dict[str, Tensor]:
+        return {"scale_ND": 1 + self.scale_ND, "shift_ND": self.shift_ND}
 
 
 class AdaLNModule(MegatronModule):

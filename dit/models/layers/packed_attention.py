@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +20,7 @@ from dit.models.layers.attention import Attend, Spans, attend_packed, attention_
 from dit.models.layers.context_parallel import Context, Exchange
 from dit.models.layers.parallel_linear import BuildContext, ColumnLinear, split_linear
 from dit.models.layers.per_sample import PerSample, compiled
-from dit.models.layers.queries_and_keys import AcrossHeadsNorm, HeadNorm, rotate
+from dit.models.layers.queries_and_keys import AcrossHeadsNorm, HeadNorm, fused_parts, rotate
 from dit.models.layers.transformer_engine import engine_kernel
 
 
@@ -79,6 +80,17 @@ class PackedAttention(MegatronModule):
         angles = (row.cos_TK, row.sin_TK)
         return turn(q_THK, self.q_layernorm, *angles), turn(k_THK, self.k_layernorm, *angles)
 
+    def positioned_parts(
+        self, x_THX: Tensor, widths: Sequence[int], row: RowConditions
+    ) -> tuple[Tensor, ...]:
+        """Queries and keys of each head, positioned, and the parts that follow, as they are."""
+        norms, angles = (self.q_layernorm, self.k_layernorm), (row.cos_TK, row.sin_TK)
+        # Without a norm, or with one across heads, which asks other ranks, the plain form stays.
+        if row.per_sample.fused and norms[0] is not None and norms[1] is not None:
+            return fused_parts(x_THX, widths, (norms[0], norms[1]), angles)
+        q_THK, k_THK, *others = x_THX.split(list(widths), dim=-1)
+        return *self.positioned(q_THK, k_THK, row), *others
+
     def attend(self, q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, spans: Spans) -> Tensor:
         """Attention inside of samples, computed again in the backward pass where that is asked."""
         if not spans.lengths:
@@ -117,8 +129,9 @@ class SelfAttention(PackedAttention):
 
     def qkv(self, x_TD: Tensor, row: RowConditions) -> QKV:
         """Queries, keys and values [T, H, K] of this context rank's tokens."""
-        q, k, v = self.heads(self.linear_qkv(x_TD), 3)
-        return *self.positioned(q, k, row), v
+        x_THX = self.linear_qkv(x_TD).unflatten(-1, (-1, 3 * self.head_width))
+        q, k, v = self.positioned_parts(x_THX, (self.head_width,) * 3, row)
+        return q, k, v
 
     def forward(self, x_TD: Tensor, row: RowConditions, exchange: Exchange) -> Tensor:
         out_THK = self.exchanged(self.qkv(x_TD, row), exchange)

@@ -2,7 +2,9 @@
 
 On a CPU neighbouring samples of equal length form a rectangle, to which the rows are broadcast
 without a copy: for a small model that saves 5 to 7% of the CPU seconds of a step. On other devices
-each token looks its row up; with `model.compile` this happens inside the kernel that uses the row.
+each token looks its row up, inside the kernel that uses the row: one of `dit/models/kernels` where
+they run, or with `model.compile` one that torch.compile makes. Without either, a row is spread over
+its tokens first.
 """
 
 # N level rows of a pack (one for each sample, two where it has clean tokens), T packed tokens,
@@ -15,7 +17,7 @@ import os
 import shutil
 import sysconfig
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm
+
+from dit.models.kernels import choice
+from dit.models.kernels.row_chunks import RowChunks
 
 
 @cache
@@ -107,14 +112,23 @@ class PerSample:
     level_row_T: Tensor  # int64
     runs: tuple[Run, ...] | None  # None where one kernel for all tokens is faster
     compiled: bool = False
+    fused: bool = False  # by our own kernels
+    _chunks: dict[int, RowChunks] = field(default_factory=dict)  # by number of level rows
 
     @classmethod
-    def of(cls, level_row_T: Tensor, *, compiled: bool = False) -> PerSample:
-        rectangles = level_row_T.device.type == "cpu" and not compiled
-        return cls(level_row_T, _runs(level_row_T) if rectangles else None, compiled)
+    def of(
+        cls, level_row_T: Tensor, *, compiled: bool = False, fused_kernels: bool = False
+    ) -> PerSample:
+        """`fused_kernels` allows our own kernels, which run where `choice` says."""
+        device = level_row_T.device
+        fused = fused_kernels and not compiled and choice.kernels_run_on(device)
+        rectangles = device.type == "cpu" and not (compiled or fused)
+        return cls(level_row_T, _runs(level_row_T) if rectangles else None, compiled, fused)
 
     def modulate(self, h_TD: Tensor, *, scale_ND: Tensor, shift_ND: Tensor) -> Tensor:
         """Normalised tokens (LayerNorm without weights) times `scale`, plus `shift`."""
+        if self.fused:
+            return self.branch(h_TD, scale_ND=scale_ND, shift_ND=shift_ND)[1]
         wide_TD = h_TD.to(scale_ND.dtype)
         if self.runs is not None:
             x_TD = _on_rectangles(shift_ND, _norm(wide_TD), scale_ND, self.runs, shifts=True)
@@ -122,14 +136,56 @@ class PerSample:
             x_TD = self._made(_modulate)(wide_TD, scale_ND, shift_ND, self.level_row_T)
         return x_TD.type_as(h_TD)
 
+    def branch(self, h_TD: Tensor, *, scale_ND: Tensor, shift_ND: Tensor) -> tuple[Tensor, Tensor]:
+        """The tokens, to which a part is added later, and `modulate` of them.
+
+        What goes on with the first result hands its gradient to the kernel of the second, which
+        adds them.
+        """
+        if not self.fused:
+            return h_TD, self.modulate(h_TD, scale_ND=scale_ND, shift_ND=shift_ND)
+        from dit.models.kernels import gated_norm
+
+        chunks = self._row_chunks(len(scale_ND))
+        return gated_norm.modulate(h_TD, scale_ND=scale_ND, shift_ND=shift_ND, chunks=chunks)
+
     def add(self, h_TD: Tensor, x_TD: Tensor, *, gate_ND: Tensor) -> Tensor:
         """Tokens of `h_TD`, plus those of `x_TD` times `gate`."""
+        if self.fused:
+            from dit.models.kernels import gated_norm
+
+            chunks = self._row_chunks(len(gate_ND))
+            return gated_norm.add(h_TD, x_TD, gate_ND=gate_ND, chunks=chunks)
         wide = h_TD.to(gate_ND.dtype), x_TD.to(gate_ND.dtype)
         if self.runs is not None:
             sum_TD = _on_rectangles(*wide, gate_ND, self.runs, shifts=False)
         else:
             sum_TD = self._made(_add)(*wide, gate_ND, self.level_row_T)
         return sum_TD.type_as(h_TD)
+
+    def add_and_branch(
+        self,
+        h_TD: Tensor,
+        x_TD: Tensor,
+        *,
+        gate_ND: Tensor,
+        scale_ND: Tensor,
+        shift_ND: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """`branch` of what `add` makes."""
+        next_rows = {"scale_ND": scale_ND, "shift_ND": shift_ND}
+        if not self.fused:
+            return self.branch(self.add(h_TD, x_TD, gate_ND=gate_ND), **next_rows)
+        from dit.models.kernels import gated_norm
+
+        chunks = self._row_chunks(len(gate_ND))
+        return gated_norm.add_and_modulate(h_TD, x_TD, gate_ND=gate_ND, **next_rows, chunks=chunks)
+
+    def _row_chunks(self, rows: int) -> RowChunks:
+        """Made once for all layers."""
+        if rows not in self._chunks:
+            self._chunks[rows] = RowChunks.of(self.level_row_T, rows)
+        return self._chunks[rows]
 
     def _made(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return compiled(function) if self.compiled else function

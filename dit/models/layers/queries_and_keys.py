@@ -3,9 +3,12 @@
 1. RMSNorm          of each head, or across all heads of a token
 2. RotaryTable      RoPE (arXiv:2104.09864) on any number of axes: cosines and sines of all tokens
    rotate           turns queries and keys by them
+
+`fused_parts` is the norm of each head and the rotation in one kernel of `dit/models/kernels`.
 """
 
-# T query tokens, S key tokens, A axes, H heads of this tensor rank, K head width
+# T query tokens, S key tokens, A axes, H heads of this tensor rank, K head width, X numbers of a
+# head in the product that makes queries and keys
 
 from __future__ import annotations
 
@@ -30,7 +33,13 @@ class HeadNorm(nn.RMSNorm):
     def __init__(self, width: int, *, dtype: torch.dtype, eps: float = 1e-5):
         super().__init__(width, eps=eps, dtype=dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor | None) -> Tensor:
+        """Of None it is the weight, for a kernel that does the rest.
+
+        It is asked for by a call, because Megatron-Core's DDP waits there for weights on their way.
+        """
+        if x is None:
+            return self.weight
         if x.device.type != "cpu":
             return super().forward(x)
         y_THK = _Normalised.apply(x, self.weight, self.eps)
@@ -195,3 +204,18 @@ def rotate(x_THK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
     turned_THK = _Rotate.apply(x_THK, cos_TK, sin_TK)
     assert isinstance(turned_THK, Tensor)
     return turned_THK
+
+
+def fused_parts(
+    x_THX: Tensor,
+    widths: Sequence[int],
+    norms: tuple[HeadNorm, HeadNorm],
+    angles_TK: tuple[Tensor, Tensor],
+) -> tuple[Tensor, ...]:
+    """`x_THX` in parts of `widths`; the first two, queries and keys, are normalised and rotated."""
+    from dit.models.kernels import rotated_heads
+
+    weights_K = norms[0](None), norms[1](None)
+    eps, others = norms[0].eps, widths[2:]
+    assert eps is not None
+    return rotated_heads.queries_and_keys(x_THX, weights_K, angles_TK, eps=eps, others=others)

@@ -92,18 +92,23 @@ class CrossLayer(MegatronModule, BaseTransformerLayer):
         c, per_sample = conditions, conditions.tokens.per_sample
         if c.position_TD is not None:
             h_TD = h_TD + c.position_TD
-        adaln = self._adaln(c.timestep)
-        this = next(adaln)
-        x_TD = self.self_attention(this.modulate(h_TD, per_sample), c.tokens, c.exchange)
-        h_TD = this.add(h_TD, x_TD, per_sample)
+        parts = self._adaln(c.timestep)
+        own = next(parts)
+        h_TD, x_TD = own.branch(h_TD, per_sample)
+        x_TD = self.self_attention(x_TD, c.tokens, c.exchange)
         if self.norm_cross is None:
-            this = next(adaln)
-            x_TD = self.cross_attention(this.modulate(h_TD, per_sample), c.text_LE, c.cross_spans)
-            h_TD = this.add(h_TD, x_TD, per_sample)
+            cross = next(parts)
+            h_TD, x_TD = own.add_and_branch(h_TD, x_TD, per_sample, then=cross)
+            x_TD = self.cross_attention(x_TD, c.text_LE, c.cross_spans)
+            mlp = next(parts)
+            h_TD, x_TD = cross.add_and_branch(h_TD, x_TD, per_sample, then=mlp)
         else:
+            h_TD = own.add(h_TD, x_TD, per_sample)
+            # torch's kernels: this norm has weights, and its part is added without a gate.
             h_TD = h_TD + self.cross_attention(self.norm_cross(h_TD), c.text_LE, c.cross_spans)
-        this = next(adaln)
-        return this.add(h_TD, self.mlp(this.modulate(h_TD, per_sample)), per_sample)
+            mlp = next(parts)
+            h_TD, x_TD = mlp.branch(h_TD, per_sample)
+        return mlp.add(h_TD, self.mlp(x_TD), per_sample)
 
     def _adaln(self, timestep: TimestepConditioning) -> Iterator[AdaLN]:
         """Of the modulated parts in turn."""

@@ -97,9 +97,7 @@ class JointTransformer(StackedTransformer):
         )
         levels = (batch.level_row_T, text.sample_L)
         rows = (*levels, order.arranged(levels))
-        latents, text_rows_of, joint = (
-            PerSample.of(self.my_tokens(row), compiled=self.model.compile) for row in rows
-        )
+        latents, text_rows_of, joint = (self.per_sample(self.my_tokens(row)) for row in rows)
         return JointLayout(
             text=text, order=order, latents=latents, text_per_sample=text_rows_of, joint=joint
         )

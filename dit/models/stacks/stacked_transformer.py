@@ -28,7 +28,7 @@ from dit.config import ModelConfig
 from dit.models.layer_spec import StackSpec
 from dit.models.layers.context_parallel import Context
 from dit.models.layers.parallel_linear import BuildContext
-from dit.models.layers.per_sample import check_compiler
+from dit.models.layers.per_sample import PerSample, check_compiler
 from dit.models.layers.transformer_engine import check_engine
 from dit.models.stacks.stack import LayerStack, pipeline_stages
 
@@ -165,6 +165,11 @@ class StackedTransformer(MegatronModule):
         if not self.config.sequence_parallel:
             return x_T
         return scatter_to_sequence_parallel_region(x_T, group=self.groups.tp)
+
+    def per_sample(self, level_row_T: Tensor) -> PerSample:
+        """Of the tokens that this rank holds between two matrices."""
+        model = self.model
+        return PerSample.of(level_row_T, compiled=model.compile, fused_kernels=model.fused_kernels)
 
     def all_tokens(self, x_T: Tensor) -> Tensor:
         """The tokens of all tensor ranks, of an output that each of them computes the loss of."""

@@ -90,9 +90,11 @@ class DoubleStreamLayer(MegatronModule, BaseTransformerLayer):
     ) -> tuple[Tensor, Tensor]:
         c, (h_TD, text_LD) = conditions, hidden
         adaln, text_adaln = self.modulation(c.timestep), self.text_modulation(c.timestep)
+        h_TD, x_TD = adaln[0].branch(h_TD, c.latents.per_sample)
+        text_LD, y_LD = text_adaln[0].branch(text_LD, c.text.per_sample)
         x_TX, text_LX = joint_attention(
-            (self.attention, adaln[0].modulate(h_TD, c.latents.per_sample), c.latents),
-            (self.text_attention, text_adaln[0].modulate(text_LD, c.text.per_sample), c.text),
+            (self.attention, x_TD, c.latents),
+            (self.text_attention, y_LD, c.text),
             c.order.apart,
         )
         if self.text_ends:
@@ -122,8 +124,9 @@ def _update(
 ) -> Tensor:
     """Attention's output and the feed-forward of one row, added to it."""
     linear_proj, mlp = parts
-    h_TD = adaln[0].add(h_TD, linear_proj(attended_TX), row.per_sample)
-    return adaln[1].add(h_TD, mlp(adaln[1].modulate(h_TD, row.per_sample)), row.per_sample)
+    x_TD = linear_proj(attended_TX)
+    h_TD, x_TD = adaln[0].add_and_branch(h_TD, x_TD, row.per_sample, then=adaln[1])
+    return adaln[1].add(h_TD, mlp(x_TD), row.per_sample)
 
 
 class SingleStreamLayer(MegatronModule, BaseTransformerLayer):
@@ -173,11 +176,10 @@ class SingleStreamLayer(MegatronModule, BaseTransformerLayer):
     def forward(self, joint_JD: Tensor, conditions: JointConditions) -> Tensor:
         row = conditions.joint
         (adaln,) = self.modulation(conditions.timestep)
-        x_JX = self.linear_in(adaln.modulate(joint_JD, row.per_sample))
-        x_JHX = x_JX.unflatten(-1, (-1, sum(self.each_head)))
-        q, k, v, wide_JHF = x_JHX.split(self.each_head, dim=-1)
-        qkv = (*self.attention.positioned(q, k, row), v)
-        attended_JHK = self.attention.exchanged(qkv, conditions.order.joined)
+        joint_JD, x_JD = adaln.branch(joint_JD, row.per_sample)
+        x_JHX = self.linear_in(x_JD).unflatten(-1, (-1, sum(self.each_head)))
+        q, k, v, wide_JHF = self.attention.positioned_parts(x_JHX, self.each_head, row)
+        attended_JHK = self.attention.exchanged((q, k, v), conditions.order.joined)
         out_JD = self.attention.linear_proj(attended_JHK.flatten(1))
         out_JD = out_JD + self.linear_fc2(self.activation(wide_JHF.flatten(1)))
         return adaln.add(joint_JD, out_JD, row.per_sample)

@@ -1,0 +1,244 @@
+"""Gated residual, LayerNorm, scale and shift by level row: one kernel in each direction.
+
+1. sum = h + gate · y        the output of one part of a layer is added
+2. x = norm(sum) · scale + shift   the input of the next part
+
+Either step may be absent. The backward pass keeps `sum`, `y` and two numbers for each token, and
+adds the gradients that reach `sum` by both ways inside of the kernel.
+"""
+
+# T packed tokens, N level rows, D model width, S slots of `RowChunks`
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dit.models.kernels.row_chunks import RowChunks
+
+EPS = 1e-6
+"""Of the LayerNorm, as in every published adaLN."""
+PARTS_BLOCK = 128
+"""Columns of a program that adds parts of sums."""
+
+
+def modulate(
+    h_TD: Tensor, *, scale_ND: Tensor, shift_ND: Tensor, chunks: RowChunks
+) -> tuple[Tensor, Tensor]:
+    """`h_TD` itself and its normalised, scaled and shifted form.
+
+    What goes on with the first result hands its gradient to the kernel of the second.
+    """
+    return _GatedNorm.apply(h_TD, None, None, scale_ND, shift_ND, chunks)  # type: ignore[return-value]
+
+
+def add(h_TD: Tensor, y_TD: Tensor, *, gate_ND: Tensor, chunks: RowChunks) -> Tensor:
+    """Tokens of `h_TD`, plus those of `y_TD` times `gate`."""
+    return _GatedNorm.apply(h_TD, y_TD, gate_ND, None, None, chunks)[0]  # type: ignore[index]
+
+
+def add_and_modulate(
+    h_TD: Tensor,
+    y_TD: Tensor,
+    *,
+    gate_ND: Tensor,
+    scale_ND: Tensor,
+    shift_ND: Tensor,
+    chunks: RowChunks,
+) -> tuple[Tensor, Tensor]:
+    """The sum of `add`, and what `modulate` makes of it."""
+    return _GatedNorm.apply(h_TD, y_TD, gate_ND, scale_ND, shift_ND, chunks)  # type: ignore[return-value]
+
+
+class _GatedNorm(torch.autograd.Function):
+    """Not the operator's own gradient formula, because without a gate `sum` is the input itself.
+
+    An operator must not return its input; here its gradient comes back to the kernel that way.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        h_TD: Tensor,
+        y_TD: Tensor | None,
+        gate_ND: Tensor | None,
+        scale_ND: Tensor | None,
+        shift_ND: Tensor | None,
+        chunks: RowChunks,
+    ) -> tuple[Tensor, Tensor | None]:
+        rows = (gate_ND, scale_ND, shift_ND)
+        made = gated_norm(h_TD, y_TD, *rows, chunks.order_T, chunks.slots_S3)
+        sum_TD = h_TD if gate_ND is None else made.pop(0)
+        x_TD, stats_T2 = made or (None, None)
+        kept_TD = None if scale_ND is None else sum_TD
+        ctx.save_for_backward(kept_TD, y_TD, gate_ND, scale_ND, stats_T2)
+        ctx.chunks = chunks  # of the pass, as large as one activation of few channels
+        ctx.set_materialize_grads(False)
+        return sum_TD, x_TD
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        to_sum_TD, to_x_TD = gradients
+        h_TD, y_TD, gate_ND, scale_ND, stats_T2 = ctx.saved_tensors
+        if h_TD is not None and to_x_TD is None:
+            to_x_TD = torch.zeros_like(h_TD)
+        if h_TD is None and to_sum_TD is None:
+            return (None,) * 6
+        c = ctx.chunks
+        kept = (h_TD, y_TD, gate_ND, scale_ND, stats_T2)
+        *made, to_rows_PND = gated_norm_backward(
+            to_x_TD, to_sum_TD, *kept, c.order_T, c.slots_S3, c.rows_N2
+        )
+        to_h_TD = to_sum_TD if h_TD is None else made.pop(0)
+        to_y_TD = made.pop(0) if made else None
+        to_rows = list(to_rows_PND)
+        to_shift_ND, to_scale_ND = (
+            (None, None) if h_TD is None else (to_rows.pop(0), to_rows.pop(0))
+        )
+        to_gate_ND = to_rows.pop(0) if to_rows else None
+        return to_h_TD, to_y_TD, to_gate_ND, to_scale_ND, to_shift_ND, None
+
+
+@torch.library.custom_op(
+    "dit::gated_norm",
+    mutates_args=(),
+    schema="(Tensor h, Tensor? y, Tensor? gate, Tensor? scale, Tensor? shift, Tensor order,"
+    " Tensor slots) -> Tensor[]",
+)
+def gated_norm(
+    h_TD: Tensor,
+    y_TD: Tensor | None,
+    gate_ND: Tensor | None,
+    scale_ND: Tensor | None,
+    shift_ND: Tensor | None,
+    order_T: Tensor,
+    slots_S3: Tensor,
+) -> list[Tensor]:
+    """`sum` where there is a gate; then `x` and [T, 2] of its norm where there is a scale."""
+    h_TD, y_TD = h_TD.contiguous(), None if y_TD is None else y_TD.contiguous()
+    gated, norm = gate_ND is not None, scale_ND is not None
+    rows = [one if one is None else _columns(one) for one in (gate_ND, scale_ND, shift_ND)]
+    sum_TD, x_TD = _like(h_TD) if gated else None, _like(h_TD) if norm else None
+    stats_T2 = h_TD.new_empty(len(h_TD), 2, dtype=torch.float32) if norm else None
+    if len(h_TD):
+        _kernels().forward[(len(slots_S3),)](
+            *(h_TD, y_TD, *rows, order_T, slots_S3, sum_TD, x_TD, stats_T2),
+            *(0 if one is None else one.stride(0) for one in rows),
+            EPS=EPS,
+            **_sizes(h_TD),
+            GATED=gated,
+            NORM=norm,
+        )
+    return [one for one in (sum_TD, x_TD, stats_T2) if one is not None]
+
+
+@gated_norm.register_fake
+def _(
+    h_TD: Tensor,
+    y_TD: Tensor | None,  # noqa: ARG001
+    gate_ND: Tensor | None,
+    scale_ND: Tensor | None,
+    *_others: Any,
+) -> list[Tensor]:
+    made = [_like(h_TD) for rows in (gate_ND, scale_ND) if rows is not None]
+    stats = [] if scale_ND is None else [h_TD.new_empty(len(h_TD), 2, dtype=torch.float32)]
+    return made + stats
+
+
+@torch.library.custom_op(
+    "dit::gated_norm_backward",
+    mutates_args=(),
+    schema="(Tensor? to_x, Tensor? to_sum, Tensor? h, Tensor? y, Tensor? gate, Tensor? scale,"
+    " Tensor? stats, Tensor order, Tensor slots, Tensor rows) -> Tensor[]",
+)
+def gated_norm_backward(  # noqa: PLR0913  # what an operator takes is flat
+    to_x_TD: Tensor | None,
+    to_sum_TD: Tensor | None,
+    h_TD: Tensor | None,
+    y_TD: Tensor | None,
+    gate_ND: Tensor | None,
+    scale_ND: Tensor | None,
+    stats_T2: Tensor | None,
+    order_T: Tensor,
+    slots_S3: Tensor,
+    rows_N2: Tensor,
+) -> list[Tensor]:
+    """Gradients of `h` where there is a scale, of `y` where there is a gate, and of the rows.
+
+    Those of the rows are [P, N, D]: shift and scale, then gate.
+    """
+    gated, norm = gate_ND is not None, scale_ND is not None
+    g_TD = to_x_TD if norm else to_sum_TD
+    assert g_TD is not None
+    tokens = [x if x is None else x.contiguous() for x in (to_x_TD, to_sum_TD, h_TD, y_TD)]
+    rows = [one if one is None else _columns(one) for one in (gate_ND, scale_ND)]
+    to_h_TD, to_y_TD = (None if x is None else _like(x) for x in (h_TD, y_TD))
+    kinds, sizes = 2 * norm + gated, _sizes(g_TD)
+    to_rows_PND = _to_rows(gate_ND, scale_ND)
+    if not len(order_T):
+        return [*_given(to_h_TD, to_y_TD), to_rows_PND.zero_()]
+    parts_SPD = g_TD.new_empty(len(slots_S3), kinds, sizes["D"], dtype=torch.float32)
+    _kernels().backward[(len(slots_S3),)](
+        *(*tokens, *rows, stats_T2, order_T, slots_S3, to_h_TD, to_y_TD, parts_SPD),
+        *(0 if one is None else one.stride(0) for one in rows),
+        **sizes,
+        GATED=gated,
+        NORM=norm,
+        RESIDUAL=to_sum_TD is not None,
+    )
+    grid, block = (len(rows_N2), kinds, -(-sizes["D"] // PARTS_BLOCK)), PARTS_BLOCK
+    _kernels().add_parts[grid](parts_SPD, rows_N2, to_rows_PND, D=sizes["D"], BLOCK=block, SLOTS=16)
+    return [*_given(to_h_TD, to_y_TD), to_rows_PND]
+
+
+@gated_norm_backward.register_fake
+def _(
+    to_x_TD: Tensor | None,  # noqa: ARG001
+    to_sum_TD: Tensor | None,  # noqa: ARG001
+    h_TD: Tensor | None,
+    y_TD: Tensor | None,
+    gate_ND: Tensor | None,
+    scale_ND: Tensor | None,
+    *_others: Any,
+) -> list[Tensor]:
+    return [*(_like(x) for x in _given(h_TD, y_TD)), _to_rows(gate_ND, scale_ND)]
+
+
+def _to_rows(gate_ND: Tensor | None, scale_ND: Tensor | None) -> Tensor:
+    """Room for the gradients of the rows, [P, N, D]."""
+    given = _given(gate_ND, scale_ND)
+    kinds = 2 * (scale_ND is not None) + (gate_ND is not None)
+    return given[0].new_empty(kinds, *given[0].shape)
+
+
+def _like(x_TD: Tensor) -> Tensor:
+    return torch.empty_like(x_TD, memory_format=torch.contiguous_format)
+
+
+def _given(*tensors: Tensor | None) -> list[Tensor]:
+    return [one for one in tensors if one is not None]
+
+
+def _columns(rows_ND: Tensor) -> Tensor:
+    """Rows whose numbers are neighbours: those that `chunk` cuts out of wider ones are."""
+    return rows_ND if rows_ND.stride(-1) == 1 else rows_ND.contiguous()
+
+
+def _kernels() -> Any:
+    """The module that needs Triton."""
+    from dit.models.kernels import gated_norm_triton
+
+    return gated_norm_triton
+
+
+def _sizes(h_TD: Tensor) -> dict[str, int]:
+    """How programs cut the tokens: 8 numbers of each tensor in a thread, which is one wide load."""
+    width = h_TD.shape[-1]
+    block = 1 << max(width - 1, 1).bit_length()
+    tokens = min(max(2048 // block, 1), 16)
+    warps = min(max(block * tokens // 256, 1), 16)
+    sizes = {"D": width, "BLOCK": block, "TOKENS": tokens}
+    # Registers of a thread, so that 768 or 1024 threads of a multiprocessor run at once.
+    return {**sizes, "num_warps": warps, "maxnreg": 64 if warps > 8 else 80}

@@ -1,0 +1,183 @@
+"""RMSNorm of each head and rotary positions, of queries and keys: one kernel in each direction.
+
+Queries and keys are read where the matrix product wrote them, beside the values of their head, and
+their gradients are written there: nothing cuts the product's output apart or joins its gradient.
+"""
+
+# T packed tokens, H heads of this tensor rank, K head width, X numbers of a head in the product
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PROGRAMS = 2048
+"""Tokens that are worked on side by side; each adds up a part of the gradients of the weights."""
+HEADS = 16
+"""Heads of a program at most, so that wide models need no more registers."""
+
+
+def queries_and_keys(
+    x_THX: Tensor,
+    weights_K: tuple[Tensor, Tensor],
+    angles_TK: tuple[Tensor, Tensor],
+    *,
+    eps: float,
+    others: Sequence[int],
+) -> tuple[Tensor, ...]:
+    """Queries and keys, normalised and rotated, and what follows them in each head of `x_THX`.
+
+    Each head holds K queries, K keys and parts of widths `others`, which come back as views.
+    `weights_K` are those of the norms of queries and of keys, `angles_TK` cosines and sines, whose
+    two halves are alike, as `RotaryTable` makes them.
+    """
+    return _RotatedHeads.apply(x_THX, *weights_K, *angles_TK, eps, tuple(others))  # type: ignore[return-value]
+
+
+class _RotatedHeads(torch.autograd.Function):
+    """Not the operator's own gradient formula, because values are a view of the operator's input.
+
+    An operator must not return one; here their gradient is copied to its place beside the others.
+    """
+
+    @staticmethod
+    def forward(  # noqa: PLR0913  # autograd finds tensors among its own arguments alone
+        ctx: Any,
+        x_THX: Tensor,
+        weight_q_K: Tensor,
+        weight_k_K: Tensor,
+        cos_TK: Tensor,
+        sin_TK: Tensor,
+        eps: float,
+        others: tuple[int, ...],
+    ) -> tuple[Tensor, ...]:
+        x_THX = x_THX.contiguous()
+        q_THK, k_THK = rotated_heads(x_THX, weight_q_K, weight_k_K, cos_TK, sin_TK, eps)
+        ctx.save_for_backward(x_THX, weight_q_K, weight_k_K, cos_TK, sin_TK)
+        ctx.eps = eps
+        return q_THK, k_THK, *x_THX[..., 2 * q_THK.shape[-1] :].split(others, dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        to_q_THK, to_k_THK, *to_others = gradients
+        to_x_THX, to_weights_2K = rotated_heads_backward(
+            to_q_THK, to_k_THK, to_others, *ctx.saved_tensors, ctx.eps
+        )
+        return to_x_THX, *to_weights_2K, None, None, None, None
+
+
+@torch.library.custom_op(
+    "dit::rotated_heads",
+    mutates_args=(),
+    schema="(Tensor x, Tensor weight_q, Tensor weight_k, Tensor cos, Tensor sin, float eps)"
+    " -> (Tensor, Tensor)",
+)
+def rotated_heads(
+    x_THX: Tensor,
+    weight_q_K: Tensor,
+    weight_k_K: Tensor,
+    cos_TK: Tensor,
+    sin_TK: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """Queries and keys [T, H, K], contiguous."""
+    tokens, heads, _ = x_THX.shape
+    q_THK, k_THK = (x_THX.new_empty(tokens, heads, len(weight_q_K)) for _ in range(2))
+    cos_TK, sin_TK = cos_TK.contiguous(), sin_TK.contiguous()
+    if tokens:
+        _kernels().forward[grid_of(tokens, heads)](
+            *(x_THX, weight_q_K, weight_k_K, cos_TK, sin_TK, q_THK, k_THK),
+            *(tokens, cos_TK.stride(0)),
+            EPS=eps,
+            **_sizes(x_THX, len(weight_q_K)),
+        )
+    return q_THK, k_THK
+
+
+@rotated_heads.register_fake
+def _(x_THX: Tensor, weight_q_K: Tensor, *_others: Any) -> tuple[Tensor, Tensor]:
+    tokens, heads, _ = x_THX.shape
+    shape = (tokens, heads, len(weight_q_K))
+    return x_THX.new_empty(shape), x_THX.new_empty(shape)
+
+
+@torch.library.custom_op(
+    "dit::rotated_heads_backward",
+    mutates_args=(),
+    schema="(Tensor to_q, Tensor to_k, Tensor[] to_others, Tensor x, Tensor weight_q,"
+    " Tensor weight_k, Tensor cos, Tensor sin, float eps) -> (Tensor, Tensor)",
+)
+def rotated_heads_backward(  # noqa: PLR0913  # what an operator takes is flat
+    to_q_THK: Tensor,
+    to_k_THK: Tensor,
+    to_others: list[Tensor],
+    x_THX: Tensor,
+    weight_q_K: Tensor,
+    weight_k_K: Tensor,
+    cos_TK: Tensor,
+    sin_TK: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of `x` and of the weights, [2, K]; those of `to_others` are copied beside them."""
+    (tokens, heads, _), width = x_THX.shape, len(weight_q_K)
+    to_x_THX = torch.empty_like(x_THX)
+    for place, one in zip(_places(2 * width, to_others), to_others, strict=True):
+        to_x_THX[..., place : place + one.shape[-1]].copy_(one)
+    if not tokens:
+        return to_x_THX, weight_q_K.new_zeros(2, width)
+    to_q_THK, to_k_THK = (x if x.stride(-1) == 1 else x.contiguous() for x in (to_q_THK, to_k_THK))
+    cos_TK, sin_TK = cos_TK.contiguous(), sin_TK.contiguous()
+    grid = grid_of(tokens, heads)
+    parts_PG2K = x_THX.new_empty(*grid, 2, width, dtype=torch.float32)
+    _kernels().backward[grid](
+        *(to_q_THK, to_k_THK, x_THX, weight_q_K, weight_k_K, cos_TK, sin_TK, to_x_THX, parts_PG2K),
+        *(tokens, cos_TK.stride(0), *to_q_THK.stride()[:2], *to_k_THK.stride()[:2]),
+        EPS=eps,
+        **_sizes(x_THX, width),
+    )
+    return to_x_THX, parts_PG2K.sum((0, 1)).to(weight_q_K.dtype)
+
+
+@rotated_heads_backward.register_fake
+def _(
+    to_q_THK: Tensor,  # noqa: ARG001
+    to_k_THK: Tensor,  # noqa: ARG001
+    to_others: list[Tensor],  # noqa: ARG001
+    x_THX: Tensor,
+    weight_q_K: Tensor,
+    *_others: Any,
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x_THX), weight_q_K.new_empty(2, len(weight_q_K))
+
+
+def _places(first: int, parts: Sequence[Tensor]) -> list[int]:
+    """Where each part begins in a head."""
+    places = [first]
+    for part in parts[:-1]:
+        places.append(places[-1] + part.shape[-1])
+    return places[: len(parts)]
+
+
+def grid_of(tokens: int, heads: int) -> tuple[int, int]:
+    """Programs, and groups of heads."""
+    return min(tokens, PROGRAMS), -(-heads // HEADS)
+
+
+def _kernels() -> Any:
+    """The module that needs Triton."""
+    from dit.models.kernels import rotated_heads_triton
+
+    return rotated_heads_triton
+
+
+def _sizes(x_THX: Tensor, width: int) -> dict[str, int]:
+    """How programs cut a token: 4 numbers of each half in a thread."""
+    _, heads, numbers = x_THX.shape
+    rows, block = (1 << max(size - 1, 1).bit_length() for size in (min(heads, HEADS), width // 2))
+    warps = min(max(rows * block // 128, 1), 16)
+    sizes = {"H": heads, "X": numbers, "HALF": width // 2, "HEADS": rows, "BLOCK": block}
+    # 768 threads of a multiprocessor run at once then, and nothing spills.
+    return {**sizes, "num_warps": warps, "maxnreg": 80}

@@ -1,0 +1,148 @@
+"""What fused kernels and their plain forms make of the same tensors, on any device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dit.models.layers.per_sample import PerSample
+from dit.models.layers.queries_and_keys import HeadNorm, fused_parts, rotate
+
+ROWS = {
+    "equal": [0] * 20 + [1] * 20,
+    "given frames": [3] * 5 + [0] * 9 + [4] * 2 + [1] * 30 + [5] * 3 + [2] * 1 + [5] * 2,
+    "rows without tokens": [1] * 33 + [4] * 40,
+    "one token": [2],
+    "no token": [],
+    "longer than a chunk": [0] * 32 + [1] * 80,
+}
+"""Level rows of the tokens of a pack, of `LEVEL_ROWS`."""
+LEVEL_ROWS = 6
+CALLS = ("modulate", "branch", "add", "add_and_branch")
+
+
+@dataclass(frozen=True)
+class AdaLNCall:
+    """One call of `PerSample` with what it is given, and gradients for what it gives."""
+
+    name: str
+    level_row_T: Tensor
+    inputs: dict[str, Tensor]
+    to_out: tuple[Tensor, Tensor]
+
+    @classmethod
+    def of(cls, name: str, rows: list[int], width: int, **kinds: Any) -> AdaLNCall:
+        """`kinds`: `tokens` and `levels`, their types, and the device."""
+        rng, device = torch.Generator().manual_seed(len(rows)), kinds.get("device", "cpu")
+
+        def random(*shape: int, dtype: torch.dtype) -> Tensor:
+            return torch.randn(*shape, generator=rng).to(device, dtype)
+
+        tokens = [random(len(rows), width, dtype=kinds["tokens"]) for _ in range(4)]
+        # Parts of wider rows, as a modulation makes them.
+        levels = random(LEVEL_ROWS, 3 * width, dtype=kinds["levels"]).chunk(3, dim=-1)
+        # A mean far from zero, as the tokens of deep layers have.
+        inputs = {"h_TD": 3 + 2 * tokens[0]}
+        inputs["h_TD"][-1:] = 1e-3 * tokens[0][-1:]  # the norm's epsilon counts
+        if "add" in name:
+            inputs |= {"x_TD": tokens[1], "gate_ND": levels[0]}
+        if name != "add":
+            inputs |= {"scale_ND": levels[1], "shift_ND": levels[2]}
+        return cls(name, torch.tensor(rows, device=device).long(), inputs, (tokens[2], tokens[3]))
+
+    def results(self, *, fused: bool = False, dtype: torch.dtype | None = None) -> list[Tensor]:
+        """Outputs, then gradients of all inputs; `dtype` is that of a copy of the inputs."""
+        per_sample = PerSample(self.level_row_T, None, fused=fused)
+        inputs = {
+            name: value.to(dtype or value.dtype).detach().requires_grad_()
+            for name, value in self.inputs.items()
+        }
+        out = getattr(per_sample, self.name)(**inputs)
+        outputs = (out,) if isinstance(out, Tensor) else out
+        gradients = [x.to(dtype or x.dtype) for x in self.to_out[: len(outputs)]]
+        return [*outputs, *torch.autograd.grad(outputs, list(inputs.values()), gradients)]
+
+
+@dataclass(frozen=True)
+class HeadsCall:
+    """Queries and keys, with what lies beside them in the product."""
+
+    x_THX: Tensor
+    weights_K: tuple[Tensor, Tensor]
+    angle_TK: Tensor
+    others: tuple[int, ...]
+    to_out: tuple[Tensor, ...]
+
+    @classmethod
+    def of(
+        cls,
+        shape: tuple[int, int, int],
+        *,
+        others: tuple[int, ...],
+        dtype: torch.dtype,
+        device: str = "cpu",
+    ) -> HeadsCall:
+        """`shape`: tokens, heads and their width."""
+        rng, (tokens, heads, width) = torch.Generator().manual_seed(1), shape
+
+        def random(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=rng).to(device, dtype)
+
+        angle_TK = torch.rand(tokens, width // 2, generator=rng).repeat(1, 2) * 100
+        # Gradients whose heads come first, as those of attention may.
+        to_out = [random(heads, tokens, one).transpose(0, 1) for one in (width, width, *others)]
+        x_THX = random(tokens, heads, 2 * width + sum(others))
+        x_THX[-1:] *= 1e-3  # the norm's epsilon counts
+        return cls(
+            x_THX,
+            (random(width), random(width)),
+            angle_TK.to(device),
+            others,
+            tuple(to_out),
+        )
+
+    def results(self, *, fused: bool = False) -> list[Tensor]:
+        """Queries, keys, the others; gradients of the product and of the weights."""
+        width = len(self.weights_K[0])
+        norms = [HeadNorm(width, dtype=w.dtype, eps=1e-6) for w in self.weights_K]
+        for norm, weight in zip(norms, self.weights_K, strict=True):
+            norm.weight = torch.nn.Parameter(weight.clone())
+        x_THX = self.x_THX.detach().requires_grad_()
+        angles = self.angle_TK.cos(), self.angle_TK.sin()
+        widths = (width, width, *self.others)
+        if fused:
+            outputs = fused_parts(x_THX, widths, (norms[0], norms[1]), angles)
+        else:
+            q, k, *others = x_THX.split(widths, dim=-1)
+            outputs = (rotate(norms[0](q), *angles), rotate(norms[1](k), *angles), *others)
+        inputs = (x_THX, *(norm.weight for norm in norms))
+        return [*outputs, *torch.autograd.grad(outputs, inputs, self.to_out)]
+
+    def exact(self) -> list[Tensor]:
+        """The same in float64, by complex numbers."""
+        width = len(self.weights_K[0])
+        x_THX, *weights = (x.double().requires_grad_() for x in (self.x_THX, *self.weights_K))
+        q, k, *others = x_THX.split([width, width, *self.others], dim=-1)
+        turn = torch.polar(torch.ones_like(a := self.angle_TK.double()), a)[:, None, : width // 2]
+        outputs = []
+        for x, weight in ((q, weights[0]), (k, weights[1])):
+            n = weight * x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+            pairs = torch.complex(*n.chunk(2, dim=-1)) * turn
+            outputs.append(torch.cat((pairs.real, pairs.imag), dim=-1))
+        outputs += others
+        gradients = [x.double() for x in self.to_out]
+        return [*outputs, *torch.autograd.grad(outputs, (x_THX, *weights), gradients)]
+
+
+def errors(
+    fused: list[Tensor], plain: list[Tensor], exact: list[Tensor]
+) -> Iterator[tuple[float, float, float]]:
+    """Norms of the error of both forms and of the exact values, for each result."""
+    for mine, other, true in zip(fused, plain, exact, strict=True):
+        assert mine.dtype == other.dtype and mine.shape == true.shape
+        assert torch.isfinite(mine).all()
+        yield tuple(x.norm().item() for x in (mine - true, other - true, true))  # type: ignore[misc]

@@ -1,0 +1,255 @@
+"""The fused kernels against their plain forms, on a CPU by Triton's interpreter.
+
+`test_fused_kernels` runs these tests in a process of their own, since Triton chooses the
+interpreter when it is imported:
+
+    TRITON_INTERPRET=1 pytest tests/unit/models/interpreted_kernels.py
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dit.config import Recompute
+from dit.models.dit.model import DiT
+from dit.models.kernels import choice, gated_norm, rotated_heads
+from dit.models.kernels.row_chunks import RowChunks
+from dit.models.kernels.traffic import OPERATOR_BYTES
+from dit.train.model_and_optimizer import randomise
+from tests.fused_kernels import CALLS, LEVEL_ROWS, ROWS, AdaLNCall, HeadsCall, errors
+from tests.packs import random_pack, tiny_model
+from tests.toy_networks import NETWORKS, level_rows, toy_model, toy_pack
+
+assert os.environ.get("TRITON_INTERPRET") == "1", "set TRITON_INTERPRET=1"
+import triton.language as tl  # noqa: E402  # not before its interpreter is chosen
+from triton.runtime import interpreter  # noqa: E402
+
+BF16, FP32 = torch.bfloat16, torch.float32
+MOST = 1.1
+"""Error over that of the plain form, which rounds more often; a tenth is for chance."""
+HEADS = {
+    "dit_xl": ((5, 16, 72), (72,)),
+    "two groups of heads": ((3, 20, 8), (8,)),
+    "with a feed-forward": ((4, 3, 12), (12, 7)),
+    "one token": ((1, 2, 8), (8,)),
+    "no token": ((0, 2, 8), (8,)),
+}
+
+
+@pytest.fixture(autouse=True)
+def rounding(monkeypatch):
+    """Like a GPU, to the nearest number: the interpreter cuts bfloat16 off, which errs twice."""
+
+    def cast(self, source, kind):
+        if source.dtype.scalar != tl.float32 or kind.scalar != tl.bfloat16:
+            return real(self, source, kind)
+        rounded = torch.from_numpy(source.data.copy()).bfloat16().view(torch.int16)
+        return interpreter.TensorHandle(rounded.numpy().view(np.uint16), tl.bfloat16)
+
+    real = interpreter.InterpreterBuilder.cast_impl
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "cast_impl", cast)
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch):
+    """So that a program has several tokens."""
+    monkeypatch.setattr(rotated_heads, "PROGRAMS", 2)
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
+def test_adaln_is_that_of_torch(rows, call):
+    call = AdaLNCall.of(call, rows, 72, tokens=FP32, levels=FP32)
+    for mine, plain in zip(call.results(fused=True), call.results(), strict=True):
+        torch.testing.assert_close(mine, plain, rtol=1e-5, atol=1e-5)
+
+
+def test_width_of_dit_xl():
+    call = AdaLNCall.of("add_and_branch", [2] * 3 + [0] * 4, 1152, tokens=FP32, levels=FP32)
+    for mine, plain in zip(call.results(fused=True), call.results(), strict=True):
+        torch.testing.assert_close(mine, plain, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("levels", [BF16, FP32])
+@pytest.mark.parametrize("call", CALLS)
+def test_adaln_in_bfloat16_errs_no_more_than_torch(call, levels):
+    call = AdaLNCall.of(call, ROWS["given frames"], 72, tokens=BF16, levels=levels)
+    exact = call.results(dtype=torch.float64)
+    for mine, plain, size in errors(call.results(fused=True), call.results(), exact):
+        assert mine <= MOST * plain + 1e-6 * size
+
+
+@pytest.mark.parametrize("shape", HEADS.values(), ids=HEADS)
+def test_queries_and_keys_are_those_of_torch(shape):
+    call = HeadsCall.of(shape[0], others=shape[1], dtype=FP32)
+    for mine, plain in zip(call.results(fused=True), call.results(), strict=True):
+        torch.testing.assert_close(mine, plain, rtol=1e-5, atol=1e-5)
+
+
+def test_queries_and_keys_in_bfloat16_err_no_more_than_torch():
+    call = HeadsCall.of((40, 3, 72), others=(72,), dtype=BF16)
+    for mine, plain, size in errors(call.results(fused=True), call.results(), call.exact()):
+        assert mine <= MOST * plain + 1e-6 * size
+
+
+class _Operators(TorchDispatchMode):
+    """Counts calls of our operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "dit":
+            self.calls[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _numbers(network, batch, level_M):
+    """Prediction, gradients by name, and calls of our operators."""
+    network.train().zero_grad()
+    with _Operators() as operators:
+        out_TC = network(batch.latent_TC, level_M, batch)
+        (out_TC * batch.latent_TC).sum().backward()
+    return {"": out_TC.detach()} | {
+        name: p.grad.clone() for name, p in network.named_parameters()
+    }, operators.calls
+
+
+def _assert_same(network, plain_network, batch, level_M, monkeypatch):
+    """What both networks give, and the calls of the first."""
+    for one in (network, plain_network):
+        randomise(one, seed=3)
+    plain, calls = _numbers(plain_network, batch, level_M)
+    assert not calls
+    monkeypatch.setattr(choice, "kernels_run_on", lambda device: True)
+    fused, calls = _numbers(network, batch, level_M)
+    for name, number in plain.items():
+        assert (fused[name] - number).norm() <= 1e-5 * number.norm() + 1e-7, name
+    return fused, calls
+
+
+def test_the_dit_gives_the_same_predictions_and_gradients(groups, monkeypatch):
+    model = tiny_model(num_layers=1, hidden_size=48, num_attention_heads=2)
+    batch = random_pack([(1, 2, 3), (3, 2, 2)], [3, 4], model=model)
+    levels = torch.tensor([0.3, -0.2])
+    networks = DiT(model, groups), DiT(replace(model, fused_kernels=False), groups)
+    fused, calls = _assert_same(*networks, batch, levels, monkeypatch)
+    each = model.num_layers
+    assert calls == {
+        "gated_norm": 4 * each + 1,
+        "gated_norm_backward": 4 * each + 1,
+        "rotated_heads": each,
+        "rotated_heads_backward": each,
+    }
+    # Recomputed layers take the same kernels, bit for bit.
+    again = DiT(replace(model, recompute_granularity=Recompute.FULL), groups)
+    randomise(again, seed=3)
+    recomputed, calls = _numbers(again, batch, levels)
+    assert calls["gated_norm"] == 8 * each + 1
+    assert all(torch.equal(recomputed[name], number) for name, number in fused.items())
+    _, calls = _numbers(networks[1], batch, levels)
+    assert not calls
+
+
+@pytest.mark.parametrize("name", list(NETWORKS))
+def test_other_kinds_of_layers_give_the_same(groups, monkeypatch, name):
+    model = toy_model(name)
+    batch = toy_pack(model, [(1, 2, 2), (3, 1, 2)], [3, 2])
+    levels = level_rows(torch.tensor([0.3, -0.2]), batch)
+    networks = [NETWORKS[name](m, groups) for m in (model, replace(model, fused_kernels=False))]
+    _, calls = _assert_same(*networks, batch, levels, monkeypatch)
+    assert calls["gated_norm"] and calls["gated_norm"] == calls["gated_norm_backward"]
+    # A norm across heads asks the other ranks.
+    assert bool(calls["rotated_heads"]) == (name != "cross")
+
+
+@pytest.fixture
+def moved(monkeypatch):
+    """Bytes of loads and stores so far, in a list of one."""
+    total = [0]
+
+    def load(places, mask, other, dtype):
+        total[0] += int(mask.sum()) * np.dtype(dtype).itemsize
+        return real.load(places, mask, other, dtype)
+
+    def store(places, values, mask):
+        total[0] += int(mask.sum()) * values.itemsize
+        return real.store(places, values, mask)
+
+    real = interpreter._interpreter
+    monkeypatch.setattr(interpreter, "_interpreter", SimpleNamespace(load=load, store=store))
+    return total
+
+
+def _check_traffic(moved, operator, arguments, *, beside=0):
+    """`beside` is what torch moves inside of the operator."""
+    moved[0] = 0
+    out = operator(*arguments)
+    name = f"dit::{operator._name}"
+    assert OPERATOR_BYTES[name](*arguments) == moved[0] + beside
+    return out
+
+
+@pytest.mark.parametrize("levels", [BF16, FP32])
+@pytest.mark.parametrize("steps", ["add", "norm", "add and norm"])
+def test_traffic_of_adaln_is_what_its_kernels_move(moved, steps, levels):
+    rows = [0] * 40 + [1] * 30  # so that each of four slots has tokens
+    call = AdaLNCall.of("add_and_branch", rows, 130, tokens=BF16, levels=levels)
+    h, y, gate, scale, shift = (x if len(x) == len(rows) else x[:2] for x in call.inputs.values())
+    (to_sum, to_x), chunks = call.to_out, RowChunks.of(call.level_row_T, 2)
+    if steps == "add":
+        scale = shift = to_x = None
+    if steps == "norm":
+        y = gate = to_sum = None
+    places = chunks.order_T, chunks.slots_S3
+    made = _check_traffic(moved, gated_norm.gated_norm, (h, y, gate, scale, shift, *places))
+    h, stats = (None, None) if scale is None else (h, made[-1])
+    arguments = (to_x, to_sum, h, y, gate, scale, stats, *places, chunks.rows_N2)
+    _check_traffic(moved, gated_norm.gated_norm_backward, arguments)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+def test_traffic_of_queries_and_keys_is_what_their_kernels_move(moved, dtype):
+    call = HeadsCall.of((5, 20, 12), others=(12, 5), dtype=dtype)
+    inputs = (call.x_THX, *call.weights_K, call.angle_TK.cos(), call.angle_TK.sin(), 1e-6)
+    _check_traffic(moved, rotated_heads.rotated_heads, inputs)
+    to_q, to_k, *to_others = call.to_out
+    # torch copies the others, adds parts of two programs for two groups of heads, and rounds.
+    copied = 2 * sum(x.numel() * x.element_size() for x in to_others)
+    added = (2 * 2 + 1) * 24 * 4 + (24 * (4 + 2) if dtype is BF16 else 0)
+    arguments = (to_q, to_k, to_others, *inputs)
+    _check_traffic(moved, rotated_heads.rotated_heads_backward, arguments, beside=copied + added)
+
+
+def test_operators_say_what_they_give():
+    """Their fake forms have the shapes of the real ones, and no argument is changed or returned."""
+    check = {"test_utils": ("test_schema", "test_faketensor")}
+    call = AdaLNCall.of("add_and_branch", ROWS["given frames"], 24, tokens=BF16, levels=FP32)
+    h, y, *rows = call.inputs.values()
+    chunks = RowChunks.of(call.level_row_T, LEVEL_ROWS)
+    places = chunks.order_T, chunks.slots_S3
+    for gated, norm in ((True, True), (True, False), (False, True)):
+        given = (y, rows[0]) if gated else (None, None)
+        inputs = (h, *given, *(rows[1:] if norm else (None, None)), *places)
+        torch.library.opcheck(gated_norm.gated_norm, inputs, **check)
+        stats = gated_norm.gated_norm(*inputs)[-1] if norm else None
+        to_x, scale = (call.to_out[0], rows[1]) if norm else (None, None)
+        kept = (to_x, call.to_out[1], h if norm else None, *given, scale, stats)
+        arguments = (*kept, *places, chunks.rows_N2)
+        torch.library.opcheck(gated_norm.gated_norm_backward, arguments, **check)
+    heads = HeadsCall.of((3, 2, 8), others=(8, 3), dtype=BF16)
+    inputs = (heads.x_THX, *heads.weights_K, heads.angle_TK.cos(), heads.angle_TK.sin(), 1e-6)
+    torch.library.opcheck(rotated_heads.rotated_heads, inputs, **check)
+    to_q, to_k, *to_others = heads.to_out
+    arguments = (to_q, to_k, to_others, *inputs)
+    torch.library.opcheck(rotated_heads.rotated_heads_backward, arguments, **check)
