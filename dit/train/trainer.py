@@ -50,7 +50,7 @@ from dit.train.metrics.step_metrics import (
     sum_step_metrics,
     timed,
 )
-from dit.train.model_and_optimizer import build_model_and_optimizer
+from dit.train.model_and_optimizer import Fill, build_model_and_optimizer
 from dit.train.optimizer import learning_rate
 from dit.train.step import forward_backward, optimizer_step
 from dit.train.train_state import Export, Samples, TrainState
@@ -94,14 +94,19 @@ def pretrain(
 
 
 def measure_steps(
-    config: RunConfig, *, warm_up: int, steps: int, around: AbstractContextManager
+    config: RunConfig,
+    *,
+    warm_up: int,
+    steps: int,
+    around: AbstractContextManager,
+    fill: Fill | None = None,
 ) -> list[Values]:
     """The values that `steps` steps inside `around` would log, after `warm_up` other steps.
 
     Nothing is saved or validated, and Ctrl-C ends the process at once.
     """
     with ExitStack() as ends:
-        run, no_signals = _prepare(config, ends), StopSignals()
+        run, no_signals = _prepare(config, ends, fill=fill), StopSignals()
         ends.enter_context(deaths_in_words())
         if run.loader is not None:
             ends.callback(run.loader.close)
@@ -112,7 +117,7 @@ def measure_steps(
             return [_step(run, no_signals)[0] for _ in range(steps)]
 
 
-def _prepare(config: RunConfig, ends: ExitStack) -> TrainState:
+def _prepare(config: RunConfig, ends: ExitStack, *, fill: Fill | None = None) -> TrainState:
     """Builds all parts and loads the checkpoint; `ends` unlocks the run folder."""
     if config.train.deterministic:
         torch.use_deterministic_algorithms(True)
@@ -129,7 +134,7 @@ def _prepare(config: RunConfig, ends: ExitStack) -> TrainState:
     if replica.reads:
         loader = build_train_loader(config, rank=ranks[0], world_size=ranks[1])
     folder = ends.enter_context(run_folder(config))
-    model = build_model_and_optimizer(config, groups)
+    model = build_model_and_optimizer(config, groups, fill=fill)
     objective = training_objective(config.objective)
     run = TrainState(
         config=config,
