@@ -175,9 +175,11 @@ def _write_metadata(packages: Path, name: str, version: str) -> None:
 def _pip(arguments: Sequence[str]) -> None:
     done = subprocess.run([sys.executable, "-m", "pip", *arguments], capture_output=True, text=True)
     if done.returncode:
+        _, why, details = done.stdout.partition("The conflict is caused by:")
+        said = "\n".join(filter(None, ((why + details).strip(), done.stderr.strip())))
         raise ValueError(
-            f"pip found no way:\n{done.stderr.strip() or done.stdout.strip()}\nWhere a line of the"
-            " file of present packages is in the way, the machine cannot run the project as it is"
+            f"pip found no way:\n{said}\nIf torch, Triton or CUDA of the machine is in the way, the"
+            " project does not run there as it is"
         )
 
 

@@ -73,4 +73,5 @@ def environment(site: Path | None) -> dict[str, str]:
     places = [str(ROOT), str(ROOT / "benchmarks"), *([str(site)] if site else [])]
     older = os.environ.get("PYTHONPATH")
     path = os.pathsep.join([*places, *([older] if older else [])])
-    return os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    quiet = {"PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore"}  # the log is for errors
+    return os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1"} | quiet
