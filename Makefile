@@ -2,6 +2,8 @@
 #
 #   make quickstart PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 #   make test TORCH="torch==2.12.0"
+#   make wheelhouse PYTHON_VERSION=3.12 PRESENT=present.txt   and, where there is no internet,
+#   make gpu WHEELHOUSE=runs/wheelhouse LIMIT=540
 
 # The first of these that is Python 3.11 or 3.12 makes .venv. Or name one: make test PYTHON=...
 PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
@@ -14,6 +16,18 @@ PIP_FLAGS ?=
 # Processes that share the tests.
 JOBS ?= 2
 
+# Of `make wheelhouse`: Python and installed packages (pip list --format=freeze) of the other machine.
+PYTHON_VERSION ?= 3.12
+PRESENT ?= benchmarks/machines/cuda13_torch2.11_python3.12.txt
+# Of `make gpu`: folder of wheels (none: .venv is used), seconds for all of it, parts by name, full or
+# tiny sizes, KEY=VALUE ... of all configurations, folder of the results.
+WHEELHOUSE ?=
+LIMIT ?= inf
+PARTS ?=
+SIZE ?= full
+KEYS ?=
+OUTPUT ?= docs/benchmarks
+
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP_INSTALL = $(PY) -m pip install --disable-pip-version-check $(PIP_FLAGS)
@@ -23,7 +37,7 @@ PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist worksteal
 DIGITS := runs/digits
 
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test test-all lint clean
+.PHONY: help quickstart test test-all lint wheelhouse gpu clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST) | awk -F': ' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -49,6 +63,26 @@ lint: $(VENV)/dev ## ruff and pyright
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
 	$(PY) -m pyright
+
+# pip judges wheels by the Python that it runs in, so that of the other machine's version is taken.
+RESOLVER = $(if $(filter command line,$(origin PYTHON)),$(PYTHON),$(shell \
+	for p in python$(PYTHON_VERSION) "$$(pyenv prefix $(PYTHON_VERSION) 2> /dev/null)/bin/python" $(PYTHON); do \
+	"$$p" -c "" 2> /dev/null && echo "$$p" && break; done))
+
+wheelhouse: ## the wheels that a machine without internet lacks (PYTHON_VERSION=3.12 PRESENT=FILE)
+	$(if $(RESOLVER),,$(error no Python $(PYTHON_VERSION) found; name it: make wheelhouse PYTHON=/path/to/python))
+	$(RESOLVER) benchmarks/wheelhouse.py --python-version $(PYTHON_VERSION) --present $(PRESENT) \
+		--output $(or $(WHEELHOUSE),runs/wheelhouse) $(PIP_FLAGS)
+
+# With wheels, the Python whose torch is measured is the machine's: the first one that has torch.
+MEASURED = $(if $(WHEELHOUSE),$(if $(filter command line,$(origin PYTHON)),$(PYTHON),$(shell \
+	for p in python3 python $(PYTHON); do "$$p" -c "import sys, importlib.util as u; \
+	sys.exit(not u.find_spec('torch'))" 2> /dev/null && echo "$$p" && break; done)),$(PY))
+
+gpu: $(if $(WHEELHOUSE),,$(VENV)/dev) ## test and measure on a GPU, write docs/benchmarks (WHEELHOUSE=DIR LIMIT=540)
+	$(if $(MEASURED),,$(error no Python with torch found; name it: make gpu PYTHON=/path/to/python))
+	$(MEASURED) benchmarks/first_gpu.py $(if $(WHEELHOUSE),--wheelhouse $(WHEELHOUSE)) \
+		--limit $(LIMIT) --parts "$(PARTS)" --size $(SIZE) --keys "$(KEYS)" --output $(OUTPUT)
 
 clean: ## remove .venv, builds and caches; runs/ stays
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -17,13 +17,16 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dit.config import RunConfig
 from dit.config.loading import parse_arguments
 from dit.config.loading.describe import describe
 from dit.distributed.entry import Parser, run, say_once
 from recipes.runs import RECIPES
+
+if TYPE_CHECKING:
+    from dit.train.model_and_optimizer import Fill
 
 _EPILOG = (
     "All other arguments are those of pretrain_dit.py: --config-file FILE, --recipe NAME, --mock,"
@@ -34,10 +37,9 @@ _EPILOG = (
 def main(argv: Sequence[str] | None = None) -> int:
     options, others = _parser().parse_known_args(argv)
     arguments = parse_arguments(others, recipes=RECIPES, program="benchmark.py")
-    config = _only_steps(arguments.config)
+    config = only_steps(arguments.config)
     # Imported late: --help and a wrong key answer without waiting for Megatron-Core.
-    from dit.distributed.process_groups import rank, start_processes, world_size
-    from dit.distributed.watchdog import watchdog
+    from dit.distributed.process_groups import rank, world_size
 
     config.data_parallel_size(world_size())
     if arguments.dry_run or arguments.print_config:
@@ -49,6 +51,30 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.write(data_line(config))
         return 0
     options.json.parent.mkdir(parents=True, exist_ok=True)
+    around = _trace(options.json, rank()) if options.profile else nullcontext()
+    found, steps = measure(config, warm_up=options.warm_up, steps=options.steps, around=around)
+    if rank() == 0:
+        options.json.write_text(json.dumps(found | {"steps": steps}, indent=1) + "\n")
+        _print(found)
+        sys.stdout.write(f"written: {options.json}\n")
+    return 0
+
+
+def measure(
+    config: RunConfig,
+    *,
+    warm_up: int,
+    steps: int,
+    around: AbstractContextManager[Any],
+    fill: Fill | None = None,
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Figures of `steps` steps inside `around`, and the values of each; called by all ranks.
+
+    `fill` gives the weights other values than those that training starts from.
+    """
+    from dit.distributed.process_groups import start_processes
+    from dit.distributed.watchdog import watchdog
+
     limit_s = 60 * config.dist.distributed_timeout_minutes
     start_processes(seed=config.rng.seed, model=config.model, limit_s=limit_s)
     with watchdog(limit_s=limit_s, say=say_once, again=""):
@@ -58,14 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from dit.train.trainer import measure_steps
 
         synchronize_timers()
-        around = _trace(options.json, rank()) if options.profile else nullcontext()
-        steps = measure_steps(config, warm_up=options.warm_up, steps=options.steps, around=around)
-        found = step_summary(config, steps)
-    if rank() == 0:
-        options.json.write_text(json.dumps(found | {"steps": steps}, indent=1) + "\n")
-        _print(found)
-        sys.stdout.write(f"written: {options.json}\n")
-    return 0
+        found = measure_steps(config, warm_up=warm_up, steps=steps, around=around, fill=fill)
+        return step_summary(config, found), found
 
 
 def _parser() -> Parser:
@@ -89,7 +109,7 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _only_steps(config: RunConfig) -> RunConfig:
+def only_steps(config: RunConfig) -> RunConfig:
     """The same steps, without saving, loading and validating."""
     return replace(
         config,

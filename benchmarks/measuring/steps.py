@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean, median
 from typing import Any
 
@@ -68,14 +68,21 @@ def measured_flops(device: torch.device, dtype: torch.dtype, *, repeats: int = 7
     """Median FLOP/s of a large square matrix product."""
     side = 8192 if device.type == "cuda" else 1024
     a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    return 2 * side**3 / median_seconds(lambda: torch.mm(a, b), device, repeats=repeats)
+
+
+def median_seconds(
+    function: Callable[[], object], device: torch.device, *, repeats: int = 7
+) -> float:
+    """Median time of a call that fills the device, after two other calls."""
     seconds = []
     for _ in range(repeats + 2):
         _wait(device)
         began = time.perf_counter()
-        torch.mm(a, b)
+        function()
         _wait(device)
         seconds.append(time.perf_counter() - began)
-    return 2 * side**3 / median(seconds[2:])
+    return median(seconds[2:])
 
 
 def _wait(device: torch.device) -> None:

@@ -60,6 +60,7 @@ from dit.train.metrics.step_metrics import (
     timed,
 )
 from dit.train.model_and_optimizer import (
+    Fill,
     build_model_and_optimizer,
     initialise_weights,
     leave_to_checkpoint,
@@ -108,14 +109,19 @@ def pretrain(
 
 
 def measure_steps(
-    config: RunConfig, *, warm_up: int, steps: int, around: AbstractContextManager
+    config: RunConfig,
+    *,
+    warm_up: int,
+    steps: int,
+    around: AbstractContextManager,
+    fill: Fill | None = None,
 ) -> list[Values]:
     """The values that `steps` steps inside `around` would log, after `warm_up` other steps.
 
     Nothing is saved or validated, and Ctrl-C ends the process at once.
     """
     with ExitStack() as ends:
-        run, no_signals = _prepare(config, ends), StopSignals()
+        run, no_signals = _prepare(config, ends, fill=fill), StopSignals()
         ends.enter_context(deaths_in_words())
         if run.loader is not None:
             ends.callback(run.loader.close)
@@ -127,7 +133,7 @@ def measure_steps(
             return [_step(run, no_signals)[0] for _ in range(steps)]
 
 
-def _prepare(config: RunConfig, ends: ExitStack) -> TrainState:
+def _prepare(config: RunConfig, ends: ExitStack, *, fill: Fill | None = None) -> TrainState:
     """Builds all parts and loads the checkpoint; `ends` unlocks the run folder."""
     if config.train.deterministic:
         torch.use_deterministic_algorithms(True)
@@ -147,7 +153,7 @@ def _prepare(config: RunConfig, ends: ExitStack) -> TrainState:
     folder = ends.enter_context(run_folder(config))
     # Drawing takes minutes for a large model; all ranks must agree on it.
     replaced = from_first_rank(lambda: starting_point(config)) is not None
-    fill = leave_to_checkpoint if replaced else initialise_weights
+    fill = leave_to_checkpoint if replaced else fill or initialise_weights
     model = build_model_and_optimizer(config, groups, fill=fill)
     objective = training_objective(config.objective)
     run = TrainState(

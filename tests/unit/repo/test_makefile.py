@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-TARGETS = ("quickstart", "test", "test-all", "lint", "clean", "help")
+TARGETS = ("quickstart", "test", "test-all", "lint", "wheelhouse", "gpu", "clean", "help")
 
 
 def make(root: Path, *arguments: str) -> str:
@@ -25,7 +25,7 @@ def test_help_lists_the_target(repo_root: Path, target: str) -> None:
     assert re.search(rf"^make {target} +\S", make(repo_root), re.MULTILINE)
 
 
-@pytest.mark.parametrize("target", ["quickstart", "test", "test-all", "lint"])
+@pytest.mark.parametrize("target", ["quickstart", "test", "test-all", "lint", "gpu"])
 def test_target_sets_itself_up(repo_root: Path, target: str, tmp_path: Path) -> None:
     """In a folder without .venv, the first commands make it and install into it."""
     (tmp_path / "pyproject.toml").touch()
@@ -68,6 +68,22 @@ def test_a_python_that_is_too_old_or_too_new_is_refused(repo_root: Path, tmp_pat
 def test_test_runs_what_is_not_slow_and_test_all_everything(repo_root: Path) -> None:
     assert '-m "not slow"' in make(repo_root, "--dry-run", "test")
     assert "slow" not in make(repo_root, "--dry-run", "test-all")
+
+
+def test_the_machine_is_measured_with_its_own_python(repo_root: Path) -> None:
+    """With wheels nothing is installed into .venv, and torch is that of the named Python."""
+    options = ("WHEELHOUSE=wheels", "PYTHON=/its/python", "LIMIT=540", "PARTS=xl-eager tests")
+    commands = make(repo_root, "--dry-run", "gpu", *options)
+    assert commands.startswith("/its/python benchmarks/first_gpu.py --wheelhouse wheels ")
+    assert '--limit 540 --parts "xl-eager tests"' in commands
+    assert "pip" not in commands and "-m venv" not in commands
+
+
+def test_wheels_are_chosen_by_the_python_of_the_other_machine(repo_root: Path) -> None:
+    options = ("PYTHON_VERSION=3.12", "PYTHON=/some/python3.12", "PRESENT=list.txt")
+    commands = make(repo_root, "--dry-run", "wheelhouse", *options)
+    assert commands.startswith("/some/python3.12 benchmarks/wheelhouse.py --python-version 3.12")
+    assert "--present list.txt" in commands and "--output runs/wheelhouse" in commands
 
 
 def test_ci_runs_lint_and_all_tests(repo_root: Path) -> None:

@@ -1,0 +1,77 @@
+"""Wheels -> a folder that the processes of this run see before the machine's own packages."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+_STAMP = "wheels.txt"
+
+
+def machine_torch() -> tuple[str, str]:
+    """(file, version) of the torch that this machine has, without importing it.
+
+    Raises:
+        ValueError: it has none.
+    """
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise ValueError(
+            f"{sys.executable} has no torch; name the Python that has: make gpu PYTHON=/path/python"
+        )
+    return spec.origin, version("torch")
+
+
+def install(wheelhouse: Path, site: Path) -> int:
+    """Unpacks the wheels into `site`, unless these very wheels are there; their number.
+
+    Raises:
+        ValueError: there are none, pip fails, or one would replace the machine's torch.
+    """
+    wheels = sorted(wheelhouse.glob("*.whl"))
+    if not wheels:
+        raise ValueError(f"{wheelhouse} has no wheels; `make wheelhouse` collects them elsewhere")
+    listed = "".join(f"{wheel.name} {wheel.stat().st_size}\n" for wheel in wheels)
+    stamp = site / _STAMP
+    if not stamp.is_file() or stamp.read_text() != listed:
+        shutil.rmtree(site, ignore_errors=True)
+        _unpack(wheels, site)
+        write_own_metadata(site)
+        stamp.write_text(listed)
+    return len(wheels)
+
+
+def _unpack(wheels: list[Path], site: Path) -> None:
+    flags = ["--no-index", "--no-deps", "--no-compile", "--no-cache-dir", "--quiet"]
+    command = [sys.executable, "-m", "pip", "install", *flags, "--target", str(site)]
+    done = subprocess.run([*command, *map(str, wheels)], capture_output=True, text=True)
+    if done.returncode:
+        raise ValueError(f"pip did not install the wheels:\n{done.stderr.strip()}")
+    if found := [name for name in ("torch", "triton") if (site / name).exists()]:
+        raise ValueError(f"the wheels bring {' and '.join(found)}, which must be the machine's")
+
+
+def write_own_metadata(site: Path) -> None:
+    """Name and version of this project, which is run from its checkout and asks for them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    name, number = project["name"], project["version"]
+    folder = site / f"{name.replace('-', '_')}-{number}.dist-info"
+    folder.mkdir(parents=True, exist_ok=True)
+    text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n"
+    (folder / "METADATA").write_text(text)
+
+
+def environment(site: Path | None) -> dict[str, str]:
+    """For processes of this run: the checkout first, then the wheels, then the machine's."""
+    places = [str(ROOT), str(ROOT / "benchmarks"), *([str(site)] if site else [])]
+    older = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join([*places, *([older] if older else [])])
+    quiet = {"PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore"}  # the log is for errors
+    return os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1"} | quiet

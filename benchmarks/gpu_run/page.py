@@ -1,0 +1,133 @@
+"""Results of a run -> a page in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from gpu_run.parts import PARTS
+from gpu_run.schedule import State
+
+_TITLES = {"xl": "DiT-XL", "7b": "7B shape", "xl-padded": "DiT-XL, padded samples"}
+
+
+def page(content: dict[str, Any]) -> str:
+    """The page of the JSON file's content."""
+    about, parts = content["about"], content["parts"]
+    lines = [f"# {about.get('device', 'Unknown device')}", "", _intro(about), ""]
+    for section in (_ceilings, _steps, _kernels, _padded, _tests, _others):
+        if found := list(section(parts)):
+            lines += [*found, ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _intro(about: dict[str, Any]) -> str:
+    versions = ", ".join(f"{n} {v}" for n, v in about.get("versions", {}).items() if v)
+    parts = [about.get("date"), f"Python {about.get('python')}", versions]
+    parts += [f"CUDA {about['cuda']}"] if about.get("cuda") else []
+    parts += [f"{about['memory_gb']:.0f} GB"] if about.get("memory_gb") else []
+    parts += [f"{about['cores']} cores"] if about.get("cores") else []
+    parts += [f"commit {about['commit']}"] if about.get("commit") else []
+    text = "; ".join(part for part in parts if part) + "."
+    command = (
+        "\n\n```bash\nmake gpu\n```\n\nwrote this page; the JSON file beside it has all numbers."
+    )
+    if about.get("size") != "full":
+        command += " **Tiny sizes: a trial of the way, no measurement.**"
+    if about.get("keys"):
+        command += f" Keys that were set: `{' '.join(about['keys'])}`."
+    return text + command
+
+
+def _done(parts: dict[str, Any], kind: str) -> Iterator[tuple[str, str, Any]]:
+    """(name, shape, found) of the finished parts of a kind."""
+    for part in PARTS:
+        outcome = parts.get(part.name)
+        if part.kind == kind and outcome and outcome["state"] == State.DONE:
+            yield part.name, part.shape, outcome["found"]
+
+
+def _ceilings(parts: dict[str, Any]) -> Iterator[str]:
+    for _, _, found in _done(parts, "ceilings"):
+        yield from ("## Ceilings", "", "| | measured |", "|---|---|")
+        for name, value in found.items():
+            yield f"| {name} | {value if isinstance(value, str) else format(value, '.4g')} |"
+
+
+def _steps(parts: dict[str, Any]) -> Iterator[str]:
+    rows = [_row(*one) for one in _done(parts, "steps")]
+    if rows:
+        columns = (
+            *("shape", "configuration", "step, s", "tokens/s", "TFLOP/s"),
+            *("MFU, data sheet", "MFU, measured", "forward", "backward", "optimizer", "data"),
+            *("rest", "memory, GB"),
+        )
+        yield from ("## Steps", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|")
+        yield from rows
+
+
+def _row(name: str, shape: str, found: dict[str, Any]) -> str:
+    shares, mfu = found["shares"], found["mfu"]
+    sheet = next((value for kind, value in mfu.items() if kind.startswith("data sheet")), None)
+    measured = next(value for kind, value in mfu.items() if kind.startswith("measured"))
+    rest = shares["other_s"] + shares["communication_s"]
+    cells = [
+        *(_TITLES[shape], name.removeprefix(f"{shape}-"), f"{found['step_time_s']['median']:.4g}"),
+        f"{found['tokens_per_s']['median']:,.0f}",
+        f"{found['model_tflops']['median']:.4g}",
+        *("-" if sheet is None else f"{sheet:.1%}", f"{measured:.1%}"),
+        *(f"{shares[f'{one}_s']:.1%}" for one in ("forward", "backward", "optimizer", "data")),
+        *(f"{rest:.1%}", f"{found['peak_memory_gb']:.3g}"),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _kernels(parts: dict[str, Any]) -> Iterator[str]:
+    for _, shape, found in _done(parts, "profile"):
+        step, kernels = found["step_s"], found["kernels_s"]
+        yield from (f"## Kernels of a step: {_TITLES[shape]}", "")
+        yield f"{kernels:.4g} s of kernels in a step of {step:.4g} s, while it was profiled."
+        yield from ("", "| kind | s | of all kernels |", "|---|---|---|")
+        for kind, seconds in sorted(found["by_kind_s"].items(), key=lambda one: -one[1]):
+            yield f"| {kind} | {seconds:.4g} | {seconds / kernels:.1%} |"
+        yield from ("", "| longest | ms a step | calls a step |", "|---|---|---|")
+        for row in found["longest"]:
+            name = row["name"].replace("|", "\\|")[:100]
+            yield f"| `{name}` | {1e3 * row['seconds']:.4g} | {row['calls']:g} |"
+        yield ""
+
+
+def _padded(parts: dict[str, Any]) -> Iterator[str]:
+    for _, _, found in _done(parts, "padded"):
+        yield from ("## Against a padded loop", "", "Real tokens a second, and ours over theirs.")
+        names = list(found[0]["tokens_per_s"])
+        yield from ("", f"| samples | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|")
+        for one in found:
+            rates, ratios = one["tokens_per_s"], one["ratio"]
+            cells = [f"{rates[name]:,.0f} ({ratios[name]:.2f}x)" for name in names]
+            yield f"| {one['samples']} | {' | '.join(cells)} |"
+
+
+def _tests(parts: dict[str, Any]) -> Iterator[str]:
+    found = parts.get("tests", {}).get("found")
+    if found:
+        yield from ("## tests/gpu", "")
+        counts = ", ".join(f"{found[name]} {name}" for name in ("passed", "skipped", "failed"))
+        yield f"{counts}."
+        for name, why in found["failures"].items():
+            yield f"- `{name}`: {_line(why)}"
+
+
+def _others(parts: dict[str, Any]) -> Iterator[str]:
+    rows = [
+        f"- `{name}`: {one['state']}: {_line(one.get('why', ''))}"
+        for name, one in parts.items()
+        if one["state"] != State.DONE
+    ]
+    if rows:
+        yield from ("## Not measured", "", *rows)
+
+
+def _line(text: str) -> str:
+    """The first line, not too long."""
+    return (text.strip().splitlines() or [""])[0][:300]

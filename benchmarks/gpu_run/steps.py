@@ -1,0 +1,130 @@
+"""A configuration of a shape -> measured steps; the kernels that take most of their time."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import benchmark
+import compare_padded
+import torch
+from torch.profiler import DeviceType
+
+from dit.config import RunConfig
+from dit.config.loading import default_config, load_config
+from gpu_run.parts import PADDED_LOOP, Part, configuration
+from gpu_run.schedule import Outcome, UnknownKey
+
+_STEPS = {"full": (3, 10), "tiny": (1, 2)}  # warm-up, measured
+_PROFILED = 3
+_KERNELS = 10
+_KINDS = {
+    "matrix products": r"gemm|nvjet|cutlass|cublas|wgmma|\bmm\b|addmm|matmul",
+    "attention": r"flash|fmha|attention",
+    "optimizer": r"adam|multi_tensor",
+    "copies": r"memcpy|memset|copy",
+}
+"""Kernels by their names; the first that matches."""
+
+
+def steps(part: Part, *, size: str, keys: Sequence[str], **_: Any) -> Outcome:
+    """Medians and shares of the steps, as benchmark.py writes them."""
+    warm_up, count = _STEPS[size]
+    config = _config(part, size, keys)
+    found, values = benchmark.measure(
+        config, warm_up=warm_up, steps=count, around=nullcontext(), fill=fill_on_device
+    )
+    return {"found": found | {"losses": [one["loss"] for one in values]}}
+
+
+def profile(part: Part, *, size: str, keys: Sequence[str], **_: Any) -> Outcome:
+    """The longest kernels of a few steps, and the time of all kernels by their kind."""
+    config = _config(part, size, keys)
+    trace = torch.profiler.profile()
+    found, _values = benchmark.measure(
+        config, warm_up=_STEPS[size][0], steps=_PROFILED, around=trace, fill=fill_on_device
+    )
+    on_gpu = torch.cuda.is_available()
+    times: dict[str, tuple[float, int]] = {}
+    for event in trace.key_averages():
+        if not on_gpu:
+            times[event.key] = (event.self_cpu_time_total / 1e6, event.count)
+        elif event.device_type is DeviceType.CUDA and not event.is_user_annotation:
+            times[event.key] = (event.self_device_time_total / 1e6, event.count)
+    step_s = found["step_time_s"]["median"]
+    return {"found": kernel_times(times, steps=_PROFILED, step_s=step_s)}
+
+
+def kernel_times(
+    times: dict[str, tuple[float, int]], *, steps: int, step_s: float
+) -> dict[str, Any]:
+    """From seconds and calls of each kernel: the longest, and all by kind, of one step."""
+    by_kind: dict[str, float] = defaultdict(float)
+    for name, (seconds, _) in times.items():
+        by_kind[kind_of(name)] += seconds / steps
+    longest = sorted(times.items(), key=lambda one: -one[1][0])[:_KERNELS]
+    rows = [
+        {"name": name, "seconds": seconds / steps, "calls": calls / steps}
+        for name, (seconds, calls) in longest
+    ]
+    total = sum(by_kind.values())
+    return {"step_s": step_s, "kernels_s": total, "by_kind_s": dict(by_kind), "longest": rows}
+
+
+def kind_of(kernel: str) -> str:
+    kinds = (kind for kind, names in _KINDS.items() if re.search(names, kernel, re.IGNORECASE))
+    return next(kinds, "everything else")
+
+
+def padded_loop(_part: Part, *, size: str, **_: Any) -> Outcome:
+    """What compare_padded.py finds."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "padded.json"
+        compare_padded.main(["--json", str(file), *PADDED_LOOP[size]])
+        found = json.loads(file.read_text())
+    return {"found": [{k: v for k, v in one.items() if k != "seconds"} for one in found]}
+
+
+def _config(part: Part, size: str, more: Sequence[str]) -> RunConfig:
+    """The configuration of a part.
+
+    Raises:
+        UnknownKey: it asks for a key that there is not.
+    """
+    torch.compiler.reset()
+    base = default_config()
+    if unknown := [key for key in part.keys if not is_known(base, key)]:
+        raise UnknownKey(f"unknown key: {', '.join(unknown)}")
+    optional = [key for key in part.if_known if is_known(base, key)]
+    overrides = [*configuration(part, size, more=more), *optional]
+    return benchmark.only_steps(load_config(base, overrides=overrides))
+
+
+def is_known(config: RunConfig, override: str) -> bool:
+    """Whether the configuration has the key of an override."""
+    value: Any = config
+    for name in override.partition("=")[0].split("."):
+        if not hasattr(value, name):
+            return False
+        value = getattr(value, name)
+    return True
+
+
+def fill_on_device(model: torch.nn.Module, config: RunConfig) -> None:
+    """Random weights of moderate size, drawn on the device: no step is faster for its zeros.
+
+    The values that training starts from are drawn one after the other on the host.
+    """
+    generator = torch.Generator(next(model.parameters()).device).manual_seed(config.rng.seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() == 1:
+                weight.fill_(1)
+            else:
+                weight.normal_(std=0.02, generator=generator)

@@ -1,0 +1,259 @@
+"""Collects the wheels that a machine without internet lacks.
+
+1. present  its `pip list --format=freeze` becomes an environment in which pip finds the same
+2. resolve  pip says what it would add there for training, benchmarks and tests/gpu
+3. fetch    these wheels and nothing else; what has no wheel is built here
+4. sizes    of the wheels and of the sources, which must fit together
+
+    python3.12 benchmarks/wheelhouse.py --present FILE
+
+It runs under the Python version of that machine, because pip judges conditions such as
+`python_version >= "3.12"` by the Python that it runs in. Nothing but pip is needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+import venv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+EXTRAS = ("pytest", "pytest-timeout", "hypothesis", "diffusers", "accelerate")
+"""Of the optional dependencies: what tests/gpu and compare_padded.py import."""
+GLIBC = (2, 28)
+"""Newest C library that a wheel may ask for."""
+_FIXED = re.compile(r"torch|(pytorch-)?triton|(nvidia|cuda)-.*")
+"""Packages that are never fetched: they belong to the driver of the machine."""
+_LINE = re.compile(r"([A-Za-z0-9][\w.-]*)==(\S+)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """A package that the machine lacks."""
+
+    name: str
+    version: str
+    url: str
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options, pip_flags = _parser().parse_known_args(argv)
+    try:
+        _check_python(options.python_version)
+        present = read_present(options.present)
+        with tempfile.TemporaryDirectory() as folder:
+            needed = requirements(ROOT / "pyproject.toml")
+            found = resolve(present, needed, Path(folder), pip_flags)
+            _refuse_fixed(found, options.present)
+            wheels = fetch(found, Path(folder), pip_flags)
+            sources = source_bytes(ROOT, without=options.output)
+            sys.stdout.write(sizes(wheels, sources))
+            _check_size(wheels, sources, limit=options.limit_mb * 1e6)
+            _move(wheels, options.output)
+    except (ValueError, OSError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    sys.stdout.write(f"written: {options.output}; there: make gpu WHEELHOUSE={options.output}\n")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").splitlines()[0],
+        epilog="All other arguments are those of pip install.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--present", type=Path, required=True, help="pip list --format=freeze of that machine")
+    add("--python-version", help="of that machine, such as 3.12; checked against this Python")
+    add("--output", type=Path, default=Path("runs/wheelhouse"), help="folder (%(default)s)")
+    add("--limit-mb", type=float, default=55.0, help="wheels and sources together (%(default)s)")
+    return parser
+
+
+def _check_python(version: str | None) -> None:
+    mine = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if version not in (None, mine):
+        raise ValueError(
+            f"Python {mine} runs this program, and the machine has {version}: pip judges wheels by"
+            f" the Python that it runs in. Name one: make wheelhouse PYTHON=/path/python{version}"
+        )
+
+
+def read_present(file: Path) -> dict[str, str]:
+    """Package -> version, from lines `name==version`.
+
+    Raises:
+        ValueError: another kind of line, or no torch.
+    """
+    found = {}
+    for number, line in enumerate(file.read_text().splitlines(), 1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        match = _LINE.fullmatch(text)
+        if match is None:
+            raise ValueError(
+                f"{file}:{number}: {text!r} is not name==version; the file is what"
+                " `pip list --format=freeze` prints on the machine"
+            )
+        found[normalised(match[1])] = match[2]
+    if "torch" not in found:
+        raise ValueError(f"{file} lists no torch, and a wheelhouse never brings it")
+    return found
+
+
+def normalised(name: str) -> str:
+    """The one spelling of a package's name."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def requirements(pyproject: Path) -> list[str]:
+    """What the project needs to train, and of its optional dependencies those in EXTRAS."""
+    project = tomllib.loads(pyproject.read_text())["project"]
+    optional = [one for extra in project["optional-dependencies"].values() for one in extra]
+    by_name = {normalised(re.split(r"[^\w.-]", one)[0]): one for one in optional}
+    return [*project["dependencies"], *(by_name[name] for name in EXTRAS)]
+
+
+def resolve(
+    present: dict[str, str], needed: Sequence[str], folder: Path, pip_flags: Sequence[str] = ()
+) -> list[Found]:
+    """What pip would add on a machine where `present` is installed.
+
+    pip keeps what is there wherever that satisfies everything. A package of the machine that does
+    not is in the result with another version; torch, Triton and CUDA never are.
+
+    Raises:
+        ValueError: there is no solution, with what pip says of it.
+    """
+    python, report, fixed = _stand_in(present, folder / "env"), folder / "report", folder / "fixed"
+    fixed.write_text("".join(f"{n}=={v}\n" for n, v in present.items() if _FIXED.fullmatch(n)))
+    asked = ["install", "--dry-run", "--report", str(report), "--constraint", str(fixed)]
+    _pip(["--python", str(python), *asked, *pip_flags, *needed])
+    entries = json.loads(report.read_text())["install"]
+    return sorted((_found(entry) for entry in entries), key=lambda one: one.name)
+
+
+def _found(entry: dict[str, Any]) -> Found:
+    source, metadata = entry["download_info"], entry["metadata"]
+    digest = source["archive_info"].get("hash", "")
+    url = f"{source['url']}#{digest}" if digest else source["url"]
+    return Found(name=normalised(metadata["name"]), version=metadata["version"], url=url)
+
+
+def _stand_in(present: dict[str, str], folder: Path) -> Path:
+    """The interpreter of an environment that says of itself that it has these packages."""
+    venv.create(folder, with_pip=False)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    for name, version in present.items():
+        _write_metadata(packages, name, version)
+    # The file by which a distribution tells pip what C library it has (PEP 600).
+    (packages / "_manylinux.py").write_text(
+        f"def manylinux_compatible(*wanted):\n    return wanted[:2] <= {GLIBC}\n"
+    )
+    return folder / "bin/python"
+
+
+def _write_metadata(packages: Path, name: str, version: str) -> None:
+    folder = packages / f"{name.replace('-', '_')}-{version}.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (folder / "RECORD").touch()
+
+
+def _pip(arguments: Sequence[str]) -> None:
+    done = subprocess.run([sys.executable, "-m", "pip", *arguments], capture_output=True, text=True)
+    if done.returncode:
+        _, why, details = done.stdout.partition("The conflict is caused by:")
+        said = "\n".join(filter(None, ((why + details).strip(), done.stderr.strip())))
+        raise ValueError(
+            f"pip found no way:\n{said}\nIf torch, Triton or CUDA of the machine is in the way, the"
+            " project does not run there as it is"
+        )
+
+
+def _refuse_fixed(found: Sequence[Found], file: Path) -> None:
+    if names := [f"{one.name}=={one.version}" for one in found if _FIXED.fullmatch(one.name)]:
+        raise ValueError(
+            f"{', '.join(names)} would be fetched, and {file} does not list it: torch, Triton and"
+            " CUDA are those of the machine; install them there, or give the list of a machine"
+            " that has them"
+        )
+
+
+def fetch(found: Sequence[Found], folder: Path, pip_flags: Sequence[str] = ()) -> list[Path]:
+    """The wheels in `folder`; those that are built here are pure Python."""
+    place = folder / "wheels"
+    place.mkdir()
+    if found:
+        urls = [one.url for one in found]
+        _pip(["wheel", "--no-deps", "--wheel-dir", str(place), *pip_flags, *urls])
+    wheels = sorted(place.glob("*.whl"))
+    if built := [wheel.name for wheel in wheels if "-linux_" in wheel.name]:
+        raise ValueError(
+            f"{', '.join(built)}: was compiled here, as there is no wheel of it, and may need a"
+            " newer C library than the machine has; choose a version with a wheel"
+        )
+    return wheels
+
+
+def source_bytes(root: Path, *, without: Path) -> int:
+    """Size of the checkout: what git knows or would add; without git, all but hidden folders."""
+    asked = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True)
+        names = done.stdout.split("\0") if done.returncode == 0 else None
+    except FileNotFoundError:
+        names = None
+    files = {root / name for name in names if name} if names is not None else set(_walk(root))
+    outside = [file for file in files if not file.is_relative_to(without.resolve())]
+    return sum(file.stat().st_size for file in outside if file.is_file())
+
+
+def _walk(root: Path) -> Iterator[Path]:
+    for place in root.iterdir():
+        if place.name[0] != "." and place.name not in ("runs", "data", "build", "dist"):
+            yield from place.rglob("*") if place.is_dir() else [place]
+
+
+def sizes(wheels: Sequence[Path], sources: int) -> str:
+    """A line for each wheel, the largest first, and their sum with the sources."""
+    by_size = sorted(wheels, key=lambda wheel: -wheel.stat().st_size)
+    total = sum(wheel.stat().st_size for wheel in wheels)
+    rows = [(wheel.stat().st_size, " ".join(wheel.name.split("-")[:2])) for wheel in by_size]
+    rows += [(total, f"{len(wheels)} wheels"), (sources, "sources"), (total + sources, "together")]
+    return "".join(f"{size / 1e6:8.2f} MB  {what}\n" for size, what in rows)
+
+
+def _check_size(wheels: Sequence[Path], sources: int, *, limit: float) -> None:
+    total = sources + sum(wheel.stat().st_size for wheel in wheels)
+    if total > limit:
+        raise ValueError(
+            f"wheels and sources are {total / 1e6:.1f} MB, and {limit / 1e6:.1f} MB may be carried"
+            " (--limit-mb); install the largest of the list above on the machine and add them to"
+            " the file of present packages"
+        )
+
+
+def _move(wheels: Sequence[Path], output: Path) -> None:
+    """Replaces the wheels of `output` by these."""
+    output.mkdir(parents=True, exist_ok=True)
+    for old in output.glob("*.whl"):
+        old.unlink()
+    for wheel in wheels:
+        shutil.move(wheel, output / wheel.name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

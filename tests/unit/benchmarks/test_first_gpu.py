@@ -1,0 +1,270 @@
+"""The parts of a first run on a GPU: their order, their limits, and going on after errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from gpu_run import steps, worker
+from gpu_run.gpu_tests import counted
+from gpu_run.install import install
+from gpu_run.page import page
+from gpu_run.parts import PARTS, SHAPES, SIZES, Part, chosen, configuration
+from gpu_run.schedule import Results, State, UnknownKey, run_parts
+from gpu_run.worker import Worker
+
+from dit.config.loading import default_config, load_config
+from tests.tiny_wheels import write_wheel
+
+DONE = {"state": State.DONE}
+
+
+def part(name: str, *, expected: float = 10, limit: float = 50) -> Part:
+    return Part(name=name, kind="steps", expected_s=expected, limit_s=limit)
+
+
+class Clock:
+    """Time that passes when a part runs."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_what_does_not_fit_is_named_and_later_parts_still_run():
+    clock, given, kept = Clock(), {}, {}
+
+    def run(one: Part, seconds: float) -> dict:
+        given[one.name] = seconds
+        clock.now += 30
+        if one.name == "broken":
+            raise RuntimeError("no such kernel")
+        return dict(DONE)
+
+    parts = [
+        *(part("first"), part("broken", limit=500), part("long", expected=41), part("short")),
+        part("last"),
+    ]
+    left_out = run_parts(
+        parts, run=run, keep=lambda p, o: kept.update({p.name: o}), ends_at=1100, clock=clock
+    )
+    # 100 s in all: the limit of a part, or what is left.
+    assert given == {"first": 50, "broken": 70, "short": 40, "last": 10}
+    assert left_out == ["long"]
+    assert kept["broken"]["state"] == State.FAILED and "no such kernel" in kept["broken"]["why"]
+    assert kept["long"] == {
+        "state": State.NOT_BEGUN,
+        "why": "40 s were left, and it takes about 41",
+    }
+    assert kept["first"] == DONE | {"took_s": 30.0}
+
+
+def test_the_order_is_that_of_worth():
+    names = [one.name for one in PARTS]
+    first = ["ceilings", "xl-eager", "xl-fused", "7b-eager", "7b-fused", "xl-profile", "7b-profile"]
+    assert names[: len(first) + 3] == [*first, "tests", "xl-compiled", "7b-compiled"]
+    assert len(set(names)) == len(names)
+    assert {"xl-eager-recompute", "7b-compiled-recompute", "padded-loop"} <= {*names}
+    assert chosen("", done=names) == [*PARTS]
+    some = chosen("tests, ceilings 7b-eager", done=())
+    assert [one.name for one in some] == ["ceilings", "7b-eager", "tests"]
+    assert [one.name for one in chosen("missing", done=names[2:])] == names[:2]
+    with pytest.raises(ValueError, match="no part is named xl-fast; there are ceilings, xl-eager"):
+        chosen("xl-fast", done=())
+
+
+def test_results_are_on_disk_at_once_and_a_later_run_goes_on(tmp_path):
+    file = tmp_path / "new/cpu.json"
+    first = Results(file, about={"device": "CPU", "date": "a"})
+    first.put("ceilings", DONE | {"found": {"copy": 1.5}})
+    assert json.loads(file.read_text())["parts"]["ceilings"]["found"] == {"copy": 1.5}
+    first.put("tests", {"state": State.FAILED, "why": "x"})
+    second = Results(file, about={"date": "b"})
+    assert second.done() == ["ceilings"] and second.about == {"device": "CPU", "date": "b"}
+    for name in ("ceilings", "tests", "padded-loop"):
+        second.put(name, {"state": State.NOT_BEGUN, "why": "no time"})
+    states = {name: one["state"] for name, one in json.loads(file.read_text())["parts"].items()}
+    assert states == {"ceilings": "done", "tests": "failed", "padded-loop": "not begun"}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_configuration_resolves(size):
+    base, tokens = default_config(), {"full": 1024, "tiny": 64}[size]
+    for one in PARTS:
+        if not one.shape:
+            continue
+        keys = [key for key in configuration(one, size) if steps.is_known(base, key)]
+        config = load_config(base, overrides=keys)
+        (sample,) = config.dataset.mock_samples
+        real = sample.height * sample.width // 4
+        assert real == tokens - one.shape.endswith("padded")
+        assert config.dataset.task_encoder_seq_length % tokens == 0
+        recomputed = one.name.endswith("recompute")
+        assert (config.model.recompute_granularity == "full") == recomputed
+        assert config.model.compile == ("compiled" in one.name)
+        assert config.model.hidden_size == {
+            ("full", "xl"): 1152, ("full", "7b"): 4096, ("tiny", "xl"): 48, ("tiny", "7b"): 64
+        }[size, one.shape[:2]]  # fmt: skip
+    assert set(SHAPES[size]) == {one.shape for one in PARTS if one.shape}
+
+
+def test_a_key_that_is_unknown_is_no_error_of_the_part(monkeypatch):
+    asked = Part(name="new", kind="steps", shape="xl", keys=("model.no_such=1",), **LIMITS)
+    with pytest.raises(UnknownKey, match=r"unknown key: model.no_such=1"):
+        steps.steps(asked, size="tiny", keys=())
+    outcome = worker._outcome(asked, {"size": "tiny", "keys": []})
+    assert (outcome["state"], outcome["why"]) == ("not run", "unknown key: model.no_such=1")
+    optional = Part(name="old", kind="steps", shape="xl", if_known=("model.no_such=1",), **LIMITS)
+    assert steps._config(optional, "tiny", ["optimizer.lr=0.5"]).optimizer.lr == 0.5
+
+
+LIMITS = {"expected_s": 1, "limit_s": 60}
+FAKE = """
+import json, os, sys, time
+for line in sys.stdin:
+    asked = json.loads(line)
+    name = asked["part"]["name"]
+    sys.stderr.write(f"at {name}\\n")
+    if name == "crash":
+        os._exit(3)
+    if name == "hang":
+        time.sleep(60)
+    print(json.dumps({"state": "done", "pid": os.getpid(), "size": asked["size"]}), flush=True)
+"""
+
+
+def test_a_process_that_ends_or_hangs_costs_its_own_part(tmp_path):
+    (tmp_path / "gpu_run").mkdir()
+    (tmp_path / "gpu_run/worker.py").write_text(FAKE)
+    variables = os.environ | {"PYTHONPATH": str(tmp_path)}
+    asking = Worker(environment=variables, log=tmp_path / "log", settings={"size": "tiny"})
+    try:
+        first, again = (asking.run(part(name), 50) for name in ("a", "b"))
+        assert first == again and first["size"] == "tiny"  # one process for both
+        crash = asking.run(part("crash"), 50)
+        assert crash["state"] == State.FAILED and "exit code 3" in crash["why"]
+        assert crash["log"] == "at crash\n"
+        after = asking.run(part("c"), 50)
+        assert after["state"] == "done" and after["pid"] != first["pid"]
+        hang = asking.run(part("hang"), 0.5)
+        assert hang["state"] == State.ENDED and hang["why"] == "took longer than 0 s"
+        with pytest.raises(ProcessLookupError):
+            os.kill(after["pid"], 0)
+        assert asking.run(part("d"), 50)["state"] == "done"
+    finally:
+        asking.close()
+
+
+def test_errors_of_a_part_are_its_result(monkeypatch):
+    def fails(*_: object, **__: object) -> dict:
+        raise SystemExit("error: no such option")
+
+    monkeypatch.setattr(worker, "_function", lambda _: fails)
+    outcome = worker._outcome(part("padded-loop"), {})
+    assert outcome["state"] == "failed" and "no such option" in outcome["why"]
+    assert "Traceback" in outcome["log"]
+
+
+def test_failed_tests_are_named(tmp_path):
+    report = tmp_path / "report.xml"
+    report.write_text(
+        "<testsuites><testsuite>"
+        '<testcase classname="tests.gpu.a" name="one"/>'
+        '<testcase classname="tests.gpu.a" name="two"><skipped message="no"/></testcase>'
+        '<testcase classname="tests.gpu.b" name="x[1]"><failure message="0.1 > 0.05">t</failure>'
+        "</testcase></testsuite></testsuites>"
+    )
+    outcome = counted(report)
+    assert outcome["state"] == State.FAILED and "tests.gpu.b::x[1]" in outcome["why"]
+    assert outcome["found"] == {
+        **{"passed": 1, "skipped": 1, "failed": 1},
+        "failures": {"tests.gpu.b::x[1]": "0.1 > 0.05"},
+    }
+
+
+def test_wheels_are_installed_once_and_never_torch(tmp_path):
+    wheels, site = tmp_path / "wheels", tmp_path / "site"
+    write_wheel(wheels, "alpha", "1.0", needs=["beta"])
+    assert install(wheels, site) == 1
+    mark = site / "alpha/mark"
+    mark.touch()
+    assert install(wheels, site) == 1 and mark.exists()
+    write_wheel(wheels, "torch", "2.6")
+    with pytest.raises(ValueError, match="the wheels bring torch"):
+        install(wheels, site)
+    assert not mark.exists() and (site / "alpha/__init__.py").is_file()
+    with pytest.raises(ValueError, match="has no wheels"):
+        install(tmp_path / "none", site)
+
+
+def test_own_name_and_version_are_found_beside_the_wheels(tmp_path, repo_root):
+    write_wheel(tmp_path / "wheels", "alpha", "1.0")
+    install(tmp_path / "wheels", tmp_path / "site")
+    (metadata,) = (tmp_path / "site").glob("megatron_dit-*.dist-info/METADATA")
+    version = metadata.read_text().split("Version: ")[-1].strip()
+    assert f'version = "{version}"' in (repo_root / "pyproject.toml").read_text()
+
+
+def test_kernels_are_summed_by_kind_and_the_longest_come_first():
+    times = {f"ampere_bf16_gemm_{n}": (0.2 * n, 2 * n) for n in range(1, 13)}
+    times |= {"flash_fwd_kernel": (3.0, 4), "Memcpy HtoD": (0.5, 2), "layer_norm": (0.1, 2)}
+    found = steps.kernel_times(times, steps=2, step_s=12.0)
+    assert found["by_kind_s"] == pytest.approx(
+        {"matrix products": 7.8, "attention": 1.5, "copies": 0.25, "everything else": 0.05}
+    )
+    assert found["kernels_s"] == pytest.approx(9.6)
+    assert [row["name"] for row in found["longest"]][:2] == [
+        *("flash_fwd_kernel", "ampere_bf16_gemm_12")
+    ]
+    assert len(found["longest"]) == 10
+    assert found["longest"][0] == {"name": "flash_fwd_kernel", "seconds": 1.5, "calls": 2}
+
+
+def test_the_page_shows_all_that_was_measured_and_why_the_rest_was_not():
+    shares = {f"{one}_s": 0.2 for one in ("forward", "backward", "optimizer", "data", "other")}
+    found = {
+        "step_time_s": {"median": 0.4321},
+        "tokens_per_s": {"median": 75000.0},
+        "model_tflops": {"median": 445.0},
+        "mfu": {"data sheet, bfloat16": 0.45, "measured, bfloat16": 0.5625},
+        "shares": shares | {"communication_s": 0.0},
+        "peak_memory_gb": 88.25,
+    }
+    kernels = steps.kernel_times({"a|b": (1.0, 2)}, steps=1, step_s=2.0)
+    content = {
+        "about": {"device": "NVIDIA H200", "size": "full", "versions": {"torch": "2.11.0"}},
+        "parts": {
+            "ceilings": DONE | {"found": {"copy": 4.3, "attention": "RuntimeError: no"}},
+            "xl-fused": DONE | {"found": found},
+            "xl-profile": DONE | {"found": kernels},
+            "7b-eager": {"state": State.FAILED, "why": "out of memory\nsecond line"},
+            "tests": {"state": State.NOT_BEGUN, "why": "no time"},
+        },
+    }
+    text = page(content)
+    assert text.startswith("# NVIDIA H200\n") and "torch 2.11.0" in text and "trial" not in text
+    row = (
+        "| DiT-XL | fused | 0.4321 | 75,000 | 445 | 45.0% | 56.2% | 20.0% | 20.0% | 20.0% | 20.0%"
+        " | 20.0% | 88.2 |"
+    )
+    assert row in text
+    assert "| attention | RuntimeError: no |" in text and "| copy | 4.3 |" in text
+    assert "| `a\\|b` | 1000 | 2 |" in text
+    assert "- `7b-eager`: failed: out of memory\n- `tests`: not begun: no time\n" in text
+    content["about"]["size"] = "tiny"
+    assert "no measurement" in page(content)
+
+
+def test_nothing_but_the_standard_library_is_needed_to_start(repo_root):
+    """The program must be able to say that torch or a package is missing."""
+    code = "import sys; import first_gpu, wheelhouse; print({*sys.modules} & {'torch', 'numpy'})"
+    flags = ["-S", "-c", f"import sys; sys.path.insert(0, 'benchmarks'); {code}"]
+    done = subprocess.run(
+        [sys.executable, *flags], cwd=repo_root, capture_output=True, text=True, env={}
+    )
+    assert done.stdout == "set()\n", done.stderr

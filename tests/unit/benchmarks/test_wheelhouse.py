@@ -1,0 +1,130 @@
+"""What a machine without internet lacks, of an index of tiny wheels."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import pytest
+
+from benchmarks import wheelhouse
+from benchmarks.wheelhouse import read_present, requirements, resolve, source_bytes
+from tests.tiny_wheels import write_wheel
+
+EXAMPLE = "benchmarks/machines/cuda13_torch2.11_python3.12.txt"
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Path:
+    """alpha needs beta, which the machine lacks; delta, which it has; gamma, too new there."""
+    folder, machine = tmp_path / "index", platform.machine()
+    needs = ["torch>=2.5", "beta>=2", "gamma<2", "delta>=1", "zeta", 'eps; python_version < "3"']
+    write_wheel(folder, "alpha", "1.0", needs=needs)
+    write_wheel(folder, "beta", "2.0", needs=["Delta_Name"])
+    for name, versions in {
+        "torch": ("2.6", "2.13"),
+        "triton": ("3.6",),
+        "gamma": ("1.5", "3.0"),
+        "delta": ("1.1", "2.0"),
+        "eps": ("1.0",),
+        "delta_name": ("1.0",),
+    }.items():
+        for version in versions:
+            write_wheel(folder, name, version)
+    write_wheel(folder, "zeta", "1.0", tag=f"py3-none-manylinux_2_17_{machine}")
+    write_wheel(folder, "zeta", "2.0", tag=f"py3-none-manylinux_2_31_{machine}")
+    return folder
+
+
+def flags(index: Path) -> list[str]:
+    return ["--no-index", "--find-links", str(index)]
+
+
+def test_what_is_present_counts_and_torch_stays(tmp_path, index):
+    present = {"torch": "2.6+cu130", "gamma": "3.0", "delta": "1.1", "delta-name": "1.0"}
+    found = resolve(present, ["alpha"], tmp_path, flags(index))
+    # zeta 2.0 asks for a newer C library than machines have.
+    versions = {"alpha": "1.0", "beta": "2.0", "gamma": "1.5", "zeta": "1.0"}
+    assert {one.name: one.version for one in found} == versions
+    wheels = wheelhouse.fetch(found, tmp_path, flags(index))
+    assert [wheel.name.split("-")[0] for wheel in wheels] == [*versions]
+
+
+def test_a_torch_that_is_too_old_is_not_replaced(tmp_path, index):
+    with pytest.raises(
+        ValueError, match=r"(?s)alpha 1.0 depends on torch>=2.5.*does not run there"
+    ):
+        resolve({"torch": "2.1"}, ["alpha"], tmp_path, flags(index))
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch) -> Path:
+    """A project that needs alpha, and of its optional dependencies delta; not beta by itself."""
+    root = tmp_path / "checkout"
+    root.mkdir()
+    (root / "pyproject.toml").write_text(
+        '[project]\ndependencies = ["alpha>=1"]\n'
+        '[project.optional-dependencies]\ndev = ["delta>=1", "beta>=1"]\n'
+    )
+    (root / "data.bin").write_bytes(bytes(3_000_000))
+    monkeypatch.setattr(wheelhouse, "ROOT", root)
+    monkeypatch.setattr(wheelhouse, "EXTRAS", ("delta",))
+    return root
+
+
+def run(folder: Path, index: Path, present: str, *arguments: str) -> int:
+    (folder / "present.txt").write_text(present)
+    given = ["--present", str(folder / "present.txt"), "--output", str(folder / "out"), *arguments]
+    return wheelhouse.main([*given, *flags(index)])
+
+
+def test_sizes_are_said_and_too_much_is_refused(tmp_path, index, checkout, capsys):
+    write_wheel(index, "alpha", "1.1", fill=1_500_000)
+    present = "torch==2.6\n"
+    assert run(tmp_path, index, present, "--limit-mb", "4") == 1
+    assert "4.5 MB, and 4.0 MB may be carried" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/old-1.0-py3-none-any.whl").touch()
+    assert run(tmp_path, index, present) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "    1.50 MB  alpha 1.1"
+    assert said[-4:-1] == ["    1.50 MB  2 wheels", "    3.00 MB  sources", "    4.50 MB  together"]
+    assert sorted(file.name.split("-")[0] for file in (tmp_path / "out").iterdir()) == [
+        *("alpha", "delta")
+    ]
+
+
+def test_triton_is_never_fetched(tmp_path, index, checkout, capsys):
+    write_wheel(index, "alpha", "1.2", needs=["triton"])
+    assert run(tmp_path, index, "torch==2.6\n") == 1
+    assert "triton==3.6 would be fetched" in capsys.readouterr().err
+    assert run(tmp_path, index, "torch==2.6\ntriton==3.5\n") == 0
+
+
+def test_faults_of_the_list_and_of_the_python_are_named(tmp_path, index, checkout, capsys):
+    for text, words in {
+        "torch==2.6\nPackage Version\n": "present.txt:2: 'Package Version' is not name==version",
+        "numpy==2.0\n": "lists no torch",
+    }.items():
+        assert run(tmp_path, index, text) == 1
+        assert words in capsys.readouterr().err
+    assert run(tmp_path, index, "torch==2.6\n", "--python-version", "3.9") == 1
+    assert "the machine has 3.9" in capsys.readouterr().err
+
+
+def test_the_project_asks_for_what_the_run_imports(repo_root):
+    names = {one.split(">")[0].split("=")[0] for one in requirements(repo_root / "pyproject.toml")}
+    assert {"torch", "megatron-core", "megatron-energon", "pytest", "diffusers"} <= names
+    present = read_present(repo_root / EXAMPLE)
+    assert present["torch"] == "2.11.0" and present["triton"] == "3.6.0"
+    assert {"numpy", "safetensors", "transformers", "scikit-learn", "rich"} <= present.keys()
+    assert "megatron-core" not in present
+
+
+def test_sources_without_git_are_all_but_hidden_folders(tmp_path, monkeypatch):
+    for place, size in {"a.py": 5, "dit/b.py": 7, ".venv/c": 100, "runs/d": 100, "w/e": 50}.items():
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / place).write_bytes(bytes(size))
+    monkeypatch.setenv("PATH", "")
+    assert source_bytes(tmp_path, without=tmp_path / "w") == 12
