@@ -67,7 +67,7 @@ class _Counter(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if func.namespace == "c10d":
-            self._collective(func._schema.name.removeprefix("c10d::"), args)
+            self._collective(func.name().removeprefix("c10d::"), args)
         for tensor in _tensors((args, kwargs)):
             self._track(tensor, before=True)
         made = func(*args, **(kwargs or {}))
