@@ -194,6 +194,15 @@ class RunConfig:
         tokens *= (geometry.height // spatial) * (geometry.width // spatial)
         return -(-tokens // multiple) * multiple
 
+    def optimizer_ranks(self, replicas: int) -> int:
+        """Ranks over which one copy of the optimizer state is sharded, of so many model replicas.
+
+        Context ranks have the same weights, so they share the state as well.
+        """
+        if not self.ddp.use_distributed_optimizer:
+            return 1
+        return replicas * self.model.context_parallel_size // self.ddp.dp_replicate_size
+
     def data_parallel_size(self, world_size: int) -> int:
         """Replicas of the model on `world_size` processes.
 
@@ -209,6 +218,14 @@ class RunConfig:
             )
         )
         replicas = world_size // parts
+        copies, sharing = self.ddp.dp_replicate_size, self.optimizer_ranks(replicas)
+        check(
+            (
+                sharing * copies == replicas * self.model.context_parallel_size,
+                f"ddp.dp_replicate_size={copies} does not divide the"
+                f" {replicas * self.model.context_parallel_size} data-parallel and context ranks",
+            )
+        )
         batch = self.train.global_batch_size
         stages = self.model.pipeline_model_parallel_size if self.model.virtual_stages > 1 else 1
         check(

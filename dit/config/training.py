@@ -168,6 +168,8 @@ class DdpConfig:
     """Accumulate and reduce gradients in float32, whatever the precision of the model."""
     bucket_size: int | None = None
     """Parameters per communication bucket; null is Megatron-Core's choice."""
+    dp_replicate_size: int = 1
+    """Groups of data-parallel ranks that each have the whole optimizer state, sharded within."""
 
     def __post_init__(self) -> None:
         check(
@@ -177,8 +179,12 @@ class DdpConfig:
                 "overlap_param_gather=true needs use_distributed_optimizer=true and"
                 " overlap_grad_reduce=true",
             ),
-            *at_least_one(self, *given(self, "bucket_size")),
-            *numbers(self, bucket_size=2**62),
+            (
+                self.dp_replicate_size == 1 or self.use_distributed_optimizer,
+                "dp_replicate_size replicates a sharded optimizer: use_distributed_optimizer=true",
+            ),
+            *at_least_one(self, "dp_replicate_size", *given(self, "bucket_size")),
+            *numbers(self, bucket_size=2**62, dp_replicate_size=2**20),
         )
 
 

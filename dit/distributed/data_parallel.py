@@ -38,6 +38,7 @@ def wrap(
         overlap_grad_reduce=config.ddp.overlap_grad_reduce,
         overlap_param_gather=config.ddp.overlap_param_gather,
         use_distributed_optimizer=config.ddp.use_distributed_optimizer,
+        num_distributed_optimizer_instances=config.ddp.dp_replicate_size,
         bucket_size=config.ddp.bucket_size,
         average_in_collective=False,  # gradients are sums until divided by the global token count
         check_for_nan_in_grad=False,  # it raises on one rank only; the step looks at the norm
@@ -76,6 +77,14 @@ def gradient_buffers(chunks: Sequence[ModelChunk]) -> list[Tensor]:
 def is_sharded(chunks: Sequence[ModelChunk]) -> bool:
     """Whether data ranks update different parts of each weight; otherwise all update all of it."""
     return chunks[0].ddp_config.use_distributed_optimizer
+
+
+def state_copy(chunks: Sequence[ModelChunk], groups: ProcessGroupCollection) -> int:
+    """Which copy of the optimizer state this rank has a part of; ranks with equal numbers share it.
+
+    Each data rank has a copy of its own without the distributed optimizer.
+    """
+    return groups.dp_cp.rank() // (groups.intra_dp_cp.size() if is_sharded(chunks) else 1)
 
 
 @contextmanager
@@ -144,6 +153,7 @@ class Holding(NamedTuple):
     """A part of a weight, and the data rank whose optimizer updates it."""
 
     rank: int
+    copy: int  # of the optimizer state; there are several with ddp.dp_replicate_size
     part: slice  # of the flattened weight
 
     @property
@@ -152,30 +162,36 @@ class Holding(NamedTuple):
 
 
 def holdings(
-    optimizer: MegatronOptimizer, data_ranks: dist.ProcessGroup
+    optimizer: MegatronOptimizer, groups: ProcessGroupCollection
 ) -> dict[Tensor, list[Holding]]:
     """Who updates which part of each trained weight; no holdings where each data rank updates all.
 
     No communication: Megatron-Core cuts each bucket into equal parts, one for each rank.
     """
     held: dict[Tensor, list[Holding]] = {}
+    ranks, copies = groups.intra_dp_cp.size(), groups.dp_cp.size() // groups.intra_dp_cp.size()
     for inner in chained_optimizers(optimizer):
         if not isinstance(inner, DistributedOptimizer):
             held |= {shard.weight: [] for shard in _shards(inner)}
             continue
         for buffer in inner.buffers:
             for weight, (start, stop, bucket) in buffer.param_index_map.items():
-                held[weight] = _holdings(buffer.buckets[bucket], start, stop, data_ranks.size())
+                parts = list(_parts(buffer.buckets[bucket], start, stop, ranks))
+                held[weight] = [
+                    Holding(copy * ranks + rank, copy, part)
+                    for copy in range(copies)
+                    for rank, part in parts
+                ]
     return held
 
 
-def _holdings(bucket: Any, start: int, stop: int, ranks: int) -> list[Holding]:
-    """The holdings of a weight that lies at `start` to `stop` of the buffer."""
+def _parts(bucket: Any, start: int, stop: int, ranks: int) -> Iterator[tuple[int, slice]]:
+    """Rank and part of those who update a weight that lies at `start` to `stop` of the buffer."""
     size = bucket.grad_data.numel() // ranks
     first, last = (start - bucket.offset) // size, (stop - 1 - bucket.offset) // size
     edges = [bucket.offset + rank * size for rank in range(first, last + 2)]
     spans = [(max(start, a) - start, min(stop, b) - start) for a, b in pairwise(edges)]
-    return [Holding(rank, slice(*span)) for rank, span in enumerate(spans, first)]
+    return ((rank, slice(*span)) for rank, span in enumerate(spans, first))
 
 
 def optimizer_values(optimizer: MegatronOptimizer) -> dict[str, list[Tensor]]:

@@ -26,6 +26,7 @@ WORDS = {
     "vppN": "N virtual stages on each",
     "dpN": "N data-parallel ranks",
     "packsN": "N packs in a step, over all data-parallel ranks",
+    "hsdpN": "N groups of data-parallel ranks that each have the optimizer state",
     "overlap": "gradients reduced and weights gathered while the passes go on",
     "whole": "without the distributed optimizer",
     "full": "activations of every layer computed again",
@@ -119,11 +120,12 @@ def parse_layout(name: str) -> NamedLayout:
     """
     size, packs, model, ddp = 1, None, {}, {}
     for word in name.split("+"):
-        sized = re.fullmatch(r"(tp|cp|pp|vpp|dp|packs)([1-9]\d*)", word)
+        sized = re.fullmatch(r"(tp|cp|pp|vpp|dp|packs|hsdp)([1-9]\d*)", word)
         if sized:
             kind, number = sized[1], int(sized[2])
             packs = number if kind == "packs" else packs
-            size *= 1 if kind in ("vpp", "packs") else number
+            size *= 1 if kind in ("vpp", "packs", "hsdp") else number
+            ddp |= {"dp_replicate_size": number} if kind == "hsdp" else {}
             model |= {_SIZES[kind]: number} if kind in _SIZES else {}
         elif word in _MODEL:
             model |= _MODEL[word]

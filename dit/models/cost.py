@@ -157,8 +157,7 @@ def memory(config: RunConfig, *, world_size: int) -> Memory:
     model = config.model
     replicas = config.data_parallel_size(world_size)
     here = parameters_here(model)
-    # Context ranks hold the same weights, so the optimizer is sharded over them as well.
-    shards = replicas * model.context_parallel_size if config.ddp.use_distributed_optimizer else 1
+    shards = config.optimizer_ranks(replicas)
     wide = model.precision is Precision.FP32
     hosted = config.optimizer.optimizer_cpu_offload
     return Memory(

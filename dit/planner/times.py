@@ -147,9 +147,7 @@ def _communication(
 
 def _update(config: RunConfig, replicas: int) -> float:
     """Bytes to read gradient, two moments, float32 weight and average, and to write all but one."""
-    sharded = config.ddp.use_distributed_optimizer
-    shards = replicas * config.model.context_parallel_size if sharded else 1
-    return 36 * parameters_here(config.model) / shards
+    return 36 * parameters_here(config.model) / config.optimizer_ranks(replicas)
 
 
 def _with_overlap(config: RunConfig, busy: Times, packs: int) -> Times:

@@ -69,7 +69,7 @@ class StateExchange:
         self._groups = groups
         self._me = Place(groups.tp.rank(), groups.dp_cp.rank())
         self._values = values or {}
-        held = holdings(optimizer, groups.dp_cp) if optimizer is not None else {}
+        held = holdings(optimizer, groups) if optimizer is not None else {}
         self._weights = share_weights(modules, groups, held=held, tensors=len(self._values))
         shards = main_param_shards(optimizer) if optimizer is not None else []
         numbered = enumerate(shards)
@@ -101,6 +101,7 @@ class StateExchange:
                 for w in bucket
                 if w.place.tensor == self._me.tensor
                 for held in w.holdings
+                if held.copy == self._copy_of(w.place.data)
             ],
             source=lambda route, prefix: self._own(route.of, prefix),
             target=lambda route, prefix: whole[route.of, prefix].view(-1)[route.part],
@@ -195,6 +196,10 @@ class StateExchange:
     def _stores(self, w: SharedWeight) -> bool:
         """Whether this rank writes and reads the weight."""
         return w.place == self._me
+
+    def _copy_of(self, data_rank: int) -> int:
+        """The copy of the optimizer state that a data rank has a part of."""
+        return data_rank // self._groups.intra_dp_cp.size()
 
     def _own(self, w: SharedWeight, prefix: str) -> Tensor:
         """The part of the state that this rank updates, flat."""

@@ -40,7 +40,7 @@ from torch import Tensor
 from dit.batch import PackedBatch
 from dit.config import RunConfig
 from dit.data import dataset_sizes
-from dit.distributed.data_parallel import MainParamShard, is_sharded, main_param_shards
+from dit.distributed.data_parallel import MainParamShard, main_param_shards, state_copy
 from dit.distributed.process_groups import device
 from dit.models.family import family_of
 from dit.objectives import TrainingObjective
@@ -290,7 +290,7 @@ class Norms:
     def __init__(self, model: ModelAndOptimizer):
         self.model = model
         names = {w: name for chunk in model.chunks for name, w in chunk.named_parameters()}
-        is_copy = not is_sharded(model.chunks) and model.groups.dp_cp.rank() > 0
+        is_copy = state_copy(model.chunks, model.groups) > 0
         shards = main_param_shards(model.optimizer)
         network: Any = model.chunks[0].module
         words = family_of(network.model).parts

@@ -87,7 +87,7 @@ _PARALLEL = {
     "num_gpus": unused_key(MACHINE),
     "tp_size": read_as("model.tensor_model_parallel_size"),
     "sp_size": read_as("model.context_parallel_size"),
-    "hsdp_replicate_dim": unused_key(SHARDED),
+    "hsdp_replicate_dim": read_as("ddp.dp_replicate_size"),
     "hsdp_shard_dim": unused_key(SHARDED),
 }
 _VALIDATION = {
