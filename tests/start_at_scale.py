@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from dit.config import RunConfig
 from dit.config.loading import parse_arguments
 from dit.data import LoaderLayout, build_train_loader, build_val_packs
 from dit.distributed.process_groups import process_groups, start_processes
+from dit.models.dit.config import DitConfig
 from dit.train.checkpoint.data_position import data_positions, loader_file
 from dit.train.validation import read_validation_packs
 from recipes.runs import RECIPES
@@ -94,6 +96,39 @@ def _drawn(config: RunConfig) -> dict[str, Any]:
     return {"mine": mine, "all": sum(drawn), "same": all(torch.equal(a, b) for a, b in pairs)}
 
 
+def _groups() -> dict[str, list[int]]:
+    """Calls of `new_group` in all, and groups that this rank is in, for layouts of four ranks."""
+    layouts = {
+        "dp4": {},
+        "tp2 dp2": {"tensor_model_parallel_size": 2},
+        "cp2 dp2": {"context_parallel_size": 2},
+        "pp2 dp2": {"pipeline_model_parallel_size": 2},
+        "tp2 cp2": {"tensor_model_parallel_size": 2, "context_parallel_size": 2},
+    }
+    original, found = dist.new_group, {}
+    for name, sizes in layouts.items():
+        made: list[list[int]] = []
+
+        def counted(ranks: list[int], *arguments: Any, **options: Any) -> Any:
+            made.append(list(ranks))  # noqa: B023
+            return original(ranks, *arguments, **options)
+
+        dist.new_group = counted
+        start_processes(seed=1, model=DitConfig(**sizes), limit_s=60)
+        dist.new_group = original
+        groups = process_groups()
+        whole = groups.tp.size() * groups.pp.size() * groups.dp_cp.size()
+        assert (whole, groups.dp.size() * groups.cp.size()) == (4, groups.dp_cp.size())
+        for one in fields(groups):  # a shared group has the ranks that were asked for
+            group = getattr(groups, one.name, None)
+            if isinstance(group, dist.ProcessGroup):
+                total = torch.ones(1)
+                dist.all_reduce(total, group=group)
+                assert total.item() == group.size()
+        found[name] = [len(made), sum(dist.get_rank() in ranks for ranks in made)]
+    return found
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     config = parse_arguments(sys.argv[2:], recipes=RECIPES).config
@@ -104,6 +139,7 @@ def main() -> None:
         "resumed": _resumed(config, folder, rank, ranks),
         "validated": _validated(config, rank, ranks),
         "drawn": _drawn(config),
+        "groups": _groups(),
     }
     found = [here] * ranks
     dist.all_gather_object(found, here)

@@ -2,6 +2,7 @@
 
 entry                how a script ends: exit code, one message for an error, signals to stop
 process_groups       the start of the processes, the groups of a layout, running without CUDA
+group_sharing        one communicator for groups of the same ranks that nothing uses
 device_specs         what the data sheets of accelerators promise
 pack_broadcast       one rank of a replica reads, all get its packs
 model_parallel       one pack over context ranks and pipeline stages

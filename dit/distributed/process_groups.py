@@ -25,6 +25,7 @@ from torch.distributed.rendezvous import rendezvous
 from torch.overrides import TorchFunctionMode
 
 from dit.config import ModelConfig
+from dit.distributed.group_sharing import sharing_unused_groups
 
 if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection
@@ -90,14 +91,15 @@ def start_processes(*, seed: int, model: ModelConfig, limit_s: float = 600.0) ->
         )
     parallel_state.destroy_model_parallel()
     virtual = model.virtual_stages
-    parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=model.tensor_model_parallel_size,
-        pipeline_model_parallel_size=model.pipeline_model_parallel_size,
-        virtual_pipeline_model_parallel_size=virtual if virtual > 1 else None,
-        context_parallel_size=model.context_parallel_size,
-        create_gloo_process_groups=False,
-        distributed_timeout_minutes=math.ceil(timeout.total_seconds() / 60),
-    )
+    with sharing_unused_groups():
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=model.tensor_model_parallel_size,
+            pipeline_model_parallel_size=model.pipeline_model_parallel_size,
+            virtual_pipeline_model_parallel_size=virtual if virtual > 1 else None,
+            context_parallel_size=model.context_parallel_size,
+            create_gloo_process_groups=False,
+            distributed_timeout_minutes=math.ceil(timeout.total_seconds() / 60),
+        )
     model_parallel_cuda_manual_seed(seed)
 
 

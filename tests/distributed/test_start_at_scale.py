@@ -61,3 +61,18 @@ def test_each_weight_is_drawn_by_one_data_rank_and_is_what_one_rank_alone_draws(
     assert sum(one["mine"] for one in drawn) == drawn[0]["all"]
     assert max(one["mine"] for one in drawn) < 1.2 * drawn[0]["all"] / RANKS
     assert all(one["same"] for one in drawn)
+
+
+@pytest.mark.parametrize(
+    ("layout", "calls", "own"),
+    [
+        ("dp4", 6, 3),  # 50 and 17 where each has its own
+        ("tp2 dp2", 11, 5),  # 41 and 17
+        ("cp2 dp2", 10, 5),  # 48 and 17
+        ("pp2 dp2", 11, 5),  # 45 and 17
+        ("tp2 cp2", 13, 6),  # 41 and 17
+    ],
+)
+def test_groups_that_nothing_uses_make_no_communicator(ranks, layout, calls, own):
+    """Calls of new_group in all, and the groups that a rank is in."""
+    assert [rank["groups"][layout] for rank in ranks] == [[calls, own]] * RANKS
