@@ -76,7 +76,12 @@ def measure(
     from dit.distributed.watchdog import watchdog
 
     limit_s = 60 * config.dist.distributed_timeout_minutes
-    start_processes(seed=config.rng.seed, model=config.model, limit_s=limit_s)
+    start_processes(
+        seed=config.rng.seed,
+        model=config.model,
+        dp_replicate_size=config.ddp.dp_replicate_size,
+        limit_s=limit_s,
+    )
     with watchdog(limit_s=limit_s, say=say_once, again=""):
         from measuring.steps import step_summary
 

@@ -58,7 +58,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     packs = replace(config.train, global_batch_size=world_size())
     config = replace(config, train=packs)
     config.data_parallel_size(world_size())
-    start_processes(seed=config.rng.seed, model=config.model)
+    start_processes(
+        seed=config.rng.seed,
+        model=config.model,
+        dp_replicate_size=config.ddp.dp_replicate_size,
+    )
     fill = lambda model, _: randomise(model, seed=1)  # noqa: E731
     model = build_model_and_optimizer(config, process_groups(), fill=fill)
     places: list[Any] = [tempfile.mkdtemp(dir=options.folder) if dist.get_rank() == 0 else None]

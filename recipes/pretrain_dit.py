@@ -42,7 +42,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     from dit.distributed.watchdog import watchdog
 
     limit_s = 60 * config.dist.distributed_timeout_minutes
-    start_processes(seed=config.rng.seed, model=config.model, limit_s=limit_s)
+    start_processes(
+        seed=config.rng.seed,
+        model=config.model,
+        dp_replicate_size=config.ddp.dp_replicate_size,
+        limit_s=limit_s,
+    )
     with watchdog(limit_s=limit_s, say=say_once):
         from dit.train.checkpoint.resume import next_commands
         from dit.train.trainer import ExitCode, pretrain

@@ -13,6 +13,7 @@ import math
 import os
 import secrets
 import time
+from contextlib import nullcontext
 from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -60,7 +61,9 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def start_processes(*, seed: int, model: ModelConfig, limit_s: float = 600.0) -> None:
+def start_processes(
+    *, seed: int, model: ModelConfig, dp_replicate_size: int = 1, limit_s: float = 600.0
+) -> None:
     """Joins the process group of the launcher (or one of its own) and prepares Megatron-Core.
 
     The back end is NCCL where there is CUDA, and gloo elsewhere. A program may open one checkpoint
@@ -97,6 +100,7 @@ def start_processes(*, seed: int, model: ModelConfig, limit_s: float = 600.0) ->
             pipeline_model_parallel_size=model.pipeline_model_parallel_size,
             virtual_pipeline_model_parallel_size=virtual if virtual > 1 else None,
             context_parallel_size=model.context_parallel_size,
+            num_distributed_optimizer_instances=dp_replicate_size,
             create_gloo_process_groups=False,
             distributed_timeout_minutes=math.ceil(timeout.total_seconds() / 60),
         )
@@ -167,6 +171,16 @@ def _missing(who: str, timeout: timedelta) -> TimeoutError:
     )
 
 
+class _NoStream:
+    """In the place of a CUDA stream, where one thing is done after the other anyway."""
+
+    def __init__(self, *_: Any, **__: Any):
+        pass
+
+    def wait_stream(self, _: _NoStream) -> None:
+        pass
+
+
 class _OnCpu(TorchFunctionMode):
     """Rewrites every request for CUDA to the CPU."""
 
@@ -198,6 +212,10 @@ def run_megatron_on_cpu() -> None:
         return
     torch.cuda.current_device = lambda: _CPU  # type: ignore[assignment, return-value]
     torch.cuda.synchronize = lambda *_: None
+    # Megatron-Core reduces gradients over copies of the optimizer state on a stream of its own.
+    torch.cuda.Stream = _NoStream  # type: ignore[assignment, misc]
+    torch.cuda.default_stream = _NoStream  # type: ignore[assignment]
+    torch.cuda.stream = lambda *_: nullcontext()  # type: ignore[assignment]
     torch.cuda.current_stream = lambda *_: None  # type: ignore[assignment, return-value]
     torch.cuda.get_rng_state = _get_state
     torch.cuda.manual_seed = torch.manual_seed  # type: ignore[assignment]

@@ -178,7 +178,12 @@ def _processes(layout: NamedLayout, config: RunConfig, store: Store, number: int
         world_size=layout.size,
         timeout=timedelta(seconds=limit_s + 60),
     )
-    start_processes(seed=config.rng.seed, model=config.model, limit_s=limit_s)
+    start_processes(
+        seed=config.rng.seed,
+        model=config.model,
+        dp_replicate_size=config.ddp.dp_replicate_size,
+        limit_s=limit_s,
+    )
     yield
     dist.destroy_process_group()
 
