@@ -31,6 +31,8 @@ PRIVATE = {
     | {"_pending_slices_offset", "_pending_slice_indexes", "_active_slice_state"},
     "pickle": {"_Unpickler"},
     "tarfile": {"_proc_member"},
+    "torch's operations on lists": {"_foreach_copy_", "_foreach_lerp_", "_foreach_mul_"}
+    | {"_foreach_norm", "_foreach_sub_"},
     "torch": {"_write_item", "_StorageWriterTransforms", "_get_default_store", "_shutdown_workers"},
 }
 OWNERS = {name: dependency for dependency, names in PRIVATE.items() for name in names}

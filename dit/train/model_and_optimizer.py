@@ -34,6 +34,7 @@ from dit.distributed.data_parallel import (
 from dit.distributed.process_groups import device
 from dit.models.family import family_of
 from dit.models.layers.parallel_linear import add_gradients_in_products
+from dit.train import foreach
 from dit.train.metrics.step_metrics import COMMUNICATION, timed
 from dit.train.optimizer import build_optimizer
 
@@ -215,8 +216,7 @@ class Ema:
     def update(self, step: int) -> None:
         """Adds the weights after update `step` to the average."""
         rate = 1 - decay_at(self.config, step)
-        for average, shard in zip(self.averages, self.shards, strict=True):
-            average.lerp_(shard.value, rate)
+        foreach.lerp(self.averages, [shard.value for shard in self.shards], rate)
 
     @torch.no_grad()
     def restart(self) -> None:

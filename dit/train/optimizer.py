@@ -22,6 +22,7 @@ from torch.optim.adamw import adamw
 from dit.config import Decay, Precision, RunConfig
 from dit.distributed.data_parallel import ModelChunk, chained_optimizers
 from dit.models.family import family_of
+from dit.train import foreach
 
 _SCHEDULE = ("max_lr", "min_lr", "start_wd", "end_wd")
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -63,6 +64,7 @@ def build_optimizer(config: RunConfig, chunks: list[ModelChunk]) -> MegatronOpti
                 setattr(param, _IDLE, True)
                 overrides[ParamKey(attr=_IDLE)] = no_decay
     install_adam(always=c.optimizer_cpu_offload)
+    foreach.install_norm_and_scale()
     optimizer = get_megatron_optimizer(
         options, [*chunks], config_overrides=overrides, use_gloo_process_groups=False
     )

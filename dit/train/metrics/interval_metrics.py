@@ -45,6 +45,7 @@ from dit.distributed.process_groups import device
 from dit.models.family import family_of
 from dit.objectives import TrainingObjective
 from dit.pack_wire import to_device
+from dit.train import foreach
 
 if TYPE_CHECKING:
     from dit.train.model_and_optimizer import ModelAndOptimizer
@@ -316,19 +317,27 @@ class Norms:
     def take(self) -> dict[str, Tensor]:
         """This rank's sums of squares after an update, float64 [G], by kind."""
         squares_G4 = torch.zeros(len(self.parts), 4, dtype=torch.float64, device=device())
-        for (index, shard, part), before in zip(self.counted, self.before, strict=True):
-            of = {"weight": shard.value, "update": before.sub_(shard.value).neg_()}
-            if shard.value.grad is not None:
-                of["gradient"] = shard.value.grad
-            if self.model.ema is not None:
-                of["distance"] = torch.sub(shard.value, self.model.ema.averages[index])
-            norms = [
-                torch.linalg.vector_norm(of[name]) if name in of else shard.value.new_zeros(())
-                for name in SQUARES
-            ]
-            squares_G4[part] += torch.stack(norms).double().square()
+        if self.counted:
+            squares_W4 = torch.stack(self._norms(), dim=1).double().square()
+            part_W = torch.tensor([part for *_, part in self.counted])
+            squares_G4.index_add_(0, to_device(part_W, squares_G4.device), squares_W4)
         self.before = []
         return dict(zip(SQUARES, squares_G4.unbind(1), strict=True))
+
+    def _norms(self) -> list[Tensor]:
+        """Norms [W] of the weights' own shards, one tensor for each of `SQUARES`."""
+        weights = [shard.value for _, shard, _ in self.counted]
+        nothing = weights[0].new_zeros(())
+        gradients = [nothing if value.grad is None else value.grad for value in weights]
+        found = [foreach.norms(gradients), foreach.norms(weights)]
+        foreach.subtract(self.before, weights)
+        found.append(foreach.norms(self.before))
+        if self.model.ema is None:
+            return [*found, torch.zeros_like(found[0])]
+        averages = self.model.ema.averages
+        foreach.copy(self.before, weights)
+        foreach.subtract(self.before, [averages[index] for index, *_ in self.counted])
+        return [*found, foreach.norms(self.before)]
 
     def values(self, squares: Mapping[str, Tensor], *, grad_norm: float) -> dict[str, float]:
         """The norms from the sums of all ranks.

@@ -1,0 +1,64 @@
+"""One operation on all weights: a few kernels on a GPU, where a loop starts some for each weight.
+
+On a CPU torch itself loops, and every number is that of the loop.
+"""
+
+# W weights
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_torch: Any = torch  # its types do not name these operations
+
+
+def lerp(averages: Sequence[Tensor], values: Sequence[Tensor], rate: float) -> None:
+    """Moves each average towards its value, by `rate` of the way."""
+    if averages:
+        _torch._foreach_lerp_([*averages], [*values], rate)
+
+
+def subtract(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> None:
+    """Takes each of the others from its tensor."""
+    if tensors:
+        _torch._foreach_sub_([*tensors], [*others])
+
+
+def copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    if targets:
+        _torch._foreach_copy_([*targets], [*sources])
+
+
+def norms(tensors: Sequence[Tensor]) -> Tensor:
+    """Euclidean norms [W], for which nobody waits; there must be a tensor."""
+    return torch.stack(_torch._foreach_norm([*tensors]))
+
+
+def install_norm_and_scale() -> None:
+    """Makes Megatron-Core clip gradients with these functions, unless it has fused ones.
+
+    Its own fallback reads the norm of each gradient from the device, one after another.
+    """
+    import megatron.core.optimizer.clip_grads as clip_grads
+    from megatron.core.utils import local_multi_tensor_l2_norm
+
+    if clip_grads.l2_norm_impl is local_multi_tensor_l2_norm:
+        clip_grads.l2_norm_impl = _l2_norm
+        clip_grads.multi_tensor_scale_impl = _scale
+
+
+def _l2_norm(_chunk: int, _flag: Any, lists: Sequence[list[Tensor]], _each: bool) -> Any:
+    """The norm [1] of all tensors of one list."""
+    return torch.linalg.vector_norm(norms(lists[0])).reshape(1), None
+
+
+def _scale(_chunk: int, _flag: Any, lists: Sequence[list[Tensor]], factor: float) -> None:
+    """Writes the tensors of the first list times `factor` to those of the second."""
+    sources, targets = lists
+    if sources is not targets:
+        copy(targets, sources)
+    _torch._foreach_mul_(targets, factor)
