@@ -74,7 +74,8 @@ class _GatedNorm(torch.autograd.Function):
         x_TD, stats_T2 = made or (None, None)
         kept_TD = None if scale_ND is None else sum_TD
         ctx.save_for_backward(kept_TD, y_TD, gate_ND, scale_ND, stats_T2)
-        ctx.chunks = chunks  # of the pass, as large as one activation of few channels
+        # Not among the saved tensors: all layers share the chunks, and offloading would copy them.
+        ctx.chunks = chunks
         ctx.set_materialize_grads(False)
         return sum_TD, x_TD
 
@@ -94,10 +95,8 @@ class _GatedNorm(torch.autograd.Function):
         to_h_TD = to_sum_TD if h_TD is None else made.pop(0)
         to_y_TD = made.pop(0) if made else None
         to_rows = list(to_rows_PND)
-        to_shift_ND, to_scale_ND = (
-            (None, None) if h_TD is None else (to_rows.pop(0), to_rows.pop(0))
-        )
-        to_gate_ND = to_rows.pop(0) if to_rows else None
+        to_gate_ND = None if gate_ND is None else to_rows.pop()
+        to_shift_ND, to_scale_ND = to_rows or (None, None)
         return to_h_TD, to_y_TD, to_gate_ND, to_scale_ND, to_shift_ND, None
 
 

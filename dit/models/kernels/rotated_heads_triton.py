@@ -78,7 +78,7 @@ def turned_back(
     return to_low * low, to_high * high
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])  # or packs of other lengths would compile anew
 def forward(
     x,  # [T, H, X], contiguous: in each head queries, keys and what else there is
     weight_q,  # [K]
@@ -113,7 +113,7 @@ def forward(
         token += tl.num_programs(0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])  # or packs of other lengths would compile anew
 def backward(
     to_q,  # [T, H, K], numbers of a head are neighbours
     to_k,

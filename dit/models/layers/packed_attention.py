@@ -62,7 +62,8 @@ class PackedAttention(MegatronModule):
     def heads(self, x_TX: Tensor, parts: int) -> tuple[Tensor, ...]:
         """Splits [T, heads * parts * K], ordered head by head, into `parts` of [T, heads, K]."""
         x_THX = x_TX.view(x_TX.shape[0], -1, parts * self.head_width)
-        return x_THX.chunk(parts, dim=-1)
+        # The way back through a cut copies, even where there is one part.
+        return (x_THX,) if parts == 1 else x_THX.chunk(parts, dim=-1)
 
     def normalised(self, q_THK: Tensor, k_SHK: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys without rotation."""

@@ -113,7 +113,8 @@ class PerSample:
     runs: tuple[Run, ...] | None  # None where one kernel for all tokens is faster
     compiled: bool = False
     fused: bool = False  # by our own kernels
-    _chunks: dict[int, RowChunks] = field(default_factory=dict)  # by number of level rows
+    # By number of level rows
+    _chunks: dict[int, RowChunks] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(
