@@ -94,7 +94,7 @@ def main() -> int:
         part = Part(**asked.pop("part"))
         sys.stderr.write(f"--- {part.name}\n")
         _answer(answers, _outcome(part, asked))
-        if not _device_works():
+        if not _frees_device():
             return 1
     return 0
 
@@ -129,16 +129,19 @@ def _function(kind: str) -> Callable[..., Outcome]:
     return {"steps": steps.steps, "profile": steps.profile, "padded": steps.padded_loop}[kind]
 
 
-def _device_works() -> bool:
+def _frees_device() -> bool:
     """Frees what the part has left; False after an error that the device does not forget."""
     torch = sys.modules.get("torch")
     gc.collect()
-    if torch is None or not torch.cuda.is_available():
+    if torch is None:
         return True
     try:
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+        if torch.distributed.is_initialized():  # each part makes communicators of its own
+            torch.distributed.destroy_process_group()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
     except RuntimeError:
         traceback.print_exc()
         return False

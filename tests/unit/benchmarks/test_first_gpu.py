@@ -8,11 +8,11 @@ import subprocess
 import sys
 
 import pytest
-from gpu_run import steps, worker
+from gpu_run import imports, steps, worker
 from gpu_run.gpu_tests import counted
 from gpu_run.install import install
 from gpu_run.page import page
-from gpu_run.parts import PARTS, SHAPES, SIZES, Part, chosen, configuration
+from gpu_run.parts import IMPORTS, PARTS, SHAPES, SIZES, Part, chosen, configuration
 from gpu_run.schedule import Results, State, UnknownKey, run_parts
 from gpu_run.worker import Worker
 
@@ -200,6 +200,22 @@ def test_wheels_are_installed_once_and_never_torch(tmp_path):
     assert not mark.exists() and (site / "alpha/__init__.py").is_file()
     with pytest.raises(ValueError, match="has no wheels"):
         install(tmp_path / "none", site)
+
+
+def test_missing_packages_and_another_torch_are_named(tmp_path, monkeypatch):
+    broken = tmp_path / "tests/gpu/test_none.py"
+    broken.parent.mkdir(parents=True)
+    broken.touch()
+    monkeypatch.setattr(imports, "ROOT", tmp_path)
+    monkeypatch.setattr(imports, "MODULES", ("json", "no_such_package"))
+    torch_file = str(sys.modules["torch"].__file__)
+    found = imports.check_imports(IMPORTS, torch_file=torch_file)
+    assert found["about"]["versions"]["torch"] and found["state"] == State.FAILED
+    assert "No module named 'no_such_package'" in found["why"]
+    assert "tests.gpu.test_none: " in found["why"] and "json" not in found["why"]
+    other = imports.check_imports(IMPORTS, torch_file=str(tmp_path / "torch.py"))
+    assert other["state"] == State.FAILED and not other["about"]
+    assert f"the machine's is {tmp_path / 'torch.py'}" in other["why"]
 
 
 def test_own_name_and_version_are_found_beside_the_wheels(tmp_path, repo_root):
