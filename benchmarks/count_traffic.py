@@ -1,7 +1,8 @@
 """Memory traffic of a layer beside its products: bytes read and written, counted without a GPU.
 
 1. samples   a pack of equal samples, without padding and with some at the end of each
-2. count     bytes of inputs and outputs of every operation that is no view, forward and backward
+2. count     bytes of inputs and outputs of every operation that is no view, forward and backward,
+             with torch's operations (eager) and with the kernels of dit/models/kernels (fused)
 3. report    units of (tokens x width x 2 bytes) for each layer; --operations: by name
 
     python benchmarks/count_traffic.py --models dit_xl
@@ -44,7 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         model = load_config(default_config(), overrides=keys).model
         start_processes(seed=1, model=model)
         for samples, shape in (("tight", tight), ("padded", tight.padded)):
-            rows += _rows({"model": name, "samples": samples}, model, shape, left_out)
+            for kernels in ("eager", "fused"):
+                head = {"model": name, "kernels": kernels, "samples": samples}
+                rows += _rows(head, model, shape, left_out)
     _print(rows, by_name=options.operations)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
@@ -70,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
 def _rows(
     head: dict[str, str], model: ModelConfig, shape: PackShape, left_out: Sequence[str]
 ) -> list[dict[str, Any]]:
-    found = layer_traffic(model, shape, process_groups())
+    found = layer_traffic(model, shape, process_groups(), fused=head["kernels"] == "fused")
     return [
         head | {"pass": name} | _row(one, left_out)
         for name, one in zip(("forward", "backward"), found, strict=True)
@@ -90,16 +93,16 @@ def _row(one: LayerTraffic, left_out: Sequence[str]) -> dict[str, Any]:
 def _print(rows: list[dict[str, Any]], *, by_name: bool) -> None:
     console = Console()
     table = Table(title="Of one layer, beside attention and products with weights")
-    for name in ("model", "samples", "pass", "operations", "GB", "units"):
-        table.add_column(name, justify="left" if name in ("model", "samples", "pass") else "right")
+    about = ("model", "kernels", "samples", "pass")
+    for name in (*about, "operations", "GB", "units"):
+        table.add_column(name, justify="left" if name in about else "right")
     for row in rows:
         numbers = (str(row["operations"]), f"{row['bytes'] / 1e9:.2f}", f"{row['units']:.1f}")
-        table.add_row(row["model"], row["samples"], row["pass"], *numbers)
+        table.add_row(*(row[name] for name in about), *numbers)
     console.print(table)
     for row in rows if by_name else ():
-        table = Table(
-            "operation", "calls", "units", title=f"{row['model']}, {row['samples']}, {row['pass']}"
-        )
+        title = ", ".join(row[name] for name in about)
+        table = Table("operation", "calls", "units", title=title)
         for name, (count, units) in row["by name"].items():
             table.add_row(name, str(count), f"{units:.2f}")
         console.print(table)

@@ -91,10 +91,10 @@ PADDED_LOOP: Mapping[str, tuple[str, ...]] = {
 }
 """What compare_padded.py is given."""
 
-_OFF = ("model.fused_kernels=off",)
+_OFF = ("model.fused_kernels=false",)
 _MODES: Mapping[str, dict[str, tuple[str, ...]]] = {
     "eager": {"if_known": _OFF},
-    "fused": {"keys": ("model.fused_kernels=auto",)},
+    "fused": {"keys": ("model.fused_kernels=true",)},
     "compiled": {"keys": ("model.compile=true",), "if_known": _OFF},
 }
 _RECOMPUTE = (

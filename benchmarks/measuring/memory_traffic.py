@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -31,6 +32,8 @@ from dit.batch import Grid, LatentSample, PackedBatch
 from dit.config import ModelConfig
 from dit.data.pack import PatchLayout, pack_samples
 from dit.models.family import family_of
+from dit.models.kernels import choice
+from dit.models.kernels.traffic import OPERATOR_BYTES
 from dit.pack_wire import pack_to
 
 META = torch.device("meta")
@@ -38,12 +41,10 @@ META = torch.device("meta")
 OperatorBytes = Mapping[str, Callable[..., int]]
 """For operators that move other bytes than those of their arguments and results.
 
-The key is the operator's name ("dit::modulate"); the value takes the arguments of a call and gives
-the bytes that it moves. A fused kernel belongs here: it may read an argument twice, or a few rows
-of it, and only its own loads and stores tell.
+The key is the operator's name ("dit::gated_norm"); the value takes the arguments of a call and
+gives the bytes that it moves. A fused kernel belongs here: it may read an argument twice, or a few
+rows of it, and only its own loads and stores tell.
 """
-OPERATOR_BYTES: OperatorBytes = {}
-"""What `layer_traffic` asks unless it is told otherwise; kernels add theirs here."""
 
 ATTENTION = "attention"
 WEIGHT_PRODUCTS = "products with a weight"
@@ -202,16 +203,18 @@ def layer_traffic(
     shape: PackShape,
     groups: ProcessGroupCollection,
     *,
-    operator_bytes: OperatorBytes = OPERATOR_BYTES,
+    fused: bool = False,
 ) -> tuple[LayerTraffic, LayerTraffic]:
-    """Forward and backward pass of one layer in the model's precision on one device."""
+    """Forward and backward pass of one layer in the model's precision on one device.
+
+    With the kernels of `dit/models/kernels` if `fused`, else with torch's operations.
+    """
     batch = shape.pack(model)
-    one, two = (
-        _pass_traffic(
-            replace(model, name="custom", num_layers=layers), batch, groups, operator_bytes
+    model = replace(model, name="custom", fused_kernels=fused)
+    with patch.object(choice, "kernels_run_on", lambda device: device == META):
+        one, two = (
+            _pass_traffic(replace(model, num_layers=layers), batch, groups) for layers in (1, 2)
         )
-        for layers in (1, 2)
-    )
     unit = 2 * len(batch.segment_T) * model.hidden_size
     forward, backward = (
         LayerTraffic.between(*pair, unit=unit) for pair in zip(one, two, strict=True)
@@ -220,13 +223,10 @@ def layer_traffic(
 
 
 def _pass_traffic(
-    model: ModelConfig,
-    batch: PackedBatch,
-    groups: ProcessGroupCollection,
-    operator_bytes: OperatorBytes,
+    model: ModelConfig, batch: PackedBatch, groups: ProcessGroupCollection
 ) -> tuple[OperationCounter, OperationCounter]:
     network = family_of(model).network()(model, groups).train().to(META)
-    forward, backward = OperationCounter(operator_bytes), OperationCounter(operator_bytes)
+    forward, backward = OperationCounter(OPERATOR_BYTES), OperationCounter(OPERATOR_BYTES)
     level_M = torch.empty(batch.num_levels, device=META)
     with CudaKernels(), forward:
         out_TC = network(batch.latent_TC.float(), level_M, batch)

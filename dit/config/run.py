@@ -218,12 +218,12 @@ class RunConfig:
             )
         )
         replicas = world_size // parts
-        copies, sharing = self.ddp.dp_replicate_size, self.optimizer_ranks(replicas)
+        copies, ranks = self.ddp.dp_replicate_size, replicas * self.model.context_parallel_size
         check(
             (
-                sharing * copies == replicas * self.model.context_parallel_size,
-                f"ddp.dp_replicate_size={copies} does not divide the"
-                f" {replicas * self.model.context_parallel_size} data-parallel and context ranks",
+                ranks % copies == 0,
+                f"ddp.dp_replicate_size={copies} does not divide the {ranks} data-parallel and"
+                " context ranks",
             )
         )
         batch = self.train.global_batch_size
