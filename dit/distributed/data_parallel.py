@@ -193,25 +193,32 @@ def _parts(bucket: Any, start: int, stop: int, ranks: int) -> Iterator[tuple[int
     return ((rank, slice(*span)) for rank, span in enumerate(spans, first))
 
 
+_MAIN_PARAM = {DistributedOptimizer: "param", Float16OptimizerWithFloat16Params: "fp32_param"}
+"""How Megatron-Core's optimizers name the main parameters in a checkpoint."""
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
 def optimizer_values(optimizer: MegatronOptimizer) -> dict[str, list[Tensor]]:
     """What the optimizer keeps of each main parameter of this rank, by its name in a checkpoint.
 
     In the order of `main_param_shards`; the main parameters themselves are among them, unless they
-    are the weights of the model.
+    are the weights of the model. All ranks have the same names, those without a parameter, too.
     """
     values: dict[str, list[Tensor]] = {}
     for inner in chained_optimizers(optimizer):
-        name = _MAIN_PARAM.get(type(inner))
-        for shard in _shards(inner):
-            state = dict(inner.optimizer.state[shard.value])
-            for key, value in {name: shard.value, **state}.items():
-                if key is not None and key != "step":
-                    values.setdefault(f"optimizer.state.{key}.", []).append(value)
+        main, shards = _MAIN_PARAM.get(type(inner)), list(_shards(inner))
+        if main is not None:
+            values.setdefault(_state_prefix(main), []).extend(shard.value for shard in shards)
+        for name in _MOMENTS:
+            moments = [inner.optimizer.state[shard.value][name] for shard in shards]
+            values.setdefault(_state_prefix(name), []).extend(moments)
     return values
 
 
-_MAIN_PARAM = {DistributedOptimizer: "param", Float16OptimizerWithFloat16Params: "fp32_param"}
-"""How Megatron-Core's optimizers name the main parameters in a checkpoint."""
+def _state_prefix(name: str) -> str:
+    return f"optimizer.state.{name}."
+
+
 # What Megatron-Core tells parameter groups apart by.
 _GROUP = ("wd_mult", "lr_mult")
 

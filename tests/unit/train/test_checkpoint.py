@@ -10,6 +10,7 @@ from megatron.core.dist_checkpointing import load_plain_tensors
 
 from dit.config import CheckpointConfig, DdpConfig, EmaKind, OptimizerConfig, Precision
 from dit.data import LoaderLayout
+from dit.distributed import data_parallel
 from dit.models.dit.model import DiT
 from dit.planner.checkpoints import checkpoint_bytes
 from dit.train.checkpoint.async_save import save_checkpoint
@@ -175,3 +176,13 @@ def test_every_way_to_name_a_checkpoint(groups, tmp_path):
     (place / "metadata.json").unlink()
     with pytest.raises(CheckpointError, match=r"step_00000000 has no metadata.json; no other"):
         find_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("precision", list(Precision))
+def test_a_rank_that_updates_no_weight_has_the_same_names(groups, precision, monkeypatch):
+    """All ranks take part in each exchange with as many tensors of a weight."""
+    model = build_model_and_optimizer(tiny_run(precision=precision), groups)
+    names = list(data_parallel.optimizer_values(model.optimizer))
+    monkeypatch.setattr(data_parallel, "_shards", lambda _: iter(()))
+    assert data_parallel.optimizer_values(model.optimizer) == {name: [] for name in names}
+    assert len(names) == 3
