@@ -67,7 +67,14 @@ LAYOUTS = (
     *("full", "block", "selective"),
     *("tp2", "tp2+sp", "cp2", "cp2+ag", "pp2", "pp2+vpp2"),
     "pp2+vpp2+packs2",  # the fewest packs possible: the schedule has no steady state
-    *("dp2+whole", "dp2+overlap", "tp2+sp+whole", "pp2+whole+full", "cp2+overlap+selective"),
+    *(
+        "dp2+whole",
+        "dp2+overlap",
+        "dp4+hsdp2+overlap",
+        "tp2+sp+whole",
+        "pp2+whole+full",
+        "cp2+overlap+selective",
+    ),
     *("tp2+sp+cp2", "tp2+sp+pp2", "dp2+cp2", "dp2+pp2+vpp2+overlap", "tp4", "cp4+ag", "pp4+block"),
     *("tp2+sp+cp2+ag+full", "tp2+cp2+whole", "tp2+dp2+overlap", "tp2+sp+compiled"),
     *("tp2+sp+cp2+pp2", "tp2+sp+pp2+vpp2+dp2+overlap+full"),

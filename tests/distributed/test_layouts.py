@@ -236,7 +236,8 @@ from dit.distributed.process_groups import process_groups, start_processes
 if __name__ == "__main__":
     source, target, *layout = sys.argv[1:]
     config = load_config(read_config(Path(source) / "config.yaml"), overrides=layout)
-    start_processes(seed=5, model=config.model)
+    copies = config.ddp.dp_replicate_size
+    start_processes(seed=5, model=config.model, dp_replicate_size=copies)
     from dit.train.checkpoint.state_dict import DataState, load_checkpoint
     from dit.train.model_and_optimizer import build_model_and_optimizer
     from dit.train.checkpoint.async_save import save_checkpoint
@@ -264,7 +265,12 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("layout", "nproc"), [((*TENSOR, *VIRTUAL), 4), ((*CONTEXT, *TENSOR[:1]), 4)]
+    ("layout", "nproc"),
+    [
+        ((*TENSOR, *VIRTUAL), 4),
+        ((*CONTEXT, *TENSOR[:1]), 4),
+        (("ddp.dp_replicate_size=2", "train.global_batch_size=4"), 4),
+    ],
 )
 def test_weights_optimizer_and_average_arrive_unchanged(alone, tmp_path, layout, nproc):
     """Saved by one process, loaded and saved again by four: not a bit is different."""
