@@ -50,8 +50,8 @@ class _Route(NamedTuple):
         return self.part.stop - self.part.start
 
 
-_Place = Callable[[_Route, str], Tensor]
-"""The memory of one tensor of a state, by its prefix, at one end of a route."""
+_TensorAt = Callable[[_Route, str], Tensor]
+"""The tensor at one end of a route, for a prefix of its name."""
 
 
 class StateExchange:
@@ -163,7 +163,7 @@ class StateExchange:
             target=lambda route, prefix: self._own(route.of, prefix),
         )
 
-    def _exchange(self, routes: Sequence[_Route], *, source: _Place, target: _Place) -> None:
+    def _exchange(self, routes: Sequence[_Route], *, source: _TensorAt, target: _TensorAt) -> None:
         """Copies each part from its source to its target; all data ranks have the same routes."""
         me, prefixes = self._me.data, tuple(self._values)
         leaving = sorted((r for r in routes if r.source == me != r.target), key=lambda r: r.target)
