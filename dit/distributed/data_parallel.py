@@ -219,6 +219,8 @@ def _state_prefix(name: str) -> str:
     return f"optimizer.state.{name}."
 
 
+_SHARDING = "fully_reshardable"
+"""Megatron-Core's word for optimizer state in the shape of the weights."""
 # What Megatron-Core tells parameter groups apart by.
 _GROUP = ("wd_mult", "lr_mult")
 
@@ -226,7 +228,10 @@ _GROUP = ("wd_mult", "lr_mult")
 def optimizer_groups(optimizer: MegatronOptimizer) -> dict[str, Any]:
     """What the optimizer keeps of each group of parameters, without the parameters themselves."""
     groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
-    return {"optimizer": {"param_groups": groups}}
+    stored: dict[str, Any] = {"optimizer": {"param_groups": groups}}
+    if any(isinstance(inner, DistributedOptimizer) for inner in chained_optimizers(optimizer)):
+        stored["param_state_sharding_type"] = _SHARDING
+    return stored
 
 
 def load_optimizer_groups(optimizer: MegatronOptimizer, stored: Mapping[str, Any]) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.module import MegatronModule
 from safetensors import SafetensorError
@@ -204,8 +205,11 @@ def share_of_state(model: ModelAndOptimizer) -> dict[str, Any]:
     """
     values = stored_values(model)
     exchange = StateExchange(model.modules, model.groups, optimizer=model.optimizer, values=values)
+    # Empty here, but Megatron-Core's own loaders ask for them.
+    extra = [e for m in model.modules for e in m.sharded_state_dict().values()]
     return {
         "share": exchange.gather(),
+        "extra": [e for e in extra if isinstance(e, ShardedObject)],
         "optimizer": optimizer_groups(model.optimizer),
     }
 

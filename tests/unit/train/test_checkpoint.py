@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from megatron.core.dist_checkpointing import load_plain_tensors
+from megatron.core.dist_checkpointing import load, load_plain_tensors
 
 from dit.config import CheckpointConfig, DdpConfig, EmaKind, OptimizerConfig, Precision
 from dit.data import LoaderLayout
@@ -186,3 +186,20 @@ def test_a_rank_that_updates_no_weight_has_the_same_names(groups, precision, mon
     monkeypatch.setattr(data_parallel, "_shards", lambda _: iter(()))
     assert data_parallel.optimizer_values(model.optimizer) == {name: [] for name in names}
     assert len(names) == 3
+
+
+@pytest.mark.parametrize("precision", list(Precision))
+def test_megatron_cores_own_loader_reads_it(groups, tmp_path, precision):
+    """What is stored is what Megatron-Core stores as `fully_reshardable`."""
+    config = tiny_run(precision=precision)
+    whole, again = (build_model_and_optimizer(config, groups) for _ in range(2))
+    train(whole, config, 1, 3)
+    place = save_checkpoint(tmp_path, whole, progress=TrainProgress(), config=config, data=DATA)
+    (module,) = again.modules
+    weights = module.sharded_state_dict()
+    metadata = {"distrib_optim_sharding_type": "fully_reshardable"}
+    optimizer = again.optimizer.sharded_state_dict(weights, is_loading=True, metadata=metadata)
+    loaded = load({"model": weights, "optimizer": optimizer}, str(place))
+    module.load_state_dict(loaded["model"])
+    again.optimizer.load_state_dict(loaded["optimizer"])
+    assert train(again, config, 4, 6) == train(whole, config, 4, 6)
