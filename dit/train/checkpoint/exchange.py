@@ -37,6 +37,8 @@ WEIGHT = ""
 """Prefix of the weights themselves."""
 
 
+# Copies with `non_blocking` go between the device and memory of `SharedWeight.on_host`, which it
+# makes with `pin_memory`; from pageable memory they would wait for the stream.
 class _Route(NamedTuple):
     """The way of a part of the state of a weight, from one data rank to another."""
 
