@@ -83,8 +83,8 @@ def _parse(argv: Sequence[str] | None) -> tuple[Namespace, RunConfig]:
     parser = Parser(
         prog="benchmark_checkpoint.py",
         description=(__doc__ or "").splitlines()[0],
-        epilog="All other arguments are those of pretrain_dit.py: --config-file FILE, --recipe NAME,"
-        " --mock, KEY=VALUE ...",
+        epilog="All other arguments are those of pretrain_dit.py: --config-file FILE, --mock,"
+        " --recipe NAME, KEY=VALUE ...",
         allow_abbrev=False,
     )
     add = parser.add_argument
