@@ -195,7 +195,8 @@ def _parts(bucket: Any, start: int, stop: int, ranks: int) -> Iterator[tuple[int
 
 _MAIN_PARAM = {DistributedOptimizer: "param", Float16OptimizerWithFloat16Params: "fp32_param"}
 """How Megatron-Core's optimizers name the main parameters in a checkpoint."""
-_MOMENTS = ("exp_avg", "exp_avg_sq")
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""What Adam keeps of each main parameter."""
 
 
 def optimizer_values(optimizer: MegatronOptimizer) -> dict[str, list[Tensor]]:
@@ -209,7 +210,7 @@ def optimizer_values(optimizer: MegatronOptimizer) -> dict[str, list[Tensor]]:
         main, shards = _MAIN_PARAM.get(type(inner)), list(_shards(inner))
         if main is not None:
             values.setdefault(_state_prefix(main), []).extend(shard.value for shard in shards)
-        for name in _MOMENTS:
+        for name in MOMENTS:
             moments = [inner.optimizer.state[shard.value][name] for shard in shards]
             values.setdefault(_state_prefix(name), []).extend(moments)
     return values

@@ -20,12 +20,11 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from dit.config import Decay, Precision, RunConfig
-from dit.distributed.data_parallel import ModelChunk, chained_optimizers
+from dit.distributed.data_parallel import MOMENTS, ModelChunk, chained_optimizers
 from dit.models.family import family_of
 from dit.train import foreach
 
 _SCHEDULE = ("max_lr", "min_lr", "start_wd", "end_wd")
-_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 _IDLE = "has_no_gradient"
@@ -156,27 +155,27 @@ class GroupStepAdam(torch.optim.Optimizer):
             params = [p for p in group["params"] if p.grad is not None]
             for p in params:
                 if not self.state[p]:
-                    self.state[p] = {name: torch.zeros_like(p) for name in _MOMENTS}
+                    self.state[p] = {name: torch.zeros_like(p) for name in MOMENTS}
             if self.on_host:
                 self._step_from_host(group, params)
             elif params:
-                _adamw(group, params, [[self.state[p][name] for p in params] for name in _MOMENTS])
+                _adamw(group, params, [[self.state[p][name] for p in params] for name in MOMENTS])
 
     def keep_on_host(self) -> None:
         """Keeps the moments in host memory from now on, except while their parameter is updated."""
         self.on_host = True
         for p, state in self.state.items():
-            state |= {name: _on_host(state[name], p) for name in _MOMENTS if name in state}
+            state |= {name: _on_host(state[name], p) for name in MOMENTS if name in state}
 
     def _step_from_host(self, group: dict[str, Any], params: list[Tensor]) -> None:
         """Updates one parameter at a time: its moments are copied to its device and back."""
         for p in params:
             moments = [
-                _on_host(self.state[p][name], p) for name in _MOMENTS
+                _on_host(self.state[p][name], p) for name in MOMENTS
             ]  # a load of a checkpoint puts them on the device
             here = [moment.to(p.device, non_blocking=True) for moment in moments]
             _adamw(group, [p], [[moment] for moment in here])
-            for name, home, updated in zip(_MOMENTS, moments, here, strict=True):
+            for name, home, updated in zip(MOMENTS, moments, here, strict=True):
                 self.state[p][name] = home.copy_(updated, non_blocking=True)
         if params and params[0].is_cuda:
             torch.cuda.current_stream().synchronize()  # a checkpoint may read the moments now

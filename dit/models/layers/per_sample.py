@@ -28,6 +28,7 @@ from torch.nn.functional import layer_norm
 
 from dit.models.kernels import choice
 from dit.models.kernels.row_chunks import RowChunks
+from dit.models.layers.row_lookup import look_up
 
 
 @cache
@@ -197,12 +198,12 @@ def _norm(h_TD: Tensor) -> Tensor:
 
 
 def _modulate(h_TD: Tensor, scale_ND: Tensor, shift_ND: Tensor, level_row_T: Tensor) -> Tensor:
-    rows_TD = _taken(_Rows.apply(shift_ND, level_row_T))
-    return torch.addcmul(rows_TD, _norm(h_TD), _taken(_Rows.apply(scale_ND, level_row_T)))
+    rows_TD = look_up(shift_ND, level_row_T)
+    return torch.addcmul(rows_TD, _norm(h_TD), look_up(scale_ND, level_row_T))
 
 
 def _add(h_TD: Tensor, x_TD: Tensor, gate_ND: Tensor, level_row_T: Tensor) -> Tensor:
-    return torch.addcmul(h_TD, x_TD, _taken(_Rows.apply(gate_ND, level_row_T)))
+    return torch.addcmul(h_TD, x_TD, look_up(gate_ND, level_row_T))
 
 
 def _runs(segment_T: Tensor) -> tuple[Run, ...]:
@@ -259,20 +260,3 @@ class _Rectangles(torch.autograd.Function):
             if ctx.shifts:
                 run.samples(to_base).add_(gradient_GSD.sum(1, keepdim=True))
         return to_base, to_x_TD, to_scale_ND, None, None
-
-
-class _Rows(torch.autograd.Function):
-    """Plain indexing, whose own backward pass adds row after row."""
-
-    @staticmethod
-    def forward(ctx: Any, values_ND: Tensor, level_row_T: Tensor) -> Tensor:
-        ctx.save_for_backward(level_row_T)
-        ctx.samples = len(values_ND)
-        return values_ND[level_row_T]
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (level_row_T,), (gradient_TD,) = ctx.saved_tensors, gradients
-        sample_N1 = torch.arange(ctx.samples, device=level_row_T.device)[:, None]
-        # A product of matrices sums in float32, in an order that is always the same.
-        return (level_row_T == sample_N1).to(gradient_TD.dtype) @ gradient_TD, None
