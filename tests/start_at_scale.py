@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,8 @@ import torch.distributed as dist
 from dit.config import RunConfig
 from dit.config.loading import parse_arguments
 from dit.data import LoaderLayout, build_train_loader, build_val_packs
+from dit.data.energon import task_encoder
+from dit.distributed.pack_broadcast import Replica
 from dit.distributed.process_groups import process_groups, start_processes
 from dit.models.dit.config import DitConfig
 from dit.train.checkpoint.data_position import data_positions, loader_file
@@ -63,16 +66,22 @@ def _resumed(config: RunConfig, folder: Path, rank: int, ranks: int) -> dict[str
 
 
 def _validated(config: RunConfig, rank: int, ranks: int) -> dict[str, Any]:
-    """Shards opened for the validation packs, and whether they are those of a rank alone."""
-    indices = range(rank, config.train.eval_iters, ranks)
-    with _opens(".tar") as shards:
-        packs = read_validation_packs(config, rank=rank, world_size=ranks)["val_loss"].packs
+    """Samples decoded for the validation packs, and whether these are those of a rank alone."""
+    indices, replica = range(rank, config.train.eval_iters, ranks), Replica(process_groups())
+    with patch.object(task_encoder, "cook", wraps=task_encoder.cook) as cook:
+        found = read_validation_packs(config, replica, rank=rank, world_size=ranks)
+    packs = found["val_loss"].packs
     whole = build_val_packs(config, indices=indices).packs
     same = [
         a.keys == b.keys and torch.equal(a.latent_TC[a.is_real_T], b.latent_TC[b.is_real_T])
         for a, b in zip(packs, whole, strict=True)
     ]
-    return {"shards": shards, "packs": len(packs), "same": all(same)}
+    return {
+        "decoded": cook.call_count,
+        "samples": sum(len(pack.keys) for pack in packs),
+        "packs": len(packs),
+        "same": all(same),
+    }
 
 
 def _drawn(config: RunConfig) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The way of a sample: shards -> packs. Energon reads and shuffles; each pack is a PackedBatch.
 
-    loader        build_train_loader, build_val_loader, number_packs; PackLoader
+    loader        build_train_loader, validation_groups, build_val_packs; PackLoader
     datasets      folders, splits and the inputs of a sample without caption
     preflight     what can be checked before the first step: shards, indices, the dataset card
     tar_reader    where the files of a sample lie in a shard, and how they are read
@@ -18,13 +18,12 @@ Nothing here uses torch.distributed: ranks come as arguments.
 
 from dit.data.datasets import dataset_sizes, null_inputs
 from dit.data.energon.resumable_loader import deaths_in_words
+from dit.data.energon.validation_groups import ValidationGroups, ValidationPacks
 from dit.data.loader import (
     PackLoader,
-    ValidationPacks,
     build_train_loader,
-    build_val_loader,
     build_val_packs,
-    number_packs,
+    validation_groups,
 )
 from dit.data.loader_state import LoaderLayout, places_of
 from dit.data.preflight import check_data, data_line, dataset_card
@@ -36,9 +35,9 @@ __all__ = [
     "PackLoader",
     "Reject",
     "RejectCounts",
+    "ValidationGroups",
     "ValidationPacks",
     "build_train_loader",
-    "build_val_loader",
     "build_val_packs",
     "check_data",
     "data_line",
@@ -46,7 +45,7 @@ __all__ = [
     "dataset_sizes",
     "deaths_in_words",
     "null_inputs",
-    "number_packs",
     "places_of",
     "sum_counts",
+    "validation_groups",
 ]

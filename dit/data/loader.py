@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
@@ -18,7 +18,8 @@ from dit.config import RunConfig
 from dit.data.datasets import DatasetSplit, check_readers, count_samples, train_leaves, val_leaves
 from dit.data.energon.resumable_loader import ResumableLoader, Snapshot, deaths_in_words
 from dit.data.energon.stages import WorkerBatch
-from dit.data.energon.task_encoder import open_training, open_validation
+from dit.data.energon.task_encoder import open_training
+from dit.data.energon.validation_groups import ValidationGroups, ValidationPacks
 from dit.data.loader_state import (
     LoaderLayout,
     LoaderState,
@@ -53,83 +54,33 @@ def build_train_loader(config: RunConfig, *, rank: int, world_size: int) -> Pack
         identity=loader_identity(config),
         bound=bound,
         places=places_of(config.dataset),
-        endless=True,
     )
 
 
-def build_val_loader(config: RunConfig, *, rank: int, world_size: int) -> PackLoader:
-    """The packs rank, rank + world_size, ... of one pass over the validation samples.
-
-    The list of all packs is fixed: it is not shuffled, and does not depend on ranks and workers.
-    Each `iter()` begins it again. Only mock data have no end.
+def validation_groups(config: RunConfig) -> ValidationGroups:
+    """Which validation samples share a pack, and the packs.
 
     Raises:
         DataError: there is no `val` split (the message says what to do), or as for training.
     """
     leaves = val_leaves(config)
-    bound = _bound(config, leaves, ranks=1)
-    return PackLoader(
-        lambda: open_validation(config, leaves, bound),
-        identity={},
-        bound=bound,
-        endless=False,
-        share=(rank, world_size),
-    )
-
-
-def _bound(config: RunConfig, leaves: Sequence[DatasetSplit], *, ranks: int) -> Bound:
-    samples = sum(map(count_samples, leaves)) // ranks
-    return Bound(fraction=config.dataset.max_bad_fraction, samples=samples)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ValidationPacks:
-    """Packs that are read once and kept."""
-
-    packs: list[PackedBatch]
-    counts: RejectCounts
-    """Counts of the samples that were read for them."""
-    refused: tuple[RefusedSample, ...] = ()
-
-    @classmethod
-    def of(cls, packs: list[PackedBatch], loader: PackLoader | None) -> Self:
-        """The packs of this rank; the counts are with the rank that has read all of them."""
-        if loader is None:
-            return cls(packs=packs, counts=RejectCounts())
-        loader.close()
-        refused = tuple(dict.fromkeys(loader.take_refused()))  # read twice, where there are few
-        return cls(packs=packs, counts=loader.reject_counts(), refused=refused)
+    return ValidationGroups(config, leaves, _bound(config, leaves, ranks=1))
 
 
 def build_val_packs(config: RunConfig, *, indices: Sequence[int]) -> ValidationPacks:
     """Packs `indices` of the fixed list of validation packs, which starts over at its end.
 
     Raises:
-        DataError: as `build_val_loader`.
+        DataError: as `validation_groups`, or too many samples cannot be used.
     """
-    loader = build_val_loader(config, rank=0, world_size=1)
-    found = {
-        number: pack
-        for numbers, pack in number_packs(loader, count=max(indices, default=-1) + 1)
-        for number in numbers
-        if number in indices
-    }
-    return ValidationPacks.of([found[index] for index in indices], loader)
+    groups = validation_groups(config)
+    plan = groups.plan(max(indices, default=-1) + 1)
+    return plan.packs(list(groups.read(plan.of(indices))), late=groups.late)
 
 
-def number_packs(
-    loader: PackLoader, *, count: int
-) -> Iterator[tuple[Collection[int], PackedBatch]]:
-    """Each pack of a finite loader, with its places in a list of `count` packs.
-
-    Where there are fewer, they are read once more: the list starts over at its end.
-    """
-    found = 0
-    for number, pack in zip(range(count), loader, strict=False):
-        found = number + 1
-        yield (number,), pack
-    for number, pack in zip(range(min(found, count - found)), loader, strict=False):
-        yield range(found + number, count, found), pack
+def _bound(config: RunConfig, leaves: Sequence[DatasetSplit], *, ranks: int) -> Bound:
+    samples = sum(map(count_samples, leaves)) // ranks
+    return Bound(fraction=config.dataset.max_bad_fraction, samples=samples)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,10 +93,7 @@ class _Position:
 
 
 class PackLoader:
-    """Iterator over PackedBatches with a state that can be saved.
-
-    Take packs with `next()`. Training packs never end; a finite loader starts over at `iter()`.
-    """
+    """Endless iterator over PackedBatches with a state that can be saved."""
 
     def __init__(
         self,
@@ -153,19 +101,12 @@ class PackLoader:
         *,
         identity: dict[str, Any],
         bound: Bound,
-        endless: bool,
-        share: tuple[int, int] = (0, 1),
-        places: str = "",
+        places: str,
     ):
-        """`share` is (first, step) of the packs to give.
-
-        `places` names the dataset in messages.
-        """
+        """`places` names the dataset in messages."""
         self._opener = opener
         self._identity = identity
         self._bound = bound
-        self._endless = endless
-        self._share = share
         self._refused: deque[RefusedSample] = deque()  # the thread of `ahead` fills it
         self._places = places
         self.resharded = ""
@@ -173,16 +114,13 @@ class PackLoader:
         self._begin()
 
     def __iter__(self) -> Self:
-        if not self._endless and self._packs is not None:
-            self.close()
-            self._begin()
         return self
 
     def __next__(self) -> PackedBatch:
         if self._error is not None:
             raise self._error
         if self._packs is None:
-            self._packs = itertools.islice(self._receive(), self._share[0], None, self._share[1])
+            self._packs = self._receive()
         return next(self._packs)
 
     def ahead(self, count: int) -> Iterator[PackedBatch]:
@@ -206,7 +144,6 @@ class PackLoader:
         Raises:
             DataError: a loader process has died, so its position is lost.
         """
-        assert self._endless, "validation starts over and has no position"
         if self._error is not None and self._held is None:
             raise self._error
         if self._packs is None:
@@ -296,17 +233,13 @@ class PackLoader:
         return sum_counts([*counts, self._former])
 
     def _receive(self) -> Iterator[PackedBatch]:
-        given = False
         try:
             with deaths_in_words():
                 for batch in self._loader:
                     self._judge(batch)
                     if batch.pack is not None:
-                        given = True
                         self._given += 1
                         yield batch.pack
-            if not given:
-                raise DataError("no usable sample in the whole split" + self._report())
         except DataError as error:
             self._fail(error)
             raise
@@ -315,16 +248,11 @@ class PackLoader:
         """Keeps the counts; ends the run if an error or too many refused samples came with them."""
         self._counts[batch.worker] = batch.counts
         self._refused += batch.refused[: MOST_NAMED - len(self._refused)]
-        if batch.error:
-            raise DataError(batch.error + self._report())
-        try:
-            self._bound.check(self._sum(self._counts))
-        except DataError as error:
-            raise DataError(f"{error}{self._report()}") from None
-
-    def _report(self) -> str:
         total = self._sum(self._counts)
-        return f". Of {total.read} samples read were refused:" + (total.report() or " none")
+        with total.reported():
+            if batch.error:
+                raise DataError(batch.error)
+            self._bound.check(total)
 
     def _fail(self, error: Exception) -> None:
         self._error = error

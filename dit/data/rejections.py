@@ -7,7 +7,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
@@ -125,6 +126,15 @@ class RejectCounts(Savable):
             f"{self.refused[reason]} x {reason}; the last one: {self.newest[reason]};"
             f" {REMEDIES[Reject(reason)]}"
         )
+
+    @contextmanager
+    def reported(self) -> Iterator[None]:
+        """Inside, a DataError is raised with these counts in its message."""
+        try:
+            yield
+        except DataError as error:
+            counts = f"Of {self.read} samples read were refused:{self.report() or ' none'}"
+            raise DataError(f"{error}. {counts}") from None
 
     def copied(self) -> RejectCounts:
         return RejectCounts(self.read, dict(self.refused), dict(self.newest), dict(self.unknown))

@@ -5,13 +5,11 @@
 3. broadcast    both, while everyone waits
 4. start        both, in the background: packs of the next step during this one
    wait         the packs that `start` began to send
-
-deal_packs      packs that the first rank of the run reads, each to those that keep it
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from queue import SimpleQueue
 from threading import Thread
@@ -22,7 +20,6 @@ import torch.distributed as dist
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from dit.batch import PackedBatch
-from dit.distributed.process_groups import device
 from dit.distributed.watchdog import heartbeat, waiting_for
 from dit.pack_wire import flatten_pack, num_bytes, pack_to, unflatten_pack
 
@@ -122,43 +119,6 @@ class Replica:
         messages = [message]
         dist.broadcast_object_list(messages, src=self.source, group=self.group)
         return messages[0]
-
-
-Numbered = tuple[Collection[int], PackedBatch]
-"""A pack, and the places that it has in a list; a short list repeats its packs."""
-
-
-def deal_packs(packs: Iterable[Numbered], *, keep: Collection[int]) -> dict[int, PackedBatch]:
-    """The packs whose numbers this rank keeps, in host memory; all ranks of the run call it.
-
-    The first rank reads them, one after the other. They go by the group of all ranks, which is
-    there anyway; every rank sees every pack, and holds one more than it keeps.
-
-    Raises:
-        Exception: what `packs` raised on the first rank, on every rank.
-    """
-    kept: dict[int, PackedBatch] = {}
-    reads, rest = dist.get_rank() == 0, iter(packs)
-    while True:
-        found = _next_or_error(rest) if reads else None
-        message: list[Any] = [found]
-        row = None
-        if isinstance(found, tuple):
-            outline, row = flatten_pack(found[1])
-            message = [(found[0], outline)]
-        dist.broadcast_object_list(message, src=0, device=device())
-        if isinstance(message[0], Exception):
-            raise message[0]
-        if message[0] is None:
-            return kept
-        heartbeat("read of packs")
-        numbers, outline = message[0]
-        row = torch.empty(num_bytes(outline), dtype=torch.uint8) if row is None else row
-        row = row.to(device())
-        dist.broadcast(row, src=0)
-        if mine := [number for number in numbers if number in keep]:
-            pack = unflatten_pack(outline, row.cpu())
-            kept |= dict.fromkeys(mine, pack)
 
 
 def _next_or_error(packs: Iterator[T]) -> T | Exception | None:

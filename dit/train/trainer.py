@@ -161,7 +161,7 @@ def _prepare(config: RunConfig, ends: ExitStack, *, fill: Fill | None = None) ->
         folder=folder,
         replica=replica,
         loader=loader,
-        validation=read_validation_packs(config, rank=ranks[0], world_size=ranks[1]),
+        validation=read_validation_packs(config, replica, rank=ranks[0], world_size=ranks[1]),
         model=model,
         interval_metrics=IntervalMetrics(config, model, objective),
         objective=objective,

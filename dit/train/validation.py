@@ -24,6 +24,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import cache
+from itertools import chain
 from typing import Any
 
 import torch
@@ -31,10 +33,12 @@ import torch.distributed as dist
 
 from dit.batch import PackedBatch
 from dit.config import ModelConfig, RunConfig
-from dit.data import PackLoader, ValidationPacks, build_val_loader, number_packs
+from dit.data import ValidationPacks, validation_groups
+from dit.data.rejections import RefusedSample
+from dit.distributed.collective_errors import from_first_rank
 from dit.distributed.data_parallel import gathered_weights
 from dit.distributed.model_parallel import FullForward, Item
-from dit.distributed.pack_broadcast import Numbered, deal_packs
+from dit.distributed.pack_broadcast import Replica
 from dit.distributed.process_groups import device
 from dit.distributed.watchdog import heartbeat
 from dit.objectives import TrainingObjective, validation_problem
@@ -48,34 +52,40 @@ Sums = dict[str, tuple[float, float]]  # error and its divisor, by the name of a
 
 
 def read_validation_packs(
-    config: RunConfig, *, rank: int, world_size: int
+    config: RunConfig, replica: Replica, *, rank: int, world_size: int
 ) -> dict[str, ValidationPacks]:
     """The packs of a data-parallel rank of each validation set, by the name of its loss.
 
-    All ranks call it. Packs follow from all samples before them, so that one rank reads them all.
+    All ranks call it. Which samples share a pack follows from all samples before them: the first
+    rank finds it out from their heads, and each replica reads the samples of its own packs.
     """
     if not (config.train.eval_interval and config.train.eval_iters):
         return {}
     indices = range(rank, config.train.eval_iters, world_size)
-    found = {"val_loss": _read_packs(config, indices)}
+    found = {"val_loss": _read_packs(config, replica, indices)}
     for one in config.validation.sets:
         only = replace(config.dataset, path=one.path, blend=(), mock=False)
         only = replace(only, use_train_split_for_val=False)
         name = f"val_{one.name}_loss"
-        found[name] = _read_packs(replace(config, dataset=only), indices)
+        found[name] = _read_packs(replace(config, dataset=only), replica, indices)
     return found
 
 
-def _read_packs(config: RunConfig, indices: Sequence[int]) -> ValidationPacks:
-    loader: PackLoader | None = None
+def _read_packs(config: RunConfig, replica: Replica, indices: Sequence[int]) -> ValidationPacks:
+    opened = cache(lambda: validation_groups(config))  # by those that read
+    plan = from_first_rank(lambda: opened().plan(config.train.eval_iters))
+    late: list[RefusedSample] = []
 
-    def packs() -> Iterator[Numbered]:
-        nonlocal loader
-        loader = build_val_loader(config, rank=0, world_size=1)  # may raise, on all ranks then
-        yield from number_packs(loader, count=config.train.eval_iters)
+    def own() -> Iterator[PackedBatch]:
+        for pack in opened().read(plan.of(indices)):
+            heartbeat("read of packs")
+            yield pack
+        late.extend(opened().late)
 
-    kept = deal_packs(packs(), keep=indices)
-    return ValidationPacks.of([kept[index] for index in indices], loader)
+    packs = replica.broadcast(own(), torch.device("cpu"))
+    every: list[list[RefusedSample]] = [late] * dist.get_world_size()
+    dist.all_gather_object(every, late)
+    return plan.packs(packs, late=chain(*every))
 
 
 def validation_round(run: TrainState) -> tuple[dict[str, Any], DrawnSamples | None]:

@@ -48,10 +48,11 @@ def test_a_resume_on_other_ranks_opens_every_loader_state_once(ranks):
     assert all(rank["resumed"]["complete"] for rank in ranks)
 
 
-def test_validation_packs_are_read_by_one_rank_and_kept_by_their_own(ranks):
-    """Twice here, as the digits kept apart fill fewer packs than are asked for."""
+def test_validation_packs_are_read_by_the_ranks_that_keep_them(ranks):
+    """The first rank decodes the others as well: digits are too small to read their heads alone."""
     found = [rank["validated"] for rank in ranks]
-    assert [len(set(one["shards"])) > 0 for one in found] == [True, False, False, False]
+    assert all(one["decoded"] == one["samples"] > 0 for one in found[1:])
+    assert found[0]["decoded"] > found[0]["samples"]
     assert [one["packs"] for one in found] == [2, 2, 2, 1]
     assert all(one["same"] for one in found)
 

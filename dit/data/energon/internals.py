@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 from megatron.energon import SavableDataLoader, TaskEncoder, WorkerConfig
+from megatron.energon.cache.no_cache import NoCachePool
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.flavors.webdataset.itar_reader import ShardInfosITarReader
 from megatron.energon.flavors.webdataset.sample_loader import WebdatasetSampleLoaderDataset
@@ -117,6 +118,11 @@ class WatchedLoader(SavableDataLoader):
                 return results.get(timeout=1)
             except queue.Empty:
                 self.check_alive()
+
+
+def in_this_process(chain: SavableDataset) -> SimpleSavableDatasetWrapper:
+    """A chain that is read here; before each sample stand its worker and its number."""
+    return SimpleSavableDatasetWrapper(chain, chain.worker_config, cache_pool=NoCachePool())
 
 
 def worker_died(which: str) -> str:

@@ -63,6 +63,11 @@ class CookedSample(Sample):
         assert self.measured is not None
         return self.measured
 
+    @property
+    def place(self) -> str:
+        """Shard and key, for messages."""
+        return f"{self.origin.dataset_path}/{self.origin.shard_name}, key {self.stored_key}"
+
     def refused(self, refusal: SampleRefused) -> RefusedSample:
         """The name and place of the sample, and why it is left out."""
         return RefusedSample(
@@ -113,17 +118,16 @@ class Cooking(BaseWrapperDataset[Any, CookedSample]):
             check_patience(self._refused_in_a_row, of=self)
 
     def restore_sample(self, restore_key: Any) -> CookedSample:
-        """The sample of a saved buffer, read again and not counted again.
+        """A sample that has been counted before, of a saved buffer or a validation pack.
 
         Raises:
-            DataError: it was usable when the state was saved and is not now.
+            DataError: it was usable then and is not now.
         """
         sample = self._cook(_record(self.dataset.restore_sample(restore_key)))
         if sample.refusal is not None:
-            place = sample.refused(sample.refusal).place
             raise DataError(
-                f"{place}: a sample of the saved loader state cannot be used any more"
-                f" ({sample.refusal.reason}: {sample.refusal.detail}); restore the shard to resume"
+                f"{sample.place}: a sample that has been chosen cannot be used any more"
+                f" ({sample.refusal.reason}: {sample.refusal.detail}); restore the shard"
             )
         return sample
 

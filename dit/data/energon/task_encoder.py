@@ -1,6 +1,7 @@
 """Opens Energon's chain of datasets for one rank, and encodes samples in it, in the loader workers.
 
-1. open_training, open_validation    configuration -> chain of datasets, in a loader
+1. open_training      configuration -> chain of datasets, in a loader
+   open_validation    the same in stored order, up to groups of samples
 2. PackEncoder, Energon's task encoder
    cook     record -> CookedSample          its length, from its head; refused ones are counted
    group    samples -> groups that fit      the oldest sample and what fills its pack
@@ -67,16 +68,20 @@ def open_training(
     worker_config = _worker_config(
         config, rank=rank, world_size=world_size, workers=config.dataset.num_workers
     )
-    dataset = _train_dataset(config, leaves, bound, worker_config)
-    return _open(dataset, config, ahead=_packs_of_a_step(config, world_size))
+    return ResumableLoader(
+        _train_dataset(config, leaves, bound, worker_config),
+        checkpoint_every_sec=config.dataset.checkpoint_every_sec,
+        ahead=_packs_of_a_step(config, world_size),
+    )
 
 
 def open_validation(
     config: RunConfig, leaves: tuple[DatasetSplit, ...], bound: Bound
-) -> ResumableLoader:
-    """Every sample once, in stored order, read in this process on any layout."""
+) -> tuple[PackEncoder, SavableDataset]:
+    """Every sample once, in stored order, in groups that share a pack; and what makes the packs."""
     worker_config = _worker_config(config, rank=0, world_size=1, workers=0)
-    return _open(_val_dataset(config, leaves, bound, worker_config), config, ahead=0)
+    encoder = _encoder(config, leaves, bound, worker_config, packs=False)
+    return encoder, _val_dataset(config, encoder, worker_config)
 
 
 def _worker_config(config: RunConfig, *, rank: int, world_size: int, workers: int) -> ReaderConfig:
@@ -90,17 +95,17 @@ def _worker_config(config: RunConfig, *, rank: int, world_size: int, workers: in
     )
 
 
-def _open(dataset: SavableDataset, config: RunConfig, *, ahead: int) -> ResumableLoader:
-    every = config.dataset.checkpoint_every_sec
-    return ResumableLoader(dataset, checkpoint_every_sec=every, ahead=ahead)
-
-
 def _packs_of_a_step(config: RunConfig, world_size: int) -> int:
     return config.train.global_batch_size // world_size
 
 
 def _encoder(
-    config: RunConfig, leaves: tuple[DatasetSplit, ...], bound: Bound, worker_config: ReaderConfig
+    config: RunConfig,
+    leaves: tuple[DatasetSplit, ...],
+    bound: Bound,
+    worker_config: ReaderConfig,
+    *,
+    packs: bool,
 ) -> PackEncoder:
     buffers = PackBuffers(
         worker_config.num_workers,
@@ -108,13 +113,14 @@ def _encoder(
         held=2 * _packs_of_a_step(config, worker_config.world_size),  # this step's and the next's
     )
     counts = ReaderCounts(bound, readers=max(1, worker_config.num_workers))
-    return PackEncoder(config, sources=key_prefixes(leaves), buffers=buffers, counts=counts)
+    sources = key_prefixes(leaves)
+    return PackEncoder(config, sources=sources, buffers=buffers, counts=counts, packs=packs)
 
 
 def _train_dataset(
     config: RunConfig, leaves: tuple[DatasetSplit, ...], bound: Bound, worker_config: ReaderConfig
 ) -> SavableDataset:
-    encoder = _encoder(config, leaves, bound, worker_config)
+    encoder = _encoder(config, leaves, bound, worker_config, packs=True)
     data = config.dataset
     if data.mock:
         mock = MockDataset(config, seed=config.rng.seed, worker_config=worker_config)
@@ -138,9 +144,8 @@ def _train_dataset(
 
 
 def _val_dataset(
-    config: RunConfig, leaves: tuple[DatasetSplit, ...], bound: Bound, worker_config: ReaderConfig
+    config: RunConfig, encoder: PackEncoder, worker_config: ReaderConfig
 ) -> SavableDataset:
-    encoder = _encoder(config, leaves, bound, worker_config)
     data = config.dataset
     unbatched: Any = None  # our packs are the batches; Energon's types say int
     if data.mock:
@@ -180,14 +185,19 @@ class PackEncoder(DatasetOpener):
         sources: Mapping[str, str],
         buffers: PackBuffers,
         counts: ReaderCounts,
+        packs: bool,
     ):
-        """`sources` maps the path of each dataset of a blend to the prefix of its keys."""
+        """`sources` maps the path of each dataset of a blend to the prefix of its keys.
+
+        `packs` is whether the chain makes packs, or ends with groups of samples.
+        """
         self.expected = Expected.of(config)
         self.data = config.dataset
         self.model = config.model
         self.seed = config.rng.seed
         self.sources = sources
-        self._counts = counts
+        self.counts = counts
+        self._packs = packs
         # One for all datasets, so that a blend of many datasets has not too many files open.
         self._shards: OpenShards | None = None
         self._buffers = buffers
@@ -300,7 +310,7 @@ class PackEncoder(DatasetOpener):
             raise DataError("a metadataset with `join` or `aux` cannot be read here; blend instead")
         built = dataset.dataset.build(worker_rotation_offset=worker_rotation_offset)
         shard = self._shard(built, dataset.dataset, worker_config)
-        return Cooking(shard, self.cook, self._counts, worker_config=worker_config)
+        return Cooking(shard, self.cook, self.counts, worker_config=worker_config)
 
     def _shard(self, built: SavableDataset, factory: Any, worker_config: Any) -> WorkerShard:
         """Shard files that are safe to read, and each reader's part of them."""
@@ -340,8 +350,10 @@ class PackEncoder(DatasetOpener):
                 seed=self.seed,
                 worker_config=worker_config,
             )
+        if not self._packs:
+            return groups
         packs = MapDataset(groups, self.pack, stateless_map_fn=True, worker_config=worker_config)
-        return WorkerOutput(packs, self._counts, self._buffers, worker_config=worker_config)
+        return WorkerOutput(packs, self.counts, self._buffers, worker_config=worker_config)
 
 
 def _lasting(sample: LatentSample) -> LatentSample:

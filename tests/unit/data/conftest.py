@@ -18,6 +18,7 @@ import safetensors.torch
 import torch
 
 from dit.config import DatasetConfig, MockGeometry, RngConfig, RunConfig, TrainConfig
+from dit.data import ValidationPacks, validation_groups
 from dit.models.dit.config import DitConfig
 
 CHANNELS, WIDTH = 2, 8
@@ -137,6 +138,12 @@ class Shards:
     def good_set(self, root: Path, count: int, **kwargs: Any) -> Path:
         first = kwargs.get("first", 0)
         return write_dataset(root, [good(i) for i in range(first, first + count)], **kwargs)
+
+    def one_pass(self, config: RunConfig) -> ValidationPacks:
+        """All validation packs."""
+        groups = validation_groups(config)
+        plan = groups.plan(10**4)
+        return plan.packs(list(groups.read(plan.groups)), late=groups.late)
 
     def take(self, packs: Iterable, count: int) -> list[tuple[str, ...]]:
         """Keys of the next packs."""

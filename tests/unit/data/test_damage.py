@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dit.config import BlendEntry
-from dit.data import DataError, Reject, build_train_loader, build_val_loader
+from dit.data import DataError, Reject, build_train_loader, validation_groups
 
 SAMPLES, PER_SHARD = 120, 30
 
@@ -56,18 +56,18 @@ def root(shards, tmp_path):
     return shards.good_set(tmp_path, SAMPLES, per_shard=PER_SHARD)
 
 
-def one_pass(shards, root, opened, **settings):
-    config = shards.config(root, use_train_split_for_val=True, **settings)
-    return opened(build_val_loader(config, rank=0, world_size=1))
+def split(shards, root, **settings):
+    """Settings under which the training split is what a validation reads, once."""
+    return shards.config(root, use_train_split_for_val=True, **settings)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_damage_costs_its_samples_and_no_others(shards, root, opened, fault):
+def test_damage_costs_its_samples_and_no_others(shards, root, fault):
     reason, least, most = FAULTS[fault]
     fault(root)
-    loader = one_pass(shards, root, opened, max_bad_fraction=0.3)
-    keys = [key for pack in loader for key in pack.keys]
-    (counted,) = loader.counts().items()
+    found = shards.one_pass(split(shards, root, max_bad_fraction=0.3))
+    keys = [key for pack in found.packs for key in pack.keys]
+    (counted,) = found.counts.refused.items()
     assert counted[0] == reason
     assert least <= counted[1] <= most
     assert len(keys) == len(set(keys)) == SAMPLES - counted[1]
@@ -112,15 +112,15 @@ def test_one_early_fault_among_many_good_samples_is_tolerated(shards, root, open
     assert loader.counts()[Reject.UNREADABLE] >= 2
 
 
-def test_damage_that_passes_leaves_no_trace(shards, root, opened):
+def test_damage_that_passes_leaves_no_trace(shards, root):
     """A file that comes back is read again: no handle of the damaged one stays open."""
     shard = root / "train/shard-000001.tar"
     content = shard.read_bytes()
-    loader = one_pass(shards, root, opened, max_bad_fraction=1.0)
+    groups = validation_groups(split(shards, root, max_bad_fraction=1.0))
     shard.write_bytes(content[: len(content) // 2])
-    assert sum(len(pack.keys) for pack in loader) < SAMPLES
+    assert sum(len(pack.keys) for pack in groups.read(groups.plan(99).groups)) < SAMPLES
     shard.write_bytes(content)
-    assert sum(len(pack.keys) for pack in loader) == SAMPLES
+    assert sum(len(pack.keys) for pack in groups.read(groups.plan(99).groups)) == SAMPLES
 
 
 def unusable(shards, reason):
@@ -153,9 +153,9 @@ def test_every_reason_is_counted_once_for_each_sample(shards, tmp_path, opened):
         for copy in range(index % 3 + 1):
             samples.insert(3 * index + copy, unusable(shards, reason))
     shards.write(tmp_path, samples)
-    loader = one_pass(shards, tmp_path, opened, max_bad_fraction=1.0)
-    assert sum(len(pack.keys) for pack in loader) == 40
-    assert loader.counts() == {reason: i % 3 + 1 for i, reason in enumerate(REASONS)}
+    found = shards.one_pass(split(shards, tmp_path, max_bad_fraction=1.0))
+    assert sum(len(pack.keys) for pack in found.packs) == 40
+    assert found.counts.refused == {reason: i % 3 + 1 for i, reason in enumerate(REASONS)}
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_a_run_without_a_usable_sample_ends_with_the_reasons(
 def test_validation_without_a_usable_sample_ends_with_the_reasons(shards, tmp_path, opened, reason):
     shards.write(tmp_path, [unusable(shards, reason)] * 5)
     with pytest.raises(DataError, match=rf"no usable sample.*\n.*5 x {reason}"):
-        next(one_pass(shards, tmp_path, opened))
+        shards.one_pass(split(shards, tmp_path))
 
 
 @pytest.mark.parametrize("reason", [Reject.CHANNELS, Reject.CHECKSUM])
@@ -208,37 +208,38 @@ def large_set(shards, root, first=0):
     return shards.write(root, samples, per_shard=PER_SHARD, first=first)
 
 
-def test_damage_to_samples_in_waiting_is_seen_when_they_are_chosen(shards, root, opened):
+def test_damage_to_samples_in_waiting_is_seen_when_they_are_chosen(shards, root):
     """What waits is not in memory. Each damaged one leaves its pack, and is named and counted."""
     large_set(shards, root)
     settings = {"packing_buffer_size": 100, "max_bad_fraction": 1.0}
-    expected = [pack.keys for pack in one_pass(shards, root, opened, **settings)]
-    loader = one_pass(shards, root, opened, **settings)
-    found = [next(loader).keys]
+    config = split(shards, root, **settings)
+    expected = [pack.keys for pack in shards.one_pass(config).packs]
+    groups = validation_groups(config)
+    plan = groups.plan(99)
+    found = [pack.keys for pack in groups.read(plan.groups[:1])]
     shard = root / "train/shard-000001.tar"
     content = shard.read_bytes()
-    shard.write_bytes(content.replace(b'"data_offsets":[0,', b'"data_offsets":[8,'))
-    while (pack := next(loader, None)) is not None:
-        found.append(pack.keys)
+    shard.write_bytes(content.replace(b"\x80\x3f" * 50, b"\x00\x40" * 50))  # text: 2 for 1
+    found += [pack.keys for pack in groups.read(plan.groups[1:])]
     gone = [key for keys in expected[1:] for key in keys if 30 <= int(key) < 60]
     assert found[0] == expected[0]
     left = [tuple(key for key in keys if key not in gone) for keys in expected]
     assert found == [keys for keys in left if keys]
-    assert loader.counts() == {Reject.CHECKSUM: len(gone)}
-    assert "train/shard-000001.tar, key 0000" in loader.reject_counts().newest[Reject.CHECKSUM]
-    assert loader.reject_counts().read == SAMPLES
+    counts = plan.packs([], late=groups.late).counts
+    assert counts.refused == {Reject.CHECKSUM: len(gone)}
+    assert "train/shard-000001.tar, key 0000" in counts.newest[Reject.CHECKSUM]
+    assert counts.read == SAMPLES
 
 
-def test_a_shard_that_is_replaced_while_its_samples_wait(shards, root, opened):
+def test_a_shard_that_is_replaced_while_its_samples_wait(shards, root):
     """Other lengths would overfill a pack."""
     large_set(shards, root)
     settings = {"packing_buffer_size": 100, "max_bad_fraction": 1.0}
-    loader = one_pass(shards, root, opened, **settings)
-    next(loader)
+    groups = validation_groups(split(shards, root, **settings))
+    plan = groups.plan(99)
     large_set(shards, root, first=1)
-    while (pack := next(loader, None)) is not None:
-        assert pack.starts[-1] <= 64
-    assert loader.counts()[Reject.UNREADABLE] > 0
+    with pytest.raises(DataError, match=r"shard-000000.tar, key 0000.*another size"):
+        list(groups.read(plan.groups))
 
 
 @pytest.mark.parametrize(
@@ -277,14 +278,14 @@ def test_nearly_no_usable_sample_ends_the_run_before_a_first_pack(
 
 def test_refused_samples_are_named_once_each(shards, root, opened):
     truncate(root)
-    loader = one_pass(shards, root, opened, max_bad_fraction=1.0)
-    assert sum(1 for _ in loader) > 0
-    refused = loader.take_refused()
-    assert len({one.key for one in refused}) == len(refused) == loader.counts()[Reject.UNREADABLE]
+    found = shards.one_pass(split(shards, root, max_bad_fraction=1.0))
+    refused = found.refused
+    assert len(found.packs) > 0
+    assert len({one.key for one in refused}) == len(refused)
+    assert len(refused) == found.counts.refused[Reject.UNREADABLE]
     assert {one.shard for one in refused} == {"train/shard-000001.tar"}
     assert {one.dataset for one in refused} == {str(root)}
     assert {one.reason for one in refused} == {Reject.UNREADABLE.value}
-    assert loader.take_refused() == ()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -297,13 +298,15 @@ def test_a_saved_sample_that_is_gone_is_named_on_resume(shards, root, opened, wo
         shard.unlink()
     loader = opened(build_train_loader(config, rank=0, world_size=1))
     loader.load_state_dict([state])
-    with pytest.raises(DataError, match=r"saved loader state cannot be used any more .*shard"):
+    with pytest.raises(DataError, match=r"has been chosen cannot be used any more .*shard"):
         shards.take(loader, 5)
 
 
 def test_counts_are_plain(shards, root, opened):
     flip_bits(root)
-    loader = one_pass(shards, root, opened, max_bad_fraction=1.0)
-    for _ in loader:
-        pass
+    loader = opened(
+        build_train_loader(shards.config(root, max_bad_fraction=1.0), rank=0, world_size=1)
+    )
+    while not loader.counts():
+        next(loader)
     assert json.loads(json.dumps(loader.counts())) == {"payload does not match its checksum": 1}

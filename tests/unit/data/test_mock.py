@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dit.config import DatasetConfig, MockGeometry, RunConfig
-from dit.data import build_train_loader, build_val_loader, dataset_card, null_inputs
+from dit.data import build_train_loader, dataset_card, null_inputs
 from dit.data.mock import mock_record
 from dit.data.records import read_record
 from dit.models.dit.config import DitConfig
@@ -62,7 +62,7 @@ def test_packs_of_a_finite_stream_hold_every_sample_once(shards, tmp_path, opene
     records = [mock_record(nasty(), seed=3, index=i) for i in range(430)]
     shards.write(tmp_path, records, per_shard=100)
     config = nasty(mock=False, path=str(tmp_path), use_train_split_for_val=True)
-    packs = list(opened(build_val_loader(config, rank=0, world_size=1)))
+    packs = shards.one_pass(config).packs
     keys = sorted(chain(*(pack.keys for pack in packs)))
     assert keys == [f"{i:06d}" for i in range(430)]
     assert all(pack.starts[-1] <= 8192 for pack in packs)

@@ -14,7 +14,7 @@ from megatron.energon.flavors.webdataset.itar_reader import ShardInfosITarReader
 from megatron.energon.flavors.webdataset.structs import ShardInfo
 from webdataset.writer import ShardWriter
 
-from dit.data import build_val_loader, tar_reader
+from dit.data import tar_reader
 from dit.data.energon.shard_reader import PlainReader
 from dit.data.records import PLACE, Head
 from dit.data.tar_reader import NotPlain, OpenShards, ShardError
@@ -136,7 +136,7 @@ def packs(shards, root, opened):
     config = shards.config(root, use_train_split_for_val=True)
     return [
         (pack.keys, pack.latent_TC.sum().item(), pack.text_LE.sum().item())
-        for pack in opened(build_val_loader(config, rank=0, world_size=1))
+        for pack in shards.one_pass(config).packs
     ]
 
 

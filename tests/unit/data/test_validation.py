@@ -5,8 +5,8 @@ from itertools import chain, islice
 import pytest
 import torch
 
-from dit.config import BlendEntry
-from dit.data import DataError, build_train_loader, build_val_loader, build_val_packs
+from dit.config import Balance, BlendEntry
+from dit.data import DataError, Reject, build_train_loader, build_val_packs, validation_groups
 
 
 @pytest.fixture(scope="module")
@@ -21,29 +21,51 @@ def keys_of(packs):
     return [pack.keys for pack in packs]
 
 
-def test_every_sample_once_and_always_the_same(shards, root, opened):
+def test_every_sample_once_and_always_the_same(shards, root):
     """Packing and push-back over a finite stream through Energon lose and repeat nothing."""
-    loader = opened(build_val_loader(shards.config(root), rank=0, world_size=1))
-    first = keys_of(loader)
+    first = keys_of(shards.one_pass(shards.config(root)).packs)
     assert sorted(chain(*first)) == [f"{i:06d}" for i in range(700, 745)]
-    assert keys_of(loader) == first  # iterated again
-    shards.take(loader, 3)
-    assert keys_of(loader) == first  # and after a pass that was broken off
-    other = opened(build_val_loader(shards.config(root, num_workers=2), rank=0, world_size=1))
-    assert keys_of(other) == first
+    assert keys_of(shards.one_pass(shards.config(root, num_workers=2)).packs) == first
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_ranks_share_the_list_out(shards, root, opened, world_size):
-    whole = keys_of(opened(build_val_loader(shards.config(root), rank=0, world_size=1)))
-    for rank in range(world_size):
-        loader = build_val_loader(shards.config(root), rank=rank, world_size=world_size)
-        assert keys_of(opened(loader)) == whole[rank::world_size]
+@pytest.mark.parametrize("balance", list(Balance))
+def test_any_pack_is_read_by_its_key_and_without_the_others(shards, root, balance):
+    """As by a rank that has not found out which samples share a pack, in any order."""
+    config = shards.config(root, balance=balance, balance_packs=4)
+    whole = shards.one_pass(config).packs
+    plan = validation_groups(config).plan(100)
+    assert len(plan.groups) == len(whole)
+    for index in (4, 1, 4):
+        (pack,) = validation_groups(config).read(plan.of([index]))
+        assert pack.keys == whole[index].keys
+        assert torch.equal(pack.latent_TC, whole[index].latent_TC)
+        assert torch.equal(pack.text_LE, whole[index].text_LE)
 
 
-def test_packs_by_index_wrap_around_at_the_end(shards, root, opened):
+def test_a_sample_refused_when_its_pack_is_read_counts_once(shards, tmp_path):
+    """NaN is seen when the sample is read; its pack lacks it, and so does every copy of it."""
+
+    def large(latent):  # only its head is read before its pack is
+        return shards.ours(torch.full((2, 1, 4, 4), float(latent)), torch.ones(1200, 8).bfloat16())
+
+    samples = [large(number) for number in range(120)]
+    samples[3] = large(float("nan"))
+    shards.write(tmp_path, samples)
+    config = shards.config(tmp_path, use_train_split_for_val=True)
+    count = len(validation_groups(config).plan(100).groups)
+    found = build_val_packs(config, indices=range(3 * count))
+    assert found.counts.refused == {Reject.NOT_FINITE: 1}
+    assert [sample.key for sample in found.refused] == ["000003"]
+    once = [key for pack in found.packs[:count] for key in pack.keys]
+    assert sorted(once) == [f"{i:06d}" for i in range(120) if i != 3]
+    strict = shards.config(tmp_path, use_train_split_for_val=True, max_bad_fraction=0.0)
+    with pytest.raises(DataError, match=r"max_bad_fraction=0.0(?s:.*)key 000003"):
+        build_val_packs(strict, indices=range(count))
+
+
+def test_packs_by_index_wrap_around_at_the_end(shards, root):
     config = shards.config(root)
-    whole = list(opened(build_val_loader(config, rank=0, world_size=1)))
+    whole = shards.one_pass(config).packs
     count = len(whole)
     indices = [3, 0, 3, count - 1, count, 2 * count + 1]
     found = build_val_packs(config, indices=indices).packs
@@ -68,19 +90,18 @@ def test_training_split_read_apart_leaves_training_alone(shards, root, opened):
 def test_no_split_for_validation_says_what_to_do(shards, tmp_path):
     shards.good_set(tmp_path, 20)
     with pytest.raises(DataError) as caught:
-        build_val_loader(shards.config(tmp_path), rank=0, world_size=1)
+        validation_groups(shards.config(tmp_path))
     text = str(caught.value)
     assert str(tmp_path) in text and "`val`" in text
     assert "dataset.use_train_split_for_val=true" in text
     assert "--split" in text
 
 
-def test_a_blend_is_validated_part_after_part(shards, root, tmp_path, opened):
+def test_a_blend_is_validated_part_after_part(shards, root, tmp_path):
     shards.good_set(tmp_path / "b", 10)
     shards.good_set(tmp_path / "b", 12, first=900, split="val")
     blend = (BlendEntry(path=str(root), weight=9.0), BlendEntry(path=str(tmp_path / "b")))
-    loader = opened(build_val_loader(shards.config(blend=blend), rank=0, world_size=1))
-    keys = list(chain(*keys_of(loader)))
+    keys = list(chain(*keys_of(shards.one_pass(shards.config(blend=blend)).packs)))
     assert sorted(key.split("/")[1] for key in keys) == [
         f"{i:06d}" for i in (*range(700, 745), *range(900, 912))
     ]
