@@ -41,12 +41,14 @@ def expected_here(config: RunConfig, name: str) -> dict[str, Any] | None:
     device = device_named(name)
     if device is None:
         return None
-    step = expected_step(config, device, _attention_here(config))
+    efficiency = _attention_here(config)
+    step = expected_step(config, device, efficiency)
     return {
         "step_s": step.times.step,
         "mfu": step.mfu,
         "by_kind_s": step.times.by_kind,
         "memory_gb": step.memory / 1e9,
+        "assumed": efficiency.of(device),
     }
 
 

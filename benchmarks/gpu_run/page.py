@@ -93,7 +93,9 @@ def _kernels(parts: dict[str, Any]) -> Iterator[str]:
         for kind, seconds in sorted(found["by_kind_s"].items(), key=lambda one: -one[1]):
             yield f"| {kind} | {seconds:.4g} | {seconds / kernels:.1%} |"
         if found.get("expected"):
-            yield from ("", "Beside what the planner expects:", "", *_beside_expected(found))
+            assumed = found["expected"]["assumed"]
+            yield from ("", f"Beside what the planner expects of {assumed}:", "")
+            yield from _beside_expected(found)
         yield from ("", "| longest | ms a step | calls a step |", "|---|---|---|")
         for row in found["longest"]:
             name = row["name"].replace("|", "\\|")[:100]
