@@ -1,4 +1,4 @@
-"""What a run would take on so many devices: memory, traffic, step time, days, for every layout.
+"""What a run would take on so many devices: memory, traffic, time by kind of cost, by layout.
 
     python recipes/plan_run.py --config-file conf/dit_xl_video.yaml --gpus 64 --device h100
 
@@ -34,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     good, bad = plans(config, load, world_size=gpus, device=DEVICES[name], efficiency=efficiency)
     title = f"{gpus} x {name}, {config.model.name}, packs of {load.tokens:,.0f} real tokens,"
     title += f" {config.train.global_batch_size} a step. An estimate: see docs/throughput.md"
+    title += f"\nAssumed: {efficiency.of(DEVICES[name])}"
     print_tables(title, good[: options.best], bad, tokens=options.tokens * 1e9, why=options.refused)
     if options.json:
         options.json.write_text(json.dumps(as_json(good, bad), indent=1) + "\n")

@@ -7,6 +7,7 @@ worker      the process in which parts run; it is started again where one has cr
 imports     whether every module that the parts need can be imported
 ceilings    measured bounds: matrix products, copies, attention
 steps       configurations of a shape -> measured steps, and kernels by their time
+expected    what the planner expects of the same steps, by kind of cost
 gpu_tests   tests/gpu in a process of its own
 page        results -> Markdown
 """

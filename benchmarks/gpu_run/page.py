@@ -59,8 +59,8 @@ def _steps(parts: dict[str, Any]) -> Iterator[str]:
     if rows:
         columns = (
             *("shape", "configuration", "step, s", "tokens/s", "TFLOP/s"),
-            *("MFU, data sheet", "MFU, measured", "forward", "backward", "optimizer", "data"),
-            *("rest", "memory, GB"),
+            *("MFU, data sheet", "expected", "MFU, measured", "forward", "backward", "optimizer"),
+            *("data", "rest", "memory, GB"),
         )
         yield from ("## Steps", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|")
         yield from rows
@@ -71,11 +71,13 @@ def _row(name: str, shape: str, found: dict[str, Any]) -> str:
     sheet = next((value for kind, value in mfu.items() if kind.startswith("data sheet")), None)
     measured = next(value for kind, value in mfu.items() if kind.startswith("measured"))
     rest = shares["other_s"] + shares["communication_s"]
+    planned = found.get("expected")
+    expected = f"{planned['mfu']:.1%}" if planned else "-"
     cells = [
         *(_TITLES[shape], name.removeprefix(f"{shape}-"), f"{found['step_time_s']['median']:.4g}"),
         f"{found['tokens_per_s']['median']:,.0f}",
         f"{found['model_tflops']['median']:.4g}",
-        *("-" if sheet is None else f"{sheet:.1%}", f"{measured:.1%}"),
+        *("-" if sheet is None else f"{sheet:.1%}", expected, f"{measured:.1%}"),
         *(f"{shares[f'{one}_s']:.1%}" for one in ("forward", "backward", "optimizer", "data")),
         *(f"{rest:.1%}", f"{found['peak_memory_gb']:.3g}"),
     ]
@@ -90,11 +92,31 @@ def _kernels(parts: dict[str, Any]) -> Iterator[str]:
         yield from ("", "| kind | s | of all kernels |", "|---|---|---|")
         for kind, seconds in sorted(found["by_kind_s"].items(), key=lambda one: -one[1]):
             yield f"| {kind} | {seconds:.4g} | {seconds / kernels:.1%} |"
+        if found.get("expected"):
+            assumed = found["expected"]["assumed"]
+            yield from ("", f"Beside what the planner expects of {assumed}:", "")
+            yield from _beside_expected(found)
         yield from ("", "| longest | ms a step | calls a step |", "|---|---|---|")
         for row in found["longest"]:
             name = row["name"].replace("|", "\\|")[:100]
             yield f"| `{name}` | {1e3 * row['seconds']:.4g} | {row['calls']:g} |"
         yield ""
+
+
+def _beside_expected(found: dict[str, Any]) -> Iterator[str]:
+    """Kernels that are neither products nor attention move what layers and optimizer move."""
+    measured, expected = found["by_kind_s"], found["expected"]["by_kind_s"]
+    named = ("matrix products", "attention")
+    rows = {name: (expected[name], measured.get(name, 0.0)) for name in named}
+    rows["all other kernels: memory traffic of layers and optimizer"] = (
+        expected["memory traffic"] + expected["optimizer"],
+        found["kernels_s"] - sum(measured.get(name, 0.0) for name in named),
+    )
+    rows["between kernels"] = (expected["launches"], found["step_s"] - found["kernels_s"])
+    rows["step"] = (found["expected"]["step_s"], found["step_s"])
+    yield from ("| ms a step | expected | measured |", "|---|---|---|")
+    for name, pair in rows.items():
+        yield f"| {name} | {' | '.join(f'{1e3 * seconds:.1f}' for seconds in pair)} |"
 
 
 def _padded(parts: dict[str, Any]) -> Iterator[str]:

@@ -18,6 +18,7 @@ from torch.profiler import DeviceType
 
 from dit.config import RunConfig
 from dit.config.loading import default_config, load_config
+from gpu_run.expected import expected_here
 from gpu_run.parts import PADDED_LOOP, Part, configuration
 from gpu_run.schedule import Outcome, UnknownKey
 
@@ -34,17 +35,18 @@ _KINDS = {
 
 
 def steps(part: Part, *, size: str, keys: Sequence[str], **_: Any) -> Outcome:
-    """Medians and shares of the steps, as benchmark.py writes them."""
+    """Medians and shares of the steps, as benchmark.py writes them, and what was expected."""
     warm_up, count = _STEPS[size]
     config = _config(part, size, keys)
     found, values = benchmark.measure(
         config, warm_up=warm_up, steps=count, around=nullcontext(), fill=fill_on_device
     )
-    return {"found": found | {"losses": [one["loss"] for one in values]}}
+    expected = expected_here(config, found["device"])
+    return {"found": found | {"losses": [one["loss"] for one in values], "expected": expected}}
 
 
 def profile(part: Part, *, size: str, keys: Sequence[str], **_: Any) -> Outcome:
-    """The longest kernels of a few steps, and the time of all kernels by their kind."""
+    """The longest kernels of a few steps, the time of all by their kind, and what was expected."""
     config = _config(part, size, keys)
     trace = torch.profiler.profile()
     found, _values = benchmark.measure(
@@ -58,7 +60,8 @@ def profile(part: Part, *, size: str, keys: Sequence[str], **_: Any) -> Outcome:
         elif event.device_type is DeviceType.CUDA and not event.is_user_annotation:
             times[event.key] = (event.self_device_time_total / 1e6, event.count)
     step_s = found["step_time_s"]["median"]
-    return {"found": kernel_times(times, steps=_PROFILED, step_s=step_s)}
+    kernels = kernel_times(times, steps=_PROFILED, step_s=step_s)
+    return {"found": kernels | {"expected": expected_here(config, found["device"])}}
 
 
 def kernel_times(

@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
-from torch import Tensor
+from torch import Tensor, nn
 from torch.library import custom_op
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.functional import rms_norm
@@ -209,23 +209,30 @@ def layer_traffic(
 
     With the kernels of `dit/models/kernels` if `fused`, else with torch's operations.
     """
-    batch = shape.pack(model)
     model = replace(model, name="custom", fused_kernels=fused)
+    network = family_of(model).network()
+    with META:  # no time for numbers that nobody looks at
+        one, two = (network(replace(model, num_layers=layers), groups) for layers in (1, 2))
+    return added_traffic(one, two, shape.pack(model), width=model.hidden_size)
+
+
+def added_traffic(
+    less: nn.Module, more: nn.Module, batch: PackedBatch, *, width: int
+) -> tuple[LayerTraffic, LayerTraffic]:
+    """What `more` moves in each pass beyond what `less` does; a pack on `meta`."""
     with patch.object(choice, "kernels_run_on", lambda device: device == META):
-        one, two = (
-            _pass_traffic(replace(model, num_layers=layers), batch, groups) for layers in (1, 2)
-        )
-    unit = 2 * len(batch.segment_T) * model.hidden_size
+        passes = [_pass_traffic(network, batch) for network in (less, more)]
+    unit = 2 * len(batch.segment_T) * width
     forward, backward = (
-        LayerTraffic.between(*pair, unit=unit) for pair in zip(one, two, strict=True)
+        LayerTraffic.between(*pair, unit=unit) for pair in zip(*passes, strict=True)
     )
     return forward, backward
 
 
 def _pass_traffic(
-    model: ModelConfig, batch: PackedBatch, groups: ProcessGroupCollection
+    network: nn.Module, batch: PackedBatch
 ) -> tuple[OperationCounter, OperationCounter]:
-    network = family_of(model).network()(model, groups).train().to(META)
+    network.train().to(META)
     forward, backward = OperationCounter(OPERATOR_BYTES), OperationCounter(OPERATOR_BYTES)
     level_M = torch.empty(batch.num_levels, device=META)
     with CudaKernels(), forward:

@@ -51,10 +51,16 @@ _SLOWER = ("h100 pcie", "h100 nvl", "h200 nvl")
 """Boards with lower clocks or fewer units under the same name; the table has no figure for them."""
 
 
-def peak_flops(name: str) -> float | None:
-    """bfloat16 FLOP/s of the device with this name in torch; None where the table lacks it."""
+def device_named(name: str) -> Device | None:
+    """The device with this name in torch; None where the table lacks it."""
     name = name.lower()
     if any(board in name for board in _SLOWER):
         return None
     longest_first = sorted(DEVICES, key=len, reverse=True)  # GB200 before B200
-    return next((DEVICES[part].flops for part in longest_first if part in name), None)
+    return next((DEVICES[part] for part in longest_first if part in name), None)
+
+
+def peak_flops(name: str) -> float | None:
+    """bfloat16 FLOP/s of the device with this name in torch; None where the table lacks it."""
+    device = device_named(name)
+    return device.flops if device else None

@@ -315,6 +315,7 @@ class CrossLayerSpec:
     feed_forward: FeedForwardSpec
     modulation: ModulationSpec
     gated_cross: bool = True  # False: after an affine LayerNorm, without modulation or gate (Wan)
+    learned_positions: bool = False  # whether they are added before every layer (Cosmos)
 
     @property
     def cost(self) -> Cost:

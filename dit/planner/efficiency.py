@@ -1,32 +1,55 @@
-"""The parts of a device's peak that software reaches, fitted to published figures."""
+"""The parts of a device's peak that software reaches: assumed ceilings, none of them measured here.
+
+`make gpu` measures the first three on its device and writes what was expected beside each step, so
+that the first run shows which of them is off.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dit.distributed.device_specs import Device
 from dit.models.recomputation import USABLE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Efficiency:
-    """Parts of a peak that software reaches; fitted to PUBLISHED, not measured by us."""
+    """Parts of a peak that software reaches."""
 
-    matrices: float = 0.55
-    """Linear layers: cuBLAS at widths of thousands, clocks under load."""
-    attention: float = 0.38
-    """Forward and backward together. FlashAttention-3 (arXiv:2407.08608) reports 0.75 and 0.55 of
-    an H100's peak at best; within layers it is less."""
+    matrices: float = 0.62
+    """Of dense bfloat16: linear layers. The best of all shapes reaches 0.77 to 0.79 on the H100s of
+    an AWS p5 node (`mamf-finder.py` of stas00/ml-engineering). Four fifths of that are left for
+    shapes that are not the best one and for clocks under a load that lasts; PUBLISHED, which is
+    mostly attention, cannot tell 0.55 from 0.65."""
+    attention: float = 0.33
+    """Of dense bfloat16, forward and backward together; fitted to PUBLISHED. FlashAttention-3
+    reaches 0.75 and 0.55 of an H100's peak at best (arXiv:2407.08608); within layers it is less."""
     bandwidth: float = 0.80
-    """Of memory bandwidth: a copy of large tensors."""
+    """Of memory bandwidth: reads and writes of large tensors; assumed."""
     links: float = 0.70
-    """Of links and network: large NCCL collectives."""
+    """Of links and network: large NCCL collectives; assumed."""
+    gap_s: float = 1e-6
+    """Between one kernel and the next, where the host is ahead of the device: 0.9 us on a V100
+    (https://developer.nvidia.com/blog/cuda-graphs)."""
     memory: float = USABLE
     """Of memory size: libraries' buffers and fragmentation take the rest."""
 
+    def of(self, device: Device) -> str:
+        """The rates that are assumed for a device, in a line."""
+        return (
+            f"{device.flops / 1e12:.0f} TFLOP/s of dense bfloat16, of which products reach"
+            f" {self.matrices:.0%} and attention {self.attention:.0%}; {self.bandwidth:.0%} of"
+            f" {device.bandwidth / 1e12:.3g} TB/s of memory; {self.links:.0%} of"
+            f" {device.link / 1e9:.0f} GB/s inside of a server and {device.network / 1e9:.0f}"
+            f" between; {1e6 * self.gap_s:.2g} us between kernels"
+        )
+
 
 FUSED = Efficiency()
-PLAIN = Efficiency(attention=0.23)
+PLAIN = Efficiency(attention=0.20)
 """Plain PyTorch: FlashAttention-2 reaches half of its successor on an H100 (arXiv:2407.08608)."""
+HEAD_WIDTHS = (32, 64, 96, 128, 192, 256)
+"""For which FlashAttention has kernels; heads of other widths are computed as wider ones."""
 EFFICIENCIES = {"fused": FUSED, "plain": PLAIN}
 
 

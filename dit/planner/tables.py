@@ -10,23 +10,30 @@ from rich.console import Console
 from rich.table import Table
 
 from dit.planner.layouts import LayoutPlan, Refusal
+from dit.planner.times import Times
 
 
 def print_tables(
     title: str, best: list[LayoutPlan], bad: list[Refusal], *, tokens: float, why: bool
 ) -> None:
-    """Speed, memory and traffic of the best layouts, then why others do not work.
+    """Speed, kinds of cost, memory and traffic of the best layouts, then why others do not work.
 
     `tokens` are those of the whole training. `why` gives each refused layout its reason; otherwise
     only their number is printed.
     """
-    console = Console(soft_wrap=True, highlight=False)
+    console = wide_console()
     console.print(title)
     if best:
-        console.print(_table("", [_speed(plan, tokens) for plan in best]))
-        console.print(_table("GB on the fullest device", [_memory(plan) for plan in best]))
-        heading = "GB a device sends in a step, and seconds that the step waits for it"
-        console.print(_table(heading, [_traffic(plan) for plan in best]))
+        tables = {
+            "": [_speed(plan, tokens) for plan in best],
+            "Milliseconds of a step, and shares": [_kinds(plan) for plan in best],
+            "GB on the fullest device": [_memory(plan) for plan in best],
+            "GB a device sends in a step, and seconds that the step waits for it": [
+                _traffic(plan) for plan in best
+            ],
+        }
+        for heading, rows in tables.items():
+            console.print(table_of(heading, rows))
         console.print(_checkpoint(best[0]))
     if why:
         for one in bad:
@@ -37,10 +44,18 @@ def print_tables(
         console.print(f"{counts}; --refused says why for each")
 
 
+def wide_console() -> Console:
+    """Where a terminal is narrower than a table it breaks the lines, and hides no number."""
+    return Console(soft_wrap=True, highlight=False, width=200)
+
+
 def as_json(good: list[LayoutPlan], bad: list[Refusal]) -> dict[str, Any]:
     """All numbers of all layouts, and why the others do not work."""
     return {
-        "plans": [asdict(plan) | {"step_s": plan.times.step} for plan in good],
+        "plans": [
+            asdict(plan) | {"step_s": plan.times.step, "by_kind_s": plan.times.by_kind}
+            for plan in good
+        ],
         "refused": [asdict(refusal) for refusal in bad],
     }
 
@@ -54,6 +69,19 @@ def _speed(plan: LayoutPlan, tokens: float) -> dict[str, str]:
         "MFU": f"{plan.mfu:.1%}",
         "days": f"{tokens / plan.tokens_per_s / 86400:.3g}",
     }
+
+
+def _kinds(plan: LayoutPlan) -> dict[str, str]:
+    return _name(plan) | milliseconds(plan.times) | {"MFU": f"{plan.mfu:.1%}"}
+
+
+def milliseconds(times: Times) -> dict[str, str]:
+    """Of each kind of cost, with its share of the step, and of all."""
+    cells = {
+        kind: f"{1e3 * seconds:.1f} {seconds / times.step:.0%}" if seconds else "-"
+        for kind, seconds in times.by_kind.items()
+    }
+    return cells | {"step": f"{1e3 * times.step:.1f}"}
 
 
 def _memory(plan: LayoutPlan) -> dict[str, str]:
@@ -96,7 +124,8 @@ def _name(plan: LayoutPlan) -> dict[str, str]:
     return {"TP-CP-PP-DP": "-".join(map(str, sizes)), "recompute": str(layout.recompute)}
 
 
-def _table(title: str, rows: list[dict[str, str]]) -> Table:
+def table_of(title: str, rows: list[dict[str, str]]) -> Table:
+    """A row for each of `rows`, all with the same columns."""
     table = Table(title=title or None, title_justify="left")
     for name in rows[0]:
         table.add_column(name, justify="right", no_wrap=True)

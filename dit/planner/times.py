@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 
-from dit.config import ModelConfig, Precision, Recompute, RunConfig
+from dit.config import EmaKind, ModelConfig, Precision, Recompute, RunConfig
 from dit.distributed.device_specs import Device
-from dit.models.cost import (
-    attention_flops,
-    forward_flops,
-    kept_by_layer,
-    network_cost,
-    parameters_here,
-)
-from dit.planner.efficiency import Efficiency
+from dit.models.cost import attention_flops, forward_flops, network_cost, parameters_here
+from dit.planner.efficiency import HEAD_WIDTHS, Efficiency
+from dit.planner.layer_traffic import KERNELS, LayerLoad, Moved, head_units, layer_units
 from dit.planner.traffic import recomputed_part, traffic
-
-# Memory traffic of a layer in a step, over the size of the activations that it keeps. Fitted to the
-# published figures, like the rates of efficiency.py.
-_PASSES = 9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,19 +19,24 @@ class Load:
 
     tokens: float
     """Real tokens."""
+    text: float
+    """Text tokens that the layers see."""
+    samples: float
     flops: float
     """FLOPs of a forward pass."""
     attention: float
     """The FLOPs among them in attention."""
 
     @classmethod
-    def of(cls, model: ModelConfig, samples: Sequence[tuple[int, int]], times: float = 1.0) -> Load:
-        """The load of `samples`, (tokens, caption tokens), taken `times` times."""
+    def of(cls, model: ModelConfig, samples: Sequence[tuple[int, int]]) -> Load:
+        """The load of `samples`, (tokens, caption tokens)."""
         tokens, text = zip(*samples, strict=True)
         return cls(
-            tokens=times * sum(tokens),
-            flops=times * forward_flops(model, tokens=tokens, text=text),
-            attention=times * attention_flops(model, tokens=tokens, text=text),
+            tokens=sum(tokens),
+            text=sum(network_cost(model).text(text)),
+            samples=len(samples),
+            flops=forward_flops(model, tokens=tokens, text=text),
+            attention=attention_flops(model, tokens=tokens, text=text),
         )
 
 
@@ -54,9 +50,10 @@ def expected_load(config: RunConfig, *, fill: float = 0.99) -> Load:
     mean = sum(weight * load.tokens for weight, load in parts)
     times = fill * config.dataset.task_encoder_seq_length / mean
     return Load(
-        tokens=times * mean,
-        flops=times * sum(weight * load.flops for weight, load in parts),
-        attention=times * sum(weight * load.attention for weight, load in parts),
+        **{
+            one.name: times * sum(weight * getattr(load, one.name) for weight, load in parts)
+            for one in fields(Load)
+        }
     )
 
 
@@ -68,6 +65,8 @@ class Times:
     attention: float
     memory: float
     """Norms, modulation and activations, which memory bandwidth limits."""
+    launches: float
+    """Between one kernel and the next."""
     tensor: float
     context: float
     pipeline: float
@@ -75,11 +74,24 @@ class Times:
     bubble: float
     """Pipeline stages that wait for others."""
     update: float
-    """Adam and the average of the weights."""
+    """Sums of gradients, Adam, and the average of the weights."""
 
     @property
     def step(self) -> float:
         return sum(asdict(self).values())
+
+    @property
+    def by_kind(self) -> dict[str, float]:
+        """The step by kind of cost; the kernels of a profile fall under the first four."""
+        return {
+            "matrix products": self.matrices,
+            "attention": self.attention,
+            "memory traffic": self.memory,
+            "optimizer": self.update,
+            "launches": self.launches,
+            "communication": self.tensor + self.context + self.pipeline + self.data,
+            "bubble": self.bubble,
+        }
 
 
 def times(
@@ -96,33 +108,58 @@ def times(
     within = packs / parts  # arithmetic on this device, in packs
     again = recomputed_part(config)
     selective = model.recompute_granularity is Recompute.SELECTIVE
+    bandwidth = device.bandwidth * efficiency.bandwidth
+    layers = network_cost(model).layers / model.pipeline_model_parallel_size
     busy = Times(
-        matrices=within * (3 + again) * (load.flops - load.attention) / _rate(device, efficiency),
+        matrices=within
+        * (3 + again)
+        * (load.flops - load.attention)
+        / (device.flops * efficiency.matrices),
         attention=within
         * (3 + (1 if selective else again))
         * load.attention
+        * _head_padding(model)
         / (device.flops * efficiency.attention),
-        memory=packs
-        * _moved(model, load)
-        * (1 + again / 3)
-        / (device.bandwidth * efficiency.bandwidth),
+        memory=packs * _moved(model, load, again) / bandwidth,
+        launches=packs * layers * (1 + again / 3) * KERNELS[_is_fused(model)] * efficiency.gap_s,
         **_communication(config, load, packs, replicas, device, efficiency),
         bubble=0.0,
-        update=_update(config, replicas) / (device.bandwidth * efficiency.bandwidth),
+        update=_update(config, packs, replicas) / bandwidth,
     )
     return _with_overlap(config, busy, packs)
 
 
-def _rate(device: Device, efficiency: Efficiency) -> float:
-    return device.flops * efficiency.matrices
+def _head_padding(model: ModelConfig) -> float:
+    """What attention kernels compute, over what is asked of them."""
+    width = model.hidden_size // model.num_attention_heads
+    return next((one for one in HEAD_WIDTHS if one >= width), width) / width
 
 
-def _moved(model: ModelConfig, load: Load) -> float:
-    """Bytes of activations that one pack moves to and from the memory of one device."""
-    size = 4 if model.precision is Precision.FP32 else 2
-    layers = network_cost(model).layers / model.pipeline_model_parallel_size
-    rows = load.tokens / model.context_parallel_size * model.hidden_size
-    return _PASSES * kept_by_layer(model) * rows * layers * size
+def _is_fused(model: ModelConfig) -> bool:
+    """What torch.compile makes of the same parts is taken to move as much as our kernels."""
+    return model.fused_kernels or model.compile
+
+
+def _moved(model: ModelConfig, load: Load, again: float) -> float:
+    """Bytes that one pack moves to and from the memory of one device, both passes."""
+    here = LayerLoad(
+        fused=_is_fused(model),
+        text=load.text / load.tokens,
+        samples=load.samples,
+        tensor=model.tensor_model_parallel_size,
+        sequence_parallel=model.sequence_parallel,
+    )
+    total = head_units(model.hidden_size, here)
+    for stack in network_cost(model).stacks:
+        layer = layer_units(stack.layer, here)
+        total += (layer + Moved(again * layer.forward)).times(stack.count)
+    unit = load.tokens / model.context_parallel_size * model.hidden_size * _number(model)
+    return unit * (total.forward + total.backward) / model.pipeline_model_parallel_size
+
+
+def _number(model: ModelConfig) -> int:
+    """Bytes of a number of tokens and weights."""
+    return 4 if model.precision is Precision.FP32 else 2
 
 
 def _communication(
@@ -145,15 +182,27 @@ def _communication(
     }
 
 
-def _update(config: RunConfig, replicas: int) -> float:
-    """Bytes to read gradient, two moments, float32 weight and average, and to write all but one."""
-    return 36 * parameters_here(config.model) / config.optimizer_ranks(replicas)
+def _update(config: RunConfig, packs: int, replicas: int) -> float:
+    """Bytes of a step that weights, gradients and the states of the optimizer move.
+
+    Each pack adds its gradients to their sums, which are zeroed before and read for their norm. The
+    rank that updates a weight reads its gradient, two moments and the main weight, writes all but
+    the first, reads the main weight again, and writes weight and average.
+    """
+    size = _number(config.model)
+    total = 4 if config.ddp.grad_reduce_in_fp32 else size
+    here = parameters_here(config.model)
+    average = 3 * 4 * (config.ema.kind is not EmaKind.NONE)
+    updated = total + total + 6 * 4 + 4 + size + average
+    added = packs * (size + 2 * total) * (not config.model.gradient_accumulation_fusion)
+    return here * (total + added + updated / config.optimizer_ranks(replicas))
 
 
 def _with_overlap(config: RunConfig, busy: Times, packs: int) -> Times:
     """Hides data-parallel traffic behind the last pack, and adds the pipeline bubble."""
     model = config.model
-    one = (busy.matrices + busy.attention + busy.memory + busy.tensor + busy.context) / packs
+    one = (busy.matrices + busy.attention + busy.memory + busy.launches) / packs
+    one += (busy.tensor + busy.context) / packs
     hidden = one * ((2 / 3) * config.ddp.overlap_grad_reduce)
     hidden += one * ((1 / 3) * config.ddp.overlap_param_gather)
     stages = model.pipeline_model_parallel_size

@@ -44,7 +44,8 @@ ALLOWED = {
     "dit.models.dit": BASE | MODELS,
     "dit.config.loading": BASE | {"dit.models", "dit.distributed.device_specs"},
     "dit.data": BASE | {"dit.models"},
-    "dit.planner": BASE | {"dit.models", "dit.config.loading", "dit.distributed.device_specs"},
+    "dit.planner": BASE
+    | {"dit.models", "dit.models.layer_spec", "dit.config.loading", "dit.distributed.device_specs"},
     "dit.train": STEP,
     "dit.sampling": STEP | {"dit.codecs", "dit.train"},
     "dit.convert": STEP | {"dit.sampling", "dit.train"},

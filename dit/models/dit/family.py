@@ -74,6 +74,7 @@ def dit_stack(model: DitConfig) -> StackSpec:
         text_width=model.text_width,
         feed_forward=FeedForwardSpec(width=width, hidden=model.ffn_hidden_size),
         modulation=LowRankModulation(model.adaln_lora_dim),
+        learned_positions=model.learnable_positions,
     )
     return StackSpec(name="decoder", count=model.num_layers, layer=layer)
 

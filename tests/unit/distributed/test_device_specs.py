@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dit.distributed.device_specs import peak_flops
+from dit.distributed.device_specs import DEVICES, device_named, peak_flops
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,8 @@ from dit.distributed.device_specs import peak_flops
 )
 def test_peak_of_a_device(name, flops):
     assert peak_flops(name) == flops
+
+
+def test_a_device_is_found_by_its_name():
+    assert device_named("NVIDIA H200") is DEVICES["h200"]
+    assert device_named("NVIDIA H200 NVL") is device_named("CPU") is None

@@ -1,0 +1,115 @@
+"""What the planner expects of the shapes that `make gpu` measures, by kind of cost.
+
+    python benchmarks/expected_step.py
+
+Arithmetic only: no device is needed. Where activations do not fit into a device, the keys of
+`model.recompute_granularity=auto` for it are planned as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpu_run.expected import ExpectedStep, expected_step
+from gpu_run.parts import SHAPES
+
+from dit.config import Recompute, RunConfig
+from dit.config.loading import default_config, load_config
+from dit.distributed.device_specs import DEVICES, Device
+from dit.models.recomputation import choose_recomputation
+from dit.planner.efficiency import EFFICIENCIES
+from dit.planner.tables import milliseconds, table_of, wide_console
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options, overrides = _parser().parse_known_args(arguments)
+    efficiency, rows = EFFICIENCIES[options.attention], []
+    for name in options.devices:
+        device = DEVICES[name]
+        room = device.memory * efficiency.memory
+        for shape in options.shapes:
+            for config in _configurations(shape, overrides, device):
+                step = expected_step(config, device, efficiency)
+                rows.append(
+                    _PlannedStep(device=name, shape=shape, config=config, step=step, room=room)
+                )
+    console = wide_console()
+    console.print("By arithmetic, not measured: milliseconds of a step, and shares")
+    console.print(table_of("", [row.cells for row in rows]))
+    for name in options.devices:
+        console.print(f"{name}: assumed are {efficiency.of(DEVICES[name])}")
+    if options.json:
+        options.json.write_text(json.dumps([row.numbers for row in rows], indent=1) + "\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").splitlines()[0],
+        epilog="All other arguments are KEY=VALUE of all configurations.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--devices", nargs="+", choices=DEVICES, default=["h100", "h200"], help="(%(default)s)")
+    add("--shapes", nargs="+", choices=SHAPES["full"], default=["xl", "7b"], help="(%(default)s)")
+    add(
+        "--attention",
+        choices=EFFICIENCIES,
+        default="plain",
+        help="fused: FlashAttention-3 or TE's; plain is what torch brings (%(default)s)",
+    )
+    add("--json", type=Path, help="file for the numbers")
+    return parser
+
+
+def _configurations(shape: str, overrides: Sequence[str], device: Device) -> Iterator[RunConfig]:
+    """Eager, fused, and fused with as much recomputation as the device needs."""
+    for fused in ("false", "true"):
+        keys = [*SHAPES["full"][shape], f"model.fused_kernels={fused}", *overrides]
+        yield load_config(default_config(), overrides=keys)
+    config = load_config(default_config(), overrides=[*SHAPES["full"][shape], *overrides])
+    chosen = choose_recomputation(config, world_size=1, device_memory=device.memory).config
+    if chosen.model.recompute_granularity is not Recompute.NONE:
+        yield chosen
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _PlannedStep:
+    device: str
+    shape: str
+    config: RunConfig
+    step: ExpectedStep
+    room: float
+
+    @property
+    def kernels(self) -> str:
+        model = self.config.model
+        again = model.recompute_granularity is Recompute.FULL
+        name = "fused" if model.fused_kernels else "eager"
+        return name + (f", {model.recompute_num_layers} layers again" if again else "")
+
+    @property
+    def cells(self) -> dict[str, str]:
+        kinds = {
+            kind: text
+            for kind, text in milliseconds(self.step.times).items()
+            if kind not in ("communication", "bubble")  # one device has neither
+        }
+        fits = "" if self.step.memory <= self.room else " (too much)"
+        head = {"device": self.device, "shape": self.shape, "kernels": self.kernels}
+        need = f"{self.step.memory / 1e9:.0f}{fits}"
+        return head | kinds | {"MFU": f"{self.step.mfu:.1%}", "GB": need}
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        head = {"device": self.device, "shape": self.shape, "kernels": self.kernels}
+        step = {"step_s": self.step.times.step, "by_kind_s": self.step.times.by_kind}
+        return head | step | {"mfu": self.step.mfu, "memory": self.step.memory}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Seconds by kind of cost, from round numbers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+
+from dit.config import (
+    DdpConfig,
+    EmaConfig,
+    EmaKind,
+    Precision,
+    Recompute,
+    RecomputeMethod,
+    RunConfig,
+    TrainConfig,
+)
+from dit.distributed.device_specs import Device
+from dit.models.cost import parameter_count
+from dit.models.dit.config import DitConfig
+from dit.planner.efficiency import Efficiency
+from dit.planner.times import Load, Times, expected_load, times
+
+# Every rate is half of the device's, so that bytes and operations are seconds.
+DEVICE = Device(flops=2.0, memory=1.0, bandwidth=2.0, link=2.0, network=2.0, together=8)
+HALF = Efficiency(matrices=0.5, attention=0.5, bandwidth=0.5, links=0.5, gap_s=1.0)
+LOAD = Load(tokens=1000.0, text=125.0, samples=0.0, flops=70.0, attention=20.0)
+
+
+def spent(
+    *, packs: int = 1, ddp: DdpConfig | None = None, ema: bool = False, **model: Any
+) -> Times:
+    config = RunConfig(
+        model=DitConfig(precision=Precision.BF16, **model),
+        train=TrainConfig(global_batch_size=packs),
+        ema=EmaConfig(kind=EmaKind.POWER if ema else EmaKind.NONE),
+        ddp=ddp or DdpConfig(),
+    )
+    return times(config, LOAD, world_size=1, device=DEVICE, efficiency=HALF)
+
+
+def test_products_and_attention():
+    plain = spent()
+    assert plain.matrices == 3 * 50
+    assert plain.attention == pytest.approx(3 * 20 * 96 / 72)  # kernels have heads of 96
+    assert spent(num_attention_heads=18).attention == 3 * 20  # of 64
+    selective = spent(recompute_granularity=Recompute.SELECTIVE)
+    assert selective.attention == pytest.approx(4 / 3 * plain.attention)
+    assert replace(selective, attention=plain.attention) == plain
+
+
+# 28 layers and the head, in units; see test_layer_traffic.
+EAGER, HEAD = (90.0, 147.375), (8.0, 18.0)
+UNIT = 1000 * 1152 * 2
+
+
+def test_memory_traffic_is_that_of_layers_and_head():
+    forward, backward = (28 * one + head for one, head in zip(EAGER, HEAD, strict=True))
+    eager = spent(fused_kernels=False)
+    assert eager.memory == pytest.approx(UNIT * (forward + backward))
+    fused = spent()
+    assert fused.memory == pytest.approx(0.305 * eager.memory, rel=0.01)
+    assert spent(fused_kernels=False, compile=True).memory == fused.memory
+    assert (eager.launches, fused.launches) == (28 * 190, 28 * 90)
+    wide = spent(fused_kernels=False, packs=3)
+    assert wide.memory == pytest.approx(3 * eager.memory)
+
+
+def test_what_is_recomputed_moves_its_forward_pass_again():
+    block = {
+        "recompute_granularity": Recompute.FULL,
+        "recompute_method": RecomputeMethod.BLOCK,
+        "recompute_num_layers": 7,
+    }
+    more, plain = spent(fused_kernels=False, **block), spent(fused_kernels=False)
+    assert more.memory - plain.memory == pytest.approx(UNIT * 7 * EAGER[0])
+    assert more.matrices == pytest.approx((3 + 1 / 4) * 50)
+    assert more.launches == pytest.approx(plain.launches * (1 + 1 / 12))
+    assert more.update == plain.update
+
+
+def test_optimizer_by_hand():
+    """Bytes of each weight, on one rank."""
+    weights = parameter_count(DitConfig())
+    # Zeroed 4; each pack reads 2 and adds to 4. Norm 4; gradient 4, moments and main weight read
+    # and written 24; main weight 4 to weight 2.
+    once = 4 + 4 + 4 + 24 + 4 + 2
+    assert spent().update == weights * (once + 10)
+    assert spent(packs=3).update == weights * (once + 30)
+    assert spent(packs=3, gradient_accumulation_fusion=True).update == weights * once
+    assert spent(ema=True).update == weights * (once + 10 + 12)
+    assert spent(ddp=DdpConfig(grad_reduce_in_fp32=False)).update == weights * (2 + 6 + 2 + 2 + 30)
+
+
+def test_kinds_are_the_step():
+    numbers = dict(zip(asdict(spent()), (2.0**n for n in range(10)), strict=True))
+    found = Times(**numbers)
+    assert sum(found.by_kind.values()) == found.step == 2**10 - 1
+    assert found.by_kind["communication"] == sum(
+        numbers[name] for name in ("tensor", "context", "pipeline", "data")
+    )
+
+
+def test_load_of_mixed_samples_fills_the_pack():
+    config = RunConfig(model=DitConfig())
+    load = expected_load(config, fill=1.0)
+    assert load.tokens == pytest.approx(config.dataset.task_encoder_seq_length)
+    shares = [
+        (one.weight, one.frames * (one.height // 2) * (one.width // 2), one.text_length)
+        for one in config.dataset.mock_samples
+    ]
+    mean = sum(weight * tokens for weight, tokens, _ in shares)
+    samples = load.tokens / mean
+    assert load.samples == pytest.approx(samples * sum(weight for weight, *_ in shares))
+    assert load.text == pytest.approx(samples * sum(weight * text for weight, _, text in shares))
