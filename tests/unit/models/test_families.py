@@ -12,7 +12,7 @@ import pytest
 
 from dit.codecs.text import TEXT_ENCODERS
 from dit.codecs.vae import CODECS
-from dit.config import CUSTOM_SIZE, ModelConfig, Problems
+from dit.config import CUSTOM_SIZE, ModelConfig, ObjectiveConfig, Problems
 from dit.config.loading import (
     ConfigError,
     changes,
@@ -22,6 +22,7 @@ from dit.config.loading import (
     save_config,
     to_yaml,
 )
+from dit.config.loading.schema import hints
 from dit.models.cost import forward_flops, parameter_count
 from dit.models.diffusers_names import pairs
 from dit.models.dit.config import DitConfig
@@ -54,8 +55,8 @@ def test_a_family_of_the_tree_says_what_others_take_from_it(name: str) -> None:
     assert family.vae in CODECS
     inputs = family.inputs(model)
     assert {one.encoder for one in inputs if one.encoder} <= {*TEXT_ENCODERS}
-    low, high = family.objective.window
-    assert 0 <= low < high <= 1
+    for size, keys in family.objective.of_size.items():
+        assert size in family.sizes and {*keys} <= {*hints(ObjectiveConfig)}
     assert family.objective.sign in (1, -1)
     if family.diffusers is None:
         return
