@@ -19,8 +19,8 @@ from dit.objectives import timestep_sampling
 from dit.objectives.objective import Prediction, per_token, real_only
 
 LAST_LEVEL = 1 / 1000  # Diffusers: 1 / num_train_timesteps
-# Quantiles are exact to 1e-16, so that a range with this share of all levels has 1e10 of them.
-LEAST_MASS = 1e-6
+# Quantiles near 1 are 1e-16 apart, so that a range with this share of all levels has 1e7 of them.
+LEAST_MASS = 1e-9
 
 
 def linear_levels(factor_N: Tensor, *, num_steps: int) -> Tensor:
@@ -99,7 +99,7 @@ class FlowMatching:
         if bool((high_N - low_N < LEAST_MASS).any()):
             raise ValueError(
                 f"objective.level_range={list(self.config.level_range)} holds less than one in a"
-                f" million of the levels that objective.density={self.config.density} draws with a"
+                f" billion of the levels that objective.density={self.config.density} draws with a"
                 f" shift of {float(factor_N[(high_N - low_N).argmin()]):g}; choose a wider range,"
                 " or another density or shift"
             )

@@ -106,6 +106,24 @@ def test_a_named_size_implies_its_family(odd: None) -> None:
     )
 
 
+def test_a_named_size_sets_keys_of_the_objective_below_explicit_ones(
+    odd: None, tmp_path: Path
+) -> None:
+    expert = load_config(dit_s(), overrides=["model.name=odd_expert"])
+    flow = expert.objective.flow
+    assert (flow.level_range, flow.flow_shift) == ((0.875, 1.0), 5.0)
+    low = ["objective.level_range=[0, 0.875]", "model.name=odd_expert"]
+    other = load_config(dit_s(), overrides=low).objective.flow
+    assert (other.level_range, other.flow_shift) == ((0.0, 0.875), 5.0)
+    plain = load_config(dit_s(), overrides=["model.name=odd_s"]).objective.flow
+    assert (plain.level_range, plain.flow_shift) == (None, 3.0)
+    everything = load_config(
+        dit_s(), overrides=["model.name=odd_expert", "objective.level_range=null"]
+    )
+    save_config(everything, tmp_path / "config.yaml")
+    assert read_config(tmp_path / "config.yaml") == everything
+
+
 def test_a_size_and_a_family_that_disagree_are_an_error(odd: None) -> None:
     (problem,) = refused("model.family=dit", "model.name=odd_s")
     assert "model.name=odd_s (command line) is a size of family odd" in problem
