@@ -115,7 +115,8 @@ def test_every_sample_keeps_its_first_frame_by_default() -> None:
     batch, problem = trained(pack)
     assert_same(batch, pack)
     again, same = trained(pack, image_condition_probability=1.0)
-    assert_same(again, pack) and torch.equal(problem.input_TC, same.input_TC)
+    assert_same(again, pack)
+    assert torch.equal(problem.input_TC, same.input_TC)
 
 
 def test_a_sample_that_loses_its_first_frame_trains_as_one_without() -> None:
@@ -141,12 +142,8 @@ def test_a_sample_that_loses_its_first_frame_trains_as_one_without() -> None:
     assert batch.is_target_T[start : start + own].all()
     assert (batch.level_row_T[start : start + own] == lost).all()
     assert problem.target_TC[start : start + own].abs().min() > 0
-    loss = loss_of(batch, problem, torch.zeros_like(problem.target_TC), options_mean())
+    loss = loss_of(batch, problem, torch.zeros_like(problem.target_TC), flow().loss_mean)
     assert int(loss.count_N[lost]) == own
-
-
-def options_mean():
-    return flow().loss_mean
 
 
 def test_a_first_frame_is_kept_at_its_rate_and_not_by_the_level() -> None:
@@ -280,9 +277,7 @@ def test_networks_without_such_inputs_refuse_the_options(monkeypatch) -> None:
 
 
 def test_packs_have_a_clean_level_where_frames_may_be_drawn() -> None:
-    assert packed([0]).clean_level == 1e-4
-    assert (
-        packed([0], replace(LAYOUT, draws_given_frames=False)).clean_level is not None
-    )  # reference
-    alone = pack_samples([sample_of(1, 0)], replace(LAYOUT, draws_given_frames=False))
+    image = [sample_of(1, 0)]
+    assert pack_samples(image, LAYOUT).clean_level == 1e-4
+    alone = pack_samples(image, replace(LAYOUT, draws_given_frames=False))
     assert alone.clean_level is None and alone.num_levels == 1

@@ -149,9 +149,7 @@ def test_errors_name_key_and_remedy() -> None:
     assert "objective: level_range=[0.9, 1.0] is of flow matching" in str(caught.value)
     assert "set name=flow" in str(caught.value)
     narrow = training_objective(flow(logit_std=0.1, level_range=(0.999, 1.0)))
-    with pytest.raises(
-        ValueError, match=r"objective\.level_range=\[0\.999, 1\.0\] holds less than"
-    ):
+    with pytest.raises(ValueError, match=r"objective\.level_range=\[0\.999, 1\.0\] holds"):
         narrow.levels(torch.tensor([0.5]), (64,))
 
 
