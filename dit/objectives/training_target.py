@@ -167,6 +167,7 @@ def problem_of(
     noise_N = objective.levels(quantile_N, batch.latent_tokens)
     noise_N = to_device(noise_N, batch.latent_TC.device)
     problem = objective.problem_at(batch, noise_N, draw_noise(batch, noise_rng))
+    problem = replace(problem, level_M=with_clean_level(problem.level_M, batch, objective))
     if not batch.has_given_tokens:
         return problem
     given_T1 = ~batch.is_target_T[:, None]
@@ -174,7 +175,6 @@ def problem_of(
         problem,
         input_TC=with_given_tokens(problem.input_TC, batch),
         target_TC=problem.target_TC.masked_fill(given_T1, 0),
-        level_M=with_clean_level(problem.level_M, batch, objective),
     )
 
 

@@ -278,6 +278,9 @@ def test_networks_without_such_inputs_refuse_the_options(monkeypatch) -> None:
 
 def test_packs_have_a_clean_level_where_frames_may_be_drawn() -> None:
     image = [sample_of(1, 0)]
-    assert pack_samples(image, LAYOUT).clean_level == 1e-4
+    pack = pack_samples(image, LAYOUT)
+    assert pack.clean_level == 1e-4 and not pack.has_given_tokens
+    for problem in (trained(pack)[1], validation_problem(FLOW, pack, seed=1, quantile=0.5)):
+        assert problem.level_M.shape == (pack.num_levels,) == (2,)
     alone = pack_samples(image, replace(LAYOUT, draws_given_frames=False))
     assert alone.clean_level is None and alone.num_levels == 1
