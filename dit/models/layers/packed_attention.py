@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
 from dit.config import Implementation, Recompute
@@ -183,7 +184,8 @@ class CrossAttention(PackedAttention):
     ) -> Tensor:
         empty = not len(text_LE)
         if empty:
-            text_LE = text_LE.new_zeros(1, text_LE.shape[1])
+            # Not a new row: what made the text gets gradients of zeros, too.
+            text_LE = pad(text_LE, (0, 0, 0, 1))
         (q,) = self.heads(self.linear_q(x_TD), 1)
         k, v = self.heads(self.linear_kv(text_LE), 2)
         if image is not None:

@@ -26,20 +26,22 @@ class LevelEmbedding(nn.Module):
     def __init__(self, model: WanConfig, config: TransformerConfig):
         super().__init__()
         width = model.hidden_size
-        self.linear_1 = Replicated(model.freq_dim, width, config=config, bias=True)
-        self.linear_2 = Replicated(width, width, config=config, bias=True)
+        # In float32, as in Diffusers: bfloat16 cannot tell levels of 1000 t apart.
+        self.linear_1 = Float32Linear(model.freq_dim, width, config=config, bias=True)
+        self.linear_2 = Float32Linear(width, width, config=config, bias=True)
         self.linear_out = Replicated(width, 6 * width, config=config, bias=True)
 
     def forward(self, level_M: Tensor) -> tuple[Tensor, Tensor]:
-        # In float32, as in Diffusers: bfloat16 cannot tell levels of 1000 t apart.
         wave_MX = sinusoid(level_M, self.linear_1.in_features)
-        t_emb_MD = _float32(self.linear_2, silu(_float32(self.linear_1, wave_MX)))
-        t_emb_MD = t_emb_MD.to(self.linear_out.weight.dtype)
+        t_emb_MD = self.linear_2(silu(self.linear_1(wave_MX))).to(self.linear_out.weight.dtype)
         return t_emb_MD, self.linear_out(silu(t_emb_MD))
 
 
-def _float32(layer: nn.Linear, x: Tensor) -> Tensor:
-    return linear(x, layer.weight.float(), layer.bias.float())
+class Float32Linear(Replicated):
+    """A product in float32 whatever the type of the weights."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return linear(input, self.weight.float(), self.bias.float())
 
 
 class TextEmbedding(nn.Module):
