@@ -57,9 +57,7 @@ def test_a_norm_that_nothing_reads_may_be_stored(groups, tmp_path: Path) -> None
     assert import_weights(folder, tmp_path / "ours").config.model.name == "custom"
     tensors["blocks.0.attn2.norm_added_v.weight"] = torch.ones(48)
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    with pytest.raises(
-        ConvertError, match=r"describes, blocks.0.attn2.norm_added_v"
-    ):
+    with pytest.raises(ConvertError, match=r"describes, blocks.0.attn2.norm_added_v"):
         import_weights(folder, tmp_path / "others")
 
 
@@ -90,9 +88,7 @@ def _run(**changes: Any) -> RunConfig:
 
 def test_images_beside_another_number_of_text_rows_are_no_network_of_diffusers() -> None:
     assert diffusers_transformer_config(_run(kind="i2v"))["in_channels"] == 12
-    with pytest.raises(
-        ConvertError, match=r"text_pad_to=None cannot be exported with image"
-    ):
+    with pytest.raises(ConvertError, match=r"text_pad_to=None cannot be exported with image"):
         diffusers_transformer_config(_run(kind="i2v_image"))
 
 
