@@ -44,7 +44,6 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "norm whose weights Megatron-Core sums": (("model.num_layers=1",), ("tp2+sp",)),
     "modulation gradients of a rank's own tokens": (TOY, ("tp2+sp",)),
     "text whose gradient counts each tensor rank": (FLF2V, ("tp2+sp",)),
-    "weights that no call waits for": (FLF2V, ("dp2+overlap",)),
     "clean tokens that have a loss": (TOY, ("cp2",)),
     "clean tokens that are told their sample's level": (TOY, ("cp2",)),
 }
@@ -113,9 +112,6 @@ PATCHES = {
     "modulation gradients of a rank's own tokens": patch.object(parallel_linear, gather, of_own),
     "text whose gradient counts each tensor rank": patch.object(
         conditions.TextEmbedding, "__init__", marked
-    ),
-    "weights that no call waits for": patch.object(
-        conditions.Float32Linear, "__call__", conditions.Float32Linear.forward
     ),
     "clean tokens that have a loss": split_wrongly("is_target_T", "is_real_T"),
     "clean tokens that are told their sample's level": split_wrongly("level_row_T", "segment_T"),
