@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dit.batch import LatentSample, PackedBatch
+from dit.batch import TEXT, LatentSample, PackedBatch
 from dit.config import ModelConfig, Precision, RunConfig
 from dit.data.pack import PatchLayout, pack_identity, pack_samples
 from dit.models.dit.config import DitConfig
@@ -74,10 +74,15 @@ def random_pack(
 def _others(
     sample: LatentSample, inputs: Sequence[SampleInput], frames: int, rng: torch.Generator
 ) -> dict[str, torch.Tensor]:
-    """Vectors and given first frames."""
+    """Vectors, rows beside the text, condition channels and given first frames."""
     found = {}
     for one in inputs:
-        if one.kind is InputKind.VECTOR:
+        if one.kind is InputKind.CHANNELS:
+            size = sample.latent_CFHW.shape[1:]
+            found[one.name] = torch.randn(one.width, *size, generator=rng)
+        elif one.kind is InputKind.TEXT and one.name != TEXT:
+            found[one.name] = torch.randn(one.rows or 3, one.width, generator=rng)
+        elif one.kind is InputKind.VECTOR:
             found[one.name] = torch.randn(one.width, generator=rng)
         elif one.kind is InputKind.FRAMES and sample.latent_CFHW.shape[1] > frames:
             found[one.name] = torch.randn(sample.latent_CFHW[:, :frames].shape, generator=rng)
@@ -87,7 +92,7 @@ def _others(
 def single(batch: PackedBatch, index: int) -> PackedBatch:
     """The sample at `index` as a pack of its own."""
     start, stop = batch.starts[index : index + 2]
-    first, last = batch.text_starts[index : index + 2]
+    rows = {name: starts[index : index + 2] for name, starts in batch.text_offsets.items()}
     clean = batch.clean_tokens[index] if batch.clean_tokens else 0
     keys = batch.keys[index : index + 1]
     return PackedBatch(
@@ -97,14 +102,15 @@ def single(batch: PackedBatch, index: int) -> PackedBatch:
         is_real_T=batch.is_real_T[start:stop],
         is_target_T=batch.is_target_T[start:stop],
         level_row_T=(batch.level_row_T[start:stop] >= batch.num_samples).long(),
-        texts={"text": batch.text_LE[first:last]},
+        condition_TC=None if batch.condition_TC is None else batch.condition_TC[start:stop],
+        texts={name: batch.texts[name][slice(*rows[name])] for name in rows},
         vectors={name: rows[index : index + 1] for name, rows in batch.vectors.items()},
         fps_N=batch.fps_N[index : index + 1],
         clean_tokens=(clean,),
         clean_level=batch.clean_level if clean else None,
         grids=batch.grids[index : index + 1],
         starts=(0, stop - start),
-        text_offsets={"text": (0, last - first)},
+        text_offsets={name: (0, last - first) for name, (first, last) in rows.items()},
         keys=keys,
         pack_id=pack_identity(keys),
     )

@@ -1,9 +1,10 @@
-"""Small networks of other families' layers, built of the parts of `dit.models`.
+"""Small networks of other families and of their layers, built of the parts of `dit.models`.
 
 joint    the toy family: double-stream layers, then single-stream ones
 double   its double-stream layers alone: nothing reads the text after the last one
 cross    cross-attention in the manner of Wan: norm across heads, table modulation in float32,
          cross-attention without gate, biases
+wan...   the family `wan`: with pictures for first and last frame, and with a clean first frame
 """
 
 from __future__ import annotations
@@ -38,10 +39,12 @@ from dit.models.layers.per_sample import PerSample
 from dit.models.layers.queries_and_keys import RotaryTable
 from dit.models.stacks.cross_layer import CrossConditions
 from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransformer
+from dit.models.wan.model import WanNetwork
 from dit.objectives import with_clean_level
 from dit.objectives.flow_matching import FlowMatching
 from tests.packs import random_pack, tiny_model
 from tests.toy_family import FAMILY, ToyConfig, ToyNetwork
+from tests.wan_networks import wan_model
 
 
 def toy_parts(model: ModelConfig, **attention: Any) -> dict[str, Any]:
@@ -122,13 +125,17 @@ class ToyCross(StackedTransformer):
         return self.all_tokens(self.proj_out(adaln.modulate(blocks["hidden"], layout)))
 
 
+WANS = {"wan_flf2v": "flf2v", "wan_ti2v": "ti2v"}
 NETWORKS = {"joint": ToyNetwork, "double": ToyNetwork, "cross": ToyCross}
+NETWORKS |= dict.fromkeys(WANS, WanNetwork)
 
 
 def toy_model(name: str, **changes: Any) -> ModelConfig:
     """The configuration of one of `NETWORKS`."""
     if name == "cross":
         return tiny_model(**{"num_layers": 4, **changes})
+    if name in WANS:
+        return wan_model(WANS[name], **changes)
     sizes = {"num_layers": 2, "num_single_layers": 3 if name == "joint" else 0}
     return ToyConfig(**{**sizes, "hidden_size": 96, "precision": Precision.FP32, **changes})
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -48,8 +50,10 @@ class DiffusersFolder:
         with safe_open(self.headers[name].file, framework="pt") as file:
             return file.get_tensor(name).clone()
 
-    def check(self, wanted: list[Pair]) -> None:
+    def check(self, wanted: list[Pair], *, ignored: Sequence[str] = ()) -> None:
         """Checks that the folder holds exactly the tensors of `wanted`, in their shapes.
+
+        Tensors whose names match a pattern of `ignored` may be there, too.
 
         Raises:
             ConvertError: lists the names that are missing, left over, or of another shape.
@@ -58,7 +62,8 @@ class DiffusersFolder:
         problems = []
         if missing := shapes.keys() - self.headers.keys():
             problems.append(f"has no {listed(missing)}")
-        if extra := self.headers.keys() - shapes.keys():
+        others = self.headers.keys() - shapes.keys()
+        if extra := [n for n in others if not any(fnmatchcase(n, one) for one in ignored)]:
             problems.append(f"has, beyond what {CONFIG} describes, {listed(extra)}")
         problems += [
             f"has {name} of shape {list(self.headers[name].shape)} instead of {list(shape)}"

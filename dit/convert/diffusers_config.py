@@ -6,7 +6,7 @@ place for and does not need is kept in config.json under a private key, which it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -118,12 +118,16 @@ class FoundObjective:
 
 
 def objective_config(
-    content: dict[str, Any] | None, *, place: object, given: Sequence[str] = ()
+    content: dict[str, Any] | None,
+    *,
+    place: object,
+    given: Sequence[str] = (),
+    of_family: Mapping[str, Any] | None = None,
 ) -> FoundObjective:
     """The objective of a scheduler_config.json, with the settings `given` by the user on top.
 
-    The default objective where there is no scheduler. `given` are words such as
-    `objective.name=flow`; with that one any scheduler will do.
+    Where there is no scheduler, the default with the keys that a family sets. `given` are words
+    such as `objective.name=flow`; with that one any scheduler will do.
 
     Raises:
         ConvertError: the scheduler does not say what the network was trained for, or asks for what
@@ -134,8 +138,9 @@ def objective_config(
         raise ConvertError(f"{other[0]!r} is not understood; only objective.KEY=VALUE can be set")
     told = any(word.lstrip("+-").startswith("objective.name") for word in given)
     if content is None:
+        words = [f"objective.{key}={value}" for key, value in (of_family or {}).items()]
         found = FoundObjective(
-            ObjectiveConfig(),
+            load_config(default_config(), overrides=words).objective,
             "the default, since there is no scheduler_config.json; set objective.* to what they"
             " were trained with",
         )

@@ -22,6 +22,7 @@ from dit.convert.megatron_checkpoint import StoredPiece, write_file, write_index
 from dit.distributed.collective_errors import on_first_rank
 from dit.models.cost import network_cost
 from dit.models.diffusers_names import Pair, pairs
+from dit.models.family import diffusers_form, family_of
 from dit.train.checkpoint.paths import FileDigest, sync_and_digest, write_manifest
 
 _FILE_BYTES = 5 * 10**9
@@ -72,7 +73,12 @@ def import_weights(
         text_pad_to=text_pad_to,
         place=source.path / CONFIG,
     )
-    found = objective_config(source.scheduler, place=source.scheduler_file, given=objective)
+    found = objective_config(
+        source.scheduler,
+        place=source.scheduler_file,
+        given=objective,
+        of_family=family_of(model).objective.settings,
+    )
     table = _checked_table(source, model)
     config = RunConfig(model=model, objective=found.objective)
     _write_checkpoint(source, table, target, config)
@@ -92,7 +98,7 @@ def _checked_table(source: DiffusersFolder, model: ModelConfig) -> list[Pair]:
             f" {len(source.headers)} tensors beside it"
         )
     table = pairs(model)
-    source.check(table)
+    source.check(table, ignored=diffusers_form(model).ignored)
     return table
 
 

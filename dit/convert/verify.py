@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dit.batch import LatentSample
+from dit.batch import TEXT, LatentSample
 from dit.config import ModelConfig, Precision, RunConfig, Weights
 from dit.convert.diffusers_checkpoint import DiffusersFolder, open_folder
 from dit.convert.diffusers_config import diffusers_transformer_config
@@ -20,7 +21,7 @@ from dit.convert.export import open_stored
 from dit.convert.megatron_checkpoint import StoredWeights
 from dit.data.pack import PatchLayout, pack_samples
 from dit.models.diffusers_names import pairs, their_tensors
-from dit.models.family import diffusers_form, family_of
+from dit.models.family import InputKind, diffusers_form, family_of
 from dit.sampling.unpatchify import unpack_latents
 
 # Random inputs: grids in patches, frames per second, lengths of captions, noise levels.
@@ -58,7 +59,7 @@ def compare_tensors(
     source = open_folder(hf_path)
     stored, config, chosen = open_stored(checkpoint, weights)
     table = pairs(config.model)
-    source.check(table)
+    source.check(table, ignored=diffusers_form(config.model).ignored)
     count, different, largest, where = 0, 0, 0.0, ""
     for _, unit in groupby(table, key=lambda pair: pair.theirs):
         for name, ours in their_tensors([*unit], stored.read).items():
@@ -105,7 +106,27 @@ def _sample(index: int, model: ModelConfig) -> LatentSample:
         latent_CFHW=torch.randn(model.in_channels, *size, generator=rng),
         text_LE=torch.randn(caption, model.crossattn_emb_size, generator=rng),
         fps=_FPS[index],
+        others=_others(model, size, caption, rng),
     )
+
+
+def _others(
+    model: ModelConfig, size: Sequence[int], rows: int, rng: torch.Generator
+) -> dict[str, Tensor]:
+    """What a sample must have beside latent and text."""
+    found = {}
+    for one in family_of(model).inputs(model):
+        match one.kind:
+            case InputKind.CHANNELS:
+                shape = (one.width, *size)
+            case InputKind.VECTOR:
+                shape = (one.width,)
+            case _:
+                shape = (one.rows or rows, one.width)
+        if one.required and one.name != TEXT:
+            assert one.kind is not InputKind.FRAMES and one.kind is not InputKind.REFERENCE
+            found[one.name] = torch.randn(shape, generator=rng)
+    return found
 
 
 @torch.no_grad()

@@ -195,8 +195,9 @@ def _checked_input(
     channels, frames, *sides = latent_CFHW.shape
     match one.kind:
         case InputKind.TEXT:
-            wanted, fits = f"[L, {one.width}]", shape[1] == one.width
-            fits = fits and (len(value) > 0 or one.may_be_empty)
+            wanted = f"[{'L' if one.rows is None else one.rows}, {one.width}]"
+            fits = shape[1] == one.width and (len(value) > 0 or one.may_be_empty)
+            fits = fits and one.rows in (None, len(value))
         case InputKind.VECTOR:
             wanted, fits = f"[{one.width}]", shape == [one.width]
         case InputKind.CHANNELS:

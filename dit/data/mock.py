@@ -64,7 +64,7 @@ def _shape(
     sides, channels = (geometry.height, geometry.width), config.model.in_channels
     match one.kind:
         case InputKind.TEXT:
-            return rows, one.width
+            return one.rows or rows, one.width
         case InputKind.VECTOR:
             return (one.width,)
         case InputKind.CHANNELS:

@@ -39,6 +39,9 @@ class NetworkCost:
     after: Cost
     text_tokens: int | None = None
     """Text is filled up to this many tokens a sample; None leaves it as long as it is."""
+    image_rows: int = 0
+    """Rows of an image encoder in each sample: of its text inputs' rows, but no text tokens. The
+    description counts what they cost with the sample."""
 
     @property
     def layers(self) -> int:
@@ -71,8 +74,10 @@ class NetworkCost:
         return any(shape.queries == RowKind.JOINT for shape in shapes)
 
     def text(self, lengths: Sequence[int]) -> Sequence[int]:
-        """Text tokens that the layers see."""
-        return lengths if self.text_tokens is None else [self.text_tokens] * len(lengths)
+        """Text tokens that the layers see, of samples with so many rows of all text inputs."""
+        if self.text_tokens is not None:
+            return [self.text_tokens] * len(lengths)
+        return [length - self.image_rows for length in lengths] if self.image_rows else lengths
 
     def parameters(self, *, tensor: int = 1, pipeline: int = 1) -> int:
         """On the fullest rank: the first stage has what comes before the layers, the last the rest.

@@ -16,10 +16,17 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 import torch
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from dit.config import ModelConfig
 from dit.models.family import diffusers_form
+
+
+class StrictKeys(BaseModel):
+    """Keys of a config.json, typed as in JSON: 1.0 is no integer, 1 no boolean, NaN no number."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
 
 
 class TensorSplit(StrEnum):
@@ -166,6 +173,25 @@ class Convolution(Same):
     ) -> tuple[int, ...]:
         patch = (model.patch_temporal, model.patch_spatial, model.patch_spatial)[3 - self.axes :]
         return (shape[0], shape[1] // torch.Size(patch).numel(), *patch)
+
+
+@dataclass(frozen=True, slots=True)
+class LeadingOne(Same):
+    """A first axis of size 1 there, which broadcasts over samples, and none here."""
+
+    def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:  # noqa: ARG002
+        return parts[0][0]
+
+    def split(self, whole: Tensor, model: ModelConfig, count: int) -> list[Tensor]:  # noqa: ARG002
+        return [whole[None]]
+
+    def their_shape(
+        self,
+        shape: tuple[int, ...],
+        model: ModelConfig,  # noqa: ARG002
+        count: int,  # noqa: ARG002
+    ) -> tuple[int, ...]:
+        return (1, *shape)
 
 
 @dataclass(frozen=True, slots=True)

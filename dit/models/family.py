@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 FAMILIES = {
     "dit": "dit.models.dit.family:FAMILY",
+    "wan": "dit.models.wan.family:FAMILY",
 }
 """Name -> where its `Family` is. The first one is that of configurations that name none."""
 VARIABLE = "DIT_FAMILIES"
@@ -81,6 +82,8 @@ class SampleInput:
     """Whether a sample without it is refused; one without an input that is not is trained on."""
     may_be_empty: bool = False
     """Whether 0 rows are legal."""
+    rows: int | None = None
+    """Rows that each sample must have, as image encoders make them; None: any number."""
     clean: bool = True
     """Whether a reference latent is told the clean level; FLUX Kontext's is told the sample's."""
     null: NullInput = NullInput.ENCODED
@@ -150,6 +153,8 @@ class DiffusersForm:
     """The values of `private_keys`."""
     text_pad_to: int | None
     """`model.text_pad_to` of the published weights."""
+    ignored: tuple[str, ...] = ()
+    """Patterns, as in `fnmatch`, of stored tensors that Diffusers' class does not read."""
     networks: tuple[str, ...] = ("transformer",)
     """Folders of a pipeline with a network each; Wan 2.2 has two."""
     lora_targets: tuple[str, ...]

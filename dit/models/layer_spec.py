@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Flag, StrEnum, auto
 
-_KEPT_SELF, _KEPT_CROSS = 10, 5
+_KEPT_SELF, _KEPT_CROSS, _KEPT_IMAGE = 10, 5, 1
 
 
 class RowKind(Flag):
@@ -43,6 +43,7 @@ class LinearShape:
     rows: RowKind = RowKind.LATENTS
     bias: bool = False
     split: bool = False  # whether tensor ranks share it; a bias then counts as shared as well
+    times: int = 1  # rows of each sample, where an input has as many in all samples
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +53,7 @@ class AttentionShape:
     width: int
     queries: RowKind = RowKind.LATENTS
     keys: RowKind = RowKind.LATENTS
+    times: int = 1  # keys of each sample, where `keys` is SAMPLES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,21 +138,25 @@ def _of_linears(linears: Iterable[LinearShape]) -> Multiplications:
     total: dict[RowKind, int] = dict.fromkeys(RowKind.SAMPLES | RowKind.JOINT, 0)
     for one in linears:
         for rows in one.rows:
-            total[rows] += one.inputs * one.outputs
+            total[rows] += one.inputs * one.outputs * one.times
     return Multiplications(total[RowKind.SAMPLES], total[RowKind.LATENTS], total[RowKind.TEXT])
 
 
 def _of_attentions(attentions: Iterable[AttentionShape]) -> Multiplications:
     """Queries with keys, and weights with values: 2 D for each pair."""
-    nn = nm = mm = 0
+    n = nn = nm = mm = 0
     for one in attentions:
+        if one.keys is RowKind.SAMPLES:
+            assert one.queries is RowKind.LATENTS
+            n += 2 * one.width * one.times
+            continue
         for query in one.queries:
             for key in one.keys:
                 text = (query is RowKind.TEXT) + (key is RowKind.TEXT)
                 nn += 2 * one.width * (text == 0)
                 nm += 2 * one.width * (text == 1)
                 mm += 2 * one.width * (text == 2)
-    return Multiplications(nn=nn, nm=nm, mm=mm)
+    return Multiplications(n=n, nn=nn, nm=nm, mm=mm)
 
 
 class Activation(StrEnum):
@@ -211,6 +217,21 @@ class AttentionSpec:
         total = Cost(linears=linears, attentions=(attention,), exchanges=1, kept=_KEPT_CROSS)
         return total + _bias(width, bias) + self._norms
 
+    def image_cost(self, text_width: int, rows: int) -> Cost:
+        """What attention to `rows` rows of an image adds to `cross_cost`, with its queries."""
+        made = LinearShape(
+            inputs=text_width,
+            outputs=2 * self.width,
+            rows=RowKind.SAMPLES,
+            bias=self.bias,
+            split=True,
+            times=rows,
+        )
+        attention = AttentionShape(width=self.width, keys=RowKind.SAMPLES, times=rows)
+        # The norm of the keys.
+        norm = Cost(weights=self._norms.weights[1:])
+        return Cost(linears=(made,), attentions=(attention,), kept=_KEPT_IMAGE) + norm
+
     @property
     def _norms(self) -> Cost:
         """Of queries and of keys; tensor ranks share a norm across heads by heads."""
@@ -250,10 +271,16 @@ def _bias(width: int, bias: bool) -> Cost:
 
 
 def replicated(
-    inputs: int, outputs: int, *, rows: RowKind = RowKind.LATENTS, bias: bool = False
+    inputs: int,
+    outputs: int,
+    *,
+    rows: RowKind = RowKind.LATENTS,
+    bias: bool = False,
+    times: int = 1,
 ) -> Cost:
     """A matrix that every tensor rank has whole."""
-    return Cost(linears=(LinearShape(inputs=inputs, outputs=outputs, rows=rows, bias=bias),))
+    shape = LinearShape(inputs=inputs, outputs=outputs, rows=rows, bias=bias, times=times)
+    return Cost(linears=(shape,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +343,10 @@ class CrossLayerSpec:
     modulation: ModulationSpec
     gated_cross: bool = True  # False: after an affine LayerNorm, without modulation or gate (Wan)
     learned_positions: bool = False  # whether they are added before every layer (Cosmos)
+    image_rows: int | None = None
+    """Rows of an image encoder in each sample, of the width of the text. Cross-attention attends to
+    them with keys, values and a softmax of their own, and adds what it finds (Wan 2.1); None: it
+    attends to text alone."""
 
     @property
     def cost(self) -> Cost:
@@ -323,6 +354,8 @@ class CrossLayerSpec:
         # Two exchanges, because the third is that of cross-attention.
         total = _self_attention(self.attention, self.feed_forward, RowKind.LATENTS, exchanges=2)
         total += self.attention.cost() + self.cross_attention.cross_cost(self.text_width)
+        if self.image_rows is not None:
+            total += self.cross_attention.image_cost(self.text_width, self.image_rows)
         total += self.feed_forward.cost()
         total += self.modulation.cost(width, 9 if self.gated_cross else 6)
         affine = () if self.gated_cross else (WeightShape(numbers=2 * width),)

@@ -18,6 +18,16 @@ from tests.toy_family import PLACE
 
 TOY = ("model.family=toy", "model.precision=fp32")
 DOUBLE = (*TOY, "model.num_single_layers=0")
+WAN = (
+    *("model.family=wan", "model.name=custom", "model.num_layers=2", "model.hidden_size=96"),
+    *("model.num_attention_heads=8", "model.mlp_ratio=2.0", "model.in_channels=4"),
+    *("model.crossattn_emb_size=16", "model.freq_dim=16", "model.precision=fp32"),
+)
+FLF2V = (
+    *(*WAN, "model.image_condition=first_and_last_frame", "model.image_embed_size=10"),
+    *("model.image_embed_length=6", "model.image_embed_positions=true", "model.text_pad_to=null"),
+)
+TI2V = (*WAN, "model.image_condition=clean_first_frame", "model.text_pad_to=24")
 JOINT_LAYOUTS = (
     *("full", "tp2", "tp2+sp", "cp2", "cp2+ag", "pp2", "pp2+vpp2", "tp2+cp2+pp2", "dp2+overlap"),
 )
@@ -26,23 +36,23 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "given frames drawn": ((*TOY, "objective.given_frames=[1, 2, 1]"), ("cp2", "tp2+sp", "pp2")),
     "double": (DOUBLE, ("dp2+overlap", "pp2", "tp2+sp")),
     "cross": (("model.num_layers=2",), ("tp2", "tp4", "tp2+sp+cp2+ag")),
+    "wan, first and last frame": (FLF2V, ("tp2", "dp2+overlap", "tp2+sp+cp2+pp2")),
+    "wan, clean first frame": (TI2V, ("tp2+sp+cp2+pp2",)),
     "joint, as a GPU attends": (TOY, ("tp2+sp", "cp2", "cp2+ag", "pp2")),
     "cross, as a GPU attends": (("model.num_layers=2",), ("cp2", "tp2+sp+cp2+ag")),
     "norm of a rank's own heads": (("model.num_layers=1",), ("tp2",)),
     "norm whose gradient stays on its rank": (("model.num_layers=1",), ("tp2",)),
     "norm whose weights Megatron-Core sums": (("model.num_layers=1",), ("tp2+sp",)),
     "modulation gradients of a rank's own tokens": (TOY, ("tp2+sp",)),
+    "text whose gradient counts each tensor rank": (FLF2V, ("tp2+sp",)),
     "clean tokens that have a loss": (TOY, ("cp2",)),
     "clean tokens that are told their sample's level": (TOY, ("cp2",)),
 }
 """(settings, layouts) by name."""
 SOUND = (
-    "joint",
-    "given frames drawn",
-    "double",
-    "cross",
-    "joint, as a GPU attends",
-    "cross, as a GPU attends",
+    *("joint", "given frames drawn", "double", "cross"),
+    *("wan, first and last frame", "wan, clean first frame"),
+    *("joint, as a GPU attends", "cross, as a GPU attends"),
 )
 """The others break the code."""
 
@@ -58,6 +68,7 @@ import dit.models.family
 from dit.distributed import model_parallel
 from dit.models.layers import packed_attention, parallel_linear
 from dit.models.layers import queries_and_keys as qk
+from dit.models.wan import conditions
 from dit.layout_check import program
 from recipes import check_layouts
 from tests.plain_kernel import attend_as_a_gpu
@@ -71,6 +82,13 @@ class NormWithSummedWeights(qk.AcrossHeadsNorm):
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
         self.query_scale.sequence_parallel = True
+
+embedding = conditions.TextEmbedding.__init__
+
+def marked(self, model):
+    embedding(self, model)
+    for parameter in self.parameters():
+        parameter.sequence_parallel = model.sequence_parallel
 
 split_tokens = model_parallel.split_tokens
 
@@ -94,6 +112,9 @@ PATCHES = {
         packed_attention, "AcrossHeadsNorm", NormWithSummedWeights
     ),
     "modulation gradients of a rank's own tokens": patch.object(parallel_linear, gather, of_own),
+    "text whose gradient counts each tensor rank": patch.object(
+        conditions.TextEmbedding, "__init__", marked
+    ),
     "clean tokens that have a loss": split_wrongly("is_target_T", "is_real_T"),
     "clean tokens that are told their sample's level": split_wrongly("level_row_T", "segment_T"),
 }

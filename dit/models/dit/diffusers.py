@@ -14,12 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
+from pydantic import ConfigDict, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from dit.batch import LatentSample
 from dit.config import RunConfig
-from dit.models.diffusers_names import ByHead, Features, NameTable, Row, TensorSplit
+from dit.models.diffusers_names import (
+    ByHead,
+    Features,
+    NameTable,
+    Row,
+    StrictKeys,
+    TensorSplit,
+)
 from dit.models.dit.config import DitConfig, ExtraPosition
 from dit.models.family import DiffusersForm
 
@@ -125,20 +132,14 @@ def _sizes(model: DitConfig) -> dict[str, int]:
     }
 
 
-class _StrictKeys(BaseModel):
-    """Types as they stand in JSON: 1.0 is no integer, 1 no boolean, NaN no number."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
-
-
-class DitPrivateKeys(_StrictKeys):
+class DitPrivateKeys(StrictKeys):
     """What an export keeps in config.json that Diffusers has no place for."""
 
     text_pad_to: PositiveInt | None
     max_size: tuple[PositiveInt, PositiveInt, PositiveInt]
 
 
-class CosmosTransformer(_StrictKeys):
+class CosmosTransformer(StrictKeys):
     """config.json of `CosmosTransformer3DModel`; keys that it does not have are kept apart."""
 
     model_config = ConfigDict(extra="allow")

@@ -12,7 +12,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
-from dit.batch import TEXT, PackedBatch
+from dit.batch import PackedBatch
 from dit.models.dit.config import DitConfig, ExtraPosition
 from dit.models.dit.family import dit_stack
 from dit.models.layers.attention import Spans
@@ -31,6 +31,7 @@ from dit.models.layers.parallel_linear import (
 from dit.models.layers.per_sample import PerSample
 from dit.models.layers.queries_and_keys import RotaryTable
 from dit.models.layers.row_lookup import look_up
+from dit.models.layers.text_padding import pad_text
 from dit.models.stacks.cross_layer import CrossConditions
 from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransformer
 
@@ -130,29 +131,6 @@ class TextProjection(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         return nn.functional.gelu(super().forward(input))
-
-
-def pad_text(batch: PackedBatch, length: int | None) -> PackedBatch:
-    """Appends zero vectors to every caption up to `length` tokens (null: leaves them alone).
-
-    Cosmos's published weights attend to this padding.
-
-    Raises:
-        ValueError: a caption is longer.
-    """
-    if length is None:
-        return batch
-    parts, width = [], batch.text_LE.shape[-1]
-    for sample, (start, stop) in enumerate(pairwise(batch.text_starts)):
-        missing = length - (stop - start)
-        if missing < 0:
-            raise ValueError(
-                f"the caption of sample {batch.keys[sample]!r} has {stop - start} tokens, more than"
-                f" model.text_pad_to={length}; raise it, or encode shorter captions"
-            )
-        parts += [batch.text_LE[start:stop], batch.text_LE.new_zeros(missing, width)]
-    starts = tuple(range(0, length * batch.num_samples + 1, length))
-    return batch.with_text(TEXT, torch.cat(parts), starts)
 
 
 class Rotary(RotaryTable):

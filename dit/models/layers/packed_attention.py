@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
 from dit.config import Implementation, Recompute
@@ -42,7 +43,8 @@ class PackedAttention(MegatronModule):
     The names of weights are those that Megatron-Core reduces over tensor ranks.
     """
 
-    def __init__(self, context: BuildContext, spec: AttentionSpec):
+    def __init__(self, context: BuildContext, spec: AttentionSpec, *, image: bool = False):
+        """`image`: there are keys of an image beside the others."""
         super().__init__(config=context.config)
         model, width = context.model, spec.width
         self.head_width = spec.head_width
@@ -57,7 +59,9 @@ class PackedAttention(MegatronModule):
             self.k_layernorm = HeadNorm(self.head_width, dtype=dtype, eps=eps)
         if spec.norm is QkNorm.ACROSS_HEADS:
             group = context.groups.tp
-            self.across_heads = AcrossHeadsNorm(width, eps=eps, dtype=dtype, group=group)
+            self.across_heads = AcrossHeadsNorm(
+                width, eps=eps, dtype=dtype, group=group, image=image
+            )
 
     def heads(self, x_TX: Tensor, parts: int) -> tuple[Tensor, ...]:
         """Splits [T, heads * parts * K], ordered head by head, into `parts` of [T, heads, K]."""
@@ -68,7 +72,8 @@ class PackedAttention(MegatronModule):
     def normalised(self, q_THK: Tensor, k_SHK: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys without rotation."""
         if self.across_heads is not None:
-            return self.across_heads(q_THK, k_SHK)
+            q_THK, k_SHK = self.across_heads(q_THK, k_SHK)
+            return q_THK, k_SHK
         if self.q_layernorm is None or self.k_layernorm is None:
             return q_THK, k_SHK
         return self.q_layernorm(q_THK), self.k_layernorm(k_SHK)
@@ -139,31 +144,65 @@ class SelfAttention(PackedAttention):
         return self.linear_proj(out_THK.flatten(1))
 
 
-class CrossAttention(PackedAttention):
-    """Tokens of a sample attend to its caption, which every context and tensor rank holds whole."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttendedRows:
+    """Rows that tokens attend to, whole on every context and tensor rank."""
 
-    def __init__(self, context: BuildContext, spec: AttentionSpec, *, text_width: int):
-        super().__init__(context, spec)
+    rows_LE: Tensor  # text, or what an image encoder made
+    spans: Spans  # of this context rank's tokens, and of the rows of their samples
+
+
+class CrossAttention(PackedAttention):
+    """Tokens of a sample attend to its caption, which every context and tensor rank holds whole.
+
+    With `image` they also attend to what an image encoder made of its picture, with the same
+    queries, and both outputs are added (Wan 2.1's image-to-video).
+    """
+
+    def __init__(
+        self, context: BuildContext, spec: AttentionSpec, *, text_width: int, image: bool = False
+    ):
+        super().__init__(context, spec, image=image)
+        assert not image or spec.norm is QkNorm.ACROSS_HEADS, "no other norm knows images' keys"
         width = spec.width
         self.linear_q = split_linear(width, width, axis=0, context=context, bias=spec.bias)
         # Every tensor rank has the whole text: there are no parts of it to gather. And text of any
         # length is nothing for 8-bit products.
         whole = copy(context.config)
         whole.sequence_parallel = False
-        self.linear_kv = ColumnLinear(
-            text_width, 2 * width, config=whole, groups=context.groups, bias=spec.bias
-        )
 
-    def forward(self, x_TD: Tensor, text_LE: Tensor, spans: Spans) -> Tensor:
+        def keys_and_values() -> ColumnLinear:
+            return ColumnLinear(
+                text_width, 2 * width, config=whole, groups=context.groups, bias=spec.bias
+            )
+
+        self.linear_kv = keys_and_values()
+        self.linear_image_kv = keys_and_values() if image else None
+
+    def forward(
+        self, x_TD: Tensor, text_LE: Tensor, spans: Spans, image: AttendedRows | None = None
+    ) -> Tensor:
         empty = not len(text_LE)
         if empty:
-            text_LE = text_LE.new_zeros(1, text_LE.shape[1])
+            # Not a new row: what made the text gets gradients of zeros, too.
+            text_LE = pad(text_LE, (0, 0, 0, 1))
         (q,) = self.heads(self.linear_q(x_TD), 1)
         k, v = self.heads(self.linear_kv(text_LE), 2)
+        if image is not None:
+            return self._with_image((q, k, v), spans, image)
         q, k = self.normalised(q, k)
         # Nothing to attend to in the whole pack: zeros, to which all weights are tied, because
         # Megatron-Core's DDP waits for the gradient of each.
         attended = 0 * (q + k + v) if empty else self.attend(q, k, v, spans)
+        return self.linear_proj(attended.flatten(1))
+
+    def _with_image(self, qkv: QKV, spans: Spans, image: AttendedRows) -> Tensor:
+        """Attention to text, plus attention to the image. Both have rows in every sample."""
+        assert self.linear_image_kv is not None and self.across_heads is not None
+        q, k, v = qkv
+        image_k, image_v = self.heads(self.linear_image_kv(image.rows_LE), 2)
+        q, k, image_k = self.across_heads(q, k, image_k)
+        attended = self.attend(q, k, v, spans) + self.attend(q, image_k, image_v, image.spans)
         return self.linear_proj(attended.flatten(1))
 
 

@@ -74,44 +74,54 @@ class AcrossHeadsNorm(nn.Module):
     """RMSNorm of queries and of keys over all heads of a token, which tensor ranks share (Wan).
 
     Each rank normalises and scales its own heads: all that it needs of the others is their sum of
-    squares for each token, which is one all-reduce for queries and keys together.
+    squares for each token, which is one all-reduce for queries and all keys together.
 
     Each rank holds the weights of its own heads and has their whole gradient. So they must not be
     named q_layernorm or k_layernorm: Megatron-Core adds up gradients under these names over tensor
     ranks, which here would mix those of different heads.
     """
 
-    def __init__(self, width: int, *, eps: float, dtype: torch.dtype, group: dist.ProcessGroup):
+    def __init__(
+        self,
+        width: int,
+        *,
+        eps: float,
+        dtype: torch.dtype,
+        group: dist.ProcessGroup,
+        image: bool = False,
+    ):
+        """`image`: there are keys of an image, too."""
         super().__init__()
         self.width, self.eps, self.group = width, eps, group
         part = width // group.size()
         self.query_scale = nn.Parameter(torch.ones(part, dtype=dtype))
         self.key_scale = nn.Parameter(torch.ones(part, dtype=dtype))
-        for scale in (self.query_scale, self.key_scale):
+        if image:
+            self.image_key_scale = nn.Parameter(torch.ones(part, dtype=dtype))
+        for scale in self.parameters():
             mark_split(scale, axis=0)
 
-    def forward(self, q_THK: Tensor, k_SHK: Tensor) -> tuple[Tensor, Tensor]:
-        wide = q_THK.float(), k_SHK.float()
+    def forward(self, *heads: Tensor) -> tuple[Tensor, ...]:
+        """Queries [T, H, K], keys [S, H, K], and where there are any the keys of an image."""
+        wide = [x_THK.float() for x_THK in heads]
         squares = torch.cat([x.square().sum((1, 2)) for x in wide])
         whole = _SumOverRanks.apply(squares, self.group)
         assert isinstance(whole, Tensor)
-        inverse_rms = (whole / self.width + self.eps).rsqrt().split([len(q_THK), len(k_SHK)])
-        q, k = (
-            (x * rms[:, None, None] * scale.float().view(x.shape[1:])).type_as(q_THK)
-            for x, rms, scale in zip(
-                wide, inverse_rms, (self.query_scale, self.key_scale), strict=True
-            )
+        inverse_rms = (whole / self.width + self.eps).rsqrt().split([len(x) for x in wide])
+        return tuple(
+            (x * rms[:, None, None] * scale.float().view(x.shape[1:])).type_as(heads[0])
+            for x, rms, scale in zip(wide, inverse_rms, self.parameters(), strict=True)
         )
-        return q, k
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None
     ) -> Any:
-        """Both weights, split by heads."""
+        """All weights, split by heads."""
+        scales = dict(self.named_parameters())
         return make_sharded_tensors_for_checkpoint(
-            dict(self.named_parameters()),
+            scales,
             prefix,
-            {"query_scale": 0, "key_scale": 0},
+            dict.fromkeys(scales, 0),
             sharded_offsets,
             tp_group=self.group,
             dp_cp_group=(metadata or {})["dp_cp_group"],

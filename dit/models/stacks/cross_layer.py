@@ -23,6 +23,7 @@ from dit.models.layers.attention import Spans
 from dit.models.layers.context_parallel import Exchange
 from dit.models.layers.modulation import AdaLN, TimestepConditioning, make_modulation
 from dit.models.layers.packed_attention import (
+    AttendedRows,
     CrossAttention,
     RowConditions,
     SelfAttention,
@@ -39,6 +40,7 @@ class CrossConditions:
     exchange: Exchange  # of self-attention
     text_LE: Tensor  # whole on every rank
     cross_spans: Spans
+    image: AttendedRows | None = None  # of layers with `CrossLayerSpec.image_rows`
     position_TD: Tensor | None = None  # learned positions, added before every layer
 
 
@@ -83,7 +85,10 @@ class CrossLayer(MegatronModule, BaseTransformerLayer):
             self.norm_cross = nn.LayerNorm(width, eps=1e-6, dtype=config.params_dtype)
             sees_part_of_tokens(self.norm_cross, config)
         self.cross_attention = CrossAttention(
-            context, spec.cross_attention, text_width=spec.text_width
+            context,
+            spec.cross_attention,
+            text_width=spec.text_width,
+            image=spec.image_rows is not None,
         )
         self.modulate_mlp = modulate()
         self.mlp = FeedForward(context, spec.feed_forward)
@@ -99,13 +104,14 @@ class CrossLayer(MegatronModule, BaseTransformerLayer):
         if self.norm_cross is None:
             cross = next(parts)
             h_TD, x_TD = own.add_and_branch(h_TD, x_TD, per_sample, then=cross)
-            x_TD = self.cross_attention(x_TD, c.text_LE, c.cross_spans)
+            x_TD = self.cross_attention(x_TD, c.text_LE, c.cross_spans, c.image)
             mlp = next(parts)
             h_TD, x_TD = cross.add_and_branch(h_TD, x_TD, per_sample, then=mlp)
         else:
             h_TD = own.add(h_TD, x_TD, per_sample)
             # torch's kernels: this norm has weights, and its part is added without a gate.
-            h_TD = h_TD + self.cross_attention(self.norm_cross(h_TD), c.text_LE, c.cross_spans)
+            x_TD = self.norm_cross(h_TD)
+            h_TD = h_TD + self.cross_attention(x_TD, c.text_LE, c.cross_spans, c.image)
             mlp = next(parts)
             h_TD, x_TD = mlp.branch(h_TD, per_sample)
         return mlp.add(h_TD, self.mlp(x_TD), per_sample)

@@ -16,7 +16,11 @@ CONF = Path(__file__).resolve().parents[3] / "conf"
 
 
 @pytest.mark.parametrize(
-    ("name", "packs"), [("dit_debug", 200), ("dit_xl_image", 40), ("dit_xl_video", 40)]
+    ("name", "packs"),
+    [
+        *(("dit_debug", 200), ("dit_xl_image", 40), ("dit_xl_video", 40)),
+        *(("wan_debug", 200), ("wan_1.3b_pretrain", 40)),
+    ],
 )
 def test_mixture_is_nasty_and_fills_packs(opened, name, packs):
     config = load_config(

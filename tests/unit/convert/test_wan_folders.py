@@ -1,0 +1,112 @@
+"""Folders of Diffusers' Wan: what else they may hold, what is refused, what `verify` compares."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dit.config import ObjectiveConfig, RunConfig, Weights
+from dit.convert.diffusers_config import diffusers_transformer_config
+from dit.convert.errors import ConvertError
+from dit.convert.import_ import import_weights
+from dit.convert.verify import compare_forward, compare_tensors
+from dit.models.family import diffusers_form
+from dit.models.wan.config import ImageCondition, WanConfig
+from tests.wan_networks import CONDITIONS, publish_wan, random_wan, wan_model
+
+IMAGE = {"image_dim": 10, "added_kv_proj_dim": 48}
+WEIGHTS = "diffusion_pytorch_model.safetensors"
+
+
+def _published(folder: Path, kind: str, **changes: Any) -> Path:
+    """Diffusers' tiny network of a kind."""
+    model = wan_model(kind, text_pad_to=512, **changes)
+    content = diffusers_form(model).content(RunConfig(model=model))
+    return publish_wan(folder, random_wan(**content))
+
+
+@pytest.mark.parametrize("kind", CONDITIONS)
+def test_verify_compares_tensors_and_outputs(groups, tmp_path: Path, kind: str) -> None:
+    folder = _published(tmp_path / "hf", kind)
+    done = import_weights(folder, tmp_path / "ours")
+    assert done.config.model.text_pad_to == 512
+    report, _ = compare_tensors(folder, done.path, Weights.MODEL)
+    assert (report.different, report.largest) == (0, 0.0) and report.count == done.tensors
+    forward = compare_forward(folder, done.path, Weights.MODEL)
+    assert forward.samples == 3 and forward.largest <= 1e-5 * forward.scale
+
+
+def test_a_folder_tells_its_condition(groups, tmp_path: Path) -> None:
+    for kind, channels in (("t2v", 4), ("i2v", 4), ("flf2v", 4), ("ti2v", 48)):
+        folder = _published(tmp_path / f"{kind}_hf", kind, in_channels=channels)
+        model: Any = import_weights(folder, tmp_path / kind).config.model
+        wanted = CONDITIONS[kind].get("image_condition", ImageCondition.NONE)
+        assert (model.image_condition, model.in_channels) == (wanted, channels)
+
+
+def test_a_norm_that_nothing_reads_may_be_stored(groups, tmp_path: Path) -> None:
+    folder = _published(tmp_path / "hf", "i2v_image")
+    tensors = load_file(folder / WEIGHTS)
+    tensors |= {f"blocks.{n}.attn2.norm_added_q.weight": torch.ones(48) for n in range(2)}
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    assert import_weights(folder, tmp_path / "ours").config.model.name == "custom"
+    tensors["blocks.0.attn2.norm_added_v.weight"] = torch.ones(48)
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    with pytest.raises(ConvertError, match=r"describes, blocks.0.attn2.norm_added_v"):
+        import_weights(folder, tmp_path / "others")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"in_channels": 11}, "in_channels=11, and out_channels=4 goes with 4 or 12"),
+        ({"patch_size": [1, 2, 3]}, r"patch_size=\[1, 2, 3\] is not square"),
+        ({"cross_attn_norm": False}, "cross_attn_norm=false"),
+        ({"qk_norm": None}, "qk_norm=None"),
+        ({"eps": 1e-5}, "eps=1e-05"),
+        ({"image_dim": 10}, "added_kv_proj_dim=None with image_dim=10 and a width of 48"),
+        ({"pos_embed_seq_len": 6}, "pos_embed_seq_len=6 without image_dim"),
+        ({"window_size": [-1, -1]}, "unknown keys window_size"),
+    ],
+)
+def test_what_ours_has_not_is_refused_by_name(tmp_path, changes: dict, words: str) -> None:
+    folder = _published(tmp_path / "hf", "t2v")
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(content | changes))
+    with pytest.raises(ConvertError, match=words):
+        import_weights(folder, tmp_path / "ours")
+
+
+def _run(**changes: Any) -> RunConfig:
+    return RunConfig(model=wan_model(**changes), objective=ObjectiveConfig(name="flow"))
+
+
+def test_images_beside_another_number_of_text_rows_are_no_network_of_diffusers() -> None:
+    assert diffusers_transformer_config(_run(kind="i2v"))["in_channels"] == 12
+    with pytest.raises(ConvertError, match=r"text_pad_to=None cannot be exported with image"):
+        diffusers_transformer_config(_run(kind="i2v_image"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "pipeline", "words"),
+    [
+        ("t2v", "WanPipeline", []),
+        ("t2v", "WanImageToVideoPipeline", ["image_condition=none", "shows a picture"]),
+        ("i2v", "WanPipeline", ["image_condition=first_frame", "shows no picture"]),
+        ("flf2v", "WanImageToVideoPipeline", []),
+        *(("ti2v", name, []) for name in ("WanPipeline", "WanImageToVideoPipeline")),
+    ],
+)
+def test_pipelines_fit_what_a_network_is_shown(kind: str, pipeline: str, words: list) -> None:
+    for pad_to in (512, None):
+        model: WanConfig = wan_model(kind, text_pad_to=pad_to)
+        form = diffusers_form(model)
+        assert form.pipelines[pipeline] == "flow"
+        found = form.pipeline_misfits(model, pipeline)
+        assert len(found) == (pad_to is None) + bool(words)
+        assert all(word in found[-1] for word in words)
