@@ -81,7 +81,8 @@ class DatasetConfig:
     cost where samples allow it, and orders the others; `flops` orders packs, so that all of a step
     are alike."""
     balance_packs: int = 64
-    """Packs that each loader process holds to choose from; used where `balance` is not none."""
+    """Packs that each loader process holds to choose from; used where `balance` is not none. With
+    more, ranks cost more alike."""
     sample_multiple: int = 16
     """Each sample is padded to a multiple of this many tokens, whatever the layout."""
     num_workers: int = 2

@@ -166,7 +166,8 @@ def test_the_next_pack_costs_what_recent_ones_cost_at_its_quantile():
     recent = [float(n) for n in range(101, 200)]
     assert nearest_in_cost([190.0, 110.0, 150.0, 151.0], recent, quantile=0.5) == 2
     # what waits draws it to its own quantile: 0.8 * 150 + 0.2 * 190
-    assert nearest_in_cost([190.0, 110.0, 190.0, 158.0, 190.0], recent, quantile=0.5) == 3
+    waiting = [190.0, 110.0, 190.0, 158.0, 190.0, 190.0, 145.0]
+    assert nearest_in_cost(waiting, recent, quantile=0.5) == 3
     # of packs within 0.2% the oldest
     assert nearest_in_cost([150.2, 150.0, 150.0], recent, quantile=0.5) == 0
     assert nearest_in_cost([150.8, 150.0, 150.0], recent, quantile=0.5) == 1
