@@ -11,19 +11,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from measuring.mixtures import MIXTURES
+from measuring.mixtures import MIXTURES, Mixture
 from measuring.packing_simulation import (
+    alike,
     decreasing_fill,
-    step_costs,
+    simulated_steps,
     straggler_ratios,
     stream_fill,
 )
 from rich.console import Console
 from rich.table import Table
 
+from dit.config import Balance
 from dit.config.loading import default_config, load_config
-
-_STEPS = 128  # measured steps; as many before them fill the buffer of waiting packs
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -31,10 +31,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console = Console()
     fills = [_fill_row(mixture, buffer, options.samples) for mixture, buffer in _pairs(options)]
     console.print(_table("Real tokens over capacity", fills))
-    evens = [_even_row(mixture, options) for mixture in MIXTURES] if options.ranks else []
+    evens = [_even_row(mixture, options) for mixture in _chosen(options) if options.ranks]
     if evens:
         title = f"Slowest rank over mean, {options.model}, one pack a step: before -> after"
-        console.print(_table(f"{title} dataset.balance=flops", evens))
+        console.print(_table(f"{title} dataset.balance={options.balance}", evens))
     if options.json:
         options.json.write_text(json.dumps({"fill": fills, "stragglers": evens}, indent=1) + "\n")
         console.print(f"written: {options.json}")
@@ -46,14 +46,22 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--buffers", type=int, nargs="+", default=[32, 64, 128, 256, 1024, 4096], help="samples")
     add("--samples", type=int, default=8192, help="samples packed for each number (%(default)s)")
     add("--ranks", type=int, nargs="*", default=[8, 64, 256], help="none: no simulation")
-    add("--balance-packs", type=int, default=64, help="dataset.balance_packs (%(default)s)")
+    kinds = [Balance.FLOPS, Balance.FLOPS_TARGET]
+    add("--balance", type=Balance, choices=kinds, default=kinds[1], help="dataset.balance")
+    add("--balance-packs", type=int, default=256, help="dataset.balance_packs (%(default)s)")
+    add("--steps", type=int, default=32, help="simulated steps that are counted (%(default)s)")
+    add("--mixtures", nargs="+", default=[m.name for m in MIXTURES], help="(all)")
     add("--model", default="dit_xl", help="model.name, for the cost of a pack (%(default)s)")
     add("--json", type=Path, help="file for the numbers")
     return parser.parse_args(arguments)
 
 
+def _chosen(options: argparse.Namespace) -> list[Mixture]:
+    return [mixture for mixture in MIXTURES if mixture.name in options.mixtures]
+
+
 def _pairs(options: argparse.Namespace) -> list[tuple[Any, int]]:
-    return [(mixture, buffer) for mixture in MIXTURES for buffer in options.buffers]
+    return [(mixture, buffer) for mixture in _chosen(options) for buffer in options.buffers]
 
 
 def _fill_row(mixture: Any, buffer: int, samples: int) -> dict[str, Any]:
@@ -72,15 +80,21 @@ def _fill_row(mixture: Any, buffer: int, samples: int) -> dict[str, Any]:
 
 def _even_row(mixture: Any, options: argparse.Namespace) -> dict[str, Any]:
     model = load_config(default_config(), overrides=[f"model.name={options.model}"]).model
+    sizes = {"ranks": max(options.ranks), "steps": options.steps}
+    sizes["balance_packs"] = options.balance_packs
+    kinds = (Balance.NONE, options.balance)
+    before, after = (simulated_steps(mixture, model, balance=kind, **sizes) for kind in kinds)
+    ratios = [straggler_ratios(steps.costs, ranks=options.ranks) for steps in (before, after)]
     row: dict[str, Any] = {"mixture": mixture.name}
-    found = []
-    for packs in (0, options.balance_packs):
-        sizes = {"ranks": max(options.ranks), "steps": 2 * _STEPS, "balance_packs": packs}
-        costs = step_costs(mixture, model, **sizes)[:, _STEPS:]
-        found.append(straggler_ratios(costs, ranks=options.ranks))
-    for ranks, before, after in zip(options.ranks, *found, strict=True):
-        row[f"{ranks} ranks"] = f"{before:.3f} -> {after:.3f}"
-    return row
+    for ranks, was, now in zip(options.ranks, *ratios, strict=True):
+        row[f"{ranks} ranks"] = f"{was:.3f} -> {now:.3f}"
+    spreads = [float(steps.costs.std() / steps.costs.mean()) for steps in (before, after)]
+    return row | {
+        "spread of costs": "{:.3f} -> {:.3f}".format(*spreads),
+        "alike": alike(after.mean_lengths),
+        "fill": f"{before.fill:.3f} -> {after.fill:.3f}",
+        "longest wait": f"{before.longest_wait} -> {after.longest_wait}",
+    }
 
 
 def _table(title: str, rows: list[dict[str, Any]]) -> Table:

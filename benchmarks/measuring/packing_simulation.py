@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from functools import cache
+from itertools import chain, count, islice
 
 import numpy as np
 
-from dit.config import ModelConfig
-from dit.data.pack import best_fit_decreasing, full_with_first, turn
+from dit.config import Balance, ModelConfig
+from dit.data.bin_packing import (
+    RECENT,
+    best_fit_decreasing,
+    full_at_like_cost,
+    full_with_first,
+    nearest_in_cost,
+    turn,
+)
 from dit.models.cost import forward_flops
 from measuring.mixtures import Mixture
 
-_CAPTION, _BUFFER = 200, 64  # of the simulated balance: text tokens of a sample, buffered samples
+_CAPTION, _BUFFER = 200, 100  # of the simulated balance: text tokens of a sample, buffered samples
 MULTIPLE = 16
 """Samples are padded to a multiple of this, as dataset.sample_multiple does by default."""
 
@@ -34,15 +42,20 @@ class Fill:
     """Largest number of samples that arrived between a sample and the pack it went into."""
 
 
-def packs(mixture: Mixture, *, buffer: int, seed: int) -> Iterator[list[tuple[int, int]]]:
-    """(sample number, length) of the samples of each pack, endlessly."""
+def packs(
+    mixture: Mixture, *, buffer: int, seed: int, cost: Callable[[int], float] | None = None
+) -> Iterator[list[tuple[int, int]]]:
+    """(sample number, length) of the samples of each pack, endlessly; of like `cost` if given."""
     arrivals = enumerate(mixture.lengths(seed=seed))
     waiting: list[tuple[int, int]] = []
     while True:
         waiting += islice(arrivals, buffer - len(waiting))
-        chosen = full_with_first(
-            [padded(length) for _, length in waiting], capacity=mixture.capacity
-        )
+        lengths = [padded(length) for _, length in waiting]
+        if cost is None:
+            chosen = full_with_first(lengths, capacity=mixture.capacity)
+        else:
+            costs = [cost(length) for _, length in waiting]
+            chosen = full_at_like_cost(lengths, costs, capacity=mixture.capacity)
         yield [waiting[index] for index in chosen]
         for index in reversed(chosen):
             del waiting[index]
@@ -99,30 +112,81 @@ def straggler_ratios(costs: np.ndarray, *, ranks: Sequence[int]) -> list[float]:
     return [float((costs[:n].max(0) / costs[:n].mean(0)).mean()) for n in ranks]
 
 
-def step_costs(
-    mixture: Mixture, model: ModelConfig, *, ranks: int, steps: int, balance_packs: int
-) -> np.ndarray:
-    """FLOPs of one pack, [rank, step]; `balance_packs` 0 is without balancing."""
-    rows = [
-        _balanced(_costs(mixture, model, steps + balance_packs, seed=rank), steps, balance_packs)
-        for rank in range(ranks)
-    ]
-    return np.array(rows)
+def alike(values: np.ndarray) -> float:
+    """Part of the variance of packs that is between steps; `values` are [rank, step].
+
+    1: the packs of a step are of one kind; 0: each step has packs of all kinds.
+    """
+    return float(values.mean(0).var() / values.var())
 
 
-def _costs(mixture: Mixture, model: ModelConfig, count: int, *, seed: int) -> list[int]:
-    stream = packs(mixture, buffer=_BUFFER, seed=seed)
-    lengths = ([length for _, length in pack] for pack in islice(stream, count))
-    return [forward_flops(model, tokens=one, text=[_CAPTION] * len(one)) for one in lengths]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Steps:
+    """The packs of each rank in each step, [rank, step]."""
+
+    costs: np.ndarray
+    """FLOPs of a forward pass."""
+    mean_lengths: np.ndarray
+    """Tokens over samples of a pack."""
+    fill: float
+    """Real tokens over capacity, mean of all packs."""
+    longest_wait: int
+    """Largest number of samples that arrived between a sample and the turn of its pack."""
 
 
-def _balanced(costs: list[int], steps: int, packs: int) -> list[int]:
-    """The first `steps` of `costs` in the order of dataset.balance=flops."""
-    if not packs:
-        return costs[:steps]
-    stream, waiting, order = iter(costs), [], []
-    for number in range(steps):
+def simulated_steps(
+    mixture: Mixture,
+    model: ModelConfig,
+    *,
+    ranks: int,
+    steps: int,
+    balance: Balance,
+    balance_packs: int,
+) -> Steps:
+    """Steps of one pack a rank, after those that fill the buffers."""
+    first = 32 if balance is Balance.NONE else 2 * balance_packs
+    rows = []
+    for rank in range(ranks):
+        stream = _measured(mixture, model, seed=rank, at_like_cost=balance is Balance.FLOPS_TARGET)
+        ordered = in_order(stream, balance, packs=balance_packs)
+        rows.append([*islice(ordered, first, first + steps)])
+    table = np.array(rows)
+    return Steps(
+        costs=table[..., 0],
+        mean_lengths=table[..., 1] / table[..., 2],
+        fill=float(table[..., 1].mean()) / mixture.capacity,
+        longest_wait=int((table[..., 4] - table[..., 3]).max()),
+    )
+
+
+_Pack = tuple[float, ...]
+"""Cost, tokens, samples, number of the oldest sample, and of the newest that has been read."""
+
+
+def _measured(
+    mixture: Mixture, model: ModelConfig, *, seed: int, at_like_cost: bool
+) -> Iterator[_Pack]:
+    cost = cache(lambda length: float(forward_flops(model, tokens=[length], text=[_CAPTION])))
+    newest = 0
+    for pack in packs(mixture, buffer=_BUFFER, seed=seed, cost=cost if at_like_cost else None):
+        newest = max(newest, *(number for number, _ in pack))
+        lengths = [length for _, length in pack]
+        yield sum(map(cost, lengths)), sum(lengths), len(lengths), pack[0][0], newest
+
+
+def in_order(stream: Iterator[_Pack], balance: Balance, *, packs: int) -> Iterator[_Pack]:
+    """The packs of a rank in the order of its turns, each with the newest sample at its turn."""
+    waiting: list[_Pack] = []
+    recent: list[float] = []
+    for number in count():
         now = turn(number, packs=packs, seed=0)
-        waiting = sorted([*waiting, *islice(stream, now.waiting - len(waiting))])
-        order.append(waiting.pop(now.place))
-    return order
+        wanted = 1 if balance is Balance.NONE else now.waiting
+        waiting += (arrived := [*islice(stream, wanted - len(waiting))])
+        costs = [pack[0] for pack in waiting]
+        if balance is Balance.FLOPS_TARGET:
+            recent = [*recent, *(pack[0] for pack in arrived)][-RECENT * packs :]
+            chosen = nearest_in_cost(costs, recent, quantile=(now.place + 0.5) / now.waiting)
+        else:
+            chosen = sorted(range(wanted), key=costs.__getitem__)[min(now.place, wanted - 1)]
+        newest = waiting[-1][-1]
+        yield *waiting.pop(chosen)[:-1], newest

@@ -51,10 +51,13 @@ class BlendEntry:
 
 
 class Balance(StrEnum):
-    """What is balanced between the packs of one step on different data-parallel ranks."""
+    """What makes the packs of one step cost about the same on all data-parallel ranks."""
 
     NONE = "none"
     FLOPS = "flops"
+    """Packs as without it, in an order of their cost that is the same on all ranks."""
+    FLOPS_TARGET = "flops_target"
+    """Samples are chosen so that most packs cost the same; the order does the rest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,9 +77,12 @@ class DatasetConfig:
     packing_buffer_size: int = 100
     """Samples that one round of packing chooses from; 64 are enough."""
     balance: Balance = Balance.NONE
-    """`flops` orders packs so that all data-parallel ranks get about the same cost per step."""
+    """How data-parallel ranks get about the same cost per step. `flops_target` makes packs of one
+    cost where samples allow it, and orders the others; `flops` orders packs, so that all of a step
+    are alike."""
     balance_packs: int = 64
-    """Packs that each loader process holds to choose from; used where `balance` is not none."""
+    """Packs that each loader process holds to choose from; used where `balance` is not none. With
+    more, ranks cost more alike."""
     sample_multiple: int = 16
     """Each sample is padded to a multiple of this many tokens, whatever the layout."""
     num_workers: int = 2

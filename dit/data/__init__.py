@@ -7,7 +7,8 @@
     records       the two layouts of a record in a shard: ours and DFM's
     cook          head of a record -> its length; record -> LatentSample, or the reason why not
     mock          synthetic samples, which are read like any others
-    pack          which samples share a pack; group of samples -> PackedBatch
+    bin_packing   which samples share a pack, and which pack is next
+    pack          group of samples -> PackedBatch
     rejections    reasons and counts of refused samples; DataError
     energon       our parts of Energon's chain of datasets, and its private members
     loader_state  what a checkpoint keeps of the loaders, and which run it belongs to

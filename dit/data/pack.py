@@ -1,8 +1,8 @@
-"""Samples -> packs.
+"""Samples that share a pack -> PackedBatch.
 
-1. full_with_first, best_fit_decreasing    which samples share a pack (integers)
-2. turn                                    which pack is next, so that ranks have equal cost
-3. pack_samples, PackWriter                samples -> PackedBatch: patches, positions, padding
+1. PatchLayout                 how a sample becomes tokens, and what a pack holds beside them
+2. SampleSize                  what bin_packing.py needs to know of a sample
+3. pack_samples, PackWriter    samples -> PackedBatch: patches, positions, padding
 """
 
 # C latent channels, or patch features C * pt * ph * pw once patched; T packed tokens; L text tokens
@@ -13,15 +13,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
-from math import gcd
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -32,100 +29,6 @@ from dit.models.cost import network_cost
 from dit.models.family import InputKind, SampleInput, family_of
 from dit.models.positions import PositionRule
 from dit.pack_wire import private_bytes, views_of, widest_first
-
-# Only the oldest samples of a longer buffer are tried: 256 fill packs as well as 4096 do, and four
-# times as fast.
-_CANDIDATES = 256
-# Packs that differ by less than capacity / 100 count as equally full; with more candidates,
-# by less than capacity / candidates. If the fullest were always taken, samples that leave odd gaps
-# would stay behind until the stream ends: 5% more packs for 430 nasty samples.
-_AS_FULL = 100
-_FIRST_WAITING = 8  # packs in waiting at the first turn; more of them would delay it
-
-
-def full_with_first(lengths: Sequence[int], *, capacity: int) -> list[int]:
-    """A pack of at most `capacity` with sample 0, which has waited longest, as full as possible.
-
-    All other samples wait for the next pack, and newcomers replace those that were taken. With a
-    buffer of 64 samples this fills packs better than best-fit decreasing does with 4096, and no
-    sample waits for ever. Among packs that are equally full, within 1%, the one with the longest
-    samples is taken, because short ones fill gaps later. Indices ascend.
-
-    Raises:
-        ValueError: a length is not in [1, capacity].
-    """
-    _check(lengths, capacity)
-    unit = gcd(*lengths)
-    candidates = range(1, min(len(lengths), _CANDIDATES))
-    order = sorted(candidates, key=lambda i: (lengths[i], -i))
-    room = (capacity - lengths[0]) // unit
-    # Bit n of sums[k] is set if some of the k shortest candidates add up to n units.
-    sums, within = [1], (1 << room + 1) - 1
-    for index in order:
-        sums.append(sums[-1] | sums[-1] << lengths[index] // unit & within)
-    empty = max(room + 1 - sums[-1].bit_length(), capacity // max(_AS_FULL, len(order)) // unit)
-    chosen = [0]
-    for index, shorter in zip(reversed(order), reversed(sums[:-1]), strict=True):
-        without = room - lengths[index] // unit
-        # Taken if shorter ones can fill the rest, up to the room that may stay empty.
-        if without >= 0 and shorter >> max(without - empty, 0) & (1 << min(without, empty) + 1) - 1:
-            room = without
-            chosen.append(index)
-    return sorted(chosen)
-
-
-def best_fit_decreasing(lengths: Sequence[int], *, capacity: int) -> list[list[int]]:
-    """Partition of range(len(lengths)) into bins of at most `capacity`.
-
-    The longest goes first, each into the bin where it leaves the least room; of equal lengths the
-    earlier one goes first. Members ascend within a bin, and bins by their first member, so that the
-    order of training does not follow the lengths.
-
-    Raises:
-        ValueError: a length is not in [1, capacity].
-    """
-    _check(lengths, capacity)
-    bins: list[list[int]] = []
-    room: list[tuple[int, int]] = []  # (tokens left, bin), ascending
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        tightest = bisect_left(room, (lengths[index], -1))
-        if tightest < len(room):
-            left, chosen = room.pop(tightest)
-        else:
-            left, chosen = capacity, len(bins)
-            bins.append([])
-        bins[chosen].append(index)
-        insort(room, (left - lengths[index], chosen))
-    return sorted(sorted(members) for members in bins)
-
-
-def _check(lengths: Sequence[int], capacity: int) -> None:
-    for index, length in enumerate(lengths):
-        if not 1 <= length <= capacity:
-            raise ValueError(f"lengths[{index}]={length} must lie in [1, {capacity}]")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Turn:
-    """Which pack a rank takes at one turn."""
-
-    waiting: int
-    """Packs to choose from: one more each turn, up to `packs`."""
-    place: int
-    """Place of the chosen pack in the order of cost, from the cheapest."""
-
-
-def turn(number: int, *, packs: int, seed: int) -> Turn:
-    """Turn `number` of any rank: in `packs` turns each place comes once, in random order.
-
-    A step takes as long as its slowest rank. Ranks read different samples and do not communicate
-    while they do, but the distribution of their packs is the same. So each keeps some packs in
-    waiting, and all take at their n-th turn the one at the same place in the order of cost.
-    """
-    cycle, within = divmod(number, packs)
-    order = np.random.default_rng((seed, cycle)).permutation(packs)
-    waiting = min(packs, _FIRST_WAITING + number)
-    return Turn(waiting=waiting, place=int(order[within]) * waiting // packs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

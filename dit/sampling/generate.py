@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from dit.batch import TEXT, LatentSample, PackedBatch
 from dit.config import RunConfig, Sampler
+from dit.data.bin_packing import best_fit_decreasing
 from dit.data.cook import Expected, check_inputs
-from dit.data.pack import PatchLayout, SampleSize, best_fit_decreasing, pack_samples
+from dit.data.pack import PatchLayout, SampleSize, pack_samples
 from dit.data.rejections import SampleRefused
 from dit.models.family import NullInput
 from dit.objectives import SamplingPath, sampling_path, with_clean_level, with_given_tokens

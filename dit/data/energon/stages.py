@@ -2,8 +2,10 @@
 
 1. Cooking               records -> samples; counts refused ones and passes the others on
    (Energon's repeat, blend and shuffle)
-2. OldestFirst           a buffer of samples -> full groups, each with the oldest sample
+2. OldestFirst           a buffer of samples -> full groups, each with the oldest sample; of about
+                         one cost with dataset.balance=flops_target
 3. FlopsBalancedOrder    (dataset.balance=flops) which of several groups is next
+   FlopsTargetOrder      (dataset.balance=flops_target) the same, by the costs of more groups
    (Energon's map: group -> pack)
 4. WorkerOutput          packs -> batches for the main process, with counts and errors
 """
@@ -11,7 +13,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,9 +27,18 @@ from megatron.energon.wrappers.base import BaseWrapperDataset
 from megatron.energon.wrappers.buffer import SavableSampleBuffer
 
 from dit.batch import LatentSample, PackedBatch
+from dit.data.bin_packing import (
+    RECENT,
+    Turn,
+    best_fit_decreasing,
+    full_at_like_cost,
+    full_with_first,
+    nearest_in_cost,
+    turn,
+)
 from dit.data.energon.internals import OpenPacking
 from dit.data.energon.worker_shards import SampleId
-from dit.data.pack import SampleSize, best_fit_decreasing, full_with_first, turn
+from dit.data.pack import SampleSize
 from dit.data.rejections import (
     DataError,
     ReaderCounts,
@@ -55,6 +66,8 @@ class CookedSample(Sample):
     The tensors may be overwritten when the next sample is read.
     """
     measured: SampleSize | None = None
+    cost: float = 0.0
+    """Cost of the sample in training, in any unit, where it decides which samples share a pack."""
     refusal: SampleRefused | None = None
 
     @property
@@ -163,8 +176,16 @@ class OldestFirst(OpenPacking):
     with the state.
     """
 
-    def __init__(self, dataset: SavableDataset[CookedSample], *, capacity: int, **kwargs: Any):
+    def __init__(
+        self,
+        dataset: SavableDataset[CookedSample],
+        *,
+        capacity: int,
+        at_like_cost: bool = False,
+        **kwargs: Any,
+    ):
         self._capacity = capacity
+        self._at_like_cost = at_like_cost
         super().__init__(dataset, pre_packer=self._select, final_packer_stateless=True, **kwargs)
 
     def _select(self, samples: list[CookedSample]) -> list[list[CookedSample]]:
@@ -172,7 +193,11 @@ class OldestFirst(OpenPacking):
         if len(samples) < self.buffer_size:  # the stream has ended
             bins = best_fit_decreasing(lengths, capacity=self._capacity)
             return [[samples[index] for index in members] for members in bins]
-        chosen = full_with_first(lengths, capacity=self._capacity)
+        if self._at_like_cost:
+            costs = [sample.cost for sample in samples]
+            chosen = full_at_like_cost(lengths, costs, capacity=self._capacity)
+        else:
+            chosen = full_with_first(lengths, capacity=self._capacity)
         left = samples.copy()
         group = [left.pop(index) for index in reversed(chosen)]
         self.put_back(left)
@@ -211,14 +236,40 @@ class FlopsBalancedOrder(BaseWrapperDataset[SampleGroup, SampleGroup]):
             now = turn(self._turns, packs=self._packs, seed=self._seed)
             while len(waiting.buffer) < now.waiting and (group := next(groups, None)) is not None:
                 waiting.append(group)
+                self._arrived(group.cost)
             if not waiting.buffer:
                 return
-            by_cost = sorted(range(len(waiting.buffer)), key=lambda i: waiting.buffer[i].cost)
             self._turns += 1
-            yield waiting.pop(by_cost[min(now.place, len(by_cost) - 1)])
+            yield waiting.pop(self._next([group.cost for group in waiting.buffer], now))
+
+    def _arrived(self, cost: float) -> None:
+        """A group has joined those in waiting."""
+
+    def _next(self, costs: Sequence[float], now: Turn) -> int:
+        """Which of the groups in waiting has its turn."""
+        by_cost = sorted(range(len(costs)), key=costs.__getitem__)
+        return by_cost[min(now.place, len(by_cost) - 1)]
 
     def config(self) -> dict[str, Any]:
         return self.dataset.config()
+
+
+class FlopsTargetOrder(FlopsBalancedOrder):
+    """The same, but each turn wants a cost, which all ranks estimate from many groups of theirs."""
+
+    _savable_fields = (*FlopsBalancedOrder._savable_fields, "_recent")
+
+    def reset_state_own(self) -> None:
+        super().reset_state_own()
+        self._recent: list[float] = []  # costs of the latest groups, in the order of arrival
+
+    def _arrived(self, cost: float) -> None:
+        self._recent.append(cost)
+        del self._recent[: -RECENT * self._packs]
+
+    def _next(self, costs: Sequence[float], now: Turn) -> int:
+        quantile = (now.place + 0.5) / now.waiting
+        return nearest_in_cost(costs, self._recent, quantile=quantile)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

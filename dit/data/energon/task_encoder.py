@@ -13,7 +13,7 @@ Energon's; the others are ours, in stages.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -42,6 +42,7 @@ from dit.data.energon.stages import (
     Cooking,
     FinishedPack,
     FlopsBalancedOrder,
+    FlopsTargetOrder,
     OldestFirst,
     SampleGroup,
     WorkerOutput,
@@ -230,6 +231,9 @@ class PackEncoder(DatasetOpener):
             cooked.refusal = refusal.with_traceback(None)
             return cooked
         cooked.load, cooked.measured = load, measured
+        if self.data.balance is Balance.FLOPS_TARGET:
+            tokens, text = measured.shape
+            cooked.cost = self._cost([tokens], [text])
         return cooked
 
     def _load(self, record: SampleLocation | dict[str, Any], key: str, source: str) -> LatentSample:
@@ -274,8 +278,11 @@ class PackEncoder(DatasetOpener):
             __key__=samples[0].__key__,
             __restore_key__=(),  # Energon sets it
             samples=tuple(samples),
-            cost=float(forward_flops(self.model, tokens=tokens, text=text)),
+            cost=self._cost(tokens, text),
         )
+
+    def _cost(self, tokens: Sequence[int], text: Sequence[int]) -> float:
+        return float(forward_flops(self.model, tokens=tokens, text=text))
 
     @stateless
     def pack(self, group: SampleGroup) -> FinishedPack:
@@ -340,11 +347,13 @@ class PackEncoder(DatasetOpener):
             dataset,
             buffer_size=packing_buffer_size,
             capacity=self.expected.capacity,
+            at_like_cost=self.data.balance is Balance.FLOPS_TARGET,
             final_packer=self.group,
             worker_config=worker_config,
         )
-        if self.data.balance is Balance.FLOPS:
-            groups = FlopsBalancedOrder(
+        orders = {Balance.FLOPS: FlopsBalancedOrder, Balance.FLOPS_TARGET: FlopsTargetOrder}
+        if order := orders.get(self.data.balance):
+            groups = order(
                 groups,
                 packs=self.data.balance_packs,
                 seed=self.seed,

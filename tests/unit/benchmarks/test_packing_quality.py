@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 from measuring.mixtures import MIXTURES
 from measuring.packing_simulation import (
-    _balanced,
+    alike,
     decreasing_fill,
+    in_order,
     packs,
     padded,
-    step_costs,
+    simulated_steps,
     straggler_ratios,
     stream_fill,
 )
 
+from dit.config import Balance
 from dit.models.dit.config import DitConfig
 
 MODEL = DitConfig(name="dit_xl")
@@ -49,17 +51,40 @@ def test_the_stream_goes_into_packs_that_fit_and_loses_nobody():
     assert all(lengths[number] == length for pack in made for number, length in pack)
 
 
-def test_balance_gives_every_pack_once_and_makes_ranks_alike():
-    costs = np.random.default_rng(1).integers(1, 10**6, 500).tolist()
-    order = _balanced(costs, 400, 32)
+@pytest.mark.parametrize("balance", [Balance.FLOPS, Balance.FLOPS_TARGET])
+def test_balance_gives_every_pack_once(balance):
+    costs = np.random.default_rng(1).integers(1, 10**6, 500).astype(float).tolist()
+    stream = ((cost, 1, 1, number, number) for number, cost in enumerate(costs))
+    order = [pack[0] for pack in islice(in_order(stream, balance, packs=32), 400)]
     assert len(set(order)) == 400
     assert set(order) <= set(costs[:432])
-    before, after = (
-        step_costs(MIXTURES[4], MODEL, ranks=16, steps=64, balance_packs=packs)[:, 32:]
-        for packs in (0, 32)
-    )
-    (was,), (now,) = (straggler_ratios(costs, ranks=[16]) for costs in (before, after))
-    assert now - 1 < (was - 1) / 3
+
+
+def test_balance_makes_ranks_alike_and_packs_of_one_cost_where_samples_allow_it():
+    def steps(balance):
+        sizes = {"ranks": 12, "steps": 12, "balance_packs": 32}
+        return simulated_steps(MIXTURES[1], MODEL, balance=balance, **sizes)
+
+    none, ordered, formed = (steps(balance) for balance in Balance)
+    spreads = [one.costs.std() / one.costs.mean() for one in (none, ordered, formed)]
+    ratios = [straggler_ratios(one.costs, ranks=[12])[0] for one in (none, ordered, formed)]
+    assert ratios[1] - 1 < (ratios[0] - 1) / 3
+    assert ratios[2] < ratios[1]
+    assert spreads[2] < min(spreads[:2]) / 2
+    assert alike(formed.mean_lengths) < 0.5 < alike(ordered.mean_lengths)
+    assert formed.fill > none.fill - 0.005
+
+
+@pytest.mark.parametrize("mixture", MIXTURES, ids=lambda mixture: mixture.name)
+def test_packs_of_like_cost_are_as_full_and_nobody_waits_longer(mixture):
+    def cost(length):
+        return length * (10_000.0 + length)
+
+    made = list(islice(packs(mixture, buffer=100, seed=1, cost=cost), 250))[50:]
+    lengths = [length for pack in made for _, length in pack]
+    assert sum(lengths) >= 0.985 * len(made) * mixture.capacity
+    newest = np.maximum.accumulate([pack[-1][0] for pack in made])
+    assert max(newest - [pack[0][0] for pack in made]) < 100 * 10
 
 
 def test_straggler_ratio_is_slowest_over_mean():

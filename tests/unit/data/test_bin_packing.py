@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dit.data.pack import best_fit_decreasing, full_with_first, turn
+from dit.data.bin_packing import (
+    best_fit_decreasing,
+    full_at_like_cost,
+    full_with_first,
+    nearest_in_cost,
+    turn,
+)
 
 LENGTHS = st.lists(st.integers(1, 100), max_size=60)
 
@@ -108,3 +114,60 @@ def test_every_place_comes_once_in_a_cycle_of_turns():
         assert sorted(t.place for t in turns[first : first + 32]) == list(range(32))
     assert turns[32:64] != turns[64:96]
     assert turns != [turn(n, packs=32, seed=2) for n in range(200)]
+
+
+def at_like_cost(lengths, *, capacity):
+    return full_at_like_cost(lengths, [n * (1000.0 + n) for n in lengths], capacity=capacity)
+
+
+@given(FEW)
+def test_a_pack_of_like_cost_is_about_as_full(lengths):
+    chosen = at_like_cost(lengths, capacity=600)
+    assert chosen[0] == 0
+    assert chosen == sorted(set(chosen))
+    full = sum(lengths[i] for i in full_with_first(lengths, capacity=600))
+    assert full - 6 <= sum(lengths[i] for i in chosen) <= 600
+
+
+def test_samples_alike_leave_in_their_order():
+    assert at_like_cost([16] * 20, capacity=100) == [0, 1, 2, 3, 4, 5]
+    assert at_like_cost([60, 20, 20, 20, 20, 60, 20, 20], capacity=100)[:3] == [0, 1, 2]
+
+
+def test_each_pack_is_a_small_copy_of_the_samples():
+    """Two long, or none at all, fill a pack as well as one."""
+    lengths = [400, 400, 400, *[100] * 12]
+    assert len(full_with_first(lengths, capacity=800)) == 2
+    for order in (lengths, lengths[::-1]):
+        chosen = at_like_cost(order, capacity=800)
+        assert sorted(order[i] for i in chosen) == [100, 100, 100, 100, 400]
+
+
+def test_what_costs_more_than_others_can_is_filled_with_the_cheapest():
+    lengths = [900, 500, 10, 250, *[10] * 10, *[100] * 60]
+    costs = [n * (10.0 + n) for n in lengths]
+    chosen = full_at_like_cost(lengths, costs, capacity=1000)
+    assert [lengths[i] for i in chosen] == [900, *[10] * 10]
+
+
+def test_lengths_without_a_common_divisor_fill_a_pack_of_like_cost():
+    lengths = [7919, 10007, 12007, *[4001, 4003, 4007, 2503, 2011, 997, 499, 251] * 6]
+    chosen = at_like_cost(lengths, capacity=32768)
+    assert 32768 * 0.99 <= sum(lengths[i] for i in chosen) <= 32768
+
+
+@pytest.mark.parametrize("length", [0, -1, 101])
+def test_a_length_that_fits_no_pack_of_like_cost_is_named(length):
+    with pytest.raises(ValueError, match=rf"lengths\[1\]={length} must lie in \[1, 100\]"):
+        at_like_cost([5, length], capacity=100)
+
+
+def test_the_next_pack_costs_what_recent_ones_cost_at_its_quantile():
+    recent = [float(n) for n in range(101, 200)]
+    assert nearest_in_cost([190.0, 110.0, 150.0, 151.0], recent, quantile=0.5) == 2
+    # what waits draws it to its own quantile: 0.8 * 150 + 0.2 * 190
+    waiting = [190.0, 110.0, 190.0, 158.0, 190.0, 190.0, 145.0]
+    assert nearest_in_cost(waiting, recent, quantile=0.5) == 3
+    # of packs within 0.2% the oldest
+    assert nearest_in_cost([150.2, 150.0, 150.0], recent, quantile=0.5) == 0
+    assert nearest_in_cost([150.8, 150.0, 150.0], recent, quantile=0.5) == 1

@@ -13,6 +13,7 @@ from dit.data import DataError, Reject, build_train_loader, sum_counts
 from dit.data.loader_state import FORMAT, LoaderState
 
 COUNTS = {"a": 239, "b": 90}
+BALANCED = {"even": Balance.FLOPS, "at like cost": Balance.FLOPS_TARGET}
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +46,8 @@ class Fleet:
             entries = ((name, 2.0 if name == "a" else 1.0) for name in COUNTS)
             blend = tuple(BlendEntry(path=str(self.root / n), weight=w) for n, w in entries)
             return self.shards.config(blend=blend, **small)
-        if self.kind == "even":
-            even = {"balance": Balance.FLOPS, "balance_packs": 5}
+        if self.kind in BALANCED:
+            even = {"balance": BALANCED[self.kind], "balance_packs": 5}
             return self.shards.config(self.root / "a", **small, **even)
         return self.shards.config(self.root / self.kind, **small)
 
@@ -98,6 +99,7 @@ def fleet(shards, root, opened):
         ("blend", [(1, 4, 6, 5), (2, 2, 2, 9)]),
         ("mock", [(4, 1, 8, 3), (2, 2, 2, 8)]),
         ("even", [(2, 2, 2, 7), (4, 0, 4, 5)]),
+        ("at like cost", [(2, 2, 2, 7), (4, 0, 4, 5)]),
         ("refused", [(2, 0, 2, 9), (2, 1, 4, 8), (1, 2, 3, 7), (2, 0, 2, 9)]),
     ],
 )
@@ -121,7 +123,7 @@ class Given:
     """Times given, of every sample of every dataset."""
 
     def __init__(self, kind):
-        names = COUNTS if kind == "blend" else ["a" if kind == "even" else kind]
+        names = COUNTS if kind == "blend" else ["a" if kind in BALANCED else kind]
         self.names = {f"{name}/" if kind == "blend" else "": COUNTS[name] for name in names}
         self.counted = Counter()
 
@@ -142,6 +144,7 @@ class Given:
         ("a", 1, [(1, 4), (3, 0)]),  # before every reader has given a pack
         ("a", 14, [(2, 2), (1, 1), (1, 2)]),
         ("even", 14, [(1, 2), (3, 0)]),  # packs in waiting are dealt out as well
+        ("at like cost", 14, [(1, 2), (3, 0)]),
         ("blend", 6, [(1, 2), (3, 0), (4, 0)]),  # again before the first rest is read
     ],
 )

@@ -11,6 +11,8 @@ import torch
 from dit.config import Balance, BlendEntry, MockGeometry
 from dit.data import DataError, build_train_loader
 
+BALANCED = {"even": Balance.FLOPS, "at like cost": Balance.FLOPS_TARGET}
+
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory, shards):
@@ -34,8 +36,8 @@ def kinds(shards, root, kind, workers):
     if kind == "blend":
         blend = (BlendEntry(path=str(root / "a"), weight=3.0), BlendEntry(path=str(root / "b")))
         return shards.config(blend=blend, **settings)
-    if kind == "even":
-        even = {"balance": Balance.FLOPS, "balance_packs": 12}
+    if kind in BALANCED:
+        even = {"balance": BALANCED[kind], "balance_packs": 12}
         return shards.config(root / "a", **settings, **even)
     return shards.config(root / "a", **settings)
 
@@ -61,7 +63,7 @@ def continued(config, opened, state):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", ["one", "blend", "mock", "even"])
+@pytest.mark.parametrize("kind", ["one", "blend", "mock", *BALANCED])
 def test_resume_is_exact(shards, root, opened, kind, workers):
     """Saved at several points, twice with one pack in between, counts and buffers included."""
     config = kinds(shards, root, kind, workers)
@@ -159,6 +161,7 @@ def changed(config, **settings):
     [
         ({"task_encoder_seq_length": 128}, "dataset.task_encoder_seq_length: 64 when saved, 128"),
         ({"balance": Balance.FLOPS}, "dataset.balance: none when saved, flops now"),
+        ({"balance": Balance.FLOPS_TARGET}, "dataset.balance: none when saved, flops_target now"),
         ({"packing_buffer_size": 17}, "dataset.packing_buffer_size: 16 when saved, 17 now"),
         ({"sample_multiple": 8}, "dataset.sample_multiple: 4 when saved, 8 now"),
         ({"shuffle_buffer_size": 0}, "dataset.shuffle_buffer_size: 12 when saved, 0 now"),

@@ -27,7 +27,9 @@ TINY = {
     ],
     "benchmarks/benchmark.py": ["--steps", "2", "--warm-up", "1"],
     "benchmarks/benchmark_loader.py": ["--samples", "200", "70", "--repeats", "1", "--memory", "8"],
-    "benchmarks/benchmark_packing.py": ["--samples", "128", "--ranks", "2"],
+    "benchmarks/benchmark_packing.py": [
+        *("--samples", "128", "--ranks", "2", "--balance-packs", "8", "--steps", "4")
+    ],
     "benchmarks/benchmark_writing.py": ["--samples", "50", "--repeats", "1"],
     "benchmarks/count_traffic.py": ["--samples", "2", "--grid", "1", "4", "4", "--text", "3"],
     "benchmarks/compare_padded.py": [
