@@ -6,7 +6,7 @@ place for and does not need is kept in config.json under a private key, which it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -66,7 +66,7 @@ def model_config(
     ours = None
     if private.ours is not None:
         ours = checked_json(form.private_keys, private.ours, place=place, within=OUR_KEY)
-    text = form.text_pad_to if isinstance(text_pad_to, Unsaid) else text_pad_to
+    text = form.text_pad_to(keys) if isinstance(text_pad_to, Unsaid) else text_pad_to
     try:
         settings = form.settings(keys, ours, text)
         return family.config(name=CUSTOM_SIZE, precision=precision, **settings)
@@ -118,12 +118,17 @@ class FoundObjective:
 
 
 def objective_config(
-    content: dict[str, Any] | None, *, place: object, given: Sequence[str] = ()
+    content: dict[str, Any] | None,
+    *,
+    place: object,
+    given: Sequence[str] = (),
+    pipeline: str | None = None,
 ) -> FoundObjective:
     """The objective of a scheduler_config.json, with the settings `given` by the user on top.
 
     The default objective where there is no scheduler. `given` are words such as
-    `objective.name=flow`; with that one any scheduler will do.
+    `objective.name=flow`; with that one any scheduler will do. A `pipeline` that computes levels
+    itself, whatever its scheduler says, counts more than the scheduler.
 
     Raises:
         ConvertError: the scheduler does not say what the network was trained for, or asks for what
@@ -133,7 +138,12 @@ def objective_config(
     if other := [word for word in given if not word.lstrip("+-~").startswith("objective.")]:
         raise ConvertError(f"{other[0]!r} is not understood; only objective.KEY=VALUE can be set")
     told = any(word.lstrip("+-").startswith("objective.name") for word in given)
-    if content is None:
+    if pipeline is not None and (fixed := _fixed_by(pipeline)):
+        words = [f"objective.{key}={value}" for key, value in fixed.items()]
+        found = FoundObjective(
+            load_config(default_config(), overrides=words).objective, f"of {pipeline}"
+        )
+    elif content is None:
         found = FoundObjective(
             ObjectiveConfig(),
             "the default, since there is no scheduler_config.json; set objective.* to what they"
@@ -145,6 +155,13 @@ def objective_config(
         return found
     config = load_config(replace(default_config(), objective=found.objective), overrides=given)
     return FoundObjective(config.objective, f"with {' '.join(given)}, as given")
+
+
+def _fixed_by(pipeline: str) -> Mapping[str, Any]:
+    """Keys of `objective` that a pipeline's own arithmetic fixes; of most there are none."""
+    forms = [diffusers_form(family.default()) for family in diffusers_families().values()]
+    found = [form.pipeline_objectives.get(pipeline, {}) for form in forms]
+    return next(filter(None, found), {})
 
 
 def _of_scheduler(content: dict[str, Any], place: object, *, told: bool) -> FoundObjective:

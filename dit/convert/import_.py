@@ -72,7 +72,12 @@ def import_weights(
         text_pad_to=text_pad_to,
         place=source.path / CONFIG,
     )
-    found = objective_config(source.scheduler, place=source.scheduler_file, given=objective)
+    found = objective_config(
+        source.scheduler,
+        place=source.scheduler_file,
+        given=objective,
+        pipeline=source.pipeline,
+    )
     table = _checked_table(source, model)
     config = RunConfig(model=model, objective=found.objective)
     _write_checkpoint(source, table, target, config)

@@ -20,7 +20,7 @@ from dit.convert.export import open_stored
 from dit.convert.megatron_checkpoint import StoredWeights
 from dit.data.pack import PatchLayout, pack_samples
 from dit.models.diffusers_names import pairs, their_tensors
-from dit.models.family import diffusers_form, family_of
+from dit.models.family import InputKind, diffusers_form, family_of
 from dit.sampling.unpatchify import unpack_latents
 
 # Random inputs: grids in patches, frames per second, lengths of captions, noise levels.
@@ -100,11 +100,19 @@ def _sample(index: int, model: ModelConfig) -> LatentSample:
     grid = [min(side, end) for side, end in zip(_GRIDS[index], ends, strict=True)]
     size = [side * p for side, p in zip(grid, patch, strict=True)]
     caption = min(_CAPTIONS[index], model.text_pad_to or _CAPTIONS[index])
+    # Each video has as many given frames as leave one to be made, each image none.
+    given = max(size[0] - model.patch_temporal, 0)
+    frames = {
+        one.name: torch.randn(model.in_channels, given, *size[1:], generator=rng)
+        for one in family_of(model).inputs(model)
+        if one.kind is InputKind.FRAMES and given
+    }
     return LatentSample(
         key=str(index),
         latent_CFHW=torch.randn(model.in_channels, *size, generator=rng),
         text_LE=torch.randn(caption, model.crossattn_emb_size, generator=rng),
         fps=_FPS[index],
+        others=frames,
     )
 
 
@@ -141,6 +149,9 @@ def _our_outputs(
     network = family_of(model).network()(model, groups).eval()
     load_weights(stored.path, [network], groups, averaged=bool(stored.prefix))
     batch = pack_samples(samples, PatchLayout.of(replace(config, model=model)))
-    made_TC = network(batch.latent_TC, torch.tensor(_LEVELS), batch)
+    level_M = torch.tensor(_LEVELS)
+    if batch.clean_level is not None:
+        level_M = torch.cat((level_M, torch.full_like(level_M, batch.clean_level)))
+    made_TC = network(batch.latent_TC, level_M, batch)
     patch = {"patch_temporal": model.patch_temporal, "patch_spatial": model.patch_spatial}
     return unpack_latents(made_TC, batch, **patch)

@@ -147,14 +147,16 @@ class DiffusersForm:
     """config.json of a run's network, without private keys."""
     private: Callable[[Any], dict[str, Any]]
     """The values of `private_keys`."""
-    text_pad_to: int | None
-    """`model.text_pad_to` of the published weights."""
+    text_pad_to: Callable[[Any], int | None]
+    """`config_keys` -> `model.text_pad_to` of the published weights."""
     networks: tuple[str, ...] = ("transformer",)
     """Folders of a pipeline with a network each; Wan 2.2 has two."""
     lora_targets: tuple[str, ...]
     """Ends of the names of their linears that an adapter changes by default."""
     pipelines: Mapping[str, str]
     """Pipeline that runs these networks -> name of the objective that it samples."""
+    pipeline_objectives: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Pipeline -> keys of `objective` that its loop fixes, whatever its scheduler says."""
     pipeline_misfits: Callable[[Any, str], list[str]]
     """(network, pipeline) -> what the pipeline feeds otherwise than in training, in words."""
     largest_latent: Callable[[Any], tuple[int, int, int]]

@@ -158,6 +158,12 @@ def test_sizes_of_the_design() -> None:
         "dit_xl": (28, 1152, 16),
         "cosmos_7b": (28, 4096, 32),
         "cosmos_14b": (36, 5120, 40),
+        "cosmos_predict2_2b": (28, 2048, 16),
+        "cosmos_predict2_14b": (36, 5120, 40),
+        "cosmos_predict2_2b_video2world": (28, 2048, 16),
+        "cosmos_predict2_14b_video2world": (36, 5120, 40),
+        "cosmos_predict2.5_2b": (28, 2048, 16),
+        "cosmos_predict2.5_14b": (36, 5120, 40),
     }
     cosmos = load_config(run_config(), overrides=["model.name=cosmos_7b"]).model
     assert cosmos.extra_pos_embed is ExtraPosition.LEARNABLE

@@ -1,0 +1,77 @@
+"""The pipelines of Diffusers that run a Cosmos network, and what each of them feeds it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dit.models.dit.config import DitConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Pipeline:
+    """What a pipeline does by itself, whatever its scheduler says."""
+
+    objective: Mapping[str, Any]
+    """Keys of `objective`."""
+    fills_up_text: bool = True
+    """With zeros; otherwise with the states that the encoder has for padding."""
+    gives_frames: bool = False
+    tells_fps: bool | None = None
+    """Frames per second; None: it makes images, for which they do not matter."""
+
+
+# The state of the loops of Predict2 is data + sigma * noise. The network is fed that state times
+# c_in = 1 - t, with t = sigma / (1 + sigma), and is told t; from its output v follows the data as
+# (1 - t) * state - t * v. That is flow matching with v = noise - data, and no factor before t.
+_FLOW = {"name": "flow", "timestep_scale": 1.0}
+
+_COSMOS = {
+    "CosmosTextToWorldPipeline": _Pipeline(objective={"name": "edm"}, tells_fps=True),
+    "Cosmos2TextToImagePipeline": _Pipeline(objective=_FLOW),
+    "Cosmos2VideoToWorldPipeline": _Pipeline(objective=_FLOW, gives_frames=True, tells_fps=True),
+    "Cosmos2_5_PredictBasePipeline": _Pipeline(
+        objective=_FLOW, gives_frames=True, fills_up_text=False, tells_fps=False
+    ),
+}
+PIPELINES: Mapping[str, str] = {name: one.objective["name"] for name, one in _COSMOS.items()}
+OBJECTIVES: Mapping[str, Mapping[str, Any]] = {
+    # The first leaves its options to its scheduler.
+    name: one.objective
+    for name, one in _COSMOS.items()
+    if len(one.objective) > 1
+}
+
+
+def pipeline_misfits(model: DitConfig, pipeline: str) -> list[str]:
+    """What of a network the pipeline would run on other inputs than it was trained on."""
+    known = _COSMOS[pipeline]
+    rules = [
+        (
+            not known.fills_up_text or model.text_pad_to is not None,
+            f"model.text_pad_to=null, and {pipeline} fills captions up with zeros",
+        ),
+        (
+            known.fills_up_text or model.text_pad_to is None,
+            f"model.text_pad_to={model.text_pad_to}, and {pipeline} fills captions up with states"
+            " of its encoder",
+        ),
+        (
+            known.gives_frames or not model.condition_mask,
+            f"model.condition_mask=true, and {pipeline} gives no frames",
+        ),
+        (
+            not known.gives_frames or model.condition_mask,
+            f"model.condition_mask=false, and {pipeline} gives frames",
+        ),
+        (
+            known.tells_fps is not False or model.base_fps is None,
+            f"model.base_fps={model.base_fps}, and {pipeline} tells no frames per second",
+        ),
+        (
+            not known.tells_fps or model.base_fps is not None,
+            f"model.base_fps=null, and {pipeline} tells frames per second",
+        ),
+    ]
+    return [message for holds, message in rules if not holds]
