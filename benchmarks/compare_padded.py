@@ -202,7 +202,7 @@ def _items(config: RunConfig) -> list[Any]:
         for one in bins
     ]
     null = null_inputs(config, device())
-    settings = {"seed": config.rng.seed, "step": 1, "null": null, "text_dropout": 0.0}
+    settings = {"seed": config.rng.seed, "step": 1, "null": null, "options": config.objective}
     objective = training_objective(config.objective)
     return [training_problem(objective, pack_to(pack, device()), **settings) for pack in packs]
 

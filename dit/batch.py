@@ -98,8 +98,8 @@ class PackedBatch:
     grids: tuple[Grid, ...]  # of the targets
     references: tuple[tuple[Grid, ...], ...] = ()  # of each sample's reference latents; () for none
     clean_tokens: tuple[int, ...] = ()  # of each target, at its beginning; () for none
-    # Noise level (t of flow matching) of clean tokens. Where there are any, N rows of it follow the
-    # N rows of the samples' levels
+    # Noise level (t of flow matching) of clean tokens. Where there are any, or some may be drawn, N
+    # rows of it follow the N rows of the samples' levels
     clean_level: float | None = None
     starts: tuple[int, ...]  # N + 1 offsets of the samples in T, each a multiple of sample_multiple
     keys: tuple[str, ...]  # of the N samples; empty strings where a sample has none

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from dit.config import DatasetConfig, RunConfig
@@ -30,10 +32,11 @@ def tiny_run(**model) -> RunConfig:
 def train(model: ModelAndOptimizer, config: RunConfig, first: int, last: int) -> list[float]:
     """Losses and gradient norms of steps `first` to `last`."""
     objective, numbers = training_objective(config.objective), []
+    options = replace(config.objective, text_dropout=0.5)
     batch = random_pack([(1, 4, 4), (2, 3, 3)], [5, 2], model=config.model)
     for step in range(first, last + 1):
         item = training_problem(
-            objective, batch, seed=1, step=step, null={"text": torch.zeros(1, 8)}, text_dropout=0.5
+            objective, batch, seed=1, step=step, null={"text": torch.zeros(1, 8)}, options=options
         )
         zero_gradients(model.chunks, model.optimizer)
         losses = run_schedule(model.chunks, [item], mean=config.objective.loss_mean)

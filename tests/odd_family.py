@@ -37,7 +37,10 @@ PLACE = "odd=tests.odd_family:FAMILY"
 class OddConfig(ModelConfig):
     """A double stack, then a single stack."""
 
-    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {"odd_s": {"num_single_layers": 3}}
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "odd_s": {"num_single_layers": 3},
+        "odd_expert": {"num_single_layers": 4},
+    }
     shown_before: ClassVar[Mapping[str, str]] = {"num_single_layers": "hidden_size"}
 
     name: str = "odd_s"
@@ -104,6 +107,9 @@ FAMILY = Family(
     inputs=_inputs,
     positions=_nothing,
     weights=WeightRules(),
-    objective=ObjectiveConventions(settings={"name": "flow", "flow_shift": 3.0}),
+    objective=ObjectiveConventions(
+        settings={"name": "flow", "flow_shift": 3.0},
+        of_size={"odd_expert": {"level_range": (0.875, 1.0), "flow_shift": 5.0}},
+    ),
     vae="flux",
 )

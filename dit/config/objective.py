@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from dit.config.checks import at_least_one, check, given, numbers, positive, within
+from dit.config.checks import Rule, at_least_one, check, given, numbers, positive, within
 from dit.config.inlining import INLINED
 
 MODE_SCALES = (-1.0, 2 / (math.pi - 2))
@@ -111,15 +111,23 @@ class FlowConfig:
     """Flow: the network is told timestep_scale * t."""
     weighting: Weighting = Weighting.NONE
     """Flow: none, or 1 + flow_shift * t (linear)."""
+    level_range: tuple[float, float] | None = None
+    """Flow: lowest and highest t, after the shift, that is trained (an expert); null is all."""
 
     def __post_init__(self) -> None:
         low, high = MODE_SCALES
+        first, last = self.level_range or (0.0, 1.0)
         check(
             *positive(self, "logit_std", "flow_shift", "timestep_scale"),
             (
                 low <= self.mode_scale <= high,
                 f"mode_scale={self.mode_scale} must lie in [{low}, {high:.4f}]:"
                 " beyond, the mode density is not defined",
+            ),
+            (
+                0 <= first < last <= 1,
+                f"level_range=[{first:g}, {last:g}] must be two rising levels t in [0, 1], such as"
+                " [0.875, 1]",
             ),
             *at_least_one(self, *given(self, "shift_base_tokens")),
             # Limits within which e^x and powers are finite and not zero in float32.
@@ -131,9 +139,18 @@ class FlowConfig:
         )
 
     @property
+    def covers_all_levels(self) -> bool:
+        """Whether a network of these levels generates alone: samplers go from 1 to 1/1000."""
+        first, last = self.level_range or (0.0, 1.0)
+        return first <= 1e-3 and last == 1
+
+    @property
     def summary(self) -> str:
         """The most important options in one line."""
-        return f"t {self.density}, shift {self.flow_shift:g}, weight {self.weighting}"
+        text = f"t {self.density}, shift {self.flow_shift:g}, weight {self.weighting}"
+        if self.level_range is None:
+            return text
+        return f"{text}, levels {self.level_range[0]:g} to {self.level_range[1]:g}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,6 +163,12 @@ class ObjectiveConfig:
     """What counts once in the mean loss: a real token, or a sample."""
     text_dropout: float = 0.1
     """Probability, per sample, that training sees the null text (classifier-free guidance)."""
+    image_dropout: float = 0.0
+    """Probability, per sample, that training sees zeros for condition channels and image rows."""
+    image_condition_probability: float = 1.0
+    """Probability that a sample with a given first frame uses it; else all frames are noisy."""
+    given_frames: tuple[float, ...] | None = None
+    """Relative frequencies of 0, 1, 2, ... given own frames of a sample; null: its shard's."""
     edm: EdmConfig = field(default_factory=EdmConfig, metadata=INLINED)
     """Options of EDM; their keys are `objective.sigma_data` and so on."""
     flow: FlowConfig = field(default_factory=FlowConfig, metadata=INLINED)
@@ -157,17 +180,46 @@ class ObjectiveConfig:
                 self.name in OBJECTIVES,
                 f"name={self.name} is no known objective; use {', '.join(OBJECTIVES)}",
             ),
+            within(self, "text_dropout", 0, 1),
+            within(self, "image_dropout", 0, 1),
+            within(self, "image_condition_probability", 0, 1),
+            *self._given_frames(),
             (
-                0 <= self.text_dropout <= 1,
-                f"text_dropout={self.text_dropout} must lie in [0, 1]",
+                self.flow.level_range is None or self.name == ObjectiveName.FLOW,
+                f"level_range={list(self.flow.level_range or ())} is of flow matching, and name is"
+                f" {self.name}: set name=flow, or leave it null",
             ),
             *numbers(self),
         )
 
+    def _given_frames(self) -> list[Rule]:
+        weights = self.given_frames
+        if weights is None:
+            return []
+        return [
+            (
+                all(weight >= 0 for weight in weights) and 0 < sum(weights) < math.inf,
+                f"given_frames={list(weights)} must be frequencies of 0, 1, 2, ... given frames:"
+                " at least one, none negative, not all 0",
+            ),
+            (
+                self.image_condition_probability == 1,
+                f"given_frames={list(weights)} draws how many frames are given, which"
+                f" image_condition_probability={self.image_condition_probability} does, too; set"
+                " one of them",
+            ),
+        ]
+
     @property
     def summary(self) -> str:
         """The objective and its most important options in one line, for `--dry-run`."""
-        return f"{self.name}, {OBJECTIVES[self.name](self)}"
+        text = f"{self.name}, {OBJECTIVES[self.name](self)}"
+        if self.given_frames is not None:
+            counts = ":".join(f"{weight:g}" for weight in self.given_frames)
+            return f"{text}, 0 to {len(self.given_frames) - 1} given frames as {counts}"
+        if self.image_condition_probability < 1:
+            return f"{text}, first frame given to {self.image_condition_probability:g} of samples"
+        return text
 
 
 OBJECTIVES: dict[str, Callable[[ObjectiveConfig], str]] = {

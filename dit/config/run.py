@@ -138,6 +138,12 @@ class RunConfig:
                 f" dataset.sample_multiple={math.lcm(multiple, parts)} from the start of the run,"
                 " or other ranks",
             ),
+            (
+                not self.samples or self.objective.flow.covers_all_levels,
+                f"objective.level_range={list(self.objective.flow.level_range or ())} trains the"
+                " expert of these levels alone, and samples need all levels; leave"
+                " validation.prompts_file and validation.num_captions unset",
+            ),
             *(
                 (
                     not value or not self.dataset.mock,

@@ -144,6 +144,8 @@ class PatchLayout:
     """Whether text takes room in a pack, as where layers attend to latents and text jointly."""
     clean_level: float | None = 0.0
     """Noise level of tokens that are given without noise, as the family has it."""
+    draws_given_frames: bool = False
+    """Whether frames of a packed sample may be given later, by a draw of the objective."""
 
     _names: Mapping[InputKind, tuple[str, ...]] = field(init=False, repr=False, compare=False)
 
@@ -168,6 +170,7 @@ class PatchLayout:
             inputs=family.inputs(config.model),
             counts_text=network_cost(config.model).attends_jointly,
             clean_level=family.objective.clean_level,
+            draws_given_frames=config.objective.given_frames is not None,
         )
 
     def named(self, kind: InputKind) -> tuple[str, ...]:
@@ -416,7 +419,7 @@ class PackWriter:
         torch.cat([is_real for _, is_real in spans], out=tensors["is_real_T"])
         owners = torch.arange(count)
         tensors["segment_T"].copy_(owners.repeat_interleave(torch.tensor(padded)))
-        any_clean = self._mark_given(tensors)
+        has_level = self._mark_given(tensors) or layout.draws_given_frames
         return PackedBatch(
             **tensors,  # type: ignore[arg-type]  # by the names of the fields
             texts=texts,
@@ -426,7 +429,7 @@ class PackWriter:
             grids=tuple(a.grids[0] for a in added),
             references=_or_none([a.grids[1:] for a in added]),
             clean_tokens=_or_none([a.clean for a in added]),
-            clean_level=layout.clean_level if any_clean else None,
+            clean_level=layout.clean_level if has_level else None,
             starts=tuple(accumulate(padded, initial=0)),
             keys=keys,
             captions=tuple(a.caption for a in added),

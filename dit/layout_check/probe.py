@@ -74,7 +74,7 @@ def probe(config: RunConfig, packs: Sequence[PackedBatch], *, steps: int) -> Pro
                 seed=config.rng.seed,
                 step=step,
                 null=null,
-                text_dropout=config.objective.text_dropout,
+                options=config.objective,
             )
             for pack in packs_of(step)
         ]

@@ -22,6 +22,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from dit.config import CUSTOM_SIZE, ModelConfig, Problems, RunConfig
+from dit.config.checks import check
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -97,6 +98,8 @@ class ObjectiveConventions:
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Keys of `objective` that choosing the family sets, below all explicit ones."""
+    of_size: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Those that choosing a named size sets over them, such as `level_range` of an expert."""
     sign: int = 1
     """1: the velocity that flow matching learns is noise - data; -1: data - noise (Lumina 2)."""
     tells_data_part: bool = False
@@ -105,8 +108,6 @@ class ObjectiveConventions:
     """t of tokens without noise, such as a given first frame; None: there are no such tokens."""
     guidance: float | None = None
     """What a guidance embedding is told in training; None: the network has none."""
-    window: tuple[float, float] = (0.0, 1.0)
-    """Levels t after the shift that the network is for (Wan 2.2 has two networks)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -201,6 +202,15 @@ class Family:
         """What each named size of the family sets."""
         return self.config.sizes
 
+    @property
+    def keys_of_sizes(self) -> dict[str, dict[str, Any]]:
+        """The same by dotted keys of a run, with those of `objective`."""
+        return {
+            size: {f"model.{key}": value for key, value in values.items()}
+            | {f"objective.{k}": v for k, v in self.objective.of_size.get(size, {}).items()}
+            for size, values in self.sizes.items()
+        }
+
 
 def family_places() -> dict[str, str]:
     """Name -> `module:attribute` of every family, those of `$DIT_FAMILIES` too.
@@ -280,6 +290,34 @@ def diffusers_form(model: ModelConfig) -> DiffusersForm:
     if form is None:
         raise Problems([f"Diffusers has no network of model.family={model.family}"])
     return form()
+
+
+def check_objective_inputs(config: RunConfig) -> None:
+    """Refuses draws of the objective that concern inputs which the family's samples do not have.
+
+    Raises:
+        Problems: names the keys.
+    """
+    wanted, family = config.objective, family_of(config.model)
+    inputs = family.inputs(config.model)
+    frames = [one for one in inputs if one.kind is InputKind.FRAMES]
+    which = f"the network (model.family={family.name}, model.name={config.model.name})"
+    if not frames:
+        why = f"{which} takes no given frames; leave it out"
+    else:
+        why = f"{which} needs `{frames[0].name}` of every sample; leave it out"
+    optional = any(not one.required for one in frames)
+    of_image = any(one.kind is InputKind.CHANNELS or one.null is NullInput.KEPT for one in inputs)
+    p, counts = wanted.image_condition_probability, wanted.given_frames
+    check(
+        (p == 1 or optional, f"objective.image_condition_probability={p}: {why}"),
+        (counts is None or optional, f"objective.given_frames={list(counts or ())}: {why}"),
+        (
+            wanted.image_dropout == 0 or of_image,
+            f"objective.image_dropout={wanted.image_dropout}: {which} takes no condition channels"
+            " and no image rows; leave it out",
+        ),
+    )
 
 
 def named_model(size: str) -> ModelConfig:

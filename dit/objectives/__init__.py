@@ -5,9 +5,10 @@ This folder is pure torch: it knows no network, no ranks, no framework.
 1. objective             the protocols TrainingObjective and SamplingPath
 2. timestep_sampling     quantiles -> noise levels: densities of sigma and t, and the shift of t
 3. edm, flow_matching    the two objectives, each of which implements both protocols
-4. training_target       all random draws of a pack, and its problem, for training and validation
-5. diffusers_schedulers  options of an objective <-> scheduler_config.json of Diffusers
-6. registry              `objective.name` -> training side, sampling side, scheduler
+4. given_frames          which frames of a sample are given, as its shard says or drawn
+5. training_target       all random draws of a pack, and its problem, for training and validation
+6. diffusers_schedulers  options of an objective <-> scheduler_config.json of Diffusers
+7. registry              `objective.name` -> training side, sampling side, scheduler
 
 To add an objective: in dit/config/objective.py a dataclass of its options and a line of
 `OBJECTIVES`; here a file with a class that has `levels`, `problem_at` and `network_level`, and the
@@ -18,6 +19,7 @@ from dit.objectives.objective import Prediction, SamplingPath, TrainingObjective
 from dit.objectives.registry import (
     REGISTRY,
     ObjectiveParts,
+    check_covers_all_levels,
     register,
     sampling_path,
     training_objective,
@@ -25,10 +27,11 @@ from dit.objectives.registry import (
 from dit.objectives.training_target import (
     Draw,
     clean_network_level,
+    draw_dropout,
     draw_problem,
-    draw_text_dropout,
     pack_rng,
     training_problem,
+    validation_pack,
     validation_problem,
     with_clean_level,
     with_given_tokens,
@@ -42,14 +45,16 @@ __all__ = [
     "Prediction",
     "SamplingPath",
     "TrainingObjective",
+    "check_covers_all_levels",
     "clean_network_level",
+    "draw_dropout",
     "draw_problem",
-    "draw_text_dropout",
     "pack_rng",
     "register",
     "sampling_path",
     "training_objective",
     "training_problem",
+    "validation_pack",
     "validation_problem",
     "with_clean_level",
     "with_given_tokens",

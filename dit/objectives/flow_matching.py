@@ -19,6 +19,8 @@ from dit.objectives import timestep_sampling
 from dit.objectives.objective import Prediction, per_token, real_only
 
 LAST_LEVEL = 1 / 1000  # Diffusers: 1 / num_train_timesteps
+# Quantiles near 1 are 1e-16 apart, so that a range with this share of all levels has 1e7 of them.
+LEAST_MASS = 1e-9
 
 
 def linear_levels(factor_N: Tensor, *, num_steps: int) -> Tensor:
@@ -48,15 +50,60 @@ class FlowMatching:
         )
 
     def levels(self, quantile_N: Tensor, num_tokens: Sequence[int], /) -> Tensor:
-        c, q_N = self.config, quantile_N.double()
+        """As in the protocol; with `level_range`, quantiles of the levels inside of it alone.
+
+        Raises:
+            ValueError: the density has next to no levels inside of `level_range`.
+        """
+        q_N, factor_N = quantile_N.double(), self.shift(num_tokens)
+        if self.config.level_range is None:
+            return timestep_sampling.shifted(self._unshifted(q_N), factor_N).float()
+        q_N = self._inside_range(q_N, factor_N)
+        t_N = timestep_sampling.shifted(self._unshifted(q_N), factor_N)
+        return t_N.clamp(*self.config.level_range).float()
+
+    def _unshifted(self, quantile_N: Tensor) -> Tensor:
+        """Levels of the density at its quantiles, before the shift."""
+        c = self.config
         match c.density:
             case LevelDensity.UNIFORM:
-                t_N = q_N
+                return quantile_N
             case LevelDensity.LOGIT_NORMAL:
-                t_N = timestep_sampling.logit_normal(q_N, mean=c.logit_mean, std=c.logit_std)
+                return timestep_sampling.logit_normal(
+                    quantile_N, mean=c.logit_mean, std=c.logit_std
+                )
             case LevelDensity.MODE:
-                t_N = timestep_sampling.mode(q_N, scale=c.mode_scale)
-        return timestep_sampling.shifted(t_N, self.shift(num_tokens)).float()
+                return timestep_sampling.mode(quantile_N, scale=c.mode_scale)
+
+    def _quantile(self, t_N: Tensor) -> Tensor:
+        """The inverse of `_unshifted`."""
+        c = self.config
+        match c.density:
+            case LevelDensity.UNIFORM:
+                return t_N
+            case LevelDensity.LOGIT_NORMAL:
+                return timestep_sampling.logit_normal_quantile(
+                    t_N, mean=c.logit_mean, std=c.logit_std
+                )
+            case LevelDensity.MODE:
+                return timestep_sampling.mode_quantile(t_N, scale=c.mode_scale)
+
+    def _inside_range(self, quantile_N: Tensor, factor_N: Tensor) -> Tensor:
+        """Quantiles of the levels in `level_range` -> those of all levels."""
+        assert self.config.level_range is not None
+        ends = torch.tensor(self.config.level_range, dtype=torch.float64)
+        # The shift by 1 / s undoes that by s.
+        low_N, high_N = (
+            self._quantile(timestep_sampling.shifted(end, 1 / factor_N).clamp(0, 1)) for end in ends
+        )
+        if bool((high_N - low_N < LEAST_MASS).any()):
+            raise ValueError(
+                f"objective.level_range={list(self.config.level_range)} holds less than one in a"
+                f" billion of the levels that objective.density={self.config.density} draws with a"
+                f" shift of {float(factor_N[(high_N - low_N).argmin()]):g}; choose a wider range,"
+                " or another density or shift"
+            )
+        return torch.lerp(low_N, high_N, quantile_N)
 
     def problem_at(self, batch: PackedBatch, noise_N: Tensor, noise_TC: Tensor) -> Problem:
         t_N, latent_TC, noise_TC = noise_N.float(), batch.latent_TC.float(), noise_TC.float()

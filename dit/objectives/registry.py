@@ -75,6 +75,22 @@ def training_objective(config: ObjectiveConfig) -> TrainingObjective:
     return REGISTRY[config.name].training(config)
 
 
+def check_covers_all_levels(config: ObjectiveConfig) -> None:
+    """Refuses to generate with one network that was trained on a part of the levels.
+
+    Raises:
+        Problems: `level_range` leaves out levels that a sampler visits.
+    """
+    if not config.flow.covers_all_levels:
+        raise Problems(
+            [
+                f"objective.level_range={list(config.flow.level_range or ())}: the network is the"
+                " expert of these noise levels and was never trained on the others, which a sampler"
+                " visits, too; generate with the checkpoints of both experts"
+            ]
+        )
+
+
 def sampling_path(config: ObjectiveConfig) -> SamplingPath:
     """The sampling side of the objective that `config.name` names.
 

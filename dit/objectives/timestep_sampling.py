@@ -44,6 +44,21 @@ def mode(quantile_N: Tensor, *, scale: float) -> Tensor:
     return 1 - u_N - scale * ((math.pi / 2 * u_N).cos().square() - 1 + u_N)
 
 
+def logit_normal_quantile(t: Tensor, *, mean: float, std: float) -> Tensor:
+    """The inverse of `logit_normal`: the share of its levels below t."""
+    return torch.special.ndtr((t.logit() - mean) / std)
+
+
+def mode_quantile(t: Tensor, *, scale: float) -> Tensor:
+    """The inverse of `mode`, which has no closed form, by bisection to the last bit."""
+    low, high = torch.zeros_like(t), torch.ones_like(t)
+    for _ in range(54):
+        middle = (low + high) / 2
+        is_above = mode(middle, scale=scale) > t
+        low, high = torch.where(is_above, low, middle), torch.where(is_above, middle, high)
+    return (low + high) / 2
+
+
 def shifted(t: Tensor, factor: Tensor) -> Tensor:
     """Shift by s: t becomes s t / (1 + (s - 1) t) (arXiv:2403.03206, Sec. 5.3.2, Eq. 23)."""
     return factor * t / (1 + (factor - 1) * t)

@@ -16,13 +16,15 @@ import torch
 from torch import Tensor
 
 from dit.batch import NullInputs, PackedBatch, Problem
+from dit.config import ObjectiveConfig
+from dit.objectives.given_frames import draw_given_frames
 from dit.objectives.objective import TrainingObjective
 from dit.objectives.timestep_sampling import draw_quantiles
 from dit.pack_wire import to_device
 
 
-def draw_text_dropout(count: int, probability: float, rng: torch.Generator) -> list[bool]:
-    """Whether each of `count` samples trains with the null text; `rng` is a CPU generator."""
+def draw_dropout(count: int, probability: float, rng: torch.Generator) -> list[bool]:
+    """Which of `count` samples train without an input of theirs; `rng` is a CPU generator."""
     return (torch.rand(count, generator=rng, dtype=torch.float64) < probability).tolist()
 
 
@@ -55,6 +57,31 @@ def with_null_inputs(batch: PackedBatch, dropped: Sequence[bool], null: NullInpu
     return replace(batch, vectors=vectors)
 
 
+def without_image(batch: PackedBatch, dropped: Sequence[bool], null: NullInputs) -> PackedBatch:
+    """The same pack with zeros for what is made of the pictures of the dropped samples.
+
+    Those are the condition channels, and the texts and vectors that no caption decides: `null` has
+    no value for them. Numbers of rows stay. Given frames are left to `draw_given_frames`.
+    """
+    if not any(dropped):
+        return batch
+    changes: dict[str, Tensor] = {}
+    if batch.condition_TC is not None:
+        dropped_N = to_device(torch.tensor(dropped), batch.segment_T.device)
+        is_dropped_T1 = dropped_N[batch.segment_T, None]
+        changes["condition_TC"] = batch.condition_TC.masked_fill(is_dropped_T1, 0)
+    offsets = {name: of for name, of in batch.text_offsets.items() if name not in null}
+    rows = {name: range(batch.num_samples + 1) for name in batch.vectors if name not in null}
+    for field, every in (("texts", offsets), ("vectors", rows)):
+        for name, starts in every.items():
+            rows_LE = getattr(batch, field)[name].clone()
+            for drop, (first, stop) in zip(dropped, pairwise(starts), strict=True):
+                if drop:
+                    rows_LE[first:stop] = 0
+            changes[f"{field}.{name}"] = rows_LE
+    return batch.with_tensors(changes)
+
+
 CPU = torch.device("cpu")
 
 
@@ -65,25 +92,38 @@ def training_problem(
     seed: int,
     step: int,
     null: NullInputs,
-    text_dropout: float,
+    options: ObjectiveConfig,
 ) -> tuple[PackedBatch, Problem]:
-    """The pack with null inputs in place of dropped captions, and its regression problem at a step.
+    """The pack as it is trained on at a step, and its regression problem.
 
-    All random numbers follow from (seed, step, batch.pack_id). Levels and dropout are drawn on the
-    CPU, so they are the same on every device; noise is drawn on the device of the batch.
+    It has null inputs in place of dropped captions, zeros in place of dropped images, and the drawn
+    numbers of given frames. All random numbers follow from (seed, step, batch.pack_id). All but
+    noise are drawn on the CPU, so they are the same on every device; noise is drawn on the device
+    of the batch.
     """
 
     def rng(draw: Draw, device: torch.device) -> torch.Generator:
         return pack_rng(seed=seed, step=step, pack_id=batch.pack_id, device=device, draw=draw)
 
-    dropped = draw_text_dropout(batch.num_samples, text_dropout, rng(Draw.TEXT_DROPOUT, CPU))
+    count = batch.num_samples
+    dropped = draw_dropout(count, options.text_dropout, rng(Draw.TEXT_DROPOUT, CPU))
+    blind = draw_dropout(count, options.image_dropout, rng(Draw.IMAGE_DROPOUT, CPU))
+    batch = draw_given_frames(batch, options, rng(Draw.GIVEN_FRAMES, CPU))
     problem = draw_problem(
         objective,
         batch,
         levels_rng=rng(Draw.LEVELS, CPU),
         noise_rng=rng(Draw.NOISE, batch.latent_TC.device),
     )
-    return with_null_inputs(batch, dropped, null), problem
+    return with_null_inputs(without_image(batch, blind, null), dropped, null), problem
+
+
+def validation_pack(batch: PackedBatch, *, seed: int, options: ObjectiveConfig) -> PackedBatch:
+    """The pack with drawn numbers of given frames: the same ones at every validation."""
+    rng = pack_rng(
+        seed=seed, step=0, pack_id=batch.pack_id, device=CPU, draw=Draw.VALIDATION_GIVEN_FRAMES
+    )
+    return draw_given_frames(batch, options, rng)
 
 
 def validation_problem(
@@ -127,6 +167,7 @@ def problem_of(
     noise_N = objective.levels(quantile_N, batch.latent_tokens)
     noise_N = to_device(noise_N, batch.latent_TC.device)
     problem = objective.problem_at(batch, noise_N, draw_noise(batch, noise_rng))
+    problem = replace(problem, level_M=with_clean_level(problem.level_M, batch, objective))
     if not batch.has_given_tokens:
         return problem
     given_T1 = ~batch.is_target_T[:, None]
@@ -134,7 +175,6 @@ def problem_of(
         problem,
         input_TC=with_given_tokens(problem.input_TC, batch),
         target_TC=problem.target_TC.masked_fill(given_T1, 0),
-        level_M=with_clean_level(problem.level_M, batch, objective),
     )
 
 
@@ -196,6 +236,9 @@ class Draw(IntEnum):
     LEVELS = 1
     TEXT_DROPOUT = 2
     VALIDATION_NOISE = 3
+    GIVEN_FRAMES = 4
+    VALIDATION_GIVEN_FRAMES = 5
+    IMAGE_DROPOUT = 6
 
 
 def pack_rng(

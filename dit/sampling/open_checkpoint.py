@@ -58,9 +58,10 @@ def open_checkpoint(
     """Loads the model, and the text encoder and decoder that its dataset was made with.
 
     Raises:
-        ValueError: there is no checkpoint, it was trained without a text encoder, or the decoder is
-            needed and cannot be opened.
+        ValueError: there is no checkpoint, it was trained without a text encoder or on a part of
+            the noise levels, or the decoder is needed and cannot be opened.
     """
+    from dit.objectives import check_covers_all_levels
     from dit.train.checkpoint.paths import (
         CheckpointError,
         find_checkpoint,
@@ -77,6 +78,7 @@ def open_checkpoint(
             " checkpoints/step_... folder or a LATEST file"
         )
     config = on_layout(saved_config(path), options)
+    check_covers_all_levels(config.objective)
     card = saved_card(path)
     if card is None:
         raise CheckpointError(

@@ -37,7 +37,7 @@ from dit.distributed.model_parallel import FullForward, Item
 from dit.distributed.pack_broadcast import Numbered, deal_packs
 from dit.distributed.process_groups import device
 from dit.distributed.watchdog import heartbeat
-from dit.objectives import TrainingObjective, validation_problem
+from dit.objectives import TrainingObjective, validation_pack, validation_problem
 from dit.pack_wire import pack_to
 from dit.train.metrics.interval_metrics import quantiles
 from dit.train.model_and_optimizer import ModelAndOptimizer
@@ -109,8 +109,8 @@ def validate(
 ) -> dict[str, float]:
     """The losses over all ranks' packs, whose names begin with `name`.
 
-    The noise follows from the seed and the pack, and captions are never dropped. Nothing that
-    training reads is changed.
+    The noise and drawn numbers of given frames follow from the seed and the pack; captions and
+    images are never dropped. Nothing that training reads is changed.
     """
     with gathered_weights(model.chunks):
         losses = _losses(model, packs, objective, config, name=name)
@@ -152,11 +152,13 @@ def _problems(
     packs: list[PackedBatch], objective: TrainingObjective, config: RunConfig, quantile: float
 ) -> Iterator[list[Item]]:
     # A few at a time, enough to fill a pipeline, so that memory does not grow with eval_iters.
-    at_once = config.model.pipeline_model_parallel_size
+    at_once, seed = config.model.pipeline_model_parallel_size, config.rng.seed
     for first in range(0, len(packs), at_once):
+        moved = (pack_to(pack, device()) for pack in packs[first : first + at_once])
+        drawn = (validation_pack(one, seed=seed, options=config.objective) for one in moved)
         yield [
-            (batch, validation_problem(objective, batch, seed=config.rng.seed, quantile=quantile))
-            for batch in (pack_to(pack, device()) for pack in packs[first : first + at_once])
+            (batch, validation_problem(objective, batch, seed=seed, quantile=quantile))
+            for batch in drawn
         ]
 
 

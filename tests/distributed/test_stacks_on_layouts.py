@@ -23,6 +23,7 @@ JOINT_LAYOUTS = (
 )
 CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "joint": (TOY, JOINT_LAYOUTS),
+    "given frames drawn": ((*TOY, "objective.given_frames=[1, 2, 1]"), ("cp2", "tp2+sp", "pp2")),
     "double": (DOUBLE, ("dp2+overlap", "pp2", "tp2+sp")),
     "cross": (("model.num_layers=2",), ("tp2", "tp4", "tp2+sp+cp2+ag")),
     "joint, as a GPU attends": (TOY, ("tp2+sp", "cp2", "cp2+ag", "pp2")),
@@ -35,7 +36,14 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "clean tokens that are told their sample's level": (TOY, ("cp2",)),
 }
 """(settings, layouts) by name."""
-SOUND = ("joint", "double", "cross", "joint, as a GPU attends", "cross, as a GPU attends")
+SOUND = (
+    "joint",
+    "given frames drawn",
+    "double",
+    "cross",
+    "joint, as a GPU attends",
+    "cross, as a GPU attends",
+)
 """The others break the code."""
 
 SCRIPT = """

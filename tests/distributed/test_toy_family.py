@@ -56,7 +56,8 @@ def _train(folder: Path, data: Path, *changes: str, nproc: int = 1) -> str:
         *("dataset.shuffle_buffer_size=8", "dataset.packing_buffer_size=8"),
         *("dataset.max_bad_fraction=0.5", "train.eval_iters=2", "train.eval_interval=2"),
         *("validation.num_captions=2", "validation.guidance=2", "validation.sampling_steps=2"),
-        *("objective.text_dropout=0.5", "logger.log_interval=1", f"checkpoint.save={folder}"),
+        *("objective.text_dropout=0.5", "objective.image_condition_probability=0.5"),
+        *("logger.log_interval=1", f"checkpoint.save={folder}"),
     )
     done = run(command("pretrain_dit.py", *settings, *changes, nproc=nproc), env=ENVIRONMENT)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -79,9 +79,11 @@ def load_config(
     if family.name != recipe.model.family:
         base["model"] = plain_group(family.default())
         base["objective"] |= family.objective.settings
+        if value_of("model.name", base, settings) is None:
+            base["objective"] |= family.objective.of_size.get(family.default().name, {})
     ours, notices = _sort(settings, schema, problems)
 
-    merged = merge(base, ours, family.sizes)
+    merged = merge(base, ours, family.keys_of_sizes)
     config, wrong = checked_config(merged, base, schema)
     problems += merged.problems + wrong
     if problems or config is None:

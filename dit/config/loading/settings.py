@@ -175,8 +175,8 @@ def merge(
 ) -> Merged:
     """Lays settings, weakest first, over the plain values of a recipe, which hold no interpolation.
 
-    `sizes` has the keys that each `model.name` stands for. A value that cannot be resolved is a
-    problem, and the recipe's stands in for it.
+    `sizes` has the dotted keys of each `model.name`. A value that cannot be resolved is a problem,
+    and the recipe's stands in for it.
     """
     problems: list[str] = []
     base, settings = escaped(base), _bounded(without_removed(settings), problems)
@@ -283,7 +283,7 @@ def _with_named_size(
     size = sizes.get(name, {}) if isinstance(name, str) else {}
     implied = [
         Setting(
-            key=f"model.{key}",
+            key=key,
             value=json.loads(json.dumps(value)),  # enums and tuples as YAML has them
             origin=f"model.name={name}, {chosen.origin}",
             level=chosen.level,

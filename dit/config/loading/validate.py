@@ -27,6 +27,7 @@ from dit.config import Problems, RunConfig
 from dit.config.inlining import flattened, key_path, nested
 from dit.config.loading.schema import Schema, expected, hints, is_group
 from dit.config.loading.settings import Merged, shown
+from dit.models.family import check_objective_inputs
 
 Place = tuple[int | str, ...]  # where in the tree, as ("dataset", "mock_samples", 0, "width")
 
@@ -85,7 +86,9 @@ def _checked_once(
     if found:
         return None, found
     try:
-        return RunConfig(**groups), []
+        config = RunConfig(**groups)
+        check_objective_inputs(config)
+        return config, []
     except Problems as error:
         return None, [((), _contradiction((), text, origins, schema)) for text in error.problems]
 

@@ -286,7 +286,7 @@ def _of_model(config: RunConfig) -> dict[str, Any]:
 def _fixed(config: RunConfig) -> dict[str, Any]:
     """The settings that decide shape and meaning of what a checkpoint stores."""
     fixed = _of_model(config)
-    for name in ("name", "sigma_data", "timestep_scale"):
+    for name in ("name", "sigma_data", "timestep_scale", "level_range"):
         fixed[f"objective.{name}"] = value_of(config.objective, name)
     fixed["ddp.use_distributed_optimizer"] = config.ddp.use_distributed_optimizer
     return fixed

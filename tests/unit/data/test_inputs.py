@@ -216,7 +216,7 @@ def test_given_tokens_have_no_noise_no_loss_and_the_clean_level() -> None:
         training_objective(ObjectiveConfig(name="flow")),
     )
     null = {"text": torch.zeros(1, 5), "text_2": torch.zeros(0, 3), "pooled_text": torch.ones(4)}
-    settings = {"seed": 1, "step": 2, "null": null, "text_dropout": 0.0}
+    settings = {"seed": 1, "step": 2, "null": null, "options": ObjectiveConfig(text_dropout=0.0)}
     _, problem = training_problem(objective, pack, **settings)
     given = pack.is_real_T & ~pack.is_target_T
     assert torch.equal(problem.input_TC[given], pack.latent_TC[given])

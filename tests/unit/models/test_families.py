@@ -12,7 +12,7 @@ import pytest
 
 from dit.codecs.text import TEXT_ENCODERS
 from dit.codecs.vae import CODECS
-from dit.config import CUSTOM_SIZE, ModelConfig, Problems
+from dit.config import CUSTOM_SIZE, ModelConfig, ObjectiveConfig, Problems
 from dit.config.loading import (
     ConfigError,
     changes,
@@ -22,6 +22,7 @@ from dit.config.loading import (
     save_config,
     to_yaml,
 )
+from dit.config.loading.schema import hints
 from dit.models.cost import forward_flops, parameter_count
 from dit.models.diffusers_names import pairs
 from dit.models.dit.config import DitConfig
@@ -54,8 +55,8 @@ def test_a_family_of_the_tree_says_what_others_take_from_it(name: str) -> None:
     assert family.vae in CODECS
     inputs = family.inputs(model)
     assert {one.encoder for one in inputs if one.encoder} <= {*TEXT_ENCODERS}
-    low, high = family.objective.window
-    assert 0 <= low < high <= 1
+    for size, keys in family.objective.of_size.items():
+        assert size in family.sizes and {*keys} <= {*hints(ObjectiveConfig)}
     assert family.objective.sign in (1, -1)
     if family.diffusers is None:
         return
@@ -103,6 +104,24 @@ def test_a_named_size_implies_its_family(odd: None) -> None:
     assert load_config(run_config(model=model), overrides=["model.name=dit_b"]).model == (
         named_model("dit_b")
     )
+
+
+def test_a_named_size_sets_keys_of_the_objective_below_explicit_ones(
+    odd: None, tmp_path: Path
+) -> None:
+    expert = load_config(dit_s(), overrides=["model.name=odd_expert"])
+    flow = expert.objective.flow
+    assert (flow.level_range, flow.flow_shift) == ((0.875, 1.0), 5.0)
+    low = ["objective.level_range=[0, 0.875]", "model.name=odd_expert"]
+    other = load_config(dit_s(), overrides=low).objective.flow
+    assert (other.level_range, other.flow_shift) == ((0.0, 0.875), 5.0)
+    plain = load_config(dit_s(), overrides=["model.name=odd_s"]).objective.flow
+    assert (plain.level_range, plain.flow_shift) == (None, 3.0)
+    everything = load_config(
+        dit_s(), overrides=["model.name=odd_expert", "objective.level_range=null"]
+    )
+    save_config(everything, tmp_path / "config.yaml")
+    assert read_config(tmp_path / "config.yaml") == everything
 
 
 def test_a_size_and_a_family_that_disagree_are_an_error(odd: None) -> None:

@@ -6,7 +6,7 @@ import torch
 from dit.config import ObjectiveConfig, ObjectiveName
 from dit.objectives import (
     Draw,
-    draw_text_dropout,
+    draw_dropout,
     pack_rng,
     training_objective,
     training_problem,
@@ -30,7 +30,8 @@ def first_numbers(seed: int, step: int, pack_id: int, draw: Draw) -> tuple[float
 
 
 def draw(objective, batch, *, seed=1, step=2):
-    return training_problem(objective, batch, seed=seed, step=step, null=NULL, text_dropout=0.5)
+    options = ObjectiveConfig(text_dropout=0.5)
+    return training_problem(objective, batch, seed=seed, step=step, null=NULL, options=options)
 
 
 def test_streams_are_a_function_of_seed_step_pack_and_purpose() -> None:
@@ -175,17 +176,24 @@ def _noise(objective, batch, problem) -> torch.Tensor:
 
 def test_text_dropout_is_drawn_per_sample_at_its_rate() -> None:
     rng = pack_rng(seed=0, step=0, pack_id=0, device=CPU, draw=Draw.TEXT_DROPOUT)
-    drawn = draw_text_dropout(100_000, 0.1, rng)
+    drawn = draw_dropout(100_000, 0.1, rng)
     assert abs(sum(drawn) / len(drawn) - 0.1) < 5 * (0.09 / 100_000) ** 0.5
-    assert not any(draw_text_dropout(1000, 0.0, rng))
-    assert all(draw_text_dropout(1000, 1.0, rng))
+    assert not any(draw_dropout(1000, 0.0, rng))
+    assert all(draw_dropout(1000, 1.0, rng))
 
 
 def test_dropout_mixes_inside_packs_and_does_not_move_the_noise(make_pack) -> None:
     batch = make_pack(grids=[(1, 1, 1)] * 32, texts=[3] * 32)
     null = {"text": torch.full((1, 5), 9.0)}
     results = [
-        training_problem(OBJECTIVES[0], batch, seed=1, step=2, null=null, text_dropout=p)
+        training_problem(
+            OBJECTIVES[0],
+            batch,
+            seed=1,
+            step=2,
+            null=null,
+            options=ObjectiveConfig(text_dropout=p),
+        )
         for p in (0.0, 0.5)
     ]
     (kept, without), (dropped, with_dropout) = results
@@ -209,7 +217,7 @@ def test_each_draw_of_a_pack_has_its_own_stream(objective, make_pack) -> None:
     noise_TC = torch.randn(64, 4, generator=rng(Draw.NOISE))
     wanted = objective.problem_at(batch, problem.noise_N, noise_TC)
     assert torch.equal(problem.input_TC, wanted.input_TC)
-    dropped = draw_text_dropout(64, 0.5, rng(Draw.TEXT_DROPOUT))
+    dropped = draw_dropout(64, 0.5, rng(Draw.TEXT_DROPOUT))
     assert text.text_starts == with_null_inputs(batch, dropped, NULL).text_starts
     check = validation_problem(objective, batch, seed=1, quantile=0.3)
     noise_TC = torch.randn(64, 4, generator=rng(Draw.VALIDATION_NOISE, step=0))

@@ -17,6 +17,7 @@ from dit.config import (
     FlowConfig,
     LoggerConfig,
     LossMean,
+    ObjectiveConfig,
     ObjectiveName,
     Precision,
 )
@@ -48,6 +49,7 @@ part_here = partial(part_of, parts=FAMILY.parts)
 
 GRIDS = [[(1, 4, 4), (5, 2, 2), (1, 2, 2)], [(1, 4, 4), (1, 8, 8), (1, 1, 1), (2, 3, 3)]]
 TEXTS = [[5, 2, 3], [1, 3, 2, 2]]
+NO_DROPOUT = ObjectiveConfig(text_dropout=0.0)
 
 
 def _model(groups, config):
@@ -61,7 +63,7 @@ def _items(config, objective, step):
     ]
     null = {"text": torch.zeros(1, 8)}
     return [
-        training_problem(objective, pack, seed=1, step=step, null=null, text_dropout=0.0)
+        training_problem(objective, pack, seed=1, step=step, null=null, options=NO_DROPOUT)
         for pack in packs
     ]
 

@@ -14,6 +14,7 @@ from dit.config import (
     EdmConfig,
     EmaConfig,
     EmaKind,
+    FlowConfig,
     ObjectiveConfig,
     ObjectiveName,
     Precision,
@@ -45,6 +46,32 @@ def _saved(folder, groups, config: RunConfig):
 
 def _weights(model) -> list[torch.Tensor]:
     return [p.detach().float() for p in model.chunks[0].parameters()]
+
+
+def test_an_expert_goes_on_in_its_own_levels_alone(groups, tmp_path):
+    def of(level_range):
+        flow = FlowConfig(level_range=level_range)
+        return replace(tiny_run(), objective=ObjectiveConfig(name="flow", flow=flow))
+
+    place, model = _saved(tmp_path, groups, of((0.875, 1.0)))
+    load_checkpoint(place, model, config=of((0.875, 1.0)))
+    for other in ((0.0, 0.875), None):
+        with pytest.raises(CheckpointError, match=r"level_range: \(0\.875, 1\.0\) in the"):
+            load_checkpoint(place, model, config=of(other))
+
+
+def test_a_checkpoint_of_a_version_without_level_range_is_one_of_all_levels(tmp_path):
+    config = replace(tiny_run(), objective=ObjectiveConfig(name="flow"))
+    save_config(config, tmp_path / "config.yaml")
+    lines = (tmp_path / "config.yaml").read_text().splitlines()
+    later = ("level_range", "given_frames", "image_dropout", "image_condition_probability")
+    kept = [line for line in lines if line.strip().partition(":")[0] not in later]
+    assert len(kept) == len(lines) - len(later)
+    (tmp_path / "config.yaml").write_text("\n".join(kept))
+    check_same_model(tmp_path, config)
+    expert = replace(config.objective, flow=FlowConfig(level_range=(0.875, 1.0)))
+    with pytest.raises(CheckpointError, match=r"level_range: None in the checkpoint"):
+        check_same_model(tmp_path, replace(config, objective=expert))
 
 
 def test_every_difference_that_forbids_to_go_on_is_named(groups, tmp_path):

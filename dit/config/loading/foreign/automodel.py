@@ -102,7 +102,10 @@ AUTOMODEL: dict[str, Foreign] = {
         "no batch is drawn by another density than the rest"
     ),
     "flow_matching.sigma_*": unused_key("t is drawn from all of (0, 1)"),
-    "flow_matching.i2v_prob": unused_key("no sample is conditioned on its first frame"),
+    "flow_matching.i2v_prob": unused_key(
+        "objective.image_condition_probability is its like, of networks that take a first frame"
+        " or none"
+    ),
     "flow_matching.*": unused_key(
         "objective.* decides, and logger.log_interval what is written down"
     ),

@@ -22,6 +22,7 @@ from dit.config.loading.foreign.entry import (
 
 _PACKING = "packing is `python -m data_prep`'s, before training"
 _COUNTED = "it counts steps"
+_RANGE = "t is drawn from all of (0, 1); objective.level_range=[LOW, HIGH] trains a part of it"
 
 
 def _dataset_file(value: Any) -> dict[str, Any]:
@@ -105,8 +106,8 @@ DIFFUSION_PIPE: dict[str, Foreign] = {
     "model.*_path": PART,
     "model.transformer_dtype": unused_key("model.precision decides, and model.fp8 the products"),
     "model.*_dtype": unused_key("model.precision decides"),
-    "model.min_t": unused_key("t is drawn from all of (0, 1)"),
-    "model.max_t": unused_key("t is drawn from all of (0, 1)"),
+    "model.min_t": unused_key(_RANGE),
+    "model.max_t": unused_key(_RANGE),
     "adapter": LORA,
     "adapter.*": LORA,
     "optimizer.type": unused_key("the optimizer is AdamW, with moments in float32"),
