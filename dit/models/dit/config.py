@@ -75,6 +75,23 @@ scripts/convert_cosmos_to_diffusers.py ("Cosmos-1.0-Diffusion-7B-Text2World" and
 "-14B"); captions are filled up to 512 tokens by `max_sequence_length` of the pipelines.
 """
 
+PREDICT2_OBJECTIVE: Mapping[str, Any] = {"name": "flow", "timestep_scale": 1.0}
+"""Keys of `objective` that the loops of Cosmos-Predict2's and 2.5's pipelines fix.
+
+The state of Predict2's is data + sigma * noise. The network is fed that state times c_in = 1 - t,
+with t = sigma / (1 + sigma), and is told t; the data are then (1 - t) * state - t * output. That is
+flow matching with output = noise - data.
+"""
+# How many latent frames were given in training: `min_num_conditional_frames` 1 and `max_` 2 of
+# Cosmos-Predict2's video2world, `conditional_frames_probs` {0: .5, 1: .25, 2: .25} of 2.5.
+_GIVEN = {"2_2b_video2world": (0, 1, 1), "2_14b_video2world": (0, 1, 1)}
+_GIVEN |= {"2.5_2b": (2, 1, 1), "2.5_14b": (2, 1, 1), "2_2b": None, "2_14b": None}
+OBJECTIVES_OF_SIZES: Mapping[str, Mapping[str, Any]] = {
+    f"cosmos_predict{size}": {**PREDICT2_OBJECTIVE, "given_frames": frames}
+    for size, frames in _GIVEN.items()
+}
+"""Keys of `objective` that a named size sets."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DitConfig(ModelConfig):

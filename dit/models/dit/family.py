@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dit.models.cost import NetworkCost
-from dit.models.dit.config import CLEAN_LEVEL, DitConfig
+from dit.models.dit.config import CLEAN_LEVEL, OBJECTIVES_OF_SIZES, DitConfig
 from dit.models.family import (
     DiffusersForm,
     Family,
@@ -150,6 +150,6 @@ FAMILY = Family(
         zero=("*proj_out.weight", "*modulate*linear_2*"),
         no_decay=("*pos_emb_*",),
     ),
-    objective=ObjectiveConventions(clean_level=CLEAN_LEVEL),
+    objective=ObjectiveConventions(clean_level=CLEAN_LEVEL, of_size=OBJECTIVES_OF_SIZES),
     vae="cosmos",
 )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dit.models.dit.config import DitConfig
+from dit.models.dit.config import PREDICT2_OBJECTIVE, DitConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,17 +22,14 @@ class _Pipeline:
     """Frames per second; None: it makes images, for which they do not matter."""
 
 
-# The state of the loops of Predict2 is data + sigma * noise. The network is fed that state times
-# c_in = 1 - t, with t = sigma / (1 + sigma), and is told t; from its output v follows the data as
-# (1 - t) * state - t * v. That is flow matching with v = noise - data, and no factor before t.
-_FLOW = {"name": "flow", "timestep_scale": 1.0}
-
 _COSMOS = {
     "CosmosTextToWorldPipeline": _Pipeline(objective={"name": "edm"}, tells_fps=True),
-    "Cosmos2TextToImagePipeline": _Pipeline(objective=_FLOW),
-    "Cosmos2VideoToWorldPipeline": _Pipeline(objective=_FLOW, gives_frames=True, tells_fps=True),
+    "Cosmos2TextToImagePipeline": _Pipeline(objective=PREDICT2_OBJECTIVE),
+    "Cosmos2VideoToWorldPipeline": _Pipeline(
+        objective=PREDICT2_OBJECTIVE, gives_frames=True, tells_fps=True
+    ),
     "Cosmos2_5_PredictBasePipeline": _Pipeline(
-        objective=_FLOW, gives_frames=True, fills_up_text=False, tells_fps=False
+        objective=PREDICT2_OBJECTIVE, gives_frames=True, fills_up_text=False, tells_fps=False
     ),
 }
 PIPELINES: Mapping[str, str] = {name: one.objective["name"] for name, one in _COSMOS.items()}

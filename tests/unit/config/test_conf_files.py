@@ -20,7 +20,7 @@ from recipes.runs import RECIPES, dit_debug, dit_xl
 ROOT = Path(__file__).resolve().parents[3]
 GOLDEN = ROOT / "tests" / "golden"
 FILES = {path.stem: path for path in sorted((ROOT / "conf").glob("*.yaml"))}
-MIXTURES = ["dit_debug", "dit_xl_image", "dit_xl_video"]
+MIXTURES = ["dit_debug", "dit_xl_image", "dit_xl_video", "cosmos_predict2_2b"]
 
 
 def resolved(name: str) -> RunConfig:
@@ -29,7 +29,8 @@ def resolved(name: str) -> RunConfig:
 
 def test_the_files_of_the_readme_are_there() -> None:
     digits = {"dit_digits", "dit_digits_flow"}
-    assert set(FILES) == {"dit_debug", "dit_xl_image", "dit_xl_video"} | digits
+    sizes = {"dit_debug", "dit_xl_image", "dit_xl_video", "cosmos_predict2_2b"}
+    assert set(FILES) == sizes | digits
 
 
 def compare_with_golden(name: str, text: str) -> None:
