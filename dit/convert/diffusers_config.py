@@ -138,7 +138,7 @@ def objective_config(
     if other := [word for word in given if not word.lstrip("+-~").startswith("objective.")]:
         raise ConvertError(f"{other[0]!r} is not understood; only objective.KEY=VALUE can be set")
     told = any(word.lstrip("+-").startswith("objective.name") for word in given)
-    if pipeline is not None and (fixed := _fixed_by(pipeline)):
+    if pipeline is not None and (fixed := _fixed_by(pipeline, content or {})):
         words = [f"objective.{key}={value}" for key, value in fixed.items()]
         found = FoundObjective(
             load_config(default_config(), overrides=words).objective, f"of {pipeline}"
@@ -157,11 +157,13 @@ def objective_config(
     return FoundObjective(config.objective, f"with {' '.join(given)}, as given")
 
 
-def _fixed_by(pipeline: str) -> Mapping[str, Any]:
+def _fixed_by(pipeline: str, scheduler: Mapping[str, Any]) -> Mapping[str, Any]:
     """Keys of `objective` that a pipeline's own arithmetic fixes; of most there are none."""
-    forms = [diffusers_form(family.default()) for family in diffusers_families().values()]
-    found = [form.pipeline_objectives.get(pipeline, {}) for form in forms]
-    return next(filter(None, found), {})
+    for family in diffusers_families().values():
+        form = diffusers_form(family.default())
+        if fixed := form.pipeline_objectives.get(pipeline):
+            return {**fixed, **form.sampling_settings(pipeline, scheduler)}
+    return {}
 
 
 def _of_scheduler(content: dict[str, Any], place: object, *, told: bool) -> FoundObjective:

@@ -158,6 +158,8 @@ class DiffusersForm:
     """Pipeline that runs these networks -> name of the objective that it samples."""
     pipeline_objectives: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Pipeline -> keys of `objective` that its loop fixes, whatever its scheduler says."""
+    sampling_settings: Callable[[str, Mapping[str, Any]], dict[str, Any]] = lambda *_: {}
+    """(one of `pipeline_objectives`, its scheduler_config.json) -> keys for the samplers."""
     pipeline_misfits: Callable[[Any, str], list[str]]
     """(network, pipeline) -> what the pipeline feeds otherwise than in training, in words."""
     largest_latent: Callable[[Any], tuple[int, int, int]]

@@ -21,7 +21,12 @@ from dit.batch import LatentSample
 from dit.config import RunConfig
 from dit.models.diffusers_names import ByHead, Features, NameTable, Row, TensorSplit
 from dit.models.dit.config import CLEAN_LEVEL, DitConfig, ExtraPosition
-from dit.models.dit.pipelines import OBJECTIVES, PIPELINES, pipeline_misfits
+from dit.models.dit.pipelines import (
+    OBJECTIVES,
+    PIPELINES,
+    pipeline_misfits,
+    sampling_settings,
+)
 from dit.models.family import DiffusersForm, InputKind, family_of
 
 CLASS = "CosmosTransformer3DModel"
@@ -347,6 +352,7 @@ FORM = DiffusersForm(
     lora_targets=("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2"),
     pipelines=PIPELINES,
     pipeline_objectives=OBJECTIVES,
+    sampling_settings=sampling_settings,
     pipeline_misfits=pipeline_misfits,
     largest_latent=lambda model: model.max_size,
     open_network=_open_network,

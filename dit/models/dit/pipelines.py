@@ -41,6 +41,17 @@ OBJECTIVES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+def sampling_settings(pipeline: str, scheduler: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of `objective` that say which levels a pipeline visits, of its scheduler_config.json."""
+    if pipeline != "Cosmos2_5_PredictBasePipeline":
+        # Those of Predict2 write these numbers into their schedulers, whatever stood there.
+        return {"sampling_levels": "karras_to_sigma_min", "sigma_min": 0.002, "sigma_max": 80.0}
+    if not scheduler.get("use_karras_sigmas"):
+        return {"flow_shift": scheduler.get("flow_shift", 1.0)}
+    ends = {key: scheduler.get(key) for key in ("sigma_min", "sigma_max")}
+    return {"sampling_levels": "karras", **{k: v for k, v in ends.items() if v is not None}}
+
+
 def pipeline_misfits(model: DitConfig, pipeline: str) -> list[str]:
     """What of a network the pipeline would run on other inputs than it was trained on."""
     known = _COSMOS[pipeline]

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from unittest.mock import patch
+
 import pytest
 import torch
 from diffusers import DiffusionPipeline
 
+from dit.config import Sampler
 from dit.convert.cli import main
 from dit.convert.errors import ConvertError
 from dit.convert.export import ExportOptions, check_expressible, export_weights
 from dit.convert.import_ import import_weights
+from dit.data.pack import PatchLayout, pack_samples
 from dit.models.dit.family import FAMILY
+from dit.models.dit.model import DiT
 from dit.objectives import clean_network_level, sampling_path
+from dit.sampling import generate
+from dit.sampling.generate import Request, SamplingSettings, check_requests, generate_latents
 from dit.train.checkpoint.paths import saved_config
+from dit.train.checkpoint.state_dict import load_weights
 from tests.cosmos_pipelines import PIPELINES, Checker, Seen, pipeline, save, watched
 from tests.cosmos_predict import gap
 from tests.unit.convert.test_round_trip import _assert_same, _tensors
@@ -20,6 +29,12 @@ from tests.unit.convert.test_round_trip import _assert_same, _tensors
 STEPS = 4
 CASES = [("images", 0), ("video", 1), ("video", 2), ("2.5", 0), ("2.5", 1), ("2.5", 2)]
 """Pipelines and given latent frames; that of Predict2's video needs one at least."""
+
+NOISE = {
+    frames: torch.randn(4, frames, 4, 6, generator=torch.Generator().manual_seed(frames))
+    for frames in (1, 3)
+}
+TEXT = {"images": {"text_pad_to": 9}, "video": {"text_pad_to": 9}, "2.5": {}}
 
 
 def rows(width: int, *, seed: int) -> torch.Tensor:
@@ -33,11 +48,15 @@ def run(pipe, *, given: int, guidance: float = 1.0) -> Seen:
     if config.use_crossattn_projection:
         width = config.crossattn_proj_in_channels
     frames = 3 if config.in_channels == 5 else 1
-    noise = torch.randn(4, frames, 4, 6, generator=torch.Generator().manual_seed(5))
     texts = {"prompt_embeds": rows(width, seed=1), "negative_prompt_embeds": rows(width, seed=2)}
     texts = {name: text[None] for name, text in texts.items()}
     return watched(
-        pipe, given=given, guidance=guidance, noise=noise, num_inference_steps=STEPS, **texts
+        pipe,
+        given=given,
+        guidance=guidance,
+        noise=NOISE[frames],
+        num_inference_steps=STEPS,
+        **texts,
     )
 
 
@@ -63,7 +82,8 @@ def test_a_step_of_the_pipeline_is_one_of_our_objective(groups, resize, tmp_path
         assert gap(path.network_input(state, t)[:, :, given:], fed[:, :, given:]) <= 1e-6
         latent = path.predict(state, output, t).latent_TC
         implied = seen.states[i] - sigma * velocity
-        assert gap(latent[:, :, given:], implied[:, :, given:]) <= 1e-5
+        # Rounding of a state of size 80 shows in what is implied.
+        assert gap(latent[:, :, given:], implied[:, :, given:]) <= 1e-4
         # Given frames are fed as they are, whatever the level.
         first = seen.network[0]["hidden_states"]
         assert torch.equal(fed[:, :, :given], first[:, :, :given])
@@ -92,6 +112,36 @@ def test_a_pipeline_comes_back_and_runs(groups, resize, tmp_path, capsys, name):
     again.set_progress_bar_config(disable=True)
     given = 0 if name == "images" else 1
     assert torch.equal(run(again, given=given).latents, run(pipe, given=given).latents)
+
+
+@pytest.mark.parametrize("guidance", [1.0, 3.5])
+@pytest.mark.parametrize(("name", "given"), CASES)
+def test_we_generate_what_the_pipeline_does(groups, resize, tmp_path, name, given, guidance):
+    """From the same noise; its guidance is one less than ours."""
+    pipe = pipeline(name)
+    done = import_weights(save(tmp_path / "hf", pipe), tmp_path / "ours", **TEXT[name])
+    config = done.config
+    seen = run(pipe, given=given, guidance=guidance - 1 if guidance > 1 else 1.0)
+    text, negative = (rows(config.model.crossattn_emb_size, seed=seed) for seed in (1, 2))
+    fed = seen.network[0]["hidden_states"][0]
+    inputs = {"text": text} | ({"first_frame_latent": fed[:, :given]} if given else {})
+    size = tuple(fed.shape[1:])
+    request = Request(inputs=inputs, negative={"text": negative}, latent_FHW=size, fps=16.0, seed=0)
+    network = DiT(config.model, groups)
+    load_weights(done.path, [network], groups, averaged=False)
+    sampler = Sampler.UNIPC if name == "2.5" else Sampler.EULER
+    settings = SamplingSettings(num_steps=STEPS, guidance=guidance, sampler=sampler)
+    layout = PatchLayout.of(config)
+    noise = pack_samples(
+        [replace(check_requests([request], config)[0], latent_CFHW=NOISE[size[0]])], layout
+    )
+    with patch.object(generate, "initial_noise", lambda *_: noise.latent_TC):
+        (made,) = generate_latents(network, [request], config=config, settings=settings)
+    assert gap(made[:, given:], seen.latents[:, given:]) <= 1e-4
+    if given:
+        # The pipelines move given frames from noise as well, and not all the way.
+        assert torch.equal(made[:, :given], fed[:, :given])
+        assert gap(made[:, :given], seen.latents[:, :given]) <= 0.05
 
 
 def test_pipelines_that_would_feed_other_inputs(groups, tmp_path):
