@@ -37,6 +37,7 @@ from dit.config.objective import (
     ObjectiveConfig,
     ObjectiveName,
     Sampler,
+    SamplingLevels,
     Weighting,
 )
 from dit.config.run import CheckpointConfig, LoggerConfig, RunConfig, WandbMode, Weights
@@ -88,6 +89,7 @@ __all__ = [
     "RngConfig",
     "RunConfig",
     "Sampler",
+    "SamplingLevels",
     "SchedulerConfig",
     "TrainConfig",
     "ValidationConfig",

@@ -36,6 +36,17 @@ class Weighting(StrEnum):
     LINEAR = "linear"
 
 
+class SamplingLevels(StrEnum):
+    """Levels that samplers of flow matching visit."""
+
+    LINEAR = "linear"  # even steps from 1 to 1/1000, then shifted, then 0
+    # sigma / (1 + sigma) for sigma of arXiv:2206.00364, Eq. 5, then 0, as of Cosmos-Predict2.5
+    KARRAS = "karras"
+    # The same without 0, so that noise of the last level stays, as of Cosmos-Predict2. The state
+    # begins as noise times the first level; that of 2.5 as the noise itself.
+    KARRAS_TO_SIGMA_MIN = "karras_to_sigma_min"
+
+
 class Sampler(StrEnum):
     """Solver of the sampling ODE."""
 
@@ -63,11 +74,11 @@ class EdmConfig:
     p_std: float = 1.0
     """EDM: standard deviation of ln(sigma) in training."""
     sigma_min: float = 0.002
-    """EDM: smallest level of the samplers."""
+    """EDM, and flow with Karras's levels: smallest level of the samplers."""
     sigma_max: float = 80.0
-    """EDM: largest level of the samplers."""
+    """EDM, and flow with Karras's levels: largest level of the samplers."""
     rho: float = 7.0
-    """EDM: exponent of the samplers' levels (Eq. 5)."""
+    """EDM, and flow with Karras's levels: exponent of the samplers' levels (Eq. 5)."""
 
     def __post_init__(self) -> None:
         low, high = self.sigma_min, self.sigma_max
@@ -109,6 +120,8 @@ class FlowConfig:
     """Flow: with a number, the shift of a sample of T tokens is flow_shift * sqrt(T / number)."""
     timestep_scale: float = 1000.0
     """Flow: the network is told timestep_scale * t."""
+    sampling_levels: SamplingLevels = SamplingLevels.LINEAR
+    """Flow: levels of the samplers: linear, karras or karras_to_sigma_min (Cosmos-Predict2)."""
     weighting: Weighting = Weighting.NONE
     """Flow: none, or 1 + flow_shift * t (linear)."""
     level_range: tuple[float, float] | None = None

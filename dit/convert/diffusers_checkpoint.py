@@ -42,6 +42,7 @@ class DiffusersFolder:
     config: dict[str, Any]
     scheduler: dict[str, Any] | None
     scheduler_file: Path
+    pipeline: str | None  # class of the pipeline that the transformer lies in, if its index says it
     headers: dict[str, Header]  # by name of the tensor
 
     def read(self, name: str) -> Tensor:
@@ -89,11 +90,14 @@ def open_folder(path: Path) -> DiffusersFolder:
             " save_pretrained of Diffusers wrote"
         )
     scheduler = (path / "scheduler" if pipeline else path) / SCHEDULER_CONFIG
+    index = path / PIPELINE_INDEX
+    told = read_json(index).get("_class_name") if pipeline and index.exists() else None
     return DiffusersFolder(
         path=place,
         config=read_json(place / CONFIG),
         scheduler=read_json(scheduler) if scheduler.exists() else None,
         scheduler_file=scheduler,
+        pipeline=None if told is None else str(told),
         headers=_headers(place),
     )
 

@@ -66,7 +66,7 @@ def model_config(
     ours = None
     if private.ours is not None:
         ours = checked_json(form.private_keys, private.ours, place=place, within=OUR_KEY)
-    text = form.text_pad_to if isinstance(text_pad_to, Unsaid) else text_pad_to
+    text = form.text_pad_to(keys) if isinstance(text_pad_to, Unsaid) else text_pad_to
     try:
         settings = form.settings(keys, ours, text)
         return family.config(name=CUSTOM_SIZE, precision=precision, **settings)
@@ -122,12 +122,14 @@ def objective_config(
     *,
     place: object,
     given: Sequence[str] = (),
+    pipeline: str | None = None,
     of_family: Mapping[str, Any] | None = None,
 ) -> FoundObjective:
     """The objective of a scheduler_config.json, with the settings `given` by the user on top.
 
     Where there is no scheduler, the default with the keys that a family sets. `given` are words
-    such as `objective.name=flow`; with that one any scheduler will do.
+    such as `objective.name=flow`; with that one any scheduler will do. A `pipeline` that computes
+    levels itself, whatever its scheduler says, counts more than the scheduler.
 
     Raises:
         ConvertError: the scheduler does not say what the network was trained for, or asks for what
@@ -137,10 +139,11 @@ def objective_config(
     if other := [word for word in given if not word.lstrip("+-~").startswith("objective.")]:
         raise ConvertError(f"{other[0]!r} is not understood; only objective.KEY=VALUE can be set")
     told = any(word.lstrip("+-").startswith("objective.name") for word in given)
-    if content is None:
-        words = [f"objective.{key}={value}" for key, value in (of_family or {}).items()]
+    if pipeline is not None and (fixed := _fixed_by(pipeline, content or {})):
+        found = FoundObjective(_with_keys(fixed), f"of {pipeline}")
+    elif content is None:
         found = FoundObjective(
-            load_config(default_config(), overrides=words).objective,
+            _with_keys(of_family or {}),
             "the default, since there is no scheduler_config.json; set objective.* to what they"
             " were trained with",
         )
@@ -150,6 +153,20 @@ def objective_config(
         return found
     config = load_config(replace(default_config(), objective=found.objective), overrides=given)
     return FoundObjective(config.objective, f"with {' '.join(given)}, as given")
+
+
+def _with_keys(keys: Mapping[str, Any]) -> ObjectiveConfig:
+    words = [f"objective.{key}={value}" for key, value in keys.items()]
+    return load_config(default_config(), overrides=words).objective
+
+
+def _fixed_by(pipeline: str, scheduler: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Keys of `objective` that a pipeline's own arithmetic fixes; of most there are none."""
+    for family in diffusers_families().values():
+        form = diffusers_form(family.default())
+        if fixed := form.pipeline_objectives.get(pipeline):
+            return {**fixed, **form.sampling_settings(pipeline, scheduler)}
+    return {}
 
 
 def _of_scheduler(content: dict[str, Any], place: object, *, told: bool) -> FoundObjective:

@@ -19,7 +19,13 @@ from dit.convert.diffusers_checkpoint import CONFIG, INDEX, SCHEDULER_CONFIG, Fi
 from dit.convert.diffusers_config import diffusers_transformer_config, scheduler_config
 from dit.convert.errors import ConvertError
 from dit.convert.megatron_checkpoint import StoredWeights
-from dit.convert.pipeline import SCHEDULER, TRANSFORMER, check_pipeline, copy_components
+from dit.convert.pipeline import (
+    SCHEDULER,
+    TRANSFORMER,
+    check_pipeline,
+    copy_components,
+    keeps_scheduler,
+)
 from dit.distributed.collective_errors import on_first_rank
 from dit.distributed.watchdog import heartbeat
 from dit.models.diffusers_names import Pair, pairs, their_tensors
@@ -103,7 +109,7 @@ def check_expressible(config: RunConfig, options: ExportOptions) -> None:
         ConvertError: the message names the setting.
     """
     diffusers_transformer_config(config)
-    if options.scheduler:
+    if options.scheduler and not keeps_scheduler(options.pipeline_from, config):
         scheduler_config(config.objective)
     if options.pipeline_from is not None:
         check_pipeline(options.pipeline_from, config)
@@ -141,9 +147,9 @@ def _describe(folder: Path, config: RunConfig, plan: FilePlan, options: ExportOp
         copy_components(options.pipeline_from, folder, config)
         inner, outer = folder / TRANSFORMER, folder / SCHEDULER
         inner.mkdir()
-        outer.mkdir()
+        outer.mkdir(exist_ok=True)
     _write_json(inner / CONFIG, diffusers_transformer_config(config))
-    if options.scheduler:
+    if options.scheduler and not keeps_scheduler(options.pipeline_from, config):
         _write_json(outer / SCHEDULER_CONFIG, scheduler_config(config.objective))
     if len(plan.files) > 1:
         (inner / INDEX).write_text(plan.index())

@@ -77,6 +77,7 @@ def import_weights(
         source.scheduler,
         place=source.scheduler_file,
         given=objective,
+        pipeline=source.pipeline,
         of_family=family_of(model).objective.settings,
     )
     table = _checked_table(source, model)

@@ -1,16 +1,20 @@
 """The other components of a pipeline folder, so that a Diffusers pipeline runs the export.
 
 Such an export has model_index.json, `transformer`, `scheduler` with the noise range of the run, and
-tokenizer, text encoder and VAE copied from another pipeline.
+tokenizer, text encoder and VAE copied from another pipeline. The scheduler is copied as well where
+the pipeline decides levels and preconditioning itself.
 """
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from dit.config import RunConfig
+from dit.config.checks import Rule
+from dit.config.inlining import value_of
 from dit.convert.diffusers_checkpoint import CONFIG, PIPELINE_INDEX, read_json
 from dit.convert.errors import ConvertError, listed
 from dit.models.family import diffusers_form
@@ -55,9 +59,21 @@ def _pipeline_class(pipeline: Path) -> str:
     return str(read_json(pipeline / PIPELINE_INDEX).get("_class_name"))
 
 
+def keeps_scheduler(pipeline: Path | None, config: RunConfig) -> bool:
+    """Whether a pipeline is exported with its own scheduler, which it only takes levels from.
+
+    Raises:
+        ConvertError: the folder holds no pipeline.
+    """
+    fixed = diffusers_form(config.model).pipeline_objectives
+    return pipeline is not None and _pipeline_class(pipeline) in fixed
+
+
 def _components(pipeline: Path, config: RunConfig) -> list[str]:
     """What is to be copied, by the pipeline's index: not what an export writes itself."""
-    own = {*diffusers_form(config.model).networks, SCHEDULER, _INSTALLED}
+    own = {*diffusers_form(config.model).networks, _INSTALLED}
+    if not keeps_scheduler(pipeline, config):
+        own.add(SCHEDULER)
     index = read_json(pipeline / PIPELINE_INDEX)
     present = [name for name, what in index.items() if isinstance(what, list) and what[0]]
     return [name for name in present if name not in own]
@@ -73,6 +89,7 @@ def _misfits(pipeline: Path, kind: str, config: RunConfig) -> list[str]:
             REGISTRY[config.objective.name].scheduler is REGISTRY[samples].scheduler,
             f"objective.name={config.objective.name}, and {kind} samples {samples.upper()}",
         ),
+        *_objective_rules(config, kind),
         *((False, message) for message in form.pipeline_misfits(m, kind)),
         (
             latent in (None, m.in_channels),
@@ -84,6 +101,14 @@ def _misfits(pipeline: Path, kind: str, config: RunConfig) -> list[str]:
         ),
     ]
     return [message for holds, message in rules if not holds]
+
+
+def _objective_rules(config: RunConfig, kind: str) -> Iterator[Rule]:
+    """The keys of `objective` that the pipeline's loop fixes; its name has been compared."""
+    for key, wanted in diffusers_form(config.model).pipeline_objectives.get(kind, {}).items():
+        if key != "name":
+            value = value_of(config.objective, key)
+            yield value == wanted, f"objective.{key}={value}, and {kind} has {wanted}"
 
 
 def _setting(file: Path, key: str) -> Any:

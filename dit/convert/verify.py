@@ -113,18 +113,21 @@ def _sample(index: int, model: ModelConfig) -> LatentSample:
 def _others(
     model: ModelConfig, size: Sequence[int], rows: int, rng: torch.Generator
 ) -> dict[str, Tensor]:
-    """What a sample must have beside latent and text."""
-    found = {}
+    """What a sample has beside latent and text."""
+    found, (frames, *sides) = {}, size
+    given = max(frames - model.patch_temporal, 0)  # leaves one to be made; an image has none
     for one in family_of(model).inputs(model):
         match one.kind:
             case InputKind.CHANNELS:
                 shape = (one.width, *size)
             case InputKind.VECTOR:
                 shape = (one.width,)
+            case InputKind.FRAMES:
+                shape = (model.in_channels, given, *sides)
             case _:
                 shape = (one.rows or rows, one.width)
-        if one.required and one.name != TEXT:
-            assert one.kind is not InputKind.FRAMES and one.kind is not InputKind.REFERENCE
+        if one.name != TEXT and math.prod(shape):
+            assert one.kind is not InputKind.REFERENCE
             found[one.name] = torch.randn(shape, generator=rng)
     return found
 
@@ -162,6 +165,9 @@ def _our_outputs(
     network = family_of(model).network()(model, groups).eval()
     load_weights(stored.path, [network], groups, averaged=bool(stored.prefix))
     batch = pack_samples(samples, PatchLayout.of(replace(config, model=model)))
-    made_TC = network(batch.latent_TC, torch.tensor(_LEVELS), batch)
+    level_M = torch.tensor(_LEVELS)
+    if batch.clean_level is not None:
+        level_M = torch.cat((level_M, torch.full_like(level_M, batch.clean_level)))
+    made_TC = network(batch.latent_TC, level_M, batch)
     patch = {"patch_temporal": model.patch_temporal, "patch_spatial": model.patch_spatial}
     return unpack_latents(made_TC, batch, **patch)

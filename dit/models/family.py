@@ -151,8 +151,8 @@ class DiffusersForm:
     """config.json of a run's network, without private keys."""
     private: Callable[[Any], dict[str, Any]]
     """The values of `private_keys`."""
-    text_pad_to: int | None
-    """`model.text_pad_to` of the published weights."""
+    text_pad_to: Callable[[Any], int | None]
+    """`config_keys` -> `model.text_pad_to` of the published weights."""
     ignored: tuple[str, ...] = ()
     """Patterns, as in `fnmatch`, of stored tensors that Diffusers' class does not read."""
     networks: tuple[str, ...] = ("transformer",)
@@ -161,6 +161,10 @@ class DiffusersForm:
     """Ends of the names of their linears that an adapter changes by default."""
     pipelines: Mapping[str, str]
     """Pipeline that runs these networks -> name of the objective that it samples."""
+    pipeline_objectives: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Pipeline -> keys of `objective` that its loop fixes, whatever its scheduler says."""
+    sampling_settings: Callable[[str, Mapping[str, Any]], dict[str, Any]] = lambda *_: {}
+    """(one of `pipeline_objectives`, its scheduler_config.json) -> keys for the samplers."""
     pipeline_misfits: Callable[[Any, str], list[str]]
     """(network, pipeline) -> what the pipeline feeds otherwise than in training, in words."""
     largest_latent: Callable[[Any], tuple[int, int, int]]

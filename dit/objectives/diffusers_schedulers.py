@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 
-from dit.config import EdmConfig, FlowConfig, ObjectiveConfig, ObjectiveName
+from dit.config import EdmConfig, FlowConfig, ObjectiveConfig, ObjectiveName, SamplingLevels
 
 EDM_SCHEDULER, FLOW_SCHEDULER = "EDMEulerScheduler", "FlowMatchEulerDiscreteScheduler"
 _FLOW_STEPS = 1000  # default num_train_timesteps of FlowMatchEulerDiscreteScheduler
@@ -107,6 +107,8 @@ class FlowScheduler(SchedulerFile):
         scale, base = config.flow.timestep_scale, config.flow.shift_base_tokens
         if scale != _FLOW_STEPS:
             return f"objective.timestep_scale={scale:g}"
+        if config.flow.sampling_levels is not SamplingLevels.LINEAR:
+            return f"objective.sampling_levels={config.flow.sampling_levels}"
         return None if base is None else f"objective.shift_base_tokens={base}"
 
     @classmethod

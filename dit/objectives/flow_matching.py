@@ -8,14 +8,15 @@ state = (1 - t) * latent + t * noise; the network learns the velocity noise - la
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from dit.batch import PackedBatch, Problem
-from dit.config import FlowConfig, LevelDensity, Weighting
+from dit.config import EdmConfig, FlowConfig, LevelDensity, SamplingLevels, Weighting
 from dit.objectives import timestep_sampling
+from dit.objectives.edm import karras_levels
 from dit.objectives.objective import Prediction, per_token, real_only
 
 LAST_LEVEL = 1 / 1000  # Diffusers: 1 / num_train_timesteps
@@ -41,6 +42,8 @@ class FlowMatching:
     """A `TrainingObjective` and a `SamplingPath`; the level is t in [0, 1], the noise's share."""
 
     config: FlowConfig
+    karras: EdmConfig = field(default_factory=EdmConfig)
+    """Its sigma_min, sigma_max and rho are those of Karras's levels."""
 
     def shift(self, num_tokens: Sequence[int]) -> Tensor:
         """Shift of each sample [N], float64 on the CPU."""
@@ -125,10 +128,22 @@ class FlowMatching:
                 return 1 + self.config.flow_shift * t_N
 
     def schedule(self, num_tokens: Sequence[int], *, num_steps: int) -> Tensor:
-        return linear_levels(self.shift(num_tokens), num_steps=num_steps)
+        if self.config.sampling_levels is SamplingLevels.LINEAR:
+            return linear_levels(self.shift(num_tokens), num_steps=num_steps)
+        c = self.karras
+        sigma_S = karras_levels(num_steps, sigma_min=c.sigma_min, sigma_max=c.sigma_max, rho=c.rho)
+        if self._keeps_last_noise:
+            sigma_S[-1] = sigma_S[-2]
+        return (sigma_S / (1 + sigma_S))[:, None].expand(-1, len(num_tokens))
+
+    @property
+    def _keeps_last_noise(self) -> bool:
+        return self.config.sampling_levels is SamplingLevels.KARRAS_TO_SIGMA_MIN
 
     def start(self, noise_TC: Tensor) -> Tensor:
-        return noise_TC
+        if not self._keeps_last_noise:
+            return noise_TC
+        return self.karras.sigma_max / (1 + self.karras.sigma_max) * noise_TC
 
     def network_input(self, state_TC: Tensor, _noise_T1: Tensor, /) -> Tensor:
         return state_TC
@@ -143,4 +158,5 @@ class FlowMatching:
         return 1 - noise_N
 
     def finish(self, state_TC: Tensor) -> Tensor:
-        return state_TC
+        # The state of Cosmos-Predict2's loop is latent + sigma * noise, also at the end.
+        return state_TC * (1 + self.karras.sigma_min) if self._keeps_last_noise else state_TC

@@ -49,7 +49,7 @@ REGISTRY: dict[str, ObjectiveParts] = {
     ),
     "flow": ObjectiveParts(
         training=lambda config: FlowMatching(config.flow),
-        sampling=lambda config: FlowMatching(config.flow),
+        sampling=lambda config: FlowMatching(config.flow, config.edm),
         scheduler=_flow_scheduler,
     ),
 }

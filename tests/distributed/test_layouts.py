@@ -74,7 +74,7 @@ def test_positions_projected_text_and_means_over_samples_on_layouts(tmp_path):
         *("--layouts", "tp2+sp+cp2", "pp2+vpp2+full", "cp2+ag+selective", "tp2+pp2+whole"),
         *("model.extra_pos_embed=learnable", "model.max_size=[8,16,16]", "objective.name=flow"),
         *("objective.loss_mean=sample", "model.text_pad_to=16", "model.concat_padding_mask=true"),
-        "model.crossattn_proj_size=40",
+        *("model.crossattn_proj_size=40", "model.condition_mask=true"),
         nproc=4,
     )
     assert done.returncode == 0, done.stdout + done.stderr

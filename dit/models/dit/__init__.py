@@ -3,5 +3,6 @@
 family     what the registry is told; the layers, from which parameters and operations follow
 config     the family's own fields, named sizes and rules
 model      the network: one row of latents, cross-attention to text, low-rank adaLN, its positions
-diffusers  names of tensors, config.json and pipelines of `CosmosTransformer3DModel`
+pipelines  which pipelines of Diffusers run it, and what they feed it
+diffusers  names of tensors and config.json of `CosmosTransformer3DModel`
 """

@@ -5,7 +5,7 @@ Its class is `CosmosTransformer3DModel`.
 
 # D model width, R rank of a modulation, F width of the MLP, E width of the text that layers see,
 # I width of the text in the shards, K head width, C numbers in a token of the latent (P with the
-# padding mask), frames rows columns: learnable positions
+# masks), frames rows columns: learnable positions
 
 from __future__ import annotations
 
@@ -27,8 +27,14 @@ from dit.models.diffusers_names import (
     StrictKeys,
     TensorSplit,
 )
-from dit.models.dit.config import DitConfig, ExtraPosition
-from dit.models.family import DiffusersForm
+from dit.models.dit.config import CLEAN_LEVEL, DitConfig, ExtraPosition
+from dit.models.dit.pipelines import (
+    OBJECTIVES,
+    PIPELINES,
+    pipeline_misfits,
+    sampling_settings,
+)
+from dit.models.family import DiffusersForm, InputKind, family_of
 
 CLASS = "CosmosTransformer3DModel"
 _BASE_FPS = 24.0  # fixed in Diffusers
@@ -137,6 +143,7 @@ class DitPrivateKeys(StrictKeys):
 
     text_pad_to: PositiveInt | None
     max_size: tuple[PositiveInt, PositiveInt, PositiveInt]
+    base_fps: PositiveFloat | None = _BASE_FPS  # exports without this key were of models with 24
 
 
 class CosmosTransformer(StrictKeys):
@@ -170,9 +177,9 @@ def _unsupported(t: CosmosTransformer) -> list[str]:
     """What of a config.json our network has no counterpart for."""
     rules = [
         (
-            t.in_channels == t.out_channels,
-            f"in_channels={t.in_channels} and out_channels={t.out_channels} differ"
-            " (a model that is shown frames, such as video2world)",
+            t.in_channels in (t.out_channels, t.out_channels + 1),
+            f"in_channels={t.in_channels} are not out_channels={t.out_channels}, alone or with a"
+            " condition mask",
         ),
         (
             t.patch_size[1] == t.patch_size[2],
@@ -201,29 +208,33 @@ def _settings(
 ) -> dict[str, Any]:
     """Settings of our network, of a config.json."""
     projected = t.use_crossattn_projection
+    # The pipelines that run networks with a text projection tell no frames per second.
+    base_fps = None if projected else _BASE_FPS
     return {
         "num_layers": t.num_layers,
         "hidden_size": t.num_attention_heads * t.attention_head_dim,
         "num_attention_heads": t.num_attention_heads,
         "mlp_ratio": t.mlp_ratio,
         "adaln_lora_dim": t.adaln_lora_dim,
-        "in_channels": t.in_channels,
+        "in_channels": t.out_channels,
         "patch_temporal": t.patch_size[0],
         "patch_spatial": t.patch_size[1],
         "crossattn_emb_size": t.crossattn_proj_in_channels if projected else t.text_embed_dim,
         "crossattn_proj_size": t.text_embed_dim if projected else None,
         "text_pad_to": private.text_pad_to if private else text_pad_to,
         "rope_scale": t.rope_scale,
+        "base_fps": private.base_fps if private else base_fps,
         "extra_pos_embed": ExtraPosition(t.extra_pos_embed_type or "none"),
         "max_size": private.max_size if private else t.max_size,
         "concat_padding_mask": t.concat_padding_mask,
+        "condition_mask": t.in_channels > t.out_channels,
     }
 
 
 def _inexpressible(config: RunConfig) -> list[str]:
     """What of a run Diffusers' network has no counterpart for."""
     fps = config.model.base_fps  # type: ignore[attr-defined]
-    if fps == _BASE_FPS:
+    if fps in (_BASE_FPS, None):
         return []
     return [
         f"model.base_fps={fps:g} cannot be exported: Diffusers' {CLASS} has {_BASE_FPS:g} built in"
@@ -241,7 +252,7 @@ def _content(config: RunConfig) -> dict[str, Any]:
         "encoder_hidden_states_channels": m.text_width,
     }
     return {
-        "in_channels": m.in_channels,
+        "in_channels": m.in_channels + m.condition_mask,
         "out_channels": m.in_channels,
         "num_attention_heads": m.num_attention_heads,
         "attention_head_dim": m.hidden_size // m.num_attention_heads,
@@ -272,14 +283,11 @@ def _covering(config: RunConfig, model: DitConfig, patch: tuple[int, ...]) -> tu
 
 
 def _private(model: DitConfig) -> dict[str, Any]:
-    return {"text_pad_to": model.text_pad_to, "max_size": model.max_size}
-
-
-def _pipeline_misfits(model: DitConfig, pipeline: str) -> list[str]:
-    """What of a network the pipeline would run on other inputs than it was trained on."""
-    if model.text_pad_to is not None:
-        return []
-    return [f"model.text_pad_to=null, and {pipeline} fills captions up with zeros"]
+    return {
+        "text_pad_to": model.text_pad_to,
+        "max_size": model.max_size,
+        "base_fps": model.base_fps,
+    }
 
 
 def _open_network(folder: Path) -> nn.Module:
@@ -304,17 +312,29 @@ def _run_network(
     text = sample.text_LE
     if model.text_pad_to is not None:
         text = nn.functional.pad(text, (0, 0, 0, model.text_pad_to - len(text)))
-    mask = sample.latent_CFHW.new_zeros(
-        int(model.concat_padding_mask), *sample.latent_CFHW.shape[1:]
-    )
+    latent_CFHW = sample.latent_CFHW
+    given = _given_frames(sample, model)
+    is_given_1F11 = (torch.arange(latent_CFHW.shape[1]) < given.shape[1]).view(1, -1, 1, 1)
+    masks = is_given_1F11.to(latent_CFHW).expand(1, *latent_CFHW.shape[1:])
+    parts = [torch.cat([given, latent_CFHW[:, given.shape[1] :]], dim=1)]
+    parts += [masks] * model.condition_mask + [torch.zeros_like(masks)] * model.concat_padding_mask
+    told = torch.where(is_given_1F11, CLEAN_LEVEL, level)[None]
     (latent,) = network(
-        hidden_states=torch.cat([sample.latent_CFHW, mask])[None],
-        timestep=torch.tensor([level]),
+        hidden_states=torch.cat(parts)[None],
+        timestep=told if model.condition_mask else torch.tensor([level]),
         encoder_hidden_states=text[None],
-        fps=None if math.isnan(sample.fps) else sample.fps,
+        fps=None if math.isnan(sample.fps) or model.base_fps is None else sample.fps,
         return_dict=False,
     )
     return latent[0]
+
+
+def _given_frames(sample: LatentSample, model: DitConfig) -> Tensor:
+    """The clean frames of a sample, [C, f, H, W]; f may be 0."""
+    inputs = family_of(model).inputs(model)
+    names = [one.name for one in inputs if one.kind is InputKind.FRAMES]
+    found = [sample.others[name] for name in names if name in sample.others]
+    return found[0] if found else sample.latent_CFHW[:, :0]
 
 
 FORM = DiffusersForm(
@@ -327,11 +347,14 @@ FORM = DiffusersForm(
     inexpressible=_inexpressible,
     content=_content,
     private=_private,
-    # What the published weights attend to: the caption, and zeros up to this many tokens.
-    text_pad_to=512,
+    # What the published weights attend to: the caption, and zeros up to this many tokens; those of
+    # 2.5 to the encoder's own states of padding, which the shards hold.
+    text_pad_to=lambda keys: None if keys.use_crossattn_projection else 512,
     lora_targets=("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2"),
-    pipelines={"CosmosTextToWorldPipeline": "edm"},
-    pipeline_misfits=_pipeline_misfits,
+    pipelines=PIPELINES,
+    pipeline_objectives=OBJECTIVES,
+    sampling_settings=sampling_settings,
+    pipeline_misfits=pipeline_misfits,
     largest_latent=lambda model: model.max_size,
     open_network=_open_network,
     run_network=_run_network,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dit.models.cost import NetworkCost
-from dit.models.dit.config import DitConfig
+from dit.models.dit.config import CLEAN_LEVEL, OBJECTIVES_OF_SIZES, DitConfig
 from dit.models.family import (
     DiffusersForm,
     Family,
@@ -51,16 +51,25 @@ def _positions(model: DitConfig) -> PositionRule:
 
 
 def _inputs(model: DitConfig) -> tuple[SampleInput, ...]:
-    zeros = model.text_pad_to is not None
+    projected = model.crossattn_proj_size is not None
+    padding = Padding.STORED if projected else Padding.NONE
     text = SampleInput(
         name="text",
         kind=InputKind.TEXT,
         width=model.crossattn_emb_size,
-        padding=Padding.ZEROS if zeros else Padding.NONE,
+        padding=padding if model.text_pad_to is None else Padding.ZEROS,
         length=model.text_pad_to,
-        encoder="cosmos",
+        encoder=None if projected else "cosmos",
     )
-    return (text,)
+    if not model.condition_mask:
+        return (text,)
+    frames = SampleInput(
+        name="first_frame_latent",
+        kind=InputKind.FRAMES,
+        width=model.in_channels,
+        required=False,
+    )
+    return text, frames
 
 
 def dit_stack(model: DitConfig) -> StackSpec:
@@ -142,6 +151,6 @@ FAMILY = Family(
         zero=("*proj_out.weight", "*modulate*linear_2*"),
         no_decay=("*pos_emb_*",),
     ),
-    objective=ObjectiveConventions(),
+    objective=ObjectiveConventions(clean_level=CLEAN_LEVEL, of_size=OBJECTIVES_OF_SIZES),
     vae="cosmos",
 )

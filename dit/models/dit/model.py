@@ -48,12 +48,10 @@ class DiT(StackedTransformer):
         config = transformer_config(model)
         super().__init__(config, model, groups, vp_stage, [dit_stack(model)])
         self.rotary = Rotary(model)
-        volume = model.patch_temporal * model.patch_spatial**2
-        self.mask_features = volume if model.concat_padding_mask else 0
         width = model.hidden_size
         self.positions = self.text_proj = None
         if self.pre_process:
-            inputs = model.patch_features + self.mask_features
+            inputs = model.patch_features + model.mask_features
             self.patches = Replicated(inputs, width, config=config)
             self.level = TimestepEmbedding(config)
             if model.extra_pos_embed is ExtraPosition.LEARNABLE:
@@ -89,7 +87,7 @@ class DiT(StackedTransformer):
         batch: PackedBatch,
         layout: PerSample,  # noqa: ARG002
     ) -> Blocks:
-        x_TC = self.my_tokens(nn.functional.pad(x_TC, (0, self.mask_features)))
+        x_TC = self.my_tokens(self._with_masks(x_TC, batch))
         t_emb_MD, adaln_shift_MX = self.level(level_M)
         blocks = {"t_emb": t_emb_MD, "adaln_shift": adaln_shift_MX}
         if self.positions is not None:
@@ -99,6 +97,14 @@ class DiT(StackedTransformer):
         if self.text_proj is not None:
             blocks["text"] = self.text_proj(batch.text_LE.to(self.config.params_dtype))
         return blocks | {"hidden": self.patches(x_TC.to(self.config.params_dtype))}
+
+    def _with_masks(self, x_TC: Tensor, batch: PackedBatch) -> Tensor:
+        """The condition mask, 1 on given frames, then the padding mask, 0: features after C."""
+        if self.model.condition_mask:
+            given_T1 = (batch.is_real_T & ~batch.is_target_T)[:, None].to(x_TC.dtype)
+            x_TC = torch.cat((x_TC, given_T1.expand(-1, self.model.patch_volume)), dim=1)
+        zeros = self.model.patch_volume if self.model.concat_padding_mask else 0
+        return nn.functional.pad(x_TC, (0, zeros))
 
     def conditions(self, blocks: Blocks, batch: PackedBatch, layout: PerSample) -> CrossConditions:
         cos_TK, sin_TK = self.rotary(batch.position_TA)
@@ -169,9 +175,11 @@ class LearnablePositions(nn.Module):
 
     def forward(self, position_TA: Tensor, fps_T: Tensor) -> Tensor:
         """Embedding [T, D], float32; `fps_T` undoes the time scale of the rotary positions."""
-        pace_T = torch.where(fps_T.isnan(), 1.0, fps_T / self.base_fps)
-        frame_T = (position_TA[:, 0] * pace_T).round().long()
-        row_T, column_T = position_TA[:, 1].long(), position_TA[:, 2].long()
+        frame_T = position_TA[:, 0]
+        if self.base_fps is not None:
+            pace_T = torch.where(fps_T.isnan(), 1.0, fps_T / self.base_fps)
+            frame_T = (frame_T * pace_T).round()
+        frame_T, row_T, column_T = (x.long() for x in (frame_T, *position_TA[:, 1:].unbind(1)))
         tables = (self.pos_emb_t, frame_T), (self.pos_emb_h, row_T), (self.pos_emb_w, column_T)
         sum_TD = torch.stack([look_up(*one).float() for one in tables]).sum(0)
         norm_T1 = torch.linalg.vector_norm(sum_TD, dim=-1, keepdim=True)

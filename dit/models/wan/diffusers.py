@@ -33,7 +33,7 @@ from dit.models.diffusers_names import (
 )
 from dit.models.family import DiffusersForm
 from dit.models.wan.config import MASK_CHANNELS, ImageCondition, WanConfig
-from dit.models.wan.family import CONDITION, IMAGE
+from dit.models.wan.family import CONDITION, FIRST_FRAME, IMAGE
 
 CLASS = "WanTransformer3DModel"
 _TEXT_ROWS = 512  # of the published weights; fixed in Diffusers where there are images
@@ -361,6 +361,14 @@ def _run_network(
     text, latent, image = sample.text_LE, sample.latent_CFHW, sample.others.get(IMAGE)
     if model.text_pad_to is not None:
         text = nn.functional.pad(text, (0, 0, 0, model.text_pad_to - len(text)))
+    given, told = sample.others.get(FIRST_FRAME), torch.tensor([level])
+    if given is not None:
+        latent = torch.cat([given, latent[:, given.shape[1] :]], dim=1)
+        patch = (model.patch_temporal, *[model.patch_spatial] * 2)
+        shape = [side // p for side, p in zip(latent.shape[1:], patch, strict=True)]
+        count = given.shape[1] // model.patch_temporal
+        is_given_F11 = (torch.arange(shape[0]) < count).view(-1, 1, 1)
+        told = torch.where(is_given_F11, 0.0, level).expand(shape).reshape(1, -1)
     if model.condition_channels:
         mask = latent.new_zeros(MASK_CHANNELS, *latent.shape[1:])
         mask[:, 0] = 1
@@ -373,7 +381,7 @@ def _run_network(
         image = image[None]
     (made,) = network(
         hidden_states=latent[None],
-        timestep=torch.tensor([level]),
+        timestep=told,
         encoder_hidden_states=text[None],
         encoder_hidden_states_image=image,
         return_dict=False,
@@ -395,7 +403,7 @@ FORM = DiffusersForm(
     inexpressible=_inexpressible,
     content=_content,
     private=_private,
-    text_pad_to=_TEXT_ROWS,
+    text_pad_to=lambda _: _TEXT_ROWS,
     # Published weights of Wan 2.1's image-to-video have it, and nothing reads it.
     ignored=("blocks.*.attn2.norm_added_q.weight",),
     lora_targets=("to_q", "to_k", "to_v", "to_out.0", "ffn.net.0.proj", "ffn.net.2"),

@@ -20,7 +20,10 @@ from recipes.runs import RECIPES, dit_debug, dit_xl
 ROOT = Path(__file__).resolve().parents[3]
 GOLDEN = ROOT / "tests" / "golden"
 FILES = {path.stem: path for path in sorted((ROOT / "conf").glob("*.yaml"))}
-MIXTURES = ["dit_debug", "dit_xl_image", "dit_xl_video", "wan_debug", "wan_1.3b_pretrain"]
+MIXTURES = [
+    *("dit_debug", "dit_xl_image", "dit_xl_video", "cosmos_predict2_2b"),
+    *("wan_debug", "wan_1.3b_pretrain"),
+]
 
 
 def resolved(name: str) -> RunConfig:
@@ -29,8 +32,9 @@ def resolved(name: str) -> RunConfig:
 
 def test_the_files_of_the_readme_are_there() -> None:
     digits = {"dit_digits", "dit_digits_flow"}
+    sizes = {"dit_debug", "dit_xl_image", "dit_xl_video", "cosmos_predict2_2b"}
     wan = {"wan_debug", "wan_1.3b_pretrain"}
-    assert set(FILES) == {"dit_debug", "dit_xl_image", "dit_xl_video"} | digits | wan
+    assert set(FILES) == sizes | digits | wan
 
 
 def compare_with_golden(name: str, text: str) -> None:

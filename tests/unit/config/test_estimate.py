@@ -31,6 +31,12 @@ COUNTS = {
     "dit_xl": 691_725_312,
     "cosmos_7b": 7_236_192_256,
     "cosmos_14b": 14_267_149_312,
+    "cosmos_predict2_2b": 1_956_405_248,
+    "cosmos_predict2_14b": 14_265_265_152,
+    "cosmos_predict2_2b_video2world": 1_956_413_440,
+    "cosmos_predict2_14b_video2world": 14_265_285_632,
+    "cosmos_predict2.5_2b": 2_059_174_912,
+    "cosmos_predict2.5_14b": 14_368_047_104,
 }
 
 
@@ -39,15 +45,19 @@ def counted_by_diffusers(model: DitConfig) -> int:
     from diffusers.models.transformers.transformer_cosmos import CosmosTransformer3DModel
 
     learnable = model.extra_pos_embed is ExtraPosition.LEARNABLE
+    projected = model.crossattn_proj_size is not None
     with torch.device("meta"):
         network = CosmosTransformer3DModel(
-            in_channels=model.in_channels,
+            in_channels=model.in_channels + model.condition_mask,
             out_channels=model.in_channels,
             num_attention_heads=model.num_attention_heads,
             attention_head_dim=model.hidden_size // model.num_attention_heads,
             num_layers=model.num_layers,
             mlp_ratio=model.mlp_ratio,
-            text_embed_dim=model.crossattn_emb_size,
+            text_embed_dim=model.text_width,
+            use_crossattn_projection=projected,
+            crossattn_proj_in_channels=model.crossattn_emb_size,
+            encoder_hidden_states_channels=model.text_width,
             adaln_lora_dim=model.adaln_lora_dim,
             max_size=model.max_size,
             patch_size=(model.patch_temporal, model.patch_spatial, model.patch_spatial),

@@ -158,6 +158,12 @@ def test_sizes_of_the_design() -> None:
         "dit_xl": (28, 1152, 16),
         "cosmos_7b": (28, 4096, 32),
         "cosmos_14b": (36, 5120, 40),
+        "cosmos_predict2_2b": (28, 2048, 16),
+        "cosmos_predict2_14b": (36, 5120, 40),
+        "cosmos_predict2_2b_video2world": (28, 2048, 16),
+        "cosmos_predict2_14b_video2world": (36, 5120, 40),
+        "cosmos_predict2.5_2b": (28, 2048, 16),
+        "cosmos_predict2.5_14b": (36, 5120, 40),
     }
     cosmos = load_config(run_config(), overrides=["model.name=cosmos_7b"]).model
     assert cosmos.extra_pos_embed is ExtraPosition.LEARNABLE
@@ -293,3 +299,14 @@ def test_import_brings_neither_torch_nor_megatron() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == []
+
+
+def test_sizes_of_cosmos_predict2_say_their_objective() -> None:
+    for size, frames in (("2_2b", None), ("2_14b_video2world", (0, 1, 1)), ("2.5_2b", (2, 1, 1))):
+        words = [f"model.name=cosmos_predict{size}", "objective.timestep_scale=2"]
+        objective = load_config(run_config(), overrides=words[:1]).objective
+        assert (objective.name, objective.flow.timestep_scale) == ("flow", 1.0)
+        assert objective.given_frames == frames
+        # An explicit key counts more.
+        assert load_config(run_config(), overrides=words).objective.flow.timestep_scale == 2.0
+    assert load_config(run_config(), overrides=["model.name=cosmos_7b"]).objective.name == "edm"

@@ -73,7 +73,7 @@ def _theirs(network, batch, index, *, model, level):
         latent[None],
         torch.tensor([level]),
         text[None],
-        fps=None if math.isnan(fps) else fps,
+        fps=None if math.isnan(fps) or model.base_fps is None else fps,
         padding_mask=torch.zeros(1, 1, 8, 8),
     ).sample[0]
 

@@ -73,7 +73,7 @@ def test_missing_extra_and_misshapen_tensors_are_listed(groups, source):
     [
         ({"_class_name": "FluxTransformer2DModel"}, "FluxTransformer2DModel"),
         ({"out_channels": 8}, "out_channels=8"),
-        ({"in_channels": 17, "out_channels": 16}, "in_channels=17"),
+        ({"in_channels": 18, "out_channels": 16}, "in_channels=18"),
         ({"patch_size": [1, 2, 1]}, "patch_size=[1, 2, 1]"),
         ({"extra_pos_embed_type": "sincos"}, "'sincos'"),
         ({"img_context_dim_in": 64}, "img_context_dim_in=64"),

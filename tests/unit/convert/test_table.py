@@ -82,6 +82,15 @@ PUBLISHED = {
     "text_embed_dim": 1024,
 }
 PUBLISHED_14B = {"num_attention_heads": 40, "num_layers": 36, "rope_scale": [2.0, 2.0, 2.0]}
+PREDICT2 = PUBLISHED | {
+    **{"extra_pos_embed_type": None, "num_attention_heads": 16, "rope_scale": [1.0, 4.0, 4.0]},
+}
+PREDICT2_VIDEO = PREDICT2 | {"in_channels": 17, "rope_scale": [1.0, 3.0, 3.0]}
+PREDICT2_5 = PREDICT2_VIDEO | {
+    **{"use_crossattn_projection": True, "crossattn_proj_in_channels": 100352},
+    "encoder_hidden_states_channels": 1024,
+}
+LARGE = {"num_attention_heads": 40, "num_layers": 36}
 
 
 @pytest.mark.parametrize(
@@ -90,11 +99,20 @@ PUBLISHED_14B = {"num_attention_heads": 40, "num_layers": 36, "rope_scale": [2.0
         ("cosmos_7b", PUBLISHED),
         ("cosmos_7b", {"_class_name": "CosmosTransformer3DModel"}),  # all are Diffusers' defaults
         ("cosmos_14b", PUBLISHED | PUBLISHED_14B),
+        ("cosmos_predict2_2b", PREDICT2),
+        ("cosmos_predict2_14b", PREDICT2 | LARGE),
+        ("cosmos_predict2_2b_video2world", PREDICT2_VIDEO),
+        (
+            "cosmos_predict2_14b_video2world",
+            PREDICT2_VIDEO | LARGE | {"rope_scale": [20 / 24, 2.0, 2.0]},
+        ),
+        ("cosmos_predict2.5_2b", PREDICT2_5),
+        ("cosmos_predict2.5_14b", PREDICT2_5 | LARGE),
     ],
 )
 def test_the_published_cosmos_is_the_named_size(name, content):
     named = DitConfig(name=name, **MODEL_SIZES[name])
-    imported = model_config(content, precision=Precision.BF16, text_pad_to=512, place="")
+    imported = model_config(content, precision=Precision.BF16, place="")
     assert imported == replace(named, name="custom")
 
 
