@@ -107,6 +107,21 @@ def wan(root: Path) -> Path:
     return save(root, parts)
 
 
+def wan22(root: Path) -> Path:
+    """As Wan 2.2 5B: an autoencoder with 48 channels and a stride of 16, no image encoder."""
+    from diffusers import AutoencoderKLWan
+
+    vae = AutoencoderKLWan(
+        base_dim=4, decoder_base_dim=4, z_dim=48, num_res_blocks=1, is_residual=True, patch_size=2,
+        in_channels=12, out_channels=12, scale_factor_spatial=16,
+        latents_mean=torch.linspace(-0.5, 0.5, 48).tolist(),
+        latents_std=torch.linspace(0.5, 2, 48).tolist(),
+    )  # fmt: skip
+    parts = {"vae": randomized(vae), "tokenizer": tokenizer()}
+    parts["text_encoder"] = _t5(UMT5EncoderModel, UMT5Config)
+    return save(root, parts)
+
+
 def hunyuan(root: Path) -> Path:
     from diffusers import AutoencoderKLHunyuanVideo15
 

@@ -10,6 +10,7 @@ from typing import Any
 from dit.codecs.dataset_card import CodecError
 
 PRECISIONS = ("float32", "bfloat16", "float16")
+_INDEX = "model_index.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +89,26 @@ def model_config_of(part: PipelineComponent) -> Any:
         return kind.config_class.from_pretrained(part.model, **part.where)
     except (OSError, ValueError) as error:
         raise _unusable(part, error) from None
+
+
+@lru_cache
+def has_component(part: PipelineComponent) -> bool:
+    """Whether the pipeline has it; where there is no model_index.json, its folder tells.
+
+    Raises:
+        CodecError: the model cannot be reached.
+    """
+    folder = Path(part.model)
+    if folder.is_dir() and not (folder / _INDEX).exists():
+        return (folder / part.subfolder).is_dir()
+    try:
+        from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+
+        where = {"cache_dir": part.cache, "local_files_only": part.local_only}
+        index: Any = DiffusionPipeline.load_config(part.model, **where)
+    except (OSError, ValueError) as error:
+        raise CodecError(f"--model_name {part.model}: {_INDEX} cannot be read ({error})") from None
+    return any(index.get(part.subfolder, ()))  # [null, null] where there is none
 
 
 @lru_cache
