@@ -186,9 +186,9 @@ class Autoencoder(Codec):
         video_NCFHW = torch.stack(list(videos))
         latents = self._encode(video_NCFHW, keys if self.stochastic else None)
         found = [{"latent": self.whitening.apply(latent)} for latent in latents]
-        frames = video_NCFHW.shape[2]
-        if self.image_conditioning and (frames > 1 or not self.last_frame):
+        if self.image_conditioning:
             last_NCHW = video_NCFHW[:, :, -1] if self.last_frame else None
+            frames = video_NCFHW.shape[2]
             inputs = self.image_inputs(video_NCFHW[:, :, 0], last_NCHW, frames=frames)
             found = [parts | more for parts, more in zip(found, inputs, strict=True)]
         return [{k: v.to(LATENT_DTYPE) for k, v in parts.items()} for parts in found]
@@ -225,7 +225,7 @@ class Autoencoder(Codec):
         return found
 
     def extra_bytes(self, *, frames: int, height: int, width: int) -> int:
-        if not self.image_conditioning or (frames == 1 and self.last_frame):
+        if not self.image_conditioning:
             return 0
         frame = height // self.stride * (width // self.stride) * self.channels
         numbers = {"first_frame_latent": frame}

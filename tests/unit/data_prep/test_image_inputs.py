@@ -171,7 +171,9 @@ def test_one_shard_trains_both_ways(
     clip, still = by_frames[9], by_frames[1]
     assert clip["latent"].shape == (channels, 3, *cells)
     assert {name: tuple(clip[name].shape) for name in shapes} == shapes
-    assert ("first_frame_latent" in still) == (workload == "i2v")  # a picture has no last frame
+    assert {name: still[name].shape[1] for name in shapes} == {  # a clip of one frame
+        name: 16 if name == "image_embed" else 1 for name in shapes
+    }
     extra = sum(s[name].nbytes for s in samples.values() for name in shapes if name in s)
     assert planned_bytes(tmp_path / workload) - planned_bytes(tmp_path / "t2v") == extra > 0
     # The null text has no picture: a dropped caption leaves the sample its own.
