@@ -32,6 +32,7 @@ class PlanStatistics:
     latent_bytes: float  # of one token
     text_bytes: int  # of one text token
     longest_text: int  # tokens of a caption that are encoded, at most
+    text_rows: Callable[[str], int]  # in the shards
     extra_bytes: Callable[..., int]  # of a sample, as `Codec.extra_bytes`
     samples: int = 0
     judged_by: Judged = Judged.HEADERS
@@ -69,7 +70,7 @@ class PlanStatistics:
         self.tokens += entry.tokens * entry.repeats
         length = self.text_tokens(entry.caption)
         self.cut += length > self.longest_text
-        bytes_ = entry.tokens * self.latent_bytes + min(length, self.longest_text) * self.text_bytes
+        bytes_ = entry.tokens * self.latent_bytes + self.text_rows(entry.caption) * self.text_bytes
         bytes_ += self.extra_bytes(frames=frames, height=height, width=width)
         self.bytes += bytes_ * entry.repeats
         self._buffer.append(entry.tokens)

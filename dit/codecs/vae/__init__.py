@@ -16,12 +16,12 @@ from dit.codecs.dataset_encoder import Registry, lacking
 from dit.codecs.normalization import Whitening
 from dit.codecs.pretrained import ModelLocation
 from dit.codecs.vae.codec import Codec
-from dit.codecs.vae.families import Cosmos, CosmosPredict2, Flux, Hunyuan, Wan
+from dit.codecs.vae.families import Cosmos, CosmosPredict2, CosmosPredict25, Flux, Hunyuan, Wan
 from dit.codecs.vae.pixel import Pixel
 
 CODECS = Registry(
     Codec,
-    (Pixel, Flux, Wan, Hunyuan, Cosmos, CosmosPredict2),
+    (Pixel, Flux, Wan, Hunyuan, Cosmos, CosmosPredict2, CosmosPredict25),
     known="--list_processors shows those known",
 )
 codec_named = CODECS.named

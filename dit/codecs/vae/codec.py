@@ -59,11 +59,6 @@ class Codec(DatasetEncoder):
         """Frames in each latent frame but the first; videos have 1 + n * temporal_stride frames."""
         return 1
 
-    @property
-    def notices(self) -> tuple[str, ...]:
-        """What the user should know before anything is encoded."""
-        return ()
-
     def extra_bytes(self, *, frames: int, height: int, width: int) -> int:
         """Bytes in a shard of what `encode_batch` makes beside the latent; a size in pixels."""
         del frames, height, width

@@ -187,6 +187,17 @@ class CosmosPredict2(Wan):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CosmosPredict25(CosmosPredict2):
+    """The same, with the text encoder of Cosmos-Predict2.5."""
+
+    name: ClassVar[str] = "cosmos_predict25"
+    description: ClassVar[str] = "as cosmos_predict2; text of all layers of Qwen2.5-VL"
+    default_model: ClassVar[str] = "nvidia/Cosmos-Predict2.5-2B@diffusers/base/post-trained"
+    weights: ClassVar[str] = default_model
+    text_encoder: ClassVar[str] = "cosmos_predict25"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cosmos(Autoencoder):
     """Images and videos of 8n + 1 frames. The factor sigma_data is left to the objective."""
 
