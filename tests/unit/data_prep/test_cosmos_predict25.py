@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from data_prep.cli.parser import main
 from dit.codecs import text
 from dit.codecs.dataset_card import CodecError, read_card
-from dit.codecs.text.all_layers import CosmosPredict25Text
+from dit.codecs.text.families import CosmosPredict25Text
 from tests import tiny_pipelines
 from tests.media_files import image
 
