@@ -217,6 +217,10 @@ def test_a_dataset_without_conditions_is_not_continued_with_them(
     assert pack(tmp_path / "out", media, folders["2.1"]) == 0
     assert pack(tmp_path / "out", media, folders["2.1"], "--workload_type", "i2v") == 1
     assert "holds samples of other options" in capsys.readouterr().err
+    # i2v of older versions wrote no conditions: its options, which had no names, are others, too.
+    names = ["condition_latent", "first_frame_latent", "image_embed"]
+    assert codec(folders["2.1"], "i2v").settings["inputs"] == names
+    assert "inputs" not in codec(folders["2.1"], "t2v").settings
 
 
 def test_a_number_beyond_half_precision_is_refused(

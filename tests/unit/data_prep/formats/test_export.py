@@ -50,7 +50,10 @@ def test_there_and_back(form: str, films: Path, wan: Path, tmp_path: Path, read_
     for name, sample in after.items():
         tensors = {k for k, v in before[name].items() if isinstance(v, torch.Tensor)}
         for tensor in {"latent", "text"} if form == "dfm" else tensors:
-            assert torch.equal(sample[tensor], before[name][tensor]), tensor
+            error = (sample[tensor].float() - before[name][tensor].float()).abs().max()
+            # FastVideo's latents are not normalised; doing that again may move the last digit of a
+            # number near 0.
+            assert error < (1e-6 if (form, tensor) == ("parquet", "latent") else 1e-30), tensor
         for field in ("caption", "height", "width", "num_frames", "fps"):
             assert sample[field] == pytest.approx(before[name][field]), field
     assert (back / ".nv-meta/dataset.yaml").exists()
