@@ -177,6 +177,7 @@ class Packing:
             found[self.options.split.split_of(entry.group)] += 1
             cropping.add(entry)
         notices = cropping.notices(self.settings.get("size_multiple"), self.codec.stride)
+        notices += (*self.codec.notices, *self.text.notices)
         too_few = found and self.options.split.empty(found)
         if too_few and not self.options.split_is_given:
             self.options = replace(self.options, split=ALL_IN_TRAIN)

@@ -15,6 +15,8 @@ from transformers import (
     CLIPVisionConfig,
     CLIPVisionModel,
     PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
     Qwen2_5_VLTextConfig,
     Qwen2_5_VLTextModel,
     SiglipImageProcessor,
@@ -107,6 +109,21 @@ def wan(root: Path) -> Path:
     return save(root, parts)
 
 
+def wan22(root: Path) -> Path:
+    """As Wan 2.2 5B: an autoencoder with 48 channels and a stride of 16, no image encoder."""
+    from diffusers import AutoencoderKLWan
+
+    vae = AutoencoderKLWan(
+        base_dim=4, decoder_base_dim=4, z_dim=48, num_res_blocks=1, is_residual=True, patch_size=2,
+        in_channels=12, out_channels=12, scale_factor_spatial=16,
+        latents_mean=torch.linspace(-0.5, 0.5, 48).tolist(),
+        latents_std=torch.linspace(0.5, 2, 48).tolist(),
+    )  # fmt: skip
+    parts = {"vae": randomized(vae), "tokenizer": tokenizer()}
+    parts["text_encoder"] = _t5(UMT5EncoderModel, UMT5Config)
+    return save(root, parts)
+
+
 def hunyuan(root: Path) -> Path:
     from diffusers import AutoencoderKLHunyuanVideo15
 
@@ -137,6 +154,28 @@ def cosmos(root: Path) -> Path:
     )  # fmt: skip
     parts = {"vae": randomized(vae), "tokenizer": tokenizer()}
     parts["text_encoder"] = _t5(T5EncoderModel, T5Config)
+    return save(root, parts)
+
+
+def cosmos25(root: Path) -> Path:
+    from diffusers import AutoencoderKLWan, CosmosTransformer3DModel
+
+    text = {
+        "vocab_size": 98, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 3,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 2048,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]},
+        "bos_token_id": 2, "eos_token_id": 1,
+    }  # fmt: skip
+    vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "out_hidden_size": 16}
+    config = Qwen2_5_VLConfig(text_config=text, vision_config=vision | {"intermediate_size": 16})
+    transformer = CosmosTransformer3DModel(
+        in_channels=17, num_attention_heads=2, attention_head_dim=16, num_layers=1, mlp_ratio=2.0,
+        text_embed_dim=24, adaln_lora_dim=4, max_size=(4, 16, 16), use_crossattn_projection=True,
+        crossattn_proj_in_channels=48, encoder_hidden_states_channels=24,
+    )  # fmt: skip
+    vae = AutoencoderKLWan(base_dim=4, z_dim=16, num_res_blocks=1)
+    parts = {"vae": randomized(vae), "tokenizer": tokenizer(600), "transformer": transformer}
+    parts["text_encoder"] = randomized(Qwen2_5_VLForConditionalGeneration(config))
     return save(root, parts)
 
 

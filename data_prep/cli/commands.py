@@ -221,7 +221,9 @@ def run_convert(args: argparse.Namespace) -> int:
         say(output(), sentence)
     check_source_outside(args.output_dir, source=args.folder, option="the cache")
     with locked_folder(args.output_dir):
-        counts, refusals = convert(args)
+        counts, refusals, notices = convert(args)
+    for notice in notices:
+        _notify(notice)
     split = SplitFractions.parse(args.split or DEFAULT_SPLIT)
     if args.split is None and split.empty(counts):
         _notify(all_in_train_notice(counts))

@@ -248,9 +248,12 @@ def add_models(parser: ArgumentParser) -> None:
     )
     group.add_argument(
         "--workload_type",
-        choices=("t2v", "i2v"),
+        choices=("t2v", "i2v", "flf2v"),
         default="t2v",
-        help="i2v adds first_frame_latent and image_embed. (default: %(default)s)",
+        help="i2v adds what image-to-video models read: first_frame_latent; condition_latent for"
+        " Wan 2.1 and 2.2 A14B; image_embed where the model has an image encoder. flf2v (Wan) does"
+        " it for models of first and last frame. Text-to-video trains on the same shards."
+        " (default: %(default)s)",
     )
     group.add_argument(
         "--verify",

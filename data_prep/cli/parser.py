@@ -251,9 +251,8 @@ def _add_convert(commands: Any) -> None:
     parser.add_argument(
         "--latents",
         choices=("normalised", "raw"),
-        default="normalised",
-        help="raw: they come out of the codec (DFM's FLUX and DiT), and are normalised as the"
-        " processor says. (default: %(default)s)",
+        help="raw: they come out of the codec (FastVideo's, DFM's FLUX and DiT), and are normalised"
+        " as the processor says. (default: raw for FastVideo's Parquet, else normalised)",
     )
     parser.add_argument("--max_bad_fraction", type=float, default=0.05, metavar="FRACTION")
     for codec in CODECS.values():

@@ -149,10 +149,10 @@ class BlockWorker:
 
     def _packed(self, entry: Entry, clip: Clip, tensors: dict[str, torch.Tensor]) -> EncodedSample:
         latent_CFHW = tensors["latent"]
-        if not torch.isfinite(latent_CFHW).all():
-            raise RefusedError(
-                Reason.NOT_FINITE, f"processor {self.codec.name} made it from {entry.source}"
-            )
+        for name, tensor in tensors.items():
+            if not torch.isfinite(tensor).all():
+                made = f"processor {self.codec.name} made {name} from {entry.source}"
+                raise RefusedError(Reason.NOT_FINITE, made)
         values = latent_CFHW.double()
         mean, square = float(values.mean()), float(values.square().mean())
         everything = {**tensors, **self.text.encode_all(clip.caption)}

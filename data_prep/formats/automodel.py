@@ -22,6 +22,7 @@ from data_prep.formats.cached_samples import (
     read_or_refuse,
     to_latent,
     to_pooled,
+    to_rows,
     to_text,
 )
 from data_prep.planning.splits import key_of
@@ -33,6 +34,12 @@ INDEX = "metadata.json"
 # AutoModel's readers of pictures and of videos expect different keys. Samples of these codecs with
 # one frame are written for the reader of pictures.
 _OF_PICTURES = ("flux", "pixel")
+_OF_IMAGES = {
+    "first_frame_latent": "first_frame_latent",
+    "condition_latent": "condition_latent",
+    "image_embed": "image_embeds",
+}
+"""What image-to-video models read: our name and that in the file. AutoModel reads the last."""
 _GLYPHS = 256  # tokens of HunyuanVideo's second text, as its pipeline pads them
 
 
@@ -131,10 +138,7 @@ def _videos(given: dict[str, Tensor], text_length: int) -> dict[str, Any]:
         found["text_mask"] = _mask(given["text"], text_length)
         found["text_embeddings_2"] = _filled(given["text_2"], _GLYPHS)
         found["text_mask_2"] = _mask(given["text_2"], _GLYPHS)
-    for ours, theirs in (
-        ("first_frame_latent", "first_frame_latent"),
-        ("image_embed", "image_embeds"),
-    ):
+    for ours, theirs in _OF_IMAGES.items():
         if ours in given:
             found[theirs] = given[ours][None]
     return found
@@ -179,15 +183,24 @@ def read_automodel(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
     return _read(folder, _shards(folder))
 
 
-def _shards(folder: Path) -> list[str]:
-    """Names of the files of the index."""
+def index_of(folder: Path) -> Any:
+    """The content of the index of a cache, which is an object if nobody has changed it.
+
+    Raises:
+        PrepError: it cannot be read.
+    """
     path = folder / INDEX
     try:
-        index = parse_json(read_cache_file(path))
+        return parse_json(read_cache_file(path))
     except RefusedError as refused:
         raise PrepError(f"{path} cannot be read: {refused.detail}; restore it") from None
     except (OSError, ValueError) as error:
         raise PrepError(f"{path} cannot be read: {error}; restore it from the cache") from None
+
+
+def _shards(folder: Path) -> list[str]:
+    """Names of the files of the index."""
+    path, index = folder / INDEX, index_of(folder)
     names = index.get("shards") if isinstance(index, dict) else None
     if isinstance(index, dict) and names is None:
         names = sorted(path.name for path in folder.glob("metadata_shard_*.json"))
@@ -267,10 +280,21 @@ def _record(folder: Path, row: Any) -> CachedSample:
     }
     if content.get("pooled_prompt_embeds") is not None:
         tensors["pooled_text"] = to_pooled(content["pooled_prompt_embeds"])
+    tensors |= _of_images(content)
     about = _about(row, content)
     about["source"] = Path(source).name if Path(source).is_absolute() else source
     key = key_of(f"{path.parent.name}/{path.name}")
     return CachedSample(key=key, tensors=tensors, about=checked_description(about))
+
+
+def _of_images(content: dict[str, Any]) -> dict[str, Tensor]:
+    found = dict[str, Tensor]()
+    for ours, theirs in _OF_IMAGES.items():
+        value = content.get(theirs)
+        if value is not None:
+            is_rows = ours == "image_embed"
+            found[ours] = to_rows(value, what=theirs) if is_rows else to_latent(value, what=theirs)
+    return found
 
 
 def _about(row: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:

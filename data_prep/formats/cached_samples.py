@@ -155,19 +155,19 @@ def without_padding(text_LE: Tensor) -> Tensor:
     return text_LE[: int(used[-1]) + 1 if len(used) else 1]
 
 
-def to_latent(value: Any) -> Tensor:
+def to_latent(value: Any, *, what: str = "latent") -> Tensor:
     """A latent [C, F, H, W]; `value` may have a batch axis, or no frame axis.
 
     Raises:
         RefusedError: it has another form.
     """
-    latent = _floats(value, what="latent")
+    latent = _floats(value, what=what)
     while latent.dim() > 4 and latent.shape[0] == 1:
         latent = latent[0]
     if latent.dim() == 3:
         latent = latent[:, None]
     if latent.dim() != 4:
-        raise _shaped(latent, "latent", "[C, F, H, W]")
+        raise _shaped(latent, what, "[C, F, H, W]")
     return latent
 
 
@@ -177,12 +177,21 @@ def to_text(value: Any) -> Tensor:
     Raises:
         RefusedError: it has another form.
     """
-    text = _floats(value, what="text")
-    while text.dim() > 2 and text.shape[0] == 1:
-        text = text[0]
-    if text.dim() != 2:
-        raise _shaped(text, "text", "[L, E]")
-    return without_padding(text)
+    return without_padding(to_rows(value, what="text"))
+
+
+def to_rows(value: Any, *, what: str) -> Tensor:
+    """Rows [L, E] of a text or image encoder.
+
+    Raises:
+        RefusedError: it has another form.
+    """
+    rows = _floats(value, what=what)
+    while rows.dim() > 2 and rows.shape[0] == 1:
+        rows = rows[0]
+    if rows.dim() != 2:
+        raise _shaped(rows, what, "[L, E]")
+    return rows
 
 
 def to_pooled(value: Any) -> Tensor:

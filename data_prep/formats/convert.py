@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from data_prep.formats.automodel import INDEX, read_automodel, write_automodel
+from data_prep.formats.automodel import INDEX, index_of, read_automodel, write_automodel
 from data_prep.formats.cached_samples import CachedSample, RefusedRecord, read_shards
 from data_prep.formats.dfm import read_dfm, write_dfm
 from data_prep.formats.parquet import read_parquet, write_parquet
@@ -21,11 +21,13 @@ from data_prep.refusals import PrepError, Reason, Refusals
 from data_prep.writing.dataset_folder import LEDGER, REFUSED_NAME, prepare_folder, publish, remove
 from data_prep.writing.tar_shards import ShardSeries, sample_parts
 from dit.codecs import text, vae
-from dit.codecs.dataset_card import FORMAT_VERSION, read_card
+from dit.codecs.dataset_card import FORMAT_VERSION, part_of_card, read_card
+from dit.codecs.normalization import Whitening
 from dit.codecs.vae.codec import LATENT_DTYPE, Codec
 
 FORMATS = ("meta", "pt", "parquet", "dfm")
 _ROWS_IN_FILE = 64
+_IN_HALF = ("latent", "first_frame_latent", "condition_latent", "image_embed")
 
 
 def export(folder: Path, *, form: str, shard_size: int) -> int:
@@ -36,11 +38,12 @@ def export(folder: Path, *, form: str, shard_size: int) -> int:
         CodecError: it has no card that can be read.
     """
     records = read_shards(folder)
-    if form == "parquet":
-        return write_parquet(records, folder, rows_in_file=_ROWS_IN_FILE)
     if form == "dfm":
         return write_dfm(records, folder, shard_size=shard_size)
     card = read_card(folder)
+    if form == "parquet":
+        whitening = _whitening_of(card)
+        return write_parquet(records, folder, rows_in_file=_ROWS_IN_FILE, whitening=whitening)
     made_by = card["processor"]
     model = {"processor": made_by["name"], "model_name": made_by.get("model_name")}
     model["model_type"] = made_by["name"]
@@ -60,6 +63,18 @@ def _text_length(folder: Path, card: dict[str, Any]) -> int:
     return most or max((len(r.tensors["text"]) for r in read_shards(folder)), default=0)
 
 
+def _whitening_of(card: dict[str, Any]) -> Whitening | None:
+    """That of the latents; None for codecs which take it from the dataset, as FastVideo has none.
+
+    Raises:
+        CodecError: the card names no known codec.
+    """
+    if vae.codec_named(part_of_card(card, "processor")["name"]).whitens_by_dataset:
+        return None
+    latent = part_of_card(card, "latent")
+    return Whitening(mean=tuple(latent["mean"]), std=tuple(latent["std"]))
+
+
 def records_of(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
     """The samples of a cache of another tool, which is recognised by its files.
 
@@ -68,7 +83,7 @@ def records_of(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
     """
     if (folder / INDEX).exists():
         return read_automodel(folder)
-    if next(folder.rglob("*.parquet"), None) is not None:
+    if _is_parquet(folder):
         return read_parquet(folder)
     if next(folder.rglob("*.tar"), None) is not None:
         return read_dfm(folder)
@@ -78,8 +93,31 @@ def records_of(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
     )
 
 
-def convert(args: Namespace) -> tuple[Counter[Split], Refusals]:
-    """Writes a cache of another tool to our shards.
+def _is_parquet(folder: Path) -> bool:
+    return not (folder / INDEX).exists() and next(folder.rglob("*.parquet"), None) is not None
+
+
+def _latents(args: Namespace, codec: Codec | None) -> str:
+    """`raw` where the latents are still to be normalised, else `normalised`.
+
+    Raises:
+        PrepError: they are, and --processor does not say how.
+    """
+    measured = codec is not None and codec.whitens_by_dataset
+    found = args.latents or ("raw" if _is_parquet(args.folder) and not measured else "normalised")
+    if found == "raw" and codec is None:
+        raise PrepError(
+            "--latents raw needs --processor, whose normalisation it lacks"
+            if args.latents
+            else "the Parquet of FastVideo holds latents before their normalisation, which its"
+            " training does: name their codec, such as --processor wan, or give --latents"
+            " normalised where they are (Parquet that data_prep wrote before it did the same)"
+        )
+    return found
+
+
+def convert(args: Namespace) -> tuple[Counter[Split], Refusals, list[str]]:
+    """Writes a cache of another tool to our shards; returns counts, refusals and notices.
 
     Raises:
         PrepError: it cannot be read, or too much of it was refused.
@@ -92,6 +130,7 @@ def convert(args: Namespace) -> tuple[Counter[Split], Refusals]:
         else None
     )
     records = records_of(args.folder)  # first: an error must come before anything is removed
+    args.latents = _latents(args, codec)  # stored in the dataset card
     begun = args.output_dir / LEDGER / "conversion"  # exists until all is written
     prepare_folder(args.output_dir, overwrite=args.overwrite or begun.exists())
     if begun.parent.exists():
@@ -136,7 +175,20 @@ def convert(args: Namespace) -> tuple[Counter[Split], Refusals]:
         card["text_encoder"], null_text = encoder.settings, encoder.encode_all("")
     remove(begun.parent)
     publish(args.output_dir, shards=shards, card=card, null_text=null_text)
-    return counts, refusals
+    return counts, refusals, _missing_conditions(args.folder, checked.names)
+
+
+def _missing_conditions(folder: Path, names: set[str]) -> list[str]:
+    """Says that a cache of AutoModel trains Wan on text alone."""
+    if not (folder / INDEX).exists() or "condition_latent" in names:
+        return []
+    if not str(index_of(folder).get("model_type")).startswith("wan"):
+        return []
+    return [
+        "text-to-video of Wan trains on these shards, image-to-video does not: AutoModel's cache"
+        " holds one frame of each video, and condition_latent is made from the pixels of all; pack"
+        " the videos by python -m data_prep video --processor wan --workload_type i2v"
+    ]
 
 
 def _moved_to_train(folder: Path, shards: dict[Split, dict[str, int]]) -> dict[str, int]:
@@ -151,7 +203,7 @@ class _Checked:
     """Makes the samples fit into one dataset: unique keys, and widths as in the first sample."""
 
     def __init__(self) -> None:
-        self.total, self.widths = 0, dict[str, int]()
+        self.total, self.widths, self.names = 0, dict[str, int](), set[str]()
         self._keys, self._seen = set[str](), Counter[str]()
 
     def __call__(self, record: CachedSample | RefusedRecord) -> CachedSample | RefusedRecord:
@@ -164,6 +216,7 @@ class _Checked:
         if widths != self.widths:
             found = f"{widths}, and the samples before it have {self.widths}"
             return RefusedRecord(source=record.file, reason=Reason.OTHER_MODEL, detail=found)
+        self.names |= tensors.keys()
         return replace(record, key=self._unique(record.key))
 
     def _unique(self, key: str) -> str:
@@ -178,8 +231,6 @@ class _Checked:
 
 def _codec(args: Namespace) -> Codec | None:
     if args.processor is None:
-        if args.latents == "raw":
-            raise PrepError("--latents raw needs --processor, whose normalisation it lacks")
         return None
     return vae.codec_named(args.processor).from_arguments(args)
 
@@ -195,7 +246,8 @@ def _converted(record: CachedSample, whitened_by: Codec | None) -> CachedSample 
             )
             return RefusedRecord(source=record.file, reason=Reason.OTHER_MODEL, detail=detail)
         latent_CFHW = whitened_by.whitening.apply(latent_CFHW)
-    tensors = {**record.tensors, "latent": latent_CFHW.to(LATENT_DTYPE)}
+    tensors = {**record.tensors, "latent": latent_CFHW}
+    tensors |= {k: tensors[k].to(LATENT_DTYPE) for k in _IN_HALF if k in tensors}
     tensors["text"] = tensors["text"].to(torch.bfloat16)
     for name, tensor in tensors.items():
         if not torch.isfinite(tensor).all():

@@ -1,4 +1,8 @@
-"""Parquet files of FastVideo: three columns for each tensor, its bytes, shape and type."""
+"""Parquet files of FastVideo: three columns for each tensor, its bytes, shape and type.
+
+`vae_latent` is as it comes out of the autoencoder, because FastVideo's training normalises it;
+`first_frame_latent` is normalised. Of Wan it is the condition of all frames (`condition_latent`).
+"""
 
 from __future__ import annotations
 
@@ -22,10 +26,12 @@ from data_prep.formats.cached_samples import (
     read_or_refuse,
     to_latent,
     to_pooled,
+    to_rows,
     to_text,
 )
 from data_prep.planning.splits import key_of
 from data_prep.refusals import PrepError, Reason, RefusedError
+from dit.codecs.normalization import Whitening
 from dit.safe_writing import TEMPORARY
 
 FOLDER = "combined_parquet_dataset"
@@ -53,13 +59,22 @@ def _arrow() -> Any:
     return pyarrow
 
 
-def write_parquet(records: Iterable[CachedSample], folder: Path, *, rows_in_file: int) -> int:
-    """Writes `data_chunk_0.parquet`, ... below `folder`; returns the number of samples."""
+def write_parquet(
+    records: Iterable[CachedSample],
+    folder: Path,
+    *,
+    rows_in_file: int,
+    whitening: Whitening | None = None,
+) -> int:
+    """Writes `data_chunk_0.parquet`, ... below `folder`; returns the number of samples.
+
+    `whitening` is that of the latents, which is undone.
+    """
     arrow, rows, total = _arrow(), iter(records), 0
     target = folder / FOLDER
     target.mkdir(exist_ok=True)
     for number, chunk in enumerate(iter(lambda: list(islice(rows, rows_in_file)), [])):
-        table = arrow.Table.from_pylist([_row(record) for record in chunk])
+        table = arrow.Table.from_pylist([_row(record, whitening) for record in chunk])
         path = target / f"data_chunk_{number}.parquet"
         unfinished = path.with_name(path.name + TEMPORARY)
         arrow.parquet.write_table(table, unfinished, compression="zstd")
@@ -68,7 +83,7 @@ def write_parquet(records: Iterable[CachedSample], folder: Path, *, rows_in_file
     return total
 
 
-def _row(record: CachedSample) -> dict[str, Any]:
+def _row(record: CachedSample, whitening: Whitening | None) -> dict[str, Any]:
     about = record.about
     fps = about["fps"] or 0.0
     row: dict[str, Any] = {
@@ -82,7 +97,12 @@ def _row(record: CachedSample) -> dict[str, Any]:
         "duration_sec": about["num_frames"] / fps if fps else 0.0,
         "fps": float(fps),
     }
-    for name, tensor in record.tensors.items():
+    tensors = dict(record.tensors)
+    if whitening is not None:
+        tensors["latent"] = whitening.undo(tensors["latent"])
+    if "condition_latent" in tensors:
+        tensors["first_frame_latent"] = tensors.pop("condition_latent")
+    for name, tensor in tensors.items():
         # FastVideo's reader takes every tensor for float32, whatever the type column says.
         values = tensor.float().contiguous().numpy()
         column = _NAMES[name]
@@ -117,12 +137,23 @@ def _record(row: dict[str, Any]) -> CachedSample:
     tensors["text"] = to_text(tensors.get("text"))
     if "pooled_text" in tensors:
         tensors["pooled_text"] = to_pooled(tensors["pooled_text"])
+    if "image_embed" in tensors:
+        tensors["image_embed"] = to_rows(tensors["image_embed"], what="clip_feature")
+    if "first_frame_latent" in tensors:
+        tensors |= _condition(tensors["first_frame_latent"], frames=tensors["latent"].shape[1])
     if not isinstance(row.get("id"), str | int):
         raise RefusedError(Reason.UNREADABLE, f"id={row.get('id')!r:.100} is no key")
     about = _about(row, latent_frames=tensors["latent"].shape[1])
     return CachedSample(
         key=key_of(str(row["id"])), tensors=tensors, about=checked_description(about)
     )
+
+
+def _condition(value: Tensor, *, frames: int) -> dict[str, Tensor]:
+    """What `first_frame_latent` is here; with as many frames as the latent, that of all frames."""
+    latent = to_latent(value, what="first_frame_latent")
+    first = {"first_frame_latent": latent[:, :1].clone()}
+    return first | {"condition_latent": latent} if latent.shape[1] == frames else first
 
 
 def _about(row: dict[str, Any], *, latent_frames: int) -> dict[str, Any]:

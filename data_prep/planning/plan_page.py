@@ -34,6 +34,8 @@ def write_plan_page(
     facts = PlanStatistics(
         text_tokens=text.length_of,
         latent_bytes=codec.channels * codec.patch**2 * _LATENT_BYTES,
+        text_rows=text.rows_of,
+        extra_bytes=codec.extra_bytes,
         text_bytes=text.width * _LATENT_BYTES,
         longest_text=text.max_length,
         judged_by=judged_by,

@@ -32,6 +32,8 @@ class PlanStatistics:
     latent_bytes: float  # of one token
     text_bytes: int  # of one text token
     longest_text: int  # tokens of a caption that are encoded, at most
+    text_rows: Callable[[str], int]  # in the shards
+    extra_bytes: Callable[..., int]  # of a sample, as `Codec.extra_bytes`
     samples: int = 0
     judged_by: Judged = Judged.HEADERS
     notes: Counter[str] = field(default_factory=Counter)
@@ -56,7 +58,8 @@ class PlanStatistics:
         self.kinds[entry.kind] += 1
         self.notes.update(entry.notes)
         width, height = entry.size or (entry.width, entry.height)
-        self.sizes[max(1, len(entry.keep)), height, width] += 1
+        frames = max(1, len(entry.keep))
+        self.sizes[frames, height, width] += 1
         self._bin(
             "side of the file, square root of its pixels", (entry.width * entry.height) ** 0.5
         )
@@ -67,8 +70,9 @@ class PlanStatistics:
         self.tokens += entry.tokens * entry.repeats
         length = self.text_tokens(entry.caption)
         self.cut += length > self.longest_text
-        text = min(length, self.longest_text) * self.text_bytes
-        self.bytes += (entry.tokens * self.latent_bytes + text) * entry.repeats
+        bytes_ = entry.tokens * self.latent_bytes + self.text_rows(entry.caption) * self.text_bytes
+        bytes_ += self.extra_bytes(frames=frames, height=height, width=width)
+        self.bytes += bytes_ * entry.repeats
         self._buffer.append(entry.tokens)
         if len(self._buffer) == _BUFFER:
             self._pack()

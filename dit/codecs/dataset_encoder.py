@@ -42,6 +42,11 @@ class DatasetEncoder(ABC):
     def settings(self) -> dict[str, Any]:
         """All that `from_settings` needs, as JSON values."""
 
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What the user should know before anything is encoded."""
+        return ()
+
     def on(self, device: str) -> Self:
         """The same encoder with its network on `device`; one without weights is unchanged."""
         del device

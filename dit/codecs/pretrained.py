@@ -10,6 +10,7 @@ from typing import Any
 from dit.codecs.dataset_card import CodecError
 
 PRECISIONS = ("float32", "bfloat16", "float16")
+_INDEX = "model_index.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,7 +19,7 @@ class PipelineComponent:
 
     library: str  # diffusers or transformers
     kind: str  # class name
-    model: str  # hub name or folder of the whole pipeline
+    model: str  # hub name, perhaps with @REVISION, or folder of the whole pipeline
     subfolder: str
     cache: str | None = None  # folder for downloads; None for the one of the library
     precision: str | None = None  # None for a component without weights, such as a tokenizer
@@ -26,9 +27,22 @@ class PipelineComponent:
     local_only: bool = False  # whether nothing may be downloaded
 
     @property
+    def place(self) -> str:
+        """Hub name without the revision, or folder."""
+        return self.model if Path(self.model).is_dir() else self.model.partition("@")[0]
+
+    @property
+    def download(self) -> dict[str, Any]:
+        """Options that say what may be downloaded, and to where."""
+        local: dict[str, Any] = {"local_files_only": True} if self.local_only else {}
+        if self.place != self.model:
+            local["revision"] = self.model.partition("@")[2]
+        return {"cache_dir": self.cache, **local}
+
+    @property
     def where(self) -> dict[str, Any]:
-        local = {"local_files_only": True} if self.local_only else {}
-        return {"subfolder": self.subfolder, "cache_dir": self.cache, **local}
+        """`download`, and the folder of the component."""
+        return {"subfolder": self.subfolder, **self.download}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,10 +98,29 @@ def model_config_of(part: PipelineComponent) -> Any:
     kind = _class_of(part)
     try:
         if part.library == "diffusers":
-            return kind.load_config(part.model, **part.where)
-        return kind.config_class.from_pretrained(part.model, **part.where)
+            return kind.load_config(part.place, **part.where)
+        return kind.config_class.from_pretrained(part.place, **part.where)
     except (OSError, ValueError) as error:
         raise _unusable(part, error) from None
+
+
+@lru_cache
+def has_component(part: PipelineComponent) -> bool:
+    """Whether the pipeline has it; where there is no model_index.json, its folder tells.
+
+    Raises:
+        CodecError: the model cannot be reached.
+    """
+    folder = Path(part.place)
+    if folder.is_dir() and not (folder / _INDEX).exists():
+        return (folder / part.subfolder).is_dir()
+    try:
+        from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+
+        index: Any = DiffusionPipeline.load_config(part.place, **part.download)
+    except (OSError, ValueError) as error:
+        raise CodecError(f"--model_name {part.model}: {_INDEX} cannot be read ({error})") from None
+    return any(index.get(part.subfolder, ()))  # [null, null] where there is none
 
 
 @lru_cache
@@ -102,10 +135,10 @@ def load(part: PipelineComponent) -> Any:
     kind = _class_of(part)
     try:
         if part.precision is None:
-            return kind.from_pretrained(part.model, **part.where)
+            return kind.from_pretrained(part.place, **part.where)
         dtype = getattr(torch, part.precision)
         name = "torch_dtype" if part.library == "diffusers" else "dtype"
-        model = kind.from_pretrained(part.model, **part.where, **{name: dtype})
+        model = kind.from_pretrained(part.place, **part.where, **{name: dtype})
     except (OSError, ValueError) as error:
         raise _unusable(part, error) from None
     _tie(model)

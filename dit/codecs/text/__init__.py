@@ -3,7 +3,8 @@
 encoder             the interface: caption -> embedding
 byte_table          the text encoder without weights: a fixed vector for each byte
 pretrained_encoder  text encoders on Transformers
-families            the text encoders of FLUX, Wan, HunyuanVideo 1.5 and Cosmos
+projection          the text projection of a Diffusers transformer
+families            the text encoders of FLUX, Wan, HunyuanVideo 1.5, Cosmos and Cosmos-Predict2.5
 """
 
 from __future__ import annotations
@@ -15,10 +16,18 @@ from dit.codecs.dataset_encoder import Registry
 from dit.codecs.pretrained import ModelLocation
 from dit.codecs.text.byte_table import ByteTable
 from dit.codecs.text.encoder import TextEncoder
-from dit.codecs.text.families import CosmosText, FluxText, HunyuanText, WanText
+from dit.codecs.text.families import (
+    CosmosPredict25Text,
+    CosmosText,
+    FluxText,
+    HunyuanText,
+    WanText,
+)
 
 TEXT_ENCODERS = Registry(
-    TextEncoder, (ByteTable, FluxText, WanText, HunyuanText, CosmosText), known="those known"
+    TextEncoder,
+    (ByteTable, FluxText, WanText, HunyuanText, CosmosText, CosmosPredict25Text),
+    known="those known",
 )
 text_encoder_named = TEXT_ENCODERS.named
 

@@ -42,6 +42,10 @@ class TextEncoder(DatasetEncoder):
         """Estimate of the tokens of a caption before it is cut; loads no tokenizer."""
         return len(caption) // 4 + 2
 
+    def rows_of(self, caption: str) -> int:
+        """Estimate of the rows of the embedding of a caption."""
+        return min(self.length_of(caption), self.max_length)
+
     def is_cut(self, caption: str) -> bool:
         """Whether a caption is too long, so that its end is lost."""
         return self.length_of(caption) > self.max_length

@@ -84,8 +84,12 @@ class PretrainedTextEncoder(TextEncoder):
 
     def is_cut(self, caption: str) -> bool:
         # Exact: where captions are encoded the tokenizer is loaded; a plan has only the estimate.
+        return self.count(caption) > self.max_length
+
+    def count(self, caption: str) -> int:
+        """Tokens of a caption, with those that the tokenizer adds."""
         tokenizer = self.load_tokenizer(self.subfolders[1])
-        return len(tokenizer(self.clean(caption), verbose=False).input_ids) > self.max_length
+        return len(tokenizer(self.clean(caption), verbose=False).input_ids)
 
     def clean(self, caption: str) -> str:
         """A caption as the pipeline gives it to its tokenizer."""

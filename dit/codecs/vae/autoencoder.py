@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 from abc import abstractmethod
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
@@ -16,8 +16,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from dit.codecs.dataset_card import CodecError
 from dit.codecs.normalization import Whitening
-from dit.codecs.pretrained import PipelineComponent, load, model_config_of
+from dit.codecs.pretrained import PipelineComponent, has_component, load, model_config_of
 from dit.codecs.vae.codec import LATENT_DTYPE, Codec
 
 
@@ -30,8 +31,11 @@ class Autoencoder(Codec):
 
     vae: ClassVar[str]  # class name
     default_model: ClassVar[str]
+    default_models: ClassVar[Mapping[str, str]] = {}  # by --workload_type, where it is another
+    workloads: ClassVar[tuple[str, ...]] = ("t2v",)  # of --workload_type
     image_encoder: ClassVar[str | None] = None  # class name; only image-to-video models have one
     image_processor: ClassVar[str] = "image_processor"  # name of its folder
+    class_tokens: ClassVar[int] = 0  # of the image encoder, beside those of its patches
     has_time: ClassVar[bool] = True  # whether it takes videos
     takes_batches: ClassVar[bool] = True
 
@@ -40,6 +44,7 @@ class Autoencoder(Codec):
     precision: str = "float32"
     stochastic: bool = False
     image_conditioning: bool = False
+    last_frame: bool = False  # whether models are given the last frame as well as the first
     tiling: bool = False
     slicing: bool = False
     cache: str | None = None
@@ -57,11 +62,18 @@ class Autoencoder(Codec):
 
     @classmethod
     def from_arguments(cls, args: Namespace) -> Self:
+        workload = args.workload_type
+        if workload not in cls.workloads:
+            raise CodecError(
+                f"--workload_type {workload}: processor {cls.name!r} has no inputs for it; give"
+                f" {' or '.join(cls.workloads)}"
+            )
         return cls._of(
-            model_name=args.model_name or cls.default_model,
+            model_name=args.model_name or cls.default_models.get(workload, cls.default_model),
             precision=args.precision,
             stochastic=args.stochastic,
-            image_conditioning=args.workload_type == "i2v",
+            image_conditioning=workload != "t2v",
+            last_frame=workload == "flf2v",
             tiling=args.tiling,
             slicing=args.slicing,
             cache=str(args.vae_cache_folder) if args.vae_cache_folder else None,
@@ -89,13 +101,15 @@ class Autoencoder(Codec):
     def from_settings(cls, settings: dict[str, Any]) -> Self:
         names = ("model_name", "precision", "stochastic", "image_conditioning")
         options = {name: settings[name] for name in names}
-        options |= {k: settings[k] for k in ("cache", "local_only") if k in settings}
+        rare = ("cache", "local_only", "last_frame")
+        options |= {k: settings[k] for k in rare if k in settings}
         return cls._of(**options)
 
     @property
     def settings(self) -> dict[str, Any]:
         names = ("model_name", "precision", "stochastic", "image_conditioning")
-        return {name: getattr(self, name) for name in (*names, "tiling", "slicing")}
+        found = {name: getattr(self, name) for name in (*names, "tiling", "slicing")}
+        return found | ({"last_frame": True} if self.last_frame else {})
 
     @property
     def pixel_channels(self) -> int:
@@ -111,11 +125,22 @@ class Autoencoder(Codec):
 
     @property
     def _part(self) -> PipelineComponent:
+        return self._component("diffusers", self.vae, "vae")
+
+    @property
+    def _image_part(self) -> PipelineComponent | None:
+        """The image encoder; None where the model has none."""
+        if self.image_encoder is None:
+            return None
+        part = self._component("transformers", self.image_encoder, "image_encoder")
+        return part if has_component(part) else None
+
+    def _component(self, library: str, kind: str, subfolder: str) -> PipelineComponent:
         return PipelineComponent(
-            library="diffusers",
-            kind=self.vae,
+            library=library,
+            kind=kind,
             model=self.model_name,
-            subfolder="vae",
+            subfolder=subfolder,
             cache=self.cache,
             local_only=self.local_only,
         )
@@ -160,17 +185,61 @@ class Autoencoder(Codec):
     ) -> list[dict[str, Tensor]]:
         video_NCFHW = torch.stack(list(videos))
         latents = self._encode(video_NCFHW, keys if self.stochastic else None)
-        found = [{"latent": self._whitened(latent)} for latent in latents]
+        found = [{"latent": self.whitening.apply(latent)} for latent in latents]
         if self.image_conditioning:
-            firsts = self._encode(video_NCFHW[:, :, :1], None)
-            embeds = self._image_embeds([_picture(video) for video in videos])
-            for parts, first, embed in zip(found, firsts, embeds, strict=True):
-                parts["first_frame_latent"] = self._whitened(first)
-                parts["image_embed"] = embed.to(LATENT_DTYPE)
+            last_NCHW = video_NCFHW[:, :, -1] if self.last_frame else None
+            frames = video_NCFHW.shape[2]
+            inputs = self.image_inputs(video_NCFHW[:, :, 0], last_NCHW, frames=frames)
+            found = [parts | more for parts, more in zip(found, inputs, strict=True)]
+        return [{k: v.to(LATENT_DTYPE) for k, v in parts.items()} for parts in found]
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Names of the tensors that `image_inputs` makes."""
+        return ("first_frame_latent",) + (("image_embed",) if self._image_part else ())
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        if not self.image_conditioning or self._image_part:
+            return ()
+        return (
+            f"no image_embed is written, as {self.model_name} has no image_encoder; where the model"
+            " to be trained reads it (Wan 2.1 and HunyuanVideo 1.5 do, Wan 2.2 does not), give the"
+            " --model_name of its pipeline",
+        )
+
+    def image_inputs(
+        self, first_NCHW: Tensor, last_NCHW: Tensor | None, *, frames: int
+    ) -> list[dict[str, Tensor]]:
+        """What image-to-video models read of each video beside its latent, float32 on the CPU.
+
+        The pictures are in [-1, 1]. `first_frame_latent` [C, 1, H, W] is the latent of the first
+        one alone, `image_embed` [tokens, E] its features.
+        """
+        del last_NCHW, frames
+        firsts = self._encode(first_NCHW[:, :, None], None)
+        found = [{"first_frame_latent": self.whitening.apply(first)} for first in firsts]
+        if "image_embed" in self.input_names:
+            embeds = self._image_embeds([picture_of(picture) for picture in first_NCHW])
+            found = [one | {"image_embed": e} for one, e in zip(found, embeds, strict=True)]
         return found
 
-    def _whitened(self, latent_CFHW: Tensor) -> Tensor:
-        return self.whitening.apply(latent_CFHW).to(LATENT_DTYPE)
+    def extra_bytes(self, *, frames: int, height: int, width: int) -> int:
+        if not self.image_conditioning:
+            return 0
+        frame = height // self.stride * (width // self.stride) * self.channels
+        numbers = {"first_frame_latent": frame}
+        numbers["condition_latent"] = frame * (1 + (frames - 1) // self.temporal_stride)
+        if "image_embed" in self.input_names:
+            numbers["image_embed"] = self._embed_numbers() * (2 if self.last_frame else 1)
+        return sum(numbers[name] for name in self.input_names) * LATENT_DTYPE.itemsize
+
+    def _embed_numbers(self) -> int:
+        """Numbers in the features of one picture."""
+        assert self._image_part is not None
+        config = model_config_of(self._image_part)
+        patches = (config.image_size // config.patch_size) ** 2
+        return (patches + self.class_tokens) * config.hidden_size
 
     def _encode(self, video_NCFHW: Tensor, keys: Sequence[str] | None) -> Tensor:
         """Latents [N, C, F, H, W] on the CPU: means, or with `keys` draws seeded by each key."""
@@ -193,25 +262,15 @@ class Autoencoder(Codec):
         return mean + std.float().cpu() * noise
 
     def _image_embeds(self, pictures: list[Image.Image]) -> Tensor:
-        """Features of the first frames [N, tokens, E]."""
-        assert self.image_encoder is not None, f"{self.name} has no image encoder"
-        given = {"model": self.model_name, "cache": self.cache, "library": "transformers"}
-        processor = load(
-            PipelineComponent(kind="AutoImageProcessor", subfolder=self.image_processor, **given)
-        )
-        encoder = load(
-            PipelineComponent(
-                kind=self.image_encoder,
-                subfolder="image_encoder",
-                precision=self.precision,
-                device=self.device,
-                **given,
-            )
-        )
+        """Features of the pictures [N, tokens, E], float32."""
+        part = self._image_part
+        assert part is not None, f"{self.name} has no image encoder"
+        processor = load(replace(part, kind="AutoImageProcessor", subfolder=self.image_processor))
+        encoder = load(replace(part, precision=self.precision, device=self.device))
         pixels = processor(images=pictures, return_tensors="pt")["pixel_values"]
         with torch.inference_mode():
             answer = encoder(pixels.to(encoder.device, encoder.dtype), output_hidden_states=True)
-        return self.features_of(answer).cpu()
+        return self.features_of(answer).float().cpu()
 
     def features_of(self, answer: Any) -> Tensor:
         """The part of the image encoder's output that the diffusion model is conditioned on."""
@@ -229,6 +288,7 @@ def _noise(key: str, shape: torch.Size) -> Tensor:
     return torch.randn(shape, generator=generator)
 
 
-def _picture(video_CFHW: Tensor) -> Image.Image:
-    levels_HWC = ((video_CFHW[:, 0].permute(1, 2, 0) + 1) * 127.5).round().to(torch.uint8)
+def picture_of(picture_CHW: Tensor) -> Image.Image:
+    """An RGB picture of numbers in [-1, 1]."""
+    levels_HWC = ((picture_CHW.permute(1, 2, 0) + 1) * 127.5).round().to(torch.uint8)
     return Image.fromarray(levels_HWC.numpy())

@@ -59,6 +59,11 @@ class Codec(DatasetEncoder):
         """Frames in each latent frame but the first; videos have 1 + n * temporal_stride frames."""
         return 1
 
+    def extra_bytes(self, *, frames: int, height: int, width: int) -> int:
+        """Bytes in a shard of what `encode_batch` makes beside the latent; a size in pixels."""
+        del frames, height, width
+        return 0
+
     @abstractmethod
     def encode_raw(self, video_CFHW: Tensor) -> Tensor:
         """Video [C, F, H, W] in [-1, 1] to a latent before whitening, float32."""

@@ -1,14 +1,20 @@
 """Codecs of FLUX, Wan, HunyuanVideo 1.5 and Cosmos, normalised as their Diffusers pipelines do."""
 
+# N samples, C colour or latent channels, F frames, H rows, W columns, E width
+
 from __future__ import annotations
 
+from argparse import Namespace
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
+import torch
 from torch import Tensor
 
+from dit.codecs.dataset_card import CodecError
 from dit.codecs.normalization import Whitening
-from dit.codecs.vae.autoencoder import Autoencoder
+from dit.codecs.vae.autoencoder import Autoencoder, picture_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,20 +43,48 @@ class Flux(Autoencoder):
 
 @dataclass(frozen=True, kw_only=True)
 class Wan(Autoencoder):
-    """Images and videos of 4n + 1 frames; CLIP features for image-to-video."""
+    """Images and videos of 4n + 1 frames; conditions and CLIP features for image-to-video.
+
+    The autoencoder of Wan 2.2 5B, which cuts its pixels into patches, has 48 channels and a stride
+    of 16 pixels; its model is given the clean latent of the first frame. Models of the other one
+    are given `condition_latent`, as `WanImageToVideoPipeline.prepare_latents` makes it.
+    """
 
     name: ClassVar[str] = "wan"
     description: ClassVar[str] = "(latent - mean) / std, as WanPipeline; 4n+1 frames"
     media: ClassVar[tuple[str, ...]] = ("image", "video")
     default_model: ClassVar[str] = "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
+    default_models: ClassVar[Mapping[str, str]] = {
+        "i2v": "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers",
+        "flf2v": "Wan-AI/Wan2.1-FLF2V-14B-720P-diffusers",
+    }
+    workloads: ClassVar[tuple[str, ...]] = ("t2v", "i2v", "flf2v")
     weights: ClassVar[str] = default_model
     vae: ClassVar[str] = "AutoencoderKLWan"
     image_encoder: ClassVar[str | None] = "CLIPVisionModel"
+    class_tokens: ClassVar[int] = 1
     text_encoder: ClassVar[str] = "wan"
+
+    @classmethod
+    def from_arguments(cls, args: Namespace) -> Self:
+        codec = super().from_arguments(args)
+        if codec.last_frame and codec._keeps_first_frame:
+            raise CodecError(
+                f"--workload_type flf2v: {codec.model_name} has the autoencoder of Wan 2.2 5B,"
+                " whose model is given the first frame alone; give i2v, or the --model_name of a"
+                " model with first and last frame, such as Wan 2.1 FLF2V"
+            )
+        return codec
 
     @classmethod
     def whitening_of(cls, config: dict[str, Any]) -> Whitening:
         return Whitening(mean=tuple(config["latents_mean"]), std=tuple(config["latents_std"]))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        # Part of the identity of a dataset: one without conditions is not continued with them.
+        inputs = {"inputs": list(self.input_names)} if self.image_conditioning else {}
+        return super().settings | inputs
 
     @property
     def stride(self) -> int:
@@ -59,6 +93,50 @@ class Wan(Autoencoder):
     @property
     def temporal_stride(self) -> int:
         return self._config["scale_factor_temporal"]
+
+    @property
+    def _keeps_first_frame(self) -> bool:
+        """Whether its models have the clean first frame in the place of the noisy one."""
+        return self._config.get("patch_size") is not None
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        if self._keeps_first_frame:
+            return ("first_frame_latent",)
+        return ("condition_latent", *super().input_names)
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        return () if self._keeps_first_frame else super().notices
+
+    def image_inputs(
+        self, first_NCHW: Tensor, last_NCHW: Tensor | None, *, frames: int
+    ) -> list[dict[str, Tensor]]:
+        """The inputs of `Autoencoder`, and `condition_latent` [C, F, H, W] of all frames.
+
+        That is the latent of the given pictures with grey frames between or behind them: it
+        differs from the latent of the first frame also beyond the first of its own frames.
+        `image_embed` has the features of both pictures one after the other.
+        """
+        if self._keeps_first_frame:
+            return super().image_inputs(first_NCHW, last_NCHW, frames=frames)
+        samples, colours, *size = first_NCHW.shape
+        video_NCFHW = first_NCHW.new_zeros(samples, colours, frames, *size)  # 0 is mid grey
+        video_NCFHW[:, :, 0] = first_NCHW
+        given = [first_NCHW]
+        if last_NCHW is not None:
+            video_NCFHW[:, :, -1] = last_NCHW
+            given.append(last_NCHW)
+        found = list[dict[str, Tensor]]()
+        for latent in self._encode(video_NCFHW, None):
+            condition = self.whitening.apply(latent)
+            # Its first frame is the latent of the first picture alone: the codec is causal.
+            found.append({"condition_latent": condition, "first_frame_latent": condition[:, :1]})
+        if self._image_part:
+            embeds = [self._image_embeds([*map(picture_of, pictures)]) for pictures in given]
+            for one, *rows in zip(found, *embeds, strict=True):
+                one["image_embed"] = torch.cat(rows)
+        return found
 
     def features_of(self, answer: Any) -> Tensor:
         return answer.hidden_states[-2]
@@ -74,6 +152,7 @@ class Hunyuan(Autoencoder):
     default_model: ClassVar[str] = "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v"
     weights: ClassVar[str] = default_model
     vae: ClassVar[str] = "AutoencoderKLHunyuanVideo15"
+    workloads: ClassVar[tuple[str, ...]] = ("t2v", "i2v")
     image_encoder: ClassVar[str | None] = "SiglipVisionModel"
     image_processor: ClassVar[str] = "feature_extractor"
     takes_batches: ClassVar[bool] = False  # Diffusers' mask in its attention fits one sample
@@ -91,6 +170,31 @@ class Hunyuan(Autoencoder):
     @property
     def temporal_stride(self) -> int:
         return self._config["temporal_compression_ratio"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CosmosPredict2(Wan):
+    """The codec of Wan 2.1; video-to-world reads the given frames from the latent itself."""
+
+    name: ClassVar[str] = "cosmos_predict2"
+    description: ClassVar[str] = (
+        "(latent - mean) / std, as Cosmos2VideoToWorldPipeline; 4n+1 frames"
+    )
+    default_model: ClassVar[str] = "nvidia/Cosmos-Predict2-2B-Video2World"
+    workloads: ClassVar[tuple[str, ...]] = ("t2v",)
+    weights: ClassVar[str] = default_model
+    text_encoder: ClassVar[str] = "cosmos"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CosmosPredict25(CosmosPredict2):
+    """The same, with the text encoder of Cosmos-Predict2.5."""
+
+    name: ClassVar[str] = "cosmos_predict25"
+    description: ClassVar[str] = "as cosmos_predict2; text of all layers of Qwen2.5-VL"
+    default_model: ClassVar[str] = "nvidia/Cosmos-Predict2.5-2B@diffusers/base/post-trained"
+    weights: ClassVar[str] = default_model
+    text_encoder: ClassVar[str] = "cosmos_predict25"
 
 
 @dataclass(frozen=True, kw_only=True)

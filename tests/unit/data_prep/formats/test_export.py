@@ -48,8 +48,12 @@ def test_there_and_back(form: str, films: Path, wan: Path, tmp_path: Path, read_
     before, after = read_samples(out), read_samples(back)
     assert set(before) == set(after) and len(after) == 5
     for name, sample in after.items():
-        assert torch.equal(sample["latent"], before[name]["latent"])
-        assert torch.equal(sample["text"], before[name]["text"])
+        tensors = {k for k, v in before[name].items() if isinstance(v, torch.Tensor)}
+        for tensor in {"latent", "text"} if form == "dfm" else tensors:
+            error = (sample[tensor].float() - before[name][tensor].float()).abs().max()
+            # FastVideo's latents are not normalised; doing that again may move the last digit of a
+            # number near 0.
+            assert error < (1e-6 if (form, tensor) == ("parquet", "latent") else 1e-30), tensor
         for field in ("caption", "height", "width", "num_frames", "fps"):
             assert sample[field] == pytest.approx(before[name][field]), field
     assert (back / ".nv-meta/dataset.yaml").exists()
@@ -206,3 +210,126 @@ def test_an_embedding_that_is_stored_once_is_used_everywhere(wan: Path, tmp_path
     )  # fmt: skip
     tied = load(part)
     assert torch.equal(tied.encoder.embed_tokens.weight, whole.shared.weight)
+
+
+# ------------------------------------------------------------------- image-to-video of Wan
+
+
+def made_by_diffusers(wan: Path) -> dict[str, torch.Tensor]:
+    """What other tools store of a clip of 9 frames, made by the pipeline."""
+    from diffusers import AutoencoderKLWan, WanImageToVideoPipeline
+
+    codec = AutoencoderKLWan.from_pretrained(wan, subfolder="vae")
+    pipe = WanImageToVideoPipeline(
+        vae=codec, tokenizer=None, text_encoder=None, transformer=None, scheduler=None
+    )
+    shown = torch.rand(1, 3, 9, 32, 48, generator=torch.Generator().manual_seed(1)) * 2 - 1
+    column = (1, -1, 1, 1, 1)
+    mean, std = (torch.tensor(codec.config[f"latents_{name}"]).view(column) for name in MOMENTS)
+    with torch.no_grad():
+        raw = codec.encode(shown).latent_dist.mode()
+        given = (1, 16, 32, 48, 9, torch.float32, torch.device("cpu"))
+        condition = pipe.prepare_latents(shown[:, :, 0], *given)[1][:, 4:]
+    text, clip = torch.randn(7, 16), torch.randn(5, 16)
+    found = {"raw": raw, "latent": (raw - mean) / std, "condition": condition}
+    return {name: tensor[0] for name, tensor in found.items()} | {"text": text, "clip": clip}
+
+
+MOMENTS = ("mean", "std")
+
+
+def fastvideo(folder: Path, tensors: dict[str, torch.Tensor]) -> Path:
+    """A row as FastVideo's `i2v_record_creator` and its schema make it."""
+    import pyarrow
+    import pyarrow.parquet
+
+    row: dict[str, object] = {"id": "a", "file_name": "a", "caption": "a cat", "fps": 16.0}
+    row |= {"media_type": "video", "width": 48, "height": 32, "num_frames": 3}
+    row["duration_sec"] = 9 / 16
+    for name, tensor in tensors.items():
+        row[f"{name}_bytes"] = tensor.numpy().tobytes()
+        row[f"{name}_shape"] = list(tensor.shape)
+        row[f"{name}_dtype"] = "float32"
+    row |= {"pil_image_bytes": b"", "pil_image_shape": [], "pil_image_dtype": ""}
+    folder.mkdir(parents=True)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), folder / "data_chunk_0.parquet")
+    return folder
+
+
+def test_parquet_of_fastvideo_becomes_shards_that_train(
+    wan: Path, tmp_path: Path, read_samples, capsys
+) -> None:
+    """Its latents are raw, its condition of all frames is normalised; both are as ours after it."""
+    theirs = made_by_diffusers(wan)
+    columns = {"vae_latent": "raw", "first_frame_latent": "condition"}
+    columns |= {"text_embedding": "text", "clip_feature": "clip"}
+    given = {column: theirs[name] for column, name in columns.items()}
+    cache = fastvideo(tmp_path / "cache/worker_0", given)
+    words = ["convert", str(cache), "--output_dir", str(tmp_path / "out"), "--split", "1,0,0"]
+    assert main(words) == 1
+    assert "--processor wan" in capsys.readouterr().err
+    assert main([*words, "--processor", "wan", "--model_name", str(wan)]) == 0
+    (sample,) = read_samples(tmp_path / "out").values()
+    wanted = {"latent": "latent", "condition_latent": "condition", "image_embed": "clip"}
+    for name, of in wanted.items():
+        assert sample[name].dtype == torch.float16
+        assert (sample[name].float() - theirs[of]).abs().max() < 2e-3, name
+    assert (theirs["raw"] - theirs["latent"]).abs().max() > 0.1  # so the scale shows
+    assert torch.equal(sample["first_frame_latent"], sample["condition_latent"][:, :1])
+    assert torch.equal(sample["text"], theirs["text"].bfloat16())
+    assert (sample["num_frames"], sample["fps"]) == (9, 16)
+    card = json.loads((tmp_path / "out/dataset_card.json").read_text())
+    assert card["settings"]["latents"] == "raw"
+
+
+def test_fastvideo_normalises_what_we_write_to_our_latents(
+    films: Path, wan: Path, tmp_path: Path, read_samples
+) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    out, back = tmp_path / "out", tmp_path / "back"
+    assert run(films, out, wan, "parquet") == 0
+    rows = parquet.read_table(out / "combined_parquet_dataset").to_pylist()
+    config = json.loads((wan / "vae/config.json").read_text())
+    mean, std = (np.float32(config[f"latents_{name}"])[:, None, None, None] for name in MOMENTS)
+    ours = read_samples(out)
+    for row in rows:
+        tensors = {
+            name: np.frombuffer(row[f"{name}_bytes"], np.float32).reshape(row[f"{name}_shape"])
+            for name in ("vae_latent", "first_frame_latent", "clip_feature")
+        }
+        sample = ours[row["file_name"]]
+        normalised = (tensors["vae_latent"] - mean) / std  # as their normalize_dit_input
+        assert np.abs(normalised - sample["latent"].float().numpy()).max() < 1e-5
+        assert np.array_equal(tensors["first_frame_latent"], sample["condition_latent"].float())
+        assert tensors["first_frame_latent"].shape == tensors["vae_latent"].shape
+        assert np.array_equal(tensors["clip_feature"], sample["image_embed"].float())
+    words = ["convert", out / "combined_parquet_dataset", "--output_dir", back]
+    words += ["--processor", "wan", "--model_name", wan, "--split", "1,0,0"]
+    assert main([str(word) for word in words]) == 0
+    for source, sample in read_samples(back).items():
+        for name in ("condition_latent", "first_frame_latent", "image_embed"):
+            assert torch.equal(sample[name], ours[source][name])
+
+
+def test_automodel_has_one_frame_and_that_is_said(
+    wan: Path, tmp_path: Path, read_samples, capsys
+) -> None:
+    """A `.meta` as its WanProcessor writes it: texts of 226 rows, pixels of the first frame."""
+    theirs, cache = made_by_diffusers(wan), tmp_path / "cache"
+    file = cache / "48x32/a.meta"
+    file.parent.mkdir(parents=True)
+    text = torch.cat([theirs["text"], torch.zeros(219, 16)])[None]
+    content = {"video_latents": theirs["latent"][None].half(), "text_embeddings": text}
+    content |= {"first_frame": torch.zeros(32, 48, 3, dtype=torch.uint8), "model_version": "wan2.1"}
+    torch.save(content, file)
+    row = {"cache_file": str(file), "bucket_resolution": [48, 32], "num_frames": 9, "prompt": "a"}
+    (cache / "metadata_shard_0000.json").write_text(json.dumps([row]))
+    index = {"model_type": "wan", "shards": ["metadata_shard_0000.json"]}
+    (cache / "metadata.json").write_text(json.dumps(index))
+    words = ["convert", str(cache), "--output_dir", str(tmp_path / "out"), "--split", "1,0,0"]
+    assert main([*words, "--processor", "wan", "--model_name", str(wan)]) == 0
+    said = capsys.readouterr().out
+    assert "AutoModel's cache holds one frame" in said and "--workload_type i2v" in said
+    (sample,) = read_samples(tmp_path / "out").values()
+    assert torch.equal(sample["latent"], theirs["latent"].half())
+    assert sample["text"].shape == (7, 16) and "condition_latent" not in sample
