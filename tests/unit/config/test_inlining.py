@@ -51,8 +51,9 @@ class Tree(Generic[Options]):
 
 def test_keys_stand_where_the_field_is() -> None:
     names = list(key_types(ObjectiveConfig))
-    assert names[:4] == ["name", "loss_mean", "text_dropout", "sigma_data"]
-    assert names[9] == "density" and names[-1] == "weighting"
+    assert names[:3] == ["name", "loss_mean", "text_dropout"]
+    assert names[5:7] == ["given_frames", "sigma_data"]
+    assert names[12] == "density" and names[-1] == "level_range"
     assert not {"edm", "flow"} & set(names)
     assert list(key_types(Chosen[Wide])) == ["name", "width", "depth", "last"]
     assert key_types(Chosen[Wide])["depth"] is int
