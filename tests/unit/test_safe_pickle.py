@@ -148,7 +148,7 @@ def _refused(data: bytes) -> str:
         Bomb(os.system, "echo boom"),
         Bomb(eval, "print('boom')"),
         Bomb(exec, "print('boom')"),
-        Bomb(print, "boom"),
+        Bomb(getattr, "boom", "upper"),
         Bomb(__import__, "antigravity"),
         Bomb(subprocess.Popen, ["echo", "boom"]),
         Bomb(torch.hub.load, "a/b", "c"),
