@@ -1,6 +1,7 @@
 """Noise -> latents -> pictures: samplers, and what generation needs around them.
 
 prompts          files of prompts -> `Prompt`
+pipeline_card    pipeline of Diffusers -> the dataset card that stands for it
 open_checkpoint  checkpoint -> model, text encoder and decoder, on the layout of these processes
 latent_sizes     sizes in pixels -> sizes in latent cells that decoder and model accept
 generate         requests -> latents, many requests in one pack

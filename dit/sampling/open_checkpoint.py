@@ -63,6 +63,7 @@ def open_checkpoint(
     """
     from dit.objectives import check_covers_all_levels
     from dit.train.checkpoint.paths import (
+        NULL_TEXT,
         CheckpointError,
         find_checkpoint,
         saved_card,
@@ -79,24 +80,36 @@ def open_checkpoint(
         )
     config = on_layout(saved_config(path), options)
     check_covers_all_levels(config.objective)
-    card = saved_card(path)
+    card = saved_card(path) or _card_of_pipeline(options)
     if card is None:
         raise CheckpointError(
             f"{path} was trained without a text encoder (mock data, or shards without"
             " dataset_card.json), so it cannot read a prompt; train on a dataset that"
-            " `python -m data_prep` packed"
+            " `python -m data_prep` packed, or, where it was imported, give the folder of its"
+            " pipeline as --t5_cache_dir"
         )
     decoder, latent_stride = open_decoder(card, options, config.model, needed=needs_decoder)
+    encoder = _encoder_of(card, options.t5_cache_dir)
+    has_null = (path / NULL_TEXT).exists()
     return OpenCheckpoint(
         path=path,
         config=config,
         model=_load(path, config, averaged=weights == "ema"),
-        encoder=_encoder_of(card, options.t5_cache_dir),
+        encoder=encoder,
         decoder=decoder,
         latent_stride=latent_stride,
-        null=saved_null_inputs(path),
+        null=saved_null_inputs(path) if has_null else encoder.encode_all(""),
         card=card,
     )
+
+
+def _card_of_pipeline(options: LoadOptions) -> dict[str, Any] | None:
+    """For a checkpoint without a card; None where `--t5_cache_dir` is no folder of a pipeline."""
+    from dit.sampling.pipeline_card import card_of_pipeline
+
+    if options.t5_cache_dir is None or not (Path(options.t5_cache_dir) / "vae").is_dir():
+        return None
+    return card_of_pipeline(Path(options.t5_cache_dir))
 
 
 def on_layout(config: RunConfig, options: LoadOptions) -> RunConfig:
