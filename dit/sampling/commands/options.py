@@ -70,6 +70,8 @@ class GenerationOptions:
     sampler: str = str(Sampler.HEUN)
     weights: str = "ema"
     negative_prompt: str = ""
+    image: str | None = None  # file of the first frame
+    last_image: str | None = None
 
     def __post_init__(self) -> None:
         for name, most in _MOST.items():
@@ -155,6 +157,8 @@ def _add_what(parser: Parser) -> None:
     )
     add = group.add_argument
     add("--negative_prompt", default="", help="What guidance leads away from. (default: nothing)")
+    add("--image", metavar="FILE", help="Picture that each video begins with (image-to-video).")
+    add("--last_image", metavar="FILE", help="Picture that it ends with (first and last frame).")
     add("--num_images_per_prompt", type=int, default=1, help="Of each prompt. (default: 1)")
     size = "Default: the most frequent of the dataset."
     add("--height", type=int, help=f"Rows, in pixels. {size}")

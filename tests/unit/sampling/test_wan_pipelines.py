@@ -6,8 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
+from diffusers import WanPipeline
+from PIL import Image
 from torch import Tensor
 
 from dit.convert.import_ import import_weights
@@ -74,3 +77,57 @@ def test_text_to_video(groups, tmp_path: Path, scheduler: str) -> None:
         )
         assert gap(made[guidance], theirs) <= 1e-4
     assert gap(made[1.0], made[3.5]) > 1e-2
+
+
+def pictures(folder: Path, size: tuple[int, int]) -> tuple[Path, Path]:
+    """Two files of random pictures; a size is (width, height)."""
+    rng = np.random.default_rng(3)
+    files = folder / "first.png", folder / "last.png"
+    for file in files:
+        colours = rng.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+        Image.fromarray(colours).save(file)
+    return files
+
+
+def as_text_to_video(pipe) -> dict:
+    names = ("tokenizer", "text_encoder", "vae", "transformer", "scheduler")
+    return {name: getattr(pipe, name) for name in names}
+
+
+@pytest.mark.parametrize("kind", ["i2v_2.1", "flf2v", "i2v_2.2", "5b"])
+def test_image_to_video(groups, tmp_path: Path, kind: str) -> None:
+    pipe = pipeline(tmp_path, kind, expand_timesteps=kind == "5b")
+    run, channels = opened(tmp_path), 48 if kind == "5b" else 16
+    _, height, width = run.latent_stride.pixels((FRAMES, ROWS, COLUMNS))
+    # An image encoder sees the picture before it is resized in theirs, and after it in ours.
+    has_encoder = kind in ("i2v_2.1", "flf2v")
+    first, last = pictures(tmp_path, (width, height) if has_encoder else (50, 40))
+    images = {"image": Image.open(first)}
+    prompt = Prompt(text=PROMPT, image=str(first))
+    if kind == "flf2v":
+        images["last_image"] = Image.open(last)
+        prompt = replace(prompt, last_image=str(last))
+    for guidance in (1.0, 3.5):
+        call = {"prompt": PROMPT, "negative_prompt": NEGATIVE, "guidance_scale": guidance}
+        theirs = made_by(pipe, noise(channels), **images, **call)
+        made = ours(run, noise(channels), prompt, guidance=guidance, sampler="unipc")
+        assert gap(made, theirs) <= 1e-4
+    other = replace(prompt, image=str(last))
+    assert gap(ours(run, noise(channels), other, sampler="unipc"), made) > 1e-2
+    if kind == "5b":
+        alone = WanPipeline(**as_text_to_video(pipe), expand_timesteps=True)
+        alone.set_progress_bar_config(disable=True)
+        theirs = made_by(alone, noise(channels), **call)
+        made = ours(run, noise(channels), Prompt(text=PROMPT), guidance=3.5, sampler="unipc")
+        assert gap(made, theirs) <= 1e-4
+        return
+    if kind == "flf2v":
+        with pytest.raises(ValueError, match="give --last_image FILE"):
+            ours(run, noise(channels), replace(prompt, last_image=None))
+    else:
+        with pytest.raises(ValueError, match=r"--last_image .*first picture alone"):
+            ours(run, noise(channels), replace(prompt, last_image=str(last)))
+    with pytest.raises(ValueError, match=r"`condition_latent`.*give --image FILE, or image_path"):
+        ours(run, noise(channels), Prompt(text=PROMPT))
+    with pytest.raises(ValueError, match=r"--image .*gone.png cannot be read"):
+        ours(run, noise(channels), replace(prompt, image=str(tmp_path / "gone.png")))
