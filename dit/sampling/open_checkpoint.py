@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from dit.codecs.vae import Codec
     from dit.config import ModelConfig, RunConfig
     from dit.distributed.model_parallel import FullForward
+    from dit.sampling.experts import TwoExperts
+
+
+_Expert = tuple[Path, "RunConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +32,8 @@ class LoadOptions:
     sequence_parallel: bool = False
     context_parallel_size: int = 1
     pipeline_model_parallel_size: int = 1
+    checkpoint_path_low: str | None = None  # of the expert of low noise levels
+    offload_experts: bool = False  # whether the expert not in use is in host memory
     precision: str | None = None  # of the matrix products; None is the precision of the training
     t5_cache_dir: str | None = None
     tokenizer_cache_dir: str | None = None
@@ -40,7 +46,7 @@ class OpenCheckpoint:
 
     path: Path
     config: RunConfig
-    model: FullForward
+    model: FullForward | TwoExperts
     encoder: TextEncoder
     decoder: Codec | None
     latent_stride: LatentStride
@@ -61,25 +67,18 @@ def open_checkpoint(
         ValueError: there is no checkpoint, it was trained without a text encoder or on a part of
             the noise levels, or the decoder is needed and cannot be opened.
     """
-    from dit.objectives import check_covers_all_levels
     from dit.train.checkpoint.paths import (
         NULL_TEXT,
         CheckpointError,
-        find_checkpoint,
         saved_card,
         saved_config,
         saved_null_inputs,
     )
 
     options = options or LoadOptions()
-    path = find_checkpoint(Path(checkpoint_path))
-    if path is None:
-        raise CheckpointError(
-            f"--checkpoint_path {checkpoint_path} holds no checkpoint; give a run folder, a"
-            " checkpoints/step_... folder or a LATEST file"
-        )
+    path = _found(checkpoint_path, option="--checkpoint_path")
     config = on_layout(saved_config(path), options)
-    check_covers_all_levels(config.objective)
+    low, boundary = _low_expert(config, options)
     card = saved_card(path) or _card_of_pipeline(options)
     if card is None:
         raise CheckpointError(
@@ -94,13 +93,60 @@ def open_checkpoint(
     return OpenCheckpoint(
         path=path,
         config=config,
-        model=_load(path, config, averaged=weights == "ema"),
+        model=_load_experts((path, config), low, boundary, weights=weights, options=options),
         encoder=encoder,
         decoder=decoder,
         latent_stride=latent_stride,
         null=saved_null_inputs(path) if has_null else encoder.encode_all(""),
         card=card,
     )
+
+
+def _found(checkpoint_path: str | Path, *, option: str) -> Path:
+    from dit.train.checkpoint.paths import CheckpointError, find_checkpoint
+
+    path = find_checkpoint(Path(checkpoint_path))
+    if path is None:
+        raise CheckpointError(
+            f"{option} {checkpoint_path} holds no checkpoint; give a run folder, a"
+            " checkpoints/step_... folder or a LATEST file"
+        )
+    return path
+
+
+def _low_expert(config: RunConfig, options: LoadOptions) -> tuple[_Expert | None, float]:
+    """The second checkpoint, and the lowest level that the first is told.
+
+    Raises:
+        ValueError: one expert stands alone, or two do not fit together.
+    """
+    from dit.objectives import check_covers_all_levels
+    from dit.sampling.experts import boundary_of
+    from dit.train.checkpoint.paths import saved_config
+
+    if options.checkpoint_path_low is None:
+        if options.offload_experts:
+            raise ValueError("--offload_experts is of two experts: give --checkpoint_path_low, too")
+        check_covers_all_levels(config.objective)
+        return None, 0.0
+    path = _found(options.checkpoint_path_low, option="--checkpoint_path_low")
+    low = on_layout(saved_config(path), options)
+    return (path, low), boundary_of(config, low)
+
+
+def _load_experts(
+    high: _Expert, low: _Expert | None, boundary: float, *, weights: str, options: LoadOptions
+) -> FullForward | TwoExperts:
+    from dit.sampling.experts import TwoExperts
+
+    averaged = weights == "ema"
+    if low is None:
+        return _load(*high, averaged=averaged)
+    below = _load(*low, averaged=averaged)
+    if options.offload_experts:  # before the other comes to the device
+        below.to("cpu")
+    above = _load(*high, averaged=averaged)
+    return TwoExperts(above, below, boundary=boundary, offload=options.offload_experts)
 
 
 def _card_of_pipeline(options: LoadOptions) -> dict[str, Any] | None:

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dit.distributed.model_parallel import FullForward
+    from dit.sampling.experts import TwoExperts
     from dit.sampling.given_pictures import GivenPictures
 
 
@@ -125,7 +126,7 @@ def generate_opened(
     return sorted((p for share in shares or () for p in share), key=lambda picture: picture.seed)
 
 
-def _is_first_of_replica(model: FullForward) -> bool:
+def _is_first_of_replica(model: FullForward | TwoExperts) -> bool:
     groups = model.groups
     return groups.tp.rank() == groups.cp.rank() == groups.pp.rank() == 0
 

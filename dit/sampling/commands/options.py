@@ -209,6 +209,12 @@ def _add_how(parser: Parser) -> None:
         default=defaults.weights,
         help="Average of the weights, or the last ones. (default: %(default)s)",
     )
+    add(
+        "--checkpoint_path_low",
+        metavar="DIR",
+        help="The second of two experts (Wan 2.2): takes the levels below objective.level_range.",
+    )
+    add("--offload_experts", action="store_true", help="Keep the idle expert in host memory.")
     add("--precision", choices=("fp32", "bf16"), help="Of matrix products; default: the training's")
     for name, text in (
         ("tensor_model_parallel_size", "Processes that share every matrix."),

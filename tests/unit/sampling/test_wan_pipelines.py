@@ -13,6 +13,7 @@ from diffusers import WanPipeline
 from PIL import Image
 from torch import Tensor
 
+from dit.config import Problems
 from dit.convert.import_ import import_weights
 from dit.data.pack import PatchLayout, pack_samples
 from dit.sampling import generate
@@ -21,7 +22,8 @@ from dit.sampling.commands.options import GenerationOptions
 from dit.sampling.open_checkpoint import LoadOptions, OpenCheckpoint, open_checkpoint
 from dit.sampling.prompts import Prompt
 from tests.cosmos_predict import gap
-from tests.wan_pipelines import made_by, pipeline
+from tests.wan_networks import random_wan
+from tests.wan_pipelines import NETWORKS, made_by, pipeline
 
 PROMPT, NEGATIVE = "a  red fox &amp; a hen", "blurry"
 FRAMES, ROWS, COLUMNS = 3, 4, 6  # of a latent
@@ -131,3 +133,51 @@ def test_image_to_video(groups, tmp_path: Path, kind: str) -> None:
         ours(run, noise(channels), Prompt(text=PROMPT))
     with pytest.raises(ValueError, match=r"--image .*gone.png cannot be read"):
         ours(run, noise(channels), replace(prompt, image=str(tmp_path / "gone.png")))
+
+
+def expert(folder: Path, part: str, levels: str, shift: float = 3.0) -> Path:
+    """One network of a pipeline, imported as what was trained on a part of the levels."""
+    told = ("name=flow", f"flow_shift={shift}", "sampling_levels=unipc", f"level_range={levels}")
+    words = [f"objective.{word}" for word in told]
+    target = folder / f"{part} {levels} {shift}"
+    return import_weights(folder / "pipeline" / part, target, objective=words).path
+
+
+def test_two_experts(groups, tmp_path: Path) -> None:
+    second = random_wan(seed=1, **NETWORKS["t2v"])
+    pipe = pipeline(tmp_path, "t2v", transformer_2=second, boundary_ratio=0.875)
+    high = expert(tmp_path, "transformer", "[0.875,1]")
+    low = expert(tmp_path, "transformer_2", "[0,0.875]")
+    encoders = LoadOptions(t5_cache_dir=str(tmp_path / "pipeline"))
+    call = {"prompt": PROMPT, "negative_prompt": NEGATIVE, "guidance_scale": 3.5}
+    theirs = made_by(pipe, noise(), **call)
+    asked = {"guidance": 3.5, "sampler": "unipc"}
+    moves: list = []
+    for offload in (False, True):
+        both = replace(encoders, checkpoint_path_low=str(low), offload_experts=offload)
+        run = open_checkpoint(high, weights="model", options=both)
+        with patch.object(type(run.model.low), "to", lambda *told: moves.append(told)):
+            assert gap(ours(run, noise(), Prompt(text=PROMPT), **asked), theirs) <= 1e-4
+        assert offload or not moves
+    # 2 of 4 steps have levels from 875 on; each calls its expert with and without the caption.
+    above, below = run.model.high, run.model.low
+    wanted = [(below, "cpu"), (above, run.model.device)] * 4
+    assert moves == wanted + [(above, "cpu"), (below, run.model.device)] * 4
+    for options, words in (
+        (replace(both, checkpoint_path_low=None), "give --checkpoint_path_low, too"),
+        (encoders, r"level_range=\[0.875, 1.0\].*both experts"),
+        (replace(both, checkpoint_path_low=str(high)), r"\[0.875, 1.0\] of .* and \[0.875, 1.0\]"),
+        (
+            replace(both, checkpoint_path_low=str(expert(tmp_path, "transformer_2", "[0,0.9]"))),
+            r"\[0.875, 1.0\] of --checkpoint_path and \[0.0, 0.9\] of --checkpoint_path_low do not",
+        ),
+        (
+            replace(
+                both,
+                checkpoint_path_low=str(expert(tmp_path, "transformer_2", "[0,0.875]", 5.0)),
+            ),
+            "flow_shift=3.0 of --checkpoint_path and 5.0",
+        ),
+    ):
+        with pytest.raises((ValueError, Problems), match=words):
+            open_checkpoint(high, weights="model", options=options)
