@@ -45,6 +45,9 @@ class SamplingLevels(StrEnum):
     # The same without 0, so that noise of the last level stays, as of Cosmos-Predict2. The state
     # begins as noise times the first level; that of 2.5 as the noise itself.
     KARRAS_TO_SIGMA_MIN = "karras_to_sigma_min"
+    # Those of Diffusers' UniPCMultistepScheduler with use_flow_sigmas, as of Wan: even steps from 1
+    # that leave 1/1000 out, shifted once, then 0. The network is told whole numbers of 1000.
+    UNIPC = "unipc"
 
 
 class Sampler(StrEnum):
@@ -121,7 +124,7 @@ class FlowConfig:
     timestep_scale: float = 1000.0
     """Flow: the network is told timestep_scale * t."""
     sampling_levels: SamplingLevels = SamplingLevels.LINEAR
-    """Flow: levels of the samplers: linear, karras or karras_to_sigma_min (Cosmos-Predict2)."""
+    """Flow: levels of samplers: linear, unipc (Wan), karras or karras_to_sigma_min (Cosmos)."""
     weighting: Weighting = Weighting.NONE
     """Flow: none, or 1 + flow_shift * t (linear)."""
     level_range: tuple[float, float] | None = None
@@ -141,6 +144,12 @@ class FlowConfig:
                 0 <= first < last <= 1,
                 f"level_range=[{first:g}, {last:g}] must be two rising levels t in [0, 1], such as"
                 " [0.875, 1]",
+            ),
+            (
+                self.sampling_levels is not SamplingLevels.UNIPC or self.timestep_scale == 1000,
+                f"sampling_levels=unipc tells the network whole numbers up to 1000, and"
+                f" timestep_scale={self.timestep_scale:g}; set one of sampling_levels=linear and"
+                " timestep_scale=1000",
             ),
             *at_least_one(self, *given(self, "shift_base_tokens")),
             # Limits within which e^x and powers are finite and not zero in float32.

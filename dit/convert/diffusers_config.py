@@ -176,10 +176,10 @@ def _of_scheduler(content: dict[str, Any], place: object, *, told: bool) -> Foun
     ask = f"say what the weights were trained for: {known}"
     if kind is not None:
         file = checked_json(kind, content, place=place)
-        key = file.undecided()
-        if key is None:
+        why = file.undecided()
+        if why is None:
             return FoundObjective(_objective(file, place), f"of {name}")
-        ask = f"its {key} leaves the levels to a pipeline; {ask}"
+        ask = f"{why}; {ask}"
     if not told:
         raise ConvertError(
             f"{place} is of class {name!r}, which does not tell the objective; {ask}"
@@ -189,8 +189,9 @@ def _of_scheduler(content: dict[str, Any], place: object, *, told: bool) -> Foun
 
 def _scheduler_of(content: dict[str, Any]) -> type[SchedulerFile] | None:
     """What reads a scheduler_config.json of this class, or None."""
-    kinds = [parts.scheduler() for parts in REGISTRY.values() if parts.scheduler]
-    return next((kind for kind in kinds if content.get("_class_name") in kind.class_names), None)
+    name, kinds = content.get("_class_name"), (one.scheduler for one in REGISTRY.values())
+    readers = (kind().reader(name) for kind in kinds if kind is not None)
+    return next(filter(None, readers), None)
 
 
 def _objective(file: SchedulerFile, place: object) -> ObjectiveConfig:

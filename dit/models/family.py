@@ -91,6 +91,8 @@ class SampleInput:
     padding: Padding = Padding.NONE
     length: int | None = None
     """Rows after padding with zeros."""
+    pictures: int = 0
+    """Given pictures that the codec makes it of: 1, the first frame; 2, the last one, too."""
     encoder: str | None = None
     """Text encoder (`dit.codecs.text`) of the published weights; None for inputs that have none."""
 

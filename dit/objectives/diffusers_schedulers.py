@@ -13,9 +13,21 @@ from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 from dit.config import EdmConfig, FlowConfig, ObjectiveConfig, ObjectiveName, SamplingLevels
 
 EDM_SCHEDULER, FLOW_SCHEDULER = "EDMEulerScheduler", "FlowMatchEulerDiscreteScheduler"
+UNIPC_SCHEDULER = "UniPCMultistepScheduler"
 _FLOW_STEPS = 1000  # default num_train_timesteps of FlowMatchEulerDiscreteScheduler
 # With these a pipeline computes levels and preconditioning itself (Cosmos 2), or shifts them.
 _OWN_LEVELS = ("use_karras_sigmas", "use_dynamic_shifting", "invert_sigmas")
+# Keys of UniPCMultistepScheduler that our sampler `unipc` has; others are null or false.
+_UNIPC = {
+    "prediction_type": "flow_prediction",
+    "use_flow_sigmas": True,
+    "num_train_timesteps": _FLOW_STEPS,
+    "solver_order": 2,
+    "solver_type": "bh2",
+    "predict_x0": True,
+    "lower_order_final": True,
+    "final_sigmas_type": "zero",
+}
 
 
 class SchedulerFile(BaseModel, ABC):
@@ -29,11 +41,13 @@ class SchedulerFile(BaseModel, ABC):
     class_names: ClassVar[tuple[str, ...]]
     """Scheduler classes with these keys; an export writes the first."""
 
-    def undecided(self) -> str | None:
-        """A key by which a pipeline chooses the levels itself, or None.
+    @classmethod
+    def reader(cls, class_name: object) -> type[SchedulerFile] | None:
+        """What reads the file of a scheduler class of the same objective, or None."""
+        return cls if class_name in cls.class_names else None
 
-        With such a key the file does not say how the network was trained.
-        """
+    def undecided(self) -> str | None:
+        """Why the file does not say how the network was trained, in words, or None."""
         return None
 
     @abstractmethod
@@ -95,7 +109,8 @@ class FlowScheduler(SchedulerFile):
     invert_sigmas: bool | None = False
 
     def undecided(self) -> str | None:
-        return next((key for key in _OWN_LEVELS if getattr(self, key)), None)
+        key = next((key for key in _OWN_LEVELS if getattr(self, key)), None)
+        return key and f"its {key} leaves the levels to a pipeline"
 
     def objective(self) -> ObjectiveConfig:
         steps = float(self.num_train_timesteps)
@@ -107,15 +122,64 @@ class FlowScheduler(SchedulerFile):
         scale, base = config.flow.timestep_scale, config.flow.shift_base_tokens
         if scale != _FLOW_STEPS:
             return f"objective.timestep_scale={scale:g}"
-        if config.flow.sampling_levels is not SamplingLevels.LINEAR:
+        if config.flow.sampling_levels not in (SamplingLevels.LINEAR, SamplingLevels.UNIPC):
             return f"objective.sampling_levels={config.flow.sampling_levels}"
         return None if base is None else f"objective.shift_base_tokens={base}"
 
     @classmethod
+    def reader(cls, class_name: object) -> type[SchedulerFile] | None:
+        return super().reader(class_name) or UnipcScheduler.reader(class_name)
+
+    @classmethod
     def content(cls, config: ObjectiveConfig) -> dict[str, Any]:
+        if config.flow.sampling_levels is SamplingLevels.UNIPC:
+            return UnipcScheduler.content(config)
         return {
             "_class_name": FLOW_SCHEDULER,
             "_diffusers_version": "0.35.0",
             "num_train_timesteps": _FLOW_STEPS,
             "shift": config.flow.flow_shift,
+        }
+
+
+class UnipcScheduler(SchedulerFile):
+    """scheduler_config.json of `UniPCMultistepScheduler`, which is that of Wan's pipelines."""
+
+    class_names = (UNIPC_SCHEDULER,)
+
+    prediction_type: str = "epsilon"
+    use_flow_sigmas: bool | None = False
+    flow_shift: PositiveFloat = 1.0
+    num_train_timesteps: PositiveInt = _FLOW_STEPS
+    solver_order: int = 2
+    solver_type: str = "bh2"
+    predict_x0: bool = True
+    lower_order_final: bool = True
+    thresholding: bool = False
+    final_sigmas_type: str | None = "zero"
+    use_karras_sigmas: bool | None = False
+    use_exponential_sigmas: bool | None = False
+    use_beta_sigmas: bool | None = False
+    use_dynamic_shifting: bool | None = False
+    shift_terminal: float | None = None
+
+    def undecided(self) -> str | None:
+        found = {key: getattr(self, key) for key in UnipcScheduler.model_fields}
+        others = (key for key, value in found.items() if (value or None) != _UNIPC.get(key))
+        key = next((key for key in others if key != "flow_shift"), None)
+        return (
+            key and f"its {key}={found[key]} is not of flow matching as Wan's pipelines sample it"
+        )
+
+    def objective(self) -> ObjectiveConfig:
+        options = FlowConfig(flow_shift=self.flow_shift, sampling_levels=SamplingLevels.UNIPC)
+        return ObjectiveConfig(name=ObjectiveName.FLOW, flow=options)
+
+    @classmethod
+    def content(cls, config: ObjectiveConfig) -> dict[str, Any]:
+        return {
+            "_class_name": UNIPC_SCHEDULER,
+            "_diffusers_version": "0.35.0",
+            "flow_shift": config.flow.flow_shift,
+            **_UNIPC,
         }

@@ -20,6 +20,7 @@ from dit.objectives.edm import karras_levels
 from dit.objectives.objective import Prediction, per_token, real_only
 
 LAST_LEVEL = 1 / 1000  # Diffusers: 1 / num_train_timesteps
+NEAR_ONE = 1e-6  # Diffusers: eps of UniPCMultistepScheduler.set_timesteps
 # Quantiles near 1 are 1e-16 apart, so that a range with this share of all levels has 1e7 of them.
 LEAST_MASS = 1e-9
 
@@ -34,6 +35,19 @@ def linear_levels(factor_N: Tensor, *, num_steps: int) -> Tensor:
     ramp_S1 = torch.linspace(0, 1, num_steps, dtype=torch.float64)[:, None]
     last_N = timestep_sampling.shifted(torch.tensor(LAST_LEVEL, dtype=torch.float64), factor_N)
     t_SN = timestep_sampling.shifted(1 + ramp_S1 * (last_N - 1), factor_N)
+    return torch.cat([t_SN, torch.zeros_like(t_SN[:1])])
+
+
+def unipc_levels(factor_N: Tensor, *, num_steps: int) -> Tensor:
+    """Levels [S + 1, N] from 1 to 0 of UniPCMultistepScheduler(use_flow_sigmas, flow_shift=factor).
+
+    The operations and their order are those of `set_timesteps`, numpy's `linspace` included, so
+    that whole numbers do not differ by the last bit of a level.
+    """
+    ramp_S1 = torch.arange(num_steps, dtype=torch.float64)[:, None]
+    t_SN = timestep_sampling.shifted(ramp_S1 * ((LAST_LEVEL - 1) / num_steps) + 1, factor_N)
+    # Diffusers steps aside where a level is 1, whose half log-SNR is infinite.
+    t_SN[0] = torch.where((t_SN[0] - 1).abs() < NEAR_ONE, t_SN[0] - NEAR_ONE, t_SN[0])
     return torch.cat([t_SN, torch.zeros_like(t_SN[:1])])
 
 
@@ -113,7 +127,7 @@ class FlowMatching:
         state_TC = torch.lerp(latent_TC, noise_TC, per_token(t_N, batch))
         return Problem(
             input_TC=real_only(state_TC, batch),
-            level_M=self.network_level(t_N),
+            level_M=self.config.timestep_scale * t_N,
             target_TC=real_only(noise_TC - latent_TC, batch),
             weight_N=self.weight(t_N),
             noise_N=t_N,
@@ -130,11 +144,17 @@ class FlowMatching:
     def schedule(self, num_tokens: Sequence[int], *, num_steps: int) -> Tensor:
         if self.config.sampling_levels is SamplingLevels.LINEAR:
             return linear_levels(self.shift(num_tokens), num_steps=num_steps)
+        if self._is_unipc:
+            return unipc_levels(self.shift(num_tokens), num_steps=num_steps)
         c = self.karras
         sigma_S = karras_levels(num_steps, sigma_min=c.sigma_min, sigma_max=c.sigma_max, rho=c.rho)
         if self._keeps_last_noise:
             sigma_S[-1] = sigma_S[-2]
         return (sigma_S / (1 + sigma_S))[:, None].expand(-1, len(num_tokens))
+
+    @property
+    def _is_unipc(self) -> bool:
+        return self.config.sampling_levels is SamplingLevels.UNIPC
 
     @property
     def _keeps_last_noise(self) -> bool:
@@ -149,13 +169,16 @@ class FlowMatching:
         return state_TC
 
     def network_level(self, noise_N: Tensor) -> Tensor:
-        return self.config.timestep_scale * noise_N
+        """As in training; samplers at the levels of UniPC tell the whole number below."""
+        told_N = self.config.timestep_scale * noise_N
+        return told_N.floor() if self._is_unipc else told_N
 
     def predict(self, state_TC: Tensor, raw_TC: Tensor, noise_T1: Tensor) -> Prediction:
         return Prediction(latent_TC=state_TC - noise_T1 * raw_TC, velocity_TC=raw_TC)
 
     def signal(self, noise_N: Tensor) -> Tensor:
-        return 1 - noise_N
+        # UniPC keeps levels in float32, where 1 - 0.999999 is larger by 1.3%.
+        return 1 - (noise_N.float().to(noise_N) if self._is_unipc else noise_N)
 
     def finish(self, state_TC: Tensor) -> Tensor:
         # The state of Cosmos-Predict2's loop is latent + sigma * noise, also at the end.

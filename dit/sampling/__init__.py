@@ -1,9 +1,12 @@
 """Noise -> latents -> pictures: samplers, and what generation needs around them.
 
 prompts          files of prompts -> `Prompt`
+pipeline_card    pipeline of Diffusers -> the dataset card that stands for it
 open_checkpoint  checkpoint -> model, text encoder and decoder, on the layout of these processes
+given_pictures   files of first and last frames -> what the network reads of them
 latent_sizes     sizes in pixels -> sizes in latent cells that decoder and model accept
 generate         requests -> latents, many requests in one pack
+experts          two networks, each of which has its range of noise levels
 ode_solvers      noise -> latents: Euler and Heun, with classifier-free guidance
 multistep        solvers that reuse the step before: DPM-Solver++ and UniPC
 unpatchify       tokens of a pack -> latents, and what its samples have beside them

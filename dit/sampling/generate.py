@@ -149,7 +149,7 @@ def _sample_pack(
     config: RunConfig,
     settings: SamplingSettings,
 ) -> list[Tensor]:
-    device = next(model.parameters()).device
+    device = getattr(model, "device", None) or next(model.parameters()).device
     batch, negative = pack_to(batch, device), pack_to(negative, device)
     path = sampling_path(config.objective)
 

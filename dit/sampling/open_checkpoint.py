@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from dit.codecs.vae import Codec
     from dit.config import ModelConfig, RunConfig
     from dit.distributed.model_parallel import FullForward
+    from dit.sampling.experts import TwoExperts
+
+
+_Expert = tuple[Path, "RunConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +32,8 @@ class LoadOptions:
     sequence_parallel: bool = False
     context_parallel_size: int = 1
     pipeline_model_parallel_size: int = 1
+    checkpoint_path_low: str | None = None  # of the expert of low noise levels
+    offload_experts: bool = False  # whether the expert not in use is in host memory
     precision: str | None = None  # of the matrix products; None is the precision of the training
     t5_cache_dir: str | None = None
     tokenizer_cache_dir: str | None = None
@@ -40,7 +46,7 @@ class OpenCheckpoint:
 
     path: Path
     config: RunConfig
-    model: FullForward
+    model: FullForward | TwoExperts
     encoder: TextEncoder
     decoder: Codec | None
     latent_stride: LatentStride
@@ -61,42 +67,95 @@ def open_checkpoint(
         ValueError: there is no checkpoint, it was trained without a text encoder or on a part of
             the noise levels, or the decoder is needed and cannot be opened.
     """
-    from dit.objectives import check_covers_all_levels
     from dit.train.checkpoint.paths import (
+        NULL_TEXT,
         CheckpointError,
-        find_checkpoint,
         saved_card,
         saved_config,
         saved_null_inputs,
     )
 
     options = options or LoadOptions()
-    path = find_checkpoint(Path(checkpoint_path))
-    if path is None:
-        raise CheckpointError(
-            f"--checkpoint_path {checkpoint_path} holds no checkpoint; give a run folder, a"
-            " checkpoints/step_... folder or a LATEST file"
-        )
+    path = _found(checkpoint_path, option="--checkpoint_path")
     config = on_layout(saved_config(path), options)
-    check_covers_all_levels(config.objective)
-    card = saved_card(path)
+    low, boundary = _low_expert(config, options)
+    card = saved_card(path) or _card_of_pipeline(options)
     if card is None:
         raise CheckpointError(
             f"{path} was trained without a text encoder (mock data, or shards without"
             " dataset_card.json), so it cannot read a prompt; train on a dataset that"
-            " `python -m data_prep` packed"
+            " `python -m data_prep` packed, or, where it was imported, give the folder of its"
+            " pipeline as --t5_cache_dir"
         )
     decoder, latent_stride = open_decoder(card, options, config.model, needed=needs_decoder)
+    encoder = _encoder_of(card, options.t5_cache_dir)
+    has_null = (path / NULL_TEXT).exists()
     return OpenCheckpoint(
         path=path,
         config=config,
-        model=_load(path, config, averaged=weights == "ema"),
-        encoder=_encoder_of(card, options.t5_cache_dir),
+        model=_load_experts((path, config), low, boundary, weights=weights, options=options),
+        encoder=encoder,
         decoder=decoder,
         latent_stride=latent_stride,
-        null=saved_null_inputs(path),
+        null=saved_null_inputs(path) if has_null else encoder.encode_all(""),
         card=card,
     )
+
+
+def _found(checkpoint_path: str | Path, *, option: str) -> Path:
+    from dit.train.checkpoint.paths import CheckpointError, find_checkpoint
+
+    path = find_checkpoint(Path(checkpoint_path))
+    if path is None:
+        raise CheckpointError(
+            f"{option} {checkpoint_path} holds no checkpoint; give a run folder, a"
+            " checkpoints/step_... folder or a LATEST file"
+        )
+    return path
+
+
+def _low_expert(config: RunConfig, options: LoadOptions) -> tuple[_Expert | None, float]:
+    """The second checkpoint, and the lowest level that the first is told.
+
+    Raises:
+        ValueError: one expert stands alone, or two do not fit together.
+    """
+    from dit.objectives import check_covers_all_levels
+    from dit.sampling.experts import boundary_of
+    from dit.train.checkpoint.paths import saved_config
+
+    if options.checkpoint_path_low is None:
+        if options.offload_experts:
+            raise ValueError("--offload_experts is of two experts: give --checkpoint_path_low, too")
+        check_covers_all_levels(config.objective)
+        return None, 0.0
+    path = _found(options.checkpoint_path_low, option="--checkpoint_path_low")
+    low = on_layout(saved_config(path), options)
+    return (path, low), boundary_of(config, low)
+
+
+def _load_experts(
+    high: _Expert, low: _Expert | None, boundary: float, *, weights: str, options: LoadOptions
+) -> FullForward | TwoExperts:
+    from dit.sampling.experts import TwoExperts
+
+    averaged = weights == "ema"
+    if low is None:
+        return _load(*high, averaged=averaged)
+    below = _load(*low, averaged=averaged)
+    if options.offload_experts:  # before the other comes to the device
+        below.to("cpu")
+    above = _load(*high, averaged=averaged)
+    return TwoExperts(above, below, boundary=boundary, offload=options.offload_experts)
+
+
+def _card_of_pipeline(options: LoadOptions) -> dict[str, Any] | None:
+    """For a checkpoint without a card; None where `--t5_cache_dir` is no folder of a pipeline."""
+    from dit.sampling.pipeline_card import card_of_pipeline
+
+    if options.t5_cache_dir is None or not (Path(options.t5_cache_dir) / "vae").is_dir():
+        return None
+    return card_of_pipeline(Path(options.t5_cache_dir))
 
 
 def on_layout(config: RunConfig, options: LoadOptions) -> RunConfig:

@@ -14,6 +14,7 @@ from dit.sampling.latent_sizes import MOST_PIXELS
 
 _SIZES = ("height", "width", "num_frames")
 _CAPTIONS = ("caption", "prompt")  # the first key that exists counts
+_PICTURES = {"image_path": "image", "last_image_path": "last_image"}  # as FastVideo names them
 _SHOWN = 12
 _LINE_ENDS = re.compile(r"\r\n|\r|\n")
 
@@ -26,6 +27,8 @@ class Prompt:
     height: int | None = None
     width: int | None = None
     num_video_frames: int | None = None
+    image: str | None = None  # file of the first frame; None is the common one
+    last_image: str | None = None
     negative: str | None = None  # negative prompt of its own; None is the common one
     unused: tuple[str, ...] = ()  # keys of its entry in the file that nothing reads
 
@@ -52,7 +55,9 @@ def read_prompts(file: Path, *, option: str = "--prompts_file") -> list[Prompt]:
 
     .json is `{"data": [{"caption": ..., "height": ..., "width": ..., "num_frames": ...}, ...]}`,
     with optional sizes in pixels, or the list alone, or a list of strings; `negative_prompt` is
-    another key. .jsonl has one such entry on each line. Any other file has a prompt on each line.
+    another key, and `image_path` and `last_image_path` are files of the first and the last frame,
+    seen from the folder of the prompts or from the current one. .jsonl has one such entry on each
+    line. Any other file has a prompt on each line.
 
     Raises:
         ValueError: there is no such file, it is not UTF-8, an entry is wrong, or there is none.
@@ -72,7 +77,14 @@ def read_prompts(file: Path, *, option: str = "--prompts_file") -> list[Prompt]:
     for number, prompt in enumerate(prompts):
         if any("\0" in text for text in (prompt.text, prompt.negative or "")):
             raise ValueError(f"{where}: prompt {number} holds a NUL character; remove it")
-    return prompts
+    return [_with_places(prompt, file.parent) for prompt in prompts]
+
+
+def _with_places(prompt: Prompt, folder: Path) -> Prompt:
+    """Paths of pictures are of the prompts' folder where they are there."""
+    given = {name: getattr(prompt, name) for name in _PICTURES.values()}
+    beside = {name: folder / file for name, file in given.items() if file is not None}
+    return replace(prompt, **{name: str(p) for name, p in beside.items() if p.is_file()})
 
 
 def _text(file: Path, where: str) -> str:
@@ -154,10 +166,14 @@ def _prompt(item: Any, where: str) -> Prompt:
     negative = entry.get("negative_prompt")
     if not isinstance(negative, str | None):
         raise ValueError(f'{where}: "negative_prompt": {_shown(negative)} must be a text')
+    files: dict[str, Any] = {ours: entry.get(theirs) for theirs, ours in _PICTURES.items()}
+    for (theirs, _), file in zip(_PICTURES.items(), files.values(), strict=True):
+        if file is not None and (not isinstance(file, str) or "\0" in file):
+            raise ValueError(f'{where}: "{theirs}": {_shown(file)} must name a picture')
     sizes["num_video_frames"] = sizes.pop("num_frames")
-    known = {key, "negative_prompt", *_SIZES}
+    known = {key, "negative_prompt", *_SIZES, *_PICTURES}
     more = tuple(name for name, value in entry.items() if name not in known and value is not None)
-    return Prompt(text=caption, negative=negative, unused=more, **sizes)
+    return Prompt(text=caption, negative=negative, unused=more, **sizes, **files)
 
 
 def _shown(value: Any) -> str:

@@ -67,8 +67,16 @@ def _inputs(model: WanConfig) -> tuple[SampleInput, ...]:
             encoder="wan",
         )
     ]
+    pictures = 2 if model.image_condition is ImageCondition.FIRST_AND_LAST_FRAME else 1
     if model.condition_channels:
-        found.append(SampleInput(name=CONDITION, kind=InputKind.CHANNELS, width=model.in_channels))
+        found.append(
+            SampleInput(
+                name=CONDITION,
+                kind=InputKind.CHANNELS,
+                width=model.in_channels,
+                pictures=pictures,
+            )
+        )
     if model.image_embed_size is not None:
         found.append(
             SampleInput(
@@ -77,10 +85,12 @@ def _inputs(model: WanConfig) -> tuple[SampleInput, ...]:
                 width=model.image_embed_size,
                 rows=model.image_embed_length,
                 null=NullInput.KEPT,
+                pictures=pictures,
             )
         )
     if model.image_condition is ImageCondition.CLEAN_FIRST_FRAME:
         given = {"width": model.in_channels, "required": False}
+        given |= {"pictures": pictures}
         found.append(SampleInput(name=FIRST_FRAME, kind=InputKind.FRAMES, **given))
     return tuple(found)
 

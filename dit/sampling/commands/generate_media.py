@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from dit.models.family import family_of
 from dit.sampling.commands.options import (
     FPS,
     MOST_SAMPLES,
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dit.distributed.model_parallel import FullForward
+    from dit.sampling.experts import TwoExperts
+    from dit.sampling.given_pictures import GivenPictures
 
 
 def generate(
@@ -82,6 +85,9 @@ def generate_opened(
     from dit.sampling.generate import Request, SamplingSettings, generate_latents
 
     each = [options_of_prompt(options, prompt, opened) for prompt in prompts]
+    taken = family_of(opened.config.model).inputs(opened.config.model)
+    for one in each:
+        _given(one).check(taken, frames=_size(one)[0])
     words = dict.fromkeys(
         text
         for prompt, one in zip(prompts, each, strict=True)
@@ -89,18 +95,18 @@ def generate_opened(
     )
     inputs = {text: opened.encoder.encode_all(text) for text in words if text}
     inputs.setdefault("", dict(opened.null))
-    requests = [
-        Request(
-            inputs=inputs[prompt.text],
-            negative=inputs[one.negative_prompt],
-            latent_FHW=opened.latent_stride.latent(_size(one)),
-            fps=math.nan if one.num_video_frames == 1 else one.fps or FPS,
-            seed=seed + i,
-        )
-        for i, (prompt, one) in enumerate(zip(prompts, each, strict=True))
-    ]
     data = opened.model.groups.dp
     mine = range(data.rank(), len(prompts), data.size())
+    requests = [
+        Request(
+            inputs={**inputs[prompts[i].text], **_picture_inputs(opened, each[i])},
+            negative=inputs[each[i].negative_prompt],
+            latent_FHW=opened.latent_stride.latent(_size(each[i])),
+            fps=math.nan if each[i].num_video_frames == 1 else each[i].fps or FPS,
+            seed=seed + i,
+        )
+        for i in mine
+    ]
     settings = SamplingSettings(
         num_steps=options.num_steps,
         guidance=options.guidance,
@@ -108,9 +114,7 @@ def generate_opened(
         guidance_rescale=options.guidance_rescale,
         sampler=Sampler(options.sampler),
     )
-    made = generate_latents(
-        opened.model, [requests[i] for i in mine], config=opened.config, settings=settings
-    )
+    made = generate_latents(opened.model, requests, config=opened.config, settings=settings)
     pictures = []
     if _is_first_of_replica(opened.model):
         pictures = [
@@ -122,9 +126,22 @@ def generate_opened(
     return sorted((p for share in shares or () for p in share), key=lambda picture: picture.seed)
 
 
-def _is_first_of_replica(model: FullForward) -> bool:
+def _is_first_of_replica(model: FullForward | TwoExperts) -> bool:
     groups = model.groups
     return groups.tp.rank() == groups.cp.rank() == groups.pp.rank() == 0
+
+
+def _given(options: GenerationOptions) -> GivenPictures:
+    from dit.sampling.given_pictures import GivenPictures
+
+    return GivenPictures(first=options.image, last=options.last_image)
+
+
+def _picture_inputs(opened: OpenCheckpoint, options: GenerationOptions) -> dict[str, Tensor]:
+    """What the network reads of the given pictures, at the size that the decoder makes."""
+    stride, model = opened.latent_stride, opened.config.model
+    size = stride.pixels(stride.latent(_size(options)))
+    return _given(options).inputs(opened.decoder, family_of(model).inputs(model), size=size)
 
 
 def _size(options: GenerationOptions) -> Size:
@@ -159,7 +176,7 @@ def _picture(
 def options_of_prompt(
     options: GenerationOptions, prompt: Prompt, opened: OpenCheckpoint
 ) -> GenerationOptions:
-    """The options for one prompt, with its size and its negative prompt.
+    """The options for one prompt, with its size, its pictures and its negative prompt.
 
     The size is the prompt's own, else the one asked for, else the most frequent of the dataset. The
     prompt's own negative prompt has precedence, too.
@@ -179,7 +196,8 @@ def options_of_prompt(
             f"give {', '.join(missing)}: the dataset card in {opened.path} lists no sizes"
         )
     negative = options.negative_prompt if prompt.negative is None else prompt.negative
-    return replace(options, **found, fps=options.fps or FPS, negative_prompt=negative)
+    pictures = {n: getattr(prompt, n) or getattr(options, n) for n in ("image", "last_image")}
+    return replace(options, **found, **pictures, fps=options.fps or FPS, negative_prompt=negative)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -70,6 +70,8 @@ class GenerationOptions:
     sampler: str = str(Sampler.HEUN)
     weights: str = "ema"
     negative_prompt: str = ""
+    image: str | None = None  # file of the first frame
+    last_image: str | None = None
 
     def __post_init__(self) -> None:
         for name, most in _MOST.items():
@@ -155,6 +157,8 @@ def _add_what(parser: Parser) -> None:
     )
     add = group.add_argument
     add("--negative_prompt", default="", help="What guidance leads away from. (default: nothing)")
+    add("--image", metavar="FILE", help="Picture that each video begins with (image-to-video).")
+    add("--last_image", metavar="FILE", help="Picture that it ends with (first and last frame).")
     add("--num_images_per_prompt", type=int, default=1, help="Of each prompt. (default: 1)")
     size = "Default: the most frequent of the dataset."
     add("--height", type=int, help=f"Rows, in pixels. {size}")
@@ -205,6 +209,12 @@ def _add_how(parser: Parser) -> None:
         default=defaults.weights,
         help="Average of the weights, or the last ones. (default: %(default)s)",
     )
+    add(
+        "--checkpoint_path_low",
+        metavar="DIR",
+        help="The second of two experts (Wan 2.2): takes the levels below objective.level_range.",
+    )
+    add("--offload_experts", action="store_true", help="Keep the idle expert in host memory.")
     add("--precision", choices=("fp32", "bf16"), help="Of matrix products; default: the training's")
     for name, text in (
         ("tensor_model_parallel_size", "Processes that share every matrix."),

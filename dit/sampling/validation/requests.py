@@ -149,6 +149,12 @@ def _latent_stride(decoder: Codec | None, card: Any, config: RunConfig) -> Laten
 def request_of_prompt(prompt: Prompt, run: TrainState, found: PreparedPrompts) -> ValidationRequest:
     c = run.config.validation
     assert run.card is not None
+    if prompt.image is not None or prompt.last_image is not None:
+        raise ValueError(
+            f"validation.prompts_file: {prompt.image or prompt.last_image} is the picture of a"
+            " prompt, and validation samples with the pictures of held-out samples alone: leave it"
+            " out, or set validation.num_captions instead; generate_dit.py reads it"
+        )
     if found.latent_stride is None:
         raise ValueError(
             "validation.prompts_file: the size of a latent is unknown, for the decoder is not on"

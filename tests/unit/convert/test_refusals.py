@@ -129,6 +129,16 @@ def test_values_of_another_type(groups, source, changes, named):
             {"_class_name": "FlowMatchEulerDiscreteScheduler", "use_karras_sigmas": True},
             "use_karras_sigmas",
         ),
+        ({"_class_name": "UniPCMultistepScheduler"}, "its prediction_type=epsilon is not of flow"),
+        (
+            {
+                "_class_name": "UniPCMultistepScheduler",
+                "prediction_type": "flow_prediction",
+                "use_flow_sigmas": True,
+                "shift_terminal": 0.1,
+            },
+            "its shift_terminal=0.1 is not of flow",
+        ),
     ],
 )
 def test_schedulers_that_do_not_tell_the_objective(groups, source, content, named):

@@ -14,8 +14,17 @@ from diffusers import (
     UniPCMultistepScheduler,
 )
 
-from dit.config import EdmConfig, FlowConfig, ObjectiveConfig, ObjectiveName, Sampler
+from dit.config import (
+    EdmConfig,
+    FlowConfig,
+    ObjectiveConfig,
+    ObjectiveName,
+    Sampler,
+    SamplingLevels,
+)
 from dit.objectives import sampling_path
+from dit.objectives.diffusers_schedulers import UnipcScheduler
+from dit.objectives.flow_matching import FlowMatching
 from dit.objectives.objective import per_token
 from dit.sampling.ode_solvers import Guidance, guided, initial_noise, sample
 
@@ -330,6 +339,37 @@ def test_flow_multistep_is_diffusers_solver(make_pack, sampler, num_steps, shift
     levels = objective.schedule(batch.num_tokens, num_steps=num_steps)[:, 0]
     theirs = _diffusers_loop(scheduler, network, noise_TC, levels, lambda level: 1000 * level)
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shift", [1.0, 3.0, 16.0])
+@pytest.mark.parametrize("num_steps", [1, 3, 4, 37])
+def test_unipc_is_the_loop_of_wans_pipelines(make_pack, num_steps, shift) -> None:
+    """With its own levels, of which it tells the network whole numbers."""
+    batch = make_pack([(1, 4, 4), (1, 4, 4)])
+    network, calls = random_network(batch)
+    noise_TC = initial_noise(batch, (0, 1))
+    config = FlowConfig(flow_shift=shift, sampling_levels=SamplingLevels.UNIPC)
+    objective = sampling_path(replace(FLOW, flow=config))
+    ours = sample(objective, network, noise_TC, batch, num_steps=num_steps, sampler=Sampler.UNIPC)
+    content = UnipcScheduler.content(replace(FLOW, flow=config))
+    scheduler = UniPCMultistepScheduler.from_config(content)
+    scheduler.set_timesteps(num_steps)
+    assert [level_N.tolist() for _, level_N in calls] == [[int(t)] * 2 for t in scheduler.timesteps]
+    if (num_steps, shift) == (4, 3.0):
+        assert [int(level_N[0]) for _, level_N in calls] == [999, 900, 750, 500]
+    theirs_TC = noise_TC
+    for level in scheduler.timesteps:
+        raw_TC = network(theirs_TC, level.expand(2).float())
+        theirs_TC = scheduler.step(raw_TC, level, theirs_TC).prev_sample
+    # Their levels are float32, which moves the third state by 5e-5.
+    torch.testing.assert_close(ours, theirs_TC, rtol=5e-6, atol=5e-6)
+
+
+def test_training_tells_the_level_itself(make_pack) -> None:
+    config = FlowConfig(sampling_levels=SamplingLevels.UNIPC)
+    batch, level_N = make_pack(), torch.tensor([0.1234567, 0.5, 0.9])
+    problem = FlowMatching(config).problem_at(batch, level_N, torch.zeros(batch.latent_TC.shape))
+    assert torch.equal(problem.level_M, 1000 * level_N)
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 6, 20])

@@ -223,3 +223,17 @@ def _card(model: str) -> dict:
     encoder = {**part, "name": "wan", "max_length": 32, "revision": "1"}
     latent = {"mean": [0.0] * 16, "std": [1.0] * 16}
     return {"format_version": 1, "processor": codec, "latent": latent, "text_encoder": encoder}
+
+
+def test_pictures_of_prompts_as_fastvideo_writes_them(tmp_path: Path) -> None:
+    (tmp_path / "first.png").write_bytes(b"")
+    entry = {"caption": "a", "image_path": "first.png", "last_image_path": "elsewhere/last.png"}
+    entries = [entry, {"caption": "b", "image_path": None}]
+    file = tmp_path / "prompts.json"
+    file.write_text(json.dumps({"data": entries}))
+    first, second = read_prompts(file)
+    assert (first.image, first.last_image) == (str(tmp_path / "first.png"), "elsewhere/last.png")
+    assert second.image is None and not first.unused
+    file.write_text(json.dumps([{"caption": "a", "last_image_path": 3}]))
+    with pytest.raises(ValueError, match=r'entry 0: "last_image_path": 3 must name a picture'):
+        read_prompts(file)

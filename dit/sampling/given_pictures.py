@@ -1,0 +1,102 @@
+"""Pictures that a prompt begins (and ends) with -> what the network reads of them.
+
+They are resized to the size that is generated, as in Diffusers' pipelines; an image encoder sees
+the resized one, as in the packing of data.
+"""
+
+# N C H W one picture, its colours, rows and columns
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from dit.models.family import SampleInput
+from dit.sampling.latent_sizes import Size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GivenPictures:
+    """Files of the first and the last frame of one sample."""
+
+    first: str | None
+    last: str | None
+
+    def check(self, inputs: Sequence[SampleInput], *, frames: int) -> None:
+        """Raises if the network, whose `inputs` these are, takes other pictures.
+
+        Raises:
+            ValueError: names the option.
+        """
+        made = [one for one in inputs if one.pictures]
+        most = max((one.pictures for one in made), default=0)
+        needed = most if any(one.required for one in made) else 0
+        names = " and ".join(f"`{one.name}`" for one in made)
+        remedy = " FILE, or {0}_path in the file of prompts"
+        for number, option in enumerate(("image", "last_image"), 1):
+            value = (self.first, self.last)[number - 1]
+            if value is None and number <= needed:
+                raise ValueError(
+                    f"the network reads {names} of a given picture: give"
+                    f" --{option}{remedy.format(option)}"
+                )
+            if value is not None and number > most:
+                takes = "no picture" if most == 0 else "the first picture alone"
+                raise ValueError(f"--{option} {value}: the network is given {takes}; leave it out")
+        if self.last is not None and frames < 2:
+            raise ValueError(
+                f"--last_image {self.last}: a sample of --num_video_frames {frames} has one picture"
+            )
+
+    def inputs(
+        self, decoder: Any, wanted: Sequence[SampleInput], *, size: Size
+    ) -> dict[str, Tensor]:
+        """The inputs of the network, by name; `size` is that of the whole latent, in pixels.
+
+        Raises:
+            ValueError: a file is no picture, or the codec of the data does not make an input.
+        """
+        if self.first is None:
+            return {}
+        if not hasattr(decoder, "image_inputs"):
+            which = "is not here" if decoder is None else f"({decoder.name}) reads no pictures"
+            raise ValueError(
+                f"--image {self.first}: the VAE of the data {which}; --tokenizer_cache_dir and"
+                " --tokenizer_model say where one is"
+            )
+        frames, height, width = size
+        first = read_picture(self.first, height, width, option="--image")
+        last = None
+        if self.last is not None:
+            last = read_picture(self.last, height, width, option="--last_image")
+        (made,) = decoder.image_inputs(first, last, frames=frames)
+        names = {one.name: one.required for one in wanted if one.pictures}
+        if lost := [name for name, needed in names.items() if needed and name not in made]:
+            raise ValueError(
+                f"--image {self.first}: the network reads `{lost[0]}`, which the pipeline"
+                f" {decoder.model_name} has no encoder for; --tokenizer_cache_dir and"
+                " --tokenizer_model say where one with an image_encoder is"
+            )
+        return {name: made[name] for name in names if name in made}
+
+
+def read_picture(file: str, height: int, width: int, *, option: str) -> Tensor:
+    """A picture [1, 3, H, W] in [-1, 1], resized as Diffusers' `VaeImageProcessor` does.
+
+    Raises:
+        ValueError: the file is not there or no picture.
+    """
+    try:
+        with Image.open(file) as opened:
+            upright = ImageOps.exif_transpose(opened).convert("RGB")
+    except (OSError, ValueError, Image.DecompressionBombError) as error:
+        raise ValueError(f"{option} {file} cannot be read as a picture ({error})") from error
+    resized = upright.resize((width, height), Image.Resampling.LANCZOS)
+    colours_HWC = torch.from_numpy(np.asarray(resized, dtype=np.float32) / 255)
+    return (2 * colours_HWC - 1).permute(2, 0, 1)[None]

@@ -1,0 +1,183 @@
+"""We generate what Wan's pipelines of Diffusers do, from their folders and the same noise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from diffusers import WanPipeline
+from PIL import Image
+from torch import Tensor
+
+from dit.config import Problems
+from dit.convert.import_ import import_weights
+from dit.data.pack import PatchLayout, pack_samples
+from dit.sampling import generate
+from dit.sampling.commands.generate_media import generate_opened
+from dit.sampling.commands.options import GenerationOptions
+from dit.sampling.open_checkpoint import LoadOptions, OpenCheckpoint, open_checkpoint
+from dit.sampling.prompts import Prompt
+from tests.cosmos_predict import gap
+from tests.wan_networks import random_wan
+from tests.wan_pipelines import NETWORKS, made_by, pipeline
+
+PROMPT, NEGATIVE = "a  red fox &amp; a hen", "blurry"
+FRAMES, ROWS, COLUMNS = 3, 4, 6  # of a latent
+
+
+def noise(channels: int = 16) -> Tensor:
+    rng = torch.Generator().manual_seed(5)
+    return torch.randn(channels, FRAMES, ROWS, COLUMNS, generator=rng)
+
+
+def opened(folder: Path) -> OpenCheckpoint:
+    """The pipeline's network, imported, with its text encoder and VAE."""
+    done = import_weights(folder / "pipeline", folder / "ours")
+    options = LoadOptions(t5_cache_dir=str(folder / "pipeline"))
+    return open_checkpoint(done.path, weights="model", options=options)
+
+
+def ours(run: OpenCheckpoint, noise_CFHW: Tensor, prompt: Prompt, **options) -> Tensor:
+    """Our latents from the same noise."""
+    _, height, width = run.latent_stride.pixels((FRAMES, ROWS, COLUMNS))
+    size = {"height": height, "width": width, "num_video_frames": 4 * FRAMES - 3}
+    asked = GenerationOptions(num_steps=4, negative_prompt=NEGATIVE, **size, **options)
+
+    def drawn(batch, seeds):
+        del seeds
+        blank = generate.Request(
+            inputs={}, negative={}, latent_FHW=(FRAMES, ROWS, COLUMNS), fps=16.0, seed=0
+        )
+        sample = replace(generate._blank(0, blank, run.config, {}), latent_CFHW=noise_CFHW)
+        packed = pack_samples([sample], PatchLayout.of(run.config))
+        assert packed.grids == batch.grids
+        return packed.latent_TC
+
+    with patch.object(generate, "initial_noise", drawn):
+        (picture,) = generate_opened(run, [prompt], seed=0, options=asked, latents=True)
+    assert picture.latent_CFHW is not None
+    return picture.latent_CFHW
+
+
+@pytest.mark.parametrize("scheduler", ["unipc", "euler"])
+def test_text_to_video(groups, tmp_path: Path, scheduler: str) -> None:
+    pipe = pipeline(tmp_path, "t2v", scheduler=scheduler)
+    run = opened(tmp_path)
+    objective = run.config.objective
+    assert (objective.name, objective.flow.flow_shift) == ("flow", 3.0)
+    made = {}
+    for guidance in (1.0, 3.5):
+        theirs = made_by(
+            pipe, noise(), prompt=PROMPT, negative_prompt=NEGATIVE, guidance_scale=guidance
+        )
+        made[guidance] = ours(
+            run, noise(), Prompt(text=PROMPT), guidance=guidance, sampler=scheduler
+        )
+        assert gap(made[guidance], theirs) <= 1e-4
+    assert gap(made[1.0], made[3.5]) > 1e-2
+
+
+def pictures(folder: Path, size: tuple[int, int]) -> tuple[Path, Path]:
+    """Two files of random pictures; a size is (width, height)."""
+    rng = np.random.default_rng(3)
+    files = folder / "first.png", folder / "last.png"
+    for file in files:
+        colours = rng.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+        Image.fromarray(colours).save(file)
+    return files
+
+
+def as_text_to_video(pipe) -> dict:
+    names = ("tokenizer", "text_encoder", "vae", "transformer", "scheduler")
+    return {name: getattr(pipe, name) for name in names}
+
+
+@pytest.mark.parametrize("kind", ["i2v_2.1", "flf2v", "i2v_2.2", "5b"])
+def test_image_to_video(groups, tmp_path: Path, kind: str) -> None:
+    pipe = pipeline(tmp_path, kind, expand_timesteps=kind == "5b")
+    run, channels = opened(tmp_path), 48 if kind == "5b" else 16
+    _, height, width = run.latent_stride.pixels((FRAMES, ROWS, COLUMNS))
+    # An image encoder sees the picture before it is resized in theirs, and after it in ours.
+    has_encoder = kind in ("i2v_2.1", "flf2v")
+    first, last = pictures(tmp_path, (width, height) if has_encoder else (50, 40))
+    images = {"image": Image.open(first)}
+    prompt = Prompt(text=PROMPT, image=str(first))
+    if kind == "flf2v":
+        images["last_image"] = Image.open(last)
+        prompt = replace(prompt, last_image=str(last))
+    for guidance in (1.0, 3.5):
+        call = {"prompt": PROMPT, "negative_prompt": NEGATIVE, "guidance_scale": guidance}
+        theirs = made_by(pipe, noise(channels), **images, **call)
+        made = ours(run, noise(channels), prompt, guidance=guidance, sampler="unipc")
+        assert gap(made, theirs) <= 1e-4
+    other = replace(prompt, image=str(last))
+    assert gap(ours(run, noise(channels), other, sampler="unipc"), made) > 1e-2
+    if kind == "5b":
+        alone = WanPipeline(**as_text_to_video(pipe), expand_timesteps=True)
+        alone.set_progress_bar_config(disable=True)
+        theirs = made_by(alone, noise(channels), **call)
+        made = ours(run, noise(channels), Prompt(text=PROMPT), guidance=3.5, sampler="unipc")
+        assert gap(made, theirs) <= 1e-4
+        return
+    if kind == "flf2v":
+        with pytest.raises(ValueError, match="give --last_image FILE"):
+            ours(run, noise(channels), replace(prompt, last_image=None))
+    else:
+        with pytest.raises(ValueError, match=r"--last_image .*first picture alone"):
+            ours(run, noise(channels), replace(prompt, last_image=str(last)))
+    with pytest.raises(ValueError, match=r"`condition_latent`.*give --image FILE, or image_path"):
+        ours(run, noise(channels), Prompt(text=PROMPT))
+    with pytest.raises(ValueError, match=r"--image .*gone.png cannot be read"):
+        ours(run, noise(channels), replace(prompt, image=str(tmp_path / "gone.png")))
+
+
+def expert(folder: Path, part: str, levels: str, shift: float = 3.0) -> Path:
+    """One network of a pipeline, imported as what was trained on a part of the levels."""
+    told = ("name=flow", f"flow_shift={shift}", "sampling_levels=unipc", f"level_range={levels}")
+    words = [f"objective.{word}" for word in told]
+    target = folder / f"{part} {levels} {shift}"
+    return import_weights(folder / "pipeline" / part, target, objective=words).path
+
+
+def test_two_experts(groups, tmp_path: Path) -> None:
+    second = random_wan(seed=1, **NETWORKS["t2v"])
+    pipe = pipeline(tmp_path, "t2v", transformer_2=second, boundary_ratio=0.875)
+    high = expert(tmp_path, "transformer", "[0.875,1]")
+    low = expert(tmp_path, "transformer_2", "[0,0.875]")
+    encoders = LoadOptions(t5_cache_dir=str(tmp_path / "pipeline"))
+    call = {"prompt": PROMPT, "negative_prompt": NEGATIVE, "guidance_scale": 3.5}
+    theirs = made_by(pipe, noise(), **call)
+    asked = {"guidance": 3.5, "sampler": "unipc"}
+    moves: list = []
+    for offload in (False, True):
+        both = replace(encoders, checkpoint_path_low=str(low), offload_experts=offload)
+        run = open_checkpoint(high, weights="model", options=both)
+        with patch.object(type(run.model.low), "to", lambda *told: moves.append(told)):
+            assert gap(ours(run, noise(), Prompt(text=PROMPT), **asked), theirs) <= 1e-4
+        assert offload or not moves
+    # 2 of 4 steps have levels from 875 on; each calls its expert with and without the caption.
+    above, below = run.model.high, run.model.low
+    wanted = [(below, "cpu"), (above, run.model.device)] * 4
+    assert moves == wanted + [(above, "cpu"), (below, run.model.device)] * 4
+    for options, words in (
+        (replace(both, checkpoint_path_low=None), "give --checkpoint_path_low, too"),
+        (encoders, r"level_range=\[0.875, 1.0\].*both experts"),
+        (replace(both, checkpoint_path_low=str(high)), r"\[0.875, 1.0\] of .* and \[0.875, 1.0\]"),
+        (
+            replace(both, checkpoint_path_low=str(expert(tmp_path, "transformer_2", "[0,0.9]"))),
+            r"\[0.875, 1.0\] of --checkpoint_path and \[0.0, 0.9\] of --checkpoint_path_low do not",
+        ),
+        (
+            replace(
+                both,
+                checkpoint_path_low=str(expert(tmp_path, "transformer_2", "[0,0.875]", 5.0)),
+            ),
+            "flow_shift=3.0 of --checkpoint_path and 5.0",
+        ),
+    ):
+        with pytest.raises((ValueError, Problems), match=words):
+            open_checkpoint(high, weights="model", options=options)
