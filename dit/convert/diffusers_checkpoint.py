@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import groupby
@@ -19,6 +19,8 @@ from dit.convert.errors import ConvertError, listed
 from dit.models.diffusers_names import Pair
 
 CONFIG, SCHEDULER_CONFIG = "config.json", "scheduler_config.json"
+SECOND = "transformer_2"
+"""Folder of the second transformer of a pipeline that has two (Wan 2.2)."""
 PIPELINE_INDEX = "model_index.json"
 WEIGHTS = "diffusion_pytorch_model"
 INDEX = f"{WEIGHTS}.safetensors.index.json"
@@ -43,6 +45,8 @@ class DiffusersFolder:
     scheduler: dict[str, Any] | None
     scheduler_file: Path
     pipeline: str | None  # class of the pipeline that the transformer lies in, if its index says it
+    # Levels t that it denoises, where the pipeline has another transformer for the others
+    level_range: tuple[float, float] | None
     headers: dict[str, Header]  # by name of the tensor
 
     def read(self, name: str) -> Tensor:
@@ -84,6 +88,8 @@ def open_folder(path: Path) -> DiffusersFolder:
     inner = path / "transformer"
     pipeline = not (path / CONFIG).is_file() and (inner / CONFIG).is_file()
     place = inner if pipeline else path
+    if path.name == SECOND and (path.parent / PIPELINE_INDEX).is_file():
+        pipeline, path = True, path.parent
     if not (place / CONFIG).is_file():
         raise ConvertError(
             f"--hf-path {path} has neither {CONFIG} nor transformer/{CONFIG}; give a folder that"
@@ -91,15 +97,30 @@ def open_folder(path: Path) -> DiffusersFolder:
         )
     scheduler = (path / "scheduler" if pipeline else path) / SCHEDULER_CONFIG
     index = path / PIPELINE_INDEX
-    told = read_json(index).get("_class_name") if pipeline and index.exists() else None
+    about = read_json(index) if pipeline and index.exists() else {}
+    told = about.get("_class_name")
     return DiffusersFolder(
         path=place,
         config=read_json(place / CONFIG),
         scheduler=read_json(scheduler) if scheduler.exists() else None,
         scheduler_file=scheduler,
         pipeline=None if told is None else str(told),
+        level_range=_level_range(about, index, second=place.name == SECOND),
         headers=_headers(place),
     )
+
+
+def _level_range(
+    index: Mapping[str, Any], place: Path, *, second: bool
+) -> tuple[float, float] | None:
+    """The levels of one of two transformers: the second one has those below the boundary."""
+    # Converters have written a boundary for pipelines of a single transformer, too.
+    boundary, parts = index.get("boundary_ratio"), index.get(SECOND)
+    if boundary is None or not isinstance(parts, list) or None in parts:
+        return None
+    if not isinstance(boundary, float) or not 0 < boundary < 1:
+        raise ConvertError(f"{place} says boundary_ratio={boundary!r}, not a level between 0 and 1")
+    return (0.0, boundary) if second else (boundary, 1.0)
 
 
 def _headers(place: Path) -> dict[str, Header]:

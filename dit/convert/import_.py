@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,11 +12,16 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.storage import WriteResult
 
-from dit.config import ModelConfig, Precision, RunConfig
+from dit.config import ModelConfig, ObjectiveName, Precision, RunConfig
 from dit.config.loading import save_config
 from dit.convert.atomic_folder import new_folder, split_work
 from dit.convert.diffusers_checkpoint import CONFIG, DiffusersFolder, in_groups, open_folder
-from dit.convert.diffusers_config import Unsaid, model_config, objective_config
+from dit.convert.diffusers_config import (
+    FoundObjective,
+    Unsaid,
+    model_config,
+    objective_config,
+)
 from dit.convert.errors import ConvertError, listed
 from dit.convert.megatron_checkpoint import StoredPiece, write_file, write_index
 from dit.distributed.collective_errors import on_first_rank
@@ -80,10 +85,24 @@ def import_weights(
         pipeline=source.pipeline,
         of_family=family_of(model).objective.settings,
     )
+    found = _of_expert(found, source, objective)
     table = _checked_table(source, model)
     config = RunConfig(model=model, objective=found.objective)
     _write_checkpoint(source, table, target, config)
     return Imported(target, config, len(source.headers), found.note, stored.note)
+
+
+def _of_expert(
+    found: FoundObjective, source: DiffusersFolder, given: Sequence[str]
+) -> FoundObjective:
+    """With the levels of one of two transformers, where `given` says none."""
+    of_flow = found.objective.name == ObjectiveName.FLOW
+    if source.level_range is None or not of_flow or any("level_range" in word for word in given):
+        return found
+    flow = replace(found.objective.flow, level_range=source.level_range)
+    low, high = source.level_range
+    note = f"{found.note}; level_range=[{low:g}, {high:g}] of the pipeline's boundary_ratio"
+    return FoundObjective(replace(found.objective, flow=flow), note)
 
 
 def _checked_table(source: DiffusersFolder, model: ModelConfig) -> list[Pair]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
@@ -14,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from dit.config import Problems
+from dit.convert.errors import ConvertError
 from dit.convert.import_ import import_weights
 from dit.data.pack import PatchLayout, pack_samples
 from dit.sampling import generate
@@ -143,11 +145,37 @@ def expert(folder: Path, part: str, levels: str, shift: float = 3.0) -> Path:
     return import_weights(folder / "pipeline" / part, target, objective=words).path
 
 
+def both_experts(folder: Path) -> tuple[Path, Path]:
+    """The two networks of a pipeline, which says what levels each is for."""
+    found = []
+    for name, part in (("high", "pipeline"), ("low", "pipeline/transformer_2")):
+        found.append(import_weights(folder / part, folder / name))
+    flows = [one.config.objective.flow for one in found]
+    assert [flow.level_range for flow in flows] == [(0.875, 1.0), (0.0, 0.875)]
+    assert {flow.flow_shift for flow in flows} == {3.0}
+    assert "level_range=[0, 0.875] of the pipeline's boundary_ratio" in found[1].objective_note
+    return found[0].path, found[1].path
+
+
+def test_a_boundary_without_a_second_transformer_is_none(groups, tmp_path: Path) -> None:
+    """Diffusers' converter has written one for Wan 2.1, whose one network has all levels."""
+    pipeline(tmp_path, "t2v", boundary_ratio=0.9)
+    found = import_weights(tmp_path / "pipeline", tmp_path / "whole")
+    assert found.config.objective.flow.level_range is None
+    index = tmp_path / "pipeline/model_index.json"
+    index.write_text(
+        json.dumps(
+            json.loads(index.read_text()) | {"transformer_2": ["a", "b"], "boundary_ratio": 9}
+        )
+    )
+    with pytest.raises(ConvertError, match=r"model_index.json says boundary_ratio=9"):
+        import_weights(tmp_path / "pipeline", tmp_path / "other")
+
+
 def test_two_experts(groups, tmp_path: Path) -> None:
     second = random_wan(seed=1, **NETWORKS["t2v"])
     pipe = pipeline(tmp_path, "t2v", transformer_2=second, boundary_ratio=0.875)
-    high = expert(tmp_path, "transformer", "[0.875,1]")
-    low = expert(tmp_path, "transformer_2", "[0,0.875]")
+    high, low = both_experts(tmp_path)
     encoders = LoadOptions(t5_cache_dir=str(tmp_path / "pipeline"))
     call = {"prompt": PROMPT, "negative_prompt": NEGATIVE, "guidance_scale": 3.5}
     theirs = made_by(pipe, noise(), **call)
