@@ -105,15 +105,21 @@ def open_folder(path: Path) -> DiffusersFolder:
         scheduler=read_json(scheduler) if scheduler.exists() else None,
         scheduler_file=scheduler,
         pipeline=None if told is None else str(told),
-        level_range=_level_range(about, index, second=place.name == SECOND),
+        level_range=level_range(about, index, second=place.name == SECOND),
         headers=_headers(place),
     )
 
 
-def _level_range(
+def level_range(
     index: Mapping[str, Any], place: Path, *, second: bool
 ) -> tuple[float, float] | None:
-    """The levels of one of two transformers: the second one has those below the boundary."""
+    """Levels t of one of a pipeline's two transformers, of its `index`; None where it has one.
+
+    The second one has those below the boundary.
+
+    Raises:
+        ConvertError: the boundary is no level.
+    """
     # Converters have written a boundary for pipelines of a single transformer, too.
     boundary, parts = index.get("boundary_ratio"), index.get(SECOND)
     if boundary is None or not isinstance(parts, list) or None in parts:

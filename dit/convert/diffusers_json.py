@@ -35,6 +35,11 @@ class WeightIndex(BaseModel):
     weight_map: dict[str, str]
 
 
+def write_json(file: Path, content: dict[str, Any]) -> None:
+    """Writes JSON as Diffusers does."""
+    file.write_text(json.dumps(content, indent=2) + "\n")
+
+
 def read_json(file: Path) -> dict[str, Any]:
     """Reads a file with a JSON object.
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -17,14 +15,15 @@ from dit.config import RunConfig, Weights
 from dit.convert.atomic_folder import new_folder, split_work
 from dit.convert.diffusers_checkpoint import CONFIG, INDEX, SCHEDULER_CONFIG, FilePlan, plan_files
 from dit.convert.diffusers_config import diffusers_transformer_config, scheduler_config
+from dit.convert.diffusers_json import write_json
 from dit.convert.errors import ConvertError
 from dit.convert.megatron_checkpoint import StoredWeights
 from dit.convert.pipeline import (
     SCHEDULER,
-    TRANSFORMER,
     check_pipeline,
     copy_components,
     keeps_scheduler,
+    network_folder,
 )
 from dit.distributed.collective_errors import on_first_rank
 from dit.distributed.watchdog import heartbeat
@@ -132,7 +131,9 @@ def export_weights(
     sizes = [_bytes(stored, pair, options.dtype) for pair in table]
     plan = plan_files(table, sizes, max_shard_size=options.max_shard_size)
     with new_folder(target, option="--hf-path") as folder:
-        inner = folder if options.pipeline_from is None else folder / TRANSFORMER
+        inner = folder
+        if options.pipeline_from is not None:
+            inner = folder / network_folder(options.pipeline_from, config)
         on_first_rank(lambda: _describe(folder, config, plan, options))
         split_work(
             lambda number: _write(inner, plan, number, stored, options.dtype), len(plan.files)
@@ -143,21 +144,19 @@ def export_weights(
 def _describe(folder: Path, config: RunConfig, plan: FilePlan, options: ExportOptions) -> None:
     """Writes everything but the weights; in a pipeline each component has a folder."""
     inner = outer = folder
+    scheduler = None
+    if options.scheduler and not keeps_scheduler(options.pipeline_from, config):
+        scheduler = scheduler_config(config.objective)
     if options.pipeline_from is not None:
-        copy_components(options.pipeline_from, folder, config)
-        inner, outer = folder / TRANSFORMER, folder / SCHEDULER
+        copy_components(options.pipeline_from, folder, config, scheduler=scheduler)
+        inner, outer = folder / network_folder(options.pipeline_from, config), folder / SCHEDULER
         inner.mkdir()
         outer.mkdir(exist_ok=True)
-    _write_json(inner / CONFIG, diffusers_transformer_config(config))
-    if options.scheduler and not keeps_scheduler(options.pipeline_from, config):
-        _write_json(outer / SCHEDULER_CONFIG, scheduler_config(config.objective))
+    write_json(inner / CONFIG, diffusers_transformer_config(config))
+    if scheduler is not None:
+        write_json(outer / SCHEDULER_CONFIG, scheduler)
     if len(plan.files) > 1:
         (inner / INDEX).write_text(plan.index())
-
-
-def _write_json(file: Path, content: dict[str, Any]) -> None:
-    """Writes JSON as Diffusers does."""
-    file.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def _write(

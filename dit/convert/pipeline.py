@@ -1,8 +1,9 @@
 """The other components of a pipeline folder, so that a Diffusers pipeline runs the export.
 
-Such an export has model_index.json, `transformer`, `scheduler` with the noise range of the run, and
-tokenizer, text encoder and VAE copied from another pipeline. The scheduler is copied as well where
-the pipeline decides levels and preconditioning itself.
+Such an export has model_index.json, `transformer` (of Wan 2.2's two networks the one of the run's
+levels is written, and the other copied), `scheduler` with the noise range of the run, and tokenizer,
+text encoder and VAE copied from another pipeline. The scheduler is copied as well where the pipeline
+decides levels and preconditioning itself.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any
 from dit.config import RunConfig
 from dit.config.checks import Rule
 from dit.config.inlining import value_of
-from dit.convert.diffusers_checkpoint import CONFIG, PIPELINE_INDEX, read_json
+from dit.convert.diffusers_checkpoint import CONFIG, PIPELINE_INDEX, SECOND, level_range
+from dit.convert.diffusers_json import read_json, write_json
 from dit.convert.errors import ConvertError, listed
 from dit.models.family import diffusers_form
 from dit.objectives.registry import REGISTRY
@@ -69,9 +71,22 @@ def keeps_scheduler(pipeline: Path | None, config: RunConfig) -> bool:
     return pipeline is not None and _pipeline_class(pipeline) in fixed
 
 
+def network_folder(pipeline: Path, config: RunConfig) -> str:
+    """Folder that the network of a run has in a pipeline: of two, by the levels that it is for."""
+    return _networks(pipeline).get(config.objective.flow.level_range, TRANSFORMER)
+
+
+def _networks(pipeline: Path) -> dict[tuple[float, float] | None, str]:
+    """Levels of each network -> its folder."""
+    place = pipeline / PIPELINE_INDEX
+    index = read_json(place)
+    parts = ((SECOND, True), (TRANSFORMER, False))  # the last one counts where there is one alone
+    return {level_range(index, place, second=second): name for name, second in parts}
+
+
 def _components(pipeline: Path, config: RunConfig) -> list[str]:
     """What is to be copied, by the pipeline's index: not what an export writes itself."""
-    own = {*diffusers_form(config.model).networks, _INSTALLED}
+    own = {network_folder(pipeline, config), _INSTALLED}
     if not keeps_scheduler(pipeline, config):
         own.add(SCHEDULER)
     index = read_json(pipeline / PIPELINE_INDEX)
@@ -90,6 +105,11 @@ def _misfits(pipeline: Path, kind: str, config: RunConfig) -> list[str]:
             f"objective.name={config.objective.name}, and {kind} samples {samples.upper()}",
         ),
         *_objective_rules(config, kind),
+        (
+            config.objective.flow.level_range in _networks(pipeline),
+            f"objective.level_range={_shown(config.objective.flow.level_range)}, and its networks"
+            f" are for {' and '.join(map(_shown, _networks(pipeline)))}",
+        ),
         *((False, message) for message in form.pipeline_misfits(m, kind)),
         (
             latent in (None, m.in_channels),
@@ -111,12 +131,27 @@ def _objective_rules(config: RunConfig, kind: str) -> Iterator[Rule]:
             yield value == wanted, f"objective.{key}={value}, and {kind} has {wanted}"
 
 
+def _shown(levels: tuple[float, float] | None) -> str:
+    return "null" if levels is None else f"[{levels[0]:g}, {levels[1]:g}]"
+
+
 def _setting(file: Path, key: str) -> Any:
     return read_json(file).get(key) if file.is_file() else None
 
 
-def copy_components(pipeline: Path, folder: Path, config: RunConfig) -> None:
-    """Copies everything of a pipeline but its networks and scheduler."""
+def copy_components(
+    pipeline: Path, folder: Path, config: RunConfig, *, scheduler: dict[str, Any] | None
+) -> None:
+    """Copies everything of a pipeline but the network of the run and the scheduler.
+
+    The index names the class of a `scheduler` that is written beside them: Diffusers opens its
+    scheduler_config.json with the class that the index names.
+    """
     for name in _components(pipeline, config):
         shutil.copytree(pipeline / name, folder / name)
     shutil.copyfile(pipeline / PIPELINE_INDEX, folder / PIPELINE_INDEX)
+    index = read_json(pipeline / PIPELINE_INDEX)
+    if scheduler is not None and (named := ["diffusers", scheduler["_class_name"]]) != index.get(
+        SCHEDULER
+    ):
+        write_json(folder / PIPELINE_INDEX, index | {SCHEDULER: named})

@@ -10,12 +10,13 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from diffusers import WanPipeline
+from diffusers import FlowMatchEulerDiscreteScheduler, WanPipeline
 from PIL import Image
 from torch import Tensor
 
 from dit.config import Problems
 from dit.convert.errors import ConvertError
+from dit.convert.export import ExportOptions, export_weights
 from dit.convert.import_ import import_weights
 from dit.data.pack import PatchLayout, pack_samples
 from dit.sampling import generate
@@ -170,6 +171,28 @@ def test_a_boundary_without_a_second_transformer_is_none(groups, tmp_path: Path)
     )
     with pytest.raises(ConvertError, match=r"model_index.json says boundary_ratio=9"):
         import_weights(tmp_path / "pipeline", tmp_path / "other")
+
+
+def test_an_expert_goes_back_into_its_place_in_the_pipeline(groups, tmp_path: Path) -> None:
+    second = random_wan(seed=1, **NETWORKS["t2v"])
+    pipe = pipeline(tmp_path, "t2v", transformer_2=second, boundary_ratio=0.875)
+    other = random_wan(seed=2, **NETWORKS["t2v"])
+    other.save_pretrained(tmp_path / "trained")
+    told = ("objective.name=flow", "objective.flow_shift=5", "objective.level_range=[0,0.875]")
+    run = import_weights(tmp_path / "trained", tmp_path / "run", objective=told)
+    options = ExportOptions(pipeline_from=tmp_path / "pipeline")
+    export_weights(run.path, tmp_path / "export", options)
+    opened = WanPipeline.from_pretrained(tmp_path / "export")
+    for found, wanted in ((opened.transformer, pipe.transformer), (opened.transformer_2, other)):
+        theirs = wanted.state_dict()
+        assert all(torch.equal(value, theirs[name]) for name, value in found.state_dict().items())
+    # The run samples with Euler, and the pipeline that it came from with UniPC.
+    assert isinstance(opened.scheduler, FlowMatchEulerDiscreteScheduler)
+    assert opened.scheduler.config.shift == 5
+
+    whole = import_weights(tmp_path / "trained", tmp_path / "all", objective=told[:2])
+    with pytest.raises(ConvertError, match=r"level_range=null, .* for \[0, 0.875\] and \[0.875, 1"):
+        export_weights(whole.path, tmp_path / "none", options)
 
 
 def test_two_experts(groups, tmp_path: Path) -> None:
