@@ -1,9 +1,9 @@
 """The other components of a pipeline folder, so that a Diffusers pipeline runs the export.
 
-Such an export has model_index.json, `transformer` (of Wan 2.2's two networks the one of the run's
-levels is written, and the other copied), `scheduler` with the noise range of the run, and tokenizer,
-text encoder and VAE copied from another pipeline. The scheduler is copied as well where the pipeline
-decides levels and preconditioning itself.
+Such an export has model_index.json, `transformer` (of Wan 2.2's two networks that of the run's
+levels is written, and the other copied), `scheduler` with the noise range of the run, and
+tokenizer, text encoder and VAE copied from another pipeline. The scheduler is copied as well where
+the pipeline decides levels and preconditioning itself.
 """
 
 from __future__ import annotations
