@@ -65,12 +65,13 @@ class Case:
         start, stop = batch.text_starts[index : index + 2]
         missing = (self.model.text_pad_to or stop - start) - (stop - start)
         text = torch.nn.functional.pad(batch.text_LE[start:stop], (0, 0, 0, missing))
+        told = not math.isnan(FPS[index]) and self.model.base_fps is not None
         with torch.no_grad():
             return self.network(
                 latent[None],
                 LEVELS[index : index + 1],
                 text[None],
-                fps=None if math.isnan(FPS[index]) else FPS[index],
+                fps=FPS[index] if told else None,  # 2.5's pipeline tells none
                 padding_mask=torch.zeros(1, 1, 4, 4),
             ).sample[0]
 
