@@ -68,7 +68,7 @@ from dit.train.model_and_optimizer import (
 )
 from dit.train.optimizer import learning_rate
 from dit.train.step import forward_backward, optimizer_step
-from dit.train.train_state import Export, Samples, TrainState
+from dit.train.train_state import Export, Samples, Start, TrainState
 from dit.train.validation import read_validation_packs, validation_round
 
 Values = dict[str, Any]
@@ -87,14 +87,19 @@ def pretrain(
     *,
     export: Export | None = None,
     open_samples: Callable[[TrainState], Samples] | None = None,
+    start: Start | None = None,
 ) -> ExitCode:
     """Trains as configured, from the newest checkpoint where there is one.
 
     `export` is called with each new checkpoint; `open_samples` returns what writes the samples of
-    each validation. The process group is initialised (`start_processes`).
+    each validation; a new run has its weights from `start`. The process group is initialised
+    (`start_processes`).
+
+    Raises:
+        ValueError: checkpoint.load_hf is given, and no `start`.
     """
     with ExitStack() as ends:
-        run = _prepare(config, ends)
+        run = _prepare(config, ends, start=start)
         run.export = export
         run.samples = open_samples(run) if open_samples is not None else None
         ends.enter_context(manual_gc(config.train))
@@ -134,7 +139,9 @@ def measure_steps(
             return [_step(run, no_signals)[0] for _ in range(steps)]
 
 
-def _prepare(config: RunConfig, ends: ExitStack, *, fill: Fill | None = None) -> TrainState:
+def _prepare(
+    config: RunConfig, ends: ExitStack, *, fill: Fill | None = None, start: Start | None = None
+) -> TrainState:
     """Builds all parts and loads the checkpoint; `ends` unlocks the run folder."""
     if config.train.deterministic:
         torch.use_deterministic_algorithms(True)
@@ -155,7 +162,8 @@ def _prepare(config: RunConfig, ends: ExitStack, *, fill: Fill | None = None) ->
     folder = ends.enter_context(run_folder(config))
     # Drawing takes minutes for a large model; all ranks must agree on it.
     replaced = from_first_rank(lambda: starting_point(config)) is not None
-    fill = leave_to_checkpoint if replaced else fill or initialise_weights
+    fill = leave_to_checkpoint if replaced else fill or _first_weights(config, start)
+    heartbeat("build of the model")
     model = build_model_and_optimizer(config, groups, fill=fill)
     objective = training_objective(config.objective)
     run = TrainState(
@@ -170,6 +178,7 @@ def _prepare(config: RunConfig, ends: ExitStack, *, fill: Fill | None = None) ->
         null=null_inputs(config, device()),
         card=dataset_card(config),
         notes=notes,
+        start=start,
     )
     if run.folder is not None:
         run.saver = Saver(run.folder, config)
@@ -179,6 +188,17 @@ def _prepare(config: RunConfig, ends: ExitStack, *, fill: Fill | None = None) ->
     resume(run)
     dist.barrier()  # nothing is written before every rank is ready
     return run
+
+
+def _first_weights(config: RunConfig, start: Start | None) -> Fill:
+    if start is not None:
+        return start.fill
+    if config.checkpoint.load_hf is not None:
+        raise ValueError(
+            f"checkpoint.load_hf={config.checkpoint.load_hf} is read by recipes/pretrain_dit.py"
+            " alone; leave it out here"
+        )
+    return initialise_weights
 
 
 def _with_recomputation(config: RunConfig) -> tuple[RunConfig, list[str]]:

@@ -32,6 +32,7 @@ from dit.distributed.collective_errors import error_in_words, on_all_ranks, on_f
 from dit.distributed.data_parallel import gathered_weights
 from dit.train.checkpoint.data_position import loader_file
 from dit.train.checkpoint.distcp import DistcpFile, DistcpSave, plan_files
+from dit.train.checkpoint.origin import ORIGIN, Origin
 from dit.train.checkpoint.paths import (
     LATEST,
     LOWEST_VAL,
@@ -87,6 +88,7 @@ class Saver:
         """`folder` is the run folder."""
         self.checkpoints = folder / "checkpoints"
         self.config = config
+        self.origin: Origin | None = None  # of the weights that the run started from
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="checkpoint")
         self._pending: _PendingSave | None = None
         self._removal: Future[None] | None = None
@@ -185,6 +187,8 @@ class Saver:
         null = {name: value.contiguous() for name, value in data.null.items()}
         (partial / NULL_TEXT).write_bytes(to_bytes(null))
         (partial / INTERVAL).write_bytes(to_bytes(dict(data.interval)))
+        if self.origin is not None:
+            (partial / ORIGIN).write_text(self.origin.to_json())
         if data.card is not None:
             (partial / "dataset_card.json").write_text(json.dumps(data.card, indent=1))
 

@@ -6,6 +6,7 @@ config.yaml                                 the resolved configuration
 loader_00000.pt                             the loader's position, one per data rank
 log_interval.safetensors                    sums since the last log step, by rank
 dataset_card.json, null_text.safetensors    what generation needs of the dataset
+origin.json                                 files of the weights that it started from, if any
 manifest.json                               format, sizes and checksums of all these
 RUN/checkpoints/LATEST           name of the newest complete checkpoint
 RUN/checkpoints/LOWEST_VAL       name of the one with the lowest validation loss, which is kept
@@ -29,7 +30,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
 from dit.batch import NullInputs
-from dit.config import EmaKind, RunConfig, Weights
+from dit.config import EmaKind, ModelConfig, RunConfig, Weights
 from dit.config.inlining import value_of
 from dit.distributed.collective_errors import RankError, on_all_ranks
 from dit.distributed.data_parallel import (
@@ -275,12 +276,17 @@ def _different(saved: dict[str, Any], here: dict[str, Any]) -> str:
     )
 
 
-def _of_model(config: RunConfig) -> dict[str, Any]:
+def weight_settings(model: ModelConfig) -> dict[str, Any]:
+    """The settings that decide shape and meaning of the weights, by field."""
     return {
-        f"model.{f.name}": getattr(config.model, f.name)
-        for f in fields(config.model)
+        f.name: getattr(model, f.name)
+        for f in fields(model)
         if f.name not in _FREE and not f.name.startswith("recompute") and "parallel" not in f.name
     }
+
+
+def _of_model(config: RunConfig) -> dict[str, Any]:
+    return {f"model.{name}": value for name, value in weight_settings(config.model).items()}
 
 
 def _fixed(config: RunConfig) -> dict[str, Any]:
