@@ -135,6 +135,10 @@ def test_adapters_drop_in_training_alone_and_parts_drop_other_numbers(groups):
         network.train()
     with dropping(replace(rows, seed=2)):
         assert not torch.allclose(linear(x), first)
+    queries = linear.lora.parts["0"].A
+    with dropping(rows):
+        made = linear.lora._down(x, [queries, queries])
+    assert not torch.allclose(made[:, :3], made[:, 3:])  # as PEFT's modules, each of its own
     assert torch.equal(first, again) and not torch.allclose(first, calm)
     assert torch.equal(linear(x), calm)
 
