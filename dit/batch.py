@@ -229,8 +229,9 @@ def _tensors_of(pack: PackedBatch) -> Iterator[tuple[str, Tensor]]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """A weighted regression: weight · mean over C of (network output - target)².
+    """A weighted regression: weight · mean over C of an error of (network output - target).
 
+    The error is its square, unless `objective.loss` says otherwise.
     The network sees `input_TC` and `level_M` only. Padding tokens are zero in both tensors; clean
     and reference tokens are the latents themselves in `input_TC`, and zero in `target_TC`.
     """
