@@ -133,12 +133,16 @@ def loss_of(
     """Weighted error of the target tokens of a pack, float32.
 
     It is a mean over features, then a sum over tokens (`token`) or over samples' means (`sample`).
+    Weights of the objective and of the data multiply errors and leave the counts: a weight of 2
+    has the gradient of two copies of the sample, and the others' gradients stay as they are.
     """
     error_TC = prediction_TC.float() - problem.target_TC
     huber = options.loss is LossKind.HUBER
     error_TC = pseudo_huber(error_TC, c=options.huber_c) if huber else error_TC.square()
     error_T = error_TC.mean(-1)
     error_T = error_T * problem.weight_N[batch.segment_T]
+    if batch.weight_T is not None:
+        error_T = error_T * batch.weight_T
     error_T = error_T.where(batch.is_target_T, 0)
     if options.loss_mean is LossMean.TOKEN:
         counts = batch.shared_loss_tokens

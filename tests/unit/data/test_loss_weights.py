@@ -27,9 +27,9 @@ def expected(shards) -> Expected:
 def parts(shards):
     """A record of our layout by the size of its latent, with `about` in its .json."""
 
-    def make(size=(1, 4, 4), **about):
+    def make(size=(1, 4, 4), **more):
         rng = torch.Generator().manual_seed(sum(size))
-        return shards.ours(torch.randn(2, *size, generator=rng), torch.ones(2, 8), **about)
+        return shards.ours(torch.randn(2, *size, generator=rng), torch.ones(2, 8), **more)
 
     return make
 
@@ -51,7 +51,7 @@ def test_a_weight_is_that_of_each_token_of_its_sample(parts, expected, weights) 
     assert pack.weight_T is not None and pack.weight_T.dtype == torch.float32
     assert torch.equal(pack.weight_T, torch.tensor(each)[pack.segment_T])
     for sent in (unflatten_pack(*flatten_pack(pack)), pickle.loads(pickle.dumps(pack))):
-        assert torch.equal(sent.weight_T, pack.weight_T)
+        assert sent.weight_T is not None and torch.equal(sent.weight_T, pack.weight_T)
 
 
 def test_a_record_of_dfm_may_have_a_weight(shards, expected) -> None:
@@ -97,3 +97,46 @@ def test_a_loader_gives_weights_where_a_sample_has_one(shards, tmp_path) -> None
     assert len(weights) == 30
     kept = {key[-6:]: weight for key, weight in weights.items() if weight != {1.0}}
     assert kept == {"000004": {0.5}, "000017": {2.125}}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("patch", [(1, 2), (2, 2), (1, 1)])
+def test_a_mask_weighs_each_token_by_the_mean_of_its_patch(parts, expected, patch, dtype) -> None:
+    pt, ps = patch
+    layout = replace(expected.layout, patch_temporal=pt, patch_spatial=ps)
+    expected = replace(expected, layout=layout, capacity=128)
+    size, rng = (4, 4, 6), torch.Generator().manual_seed(1)
+    mask = (torch.rand(1, *size, generator=rng) > 0.5).to(dtype) * 0.75
+    records = [parts(size, loss_mask=mask, loss_weight=3), parts((2, 2, 2))]
+    pack = pack_of(records, expected)
+    assert pack.weight_T is not None
+    frames, rows, columns = pack.grids[0]
+    for token in range(frames * rows * columns):  # looked up where the definition puts it
+        f, r, c = token // (rows * columns), token // columns % rows, token % columns
+        cells = mask[0, f * pt :, r * ps :, c * ps :][:pt, :ps, :ps].float()
+        assert pack.weight_T[token] == pytest.approx(3 * cells.mean().item(), rel=1e-6)
+    assert (pack.weight_T[pack.starts[1] :] == 1).all()
+
+
+BAD_MASKS = {
+    "another size": (torch.ones(1, 1, 4, 2), r"shape \[1, 1, 4, 2\], .* needs \[1, 1, 4, 4\]"),
+    "channels": (torch.ones(2, 1, 4, 4), r"shape \[2, 1, 4, 4\]"),
+    "below 0": (torch.full((1, 1, 4, 4), -0.5), "from -0.5 to -0.5, not within 0"),
+    "NaN": (torch.full((1, 1, 4, 4), math.nan), "from nan to nan"),
+    "infinite": (torch.full((1, 1, 4, 4), math.inf), "from inf to inf"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_MASKS)
+def test_a_mask_that_is_none_refuses_its_sample(parts, expected, fault) -> None:
+    mask, said = BAD_MASKS[fault]
+    with pytest.raises(SampleRefused, match=said) as caught:
+        cook(parts(loss_mask=mask), expected, key="k")
+    assert caught.value.reason is Reject.LOSS_MASK
+
+
+def test_a_mask_is_read_by_every_family_and_from_the_head(parts, expected) -> None:
+    mask = torch.ones(1, 2, 64, 32)
+    size = measure_sample(parts((2, 64, 32), loss_mask=mask), _roomy(expected))
+    assert size is not None and size.is_weighted and size.unknown == ()
+    assert cook(parts(loss_mask=torch.ones(1, 1, 4, 4)), expected, key="k").unknown == ()

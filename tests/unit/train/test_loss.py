@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -82,18 +83,42 @@ def test_gradient_of_a_token_has_the_weight_of_its_sample(mean: LossMean) -> Non
 
 
 @each_mean
-@pytest.mark.parametrize("count", [2, 4])
-def test_losses_of_context_ranks_add_up(mean: LossMean, count: int) -> None:
+def test_weights_of_the_data_multiply_losses_and_leave_what_they_are_divided_by(
+    mean: LossMean,
+) -> None:
     problem, prediction_TC = _problem()
+    plain = loss_of(PACK, problem, prediction_TC, ObjectiveConfig(loss_mean=mean))
+    weights = (2.0, 1.0, 0.0)
+    batch = replace(PACK, weight_T=torch.tensor(weights)[PACK.segment_T])
+    found = loss_of(batch, problem, prediction_TC, ObjectiveConfig(loss_mean=mean))
+    wanted_N2 = plain.of_samples(PACK) * torch.tensor([[weight, 1.0] for weight in weights])
+    torch.testing.assert_close(found.of_samples(batch), wanted_N2, rtol=1e-6, atol=0)
+    torch.testing.assert_close(found.total.double(), wanted_N2[:, 0].sum())
+    assert found.count == plain.count
+    # Token by token: the first half of the first sample counts for nothing, the other as before.
+    half_T = (torch.arange(len(PACK.segment_T)) >= 10).float()
+    of_half = loss_of(
+        replace(PACK, weight_T=half_T), problem, prediction_TC, ObjectiveConfig(loss_mean=mean)
+    )
+    assert torch.equal(of_half.error_T, plain.error_T * half_T) and of_half.count == plain.count
+
+
+@each_mean
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("count", [2, 4])
+def test_losses_of_context_ranks_add_up(mean: LossMean, count: int, weighted: bool) -> None:
+    problem, prediction_TC = _problem()
+    weight_T = torch.arange(len(PACK.segment_T)) / 8 if weighted else None
+    pack = replace(PACK, weight_T=weight_T)
     parts: list[tuple[PackedBatch, Loss]] = []
     for index in range(count):
         share = SequenceShard(index=index, count=count)
-        batch, part = split_tokens(PACK, problem, share=share, multiple=3)
+        batch, part = split_tokens(pack, problem, share=share, multiple=3)
         mine_TC = torch.full_like(part.target_TC, math.nan)
         rows_T = PACK.rows(share)
         mine_TC[: len(rows_T)] = prediction_TC[rows_T]
         parts.append((batch, loss_of(batch, part, mine_TC, ObjectiveConfig(loss_mean=mean))))
-    whole = loss_of(PACK, problem, prediction_TC, ObjectiveConfig(loss_mean=mean))
+    whole = loss_of(pack, problem, prediction_TC, ObjectiveConfig(loss_mean=mean))
     totals = [loss.total for _, loss in parts]
     torch.testing.assert_close(torch.stack(totals).sum(), whole.total)
     assert sum(int(loss.count) for _, loss in parts) == int(whole.count)
