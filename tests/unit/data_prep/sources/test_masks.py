@@ -46,11 +46,15 @@ def test_a_mask_is_scaled_and_cropped_like_its_picture(tmp_path: Path, read_samp
     mask(tmp_path / "media/b.png", halves(32, 16))
     mask(tmp_path / "masks/b.webp", halves(32, 16, 128), "RGB")
     image(tmp_path / "media/c.png", 16, 16)
+    image(tmp_path / "media/d.png", 48, 32)
+    mask(tmp_path / "masks/d.png", np.array([0, 255] * 24)[None].repeat(32, axis=0))
     options = ("--image_dir", tmp_path / "media", "--mask_dir", tmp_path / "masks")
     options += ("--height", 16, "--width", 24, "--resize_mode", "area")
     assert pack(tmp_path / "out", *options) == 0
     found = {Path(name).name: one for name, one in read_samples(tmp_path / "out").items()}
     assert "loss_mask" not in found["c.png"]
+    stripes = found["d.png"]["loss_mask"].float()  # of one pixel, half as wide when they are scaled
+    torch.testing.assert_close(stripes, torch.full_like(stripes, 0.5), atol=5e-3, rtol=0)
     of_picture = found["a.png"]
     pixels = of_picture["latent"].float()
     weight = of_picture["loss_mask"].float()
