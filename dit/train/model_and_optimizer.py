@@ -114,7 +114,8 @@ def build_model(
     for model in models:
         if adapters is not None:
             precision = config.lora.dtype or config.model.precision
-            attach_adapters(model, adapters, precision=precision)
+            dropout = config.lora.dropout
+            attach_adapters(model, adapters, precision=precision, dropout=dropout)
         fill(model, config)
         if config.model.gradient_accumulation_fusion:
             add_gradients_in_products(model)
@@ -140,16 +141,39 @@ def draw_weights(
     `copies`, which hold the same shards, draws a tensor and sends the others theirs; all of them
     draw at the same time, about as much each.
     """
+    shards = [shard for shard in weight_shards(model) if chosen(shard.key)]
+    for shard in own_share(shards, copies):
+        _draw(shard, draw, seed=seed)
+    exchange_shares(shards, copies)
+
+
+def weight_shards(model: MegatronModule) -> list[ShardedTensor]:
+    """This rank's part of each weight, in a fixed order."""
     found = nested_values(model.sharded_state_dict())
-    every = [one for one in found if isinstance(one, ShardedTensor) and one.data is not None]
-    shards = [one for one in every if chosen(one.key)]
-    here, ranks = (copies.rank(), copies.size()) if copies is not None else (0, 1)
-    drawn_by = _shared_out([one.data.numel() for one in shards], ranks)  # type: ignore[union-attr]
-    for shard, rank in zip(shards, drawn_by, strict=True):
-        if rank == here:
-            _draw(shard, draw, seed=seed)
-    for shard, rank in zip(shards, drawn_by, strict=True) if ranks > 1 else ():
+    return [one for one in found if isinstance(one, ShardedTensor) and one.data is not None]
+
+
+def own_share(
+    shards: Sequence[ShardedTensor], copies: dist.ProcessGroup | None
+) -> list[ShardedTensor]:
+    """Those that this one of the ranks `copies`, which hold the same shards, is to fill."""
+    here = copies.rank() if copies is not None else 0
+    return [one for one, rank in zip(shards, _owners(shards, copies), strict=True) if rank == here]
+
+
+@torch.no_grad()
+def exchange_shares(shards: Sequence[ShardedTensor], copies: dist.ProcessGroup | None) -> None:
+    """Sends the shards of each rank's `own_share` to the other ranks of `copies`."""
+    if copies is None or copies.size() == 1:
+        return
+    for shard, rank in zip(shards, _owners(shards, copies), strict=True):
         dist.broadcast(shard.data, group=copies, group_src=rank)  # type: ignore[arg-type]
+
+
+def _owners(shards: Sequence[ShardedTensor], copies: dist.ProcessGroup | None) -> list[int]:
+    """The rank that fills each shard, so that all of them have about as much to do."""
+    sizes = [one.data.numel() for one in shards]  # type: ignore[union-attr]
+    return _shared_out(sizes, copies.size() if copies is not None else 1)
 
 
 def _draw(shard: ShardedTensor, draw: Draw, *, seed: int) -> None:
