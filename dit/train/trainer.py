@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ from dit.objectives import (
     training_objective,
     training_problem,
 )
-from dit.train.checkpoint.adapters import AdapterRun, adapter_run, adapters_of
+from dit.train.checkpoint.adapters import AdapterRun, adapter_run, adapters_of, checked_base
 from dit.train.checkpoint.async_save import Saver
 from dit.train.checkpoint.resume import (
     close_saver,
@@ -167,7 +168,9 @@ def _prepare(
     # Drawing takes minutes for a large model; all ranks must agree on it.
     found = from_first_rank(lambda: starting_point(config))
     adapted = from_first_rank(lambda: adapter_run(config, found))
-    fill = _first_values(found, adapted) or fill or _first_weights(config, start, adapted)
+    if adapted is not None:
+        adapted = replace(adapted, base=checked_base(adapted.base, config))
+    fill = fill or _first_values(config, found, adapted, start)
     heartbeat("build of the model")
     model = build_model_and_optimizer(
         config, groups, fill=fill, adapters=adapted.adapters if adapted else None
@@ -199,24 +202,22 @@ def _prepare(
     return run
 
 
-def _first_weights(config: RunConfig, start: Start | None, adapted: AdapterRun | None) -> Fill:
-    folder = config.checkpoint.load_hf
-    if folder is not None and (start is None or adapted is not None):
-        why = "adapters are" if adapted is not None else "this program is"
+def _first_values(
+    config: RunConfig, found: Path | None, adapted: AdapterRun | None, start: Start | None
+) -> Fill:
+    """What fills a new model. Frozen weights that are somewhere are loaded later."""
+    if found is not None and (adapted is None or adapters_of(found) is not None):
+        return leave_to_checkpoint
+    if adapted is not None and adapted.base.path is not None:
+        return initialise_adapters
+    if start is not None:
+        return start.fill
+    if config.checkpoint.load_hf is not None:
         raise ValueError(
-            f"checkpoint.load_hf={folder}: {why} not started from a Diffusers folder; `python -m"
-            f" dit.convert import --hf-path {folder}` makes a checkpoint for checkpoint.load and"
-            " checkpoint.finetune=true"
+            f"checkpoint.load_hf={config.checkpoint.load_hf} is read by recipes/pretrain_dit.py"
+            " alone; leave it out here"
         )
-    return initialise_weights if start is None else start.fill
-
-
-def _first_values(found: Path | None, adapted: AdapterRun | None) -> Fill | None:
-    """What fills a new model whose weights come from a checkpoint; None where they do not."""
-    if found is None:
-        return None
-    begins = adapted is not None and adapters_of(found) is None
-    return initialise_adapters if begins else leave_to_checkpoint
+    return initialise_weights
 
 
 def _with_recomputation(config: RunConfig) -> tuple[RunConfig, list[str]]:

@@ -11,6 +11,7 @@ from dit.config import RunConfig
 from dit.convert.diffusers_checkpoint import DiffusersFolder
 from dit.convert.load_hf.settings import HfWeights, open_hf_weights
 from dit.convert.load_hf.weights import fill_from_diffusers
+from dit.models.lora.adapter import is_adapter
 from dit.train.checkpoint.origin import Origin, read_origin
 from dit.train.checkpoint.resume import starting_point
 
@@ -23,7 +24,8 @@ class HfStart:
 
     def fill(self, model: MegatronModule, config: RunConfig) -> None:  # noqa: ARG002
         """Collective; raises as `fill_from_diffusers`."""
-        fill_from_diffusers(model, self.weights, copies=model.groups.dp_cp)  # type: ignore[attr-defined, arg-type]
+        copies = model.groups.dp_cp  # type: ignore[attr-defined]
+        fill_from_diffusers(model, self.weights, copies=copies, left_out=is_adapter)  # type: ignore[attr-defined, arg-type]
 
     def origin(self) -> Origin:
         """Collective; raises as `read_origin`."""
@@ -47,6 +49,15 @@ def origin_of(source: DiffusersFolder) -> Origin:
         CheckpointError: a file cannot be read.
     """
     return read_origin(source.path, source.files)
+
+
+def weights_of_folder(folder: Path, config: RunConfig) -> HfStart:
+    """The frozen weights of adapters.
+
+    Raises:
+        ConvertError: the folder is damaged, or does not fit the network.
+    """
+    return HfStart(open_hf_weights(folder, config.model))
 
 
 def hf_start(config: RunConfig) -> HfStart | None:

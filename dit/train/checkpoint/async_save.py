@@ -188,10 +188,10 @@ class Saver:
         null = {name: value.contiguous() for name, value in data.null.items()}
         (partial / NULL_TEXT).write_bytes(to_bytes(null))
         (partial / INTERVAL).write_bytes(to_bytes(dict(data.interval)))
-        if self.origin is not None:
-            (partial / ORIGIN).write_text(self.origin.to_json())
         if self._adapters is not None:
             (partial / ADAPTERS).write_text(self._adapters.as_json())
+        if self.origin is not None:
+            (partial / ORIGIN).write_text(self.origin.to_json())
         if data.card is not None:
             (partial / "dataset_card.json").write_text(json.dumps(data.card, indent=1))
 

@@ -103,8 +103,8 @@ def resume(run: TrainState) -> None:
     """Continues from a checkpoint in checkpoint.save, else from one in checkpoint.load.
 
     With checkpoint.finetune, a run without a checkpoint of its own starts from the weights of the
-    latter; with checkpoint.load_hf, from those that the model has been filled with. Beside
-    adapters, frozen weights are loaded before.
+    latter; with checkpoint.load_hf, from those that the model has been filled with. Frozen weights
+    beside adapters are there already.
 
     Raises:
         CheckpointError: there are no weights to start from, or the checkpoint cannot be used.
@@ -128,7 +128,8 @@ def resume(run: TrainState) -> None:
         run.notes.append(f"checkpoint.load={c.load} holds no checkpoint: starting at step 0")
     elif run.start is not None:
         run.notes += run.start.notes
-        _keep_origin(run, run.start.origin())
+        if run.model.adapters is None:  # else `lora.json` has it
+            _keep_origin(run, run.start.origin())
 
 
 def _continue_from(run: TrainState, path: Path, *, own: bool) -> None:

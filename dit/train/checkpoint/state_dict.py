@@ -41,7 +41,7 @@ from dit.distributed.data_parallel import (
 )
 from dit.models.lora.adapter import is_adapter
 from dit.models.lora.targets import attach_adapters
-from dit.train.checkpoint.adapters import FrozenBase, adapters_of, found_base
+from dit.train.checkpoint.adapters import FrozenBase, adapters_of, diffusers_weights, found_base
 from dit.train.checkpoint.exchange import WEIGHT, StateExchange
 from dit.train.checkpoint.paths import (
     CheckpointError,
@@ -197,7 +197,10 @@ def load_base(
     Raises:
         CheckpointError: a file has changed since it was saved, or they are of another model.
     """
-    if base.path is not None:
+    if base.path is not None and base.diffusers:
+        for module in modules:
+            diffusers_weights(base, config).fill(module, config)
+    elif base.path is not None:
         check_same_weights(base.path, config)
         verify(base.path)
         load_weights(base.path, modules, groups, averaged=base.averaged)
