@@ -361,5 +361,6 @@ def _fixed(config: RunConfig) -> dict[str, Any]:
         fixed[f"objective.{name}"] = value_of(config.objective, name)
     for name in ("rank", "alpha", "targets", "init_from"):
         fixed[f"lora.{name}"] = getattr(config.lora, name)
+    fixed["optimizer.groups"] = list(config.optimizer.groups)
     fixed["ddp.use_distributed_optimizer"] = config.ddp.use_distributed_optimizer
     return fixed
