@@ -115,7 +115,8 @@ def build_model(
     for model in models:
         if adapters is not None:
             precision = config.lora.dtype or config.model.precision
-            attach_adapters(model, adapters, precision=precision)
+            dropout = config.lora.dropout
+            attach_adapters(model, adapters, precision=precision, dropout=dropout)
         fill(model, config)
         freeze_groups(model, config)
         if config.model.gradient_accumulation_fusion:
