@@ -265,7 +265,7 @@ def test_every_key_is_read_or_named_with_the_reason(name: str, tmp_path: Path, c
         assert ": read as " in line or ": read, not used: " in line or line.endswith("not used")
         assert str(file) in line
     assert len(said) == len(set(keys) - OURS)
-    assert "only Cosmos's DiT is trained here yet" in said[0]
+    assert "checkpoint.load_hf" in said[0]
     assert "abc123" not in caplog.text
 
 
