@@ -68,6 +68,7 @@ def _inputs(model: DitConfig) -> tuple[SampleInput, ...]:
         kind=InputKind.FRAMES,
         width=model.in_channels,
         required=False,
+        pictures=1,
     )
     return text, frames
 
