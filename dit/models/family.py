@@ -199,8 +199,8 @@ class Family:
     """Imports the rule by which tokens have positions, of a configuration."""
     weights: WeightRules
     objective: ObjectiveConventions
-    vae: str
-    """VAE (`dit.codecs.vae`) of the published weights."""
+    vae: Callable[[Any], str]
+    """Codec (`dit.codecs.vae`) whose latents the published weights read, of a configuration."""
 
     def default(self) -> ModelConfig:
         """The default network: every field of `config` has a default."""
