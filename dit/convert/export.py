@@ -149,7 +149,7 @@ def _with_projection(
     part = diffusers_form(config.model).text_projection
     assert part is not None
     weight, width = part.tensors[0], config.model.crossattn_emb_size
-    shape = source.headers[weight].shape if weight in source.headers else ()
+    shape: tuple[int, ...] = source.headers[weight].shape if weight in source.headers else ()
     if shape[:1] != (width,) or any(name not in source.headers for name in part.tensors):
         raise ConvertError(
             f"--text-projection {source.path} has no {' and '.join(part.tensors)} that make rows of"
