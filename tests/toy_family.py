@@ -144,5 +144,5 @@ FAMILY = Family(
     positions=lambda _: GridPositions(),
     weights=WeightRules(zero=("*proj_out.weight",)),
     objective=ObjectiveConventions(settings={"name": "flow"}),
-    vae="pixel",
+    vae=lambda _: "pixel",
 )

@@ -7,7 +7,7 @@ that depend on the layout which wrote them. torch's reader assembles any part of
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,6 +129,24 @@ class StoredWeights:
         assert held == whole.numel(), f"{name}: {held} of {whole.numel()} numbers are stored"
         self._reader.read_data(LoadPlan(items), _TensorPlanner(whole)).wait()
         return whole.view(pair.shape)
+
+
+class WithTextProjection(StoredWeights):
+    """The weights of a checkpoint that was trained on projected texts, with their projection."""
+
+    def __init__(self, path: Path, *, averaged: bool, tensors: Mapping[str, Tensor]):
+        """`tensors` are those of the projection, by Diffusers' names."""
+        super().__init__(path, averaged=averaged)
+        self.tensors = tensors
+
+    def dtype(self, pair: Pair) -> torch.dtype:
+        own = self.tensors.get(pair.theirs[0])
+        return super().dtype(pair) if own is None else own.dtype
+
+    def read(self, pair: Pair) -> Tensor:
+        if pair.theirs[0] not in self.tensors:
+            return super().read(pair)
+        return pair.join([self.tensors[name] for name in pair.theirs])
 
 
 def stored_shape(pair: Pair) -> tuple[int, ...]:

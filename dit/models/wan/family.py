@@ -173,5 +173,5 @@ FAMILY = Family(
         float32=("*.table", "level.*"),
     ),
     objective=ObjectiveConventions(settings={"name": "flow"}),
-    vae="wan",
+    vae=lambda _: "wan",
 )

@@ -170,6 +170,7 @@ def _picture(
         settings=asdict(options)
         | {"precision": str(opened.config.model.precision), "checkpoint": str(opened.path)},
         latent_CFHW=latent_CFHW.cpu() if keep else None,
+        given_HW3=_given(options).shown(*_size(options)[1:]),
     )
 
 

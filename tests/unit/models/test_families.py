@@ -52,8 +52,11 @@ def test_a_family_of_the_tree_says_what_others_take_from_it(name: str) -> None:
     assert family_of(model) is family
     assert model.family == name
     assert {f.name for f in fields(ModelConfig)} <= {f.name for f in fields(family.config)}
-    assert family.vae in CODECS
     inputs = family.inputs(model)
+    for one in (model, *map(named_model, family.sizes)):
+        codec = CODECS[family.vae(one)]
+        (text, *_) = family.inputs(one)
+        assert text.encoder == getattr(codec, "text_encoder", None), one.name
     assert {one.encoder for one in inputs if one.encoder} <= {*TEXT_ENCODERS}
     for size, keys in family.objective.of_size.items():
         assert size in family.sizes and {*keys} <= {*hints(ObjectiveConfig)}
@@ -64,6 +67,22 @@ def test_a_family_of_the_tree_says_what_others_take_from_it(name: str) -> None:
     theirs = {name.rpartition(".")[0] for pair in pairs(model) for name in pair.theirs}
     for target in form.lora_targets:
         assert any(name.endswith(f".{target}") for name in theirs), target
+
+
+@pytest.mark.parametrize(
+    ("size", "codec"),
+    [
+        ("dit_xl", "cosmos"),
+        ("cosmos_7b", "cosmos"),
+        ("cosmos_predict2_2b", "cosmos_predict2"),
+        ("cosmos_predict2_14b_video2world", "cosmos_predict2"),
+        ("cosmos_predict2.5_2b", "cosmos_predict25"),
+        ("wan2.2_ti2v_5b", "wan"),
+    ],
+)
+def test_the_vae_is_that_of_the_size(size: str, codec: str) -> None:
+    model = named_model(size)
+    assert family_of(model).vae(model) == codec
 
 
 def test_named_sizes_belong_to_one_family() -> None:
