@@ -39,9 +39,10 @@ for arguments in json.loads(sys.argv[1]):
 def commands(kind: str, folder: Path) -> tuple[list[list[str]], list[str]]:
     """Imports of the tiny pipeline of a kind, and the generation of two videos of its own."""
     two = kind == "two experts"
-    second = {"transformer_2": random_wan(seed=1, **NETWORKS["i2v_2.2"]), "boundary_ratio": 0.875}
-    parts = folder / "pipeline"
-    pipeline(folder, "i2v_2.2" if two else kind, expand_timesteps=kind == "5b", **(second if two else {}))
+    parts, more = folder / "pipeline", {}
+    if two:
+        more = {"transformer_2": random_wan(seed=1, **NETWORKS["i2v_2.2"]), "boundary_ratio": 0.875}
+    pipeline(folder, "i2v_2.2" if two else kind, expand_timesteps=kind == "5b", **more)
     sources = {"high": parts, "low": parts / "transformer_2"}
     imports = [
         ["import", "--hf-path", str(source), "--megatron-path", str(folder / name)]
