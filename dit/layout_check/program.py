@@ -28,7 +28,7 @@ from dit.config.loading import load_config
 from dit.distributed.entry import Parser, say_once
 from dit.layout_check.kinds import chosen_sizes, kind_settings
 from dit.layout_check.names import LAYOUTS, MATRIX, ONE, WORDS, NamedLayout, parse_layout
-from dit.layout_check.report import Comparison, compare, print_report
+from dit.layout_check.report import Comparison, compare, print_report, training_name
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -178,7 +178,7 @@ def _check(
                     result, probes[layout.reference, index], layout=layout, config=config
                 )
                 comparisons.append(comparison)
-                sys.stderr.write(f"{comparison.title}: {comparison.verdict}\n")
+                sys.stderr.write(f"{layout.name} {comparison.training}: {comparison.verdict}\n")
     if rank() > 0:
         return 0
     print_report(comparisons)
@@ -222,7 +222,7 @@ def _watching(layout: NamedLayout, config: RunConfig) -> AbstractContextManager[
     from dit.distributed.watchdog import watchdog
 
     def say(message: str) -> None:
-        say_once(f"layout {layout.name}, {config.objective.name}: {message}")
+        say_once(f"layout {layout.name}, {training_name(config)}: {message}")
 
     return watchdog(limit_s=_limit_s(config), say=say, again="")
 
