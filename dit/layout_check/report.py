@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
     from dit.layout_check.probe import Probe
 
-# Full tensors are compared: Adam turns the rounding of a gradient near zero into a full step, so that
-# single elements have a wider bound. A missing or doubled reduction shows in the change since the start.
+# Full tensors are compared: Adam turns the rounding of a gradient near zero into a full step, so
+# that single elements have a wider bound. A missing or doubled reduction shows in the change since
+# the start.
 BOUNDS = {
     "validation": 1e-6,
     "loss": 1e-5,
