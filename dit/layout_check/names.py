@@ -10,6 +10,8 @@ from typing import Any
 from dit.config import (
     ContextComm,
     DdpConfig,
+    LoraConfig,
+    ModelConfig,
     Precision,
     Recompute,
     RecomputeMethod,
@@ -34,6 +36,8 @@ WORDS = {
     "selective": "attention computed again",
     "compiled": "work between matrix products fused by torch.compile",
     "bf16": "bfloat16 weights with float32 master copies",
+    "lora": "adapters on every linear of the layers are trained, and no other weight",
+    "lastlora": "adapters in the last layer alone, so that other stages train nothing",
 }
 """The words of a layout's name, joined by +."""
 
@@ -61,7 +65,8 @@ _OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
     "whole": {"ddp": {"use_distributed_optimizer": False}},
 }
 """What the words without a number set: group of the run's keys -> keys."""
-_OTHER_NUMBERS = ("bf16",)
+_ADAPTERS = ("lora", "lastlora")
+_OTHER_NUMBERS = ("bf16", *_ADAPTERS)
 """Words of other mathematics: one process is compared with them, too."""
 ONE = "one"
 """The layout that all others are compared with: one process, every option off."""
@@ -98,6 +103,7 @@ class NamedLayout:
     size: int  # processes
     settings: Mapping[str, Mapping[str, Any]]  # group of the run's keys -> keys
     packs: int | None = None  # in a step; None leaves the run's own number
+    adapters: str | None = None  # a word of `_ADAPTERS`
 
     @property
     def bf16(self) -> bool:
@@ -123,7 +129,14 @@ class NamedLayout:
         config = replace(config, model=replace(config.model, **off), ddp=DdpConfig())
         for group, values in self.settings.items():
             config = replace(config, **{group: replace(getattr(config, group), **values)})
-        return config
+        return replace(config, lora=self._lora(config.model))
+
+    def _lora(self, model: ModelConfig) -> LoraConfig:
+        """Adapters of a rank that no number of tensor ranks divides."""
+        if self.adapters is None:
+            return LoraConfig()
+        layer = "*" if self.adapters == "lora" else model.all_layers - 1
+        return LoraConfig(rank=3, alpha=4.0, targets=(f"*blocks.{layer}.*",))
 
 
 def parse_layout(name: str) -> NamedLayout:
@@ -132,7 +145,7 @@ def parse_layout(name: str) -> NamedLayout:
     Raises:
         ValueError: a word of it is unknown.
     """
-    size, packs = 1, None
+    size, packs, adapters = 1, None, None
     settings: dict[str, dict[str, Any]] = {"model": {}, "ddp": {}, "train": {}}
     for word in name.split("+"):
         sized = re.fullmatch(r"(tp|cp|pp|vpp|dp|packs|hsdp)([1-9]\d*)", word)
@@ -145,10 +158,12 @@ def parse_layout(name: str) -> NamedLayout:
                 settings["ddp"]["dp_replicate_size"] = number
             elif kind in _SIZES:
                 settings["model"][_SIZES[kind]] = number
+        elif word in _ADAPTERS:
+            adapters = word
         elif word in _OPTIONS:
             for group, values in _OPTIONS[word].items():
                 settings.setdefault(group, {}).update(values)
         elif word != ONE:
             known = ", ".join(WORDS)
             raise ValueError(f"--layouts {name}: unknown word {word!r}; join words of {known} by +")
-    return NamedLayout(name=name, size=size, settings=settings, packs=packs)
+    return NamedLayout(name=name, size=size, settings=settings, packs=packs, adapters=adapters)
