@@ -215,6 +215,10 @@ class Family:
     objective: ObjectiveConventions
     vae: Callable[[Any], str]
     """Codec (`dit.codecs.vae`) whose latents the published weights read, of a configuration."""
+    tiny: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Named size -> keys of `model` that make a float32 network of it which trains in seconds on a
+    CPU: one for each kind of network that the family has. It has at least four layers, and heads
+    and widths that divide by four, so that it runs on layouts of up to four ranks of a kind."""
 
     def default(self) -> ModelConfig:
         """The default network: every field of `config` has a default."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dit.models.cost import NetworkCost
-from dit.models.dit.config import CLEAN_LEVEL, OBJECTIVES_OF_SIZES, DitConfig
+from dit.models.dit.config import CLEAN_LEVEL, OBJECTIVES_OF_SIZES, TINY, DitConfig
 from dit.models.family import (
     DiffusersForm,
     Family,
@@ -162,4 +162,5 @@ FAMILY = Family(
     ),
     objective=ObjectiveConventions(clean_level=CLEAN_LEVEL, of_size=OBJECTIVES_OF_SIZES),
     vae=_vae,
+    tiny=TINY,
 )

@@ -12,7 +12,7 @@ import pytest
 
 from dit.codecs.text import TEXT_ENCODERS
 from dit.codecs.vae import CODECS
-from dit.config import CUSTOM_SIZE, ModelConfig, ObjectiveConfig, Problems
+from dit.config import CUSTOM_SIZE, ModelConfig, ObjectiveConfig, Precision, Problems
 from dit.config.loading import (
     ConfigError,
     changes,
@@ -61,6 +61,10 @@ def test_a_family_of_the_tree_says_what_others_take_from_it(name: str) -> None:
     for size, keys in family.objective.of_size.items():
         assert size in family.sizes and {*keys} <= {*hints(ObjectiveConfig)}
     assert family.objective.sign in (1, -1)
+    for size, keys in family.tiny.items():
+        tiny = family.config(name=size, **{**family.sizes[size], **keys})
+        assert tiny.precision is Precision.FP32 and parameter_count(tiny) < 1e6
+        assert tiny.num_layers >= 4 and tiny.num_attention_heads % 4 == 0
     if family.diffusers is None:
         return
     form = family.diffusers()
