@@ -50,7 +50,8 @@ ALLOWED = {
     | {"dit.models", "dit.models.layer_spec", "dit.config.loading", "dit.distributed.device_specs"},
     "dit.train": STEP,
     "dit.sampling": STEP | {"dit.codecs", "dit.train"},
-    "dit.convert": STEP | {"dit.sampling", "dit.train"},
+    "dit.convert.lora": BASE | {"dit.models"},
+    "dit.convert": STEP | {"dit.sampling", "dit.train", "dit.convert.lora"},
     "dit.layout_check": STEP | {"dit.train"},
     "dit.report": GROUND | {"dit.config", "dit.config.loading", "dit.models"},
     "data_prep": GROUND | {"dit.codecs"},
@@ -74,7 +75,7 @@ PURE = {
 # The one module that meets the other launched processes.
 LAUNCHED = {"data_prep.engine.ranks"}
 # Folders with floors of their own.
-SPLIT = {"dit.config.loading", "dit.distributed.device_specs", *FAMILIES}
+SPLIT = {"dit.config.loading", "dit.convert.lora", "dit.distributed.device_specs", *FAMILIES}
 SPLIT |= MODELS - {"dit.models"}
 
 

@@ -28,6 +28,7 @@ from dit.models.diffusers_names import (
     TensorSplit,
 )
 from dit.models.dit.config import CLEAN_LEVEL, DitConfig, ExtraPosition
+from dit.models.dit.original_names import COSMOS1_NAMES, PREDICT2_NAMES
 from dit.models.dit.pipelines import (
     OBJECTIVES,
     PIPELINES,
@@ -351,6 +352,9 @@ FORM = DiffusersForm(
     # 2.5 to the encoder's own states of padding, which the shards hold.
     text_pad_to=lambda keys: None if keys.use_crossattn_projection else 512,
     lora_targets=("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2"),
+    original_names=(PREDICT2_NAMES, COSMOS1_NAMES),
+    # Learnable positions are Cosmos 1's, and of no published Predict2.
+    comfyui_names=lambda model: COSMOS1_NAMES if model.learnable_positions else PREDICT2_NAMES,
     pipelines=PIPELINES,
     pipeline_objectives=OBJECTIVES,
     sampling_settings=sampling_settings,
