@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from dit.config.checks import at_least_one, check, numbers
 from dit.config.data import DatasetConfig, MockGeometry
+from dit.config.lora import LoraConfig
 from dit.config.model import ContextComm, ModelConfig
 from dit.config.objective import ObjectiveConfig
 from dit.config.training import (
@@ -110,6 +111,7 @@ class RunConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     ema: EmaConfig = field(default_factory=EmaConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     ddp: DdpConfig = field(default_factory=DdpConfig)
     dist: DistConfig = field(default_factory=DistConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)

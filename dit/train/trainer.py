@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from enum import IntEnum
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ from dit.objectives import (
     training_objective,
     training_problem,
 )
+from dit.train.checkpoint.adapters import AdapterRun, adapter_run, adapters_of
 from dit.train.checkpoint.async_save import Saver
 from dit.train.checkpoint.resume import (
     close_saver,
@@ -46,6 +48,7 @@ from dit.train.checkpoint.resume import (
     save,
     starting_point,
 )
+from dit.train.checkpoint.state_dict import load_base
 from dit.train.garbage_collection import collect_after, manual_gc
 from dit.train.metrics.interval_metrics import IntervalMetrics
 from dit.train.metrics.run_logger import RunLogger
@@ -63,6 +66,7 @@ from dit.train.metrics.step_metrics import (
 from dit.train.model_and_optimizer import (
     Fill,
     build_model_and_optimizer,
+    initialise_adapters,
     initialise_weights,
     leave_to_checkpoint,
 )
@@ -154,9 +158,12 @@ def _prepare(config: RunConfig, ends: ExitStack, *, fill: Fill | None = None) ->
         loader = build_train_loader(config, rank=ranks[0], world_size=ranks[1])
     folder = ends.enter_context(run_folder(config))
     # Drawing takes minutes for a large model; all ranks must agree on it.
-    replaced = from_first_rank(lambda: starting_point(config)) is not None
-    fill = leave_to_checkpoint if replaced else fill or initialise_weights
-    model = build_model_and_optimizer(config, groups, fill=fill)
+    start = from_first_rank(lambda: starting_point(config))
+    adapted = from_first_rank(lambda: adapter_run(config, start))
+    fill = _first_values(start, adapted) or fill or initialise_weights
+    model = build_model_and_optimizer(
+        config, groups, fill=fill, adapters=adapted.adapters if adapted else None
+    )
     objective = training_objective(config.objective)
     run = TrainState(
         config=config,
@@ -172,13 +179,23 @@ def _prepare(config: RunConfig, ends: ExitStack, *, fill: Fill | None = None) ->
         notes=notes,
     )
     if run.folder is not None:
-        run.saver = Saver(run.folder, config)
+        run.saver = Saver(run.folder, config, adapters=adapted)
         if dist.get_rank() == 0:
             run.saver.clear()  # frees space before anything is written
     heartbeat("load of the checkpoint")
+    if adapted is not None:
+        load_base(adapted.base, model.modules, groups, config=config)
     resume(run)
     dist.barrier()  # nothing is written before every rank is ready
     return run
+
+
+def _first_values(start: Path | None, adapted: AdapterRun | None) -> Fill | None:
+    """What fills a new model whose weights come from a checkpoint; None where they do not."""
+    if start is None:
+        return None
+    begins = adapted is not None and adapters_of(start) is None
+    return initialise_adapters if begins else leave_to_checkpoint
 
 
 def _with_recomputation(config: RunConfig) -> tuple[RunConfig, list[str]]:

@@ -18,7 +18,7 @@ from dit.models.layers.packed_attention import AttendedRows, RowConditions
 from dit.models.layers.parallel_linear import Replicated, transformer_config
 from dit.models.layers.per_sample import PerSample
 from dit.models.layers.queries_and_keys import RotaryTable
-from dit.models.layers.text_padding import pad_text
+from dit.models.layers.text_padding import pad_text, padded_rows
 from dit.models.stacks.cross_layer import CrossConditions
 from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransformer
 from dit.models.wan.conditions import ImageEmbedding, LevelEmbedding, TextEmbedding, given_mask
@@ -59,8 +59,8 @@ class WanNetwork(StackedTransformer):
         return pad_text(batch, self.model.text_pad_to)
 
     def condition_shapes(self, batch: PackedBatch) -> Shapes:
-        width, levels, padded = self.config.hidden_size, batch.num_levels, self.model.text_pad_to
-        text = batch.text_starts[-1] if padded is None else padded * batch.num_samples
+        width, levels = self.config.hidden_size, batch.num_levels
+        text = padded_rows(batch, self.model.text_pad_to)
         shapes = {"t_emb": (levels, width), "shared": (levels, 6 * width), "text": (text, width)}
         if self.model.image_embed_size is not None:
             shapes["image"] = (batch.text_offsets[IMAGE][-1], width)

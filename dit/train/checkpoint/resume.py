@@ -29,6 +29,7 @@ from dit.distributed.watchdog import heartbeat
 from dit.models.family import family_of
 from dit.objectives import REGISTRY
 from dit.safe_writing import FolderInUseError, only_writer
+from dit.train.checkpoint.adapters import adapters_of
 from dit.train.checkpoint.data_position import Position, data_positions
 from dit.train.checkpoint.paths import CheckpointError, find_checkpoint, manifest_of, saved_config
 from dit.train.checkpoint.state_dict import (
@@ -101,7 +102,7 @@ def resume(run: TrainState) -> None:
     """Continues from a checkpoint in checkpoint.save, else from one in checkpoint.load.
 
     With checkpoint.finetune, a run without a checkpoint of its own starts from the weights of the
-    latter.
+    latter. Beside adapters, frozen weights are loaded before.
 
     Raises:
         CheckpointError: there are no weights to start from, or the checkpoint cannot be used.
@@ -111,7 +112,8 @@ def resume(run: TrainState) -> None:
         _continue_from(run, own, own=True)
     elif c.load and (other := find_checkpoint(Path(c.load))):
         if c.finetune:
-            start_from(other, run.model, config=run.config)
+            if run.model.adapters is None or adapters_of(other) is not None:
+                start_from(other, run.model, config=run.config)
             run.notes += _finetune_notes(other, run.config)
         else:
             _continue_from(run, other, own=False)

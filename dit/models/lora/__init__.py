@@ -1,0 +1,5 @@
+"""Low-rank adapters (LoRA) in the networks of all families.
+
+adapter   A and B beside a linear, on every layout
+targets   which linears get one, by the names that Diffusers has for them; into a network with them
+"""
