@@ -2,4 +2,5 @@
 
 adapter   A and B beside a linear, on every layout
 targets   which linears get one, by the names that Diffusers has for them; into a network with them
+factors   A and B of our linears <-> those of Diffusers' modules
 """
