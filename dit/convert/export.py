@@ -12,6 +12,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from dit.config import RunConfig, Weights
+from dit.convert.adapters.export import export_lora
+from dit.convert.adapters.merged import MergedWeights, open_merged
 from dit.convert.atomic_folder import new_folder, split_work
 from dit.convert.diffusers_checkpoint import CONFIG, INDEX, SCHEDULER_CONFIG, FilePlan, plan_files
 from dit.convert.diffusers_config import diffusers_transformer_config, scheduler_config
@@ -28,9 +30,11 @@ from dit.convert.pipeline import (
 from dit.distributed.collective_errors import on_first_rank
 from dit.distributed.watchdog import heartbeat
 from dit.models.diffusers_names import Pair, pairs, their_tensors
+from dit.train.checkpoint.adapters import adapters_of
 from dit.train.checkpoint.paths import STEP, find_checkpoint, saved_config
 
 MAX_SHARD_SIZE = 5 * 10**9
+_Stored = StoredWeights | MergedWeights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +46,7 @@ class ExportOptions:
     max_shard_size: int = MAX_SHARD_SIZE  # bytes of a file
     scheduler: bool = True  # whether to write a scheduler, with the noise range of the run
     pipeline_from: Path | None = None  # pipeline folder whose other components are copied
+    merged: bool = False  # whether adapters are added to the weights beside them
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,11 @@ def open_stored(
         CheckpointError: the checkpoint is incomplete.
     """
     path = _find(checkpoint)
+    if adapters_of(path) is not None:
+        raise ConvertError(
+            f"{path} holds adapters alone; `python -m dit.convert export-lora` takes them, and"
+            " `export --merged` the weights with them"
+        )
     has_average = StoredWeights(path, averaged=False).has_average
     if weights is Weights.EMA and not has_average:
         raise ConvertError(f"{path} holds no average of the weights; use --weights model")
@@ -125,7 +135,8 @@ def export_weights(
         CheckpointError: the checkpoint is incomplete.
     """
     options = options or ExportOptions()
-    stored, config, chosen = open_stored(checkpoint, options.weights)
+    opened = open_merged if options.merged else open_stored
+    stored, config, chosen = opened(checkpoint, options.weights)
     check_expressible(config, options)
     table = pairs(config.model)
     sizes = [_bytes(stored, pair, options.dtype) for pair in table]
@@ -160,7 +171,7 @@ def _describe(folder: Path, config: RunConfig, plan: FilePlan, options: ExportOp
 
 
 def _write(
-    folder: Path, plan: FilePlan, number: int, stored: StoredWeights, dtype: torch.dtype | None
+    folder: Path, plan: FilePlan, number: int, stored: _Stored, dtype: torch.dtype | None
 ) -> None:
     heartbeat(f"export of {plan.files[number]}")
     whole = their_tensors(plan.pairs[number], stored.read)
@@ -173,14 +184,15 @@ def _write(
     shutil.copymode(folder / CONFIG, file)  # `save_file` makes files that only the owner can read
 
 
-def _bytes(stored: StoredWeights, pair: Pair, dtype: torch.dtype | None) -> int:
+def _bytes(stored: _Stored, pair: Pair, dtype: torch.dtype | None) -> int:
     return torch.Size(pair.shape).numel() * (dtype or stored.dtype(pair)).itemsize
 
 
 def exporter(config: RunConfig) -> Callable[[Path], Path]:
     """The function that exports each checkpoint of a run, for `checkpoint.also_save_hf`.
 
-    Exports lie in `diffusers` in the run folder, and are removed with their checkpoints.
+    Of a run of adapters it exports these alone. Exports lie in `diffusers` in the run folder, and
+    are removed with their checkpoints.
 
     Raises:
         ConvertError: Diffusers cannot express the run.
@@ -197,6 +209,8 @@ def exporter(config: RunConfig) -> Callable[[Path], Path]:
 
     def export(checkpoint: Path) -> Path:
         on_first_rank(lambda: tidy(checkpoint))
+        if config.lora.enabled:
+            return export_lora(checkpoint, place / checkpoint.name).path
         return export_weights(checkpoint, place / checkpoint.name).path
 
     return export

@@ -67,6 +67,7 @@ from dit.train.model_and_optimizer import (
     Fill,
     build_model_and_optimizer,
     initialise_adapters,
+    initialise_from_file,
     initialise_weights,
     leave_to_checkpoint,
 )
@@ -160,7 +161,7 @@ def _prepare(config: RunConfig, ends: ExitStack, *, fill: Fill | None = None) ->
     # Drawing takes minutes for a large model; all ranks must agree on it.
     start = from_first_rank(lambda: starting_point(config))
     adapted = from_first_rank(lambda: adapter_run(config, start))
-    fill = _first_values(start, adapted) or fill or initialise_weights
+    fill = _first_values(config, start, adapted, whole=fill or initialise_weights)
     model = build_model_and_optimizer(
         config, groups, fill=fill, adapters=adapted.adapters if adapted else None
     )
@@ -190,12 +191,22 @@ def _prepare(config: RunConfig, ends: ExitStack, *, fill: Fill | None = None) ->
     return run
 
 
-def _first_values(start: Path | None, adapted: AdapterRun | None) -> Fill | None:
-    """What fills a new model whose weights come from a checkpoint; None where they do not."""
-    if start is None:
-        return None
-    begins = adapted is not None and adapters_of(start) is None
-    return initialise_adapters if begins else leave_to_checkpoint
+def _first_values(
+    config: RunConfig, start: Path | None, adapted: AdapterRun | None, *, whole: Fill
+) -> Fill:
+    """What fills a new model; `whole` is for one whose weights come from no checkpoint."""
+    if start is not None and (adapted is None or adapters_of(start) is not None):
+        return leave_to_checkpoint
+    if adapted is None or config.lora.init_from is None:
+        return whole if start is None else initialise_adapters
+    if start is not None:
+        return initialise_from_file
+
+    def both(model: Any, config: RunConfig) -> None:
+        whole(model, config)
+        initialise_from_file(model, config)
+
+    return both
 
 
 def _with_recomputation(config: RunConfig) -> tuple[RunConfig, list[str]]:

@@ -21,7 +21,7 @@ BASE = GROUND | {"dit.batch", "dit.pack_wire", "dit.config"}
 # The folders of families are below nobody: the registry imports them by name.
 MODELS = {"dit.models", "dit.models.layer_spec", "dit.models.layers", "dit.models.stacks"}
 MODELS |= {"dit.models.kernels"}
-STEP = BASE | MODELS | {"dit.config.loading", "dit.data", "dit.objectives"}
+STEP = BASE | MODELS | {"dit.config.loading", "dit.data", "dit.objectives", "dit.convert.lora"}
 STEP |= {"dit.distributed", "dit.distributed.device_specs"}
 FAMILIES = {"dit.models.dit", "dit.models.wan"}
 # A part may import itself and these. A new part must say here where it stands.

@@ -9,9 +9,7 @@ from difflib import get_close_matches
 from torch import Tensor
 
 from dit.config import ModelConfig
-from dit.models.diffusers_names import pairs
-
-_WEIGHT = ".weight"
+from dit.models.lora.targets import adaptable_pairs, their_modules
 
 
 class LoraFileError(ValueError):
@@ -34,6 +32,10 @@ class LoraFactors:
     def scale(self) -> float:
         return self.alpha / self.rank
 
+    def folded(self) -> LoraFactors:
+        """The same adapter with alpha = r."""
+        return LoraFactors(down=self.down, up=self.scale * self.up, alpha=float(self.rank))
+
     def product(self) -> Tensor:
         """What is added to the weight, [outputs, inputs]."""
         return self.scale * (self.up @ self.down)
@@ -50,16 +52,15 @@ def in_order(factors: Mapping[str, LoraFactors]) -> dict[str, LoraFactors]:
 
 
 def linear_shapes(model: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Module of Diffusers' network -> (outputs, inputs) of each linear.
+    """Module of Diffusers' network -> (outputs, inputs) of each linear that can have an adapter.
 
     Raises:
         Problems: Diffusers has no such network.
     """
     return {
-        name.removesuffix(_WEIGHT): (pair.their_shape[0], pair.their_shape[1])
-        for pair in pairs(model)
-        for name in pair.theirs
-        if name.endswith(_WEIGHT) and len(pair.their_shape) == 2
+        module: (pair.their_shape[0], pair.their_shape[1])
+        for pair in adaptable_pairs(model)
+        for module in their_modules(pair)
     }
 
 

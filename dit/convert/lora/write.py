@@ -77,7 +77,7 @@ def _tensors(factors: Mapping[str, LoraFactors], dtype: torch.dtype) -> dict[str
     for module, one in factors.items():
         # Clones: factors may share memory, which safetensors refuses.
         found[f"{module}.lora_A.weight"] = one.down.to(dtype).contiguous().clone()
-        found[f"{module}.lora_B.weight"] = (one.scale * one.up.float()).to(dtype).contiguous()
+        found[f"{module}.lora_B.weight"] = one.folded().up.to(dtype).contiguous()
     return found
 
 
