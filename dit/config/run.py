@@ -38,6 +38,8 @@ class CheckpointConfig:
     """Run folder: checkpoints, logs, metrics and the resolved configuration."""
     load: str | None = None
     """Run folder or checkpoint to continue from, if there is one in it; null means `save`."""
+    load_hf: str | None = None
+    """Diffusers folder, of a transformer or a pipeline, whose weights a new run starts from."""
     load_data_position: bool = True
     """Continue the data where the checkpoint left them; false starts them anew, once (new data)."""
     save_interval: int = 1000
@@ -65,6 +67,12 @@ class CheckpointConfig:
                 not self.finetune or (self.load is not None and self.load != self.save),
                 f"finetune=true takes weights from load={self.load} into a new run in"
                 f" save={self.save}; set both, to different folders",
+            ),
+            (
+                self.load_hf is None or self.load is None,
+                f"load_hf={self.load_hf} and load={self.load} both say where the weights of a new"
+                f" run come from{' (finetune=true)' if self.finetune else ''}; leave one of them"
+                " out. A run goes on from the checkpoints in save by itself",
             ),
             *numbers(self),
         )

@@ -96,14 +96,20 @@ def initialise_adapters(model: Any, config: RunConfig) -> None:
     initialise(model, seed=config.rng.seed, std=None, copies=copies, chosen=is_adapter)
 
 
-def initialise_from_file(model: Any, config: RunConfig) -> None:
-    """Fills in adapters alone, with those of `lora.init_from`; all data ranks call it."""
+def then_from_file(fill: Fill) -> Fill:
+    """After `fill`, adapters get the values of `lora.init_from`; all data ranks call it."""
     from dit.train.checkpoint.adapters import factors_of_file
 
-    factors = {n: FactorPair(one.down, one.up) for n, one in factors_of_file(config).items()}
-    stored = to_stored(factors, adaptable_pairs(config.model))
-    copies = model.groups.dp_cp
-    draw_weights(model, lambda name, *_: stored[name], seed=0, copies=copies, chosen=is_adapter)
+    def filled(model: MegatronModule, config: RunConfig) -> None:
+        fill(model, config)
+        factors = {n: FactorPair(one.down, one.up) for n, one in factors_of_file(config).items()}
+        stored = to_stored(factors, adaptable_pairs(config.model))
+        groups: Any = model.groups
+        draw_weights(
+            model, lambda name, *_: stored[name], seed=0, copies=groups.dp_cp, chosen=is_adapter
+        )
+
+    return filled
 
 
 def leave_to_checkpoint(_: MegatronModule, __: RunConfig) -> None:
@@ -151,16 +157,39 @@ def draw_weights(
     `copies`, which hold the same shards, draws a tensor and sends the others theirs; all of them
     draw at the same time, about as much each.
     """
+    shards = [shard for shard in weight_shards(model) if chosen(shard.key)]
+    for shard in own_share(shards, copies):
+        _draw(shard, draw, seed=seed)
+    exchange_shares(shards, copies)
+
+
+def weight_shards(model: MegatronModule) -> list[ShardedTensor]:
+    """This rank's part of each weight, in a fixed order."""
     found = nested_values(model.sharded_state_dict())
-    every = [one for one in found if isinstance(one, ShardedTensor) and one.data is not None]
-    shards = [one for one in every if chosen(one.key)]
-    here, ranks = (copies.rank(), copies.size()) if copies is not None else (0, 1)
-    drawn_by = _shared_out([one.data.numel() for one in shards], ranks)  # type: ignore[union-attr]
-    for shard, rank in zip(shards, drawn_by, strict=True):
-        if rank == here:
-            _draw(shard, draw, seed=seed)
-    for shard, rank in zip(shards, drawn_by, strict=True) if ranks > 1 else ():
+    return [one for one in found if isinstance(one, ShardedTensor) and one.data is not None]
+
+
+def own_share(
+    shards: Sequence[ShardedTensor], copies: dist.ProcessGroup | None
+) -> list[ShardedTensor]:
+    """Those that this one of the ranks `copies`, which hold the same shards, is to fill."""
+    here = copies.rank() if copies is not None else 0
+    return [one for one, rank in zip(shards, _owners(shards, copies), strict=True) if rank == here]
+
+
+@torch.no_grad()
+def exchange_shares(shards: Sequence[ShardedTensor], copies: dist.ProcessGroup | None) -> None:
+    """Sends the shards of each rank's `own_share` to the other ranks of `copies`."""
+    if copies is None or copies.size() == 1:
+        return
+    for shard, rank in zip(shards, _owners(shards, copies), strict=True):
         dist.broadcast(shard.data, group=copies, group_src=rank)  # type: ignore[arg-type]
+
+
+def _owners(shards: Sequence[ShardedTensor], copies: dist.ProcessGroup | None) -> list[int]:
+    """The rank that fills each shard, so that all of them have about as much to do."""
+    sizes = [one.data.numel() for one in shards]  # type: ignore[union-attr]
+    return _shared_out(sizes, copies.size() if copies is not None else 1)
 
 
 def _draw(shard: ShardedTensor, draw: Draw, *, seed: int) -> None:

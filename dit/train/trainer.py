@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ from dit.objectives import (
     training_objective,
     training_problem,
 )
-from dit.train.checkpoint.adapters import AdapterRun, adapter_run, adapters_of
+from dit.train.checkpoint.adapters import AdapterRun, adapter_run, adapters_of, checked_base
 from dit.train.checkpoint.async_save import Saver
 from dit.train.checkpoint.resume import (
     close_saver,
@@ -67,13 +68,13 @@ from dit.train.model_and_optimizer import (
     Fill,
     build_model_and_optimizer,
     initialise_adapters,
-    initialise_from_file,
     initialise_weights,
     leave_to_checkpoint,
+    then_from_file,
 )
 from dit.train.optimizer import learning_rate
 from dit.train.step import forward_backward, optimizer_step
-from dit.train.train_state import Export, Samples, TrainState
+from dit.train.train_state import Export, Samples, Start, TrainState
 from dit.train.validation import read_validation_packs, validation_round
 
 Values = dict[str, Any]
@@ -92,14 +93,19 @@ def pretrain(
     *,
     export: Export | None = None,
     open_samples: Callable[[TrainState], Samples] | None = None,
+    start: Start | None = None,
 ) -> ExitCode:
     """Trains as configured, from the newest checkpoint where there is one.
 
     `export` is called with each new checkpoint; `open_samples` returns what writes the samples of
-    each validation. The process group is initialised (`start_processes`).
+    each validation; a new run has its weights from `start`. The process group is initialised
+    (`start_processes`).
+
+    Raises:
+        ValueError: checkpoint.load_hf is given, and no `start`.
     """
     with ExitStack() as ends:
-        run = _prepare(config, ends)
+        run = _prepare(config, ends, start=start)
         run.export = export
         run.samples = open_samples(run) if open_samples is not None else None
         ends.enter_context(manual_gc(config.train))
@@ -139,7 +145,9 @@ def measure_steps(
             return [_step(run, no_signals)[0] for _ in range(steps)]
 
 
-def _prepare(config: RunConfig, ends: ExitStack, *, fill: Fill | None = None) -> TrainState:
+def _prepare(
+    config: RunConfig, ends: ExitStack, *, fill: Fill | None = None, start: Start | None = None
+) -> TrainState:
     """Builds all parts and loads the checkpoint; `ends` unlocks the run folder."""
     if config.train.deterministic:
         torch.use_deterministic_algorithms(True)
@@ -159,9 +167,14 @@ def _prepare(config: RunConfig, ends: ExitStack, *, fill: Fill | None = None) ->
         loader = build_train_loader(config, rank=ranks[0], world_size=ranks[1])
     folder = ends.enter_context(run_folder(config))
     # Drawing takes minutes for a large model; all ranks must agree on it.
-    start = from_first_rank(lambda: starting_point(config))
-    adapted = from_first_rank(lambda: adapter_run(config, start))
-    fill = _first_values(config, start, adapted, whole=fill or initialise_weights)
+    found = from_first_rank(lambda: starting_point(config))
+    adapted = from_first_rank(lambda: adapter_run(config, found))
+    if adapted is not None:
+        adapted = replace(adapted, base=checked_base(adapted.base, config))
+    fill = fill or _first_values(config, found, adapted, start)
+    if _begins(found, adapted) and config.lora.init_from is not None:
+        fill = then_from_file(fill)
+    heartbeat("build of the model")
     model = build_model_and_optimizer(
         config, groups, fill=fill, adapters=adapted.adapters if adapted else None
     )
@@ -178,6 +191,7 @@ def _prepare(config: RunConfig, ends: ExitStack, *, fill: Fill | None = None) ->
         null=null_inputs(config, device()),
         card=dataset_card(config),
         notes=notes,
+        start=start,
     )
     if run.folder is not None:
         run.saver = Saver(run.folder, config, adapters=adapted)
@@ -191,22 +205,27 @@ def _prepare(config: RunConfig, ends: ExitStack, *, fill: Fill | None = None) ->
     return run
 
 
+def _begins(found: Path | None, adapted: AdapterRun | None) -> bool:
+    """Whether adapters are new, and in no checkpoint."""
+    return adapted is not None and (found is None or adapters_of(found) is None)
+
+
 def _first_values(
-    config: RunConfig, start: Path | None, adapted: AdapterRun | None, *, whole: Fill
+    config: RunConfig, found: Path | None, adapted: AdapterRun | None, start: Start | None
 ) -> Fill:
-    """What fills a new model; `whole` is for one whose weights come from no checkpoint."""
-    if start is not None and (adapted is None or adapters_of(start) is not None):
+    """What fills a new model. Frozen weights that are somewhere are loaded later."""
+    if found is not None and not _begins(found, adapted):
         return leave_to_checkpoint
-    if adapted is None or config.lora.init_from is None:
-        return whole if start is None else initialise_adapters
+    if adapted is not None and adapted.base.path is not None:
+        return initialise_adapters
     if start is not None:
-        return initialise_from_file
-
-    def both(model: Any, config: RunConfig) -> None:
-        whole(model, config)
-        initialise_from_file(model, config)
-
-    return both
+        return start.fill
+    if config.checkpoint.load_hf is not None:
+        raise ValueError(
+            f"checkpoint.load_hf={config.checkpoint.load_hf} is read by recipes/pretrain_dit.py"
+            " alone; leave it out here"
+        )
+    return initialise_weights
 
 
 def _with_recomputation(config: RunConfig) -> tuple[RunConfig, list[str]]:

@@ -9,19 +9,20 @@ import torch
 from torch import Tensor
 
 from dit.config import RunConfig, Weights
-from dit.convert.adapters.stored import open_adapters
+from dit.convert.adapters.stored import StoredAdapters, open_adapters
+from dit.convert.diffusers_checkpoint import DiffusersFolder, open_folder
 from dit.convert.errors import ConvertError
 from dit.convert.lora import LoraFactors
 from dit.convert.megatron_checkpoint import StoredWeights
 from dit.models.diffusers_names import Pair, pairs
 from dit.models.lora.targets import their_modules
-from dit.train.checkpoint.adapters import found_base
+from dit.train.checkpoint.adapters import FrozenBase, checked_base, found_base
 
 
 class MergedWeights:
     """W + alpha / r B A of a base, added in float32, each in the type that W is stored in."""
 
-    def __init__(self, base: StoredWeights, factors: Mapping[str, LoraFactors]):
+    def __init__(self, base: StoredWeights | _DiffusersBase, factors: Mapping[str, LoraFactors]):
         self.base, self.factors = base, factors
 
     def dtype(self, pair: Pair) -> torch.dtype:
@@ -53,20 +54,36 @@ def open_merged(
     """
     opened = open_adapters(checkpoint, weights)
     place = found_base(opened.run.base, moved_to=base or opened.config.lora.base)
-    stored = stored_base(place.path, averaged=place.averaged, checkpoint=opened.path)
-    stored.check(pairs(opened.config.model))
+    stored = _stored_base(checked_base(place, opened.config), opened)
     return MergedWeights(stored, opened.factors), opened.config, opened.weights
 
 
-def stored_base(path: Path | None, *, averaged: bool, checkpoint: Path) -> StoredWeights:
+class _DiffusersBase:
+    """The weights of a Diffusers folder as tensors of ours."""
+
+    def __init__(self, source: DiffusersFolder):
+        self.source = source
+
+    def dtype(self, pair: Pair) -> torch.dtype:
+        return self.source.headers[pair.theirs[0]].dtype
+
+    def read(self, pair: Pair) -> Tensor:
+        return pair.join([self.source.read(name) for name in pair.theirs])
+
+
+def _stored_base(base: FrozenBase, opened: StoredAdapters) -> StoredWeights | _DiffusersBase:
     """The weights beside adapters.
 
     Raises:
         ConvertError: they were drawn from a seed, and are stored nowhere.
     """
-    if path is None:
+    if base.path is None:
         raise ConvertError(
-            f"the weights beside the adapters of {checkpoint} were drawn from a seed, and are in no"
-            " checkpoint; `python -m dit.convert export-lora` takes the adapters alone"
+            f"the weights beside the adapters of {opened.path} were drawn from a seed, and are in"
+            " no checkpoint; `python -m dit.convert export-lora` takes the adapters alone"
         )
-    return StoredWeights(path, averaged=averaged)
+    if base.diffusers:
+        return _DiffusersBase(open_folder(base.path))
+    stored = StoredWeights(base.path, averaged=base.averaged)
+    stored.check(pairs(opened.config.model))
+    return stored

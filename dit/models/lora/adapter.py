@@ -81,6 +81,13 @@ class Factors(nn.Module):
         self.B = nn.Parameter(torch.zeros(outputs, shape.rank, dtype=dtype))
         self.scale = shape.scale
 
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """A and B, asked for by a call: Megatron-Core's DDP waits there for weights on their way.
+
+        Without it, ddp.overlap_param_gather would compute with those of the step before.
+        """
+        return self.A, self.B
+
 
 class Adapter(nn.Module):
     """The adapters of one linear; `forward` gives what they add to its output."""
@@ -135,13 +142,13 @@ class Adapter(nn.Module):
 
     def forward(self, x_TI: Tensor) -> Tensor:
         """What is added to the output of the linear, in the type of the adapters."""
-        every = self.factors
-        down_RI = torch.cat([one.A for one in every]) if len(every) > 1 else every[0].A
+        downs, ups = zip(*(one() for one in self.factors), strict=True)
+        down_RI = torch.cat(downs) if len(downs) > 1 else downs[0]
         h_TR = self._exchanged(linear(x_TI.to(down_RI.dtype), down_RI))
-        h_parts = h_TR.split([len(one.A) for one in every], dim=-1)
+        h_parts = h_TR.split([len(down) for down in downs], dim=-1)
         added = {
-            name: linear(h, one.B) * one.scale
-            for (name, one), h in zip(self._named(), h_parts, strict=True)
+            name: linear(h, up) * one.scale
+            for (name, one), h, up in zip(self._named(), h_parts, ups, strict=True)
         }
         if self.count == 1:
             return added["0"]

@@ -8,5 +8,6 @@ shares         which rank writes and reads which weight
 exchange       state of weights on its way between the ranks that update it and those that store it
 async_save     a checkpoint is gathered, written and published, in the background where configured
 distcp         Megatron-Core's sharded checkpoint in three parts
+origin         files that the first weights came from, and their digest
 paths          which checkpoint a path means, and whether its files are as they were saved
 """

@@ -2,7 +2,8 @@
 
 Such a checkpoint has no frozen weight. `lora.json` in it says where they are:
 
-{"base": {"path": "/runs/wan/checkpoints/step_00000000", "averaged": false, "digest": "…"},
+{"base": {"path": "/runs/wan/checkpoints/step_00000000", "diffusers": false, "averaged": false,
+          "digest": "…"},
  "adapters": {"blocks.0.attn1.to_q": {"rank": 16, "alpha": 16.0}}}
 
 A base without a path was drawn from `rng.seed`, as on mock data.
@@ -14,8 +15,9 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, ValidationError
 
@@ -25,14 +27,19 @@ from dit.models.lora.adapter import AdapterShape
 from dit.models.lora.targets import Adapters, chosen_adapters
 from dit.train.checkpoint.paths import CheckpointError, damaged, find_checkpoint, manifest_of
 
+if TYPE_CHECKING:
+    from dit.train.train_state import Start
+
 ADAPTERS = "lora.json"
+_CONVERTER = "dit.convert.load_hf.start:weights_of_folder"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrozenBase:
     """The weights that adapters are trained beside."""
 
-    path: Path | None = None  # of a checkpoint; None: drawn from the seed
+    path: Path | None = None  # of a checkpoint or Diffusers folder; None: drawn from the seed
+    diffusers: bool = False
     averaged: bool = False  # whether they are the average of its weights
     digest: str = ""  # of the checksums of its files
 
@@ -57,6 +64,7 @@ class _Strict(BaseModel):
 
 class _Base(_Strict):
     path: str | None
+    diffusers: bool = False
     averaged: bool
     digest: str
 
@@ -86,6 +94,7 @@ def adapters_of(checkpoint: Path) -> AdapterRun | None:
         raise damaged(file, error) from error
     base = FrozenBase(
         path=None if read.base.path is None else Path(read.base.path),
+        diffusers=read.base.diffusers,
         averaged=read.base.averaged,
         digest=read.base.digest,
     )
@@ -155,11 +164,13 @@ def _first_base(config: RunConfig, start: Path | None) -> FrozenBase:
         averaged = config.checkpoint.finetune_weights is Weights.EMA
         path = start.resolve()
         return FrozenBase(path=path, averaged=averaged, digest=digest_of(path))
+    if config.checkpoint.load_hf is not None:
+        return FrozenBase(path=Path(config.checkpoint.load_hf).resolve(), diffusers=True)
     if not config.dataset.mock:
         raise CheckpointError(
             f"lora.rank={config.lora.rank} trains adapters beside weights, and there are none: set"
-            " checkpoint.finetune=true and checkpoint.load to a checkpoint, as"
-            " `python -m dit.convert import` makes it of a Diffusers folder"
+            " checkpoint.load_hf to a Diffusers folder, or checkpoint.finetune=true and"
+            " checkpoint.load to a checkpoint"
         )
     return FrozenBase()
 
@@ -173,18 +184,50 @@ def found_base(base: FrozenBase, *, moved_to: str | None) -> FrozenBase:
     if base.path is None:
         return base
     place = Path(moved_to) if moved_to else base.path
+    if base.diffusers and place.is_dir():
+        return replace(base, path=place.resolve())  # `checked_base` reads its files
     path = find_checkpoint(place) if place.is_dir() else None
     if path is None:
         raise CheckpointError(
             f"the frozen weights of the adapters are not at {place}; say where they are now:"
-            " lora.base=PATH, a checkpoint or a run folder"
+            " lora.base=PATH, the same checkpoint or Diffusers folder"
         )
     if (digest := digest_of(path)) != base.digest:
-        raise CheckpointError(
-            f"{path} holds other weights than those that the adapters were trained beside (digest"
-            f" {digest[:12]} instead of {base.digest[:12]}); lora.base=PATH names the right ones"
-        )
+        raise _other_base(path, digest, base)
     return replace(base, path=path.resolve())
+
+
+def checked_base(base: FrozenBase, config: RunConfig) -> FrozenBase:
+    """A base with its digest, which is compared where it is known; all ranks call it.
+
+    They share the reading of a Diffusers folder. A checkpoint has checksums, which loading compares
+    with its files.
+
+    Raises:
+        CheckpointError: the files are others than they were.
+    """
+    if base.path is None or not base.diffusers:
+        return base
+    digest = diffusers_weights(base, config).origin().digest
+    if base.digest and digest != base.digest:
+        raise _other_base(base.path, digest, base)
+    return replace(base, digest=digest)
+
+
+def diffusers_weights(base: FrozenBase, config: RunConfig) -> Start:
+    """What fills a network from the Diffusers folder of a base.
+
+    The converter is imported by its name: it stands above training.
+    """
+    module, _, function = _CONVERTER.partition(":")
+    return getattr(import_module(module), function)(base.path, config)
+
+
+def _other_base(path: Path, digest: str, base: FrozenBase) -> CheckpointError:
+    return CheckpointError(
+        f"{path} holds other weights than those that the adapters were trained beside (digest"
+        f" {digest[:12]} instead of {base.digest[:12]}); lora.base=PATH names the right ones"
+    )
 
 
 def digest_of(checkpoint: Path) -> str:

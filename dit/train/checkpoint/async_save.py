@@ -33,6 +33,7 @@ from dit.distributed.data_parallel import gathered_weights
 from dit.train.checkpoint.adapters import ADAPTERS, AdapterRun
 from dit.train.checkpoint.data_position import loader_file
 from dit.train.checkpoint.distcp import DistcpFile, DistcpSave, plan_files
+from dit.train.checkpoint.origin import ORIGIN, Origin
 from dit.train.checkpoint.paths import (
     LATEST,
     LOWEST_VAL,
@@ -88,6 +89,7 @@ class Saver:
         """`folder` is the run folder; `adapters` says what a run of adapters trains."""
         self.checkpoints = folder / "checkpoints"
         self.config, self._adapters = config, adapters
+        self.origin: Origin | None = None  # of the weights that the run started from
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="checkpoint")
         self._pending: _PendingSave | None = None
         self._removal: Future[None] | None = None
@@ -188,6 +190,8 @@ class Saver:
         (partial / INTERVAL).write_bytes(to_bytes(dict(data.interval)))
         if self._adapters is not None:
             (partial / ADAPTERS).write_text(self._adapters.as_json())
+        if self.origin is not None:
+            (partial / ORIGIN).write_text(self.origin.to_json())
         if data.card is not None:
             (partial / "dataset_card.json").write_text(json.dumps(data.card, indent=1))
 

@@ -7,6 +7,7 @@ lora.json                                   of adapters: their ranks, and where 
 loader_00000.pt                             the loader's position, one per data rank
 log_interval.safetensors                    sums since the last log step, by rank
 dataset_card.json, null_text.safetensors    what generation needs of the dataset
+origin.json                                 files of the weights that it started from, if any
 manifest.json                               format, sizes and checksums of all these
 RUN/checkpoints/LATEST           name of the newest complete checkpoint
 RUN/checkpoints/LOWEST_VAL       name of the one with the lowest validation loss, which is kept
@@ -30,7 +31,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
 from dit.batch import NullInputs
-from dit.config import EmaKind, RunConfig, Weights
+from dit.config import EmaKind, ModelConfig, RunConfig, Weights
 from dit.config.inlining import value_of
 from dit.distributed.collective_errors import RankError, on_all_ranks
 from dit.distributed.data_parallel import (
@@ -40,7 +41,7 @@ from dit.distributed.data_parallel import (
 )
 from dit.models.lora.adapter import is_adapter
 from dit.models.lora.targets import attach_adapters
-from dit.train.checkpoint.adapters import FrozenBase, adapters_of, found_base
+from dit.train.checkpoint.adapters import FrozenBase, adapters_of, diffusers_weights, found_base
 from dit.train.checkpoint.exchange import WEIGHT, StateExchange
 from dit.train.checkpoint.paths import (
     CheckpointError,
@@ -196,7 +197,10 @@ def load_base(
     Raises:
         CheckpointError: a file has changed since it was saved, or they are of another model.
     """
-    if base.path is not None:
+    if base.path is not None and base.diffusers:
+        for module in modules:
+            diffusers_weights(base, config).fill(module, config)
+    elif base.path is not None:
         check_same_weights(base.path, config)
         verify(base.path)
         load_weights(base.path, modules, groups, averaged=base.averaged)
@@ -337,12 +341,17 @@ def _different(saved: dict[str, Any], here: dict[str, Any]) -> str:
     )
 
 
-def _of_model(config: RunConfig) -> dict[str, Any]:
+def weight_settings(model: ModelConfig) -> dict[str, Any]:
+    """The settings that decide shape and meaning of the weights, by field."""
     return {
-        f"model.{f.name}": getattr(config.model, f.name)
-        for f in fields(config.model)
+        f.name: getattr(model, f.name)
+        for f in fields(model)
         if f.name not in _FREE and not f.name.startswith("recompute") and "parallel" not in f.name
     }
+
+
+def _of_model(config: RunConfig) -> dict[str, Any]:
+    return {f"model.{name}": value for name, value in weight_settings(config.model).items()}
 
 
 def _fixed(config: RunConfig) -> dict[str, Any]:
