@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from diffusers import CosmosTransformer3DModel, WanTransformer3DModel
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig as PeftLoraConfig
+from peft import PeftModel, get_peft_model
 from torch import Tensor
 
-from dit.batch import LatentSample
-from dit.config import RunConfig, Weights
+from dit.batch import LatentSample, PackedBatch, Problem
+from dit.config import LoraConfig, MockGeometry, Problems, RunConfig, Weights
 from dit.convert.adapters.export import export_lora
 from dit.convert.adapters.import_ import import_lora
 from dit.convert.adapters.stored import open_adapters
@@ -20,14 +24,17 @@ from dit.convert.cli import main
 from dit.convert.errors import ConvertError
 from dit.convert.export import ExportOptions, export_weights, open_stored
 from dit.convert.import_ import import_weights
-from dit.convert.lora import LoraFileError, read_lora
+from dit.convert.lora import LoraCard, LoraFileError, read_lora, write_lora
 from dit.data.pack import PatchLayout, pack_samples
 from dit.models.diffusers_names import pairs
 from dit.models.family import diffusers_form, family_of
+from dit.objectives import training_problem
+from dit.sampling.adapters import add_adapters
 from dit.sampling.unpatchify import unpack_latents
+from dit.train import trainer
 from dit.train.checkpoint.paths import saved_config
 from dit.train.checkpoint.state_dict import load_network
-from tests.lora_files import Tiny
+from tests.lora_files import Tiny, linears, merged, random_factors
 
 CLASSES: dict[str, Any] = {
     "WanTransformer3DModel": WanTransformer3DModel,
@@ -62,11 +69,30 @@ def theirs(network: Any, config: RunConfig) -> list[Tensor]:
 
 
 @torch.no_grad()
-def ours(checkpoint: Path, groups: Any) -> list[Tensor]:
+def errors_of(network: Any, batch: PackedBatch, problem: Problem, config: RunConfig) -> Tensor:
+    """Weighted squared errors of Diffusers' network, sample after sample."""
+    model, found = config.model, []
+    patch = {"patch_temporal": model.patch_temporal, "patch_spatial": model.patch_spatial}
+    noisy, target = (
+        unpack_latents(x_TC, batch, **patch) for x_TC in (problem.input_TC, problem.target_TC)
+    )
+    for n, latent in enumerate(noisy):
+        text_LE = batch.text_LE[slice(*batch.text_starts[n : n + 2])].float()
+        sample = LatentSample(
+            key="", latent_CFHW=latent, text_LE=text_LE, fps=float(batch.fps_N[n])
+        )
+        made = diffusers_form(model).run_network(network, sample, float(problem.level_M[n]), model)
+        found.append(problem.weight_N[n] * (made - target[n]).square().flatten())
+    return torch.cat(found)
+
+
+@torch.no_grad()
+def ours(checkpoint: Path, groups: Any, files: Sequence[str] = ()) -> list[Tensor]:
     config = saved_config(checkpoint)
     model = config.model
     network = family_of(model).network()(model, groups).eval()
     load_network(checkpoint, network, groups, averaged=False)
+    add_adapters(network, files, option="--lora")
     batch = pack_samples(samples(model), PatchLayout.of(config))
     made_TC = network(batch.latent_TC, torch.tensor(LEVELS), batch)
     patch = {"patch_temporal": model.patch_temporal, "patch_spatial": model.patch_spatial}
@@ -86,7 +112,7 @@ def made(request, groups, tmp_path: Path):
     base = import_weights(tmp_path / "hf", tmp_path / "base").path
     torch.manual_seed(0)
     block = "blocks" if "Wan" in tiny.class_name else "transformer_blocks"
-    config = LoraConfig(
+    config = PeftLoraConfig(
         r=4,
         lora_alpha=6,
         # Of q, k and v the first two have an adapter, with two ranks; and some linears outside.
@@ -182,7 +208,7 @@ def test_merging_keeps_the_stored_type_and_what_has_no_adapter(groups, tmp_path:
     tiny.network().to(torch.bfloat16).save_pretrained(tmp_path / "hf")
     base = import_weights(tmp_path / "hf", tmp_path / "base").path
     name = "blocks.1.attn1.to_k"
-    config = LoraConfig(r=2, lora_alpha=1, target_modules=[name], init_lora_weights=False)
+    config = PeftLoraConfig(r=2, lora_alpha=1, target_modules=[name], init_lora_weights=False)
     get_peft_model(tiny.network(), config).save_pretrained(tmp_path / "peft")
     import_lora(tmp_path / "peft", base, tmp_path / "lora")
     export_weights(
@@ -198,3 +224,63 @@ def test_merging_keeps_the_stored_type_and_what_has_no_adapter(groups, tmp_path:
         assert torch.equal(value, old), key
     stored, _, _ = open_stored(base, None)
     assert {stored.dtype(pair) for pair in pairs(saved_config(base).model)} == {torch.bfloat16}
+
+
+def product_of(file: Path, scale: float) -> dict[str, Any]:
+    return {name: replace(one, alpha=one.alpha * scale) for name, one in read_lora(file).items()}
+
+
+def test_several_adapters_beside_a_network_that_generates(made, groups, tmp_path: Path) -> None:
+    """Sums with scales; scale 0 is the base bit for bit."""
+    tiny, folder, _ = made
+    config = saved_config(folder / "base")
+    second = random_factors(linears(tiny.network()), ranks={"to_k": 2}, seed=7)
+    (tmp_path / "b").mkdir()
+    write_lora(tmp_path / "b", second, LoraCard(network=tiny.class_name))
+    first, other = str(folder / "peft"), str(tmp_path / "b")
+    network = merged(tiny.network(), product_of(folder / "peft", 0.5))
+    wanted = theirs(merged(network, product_of(tmp_path / "b", -0.25)), config)
+    assert_close(ours(folder / "base", groups, (f"{first}:0.5", f"{other}:-0.25")), wanted)
+    bare = ours(folder / "base", groups)
+    for given in ((), (f"{first}:0", f"{other}:0.0")):
+        got = ours(folder / "base", groups, given)
+        assert all(torch.equal(one, two) for one, two in zip(got, bare, strict=True))
+    with pytest.raises(ValueError, match="holds adapters itself"):
+        ours(folder / "lora", groups, (first,))
+    with pytest.raises(ValueError, match="'much' is no number"):
+        ours(folder / "base", groups, (f"{first}:much",))
+    with pytest.raises(LoraFileError, match="does not exist"):
+        ours(folder / "base", groups, (str(folder / "none"),))
+
+
+def test_training_goes_on_from_the_loss_of_diffusers_network(
+    made, groups, monkeypatch, tmp_path: Path
+) -> None:
+    """The same packs, noise and levels; the file's ranks rule."""
+    tiny, folder, _ = made
+    saved = saved_config(folder / "base")
+    config = replace(
+        saved,
+        checkpoint=replace(saved.checkpoint, load=str(folder / "base"), finetune=True),
+        dataset=replace(
+            saved.dataset,
+            mock=True,
+            task_encoder_seq_length=256,
+            mock_samples=(MockGeometry(frames=2, height=4, width=6),),
+        ),
+        lora=LoraConfig(init_from=str(folder / "peft")),
+    )
+    seen: list[Any] = []
+
+    def recorded(*given: Any, **options: Any) -> Any:
+        seen.append(training_problem(*given, **options))
+        return seen[-1]
+
+    monkeypatch.setattr(trainer, "training_problem", recorded)
+    (values,) = trainer.measure_steps(config, warm_up=0, steps=1, around=nullcontext())
+    model = PeftModel.from_pretrained(tiny.network(), str(folder / "peft"))
+    wanted = torch.cat([errors_of(model, *one, config) for one in seen]).mean()
+    assert values["loss"] == pytest.approx(float(wanted), rel=1e-5)
+    wrong = replace(config, lora=replace(config.lora, rank=9))
+    with pytest.raises(Problems, match=r"lora\.rank=9: the adapters of lora\.init_from"):
+        trainer.measure_steps(wrong, warm_up=0, steps=1, around=nullcontext())
