@@ -35,6 +35,7 @@ WORDS = {
     "selective": "attention computed again",
     "compiled": "work between matrix products fused by torch.compile",
     "bf16": "bfloat16 weights with float32 master copies",
+    "drop": "the input of adapters is dropped at a rate of 0.1",
     "lora": "adapters on every linear of the layers are trained, and no other weight",
     "lastlora": "adapters in the last layer alone, so that other stages train nothing",
 }
@@ -96,6 +97,7 @@ class NamedLayout:
     ddp: dict[str, Any]
     packs: int | None = None  # in a step; None leaves the run's own number
     adapters: str | None = None  # a word of `_ADAPTERS`
+    drop: bool = False
 
     @property
     def bf16(self) -> bool:
@@ -105,7 +107,8 @@ class NamedLayout:
     def reference(self) -> str:
         """The layout that must give the same numbers: one process, same precision and packs."""
         packs = None if self.packs is None else f"packs{self.packs}"
-        words = (ONE, "bf16" if self.bf16 else None, self.adapters, packs)
+        bf16, drop = "bf16" if self.bf16 else None, "drop" if self.drop else None
+        words = (ONE, bf16, self.adapters, drop, packs)
         return "+".join(filter(None, words))
 
     def of(self, config: RunConfig) -> RunConfig:
@@ -130,7 +133,8 @@ class NamedLayout:
         if self.adapters is None:
             return LoraConfig()
         layer = "*" if self.adapters == "lora" else model.all_layers - 1
-        return LoraConfig(rank=3, alpha=4.0, targets=(f"*blocks.{layer}.*",))
+        dropout = 0.1 if self.drop else 0.0
+        return LoraConfig(rank=3, alpha=4.0, targets=(f"*blocks.{layer}.*",), dropout=dropout)
 
 
 def parse_layout(name: str) -> NamedLayout:
@@ -139,7 +143,7 @@ def parse_layout(name: str) -> NamedLayout:
     Raises:
         ValueError: a word of it is unknown.
     """
-    size, packs, adapters, model, ddp = 1, None, None, {}, {}
+    size, packs, adapters, drop, model, ddp = 1, None, None, False, {}, {}
     for word in name.split("+"):
         sized = re.fullmatch(r"(tp|cp|pp|vpp|dp|packs|hsdp)([1-9]\d*)", word)
         if sized:
@@ -152,9 +156,12 @@ def parse_layout(name: str) -> NamedLayout:
             model |= _MODEL[word]
         elif word in _DDP:
             ddp |= _DDP[word]
+        elif word == "drop":
+            drop = True
         elif word in _ADAPTERS:
             adapters = word
         elif word != ONE:
             known = ", ".join(WORDS)
             raise ValueError(f"--layouts {name}: unknown word {word!r}; join words of {known} by +")
-    return NamedLayout(name=name, size=size, model=model, ddp=ddp, packs=packs, adapters=adapters)
+    kinds: dict[str, Any] = {"packs": packs, "adapters": adapters, "drop": drop}
+    return NamedLayout(name=name, size=size, model=model, ddp=ddp, **kinds)

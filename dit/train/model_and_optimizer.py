@@ -131,7 +131,8 @@ def build_model(
     for model in models:
         if adapters is not None:
             precision = config.lora.dtype or config.model.precision
-            attach_adapters(model, adapters, precision=precision)
+            dropout = config.lora.dropout
+            attach_adapters(model, adapters, precision=precision, dropout=dropout)
         fill(model, config)
         if config.model.gradient_accumulation_fusion:
             add_gradients_in_products(model)

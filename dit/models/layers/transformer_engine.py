@@ -91,7 +91,8 @@ def _linear_class() -> Any:
 
         def tensor_sharing(self) -> TensorSharing:
             sequence = self.sequence_parallel
-            return TensorSharing(axis=self.axis, group=self.group, sequence=sequence)
+            shared = {"group": self.group, "sequence": sequence, "of_tokens": self.of_tokens}
+            return TensorSharing(axis=self.axis, **shared)
 
         def sharded_state_dict(
             self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None
