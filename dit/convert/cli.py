@@ -1,4 +1,4 @@
-"""The command line: import, export, verify."""
+"""The command line: import, export, verify, export-lora, import-lora."""
 
 from __future__ import annotations
 
@@ -13,6 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+
+from dit.convert.adapters.commands import (
+    add_export_lora,
+    add_import_lora,
+    run_export_lora,
+    run_import_lora,
+)
 
 EXIT_CODES = """\
 Exit codes: 0 all is well, 1 something must be changed or differs (the last line says what), 2 the
@@ -60,6 +67,10 @@ def convert_parser() -> argparse.ArgumentParser:
     _add_import(commands)
     _add_export(commands)
     _add_verify(commands)
+    lora = add_export_lora(commands, EXIT_CODES)
+    lora.set_defaults(run=lambda args: run_export_lora(args, _say))
+    lora = add_import_lora(commands, EXIT_CODES)
+    lora.set_defaults(run=lambda args: run_import_lora(args, _say))
     return parser
 
 
@@ -112,6 +123,11 @@ def _add_export(commands: Any) -> None:
         help="Largest file, such as 500MB. (default: %(default)s)",
     )
     _add_text_projection(parser)
+    parser.add_argument(
+        "--merged",
+        action="store_true",
+        help="Of a checkpoint of LoRA adapters: the weights beside them with the adapters added.",
+    )
     alternatives = parser.add_mutually_exclusive_group()
     alternatives.add_argument(
         "--pipeline-from",
@@ -224,6 +240,7 @@ def _export(args: argparse.Namespace) -> int:
         scheduler=not args.no_scheduler,
         pipeline_from=args.pipeline_from,
         text_projection=args.text_projection,
+        merged=args.merged,
     )
     path = check_whole_checkpoint(args.megatron_path)
     done = export_weights(path, args.hf_path, options)

@@ -12,6 +12,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from dit.config import RunConfig, Weights
+from dit.convert.adapters.export import export_lora
+from dit.convert.adapters.merged import MergedWeights, open_merged
 from dit.convert.atomic_folder import new_folder, split_work
 from dit.convert.diffusers_checkpoint import (
     CONFIG,
@@ -37,9 +39,11 @@ from dit.distributed.collective_errors import on_first_rank
 from dit.distributed.watchdog import heartbeat
 from dit.models.diffusers_names import Pair, pairs, their_tensors
 from dit.models.family import diffusers_form
+from dit.train.checkpoint.adapters import adapters_of
 from dit.train.checkpoint.paths import STEP, find_checkpoint, saved_card, saved_config
 
 MAX_SHARD_SIZE = 5 * 10**9
+_Stored = StoredWeights | MergedWeights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +56,7 @@ class ExportOptions:
     scheduler: bool = True  # whether to write a scheduler, with the noise range of the run
     pipeline_from: Path | None = None  # pipeline folder whose other components are copied
     text_projection: Path | None = None  # transformer with the text projection that data went by
+    merged: bool = False  # whether adapters are added to the weights beside them
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,11 @@ def open_stored(
         CheckpointError: the checkpoint is incomplete.
     """
     path = _find(checkpoint)
+    if adapters_of(path) is not None:
+        raise ConvertError(
+            f"{path} holds adapters alone; `python -m dit.convert export-lora` takes them, and"
+            " `export --merged` the weights with them"
+        )
     has_average = StoredWeights(path, averaged=False).has_average
     if weights is Weights.EMA and not has_average:
         raise ConvertError(f"{path} holds no average of the weights; use --weights model")
@@ -186,9 +196,12 @@ def export_weights(
         CheckpointError: the checkpoint is incomplete.
     """
     options = options or ExportOptions()
-    stored, config, chosen = open_stored(
-        checkpoint, options.weights, text_projection=options.text_projection
-    )
+    if options.merged:
+        stored, config, chosen = open_merged(checkpoint, options.weights)
+    else:
+        stored, config, chosen = open_stored(
+            checkpoint, options.weights, text_projection=options.text_projection
+        )
     check_expressible(config, options)
     table = pairs(config.model)
     sizes = [_bytes(stored, pair, options.dtype) for pair in table]
@@ -223,7 +236,7 @@ def _describe(folder: Path, config: RunConfig, plan: FilePlan, options: ExportOp
 
 
 def _write(
-    folder: Path, plan: FilePlan, number: int, stored: StoredWeights, dtype: torch.dtype | None
+    folder: Path, plan: FilePlan, number: int, stored: _Stored, dtype: torch.dtype | None
 ) -> None:
     heartbeat(f"export of {plan.files[number]}")
     whole = their_tensors(plan.pairs[number], stored.read)
@@ -236,14 +249,15 @@ def _write(
     shutil.copymode(folder / CONFIG, file)  # `save_file` makes files that only the owner can read
 
 
-def _bytes(stored: StoredWeights, pair: Pair, dtype: torch.dtype | None) -> int:
+def _bytes(stored: _Stored, pair: Pair, dtype: torch.dtype | None) -> int:
     return torch.Size(pair.shape).numel() * (dtype or stored.dtype(pair)).itemsize
 
 
 def exporter(config: RunConfig) -> Callable[[Path], Path]:
     """The function that exports each checkpoint of a run, for `checkpoint.also_save_hf`.
 
-    Exports lie in `diffusers` in the run folder, and are removed with their checkpoints.
+    Of a run of adapters it exports these alone. Exports lie in `diffusers` in the run folder, and
+    are removed with their checkpoints.
 
     Raises:
         ConvertError: Diffusers cannot express the run.
@@ -260,6 +274,8 @@ def exporter(config: RunConfig) -> Callable[[Path], Path]:
 
     def export(checkpoint: Path) -> Path:
         on_first_rank(lambda: tidy(checkpoint))
+        if config.lora.enabled:
+            return export_lora(checkpoint, place / checkpoint.name).path
         return export_weights(checkpoint, place / checkpoint.name).path
 
     return export

@@ -175,6 +175,10 @@ class DiffusersForm:
     """Patterns, as in `fnmatch`, of stored tensors that Diffusers' class does not read."""
     lora_targets: tuple[str, ...]
     """Ends of the names of their linears that an adapter changes by default."""
+    original_names: tuple[Mapping[str, str], ...] = ()
+    """Tables of linears as the original projects name them -> as Diffusers does; `*`: a block."""
+    comfyui_names: Callable[[Any], Mapping[str, str]] | None = None
+    """The one of `original_names` that ComfyUI has of a network; None: it reads Diffusers'."""
     pipelines: Mapping[str, str]
     """Pipeline that runs these networks -> name of the objective that it samples."""
     pipeline_objectives: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

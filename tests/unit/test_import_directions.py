@@ -21,7 +21,7 @@ BASE = GROUND | {"dit.batch", "dit.pack_wire", "dit.config"}
 # The folders of families are below nobody: the registry imports them by name.
 MODELS = {"dit.models", "dit.models.layer_spec", "dit.models.layers", "dit.models.stacks"}
 MODELS |= {"dit.models.kernels", "dit.models.lora", "dit.models.weight_marks"}
-STEP = BASE | MODELS | {"dit.config.loading", "dit.data", "dit.objectives"}
+STEP = BASE | MODELS | {"dit.config.loading", "dit.data", "dit.objectives", "dit.convert.lora"}
 STEP |= {"dit.distributed", "dit.distributed.device_specs"}
 FAMILIES = {"dit.models.dit", "dit.models.wan"}
 # A part may import itself and these. A new part must say here where it stands.
@@ -54,7 +54,8 @@ ALLOWED = {
     | {"dit.models", "dit.models.layer_spec", "dit.config.loading", "dit.distributed.device_specs"},
     "dit.train": STEP,
     "dit.sampling": STEP | {"dit.codecs", "dit.train"},
-    "dit.convert": STEP | {"dit.sampling", "dit.train"},
+    "dit.convert.lora": BASE | {"dit.models"},
+    "dit.convert": STEP | {"dit.sampling", "dit.train", "dit.convert.lora"},
     "dit.layout_check": STEP | {"dit.train"},
     "dit.report": GROUND | {"dit.config", "dit.config.loading", "dit.models"},
     "data_prep": GROUND | {"dit.codecs"},
@@ -78,7 +79,7 @@ PURE = {
 # The one module that meets the other launched processes.
 LAUNCHED = {"data_prep.engine.ranks"}
 # Folders with floors of their own.
-SPLIT = {"dit.config.loading", "dit.distributed.device_specs", *FAMILIES}
+SPLIT = {"dit.config.loading", "dit.convert.lora", "dit.distributed.device_specs", *FAMILIES}
 SPLIT |= MODELS - {"dit.models"}
 
 

@@ -29,6 +29,7 @@ from dit.models.diffusers_names import (
     TensorSplit,
 )
 from dit.models.dit.config import CLEAN_LEVEL, DitConfig, ExtraPosition
+from dit.models.dit.original_names import COSMOS1_NAMES, PREDICT2_NAMES
 from dit.models.dit.pipelines import (
     OBJECTIVES,
     PIPELINES,
@@ -362,6 +363,9 @@ FORM = DiffusersForm(
         ),
     ),
     lora_targets=("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2"),
+    original_names=(PREDICT2_NAMES, COSMOS1_NAMES),
+    # Learnable positions are Cosmos 1's, and of no published Predict2.
+    comfyui_names=lambda model: COSMOS1_NAMES if model.learnable_positions else PREDICT2_NAMES,
     pipelines=PIPELINES,
     pipeline_objectives=OBJECTIVES,
     sampling_settings=sampling_settings,

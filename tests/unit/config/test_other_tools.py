@@ -63,6 +63,16 @@ fsdp:
   dp_size: none
   dp_replicate_size: 1
   activation_checkpointing: true
+peft:
+  _target_: nemo_automodel.components._peft.lora.PeftConfig
+  match_all_linear: false
+  dim: 64
+  alpha: 32
+  dropout: 0.1
+  use_dora: false
+  lora_A_init: xavier
+  lora_dtype: torch.bfloat16
+  target_modules: ["*.to_q", "*.to_v"]
 checkpoint:
   enabled: true
   checkpoint_dir: runs/wan
@@ -72,6 +82,11 @@ checkpoint:
   restore_from: null
 """
 AUTOMODEL_READ = {
+    "lora.rank": 64,
+    "lora.alpha": 32.0,
+    "lora.dropout": 0.1,
+    "lora.dtype": "bf16",
+    "lora.targets": ("*.to_q", "*.to_v"),
     "rng.seed": 42,
     "logger.wandb_project": "wan-pretrain",
     "logger.wandb_mode": "online",
@@ -196,6 +211,10 @@ timestep_sample_method = 'logit_normal'
 [adapter]
 type = 'lora'
 rank = 32
+dtype = 'bfloat16'
+dropout = 0.05
+init_from_existing = '/data/lora/epoch50'
+fuse_adapters = []
 
 [optimizer]
 type = 'AdamW8bitKahan'
@@ -211,6 +230,12 @@ wandb_tracker_name = ''
 wandb_run_name = 'one'
 """
 DIFFUSION_PIPE_READ = {
+    "lora.rank": 32,
+    "lora.alpha": None,
+    "lora.dropout": 0.05,
+    "lora.dtype": "bf16",
+    "lora.targets": ("*blocks.*",),
+    "lora.init_from": "/data/lora/epoch50",
     "checkpoint.save": "/data/runs/test",
     "checkpoint.save_interval": 300,
     "train.train_iters": 5000,
@@ -283,13 +308,16 @@ def test_fastvideos_flat_arguments(caplog) -> None:
     --training_state_checkpointing_steps 1000 --weight_decay 1e-4 --max_grad_norm 1.0
     --inference_mode False --checkpoints_total_limit 3 --training_cfg_rate 0.1
     --multi_phased_distill_schedule 4000-1 --not_apply_cfg_solver --dit_precision fp32
-    --num_euler_timesteps 50 --ema_start_step 0 --dry-run"""
+    --num_euler_timesteps 50 --ema_start_step 0 --lora_training True --lora_rank 32
+    --lora_alpha 64 --dry-run"""
     argv = typed.split()
     with caplog.at_level(logging.WARNING, logger="dit.config.loading"):
         config = parse_arguments(argv, recipes=RECIPES).config
     assert (config.optimizer.lr, config.optimizer.weight_decay) == (5e-5, 1e-4)
     assert (config.train.train_iters, config.model.context_parallel_size) == (4000, 4)
     assert (config.validation.sampling_steps, config.validation.guidance) == (50, 3.0)
+    assert (config.lora.rank, config.lora.alpha) == (32, 64)
+    assert config.lora.targets == ("attention",)
     flags = [token for token in argv if token.startswith("--")]
     assert len(caplog.records) == len(flags) - 1
 
@@ -330,6 +358,15 @@ def test_our_keys_and_overrides_stand_beside_theirs(tmp_path: Path) -> None:
         ("cache_only=true", "is not supported: packing is"),
         ("dataset=folder", "is a group and holds no value; set a key such as dataset.path"),
         ("model.dtype=float16", "model.precision is bf16 or fp32"),
+        ("adapter.type=lokr", "is not supported: adapters are plain LoRA"),
+        ("adapter.alpha=16", "diffusion-pipe has alpha = rank"),
+        ("adapter.dtype=float16", "lora.dtype is bf16 or fp32"),
+        ("adapter.exclude_modules=[proj]", "lora.targets says which linears"),
+        ("adapter.fuse_adapters=[{path: x, weight: 1.0}]", "export --merged"),
+        ("peft.use_dora=true", "is not supported: adapters are plain LoRA"),
+        ("peft.match_all_linear=true", "lora.targets says which linears"),
+        ("lora_training=false", "lora.rank turns adapters on"),
+        ("training.lora.target_modules=to_q", "expected a list of names"),
     ],
 )
 def test_a_value_that_asks_for_what_is_not_done_is_an_error(token: str, said: str) -> None:
@@ -381,6 +418,9 @@ def test_only_near_names_are_proposed(key: str, advice: str) -> None:
         ("model.sigmoid_scale=0.7", "objective", "logit_std", 0.7),
         ("force_constant_lr=0.002", "optimizer", "lr", 0.002),
         ("activation_checkpointing=false", "model", "recompute_granularity", "none"),
+        ("models.student.lora.rank=16", "lora", "rank", 16),
+        ("training.lora.alpha=8", "lora", "alpha", 8.0),
+        ("models.student.lora.target_modules=[to_q, ffn]", "lora", "targets", ("*to_q*", "*ffn*")),
     ],
 )
 def test_one_key(token: str, group: str, name: str, value: object) -> None:

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from dit.config.loading.foreign.entry import (
-    LORA,
+    CHOOSE_TARGETS,
     NETWORK,
     PACKS,
     PART,
     STEPS,
     Foreign,
+    adapter_dtype,
     betas,
     flow,
     going_on,
@@ -37,6 +38,13 @@ def _precision(value: Any) -> dict[str, Any]:
     if not isinstance(value, str) or value not in words:
         raise ValueError("is not supported: model.precision is bf16 or fp32")
     return {"model.precision": words[value]}
+
+
+def _adapter(value: Any) -> dict[str, Any]:
+    """It adapts every linear of the blocks, those of modulations too."""
+    if value != "lora":
+        raise ValueError("is not supported: adapters are plain LoRA, type = 'lora'")
+    return {"lora.targets": ["*blocks.*"]}
 
 
 def _constant(value: Any) -> dict[str, Any]:
@@ -128,8 +136,23 @@ DIFFUSION_PIPE: dict[str, Foreign] = {
     "model.*_dtype": unused_key("model.precision decides"),
     "model.min_t": Foreign(joint=_range),
     "model.max_t": Foreign(joint=_range),
-    "adapter": LORA,
-    "adapter.*": LORA,
+    "adapter.type": read_by(_adapter),
+    "adapter.rank": read_as("lora.rank"),
+    "adapter.alpha": unused_key(
+        "diffusion-pipe has alpha = rank, and refuses the key; so leave it out, or set lora.alpha",
+        None,
+    ),
+    "adapter.dropout": read_as("lora.dropout"),
+    "adapter.dtype": read_by(adapter_dtype),
+    "adapter.init_from_existing": _named("lora.init_from"),
+    "adapter.exclude_modules": unused_key(CHOOSE_TARGETS, [], None),
+    "adapter.fuse_adapters": unused_key(
+        "merge them into the weights that you start from: `python -m dit.convert export --merged`",
+        [],
+        None,
+    ),
+    "adapter": unused_key("lora.rank turns adapters on", None),
+    "adapter.*": unused_key("lora.* decides"),
     "optimizer.type": unused_key("the optimizer is AdamW, with moments in float32"),
     "optimizer.betas": read_by(betas),
     "optimizer.eps": read_as("optimizer.adam_eps"),

@@ -91,6 +91,14 @@ def going_on(value: Any) -> dict[str, Any]:
     return {} if automatic else {"checkpoint.load": value}
 
 
+def adapter_dtype(value: Any) -> dict[str, Any]:
+    words = {"bfloat16": "bf16", "float32": "fp32"}
+    name = str(value).removeprefix("torch.")
+    if name not in words:
+        raise ValueError("is not supported: lora.dtype is bf16 or fp32")
+    return {"lora.dtype": words[name]}
+
+
 def first_of(key: str) -> Reading:
     """The only element of a list, or a plain value."""
 
@@ -109,7 +117,7 @@ NETWORK = unused_key(
     grave=True,
 )
 PART = unused_key("it belongs to another network; model.* describes the one that is trained here")
-LORA = unused_key("LoRA is not done here yet: all weights are trained", grave=True)
+CHOOSE_TARGETS = "lora.targets says which linears get an adapter, and no key which do not"
 GOING_ON = "the same command goes on where it stopped; a path is checkpoint.load"
 STEPS = "a run is counted in steps: train.train_iters"
 PACKS = (
