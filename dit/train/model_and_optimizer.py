@@ -39,6 +39,7 @@ from dit.models.lora.targets import Adapters, attach_adapters
 from dit.train import foreach
 from dit.train.metrics.step_metrics import COMMUNICATION, timed
 from dit.train.optimizer import build_optimizer
+from dit.train.parameter_groups import freeze_groups
 
 Fill = Callable[[MegatronModule, RunConfig], None]
 """Gives the weights of a model their first values."""
@@ -114,8 +115,10 @@ def build_model(
     for model in models:
         if adapters is not None:
             precision = config.lora.dtype or config.model.precision
-            attach_adapters(model, adapters, precision=precision)
+            dropout = config.lora.dropout
+            attach_adapters(model, adapters, precision=precision, dropout=dropout)
         fill(model, config)
+        freeze_groups(model, config)
         if config.model.gradient_accumulation_fusion:
             add_gradients_in_products(model)
     chunks = wrap(models, config, groups)

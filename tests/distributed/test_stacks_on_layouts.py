@@ -22,6 +22,7 @@ WHOLE = "wan2.1_i2v_14b"  # with image rows beside the text
 OTHERS = [size for name in FAMILIES for size in family_named(name).tiny if size != WHOLE]
 TOY, CROSS = ("--family", "toy"), ("objective.name=flow",)
 EDM = ("objective.name=edm", "model.num_layers=2")
+WEIGHTED = (*TOY, "objective.loss=huber", "objective.huber_c=0.5")
 FLF2V = ("--family", "wan2.1_flf2v_14b", "model.num_layers=2")
 EXTRAS = (
     *("model.extra_pos_embed=learnable", "model.max_size=[8,16,16]", "objective.name=flow"),
@@ -34,6 +35,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "image rows, all layouts": (("--family", WHOLE), MATRIX),
     "all other kinds": (("--family", *OTHERS, "model.num_layers=2"), ("tp2+sp+cp2+pp2",)),
     "given frames drawn": ((*TOY, "objective.given_frames=[1, 2, 1]"), ("cp2", "tp2+sp", "pp2")),
+    "weighted": (WEIGHTED, ("cp2", "tp2+sp", "tp2+cp2+pp2", "dp2+overlap")),
     "double": ((*TOY, "model.num_single_layers=0"), ("dp2+overlap", "pp2", "tp2+sp")),
     "positions, projected text, means of samples": (EXTRAS, EXTRA_LAYOUTS),
     "fewest packs": (("objective.name=edm", "model.num_layers=8"), ("pp4+vpp2+packs4",)),
@@ -47,6 +49,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "modulation gradients of a rank's own tokens": (TOY, ("tp2+sp",)),
     "text whose gradient counts each tensor rank": (FLF2V, ("tp2+sp",)),
     "clean tokens that have a loss": (TOY, ("cp2",)),
+    "weights of other tokens": (WEIGHTED, ("cp2",)),
     "clean tokens that are told their sample's level": (TOY, ("cp2",)),
     "gathered twice": (EDM, ("tp2+sp",)),
     "norms of heads not summed": (EDM, ("tp2",)),
@@ -63,15 +66,18 @@ NAMED = {
 """What the verdict says of a fault."""
 
 SCRIPT = """
-import json, sys
+import json, sys, zlib
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from unittest.mock import patch
+import torch
+from safetensors.torch import load, save
 from torch.distributed.distributed_c10d import PrefixStore
 import dit.models.dit.model
 import dit.models.family
+from dit.data import mock
 from dit.distributed import model_parallel
 from dit.models.layers import packed_attention, parallel_linear
 from dit.models.layers import queries_and_keys as qk
@@ -108,6 +114,27 @@ def split_wrongly(field, of):
         return (replace(mine, **{field: getattr(mine, of)}) if share.count > 1 else mine), part
     return patch.object(model_parallel, "split_tokens", split)
 
+def weighted_record(config, *, seed, index):
+    # Half of the samples have a mask, and half of both kinds a weight.
+    parts = record_of(config, seed=seed, index=index)
+    tensors, about = load(parts["safetensors"]), json.loads(parts["json"])
+    if index % 2:
+        size = (1, *tensors["latent"].shape[1:])
+        tensors["loss_mask"] = torch.rand(size, generator=torch.Generator().manual_seed(index))
+    if index % 4 > 1:
+        about["loss_weight"] = index % 7 / 2
+    payload = save(tensors)
+    about["crc32"] = {"safetensors": f"{zlib.crc32(payload):08x}"}
+    return {"safetensors": payload, "json": json.dumps(about).encode()}
+
+def weights_of_other_tokens(batch, problem, *, share, multiple):
+    mine, part = split_tokens(batch, problem, share=share, multiple=multiple)
+    if share.count > 1 and mine.weight_T is not None:
+        mine = replace(mine, weight_T=mine.weight_T.flip(0))
+    return mine, part
+
+record_of = mock.mock_record
+weighted = patch.object(mock, "mock_record", weighted_record)
 gather = "all_gather_last_dim_from_tensor_parallel_region"
 of_own = parallel_linear.gather_from_tensor_model_parallel_region
 one_way = staticmethod(lambda ctx, gradient: (gradient, None))
@@ -135,6 +162,10 @@ PATCHES = {
     ),
     "heads in another order": patch.object(
         Context, "_tokens_of_mine", lambda self, x: tokens_of_mine(self, x).flip(1)
+    ),
+    "weighted": weighted,
+    "weights of other tokens": (
+        patch.object(model_parallel, "split_tokens", weights_of_other_tokens), weighted
     ),
     "joint, as a GPU attends": as_a_gpu,
     "cross, as a GPU attends": as_a_gpu,
@@ -167,8 +198,9 @@ def main(folder, cases):
         meeting.rendezvous = lambda _, n=number: iter([(PrefixStore(str(n), store), 0, 1)])
         arguments = ["--layouts", *layouts, "--output", str(Path(folder, f"{number}.json"))]
         with ExitStack() as patches:
-            if name in PATCHES:
-                patches.enter_context(PATCHES[name])
+            broken = PATCHES.get(name, ())
+            for one in broken if isinstance(broken, tuple) else (broken,):
+                patches.enter_context(one)
             if name.startswith("cross"):
                 patches.enter_context(in_its_place)
             check_layouts.main([*arguments, *settings])

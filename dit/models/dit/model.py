@@ -52,7 +52,7 @@ class DiT(StackedTransformer):
         self.positions = self.text_proj = None
         if self.pre_process:
             inputs = model.patch_features + model.mask_features
-            self.patches = Replicated(inputs, width, config=config)
+            self.patches = Replicated(inputs, width, config=config, of_tokens=True)
             self.level = TimestepEmbedding(config)
             if model.extra_pos_embed is ExtraPosition.LEARNABLE:
                 self.positions = LearnablePositions(model, config)
@@ -61,7 +61,7 @@ class DiT(StackedTransformer):
         self.build_stacks()
         if self.post_process:
             self.modulate_out = LowRankAdaLN(config, rank=model.adaln_lora_dim, gated=False)
-            self.proj_out = Replicated(width, model.output_features, config=config)
+            self.proj_out = Replicated(width, model.output_features, config=config, of_tokens=True)
 
     def prepared(self, batch: PackedBatch) -> PackedBatch:
         return pad_text(batch, self.model.text_pad_to)

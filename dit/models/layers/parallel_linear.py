@@ -27,8 +27,8 @@ from torch.nn.functional import gelu, silu
 from dit.config import Implementation, ModelConfig, Precision
 from dit.models.layer_spec import Activation, FeedForwardSpec
 from dit.models.layers.transformer_engine import engine_linear
-from dit.models.layers.weight_marks import mark_split, sees_part_of_tokens
 from dit.models.lora.adapter import Adaptable, TensorSharing
+from dit.models.weight_marks import mark_split, sees_part_of_tokens
 
 
 def transformer_config(model: ModelConfig) -> TransformerConfig:
@@ -103,6 +103,7 @@ class _ParallelLinear(Adaptable):
             group=own.tp_group,
             sequence=own.sequence_parallel,
             partial=getattr(own, "disable_grad_reduce", False),
+            of_tokens=self.of_tokens,
         )
 
     def sharded_state_dict(
@@ -220,8 +221,11 @@ def split_linear(
     """`ColumnLinear` (axis 0, outputs) or `RowLinear` (axis 1, inputs), or Transformer Engine's."""
     shared: Any = {"bias": bias, "config": context.config, "groups": context.groups}
     if context.model.transformer_impl is Implementation.LOCAL:
-        return (ColumnLinear, RowLinear)[axis](inputs, outputs, **shared)
-    return engine_linear(inputs, outputs, axis=axis, **shared)
+        made: Any = (ColumnLinear, RowLinear)[axis](inputs, outputs, **shared)
+    else:
+        made = engine_linear(inputs, outputs, axis=axis, **shared)
+    made.of_tokens = True
+    return made
 
 
 def add_gradients_in_products(model: nn.Module) -> None:
@@ -260,7 +264,7 @@ class WholeLinear(Adaptable, nn.Linear):
         return nn.functional.linear(x, self.weight, self.bias)
 
     def tensor_sharing(self) -> TensorSharing:
-        return TensorSharing()
+        return TensorSharing(of_tokens=self.of_tokens)
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None
@@ -279,8 +283,18 @@ class WholeLinear(Adaptable, nn.Linear):
 class Replicated(WholeLinear):
     """Linear that every tensor rank holds whole; under sequence parallelism each sees its rows."""
 
-    def __init__(self, inputs: int, outputs: int, *, config: TransformerConfig, bias: bool = False):
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        config: TransformerConfig,
+        bias: bool = False,
+        of_tokens: bool = False,
+    ):
+        """`of_tokens`: its input are tokens, not level rows."""
         super().__init__(inputs, outputs, bias=bias, dtype=config.params_dtype)
+        self.of_tokens = of_tokens
         sees_part_of_tokens(self, config)
 
 

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from dit.config import Fp8Recipe, Implementation, ModelConfig
 from dit.models.layers.attention import Offsets
-from dit.models.layers.weight_marks import mark_split
 from dit.models.lora.adapter import Adaptable, TensorSharing
+from dit.models.weight_marks import mark_split
 
 
 def check_engine(model: ModelConfig) -> None:
@@ -91,7 +91,8 @@ def _linear_class() -> Any:
 
         def tensor_sharing(self) -> TensorSharing:
             sequence = self.sequence_parallel
-            return TensorSharing(axis=self.axis, group=self.group, sequence=sequence)
+            shared = {"group": self.group, "sequence": sequence, "of_tokens": self.of_tokens}
+            return TensorSharing(axis=self.axis, **shared)
 
         def sharded_state_dict(
             self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None

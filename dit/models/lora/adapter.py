@@ -33,7 +33,8 @@ from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from dit.models.layers.weight_marks import mark_split
+from dit.models.lora.dropout import adapter_key, dropout_rows, dropped
+from dit.models.weight_marks import mark_split
 
 CHILD = "lora"
 """Name of the adapter in its linear. Names of frozen weights do not change."""
@@ -70,6 +71,7 @@ class TensorSharing:
     group: dist.ProcessGroup | None = None  # tensor ranks
     sequence: bool = False  # each rank sees its own rows of the input (axis 0) or output (axis 1)
     partial: bool = False  # gradients of the input are parts of a sum that others complete
+    of_tokens: bool = False  # its input are tokens of the pack, not rows of text or levels
 
 
 class Factors(nn.Module):
@@ -97,18 +99,23 @@ class Adapter(nn.Module):
         weight: Tensor,
         shapes: Sequence[AdapterShape | None],
         *,
+        name: str,
         groups: int,
         sharing: TensorSharing,
         dtype: torch.dtype,
+        dropout: float = 0.0,
     ):
         """`shapes` are those of the parts of the outputs, None for a part without an adapter.
+
+        `name` is that of the linear in the whole network; `dropout` the rate of its input.
 
         `weight` [P O, I] is that of the linear; its outputs are `groups` groups (heads) on this
         rank, each with some outputs of every part.
         """
         super().__init__()
         outputs, inputs = weight.shape
-        self.count, self.groups, self.sharing = len(shapes), groups, sharing
+        self.name, self.count, self.groups, self.sharing = name, len(shapes), groups, sharing
+        self.dropout = dropout
         made = {"inputs": inputs, "outputs": outputs // len(shapes), "dtype": dtype}
         self.parts = nn.ModuleDict(
             {str(n): Factors(shape, **made) for n, shape in enumerate(shapes) if shape is not None}
@@ -141,8 +148,7 @@ class Adapter(nn.Module):
     def forward(self, x_TI: Tensor) -> Tensor:
         """What is added to the output of the linear, in the type of the adapters."""
         downs, ups = zip(*(one() for one in self.factors), strict=True)
-        down_RI = torch.cat(downs) if len(downs) > 1 else downs[0]
-        h_TR = self._exchanged(linear(x_TI.to(down_RI.dtype), down_RI))
+        h_TR = self._exchanged(self._down(x_TI.to(downs[0].dtype), downs))
         h_parts = h_TR.split([len(down) for down in downs], dim=-1)
         added = {
             name: linear(h, up) * one.scale
@@ -155,6 +161,23 @@ class Adapter(nn.Module):
             added.get(str(n), zeros).unflatten(-1, (self.groups, -1)) for n in range(self.count)
         ]
         return torch.stack(by_group, dim=-2).flatten(1)
+
+    def _down(self, x_TI: Tensor, downs: Sequence[Tensor]) -> Tensor:
+        """A x of all parts, side by side; each part drops other numbers."""
+        rows = dropout_rows()
+        if not (self.training and self.dropout and rows is not None):
+            return linear(x_TI, torch.cat([*downs]) if len(downs) > 1 else downs[0])
+        sharing, width = self.sharing, x_TI.shape[-1]
+        split = sharing.axis == 1 and sharing.group is not None
+        where = {
+            "place_T": rows.places(len(x_TI), of_tokens=sharing.of_tokens),
+            "first": sharing.group.rank() * width if split and sharing.group else 0,
+        }
+        every = []
+        for (part, _), down in zip(self._named(), downs, strict=True):
+            key = adapter_key(rows.seed, f"{self.name}/{part}")
+            every.append(linear(dropped(x_TI, rate=self.dropout, key=key, **where), down))
+        return torch.cat(every, dim=-1)
 
     def _named(self) -> list[tuple[str, Factors]]:
         return list(self.parts.items())  # type: ignore[arg-type]
@@ -199,6 +222,8 @@ class Adaptable(nn.Module):
     """What a linear has for an adapter; it stands before the class of the linear itself."""
 
     lora: Adapter | None
+    of_tokens: bool = False
+    """Whether its input are tokens of the pack, which context and tensor ranks may share."""
 
     def tensor_sharing(self) -> TensorSharing:
         """What tensor ranks share of this linear."""
@@ -210,12 +235,17 @@ class Adaptable(nn.Module):
         return out_TO if adapter is None else out_TO + adapter(x_TI).to(out_TO.dtype)
 
     def adapt(
-        self, shapes: Sequence[AdapterShape | None], *, groups: int, dtype: torch.dtype
+        self,
+        shapes: Sequence[AdapterShape | None],
+        *,
+        name: str,
+        groups: int,
+        dtype: torch.dtype,
+        dropout: float = 0.0,
     ) -> None:
-        """Gives the linear adapters; see `Adapter` for `shapes` and `groups`."""
-        weight: Any = self.weight
-        sharing = self.tensor_sharing()
-        self.lora = Adapter(weight, shapes, groups=groups, sharing=sharing, dtype=dtype)
+        """Gives the linear adapters; see `Adapter` for the arguments."""
+        made = {"name": name, "groups": groups, "dtype": dtype, "dropout": dropout}
+        self.lora = Adapter(self.weight, shapes, sharing=self.tensor_sharing(), **made)  # type: ignore[arg-type]
 
     def with_adapter(
         self,

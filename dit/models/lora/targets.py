@@ -125,18 +125,22 @@ def adapters_by_linear(
     return {name: (every[name], own) for name, own in shapes.items() if any(own)}
 
 
-def attach_adapters(network: Any, adapters: Adapters, *, precision: Precision) -> None:
+def attach_adapters(
+    network: Any, adapters: Adapters, *, precision: Precision, dropout: float = 0.0
+) -> None:
     """Gives the linears here their adapters, and freezes all other weights.
 
     `network` is the part of a network that a pipeline stage has.
     """
     here = _linears(network)
     dtype = torch.bfloat16 if precision is Precision.BF16 else torch.float32
+    made = {"dtype": dtype, "dropout": dropout}
     for name, (pair, shapes) in adapters_by_linear(network.model, adapters).items():
         if (linear := here.get(name)) is not None:
             by_head = isinstance(pair.arrangement, ByHead) and len(shapes) > 1
             heads = network.model.num_attention_heads // network.groups.tp.size()
-            linear.adapt(shapes, groups=heads if by_head else 1, dtype=dtype)
+            linear.adapt(shapes, name=name, groups=heads if by_head else 1, **made)
+    network.adapter_dropout = dropout
     freeze(network)
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -44,8 +45,9 @@ class WanNetwork(StackedTransformer):
         # Angles in float64, as in Diffusers.
         self.rotary = RotaryTable(widths, (10_000.0,) * 3, dtype=torch.float64)
         self.image_embedder = None
+        of_tokens: Any = {"config": config, "of_tokens": True}
         if self.pre_process:
-            self.patches = Replicated(model.input_features, width, config=config, bias=True)
+            self.patches = Replicated(model.input_features, width, **of_tokens, bias=True)
             self.level = LevelEmbedding(model, config)
             self.text_embedder = TextEmbedding(model)
             if model.image_embed_size is not None:
@@ -53,7 +55,7 @@ class WanNetwork(StackedTransformer):
         self.build_stacks()
         if self.post_process:
             self.modulate_out = TableAdaLN(config, width, parts=1, gated=False)
-            self.proj_out = Replicated(width, model.output_features, config=config, bias=True)
+            self.proj_out = Replicated(width, model.output_features, **of_tokens, bias=True)
 
     def prepared(self, batch: PackedBatch) -> PackedBatch:
         return pad_text(batch, self.model.text_pad_to)

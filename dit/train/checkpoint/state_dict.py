@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
 from dit.batch import NullInputs
-from dit.config import EmaKind, ModelConfig, RunConfig, Weights
+from dit.config import EmaKind, LossKind, ModelConfig, RunConfig, Weights
 from dit.config.inlining import value_of
 from dit.distributed.collective_errors import RankError, on_all_ranks
 from dit.distributed.data_parallel import (
@@ -357,9 +357,13 @@ def _of_model(config: RunConfig) -> dict[str, Any]:
 def _fixed(config: RunConfig) -> dict[str, Any]:
     """The settings that decide shape and meaning of what a checkpoint stores."""
     fixed = _of_model(config)
-    for name in ("name", "sigma_data", "timestep_scale", "level_range"):
+    for name in ("name", "loss", "sigma_data", "timestep_scale", "level_range"):
         fixed[f"objective.{name}"] = value_of(config.objective, name)
+    # With another error the network learns another location of the target than its mean.
+    huber = config.objective.loss is LossKind.HUBER
+    fixed["objective.huber_c"] = config.objective.huber_c if huber else None
     for name in ("rank", "alpha", "targets", "init_from"):
         fixed[f"lora.{name}"] = getattr(config.lora, name)
+    fixed["optimizer.groups"] = list(config.optimizer.groups)
     fixed["ddp.use_distributed_optimizer"] = config.ddp.use_distributed_optimizer
     return fixed

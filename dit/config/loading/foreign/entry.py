@@ -82,9 +82,9 @@ def first_of(key: str) -> Reading:
 
 
 NETWORK = unused_key(
-    "only Cosmos's DiT is trained here yet: model.name and its sizes say which, objective.name how;"
-    " it begins with random weights, or with those that `python -m dit.convert import` took over"
-    " and checkpoint.load with checkpoint.finetune=true names",
+    "model.family and model.name say which network is trained, objective.name how; it begins with"
+    " random weights, or with those of a Diffusers folder on this machine that checkpoint.load_hf"
+    " names",
     grave=True,
 )
 PART = unused_key("it belongs to another network; model.* describes the one that is trained here")
