@@ -160,7 +160,11 @@ def _with_projection(
     assert part is not None
     weight, width = part.tensors[0], config.model.crossattn_emb_size
     shape: tuple[int, ...] = source.headers[weight].shape if weight in source.headers else ()
-    if shape[:1] != (width,) or any(name not in source.headers for name in part.tensors):
+    if (
+        len(shape) != 2
+        or shape[0] != width
+        or any(name not in source.headers for name in part.tensors)
+    ):
         raise ConvertError(
             f"--text-projection {source.path} has no {' and '.join(part.tensors)} that make rows of"
             f" {width} numbers, as model.crossattn_emb_size says; give the folder transformer of"

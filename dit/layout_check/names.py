@@ -67,8 +67,7 @@ _OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
 }
 """What the words without a number set: group of the run's keys -> keys."""
 _ADAPTERS = ("lora", "lastlora")
-_DROP = "drop"
-_OTHER_NUMBERS = ("bf16", *_ADAPTERS, _DROP)
+_OTHER_NUMBERS = ("bf16", "drop", *_ADAPTERS)
 """Words of other mathematics: one process is compared with them, too."""
 ONE = "one"
 """The layout that all others are compared with: one process, every option off."""
@@ -105,7 +104,15 @@ class NamedLayout:
     size: int  # processes
     settings: Mapping[str, Mapping[str, Any]]  # group of the run's keys -> keys
     packs: int | None = None  # in a step; None leaves the run's own number
-    adapters: str | None = None  # a word of `_ADAPTERS`
+
+    @property
+    def adapters(self) -> str | None:
+        """The word of `_ADAPTERS`."""
+        return next((word for word in self.name.split("+") if word in _ADAPTERS), None)
+
+    @property
+    def drop(self) -> bool:
+        return "drop" in self.name.split("+")
 
     @property
     def bf16(self) -> bool:
@@ -138,7 +145,7 @@ class NamedLayout:
         if self.adapters is None:
             return LoraConfig()
         layer = "*" if self.adapters == "lora" else model.all_layers - 1
-        dropout = 0.1 if _DROP in self.name.split("+") else 0.0
+        dropout = 0.1 if self.drop else 0.0
         return LoraConfig(rank=3, alpha=4.0, targets=(f"*blocks.{layer}.*",), dropout=dropout)
 
 
@@ -148,7 +155,7 @@ def parse_layout(name: str) -> NamedLayout:
     Raises:
         ValueError: a word of it is unknown.
     """
-    size, packs, adapters = 1, None, None
+    size, packs = 1, None
     settings: dict[str, dict[str, Any]] = {"model": {}, "ddp": {}, "train": {}}
     for word in name.split("+"):
         sized = re.fullmatch(r"(tp|cp|pp|vpp|dp|packs|hsdp)([1-9]\d*)", word)
@@ -161,12 +168,10 @@ def parse_layout(name: str) -> NamedLayout:
                 settings["ddp"]["dp_replicate_size"] = number
             elif kind in _SIZES:
                 settings["model"][_SIZES[kind]] = number
-        elif word in _ADAPTERS:
-            adapters = word
         elif word in _OPTIONS:
             for group, values in _OPTIONS[word].items():
                 settings.setdefault(group, {}).update(values)
-        elif word not in (ONE, _DROP):
+        elif word not in (ONE, "drop", *_ADAPTERS):
             known = ", ".join(WORDS)
             raise ValueError(f"--layouts {name}: unknown word {word!r}; join words of {known} by +")
-    return NamedLayout(name=name, size=size, settings=settings, packs=packs, adapters=adapters)
+    return NamedLayout(name=name, size=size, settings=settings, packs=packs)

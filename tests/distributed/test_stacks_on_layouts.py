@@ -21,8 +21,8 @@ from tests.toy_family import PLACE
 WHOLE = "wan2.1_i2v_14b"  # with image rows beside the text
 OTHERS = [size for name in FAMILIES for size in family_named(name).tiny if size != WHOLE]
 TOY, CROSS = ("--family", "toy"), ("objective.name=flow",)
-WEIGHTED = (*TOY, "objective.loss=huber", "objective.huber_c=0.5")
 EDM = ("objective.name=edm", "model.num_layers=2")
+WEIGHTED = (*TOY, "objective.loss=huber", "objective.huber_c=0.5")
 FLF2V = ("--family", "wan2.1_flf2v_14b", "model.num_layers=2")
 EXTRAS = (
     *("model.extra_pos_embed=learnable", "model.max_size=[8,16,16]", "objective.name=flow"),
@@ -158,10 +158,6 @@ def without_qk_layernorm(model):
 tokens_of_mine = Context._tokens_of_mine
 
 PATCHES = {
-    "weighted": weighted,
-    "weights of other tokens": (
-        patch.object(model_parallel, "split_tokens", weights_of_other_tokens), weighted
-    ),
     "gathered twice": patch.object(
         stacked_transformer, "gather_from_sequence_parallel_region", gather_twice
     ),
@@ -170,6 +166,10 @@ PATCHES = {
     ),
     "heads in another order": patch.object(
         Context, "_tokens_of_mine", lambda self, x: tokens_of_mine(self, x).flip(1)
+    ),
+    "weighted": weighted,
+    "weights of other tokens": (
+        patch.object(model_parallel, "split_tokens", weights_of_other_tokens), weighted
     ),
     "joint, as a GPU attends": as_a_gpu,
     "cross, as a GPU attends": as_a_gpu,
