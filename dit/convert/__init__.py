@@ -12,6 +12,7 @@ verify                compares every tensor of both, and the outputs of the two 
 adapters              checkpoints of adapters to and from files, alone or merged
 lora                  files of LoRA adapters: read, checked, written
 atomic_folder         a target folder that appears only when it is complete
+load_hf               a Diffusers folder as the start of a run, without an import
 bridge                registration with NVIDIA's Megatron-Bridge; imported only when asked for
 errors                the error of this folder
 

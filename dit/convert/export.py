@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -15,11 +15,19 @@ from dit.config import RunConfig, Weights
 from dit.convert.adapters.export import export_lora
 from dit.convert.adapters.merged import MergedWeights, open_merged
 from dit.convert.atomic_folder import new_folder, split_work
-from dit.convert.diffusers_checkpoint import CONFIG, INDEX, SCHEDULER_CONFIG, FilePlan, plan_files
+from dit.convert.diffusers_checkpoint import (
+    CONFIG,
+    INDEX,
+    SCHEDULER_CONFIG,
+    DiffusersFolder,
+    FilePlan,
+    open_folder,
+    plan_files,
+)
 from dit.convert.diffusers_config import diffusers_transformer_config, scheduler_config
 from dit.convert.diffusers_json import write_json
 from dit.convert.errors import ConvertError
-from dit.convert.megatron_checkpoint import StoredWeights
+from dit.convert.megatron_checkpoint import StoredWeights, WithTextProjection
 from dit.convert.pipeline import (
     SCHEDULER,
     check_pipeline,
@@ -30,8 +38,9 @@ from dit.convert.pipeline import (
 from dit.distributed.collective_errors import on_first_rank
 from dit.distributed.watchdog import heartbeat
 from dit.models.diffusers_names import Pair, pairs, their_tensors
+from dit.models.family import diffusers_form
 from dit.train.checkpoint.adapters import adapters_of
-from dit.train.checkpoint.paths import STEP, find_checkpoint, saved_config
+from dit.train.checkpoint.paths import STEP, find_checkpoint, saved_card, saved_config
 
 MAX_SHARD_SIZE = 5 * 10**9
 _Stored = StoredWeights | MergedWeights
@@ -46,6 +55,7 @@ class ExportOptions:
     max_shard_size: int = MAX_SHARD_SIZE  # bytes of a file
     scheduler: bool = True  # whether to write a scheduler, with the noise range of the run
     pipeline_from: Path | None = None  # pipeline folder whose other components are copied
+    text_projection: Path | None = None  # transformer with the text projection that data went by
     merged: bool = False  # whether adapters are added to the weights beside them
 
 
@@ -87,12 +97,15 @@ def _find(checkpoint: Path) -> Path:
 
 
 def open_stored(
-    checkpoint: Path, weights: Weights | None
+    checkpoint: Path, weights: Weights | None, *, text_projection: Path | None = None
 ) -> tuple[StoredWeights, RunConfig, Weights]:
     """Weights of a checkpoint or run folder, its configuration, and whether they are the EMA.
 
+    Of a run on projected texts both are with the projection, which lies in `text_projection`, or
+    where the dataset card says.
+
     Raises:
-        ConvertError: there is no checkpoint, or no such weights in it.
+        ConvertError: there is no checkpoint, no such weights in it, or no such projection.
         CheckpointError: the checkpoint is incomplete.
     """
     path = _find(checkpoint)
@@ -108,7 +121,55 @@ def open_stored(
     stored = StoredWeights(path, averaged=chosen is Weights.EMA)
     config = saved_config(path)
     stored.check(pairs(config.model))
-    return stored, config, chosen
+    source = _projection_folder(path, config, text_projection)
+    if source is None:
+        return stored, config, chosen
+    return *_with_projection(stored, config, source), chosen
+
+
+def _projection_folder(path: Path, config: RunConfig, given: Path | None) -> DiffusersFolder | None:
+    """The transformer with the text projection of a run; None where it needs none.
+
+    Raises:
+        ConvertError: it is needed and cannot be opened, or it was given and is not needed.
+    """
+    form, about = diffusers_form(config.model), (saved_card(path) or {}).get("text_encoder", {})
+    part = form.text_projection
+    if part is None or part.is_part(config.model):
+        if given is not None:
+            raise ConvertError(f"--text-projection {given}: {path} needs none; leave it out")
+        return None
+    place = given or about.get("text_projection")
+    if place is None:
+        return None
+    try:
+        return open_folder(Path(place))
+    except ConvertError as error:
+        where = "--text-projection" if given else "the dataset card says --text_projection"
+        raise ConvertError(
+            f"{path} was trained on projected texts ({where} {place}), and an export takes the"
+            f" weights of the projection from there: {error}. Give --text-projection DIR, the"
+            " folder transformer of the pipeline that the data were packed with"
+        ) from error
+
+
+def _with_projection(
+    stored: StoredWeights, config: RunConfig, source: DiffusersFolder
+) -> tuple[StoredWeights, RunConfig]:
+    part = diffusers_form(config.model).text_projection
+    assert part is not None
+    weight, width = part.tensors[0], config.model.crossattn_emb_size
+    shape: tuple[int, ...] = source.headers[weight].shape if weight in source.headers else ()
+    if shape[:1] != (width,) or any(name not in source.headers for name in part.tensors):
+        raise ConvertError(
+            f"--text-projection {source.path} has no {' and '.join(part.tensors)} that make rows of"
+            f" {width} numbers, as model.crossattn_emb_size says; give the folder transformer of"
+            " the pipeline that the data were packed with"
+        )
+    tensors = {name: source.read(name) for name in part.tensors}
+    averaged = bool(stored.prefix)
+    whole = WithTextProjection(stored.path, averaged=averaged, tensors=tensors)
+    return whole, replace(config, model=part.added(config.model, shape[1]))
 
 
 def check_expressible(config: RunConfig, options: ExportOptions) -> None:
@@ -135,8 +196,12 @@ def export_weights(
         CheckpointError: the checkpoint is incomplete.
     """
     options = options or ExportOptions()
-    opened = open_merged if options.merged else open_stored
-    stored, config, chosen = opened(checkpoint, options.weights)
+    if options.merged:
+        stored, config, chosen = open_merged(checkpoint, options.weights)
+    else:
+        stored, config, chosen = open_stored(
+            checkpoint, options.weights, text_projection=options.text_projection
+        )
     check_expressible(config, options)
     table = pairs(config.model)
     sizes = [_bytes(stored, pair, options.dtype) for pair in table]

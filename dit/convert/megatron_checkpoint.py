@@ -144,6 +144,24 @@ class StoredWeights:
         return whole
 
 
+class WithTextProjection(StoredWeights):
+    """The weights of a checkpoint that was trained on projected texts, with their projection."""
+
+    def __init__(self, path: Path, *, averaged: bool, tensors: Mapping[str, Tensor]):
+        """`tensors` are those of the projection, by Diffusers' names."""
+        super().__init__(path, averaged=averaged)
+        self.tensors = tensors
+
+    def dtype(self, pair: Pair) -> torch.dtype:
+        own = self.tensors.get(pair.theirs[0])
+        return super().dtype(pair) if own is None else own.dtype
+
+    def read(self, pair: Pair) -> Tensor:
+        if pair.theirs[0] not in self.tensors:
+            return super().read(pair)
+        return pair.join([self.tensors[name] for name in pair.theirs])
+
+
 def stored_shape(pair: Pair) -> tuple[int, ...]:
     """Shape of the stored tensor, with all layers."""
     return pair.shape if pair.layer is None else (pair.layers, *pair.shape)

@@ -40,6 +40,7 @@ from dit.models.lora.targets import Adapters, adaptable_pairs, attach_adapters
 from dit.train import foreach
 from dit.train.metrics.step_metrics import COMMUNICATION, timed
 from dit.train.optimizer import build_optimizer
+from dit.train.parameter_groups import freeze_groups
 
 Fill = Callable[[MegatronModule, RunConfig], None]
 """Gives the weights of a model their first values."""
@@ -134,6 +135,7 @@ def build_model(
             dropout = config.lora.dropout
             attach_adapters(model, adapters, precision=precision, dropout=dropout)
         fill(model, config)
+        freeze_groups(model, config)
         if config.model.gradient_accumulation_fusion:
             add_gradients_in_products(model)
     chunks = wrap(models, config, groups)

@@ -20,7 +20,7 @@ GROUND = {
 BASE = GROUND | {"dit.batch", "dit.pack_wire", "dit.config"}
 # The folders of families are below nobody: the registry imports them by name.
 MODELS = {"dit.models", "dit.models.layer_spec", "dit.models.layers", "dit.models.stacks"}
-MODELS |= {"dit.models.kernels"}
+MODELS |= {"dit.models.kernels", "dit.models.lora", "dit.models.weight_marks"}
 STEP = BASE | MODELS | {"dit.config.loading", "dit.data", "dit.objectives", "dit.convert.lora"}
 STEP |= {"dit.distributed", "dit.distributed.device_specs"}
 FAMILIES = {"dit.models.dit", "dit.models.wan"}
@@ -40,8 +40,12 @@ ALLOWED = {
     "dit.models": BASE | {"dit.models.layer_spec"},
     "dit.models.layer_spec": set(),
     "dit.models.kernels": set(),
-    "dit.models.layers": BASE | {"dit.models.layer_spec", "dit.models.kernels"},
-    "dit.models.stacks": BASE | {"dit.models.layer_spec", "dit.models.layers"},
+    "dit.models.weight_marks": set(),
+    "dit.models.lora": BASE | {"dit.models", "dit.models.weight_marks"},
+    "dit.models.layers": BASE
+    | {"dit.models.layer_spec", "dit.models.kernels", "dit.models.lora", "dit.models.weight_marks"},
+    "dit.models.stacks": BASE
+    | {"dit.models.layer_spec", "dit.models.layers", "dit.models.lora", "dit.models.weight_marks"},
     "dit.models.dit": BASE | MODELS,
     "dit.models.wan": BASE | MODELS,
     "dit.config.loading": BASE | {"dit.models", "dit.distributed.device_specs"},

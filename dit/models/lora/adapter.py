@@ -33,8 +33,8 @@ from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from dit.models.layers.weight_marks import mark_split
 from dit.models.lora.dropout import adapter_key, dropout_rows, dropped
+from dit.models.weight_marks import mark_split
 
 CHILD = "lora"
 """Name of the adapter in its linear. Names of frozen weights do not change."""

@@ -171,6 +171,7 @@ def _picture(
         | {"precision": str(opened.config.model.precision), "checkpoint": str(opened.path)}
         | ({"lora": list(opened.lora)} if opened.lora else {}),
         latent_CFHW=latent_CFHW.cpu() if keep else None,
+        given_HW3=_given(options).shown(*_size(options)[1:]),
     )
 
 

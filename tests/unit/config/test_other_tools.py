@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from dit.config.inlining import value_of
 from dit.config.loading import ConfigError, load_config, parse_arguments
+from dit.objectives import training_objective
 from recipes.runs import RECIPES
 from tests.packs import run_config
 
@@ -290,7 +292,7 @@ def test_every_key_is_read_or_named_with_the_reason(name: str, tmp_path: Path, c
         assert ": read as " in line or ": read, not used: " in line or line.endswith("not used")
         assert str(file) in line
     assert len(said) == len(set(keys) - OURS)
-    assert "only Cosmos's DiT is trained here yet" in said[0]
+    assert "checkpoint.load_hf" in said[0]
     assert "abc123" not in caplog.text
 
 
@@ -429,3 +431,66 @@ def test_one_key(token: str, group: str, name: str, value: object) -> None:
 def test_betas_become_two_keys() -> None:
     config = load_config(run_config(), overrides=["optimizer.betas=[0.8, 0.9]"])
     assert (config.optimizer.adam_beta1, config.optimizer.adam_beta2) == (0.8, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (("model.min_t=0.875",), (0.875, 1.0)),
+        (("model.min_t=0", "model.max_t=0.875"), (0.0, 0.875)),
+        (("model.min_t=0.1", "model.max_t=0.5", "model.min_t=0.2"), (0.2, 0.5)),
+        (("model.min_t=0.0", "model.max_t=1"), None),
+        (("model.min_t=0.5", "objective.level_range=[0.6,1]"), (0.6, 1.0)),
+    ],
+)
+def test_levels_of_an_expert(said: tuple[str, ...], expected: object) -> None:
+    config = load_config(run_config(), overrides=said)
+    assert (config.objective.name, config.objective.flow.level_range) == ("flow", expected)
+
+
+@pytest.mark.parametrize("token", ["model.min_t=true", "model.max_t=a", "model.min_t=2"])
+def test_what_are_no_levels(token: str) -> None:
+    with pytest.raises(ConfigError, match=r"min_t|max_t"):
+        load_config(run_config(), overrides=[token])
+
+
+def test_levels_are_those_that_diffusion_pipe_draws() -> None:
+    """Quantiles of a long table, sliced: min_t and max_t are levels after the shift."""
+    config = load_config(
+        run_config(),
+        overrides=[
+            *("model.timestep_sample_method=logit_normal", "model.sigmoid_scale=0.8"),
+            *("model.shift=3", "model.min_t=0.6", "model.max_t=0.9"),
+        ],
+    )
+    quantile = torch.linspace(1e-6, 1 - 1e-6, 1_000_001, dtype=torch.float64)
+    t = torch.sigmoid(0.8 * torch.distributions.Normal(0.0, 1.0).icdf(quantile))
+    t = 3 * t / (1 + 2 * t)
+    table = t[torch.searchsorted(t, 0.6) : torch.searchsorted(t, 0.9)]
+    asked = torch.tensor([0.1, 0.5, 0.9])
+    theirs = table[(asked * len(table)).long()].float()
+    ours = training_objective(config.objective).levels(asked, [4, 4, 4])
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+
+
+def test_image_to_video_of_networks_that_take_both(caplog) -> None:
+    token, key = "flow_matching.i2v_prob=0.3", "objective.image_condition_probability"
+    for model, expected in (
+        (["model.name=wan2.2_ti2v_5b"], 0.3),
+        (["model.family=wan", "model.image_condition=clean_first_frame"], 0.3),
+        (["model.name=wan2.1_t2v_1.3b"], 1.0),
+        (["model.name=wan2.2_i2v_a14b"], 1.0),  # always has its condition
+        (["model.name=dit_s"], 1.0),
+        (["model.name=wan2.2_ti2v_5b", f"{key}=0.6"], 0.6),
+    ):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, logger="dit.config.loading"):
+            config = load_config(run_config(), overrides=[token, *model])
+        assert config.objective.image_condition_probability == expected
+        (line,) = [r.getMessage() for r in caplog.records if "i2v_prob" in r.getMessage()]
+        assert (f": read as {key}=0.3" in line) == (expected < 1)
+        assert (": read, not used: drawn for each" in line) == (expected == 1)
+    for wrong in (["flow_matching.i2v_prob=3"], [token, "train.train_iters=-1"]):
+        with pytest.raises(ConfigError) as caught:
+            load_config(run_config(), overrides=wrong)
+        assert len(caught.value.problems) == 1

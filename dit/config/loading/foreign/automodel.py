@@ -22,6 +22,7 @@ from dit.config.loading.foreign.entry import (
     going_on,
     read_as,
     read_by,
+    read_where_legal,
     recompute,
     unused_key,
 )
@@ -103,9 +104,10 @@ AUTOMODEL: dict[str, Foreign] = {
         "no batch is drawn by another density than the rest"
     ),
     "flow_matching.sigma_*": unused_key("t is drawn from all of (0, 1)"),
-    "flow_matching.i2v_prob": unused_key(
-        "objective.image_condition_probability is its like, of networks that take a first frame"
-        " or none"
+    "flow_matching.i2v_prob": read_where_legal(
+        "objective.image_condition_probability",
+        "drawn for each sample with a first frame, where AutoModel draws it for a batch; networks"
+        " that take no first frame, or always one, do not use it",
     ),
     "flow_matching.*": unused_key(
         "objective.* decides, and logger.log_interval what is written down"
