@@ -257,7 +257,7 @@ def _load(
     from dit.distributed.model_parallel import FullForward
     from dit.distributed.process_groups import device, process_groups, start_processes
     from dit.models.family import family_of
-    from dit.sampling.adapters import add_adapters
+    from dit.sampling.commands.lora_option import add_adapters
     from dit.train.checkpoint.state_dict import load_network
 
     start_processes(seed=config.rng.seed, model=config.model)

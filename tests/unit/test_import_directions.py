@@ -54,7 +54,7 @@ ALLOWED = {
     | {"dit.models", "dit.models.layer_spec", "dit.config.loading", "dit.distributed.device_specs"},
     "dit.train": STEP,
     "dit.sampling": STEP | {"dit.codecs", "dit.train"},
-    "dit.convert.lora": BASE | {"dit.models"},
+    "dit.convert.lora": BASE | {"dit.models", "dit.models.lora"},
     "dit.convert": STEP | {"dit.sampling", "dit.train", "dit.convert.lora"},
     "dit.layout_check": STEP | {"dit.train"},
     "dit.report": GROUND | {"dit.config", "dit.config.loading", "dit.models"},

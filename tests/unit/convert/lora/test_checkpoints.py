@@ -29,7 +29,7 @@ from dit.data.pack import PatchLayout, pack_samples
 from dit.models.diffusers_names import pairs
 from dit.models.family import diffusers_form, family_of
 from dit.objectives import training_problem
-from dit.sampling.adapters import add_adapters
+from dit.sampling.commands.lora_option import add_adapters
 from dit.sampling.unpatchify import unpack_latents
 from dit.train import trainer
 from dit.train.checkpoint.paths import saved_config
