@@ -80,7 +80,6 @@ FORM = DiffusersForm(
     content=lambda _: {},
     private=lambda _: {},
     text_pad_to=None,
-    lora_targets=(),
     pipelines={},
     pipeline_misfits=lambda *_: [],
     largest_latent=lambda _: (1, 1, 1),

@@ -149,7 +149,7 @@ def convert(args: Namespace) -> tuple[Counter[Split], Refusals, list[str]]:
         )
     begun.parent.mkdir()
     begun.touch()
-    refusals, checked = Refusals(), _Checked()
+    refusals, checked = Refusals(), _CheckedRows()
     with ExitStack() as stack:
         series = {
             part: stack.enter_context(
@@ -208,7 +208,7 @@ def _moved_to_train(folder: Path, shards: dict[Split, dict[str, int]]) -> dict[s
     return counts
 
 
-class _Checked:
+class _CheckedRows:
     """Makes the samples fit into one dataset: unique keys, and widths as in the first sample."""
 
     def __init__(self) -> None:

@@ -132,7 +132,7 @@ class WeightRules:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TextProjection:
+class FrozenTextProjection:
     """A frozen first layer of text, where shards may hold what it makes (Cosmos 2.5)."""
 
     tensors: tuple[str, ...]
@@ -169,12 +169,10 @@ class DiffusersForm:
     """The values of `private_keys`."""
     text_pad_to: Callable[[Any], int | None]
     """`config_keys` -> `model.text_pad_to` of the published weights."""
-    text_projection: TextProjection | None = None
+    text_projection: FrozenTextProjection | None = None
     """None: no shards hold projected texts of the family."""
     ignored: tuple[str, ...] = ()
     """Patterns, as in `fnmatch`, of stored tensors that Diffusers' class does not read."""
-    lora_targets: tuple[str, ...]
-    """Ends of the names of their linears that an adapter changes by default."""
     original_names: tuple[Mapping[str, str], ...] = ()
     """Tables of linears as the original projects name them -> as Diffusers does; `*`: a block."""
     comfyui_names: Callable[[Any], Mapping[str, str]] | None = None

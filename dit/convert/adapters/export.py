@@ -107,6 +107,6 @@ def _data(config: Any) -> str | None:
 
 def _pictures(checkpoint: Path) -> tuple[Path, ...]:
     """Those that the last validation of the run generated at this step."""
-    samples = checkpoint.parent.parent / "samples" / checkpoint.name
+    samples = checkpoint.parent.parent / "validation_generation" / checkpoint.name
     found = (one for one in sorted(samples.glob("*")) if one.suffix in (".png", ".mp4"))
     return tuple(found)[:_PICTURES]

@@ -36,7 +36,7 @@ from dit.models.dit.pipelines import (
     pipeline_misfits,
     sampling_settings,
 )
-from dit.models.family import DiffusersForm, InputKind, TextProjection, family_of
+from dit.models.family import DiffusersForm, FrozenTextProjection, InputKind, family_of
 
 CLASS = "CosmosTransformer3DModel"
 _BASE_FPS = 24.0  # fixed in Diffusers
@@ -352,7 +352,7 @@ FORM = DiffusersForm(
     # What the published weights attend to: the caption, and zeros up to this many tokens; those of
     # 2.5 to the encoder's own states of padding, which the shards hold.
     text_pad_to=lambda keys: None if keys.use_crossattn_projection else 512,
-    text_projection=TextProjection(
+    text_projection=FrozenTextProjection(
         tensors=("crossattn_proj.0.weight", "crossattn_proj.0.bias"),
         is_part=lambda model: model.crossattn_proj_size is not None,
         added=lambda model, width: replace(
@@ -362,7 +362,6 @@ FORM = DiffusersForm(
             model, crossattn_emb_size=model.crossattn_proj_size, crossattn_proj_size=None
         ),
     ),
-    lora_targets=("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2"),
     original_names=(PREDICT2_NAMES, COSMOS1_NAMES),
     # Learnable positions are Cosmos 1's, and of no published Predict2.
     comfyui_names=lambda model: COSMOS1_NAMES if model.learnable_positions else PREDICT2_NAMES,

@@ -407,7 +407,6 @@ FORM = DiffusersForm(
     text_pad_to=lambda _: _TEXT_ROWS,
     # Published weights of Wan 2.1's image-to-video have it, and nothing reads it.
     ignored=("blocks.*.attn2.norm_added_q.weight",),
-    lora_targets=("to_q", "to_k", "to_v", "to_out.0", "ffn.net.0.proj", "ffn.net.2"),
     original_names=(WAN_NAMES,),
     comfyui_names=lambda _: WAN_NAMES,
     pipelines={"WanPipeline": "flow", "WanImageToVideoPipeline": "flow"},

@@ -12,7 +12,14 @@ import pytest
 
 from dit.codecs.text import TEXT_ENCODERS
 from dit.codecs.vae import CODECS
-from dit.config import CUSTOM_SIZE, ModelConfig, ObjectiveConfig, Precision, Problems
+from dit.config import (
+    CUSTOM_SIZE,
+    LoraConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    Precision,
+    Problems,
+)
 from dit.config.loading import (
     ConfigError,
     changes,
@@ -27,6 +34,7 @@ from dit.models.cost import forward_flops, parameter_count
 from dit.models.diffusers_names import pairs
 from dit.models.dit.config import DitConfig
 from dit.models.family import FAMILIES, VARIABLE, families, family_named, family_of, named_model
+from dit.models.lora.targets import chosen_adapters
 from dit.train.checkpoint.state_dict import _different, _of_model
 from dit.train.model_and_optimizer import initialise_weights
 from recipes.runs import RECIPES, dit_debug, dit_s, dit_xl
@@ -67,10 +75,9 @@ def test_a_family_of_the_tree_says_what_others_take_from_it(name: str) -> None:
         assert tiny.num_layers >= 4 and tiny.num_attention_heads % 4 == 0
     if family.diffusers is None:
         return
-    form = family.diffusers()
-    theirs = {name.rpartition(".")[0] for pair in pairs(model) for name in pair.theirs}
-    for target in form.lora_targets:
-        assert any(name.endswith(f".{target}") for name in theirs), target
+    own = family.default()
+    adapted = chosen_adapters(own, LoraConfig(rank=1))
+    assert {name.rpartition(".")[0] for pair in pairs(own) for name in pair.theirs} > adapted.keys()
 
 
 @pytest.mark.parametrize(
