@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from data_prep.media.clips import Clip, Entry
 from data_prep.refusals import PrepError
@@ -48,11 +49,14 @@ class Digits:
             for index in range(len(self._labels))
         )
 
+    def picture(self, index: int) -> Tensor:
+        """The picture [8, 8] of that number, float32 in [-1, 1]."""
+        return torch.from_numpy(self._images_NHW[index]).float() / (LEVELS / 2) - 1
+
     def read(self, entry: Entry) -> Clip:
         index = int(entry.key.rpartition("-")[2])
-        levels_HW = torch.from_numpy(self._images_NHW[index]).float()
         return Clip(
-            video_CFHW=(levels_HW / (LEVELS / 2) - 1)[None, None],
+            video_CFHW=self.picture(index)[None, None],
             caption=caption_of(self._labels[index]),
             original_height=SIDE,
             original_width=SIDE,

@@ -80,8 +80,9 @@ class GivenPictures:
         if lost := [name for name, needed in names.items() if needed and name not in made]:
             raise ValueError(
                 f"--image {self.first}: the network reads `{lost[0]}`, which the pipeline"
-                f" {decoder.model_name} has no encoder for; --tokenizer_cache_dir and"
-                " --tokenizer_model say where one with an image_encoder is"
+                f" {getattr(decoder, 'model_name', decoder.name)} has no encoder for;"
+                " --tokenizer_cache_dir and --tokenizer_model say where one with an image_encoder"
+                " is"
             )
         return {name: made[name] for name in names if name in made}
 
