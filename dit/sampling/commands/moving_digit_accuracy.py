@@ -114,10 +114,14 @@ def _records(tar: Path) -> Iterator[tuple[Any, str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class ClipJudge:
-    """Reads digit and direction of whole clips: all pixels of all frames."""
+    """Reads digit and direction of whole clips: all pixels of all frames.
+
+    A digit that changes on its way may still be read right, so the last frame is read alone, too.
+    """
 
     digit: Any  # pipelines of scikit-learn
     direction: Any
+    last_digit: Any  # of the last frame
 
     @classmethod
     def trained_on(cls, clips: Sequence[RealClip]) -> ClipJudge:
@@ -129,10 +133,14 @@ class ClipJudge:
         labels = np.array([clip.motion for clip in clips])
         components = min(_COMPONENTS, *pixels_NP.shape)
 
-        def fitted(labels_N: np.ndarray) -> Any:
+        def fitted(pixels_NP: np.ndarray, labels_N: np.ndarray) -> Any:
             return make_pipeline(PCA(components, random_state=0), SVC()).fit(pixels_NP, labels_N)
 
-        return cls(digit=fitted(labels[:, 0]), direction=fitted(labels[:, 1]))
+        return cls(
+            digit=fitted(pixels_NP, labels[:, 0]),
+            direction=fitted(pixels_NP, labels[:, 1]),
+            last_digit=fitted(_pixels([clip.frames_FHW3[-1] for clip in clips]), labels[:, 0]),
+        )
 
     def read(self, clips: Sequence[np.ndarray]) -> list[Motion]:
         """What each uint8 [F, H, W, 3] clip shows."""
@@ -140,9 +148,15 @@ class ClipJudge:
         each = zip(self.digit.predict(pixels_NP), self.direction.predict(pixels_NP), strict=True)
         return [Motion(int(digit), int(direction)) for digit, direction in each]
 
+    def score(self, asked: Sequence[Motion], clips: Sequence[np.ndarray]) -> dict[str, float]:
+        """As the function `score`, and the part whose last frame shows the digit asked for."""
+        last_N = self.last_digit.predict(_pixels([clip[-1] for clip in clips]))
+        right = np.mean(last_N == [motion.digit for motion in asked])
+        return {**score(asked, self.read(clips)), "last_digit": float(right)}
+
 
 def _pixels(clips: Sequence[np.ndarray]) -> np.ndarray:
-    """Grey values in [0, 1], one row for each clip."""
+    """Grey values in [0, 1], one row for each clip or frame."""
     return np.stack([clip[..., 0].ravel() for clip in clips]) / 255
 
 
@@ -189,7 +203,7 @@ def evaluate(args: argparse.Namespace) -> int:
     data = args.dataset_path or Path(opened.config.dataset.path or "")
     train, held_out = (real_clips(data, split, opened.decoder) for split in ("train", "val"))
     judge = ClipJudge.trained_on(train)
-    trusted = score([c.motion for c in held_out], judge.read([c.frames_FHW3 for c in held_out]))
+    trusted = judge.score([c.motion for c in held_out], [c.frames_FHW3 for c in held_out])
     model = opened.config.model
     given = any(one.pictures for one in family_of(model).inputs(model))
     with tempfile.TemporaryDirectory() as folder:
@@ -198,7 +212,7 @@ def evaluate(args: argparse.Namespace) -> int:
         made = generate_opened(opened, prompts, seed=args.seed, options=options)
     clips = [picture.frames_FHW3 for picture in made]
     read = judge.read(clips)
-    report = {**score(asked, read), "clips": len(clips), "first_frame_given": given}
+    report = {**judge.score(asked, clips), "clips": len(clips), "first_frame_given": given}
     report |= {"held_out": trusted, "held_out_clips": len(held_out)}
     report["wrong"] = [
         f"{a.caption}: {r.caption}" for a, r in zip(asked, read, strict=True) if a != r
@@ -217,11 +231,12 @@ def conclude(
     (folder / "evaluation.json").write_text(text + "\n")
     shown = clips[:: max(1, len(clips) // _SHOWN)][:_SHOWN]
     draw_grid([_strip(clip) for _, clip in shown], [c for c, _ in shown], folder / "clips.png")
-    table = Table("read by the classifier", "digit", "direction", "both")
+    keys = ("digit", "direction", "both", "last_digit")
+    table = Table("read by the classifier", "digit", "direction", "both", "digit of the last frame")
     named = {f"{report['clips']} generated clips": report}
     named[f"{report['held_out_clips']} held-out real clips"] = report["held_out"]
     for name, parts in named.items():
-        table.add_row(name, *(f"{parts[key]:.1%}" for key in ("digit", "direction", "both")))
+        table.add_row(name, *(f"{parts[key]:.1%}" for key in keys))
     console.print(table)
     console.print(f"written: {folder / 'evaluation.json'} and clips.png")
     failed = shortfalls(report, args.min_accuracy)

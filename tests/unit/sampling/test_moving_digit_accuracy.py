@@ -81,6 +81,19 @@ def test_judge_reads_motion_and_not_one_frame(judge, held_out) -> None:
     assert accuracy(judge, held_out[:200], grey)["both"] < 0.1
 
 
+def test_a_digit_that_is_lost_on_its_way_is_seen_in_the_last_frame(judge, held_out) -> None:
+    asked = [clip.motion for clip in held_out]
+    real = judge.score(asked, [clip.frames_FHW3 for clip in held_out])
+    assert real["last_digit"] > HELD_OUT and real["direction"] == 1.0
+    by_motion = {clip.motion: clip.frames_FHW3 for clip in held_out}
+    changed = []
+    for clip in held_out:  # the last frame is that of another digit
+        other = by_motion[Motion((clip.motion.digit + 1) % 10, clip.motion.direction)]
+        changed.append(np.concatenate([clip.frames_FHW3[:-1], other[-1:]]))
+    found = judge.score(asked, changed)
+    assert found["last_digit"] < 0.05 and found["both"] > 0.8
+
+
 def test_score_counts_digit_and_direction_alone_and_together() -> None:
     asked = [Motion(3, 0), Motion(3, 1), Motion(5, 2), Motion(7, 3)]
     read = [Motion(3, 0), Motion(8, 1), Motion(5, 0), Motion(1, 0)]
@@ -129,7 +142,7 @@ def test_every_caption_is_asked_for_as_often() -> None:
 
 def test_result_and_picture_are_written(held_out, tmp_path: Path) -> None:
     report = {"digit": 1.0, "direction": 0.75, "both": 0.75, "clips": 4, "held_out_clips": 9}
-    report |= {"held_out": dict.fromkeys(("digit", "direction", "both"), 0.99)}
+    report |= {"last_digit": 0.5, "held_out": dict.fromkeys(("both", *report, "last_digit"), 0.99)}
     report |= {"first_frame_given": False}
     args = argparse.Namespace(
         checkpoint_path=str(tmp_path / "LATEST"), output_dir=None, min_accuracy=None
