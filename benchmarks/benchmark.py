@@ -23,7 +23,7 @@ from dit.config import RunConfig
 from dit.config.loading import parse_arguments
 from dit.config.loading.describe import describe
 from dit.distributed.entry import Parser, run, say_once
-from recipes.runs import RECIPES
+from recipes.runs import RECIPES, for_weights
 
 if TYPE_CHECKING:
     from dit.train.model_and_optimizer import Fill
@@ -36,7 +36,7 @@ _EPILOG = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     options, others = _parser().parse_known_args(argv)
-    arguments = parse_arguments(others, recipes=RECIPES, program="benchmark.py")
+    arguments = parse_arguments(others, recipes=RECIPES, program="benchmark.py", adapt=for_weights)
     config = only_steps(arguments.config)
     # Imported late: --help and a wrong key answer without waiting for Megatron-Core.
     from dit.distributed.process_groups import rank, world_size
@@ -118,7 +118,7 @@ def only_steps(config: RunConfig) -> RunConfig:
     """The same steps, without saving, loading and validating."""
     return replace(
         config,
-        checkpoint=replace(config.checkpoint, save=None, load=None),
+        checkpoint=replace(config.checkpoint, save=None, load=None, load_hf=None),
         train=replace(config.train, eval_interval=0),
     )
 

@@ -35,8 +35,10 @@ class Reason(StrEnum):
     BAD_ARCHIVE = "archive is damaged, cut short or compressed"
     CHANGED = "file has changed since it was planned"
     CRASHED = "reading it kills the process"
+    BAD_MASK = "mask of the loss cannot be used"
     NO_CAPTION = "no caption"
     BAD_CAPTION = "caption file cannot be used"
+    BAD_WEIGHT = "loss_weight is no number that can be used"
     OTHER_MODEL = "sample is of another model than the others"
     NOT_FINITE = "latent has NaN or Inf"
 

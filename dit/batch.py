@@ -40,9 +40,16 @@ class LatentSample:
     fps: float  # frames per second of the latent's pixels; NaN for an image or unknown
     caption: str = ""
     source: str = ""  # name of the dataset in a blend
+    loss_weight: float = 1.0  # multiplies the loss of the sample; at least 0
+    loss_mask_1FHW: Tensor | None = None  # float, at least 0: multiplies that of each latent cell
     # What the family reads beside latent and text, by name, as far as the sample has it
     others: Mapping[str, Tensor] = field(default_factory=dict)
     unknown: tuple[str, ...] = ()  # names of tensors in its record that the family does not read
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether the losses of its tokens have weights of their own."""
+        return self.loss_weight != 1 or self.loss_mask_1FHW is not None
 
     @property
     def inputs(self) -> Mapping[str, Tensor]:
@@ -86,6 +93,9 @@ class PackedBatch:
     is_real_T: Tensor  # bool, False on alignment padding
     is_target_T: Tensor  # bool, True on tokens with noise and loss
     level_row_T: Tensor  # int64 in [0, M): the row of the noise level that each token is told
+    # float32, at least 0: multiplies the loss of each target token, and means nothing elsewhere.
+    # What a loss is divided by stays the number of target tokens. None: all are 1
+    weight_T: Tensor | None = None
     condition_TC: Tensor | None = None  # channels that are appended to the noisy ones, as patches
     # By the names of the inputs; of a family's text inputs each is here, also where all are empty.
     texts: Mapping[
@@ -105,6 +115,7 @@ class PackedBatch:
     keys: tuple[str, ...]  # of the N samples; empty strings where a sample has none
     captions: tuple[str, ...] = ()  # of the N samples, where they are known; for people alone
     pack_id: int  # 63-bit identity that, with seed and step, decides all random draws
+    dropout_seed: int | None = None  # 63 bits, of adapters in training; None drops nothing
     share: SequenceShard = SequenceShard()
 
     @property
@@ -229,8 +240,9 @@ def _tensors_of(pack: PackedBatch) -> Iterator[tuple[str, Tensor]]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """A weighted regression: weight · mean over C of (network output - target)².
+    """A weighted regression: weight · mean over C of an error of (network output - target).
 
+    The error is its square, unless `objective.loss` says otherwise.
     The network sees `input_TC` and `level_M` only. Padding tokens are zero in both tensors; clean
     and reference tokens are the latents themselves in `input_TC`, and zero in `target_TC`.
     """

@@ -22,13 +22,15 @@ from dit.planner.efficiency import EFFICIENCIES
 from dit.planner.layouts import plans
 from dit.planner.tables import as_json, print_tables
 from dit.planner.times import expected_load
-from recipes.runs import RECIPES
+from recipes.runs import RECIPES, for_weights
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0, or 1 where no layout works."""
     options, others = _parser().parse_known_args(argv)
-    config = parse_arguments(others, recipes=RECIPES, program="plan_run.py").config
+    config = parse_arguments(
+        others, recipes=RECIPES, program="plan_run.py", adapt=for_weights
+    ).config
     load, gpus, name = expected_load(config), options.gpus, options.device
     efficiency = EFFICIENCIES[options.kernels]
     good, bad = plans(config, load, world_size=gpus, device=DEVICES[name], efficiency=efficiency)

@@ -7,13 +7,16 @@ from collections.abc import Sequence
 
 from dit.config.loading import parse_arguments
 from dit.distributed.entry import run, say_once
-from recipes.runs import RECIPES
+from recipes.runs import RECIPES, for_weights
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0 when done, 75 when stopped by SIGTERM or Ctrl-C after saving."""
     arguments = parse_arguments(
-        sys.argv[1:] if argv is None else argv, recipes=RECIPES, program="pretrain_dit.py"
+        sys.argv[1:] if argv is None else argv,
+        recipes=RECIPES,
+        program="pretrain_dit.py",
+        adapt=for_weights,
     )
     config = arguments.config
     # Imported late: --help and a wrong key answer without waiting for Megatron-Core.
@@ -21,6 +24,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     from dit.models.cost import check_memory
 
     check_memory(config, world_size=world_size())  # says what is wrong before any process waits
+    start = None
+    if config.checkpoint.load_hf is not None:
+        from dit.convert.load_hf.start import hf_start
+
+        start = hf_start(config)
     if arguments.dry_run or arguments.print_config:
         from dit.config.loading.describe import describe
 
@@ -52,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from dit.train.checkpoint.resume import next_commands
         from dit.train.trainer import ExitCode, pretrain
 
-        code = pretrain(config, export=export, open_samples=open_samples)
+        code = pretrain(config, export=export, open_samples=open_samples, start=start)
         if code is ExitCode.DONE and rank() == 0:
             sys.stdout.write(next_commands(config))
         return int(code)

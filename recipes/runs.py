@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from dit.config import (
     CheckpointConfig,
@@ -17,6 +18,7 @@ from dit.config import (
     RunConfig,
     TrainConfig,
 )
+from dit.config.loading.load import ForWeights
 from dit.models.family import named_model
 
 # Nasty on purpose: captions of one token, samples longer than half a pack of 512 tokens (285), and
@@ -89,6 +91,16 @@ def dit_debug() -> RunConfig:
         train=TrainConfig(train_iters=20, global_batch_size=4, eval_interval=10, eval_iters=2),
         checkpoint=CheckpointConfig(save="runs/debug", save_interval=10),
     )
+
+
+def for_weights(recipe: RunConfig, given: Callable[[str], Any]) -> ForWeights | None:
+    """Network and objective of `checkpoint.load_hf`, where a person gave that."""
+    if given("checkpoint.load_hf") is None:
+        return None
+    # Imported late: it needs torch and Megatron-Core.
+    from dit.convert.load_hf.settings import settings_of_folder
+
+    return settings_of_folder(recipe, given)
 
 
 RECIPES: dict[str, Callable[[], RunConfig]] = {

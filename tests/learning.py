@@ -39,7 +39,7 @@ def train(model: ModelAndOptimizer, config: RunConfig, first: int, last: int) ->
             objective, batch, seed=1, step=step, null={"text": torch.zeros(1, 8)}, options=options
         )
         zero_gradients(model.chunks, model.optimizer)
-        losses = run_schedule(model.chunks, [item], mean=config.objective.loss_mean)
+        losses = run_schedule(model.chunks, [item], options=config.objective)
         rank_loss = RankLoss.of(losses)
         set_learning_rate(model.optimizer, 1e-2, weight_decay=0.1)
         update = clip_and_step(model.optimizer, clip_grad=1.0)

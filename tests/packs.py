@@ -102,6 +102,7 @@ def single(batch: PackedBatch, index: int) -> PackedBatch:
         is_real_T=batch.is_real_T[start:stop],
         is_target_T=batch.is_target_T[start:stop],
         level_row_T=(batch.level_row_T[start:stop] >= batch.num_samples).long(),
+        weight_T=None if batch.weight_T is None else batch.weight_T[start:stop],
         condition_TC=None if batch.condition_TC is None else batch.condition_TC[start:stop],
         texts={name: batch.texts[name][slice(*rows[name])] for name in rows},
         vectors={name: rows[index : index + 1] for name, rows in batch.vectors.items()},

@@ -116,6 +116,8 @@ def run_media(args: argparse.Namespace) -> int:
         if isinstance(given.collection, FolderCollection):
             root, option = given.collection.root, given.collection.option
             check_source_outside(args.output_dir, source=root, option=option)
+            if masks := given.collection.masks:
+                check_source_outside(args.output_dir, source=masks.root, option=masks.option)
     ranks = join()
     if ranks.rank == 0:
         for sentence in unused_options(args, args.parser, (codec, encoder)):

@@ -60,6 +60,14 @@ def add_inputs(parser: ArgumentParser) -> None:
     )
     group.add_argument("--caption_column", metavar="NAME", help="Column of captions.")
     group.add_argument(
+        "--mask_dir",
+        type=Path,
+        metavar="DIR",
+        help="Masks of the loss for --image_dir and --video_dir: pictures or videos at the same"
+        " relative paths, of the same sizes, whatever their endings. White counts fully, black not"
+        " at all; a medium without a mask counts fully. (--dataset_config: mask_path)",
+    )
+    group.add_argument(
         "--max_items",
         "--max_images",
         "--max_videos",

@@ -16,6 +16,7 @@ from data_prep.sources.dataset_file import inputs_of, is_of_diffusion_pipe
 from data_prep.sources.folders import CaptionOptions, Collection, FolderCollection
 from data_prep.sources.huggingface import huggingface_rows
 from data_prep.sources.listing import BOTH, IMAGES, VIDEOS
+from data_prep.sources.masks import MaskFolder
 from data_prep.sources.media_source import Input, MediaSource, SeveralCaptions, TokenGrid
 from dit.codecs.dataset_encoder import DatasetEncoder
 from dit.codecs.text import TEXT_ENCODERS
@@ -85,6 +86,7 @@ def video_decoder_of(args: Namespace) -> VideoDecoder:
 def _collections(args: Namespace) -> list[Collection]:
     found: list[Collection] = []
     captions, merged = CaptionOptions.of(args), None
+    masks = None if args.mask_dir is None else MaskFolder(root=args.mask_dir)
     if (args.dataset_type is None) != (args.dataset_path is None):
         raise PrepError("--dataset_type and --dataset_path belong together; give both")
     if args.dataset_type == "hf":
@@ -97,7 +99,16 @@ def _collections(args: Namespace) -> list[Collection]:
         (merged, "--dataset_path", BOTH),
     ):
         if root is not None:
-            found.append(FolderCollection(root=root, captions=captions, kinds=kinds, option=option))
+            found.append(
+                FolderCollection(
+                    root=root, captions=captions, kinds=kinds, option=option, masks=masks
+                )
+            )
+    if masks is not None and not found:
+        raise PrepError(
+            f"--mask_dir {masks.root} has masks for --image_dir and --video_dir, and neither is"
+            " given; in a file of --dataset_config each folder has its mask_path"
+        )
     if args.hf_dataset:
         found.append(huggingface_rows(args, captions))
     return found

@@ -24,6 +24,7 @@ from data_prep.writing.tar_shards import sample_parts
 from dit.codecs.dataset_card import FORMAT_VERSION
 from dit.codecs.text import TextEncoder
 from dit.codecs.vae import Codec
+from dit.codecs.vae.codec import LATENT_DTYPE
 
 Block = tuple[bytes | None, ...]  # lines of the plan; None for a sample that needs no work
 
@@ -155,6 +156,9 @@ class BlockWorker:
                 raise RefusedError(Reason.NOT_FINITE, made)
         values = latent_CFHW.double()
         mean, square = float(values.mean()), float(values.square().mean())
+        if clip.loss_mask_1FHW is not None:
+            assert clip.loss_mask_1FHW.shape[1:] == latent_CFHW.shape[1:], "cells of another size"
+            tensors = {**tensors, "loss_mask": clip.loss_mask_1FHW.to(LATENT_DTYPE)}
         everything = {**tensors, **self.text.encode_all(clip.caption)}
         _, frames, height, width = clip.video_CFHW.shape
         return EncodedSample(
@@ -174,6 +178,7 @@ class BlockWorker:
 
     def _description(self, entry: Entry, clip: Clip) -> dict[str, Any]:
         _, frames, height, width = clip.video_CFHW.shape
+        weight = {} if entry.loss_weight is None else {"loss_weight": entry.loss_weight}
         return {
             "format_version": FORMAT_VERSION,
             "caption": clip.caption,
@@ -189,4 +194,5 @@ class BlockWorker:
             "text_encoder_revision": self.text.revision,
             "latent_mean": self.codec.whitening.mean,
             "latent_std": self.codec.whitening.std,
+            **weight,
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import stat
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from data_prep.refusals import Reason, RefusedError, short_repr
 from dit.parsing import parse_json
 
 _MOST_SIDECAR = 16 << 20  # bytes; a larger file holds no caption
+_LARGEST_WEIGHT = 1e6  # as training takes it
 _WIDE = "it is UTF-16 or UTF-32; save it as UTF-8"
 
 SIDECAR_ENDINGS = (".json", ".txt")
@@ -53,6 +55,8 @@ class Caption:
 
     text: str
     origin: str
+    loss_weight: float | None = None
+    """What multiplies the loss in training, where the file or row of the caption says it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,16 +113,17 @@ class Captions:
         """
         described = self._beside(source, ".json") if self.field else None
         written = self._beside(source, ".txt")
+        weight = None
         if described is not None:
-            texts = self._from_json(described, may_lack=written is not None)
-            if texts is not None:
-                return [caption(text, origin=".json") for text in texts]
+            fields = self._fields(described)
+            weight = weight_of(fields, described)
+            if written is None or fields.get(self.field) is not None:
+                texts = self._texts(fields, described)
+                return [caption(text, origin=".json", loss_weight=weight) for text in texts]
         if written is not None:
-            return [caption(self._text(written), origin=".txt")]
-        row = self.tables.of(source) if self.tables is not None else None
-        if row is not None:
-            return [caption(text, origin=PurePosixPath(row[1]).name) for text in row[0]]
-        return [self.substitute(source)]
+            return [caption(self._text(written), origin=".txt", loss_weight=weight)]
+        of_table = self.tables.of(source) if self.tables is not None else None
+        return of_table or [self.substitute(source)]
 
     def substitute(self, source: str) -> Caption:
         """The caption of a medium that has none.
@@ -152,7 +157,7 @@ class Captions:
         except ValueError as error:
             raise RefusedError(Reason.BAD_CAPTION, f"{sidecar}: {error}") from error
 
-    def _from_json(self, sidecar: str, *, may_lack: bool) -> tuple[str, ...] | None:
+    def _fields(self, sidecar: str) -> Mapping[str, Any]:
         try:
             content = parse_json(self._text(sidecar))
         except ValueError as error:
@@ -160,11 +165,12 @@ class Captions:
         if not isinstance(content, dict):
             why = f"{sidecar} holds {short_repr(content)}, and not an object with field"
             raise RefusedError(Reason.BAD_CAPTION, f"{why} {self.field!r}")
-        if content.get(self.field) is None and may_lack:
-            return None
-        texts = texts_of(content.get(self.field))
+        return content
+
+    def _texts(self, fields: Mapping[str, Any], sidecar: str) -> tuple[str, ...]:
+        texts = texts_of(fields.get(self.field))
         if texts is None:
-            raise unusable_caption(sidecar, self.field, content)
+            raise unusable_caption(sidecar, self.field, fields)
         return texts
 
 
@@ -175,6 +181,25 @@ def texts_of(value: Any) -> tuple[str, ...] | None:
     if isinstance(value, list) and value and all(isinstance(text, str) for text in value):
         return tuple(value)
     return None
+
+
+def weight_of(fields: Mapping[str, Any], path: str) -> float | None:
+    """The `loss_weight` of a file or row; None where it has none, or an empty cell.
+
+    Raises:
+        RefusedError: it is no number from 0 to 1,000,000.
+    """
+    value = fields.get("loss_weight")
+    if value is None or value == "":
+        return None
+    try:
+        weight = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        weight = math.nan
+    if not 0 <= weight <= _LARGEST_WEIGHT:
+        why = f"{path} has loss_weight {short_repr(value)}, no number from 0 to"
+        raise RefusedError(Reason.BAD_WEIGHT, f"{why} {_LARGEST_WEIGHT:g}")
+    return weight
 
 
 def unusable_caption(path: str, name: str, fields: Mapping[str, Any]) -> RefusedError:
@@ -214,7 +239,7 @@ def decode_utf8(content: bytes, *, errors: str = "strict") -> str:
         raise ValueError(f"byte {error.start} is not UTF-8; save it as UTF-8") from None
 
 
-def caption(text: str, *, origin: str) -> Caption:
+def caption(text: str, *, origin: str, loss_weight: float | None = None) -> Caption:
     """A caption without surrounding white space.
 
     Raises:
@@ -228,4 +253,4 @@ def caption(text: str, *, origin: str) -> Caption:
         ) from error
     if "\0" in text:
         raise RefusedError(Reason.BAD_CAPTION, f"{origin} gives a text with a NUL in it")
-    return Caption(text=text.strip(), origin=origin)
+    return Caption(text=text.strip(), origin=origin, loss_weight=loss_weight)

@@ -6,10 +6,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Protocol, Self
 
 from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedMask:
+    """The mask of the loss of a sample."""
+
+    path: str  # in the folder of masks
+    stamp: str  # changes when the file changes
+    keep: tuple[int, ...] = ()  # as in Entry; empty for one picture that holds for all frames
+    tick: str = ""
+    numbers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,12 +45,14 @@ class Entry:
     duration: float | None = None  # seconds
     caption: str = ""
     caption_from: str = ""
+    loss_weight: float | None = None  # multiplies the loss in training; None where nobody says it
     resized: tuple[int, int] | None = None  # width, height before the crop
     size: tuple[int, int] | None = None  # width, height that is encoded
     keep: tuple[int, ...] = ()  # presentation times of the frames kept, in units of `tick`
     tick: str = ""  # seconds, a fraction
     numbers: tuple[int, ...] = ()  # of the frames kept, where decoded frames have no times
     kept_fps: float | None = None  # of the frames kept
+    mask: PlannedMask | None = None  # of the loss
     tokens: int = 0
     repeats: int = 1  # copies of it in the shards
     notes: tuple[str, ...] = ()
@@ -58,6 +71,8 @@ class Entry:
             for f in fields(self)
             if getattr(self, f.name) != f.default
         }
+        if self.mask is not None:
+            given["mask"] = asdict(self.mask)
         return json.dumps(given, separators=(",", ":")) + "\n"
 
     @classmethod
@@ -66,6 +81,10 @@ class Entry:
         for name in ("resized", "size", "keep", "numbers", "notes"):
             if name in given:
                 given[name] = tuple(given[name])
+        if "mask" in given:
+            mask = given["mask"]
+            lists = {name: tuple(mask[name]) for name in ("keep", "numbers")}
+            given["mask"] = PlannedMask(**mask | lists)
         return cls(**given)
 
 
@@ -78,6 +97,7 @@ class Clip:
     original_height: int  # pixels, upright, before scaling and cropping
     original_width: int
     fps: float | None = None  # frames per second; None for a picture
+    loss_mask_1FHW: Tensor | None = None  # weight of each cell of its latent, in [0, 1]
     notes: tuple[str, ...] = ()  # the summary counts them; for example the origin of the caption
 
 

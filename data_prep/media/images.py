@@ -131,8 +131,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
     Raises:
         RefusedError: numbers of an unknown range, or a mode that cannot be converted to RGB.
     """
-    if image.mode == "F" or image.mode.startswith("I"):
-        image = _from_numbers(image)
+    image = to_8_bits(image)
     try:
         if image.has_transparency_data:
             paper = Image.new("RGBA", image.size, "white")
@@ -140,6 +139,16 @@ def to_rgb(image: Image.Image) -> Image.Image:
         return image.convert("RGB")
     except ValueError as error:
         raise RefusedError(Reason.PIXELS, f"mode {image.mode}: {error}") from error
+
+
+def to_8_bits(image: Image.Image) -> Image.Image:
+    """The same picture, or 8-bit grey of one with numbers that are no bytes.
+
+    Raises:
+        RefusedError: numbers of an unknown range.
+    """
+    is_wide = image.mode == "F" or image.mode.startswith("I")
+    return _from_numbers(image) if is_wide else image
 
 
 def _from_numbers(image: Image.Image) -> Image.Image:

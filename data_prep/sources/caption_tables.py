@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
 
-from data_prep.media.captions import texts_of, unusable_caption
+from data_prep.media.captions import Caption, caption, texts_of, unusable_caption, weight_of
 from data_prep.refusals import Reason, RefusedError, short_repr
 from data_prep.sources.table_rows import Rows, rows_of
 
@@ -51,8 +51,8 @@ class CaptionTables:
     read: Callable[[str], bytes]
     _parsed: dict[str, Rows] = field(default_factory=dict)
 
-    def of(self, source: str) -> tuple[tuple[str, ...], str] | None:
-        """Captions of the medium `source`, and their table; None where no table has the medium.
+    def of(self, source: str) -> list[Caption] | None:
+        """Captions of the medium `source`; None where no table has the medium.
 
         Tables in the nearest folder come first, in the order of their names.
 
@@ -63,7 +63,7 @@ class CaptionTables:
             for path in self._by_folder.get(str(folder), ()):
                 found = self._look_up(path, source, folder)
                 if found is not None:
-                    return found, path
+                    return found
         return None
 
     def unused(self, exists: Callable[[str], bool]) -> Counter[str]:
@@ -104,11 +104,11 @@ class CaptionTables:
                         counts[str(folder), _beginning(source)] += 1
         return counts
 
-    def _look_up(self, path: str, source: str, folder: PurePosixPath) -> tuple[str, ...] | None:
+    def _look_up(self, path: str, source: str, folder: PurePosixPath) -> list[Caption] | None:
         rows = self._rows(path)
         name, inside = PurePosixPath(source).name, str(PurePosixPath(source).relative_to(folder))
         if inside in rows.by_name:
-            return self._texts(path, rows.by_name[inside])
+            return self._captions(path, rows.by_name[inside])
         if name in rows.by_name:
             # videos2caption.json gives files in videos/ without their folder.
             if inside != f"videos/{name}" and self._names[str(folder), name] > 1:
@@ -117,13 +117,18 @@ class CaptionTables:
                     f"{path} names {name!r}, and several files below it are called so; write paths"
                     " relative to its folder",
                 )
-            return self._texts(path, rows.by_name[name])
+            return self._captions(path, rows.by_name[name])
         beginning = _beginning(source)
         if _is_by_beginning(path) and beginning in rows.by_name:
-            return self._texts(path, rows.by_name[beginning])
+            return self._captions(path, rows.by_name[beginning])
         if rows.problem is not None:
             raise rows.problem
         return None
+
+    def _captions(self, path: str, row: Any) -> list[Caption]:
+        texts, name = self._texts(path, row), PurePosixPath(path).name
+        weight = weight_of(row, path) if isinstance(row, dict) else None
+        return [caption(text, origin=name, loss_weight=weight) for text in texts]
 
     def _texts(self, path: str, row: Any) -> tuple[str, ...]:
         if isinstance(row, RefusedError):

@@ -30,6 +30,7 @@ from data_prep.refusals import PrepError, short_repr
 from data_prep.sources.dataset_keys import checked
 from data_prep.sources.folders import CaptionOptions, FolderCollection
 from data_prep.sources.listing import BOTH
+from data_prep.sources.masks import MaskFolder
 from data_prep.sources.media_source import Input
 from dit.parsing import YamlError, parse_toml, parse_yaml
 
@@ -80,9 +81,16 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _input(args: Namespace, basis: Input, root: Path, settings: Mapping[str, Any]) -> Input:
-    option = f"{args.dataset_config}: path"
+    masks = None
+    if "mask_path" in settings:
+        folder = args.dataset_config.parent / settings["mask_path"]
+        masks = MaskFolder(root=folder, option=f"{args.dataset_config}: mask_path")
     collection = FolderCollection(
-        root=root, captions=_captions(args, settings), kinds=BOTH, option=option
+        root=root,
+        captions=_captions(args, settings),
+        kinds=BOTH,
+        option=f"{args.dataset_config}: path",
+        masks=masks,
     )
     sizings, buckets = _sizes(args, settings)
     shuffled = settings.get("cache_shuffle_num", 0) or int(settings.get("shuffle_tags", False))

@@ -16,8 +16,7 @@ _MOST_ITEMS = 1_000  # of a list; aliases of YAML make huge lists of a small fil
 _MOST_RATIO = 1_000.0
 
 _NOT_READ = {
-    "mask_path": "masks are not read: the loss counts every token",
-    "default_mask_file": "masks are not read: the loss counts every token",
+    "default_mask_file": "a mask belongs to the file of its name, in mask_path",
     "control_path": "pairs of pictures for edit models are not read",
 }
 
@@ -149,6 +148,7 @@ KEYS: dict[str, Callable[[Any], Any]] = {
     "caption_prefix": _text,
     "caption_field": _text,
     "skip_empty_caption": _flag,
+    "mask_path": _filled,
     "shuffle_tags": _flag,
     "cache_shuffle_num": lambda value: _whole(value, 0, _MOST_SHUFFLED),
     "cache_shuffle_delimiter": _filled,

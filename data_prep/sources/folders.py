@@ -22,6 +22,7 @@ from data_prep.refusals import PrepError, Reason, RefusedError
 from data_prep.sources.archives import parse_location, read_archive
 from data_prep.sources.caption_tables import CaptionTables, table_format
 from data_prep.sources.listing import IMAGES, Listing, list_media, media_kind_of
+from data_prep.sources.masks import MaskFolder
 
 T = TypeVar("T")
 
@@ -43,6 +44,11 @@ class Collection(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def masks(self) -> MaskFolder | None:
+        """Where masks of the loss lie."""
+        ...
 
     def media(self, ignored: Counter[str]) -> Iterator[Medium]:
         """All media, always in the same order; adds counts of other files to `ignored`."""
@@ -83,13 +89,16 @@ class FolderCollection:
     captions: CaptionOptions = CaptionOptions()
     kinds: frozenset[str] = IMAGES
     option: str = "--image_dir"
+    masks: MaskFolder | None = None
+    """Masks of the loss; their folder holds no media, wherever it lies."""
 
     @property
     def name(self) -> str:
         return self.root.resolve().name
 
     def media(self, ignored: Counter[str]) -> Iterator[Medium]:
-        listing = list_media(self.root, self.kinds, option=self.option)
+        masks = None if self.masks is None else self.masks.root
+        listing = list_media(self.root, self.kinds, option=self.option, without=masks)
         members, refused = self._unpacked(listing)
         sources = sorted({*listing.media, *(path for path in refused if self._stands_alone(path))})
         if not sources:

@@ -11,13 +11,13 @@ import urllib.request
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from data_prep.media.captions import Caption, Captions, caption, texts_of
+from data_prep.media.captions import Caption, Captions, caption, texts_of, weight_of
 from data_prep.refusals import PrepError, Reason, RefusedError
 from data_prep.sources.folders import CaptionOptions, Medium
 from data_prep.writing.dataset_folder import LEDGER
@@ -107,6 +107,11 @@ class RowsCollection:
     def name(self) -> str:
         return Path(self.dataset).name
 
+    @property
+    def masks(self) -> None:
+        """Rows have none."""
+        return None
+
     def media(self, ignored: Counter[str]) -> Iterator[Medium]:
         del ignored
         rows = _dataset(self.dataset, self.split)
@@ -123,12 +128,13 @@ class RowsCollection:
     def _captions(self, index: int) -> list[Caption]:
         row = _dataset(self.dataset, self.split)[index]
         value = row.get(self.caption_column) if self.caption_column else None
-        texts = texts_of(value)
+        texts, weight = texts_of(value), weight_of(row, f"row {index}")
         if texts is not None:
-            return [caption(text, origin=f"column {self.caption_column}") for text in texts]
+            origin = f"column {self.caption_column}"
+            return [caption(text, origin=origin, loss_weight=weight) for text in texts]
         missing = self.captions.missing
         substitute = Captions(root=Path(), sidecars={}, field="", missing=missing)
-        return [substitute.substitute(f"{self.name} {index:08d}")]
+        return [replace(substitute.substitute(f"{self.name} {index:08d}"), loss_weight=weight)]
 
     def open(self, where: str) -> Path | BinaryIO:
         value = _dataset(self.dataset, self.split)[int(where)][self.column]

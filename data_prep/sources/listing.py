@@ -52,9 +52,15 @@ def media_kind_of(path: str) -> str | None:
 
 
 def list_media(
-    root: Path, kinds: frozenset[str] = IMAGES, *, option: str = "--image_dir"
+    root: Path,
+    kinds: frozenset[str] = IMAGES,
+    *,
+    option: str = "--image_dir",
+    without: Path | None = None,
 ) -> Listing:
     """Media and caption files below `root`, at any depth, always in the same order.
+
+    `without` is a folder that is left out.
 
     Raises:
         PrepError: `root` is no folder, a folder in it cannot be read, or it holds no medium.
@@ -62,7 +68,7 @@ def list_media(
     if not root.is_dir():
         raise PrepError(f"{option} {root} is no folder")
     listing = Listing()
-    for path in _walk(root, listing.ignored):
+    for path in _walk(root, listing.ignored, without and without.resolve()):
         listing.add(str(path), kinds)
     if not listing.media and not listing.archives:
         found = ", ".join(f"{count} x {kind}" for kind, count in listing.ignored.items())
@@ -77,7 +83,7 @@ def list_media(
     return listing
 
 
-def _walk(root: Path, ignored: Counter[str]) -> Iterator[PurePosixPath]:
+def _walk(root: Path, ignored: Counter[str], without: Path | None) -> Iterator[PurePosixPath]:
     """Relative paths of all visible files; hidden files and linked folders are only counted."""
 
     def stop(error: OSError) -> None:
@@ -87,6 +93,7 @@ def _walk(root: Path, ignored: Counter[str]) -> Iterator[PurePosixPath]:
         linked = {name for name in folders if os.path.islink(os.path.join(folder, name))}
         hidden = {name for name in (*folders, *files) if name.startswith(".")}
         ignored.update(["linked folder"] * len(linked - hidden) + ["hidden"] * len(hidden))
-        folders[:] = sorted(set(folders) - hidden - linked)
+        outside = {name for name in folders if without and Path(folder, name).resolve() == without}
+        folders[:] = sorted(set(folders) - hidden - linked - outside)
         relative = PurePosixPath(Path(folder).relative_to(root).as_posix())
         yield from (relative / name for name in sorted(set(files) - hidden))

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fractions import Fraction
+from functools import partial
 from itertools import islice
 
 import torch
@@ -27,6 +28,7 @@ from data_prep.media.videos import Timeline, timeline
 from data_prep.planning.splits import key_of
 from data_prep.refusals import Reason, RefusedError, printable
 from data_prep.sources.folders import Collection, Medium
+from data_prep.sources.masks import CellSize, name_of
 
 _THREADS = 8  # that probe files, which mostly wait for disks and networks
 _AHEAD = 512  # files that are probed at once
@@ -100,11 +102,19 @@ class MediaSource:
         self.ignored.clear()
         with ThreadPoolExecutor(_THREADS) as pool:
             for number, given in enumerate(self.inputs):
+                masks = given.collection.masks
+                of_name = {} if masks is None else masks.listed()
+                spare = {} if self.most else dict(of_name)
                 media = islice(given.collection.media(self.ignored), self.most)
                 while batch := list(islice(media, _AHEAD)):
-                    planned = pool.map(lambda medium, n=number: self.plan(n, medium), batch)
-                    for entries in planned:
+                    names = [name_of(medium.source) for medium in batch]
+                    paths = [of_name.get(name) for name in names]
+                    spare = {name: spare[name] for name in spare.keys() - set(names)}
+                    for entries in pool.map(partial(self.plan, number), batch, paths):
                         yield from self._without_uncaptioned(given, entries)
+                if spare:
+                    first = min(spare.values())
+                    self.ignored[f"mask without a medium, the first {first}"] += len(spare)
 
     def _without_uncaptioned(self, given: Input, entries: list[Entry]) -> list[Entry]:
         """The samples of a medium, unless `skips_uncaptioned` leaves it out."""
@@ -113,8 +123,8 @@ class MediaSource:
             return []
         return entries
 
-    def plan(self, number: int, medium: Medium) -> list[Entry]:
-        """The samples of a medium, or one sample with its refusal."""
+    def plan(self, number: int, medium: Medium, mask: str | None = None) -> list[Entry]:
+        """The samples of a medium, or one sample with its refusal; `mask` is a path."""
         given = self.inputs[number]
         source = given.open_name(medium.source)
         key = key_of(source)
@@ -133,7 +143,7 @@ class MediaSource:
             captions = _chosen(medium.captions(), given.several, key)
             if given.shuffle is not None:
                 captions = given.shuffle.of(captions, key=key)
-            entries = list(self._variants(given, blank, captions))
+            entries = list(self._variants(given, blank, captions, mask))
         except RefusedError as refused:
             return [replace(blank, refused=str(refused.reason), detail=refused.detail)]
         keyed = (
@@ -142,7 +152,9 @@ class MediaSource:
         )
         return [e for e in (_repeated(e, given.repeats) for e in keyed) if e.repeats]
 
-    def _variants(self, given: Input, blank: Entry, captions: list[Caption]) -> Iterator[Entry]:
+    def _variants(
+        self, given: Input, blank: Entry, captions: list[Caption], mask: str | None
+    ) -> Iterator[Entry]:
         file, line, kept = given.collection.open(blank.where), None, [KeptFrames((), None)]
         if blank.kind == "video":
             line = timeline(file)
@@ -150,7 +162,8 @@ class MediaSource:
             size = line.width, line.height
         else:
             size = size_of(file)
-        probed = _probed(blank, size, line)
+        probed, masks = _probed(blank, size, line), given.collection.masks
+        found = None if masks is None or mask is None else masks.find(mask, size, line)
         for window in kept:
             for sizing in given.sizings:
                 place = sizing.place(*size)
@@ -159,15 +172,18 @@ class MediaSource:
                     notes = [f"caption from {caption.origin}"]
                     notes += ["scaled or cropped"] * (place.size != size)
                     notes += _notes_of(line, window)
+                    notes += ["loss mask" if found else "no loss mask of its name"] * bool(masks)
                     yield replace(
                         probed,
                         caption=given.caption_prefix + caption.text,
                         caption_from=caption.origin,
+                        loss_weight=caption.loss_weight,
                         resized=place.resized,
                         size=place.size,
                         keep=window.shown,
                         numbers=_numbers(line, window),
                         kept_fps=window.fps,
+                        mask=found.planned(line, window) if found else None,
                         tokens=tokens,
                         notes=tuple(notes),
                     )
@@ -178,7 +194,7 @@ class MediaSource:
         Raises:
             RefusedError: the file or its caption cannot be used.
         """
-        given = self.inputs[entry.folder]
+        given, masks = self.inputs[entry.folder], self.inputs[entry.folder].collection.masks
         file, notes = given.collection.open(entry.where), entry.notes
         place = Placement(entry.resized or (0, 0), entry.size or (0, 0))
         mode = self.resize_mode.filter
@@ -194,12 +210,14 @@ class MediaSource:
             fitted = place.apply(to_rgb(image), mode)
             video_CFHW = to_video(fitted, colours=self.colours)
             notes += ("only the first frame of an animation",) * is_animated
+        cell = CellSize(side=self.grid.spatial, frames=self.grid.temporal)
         return Clip(
             video_CFHW=video_CFHW,
             caption=entry.caption,
             original_height=height,
             original_width=width,
             fps=entry.kept_fps,
+            loss_mask_1FHW=masks and masks.read(entry, place, cell, self.decoder),
             notes=notes,
         )
 

@@ -4,6 +4,7 @@
     model      what the networks of all families share; a family adds fields in its own folder
     data       sources of samples, real or synthetic, and how samples are packed
     objective  EDM and flow matching: noise levels, preconditioning, loss weights
+    lora       low-rank adapters: ranks, the linears that get one, where the frozen weights are
     training   steps, AdamW, learning rate, EMA, validation, data parallelism, seed
     checks     Problems, and rules that several groups use
     inlining   groups whose keys stand in the outer group: EdmConfig and FlowConfig in `objective`
@@ -16,6 +17,7 @@ sentence below each field is its help text.
 
 from dit.config.checks import Problems
 from dit.config.data import Balance, BlendEntry, DatasetConfig, MockGeometry
+from dit.config.lora import LoraConfig, LoraTargets
 from dit.config.model import (
     CUSTOM_SIZE,
     ContextComm,
@@ -33,6 +35,7 @@ from dit.config.objective import (
     EdmConfig,
     FlowConfig,
     LevelDensity,
+    LossKind,
     LossMean,
     ObjectiveConfig,
     ObjectiveName,
@@ -76,6 +79,9 @@ __all__ = [
     "Implementation",
     "LevelDensity",
     "LoggerConfig",
+    "LoraConfig",
+    "LoraTargets",
+    "LossKind",
     "LossMean",
     "MockGeometry",
     "ModelConfig",

@@ -59,6 +59,13 @@ class Sampler(StrEnum):
     UNIPC = "unipc"  # one call a step, second order, predictor-corrector (arXiv:2302.04867)
 
 
+class LossKind(StrEnum):
+    """Error of one number that the network says."""
+
+    MSE = "mse"  # e²
+    HUBER = "huber"  # pseudo-Huber: sqrt(e² + huber_c²) - huber_c
+
+
 class LossMean(StrEnum):
     """What counts once in the mean loss: a real token, or a sample."""
 
@@ -181,6 +188,10 @@ class ObjectiveConfig:
 
     name: str = ObjectiveName.EDM
     """The regression that the network learns: edm (arXiv:2206.00364) or flow (arXiv:2403.03206)."""
+    loss: LossKind = LossKind.MSE
+    """Error of each number: mse, e²; or huber, sqrt(e² + huber_c²) - huber_c (arXiv:2310.14189)."""
+    huber_c: float = 0.1
+    """Huber: errors far below it count as e² / (2 huber_c), errors far above it as |e|."""
     loss_mean: LossMean = LossMean.TOKEN
     """What counts once in the mean loss: a real token, or a sample."""
     text_dropout: float = 0.1
@@ -202,6 +213,8 @@ class ObjectiveConfig:
                 self.name in OBJECTIVES,
                 f"name={self.name} is no known objective; use {', '.join(OBJECTIVES)}",
             ),
+            # Limits within which squares are finite and not zero in float32.
+            within(self, "huber_c", 1e-6, 1e6),
             within(self, "text_dropout", 0, 1),
             within(self, "image_dropout", 0, 1),
             within(self, "image_condition_probability", 0, 1),
@@ -236,6 +249,8 @@ class ObjectiveConfig:
     def summary(self) -> str:
         """The objective and its most important options in one line, for `--dry-run`."""
         text = f"{self.name}, {OBJECTIVES[self.name](self)}"
+        if self.loss is LossKind.HUBER:
+            text += f", pseudo-Huber loss with c {self.huber_c:g}"
         if self.given_frames is not None:
             counts = ":".join(f"{weight:g}" for weight in self.given_frames)
             return f"{text}, 0 to {len(self.given_frames) - 1} given frames as {counts}"

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from dit.config.checks import at_least_one, check, numbers
 from dit.config.data import DatasetConfig, MockGeometry
+from dit.config.lora import LoraConfig
 from dit.config.model import ContextComm, ModelConfig
 from dit.config.objective import ObjectiveConfig
 from dit.config.training import (
@@ -37,6 +38,8 @@ class CheckpointConfig:
     """Run folder: checkpoints, logs, metrics and the resolved configuration."""
     load: str | None = None
     """Run folder or checkpoint to continue from, if there is one in it; null means `save`."""
+    load_hf: str | None = None
+    """Diffusers folder, of a transformer or a pipeline, whose weights a new run starts from."""
     load_data_position: bool = True
     """Continue the data where the checkpoint left them; false starts them anew, once (new data)."""
     save_interval: int = 1000
@@ -64,6 +67,12 @@ class CheckpointConfig:
                 not self.finetune or (self.load is not None and self.load != self.save),
                 f"finetune=true takes weights from load={self.load} into a new run in"
                 f" save={self.save}; set both, to different folders",
+            ),
+            (
+                self.load_hf is None or self.load is None,
+                f"load_hf={self.load_hf} and load={self.load} both say where the weights of a new"
+                f" run come from{' (finetune=true)' if self.finetune else ''}; leave one of them"
+                " out. A run goes on from the checkpoints in save by itself",
             ),
             *numbers(self),
         )
@@ -110,6 +119,7 @@ class RunConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     ema: EmaConfig = field(default_factory=EmaConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     ddp: DdpConfig = field(default_factory=DdpConfig)
     dist: DistConfig = field(default_factory=DistConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)

@@ -49,11 +49,27 @@ class DiffusersFolder:
     level_range: tuple[float, float] | None
     headers: dict[str, Header]  # by name of the tensor
 
-    def read(self, name: str) -> Tensor:
-        """One tensor, copied out of the file."""
+    def read(self, name: str, part: tuple[slice, ...] | None = None) -> Tensor:
+        """One tensor, or a `part` of it, copied out of the file.
+
+        Raises:
+            ConvertError: the file has become unreadable since it was opened first.
+        """
         # The file is opened for each tensor: pages of an open file count as memory of this process.
-        with safe_open(self.headers[name].file, framework="pt") as file:
-            return file.get_tensor(name).clone()
+        place = self.headers[name].file
+        try:
+            with safe_open(place, framework="pt") as file:
+                if part is not None:
+                    return file.get_slice(name)[part]
+                return file.get_tensor(name).clone()
+        except (SafetensorError, OSError) as error:
+            raise ConvertError(f"{place}: {name} cannot be read ({error})") from error
+
+    @property
+    def files(self) -> list[str]:
+        """Names of the files that decide what the network computes: weights and settings."""
+        names = {header.file.name for header in self.headers.values()} | {CONFIG}
+        return sorted(names | ({INDEX} if (self.path / INDEX).is_file() else set()))
 
     def check(self, wanted: list[Pair], *, ignored: Sequence[str] = ()) -> None:
         """Checks that the folder holds exactly the tensors of `wanted`, in their shapes.
@@ -79,8 +95,10 @@ class DiffusersFolder:
             raise ConvertError(f"{self.path} {'; '.join(problems)}")
 
 
-def open_folder(path: Path) -> DiffusersFolder:
+def open_folder(path: Path, *, option: str = "--hf-path") -> DiffusersFolder:
     """Opens the folder of a transformer, or of a pipeline that contains one.
+
+    `option` is the key or command-line option that set `path`.
 
     Raises:
         ConvertError: the folder is neither, or a file is missing or damaged.
@@ -92,7 +110,7 @@ def open_folder(path: Path) -> DiffusersFolder:
         pipeline, path = True, path.parent
     if not (place / CONFIG).is_file():
         raise ConvertError(
-            f"--hf-path {path} has neither {CONFIG} nor transformer/{CONFIG}; give a folder that"
+            f"{option} {path} has neither {CONFIG} nor transformer/{CONFIG}; give a folder that"
             " save_pretrained of Diffusers wrote"
         )
     scheduler = (path / "scheduler" if pipeline else path) / SCHEDULER_CONFIG

@@ -72,24 +72,37 @@ def import_weights(
     """
     source = open_folder(hf_path)
     stored = _stored_precision(source)
-    model = model_config(
-        source.config,
-        precision=stored.precision,
-        text_pad_to=text_pad_to,
-        place=source.path / CONFIG,
-    )
-    found = objective_config(
-        source.scheduler,
-        place=source.scheduler_file,
-        given=objective,
-        pipeline=source.pipeline,
-        of_family=family_of(model).objective.settings,
-    )
-    found = _of_expert(found, source, objective)
-    table = _checked_table(source, model)
+    model = found_model(source, precision=stored.precision, text_pad_to=text_pad_to)
+    found = found_objective(source, model, objective)
+    table = checked_table(source, model)
     config = RunConfig(model=model, objective=found.objective)
     _write_checkpoint(source, table, target, config)
     return Imported(target, config, len(source.headers), found.note, stored.note)
+
+
+def found_model(
+    source: DiffusersFolder,
+    *,
+    precision: Precision,
+    text_pad_to: int | Unsaid | None = Unsaid.UNSAID,
+) -> ModelConfig:
+    """The network of a folder; raises as `import_weights`."""
+    place = source.path / CONFIG
+    return model_config(source.config, precision=precision, text_pad_to=text_pad_to, place=place)
+
+
+def found_objective(
+    source: DiffusersFolder, model: ModelConfig, given: Sequence[str]
+) -> FoundObjective:
+    """What the network of a folder was trained for; raises as `import_weights`."""
+    found = objective_config(
+        source.scheduler,
+        place=source.scheduler_file,
+        given=given,
+        pipeline=source.pipeline,
+        of_family=family_of(model).objective.settings,
+    )
+    return _of_expert(found, source, given)
 
 
 def _of_expert(
@@ -105,7 +118,7 @@ def _of_expert(
     return FoundObjective(replace(found.objective, flow=flow), note)
 
 
-def _checked_table(source: DiffusersFolder, model: ModelConfig) -> list[Pair]:
+def checked_table(source: DiffusersFolder, model: ModelConfig) -> list[Pair]:
     """The name table of the model.
 
     Raises:

@@ -22,6 +22,7 @@ from dit.batch import TEXT, LatentSample
 from dit.config import RunConfig
 from dit.data.pack import PatchLayout, SampleSize, references
 from dit.data.records import (
+    MOST_WEIGHT,
     Head,
     Kinds,
     ShardRecord,
@@ -122,6 +123,7 @@ def cook(
     for name, values in sample.others.items():
         if not _all_finite(values):
             raise SampleRefused(Reject.INPUT_NOT_FINITE, f"`{name}`: {_count_bad(values)}")
+    _check_mask_numbers(sample.loss_mask_1FHW)
     return sample
 
 
@@ -146,12 +148,37 @@ def _checked(
         fps=record.fps,
         caption=record.caption,
         source=source,
+        loss_weight=record.loss_weight,
+        loss_mask_1FHW=_checked_mask(record.loss_mask_1FHW, latent_CFHW),
         others=others,
         unknown=record.unknown,
     )
     if others or expected.layout.counts_text:
         _check_room(sample, expected)
     return sample
+
+
+def _checked_mask(mask_1FHW: Tensor | None, latent_CFHW: Tensor) -> Tensor | None:
+    """Weights of the latent's cells, float32."""
+    if mask_1FHW is None:
+        return None
+    shape, wanted = list(mask_1FHW.shape), [1, *latent_CFHW.shape[1:]]
+    if shape != wanted:
+        raise SampleRefused(
+            Reject.LOSS_MASK, f"`loss_mask` has shape {shape}, and the latent needs {wanted}"
+        )
+    return mask_1FHW.float().contiguous()
+
+
+def _check_mask_numbers(mask_1FHW: Tensor | None) -> None:
+    if mask_1FHW is None:
+        return
+    low, high = mask_1FHW.min().item(), mask_1FHW.max().item()
+    if not 0 <= low <= high <= MOST_WEIGHT:  # nor is NaN
+        raise SampleRefused(
+            Reject.LOSS_MASK,
+            f"`loss_mask` has numbers from {low:g} to {high:g}, not within 0 to {MOST_WEIGHT:g}",
+        )
 
 
 def check_inputs(sample: LatentSample, expected: Expected) -> None:

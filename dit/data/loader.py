@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
@@ -50,7 +50,7 @@ def build_train_loader(config: RunConfig, *, rank: int, world_size: int) -> Pack
     check_readers(leaves, ranks=world_size, workers=config.dataset.num_workers)
     bound = _bound(config, leaves, ranks=world_size)
     return PackLoader(
-        lambda: open_training(config, leaves, bound, rank=rank, world_size=world_size),
+        open_training(config, leaves, bound, rank=rank, world_size=world_size),
         identity=loader_identity(config),
         bound=bound,
         places=places_of(config.dataset),
@@ -97,21 +97,25 @@ class PackLoader:
 
     def __init__(
         self,
-        opener: Callable[[], ResumableLoader],
+        loader: ResumableLoader,
         *,
         identity: dict[str, Any],
         bound: Bound,
         places: str,
     ):
         """`places` names the dataset in messages."""
-        self._opener = opener
-        self._identity = identity
+        self._loader = loader
         self._bound = bound
         self._refused: deque[RefusedSample] = deque()  # the thread of `ahead` fills it
         self._places = places
         self.resharded = ""
         """What `load_state_dict` did about another number of ranks or workers, for the log."""
-        self._begin()
+        self._packs: Iterator[PackedBatch] | None = None
+        self._error: Exception | None = None
+        self._held: _Position | None = None
+        workers = loader.worker_config
+        layout = LoaderLayout(ranks=workers.world_size, workers=workers.num_workers)
+        self._set_state(LoaderState.start(layout, rank=workers.rank, identity=identity))
 
     def __iter__(self) -> Self:
         return self
@@ -208,15 +212,6 @@ class PackLoader:
         """Ends the loader's processes."""
         self._loader.shutdown()
         self._packs = iter(())
-
-    def _begin(self) -> None:
-        self._loader = self._opener()
-        self._packs: Iterator[PackedBatch] | None = None
-        self._error: Exception | None = None
-        self._held: _Position | None = None
-        config = self._loader.worker_config
-        layout = LoaderLayout(ranks=config.world_size, workers=config.num_workers)
-        self._set_state(LoaderState.start(layout, rank=config.rank, identity=self._identity))
 
     def _set_state(self, state: LoaderState) -> None:
         self._start = state

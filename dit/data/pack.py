@@ -129,6 +129,8 @@ class SampleSize(NamedTuple):
     """Types of the latent and of each input, in the order of the family; None for no input."""
     unknown: tuple[str, ...] = ()
     """Names of tensors of the sample that the family does not read."""
+    is_weighted: bool = False
+    """Whether the losses of its tokens have weights of their own."""
 
     @classmethod
     def of(cls, sample: LatentSample, layout: PatchLayout) -> SampleSize:
@@ -152,6 +154,7 @@ class SampleSize(NamedTuple):
             texts=tuple(texts),
             dtypes=tuple(dtypes),
             unknown=sample.unknown,
+            is_weighted=sample.is_weighted,
         )
 
 
@@ -210,6 +213,8 @@ def _outlines(
         "level_row_T": (torch.int64, rows),
         "fps_N": (torch.float32, count),
     }
+    if any(size.is_weighted for size in sizes):
+        shapes["weight_T"] = (torch.float32, rows)
     outlines = {n: torch.empty(size, dtype=d, device="meta") for n, (d, *size) in shapes.items()}
     return widest_first(outlines)
 
@@ -250,6 +255,8 @@ class PackWriter:
         if at < self._start:
             latent_TC[at : self._start] = 0
         clean = self._write_given_frames(sample, grids[0], first)
+        if "weight_T" in self._tensors:
+            self._write_weights(sample, grids[0], first)
         if "condition_TC" in self._tensors:
             self._write_condition(sample, grids[0], first)
         self._write_texts_and_vectors(sample)
@@ -290,6 +297,14 @@ class PackWriter:
                     _write_patches(own_TC, given_CFHW, given, self._layout.patch)
                     return len(own_TC)
         return 0
+
+    def _write_weights(self, sample: LatentSample, grid: Grid, first: int) -> None:
+        """The weight of the sample; of a target's token, times the mean of its patch's mask."""
+        own_T = self._tensors["weight_T"][first : self._start].fill_(sample.loss_weight)
+        if sample.loss_mask_1FHW is not None:
+            patches_TC = own_T.new_empty(math.prod(grid), math.prod(self._layout.patch))
+            _write_patches(patches_TC, sample.loss_mask_1FHW, grid, self._layout.patch)
+            own_T[: len(patches_TC)] *= patches_TC.mean(1)
 
     def _write_condition(self, sample: LatentSample, grid: Grid, first: int) -> None:
         """Channels of all inputs of this kind side by side; zeros where the sample has none."""

@@ -26,7 +26,7 @@ from dit.models.family import InputKind
 from dit.parsing import parse_json
 
 FORMAT_VERSION = 1
-LATENT = "latent"
+LATENT, LOSS_MASK = "latent", "loss_mask"
 Kinds = Mapping[str, InputKind]
 """What is read beside the latent: names in the shard, and of which kind they are."""
 TEXT_ALONE: Kinds = {TEXT: InputKind.TEXT}
@@ -34,6 +34,10 @@ PLACE = "__place__"
 """Part of a record whose `.safetensors` is a Head: the SampleLocation of the whole."""
 UNREADABLE = "__unreadable__"
 """Part of a record whose shard cannot be read: the text of the error."""
+_ALWAYS = (LATENT, LOSS_MASK)
+"""What is read of every record, whatever the family."""
+MOST_WEIGHT = 1e6
+"""Largest weight of a loss; beyond, squares in float32 are not far from infinite."""
 # Types that a sample may have; any other is refused when the whole record is read.
 _DTYPES = {
     "F64": torch.float64,
@@ -52,6 +56,8 @@ class ShardRecord:
     """Those that are read and that the sample has, in the shape of their kind."""
     fps: float
     caption: str
+    loss_weight: float = 1.0
+    loss_mask_1FHW: Tensor | None = None
     unknown: tuple[str, ...] = field(default=(), compare=False)
     """Names of the tensors that the sample has and nothing reads."""
 
@@ -132,7 +138,7 @@ def _stored(head: Head, kinds: Kinds) -> dict[str, _Stored | None]:
             raise ValueError("__metadata__ is no text")
         _check_end_to_end([t["data_offsets"] for t in tensors.values()], head.size - begin)
         return {
-            name: _checked(t, begin) if name == LATENT or name in kinds else None
+            name: _checked(t, begin) if name in _ALWAYS or name in kinds else None
             for name, t in tensors.items()
         }
     except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -197,14 +203,16 @@ def _ours(tensors: Mapping[str, Tensor | None], about: dict[str, Any], kinds: Ki
         raise SampleRefused(
             Reject.MISSING_PART, f".safetensors holds {sorted(tensors)}, no `latent`"
         )
-    inputs = _shaped(tensors, kinds)
-    every = len(tensors) == 1 + len(inputs)
+    inputs, mask = _shaped(tensors, kinds), tensors.get(LOSS_MASK)
+    every = len(tensors) == 1 + len(inputs) + (mask is not None)
     return ShardRecord(
         latent_CFHW=_four_axes(tensors[LATENT], what=LATENT),
         inputs=inputs,
         fps=_fps(about),
         caption=str(about.get("caption", "")),
-        unknown=() if every else tuple(sorted(tensors.keys() - {LATENT, *kinds})),
+        loss_weight=_loss_weight(about),
+        loss_mask_1FHW=None if mask is None else _four_axes(mask, what=LOSS_MASK),
+        unknown=() if every else tuple(sorted(tensors.keys() - {*_ALWAYS, *kinds})),
     )
 
 
@@ -235,6 +243,7 @@ def _read_dfm(parts: Mapping[str, Any], kinds: Kinds) -> ShardRecord:
         inputs=inputs,
         fps=_fps(about),
         caption=str(about.get("caption", "")),
+        loss_weight=_loss_weight(about),
         unknown=tuple(sorted(present - kinds.keys())),
     )
 
@@ -354,3 +363,17 @@ def _fps(about: dict[str, Any]) -> float:
     if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < math.inf:
         raise SampleRefused(Reject.UNDECODABLE, f".json: fps={fps!r} is not a positive number")
     return float(fps)
+
+
+def _loss_weight(about: dict[str, Any]) -> float:
+    """What multiplies the loss of the sample; 1 where nothing is said."""
+    weight = about.get("loss_weight")
+    if weight is None:
+        return 1.0
+    is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+    if not is_number or not 0 <= weight <= MOST_WEIGHT:
+        raise SampleRefused(
+            Reject.LOSS_WEIGHT,
+            f".json: loss_weight={weight!r} is no number from 0 to {MOST_WEIGHT:g}",
+        )
+    return float(weight)

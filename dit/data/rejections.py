@@ -44,6 +44,8 @@ class Reject(StrEnum):
     NO_INPUT = "an input that the model needs is missing"
     INPUT_SHAPE = "an input has the wrong shape"
     INPUT_NOT_FINITE = "an input has NaN or Inf"
+    LOSS_WEIGHT = "loss_weight is no number that is at least 0"
+    LOSS_MASK = "loss_mask does not fit the latent, or is no weight"
 
 
 REMEDIES = {
@@ -63,6 +65,8 @@ REMEDIES = {
     Reject.NO_INPUT: "pack the data again with the encoders of the model's family",
     Reject.INPUT_SHAPE: "pack the data again with the encoders of the model's family",
     Reject.INPUT_NOT_FINITE: "pack the source again, or leave it out",
+    Reject.LOSS_MASK: "pack the data again with --mask_dir, or without",
+    Reject.LOSS_WEIGHT: "correct it in the .json, or leave it out there: 1 is the default",
 }
 """What to do where too many samples have a reason."""
 

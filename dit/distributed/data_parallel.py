@@ -14,6 +14,7 @@ from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
@@ -113,7 +114,14 @@ def publish_main_params(optimizer: MegatronOptimizer, chunks: Sequence[ModelChun
 
 
 def chained_optimizers(optimizer: MegatronOptimizer) -> list[Any]:
-    """The optimizers that Megatron-Core chains into one."""
+    """The optimizers that Megatron-Core chains into one, without those that have no parameter.
+
+    A pipeline stage whose weights are all frozen has such a one.
+    """
+    return [one for one in _every_optimizer(optimizer) if not one.is_stub_optimizer]
+
+
+def _every_optimizer(optimizer: MegatronOptimizer) -> list[Any]:
     return optimizer.chained_optimizers  # type: ignore[attr-defined]
 
 
@@ -206,8 +214,9 @@ def optimizer_values(optimizer: MegatronOptimizer) -> dict[str, list[Tensor]]:
     are the weights of the model. All ranks have the same names, those without a parameter, too.
     """
     values: dict[str, list[Tensor]] = {}
-    for inner in chained_optimizers(optimizer):
-        main, shards = _MAIN_PARAM.get(type(inner)), list(_shards(inner))
+    for inner in _every_optimizer(optimizer):
+        main = _MAIN_PARAM.get(type(inner))
+        shards = [] if inner.is_stub_optimizer else list(_shards(inner))
         if main is not None:
             values.setdefault(_state_prefix(main), []).extend(shard.value for shard in shards)
         for name in MOMENTS:
@@ -226,11 +235,20 @@ _SHARDING = "fully_reshardable"
 _GROUP = ("wd_mult", "lr_mult")
 
 
-def optimizer_groups(optimizer: MegatronOptimizer) -> dict[str, Any]:
-    """What the optimizer keeps of each group of parameters, without the parameters themselves."""
-    groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
-    stored: dict[str, Any] = {"optimizer": {"param_groups": groups}}
-    if any(isinstance(inner, DistributedOptimizer) for inner in chained_optimizers(optimizer)):
+def optimizer_groups(
+    optimizer: MegatronOptimizer, groups: ProcessGroupCollection
+) -> dict[str, Any]:
+    """What the optimizer keeps of each group of parameters, without the parameters themselves.
+
+    All ranks call it: a pipeline stage may lack a group, or train nothing at all.
+    """
+    own = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+    of_stages = [own] * groups.pp.size()
+    if groups.pp.size() > 1:
+        dist.all_gather_object(of_stages, own, group=groups.pp)
+    every = {tuple(g[key] for key in _GROUP): g for of_stage in of_stages for g in of_stage}
+    stored: dict[str, Any] = {"optimizer": {"param_groups": list(every.values())}}
+    if any(isinstance(inner, DistributedOptimizer) for inner in _every_optimizer(optimizer)):
         stored["param_state_sharding_type"] = _SHARDING
     return stored
 

@@ -64,6 +64,7 @@ def split_tokens(
         is_real_T=part(batch.is_real_T, False),
         is_target_T=part(batch.is_target_T, False),
         level_row_T=part(batch.level_row_T, batch.num_samples - 1),
+        weight_T=None if batch.weight_T is None else part(batch.weight_T),
         condition_TC=None if batch.condition_TC is None else part(batch.condition_TC),
         share=share,
     )

@@ -9,6 +9,7 @@ from typing import Any
 from dit.config import (
     ContextComm,
     DdpConfig,
+    LoraConfig,
     ModelConfig,
     Precision,
     Recompute,
@@ -34,6 +35,9 @@ WORDS = {
     "selective": "attention computed again",
     "compiled": "work between matrix products fused by torch.compile",
     "bf16": "bfloat16 weights with float32 master copies",
+    "drop": "the input of adapters is dropped at a rate of 0.1",
+    "lora": "adapters on every linear of the layers are trained, and no other weight",
+    "lastlora": "adapters in the last layer alone, so that other stages train nothing",
 }
 """The words of a layout's name, joined by +."""
 
@@ -60,6 +64,7 @@ _DDP: dict[str, dict[str, Any]] = {
     "overlap": {"overlap_grad_reduce": True, "overlap_param_gather": True},
     "whole": {"use_distributed_optimizer": False},
 }
+_ADAPTERS = ("lora", "lastlora")
 ONE = "one"
 """The layout that all others are compared with: one process, every option off."""
 
@@ -91,6 +96,8 @@ class NamedLayout:
     model: dict[str, Any]
     ddp: dict[str, Any]
     packs: int | None = None  # in a step; None leaves the run's own number
+    adapters: str | None = None  # a word of `_ADAPTERS`
+    drop: bool = False
 
     @property
     def bf16(self) -> bool:
@@ -99,8 +106,10 @@ class NamedLayout:
     @property
     def reference(self) -> str:
         """The layout that must give the same numbers: one process, same precision and packs."""
-        packs = "" if self.packs is None else f"+packs{self.packs}"
-        return f"{ONE}+bf16{packs}" if self.bf16 else f"{ONE}{packs}"
+        packs = None if self.packs is None else f"packs{self.packs}"
+        bf16, drop = "bf16" if self.bf16 else None, "drop" if self.drop else None
+        words = (ONE, bf16, self.adapters, drop, packs)
+        return "+".join(filter(None, words))
 
     def of(self, config: RunConfig) -> RunConfig:
         """The configuration of a run on this layout; options that the name lacks are off.
@@ -116,7 +125,16 @@ class NamedLayout:
         train = replace(
             config.train, global_batch_size=self.packs or config.train.global_batch_size
         )
-        return replace(config, model=model, train=train, ddp=replace(DdpConfig(), **self.ddp))
+        ddp, lora = replace(DdpConfig(), **self.ddp), self._lora(model)
+        return replace(config, model=model, train=train, ddp=ddp, lora=lora)
+
+    def _lora(self, model: ModelConfig) -> LoraConfig:
+        """Adapters of a rank that no number of tensor ranks divides."""
+        if self.adapters is None:
+            return LoraConfig()
+        layer = "*" if self.adapters == "lora" else model.all_layers - 1
+        dropout = 0.1 if self.drop else 0.0
+        return LoraConfig(rank=3, alpha=4.0, targets=(f"*blocks.{layer}.*",), dropout=dropout)
 
 
 def parse_layout(name: str) -> NamedLayout:
@@ -125,7 +143,7 @@ def parse_layout(name: str) -> NamedLayout:
     Raises:
         ValueError: a word of it is unknown.
     """
-    size, packs, model, ddp = 1, None, {}, {}
+    size, packs, adapters, drop, model, ddp = 1, None, None, False, {}, {}
     for word in name.split("+"):
         sized = re.fullmatch(r"(tp|cp|pp|vpp|dp|packs|hsdp)([1-9]\d*)", word)
         if sized:
@@ -138,7 +156,12 @@ def parse_layout(name: str) -> NamedLayout:
             model |= _MODEL[word]
         elif word in _DDP:
             ddp |= _DDP[word]
+        elif word == "drop":
+            drop = True
+        elif word in _ADAPTERS:
+            adapters = word
         elif word != ONE:
             known = ", ".join(WORDS)
             raise ValueError(f"--layouts {name}: unknown word {word!r}; join words of {known} by +")
-    return NamedLayout(name=name, size=size, model=model, ddp=ddp, packs=packs)
+    kinds: dict[str, Any] = {"packs": packs, "adapters": adapters, "drop": drop}
+    return NamedLayout(name=name, size=size, model=model, ddp=ddp, **kinds)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -19,9 +19,10 @@ from dit.distributed.data_parallel import gathered_weights, main_param_shards
 from dit.distributed.pack_broadcast import Replica
 from dit.distributed.process_groups import device, process_groups
 from dit.distributed.watchdog import heartbeat
+from dit.models.lora.targets import chosen_adapters
 from dit.objectives import training_objective, training_problem
 from dit.train.checkpoint.exchange import StateExchange
-from dit.train.checkpoint.shares import data_of
+from dit.train.checkpoint.shares import data_of, entries_of
 from dit.train.metrics.step_metrics import sum_over_ranks
 from dit.train.model_and_optimizer import ModelAndOptimizer, build_model_and_optimizer, randomise
 from dit.train.step import forward_backward, optimizer_step
@@ -43,6 +44,7 @@ class Probe:
     weights: Tensors = field(default_factory=dict)  # after the last step
     averages: Tensors = field(default_factory=dict)  # of the weights, after the last step
     torn: list[str] = field(default_factory=list)  # weights whose copies are not bit-identical
+    thawed: list[str] = field(default_factory=list)  # frozen weights that a step has changed
 
 
 def probe(config: RunConfig, packs: Sequence[PackedBatch], *, steps: int) -> Probe:
@@ -53,7 +55,9 @@ def probe(config: RunConfig, packs: Sequence[PackedBatch], *, steps: int) -> Pro
     """
     heartbeat("build of the model", step=0)
     groups = process_groups()
-    model = build_model_and_optimizer(config, groups, fill=_random)
+    adapters = chosen_adapters(config.model, config.lora) if config.lora.enabled else None
+    model = build_model_and_optimizer(config, groups, fill=_random, adapters=adapters)
+    before = _digests(model)
     replica, objective = Replica(groups), training_objective(config.objective)
     null = null_inputs(config, device())
     result = Probe(start=_gather(model, _main_params(model)))
@@ -89,7 +93,7 @@ def probe(config: RunConfig, packs: Sequence[PackedBatch], *, steps: int) -> Pro
     result.weights = _gather(model, _main_params(model))
     if model.ema is not None:
         result.averages = _gather(model, model.ema.averages)
-    result.torn = _torn(model)
+    result.torn, result.thawed = _torn(model), _thawed(model, before)
     return result
 
 
@@ -139,16 +143,38 @@ def _name(entry: ShardedTensor) -> str:
 
 def _torn(model: ModelAndOptimizer) -> list[str]:
     """Names of weights whose copies on two ranks differ, on the first rank."""
-    digests = set()
+    every: list[dict] = [{}] * dist.get_world_size()
+    dist.gather_object(_digests(model), every if dist.get_rank() == 0 else None)
+    seen: dict[_Place, str] = {}
+    parts = (item for of_rank in every for item in of_rank.items())
+    return sorted({part[0] for part, digest in parts if seen.setdefault(part, digest) != digest})
+
+
+def _thawed(model: ModelAndOptimizer, before: Mapping[_Place, str]) -> list[str]:
+    """Names of frozen weights that are not as they were before, on the first rank."""
+    trained = {
+        _name(entry)
+        for module in model.modules
+        for entry in entries_of(module)
+        if data_of(entry).requires_grad
+    }
+    after = _digests(model)
+    mine = {part[0] for part in after if part[0] not in trained and after[part] != before[part]}
+    every: list[set[str]] = [set()] * dist.get_world_size()
+    dist.gather_object(mine, every if dist.get_rank() == 0 else None)
+    return sorted(set().union(*every))
+
+
+_Place = tuple[str, tuple[int, ...]]  # name, offset
+
+
+def _digests(model: ModelAndOptimizer) -> dict[_Place, str]:
+    """Of the weights of this rank."""
+    digests = {}
     with gathered_weights(model.chunks):
         for module in model.modules:
-            for entry in module.sharded_state_dict().values():
-                if isinstance(entry, ShardedTensor) and entry.data is not None:
-                    bits = entry.data.detach().cpu().contiguous().flatten().view(torch.uint8)
-                    digest = hashlib.blake2b(bits.numpy().tobytes()).hexdigest()
-                    digests.add(((_name(entry), *entry.global_offset), digest))
-    every: list[set] = [set()] * dist.get_world_size()
-    dist.gather_object(digests, every if dist.get_rank() == 0 else None)
-    seen: dict[tuple, str] = {}
-    torn = [part for part, digest in set().union(*every) if seen.setdefault(part, digest) != digest]
-    return sorted({str(part[0]) for part in torn})
+            for entry in entries_of(module):
+                bits = data_of(entry).detach().cpu().contiguous().flatten().view(torch.uint8)
+                digest = hashlib.blake2b(bits.numpy().tobytes()).hexdigest()
+                digests[_name(entry), tuple(entry.global_offset)] = digest
+    return digests

@@ -62,6 +62,7 @@ class Comparison:
     tensors: dict[str, dict[str, float]]  # kind -> name -> difference
     steps: dict[str, float]  # kind -> worst difference of a step, or of a validation loss
     torn: list[str]  # weights whose copies are not bit-identical
+    thawed: list[str]  # frozen weights that a step has changed
 
     @property
     def bounds(self) -> Mapping[str, float]:
@@ -86,7 +87,8 @@ class Comparison:
             difference, name = self.worst(kind)
             if not difference <= bound:
                 found.append(f"{kind} {name + ' ' if name else ''}{difference:.1e} > {bound:g}")
-        return found + [f"replicas of {name} differ" for name in self.torn[:1]]
+        found += [f"replicas of {name} differ" for name in self.torn[:1]]
+        return found + [f"{name} is frozen and has changed" for name in self.thawed[:1]]
 
     @property
     def good(self) -> bool:
@@ -123,6 +125,7 @@ def compare(b: Probe, a: Probe, *, layout: NamedLayout, objective: str) -> Compa
             "grad_norm": _worst_step(a.grad_norms, b.grad_norms),
         },
         torn=b.torn,
+        thawed=b.thawed,
     )
 
 

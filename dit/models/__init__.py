@@ -6,6 +6,7 @@ described here is written for one device: nothing asks for a rank.
 family           what a family says of itself, and the registry of all families
 positions        rules that give tokens their positions
 layer_spec       sizes and choices of layers and stacks, and what each layer costs
+lora/            low-rank adapters beside frozen linears
 kernels/         fused kernels for GPUs, of what lies between matrix products
 layers/          parts: linears, norms, positions, modulation, attention
 stacks/          layers made of parts, stacks made of layers, networks made of stacks

@@ -157,8 +157,6 @@ class DiffusersForm:
     """`config_keys` -> `model.text_pad_to` of the published weights."""
     ignored: tuple[str, ...] = ()
     """Patterns, as in `fnmatch`, of stored tensors that Diffusers' class does not read."""
-    networks: tuple[str, ...] = ("transformer",)
-    """Folders of a pipeline with a network each; Wan 2.2 has two."""
     lora_targets: tuple[str, ...]
     """Ends of the names of their linears that an adapter changes by default."""
     pipelines: Mapping[str, str]

@@ -115,7 +115,9 @@ def training_problem(
         levels_rng=rng(Draw.LEVELS, CPU),
         noise_rng=rng(Draw.NOISE, batch.latent_TC.device),
     )
-    return with_null_inputs(without_image(batch, blind, null), dropped, null), problem
+    batch = with_null_inputs(without_image(batch, blind, null), dropped, null)
+    drops = _stream(seed, step, batch.pack_id, Draw.ADAPTER_DROPOUT) >> 1
+    return replace(batch, dropout_seed=drops), problem
 
 
 def validation_pack(batch: PackedBatch, *, seed: int, options: ObjectiveConfig) -> PackedBatch:
@@ -239,6 +241,7 @@ class Draw(IntEnum):
     GIVEN_FRAMES = 4
     VALIDATION_GIVEN_FRAMES = 5
     IMAGE_DROPOUT = 6
+    ADAPTER_DROPOUT = 7
 
 
 def pack_rng(
@@ -249,6 +252,10 @@ def pack_rng(
     Torch's CPU generator keeps only the low 32 bits of a seed, so two of 2**32 streams may coincide
     there. On CUDA all 64 bits count.
     """
-    # The same children of (seed, step, pack_id) that SeedSequence.spawn would make.
+    return torch.Generator(device).manual_seed(_stream(seed, step, pack_id, draw))
+
+
+def _stream(seed: int, step: int, pack_id: int, draw: Draw) -> int:
+    """64 bits: the same children of (seed, step, pack_id) that SeedSequence.spawn would make."""
     sequence = np.random.SeedSequence((seed, step, pack_id), spawn_key=(int(draw),))
-    return torch.Generator(device).manual_seed(int(sequence.generate_state(1, np.uint64)[0]))
+    return int(sequence.generate_state(1, np.uint64)[0])

@@ -249,11 +249,11 @@ def _load(path: Path, config: RunConfig, *, averaged: bool) -> FullForward:
     from dit.distributed.model_parallel import FullForward
     from dit.distributed.process_groups import device, process_groups, start_processes
     from dit.models.family import family_of
-    from dit.train.checkpoint.state_dict import load_weights
+    from dit.train.checkpoint.state_dict import load_network
 
     start_processes(seed=config.rng.seed, model=config.model)
     network = family_of(config.model).network()
     groups = process_groups()
     model = network(config.model, groups).to(device())
-    load_weights(path, [model], groups, averaged=averaged)
+    load_network(path, model, groups, averaged=averaged)
     return FullForward([model]).eval()

@@ -61,4 +61,5 @@ def _scale(_chunk: int, _flag: Any, lists: Sequence[list[Tensor]], factor: float
     sources, targets = lists
     if sources is not targets:
         copy(targets, sources)
-    _torch._foreach_mul_(targets, factor)
+    if targets:  # a rank may have no part of any trained weight
+        _torch._foreach_mul_(targets, factor)

@@ -34,6 +34,8 @@ from dit.distributed.data_parallel import (
 from dit.distributed.process_groups import device
 from dit.models.family import family_of
 from dit.models.layers.parallel_linear import add_gradients_in_products
+from dit.models.lora.adapter import is_adapter, is_up
+from dit.models.lora.targets import Adapters, attach_adapters
 from dit.train import foreach
 from dit.train.metrics.step_metrics import COMMUNICATION, timed
 from dit.train.optimizer import build_optimizer
@@ -52,6 +54,7 @@ class ModelAndOptimizer:
     optimizer: MegatronOptimizer
     ema: Ema | None
     groups: ProcessGroupCollection
+    adapters: Adapters | None = None  # what alone is trained; None trains all weights
 
     @property
     def modules(self) -> list[Any]:
@@ -60,14 +63,23 @@ class ModelAndOptimizer:
 
 
 def build_model_and_optimizer(
-    config: RunConfig, groups: ProcessGroupCollection, *, fill: Fill | None = None
+    config: RunConfig,
+    groups: ProcessGroupCollection,
+    *,
+    fill: Fill | None = None,
+    adapters: Adapters | None = None,
 ) -> ModelAndOptimizer:
-    """A model filled by `fill`, a fresh optimizer, and the average of the weights if configured."""
-    chunks = build_model(config, groups, fill=fill or initialise_weights)
+    """A model filled by `fill`, a fresh optimizer, and the average of the weights if configured.
+
+    With `adapters`, these alone are trained.
+    """
+    chunks = build_model(config, groups, fill=fill or initialise_weights, adapters=adapters)
     optimizer = build_optimizer(config, chunks)
     averaged = config.ema.kind is not EmaKind.NONE
     ema = Ema(config.ema, optimizer, groups) if averaged else None
-    return ModelAndOptimizer(chunks=chunks, optimizer=optimizer, ema=ema, groups=groups)
+    return ModelAndOptimizer(
+        chunks=chunks, optimizer=optimizer, ema=ema, groups=groups, adapters=adapters
+    )
 
 
 def initialise_weights(model: Any, config: RunConfig) -> None:
@@ -77,12 +89,22 @@ def initialise_weights(model: Any, config: RunConfig) -> None:
     initialise(model, seed=config.rng.seed, std=std, zero=zero, copies=copies)
 
 
+def initialise_adapters(model: Any, config: RunConfig) -> None:
+    """Fills in adapters alone, whose base comes from a checkpoint; all data ranks call it."""
+    copies = model.groups.dp_cp
+    initialise(model, seed=config.rng.seed, std=None, copies=copies, chosen=is_adapter)
+
+
 def leave_to_checkpoint(_: MegatronModule, __: RunConfig) -> None:
     """Draws nothing: a checkpoint replaces all weights before they are used."""
 
 
 def build_model(
-    config: RunConfig, groups: ProcessGroupCollection, *, fill: Fill
+    config: RunConfig,
+    groups: ProcessGroupCollection,
+    *,
+    fill: Fill,
+    adapters: Adapters | None = None,
 ) -> list[ModelChunk]:
     """The parts of the model on this rank, filled and wrapped for data parallelism."""
     virtual = config.model.virtual_stages
@@ -90,6 +112,10 @@ def build_model(
     network = family_of(config.model).network()
     models = [network(config.model, groups, stage).to(device()) for stage in stages]
     for model in models:
+        if adapters is not None:
+            precision = config.lora.dtype or config.model.precision
+            dropout = config.lora.dropout
+            attach_adapters(model, adapters, precision=precision, dropout=dropout)
         fill(model, config)
         if config.model.gradient_accumulation_fusion:
             add_gradients_in_products(model)
@@ -101,24 +127,53 @@ def build_model(
 
 @torch.no_grad()
 def draw_weights(
-    model: MegatronModule, draw: Draw, *, seed: int, copies: dist.ProcessGroup | None = None
+    model: MegatronModule,
+    draw: Draw,
+    *,
+    seed: int,
+    copies: dist.ProcessGroup | None = None,
+    chosen: Callable[[str], bool] = lambda _: True,
 ) -> None:
-    """Gives each weight its part of `draw(name, whole shape, generator)`.
+    """Gives each `chosen` weight its part of `draw(name, whole shape, generator)`.
 
     The generator is seeded by (seed, name, layer), and the whole tensor is drawn in float32 before
     this rank takes its shard, so that every layout starts from the same numbers. One of the ranks
     `copies`, which hold the same shards, draws a tensor and sends the others theirs; all of them
     draw at the same time, about as much each.
     """
+    shards = [shard for shard in weight_shards(model) if chosen(shard.key)]
+    for shard in own_share(shards, copies):
+        _draw(shard, draw, seed=seed)
+    exchange_shares(shards, copies)
+
+
+def weight_shards(model: MegatronModule) -> list[ShardedTensor]:
+    """This rank's part of each weight, in a fixed order."""
     found = nested_values(model.sharded_state_dict())
-    shards = [one for one in found if isinstance(one, ShardedTensor) and one.data is not None]
-    here, ranks = (copies.rank(), copies.size()) if copies is not None else (0, 1)
-    drawn_by = _shared_out([one.data.numel() for one in shards], ranks)  # type: ignore[union-attr]
-    for shard, rank in zip(shards, drawn_by, strict=True):
-        if rank == here:
-            _draw(shard, draw, seed=seed)
-    for shard, rank in zip(shards, drawn_by, strict=True) if ranks > 1 else ():
+    return [one for one in found if isinstance(one, ShardedTensor) and one.data is not None]
+
+
+def own_share(
+    shards: Sequence[ShardedTensor], copies: dist.ProcessGroup | None
+) -> list[ShardedTensor]:
+    """Those that this one of the ranks `copies`, which hold the same shards, is to fill."""
+    here = copies.rank() if copies is not None else 0
+    return [one for one, rank in zip(shards, _owners(shards, copies), strict=True) if rank == here]
+
+
+@torch.no_grad()
+def exchange_shares(shards: Sequence[ShardedTensor], copies: dist.ProcessGroup | None) -> None:
+    """Sends the shards of each rank's `own_share` to the other ranks of `copies`."""
+    if copies is None or copies.size() == 1:
+        return
+    for shard, rank in zip(shards, _owners(shards, copies), strict=True):
         dist.broadcast(shard.data, group=copies, group_src=rank)  # type: ignore[arg-type]
+
+
+def _owners(shards: Sequence[ShardedTensor], copies: dist.ProcessGroup | None) -> list[int]:
+    """The rank that fills each shard, so that all of them have about as much to do."""
+    sizes = [one.data.numel() for one in shards]  # type: ignore[union-attr]
+    return _shared_out(sizes, copies.size() if copies is not None else 1)
 
 
 def _draw(shard: ShardedTensor, draw: Draw, *, seed: int) -> None:
@@ -146,24 +201,29 @@ def initialise(
     *,
     seed: int,
     std: float | None,
-    zero: Callable[[str], bool],
+    zero: Callable[[str], bool] = lambda _: False,
     copies: dist.ProcessGroup | None = None,
+    chosen: Callable[[str], bool] = lambda _: True,
 ) -> None:
     """The values that training starts from.
 
     Norms are 1; biases are 0, and so are the matrices that `zero` names by their key in a
     checkpoint; other matrices are normal with `std`, or 1 / sqrt(inputs) where it is None. Ranks
-    that hold the same shards (`copies`) share the work.
+    that hold the same shards (`copies`) share the work. The first matrix of an adapter is uniform
+    in +-1 / sqrt(inputs), the second is 0, as in PEFT.
     """
 
     def draw(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        if is_adapter(name):
+            bound = 0 if is_up(name) else shape[1] ** -0.5
+            return (torch.rand(shape, generator=generator) * 2 - 1) * bound
         if len(shape) == 1:
             return torch.zeros(shape) if name.endswith(".bias") else torch.ones(shape)
         if zero(name):
             return torch.zeros(shape)
         return torch.randn(shape, generator=generator) * (std or shape[1] ** -0.5)
 
-    draw_weights(model, draw, seed=seed, copies=copies)
+    draw_weights(model, draw, seed=seed, copies=copies, chosen=chosen)
 
 
 def randomise(model: MegatronModule, *, seed: int) -> None:

@@ -1,7 +1,7 @@
 """One optimizer step: packs -> loss and gradients -> updated weights.
 
 1. forward_backward    the replica's packs through the pipeline; gradients of the global batch
-2. loss_of             squared error of the prediction, weighted as the objective says
+2. loss_of             error of the prediction, weighted as the objective says
 3. optimizer_step      clipped gradients, AdamW, average of the weights
 """
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dit.batch import PackedBatch, Problem
-from dit.config import LossMean, RunConfig
+from dit.config import LossKind, LossMean, ObjectiveConfig, RunConfig
 from dit.distributed.data_parallel import ModelChunk, zero_gradients
 from dit.distributed.model_parallel import Item, rank_part, run_pipeline
 from dit.distributed.watchdog import heartbeat
@@ -38,7 +38,7 @@ def forward_backward(
     with timed(OPTIMIZER):
         zero_gradients(model.chunks, model.optimizer)
     with timed(BACKWARD):  # the seconds that no part inside claims
-        losses = run_schedule(model.chunks, items, mean=config.objective.loss_mean)
+        losses = run_schedule(model.chunks, items, options=config.objective)
     return RankLoss.of(losses)
 
 
@@ -65,7 +65,7 @@ def run_schedule(
     chunks: list[ModelChunk],
     items: Sequence[Item],
     *,
-    mean: LossMean,
+    options: ObjectiveConfig,
     forward_only: bool = False,
 ) -> list[PackLoss]:
     """Runs this replica's packs through the model, one micro-batch each.
@@ -75,14 +75,15 @@ def run_schedule(
     """
     module: Any = chunks[0].module
     mine = [rank_part(module, item) for item in items]
-    losses = run_pipeline(chunks, mine, partial(_forward, mean=mean), forward_only=forward_only)
+    forward = partial(_forward, options=options)
+    losses = run_pipeline(chunks, mine, forward, forward_only=forward_only)
     if not losses or module.groups.tp.rank() > 0:  # not the last stage, or a copy of its losses
         return []
     return [(loss, batch) for loss, (batch, _) in zip(losses, mine, strict=True)]
 
 
 def _forward(
-    items: Iterator[Item], model: torch.nn.Module, *, mean: LossMean
+    items: Iterator[Item], model: torch.nn.Module, *, options: ObjectiveConfig
 ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor, Loss]]]:
     heartbeat("forward and backward pass")
     batch, problem = next(items)
@@ -91,7 +92,7 @@ def _forward(
 
     def reduce(prediction_TC: Tensor) -> tuple[Tensor, Tensor, Loss]:
         with timed(FORWARD):
-            loss = loss_of(batch, problem, prediction_TC, mean)
+            loss = loss_of(batch, problem, prediction_TC, options)
         # Copied, because the schedule may scale the first in place.
         total, error_T = loss.total.detach().clone(), loss.error_T.detach()
         return loss.total, loss.count, replace(loss, total=total, error_T=error_T)
@@ -115,15 +116,35 @@ class Loss:
         return torch.stack([error_N, self.count_N.double()], dim=1)
 
 
-def loss_of(batch: PackedBatch, problem: Problem, prediction_TC: Tensor, mean: LossMean) -> Loss:
-    """Weighted squared error of the target tokens of a pack, float32.
+def pseudo_huber(error_TC: Tensor, *, c: float) -> Tensor:
+    """sqrt(e² + c²) - c of each number: arXiv:2310.14189, Sec. 3.3, as diffusion-pipe applies it.
+
+    Written as a quotient, because the difference loses its digits in float32 where e is below
+    c / 1000. Diffusers' examples have 2 c times this, which AdamW's steps do not see but the bound
+    of the gradient's norm does.
+    """
+    square_TC = error_TC.square()
+    return square_TC / ((square_TC + c * c).sqrt() + c)
+
+
+def loss_of(
+    batch: PackedBatch, problem: Problem, prediction_TC: Tensor, options: ObjectiveConfig
+) -> Loss:
+    """Weighted error of the target tokens of a pack, float32.
 
     It is a mean over features, then a sum over tokens (`token`) or over samples' means (`sample`).
+    Weights of the objective and of the data multiply errors and leave the counts: a weight of 2
+    has the gradient of two copies of the sample, and the others' gradients stay as they are.
     """
-    error_T = (prediction_TC.float() - problem.target_TC).square().mean(-1)
+    error_TC = prediction_TC.float() - problem.target_TC
+    huber = options.loss is LossKind.HUBER
+    error_TC = pseudo_huber(error_TC, c=options.huber_c) if huber else error_TC.square()
+    error_T = error_TC.mean(-1)
     error_T = error_T * problem.weight_N[batch.segment_T]
+    if batch.weight_T is not None:
+        error_T = error_T * batch.weight_T
     error_T = error_T.where(batch.is_target_T, 0)
-    if mean is LossMean.TOKEN:
+    if options.loss_mean is LossMean.TOKEN:
         counts = batch.shared_loss_tokens
     else:
         tokens_N = to_device(torch.tensor(batch.loss_tokens, dtype=torch.float32), error_T.device)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch.distributed as dist
 from torch.nn import Module
@@ -19,7 +19,10 @@ from dit.drawing import Undrawn
 from dit.objectives import TrainingObjective
 
 if TYPE_CHECKING:
+    from megatron.core.transformer.module import MegatronModule
+
     from dit.train.checkpoint.async_save import Saver
+    from dit.train.checkpoint.origin import Origin
     from dit.train.metrics.interval_metrics import IntervalMetrics
     from dit.train.model_and_optimizer import ModelAndOptimizer
 
@@ -27,6 +30,23 @@ Export = Callable[[Path], Path]
 """Exports a checkpoint and returns where the export lies."""
 Samples = Callable[["TrainState", Module], "DrawnSamples | None"]
 """Writes samples of a model on all ranks; the first rank gets where they are."""
+
+
+class Start(Protocol):
+    """Weights of another tool that a new run starts from."""
+
+    def fill(self, model: MegatronModule, config: RunConfig) -> None:
+        """Fills a part of the model on this rank; all ranks call it."""
+        ...
+
+    def origin(self) -> Origin:
+        """The files that the weights are read from; all ranks call it."""
+        ...
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines for the start of the log."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,6 +117,7 @@ class TrainState:
     progress: TrainProgress = field(default_factory=TrainProgress)
     saver: Saver | None = None  # where there is a run folder
     saved_step: int = -1  # step of the newest checkpoint
+    start: Start | None = None  # where a new run has its weights from; None draws them
     export: Export | None = None  # called with each complete checkpoint, by all ranks
     samples: Samples | None = None  # called at each validation, by all ranks
     notes: list[str] = field(default_factory=list)  # lines for the start of the log

@@ -7,7 +7,9 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from enum import IntEnum
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,6 +39,7 @@ from dit.objectives import (
     training_objective,
     training_problem,
 )
+from dit.train.checkpoint.adapters import AdapterRun, adapter_run, adapters_of, checked_base
 from dit.train.checkpoint.async_save import Saver
 from dit.train.checkpoint.resume import (
     close_saver,
@@ -46,6 +49,7 @@ from dit.train.checkpoint.resume import (
     save,
     starting_point,
 )
+from dit.train.checkpoint.state_dict import load_base
 from dit.train.garbage_collection import collect_after, manual_gc
 from dit.train.metrics.interval_metrics import IntervalMetrics
 from dit.train.metrics.run_logger import RunLogger
@@ -63,12 +67,13 @@ from dit.train.metrics.step_metrics import (
 from dit.train.model_and_optimizer import (
     Fill,
     build_model_and_optimizer,
+    initialise_adapters,
     initialise_weights,
     leave_to_checkpoint,
 )
 from dit.train.optimizer import learning_rate
 from dit.train.step import forward_backward, optimizer_step
-from dit.train.train_state import Export, Samples, TrainState
+from dit.train.train_state import Export, Samples, Start, TrainState
 from dit.train.validation import read_validation_packs, validation_round
 
 Values = dict[str, Any]
@@ -87,14 +92,19 @@ def pretrain(
     *,
     export: Export | None = None,
     open_samples: Callable[[TrainState], Samples] | None = None,
+    start: Start | None = None,
 ) -> ExitCode:
     """Trains as configured, from the newest checkpoint where there is one.
 
     `export` is called with each new checkpoint; `open_samples` returns what writes the samples of
-    each validation. The process group is initialised (`start_processes`).
+    each validation; a new run has its weights from `start`. The process group is initialised
+    (`start_processes`).
+
+    Raises:
+        ValueError: checkpoint.load_hf is given, and no `start`.
     """
     with ExitStack() as ends:
-        run = _prepare(config, ends)
+        run = _prepare(config, ends, start=start)
         run.export = export
         run.samples = open_samples(run) if open_samples is not None else None
         ends.enter_context(manual_gc(config.train))
@@ -134,7 +144,9 @@ def measure_steps(
             return [_step(run, no_signals)[0] for _ in range(steps)]
 
 
-def _prepare(config: RunConfig, ends: ExitStack, *, fill: Fill | None = None) -> TrainState:
+def _prepare(
+    config: RunConfig, ends: ExitStack, *, fill: Fill | None = None, start: Start | None = None
+) -> TrainState:
     """Builds all parts and loads the checkpoint; `ends` unlocks the run folder."""
     if config.train.deterministic:
         torch.use_deterministic_algorithms(True)
@@ -154,9 +166,15 @@ def _prepare(config: RunConfig, ends: ExitStack, *, fill: Fill | None = None) ->
         loader = build_train_loader(config, rank=ranks[0], world_size=ranks[1])
     folder = ends.enter_context(run_folder(config))
     # Drawing takes minutes for a large model; all ranks must agree on it.
-    replaced = from_first_rank(lambda: starting_point(config)) is not None
-    fill = leave_to_checkpoint if replaced else fill or initialise_weights
-    model = build_model_and_optimizer(config, groups, fill=fill)
+    found = from_first_rank(lambda: starting_point(config))
+    adapted = from_first_rank(lambda: adapter_run(config, found))
+    if adapted is not None:
+        adapted = replace(adapted, base=checked_base(adapted.base, config))
+    fill = fill or _first_values(config, found, adapted, start)
+    heartbeat("build of the model")
+    model = build_model_and_optimizer(
+        config, groups, fill=fill, adapters=adapted.adapters if adapted else None
+    )
     objective = training_objective(config.objective)
     run = TrainState(
         config=config,
@@ -170,15 +188,36 @@ def _prepare(config: RunConfig, ends: ExitStack, *, fill: Fill | None = None) ->
         null=null_inputs(config, device()),
         card=dataset_card(config),
         notes=notes,
+        start=start,
     )
     if run.folder is not None:
-        run.saver = Saver(run.folder, config)
+        run.saver = Saver(run.folder, config, adapters=adapted)
         if dist.get_rank() == 0:
             run.saver.clear()  # frees space before anything is written
     heartbeat("load of the checkpoint")
+    if adapted is not None:
+        load_base(adapted.base, model.modules, groups, config=config)
     resume(run)
     dist.barrier()  # nothing is written before every rank is ready
     return run
+
+
+def _first_values(
+    config: RunConfig, found: Path | None, adapted: AdapterRun | None, start: Start | None
+) -> Fill:
+    """What fills a new model. Frozen weights that are somewhere are loaded later."""
+    if found is not None and (adapted is None or adapters_of(found) is not None):
+        return leave_to_checkpoint
+    if adapted is not None and adapted.base.path is not None:
+        return initialise_adapters
+    if start is not None:
+        return start.fill
+    if config.checkpoint.load_hf is not None:
+        raise ValueError(
+            f"checkpoint.load_hf={config.checkpoint.load_hf} is read by recipes/pretrain_dit.py"
+            " alone; leave it out here"
+        )
+    return initialise_weights
 
 
 def _with_recomputation(config: RunConfig) -> tuple[RunConfig, list[str]]:

@@ -145,8 +145,8 @@ def _losses(
         level = f"_q{100 * quantile:.3g}"
         for items in _problems(packs, objective, config, quantile):
             heartbeat("validation")
-            mean = config.objective.loss_mean
-            losses = run_schedule(model.chunks, items, mean=mean, forward_only=True)
+            options = config.objective
+            losses = run_schedule(model.chunks, items, options=options, forward_only=True)
             for loss, batch in losses:
                 each_N2 = loss.of_samples(batch).cpu()
                 sums[name] += each_N2.sum(0)

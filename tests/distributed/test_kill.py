@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import random
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -30,6 +30,7 @@ class Way:
     nproc: int
     workers: int
     background: bool
+    adapters: bool = False  # trained beside the weights of a finished run
 
     @property
     def settings(self) -> tuple[str, str]:
@@ -38,8 +39,9 @@ class Way:
 
 
 WAYS = [
-    Way(1, 0, True), Way(2, 2, False), Way(2, 0, True), Way(1, 2, False),
-    Way(2, 2, True), Way(1, 0, False), Way(1, 2, True), Way(2, 0, False),
+    Way(1, 0, True), Way(2, 2, False, adapters=True), Way(2, 2, False), Way(2, 0, True),
+    Way(1, 2, False), Way(2, 2, True), Way(1, 0, False), Way(1, 0, True, adapters=True),
+    Way(1, 2, True), Way(2, 0, False),
 ]  # fmt: skip
 """Those that are killed first come first."""
 
@@ -52,9 +54,12 @@ def _kills(way: Way) -> int:
     return own + more // len(WAYS) + (index < more % len(WAYS))
 
 
-def _command(data: Path, folder: Path, way: Way) -> list[str]:
+def _command(data: Path, folder: Path, way: Way, base: Path | None = None) -> list[str]:
     config = ("--config-file", str(ROOT / "conf/dit_digits.yaml"), *SMALL, *STEPS, *VALIDATION)
     places = (f"dataset.path={data}", f"checkpoint.save={folder}")
+    if base is not None:
+        config += ("checkpoint.finetune=true", f"checkpoint.load={base}")
+        config += ("lora.rank=3", "lora.dropout=0.1")
     whole = command("pretrain_dit.py", *config, *places, *way.settings, nproc=way.nproc)
     if way.nproc > 1:
         return whole
@@ -76,16 +81,21 @@ def _moments(way: Way) -> list[Moment]:
 @pytest.fixture(scope="module")
 def never_killed(digits, tmp_path_factory):
     """The run that is to be equalled; saves in the background change nothing in it."""
-    done: dict[tuple[int, int], Path] = {}
+    done: dict[Way, Path] = {}
 
     def of(way: Way) -> Path:
-        key = (way.nproc, way.workers)
+        key = replace(way, background=False)
         if key not in done:
             folder = tmp_path_factory.mktemp("whole")
-            _run(_command(digits, folder, Way(*key, background=False)))
+            _run(_command(digits, folder, key, base(way)))
             done[key] = folder
         return done[key]
 
+    def base(way: Way) -> Path | None:
+        """The run whose weights the adapters are trained beside."""
+        return of(WAYS[0]) if way.adapters else None
+
+    of.base = base
     return of
 
 
@@ -99,7 +109,7 @@ def _run(arguments: list[str]) -> None:
 @pytest.mark.parametrize("way", [way for way in WAYS if _kills(way)], ids=str)
 def test_killed_run_equals_the_one_that_was_never_killed(digits, tmp_path, never_killed, way):
     folder = tmp_path / "run"
-    arguments = _command(digits, folder, way)
+    arguments = _command(digits, folder, way, never_killed.base(way))
     whole = never_killed(way)
     for moment in _moments(way):
         where = kill(arguments, folder, moment)

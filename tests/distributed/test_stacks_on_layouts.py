@@ -18,6 +18,7 @@ from tests.toy_family import PLACE
 
 TOY = ("model.family=toy", "model.precision=fp32")
 DOUBLE = (*TOY, "model.num_single_layers=0")
+WEIGHTED = (*TOY, "objective.loss=huber", "objective.huber_c=0.5")
 WAN = (
     *("model.family=wan", "model.name=custom", "model.num_layers=2", "model.hidden_size=96"),
     *("model.num_attention_heads=8", "model.mlp_ratio=2.0", "model.in_channels=4"),
@@ -34,6 +35,7 @@ JOINT_LAYOUTS = (
 CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "joint": (TOY, JOINT_LAYOUTS),
     "given frames drawn": ((*TOY, "objective.given_frames=[1, 2, 1]"), ("cp2", "tp2+sp", "pp2")),
+    "weighted": (WEIGHTED, ("cp2", "tp2+sp", "tp2+cp2+pp2", "dp2+overlap")),
     "double": (DOUBLE, ("dp2+overlap", "pp2", "tp2+sp")),
     "cross": (("model.num_layers=2",), ("tp2", "tp4", "tp2+sp+cp2+ag")),
     "wan, first and last frame": (FLF2V, ("tp2", "dp2+overlap", "tp2+sp+cp2+pp2")),
@@ -46,25 +48,29 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "modulation gradients of a rank's own tokens": (TOY, ("tp2+sp",)),
     "text whose gradient counts each tensor rank": (FLF2V, ("tp2+sp",)),
     "clean tokens that have a loss": (TOY, ("cp2",)),
+    "weights of other tokens": (WEIGHTED, ("cp2",)),
     "clean tokens that are told their sample's level": (TOY, ("cp2",)),
 }
 """(settings, layouts) by name."""
 SOUND = (
-    *("joint", "given frames drawn", "double", "cross"),
+    *("joint", "given frames drawn", "weighted", "double", "cross"),
     *("wan, first and last frame", "wan, clean first frame"),
     *("joint, as a GPU attends", "cross, as a GPU attends"),
 )
 """The others break the code."""
 
 SCRIPT = """
-import json, sys
+import json, sys, zlib
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from unittest.mock import patch
+import torch
+from safetensors.torch import load, save
 from torch.distributed.distributed_c10d import PrefixStore
 import dit.models.family
+from dit.data import mock
 from dit.distributed import model_parallel
 from dit.models.layers import packed_attention, parallel_linear
 from dit.models.layers import queries_and_keys as qk
@@ -99,11 +105,36 @@ def split_wrongly(field, of):
         return (replace(mine, **{field: getattr(mine, of)}) if share.count > 1 else mine), part
     return patch.object(model_parallel, "split_tokens", split)
 
+def weighted_record(config, *, seed, index):
+    # Half of the samples have a mask, and half of both kinds a weight.
+    parts = record_of(config, seed=seed, index=index)
+    tensors, about = load(parts["safetensors"]), json.loads(parts["json"])
+    if index % 2:
+        size = (1, *tensors["latent"].shape[1:])
+        tensors["loss_mask"] = torch.rand(size, generator=torch.Generator().manual_seed(index))
+    if index % 4 > 1:
+        about["loss_weight"] = index % 7 / 2
+    payload = save(tensors)
+    about["crc32"] = {"safetensors": f"{zlib.crc32(payload):08x}"}
+    return {"safetensors": payload, "json": json.dumps(about).encode()}
+
+def weights_of_other_tokens(batch, problem, *, share, multiple):
+    mine, part = split_tokens(batch, problem, share=share, multiple=multiple)
+    if share.count > 1 and mine.weight_T is not None:
+        mine = replace(mine, weight_T=mine.weight_T.flip(0))
+    return mine, part
+
+record_of = mock.mock_record
+weighted = patch.object(mock, "mock_record", weighted_record)
 gather = "all_gather_last_dim_from_tensor_parallel_region"
 of_own = parallel_linear.gather_from_tensor_model_parallel_region
 one_way = staticmethod(lambda ctx, gradient: (gradient, None))
 as_a_gpu = patch.object(packed_attention, "attention_for", lambda *of: attend_as_a_gpu)
 PATCHES = {
+    "weighted": weighted,
+    "weights of other tokens": (
+        patch.object(model_parallel, "split_tokens", weights_of_other_tokens), weighted
+    ),
     "joint, as a GPU attends": as_a_gpu,
     "cross, as a GPU attends": as_a_gpu,
     "norm of a rank's own heads": patch.object(qk, "_summed", lambda x, group: x * group.size()),
@@ -129,8 +160,9 @@ def main(folder, cases):
         meeting.rendezvous = lambda _, n=number: iter([(PrefixStore(str(n), store), 0, 1)])
         arguments = ["--layouts", *layouts, "--output", str(Path(folder, f"{number}.json"))]
         with ExitStack() as patches:
-            if name in PATCHES:
-                patches.enter_context(PATCHES[name])
+            broken = PATCHES.get(name, ())
+            for one in broken if isinstance(broken, tuple) else (broken,):
+                patches.enter_context(one)
             check_layouts.main([*arguments, "objective.name=flow", *settings])
 
 if __name__ == "__main__":

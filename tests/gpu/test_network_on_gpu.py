@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dit.config import LossMean, ObjectiveConfig, Precision, Recompute
+from dit.config import ObjectiveConfig, Precision, Recompute
 from dit.distributed.process_groups import process_groups, start_processes
 from dit.models.dit.config import DitConfig
 from dit.models.dit.model import DiT
@@ -81,7 +81,7 @@ def test_a_step_never_waits_for_the_device(groups, changes):
             objective, batch, levels_rng=torch.Generator(), noise_rng=torch.Generator(device)
         )
         out_TC = network(problem.input_TC, problem.level_M, batch)
-        loss_of(batch, problem, out_TC, LossMean.TOKEN).total.backward()
+        loss_of(batch, problem, out_TC, ObjectiveConfig()).total.backward()
 
     for batch in packs:  # kernels are compiled and loaded
         step(batch)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from dit.config import RunConfig
-from dit.config.loading.load import NO_GUESS, ConfigError, load_config
+from dit.config.loading.load import NO_GUESS, Adapt, ConfigError, load_config
 from dit.config.loading.schema import Schema, schema_of
 from dit.config.loading.settings import COMMAND_LINE
 
@@ -57,10 +57,12 @@ def parse_arguments(
     recipes: Mapping[str, Callable[[], RunConfig]],
     default: str = "dit_xl",
     program: str | None = None,
+    adapt: Adapt | None = None,
 ) -> Arguments:
     """Flags and overrides of a command line, as one checked configuration.
 
-    `recipes` names the functions that `--recipe` chooses from. `--help` prints and exits.
+    `recipes` names the functions that `--recipe` chooses from, and `adapt` fits the chosen one
+    to weights to start from (`load_config`). `--help` prints and exits.
 
     Raises:
         ConfigError: with every problem of flags, file and overrides.
@@ -77,6 +79,7 @@ def parse_arguments(
             recipes[known.recipe](),
             config_file=known.config_file,
             overrides=[*shortcuts, *overrides],
+            adapt=adapt,
         )
     except ConfigError as error:
         raise ConfigError(problems + error.problems) from None

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
-from dit.config import ModelConfig, Problems, RunConfig
+from dit.config import ModelConfig, ObjectiveConfig, Problems, RunConfig
 from dit.config.loading.schema import Schema, hints, is_group, record_type, schema_of
 from dit.config.loading.settings import (
     Setting,
@@ -41,6 +41,11 @@ NO_GUESS = "--help lists all flags and keys, and docs/coming_from.md those of ot
 
 logger = logging.getLogger(__name__)
 
+ForWeights = tuple[ModelConfig, ObjectiveConfig]
+"""The network of weights that a run starts from, and what they were trained for."""
+Adapt = Callable[[RunConfig, Callable[[str], Any]], ForWeights | None]
+"""(recipe, key -> what a person set it to, or None) -> what replaces the recipe's own."""
+
 
 class ConfigError(Problems):
     """Everything that is wrong with a configuration, one line each, before any work starts."""
@@ -53,13 +58,18 @@ class ConfigError(Problems):
 
 
 def load_config(
-    recipe: RunConfig, *, config_file: Path | None = None, overrides: Sequence[str] = ()
+    recipe: RunConfig,
+    *,
+    config_file: Path | None = None,
+    overrides: Sequence[str] = (),
+    adapt: Adapt | None = None,
 ) -> RunConfig:
     """The recipe's run with the changes of a YAML file, then those of a command line.
 
     `overrides` takes the tokens of a command line: `a.b=c`, `+a.b=c`, `~a.b` (back to the recipe's
     value), `--a.b c`, `--a.b=c`; values are YAML. Keys that only other stacks know are logged as
-    warnings that say what replaces them.
+    warnings that say what replaces them. `adapt` may replace the recipe's network and
+    objective by those of weights to start from, below all that a person has set.
 
     Raises:
         ConfigError: with every problem found, each naming key, value, place and remedy.
@@ -74,9 +84,11 @@ def load_config(
     problems += wrong_tokens
     settings += from_tokens
     base = plain(recipe)
+    if adapt is not None and (found := adapt(recipe, _given(base, settings))) is not None:
+        base |= {"model": plain_group(found[0]), "objective": plain_group(found[1])}
     family = _chosen_family(base, settings, problems)
     schema = Schema(family.config)
-    if family.name != recipe.model.family:
+    if family.name != base["model"]["family"]:
         base["model"] = plain_group(family.default())
         base["objective"] |= family.objective.settings
         if value_of("model.name", base, settings) is None:
@@ -91,6 +103,14 @@ def load_config(
     for notice in (*notices, *merged.notices):
         logger.warning(legible(notice))
     return config
+
+
+def _given(base: dict[str, Any], settings: list[Setting]) -> Callable[[str], Any]:
+    def value(key: str) -> Any:
+        found = value_of(key, base, settings)
+        return None if found is None else found.value
+
+    return value
 
 
 def _chosen_family(base: dict[str, Any], settings: list[Setting], problems: list[str]) -> Family:

@@ -31,7 +31,7 @@ from dit.models.layers.parallel_linear import (
 from dit.models.layers.per_sample import PerSample
 from dit.models.layers.queries_and_keys import RotaryTable
 from dit.models.layers.row_lookup import look_up
-from dit.models.layers.text_padding import pad_text
+from dit.models.layers.text_padding import pad_text, padded_rows
 from dit.models.stacks.cross_layer import CrossConditions
 from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransformer
 
@@ -52,7 +52,7 @@ class DiT(StackedTransformer):
         self.positions = self.text_proj = None
         if self.pre_process:
             inputs = model.patch_features + model.mask_features
-            self.patches = Replicated(inputs, width, config=config)
+            self.patches = Replicated(inputs, width, config=config, of_tokens=True)
             self.level = TimestepEmbedding(config)
             if model.extra_pos_embed is ExtraPosition.LEARNABLE:
                 self.positions = LearnablePositions(model, config)
@@ -61,7 +61,7 @@ class DiT(StackedTransformer):
         self.build_stacks()
         if self.post_process:
             self.modulate_out = LowRankAdaLN(config, rank=model.adaln_lora_dim, gated=False)
-            self.proj_out = Replicated(width, model.output_features, config=config)
+            self.proj_out = Replicated(width, model.output_features, config=config, of_tokens=True)
 
     def prepared(self, batch: PackedBatch) -> PackedBatch:
         return pad_text(batch, self.model.text_pad_to)
@@ -72,9 +72,8 @@ class DiT(StackedTransformer):
         if model.extra_pos_embed is ExtraPosition.LEARNABLE:
             shapes["position"] = (self.hidden_rows(batch)["hidden"], width)
         if model.crossattn_proj_size is not None:
-            length = model.text_pad_to
-            text = batch.text_starts[-1] if length is None else length * batch.num_samples
-            shapes["text"] = (text, model.crossattn_proj_size)
+            rows = padded_rows(batch, model.text_pad_to)
+            shapes["text"] = (rows, model.crossattn_proj_size)
         return shapes
 
     def layout(self, batch: PackedBatch) -> PerSample:

@@ -23,9 +23,9 @@ from dit.models.layers.parallel_linear import (
     BuildContext,
     GatheredLinear,
     Replicated,
-    sees_part_of_tokens,
 )
 from dit.models.layers.per_sample import PerSample
+from dit.models.layers.weight_marks import sees_part_of_tokens
 
 
 def sinusoid(level_N: Tensor, width: int) -> Tensor:

@@ -6,7 +6,7 @@ from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -20,12 +20,15 @@ from megatron.core.tensor_parallel.mappings import (
 )
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 from torch.nn.functional import gelu, silu
 
 from dit.config import Implementation, ModelConfig, Precision
 from dit.models.layer_spec import Activation, FeedForwardSpec
-from dit.models.layers.transformer_engine import engine_linear, mark_split
+from dit.models.layers.transformer_engine import engine_linear
+from dit.models.layers.weight_marks import mark_split, sees_part_of_tokens
+from dit.models.lora.adapter import Adaptable, TensorSharing
 
 
 def transformer_config(model: ModelConfig) -> TransformerConfig:
@@ -84,8 +87,37 @@ class BuildContext:
     groups: ProcessGroupCollection
 
 
-class ColumnLinear(ColumnParallelLinear):
+class _ParallelLinear(Adaptable):
+    """What Megatron-Core's two linears have in common here."""
+
+    AXIS: ClassVar[int]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output alone, where Megatron-Core's have an (output, bias) pair."""
+        return self.adapted(super().forward(x)[0], x)
+
+    def tensor_sharing(self) -> TensorSharing:
+        own: Any = self
+        return TensorSharing(
+            axis=self.AXIS,
+            group=own.tp_group,
+            sequence=own.sequence_parallel,
+            partial=getattr(own, "disable_grad_reduce", False),
+            of_tokens=self.of_tokens,
+        )
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None
+    ) -> Any:
+        base: Any = super()
+        own = base.sharded_state_dict(prefix, sharded_offsets, metadata)
+        return self.with_adapter(own, prefix, sharded_offsets, metadata)
+
+
+class ColumnLinear(_ParallelLinear, ColumnParallelLinear):  # type: ignore[override]
     """Linear whose outputs are split over tensor ranks."""
+
+    AXIS = 0
 
     def __init__(
         self,
@@ -111,16 +143,15 @@ class ColumnLinear(ColumnParallelLinear):
         assert self.weight is not None  # none where a shared one is handed to each call
         mark_split(self.weight, axis=0)  # Megatron-Core marks the bias itself
 
-    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # no (output, bias) pair
-        return super().forward(x)[0]
 
-
-class RowLinear(RowParallelLinear):
+class RowLinear(_ParallelLinear, RowParallelLinear):  # type: ignore[override]
     """Linear whose inputs are split over tensor ranks; outputs are summed.
 
     The bias is added once, after the sum. Under sequence parallelism it sees a part of the tokens,
     which Megatron-Core's mark on it says.
     """
+
+    AXIS = 1
 
     def __init__(
         self,
@@ -142,9 +173,6 @@ class RowLinear(RowParallelLinear):
             tp_group=groups.tp,
         )
         mark_split(self.weight, axis=1)
-
-    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # no (output, bias) pair
-        return super().forward(x)[0]
 
 
 class GatheredLinear(ColumnLinear):
@@ -193,8 +221,11 @@ def split_linear(
     """`ColumnLinear` (axis 0, outputs) or `RowLinear` (axis 1, inputs), or Transformer Engine's."""
     shared: Any = {"bias": bias, "config": context.config, "groups": context.groups}
     if context.model.transformer_impl is Implementation.LOCAL:
-        return (ColumnLinear, RowLinear)[axis](inputs, outputs, **shared)
-    return engine_linear(inputs, outputs, axis=axis, **shared)
+        made: Any = (ColumnLinear, RowLinear)[axis](inputs, outputs, **shared)
+    else:
+        made = engine_linear(inputs, outputs, axis=axis, **shared)
+    made.of_tokens = True
+    return made
 
 
 def add_gradients_in_products(model: nn.Module) -> None:
@@ -222,18 +253,49 @@ def add_gradients_in_products(model: nn.Module) -> None:
         layer.gradient_accumulation_fusion = True
 
 
-class Replicated(nn.Linear):
-    """Linear that every tensor rank holds whole."""
+class WholeLinear(Adaptable, nn.Linear):
+    """Linear that every tensor rank holds whole, and whose input is whole on every one, too."""
 
-    def __init__(self, inputs: int, outputs: int, *, config: TransformerConfig, bias: bool = False):
+    def forward(self, input: Tensor) -> Tensor:
+        return self.adapted(self.product(input), input)
+
+    def product(self, x: Tensor) -> Tensor:
+        """The output of the linear alone."""
+        return nn.functional.linear(x, self.weight, self.bias)
+
+    def tensor_sharing(self) -> TensorSharing:
+        return TensorSharing(of_tokens=self.of_tokens)
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None
+    ) -> Any:
+        dp_cp = (metadata or {})["dp_cp_group"]
+        own = make_sharded_tensors_for_checkpoint(
+            dict(self.named_parameters(recurse=False)),
+            prefix,
+            {},
+            sharded_offsets,
+            dp_cp_group=dp_cp,
+        )
+        return self.with_adapter(own, prefix, sharded_offsets, metadata)
+
+
+class Replicated(WholeLinear):
+    """Linear that every tensor rank holds whole; under sequence parallelism each sees its rows."""
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        config: TransformerConfig,
+        bias: bool = False,
+        of_tokens: bool = False,
+    ):
+        """`of_tokens`: its input are tokens, not level rows."""
         super().__init__(inputs, outputs, bias=bias, dtype=config.params_dtype)
+        self.of_tokens = of_tokens
         sees_part_of_tokens(self, config)
-
-
-def sees_part_of_tokens(module: nn.Module, config: TransformerConfig) -> None:
-    """Marks replicated weights whose gradients Megatron must sum under sequence parallelism."""
-    for parameter in module.parameters(recurse=False):
-        parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
 
 def _swiglu(x_TX: Tensor) -> Tensor:

@@ -9,6 +9,11 @@ import torch
 from dit.batch import TEXT, PackedBatch
 
 
+def padded_rows(batch: PackedBatch, length: int | None) -> int:
+    """Rows of all captions of a pack, filled up to `length` each (null: as they are)."""
+    return batch.text_starts[-1] if length is None else length * batch.num_samples
+
+
 def pad_text(batch: PackedBatch, length: int | None) -> PackedBatch:
     """Appends zero vectors to every caption up to `length` tokens (null: leaves them alone).
 

@@ -22,6 +22,8 @@ from torch import Tensor, nn
 
 from dit.config import Fp8Recipe, Implementation, ModelConfig
 from dit.models.layers.attention import Offsets
+from dit.models.layers.weight_marks import mark_split
+from dit.models.lora.adapter import Adaptable, TensorSharing
 
 
 def check_engine(model: ModelConfig) -> None:
@@ -52,22 +54,11 @@ def engine_linear(
     return linear(inputs, outputs, axis=axis, bias=bias, config=config, groups=groups)
 
 
-def mark_split(weight: nn.Parameter, *, axis: int) -> None:
-    """Tells Megatron-Core that each tensor rank has its own part of a weight.
-
-    Without the marks the norm of the gradient counts one part instead of all. Megatron-Core's
-    layers set them while they initialise their weights, which `init.initialise` does here instead.
-    """
-    marks = {"tensor_model_parallel": True, "partition_dim": axis, "partition_stride": 1}
-    for name, value in marks.items():
-        setattr(weight, name, value)
-
-
 @cache
 def _linear_class() -> Any:
     from transformer_engine.pytorch import Linear  # type: ignore[import-not-found]
 
-    class EngineLinear(Linear):
+    class EngineLinear(Adaptable, Linear):
         def __init__(
             self,
             inputs: int,
@@ -95,19 +86,28 @@ def _linear_class() -> Any:
             if bias and axis == 0:
                 mark_split(self.bias, axis=0)
 
+        def forward(self, x: Tensor) -> Tensor:
+            return self.adapted(super().forward(x), x)
+
+        def tensor_sharing(self) -> TensorSharing:
+            sequence = self.sequence_parallel
+            shared = {"group": self.group, "sequence": sequence, "of_tokens": self.of_tokens}
+            return TensorSharing(axis=self.axis, **shared)
+
         def sharded_state_dict(
             self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None
         ) -> Any:
             """Weight and bias alone, under the names that the other implementation gives them."""
             axes = {"weight": self.axis} | ({"bias": 0} if self.axis == 0 else {})
-            return make_sharded_tensors_for_checkpoint(
-                dict(self.named_parameters()),
+            own = make_sharded_tensors_for_checkpoint(
+                dict(self.named_parameters(recurse=False)),
                 prefix,
                 axes,
                 sharded_offsets,
                 tp_group=self.group,
                 dp_cp_group=(metadata or {})["dp_cp_group"],
             )
+            return self.with_adapter(own, prefix, sharded_offsets, metadata)
 
     return EngineLinear
 

@@ -28,7 +28,8 @@ from dit.models.layers.packed_attention import (
     RowConditions,
     SelfAttention,
 )
-from dit.models.layers.parallel_linear import BuildContext, FeedForward, sees_part_of_tokens
+from dit.models.layers.parallel_linear import BuildContext, FeedForward
+from dit.models.layers.weight_marks import sees_part_of_tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

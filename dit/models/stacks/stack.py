@@ -29,6 +29,7 @@ from dit.models.layer_spec import (
 )
 from dit.models.layers.parallel_linear import BuildContext
 from dit.models.layers.transformer_engine import fp8_products
+from dit.models.lora.dropout import DropoutRows, dropout_rows, dropping
 from dit.models.stacks.offload import OffloadedLayer, on_host, when_reached
 
 
@@ -154,27 +155,33 @@ class LayerStack(TransformerBlock):
 
     def forward(self, hidden: Any, conditions: Any) -> Any:  # type: ignore[override]
         """`hidden` is one row of tokens, or latents and text, as the layers take it."""
+        dropout = dropout_rows()
         before: OffloadedLayer | None = None
         for first, last in self._groups():
             number = self.layers_before + first
             away = self.training and number < self.model.cpu_offloading_num_layers
             with on_host(self.layers[first], conditions) if away else nullcontext() as here:
-                hidden = self._group(hidden, conditions, first, last)
+                hidden = self._group(hidden, conditions, dropout, first, last)
             for offloaded in (here, before):
                 if offloaded is not None:
                     when_reached(hidden, offloaded.fetch)
             before = here
         return hidden
 
-    def _group(self, hidden: Any, conditions: Any, first: int, last: int) -> Any:
+    def _group(
+        self, hidden: Any, conditions: Any, dropout: DropoutRows | None, first: int, last: int
+    ) -> Any:
         """Of layers that are computed again, autograd saves what goes into the first of them."""
         if not self._recomputed(first):
-            return self._run(hidden, conditions, first, last)
-        return checkpoint(self._run, hidden, conditions, first, last, use_reentrant=False)
+            return self._run(hidden, conditions, dropout, first, last)
+        return checkpoint(self._run, hidden, conditions, dropout, first, last, use_reentrant=False)
 
-    def _run(self, hidden: Any, conditions: Any, first: int, last: int) -> Any:
-        # Here and not around the stack: recomputation comes back to this function.
-        with fp8_products(self.model):
+    def _run(
+        self, hidden: Any, conditions: Any, dropout: DropoutRows | None, first: int, last: int
+    ) -> Any:
+        # Here and not around the stack: recomputation comes back to this function, when other packs
+        # have gone forward.
+        with fp8_products(self.model), dropping(dropout):
             for layer in self.layers[first:last]:
                 hidden = layer(hidden, conditions)
         return hidden

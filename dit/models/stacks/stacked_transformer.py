@@ -30,7 +30,9 @@ from dit.models.layers.context_parallel import Context
 from dit.models.layers.parallel_linear import BuildContext
 from dit.models.layers.per_sample import PerSample, check_compiler
 from dit.models.layers.transformer_engine import check_engine
+from dit.models.lora.dropout import DropoutRows, dropping
 from dit.models.stacks.stack import LayerStack, pipeline_stages
+from dit.pack_wire import to_device
 
 Blocks = dict[str, Tensor]
 """Hidden states and what is learned of a pack's inputs, by name."""
@@ -74,6 +76,7 @@ class StackedTransformer(MegatronModule):
         self.stage = (vp_stage or 0) * ranks + groups.pp.rank()
         self.pre_process, self.post_process = self.stage == 0, self.stage == len(self.plan) - 1
         self.stack_specs = tuple(stacks)
+        self.adapter_dropout = 0.0  # `attach_adapters` sets it
 
     def build_stacks(self) -> None:
         """Makes the stacks, each an attribute of its name; called between embedders and head.
@@ -121,7 +124,21 @@ class StackedTransformer(MegatronModule):
 
         Of a stage that is not the last: what the next one takes.
         """
-        batch = self.prepared(batch)
+        with dropping(self._dropout_rows(batch)):
+            return self._forward(x_TC, level_M, self.prepared(batch))
+
+    def _dropout_rows(self, batch: PackedBatch) -> DropoutRows | None:
+        """What adapters drop in this pass; None without adapters, and beside training."""
+        if batch.dropout_seed is None or not self.training or not self.adapter_dropout:
+            return None
+        device = batch.segment_T.device
+        place_T = to_device(batch.rows(batch.share), device)
+        # Alignment of a context rank's part: no other token depends on these rows.
+        place_T = pad(place_T, (0, len(batch.segment_T) - len(place_T)))
+        own_T = self.my_tokens(place_T)
+        return DropoutRows(seed=batch.dropout_seed, place_T=place_T, own_place_T=own_T)
+
+    def _forward(self, x_TC: Tensor, level_M: Tensor, batch: PackedBatch) -> Tensor:
         layout = self.layout(batch)
         if self.pre_process:
             blocks = self.embed(x_TC, level_M, batch, layout)

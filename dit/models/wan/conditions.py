@@ -15,7 +15,7 @@ from torch.nn.functional import gelu, linear, silu
 
 from dit.batch import PackedBatch
 from dit.models.layers.modulation import sinusoid
-from dit.models.layers.parallel_linear import Replicated, dtype
+from dit.models.layers.parallel_linear import Replicated, WholeLinear, dtype
 from dit.models.wan.config import MASK_CHANNELS, ImageCondition, WanConfig
 from dit.pack_wire import to_device
 
@@ -40,8 +40,8 @@ class LevelEmbedding(nn.Module):
 class Float32Linear(Replicated):
     """A product in float32 whatever the type of the weights."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        return linear(input, self.weight.float(), self.bias.float())
+    def product(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight.float(), self.bias.float())
 
 
 class TextEmbedding(nn.Module):
@@ -54,8 +54,8 @@ class TextEmbedding(nn.Module):
     def __init__(self, model: WanConfig):
         super().__init__()
         width = model.hidden_size
-        self.linear_1 = nn.Linear(model.crossattn_emb_size, width, dtype=dtype(model))
-        self.linear_2 = nn.Linear(width, width, dtype=dtype(model))
+        self.linear_1 = WholeLinear(model.crossattn_emb_size, width, dtype=dtype(model))
+        self.linear_2 = WholeLinear(width, width, dtype=dtype(model))
 
     def forward(self, text_LE: Tensor) -> Tensor:
         return self.linear_2(gelu(self.linear_1(text_LE), approximate="tanh"))
@@ -69,8 +69,8 @@ class ImageEmbedding(nn.Module):
         inputs, made, rows = model.image_embed_size, dtype(model), model.image_embed_length
         assert inputs is not None
         self.norm_in = nn.LayerNorm(inputs, eps=1e-5, dtype=made)
-        self.linear_1 = nn.Linear(inputs, inputs, dtype=made)
-        self.linear_2 = nn.Linear(inputs, model.hidden_size, dtype=made)
+        self.linear_1 = WholeLinear(inputs, inputs, dtype=made)
+        self.linear_2 = WholeLinear(inputs, model.hidden_size, dtype=made)
         self.norm_out = nn.LayerNorm(model.hidden_size, eps=1e-5, dtype=made)
         self.positions = None
         if model.image_embed_positions:

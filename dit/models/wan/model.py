@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -18,7 +19,7 @@ from dit.models.layers.packed_attention import AttendedRows, RowConditions
 from dit.models.layers.parallel_linear import Replicated, transformer_config
 from dit.models.layers.per_sample import PerSample
 from dit.models.layers.queries_and_keys import RotaryTable
-from dit.models.layers.text_padding import pad_text
+from dit.models.layers.text_padding import pad_text, padded_rows
 from dit.models.stacks.cross_layer import CrossConditions
 from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransformer
 from dit.models.wan.conditions import ImageEmbedding, LevelEmbedding, TextEmbedding, given_mask
@@ -44,8 +45,9 @@ class WanNetwork(StackedTransformer):
         # Angles in float64, as in Diffusers.
         self.rotary = RotaryTable(widths, (10_000.0,) * 3, dtype=torch.float64)
         self.image_embedder = None
+        of_tokens: Any = {"config": config, "of_tokens": True}
         if self.pre_process:
-            self.patches = Replicated(model.input_features, width, config=config, bias=True)
+            self.patches = Replicated(model.input_features, width, **of_tokens, bias=True)
             self.level = LevelEmbedding(model, config)
             self.text_embedder = TextEmbedding(model)
             if model.image_embed_size is not None:
@@ -53,14 +55,14 @@ class WanNetwork(StackedTransformer):
         self.build_stacks()
         if self.post_process:
             self.modulate_out = TableAdaLN(config, width, parts=1, gated=False)
-            self.proj_out = Replicated(width, model.output_features, config=config, bias=True)
+            self.proj_out = Replicated(width, model.output_features, **of_tokens, bias=True)
 
     def prepared(self, batch: PackedBatch) -> PackedBatch:
         return pad_text(batch, self.model.text_pad_to)
 
     def condition_shapes(self, batch: PackedBatch) -> Shapes:
-        width, levels, padded = self.config.hidden_size, batch.num_levels, self.model.text_pad_to
-        text = batch.text_starts[-1] if padded is None else padded * batch.num_samples
+        width, levels = self.config.hidden_size, batch.num_levels
+        text = padded_rows(batch, self.model.text_pad_to)
         shapes = {"t_emb": (levels, width), "shared": (levels, 6 * width), "text": (text, width)}
         if self.model.image_embed_size is not None:
             shapes["image"] = (batch.text_offsets[IMAGE][-1], width)

@@ -30,8 +30,10 @@ from dit.config import RunConfig
 from dit.config.loading import save_config
 from dit.distributed.collective_errors import error_in_words, on_all_ranks, on_first_rank
 from dit.distributed.data_parallel import gathered_weights
+from dit.train.checkpoint.adapters import ADAPTERS, AdapterRun
 from dit.train.checkpoint.data_position import loader_file
 from dit.train.checkpoint.distcp import DistcpFile, DistcpSave, plan_files
+from dit.train.checkpoint.origin import ORIGIN, Origin
 from dit.train.checkpoint.paths import (
     LATEST,
     LOWEST_VAL,
@@ -83,10 +85,11 @@ class _PendingSave:
 class Saver:
     """Writes the checkpoints of a run, one at a time."""
 
-    def __init__(self, folder: Path, config: RunConfig):
-        """`folder` is the run folder."""
+    def __init__(self, folder: Path, config: RunConfig, *, adapters: AdapterRun | None = None):
+        """`folder` is the run folder; `adapters` says what a run of adapters trains."""
         self.checkpoints = folder / "checkpoints"
-        self.config = config
+        self.config, self._adapters = config, adapters
+        self.origin: Origin | None = None  # of the weights that the run started from
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="checkpoint")
         self._pending: _PendingSave | None = None
         self._removal: Future[None] | None = None
@@ -185,6 +188,10 @@ class Saver:
         null = {name: value.contiguous() for name, value in data.null.items()}
         (partial / NULL_TEXT).write_bytes(to_bytes(null))
         (partial / INTERVAL).write_bytes(to_bytes(dict(data.interval)))
+        if self._adapters is not None:
+            (partial / ADAPTERS).write_text(self._adapters.as_json())
+        if self.origin is not None:
+            (partial / ORIGIN).write_text(self.origin.to_json())
         if data.card is not None:
             (partial / "dataset_card.json").write_text(json.dumps(data.card, indent=1))
 

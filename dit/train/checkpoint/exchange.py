@@ -57,7 +57,7 @@ _TensorAt = Callable[[_Route, str], Tensor]
 
 
 class StateExchange:
-    """Moves the state of all weights of a pipeline stage; all its ranks make one and call it."""
+    """Moves the state of the weights of a pipeline stage; all its ranks make one and call it."""
 
     def __init__(
         self,
@@ -66,13 +66,19 @@ class StateExchange:
         *,
         optimizer: MegatronOptimizer | None = None,
         values: Values | None = None,
+        chosen: Callable[[str], bool] = lambda _: True,
     ):
-        """`values` are the state of the optimizer's main parameters."""
+        """`values` are the state of the optimizer's main parameters.
+
+        `chosen` says of which weights, by their names in a checkpoint; all that have state are.
+        """
         self._groups = groups
         self._me = Place(groups.tp.rank(), groups.dp_cp.rank())
         self._values = values or {}
         held = holdings(optimizer, groups) if optimizer is not None else {}
-        self._weights = share_weights(modules, groups, held=held, tensors=len(self._values))
+        self._weights = share_weights(
+            modules, groups, held=held, tensors=len(self._values), chosen=chosen
+        )
         shards = main_param_shards(optimizer) if optimizer is not None else []
         numbered = enumerate(shards)
         self._numbers: dict[Tensor, int] = {shard.weight: n for n, shard in numbered}

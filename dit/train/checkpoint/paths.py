@@ -85,12 +85,12 @@ def read_manifest(folder: Path) -> Manifest | None:
         return None
     match parse_json(file.read_bytes()):
         case {"format": int(form), "software": str(software), "files": dict(files)} if files:
-            digests = {name: _parse_entry(name, entry) for name, entry in files.items()}
+            digests = {name: parse_digest(name, entry) for name, entry in files.items()}
             return Manifest(format=form, software=software[:_LONGEST_NAME], files=digests)
     raise ValueError("it lacks format, software or files")
 
 
-def _parse_entry(name: str, entry: Any) -> FileDigest:
+def parse_digest(name: str, entry: Any) -> FileDigest:
     """The digest of one file in the checkpoint's own folder.
 
     Raises:

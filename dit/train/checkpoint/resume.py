@@ -29,7 +29,9 @@ from dit.distributed.watchdog import heartbeat
 from dit.models.family import family_of
 from dit.objectives import REGISTRY
 from dit.safe_writing import FolderInUseError, only_writer
+from dit.train.checkpoint.adapters import adapters_of
 from dit.train.checkpoint.data_position import Position, data_positions
+from dit.train.checkpoint.origin import Origin, saved_origin
 from dit.train.checkpoint.paths import CheckpointError, find_checkpoint, manifest_of, saved_config
 from dit.train.checkpoint.state_dict import (
     DataState,
@@ -101,7 +103,8 @@ def resume(run: TrainState) -> None:
     """Continues from a checkpoint in checkpoint.save, else from one in checkpoint.load.
 
     With checkpoint.finetune, a run without a checkpoint of its own starts from the weights of the
-    latter.
+    latter; with checkpoint.load_hf, from those that the model has been filled with. Frozen weights
+    beside adapters are there already.
 
     Raises:
         CheckpointError: there are no weights to start from, or the checkpoint cannot be used.
@@ -111,7 +114,8 @@ def resume(run: TrainState) -> None:
         _continue_from(run, own, own=True)
     elif c.load and (other := find_checkpoint(Path(c.load))):
         if c.finetune:
-            start_from(other, run.model, config=run.config)
+            if run.model.adapters is None or adapters_of(other) is not None:
+                start_from(other, run.model, config=run.config)
             run.notes += _finetune_notes(other, run.config)
         else:
             _continue_from(run, other, own=False)
@@ -122,12 +126,17 @@ def resume(run: TrainState) -> None:
         )
     elif c.load:
         run.notes.append(f"checkpoint.load={c.load} holds no checkpoint: starting at step 0")
+    elif run.start is not None:
+        run.notes += run.start.notes
+        if run.model.adapters is None:  # else `lora.json` has it
+            _keep_origin(run, run.start.origin())
 
 
 def _continue_from(run: TrainState, path: Path, *, own: bool) -> None:
     """Continues from a checkpoint, which is one of this run if it is its `own`."""
     run.progress = load_checkpoint(path, run.model, config=run.config)
     run.saved_step = run.progress.step
+    _keep_origin(run, saved_origin(path))
     run.notes += [f"continuing after step {run.progress.step}", *_change_notes(path, run.config)]
     if other := run.interval_metrics.load_state_dict(interval_sums(path)):
         run.notes.append(
@@ -145,6 +154,12 @@ def _continue_from(run: TrainState, path: Path, *, own: bool) -> None:
         )
     else:
         _load_data_position(run, path)
+
+
+def _keep_origin(run: TrainState, origin: Origin | None) -> None:
+    """Every checkpoint of the run says where its first weights came from."""
+    if run.saver is not None:
+        run.saver.origin = origin
 
 
 def _load_data_position(run: TrainState, path: Path) -> None:

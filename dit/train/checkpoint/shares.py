@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -94,13 +94,16 @@ def share_weights(
     *,
     held: Mapping[Tensor, Sequence[Holding]],
     tensors: int,
+    chosen: Callable[[str], bool] = lambda _: True,
 ) -> list[SharedWeight]:
-    """All weights of this rank, in the same order on all ranks of its pipeline stage.
+    """The weights of this rank that are `chosen` by their names in a checkpoint.
+
+    In the same order on all ranks of its pipeline stage.
 
     `held` says for each weight with state who updates it; the state of a weight are `tensors`
     float32 tensors of its shape.
     """
-    entries = [entry for module in modules for entry in _entries(module)]
+    entries = [e for module in modules for e in entries_of(module) if chosen(e.key)]
     tensor_ranks, me = groups.tp.size(), groups.tp.rank()
     split = [tensor_ranks > 1 and _is_part(entry) for entry in entries]
     sizes = []
@@ -127,7 +130,8 @@ def data_of(entry: ShardedTensor) -> Tensor:
     return entry.data
 
 
-def _entries(module: MegatronModule) -> Iterator[ShardedTensor]:
+def entries_of(module: MegatronModule) -> Iterator[ShardedTensor]:
+    """What Megatron-Core stores of the weights of a module."""
     for entry in module.sharded_state_dict().values():
         if isinstance(entry, ShardedTensor) and entry.data is not None:
             yield entry

@@ -3,9 +3,11 @@
 RUN/checkpoints/step_00000500/   one checkpoint; it appears when it is complete
 metadata.json, common.pt, *.distcp          Megatron-Core's sharded checkpoint
 config.yaml                                 the resolved configuration
+lora.json                                   of adapters: their ranks, and where their base is
 loader_00000.pt                             the loader's position, one per data rank
 log_interval.safetensors                    sums since the last log step, by rank
 dataset_card.json, null_text.safetensors    what generation needs of the dataset
+origin.json                                 files of the weights that it started from, if any
 manifest.json                               format, sizes and checksums of all these
 RUN/checkpoints/LATEST           name of the newest complete checkpoint
 RUN/checkpoints/LOWEST_VAL       name of the one with the lowest validation loss, which is kept
@@ -13,7 +15,7 @@ RUN/checkpoints/LOWEST_VAL       name of the one with the lowest validation loss
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
 from dit.batch import NullInputs
-from dit.config import EmaKind, RunConfig, Weights
+from dit.config import EmaKind, LossKind, ModelConfig, RunConfig, Weights
 from dit.config.inlining import value_of
 from dit.distributed.collective_errors import RankError, on_all_ranks
 from dit.distributed.data_parallel import (
@@ -37,6 +39,9 @@ from dit.distributed.data_parallel import (
     optimizer_groups,
     optimizer_values,
 )
+from dit.models.lora.adapter import is_adapter
+from dit.models.lora.targets import attach_adapters
+from dit.train.checkpoint.adapters import FrozenBase, adapters_of, diffusers_weights, found_base
 from dit.train.checkpoint.exchange import WEIGHT, StateExchange
 from dit.train.checkpoint.paths import (
     CheckpointError,
@@ -85,6 +90,7 @@ def load_checkpoint(path: Path, model: ModelAndOptimizer, *, config: RunConfig) 
         model.groups,
         optimizer=model.optimizer,
         values=stored_values(model, averaged=averaged),
+        chosen=_stored_by(path),
     )
     loaded = _read({"share": exchange.wanted()}, path)
     exchange.hand_out(loaded.get("share", {}))
@@ -98,7 +104,7 @@ def load_checkpoint(path: Path, model: ModelAndOptimizer, *, config: RunConfig) 
 
 
 def start_from(path: Path, model: ModelAndOptimizer, *, config: RunConfig) -> None:
-    """Loads only the weights of a checkpoint, for a new run; all ranks call it.
+    """Loads only the weights of a checkpoint, or its adapters, for a new run; all ranks call it.
 
     Raises:
         CheckpointError: the checkpoint is damaged, of another model, or lacks the average.
@@ -137,9 +143,10 @@ def load_weights(
     *,
     averaged: bool,
 ) -> None:
-    """Loads the weights of a checkpoint, or their average, into the parts of a model.
+    """Loads what a checkpoint has of weights, or their average, into the parts of a model.
 
-    All ranks call it; each reads a share.
+    Of adapters that is A and B, and of other runs all weights but adapters. All ranks call it; each
+    reads a share.
 
     Raises:
         CheckpointError: the checkpoint has no average.
@@ -148,9 +155,61 @@ def load_weights(
         raise CheckpointError(
             f"{path} holds no average of the weights; ask for the model's own (weights=model)"
         )
-    exchange = StateExchange(modules, groups)
+    exchange = StateExchange(modules, groups, chosen=_stored_by(path))
     loaded = _read({"share": exchange.wanted(weights=_AVERAGE if averaged else WEIGHT)}, path)
     exchange.hand_out(loaded.get("share", {}))
+
+
+def load_network(
+    path: Path,
+    network: MegatronModule,
+    groups: ProcessGroupCollection,
+    *,
+    averaged: bool,
+    base: str | None = None,
+) -> None:
+    """Loads a checkpoint into a new network, which gets its adapters and their base where it has.
+
+    `base` says where the base is now, if it was moved. All ranks call it.
+
+    Raises:
+        CheckpointError: as `load_weights`, or the base is missing.
+    """
+    run = adapters_of(path)
+    if run is not None:
+        config = saved_config(path)
+        precision = config.lora.dtype or config.model.precision
+        here = found_base(run.base, moved_to=base)
+        load_base(here, [network], groups, config=config)
+        attach_adapters(network, run.adapters, precision=precision)
+    load_weights(path, [network], groups, averaged=averaged)
+
+
+def load_base(
+    base: FrozenBase,
+    modules: Sequence[MegatronModule],
+    groups: ProcessGroupCollection,
+    *,
+    config: RunConfig,
+) -> None:
+    """Loads the frozen weights beside adapters; all ranks call it.
+
+    Raises:
+        CheckpointError: a file has changed since it was saved, or they are of another model.
+    """
+    if base.path is not None and base.diffusers:
+        for module in modules:
+            diffusers_weights(base, config).fill(module, config)
+    elif base.path is not None:
+        check_same_weights(base.path, config)
+        verify(base.path)
+        load_weights(base.path, modules, groups, averaged=base.averaged)
+
+
+def _stored_by(path: Path) -> Callable[[str], bool]:
+    """Whether a checkpoint has a weight, by its name: the adapters, or all others."""
+    adapted = adapters_of(path) is not None
+    return lambda name: is_adapter(name) is adapted
 
 
 def interval_sums(path: Path) -> dict[str, Tensor]:
@@ -204,13 +263,20 @@ def share_of_state(model: ModelAndOptimizer) -> dict[str, Any]:
     In the form that Megatron-Core stores; all ranks call it.
     """
     values = stored_values(model)
-    exchange = StateExchange(model.modules, model.groups, optimizer=model.optimizer, values=values)
+    adapted = model.adapters is not None
+    exchange = StateExchange(
+        model.modules,
+        model.groups,
+        optimizer=model.optimizer,
+        values=values,
+        chosen=lambda name: is_adapter(name) is adapted,
+    )
     # Empty here, but Megatron-Core's own loaders ask for them.
     extra = [e for m in model.modules for e in m.sharded_state_dict().values()]
     return {
         "share": exchange.gather(),
         "extra": [e for e in extra if isinstance(e, ShardedObject)],
-        "optimizer": optimizer_groups(model.optimizer),
+        "optimizer": optimizer_groups(model.optimizer, model.groups),
     }
 
 
@@ -275,18 +341,28 @@ def _different(saved: dict[str, Any], here: dict[str, Any]) -> str:
     )
 
 
-def _of_model(config: RunConfig) -> dict[str, Any]:
+def weight_settings(model: ModelConfig) -> dict[str, Any]:
+    """The settings that decide shape and meaning of the weights, by field."""
     return {
-        f"model.{f.name}": getattr(config.model, f.name)
-        for f in fields(config.model)
+        f.name: getattr(model, f.name)
+        for f in fields(model)
         if f.name not in _FREE and not f.name.startswith("recompute") and "parallel" not in f.name
     }
+
+
+def _of_model(config: RunConfig) -> dict[str, Any]:
+    return {f"model.{name}": value for name, value in weight_settings(config.model).items()}
 
 
 def _fixed(config: RunConfig) -> dict[str, Any]:
     """The settings that decide shape and meaning of what a checkpoint stores."""
     fixed = _of_model(config)
-    for name in ("name", "sigma_data", "timestep_scale", "level_range"):
+    for name in ("name", "loss", "sigma_data", "timestep_scale", "level_range"):
         fixed[f"objective.{name}"] = value_of(config.objective, name)
+    # With another error the network learns another location of the target than its mean.
+    huber = config.objective.loss is LossKind.HUBER
+    fixed["objective.huber_c"] = config.objective.huber_c if huber else None
+    for name in ("rank", "alpha", "targets", "init_from"):
+        fixed[f"lora.{name}"] = getattr(config.lora, name)
     fixed["ddp.use_distributed_optimizer"] = config.ddp.use_distributed_optimizer
     return fixed

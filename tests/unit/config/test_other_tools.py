@@ -182,6 +182,7 @@ compile = true
 steps_per_print = 5
 video_clip_mode = 'single_beginning'
 blocks_to_swap = 32
+pseudo_huber_c = 0.5
 
 [model]
 type = 'hunyuan-video'
@@ -225,6 +226,8 @@ DIFFUSION_PIPE_READ = {
     "scheduler.lr_decay_style": "linear",
     "objective.name": "flow",
     "objective.density": "logit_normal",
+    "objective.loss": "huber",
+    "objective.huber_c": 0.5,
     "logger.log_interval": 5,
     "logger.wandb_mode": "disabled",
     "logger.wandb_project": None,
@@ -318,7 +321,8 @@ def test_our_keys_and_overrides_stand_beside_theirs(tmp_path: Path) -> None:
         ("flow_matching.loss_weighting_scheme=bsmntw", "objective.weighting is none or linear"),
         ("optim.optimizer.betas=[0.9]", "expected two numbers, such as [0.9, 0.999]"),
         ("optim.learning_rate=fast", "(optim.learning_rate, command line): expected a number"),
-        ("pseudo_huber_c=0.5", "is not supported: the error is squared"),
+        ("pseudo_huber_c=0", "huber_c=0.0 must lie in [1e-06, 1000000]"),
+        ("huber_delta=0.5", "objective.loss=huber is the pseudo-Huber loss"),
         ("training.validation.sampling_steps=[4, 50]", "has 2 values, and validation.sampling_ste"),
         ("training.vsa.sparsity=0.9", "is not supported: attention is dense here"),
         ("cache_only=true", "is not supported: packing is"),

@@ -26,9 +26,15 @@ Parts = dict[str, bytes]
 SIZES = ((1, 4, 4), (1, 8, 6), (2, 6, 6), (1, 10, 4), (3, 4, 8), (1, 2, 2), (2, 10, 10))
 
 
-def ours(latent: torch.Tensor, text: torch.Tensor | None, **about: Any) -> Parts:
+def ours(
+    latent: torch.Tensor,
+    text: torch.Tensor | None,
+    loss_mask: torch.Tensor | None = None,
+    **about: Any,
+) -> Parts:
     """Parts of a sample in our layout; `about` goes into its .json."""
-    tensors = {"latent": latent} | ({} if text is None else {"text": text})
+    every = {"latent": latent, "text": text, "loss_mask": loss_mask}
+    tensors = {name: tensor for name, tensor in every.items() if tensor is not None}
     payload = safetensors.torch.save(tensors)
     described = {
         "format_version": 1,

@@ -137,6 +137,8 @@ def unusable(shards, reason):
         Reject.UNDECODABLE: {"safetensors": b"?", "json": b"{}"},
         Reject.MISSING_PART: {"json": b"{}"},
         Reject.NEWER: shards.ours(good_latent, good_text, format_version=2),
+        Reject.LOSS_MASK: shards.ours(good_latent, good_text, loss_mask=torch.ones(1, 1, 4, 3)),
+        Reject.LOSS_WEIGHT: shards.ours(good_latent, good_text, loss_weight=-1),
         Reject.CHECKSUM: shards.ours(good_latent, good_text, crc32={"safetensors": "00000000"}),
     }[reason]
 

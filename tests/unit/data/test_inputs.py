@@ -186,7 +186,7 @@ def test_shares_of_a_pack_have_its_losses(count: int, halves: bool, mean: LossMe
     objective = training_objective(ObjectiveConfig(name="flow"))
     problem = validation_problem(objective, pack, seed=1, quantile=0.5)
     prediction_TC = torch.randn(problem.target_TC.shape, generator=torch.Generator().manual_seed(3))
-    whole = loss_of(pack, problem, prediction_TC, mean)
+    whole = loss_of(pack, problem, prediction_TC, ObjectiveConfig(loss_mean=mean))
     wanted = 3 if mean is LossMean.SAMPLE else 18
     assert whole.count == wanted
     errors = (prediction_TC - problem.target_TC).square().mean(-1)[pack.is_target_T]
@@ -200,7 +200,7 @@ def test_shares_of_a_pack_have_its_losses(count: int, halves: bool, mean: LossMe
         assert torch.equal(mine.level_row_T, pack.level_row_T[rows])
         assert mine.condition_TC is not None and pack.condition_TC is not None
         assert torch.equal(mine.condition_TC, pack.condition_TC[rows])
-        parts.append(loss_of(mine, part, prediction_TC[rows], mean))
+        parts.append(loss_of(mine, part, prediction_TC[rows], ObjectiveConfig(loss_mean=mean)))
         if mean is LossMean.TOKEN:
             assert parts[-1].count == mine.is_target_T.sum()
     torch.testing.assert_close(sum(part.total for part in parts), whole.total)

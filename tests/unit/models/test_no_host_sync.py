@@ -68,7 +68,7 @@ def _step(groups, model, *, name: ObjectiveName, mean: LossMean) -> DiT:
         null_LE = torch.zeros(2, model.crossattn_emb_size, device=META)
         batch = with_null_inputs(batch, [True, False, False], {"text": null_LE})
         out_TC = network(problem.input_TC, problem.level_M, batch)
-        loss_of(batch, problem, out_TC, mean).total.backward()
+        loss_of(batch, problem, out_TC, ObjectiveConfig(loss_mean=mean)).total.backward()
     assert not slow.waiting and not slow.sorting
     return network
 

@@ -68,7 +68,7 @@ def test_sample_in_a_pack_equals_sample_alone(groups, monkeypatch, name, changes
     problem = objective.problem_at(batch, noise_N, noise_TC)
 
     prediction_TC = model(problem.input_TC, problem.level_M, batch)
-    whole = loss_of(batch, problem, prediction_TC, LossMean.TOKEN)
+    whole = loss_of(batch, problem, prediction_TC, ObjectiveConfig())
     whole.total.backward()
     gradients = {n: p.grad.clone() for n, p in model.named_parameters()}
     model.zero_grad()
@@ -81,7 +81,7 @@ def test_sample_in_a_pack_equals_sample_alone(groups, monkeypatch, name, changes
         single_TC = model(mine.input_TC, mine.level_M, alone)
         real = slice(0, alone.real_tokens)
         torch.testing.assert_close(single_TC[real], prediction_TC[rows][real], rtol=1e-5, atol=1e-5)
-        loss = loss_of(alone, mine, single_TC, LossMean.TOKEN)
+        loss = loss_of(alone, mine, single_TC, ObjectiveConfig())
         loss.total.backward()
         total, count = total + loss.total.item(), count + int(loss.count)
     assert count == int(whole.count) == batch.real_tokens
@@ -100,8 +100,8 @@ def test_mean_over_samples_weighs_each_sample_once():
     off_T = torch.tensor([1.0, 3.0])[batch.segment_T]
     off_T[~batch.is_real_T] = 1e6
     prediction_TC = problem.target_TC + off_T[:, None]
-    by_sample = loss_of(batch, problem, prediction_TC, LossMean.SAMPLE)
-    by_token = loss_of(batch, problem, prediction_TC, LossMean.TOKEN)
+    by_sample = loss_of(batch, problem, prediction_TC, ObjectiveConfig(loss_mean=LossMean.SAMPLE))
+    by_token = loss_of(batch, problem, prediction_TC, ObjectiveConfig())
     assert by_sample.total / by_sample.count == pytest.approx((1 + 9) / 2)
     assert by_token.total / by_token.count == pytest.approx((4 * 1 + 16 * 9) / 20)
 

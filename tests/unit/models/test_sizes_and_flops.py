@@ -71,7 +71,7 @@ def test_initial_weights_follow_from_the_seed_alone(groups):
 
 
 def test_every_weight_has_a_gradient_from_the_second_step_on(groups):
-    from dit.config import LossMean, ObjectiveConfig
+    from dit.config import ObjectiveConfig
     from dit.objectives import training_objective
 
     model = DiT(TINY, groups)
@@ -85,6 +85,6 @@ def test_every_weight_has_a_gradient_from_the_second_step_on(groups):
     for _ in range(4):
         optimizer.zero_grad()
         prediction_TC = model(problem.input_TC, problem.level_M, batch)
-        loss_of(batch, problem, prediction_TC, LossMean.TOKEN).total.backward()
+        loss_of(batch, problem, prediction_TC, ObjectiveConfig()).total.backward()
         optimizer.step()
     assert not [n for n, p in model.named_parameters() if not p.grad.norm() > 0]

@@ -142,7 +142,7 @@ def test_a_sample_that_loses_its_first_frame_trains_as_one_without() -> None:
     assert batch.is_target_T[start : start + own].all()
     assert (batch.level_row_T[start : start + own] == lost).all()
     assert problem.target_TC[start : start + own].abs().min() > 0
-    loss = loss_of(batch, problem, torch.zeros_like(problem.target_TC), flow().loss_mean)
+    loss = loss_of(batch, problem, torch.zeros_like(problem.target_TC), flow())
     assert int(loss.count_N[lost]) == own
 
 

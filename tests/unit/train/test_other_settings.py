@@ -15,6 +15,7 @@ from dit.config import (
     EmaConfig,
     EmaKind,
     FlowConfig,
+    LossKind,
     ObjectiveConfig,
     ObjectiveName,
     Precision,
@@ -65,6 +66,7 @@ def test_a_checkpoint_of_a_version_without_level_range_is_one_of_all_levels(tmp_
     save_config(config, tmp_path / "config.yaml")
     lines = (tmp_path / "config.yaml").read_text().splitlines()
     later = ("level_range", "given_frames", "image_dropout", "image_condition_probability")
+    later += ("loss", "huber_c")
     kept = [line for line in lines if line.strip().partition(":")[0] not in later]
     assert len(kept) == len(lines) - len(later)
     (tmp_path / "config.yaml").write_text("\n".join(kept))
@@ -72,6 +74,20 @@ def test_a_checkpoint_of_a_version_without_level_range_is_one_of_all_levels(tmp_
     expert = replace(config.objective, flow=FlowConfig(level_range=(0.875, 1.0)))
     with pytest.raises(CheckpointError, match=r"level_range: None in the checkpoint"):
         check_same_model(tmp_path, replace(config, objective=expert))
+
+
+def test_a_run_goes_on_with_the_error_that_it_began_with(tmp_path):
+    def of(**options):
+        return replace(tiny_run(), objective=ObjectiveConfig(**options))
+
+    save_config(of(loss=LossKind.HUBER, huber_c=0.2), tmp_path / "config.yaml")
+    check_same_model(tmp_path, of(loss=LossKind.HUBER, huber_c=0.2))
+    with pytest.raises(CheckpointError, match=r"huber_c: 0\.2 in the checkpoint, 0\.1 here"):
+        check_same_model(tmp_path, of(loss=LossKind.HUBER))
+    with pytest.raises(CheckpointError, match="loss: huber in the checkpoint, mse here"):
+        check_same_model(tmp_path, of())
+    save_config(of(), tmp_path / "config.yaml")
+    check_same_model(tmp_path, of(huber_c=0.2))  # which squares do not read
 
 
 def test_every_difference_that_forbids_to_go_on_is_named(groups, tmp_path):

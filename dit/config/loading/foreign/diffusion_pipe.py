@@ -22,6 +22,7 @@ from dit.config.loading.foreign.entry import (
 
 _PACKING = "packing is `python -m data_prep`'s, before training"
 _COUNTED = "it counts steps"
+_HUBER = "objective.loss=huber is the pseudo-Huber loss, sqrt(e² + c²) - c, with objective.huber_c"
 _RANGE = "t is drawn from all of (0, 1); objective.level_range=[LOW, HIGH] trains a part of it"
 
 
@@ -40,6 +41,10 @@ def _precision(value: Any) -> dict[str, Any]:
 
 def _constant(value: Any) -> dict[str, Any]:
     return {"optimizer.lr": value, "scheduler.lr_decay_style": "constant"}
+
+
+def _huber(value: Any) -> dict[str, Any]:
+    return {"objective.loss": "huber", "objective.huber_c": value}
 
 
 def _mode(value: Any) -> dict[str, Any]:
@@ -67,7 +72,9 @@ DIFFUSION_PIPE: dict[str, Foreign] = {
     "warmup_steps": read_as("scheduler.lr_warmup_iters"),
     "force_constant_lr": read_by(_constant),
     "lr_scheduler": read_as("scheduler.lr_decay_style"),
-    "pseudo_huber_c": unused_key("the error is squared", None, 0, 0.0),
+    "pseudo_huber_c": read_by(_huber),
+    "huber_delta": unused_key(_HUBER, None),
+    "smooth_l1_beta": unused_key(_HUBER, None),
     "blocks_to_swap": unused_key("model.cpu_offloading_num_layers keeps activations in the host"),
     "disable_block_swap_for_eval": unused_key("no block is swapped"),
     "eval_every_n_steps": read_as("train.eval_interval"),

@@ -76,6 +76,25 @@ def test_a_caption_file_that_cannot_be_used_is_refused(root: Path, content: byte
     assert refused.value.reason is Reason.BAD_CAPTION
 
 
+def test_a_loss_weight_stands_where_the_caption_stands(root: Path) -> None:
+    def found() -> tuple[str, float | None]:
+        one = captions(root).of("a/old_cat.jpg")
+        return one.text, one.loss_weight
+
+    (root / "a/old_cat.json").write_text(json.dumps({"caption": "C", "loss_weight": 0.5}))
+    assert found() == ("C", 0.5)
+    (root / "a/old_cat.txt").write_text("T")
+    (root / "a/old_cat.json").write_text(json.dumps({"loss_weight": 3}))
+    assert found() == ("T", 3)
+    (root / "a/old_cat.json").write_text(json.dumps({"caption": "C", "loss_weight": None}))
+    assert found() == ("C", None)
+    for weight in (-1, "much", True, [1], 1e7, 10**400):
+        (root / "a/old_cat.json").write_text(json.dumps({"caption": "C", "loss_weight": weight}))
+        with pytest.raises(RefusedError, match=r"no number from 0 to 1e\+06") as refused:
+            found()
+        assert refused.value.reason is Reason.BAD_WEIGHT
+
+
 def test_an_empty_text_file_is_the_empty_caption(root: Path) -> None:
     (root / "a/old_cat.txt").touch()
     found = captions(root, missing=MissingCaption.REFUSE).of("a/old_cat.jpg")

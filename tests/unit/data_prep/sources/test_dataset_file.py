@@ -84,7 +84,7 @@ VALUES = [
     ("skip_empty_caption", "1", "skip_empty_caption: 1 is not true or false"),
     ("cache_shuffle_num", "-1", "cache_shuffle_num: -1 is not a whole number from 0"),
     ("cache_shuffle_delimiter", "''", "cache_shuffle_delimiter: '' is not a text with something"),
-    ("mask_path", "masks", "mask_path: masks are not read"),
+    ("default_mask_file", "m.png", "default_mask_file: a mask belongs to the file of its name"),
     ("control_path", "pairs", "control_path: pairs of pictures for edit models are not read"),
 ]
 

@@ -289,6 +289,27 @@ def test_a_hugging_face_dataset_of_bytes_and_paths(tmp_path: Path, read_samples)
     assert {tuple(s["latent"].shape) for s in samples.values()} == {(48, 1, 8, 10)}
 
 
+def test_loss_weights_of_tables_and_columns_come_into_the_shards(
+    tmp_path: Path, read_samples, capsys
+) -> None:
+    for name in ("a", "b", "c", "d"):
+        image(tmp_path / f"media/{name}.png", 16, 16, seed=ord(name))
+    table = tmp_path / "media/meta.csv"
+    table.write_text("file_name,caption,loss_weight\na.png,A,2\nb.png,B,\nc.png,C,-1\nd.png,D,0\n")
+    options = ("--image_dir", tmp_path / "media", "--max_bad_fraction", 0.5)
+    assert run("image", tmp_path / "out", *options) == 0
+    assert "1 x loss_weight is no number" in capsys.readouterr().out
+    found = {s["caption"]: s.get("loss_weight") for s in read_samples(tmp_path / "out").values()}
+    assert found == {"A": 2.0, "B": None, "D": 0.0}
+    datasets = pytest.importorskip("datasets")
+    pictures = [str(tmp_path / f"media/{name}.png") for name in "ab"]
+    rows = {"image": pictures, "text": ["A", "B"], "loss_weight": [0.25, None]}
+    datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "set")
+    assert run("image", tmp_path / "rows", "--hf_dataset", tmp_path / "set") == 0
+    found = {s["caption"]: s.get("loss_weight") for s in read_samples(tmp_path / "rows").values()}
+    assert found == {"A": 0.25, "B": None}
+
+
 def test_a_dataset_that_cannot_be_opened(tmp_path: Path, capsys) -> None:
     datasets = pytest.importorskip("datasets")
     datasets.Dataset.from_dict({"words": ["x"]}).save_to_disk(tmp_path / "set")

@@ -1,0 +1,162 @@
+"""Masks of the loss: pictures and videos with the names of the media that they belong to.
+
+White counts fully, black not at all, grey in between. They are scaled and cropped like their
+medium, then averaged over the cells of its latent, so that a cell has the mean of its pixels.
+"""
+
+# F frames, H rows, W columns: of pixels, or f h w of the cells of a latent
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from data_prep.media.clips import Entry, PlannedMask
+from data_prep.media.decoders import VideoDecoder
+from data_prep.media.frame_selection import KeptFrames
+from data_prep.media.images import open_image, size_of, to_8_bits
+from data_prep.media.resizing import Placement
+from data_prep.media.videos import Timeline, timeline
+from data_prep.refusals import PrepError, Reason, RefusedError
+from data_prep.sources.listing import BOTH, list_media, media_kind_of
+
+
+class CellSize(NamedTuple):
+    """Pixels of a latent's cell."""
+
+    side: int
+    frames: int  # in each latent frame but the first, which has one
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoundMask:
+    """The mask of a medium."""
+
+    path: str  # in its folder
+    stamp: str  # changes when the file changes
+    line: Timeline | None  # of a video
+
+    def planned(self, line: Timeline | None, window: KeptFrames) -> PlannedMask:
+        """What is read of it for a sample that keeps the frames `window` of its medium."""
+        mask = PlannedMask(path=self.path, stamp=self.stamp)
+        if self.line is None or line is None:
+            return mask
+        numbers = [bisect.bisect_left(line.shown, at) for at in window.shown]
+        return replace(
+            mask,
+            keep=tuple(self.line.shown[number] for number in numbers),
+            tick=str(self.line.tick),
+            numbers=tuple(numbers) if self.line.by_number else (),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MaskFolder:
+    """A folder of masks, each at the relative path of its medium, whatever the file ending."""
+
+    root: Path
+    option: str = "--mask_dir"
+
+    def listed(self) -> dict[str, str]:
+        """Path of each mask, by that path without its ending.
+
+        Raises:
+            PrepError: there is no such folder or no mask in it, or two masks have one name.
+        """
+        found: dict[str, str] = {}
+        for path in list_media(self.root, BOTH, option=self.option).media:
+            other = found.setdefault(name_of(path), path)
+            if other != path:
+                raise PrepError(
+                    f"{self.option} {self.root}: {other} and {path} are masks of the same medium;"
+                    " remove one"
+                )
+        return found
+
+    def find(self, path: str, size: tuple[int, int], line: Timeline | None) -> FoundMask:
+        """The mask at `path`, of a medium of this size (width, height); `line` of a video.
+
+        Raises:
+            RefusedError: it cannot be read, or has another size or number of frames.
+        """
+        try:
+            status = (self.root / path).stat()
+            of_mask, own = self._probe(path)
+        except RefusedError as error:
+            raise _refused(path, f"{error.reason} ({error.detail})") from error
+        except OSError as error:
+            raise _refused(path, str(error.strerror)) from error
+        if own != size:
+            sizes = f"{own[0]} x {own[1]} pixels, and its medium {size[0]} x {size[1]}"
+            raise _refused(path, f"it has {sizes}; give both the same size")
+        frames = 1 if line is None else len(line.shown)
+        if of_mask is not None and len(of_mask.shown) != frames:
+            counts = f"{len(of_mask.shown)} frames, and its medium {frames}"
+            raise _refused(path, f"it has {counts}; give as many, or a picture for all frames")
+        stamp = f"{status.st_size}-{status.st_mtime_ns}"
+        return FoundMask(path=path, stamp=stamp, line=None if line is None else of_mask)
+
+    def _probe(self, path: str) -> tuple[Timeline | None, tuple[int, int]]:
+        if media_kind_of(path) == "image":
+            return None, size_of(self.root / path)
+        line = timeline(self.root / path)
+        return line, (line.width, line.height)
+
+    def read(
+        self, entry: Entry, place: Placement, cell: CellSize, decoder: VideoDecoder
+    ) -> Tensor | None:
+        """Weight of each cell of the sample's latent [1, f, h, w] in [0, 1]; None for no mask.
+
+        Raises:
+            RefusedError: it cannot be decoded.
+        """
+        mask = entry.mask
+        if mask is None:
+            return None
+        frames = max(1, len(entry.keep))
+        try:
+            cells_fhw = torch.stack(
+                [_cells(place, picture, cell.side) for picture in self._pictures(entry, decoder)]
+            )
+        except RefusedError as error:
+            raise _refused(mask.path, f"{error.reason} ({error.detail})") from error
+        if not mask.keep:  # one picture for all frames
+            return cells_fhw.expand(1 + (frames - 1) // cell.frames, -1, -1)[None].contiguous()
+        later_fhw = cells_fhw[1:].unflatten(0, (-1, cell.frames)).mean(1) if frames > 1 else None
+        first_fhw = cells_fhw[:1]
+        return (first_fhw if later_fhw is None else torch.cat([first_fhw, later_fhw]))[None]
+
+    def _pictures(self, entry: Entry, decoder: VideoDecoder) -> Iterator[Image.Image]:
+        mask, file = entry.mask, self.root / (entry.mask.path if entry.mask else "")
+        assert mask is not None
+        if media_kind_of(mask.path) == "image":
+            yield open_image(file).image
+        else:
+            keep, numbers = mask.keep or (timeline(file).shown[0],), mask.numbers
+            of_mask = replace(entry, keep=keep, numbers=numbers, tick=mask.tick or entry.tick)
+            yield from decoder.frames(file, of_mask)
+
+
+def name_of(path: str) -> str:
+    """A path without its ending: what a mask and its medium have in common."""
+    return str(PurePosixPath(path).with_suffix(""))
+
+
+def _cells(place: Placement, picture: Image.Image, side: int) -> Tensor:
+    """Means over cells [h, w] in [0, 1]; of a coloured picture red counts, as in diffusion-pipe."""
+    grey = to_8_bits(picture).convert("RGB").getchannel("R")
+    placed = place.apply(grey, Image.Resampling.BOX)
+    weight_HW = torch.from_numpy(np.array(placed)).float() / 255
+    return torch.nn.functional.avg_pool2d(weight_HW[None], side)[0]
+
+
+def _refused(path: str, why: str) -> RefusedError:
+    return RefusedError(Reason.BAD_MASK, f"{path}: {why}")

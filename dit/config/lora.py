@@ -1,0 +1,54 @@
+"""Low-rank adapters (LoRA, arXiv:2106.09685) beside frozen linears."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from dit.config.checks import at_least_one, check, given, numbers, positive
+from dit.config.model import Precision
+
+
+class LoraTargets(StrEnum):
+    """Words of `lora.targets` that stand for the linears of every layer of a kind."""
+
+    ATTENTION = "attention"
+    MLP = "mlp"
+    MODULATION = "modulation"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoraConfig:
+    """Adapters that are trained in the place of the weights, which stay as they are."""
+
+    rank: int | None = None
+    """Rank of each adapter; null trains all weights, or takes the ranks of `init_from`."""
+    alpha: float | None = None
+    """An adapter adds alpha / rank times its product; null is the rank."""
+    targets: tuple[str, ...] = (LoraTargets.ATTENTION, LoraTargets.MLP)
+    """Linears that get one: attention, mlp, modulation, or names as Diffusers has them, with *."""
+    dropout: float = 0.0
+    """Probability with which each number of an adapter's input is dropped in training."""
+    dtype: Precision | None = None
+    """Type of the adapters, fp32 or bf16; null is that of the model."""
+    init_from: str | None = None
+    """LoRA file or folder that training goes on from; its ranks and its linears rule."""
+    base: str | None = None
+    """Where the frozen weights are now, if they were moved since the run began."""
+
+    def __post_init__(self) -> None:
+        check(
+            *at_least_one(self, *given(self, "rank")),
+            *positive(self, "alpha"),
+            (0 <= self.dropout < 1, f"dropout={self.dropout} must lie in [0, 1)"),
+            (
+                len(self.targets) > 0,
+                "targets=[] names no linear; leave it out, or set rank=null to train all weights",
+            ),
+            *numbers(self),
+        )
+
+    @property
+    def enabled(self) -> bool:
+        """Whether adapters are trained, and not the weights."""
+        return self.rank is not None or self.init_from is not None

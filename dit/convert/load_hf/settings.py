@@ -1,0 +1,95 @@
+"""Network and objective of a Diffusers folder, below the keys that a person sets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dit.config import ModelConfig, RunConfig
+from dit.config.loading.load import ForWeights
+from dit.convert.diffusers_checkpoint import CONFIG, DiffusersFolder, open_folder
+from dit.convert.errors import ConvertError
+from dit.convert.import_ import checked_table, found_model, found_objective
+from dit.models.diffusers_names import Pair
+from dit.models.family import family_of
+from dit.train.checkpoint.paths import find_checkpoint, saved_config
+from dit.train.checkpoint.state_dict import weight_settings
+
+LOAD_HF = "checkpoint.load_hf"
+
+
+def settings_of_folder(recipe: RunConfig, given: Callable[[str], Any]) -> ForWeights | None:
+    """Network and objective of `checkpoint.load_hf`, where that is given, in the recipe's layout.
+
+    `given` tells what a person set a key to, or None. A run that goes on has those of its own
+    checkpoint, so that it does not need the folder again.
+
+    Raises:
+        ConvertError: the folder is none that a run can start from.
+        CheckpointError: the run's own checkpoint is damaged.
+    """
+    place, save = given(LOAD_HF), given("checkpoint.save") or recipe.checkpoint.save
+    if not isinstance(place, str):
+        return None  # what is wrong with it is said where all keys are checked
+    if own := find_checkpoint(Path(save)) if isinstance(save, str) else None:
+        saved = saved_config(own)
+        return _in_layout(saved.model, recipe), saved.objective
+    source = open_folder(Path(place), option=LOAD_HF)
+    model = found_model(source, precision=recipe.model.precision)
+    name = given("objective.name")
+    told = [f"objective.name={name}"] if isinstance(name, str) else []
+    return _in_layout(model, recipe), found_objective(source, model, told).objective
+
+
+def _in_layout(model: ModelConfig, recipe: RunConfig) -> ModelConfig:
+    """The network of other weights as the recipe computes it, where that is of the same family."""
+    if model.family == recipe.model.family:
+        return replace(recipe.model, name=model.name, **weight_settings(model))
+    return family_of(model).config(name=model.name, **weight_settings(model))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HfWeights:
+    """A Diffusers folder whose weights fit the network of a run."""
+
+    source: DiffusersFolder
+    table: list[Pair]
+    notes: list[str]  # what differs between its settings and those of the run
+
+
+def open_hf_weights(path: Path, model: ModelConfig, *, option: str = LOAD_HF) -> HfWeights:
+    """Opens a Diffusers folder for a network; only its JSON files and headers are read.
+
+    Raises:
+        ConvertError: the folder is damaged, or holds the weights of another network; names the
+            keys with both values.
+    """
+    source = open_folder(path, option=option)
+    told = found_model(source, precision=model.precision)
+    theirs = checked_table(source, told)
+    if told.family != model.family:
+        raise ConvertError(
+            f"{option} {source.path} holds the weights of model.family={told.family}, and the run"
+            f" has model.family={model.family}; leave model.family and model.name out"
+        )
+    here, there = weight_settings(model), weight_settings(told)
+    lines = [f"model.{k}={here[k]}, and there {there[k]}" for k in here if here[k] != there[k]]
+    table = _fitting(source, model, told) if lines else theirs
+    if table is None:
+        raise ConvertError(
+            f"{option} {source.path / CONFIG} describes another network: {'; '.join(lines)}. Leave"
+            " these keys out, and model.name where it implies them"
+        )
+    return HfWeights(source=source, table=table, notes=lines)
+
+
+def _fitting(source: DiffusersFolder, model: ModelConfig, told: ModelConfig) -> list[Pair] | None:
+    """The name table of a network with other settings than the folder tells; None: no such."""
+    if model.num_attention_heads != told.num_attention_heads:
+        return None  # the shapes are the same, but not what the numbers mean
+    try:
+        return checked_table(source, model)
+    except ConvertError:
+        return None

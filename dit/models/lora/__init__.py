@@ -1,0 +1,6 @@
+"""Low-rank adapters (LoRA) in the networks of all families.
+
+dropout   on the input of adapters, the same on every layout
+adapter   A and B beside a linear, on every layout
+targets   which linears get one, by the names that Diffusers has for them; into a network with them
+"""

@@ -1,0 +1,271 @@
+"""Low-rank adapters beside linears: y = W x + alpha / r · B A x (LoRA, arXiv:2106.09685, Eq. 3).
+
+A linear that fuses several of Diffusers' (queries, keys and values) has an A and a B for each of
+them, as PEFT has, so that an adapter of one is an adapter of the other.
+
+| linear     | A                   | B                    | what travels over tensor ranks    |
+|------------|---------------------|----------------------|-----------------------------------|
+| column     | whole               | split as the outputs | rows of width r before B          |
+| row        | split as the inputs | whole                | rows of width r, summed, before B |
+| replicated | whole               | whole                | nothing                           |
+
+So no rank needs to divide by the number of tensor ranks.
+"""
+
+# T rows, I inputs, O outputs of a part (of this tensor rank), R rank, G groups of outputs, P parts
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.dist_checkpointing.mapping import ShardedStateDict
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+    reduce_from_tensor_model_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
+)
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from dit.models.layers.weight_marks import mark_split
+from dit.models.lora.dropout import adapter_key, dropout_rows, dropped
+
+CHILD = "lora"
+"""Name of the adapter in its linear. Names of frozen weights do not change."""
+DOWN, UP = "A", "B"
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a weight, by its name in a network or a checkpoint, is one of an adapter."""
+    return f".{CHILD}." in name
+
+
+def is_up(name: str) -> bool:
+    """Whether it is a B, which starts at zero."""
+    return is_adapter(name) and name.endswith(f".{UP}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdapterShape:
+    """One adapter, as PEFT counts them."""
+
+    rank: int
+    alpha: float
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorSharing:
+    """What tensor ranks share of a linear, and of its input."""
+
+    axis: int | None = None  # of the weight that they share: 0 outputs, 1 inputs; None: nothing
+    group: dist.ProcessGroup | None = None  # tensor ranks
+    sequence: bool = False  # each rank sees its own rows of the input (axis 0) or output (axis 1)
+    partial: bool = False  # gradients of the input are parts of a sum that others complete
+    of_tokens: bool = False  # its input are tokens of the pack, not rows of text or levels
+
+
+class Factors(nn.Module):
+    """A [R, I] and B [O, R] of one adapter."""
+
+    def __init__(self, shape: AdapterShape, *, inputs: int, outputs: int, dtype: torch.dtype):
+        super().__init__()
+        self.A = nn.Parameter(torch.zeros(shape.rank, inputs, dtype=dtype))
+        self.B = nn.Parameter(torch.zeros(outputs, shape.rank, dtype=dtype))
+        self.scale = shape.scale
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """A and B, asked for by a call: Megatron-Core's DDP waits there for weights on their way.
+
+        Without it, ddp.overlap_param_gather would compute with those of the step before.
+        """
+        return self.A, self.B
+
+
+class Adapter(nn.Module):
+    """The adapters of one linear; `forward` gives what they add to its output."""
+
+    def __init__(
+        self,
+        weight: Tensor,
+        shapes: Sequence[AdapterShape | None],
+        *,
+        name: str,
+        groups: int,
+        sharing: TensorSharing,
+        dtype: torch.dtype,
+        dropout: float = 0.0,
+    ):
+        """`shapes` are those of the parts of the outputs, None for a part without an adapter.
+
+        `name` is that of the linear in the whole network; `dropout` the rate of its input.
+
+        `weight` [P O, I] is that of the linear; its outputs are `groups` groups (heads) on this
+        rank, each with some outputs of every part.
+        """
+        super().__init__()
+        outputs, inputs = weight.shape
+        self.name, self.count, self.groups, self.sharing = name, len(shapes), groups, sharing
+        self.dropout = dropout
+        made = {"inputs": inputs, "outputs": outputs // len(shapes), "dtype": dtype}
+        self.parts = nn.ModuleDict(
+            {str(n): Factors(shape, **made) for n, shape in enumerate(shapes) if shape is not None}
+        )
+        self.to(weight.device)
+        for factors in self.factors:
+            self._mark(factors, weight)
+
+    @property
+    def factors(self) -> list[Factors]:
+        """Of the parts that have an adapter."""
+        return list(self.parts.values())  # type: ignore[arg-type]
+
+    def _mark(self, factors: Factors, weight: Tensor) -> None:
+        """Tells Megatron-Core which gradients are parts of a sum, and which weights of a whole."""
+        sharing = self.sharing
+        down: Any = factors.A
+        up: Any = factors.B
+        if sharing.axis is None:
+            down.sequence_parallel = up.sequence_parallel = getattr(
+                weight, "sequence_parallel", False
+            )
+        elif sharing.axis == 0:
+            mark_split(up, axis=0)
+            down.sequence_parallel = sharing.sequence or sharing.partial
+        else:
+            mark_split(down, axis=1)
+            up.sequence_parallel = sharing.sequence
+
+    def forward(self, x_TI: Tensor) -> Tensor:
+        """What is added to the output of the linear, in the type of the adapters."""
+        downs, ups = zip(*(one() for one in self.factors), strict=True)
+        h_TR = self._exchanged(self._down(x_TI.to(downs[0].dtype), downs))
+        h_parts = h_TR.split([len(down) for down in downs], dim=-1)
+        added = {
+            name: linear(h, up) * one.scale
+            for (name, one), h, up in zip(self._named(), h_parts, ups, strict=True)
+        }
+        if self.count == 1:
+            return added["0"]
+        zeros = torch.zeros_like(next(iter(added.values())))
+        by_group = [
+            added.get(str(n), zeros).unflatten(-1, (self.groups, -1)) for n in range(self.count)
+        ]
+        return torch.stack(by_group, dim=-2).flatten(1)
+
+    def _down(self, x_TI: Tensor, downs: Sequence[Tensor]) -> Tensor:
+        """A x of all parts, side by side; each part drops other numbers."""
+        rows = dropout_rows()
+        if not (self.training and self.dropout and rows is not None):
+            return linear(x_TI, torch.cat([*downs]) if len(downs) > 1 else downs[0])
+        sharing, width = self.sharing, x_TI.shape[-1]
+        split = sharing.axis == 1 and sharing.group is not None
+        where = {
+            "place_T": rows.places(len(x_TI), of_tokens=sharing.of_tokens),
+            "first": sharing.group.rank() * width if split and sharing.group else 0,
+        }
+        every = []
+        for (part, _), down in zip(self._named(), downs, strict=True):
+            key = adapter_key(rows.seed, f"{self.name}/{part}")
+            every.append(linear(dropped(x_TI, rate=self.dropout, key=key, **where), down))
+        return torch.cat(every, dim=-1)
+
+    def _named(self) -> list[tuple[str, Factors]]:
+        return list(self.parts.items())  # type: ignore[arg-type]
+
+    def _exchanged(self, h_TR: Tensor) -> Tensor:
+        """The rows between A and B, complete on each tensor rank that needs them."""
+        sharing, group = self.sharing, self.sharing.group
+        if sharing.axis is None or group is None or group.size() == 1 or sharing.partial:
+            return h_TR
+        if sharing.axis == 0:
+            if sharing.sequence:
+                return gather_from_sequence_parallel_region(h_TR, group=group)
+            return copy_to_tensor_model_parallel_region(h_TR, group=group)
+        if sharing.sequence:
+            return reduce_scatter_to_sequence_parallel_region(h_TR, group=group)
+        return reduce_from_tensor_model_parallel_region(h_TR, group=group)
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None
+    ) -> ShardedStateDict:
+        """Names end in lora.LAYER.PART.A (or B): layers may differ in ranks, so none are stacked.
+
+        `sharded_offsets` is the place of the layer in its stack, as Megatron-Core hands it down.
+        """
+        prefix += "".join(f"{offset}." for _, offset, _ in sharded_offsets)
+        tensors, axes = {}, {}
+        for name, factors in self._named():
+            tensors |= {f"{name}.{DOWN}": factors.A, f"{name}.{UP}": factors.B}
+            if self.sharing.axis is not None:
+                axes[f"{name}.{UP if self.sharing.axis == 0 else DOWN}"] = self.sharing.axis
+        return make_sharded_tensors_for_checkpoint(
+            tensors,
+            prefix,
+            axes,
+            (),
+            tp_group=self.sharing.group,
+            dp_cp_group=(metadata or {})["dp_cp_group"],
+        )
+
+
+class Adaptable(nn.Module):
+    """What a linear has for an adapter; it stands before the class of the linear itself."""
+
+    lora: Adapter | None
+    of_tokens: bool = False
+    """Whether its input are tokens of the pack, which context and tensor ranks may share."""
+
+    def tensor_sharing(self) -> TensorSharing:
+        """What tensor ranks share of this linear."""
+        raise NotImplementedError
+
+    def adapted(self, out_TO: Tensor, x_TI: Tensor) -> Tensor:
+        """The output, plus that of the adapter."""
+        adapter = getattr(self, CHILD, None)
+        return out_TO if adapter is None else out_TO + adapter(x_TI).to(out_TO.dtype)
+
+    def adapt(
+        self,
+        shapes: Sequence[AdapterShape | None],
+        *,
+        name: str,
+        groups: int,
+        dtype: torch.dtype,
+        dropout: float = 0.0,
+    ) -> None:
+        """Gives the linear adapters; see `Adapter` for the arguments."""
+        made = {"name": name, "groups": groups, "dtype": dtype, "dropout": dropout}
+        self.lora = Adapter(self.weight, shapes, sharing=self.tensor_sharing(), **made)  # type: ignore[arg-type]
+
+    def with_adapter(
+        self,
+        frozen: Mapping[str, Any],
+        prefix: str,
+        sharded_offsets: Any,
+        metadata: Any,
+    ) -> ShardedStateDict:
+        """The linear's own sharded state, without what it says of its adapter, and the adapter's.
+
+        Megatron-Core's linears list all that `state_dict` has, which includes the adapter.
+        """
+        own = {name: value for name, value in frozen.items() if not is_adapter(f".{name}")}
+        adapter = getattr(self, CHILD, None)
+        if adapter is None:
+            return own
+        return own | adapter.sharded_state_dict(f"{prefix}{CHILD}.", sharded_offsets, metadata)
+
+
+def freeze(network: nn.Module, *, trained: Callable[[str], bool] = is_adapter) -> None:
+    """Leaves only the weights that `trained` accepts by name to be trained."""
+    for name, parameter in network.named_parameters():
+        parameter.requires_grad_(trained(name))

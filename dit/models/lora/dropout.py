@@ -1,0 +1,120 @@
+"""Dropout on the input of adapters, as PEFT has it, with the same numbers on every layout.
+
+Whether a number is dropped is a hash of (seed of the pack at this step, name of the adapter, place
+of the token in the pack, channel), in integer arithmetic. No generator has a state that would
+depend on what a rank computed before, and recomputation finds the same numbers again.
+"""
+
+# T rows of the input on this rank, I channels of it on this rank
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_ROWS = 4096
+"""Rows whose hashes are made at a time: they take eight bytes a number."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class DropoutRows:
+    """One pack at one step: what its dropped numbers follow from."""
+
+    seed: int  # 63 bits
+    place_T: Tensor  # int64, in the pack, of the tokens that a linear on whole rows sees
+    own_place_T: Tensor  # of those that this rank holds between two matrices
+
+    def places(self, rows: int, *, of_tokens: bool) -> Tensor:
+        """Place of each of the `rows` of an input; text and level rows are whole on all ranks."""
+        if not of_tokens:
+            return torch.arange(rows, device=self.place_T.device)
+        return self.own_place_T if len(self.own_place_T) == rows else self.place_T
+
+
+_current: ContextVar[DropoutRows | None] = ContextVar("dropout rows", default=None)
+
+
+def dropout_rows() -> DropoutRows | None:
+    """Of the pack that is computed now; None where nothing is dropped."""
+    return _current.get()
+
+
+@contextmanager
+def dropping(rows: DropoutRows | None) -> Iterator[None]:
+    """Inside, adapters drop numbers of their input as `rows` says."""
+    token = _current.set(rows)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def dropped(x_TI: Tensor, *, rate: float, key: int, place_T: Tensor, first: int) -> Tensor:
+    """The input with each number set to 0 with probability `rate`, and else divided by 1 - rate.
+
+    `key` is that of pack and adapter (`adapter_key`), `first` the number of the first channel.
+    """
+    out = _Dropped.apply(x_TI, rate, key, place_T, first)
+    assert isinstance(out, Tensor)
+    return out
+
+
+def adapter_key(seed: int, name: str) -> int:
+    """62 bits for an adapter in a pack."""
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 2
+
+
+class _Dropped(torch.autograd.Function):
+    """Saves no mask: the way back makes it again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_TI: Tensor, rate: float, key: int, place_T: Tensor, first: int
+    ) -> Tensor:
+        ctx.save_for_backward(place_T)
+        ctx.rest = rate, key, first
+        return _masked(x_TI, rate, key, place_T, first)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (place_T,), (rate, key, first) = ctx.saved_tensors, ctx.rest
+        return _masked(gradients[0], rate, key, place_T, first), None, None, None, None
+
+
+def _masked(x_TI: Tensor, rate: float, key: int, place_T: Tensor, first: int) -> Tensor:
+    out_TI = torch.empty_like(x_TI)
+    for at in range(0, len(x_TI), _ROWS):
+        rows = slice(at, at + _ROWS)
+        kept = _kept(place_T[rows], x_TI.shape[1], rate=rate, key=key, first=first)
+        torch.mul(x_TI[rows], kept.to(x_TI.dtype) / (1 - rate), out=out_TI[rows])
+    return out_TI
+
+
+def _kept(place_T: Tensor, channels: int, *, rate: float, key: int, first: int) -> Tensor:
+    """Which numbers [T, I] stay."""
+    channel_I = torch.arange(first, first + channels, device=place_T.device)
+    row_T = _mixed(_mixed(place_T ^ (key & _WORD)) ^ (key >> 31))
+    hash_TI = _mixed(row_T[:, None] ^ _mixed(channel_I))
+    return hash_TI >= round(rate * (_WORD + 1))
+
+
+_WORD = 2**31 - 1
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """A permutation of 31-bit words after which each bit depends on all; int64 in and out.
+
+    The finaliser of MurmurHash3 (fmix32), on 31 bits, so that every product fits into 63.
+    """
+    x = x & _WORD
+    x = ((x ^ (x >> 15)) * 0x05EBCA6B) & _WORD
+    x = ((x ^ (x >> 13)) * 0x42B2AE35) & _WORD
+    return x ^ (x >> 16)

@@ -1,0 +1,210 @@
+"""Checkpoints of adapters: which there are, and which frozen weights they were trained beside.
+
+Such a checkpoint has no frozen weight. `lora.json` in it says where they are:
+
+{"base": {"path": "/runs/wan/checkpoints/step_00000000", "diffusers": false, "averaged": false,
+          "digest": "…"},
+ "adapters": {"blocks.0.attn1.to_q": {"rank": 16, "alpha": 16.0}}}
+
+A base without a path was drawn from `rng.seed`, as on mock data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, ValidationError
+
+from dit.config import RunConfig, Weights
+from dit.models.lora.adapter import AdapterShape
+from dit.models.lora.targets import Adapters, chosen_adapters
+from dit.train.checkpoint.paths import CheckpointError, damaged, find_checkpoint, manifest_of
+
+if TYPE_CHECKING:
+    from dit.train.train_state import Start
+
+ADAPTERS = "lora.json"
+_CONVERTER = "dit.convert.load_hf.start:weights_of_folder"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrozenBase:
+    """The weights that adapters are trained beside."""
+
+    path: Path | None = None  # of a checkpoint or Diffusers folder; None: drawn from the seed
+    diffusers: bool = False
+    averaged: bool = False  # whether they are the average of its weights
+    digest: str = ""  # of the checksums of its files
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdapterRun:
+    """What a run of adapters trains, and beside what."""
+
+    adapters: Adapters
+    base: FrozenBase
+
+    def as_json(self) -> str:
+        """The content of `lora.json`."""
+        base = asdict(self.base) | {"path": self.base.path and str(self.base.path)}
+        shapes = {name: asdict(shape) for name, shape in self.adapters.items()}
+        return json.dumps({"base": base, "adapters": shapes}, indent=1) + "\n"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class _Base(_Strict):
+    path: str | None
+    diffusers: bool = False
+    averaged: bool
+    digest: str
+
+
+class _Shape(_Strict):
+    rank: PositiveInt
+    alpha: PositiveFloat
+
+
+class _File(_Strict):
+    base: _Base
+    adapters: dict[str, _Shape]
+
+
+def adapters_of(checkpoint: Path) -> AdapterRun | None:
+    """What a checkpoint says of its adapters; None where it has whole weights.
+
+    Raises:
+        CheckpointError: its file is damaged.
+    """
+    file = checkpoint / ADAPTERS
+    if not file.is_file():
+        return None
+    try:
+        read = _File.model_validate_json(file.read_bytes())
+    except (ValidationError, OSError) as error:
+        raise damaged(file, error) from error
+    base = FrozenBase(
+        path=None if read.base.path is None else Path(read.base.path),
+        diffusers=read.base.diffusers,
+        averaged=read.base.averaged,
+        digest=read.base.digest,
+    )
+    shapes = {n: AdapterShape(rank=s.rank, alpha=s.alpha) for n, s in read.adapters.items()}
+    return AdapterRun(adapters=shapes, base=base)
+
+
+def adapter_run(config: RunConfig, start: Path | None) -> AdapterRun | None:
+    """What this run trains; None where it trains all weights. `start` is where it starts from.
+
+    Raises:
+        CheckpointError: the frozen weights are nowhere, or others than they were.
+        Problems: a target matches no linear.
+    """
+    saved = adapters_of(start) if start is not None else None
+    if not config.lora.enabled:
+        return None
+    if saved is not None:
+        return replace(saved, base=found_base(saved.base, moved_to=config.lora.base))
+    adapters = chosen_adapters(config.model, config.lora)
+    return AdapterRun(adapters=adapters, base=_first_base(config, start))
+
+
+def _first_base(config: RunConfig, start: Path | None) -> FrozenBase:
+    """The frozen weights of a run that begins."""
+    if start is not None:
+        averaged = config.checkpoint.finetune_weights is Weights.EMA
+        path = start.resolve()
+        return FrozenBase(path=path, averaged=averaged, digest=digest_of(path))
+    if config.checkpoint.load_hf is not None:
+        return FrozenBase(path=Path(config.checkpoint.load_hf).resolve(), diffusers=True)
+    if not config.dataset.mock:
+        raise CheckpointError(
+            f"lora.rank={config.lora.rank} trains adapters beside weights, and there are none: set"
+            " checkpoint.load_hf to a Diffusers folder, or checkpoint.finetune=true and"
+            " checkpoint.load to a checkpoint"
+        )
+    return FrozenBase()
+
+
+def found_base(base: FrozenBase, *, moved_to: str | None) -> FrozenBase:
+    """The same base where it is now.
+
+    Raises:
+        CheckpointError: it is not there, or its files have other checksums.
+    """
+    if base.path is None:
+        return base
+    place = Path(moved_to) if moved_to else base.path
+    if base.diffusers and place.is_dir():
+        return replace(base, path=place.resolve())  # `checked_base` reads its files
+    path = find_checkpoint(place) if place.is_dir() else None
+    if path is None:
+        raise CheckpointError(
+            f"the frozen weights of the adapters are not at {place}; say where they are now:"
+            " lora.base=PATH, the same checkpoint or Diffusers folder"
+        )
+    if (digest := digest_of(path)) != base.digest:
+        raise _other_base(path, digest, base)
+    return replace(base, path=path.resolve())
+
+
+def checked_base(base: FrozenBase, config: RunConfig) -> FrozenBase:
+    """A base with its digest, which is compared where it is known; all ranks call it.
+
+    They share the reading of a Diffusers folder. A checkpoint has checksums, which loading compares
+    with its files.
+
+    Raises:
+        CheckpointError: the files are others than they were.
+    """
+    if base.path is None or not base.diffusers:
+        return base
+    digest = diffusers_weights(base, config).origin().digest
+    if base.digest and digest != base.digest:
+        raise _other_base(base.path, digest, base)
+    return replace(base, digest=digest)
+
+
+def diffusers_weights(base: FrozenBase, config: RunConfig) -> Start:
+    """What fills a network from the Diffusers folder of a base.
+
+    The converter is imported by its name: it stands above training.
+    """
+    module, _, function = _CONVERTER.partition(":")
+    return getattr(import_module(module), function)(base.path, config)
+
+
+def _other_base(path: Path, digest: str, base: FrozenBase) -> CheckpointError:
+    return CheckpointError(
+        f"{path} holds other weights than those that the adapters were trained beside (digest"
+        f" {digest[:12]} instead of {base.digest[:12]}); lora.base=PATH names the right ones"
+    )
+
+
+def digest_of(checkpoint: Path) -> str:
+    """Of the checksums in a manifest, of the files with weights; the files are not read.
+
+    Raises:
+        CheckpointError: the checkpoint has no manifest.
+    """
+    manifest = manifest_of(checkpoint)
+    if manifest is None:
+        raise CheckpointError(
+            f"{checkpoint} has no manifest.json, so that nobody can tell later whether its weights"
+            " are the same; load it once with checkpoint.finetune=true and train.train_iters=1, and"
+            " take the new checkpoint"
+        )
+    sums = {n: d.sha256 for n, d in manifest.files.items() if n.endswith((".distcp", ".metadata"))}
+    return hashlib.sha256(_canonical(sums)).hexdigest()
+
+
+def _canonical(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, sort_keys=True).encode()

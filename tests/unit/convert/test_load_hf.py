@@ -1,0 +1,183 @@
+"""A run's settings and weights of a Diffusers folder, without an import."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from dit.config import Precision, RunConfig
+from dit.config.loading import ConfigError, load_config
+from dit.convert.errors import ConvertError
+from dit.convert.import_ import import_weights
+from dit.convert.load_hf.settings import open_hf_weights
+from dit.convert.load_hf.start import hf_start, origin_of
+from dit.convert.load_hf.weights import fill_from_diffusers
+from dit.models.family import family_of
+from dit.train.checkpoint.origin import check_origin
+from dit.train.checkpoint.paths import CheckpointError
+from dit.train.checkpoint.state_dict import load_weights
+from dit.train.model_and_optimizer import randomise
+from recipes.runs import dit_debug, for_weights
+from tests.published import PROJECTED, publish, random_model
+from tests.wan_networks import publish_wan, random_wan
+
+COSMOS = {
+    "max_size": (8, 40, 40),
+    "extra_pos_embed_type": "learnable",
+    "concat_padding_mask": True,
+    **PROJECTED,
+}
+KINDS = {
+    "cosmos": lambda folder: publish(folder, random_model(**COSMOS), max_shard_size="40KB"),
+    "cosmos in bf16": lambda folder: publish(folder, random_model(**COSMOS).bfloat16()),
+    "wan": lambda folder: publish_wan(folder, random_wan()),
+    "wan i2v": lambda folder: publish_wan(
+        folder, random_wan(in_channels=12, image_dim=10, added_kv_proj_dim=48)
+    ),
+}
+
+
+def run_of(folder: Path, *words: str) -> RunConfig:
+    words = (f"checkpoint.load_hf={folder}", "checkpoint.save=null", *words)
+    return load_config(dit_debug(), overrides=words, adapt=for_weights)
+
+
+@pytest.mark.parametrize("precision", list(Precision))
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_are_those_of_an_import(groups, tmp_path, kind, precision):
+    source = KINDS[kind](tmp_path / "hf")
+    imported = import_weights(source, tmp_path / "ours")
+    config = run_of(source, f"model.precision={precision}")
+    assert replace(config.model, precision=imported.config.model.precision) == replace(
+        imported.config.model, **_layout(config)
+    )
+    network = family_of(config.model).network()
+    one, two = (network(config.model, groups, None) for _ in range(2))
+    randomise(one, seed=5)
+    randomise(two, seed=6)
+    load_weights(imported.path, [two], groups, averaged=False)
+    start = hf_start(config)
+    assert start is not None
+    start.fill(one, config)
+    theirs = dict(two.named_parameters())
+    for name, value in one.named_parameters():
+        assert torch.equal(value, theirs[name]), name
+
+
+def _layout(config: RunConfig) -> dict:
+    """What the recipe decides and no folder."""
+    return {"init_method_std": config.model.init_method_std}
+
+
+def test_settings_come_from_the_folder(tmp_path):
+    """Of a pipeline's scheduler and of the boundary between two transformers, too."""
+    wan = tmp_path / "pipeline" / "transformer_2"
+    publish_wan(wan, random_wan())
+    index = {"_class_name": "WanPipeline", "boundary_ratio": 0.875}
+    index |= {name: ["diffusers", "X"] for name in ("transformer", "transformer_2")}
+    (tmp_path / "pipeline" / "model_index.json").write_text(json.dumps(index))
+    (tmp_path / "pipeline" / "scheduler").mkdir()
+    (tmp_path / "pipeline" / "scheduler" / "scheduler_config.json").write_text(
+        json.dumps({"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 3.0})
+    )
+    config = run_of(wan, "train.eval_interval=0")
+    assert config.model.family == "wan" and config.model.hidden_size == 48
+    assert config.model.text_pad_to == 512
+    assert config.objective.name == "flow" and config.objective.flow.flow_shift == 3
+    assert config.objective.flow.level_range == (0, 0.875)
+    other = run_of(wan, "objective.flow_shift=5", "objective.level_range=null")
+    assert other.objective.flow.flow_shift == 5
+    assert other.objective.flow.level_range is None
+
+
+def test_keys_that_do_not_touch_the_weights_win(groups, tmp_path):
+    source = KINDS["wan"](tmp_path / "hf")
+    config = run_of(source, "model.text_pad_to=64", "model.recompute_granularity=full")
+    start = hf_start(config)
+    assert config.model.text_pad_to == 64
+    assert start is not None and "model.text_pad_to=64, and there 512" in start.notes[1]
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("model.num_layers=4", "model.num_layers=4, and there 2"),
+        ("model.hidden_size=96", "model.hidden_size=96, and there 48"),
+        ("model.num_attention_heads=2", "model.num_attention_heads=2, and there 4"),
+        ("model.image_embed_size=10", "model.image_embed_size=10, and there None"),
+        ("model.name=wan2.1_t2v_14b", "model.num_layers=40, and there 2"),
+        ("model.family=dit", "weights of model.family=wan, and the run has model.family=dit"),
+    ],
+)
+def test_contradictions_name_the_key_and_both_values(groups, tmp_path, word, said):
+    source = KINDS["wan"](tmp_path / "hf")
+    config = run_of(source, word)
+    with pytest.raises(ConvertError, match=r"checkpoint\.load_hf") as raised:
+        hf_start(config)
+    assert said in str(raised.value)
+
+
+def test_one_place_for_first_weights(tmp_path):
+    for words in (
+        ("checkpoint.load=other",),
+        ("checkpoint.load=other", "checkpoint.finetune=true"),
+    ):
+        with pytest.raises(ConfigError, match=r"load_hf=.*load=other"):
+            run_of(KINDS["wan"](tmp_path / "hf"), "checkpoint.save=new", *words)
+    with pytest.raises(ConvertError, match=r"checkpoint.load_hf nowhere has neither"):
+        run_of(Path("nowhere"))
+
+
+def test_a_scheduler_that_says_nothing_needs_the_objective(tmp_path):
+    source = KINDS["cosmos"](tmp_path / "hf")
+    (source / "scheduler_config.json").write_text(json.dumps({"_class_name": "DDIMScheduler"}))
+    with pytest.raises(ConvertError, match="does not tell the objective"):
+        run_of(source)
+    assert run_of(source, "objective.name=flow").objective.name == "flow"
+
+
+def test_damage_is_refused(groups, tmp_path):
+    network = random_wan()
+    with torch.no_grad():
+        network.blocks[1].ffn.net[2].weight[3, 4] = torch.nan
+    config = run_of(publish_wan(tmp_path / "hf", network))
+    model = family_of(config.model).network()(config.model, groups, None)
+    start = hf_start(config)
+    assert start is not None
+    with pytest.raises(ConvertError, match=r"NaN or Inf in blocks.1.ffn.net.2.weight"):
+        start.fill(model, config)
+
+
+def test_names_left_out_keep_their_values(groups, tmp_path):
+    config = run_of(KINDS["wan"](tmp_path / "hf"))
+    model = family_of(config.model).network()(config.model, groups, None)
+    randomise(model, seed=3)
+    before = {name: value.clone() for name, value in model.named_parameters()}
+    weights = open_hf_weights(tmp_path / "hf", config.model)
+    fill_from_diffusers(model, weights, left_out=lambda key: "proj_out" in key)
+    for name, value in model.named_parameters():
+        assert torch.equal(value, before[name]) == ("proj_out" in name), name
+
+
+def test_the_digest_is_of_contents(groups, tmp_path):
+    one, two = (KINDS["cosmos"](tmp_path / name) for name in ("a", "b"))
+    weights = [open_hf_weights(folder, run_of(folder).model) for folder in (one, two)]
+    origins = [origin_of(each.source) for each in weights]
+    assert origins[0].digest == origins[1].digest
+    for name, found in origins[0].files.items():
+        assert found.sha256 == hashlib.sha256((one / name).read_bytes()).hexdigest()
+    assert {"config.json", "diffusion_pytorch_model.safetensors.index.json"} < {*origins[0].files}
+    assert len(origins[0].files) == len([*one.glob("*.safetensors"), *one.glob("*.json")])
+    check_origin(origins[0], two)
+    changed = sorted(two.glob("*.safetensors"))[0]
+    changed.write_bytes(changed.read_bytes()[:-1] + b"x")
+    with pytest.raises(CheckpointError, match=f"other weights.*{changed.name} changed"):
+        check_origin(origins[0], two)
+    changed.unlink()
+    with pytest.raises(CheckpointError, match=f"has no {changed.name}"):
+        check_origin(origins[0], two)
