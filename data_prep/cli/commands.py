@@ -33,9 +33,8 @@ from data_prep.planning.plan_page import write_plan_page
 from data_prep.planning.splits import DEFAULT_SPLIT, Split, SplitFractions, all_in_train_notice
 from data_prep.planning.statistics import Judged
 from data_prep.refusals import PrepError
-from data_prep.sources.digits import Digits
+from data_prep.sources.digits import Digits, MovingDigits
 from data_prep.sources.folders import FolderCollection
-from data_prep.sources.moving_digits import MovingDigits
 from data_prep.writing.dataset_folder import (
     PAGE_NAME,
     SUMMARY_NAME,

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from data_prep.cli.parser import main as data_prep
-from data_prep.sources import moving_digits as packed
+from data_prep.sources import digits as packed
 from dit.codecs import vae
 from dit.codecs.dataset_card import read_card
 from dit.sampling.commands.digit_accuracy import digits_parser

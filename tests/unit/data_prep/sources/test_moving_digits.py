@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from data_prep.cli.parser import main
-from data_prep.sources.digits import SIDE, Digits
-from data_prep.sources.moving_digits import CANVAS, DIRECTIONS, FRAMES, MovingDigits
+from data_prep.sources.digits import CANVAS, DIRECTIONS, FRAMES, SIDE, Digits, MovingDigits
 from dit.codecs import vae
 from dit.codecs.dataset_card import read_card
 
