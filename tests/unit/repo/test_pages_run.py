@@ -73,7 +73,7 @@ def tiny(words: tuple[str, ...]) -> str:
 
 PAGES = [
     *("README.md", "first_run.md", "own_data.md", "objectives.md", "watching.md", "validation.md"),
-    *("throughput.md", "diffusers.md", "coming_from.md", "two_cpu_cores.md"),
+    *("throughput.md", "diffusers.md", "coming_from.md", "two_cpu_cores.md", "wan.md"),
 ]
 
 
