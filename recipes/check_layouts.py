@@ -33,7 +33,10 @@ def layout_check() -> RunConfig:
         base,
         model=replace(base.model, num_layers=4),
         dataset=dataset,
-        train=replace(base.train, global_batch_size=8, train_iters=1000),
+        train=replace(base.train, global_batch_size=4, train_iters=1000),
+        # Of this one, the first packs have given frames where a network takes them, and a context
+        # rank without a real token.
+        rng=replace(base.rng, seed=10),
         validation=ValidationConfig(quantiles=2),
         checkpoint=CheckpointConfig(save=None),
         # The check looks for hangs, so it gives up sooner than a long run.

@@ -111,5 +111,5 @@ FAMILY = Family(
         settings={"name": "flow", "flow_shift": 3.0},
         of_size={"odd_expert": {"level_range": (0.875, 1.0), "flow_shift": 5.0}},
     ),
-    vae="flux",
+    vae=lambda _: "flux",
 )

@@ -15,7 +15,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor, nn
 
 from dit.batch import PackedBatch
-from dit.config import ModelConfig
+from dit.config import ModelConfig, Precision
 from dit.models.cost import NetworkCost
 from dit.models.family import (
     Family,
@@ -144,5 +144,6 @@ FAMILY = Family(
     positions=lambda _: GridPositions(),
     weights=WeightRules(zero=("*proj_out.weight",)),
     objective=ObjectiveConventions(settings={"name": "flow"}),
-    vae="pixel",
+    vae=lambda _: "pixel",
+    tiny={"toy": {"precision": Precision.FP32}},
 )

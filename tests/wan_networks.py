@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from diffusers import WanTransformer3DModel
 
-from dit.config import Precision
-from dit.models.wan.config import ImageCondition, WanConfig
+from dit.models.wan.config import MODEL_SIZES, WanConfig
+from dit.models.wan.config import TINY as TINY_SIZES
 
 TINY = {
     "num_attention_heads": 4,
@@ -24,40 +24,23 @@ TINY = {
 }
 """Of config.json."""
 
-CONDITIONS: dict[str, dict[str, Any]] = {
-    "t2v": {},
-    "i2v": {"image_condition": ImageCondition.FIRST_FRAME},
-    "i2v_image": {
-        "image_condition": ImageCondition.FIRST_FRAME,
-        "image_embed_size": 10,
-        "image_embed_length": 5,
-    },
-    "flf2v": {
-        "image_condition": ImageCondition.FIRST_AND_LAST_FRAME,
-        "image_embed_size": 10,
-        "image_embed_length": 6,
-        "image_embed_positions": True,
-    },
-    "ti2v": {"image_condition": ImageCondition.CLEAN_FIRST_FRAME},
+KINDS = {
+    "t2v": "wan2.1_t2v_1.3b",
+    "i2v": "wan2.2_i2v_a14b",
+    "i2v_image": "wan2.1_i2v_14b",
+    "flf2v": "wan2.1_flf2v_14b",
+    "ti2v": "wan2.2_ti2v_5b",
 }
-"""Wan 2.1 and 2.2's text-to-video; 2.2's image-to-video; 2.1's; first and last frame; 2.2's 5B."""
+CONDITIONS: dict[str, dict[str, Any]] = {
+    kind: {**MODEL_SIZES[size], **TINY_SIZES[size]} for kind, size in KINDS.items()
+}
+"""The family's own tiny networks, of each kind."""
 
 
 def wan_model(kind: str = "t2v", **changes: Any) -> WanConfig:
     """A float32 model of milliseconds, of one of `CONDITIONS`."""
-    sizes: dict[str, Any] = {
-        "name": "custom",
-        "num_layers": 2,
-        "hidden_size": 48,
-        "num_attention_heads": 4,
-        "mlp_ratio": 1.5,
-        "in_channels": 4,
-        "crossattn_emb_size": 16,
-        "text_pad_to": None,
-        "freq_dim": 16,
-        "precision": Precision.FP32,
-    }
-    return WanConfig(**(sizes | CONDITIONS[kind] | changes))
+    sizes = {"name": "custom", "num_layers": 2, "text_pad_to": None}
+    return WanConfig(**(CONDITIONS[kind] | sizes | changes))
 
 
 def random_wan(*, seed: int = 0, **changes: Any) -> WanTransformer3DModel:

@@ -1,14 +1,16 @@
-"""What the planner expects of a step on one device."""
+"""What the planner expects of a step on one device, and the pack that fits into its memory."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
 from dit.config import Implementation, RunConfig
 from dit.distributed.device_specs import Device, device_named
 from dit.models.cost import memory
+from dit.models.recomputation import USABLE
 from dit.planner.efficiency import FUSED, PLAIN, Efficiency
 from dit.planner.times import Times, expected_load, times
 
@@ -50,6 +52,30 @@ def expected_here(config: RunConfig, name: str) -> dict[str, Any] | None:
         "memory_gb": step.memory / 1e9,
         "assumed": efficiency.of(device),
     }
+
+
+def with_fitting_pack(config: RunConfig, device_memory: float | None) -> tuple[RunConfig, str]:
+    """The run with as many quarters of its packs as fit into a device, and why, if not all do.
+
+    `device_memory` is in bytes; None, a CPU, takes all. A quarter is the least, fitting or not.
+    """
+    asked, room = config.dataset.task_encoder_seq_length, USABLE * (device_memory or math.inf)
+    multiple = config.dataset.sample_multiple
+    need = memory(config, world_size=1).total
+    if need <= room:
+        return config, ""
+    smaller = [_with_pack(config, asked * part // 4 // multiple * multiple) for part in (3, 2, 1)]
+    fits = (one for one in smaller if memory(one, world_size=1).total <= room)
+    chosen = next(fits, smaller[-1])
+    tokens = chosen.dataset.task_encoder_seq_length
+    return chosen, (
+        f"packs of {tokens:,} tokens, for {asked:,} need about {need / 2**30:.0f} GiB of"
+        f" {room / 2**30:.0f}"
+    )
+
+
+def _with_pack(config: RunConfig, tokens: int) -> RunConfig:
+    return replace(config, dataset=replace(config.dataset, task_encoder_seq_length=tokens))
 
 
 def _attention_here(config: RunConfig) -> Efficiency:

@@ -64,6 +64,14 @@ def _steps(parts: dict[str, Any]) -> Iterator[str]:
         )
         yield from ("## Steps", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|")
         yield from rows
+        yield from _smaller(parts, "steps")
+
+
+def _smaller(parts: dict[str, Any], kind: str) -> Iterator[str]:
+    """Which parts had smaller packs than planned, and why."""
+    found = [(name, one.get("smaller_pack", "")) for name, _, one in _done(parts, kind)]
+    if named := [f"- `{name}`: {why}" for name, why in found if why]:
+        yield from ("", "Of the memory of this device:", "", *named)
 
 
 def _row(name: str, shape: str, found: dict[str, Any]) -> str:
@@ -89,6 +97,8 @@ def _kernels(parts: dict[str, Any]) -> Iterator[str]:
         step, kernels = found["step_s"], found["kernels_s"]
         yield from (f"## Kernels of a step: {_TITLES[shape]}", "")
         yield f"{kernels:.4g} s of kernels in a step of {step:.4g} s, while it was profiled."
+        if found.get("smaller_pack"):
+            yield from ("", f"{found['smaller_pack']}.")
         yield from ("", "| kind | s | of all kernels |", "|---|---|---|")
         for kind, seconds in sorted(found["by_kind_s"].items(), key=lambda one: -one[1]):
             yield f"| {kind} | {seconds:.4g} | {seconds / kernels:.1%} |"

@@ -18,7 +18,8 @@ from torch.profiler import DeviceType
 
 from dit.config import RunConfig
 from dit.config.loading import default_config, load_config
-from gpu_run.expected import expected_here
+from dit.distributed.process_groups import device_memory
+from gpu_run.expected import expected_here, with_fitting_pack
 from gpu_run.parts import PADDED_LOOP, Part, configuration
 from gpu_run.schedule import Outcome, UnknownKey
 
@@ -37,17 +38,18 @@ _KINDS = {
 def steps(part: Part, *, size: str, keys: Sequence[str], **_: Any) -> Outcome:
     """Medians and shares of the steps, as benchmark.py writes them, and what was expected."""
     warm_up, count = _STEPS[size]
-    config = _config(part, size, keys)
+    config, pack = _config(part, size, keys)
     found, values = benchmark.measure(
         config, warm_up=warm_up, steps=count, around=nullcontext(), fill=fill_on_device
     )
     expected = expected_here(config, found["device"])
-    return {"found": found | {"losses": [one["loss"] for one in values], "expected": expected}}
+    losses = [one["loss"] for one in values]
+    return {"found": found | {"losses": losses, "expected": expected, "smaller_pack": pack}}
 
 
 def profile(part: Part, *, size: str, keys: Sequence[str], **_: Any) -> Outcome:
     """The longest kernels of a few steps, the time of all by their kind, and what was expected."""
-    config = _config(part, size, keys)
+    config, pack = _config(part, size, keys)
     trace = torch.profiler.profile()
     found, _values = benchmark.measure(
         config, warm_up=_STEPS[size][0], steps=_PROFILED, around=trace, fill=fill_on_device
@@ -61,7 +63,8 @@ def profile(part: Part, *, size: str, keys: Sequence[str], **_: Any) -> Outcome:
             times[event.key] = (event.self_device_time_total / 1e6, event.count)
     step_s = found["step_time_s"]["median"]
     kernels = kernel_times(times, steps=_PROFILED, step_s=step_s)
-    return {"found": kernels | {"expected": expected_here(config, found["device"])}}
+    expected = expected_here(config, found["device"])
+    return {"found": kernels | {"expected": expected, "smaller_pack": pack}}
 
 
 def kernel_times(
@@ -94,8 +97,10 @@ def padded_loop(_part: Part, *, size: str, **_: Any) -> Outcome:
     return {"found": [{k: v for k, v in one.items() if k != "seconds"} for one in found]}
 
 
-def _config(part: Part, size: str, more: Sequence[str]) -> RunConfig:
-    """The configuration of a part.
+def _config(part: Part, size: str, more: Sequence[str]) -> tuple[RunConfig, str]:
+    """The configuration of a part, and why its packs are smaller than planned.
+
+    Those that the user asks for stay.
 
     Raises:
         UnknownKey: it asks for a key that there is not.
@@ -106,7 +111,10 @@ def _config(part: Part, size: str, more: Sequence[str]) -> RunConfig:
         raise UnknownKey(f"unknown key: {', '.join(unknown)}")
     optional = [key for key in part.if_known if is_known(base, key)]
     overrides = [*configuration(part, size, more=more), *optional]
-    return benchmark.only_steps(load_config(base, overrides=overrides))
+    config = benchmark.only_steps(load_config(base, overrides=overrides))
+    if any(one.startswith("dataset.task_encoder_seq_length=") for one in more):
+        return config, ""
+    return with_fitting_pack(config, device_memory())
 
 
 def is_known(config: RunConfig, override: str) -> bool:

@@ -259,7 +259,8 @@ def _add_convert(commands: Any) -> None:
         "--latents",
         choices=("normalised", "raw"),
         help="raw: they come out of the codec (FastVideo's, DFM's FLUX and DiT), and are normalised"
-        " as the processor says. (default: raw for FastVideo's Parquet, else normalised)",
+        " as the processor says. (default: raw for FastVideo's Parquet but for that of Cosmos 2.5,"
+        " which has no default; else normalised)",
     )
     parser.add_argument("--max_bad_fraction", type=float, default=0.05, metavar="FRACTION")
     for codec in CODECS.values():

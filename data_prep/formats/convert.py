@@ -27,6 +27,8 @@ from dit.codecs.vae.codec import LATENT_DTYPE, Codec
 
 FORMATS = ("meta", "pt", "parquet", "dfm")
 _ROWS_IN_FILE = 64
+# FastVideo stores their latents normalised (Cosmos25WanVAEWrapper) or not (its overfit script).
+_OF_BOTH_KINDS = ("cosmos_predict25",)
 _IN_HALF = ("latent", "first_frame_latent", "condition_latent", "image_embed")
 
 
@@ -101,9 +103,16 @@ def _latents(args: Namespace, codec: Codec | None) -> str:
     """`raw` where the latents are still to be normalised, else `normalised`.
 
     Raises:
-        PrepError: they are, and --processor does not say how.
+        PrepError: they are, and --processor does not say how; or nothing tells.
     """
     measured = codec is not None and codec.whitens_by_dataset
+    if not args.latents and _is_parquet(args.folder) and codec and codec.name in _OF_BOTH_KINDS:
+        raise PrepError(
+            f"--processor {codec.name}: FastVideo's Parquet of this model holds latents before or"
+            " after their normalisation; give --latents normalised where"
+            " preprocess_cosmos2_5_t2w.sh made it, and --latents raw where"
+            " preprocess_cosmos25_overfit.py or data_prep did"
+        )
     found = args.latents or ("raw" if _is_parquet(args.folder) and not measured else "normalised")
     if found == "raw" and codec is None:
         raise PrepError(

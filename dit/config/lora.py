@@ -45,7 +45,7 @@ class LoraConfig:
                 len(self.targets) > 0,
                 "targets=[] names no linear; leave it out, or set rank=null to train all weights",
             ),
-            *numbers(self),
+            *numbers(self, alpha=1e6),
         )
 
     @property

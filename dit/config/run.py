@@ -15,6 +15,7 @@ from dit.config.training import (
     DdpConfig,
     DistConfig,
     EmaConfig,
+    EmaKind,
     OptimizerConfig,
     RngConfig,
     SchedulerConfig,
@@ -153,6 +154,11 @@ class RunConfig:
                 f"objective.level_range={list(self.objective.flow.level_range or ())} trains the"
                 " expert of these levels alone, and samples need all levels; leave"
                 " validation.prompts_file and validation.num_captions unset",
+            ),
+            (
+                self.ema.kind is EmaKind.NONE or not any(g.frozen for g in self.optimizer.groups),
+                f"ema.kind={self.ema.kind} has an average of every weight, and optimizer.groups"
+                " freezes some; set ema.kind=none",
             ),
             *(
                 (

@@ -61,6 +61,42 @@ class TrainConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ParameterGroup:
+    """Weights with settings of their own; the last group whose pattern matches a weight rules."""
+
+    pattern: str
+    """Names with * and ?, as ours or as Diffusers': *.attn2.to_out.0.*, *.self_attention.*."""
+    lr: float | None = None
+    """Largest learning rate of these weights; it follows the same schedule as the others."""
+    lr_factor: float | None = None
+    """The same as a multiple of `optimizer.lr`."""
+    weight_decay: float | None = None
+    """Weight decay of these matrices; norms, biases and embeddings have none."""
+    frozen: bool = False
+    """Whether they stay as they are; no gradients, moments or averages are kept for them."""
+
+    def __post_init__(self) -> None:
+        said = self.lr is not None or self.lr_factor is not None or self.weight_decay is not None
+        check(
+            (self.pattern != "", "pattern='' names no weight; '*' means all"),
+            *positive(self, *given(self, "lr", "lr_factor")),
+            (
+                self.lr is None or self.lr_factor is None,
+                f"lr={self.lr} and lr_factor={self.lr_factor} say the same; leave one of them out",
+            ),
+            (
+                said != self.frozen,
+                f"pattern={self.pattern}: set lr, lr_factor or weight_decay, or frozen=true alone",
+            ),
+            (
+                self.weight_decay is None or self.weight_decay >= 0,
+                f"weight_decay={self.weight_decay} must not be negative",
+            ),
+            *numbers(self, lr=1000, lr_factor=1e6, weight_decay=1000),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerConfig:
     """AdamW with decoupled weight decay (arXiv:1711.05101)."""
 
@@ -80,6 +116,8 @@ class OptimizerConfig:
     """Largest norm of the whole gradient; 0 does not clip."""
     optimizer_cpu_offload: bool = False
     """Keep Adam's moments in host memory, and copy them to the GPU for each update."""
+    groups: tuple[ParameterGroup, ...] = ()
+    """Weights by pattern of names, with lr, lr_factor or weight_decay of their own, or frozen."""
 
     def __post_init__(self) -> None:
         check(
@@ -92,6 +130,15 @@ class OptimizerConfig:
             (0 <= self.adam_beta2 < 1, f"adam_beta2={self.adam_beta2} must lie in [0, 1)"),
             (self.clip_grad >= 0, f"clip_grad={self.clip_grad} must not be negative"),
             (self.weight_decay >= 0, f"weight_decay={self.weight_decay} must not be negative"),
+            *(
+                (
+                    self.weight_decay > 0 or not group.weight_decay,
+                    f"weight_decay=0 and weight_decay={group.weight_decay} of groups[{index}]: set"
+                    f" weight_decay={group.weight_decay}, and before that group one of pattern='*'"
+                    " with weight_decay=0",
+                )
+                for index, group in enumerate(self.groups)
+            ),
             *numbers(self, lr=1000, weight_decay=1000, adam_eps=1000, clip_grad=1e12),
         )
 

@@ -1,4 +1,4 @@
-"""The command line: import, export, verify."""
+"""The command line: import, export, verify, export-lora, import-lora."""
 
 from __future__ import annotations
 
@@ -13,6 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+
+from dit.convert.adapters.commands import (
+    add_export_lora,
+    add_import_lora,
+    run_export_lora,
+    run_import_lora,
+)
 
 EXIT_CODES = """\
 Exit codes: 0 all is well, 1 something must be changed or differs (the last line says what), 2 the
@@ -60,6 +67,10 @@ def convert_parser() -> argparse.ArgumentParser:
     _add_import(commands)
     _add_export(commands)
     _add_verify(commands)
+    lora = add_export_lora(commands, EXIT_CODES)
+    lora.set_defaults(run=lambda args: run_export_lora(args, _say))
+    lora = add_import_lora(commands, EXIT_CODES)
+    lora.set_defaults(run=lambda args: run_import_lora(args, _say))
     return parser
 
 
@@ -75,6 +86,12 @@ def _add_import(commands: Any) -> None:
         metavar="TOKENS",
         help="What the weights were trained with: captions filled up with zeros to this many"
         " tokens, or `none`. (default: 512, as Cosmos; exports of our own say it themselves)",
+    )
+    parser.add_argument(
+        "--projected-text",
+        action="store_true",
+        help="Leave the text projection of Cosmos 2.5 out, for shards of data_prep"
+        " --text_projection; an export puts it back.",
     )
     parser.add_argument(
         "objective",
@@ -105,6 +122,12 @@ def _add_export(commands: Any) -> None:
         metavar="BYTES",
         help="Largest file, such as 500MB. (default: %(default)s)",
     )
+    _add_text_projection(parser)
+    parser.add_argument(
+        "--merged",
+        action="store_true",
+        help="Of a checkpoint of LoRA adapters: the weights beside them with the adapters added.",
+    )
     alternatives = parser.add_mutually_exclusive_group()
     alternatives.add_argument(
         "--pipeline-from",
@@ -127,6 +150,7 @@ def _add_verify(commands: Any) -> None:
     _add_hf_path(parser, "Folder that was imported, or exported to.")
     _add_megatron_path(parser, "Run folder or checkpoint.")
     _add_weights(parser)
+    _add_text_projection(parser)
     parser.add_argument(
         "--tensors-only",
         action="store_true",
@@ -151,6 +175,16 @@ def _add_weights(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_text_projection(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--text-projection",
+        type=Path,
+        metavar="DIR",
+        help="Transformer of Diffusers whose text projection the data went through before they were"
+        " stored, which an export gets. (default: the folder that the dataset card names)",
+    )
+
+
 def _tokens(text: str) -> int | None:
     if text == "none":
         return None
@@ -172,8 +206,10 @@ def _import(args: argparse.Namespace) -> int:
     from dit.convert.import_ import import_weights
 
     told = {"text_pad_to": args.text_pad_to} if "text_pad_to" in args else {}
+    told["projected_text"] = args.projected_text
     done = import_weights(args.hf_path, args.megatron_path, objective=args.objective, **told)
-    _say(f"{done.tensors} tensors of {args.hf_path} are in {done.path}, all of them and exactly")
+    which = "all but the text projection" if args.projected_text else "all of them"
+    _say(f"{done.tensors} tensors of {args.hf_path} are in {done.path}, {which} and exactly")
     _say(f"precision: {done.config.model.precision}, {done.precision_note}")
     _say(f"objective: {done.config.objective.name}, {done.objective_note}")
     _say(f"text: {_about_text(done.config.model.text_pad_to)}")
@@ -203,6 +239,8 @@ def _export(args: argparse.Namespace) -> int:
         max_shard_size=args.max_shard_size,
         scheduler=not args.no_scheduler,
         pipeline_from=args.pipeline_from,
+        text_projection=args.text_projection,
+        merged=args.merged,
     )
     path = check_whole_checkpoint(args.megatron_path)
     done = export_weights(path, args.hf_path, options)
@@ -221,7 +259,9 @@ def _verify(args: argparse.Namespace) -> int:
 
     path = check_whole_checkpoint(args.megatron_path)
     asked = Weights(args.weights) if args.weights else None
-    tensors, chosen = compare_tensors(args.hf_path, path, asked)
+    tensors, chosen = compare_tensors(
+        args.hf_path, path, asked, text_projection=args.text_projection
+    )
     equal = tensors.different == 0
     where = f"; the largest difference is {tensors.largest:.3g}, in {tensors.where}"
     _say(
@@ -229,7 +269,7 @@ def _verify(args: argparse.Namespace) -> int:
         f" (weights={chosen}){'' if equal else where}"
     )
     if not args.tensors_only:
-        forward = compare_forward(args.hf_path, path, chosen)
+        forward = compare_forward(args.hf_path, path, chosen, text_projection=args.text_projection)
         close = forward.largest <= LARGEST_PART * forward.scale
         equal = equal and close
         _say(

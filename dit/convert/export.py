@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -12,12 +12,22 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from dit.config import RunConfig, Weights
+from dit.convert.adapters.export import export_lora
+from dit.convert.adapters.merged import MergedWeights, open_merged
 from dit.convert.atomic_folder import new_folder, split_work
-from dit.convert.diffusers_checkpoint import CONFIG, INDEX, SCHEDULER_CONFIG, FilePlan, plan_files
+from dit.convert.diffusers_checkpoint import (
+    CONFIG,
+    INDEX,
+    SCHEDULER_CONFIG,
+    DiffusersFolder,
+    FilePlan,
+    open_folder,
+    plan_files,
+)
 from dit.convert.diffusers_config import diffusers_transformer_config, scheduler_config
 from dit.convert.diffusers_json import write_json
 from dit.convert.errors import ConvertError
-from dit.convert.megatron_checkpoint import StoredWeights
+from dit.convert.megatron_checkpoint import StoredWeights, WithTextProjection
 from dit.convert.pipeline import (
     SCHEDULER,
     check_pipeline,
@@ -28,9 +38,12 @@ from dit.convert.pipeline import (
 from dit.distributed.collective_errors import on_first_rank
 from dit.distributed.watchdog import heartbeat
 from dit.models.diffusers_names import Pair, pairs, their_tensors
-from dit.train.checkpoint.paths import STEP, find_checkpoint, saved_config
+from dit.models.family import diffusers_form
+from dit.train.checkpoint.adapters import adapters_of
+from dit.train.checkpoint.paths import STEP, find_checkpoint, saved_card, saved_config
 
 MAX_SHARD_SIZE = 5 * 10**9
+_Stored = StoredWeights | MergedWeights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +55,8 @@ class ExportOptions:
     max_shard_size: int = MAX_SHARD_SIZE  # bytes of a file
     scheduler: bool = True  # whether to write a scheduler, with the noise range of the run
     pipeline_from: Path | None = None  # pipeline folder whose other components are copied
+    text_projection: Path | None = None  # transformer with the text projection that data went by
+    merged: bool = False  # whether adapters are added to the weights beside them
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +97,23 @@ def _find(checkpoint: Path) -> Path:
 
 
 def open_stored(
-    checkpoint: Path, weights: Weights | None
+    checkpoint: Path, weights: Weights | None, *, text_projection: Path | None = None
 ) -> tuple[StoredWeights, RunConfig, Weights]:
     """Weights of a checkpoint or run folder, its configuration, and whether they are the EMA.
 
+    Of a run on projected texts both are with the projection, which lies in `text_projection`, or
+    where the dataset card says.
+
     Raises:
-        ConvertError: there is no checkpoint, or no such weights in it.
+        ConvertError: there is no checkpoint, no such weights in it, or no such projection.
         CheckpointError: the checkpoint is incomplete.
     """
     path = _find(checkpoint)
+    if adapters_of(path) is not None:
+        raise ConvertError(
+            f"{path} holds adapters alone; `python -m dit.convert export-lora` takes them, and"
+            " `export --merged` the weights with them"
+        )
     has_average = StoredWeights(path, averaged=False).has_average
     if weights is Weights.EMA and not has_average:
         raise ConvertError(f"{path} holds no average of the weights; use --weights model")
@@ -98,7 +121,59 @@ def open_stored(
     stored = StoredWeights(path, averaged=chosen is Weights.EMA)
     config = saved_config(path)
     stored.check(pairs(config.model))
-    return stored, config, chosen
+    source = _projection_folder(path, config, text_projection)
+    if source is None:
+        return stored, config, chosen
+    return *_with_projection(stored, config, source), chosen
+
+
+def _projection_folder(path: Path, config: RunConfig, given: Path | None) -> DiffusersFolder | None:
+    """The transformer with the text projection of a run; None where it needs none.
+
+    Raises:
+        ConvertError: it is needed and cannot be opened, or it was given and is not needed.
+    """
+    form, about = diffusers_form(config.model), (saved_card(path) or {}).get("text_encoder", {})
+    part = form.text_projection
+    if part is None or part.is_part(config.model):
+        if given is not None:
+            raise ConvertError(f"--text-projection {given}: {path} needs none; leave it out")
+        return None
+    place = given or about.get("text_projection")
+    if place is None:
+        return None
+    try:
+        return open_folder(Path(place))
+    except ConvertError as error:
+        where = "--text-projection" if given else "the dataset card says --text_projection"
+        raise ConvertError(
+            f"{path} was trained on projected texts ({where} {place}), and an export takes the"
+            f" weights of the projection from there: {error}. Give --text-projection DIR, the"
+            " folder transformer of the pipeline that the data were packed with"
+        ) from error
+
+
+def _with_projection(
+    stored: StoredWeights, config: RunConfig, source: DiffusersFolder
+) -> tuple[StoredWeights, RunConfig]:
+    part = diffusers_form(config.model).text_projection
+    assert part is not None
+    weight, width = part.tensors[0], config.model.crossattn_emb_size
+    shape: tuple[int, ...] = source.headers[weight].shape if weight in source.headers else ()
+    if (
+        len(shape) != 2
+        or shape[0] != width
+        or any(name not in source.headers for name in part.tensors)
+    ):
+        raise ConvertError(
+            f"--text-projection {source.path} has no {' and '.join(part.tensors)} that make rows of"
+            f" {width} numbers, as model.crossattn_emb_size says; give the folder transformer of"
+            " the pipeline that the data were packed with"
+        )
+    tensors = {name: source.read(name) for name in part.tensors}
+    averaged = bool(stored.prefix)
+    whole = WithTextProjection(stored.path, averaged=averaged, tensors=tensors)
+    return whole, replace(config, model=part.added(config.model, shape[1]))
 
 
 def check_expressible(config: RunConfig, options: ExportOptions) -> None:
@@ -125,7 +200,12 @@ def export_weights(
         CheckpointError: the checkpoint is incomplete.
     """
     options = options or ExportOptions()
-    stored, config, chosen = open_stored(checkpoint, options.weights)
+    if options.merged:
+        stored, config, chosen = open_merged(checkpoint, options.weights)
+    else:
+        stored, config, chosen = open_stored(
+            checkpoint, options.weights, text_projection=options.text_projection
+        )
     check_expressible(config, options)
     table = pairs(config.model)
     sizes = [_bytes(stored, pair, options.dtype) for pair in table]
@@ -160,7 +240,7 @@ def _describe(folder: Path, config: RunConfig, plan: FilePlan, options: ExportOp
 
 
 def _write(
-    folder: Path, plan: FilePlan, number: int, stored: StoredWeights, dtype: torch.dtype | None
+    folder: Path, plan: FilePlan, number: int, stored: _Stored, dtype: torch.dtype | None
 ) -> None:
     heartbeat(f"export of {plan.files[number]}")
     whole = their_tensors(plan.pairs[number], stored.read)
@@ -173,14 +253,15 @@ def _write(
     shutil.copymode(folder / CONFIG, file)  # `save_file` makes files that only the owner can read
 
 
-def _bytes(stored: StoredWeights, pair: Pair, dtype: torch.dtype | None) -> int:
+def _bytes(stored: _Stored, pair: Pair, dtype: torch.dtype | None) -> int:
     return torch.Size(pair.shape).numel() * (dtype or stored.dtype(pair)).itemsize
 
 
 def exporter(config: RunConfig) -> Callable[[Path], Path]:
     """The function that exports each checkpoint of a run, for `checkpoint.also_save_hf`.
 
-    Exports lie in `diffusers` in the run folder, and are removed with their checkpoints.
+    Of a run of adapters it exports these alone. Exports lie in `diffusers` in the run folder, and
+    are removed with their checkpoints.
 
     Raises:
         ConvertError: Diffusers cannot express the run.
@@ -197,6 +278,8 @@ def exporter(config: RunConfig) -> Callable[[Path], Path]:
 
     def export(checkpoint: Path) -> Path:
         on_first_rank(lambda: tidy(checkpoint))
+        if config.lora.enabled:
+            return export_lora(checkpoint, place / checkpoint.name).path
         return export_weights(checkpoint, place / checkpoint.name).path
 
     return export

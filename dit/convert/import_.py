@@ -58,12 +58,14 @@ def import_weights(
     *,
     text_pad_to: int | Unsaid | None = Unsaid.UNSAID,
     objective: Sequence[str] = (),
+    projected_text: bool = False,
 ) -> Imported:
     """Writes the checkpoint `target`, each tensor in the type that it has in `hf_path`.
 
     `text_pad_to` applies to weights that were not exported here: the length to which captions were
     padded in their training; unsaid, it is that of the family's published weights. `objective` are
-    settings such as `objective.name=flow`. Collective: all processes share the files.
+    settings such as `objective.name=flow`. `projected_text` leaves the text projection out, for
+    shards that hold what it makes. Collective: all processes share the files.
 
     Raises:
         ConvertError: the folder is not what its config.json says or holds another kind of model or
@@ -73,11 +75,15 @@ def import_weights(
     source = open_folder(hf_path)
     stored = _stored_precision(source)
     model = found_model(source, precision=stored.precision, text_pad_to=text_pad_to)
+    left_out: tuple[str, ...] = ()
+    if projected_text:
+        model, left_out = _without_projection(source, model)
     found = found_objective(source, model, objective)
-    table = checked_table(source, model)
+    table = checked_table(source, model, left_out=left_out)
     config = RunConfig(model=model, objective=found.objective)
     _write_checkpoint(source, table, target, config)
-    return Imported(target, config, len(source.headers), found.note, stored.note)
+    count = len(source.headers) - len(left_out)
+    return Imported(target, config, count, found.note, stored.note)
 
 
 def found_model(
@@ -118,8 +124,24 @@ def _of_expert(
     return FoundObjective(replace(found.objective, flow=flow), note)
 
 
-def checked_table(source: DiffusersFolder, model: ModelConfig) -> list[Pair]:
-    """The name table of the model.
+def _without_projection(
+    source: DiffusersFolder, model: ModelConfig
+) -> tuple[ModelConfig, tuple[str, ...]]:
+    """The network of projected texts, and the tensors that it does without.
+
+    Raises:
+        ConvertError: the network projects no text.
+    """
+    part = diffusers_form(model).text_projection
+    if part is None or not part.is_part(model):
+        raise ConvertError(f"--projected-text: {source.path} has no text projection; leave it out")
+    return part.removed(model), part.tensors
+
+
+def checked_table(
+    source: DiffusersFolder, model: ModelConfig, *, left_out: tuple[str, ...] = ()
+) -> list[Pair]:
+    """The name table of the model; tensors that are `left_out` may be there.
 
     Raises:
         ConvertError: the folder holds other tensors.
@@ -131,7 +153,7 @@ def checked_table(source: DiffusersFolder, model: ModelConfig) -> list[Pair]:
             f" {len(source.headers)} tensors beside it"
         )
     table = pairs(model)
-    source.check(table, ignored=diffusers_form(model).ignored)
+    source.check(table, ignored=(*diffusers_form(model).ignored, *left_out))
     return table
 
 

@@ -7,7 +7,7 @@ that depend on the layout which wrote them. torch's reader assembles any part of
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -130,6 +130,37 @@ class StoredWeights:
         self._reader.read_data(LoadPlan(items), _TensorPlanner(whole)).wait()
         return whole.view(pair.shape)
 
+    def read_whole(self, name: str) -> Tensor:
+        """A tensor that no line of the name table has, such as an adapter's, by its name."""
+        entry = self._index.state_dict_metadata.get(self.prefix + name)
+        if not isinstance(entry, TensorStorageMetadata):
+            raise ConvertError(
+                f"{self.path} has no {self.prefix}{name}; its adapters are not whole"
+            )
+        chunk = ChunkStorageMetadata(torch.Size([0] * len(entry.size)), entry.size)
+        whole = torch.empty(entry.size, dtype=entry.properties.dtype)
+        items = create_read_items_for_chunk_list(self.prefix + name, entry, [chunk])
+        self._reader.read_data(LoadPlan(items), _TensorPlanner(whole)).wait()
+        return whole
+
+
+class WithTextProjection(StoredWeights):
+    """The weights of a checkpoint that was trained on projected texts, with their projection."""
+
+    def __init__(self, path: Path, *, averaged: bool, tensors: Mapping[str, Tensor]):
+        """`tensors` are those of the projection, by Diffusers' names."""
+        super().__init__(path, averaged=averaged)
+        self.tensors = tensors
+
+    def dtype(self, pair: Pair) -> torch.dtype:
+        own = self.tensors.get(pair.theirs[0])
+        return super().dtype(pair) if own is None else own.dtype
+
+    def read(self, pair: Pair) -> Tensor:
+        if pair.theirs[0] not in self.tensors:
+            return super().read(pair)
+        return pair.join([self.tensors[name] for name in pair.theirs])
+
 
 def stored_shape(pair: Pair) -> tuple[int, ...]:
     """Shape of the stored tensor, with all layers."""
@@ -179,8 +210,6 @@ def write_index(
     folder: Path, pairs: list[Pair], dtypes: dict[str, torch.dtype], results: list[WriteResult]
 ) -> None:
     """Writes the index of all files, for torch and for Megatron-Core."""
-    from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
-
     chunks: dict[str, list[ChunkStorageMetadata]] = {}
     for pair in pairs:
         chunks.setdefault(pair.ours, []).append(_chunk(pair))
@@ -189,6 +218,29 @@ def write_index(
         name: TensorStorageMetadata(TensorProperties(dtype=dtypes[name]), shapes[name], places)
         for name, places in chunks.items()
     }
+    _finish(folder, tensors, results)
+
+
+def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Writes a checkpoint of one file: whole tensors by their names, and the index."""
+    from dit.train.checkpoint.distcp import write_items
+
+    items, entries = [], {}
+    for name, tensor in tensors.items():
+        chunk = ChunkStorageMetadata(torch.Size([0] * tensor.dim()), tensor.shape)
+        kind = TensorProperties(dtype=tensor.dtype)
+        data = TensorWriteData(chunk=chunk, properties=kind, size=tensor.shape)
+        place = MetadataIndex(name, chunk.offsets)
+        items.append((WriteItem(place, WriteItemType.SHARD, tensor_data=data), tensor.contiguous()))
+        entries[name] = TensorStorageMetadata(kind, tensor.shape, [chunk])
+    _finish(file.parent, entries, write_items(file, items))
+
+
+def _finish(
+    folder: Path, tensors: Mapping[str, TensorStorageMetadata], results: list[WriteResult]
+) -> None:
+    from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
+
     FileSystemWriter(folder).finish(Metadata(state_dict_metadata=dict(tensors)), [results])
     torch.save({}, folder / "common.pt")
     save_config(CheckpointingConfig("torch_dist", 1), str(folder))

@@ -18,7 +18,7 @@ from dit.convert.diffusers_checkpoint import DiffusersFolder, open_folder
 from dit.convert.diffusers_config import diffusers_transformer_config
 from dit.convert.errors import ConvertError
 from dit.convert.export import open_stored
-from dit.convert.megatron_checkpoint import StoredWeights
+from dit.convert.megatron_checkpoint import StoredWeights, WithTextProjection
 from dit.data.pack import PatchLayout, pack_samples
 from dit.models.diffusers_names import pairs, their_tensors
 from dit.models.family import InputKind, diffusers_form, family_of
@@ -49,15 +49,21 @@ class ForwardReport:
 
 
 def compare_tensors(
-    hf_path: Path, checkpoint: Path, weights: Weights | None
+    hf_path: Path,
+    checkpoint: Path,
+    weights: Weights | None,
+    *,
+    text_projection: Path | None = None,
 ) -> tuple[TensorReport, Weights]:
     """Exports every tensor again, in its type in `hf_path`, and compares.
+
+    `text_projection` is as in `open_stored`.
 
     Raises:
         ConvertError: folder and checkpoint hold different tensors.
     """
     source = open_folder(hf_path)
-    stored, config, chosen = open_stored(checkpoint, weights)
+    stored, config, chosen = open_stored(checkpoint, weights, text_projection=text_projection)
     table = pairs(config.model)
     source.check(table, ignored=diffusers_form(config.model).ignored)
     count, different, largest, where = 0, 0, 0.0, ""
@@ -74,7 +80,9 @@ def compare_tensors(
     return TensorReport(count, different, largest, where), chosen
 
 
-def compare_forward(hf_path: Path, checkpoint: Path, weights: Weights) -> ForwardReport:
+def compare_forward(
+    hf_path: Path, checkpoint: Path, weights: Weights, *, text_projection: Path | None = None
+) -> ForwardReport:
     """Runs both networks on the same random inputs in float32, one network in memory at a time.
 
     Raises:
@@ -83,7 +91,12 @@ def compare_forward(hf_path: Path, checkpoint: Path, weights: Weights) -> Forwar
     if dist.get_world_size() > 1:
         raise ConvertError("verify runs in one process; start it without a launcher")
     source = open_folder(hf_path)
-    stored, config, _ = open_stored(checkpoint, weights)
+    stored, config, _ = open_stored(checkpoint, weights, text_projection=text_projection)
+    if isinstance(stored, WithTextProjection):
+        raise ConvertError(
+            f"{stored.path} was trained on projected texts, so that the inputs of the two networks"
+            " differ: compare with --tensors-only"
+        )
     model = replace(config.model.on_one_rank(), precision=Precision.FP32)
     samples = [_sample(i, model) for i in range(len(_GRIDS))]
     theirs = _diffusers_outputs(source, config, model, samples)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,24 +48,27 @@ _SIZES = {
     "pp": "pipeline_model_parallel_size",
     "vpp": "virtual_pipeline_model_parallel_size",
 }
-_MODEL: dict[str, dict[str, Any]] = {
-    "sp": {"sequence_parallel": True},
-    "ag": {"cp_comm_type": ContextComm.ALL_GATHER},
-    "ring": {"cp_comm_type": ContextComm.P2P},
-    "full": {"recompute_granularity": Recompute.FULL},
+_OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
+    "sp": {"model": {"sequence_parallel": True}},
+    "ag": {"model": {"cp_comm_type": ContextComm.ALL_GATHER}},
+    "ring": {"model": {"cp_comm_type": ContextComm.P2P}},
+    "full": {"model": {"recompute_granularity": Recompute.FULL}},
     "block": {
-        "recompute_granularity": Recompute.FULL,
-        "recompute_method": RecomputeMethod.BLOCK,
+        "model": {
+            "recompute_granularity": Recompute.FULL,
+            "recompute_method": RecomputeMethod.BLOCK,
+        }
     },
-    "selective": {"recompute_granularity": Recompute.SELECTIVE},
-    "compiled": {"compile": True},
-    "bf16": {"precision": Precision.BF16},
+    "selective": {"model": {"recompute_granularity": Recompute.SELECTIVE}},
+    "compiled": {"model": {"compile": True}},
+    "bf16": {"model": {"precision": Precision.BF16}},
+    "overlap": {"ddp": {"overlap_grad_reduce": True, "overlap_param_gather": True}},
+    "whole": {"ddp": {"use_distributed_optimizer": False}},
 }
-_DDP: dict[str, dict[str, Any]] = {
-    "overlap": {"overlap_grad_reduce": True, "overlap_param_gather": True},
-    "whole": {"use_distributed_optimizer": False},
-}
+"""What the words without a number set: group of the run's keys -> keys."""
 _ADAPTERS = ("lora", "lastlora")
+_OTHER_NUMBERS = ("bf16", "drop", *_ADAPTERS)
+"""Words of other mathematics: one process is compared with them, too."""
 ONE = "one"
 """The layout that all others are compared with: one process, every option off."""
 
@@ -85,6 +89,11 @@ LAYOUTS = (
     *("tp2+sp+cp2+pp2", "tp2+sp+pp2+vpp2+dp2+overlap+full"),
 )
 """The layouts that are checked by default, where there are enough processes."""
+MATRIX = (
+    *("full", "tp2+sp", "tp4", "cp2", "cp2+ag", "cp4", "cp4+ag", "pp2", "pp2+vpp2", "dp2"),
+    *("tp2+cp2+pp2", "tp2+sp+cp2+pp2"),
+)
+"""Those that every kind of network is checked on with `--family`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,23 +102,28 @@ class NamedLayout:
 
     name: str
     size: int  # processes
-    model: dict[str, Any]
-    ddp: dict[str, Any]
+    settings: Mapping[str, Mapping[str, Any]]  # group of the run's keys -> keys
     packs: int | None = None  # in a step; None leaves the run's own number
-    adapters: str | None = None  # a word of `_ADAPTERS`
-    drop: bool = False
+
+    @property
+    def adapters(self) -> str | None:
+        """The word of `_ADAPTERS`."""
+        return next((word for word in self.name.split("+") if word in _ADAPTERS), None)
+
+    @property
+    def drop(self) -> bool:
+        return "drop" in self.name.split("+")
 
     @property
     def bf16(self) -> bool:
-        return self.model.get("precision") is Precision.BF16
+        return "bf16" in self.name.split("+")
 
     @property
     def reference(self) -> str:
-        """The layout that must give the same numbers: one process, same precision and packs."""
-        packs = None if self.packs is None else f"packs{self.packs}"
-        bf16, drop = "bf16" if self.bf16 else None, "drop" if self.drop else None
-        words = (ONE, bf16, self.adapters, drop, packs)
-        return "+".join(filter(None, words))
+        """The layout that must give the same numbers: one process, same mathematics and packs."""
+        same = [word for word in self.name.split("+") if word in _OTHER_NUMBERS]
+        packs = [] if self.packs is None else [f"packs{self.packs}"]
+        return "+".join([ONE, *same, *packs])
 
     def of(self, config: RunConfig) -> RunConfig:
         """The configuration of a run on this layout; options that the name lacks are off.
@@ -121,12 +135,10 @@ class NamedLayout:
         off |= {"sequence_parallel": False, "cp_comm_type": ContextComm.A2A}
         off |= {"recompute_granularity": Recompute.NONE, "precision": Precision.FP32}
         off |= {"compile": False}
-        model: ModelConfig = replace(config.model, **(off | self.model))
-        train = replace(
-            config.train, global_batch_size=self.packs or config.train.global_batch_size
-        )
-        ddp, lora = replace(DdpConfig(), **self.ddp), self._lora(model)
-        return replace(config, model=model, train=train, ddp=ddp, lora=lora)
+        config = replace(config, model=replace(config.model, **off), ddp=DdpConfig())
+        for group, values in self.settings.items():
+            config = replace(config, **{group: replace(getattr(config, group), **values)})
+        return replace(config, lora=self._lora(config.model))
 
     def _lora(self, model: ModelConfig) -> LoraConfig:
         """Adapters of a rank that no number of tensor ranks divides."""
@@ -143,25 +155,23 @@ def parse_layout(name: str) -> NamedLayout:
     Raises:
         ValueError: a word of it is unknown.
     """
-    size, packs, adapters, drop, model, ddp = 1, None, None, False, {}, {}
+    size, packs = 1, None
+    settings: dict[str, dict[str, Any]] = {"model": {}, "ddp": {}, "train": {}}
     for word in name.split("+"):
         sized = re.fullmatch(r"(tp|cp|pp|vpp|dp|packs|hsdp)([1-9]\d*)", word)
         if sized:
             kind, number = sized[1], int(sized[2])
-            packs = number if kind == "packs" else packs
             size *= 1 if kind in ("vpp", "packs", "hsdp") else number
-            ddp |= {"dp_replicate_size": number} if kind == "hsdp" else {}
-            model |= {_SIZES[kind]: number} if kind in _SIZES else {}
-        elif word in _MODEL:
-            model |= _MODEL[word]
-        elif word in _DDP:
-            ddp |= _DDP[word]
-        elif word == "drop":
-            drop = True
-        elif word in _ADAPTERS:
-            adapters = word
-        elif word != ONE:
+            if kind == "packs":
+                packs = settings["train"]["global_batch_size"] = number
+            elif kind == "hsdp":
+                settings["ddp"]["dp_replicate_size"] = number
+            elif kind in _SIZES:
+                settings["model"][_SIZES[kind]] = number
+        elif word in _OPTIONS:
+            for group, values in _OPTIONS[word].items():
+                settings.setdefault(group, {}).update(values)
+        elif word not in (ONE, "drop", *_ADAPTERS):
             known = ", ".join(WORDS)
             raise ValueError(f"--layouts {name}: unknown word {word!r}; join words of {known} by +")
-    kinds: dict[str, Any] = {"packs": packs, "adapters": adapters, "drop": drop}
-    return NamedLayout(name=name, size=size, model=model, ddp=ddp, **kinds)
+    return NamedLayout(name=name, size=size, settings=settings, packs=packs)

@@ -1,7 +1,8 @@
-"""Trains a tiny DiT on one process and on other layouts, and compares every number.
+"""Trains tiny networks on one process and on other layouts, and compares every number.
 
 1. packs    mock packs that mix images and videos, sizes, text lengths; most samples are padded
-2. train    from random values, on one process and on each layout, with both objectives
+2. train    from random values, on one process and on each layout: the DiT with both objectives,
+            or, with `--family`, a network of each kind with the objective of its family
 3. compare  losses (validation too), gradient norms; of each tensor gradient, weight and average
 
 Run it first on a new cluster: under torch.distributed.run it uses the processes that are there,
@@ -25,8 +26,9 @@ from typing import TYPE_CHECKING
 from dit.config import OBJECTIVES, RunConfig
 from dit.config.loading import load_config
 from dit.distributed.entry import Parser, say_once
-from dit.layout_check.names import LAYOUTS, ONE, WORDS, NamedLayout, parse_layout
-from dit.layout_check.report import Comparison, compare, print_report
+from dit.layout_check.kinds import chosen_sizes, kind_settings
+from dit.layout_check.names import LAYOUTS, MATRIX, ONE, WORDS, NamedLayout, parse_layout
+from dit.layout_check.report import Comparison, compare, print_report, training_name
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -46,18 +48,41 @@ def check_layouts(tokens: list[str], *, base: RunConfig, script: Path) -> int:
     same arguments.
     """
     arguments, rest = _parser().parse_known_args(tokens)
-    # argparse takes everything after --layouts, so overrides are separated here.
-    overrides = [t for t in arguments.layouts or () if "=" in t] + rest
-    names = [t for t in arguments.layouts or () if "=" not in t]
-    config = load_config(base, config_file=arguments.config_file, overrides=overrides)
-    processes = int(os.environ.get("WORLD_SIZE", "0")) or arguments.nproc or _default_processes()
-    layouts = _chosen(names, config, processes)
+    # argparse takes everything after --layouts and --family, so overrides are separated here.
+    names, of_layouts = _split(arguments.layouts)
+    families, of_families = _split(arguments.family)
+    overrides = [*of_layouts, *of_families, *rest]
+    trainings: list[RunConfig] = []
+    for kind in map(kind_settings, chosen_sizes(families)) if families else [[]]:
+        lines = [*kind, *overrides]
+        config = load_config(base, config_file=arguments.config_file, overrides=lines)
+        trainings += _trainings(config, one_objective=bool(kind) or _sets_objective(overrides))
+    default = _devices() or (8 if families else 4)
+    processes = int(os.environ.get("WORLD_SIZE", "0")) or arguments.nproc or default
+    layouts = [parse_layout(name) for name in names or (MATRIX if families else LAYOUTS)]
+    if not names:
+        layouts = [layout for layout in layouts if layout.size <= processes]
+    _check_sizes(layouts, trainings, processes)
     if "RANK" not in os.environ:
         _launch(processes, script, tokens)
-    objectives = list(OBJECTIVES)
-    if any(token.lstrip("-+").startswith("objective.name") for token in overrides):
-        objectives = [config.objective.name]
-    return _check(config, layouts, objectives, arguments.output)
+    return _check(trainings, layouts, arguments.output)
+
+
+def _split(words: Sequence[str] | None) -> tuple[list[str], list[str]]:
+    """Names, and settings of the form KEY=VALUE."""
+    names = [word for word in words or () if "=" not in word]
+    return names, [word for word in words or () if "=" in word]
+
+
+def _sets_objective(overrides: Sequence[str]) -> bool:
+    return any(token.lstrip("-+").startswith("objective.name") for token in overrides)
+
+
+def _trainings(config: RunConfig, *, one_objective: bool) -> list[RunConfig]:
+    """With the run's objective, or with each that there is."""
+    if one_objective:
+        return [config]
+    return [replace(config, objective=replace(config.objective, name=one)) for one in OBJECTIVES]
 
 
 def _parser() -> Parser:
@@ -65,8 +90,8 @@ def _parser() -> Parser:
     parser = Parser(
         prog="check_layouts.py",
         usage="%(prog)s [flags] [KEY=VALUE ...]",
-        description="Trains a tiny DiT on one process and on other layouts, and compares every"
-        " loss, gradient norm, gradient, weight and average.",
+        description="Trains a tiny DiT, or tiny networks of other kinds, on one process and on"
+        " other layouts, and compares every loss, gradient norm, gradient, weight and average.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=f"words of a layout, joined by + (tp2+sp+cp2):\n{words}\n\nKEY=VALUE sets a key of"
         " the run, as for pretrain_dit.py; the layout itself comes from its name. Where nothing"
@@ -76,35 +101,41 @@ def _parser() -> Parser:
     add = parser.add_argument
     add("--nproc", type=int, metavar="N", help="processes to start; default: GPUs here, else 4")
     add("--layouts", nargs="+", metavar="LAYOUT", help="default: all that N processes can run")
+    add(
+        "--family",
+        nargs="+",
+        metavar="NAME",
+        help="train a tiny network of each kind of a family instead, of a named size, or of `all`;"
+        " without GPUs, --nproc is then 8",
+    )
     add("--config-file", type=Path, metavar="FILE", help="YAML file, as those in conf/")
     add("--output", type=Path, metavar="FILE", help="write every number of every tensor as JSON")
     add("--debug", action="store_true", help="show where in the code an error was raised")
     return parser
 
 
-def _default_processes() -> int:
+def _devices() -> int:
     import torch
 
-    return torch.cuda.device_count() or 4
+    return torch.cuda.device_count()
 
 
-def _chosen(names: Sequence[str], config: RunConfig, processes: int) -> list[NamedLayout]:
-    """The layouts to try, each checked.
+def _check_sizes(
+    layouts: Sequence[NamedLayout], trainings: Sequence[RunConfig], processes: int
+) -> None:
+    """Refuses layouts that need more processes, or that do not divide a network.
 
     Raises:
-        ValueError: one needs more processes, or does not divide.
+        ValueError: names the layout.
     """
-    layouts = [parse_layout(name) for name in names or LAYOUTS]
-    if not names:
-        layouts = [layout for layout in layouts if layout.size <= processes]
     for layout in layouts:
         if layout.size > processes:
             raise ValueError(
                 f"--layouts {layout.name} needs {layout.size} processes, and there are {processes};"
                 f" use --nproc {layout.size}"
             )
-        layout.of(config).data_parallel_size(layout.size)
-    return layouts
+        for config in trainings:
+            layout.of(config).data_parallel_size(layout.size)
 
 
 def _launch(processes: int, script: Path, tokens: list[str]) -> None:
@@ -116,10 +147,7 @@ def _launch(processes: int, script: Path, tokens: list[str]) -> None:
 
 
 def _check(
-    config: RunConfig,
-    layouts: Sequence[NamedLayout],
-    objectives: Sequence[str],
-    output: Path | None,
+    trainings: Sequence[RunConfig], layouts: Sequence[NamedLayout], output: Path | None
 ) -> int:
     from torch.distributed.rendezvous import rendezvous
 
@@ -128,28 +156,29 @@ def _check(
     references = dict.fromkeys([ONE, *(layout.reference for layout in layouts)])
     every = [parse_layout(name) for name in references] + list(layouts)
     store, *_ = next(iter(rendezvous("env://")))
-    packs: list[PackedBatch] | None = None
-    probes: dict[tuple[str, str], Probe] = {}
+    packs: dict[str, list[PackedBatch]] = {}  # by name of the network
+    probes: dict[tuple[str, int], Probe] = {}
     comparisons: list[Comparison] = []
     for number, layout in enumerate(every):
         if rank() >= layout.size:
             continue
-        with _processes(layout, layout.of(config), store, number):
-            for objective in objectives:
-                c = replace(config, objective=replace(config.objective, name=objective))
-                with _watching(layout, c):
-                    packs = packs or _packs(c, steps_of=every)
+        with _processes(layout, layout.of(trainings[0]), store, number):
+            for index, config in enumerate(trainings):
+                with _watching(layout, config):
                     from dit.layout_check.probe import probe
 
-                    result = probe(layout.of(c), packs, steps=STEPS)
+                    name = config.model.name
+                    packs[name] = packs.get(name) or _packs(config, steps_of=every)
+                    result = probe(layout.of(config), packs[name], steps=STEPS)
                 if rank() > 0:
                     continue
                 if layout.name in references:
-                    probes[layout.name, objective] = result
-                reference = probes[layout.reference, objective]
-                comparison = compare(result, reference, layout=layout, objective=objective)
+                    probes[layout.name, index] = result
+                comparison = compare(
+                    result, probes[layout.reference, index], layout=layout, config=config
+                )
                 comparisons.append(comparison)
-                sys.stderr.write(f"{layout.name} {objective}: {comparison.verdict}\n")
+                sys.stderr.write(f"{layout.name} {comparison.training}: {comparison.verdict}\n")
     if rank() > 0:
         return 0
     print_report(comparisons)
@@ -193,7 +222,7 @@ def _watching(layout: NamedLayout, config: RunConfig) -> AbstractContextManager[
     from dit.distributed.watchdog import watchdog
 
     def say(message: str) -> None:
-        say_once(f"layout {layout.name}, {config.objective.name}: {message}")
+        say_once(f"layout {layout.name}, {training_name(config)}: {message}")
 
     return watchdog(limit_s=_limit_s(config), say=say, again="")
 

@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from dit.layout_check.names import NamedLayout
+from dit.config import CUSTOM_SIZE, RunConfig
+from dit.layout_check.names import ONE, NamedLayout
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from dit.layout_check.probe import Probe
 
-# Full tensors are compared, never elements: Adam turns the rounding of a gradient near zero into a
-# full step. A missing or doubled reduction shows in the change since the start.
+# Full tensors are compared: Adam turns the rounding of a gradient near zero into a full step, so
+# that single elements have a wider bound. A missing or doubled reduction shows in the change since
+# the start.
 BOUNDS = {
     "validation": 1e-6,
     "loss": 1e-5,
@@ -26,6 +28,7 @@ BOUNDS = {
     "weight": 1e-5,
     "change": 1e-3,
     "average": 1e-5,
+    "element": 1e-4,  # measured: 2e-5, where rounding makes a gradient and Adam a step of it
 }
 BF16_BOUNDS = {
     "validation": 5e-3,
@@ -35,6 +38,7 @@ BF16_BOUNDS = {
     "weight": 2e-3,
     "change": 5e-1,
     "average": 2e-3,
+    "element": 1e-1,
 }
 """bfloat16 has 8 bits: sums in another order differ in the third digit (measured: 7e-4, 2e-3, 2e-2,
 4e-4, 3e-1, 4e-4), while a doubled reduction is a difference of 1."""
@@ -46,15 +50,18 @@ MEANING = {
     "weight": "‖a - b‖ / ‖a‖ after the last step, worst tensor",
     "change": "‖a - b‖ / ‖a - start‖ after the last step, worst tensor",
     "average": "‖a - b‖ / ‖a‖ of the EMA after the last step, worst tensor",
+    "element": "largest |a - b| / rms of a, of weights after the last step, worst tensor",
 }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """One layout and objective compared with one process."""
+    """One layout, network and objective compared with one process."""
 
     layout: str
     processes: int
+    training: str  # what `training_name` calls it
+    network: str  # `model.name`
     objective: str
     bf16: bool
     losses: list[float]
@@ -102,19 +109,28 @@ class Comparison:
         return asdict(self) | {"bounds": dict(self.bounds), "faults": self.faults}
 
 
-def compare(b: Probe, a: Probe, *, layout: NamedLayout, objective: str) -> Comparison:
-    """Compares layout `b` with one process `a`."""
+def training_name(config: RunConfig) -> str:
+    """Network and objective; a network without a name is that of the recipe."""
+    name, objective = config.model.name, str(config.objective.name)
+    return objective if name == CUSTOM_SIZE else f"{name} {objective}"
+
+
+def compare(b: Probe, a: Probe, *, layout: NamedLayout, config: RunConfig) -> Comparison:
+    """Compares layout `b` of a run with one process `a`."""
     started = {name: a.weights[name] - a.start[name] for name in a.weights}
     tensors = {
         "gradient": _differences(a.gradients, b.gradients, a.gradients),
         "weight": _differences(a.weights, b.weights, a.weights),
         "change": _differences(a.weights, b.weights, started),
         "average": _differences(a.averages, b.averages, a.averages),
+        "element": _differences(a.weights, b.weights, a.weights, largest=True),
     }
     return Comparison(
         layout=layout.name,
         processes=layout.size,
-        objective=objective,
+        training=training_name(config),
+        network=config.model.name,
+        objective=config.objective.name,
         bf16=layout.bf16,
         losses=b.losses,
         grad_norms=b.grad_norms,
@@ -130,13 +146,21 @@ def compare(b: Probe, a: Probe, *, layout: NamedLayout, objective: str) -> Compa
 
 
 def _differences(
-    a: Mapping[str, Tensor], b: Mapping[str, Tensor], scale: Mapping[str, Tensor]
+    a: Mapping[str, Tensor],
+    b: Mapping[str, Tensor],
+    scale: Mapping[str, Tensor],
+    *,
+    largest: bool = False,
 ) -> dict[str, float]:
-    """‖a - b‖ / ‖scale‖ of each tensor; infinite for NaN or a tensor that only one of them has."""
+    """‖a - b‖ / ‖scale‖ of each tensor; infinite for NaN or a tensor that only one of them has.
+
+    `largest` takes the largest |a - b| over the rms of `scale` instead.
+    """
     found = dict.fromkeys(a.keys() | b.keys(), float("inf"))
     for name in a.keys() & b.keys():
         # Weights that nothing reads have gradients of zeros on every layout.
-        gap = float((a[name] - b[name]).norm())
+        gaps = a[name] - b[name]
+        gap = float(gaps.abs().max() * gaps.numel() ** 0.5 if largest else gaps.norm())
         ratio = gap / float(scale[name].norm()) if gap else 0.0
         found[name] = ratio if ratio == ratio else float("inf")  # NaN exceeds no bound
     return dict(sorted(found.items()))
@@ -154,18 +178,20 @@ def _worst_step(a: Sequence[float], b: Sequence[float]) -> float:
 
 def print_report(comparisons: Sequence[Comparison]) -> None:
     """Tables of steps, tensors and layouts; the verdicts come last."""
-    console = Console(highlight=False, width=None if Console().is_terminal else 200)
-    for objective in dict.fromkeys(c.objective for c in comparisons):
-        mine = [c for c in comparisons if c.objective == objective]
-        console.print(_steps(mine, objective))
-        console.print(_tensors([c for c in mine if not c.bf16], objective))
+    console = Console(highlight=False, width=None if Console().is_terminal else 240)
+    # Of many networks, every number would be a book: --output has them.
+    if len({c.network for c in comparisons}) == 1:
+        for objective in dict.fromkeys(c.objective for c in comparisons):
+            mine = [c for c in comparisons if c.objective == objective]
+            console.print(_steps(mine, objective))
+            console.print(_tensors([c for c in mine if not c.bf16], objective))
     console.print(_layouts(comparisons))
     for kind, text in MEANING.items():
         bounds = f"{BOUNDS[kind]:g} (bf16 {BF16_BOUNDS[kind]:g})"
         console.print(f"{kind:<11}{text}; at most {bounds}", markup=False)
     failed = [c for c in comparisons if not c.good]
     for c in failed:
-        console.print(f"{c.layout} {c.objective}: {c.verdict}", markup=False)
+        console.print(f"{c.layout} {c.training}: {c.verdict}", markup=False)
     same = len(comparisons) - len(failed)
     console.print(f"{same} of {len(comparisons)} trainings agree with one process")
 
@@ -201,13 +227,15 @@ def _tensors(comparisons: Sequence[Comparison], objective: str) -> Table:
 
 
 def _layouts(comparisons: Sequence[Comparison]) -> Table:
-    title = "Layouts beside one process"
+    """A row for each training that has a reference, those of a network together."""
+    networks = list(dict.fromkeys(c.network for c in comparisons))
     ends = ("replicas", "nearest to its bound", "verdict")
-    table = _table(title, "layout", "processes", "objective", *BOUNDS, *ends)
-    for c in comparisons:
+    table = _table("Layouts beside one process", "layout", "network", "objective", *BOUNDS, *ends)
+    compared = [c for c in comparisons if not c.layout.startswith(ONE)]
+    for c in sorted(compared, key=lambda c: networks.index(c.network)):
         table.add_row(
             c.layout,
-            str(c.processes),
+            c.network,
             c.objective,
             *(f"{c.worst(kind)[0]:.1e}" for kind in BOUNDS),
             "differ" if c.torn else "identical",

@@ -7,6 +7,7 @@ family           what a family says of itself, and the registry of all families
 positions        rules that give tokens their positions
 layer_spec       sizes and choices of layers and stacks, and what each layer costs
 lora/            low-rank adapters beside frozen linears
+weight_marks     what Megatron-Core must know of weights that tensor ranks share
 kernels/         fused kernels for GPUs, of what lies between matrix products
 layers/          parts: linears, norms, positions, modulation, attention
 stacks/          layers made of parts, stacks made of layers, networks made of stacks

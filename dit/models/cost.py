@@ -236,7 +236,8 @@ def kept_by_layer(model: ModelConfig) -> float:
     Of the DiT, about 27 + 2 mlp_ratio, and 2 fewer where self- and cross-attention are recomputed.
     Counted at mlp_ratio 4 with autograd's saved-tensor hooks on a CPU: 34.5 in bf16, 32.3 with
     selective recomputation. On a GPU 6 rows of scale and gate come on top, and kernels of the norms
-    of heads keep 4 fewer.
+    of heads keep 4 fewer. Of Wan 10 more in bf16 (counted: 46.4, and 44.2 with selective
+    recomputation), 11 with image rows (47.5).
     """
     cost = network_cost(model)
     kept = sum(stack.count * Fraction(_kept_in(stack.layer.cost, model)) for stack in cost.stacks)
@@ -247,6 +248,7 @@ def _kept_in(layer: Cost, model: ModelConfig) -> float:
     """Tensor parallelism splits what attention and MLP keep, sequence parallelism all of it."""
     tensor = model.tensor_model_parallel_size
     selective = model.recompute_granularity is Recompute.SELECTIVE
-    inside = layer.kept - len(layer.attentions) * selective
-    outside = KEPT_OUTSIDE * layer.exchanges / (tensor if model.sequence_parallel else 1)
-    return outside + inside / tensor
+    narrow = model.precision is not Precision.FP32
+    inside = layer.kept + narrow * layer.float32_inside - len(layer.attentions) * selective
+    outside = KEPT_OUTSIDE * layer.exchanges + narrow * layer.float32_outside
+    return outside / (tensor if model.sequence_parallel else 1) + inside / tensor

@@ -132,6 +132,20 @@ class WeightRules:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TextProjection:
+    """A frozen first layer of text, where shards may hold what it makes (Cosmos 2.5)."""
+
+    tensors: tuple[str, ...]
+    """Diffusers' names of its weight [made, read] and others."""
+    is_part: Callable[[Any], bool]
+    """Whether a network has it."""
+    added: Callable[[Any, int], ModelConfig]
+    """(network of projected texts, numbers of a row before it) -> the network with it."""
+    removed: Callable[[Any], ModelConfig]
+    """The network with it -> that of projected texts."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DiffusersForm:
     """The networks of a family as Diffusers has them. Nothing here raises for what a user gave."""
 
@@ -155,10 +169,16 @@ class DiffusersForm:
     """The values of `private_keys`."""
     text_pad_to: Callable[[Any], int | None]
     """`config_keys` -> `model.text_pad_to` of the published weights."""
+    text_projection: TextProjection | None = None
+    """None: no shards hold projected texts of the family."""
     ignored: tuple[str, ...] = ()
     """Patterns, as in `fnmatch`, of stored tensors that Diffusers' class does not read."""
     lora_targets: tuple[str, ...]
     """Ends of the names of their linears that an adapter changes by default."""
+    original_names: tuple[Mapping[str, str], ...] = ()
+    """Tables of linears as the original projects name them -> as Diffusers does; `*`: a block."""
+    comfyui_names: Callable[[Any], Mapping[str, str]] | None = None
+    """The one of `original_names` that ComfyUI has of a network; None: it reads Diffusers'."""
     pipelines: Mapping[str, str]
     """Pipeline that runs these networks -> name of the objective that it samples."""
     pipeline_objectives: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -197,8 +217,12 @@ class Family:
     """Imports the rule by which tokens have positions, of a configuration."""
     weights: WeightRules
     objective: ObjectiveConventions
-    vae: str
-    """VAE (`dit.codecs.vae`) of the published weights."""
+    vae: Callable[[Any], str]
+    """Codec (`dit.codecs.vae`) whose latents the published weights read, of a configuration."""
+    tiny: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Named size -> keys of `model` that make a float32 network of it which trains in seconds on a
+    CPU: one for each kind of network that the family has. It has at least four layers, and heads
+    and widths that divide by four, so that it runs on layouts of up to four ranks of a kind."""
 
     def default(self) -> ModelConfig:
         """The default network: every field of `config` has a default."""

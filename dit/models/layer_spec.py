@@ -11,7 +11,9 @@ is made on machines without it.
 What the backward pass needs was counted with autograd's saved-tensor hooks on a CPU, in bfloat16
 numbers for each token and unit of width. A modulated part keeps 4 outside of its split matrices
 (`cost.KEPT_OUTSIDE`). Self-attention keeps 10 and cross-attention 5, and selective recomputation
-saves 1 of them, the output. A feed-forward keeps input and output of its activation.
+saves 1 of them, the output. A feed-forward keeps input and output of its activation. What is
+computed in float32 counts twice: norms across heads keep 2 more of queries and of keys, and table
+modulation 2 for each part that it gates.
 """
 
 # D model width, F width inside a feed-forward, K head width; n latent tokens, m text tokens
@@ -23,6 +25,7 @@ from dataclasses import dataclass
 from enum import Flag, StrEnum, auto
 
 _KEPT_SELF, _KEPT_CROSS, _KEPT_IMAGE = 10, 5, 1
+_FLOAT32 = 2  # of each norm across heads, and of each part with table modulation
 
 
 class RowKind(Flag):
@@ -75,6 +78,10 @@ class Cost:
     """Times that tensor ranks gather tokens, compute with split matrices, and scatter them."""
     kept: float = 0.0
     """Numbers that the backward pass needs for each token and unit of width, inside of these."""
+    float32_inside: float = 0.0
+    """How many more there are in bfloat16, because some are float32 all the same."""
+    float32_outside: float = 0.0
+    """Likewise, outside of the split matrices."""
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(
@@ -83,6 +90,8 @@ class Cost:
             weights=self.weights + other.weights,
             exchanges=self.exchanges + other.exchanges,
             kept=self.kept + other.kept,
+            float32_inside=self.float32_inside + other.float32_inside,
+            float32_outside=self.float32_outside + other.float32_outside,
         )
 
     def parameters(self, *, tensor: int = 1) -> int:
@@ -214,7 +223,13 @@ class AttentionSpec:
             LinearShape(inputs=width, outputs=width, split=True),
         )
         attention = AttentionShape(width=width, keys=RowKind.TEXT)
-        total = Cost(linears=linears, attentions=(attention,), exchanges=1, kept=_KEPT_CROSS)
+        total = Cost(
+            linears=linears,
+            attentions=(attention,),
+            exchanges=1,
+            kept=_KEPT_CROSS,
+            float32_inside=self.float32_kept,
+        )
         return total + _bias(width, bias) + self._norms
 
     def image_cost(self, text_width: int, rows: int) -> Cost:
@@ -231,6 +246,11 @@ class AttentionSpec:
         # The norm of the keys.
         norm = Cost(weights=self._norms.weights[1:])
         return Cost(linears=(made,), attentions=(attention,), kept=_KEPT_IMAGE) + norm
+
+    @property
+    def float32_kept(self) -> int:
+        """`Cost.float32_inside` of the norm of queries, and as much of that of keys."""
+        return _FLOAT32 if self.norm is QkNorm.ACROSS_HEADS else 0
 
     @property
     def _norms(self) -> Cost:
@@ -323,8 +343,9 @@ class TableModulation:
     """
 
     def cost(self, width: int, vectors: int) -> Cost:
-        """Of so many vectors of `width`: scales, shifts and gates."""
-        return Cost(weights=(WeightShape(numbers=vectors * width),))
+        """Of so many vectors of `width`: scales, shifts and gates, three for each part."""
+        weights = (WeightShape(numbers=vectors * width),)
+        return Cost(weights=weights, float32_outside=_FLOAT32 * vectors / 3)
 
 
 WholeLayerModulation = PerBlockModulation | TableModulation
@@ -412,6 +433,7 @@ def _self_attention(
         attentions=(AttentionShape(width=width, queries=rows, keys=rows),),
         exchanges=exchanges,
         kept=_KEPT_SELF + 2 * feed_forward.hidden / width,
+        float32_inside=2 * attention.float32_kept,
     )
 
 

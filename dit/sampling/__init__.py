@@ -3,6 +3,7 @@
 prompts          files of prompts -> `Prompt`
 pipeline_card    pipeline of Diffusers -> the dataset card that stands for it
 open_checkpoint  checkpoint -> model, text encoder and decoder, on the layout of these processes
+adapters         files of LoRA adapters, beside the weights of a network
 given_pictures   files of first and last frames -> what the network reads of them
 latent_sizes     sizes in pixels -> sizes in latent cells that decoder and model accept
 generate         requests -> latents, many requests in one pack

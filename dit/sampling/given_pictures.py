@@ -22,11 +22,39 @@ from dit.sampling.latent_sizes import Size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PictureOptions:
+    """What the options of the pictures are called, for errors."""
+
+    first: str
+    last: str
+    frames: str
+    missing: str  # remedy where a picture is missing; {} is `image` or `last_image`
+    encoders: str  # where the VAE and the image encoder may lie
+
+
+OF_COMMAND_LINE = PictureOptions(
+    first="--image",
+    last="--last_image",
+    frames="--num_video_frames",
+    missing="give --{0} FILE, or {0}_path in the file of prompts",
+    encoders="--tokenizer_cache_dir and --tokenizer_model say",
+)
+OF_VALIDATION = PictureOptions(
+    first="validation.prompts_file: image_path",
+    last="validation.prompts_file: last_image_path",
+    frames="validation.num_video_frames",
+    missing="give {0}_path with each prompt of validation.prompts_file",
+    encoders="model.vae_cache_folder says",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class GivenPictures:
     """Files of the first and the last frame of one sample."""
 
     first: str | None
     last: str | None
+    options: PictureOptions = OF_COMMAND_LINE
 
     def check(self, inputs: Sequence[SampleInput], *, frames: int) -> None:
         """Raises if the network, whose `inputs` these are, takes other pictures.
@@ -37,21 +65,24 @@ class GivenPictures:
         made = [one for one in inputs if one.pictures]
         most = max((one.pictures for one in made), default=0)
         needed = most if any(one.required for one in made) else 0
-        names = " and ".join(f"`{one.name}`" for one in made)
-        remedy = " FILE, or {0}_path in the file of prompts"
-        for number, option in enumerate(("image", "last_image"), 1):
-            value = (self.first, self.last)[number - 1]
+        names, options = " and ".join(f"`{one.name}`" for one in made), self.options
+        given = ((self.first, options.first, "image"), (self.last, options.last, "last_image"))
+        for number, (value, option, name) in enumerate(given, 1):
             if value is None and number <= needed:
                 raise ValueError(
-                    f"the network reads {names} of a given picture: give"
-                    f" --{option}{remedy.format(option)}"
+                    f"the network reads {names} of a given picture: {options.missing.format(name)}"
                 )
             if value is not None and number > most:
                 takes = "no picture" if most == 0 else "the first picture alone"
-                raise ValueError(f"--{option} {value}: the network is given {takes}; leave it out")
+                raise ValueError(f"{option} {value}: the network is given {takes}; leave it out")
+        if self.last is not None and self.first is None:
+            raise ValueError(
+                f"{options.last} {self.last}: there is no first picture;"
+                f" {options.missing.format('image')}"
+            )
         if self.last is not None and frames < 2:
             raise ValueError(
-                f"--last_image {self.last}: a sample of --num_video_frames {frames} has one picture"
+                f"{options.last} {self.last}: a sample of {options.frames} {frames} has one picture"
             )
 
     def inputs(
@@ -64,27 +95,48 @@ class GivenPictures:
         """
         if self.first is None:
             return {}
+        option = f"{self.options.first} {self.first}"
         if not hasattr(decoder, "image_inputs"):
             which = "is not here" if decoder is None else f"({decoder.name}) reads no pictures"
             raise ValueError(
-                f"--image {self.first}: the VAE of the data {which}; --tokenizer_cache_dir and"
-                " --tokenizer_model say where one is"
+                f"{option}: the VAE of the data {which}; {self.options.encoders} where one is"
             )
         frames, height, width = size
-        first = read_picture(self.first, height, width, option="--image")
-        last = None
+        first, last = self.first_picture(height, width), None
         if self.last is not None:
-            last = read_picture(self.last, height, width, option="--last_image")
+            last = read_picture(self.last, height, width, option=self.options.last)
         (made,) = decoder.image_inputs(first, last, frames=frames)
         names = {one.name: one.required for one in wanted if one.pictures}
         if lost := [name for name, needed in names.items() if needed and name not in made]:
             raise ValueError(
+<<<<<<< HEAD
                 f"--image {self.first}: the network reads `{lost[0]}`, which the pipeline"
                 f" {getattr(decoder, 'model_name', decoder.name)} has no encoder for;"
                 " --tokenizer_cache_dir and --tokenizer_model say where one with an image_encoder"
                 " is"
+=======
+                f"{option}: the network reads `{lost[0]}`, which the pipeline"
+                f" {decoder.model_name} has no encoder for; {self.options.encoders} where one with"
+                " an image_encoder is"
+>>>>>>> main
             )
         return {name: made[name] for name in names if name in made}
+
+    def first_picture(self, height: int, width: int) -> Tensor:
+        """The first picture, as `read_picture` gives it.
+
+        Raises:
+            ValueError: as there.
+        """
+        assert self.first is not None
+        return read_picture(self.first, height, width, option=self.options.first)
+
+    def shown(self, height: int, width: int) -> np.ndarray | None:
+        """The first picture as uint8 [H, W, 3], for a grid; None where none is given."""
+        if self.first is None:
+            return None
+        colours_3HW = self.first_picture(height, width)[0]
+        return ((colours_3HW + 1) * 127.5).round().byte().permute(1, 2, 0).numpy()
 
 
 def read_picture(file: str, height: int, width: int, *, option: str) -> Tensor:

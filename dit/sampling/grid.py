@@ -49,6 +49,24 @@ class Fonts:
     missing: frozenset[str]
 
 
+def beside(given_HW3: np.ndarray | None, made_HW3: np.ndarray) -> np.ndarray:
+    """A sample with the picture that it was given on its left, as one picture of the grid."""
+    import numpy as np
+
+    if given_HW3 is None:
+        return made_HW3
+    parts = given_HW3, np.full((1, 2, 3), 255, np.uint8), made_HW3
+    height = max(len(part) for part in parts)
+    return np.concatenate([_lengthened(part, height) for part in parts], axis=1)
+
+
+def _lengthened(picture_HW3: np.ndarray, height: int) -> np.ndarray:
+    """With its last row repeated down to `height`."""
+    import numpy as np
+
+    return np.pad(picture_HW3, ((0, height - len(picture_HW3)), (0, 0), (0, 0)), "edge")
+
+
 def draw_grid(firsts: Sequence[np.ndarray], prompts: Sequence[str], path: Path) -> list[Undrawn]:
     """Writes the grid; returns notices of samples and characters that it does not show."""
     rows: dict[str, list[np.ndarray]] = {}

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from dit.drawing import Undrawn, drawing
 from dit.parsing import parse_json
-from dit.sampling.grid import draw_grid
+from dit.sampling.grid import beside, draw_grid
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,6 +41,7 @@ class Picture:
     latent_CFHW: Tensor | None = field(
         default=None, repr=False
     )  # if given, it is written beside the picture
+    given_HW3: np.ndarray | None = None  # uint8, the picture it begins with, for the grid
 
 
 def make_folder(folder: Path) -> None:
@@ -82,7 +83,7 @@ def write_media(pictures: Sequence[Picture], folder: Path) -> Written:
     for number, picture in enumerate(pictures):
         with drawing(f"sample {number}", lost):
             entries.append(write_picture(picture, folder, number))
-            firsts.append(picture.frames_FHW3[0])
+            firsts.append(beside(picture.given_HW3, picture.frames_FHW3[0]))
     grid, notes = write_listing(entries, firsts, folder)
     return Written(grid=grid, lost=tuple(lost), notes=tuple(notes))
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,8 @@ class LoadOptions:
     context_parallel_size: int = 1
     pipeline_model_parallel_size: int = 1
     checkpoint_path_low: str | None = None  # of the expert of low noise levels
+    lora: Sequence[str] = ()  # adapters, as FILE or FILE:SCALE
+    lora_low: Sequence[str] = ()  # those of the expert of low noise levels
     offload_experts: bool = False  # whether the expert not in use is in host memory
     precision: str | None = None  # of the matrix products; None is the precision of the training
     t5_cache_dir: str | None = None
@@ -50,6 +53,7 @@ class OpenCheckpoint:
     encoder: TextEncoder
     decoder: Codec | None
     latent_stride: LatentStride
+    lora: tuple[str, ...]  # adapters of files, as they were given
     null: NullInputs  # the inputs of a sample without caption
     card: dict[str, Any] = field(repr=False)
 
@@ -97,6 +101,7 @@ def open_checkpoint(
         encoder=encoder,
         decoder=decoder,
         latent_stride=latent_stride,
+        lora=(*options.lora, *options.lora_low),
         null=saved_null_inputs(path) if has_null else encoder.encode_all(""),
         card=card,
     )
@@ -125,8 +130,9 @@ def _low_expert(config: RunConfig, options: LoadOptions) -> tuple[_Expert | None
     from dit.train.checkpoint.paths import saved_config
 
     if options.checkpoint_path_low is None:
-        if options.offload_experts:
-            raise ValueError("--offload_experts is of two experts: give --checkpoint_path_low, too")
+        for name in ("offload_experts", "lora_low"):
+            if getattr(options, name):
+                raise ValueError(f"--{name} is of two experts: give --checkpoint_path_low, too")
         check_covers_all_levels(config.objective)
         return None, 0.0
     path = _found(options.checkpoint_path_low, option="--checkpoint_path_low")
@@ -141,11 +147,11 @@ def _load_experts(
 
     averaged = weights == "ema"
     if low is None:
-        return _load(*high, averaged=averaged)
-    below = _load(*low, averaged=averaged)
+        return _load(*high, averaged=averaged, lora=options.lora)
+    below = _load(*low, averaged=averaged, lora=options.lora_low)
     if options.offload_experts:  # before the other comes to the device
         below.to("cpu")
-    above = _load(*high, averaged=averaged)
+    above = _load(*high, averaged=averaged, lora=options.lora)
     return TwoExperts(above, below, boundary=boundary, offload=options.offload_experts)
 
 
@@ -245,10 +251,13 @@ def open_decoder(
     return None, LatentStride(**strides, **patches)
 
 
-def _load(path: Path, config: RunConfig, *, averaged: bool) -> FullForward:
+def _load(
+    path: Path, config: RunConfig, *, averaged: bool, lora: Sequence[str] = ()
+) -> FullForward:
     from dit.distributed.model_parallel import FullForward
     from dit.distributed.process_groups import device, process_groups, start_processes
     from dit.models.family import family_of
+    from dit.sampling.adapters import add_adapters
     from dit.train.checkpoint.state_dict import load_network
 
     start_processes(seed=config.rng.seed, model=config.model)
@@ -256,4 +265,5 @@ def _load(path: Path, config: RunConfig, *, averaged: bool) -> FullForward:
     groups = process_groups()
     model = network(config.model, groups).to(device())
     load_network(path, model, groups, averaged=averaged)
+    add_adapters(model, lora, option="--lora")
     return FullForward([model]).eval()

@@ -35,10 +35,12 @@ from dit.distributed.process_groups import device
 from dit.models.family import family_of
 from dit.models.layers.parallel_linear import add_gradients_in_products
 from dit.models.lora.adapter import is_adapter, is_up
-from dit.models.lora.targets import Adapters, attach_adapters
+from dit.models.lora.factors import FactorPair, to_stored
+from dit.models.lora.targets import Adapters, adaptable_pairs, attach_adapters
 from dit.train import foreach
 from dit.train.metrics.step_metrics import COMMUNICATION, timed
 from dit.train.optimizer import build_optimizer
+from dit.train.parameter_groups import freeze_groups
 
 Fill = Callable[[MegatronModule, RunConfig], None]
 """Gives the weights of a model their first values."""
@@ -95,6 +97,22 @@ def initialise_adapters(model: Any, config: RunConfig) -> None:
     initialise(model, seed=config.rng.seed, std=None, copies=copies, chosen=is_adapter)
 
 
+def then_from_file(fill: Fill) -> Fill:
+    """After `fill`, adapters get the values of `lora.init_from`; all data ranks call it."""
+    from dit.train.checkpoint.adapters import factors_of_file
+
+    def filled(model: MegatronModule, config: RunConfig) -> None:
+        fill(model, config)
+        factors = {n: FactorPair(one.down, one.up) for n, one in factors_of_file(config).items()}
+        stored = to_stored(factors, adaptable_pairs(config.model))
+        groups: Any = model.groups
+        draw_weights(
+            model, lambda name, *_: stored[name], seed=0, copies=groups.dp_cp, chosen=is_adapter
+        )
+
+    return filled
+
+
 def leave_to_checkpoint(_: MegatronModule, __: RunConfig) -> None:
     """Draws nothing: a checkpoint replaces all weights before they are used."""
 
@@ -117,6 +135,7 @@ def build_model(
             dropout = config.lora.dropout
             attach_adapters(model, adapters, precision=precision, dropout=dropout)
         fill(model, config)
+        freeze_groups(model, config)
         if config.model.gradient_accumulation_fusion:
             add_gradients_in_products(model)
     chunks = wrap(models, config, groups)

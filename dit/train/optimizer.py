@@ -23,6 +23,7 @@ from dit.config import Decay, Precision, RunConfig
 from dit.distributed.data_parallel import MOMENTS, ModelChunk, chained_optimizers
 from dit.models.family import family_of
 from dit.train import foreach
+from dit.train.parameter_groups import group_of_weights, grouped
 
 _SCHEDULE = ("max_lr", "min_lr", "start_wd", "end_wd")
 
@@ -62,6 +63,7 @@ def build_optimizer(config: RunConfig, chunks: list[ModelChunk]) -> MegatronOpti
             if any(fnmatchcase(name, pattern) for pattern in idle):
                 setattr(param, _IDLE, True)
                 overrides[ParamKey(attr=_IDLE)] = no_decay
+    overrides |= _of_groups(config, chunks, without_decay=[*overrides])
     install_adam(always=c.optimizer_cpu_offload)
     foreach.install_norm_and_scale()
     optimizer = get_megatron_optimizer(
@@ -77,6 +79,27 @@ def build_optimizer(config: RunConfig, chunks: list[ModelChunk]) -> MegatronOpti
         if c.optimizer_cpu_offload:
             inner.optimizer.keep_on_host()
     return optimizer
+
+
+def _of_groups(
+    config: RunConfig, chunks: list[ModelChunk], *, without_decay: list[ParamKey]
+) -> dict[ParamKey, Any]:
+    """Factors of learning rate and weight decay of `optimizer.groups`."""
+    c, found = config.optimizer, {}
+    groups = group_of_weights(config)
+    for chunk in chunks:
+        names = {param: name for name, param in chunk.module.named_parameters()}
+        for param, group in grouped(chunk.module, groups):
+            factor = group.lr_factor if group.lr is None else group.lr / c.lr
+            factors = {} if factor is None else {"lr_mult": float(factor)}
+            decays = not any(key.matches(param, names[param]) for key in without_decay)
+            if group.weight_decay is not None and decays and c.weight_decay > 0:
+                factors["wd_mult"] = group.weight_decay / c.weight_decay
+            if factors:
+                mark = f"group_{sorted(factors.items())}"
+                setattr(param, mark, True)
+                found[ParamKey(attr=mark)] = factors
+    return found
 
 
 def learning_rate(config: RunConfig, step: int) -> float:
@@ -96,9 +119,9 @@ def learning_rate(config: RunConfig, step: int) -> float:
 
 
 def set_learning_rate(optimizer: MegatronOptimizer, rate: float, *, weight_decay: float) -> None:
-    """Sets the learning rate and weight decay of every parameter group."""
+    """Sets the learning rate and weight decay of every parameter group, by its factors."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group.get("lr_mult", 1.0)
         group["weight_decay"] = weight_decay * group.get("wd_mult", 1.0)
 
 

@@ -70,6 +70,7 @@ from dit.train.model_and_optimizer import (
     initialise_adapters,
     initialise_weights,
     leave_to_checkpoint,
+    then_from_file,
 )
 from dit.train.optimizer import learning_rate
 from dit.train.step import forward_backward, optimizer_step
@@ -171,6 +172,8 @@ def _prepare(
     if adapted is not None:
         adapted = replace(adapted, base=checked_base(adapted.base, config))
     fill = fill or _first_values(config, found, adapted, start)
+    if _begins(found, adapted) and config.lora.init_from is not None:
+        fill = then_from_file(fill)
     heartbeat("build of the model")
     model = build_model_and_optimizer(
         config, groups, fill=fill, adapters=adapted.adapters if adapted else None
@@ -202,11 +205,16 @@ def _prepare(
     return run
 
 
+def _begins(found: Path | None, adapted: AdapterRun | None) -> bool:
+    """Whether adapters are new, and in no checkpoint."""
+    return adapted is not None and (found is None or adapters_of(found) is None)
+
+
 def _first_values(
     config: RunConfig, found: Path | None, adapted: AdapterRun | None, start: Start | None
 ) -> Fill:
     """What fills a new model. Frozen weights that are somewhere are loaded later."""
-    if found is not None and (adapted is None or adapters_of(found) is not None):
+    if found is not None and not _begins(found, adapted):
         return leave_to_checkpoint
     if adapted is not None and adapted.base.path is not None:
         return initialise_adapters

@@ -55,57 +55,10 @@ def test_every_layout_gives_the_numbers_of_one_process(tmp_path):
     assert "trainings agree with one process" in done.stdout
 
 
-@pytest.mark.slow
-def test_the_fewest_packs_that_four_stages_with_two_virtual_ones_take(tmp_path):
-    """Validation, which is forward only, has the fewest packs as well."""
-    output, layout = tmp_path / "numbers.json", ("--layouts", "pp4+vpp2+packs4")
-    done, found = check(output, *layout, "model.num_layers=8", "objective.name=edm", nproc=4)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert [c["layout"] for c in found] == ["one", "one+packs4", "pp4+vpp2+packs4"]
-    few, stages = found[1], found[2]
-    assert stages["losses"] == pytest.approx(few["losses"], rel=1e-5)
-    assert stages["losses"] != pytest.approx(found[0]["losses"], rel=1e-5)  # of other packs
-
-
-@pytest.mark.slow
-def test_positions_projected_text_and_means_over_samples_on_layouts(tmp_path):
-    done, found = check(
-        tmp_path / "numbers.json",
-        *("--layouts", "tp2+sp+cp2", "pp2+vpp2+full", "cp2+ag+selective", "tp2+pp2+whole"),
-        *("model.extra_pos_embed=learnable", "model.max_size=[8,16,16]", "objective.name=flow"),
-        *("objective.loss_mean=sample", "model.text_pad_to=16", "model.concat_padding_mask=true"),
-        *("model.crossattn_proj_size=40", "model.condition_mask=true"),
-        nproc=4,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert {c["objective"] for c in found} == {"flow"}
-    wanted = {"positions.pos_emb_t", "text_proj.weight", "text_proj.bias"}
-    assert all(wanted <= c["tensors"]["weight"].keys() for c in found)
-
-
 MUTANT = """
-import functools, sys
-import dit.models.dit.model, dit.models.stacks.stacked_transformer, dit.train.optimizer
+import sys
+import dit.models.dit.model
 from recipes import check_layouts
-
-def gathered_twice():
-    plain = dit.models.stacks.stacked_transformer.gather_from_sequence_parallel_region
-    def gather(x, tensor_parallel_output_grad, group):
-        return plain(x, tensor_parallel_output_grad=True, group=group)
-    dit.models.stacks.stacked_transformer.gather_from_sequence_parallel_region = gather
-
-def norms_of_heads_not_summed():
-    plain = dit.models.dit.model.transformer_config
-    def config(model):
-        made = plain(model)
-        made.qk_layernorm = False
-        return made
-    dit.models.dit.model.transformer_config = config
-
-def heads_in_another_order():
-    from dit.models.layers.context_parallel import Context
-    plain = Context._tokens_of_mine
-    Context._tokens_of_mine = lambda self, x: plain(self, x).flip(1)
 
 def hangs_in_the_second_stage():
     import time
@@ -124,26 +77,6 @@ globals()[sys.argv.pop(1)]()
 if __name__ == "__main__":
     sys.exit(check_layouts.main(sys.argv[1:]))
 """
-
-
-@pytest.mark.parametrize(
-    ("fault", "layout", "worst"),
-    [
-        ("gathered_twice", "tp2+sp", "grad_norm"),
-        ("norms_of_heads_not_summed", "tp2", "_layernorm.weight"),
-        ("heads_in_another_order", "cp2", "gradient"),
-    ],
-)
-def test_a_broken_layout_is_found_and_its_worst_tensor_named(tmp_path, fault, layout, worst):
-    script = tmp_path / "mutant.py"
-    script.write_text(MUTANT)
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    wanted = ["--layouts", layout, "objective.name=edm"]
-    done = run([sys.executable, *launcher, str(script), fault, *wanted])
-    assert done.returncode != 0
-    (verdict,) = [line for line in done.stdout.splitlines() if line.startswith(f"{layout} edm:")]
-    assert worst in verdict
-    assert " > " in verdict
 
 
 @pytest.mark.parametrize("fault", ["hangs_in_the_second_stage", "waits_for_what_never_comes"])
@@ -173,6 +106,9 @@ def test_a_layout_that_cannot_be_is_refused(tmp_path):
     assert "unknown word 'xp2'" in done.stderr
     done, _ = check(tmp_path / "none.json", "--layouts", "tp2+dp2", nproc=2)
     assert "needs 4 processes, and there are 2" in done.stderr
+    done, _ = check(tmp_path / "none.json", "--family", "wan", "wan9", nproc=2)
+    assert "--family wan9: unknown; use some of all, " in done.stderr
+    assert "wan2.1_i2v_14b" in done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,8 @@
 """Networks of all kinds of layers give the numbers of one process on every layout.
 
-All cases run in one launch: each is a training of `check_layouts.py`, of the toy family, or of a
-network with cross-attention in the place of the DiT.
+All cases run in one launch: each is a training of `check_layouts.py`, of tiny networks of any kind,
+or of a network with cross-attention in the place of the DiT (`cross`). Of each kind of stack one
+network is trained on all layouts, and all others on tensor, context and pipeline ranks together.
 """
 
 from __future__ import annotations
@@ -12,52 +13,61 @@ from pathlib import Path
 
 import pytest
 
-from dit.models.family import VARIABLE
+from dit.layout_check.names import MATRIX
+from dit.models.family import FAMILIES, VARIABLE, family_named
 from tests.launching import ROOT, run
 from tests.toy_family import PLACE
 
-TOY = ("model.family=toy", "model.precision=fp32")
-DOUBLE = (*TOY, "model.num_single_layers=0")
+WHOLE = "wan2.1_i2v_14b"  # with image rows beside the text
+OTHERS = [size for name in FAMILIES for size in family_named(name).tiny if size != WHOLE]
+TOY, CROSS = ("--family", "toy"), ("objective.name=flow",)
+EDM = ("objective.name=edm", "model.num_layers=2")
 WEIGHTED = (*TOY, "objective.loss=huber", "objective.huber_c=0.5")
-WAN = (
-    *("model.family=wan", "model.name=custom", "model.num_layers=2", "model.hidden_size=96"),
-    *("model.num_attention_heads=8", "model.mlp_ratio=2.0", "model.in_channels=4"),
-    *("model.crossattn_emb_size=16", "model.freq_dim=16", "model.precision=fp32"),
+FLF2V = ("--family", "wan2.1_flf2v_14b", "model.num_layers=2")
+EXTRAS = (
+    *("model.extra_pos_embed=learnable", "model.max_size=[8,16,16]", "objective.name=flow"),
+    *("objective.loss_mean=sample", "model.text_pad_to=16", "model.concat_padding_mask=true"),
+    *("model.crossattn_proj_size=40", "model.condition_mask=true"),
 )
-FLF2V = (
-    *(*WAN, "model.image_condition=first_and_last_frame", "model.image_embed_size=10"),
-    *("model.image_embed_length=6", "model.image_embed_positions=true", "model.text_pad_to=null"),
-)
-TI2V = (*WAN, "model.image_condition=clean_first_frame", "model.text_pad_to=24")
-JOINT_LAYOUTS = (
-    *("full", "tp2", "tp2+sp", "cp2", "cp2+ag", "pp2", "pp2+vpp2", "tp2+cp2+pp2", "dp2+overlap"),
-)
+EXTRA_LAYOUTS = ("tp2+sp+cp2", "pp2+vpp2+full", "cp2+ag+selective", "tp2+pp2+whole")
 CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "joint": (TOY, JOINT_LAYOUTS),
+    "joint, all layouts": (TOY, (*MATRIX, "tp2", "dp2+overlap")),
+    "image rows, all layouts": (("--family", WHOLE), MATRIX),
+    "adapters": (
+        ("--family", WHOLE),
+        ("tp2+sp+lora", "pp2+lastlora", "tp2+cp2+pp2+lora+drop", "dp2+overlap+lora"),
+    ),
+    "all other kinds": (("--family", *OTHERS, "model.num_layers=2"), ("tp2+sp+cp2+pp2",)),
     "given frames drawn": ((*TOY, "objective.given_frames=[1, 2, 1]"), ("cp2", "tp2+sp", "pp2")),
     "weighted": (WEIGHTED, ("cp2", "tp2+sp", "tp2+cp2+pp2", "dp2+overlap")),
-    "double": (DOUBLE, ("dp2+overlap", "pp2", "tp2+sp")),
-    "cross": (("model.num_layers=2",), ("tp2", "tp4", "tp2+sp+cp2+ag")),
-    "wan, first and last frame": (FLF2V, ("tp2", "dp2+overlap", "tp2+sp+cp2+pp2")),
-    "wan, clean first frame": (TI2V, ("tp2+sp+cp2+pp2",)),
+    "double": ((*TOY, "model.num_single_layers=0"), ("dp2+overlap", "pp2", "tp2+sp")),
+    "positions, projected text, means of samples": (EXTRAS, EXTRA_LAYOUTS),
+    "fewest packs": (("objective.name=edm", "model.num_layers=8"), ("pp4+vpp2+packs4",)),
+    "cross": ((*CROSS, "model.num_layers=2"), ("tp2", "tp4", "tp2+sp+cp2+ag")),
+    "first and last frame": (FLF2V, ("tp2", "dp2+overlap")),
     "joint, as a GPU attends": (TOY, ("tp2+sp", "cp2", "cp2+ag", "pp2")),
-    "cross, as a GPU attends": (("model.num_layers=2",), ("cp2", "tp2+sp+cp2+ag")),
-    "norm of a rank's own heads": (("model.num_layers=1",), ("tp2",)),
-    "norm whose gradient stays on its rank": (("model.num_layers=1",), ("tp2",)),
-    "norm whose weights Megatron-Core sums": (("model.num_layers=1",), ("tp2+sp",)),
+    "cross, as a GPU attends": ((*CROSS, "model.num_layers=2"), ("cp2", "tp2+sp+cp2+ag")),
+    "cross, norm of a rank's own heads": ((*CROSS, "model.num_layers=1"), ("tp2",)),
+    "cross, norm whose gradient stays on its rank": ((*CROSS, "model.num_layers=1"), ("tp2",)),
+    "cross, norm whose weights Megatron-Core sums": ((*CROSS, "model.num_layers=1"), ("tp2+sp",)),
     "modulation gradients of a rank's own tokens": (TOY, ("tp2+sp",)),
     "text whose gradient counts each tensor rank": (FLF2V, ("tp2+sp",)),
     "clean tokens that have a loss": (TOY, ("cp2",)),
     "weights of other tokens": (WEIGHTED, ("cp2",)),
     "clean tokens that are told their sample's level": (TOY, ("cp2",)),
+    "gathered twice": (EDM, ("tp2+sp",)),
+    "norms of heads not summed": (EDM, ("tp2",)),
+    "heads in another order": (EDM, ("cp2",)),
 }
-"""(settings, layouts) by name."""
-SOUND = (
-    *("joint", "given frames drawn", "weighted", "double", "cross"),
-    *("wan, first and last frame", "wan, clean first frame"),
-    *("joint, as a GPU attends", "cross, as a GPU attends"),
-)
+"""(arguments, layouts) by name."""
+SOUND = list(CASES)[: list(CASES).index("cross, norm of a rank's own heads")]
 """The others break the code."""
+NAMED = {
+    "gathered twice": "grad_norm",
+    "norms of heads not summed": "_layernorm.weight",
+    "heads in another order": "gradient",
+}
+"""What the verdict says of a fault."""
 
 SCRIPT = """
 import json, sys, zlib
@@ -69,11 +79,14 @@ from unittest.mock import patch
 import torch
 from safetensors.torch import load, save
 from torch.distributed.distributed_c10d import PrefixStore
+import dit.models.dit.model
 import dit.models.family
 from dit.data import mock
 from dit.distributed import model_parallel
 from dit.models.layers import packed_attention, parallel_linear
 from dit.models.layers import queries_and_keys as qk
+from dit.models.layers.context_parallel import Context
+from dit.models.stacks import stacked_transformer
 from dit.models.wan import conditions
 from dit.layout_check import program
 from recipes import check_layouts
@@ -130,16 +143,43 @@ gather = "all_gather_last_dim_from_tensor_parallel_region"
 of_own = parallel_linear.gather_from_tensor_model_parallel_region
 one_way = staticmethod(lambda ctx, gradient: (gradient, None))
 as_a_gpu = patch.object(packed_attention, "attention_for", lambda *of: attend_as_a_gpu)
+gathered = stacked_transformer.gather_from_sequence_parallel_region
+
+def gather_twice(x, tensor_parallel_output_grad, group):
+    return gathered(x, tensor_parallel_output_grad=True, group=group)
+
+transformer_config = dit.models.dit.model.transformer_config
+
+def without_qk_layernorm(model):
+    made = transformer_config(model)
+    made.qk_layernorm = False
+    return made
+
+tokens_of_mine = Context._tokens_of_mine
+
 PATCHES = {
+    "gathered twice": patch.object(
+        stacked_transformer, "gather_from_sequence_parallel_region", gather_twice
+    ),
+    "norms of heads not summed": patch.object(
+        dit.models.dit.model, "transformer_config", without_qk_layernorm
+    ),
+    "heads in another order": patch.object(
+        Context, "_tokens_of_mine", lambda self, x: tokens_of_mine(self, x).flip(1)
+    ),
     "weighted": weighted,
     "weights of other tokens": (
         patch.object(model_parallel, "split_tokens", weights_of_other_tokens), weighted
     ),
     "joint, as a GPU attends": as_a_gpu,
     "cross, as a GPU attends": as_a_gpu,
-    "norm of a rank's own heads": patch.object(qk, "_summed", lambda x, group: x * group.size()),
-    "norm whose gradient stays on its rank": patch.object(qk._SumOverRanks, "backward", one_way),
-    "norm whose weights Megatron-Core sums": patch.object(
+    "cross, norm of a rank's own heads": patch.object(
+        qk, "_summed", lambda x, group: x * group.size()
+    ),
+    "cross, norm whose gradient stays on its rank": patch.object(
+        qk._SumOverRanks, "backward", one_way
+    ),
+    "cross, norm whose weights Megatron-Core sums": patch.object(
         packed_attention, "AcrossHeadsNorm", NormWithSummedWeights
     ),
     "modulation gradients of a rank's own tokens": patch.object(parallel_linear, gather, of_own),
@@ -155,7 +195,9 @@ def main(folder, cases):
     store, *_ = next(iter(meeting.rendezvous("env://")))
     loaded = dit.models.family._loaded
     cross = replace(dit.models.family.default_family(), network=lambda: ToyCross)
-    dit.models.family._loaded = lambda *of: cross if of[0] == "dit" else loaded(*of)
+    in_its_place = patch.object(
+        dit.models.family, "_loaded", lambda *of: cross if of[0] == "dit" else loaded(*of)
+    )
     for number, (name, (settings, layouts)) in enumerate(cases.items()):
         meeting.rendezvous = lambda _, n=number: iter([(PrefixStore(str(n), store), 0, 1)])
         arguments = ["--layouts", *layouts, "--output", str(Path(folder, f"{number}.json"))]
@@ -163,7 +205,9 @@ def main(folder, cases):
             broken = PATCHES.get(name, ())
             for one in broken if isinstance(broken, tuple) else (broken,):
                 patches.enter_context(one)
-            check_layouts.main([*arguments, "objective.name=flow", *settings])
+            if name.startswith("cross"):
+                patches.enter_context(in_its_place)
+            check_layouts.main([*arguments, *settings])
 
 if __name__ == "__main__":
     main(sys.argv[1], json.loads(sys.argv[2]))
@@ -172,20 +216,22 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> dict[str, list[dict]]:
-    """What each case wrote, without the training of one process."""
+    """What each case wrote."""
     folder = tmp_path_factory.mktemp("stacks")
     script = folder / "stacks.py"
     script.write_text(SCRIPT)
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "8"]
     line = [sys.executable, *launcher, str(script), str(folder), json.dumps(CASES)]
     # The script imports `tests` and `recipes`, which no environment installs.
-    done = run(line, timeout=900, env={"PYTHONPATH": str(ROOT), VARIABLE: PLACE})
+    done = run(line, timeout=1500, env={"PYTHONPATH": str(ROOT), VARIABLE: PLACE})
     assert done.returncode == 0, done.stdout + done.stderr
     written = [json.loads(Path(folder, f"{n}.json").read_text()) for n in range(len(CASES))]
-    return {
-        name: [c for c in every if c["layout"] != "one"]
-        for name, every in zip(CASES, written, strict=True)
-    }
+    return dict(zip(CASES, written, strict=True))
+
+
+def _compared(comparisons: list[dict]) -> list[dict]:
+    """Without the trainings of one process that the others are compared with."""
+    return [c for c in comparisons if not c["layout"].startswith("one")]
 
 
 def _worst(comparison: dict, kind: str) -> float:
@@ -194,21 +240,40 @@ def _worst(comparison: dict, kind: str) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1000)
+@pytest.mark.timeout(1600)
 @pytest.mark.parametrize("case", SOUND)
 def test_every_tensor_is_that_of_one_process(found, case):
-    assert [c["layout"] for c in found[case]] == list(CASES[case][1])
-    for c in found[case]:
+    comparisons = _compared(found[case])
+    networks = dict.fromkeys(c["network"] for c in comparisons)
+    tried = [(c["network"], c["layout"]) for c in comparisons]
+    assert tried == [(n, layout) for layout in CASES[case][1] for n in networks]
+    if case == "all other kinds":
+        assert [*networks] == OTHERS
+    for c in comparisons:
         assert max(c["steps"].values()) <= 1e-5, c["layout"]
-        assert _worst(c, "gradient") <= 1e-5, c["layout"]
-        assert _worst(c, "weight") <= 1e-5, c["layout"]
-        assert not c["torn"] and not c["faults"], c["layout"]
+        for kind in ("gradient", "weight"):
+            assert _worst(c, kind) <= 1e-5, (c["network"], c["layout"])
+        assert not c["torn"] and not c["faults"], (c["network"], c["layout"])
+
+
+@pytest.mark.slow
+def test_what_a_case_trains_is_there(found):
+    """Validation, which is forward only, has the fewest packs as well as training."""
+    one, few, stages = found["fewest packs"]
+    assert [c["layout"] for c in (one, few, stages)] == ["one", "one+packs4", "pp4+vpp2+packs4"]
+    assert stages["losses"] == pytest.approx(few["losses"], rel=1e-5)
+    wanted = {"positions.pos_emb_t", "text_proj.weight", "text_proj.bias"}
+    for c in found["positions, projected text, means of samples"]:
+        assert wanted <= c["tensors"]["weight"].keys()
+    names = found["image rows, all layouts"][0]["tensors"]["weight"].keys()
+    assert "blocks.layers.3.cross_attention.linear_image_kv.weight" in names
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in CASES if case not in SOUND])
 def test_broken_code_is_found(found, case):
-    (comparison,) = found[case]
+    (comparison,) = _compared(found[case])
     # Samples with clean tokens come in a later step than the first, whose gradients are compared.
     assert max(_worst(comparison, "gradient"), *comparison["steps"].values()) > 1e-3
+    assert NAMED.get(case, "") in "; ".join(comparison["faults"])
     assert comparison["faults"]

@@ -20,8 +20,8 @@ GROUND = {
 BASE = GROUND | {"dit.batch", "dit.pack_wire", "dit.config"}
 # The folders of families are below nobody: the registry imports them by name.
 MODELS = {"dit.models", "dit.models.layer_spec", "dit.models.layers", "dit.models.stacks"}
-MODELS |= {"dit.models.kernels"}
-STEP = BASE | MODELS | {"dit.config.loading", "dit.data", "dit.objectives"}
+MODELS |= {"dit.models.kernels", "dit.models.lora", "dit.models.weight_marks"}
+STEP = BASE | MODELS | {"dit.config.loading", "dit.data", "dit.objectives", "dit.convert.lora"}
 STEP |= {"dit.distributed", "dit.distributed.device_specs"}
 FAMILIES = {"dit.models.dit", "dit.models.wan"}
 # A part may import itself and these. A new part must say here where it stands.
@@ -40,8 +40,12 @@ ALLOWED = {
     "dit.models": BASE | {"dit.models.layer_spec"},
     "dit.models.layer_spec": set(),
     "dit.models.kernels": set(),
-    "dit.models.layers": BASE | {"dit.models.layer_spec", "dit.models.kernels"},
-    "dit.models.stacks": BASE | {"dit.models.layer_spec", "dit.models.layers"},
+    "dit.models.weight_marks": set(),
+    "dit.models.lora": BASE | {"dit.models", "dit.models.weight_marks"},
+    "dit.models.layers": BASE
+    | {"dit.models.layer_spec", "dit.models.kernels", "dit.models.lora", "dit.models.weight_marks"},
+    "dit.models.stacks": BASE
+    | {"dit.models.layer_spec", "dit.models.layers", "dit.models.lora", "dit.models.weight_marks"},
     "dit.models.dit": BASE | MODELS,
     "dit.models.wan": BASE | MODELS,
     "dit.config.loading": BASE | {"dit.models", "dit.distributed.device_specs"},
@@ -50,7 +54,8 @@ ALLOWED = {
     | {"dit.models", "dit.models.layer_spec", "dit.config.loading", "dit.distributed.device_specs"},
     "dit.train": STEP,
     "dit.sampling": STEP | {"dit.codecs", "dit.train"},
-    "dit.convert": STEP | {"dit.sampling", "dit.train"},
+    "dit.convert.lora": BASE | {"dit.models"},
+    "dit.convert": STEP | {"dit.sampling", "dit.train", "dit.convert.lora"},
     "dit.layout_check": STEP | {"dit.train"},
     "dit.report": GROUND | {"dit.config", "dit.config.loading", "dit.models"},
     "data_prep": GROUND | {"dit.codecs"},
@@ -74,7 +79,7 @@ PURE = {
 # The one module that meets the other launched processes.
 LAUNCHED = {"data_prep.engine.ranks"}
 # Folders with floors of their own.
-SPLIT = {"dit.config.loading", "dit.distributed.device_specs", *FAMILIES}
+SPLIT = {"dit.config.loading", "dit.convert.lora", "dit.distributed.device_specs", *FAMILIES}
 SPLIT |= MODELS - {"dit.models"}
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,16 +93,46 @@ def load_config(
         base["objective"] |= family.objective.settings
         if value_of("model.name", base, settings) is None:
             base["objective"] |= family.objective.of_size.get(family.default().name, {})
-    ours, notices = _sort(settings, schema, problems)
+    found = _checked(base, settings, family, schema)
+    if found.problems:
+        # Another tool's key may ask for what its own network would not have used, either.
+        without = _checked(base, settings, family, schema, where_legal=False)
+        found = without if len(without.problems) < len(found.problems) else found
+    problems += found.problems
+    if problems or found.config is None:
+        raise ConfigError(problems)
+    for notice in found.notices:
+        logger.warning(legible(notice))
+    return found.config
 
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Checked:
+    """What settings make of a recipe."""
+
+    config: RunConfig | None  # None where there are problems
+    notices: list[str]
+    problems: list[str]
+
+
+def _checked(
+    base: dict[str, Any],
+    settings: list[Setting],
+    family: Family,
+    schema: Schema,
+    *,
+    where_legal: bool = True,
+) -> _Checked:
+    """`where_legal`: whether to use the keys of other tools that not all networks take."""
+    problems: list[str] = []
+    ours, notices = _sort(settings, schema, problems, where_legal=where_legal)
     merged = merge(base, ours, family.keys_of_sizes)
     config, wrong = checked_config(merged, base, schema)
-    problems += merged.problems + wrong
-    if problems or config is None:
-        raise ConfigError(problems)
-    for notice in (*notices, *merged.notices):
-        logger.warning(legible(notice))
-    return config
+    return _Checked(
+        config=config,
+        notices=[*notices, *merged.notices],
+        problems=[*problems, *merged.problems, *wrong],
+    )
 
 
 def _given(base: dict[str, Any], settings: list[Setting]) -> Callable[[str], Any]:
@@ -147,12 +177,14 @@ def _foreign(key: str) -> Foreign | None:
 
 
 def _sort(
-    settings: list[Setting], schema: Schema, problems: list[str]
+    settings: list[Setting], schema: Schema, problems: list[str], *, where_legal: bool
 ) -> tuple[list[Setting], list[str]]:
     """The settings of our own keys, and one notice for each key of another stack."""
     ours: list[Setting] = []
     notices: list[tuple[bool, str]] = []
-    for setting in _without_removed_foreign(settings, schema):
+    kept = _without_removed_foreign(settings, schema)
+    values = {setting.key: setting.value for setting in kept}  # the last, which is the strongest
+    for setting in kept:
         known = schema.is_known(setting.key)
         # A text for a group, such as the name of a dataset's file, may be another tool's.
         theirs = isinstance(setting.value, str) and schema.is_known_group(setting.key)
@@ -166,7 +198,8 @@ def _sort(
         elif not entry.takes(setting.value):
             problems.append(f"{_named(setting)}: is not supported: {entry.instead}")
         else:
-            read = _read(setting, entry, problems)
+            read = _read(setting, entry, values, problems)
+            read = read if where_legal or not entry.where_legal else []
             ours += read
             notices.append((entry.grave, _notice(setting, entry, read)))
     # What changes the whole run comes first.
@@ -191,12 +224,17 @@ def _is_foreign(key: str) -> bool:
     return _foreign(key) is not None or is_foreign_group(key)
 
 
-def _read(setting: Setting, entry: Foreign, problems: list[str]) -> list[Setting]:
+def _read(
+    setting: Setting, entry: Foreign, all_values: Mapping[str, Any], problems: list[str]
+) -> list[Setting]:
     """What a key of another stack says in keys of ours; null says nothing."""
-    if entry.reading is None or setting.value is None:
+    if setting.value is None:
         return []
     try:
-        values = entry.reading(setting.value)
+        if entry.joint is not None:
+            values = entry.joint(all_values)
+        else:
+            values = entry.reading(setting.value) if entry.reading is not None else {}
     except ValueError as error:
         problems.append(f"{_named(setting)}: {error}")
         return []

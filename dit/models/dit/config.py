@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar
 
-from dit.config import ModelConfig
+from dit.config import ModelConfig, Precision
 from dit.config.checks import Rule, at_least_one, given, positive
 
 
@@ -74,6 +74,26 @@ scripts/convert_cosmos_to_diffusers.py ("Cosmos-1.0-Diffusion-7B-Text2World" and
 "Cosmos-2.0-Diffusion-2B-Text2Image", "-2B-Video2World" and so on, "Cosmos-2.5-Predict-Base-2B" and
 "-14B"); captions are filled up to 512 tokens by `max_sequence_length` of the pipelines.
 """
+
+_TINY = {
+    "num_layers": 4,
+    "hidden_size": 48,
+    "num_attention_heads": 4,
+    "mlp_ratio": 2.0,
+    "adaln_lora_dim": 8,
+    "in_channels": 4,
+    "crossattn_emb_size": 16,
+    "precision": Precision.FP32,
+}
+_PROJECTED = {**_TINY, "crossattn_emb_size": 24, "crossattn_proj_size": 16}
+TINY: Mapping[str, Mapping[str, Any]] = {
+    "dit_s": _TINY,
+    "cosmos_7b": {**_TINY, "text_pad_to": 12, "max_size": (8, 16, 16)},
+    "cosmos_predict2_2b": {**_TINY, "text_pad_to": 12},
+    "cosmos_predict2_2b_video2world": {**_TINY, "text_pad_to": 12},
+    "cosmos_predict2.5_2b": _PROJECTED,
+}
+"""Named size -> what makes it tiny (`Family.tiny`)."""
 
 PREDICT2_OBJECTIVE: Mapping[str, Any] = {"name": "flow", "timestep_scale": 1.0}
 """Keys of `objective` that the loops of Cosmos-Predict2's and 2.5's pipelines fix.

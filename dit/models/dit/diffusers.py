@@ -10,6 +10,7 @@ Its class is `CosmosTransformer3DModel`.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,14 @@ from dit.models.diffusers_names import (
     TensorSplit,
 )
 from dit.models.dit.config import CLEAN_LEVEL, DitConfig, ExtraPosition
+from dit.models.dit.original_names import COSMOS1_NAMES, PREDICT2_NAMES
 from dit.models.dit.pipelines import (
     OBJECTIVES,
     PIPELINES,
     pipeline_misfits,
     sampling_settings,
 )
-from dit.models.family import DiffusersForm, InputKind, family_of
+from dit.models.family import DiffusersForm, InputKind, TextProjection, family_of
 
 CLASS = "CosmosTransformer3DModel"
 _BASE_FPS = 24.0  # fixed in Diffusers
@@ -350,7 +352,20 @@ FORM = DiffusersForm(
     # What the published weights attend to: the caption, and zeros up to this many tokens; those of
     # 2.5 to the encoder's own states of padding, which the shards hold.
     text_pad_to=lambda keys: None if keys.use_crossattn_projection else 512,
+    text_projection=TextProjection(
+        tensors=("crossattn_proj.0.weight", "crossattn_proj.0.bias"),
+        is_part=lambda model: model.crossattn_proj_size is not None,
+        added=lambda model, width: replace(
+            model, crossattn_emb_size=width, crossattn_proj_size=model.crossattn_emb_size
+        ),
+        removed=lambda model: replace(
+            model, crossattn_emb_size=model.crossattn_proj_size, crossattn_proj_size=None
+        ),
+    ),
     lora_targets=("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2"),
+    original_names=(PREDICT2_NAMES, COSMOS1_NAMES),
+    # Learnable positions are Cosmos 1's, and of no published Predict2.
+    comfyui_names=lambda model: COSMOS1_NAMES if model.learnable_positions else PREDICT2_NAMES,
     pipelines=PIPELINES,
     pipeline_objectives=OBJECTIVES,
     sampling_settings=sampling_settings,

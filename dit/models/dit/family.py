@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dit.models.cost import NetworkCost
-from dit.models.dit.config import CLEAN_LEVEL, OBJECTIVES_OF_SIZES, DitConfig
+from dit.models.dit.config import CLEAN_LEVEL, OBJECTIVES_OF_SIZES, TINY, DitConfig
 from dit.models.family import (
     DiffusersForm,
     Family,
@@ -50,6 +50,14 @@ def _positions(model: DitConfig) -> PositionRule:
     return GridPositions(model.base_fps)
 
 
+def _vae(model: DitConfig) -> str:
+    """Cosmos 1, which has learnable positions, and DiTs of our own: cosmos; else Wan's VAE."""
+    if model.crossattn_proj_size is not None:
+        return "cosmos_predict25"
+    is_predict2 = model.concat_padding_mask and not model.learnable_positions
+    return "cosmos_predict2" if is_predict2 else "cosmos"
+
+
 def _inputs(model: DitConfig) -> tuple[SampleInput, ...]:
     projected = model.crossattn_proj_size is not None
     padding = Padding.STORED if projected else Padding.NONE
@@ -59,7 +67,7 @@ def _inputs(model: DitConfig) -> tuple[SampleInput, ...]:
         width=model.crossattn_emb_size,
         padding=padding if model.text_pad_to is None else Padding.ZEROS,
         length=model.text_pad_to,
-        encoder=None if projected else "cosmos",
+        encoder="cosmos_predict25" if projected else "cosmos",
     )
     if not model.condition_mask:
         return (text,)
@@ -68,6 +76,7 @@ def _inputs(model: DitConfig) -> tuple[SampleInput, ...]:
         kind=InputKind.FRAMES,
         width=model.in_channels,
         required=False,
+        pictures=1,
     )
     return text, frames
 
@@ -152,5 +161,6 @@ FAMILY = Family(
         no_decay=("*pos_emb_*",),
     ),
     objective=ObjectiveConventions(clean_level=CLEAN_LEVEL, of_size=OBJECTIVES_OF_SIZES),
-    vae="cosmos",
+    vae=_vae,
+    tiny=TINY,
 )

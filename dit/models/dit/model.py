@@ -24,6 +24,7 @@ from dit.models.layers.modulation import (
 from dit.models.layers.packed_attention import RowConditions
 from dit.models.layers.parallel_linear import (
     Replicated,
+    WholeLinear,
     dtype,
     sees_part_of_tokens,
     transformer_config,
@@ -128,7 +129,7 @@ def _timestep(blocks: Blocks) -> TimestepConditioning:
     return TimestepConditioning(t_emb_ND=blocks["t_emb"], adaln_shift_NX=blocks["adaln_shift"])
 
 
-class TextProjection(nn.Linear):
+class TextProjection(WholeLinear):
     """Text of any width -> the width that the layers attend to, with a GELU (Cosmos 2.5)."""
 
     def __init__(self, model: DitConfig):

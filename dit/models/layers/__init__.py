@@ -2,7 +2,6 @@
 
 parallel_linear     the choice of linear, which is where tensor parallelism enters; feed-forward
 transformer_engine  Transformer Engine's linears, 8-bit products and attention
-weight_marks        what Megatron-Core must know of weights that tensor ranks share
 modulation          timestep embedding, and adaLN in its published forms
 per_sample          scale, shift and gate of a level row, taken by its tokens
 text_padding        captions filled up with zeros

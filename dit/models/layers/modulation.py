@@ -25,7 +25,7 @@ from dit.models.layers.parallel_linear import (
     Replicated,
 )
 from dit.models.layers.per_sample import PerSample
-from dit.models.layers.weight_marks import sees_part_of_tokens
+from dit.models.weight_marks import sees_part_of_tokens
 
 
 def sinusoid(level_N: Tensor, width: int) -> Tensor:

@@ -27,8 +27,8 @@ from torch.nn.functional import gelu, silu
 from dit.config import Implementation, ModelConfig, Precision
 from dit.models.layer_spec import Activation, FeedForwardSpec
 from dit.models.layers.transformer_engine import engine_linear
-from dit.models.layers.weight_marks import mark_split, sees_part_of_tokens
 from dit.models.lora.adapter import Adaptable, TensorSharing
+from dit.models.weight_marks import mark_split, sees_part_of_tokens
 
 
 def transformer_config(model: ModelConfig) -> TransformerConfig:

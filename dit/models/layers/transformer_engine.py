@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from dit.config import Fp8Recipe, Implementation, ModelConfig
 from dit.models.layers.attention import Offsets
-from dit.models.layers.weight_marks import mark_split
 from dit.models.lora.adapter import Adaptable, TensorSharing
+from dit.models.weight_marks import mark_split
 
 
 def check_engine(model: ModelConfig) -> None:

@@ -3,4 +3,5 @@
 dropout   on the input of adapters, the same on every layout
 adapter   A and B beside a linear, on every layout
 targets   which linears get one, by the names that Diffusers has for them; into a network with them
+factors   A and B of our linears <-> those of Diffusers' modules
 """

@@ -33,8 +33,8 @@ from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from dit.models.layers.weight_marks import mark_split
 from dit.models.lora.dropout import adapter_key, dropout_rows, dropped
+from dit.models.weight_marks import mark_split
 
 CHILD = "lora"
 """Name of the adapter in its linear. Names of frozen weights do not change."""
@@ -117,9 +117,11 @@ class Adapter(nn.Module):
         self.name, self.count, self.groups, self.sharing = name, len(shapes), groups, sharing
         self.dropout = dropout
         made = {"inputs": inputs, "outputs": outputs // len(shapes), "dtype": dtype}
-        self.parts = nn.ModuleDict(
-            {str(n): Factors(shape, **made) for n, shape in enumerate(shapes) if shape is not None}
-        )
+        # Children by the number of their part: inside modules that are none of Megatron-Core's, it
+        # makes the names in a checkpoint of these, and not `sharded_state_dict`.
+        for number, shape in enumerate(shapes):
+            if shape is not None:
+                self.add_module(str(number), Factors(shape, **made))
         self.to(weight.device)
         for factors in self.factors:
             self._mark(factors, weight)
@@ -127,7 +129,7 @@ class Adapter(nn.Module):
     @property
     def factors(self) -> list[Factors]:
         """Of the parts that have an adapter."""
-        return list(self.parts.values())  # type: ignore[arg-type]
+        return [one for _, one in self._named()]
 
     def _mark(self, factors: Factors, weight: Tensor) -> None:
         """Tells Megatron-Core which gradients are parts of a sum, and which weights of a whole."""
@@ -180,7 +182,7 @@ class Adapter(nn.Module):
         return torch.cat(every, dim=-1)
 
     def _named(self) -> list[tuple[str, Factors]]:
-        return list(self.parts.items())  # type: ignore[arg-type]
+        return list(self.named_children())  # type: ignore[arg-type]
 
     def _exchanged(self, h_TR: Tensor) -> Tensor:
         """The rows between A and B, complete on each tensor rank that needs them."""

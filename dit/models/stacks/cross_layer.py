@@ -29,7 +29,7 @@ from dit.models.layers.packed_attention import (
     SelfAttention,
 )
 from dit.models.layers.parallel_linear import BuildContext, FeedForward
-from dit.models.layers.weight_marks import sees_part_of_tokens
+from dit.models.weight_marks import sees_part_of_tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

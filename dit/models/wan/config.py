@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar
 
-from dit.config import ModelConfig
+from dit.config import ModelConfig, Precision
 from dit.config.checks import Rule, at_least_one, given
 
 MASK_CHANNELS = 4
@@ -58,6 +58,26 @@ MODEL_SIZES: dict[str, dict[str, Any]] = {
 
 TRANSFORMER_CONFIGS of Diffusers' scripts/convert_wan_to_diffusers.py.
 """
+_TINY = {
+    "num_layers": 4,
+    "hidden_size": 48,
+    "num_attention_heads": 4,
+    "mlp_ratio": 1.5,
+    "in_channels": 4,
+    "crossattn_emb_size": 16,
+    "text_pad_to": 12,
+    "freq_dim": 16,
+    "precision": Precision.FP32,
+}
+_TINY_CLIP = {**_TINY, "image_embed_size": 10}
+TINY: Mapping[str, Mapping[str, Any]] = {
+    "wan2.1_t2v_1.3b": _TINY,
+    "wan2.1_i2v_14b": {**_TINY_CLIP, "image_embed_length": 5},
+    "wan2.1_flf2v_14b": {**_TINY_CLIP, "image_embed_length": 6, "text_pad_to": None},
+    "wan2.2_i2v_a14b": _TINY,
+    "wan2.2_ti2v_5b": _TINY,
+}
+"""Named size -> what makes it tiny (`Family.tiny`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -34,6 +34,7 @@ from dit.models.diffusers_names import (
 from dit.models.family import DiffusersForm
 from dit.models.wan.config import MASK_CHANNELS, ImageCondition, WanConfig
 from dit.models.wan.family import CONDITION, FIRST_FRAME, IMAGE
+from dit.models.wan.original_names import WAN_NAMES
 
 CLASS = "WanTransformer3DModel"
 _TEXT_ROWS = 512  # of the published weights; fixed in Diffusers where there are images
@@ -407,6 +408,8 @@ FORM = DiffusersForm(
     # Published weights of Wan 2.1's image-to-video have it, and nothing reads it.
     ignored=("blocks.*.attn2.norm_added_q.weight",),
     lora_targets=("to_q", "to_k", "to_v", "to_out.0", "ffn.net.0.proj", "ffn.net.2"),
+    original_names=(WAN_NAMES,),
+    comfyui_names=lambda _: WAN_NAMES,
     pipelines={"WanPipeline": "flow", "WanImageToVideoPipeline": "flow"},
     pipeline_misfits=_pipeline_misfits,
     largest_latent=lambda model: (

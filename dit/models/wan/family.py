@@ -29,7 +29,7 @@ from dit.models.layer_spec import (
     WeightShape,
     replicated,
 )
-from dit.models.wan.config import ImageCondition, WanConfig
+from dit.models.wan.config import TINY, ImageCondition, WanConfig
 
 if TYPE_CHECKING:
     from dit.models.positions import PositionRule
@@ -173,5 +173,6 @@ FAMILY = Family(
         float32=("*.table", "level.*"),
     ),
     objective=ObjectiveConventions(settings={"name": "flow"}),
-    vae="wan",
+    vae=lambda _: "wan",
+    tiny=TINY,
 )

@@ -168,8 +168,10 @@ def _picture(
         prompt=prompt.text,
         seed=seed,
         settings=asdict(options)
-        | {"precision": str(opened.config.model.precision), "checkpoint": str(opened.path)},
+        | {"precision": str(opened.config.model.precision), "checkpoint": str(opened.path)}
+        | ({"lora": list(opened.lora)} if opened.lora else {}),
         latent_CFHW=latent_CFHW.cpu() if keep else None,
+        given_HW3=_given(options).shown(*_size(options)[1:]),
     )
 
 

@@ -214,6 +214,21 @@ def _add_how(parser: Parser) -> None:
         metavar="DIR",
         help="The second of two experts (Wan 2.2): takes the levels below objective.level_range.",
     )
+    add(
+        "--lora",
+        action="append",
+        default=[],
+        metavar="FILE[:SCALE]",
+        help="File or folder of LoRA adapters, and how much of it, such as x.safetensors:0.8;"
+        " repeatable. (default scale: 1)",
+    )
+    add(
+        "--lora_low",
+        action="append",
+        default=[],
+        metavar="FILE[:SCALE]",
+        help="The same for --checkpoint_path_low.",
+    )
     add("--offload_experts", action="store_true", help="Keep the idle expert in host memory.")
     add("--precision", choices=("fp32", "bf16"), help="Of matrix products; default: the training's")
     for name, text in (

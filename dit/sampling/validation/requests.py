@@ -1,8 +1,7 @@
 """The samples that each validation generates, prepared once before training.
 
-1. prepare_prompts       first rank: text embeddings, sizes, and whether there is a decoder
-2. request_of_prompt     a prompt of the file -> `ValidationRequest`
-3. requests_of_captions  captions of held-out samples -> `ValidationRequest`s
+1. prepare_prompts       first rank: is there a decoder; prompts and pictures -> requests
+2. requests_of_captions  captions and inputs of held-out samples -> `ValidationRequest`s
 """
 
 # L text tokens, E text width; F H W frames, rows, columns of a latent
@@ -12,9 +11,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -23,10 +23,13 @@ from dit.batch import PackedBatch
 from dit.codecs import text, vae
 from dit.codecs.pretrained import forget
 from dit.codecs.vae import Codec, ModelLocation
-from dit.config import RunConfig
+from dit.config import ModelConfig, RunConfig
 from dit.data.pack import PatchLayout
+from dit.distributed.process_groups import device
 from dit.distributed.watchdog import heartbeat
+from dit.models.family import InputKind, SampleInput, family_of
 from dit.sampling.generate import Request
+from dit.sampling.given_pictures import OF_VALIDATION, GivenPictures
 from dit.sampling.latent_sizes import LatentStride, Size, rounding
 from dit.sampling.prompts import Prompt, unguided
 from dit.sampling.unpatchify import sample_inputs, unpatchify
@@ -44,6 +47,8 @@ class ValidationRequest:
     request: Request
     pixels: Size | None  # the decoded video is cut to this size; None keeps all
     real_D: Tensor | None = None  # features of the held-out sample with this caption
+    given_HW3: np.ndarray | None = None  # uint8, the picture that its prompt begins with
+    pictures: Mapping[str, str] = field(default_factory=dict)  # files, for samples.json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +59,14 @@ class PreparedPrompts:
     inputs: dict[str, Mapping[str, Tensor]]
     latent_stride: LatentStride | None
     note: str  # why there is no decoder; empty where there is one
+    requests: list[ValidationRequest] = field(default_factory=list)  # of the prompts, in order
 
 
 def prepare_prompts(run: TrainState, prompts: Sequence[Prompt]) -> PreparedPrompts:
-    """Encodes all prompts and looks for the decoder.
+    """Encodes all prompts with their pictures, and looks for the decoder.
 
     Raises:
-        ValueError: the text encoder of the data is missing.
+        ValueError: the text encoder of the data, a size or a picture is missing.
     """
     c, card = run.config, run.card
     words = [c.validation.negative_prompt]
@@ -69,7 +75,10 @@ def prepare_prompts(run: TrainState, prompts: Sequence[Prompt]) -> PreparedPromp
     null = {name: value.cpu() for name, value in run.null.items()}
     inputs = {"": null} | _encode([w for w in dict.fromkeys(words) if w], run)
     decoder, note = find_decoder(run)
-    return PreparedPrompts(inputs=inputs, latent_stride=_latent_stride(decoder, card, c), note=note)
+    stride = _latent_stride(decoder, card, c)
+    found = PreparedPrompts(inputs=inputs, latent_stride=stride, note=note)
+    requests = [_request_of_prompt(prompt, run, found, decoder) for prompt in prompts]
+    return replace(found, requests=requests)
 
 
 def _negative(prompt: Prompt, config: RunConfig) -> str:
@@ -146,20 +155,59 @@ def _latent_stride(decoder: Codec | None, card: Any, config: RunConfig) -> Laten
     )
 
 
-def request_of_prompt(prompt: Prompt, run: TrainState, found: PreparedPrompts) -> ValidationRequest:
-    c = run.config.validation
-    assert run.card is not None
-    if prompt.image is not None or prompt.last_image is not None:
-        raise ValueError(
-            f"validation.prompts_file: {prompt.image or prompt.last_image} is the picture of a"
-            " prompt, and validation samples with the pictures of held-out samples alone: leave it"
-            " out, or set validation.num_captions instead; generate_dit.py reads it"
-        )
-    if found.latent_stride is None:
+def _request_of_prompt(
+    prompt: Prompt, run: TrainState, found: PreparedPrompts, decoder: Codec | None
+) -> ValidationRequest:
+    stride, c = found.latent_stride, run.config
+    if stride is None:
         raise ValueError(
             "validation.prompts_file: the size of a latent is unknown, for the decoder is not on"
             " this machine and the dataset card is of an older version; set model.vae_cache_folder"
         )
+    pixels = _size(prompt, run)
+    latent = stride.latent(pixels)
+    given = GivenPictures(first=prompt.image, last=prompt.last_image, options=OF_VALIDATION)
+    inputs = family_of(c.model).inputs(c.model)
+    given.check(inputs, frames=pixels[0])
+    made = _picture_inputs(given, decoder, inputs, size=stride.pixels(latent))
+    negative = _negative(prompt, c)
+    request = Request(
+        inputs={**found.inputs[prompt.text], **made},
+        negative=found.inputs[negative],
+        latent_FHW=latent,
+        fps=math.nan if pixels[0] == 1 else c.validation.fps,
+        seed=0,
+    )
+    files = {"image": prompt.image, "last_image": prompt.last_image}
+    return ValidationRequest(
+        prompt=prompt.text,
+        negative=negative,
+        request=request,
+        pixels=pixels,
+        given_HW3=given.shown(*pixels[1:]),
+        pictures={name: file for name, file in files.items() if file is not None},
+    )
+
+
+def _picture_inputs(
+    given: GivenPictures, decoder: Codec | None, inputs: Sequence[SampleInput], *, size: Size
+) -> dict[str, Tensor]:
+    """As `GivenPictures.inputs`, with the VAE on the device of the run while it encodes."""
+    if given.first is None or decoder is None:
+        return given.inputs(decoder, inputs, size=size)
+    heartbeat("encoding of the pictures of prompts")
+    with decoder.visiting(device()):
+        return given.inputs(decoder, inputs, size=size)
+
+
+def _size(prompt: Prompt, run: TrainState) -> Size:
+    """Frames, rows and columns of a prompt's sample, in pixels.
+
+    Raises:
+        ValueError: nothing tells it.
+    """
+    c = run.config.validation
+    assert run.card is not None
     usual = (run.card.get("sizes") or [{}])[0]
     given: dict[str, Any] = {
         "num_video_frames": prompt.num_video_frames or c.num_video_frames,
@@ -171,16 +219,7 @@ def request_of_prompt(prompt: Prompt, run: TrainState, found: PreparedPrompts) -
     missing = [f"validation.{name}" for name, value in sizes.items() if not value]
     if missing:
         raise ValueError(f"set {', '.join(missing)}: the dataset card lists no sizes")
-    pixels = (sizes["num_video_frames"], sizes["height"], sizes["width"])
-    negative = _negative(prompt, run.config)
-    request = Request(
-        inputs=found.inputs[prompt.text],
-        negative=found.inputs[negative],
-        latent_FHW=found.latent_stride.latent(pixels),
-        fps=math.nan if pixels[0] == 1 else c.fps,
-        seed=0,
-    )
-    return ValidationRequest(prompt=prompt.text, negative=negative, request=request, pixels=pixels)
+    return sizes["num_video_frames"], sizes["height"], sizes["width"]
 
 
 PackPosition = tuple[int, int]
@@ -253,7 +292,7 @@ def _request_of_caption(
     model, grid = run.config.model, pack.grids[index]
     negative = run.config.validation.negative_prompt
     request = Request(
-        inputs=sample_inputs(pack, index, PatchLayout.of(run.config)),
+        inputs=inputs_of_held_out(run.config, pack, index),
         negative=found.inputs[negative],
         latent_FHW=(
             grid[0] * model.patch_temporal,
@@ -266,8 +305,7 @@ def _request_of_caption(
     real_D = None
     if features is not None:
         heartbeat("features of held-out samples")
-        patch = {"patch_temporal": model.patch_temporal, "patch_spatial": model.patch_spatial}
-        real_D = features(unpatchify(pack.latent_TC[pack.starts[index] :], grid, **patch))
+        real_D = features(own_latent(pack, index, model))
     return ValidationRequest(
         prompt=_shown(pack, index),
         negative=negative,
@@ -275,6 +313,29 @@ def _request_of_caption(
         pixels=None,
         real_D=real_D,
     )
+
+
+def inputs_of_held_out(config: RunConfig, pack: PackedBatch, index: int) -> dict[str, Tensor]:
+    """What the sample is generated from: its own caption, picture, condition, given frames.
+
+    Where training draws how many of a sample's own frames are given, that is the least number of
+    them that it draws, and one frame at least is left to generate.
+    """
+    layout = PatchLayout.of(config)
+    inputs = sample_inputs(pack, index, layout)
+    drawn, (frames, *_) = config.objective.given_frames or (), pack.grids[index]
+    least = next((count for count, weight in enumerate(drawn) if count and weight), 0)
+    given = min(least, frames - 1) * layout.patch_temporal
+    if given:
+        (name,) = layout.named(InputKind.FRAMES)
+        inputs[name] = own_latent(pack, index, config.model)[:, :given].clone()
+    return inputs
+
+
+def own_latent(pack: PackedBatch, index: int, model: ModelConfig) -> Tensor:
+    """The latent [C, F, H, W] of one sample of a whole pack."""
+    patch = {"patch_temporal": model.patch_temporal, "patch_spatial": model.patch_spatial}
+    return unpatchify(pack.latent_TC[pack.starts[index] :], pack.grids[index], **patch)
 
 
 def notes(

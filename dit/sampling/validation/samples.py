@@ -33,6 +33,7 @@ from dit.distributed.process_groups import device
 from dit.distributed.watchdog import heartbeat
 from dit.drawing import Undrawn, drawing
 from dit.sampling.generate import SamplingSettings, check_requests, generate_latents
+from dit.sampling.grid import beside
 from dit.sampling.latent_sizes import cut
 from dit.sampling.media_files import (
     LISTING,
@@ -50,7 +51,6 @@ from dit.sampling.validation.requests import (
     find_decoder,
     notes,
     prepare_prompts,
-    request_of_prompt,
     requests_of_captions,
 )
 from dit.train.train_state import DrawnSamples, Samples, TrainState
@@ -62,7 +62,7 @@ def open_samples(run: TrainState) -> Samples:
     """Prepares the samples of every validation. Collective.
 
     Raises:
-        ValueError: the file of prompts, the text encoder, a size or an input is missing.
+        ValueError: the file of prompts, the text encoder, a size, a picture or an input is missing.
     """
     c = run.config.validation
     prompts = []
@@ -73,8 +73,7 @@ def open_samples(run: TrainState) -> Samples:
         found = from_first_rank(lambda: prepare_prompts(run, prompts))
         decoder = find_decoder(run)[0] if run.replica.reads else None
         extractor = _extractor(run, decoder)
-    wanted = [request_of_prompt(prompt, run, found) for prompt in prompts]
-    features = None
+    wanted, features = list(found.requests), None
     if extractor is not None and decoder is not None:
         features = partial(_features, decoder, extractor)
     wanted += requests_of_captions(run, found, features) if c.num_captions else []
@@ -116,7 +115,7 @@ class GeneratedSample:
 
     number: int
     entry: dict[str, Any]  # in samples.json
-    first_HW3: np.ndarray
+    first_HW3: np.ndarray  # in the grid
     features_D: Tensor | None  # features of its first frame, if there is a held-out one
 
 
@@ -160,9 +159,8 @@ class ValidationSamples:
         """On the first rank: lists the files of all replicas and measures their quality."""
         folder, grid, quality = _folder(run), None, {}
         with drawing(LISTING, undrawn):
-            grid, notes = write_listing(
-                [one.entry for one in every], [one.first_HW3 for one in every], folder
-            )
+            firsts = [beside(self.wanted[one.number].given_HW3, one.first_HW3) for one in every]
+            grid, notes = write_listing([one.entry for one in every], firsts, folder)
             undrawn += notes
             if self.decoder is None and run.card is not None:  # decode_latents.py needs it
                 card = json.dumps(run.card, indent=1) + "\n"
@@ -269,6 +267,7 @@ def _facts(run: TrainState, one: ValidationRequest) -> dict[str, Any]:
         "num_steps": c.sampling_steps,
         "guidance": c.guidance,
         "negative_prompt": one.negative,
+        **one.pictures,
         "sampler": str(c.sampler),
         "weights": "model" if run.model.ema is None else "ema",
         "step": run.progress.step,

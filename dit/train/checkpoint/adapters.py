@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, ValidationError
 
-from dit.config import RunConfig, Weights
+from dit.config import Problems, RunConfig, Weights
+from dit.convert.lora import LoraFactors, check_fits, read_lora
 from dit.models.lora.adapter import AdapterShape
 from dit.models.lora.targets import Adapters, chosen_adapters
 from dit.train.checkpoint.paths import CheckpointError, damaged, find_checkpoint, manifest_of
@@ -113,8 +114,48 @@ def adapter_run(config: RunConfig, start: Path | None) -> AdapterRun | None:
         return None
     if saved is not None:
         return replace(saved, base=found_base(saved.base, moved_to=config.lora.base))
-    adapters = chosen_adapters(config.model, config.lora)
+    if config.lora.init_from is not None:
+        adapters = shapes_of_file(config)
+    else:
+        adapters = chosen_adapters(config.model, config.lora)
     return AdapterRun(adapters=adapters, base=_first_base(config, start))
+
+
+def factors_of_file(config: RunConfig) -> dict[str, LoraFactors]:
+    """The adapters of `lora.init_from`, with a positive alpha.
+
+    Raises:
+        LoraFileError: the file cannot be read, or is of another network.
+    """
+    assert config.lora.init_from is not None
+    place = Path(config.lora.init_from)
+    factors = {n: one if one.alpha > 0 else one.folded() for n, one in read_lora(place).items()}
+    check_fits(factors, config.model, place=f"lora.init_from={place}")
+    return factors
+
+
+def shapes_of_file(config: RunConfig) -> Adapters:
+    """Ranks and alphas of `lora.init_from`, which rule.
+
+    Raises:
+        LoraFileError: the file cannot be read, or is of another network.
+        Problems: `lora.rank` or `lora.alpha` says otherwise.
+    """
+    shapes = {
+        name: AdapterShape(rank=one.rank, alpha=one.alpha)
+        for name, one in factors_of_file(config).items()
+    }
+    for key, told in (("rank", config.lora.rank), ("alpha", config.lora.alpha)):
+        here = sorted({getattr(shape, key) for shape in shapes.values()})
+        if told is not None and here != [told]:
+            raise Problems(
+                [
+                    f"lora.{key}={told:g}: the adapters of lora.init_from={config.lora.init_from}"
+                    f" have {', '.join(f'{value:g}' for value in here)}, and they rule; leave it"
+                    " out"
+                ]
+            )
+    return shapes
 
 
 def _first_base(config: RunConfig, start: Path | None) -> FrozenBase:

@@ -364,5 +364,6 @@ def _fixed(config: RunConfig) -> dict[str, Any]:
     fixed["objective.huber_c"] = config.objective.huber_c if huber else None
     for name in ("rank", "alpha", "targets", "init_from"):
         fixed[f"lora.{name}"] = getattr(config.lora, name)
+    fixed["optimizer.groups"] = list(config.optimizer.groups)
     fixed["ddp.use_distributed_optimizer"] = config.ddp.use_distributed_optimizer
     return fixed

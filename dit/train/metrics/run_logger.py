@@ -178,7 +178,7 @@ def _first_lines(run: TrainState) -> list[str]:
     c = run.config
     packs = "1 pack" if c.train.global_batch_size == 1 else f"{c.train.global_batch_size} packs"
     lines = [
-        f"DiT {c.model.name}: {parameter_count(c.model) / 1e6:.1f} M parameters,"
+        f"{c.model.family} {c.model.name}: {parameter_count(c.model) / 1e6:.1f} M parameters,"
         f" {c.objective.name}, on {dist.get_world_size()} x {device().type} ({_layout(run)}),"
         f" {packs} of {c.dataset.task_encoder_seq_length} tokens a step",
         _precision(run),

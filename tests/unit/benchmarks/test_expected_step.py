@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 import pytest
 from gpu_run import steps
-from gpu_run.expected import expected_here, expected_step
+from gpu_run.expected import expected_here, expected_step, with_fitting_pack
 from gpu_run.page import page
 from gpu_run.parts import PARTS
 from gpu_run.schedule import State
@@ -15,11 +16,12 @@ from gpu_run.schedule import State
 from benchmarks import expected_step as program
 from dit.config import RunConfig
 from dit.distributed.device_specs import DEVICES
+from dit.models.cost import memory
 from dit.planner.efficiency import FUSED, PLAIN
 
 
 def config_of(name: str, size: str = "full"):
-    return steps._config(next(one for one in PARTS if one.name == name), size, ())
+    return steps._config(next(one for one in PARTS if one.name == name), size, ())[0]
 
 
 def test_the_program_prints_shapes_by_kind(tmp_path, capsys):
@@ -88,6 +90,40 @@ def test_eager_steps_are_expected_to_be_slower():
     assert again and again["by_kind_s"]["matrix products"] == pytest.approx(
         4 / 3 * fused["by_kind_s"]["matrix products"]
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "tokens"),
+    [
+        ("xl-fused", "h100", 24576),
+        ("7b-fused", "h100", 16384),
+        ("7b-fused-recompute", "h100", 32768),
+        ("xl-fused", "h200", 32768),
+        ("7b-profile", "h200", 32768),
+        ("xl-eager", None, 32768),
+    ],
+)
+def test_packs_fit_into_the_memory_of_the_device(name, device, tokens):
+    size = DEVICES[device].memory if device else None
+    config, why = with_fitting_pack(config_of(name), size)
+    assert config.dataset.task_encoder_seq_length == tokens
+    assert why.startswith(f"packs of {tokens:,} tokens, for 32,768 need") == (tokens < 32768)
+    if size is not None:
+        assert memory(config, world_size=1).total <= 0.9 * size
+        more = replace(config.dataset, task_encoder_seq_length=tokens + 8192)
+        larger = memory(replace(config, dataset=more), world_size=1).total
+        assert tokens == 32768 or larger > 0.9 * size
+
+
+def test_a_pack_that_never_fits_is_the_smallest_and_one_that_is_asked_for_stays(monkeypatch):
+    config, why = with_fitting_pack(config_of("xl-eager"), 1e9)
+    assert config.dataset.task_encoder_seq_length == 8192 and why
+    monkeypatch.setattr(steps, "device_memory", lambda: 1e9)
+    (part,) = [one for one in PARTS if one.name == "xl-eager"]
+    asked = "dataset.task_encoder_seq_length=16384"
+    for keys, tokens in (((), 8192), ((asked,), 16384)):
+        config, why = steps._config(part, "full", keys)
+        assert config.dataset.task_encoder_seq_length == tokens and bool(why) == (not keys)
 
 
 def test_a_part_hands_back_what_was_expected(monkeypatch):

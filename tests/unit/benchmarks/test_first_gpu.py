@@ -120,7 +120,8 @@ def test_a_key_that_is_unknown_is_no_error_of_the_part(monkeypatch):
     outcome = worker._outcome(asked, {"size": "tiny", "keys": []})
     assert (outcome["state"], outcome["why"]) == ("not run", "unknown key: model.no_such=1")
     optional = Part(name="old", kind="steps", shape="xl", if_known=("model.no_such=1",), **LIMITS)
-    assert steps._config(optional, "tiny", ["optimizer.lr=0.5"]).optimizer.lr == 0.5
+    config, _ = steps._config(optional, "tiny", ["optimizer.lr=0.5"])
+    assert config.optimizer.lr == 0.5
 
 
 LIMITS = {"expected_s": 1, "limit_s": 60}
@@ -251,6 +252,7 @@ def test_the_page_shows_all_that_was_measured_and_why_the_rest_was_not():
         "shares": shares | {"communication_s": 0.0},
         "peak_memory_gb": 88.25,
         "expected": {"mfu": 0.372},
+        "smaller_pack": "packs of 24,576 tokens",
     }
     kernels = steps.kernel_times({"a|b": (1.0, 2)}, steps=1, step_s=2.0)
     content = {
@@ -270,6 +272,7 @@ def test_the_page_shows_all_that_was_measured_and_why_the_rest_was_not():
         " | 20.0% | 20.0% | 88.2 |"
     )
     assert row in text
+    assert "- `xl-fused`: packs of 24,576 tokens" in text
     assert "| attention | RuntimeError: no |" in text and "| copy | 4.3 |" in text
     assert "| `a\\|b` | 1000 | 2 |" in text
     assert "- `7b-eager`: failed: out of memory\n- `tests`: not begun: no time\n" in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,8 @@ from dit.config.loading import load_config
 from dit.config.loading.describe import describe
 from dit.models.cost import kept_by_layer, memory, parameter_count
 from dit.models.dit.config import DitConfig, ExtraPosition
+from dit.models.family import family_of
+from dit.models.wan.config import ImageCondition, WanConfig
 from tests.packs import run_config
 
 COUNTS = {
@@ -114,10 +117,9 @@ def kept_in_layers(config: RunConfig, groups) -> int:
     """Bytes of activations that autograd keeps in a forward pass of the real model."""
     import torch
 
-    from dit.models.dit.model import DiT
     from tests.packs import random_pack
 
-    network = DiT(config.model, groups).train()
+    network = family_of(config.model).network()(config.model, groups).train()
     weights = {weight.untyped_storage().data_ptr() for weight in network.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
 
@@ -133,17 +135,25 @@ def kept_in_layers(config: RunConfig, groups) -> int:
     return sum(storage.nbytes() for place, storage in kept.items() if place not in weights)
 
 
+SIZES: dict[str, Any] = {"name": "custom", "hidden_size": 96, "num_attention_heads": 4}
+WAN: dict[str, Any] = {**SIZES, "mlp_ratio": 4.0, "text_pad_to": None}
+IMAGE = {"image_condition": ImageCondition.FIRST_FRAME, "image_embed_size": 16}
+KEPT = {
+    "dit": (DitConfig, {**SIZES, "adaln_lora_dim": 8}),
+    "wan": (WanConfig, WAN),
+    "wan, image rows": (WanConfig, {**WAN, **IMAGE, "image_embed_length": 3}),
+}
+
+
 @pytest.mark.parametrize("granularity", Recompute)
-def test_a_layer_keeps_the_activations_of_the_estimate(granularity: Recompute, groups) -> None:
+@pytest.mark.parametrize("network", KEPT)
+def test_a_layer_keeps_the_activations_of_the_estimate(
+    network: str, granularity: Recompute, groups
+) -> None:
+    kind, sizes = KEPT[network]
+
     def run(layers: int) -> RunConfig:
-        model = DitConfig(
-            name="custom",
-            num_layers=layers,
-            hidden_size=96,
-            num_attention_heads=4,
-            adaln_lora_dim=8,
-            recompute_granularity=granularity,
-        )
+        model = kind(**sizes, num_layers=layers, recompute_granularity=granularity)
         return RunConfig(model=model, dataset=DatasetConfig(task_encoder_seq_length=32 * 32))
 
     few, many = run(1), run(4)

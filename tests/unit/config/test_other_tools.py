@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from dit.config.inlining import value_of
 from dit.config.loading import ConfigError, load_config, parse_arguments
+from dit.objectives import training_objective
 from recipes.runs import RECIPES
 from tests.packs import run_config
 
@@ -61,6 +63,16 @@ fsdp:
   dp_size: none
   dp_replicate_size: 1
   activation_checkpointing: true
+peft:
+  _target_: nemo_automodel.components._peft.lora.PeftConfig
+  match_all_linear: false
+  dim: 64
+  alpha: 32
+  dropout: 0.1
+  use_dora: false
+  lora_A_init: xavier
+  lora_dtype: torch.bfloat16
+  target_modules: ["*.to_q", "*.to_v"]
 checkpoint:
   enabled: true
   checkpoint_dir: runs/wan
@@ -70,6 +82,11 @@ checkpoint:
   restore_from: null
 """
 AUTOMODEL_READ = {
+    "lora.rank": 64,
+    "lora.alpha": 32.0,
+    "lora.dropout": 0.1,
+    "lora.dtype": "bf16",
+    "lora.targets": ("*.to_q", "*.to_v"),
     "rng.seed": 42,
     "logger.wandb_project": "wan-pretrain",
     "logger.wandb_mode": "online",
@@ -194,6 +211,10 @@ timestep_sample_method = 'logit_normal'
 [adapter]
 type = 'lora'
 rank = 32
+dtype = 'bfloat16'
+dropout = 0.05
+init_from_existing = '/data/lora/epoch50'
+fuse_adapters = []
 
 [optimizer]
 type = 'AdamW8bitKahan'
@@ -209,6 +230,12 @@ wandb_tracker_name = ''
 wandb_run_name = 'one'
 """
 DIFFUSION_PIPE_READ = {
+    "lora.rank": 32,
+    "lora.alpha": None,
+    "lora.dropout": 0.05,
+    "lora.dtype": "bf16",
+    "lora.targets": ("*blocks.*",),
+    "lora.init_from": "/data/lora/epoch50",
     "checkpoint.save": "/data/runs/test",
     "checkpoint.save_interval": 300,
     "train.train_iters": 5000,
@@ -265,7 +292,7 @@ def test_every_key_is_read_or_named_with_the_reason(name: str, tmp_path: Path, c
         assert ": read as " in line or ": read, not used: " in line or line.endswith("not used")
         assert str(file) in line
     assert len(said) == len(set(keys) - OURS)
-    assert "only Cosmos's DiT is trained here yet" in said[0]
+    assert "checkpoint.load_hf" in said[0]
     assert "abc123" not in caplog.text
 
 
@@ -281,13 +308,16 @@ def test_fastvideos_flat_arguments(caplog) -> None:
     --training_state_checkpointing_steps 1000 --weight_decay 1e-4 --max_grad_norm 1.0
     --inference_mode False --checkpoints_total_limit 3 --training_cfg_rate 0.1
     --multi_phased_distill_schedule 4000-1 --not_apply_cfg_solver --dit_precision fp32
-    --num_euler_timesteps 50 --ema_start_step 0 --dry-run"""
+    --num_euler_timesteps 50 --ema_start_step 0 --lora_training True --lora_rank 32
+    --lora_alpha 64 --dry-run"""
     argv = typed.split()
     with caplog.at_level(logging.WARNING, logger="dit.config.loading"):
         config = parse_arguments(argv, recipes=RECIPES).config
     assert (config.optimizer.lr, config.optimizer.weight_decay) == (5e-5, 1e-4)
     assert (config.train.train_iters, config.model.context_parallel_size) == (4000, 4)
     assert (config.validation.sampling_steps, config.validation.guidance) == (50, 3.0)
+    assert (config.lora.rank, config.lora.alpha) == (32, 64)
+    assert config.lora.targets == ("attention",)
     flags = [token for token in argv if token.startswith("--")]
     assert len(caplog.records) == len(flags) - 1
 
@@ -328,6 +358,15 @@ def test_our_keys_and_overrides_stand_beside_theirs(tmp_path: Path) -> None:
         ("cache_only=true", "is not supported: packing is"),
         ("dataset=folder", "is a group and holds no value; set a key such as dataset.path"),
         ("model.dtype=float16", "model.precision is bf16 or fp32"),
+        ("adapter.type=lokr", "is not supported: adapters are plain LoRA"),
+        ("adapter.alpha=16", "diffusion-pipe has alpha = rank"),
+        ("adapter.dtype=float16", "lora.dtype is bf16 or fp32"),
+        ("adapter.exclude_modules=[proj]", "lora.targets says which linears"),
+        ("adapter.fuse_adapters=[{path: x, weight: 1.0}]", "export --merged"),
+        ("peft.use_dora=true", "is not supported: adapters are plain LoRA"),
+        ("peft.match_all_linear=true", "lora.targets says which linears"),
+        ("lora_training=false", "lora.rank turns adapters on"),
+        ("training.lora.target_modules=to_q", "expected a list of names"),
     ],
 )
 def test_a_value_that_asks_for_what_is_not_done_is_an_error(token: str, said: str) -> None:
@@ -379,6 +418,9 @@ def test_only_near_names_are_proposed(key: str, advice: str) -> None:
         ("model.sigmoid_scale=0.7", "objective", "logit_std", 0.7),
         ("force_constant_lr=0.002", "optimizer", "lr", 0.002),
         ("activation_checkpointing=false", "model", "recompute_granularity", "none"),
+        ("models.student.lora.rank=16", "lora", "rank", 16),
+        ("training.lora.alpha=8", "lora", "alpha", 8.0),
+        ("models.student.lora.target_modules=[to_q, ffn]", "lora", "targets", ("*to_q*", "*ffn*")),
     ],
 )
 def test_one_key(token: str, group: str, name: str, value: object) -> None:
@@ -389,3 +431,66 @@ def test_one_key(token: str, group: str, name: str, value: object) -> None:
 def test_betas_become_two_keys() -> None:
     config = load_config(run_config(), overrides=["optimizer.betas=[0.8, 0.9]"])
     assert (config.optimizer.adam_beta1, config.optimizer.adam_beta2) == (0.8, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (("model.min_t=0.875",), (0.875, 1.0)),
+        (("model.min_t=0", "model.max_t=0.875"), (0.0, 0.875)),
+        (("model.min_t=0.1", "model.max_t=0.5", "model.min_t=0.2"), (0.2, 0.5)),
+        (("model.min_t=0.0", "model.max_t=1"), None),
+        (("model.min_t=0.5", "objective.level_range=[0.6,1]"), (0.6, 1.0)),
+    ],
+)
+def test_levels_of_an_expert(said: tuple[str, ...], expected: object) -> None:
+    config = load_config(run_config(), overrides=said)
+    assert (config.objective.name, config.objective.flow.level_range) == ("flow", expected)
+
+
+@pytest.mark.parametrize("token", ["model.min_t=true", "model.max_t=a", "model.min_t=2"])
+def test_what_are_no_levels(token: str) -> None:
+    with pytest.raises(ConfigError, match=r"min_t|max_t"):
+        load_config(run_config(), overrides=[token])
+
+
+def test_levels_are_those_that_diffusion_pipe_draws() -> None:
+    """Quantiles of a long table, sliced: min_t and max_t are levels after the shift."""
+    config = load_config(
+        run_config(),
+        overrides=[
+            *("model.timestep_sample_method=logit_normal", "model.sigmoid_scale=0.8"),
+            *("model.shift=3", "model.min_t=0.6", "model.max_t=0.9"),
+        ],
+    )
+    quantile = torch.linspace(1e-6, 1 - 1e-6, 1_000_001, dtype=torch.float64)
+    t = torch.sigmoid(0.8 * torch.distributions.Normal(0.0, 1.0).icdf(quantile))
+    t = 3 * t / (1 + 2 * t)
+    table = t[torch.searchsorted(t, 0.6) : torch.searchsorted(t, 0.9)]
+    asked = torch.tensor([0.1, 0.5, 0.9])
+    theirs = table[(asked * len(table)).long()].float()
+    ours = training_objective(config.objective).levels(asked, [4, 4, 4])
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+
+
+def test_image_to_video_of_networks_that_take_both(caplog) -> None:
+    token, key = "flow_matching.i2v_prob=0.3", "objective.image_condition_probability"
+    for model, expected in (
+        (["model.name=wan2.2_ti2v_5b"], 0.3),
+        (["model.family=wan", "model.image_condition=clean_first_frame"], 0.3),
+        (["model.name=wan2.1_t2v_1.3b"], 1.0),
+        (["model.name=wan2.2_i2v_a14b"], 1.0),  # always has its condition
+        (["model.name=dit_s"], 1.0),
+        (["model.name=wan2.2_ti2v_5b", f"{key}=0.6"], 0.6),
+    ):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, logger="dit.config.loading"):
+            config = load_config(run_config(), overrides=[token, *model])
+        assert config.objective.image_condition_probability == expected
+        (line,) = [r.getMessage() for r in caplog.records if "i2v_prob" in r.getMessage()]
+        assert (f": read as {key}=0.3" in line) == (expected < 1)
+        assert (": read, not used: drawn for each" in line) == (expected == 1)
+    for wrong in (["flow_matching.i2v_prob=3"], [token, "train.train_iters=-1"]):
+        with pytest.raises(ConfigError) as caught:
+            load_config(run_config(), overrides=wrong)
+        assert len(caught.value.problems) == 1

@@ -31,6 +31,7 @@ from dit.data.rejections import (
     sum_counts,
 )
 from dit.distributed.model_parallel import split_tokens
+from dit.models.dit.config import DitConfig
 from dit.models.family import VARIABLE, InputKind, NullInput, SampleInput
 from dit.models.positions import GridPositions
 from dit.objectives import training_objective, training_problem, validation_problem
@@ -39,8 +40,9 @@ from dit.sampling.generate import Request, SamplingSettings, generate_latents
 from dit.sampling.unpatchify import sample_inputs, unpack_latents
 from dit.train.step import loss_of
 from dit.train.trainer import check_clean_level
-from tests.packs import run_config
+from tests.packs import random_pack, run_config
 from tests.toy_family import PLACE, ToyConfig
+from tests.wan_networks import wan_model
 
 C = 2
 EVERY = (
@@ -247,6 +249,39 @@ def test_a_run_is_refused_before_it_starts_where_clean_tokens_have_no_level(toy)
         check_clean_level(RunConfig(model=toy, objective=edm))
     check_clean_level(RunConfig(model=toy, objective=ObjectiveConfig(name="flow")))
     check_clean_level(run_config(objective=edm))
+
+
+def test_edm_has_the_level_of_given_frames_of_cosmos() -> None:
+    """Sigma 1e-4, which is no level 0: nothing is refused, and the frames are fed as they are."""
+    model = DitConfig(
+        **{"name": "custom", "num_layers": 1, "hidden_size": 48, "num_attention_heads": 4},
+        **{"in_channels": 4, "crossattn_emb_size": 8, "condition_mask": True},
+    )
+    config = RunConfig(model=model, objective=ObjectiveConfig(name="edm"))
+    check_clean_level(config)
+    pack = random_pack([(3, 2, 2), (2, 1, 2)], [4, 5], model=model)
+    objective = training_objective(config.objective)
+    problem = validation_problem(objective, pack, seed=1, quantile=0.5)
+    torch.testing.assert_close(problem.level_M[2:], torch.full((2,), math.log(1e-4) / 4))
+    given = pack.is_real_T & ~pack.is_target_T
+    assert given.any() and torch.equal(problem.input_TC[given], pack.latent_TC[given])
+
+
+def test_generation_with_a_clean_frame_that_edm_has_no_level_for() -> None:
+    config = RunConfig(model=wan_model("ti2v"), objective=ObjectiveConfig(name="edm"))
+    with pytest.raises(ValueError, match=r"objective\.name=flow"):
+        check_clean_level(config)
+    frame, text = torch.randn(4, 1, 2, 2), torch.randn(3, 16)
+    request = Request(
+        inputs={"text": text, "first_frame_latent": frame},
+        negative={"text": text},
+        latent_FHW=(2, 2, 2),
+        fps=16.0,
+        seed=0,
+    )
+    settings = SamplingSettings(num_steps=2)
+    with pytest.raises(ValueError, match=r"tokens without noise .* use objective\.name=flow"):
+        generate_latents(torch.nn.Linear(1, 1), [request], config=config, settings=settings)
 
 
 def test_families_whose_inputs_contradict_each_other_are_refused() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from dit.codecs.text import TEXT_ENCODERS
 from dit.codecs.vae import CODECS
-from dit.config import CUSTOM_SIZE, ModelConfig, ObjectiveConfig, Problems
+from dit.config import CUSTOM_SIZE, ModelConfig, ObjectiveConfig, Precision, Problems
 from dit.config.loading import (
     ConfigError,
     changes,
@@ -52,18 +52,41 @@ def test_a_family_of_the_tree_says_what_others_take_from_it(name: str) -> None:
     assert family_of(model) is family
     assert model.family == name
     assert {f.name for f in fields(ModelConfig)} <= {f.name for f in fields(family.config)}
-    assert family.vae in CODECS
     inputs = family.inputs(model)
+    for one in (model, *map(named_model, family.sizes)):
+        codec = CODECS[family.vae(one)]
+        (text, *_) = family.inputs(one)
+        assert text.encoder == getattr(codec, "text_encoder", None), one.name
     assert {one.encoder for one in inputs if one.encoder} <= {*TEXT_ENCODERS}
     for size, keys in family.objective.of_size.items():
         assert size in family.sizes and {*keys} <= {*hints(ObjectiveConfig)}
     assert family.objective.sign in (1, -1)
+    for size, keys in family.tiny.items():
+        tiny = family.config(name=size, **{**family.sizes[size], **keys})
+        assert tiny.precision is Precision.FP32 and parameter_count(tiny) < 1e6
+        assert tiny.num_layers >= 4 and tiny.num_attention_heads % 4 == 0
     if family.diffusers is None:
         return
     form = family.diffusers()
     theirs = {name.rpartition(".")[0] for pair in pairs(model) for name in pair.theirs}
     for target in form.lora_targets:
         assert any(name.endswith(f".{target}") for name in theirs), target
+
+
+@pytest.mark.parametrize(
+    ("size", "codec"),
+    [
+        ("dit_xl", "cosmos"),
+        ("cosmos_7b", "cosmos"),
+        ("cosmos_predict2_2b", "cosmos_predict2"),
+        ("cosmos_predict2_14b_video2world", "cosmos_predict2"),
+        ("cosmos_predict2.5_2b", "cosmos_predict25"),
+        ("wan2.2_ti2v_5b", "wan"),
+    ],
+)
+def test_the_vae_is_that_of_the_size(size: str, codec: str) -> None:
+    model = named_model(size)
+    assert family_of(model).vae(model) == codec
 
 
 def test_named_sizes_belong_to_one_family() -> None:

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -35,6 +36,21 @@ TINY = {
     "benchmarks/compare_padded.py": [
         *("--steps", "1", "model.num_layers=1", "model.hidden_size=64"),
         *("model.num_attention_heads=2", "model.crossattn_emb_size=32"),
+    ],
+}
+# What the tiny pipelines of the page of Wan need beside it.
+WAN = {
+    "recipes/pretrain_dit.py": [
+        *("model.num_layers=2", "model.hidden_size=48", "model.num_attention_heads=4"),
+        *("model.mlp_ratio=1.3333333333333333", "model.crossattn_emb_size=16"),
+        *("model.freq_dim=16", "model.image_embed_size=16", "model.image_embed_length=5"),
+        *("model.precision=fp32", "model.recompute_granularity=none"),
+        *("model.tensor_model_parallel_size=1", "model.sequence_parallel=false"),
+        *("train.global_batch_size=1", "dataset.task_encoder_seq_length=512"),
+        *("validation.sampling_steps=2", "dataset.use_train_split_for_val=true"),
+    ],
+    "recipes/generate_dit.py": [
+        *("--height", "32", "--width", "64", "--num_video_frames", "5"),
     ],
 }
 
@@ -67,8 +83,34 @@ def run(line: str, folder: Path) -> str:
 
 def tiny(words: tuple[str, ...]) -> str:
     program, arguments = script_call(words) or ([], [])
-    extra = [] if "--dry-run" in arguments else TINY.get(" ".join(program), [])
+    name = " ".join(program)
+    extra = [] if "--dry-run" in arguments else TINY.get(name, [])
+    if "--family" in arguments:
+        extra = [*extra, "--nproc", "2", "--family", "wan2.1_t2v_1.3b"]
+    if any("models/Wan" in word or "runs/wan" in word for word in arguments):
+        extra = [*extra, *WAN.get(name, [])]
+        words = tuple("1" if word == "8" else word for word in words)
     return shlex.join([*words, *extra])
+
+
+def publish_wan(workspace: Path) -> None:
+    """Tiny pipelines, videos and a picture where the page of Wan has large ones."""
+    from tests import media_files
+    from tests.wan_networks import random_wan
+    from tests.wan_pipelines import NETWORKS, pipeline
+
+    second: Any = {"transformer_2": random_wan(seed=1, **NETWORKS["i2v_2.2"])}
+    second["boundary_ratio"] = 0.9
+    for kind, name, more in (
+        ("i2v_2.1", "Wan2.1-I2V-14B-480P-Diffusers", {}),
+        ("i2v_2.2", "Wan2.2-I2V-A14B-Diffusers", second),
+    ):
+        pipeline(workspace / kind, kind, **more)
+        (workspace / "models").mkdir(exist_ok=True)
+        (workspace / kind / "pipeline").rename(workspace / "models" / name)
+    for number in range(4):
+        media_files.video(workspace / f"films/{number}.mp4", 9 + number)
+    media_files.image(workspace / "photos/fox.png")
 
 
 PAGES = [
@@ -85,8 +127,10 @@ def test_page_runs_from_top_to_bottom(repo_root: Path, workspace: Path, page: st
         packing, _, training = _calls(repo_root, "first_run.md")[:3]
         run(tiny(packing), workspace)
         run(tiny(training), workspace)
+    if page == "wan.md":
+        publish_wan(workspace)
     photos = workspace / "photos"
-    photos.mkdir()
+    photos.mkdir(exist_ok=True)
     for i in range(40):
         colour = ("red", "green", "blue")[i % 3]
         image = Image.new("RGB", (16 + 8 * (i % 3), 16 + 8 * (i % 2)), colour)

@@ -6,9 +6,9 @@ from typing import Any
 
 from dit.config.loading.foreign.entry import (
     BUCKETS,
+    CHOOSE_TARGETS,
     CONVERT,
     GOING_ON,
-    LORA,
     MACHINE,
     NETWORK,
     PACKS,
@@ -16,11 +16,13 @@ from dit.config.loading.foreign.entry import (
     SHARDED,
     STEPS,
     Foreign,
+    adapter_dtype,
     betas,
     flow,
     going_on,
     read_as,
     read_by,
+    read_where_legal,
     recompute,
     unused_key,
 )
@@ -102,9 +104,10 @@ AUTOMODEL: dict[str, Foreign] = {
         "no batch is drawn by another density than the rest"
     ),
     "flow_matching.sigma_*": unused_key("t is drawn from all of (0, 1)"),
-    "flow_matching.i2v_prob": unused_key(
-        "objective.image_condition_probability is its like, of networks that take a first frame"
-        " or none"
+    "flow_matching.i2v_prob": read_where_legal(
+        "objective.image_condition_probability",
+        "drawn for each sample with a first frame, where AutoModel draws it for a batch; networks"
+        " that take no first frame, or always one, do not use it",
     ),
     "flow_matching.*": unused_key(
         "objective.* decides, and logger.log_interval what is written down"
@@ -148,8 +151,18 @@ AUTOMODEL: dict[str, Foreign] = {
     "logging.log_every": read_as("logger.log_interval"),
     "batch.batch_size_per_node": unused_key(PACKS),
     "training.num_epochs": unused_key(STEPS),
-    "peft": LORA,
-    "peft.*": LORA,
+    "peft.dim": read_as("lora.rank", note="lora.alpha is the rank where it is not set, there 32"),
+    "peft.alpha": read_as("lora.alpha"),
+    "peft.dropout": read_as("lora.dropout", note="on the adapter's input"),
+    "peft.target_modules": read_as("lora.targets"),
+    "peft.lora_dtype": read_by(adapter_dtype),
+    "peft.exclude_modules": unused_key(CHOOSE_TARGETS, [], None),
+    "peft.match_all_linear": unused_key(CHOOSE_TARGETS, False, None),
+    "peft.use_dora": unused_key("adapters are plain LoRA", False, None),
+    "peft.lora_A_init": unused_key("A starts uniform in +-1 / sqrt(inputs), as in PEFT"),
+    "peft._target_": unused_key("no value names code to run; lora.rank turns adapters on"),
+    "peft": unused_key("lora.rank turns adapters on", None),
+    "peft.*": unused_key("lora.* decides"),
     "performance.*": unused_key("gradients are checked and clipped in one kernel"),
     "profiling.*": unused_key("benchmarks/benchmark.py measures a step"),
     "ci.*": unused_key("it is AutoModel's own test"),

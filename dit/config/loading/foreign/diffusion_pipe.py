@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from dit.config.loading.foreign.entry import (
-    LORA,
+    CHOOSE_TARGETS,
     NETWORK,
     PACKS,
     PART,
     STEPS,
     Foreign,
+    adapter_dtype,
     betas,
     flow,
     going_on,
@@ -23,7 +25,6 @@ from dit.config.loading.foreign.entry import (
 _PACKING = "packing is `python -m data_prep`'s, before training"
 _COUNTED = "it counts steps"
 _HUBER = "objective.loss=huber is the pseudo-Huber loss, sqrt(e² + c²) - c, with objective.huber_c"
-_RANGE = "t is drawn from all of (0, 1); objective.level_range=[LOW, HIGH] trains a part of it"
 
 
 def _dataset_file(value: Any) -> dict[str, Any]:
@@ -39,12 +40,32 @@ def _precision(value: Any) -> dict[str, Any]:
     return {"model.precision": words[value]}
 
 
+def _adapter(value: Any) -> dict[str, Any]:
+    """It adapts every linear of the blocks, those of modulations too."""
+    if value != "lora":
+        raise ValueError("is not supported: adapters are plain LoRA, type = 'lora'")
+    return {"lora.targets": ["*blocks.*"]}
+
+
 def _constant(value: Any) -> dict[str, Any]:
     return {"optimizer.lr": value, "scheduler.lr_decay_style": "constant"}
 
 
 def _huber(value: Any) -> dict[str, Any]:
     return {"objective.loss": "huber", "objective.huber_c": value}
+
+
+def _range(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Both cut the levels after their shift (`slice_t_distribution` of diffusion-pipe)."""
+    ends = [values.get("model.min_t"), values.get("model.max_t")]
+    if any(isinstance(end, bool) or not isinstance(end, int | float | None) for end in ends):
+        raise ValueError("expected a number from 0 to 1")
+    low, high = (usual if end is None else end for end, usual in zip(ends, (0, 1), strict=True))
+    whole = low == 0 and high == 1
+    return {
+        "objective.name": "flow",
+        "objective.level_range": None if whole else [low, high],
+    }
 
 
 def _mode(value: Any) -> dict[str, Any]:
@@ -113,10 +134,25 @@ DIFFUSION_PIPE: dict[str, Foreign] = {
     "model.*_path": PART,
     "model.transformer_dtype": unused_key("model.precision decides, and model.fp8 the products"),
     "model.*_dtype": unused_key("model.precision decides"),
-    "model.min_t": unused_key(_RANGE),
-    "model.max_t": unused_key(_RANGE),
-    "adapter": LORA,
-    "adapter.*": LORA,
+    "model.min_t": Foreign(joint=_range),
+    "model.max_t": Foreign(joint=_range),
+    "adapter.type": read_by(_adapter),
+    "adapter.rank": read_as("lora.rank"),
+    "adapter.alpha": unused_key(
+        "diffusion-pipe has alpha = rank, and refuses the key; so leave it out, or set lora.alpha",
+        None,
+    ),
+    "adapter.dropout": read_as("lora.dropout"),
+    "adapter.dtype": read_by(adapter_dtype),
+    "adapter.init_from_existing": _named("lora.init_from"),
+    "adapter.exclude_modules": unused_key(CHOOSE_TARGETS, [], None),
+    "adapter.fuse_adapters": unused_key(
+        "merge them into the weights that you start from: `python -m dit.convert export --merged`",
+        [],
+        None,
+    ),
+    "adapter": unused_key("lora.rank turns adapters on", None),
+    "adapter.*": unused_key("lora.* decides"),
     "optimizer.type": unused_key("the optimizer is AdamW, with moments in float32"),
     "optimizer.betas": read_by(betas),
     "optimizer.eps": read_as("optimizer.adam_eps"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,9 @@ Reading = Callable[[Any], dict[str, Any]]
 Raises ValueError with a message for the user where the value asks for something unsupported.
 """
 
+JointReading = Callable[[Mapping[str, Any]], dict[str, Any]]
+"""The same of all keys of the other tool with their values, where several are one of ours."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Foreign:
@@ -20,6 +23,8 @@ class Foreign:
     instead: str = ""  # for the user: which key of ours decides, or how its meaning differs
     accepts: tuple[Any, ...] | None = None  # the supported values; None means any value
     reading: Reading | None = None  # None: the key is not used
+    joint: JointReading | None = None  # in the place of `reading`
+    where_legal: bool = False  # not used, without an error, where our network does not take it
     grave: bool = False  # this run trains another network or method than the file asks for
 
     def takes(self, value: object) -> bool:
@@ -40,6 +45,22 @@ def read_as(*keys: str, note: str = "") -> Foreign:
 
 def read_by(reading: Reading, note: str = "") -> Foreign:
     return Foreign(reading=reading, instead=note)
+
+
+def read_where_legal(key: str, note: str) -> Foreign:
+    """A probability, or not used where the network that is trained here does not take our key."""
+    return Foreign(reading=probability(key), instead=note, where_legal=True)
+
+
+def probability(key: str) -> Reading:
+    """A number from 0 to 1."""
+
+    def reading(value: Any) -> dict[str, Any]:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+            raise ValueError("expected a number from 0 to 1")
+        return {key: value}
+
+    return reading
 
 
 def flow(key: str) -> Foreign:
@@ -70,6 +91,14 @@ def going_on(value: Any) -> dict[str, Any]:
     return {} if automatic else {"checkpoint.load": value}
 
 
+def adapter_dtype(value: Any) -> dict[str, Any]:
+    words = {"bfloat16": "bf16", "float32": "fp32"}
+    name = str(value).removeprefix("torch.")
+    if name not in words:
+        raise ValueError("is not supported: lora.dtype is bf16 or fp32")
+    return {"lora.dtype": words[name]}
+
+
 def first_of(key: str) -> Reading:
     """The only element of a list, or a plain value."""
 
@@ -82,13 +111,13 @@ def first_of(key: str) -> Reading:
 
 
 NETWORK = unused_key(
-    "only Cosmos's DiT is trained here yet: model.name and its sizes say which, objective.name how;"
-    " it begins with random weights, or with those that `python -m dit.convert import` took over"
-    " and checkpoint.load with checkpoint.finetune=true names",
+    "model.family and model.name say which network is trained, objective.name how; it begins with"
+    " random weights, or with those of a Diffusers folder on this machine that checkpoint.load_hf"
+    " names",
     grave=True,
 )
 PART = unused_key("it belongs to another network; model.* describes the one that is trained here")
-LORA = unused_key("LoRA is not done here yet: all weights are trained", grave=True)
+CHOOSE_TARGETS = "lora.targets says which linears get an adapter, and no key which do not"
 GOING_ON = "the same command goes on where it stopped; a path is checkpoint.load"
 STEPS = "a run is counted in steps: train.train_iters"
 PACKS = (

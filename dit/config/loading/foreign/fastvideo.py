@@ -8,7 +8,6 @@ from dit.config.loading.foreign.entry import (
     BUCKETS,
     CONVERT,
     GOING_ON,
-    LORA,
     MACHINE,
     NETWORK,
     PACKS,
@@ -29,6 +28,22 @@ from dit.config.loading.foreign.entry import (
 def _decay_style(value: Any) -> dict[str, Any]:
     style = "constant" if value == "constant_with_warmup" else value
     return {"scheduler.lr_decay_style": style}
+
+
+def _adapters(value: Any) -> dict[str, Any]:
+    """Its adapters are those of attention where no targets are given."""
+    if value is not True:
+        raise ValueError(
+            "is not supported: lora.rank turns adapters on; without them leave out all its keys"
+        )
+    return {"lora.targets": ["attention"]}
+
+
+def _parts_of_names(value: Any) -> dict[str, Any]:
+    """Its targets are found anywhere in a name."""
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise ValueError("expected a list of names, such as [to_q, to_v]")
+    return {"lora.targets": [f"*{one}*" for one in value]}
 
 
 def _ema(value: Any) -> dict[str, Any]:
@@ -97,6 +112,12 @@ _VALIDATION = {
     "guidance_scale": read_as("validation.guidance"),
     "num_frames": read_as("validation.num_video_frames"),
 }
+_LORA = {
+    "enable": read_by(_adapters),
+    "rank": read_as("lora.rank"),
+    "alpha": read_as("lora.alpha"),
+    "target_modules": read_by(_parts_of_names),
+}
 _FLAT = {
     **_DATA,
     **_OPTIMIZER,
@@ -124,10 +145,11 @@ _FLAT = {
     "multi_phased_distill_schedule": unused_key("nothing is distilled"),
     "not_apply_cfg_solver": unused_key("nothing is distilled"),
     "dataset_type": unused_key(_LOADED),
-    "use_lora": LORA,
-    "lora_training": LORA,
-    "lora_rank": LORA,
-    "lora_alpha": LORA,
+    "use_lora": read_by(_adapters),
+    "lora_training": read_by(_adapters),
+    "lora_rank": _LORA["rank"],
+    "lora_alpha": _LORA["alpha"],
+    "lora_target_modules": _LORA["target_modules"],
     "VSA_sparsity": _SPARSE,
 }
 
@@ -172,8 +194,9 @@ FASTVIDEO: dict[str, Foreign] = {
     "training.ema.*": _FIRST_STEPS,
     "training.vsa.sparsity": _SPARSE,
     "training.vsa.*": unused_key("attention is dense here"),
-    "training.lora.*": LORA,
+    **_below("training.lora", _LORA),
     "training.*": unused_key("no key of this program has its meaning"),
+    **_below("models.student.lora", _LORA),
     "models.student.flow_shift": flow("objective.flow_shift"),
     "models.*.init_from": NETWORK,
     "models.student.*": PART,

@@ -282,6 +282,28 @@ def test_parquet_of_fastvideo_becomes_shards_that_train(
     assert card["settings"]["latents"] == "raw"
 
 
+def test_parquet_of_cosmos25_is_normalised_or_not_as_the_user_says(
+    tmp_path: Path, read_samples, capsys
+) -> None:
+    model = tiny_pipelines.cosmos25(tmp_path / "model")
+    latent = torch.randn(16, 3, 4, 6, generator=torch.Generator().manual_seed(2))
+    text = torch.randn(5, 48, generator=torch.Generator().manual_seed(3))
+    cache = fastvideo(tmp_path / "cache", {"vae_latent": latent, "text_embedding": text})
+    words = ["convert", str(cache), "--output_dir", str(tmp_path / "out"), "--split", "1,0,0"]
+    words += ["--processor", "cosmos_predict25", "--model_name", str(model)]
+    assert main(words) == 1
+    assert "give --latents normalised where preprocess_cosmos2_5" in capsys.readouterr().err
+    mean, std = (
+        torch.tensor(json.loads((model / "vae/config.json").read_text())[f"latents_{name}"])
+        for name in MOMENTS
+    )
+    whitened = (latent - mean[:, None, None, None]) / std[:, None, None, None]
+    for kind, wanted in (("normalised", latent), ("raw", whitened)):
+        assert main([*words, "--latents", kind, "--overwrite"]) == 0
+        (sample,) = read_samples(tmp_path / "out").values()
+        assert (sample["latent"].float() - wanted).abs().max() < 5e-3
+
+
 def test_fastvideo_normalises_what_we_write_to_our_latents(
     films: Path, wan: Path, tmp_path: Path, read_samples
 ) -> None:

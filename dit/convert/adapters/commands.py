@@ -1,0 +1,80 @@
+"""export-lora and import-lora of the command line."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Say = Callable[[str], None]
+
+
+def add_export_lora(commands: Any, epilog: str) -> argparse.ArgumentParser:
+    about = "A checkpoint of LoRA adapters -> a folder for Diffusers, peft and ComfyUI."
+    parser = commands.add_parser("export-lora", help=about, description=about, epilog=epilog)
+    _add_folder(parser, "--megatron-path", "Run folder, checkpoint folder, or LATEST file.")
+    _add_folder(parser, "--hf-path", "Folder to write; must not exist.")
+    parser.add_argument(
+        "--weights",
+        choices=("ema", "model"),
+        help="Average of the adapters, or the last ones. (default: ema where the run kept one)",
+    )
+    parser.add_argument(
+        "--dtype", choices=("fp32", "bf16"), default="fp32", help="(default: %(default)s)"
+    )
+    parser.add_argument(
+        "--base-model",
+        metavar="NAME",
+        help="Name of the base on the hub, such as Wan-AI/Wan2.1-T2V-1.3B-Diffusers, for the card.",
+    )
+    return parser
+
+
+def add_import_lora(commands: Any, epilog: str) -> argparse.ArgumentParser:
+    about = "A file or folder of LoRA adapters -> a checkpoint that a run of adapters starts from."
+    parser = commands.add_parser("import-lora", help=about, description=about, epilog=epilog)
+    _add_folder(parser, "--hf-path", "Folder or safetensors file of Diffusers, peft or ComfyUI.")
+    _add_folder(parser, "--base-path", "Checkpoint of the weights that the adapters are for.")
+    _add_folder(parser, "--megatron-path", "Checkpoint to write; must not exist.")
+    return parser
+
+
+def _add_folder(parser: argparse.ArgumentParser, name: str, text: str) -> None:
+    parser.add_argument(name, type=Path, required=True, metavar="DIR", help=text)
+
+
+def run_export_lora(args: argparse.Namespace, say: Say) -> int:
+    import torch
+
+    from dit.config import Weights
+    from dit.convert.adapters.export import export_lora
+    from dit.convert.export import check_whole_checkpoint
+
+    path = check_whole_checkpoint(args.megatron_path)
+    done = export_lora(
+        path,
+        args.hf_path,
+        weights=Weights(args.weights) if args.weights else None,
+        dtype={"fp32": torch.float32, "bf16": torch.bfloat16}[args.dtype],
+        base_model=args.base_model,
+    )
+    which = {Weights.EMA: "averages of the adapters", Weights.MODEL: "adapters"}[done.weights]
+    say(
+        f"{which} of {path} are in {done.path}: {done.modules} linears, {done.numbers / 1e6:.2f}"
+        " million numbers; README.md there says how to load them"
+    )
+    return 0
+
+
+def run_import_lora(args: argparse.Namespace, say: Say) -> int:
+    from dit.convert.adapters.import_ import import_lora
+
+    done = import_lora(args.hf_path, args.base_path, args.megatron_path)
+    ranks = ", ".join(map(str, done.ranks))
+    say(f"adapters of {done.modules} linears, of rank {ranks}, are in {done.path}")
+    say(
+        f"start a run with --config-file {done.path / 'config.yaml'} checkpoint.load={done.path}"
+        " checkpoint.finetune=true checkpoint.save=... dataset.path=..."
+    )
+    return 0

@@ -1,0 +1,112 @@
+"""Checkpoint of adapters -> a folder for Diffusers, peft and ComfyUI."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dit.config import Weights
+from dit.config.inlining import value_of
+from dit.convert.adapters.stored import StoredAdapters, open_adapters
+from dit.convert.atomic_folder import new_folder
+from dit.convert.lora import LoraCard, write_lora
+from dit.distributed.collective_errors import on_first_rank
+from dit.models.family import diffusers_form
+from dit.train.checkpoint.paths import STEP
+
+_SHOWN = (
+    *("lora.rank", "lora.alpha", "lora.targets", "lora.dropout"),
+    *("optimizer.lr", "optimizer.weight_decay", "train.global_batch_size"),
+    *("dataset.task_encoder_seq_length", "objective.name", "objective.flow_shift"),
+    *("model.name", "model.precision", "rng.seed"),
+)
+_PICTURES = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportedLora:
+    """A folder with the adapters of a checkpoint."""
+
+    path: Path
+    weights: Weights
+    modules: int
+    numbers: int
+
+
+def export_lora(
+    checkpoint: Path,
+    target: Path,
+    *,
+    weights: Weights | None = None,
+    dtype: torch.dtype = torch.float32,
+    base_model: str | None = None,
+) -> ExportedLora:
+    """Writes the folder `target`. Collective; the first process writes.
+
+    `base_model` is the name that the base has on the hub, for the card and for peft.
+
+    Raises:
+        ConvertError: there are no adapters, or `target` exists or cannot be written.
+        CheckpointError: the checkpoint is damaged.
+    """
+    opened = open_adapters(checkpoint, weights)
+    form = diffusers_form(opened.config.model)
+    names = None if form.comfyui_names is None else form.comfyui_names(opened.config.model)
+    with new_folder(target, option="--hf-path") as folder:
+        on_first_rank(
+            lambda: write_lora(
+                folder, opened.factors, card(opened, base_model), comfyui_names=names, dtype=dtype
+            )
+        )
+    numbers = sum(one.down.numel() + one.up.numel() for one in opened.factors.values())
+    return ExportedLora(
+        path=target, weights=opened.weights, modules=len(opened.factors), numbers=numbers
+    )
+
+
+def card(opened: StoredAdapters, base_model: str | None) -> LoraCard:
+    """What is known of a checkpoint's adapters."""
+    config = opened.config
+    form = diffusers_form(config.model)
+    fitting = [name for name, of in form.pipelines.items() if of == config.objective.name]
+    step = opened.path.name.removeprefix(STEP)
+    return LoraCard(
+        network=form.class_name,
+        base=base_model,
+        base_digest=opened.run.base.digest or None,
+        pipeline=fitting[0] if len(fitting) == 1 else None,
+        data=_data(config),
+        steps=int(step) if opened.path.name.startswith(STEP) and step.isdigit() else None,
+        settings={
+            key: _shown(value) for key in _SHOWN if (value := _value(config, key)) is not None
+        },
+        pictures=_pictures(opened.path),
+    )
+
+
+def _value(config: Any, key: str) -> Any:
+    group, _, name = key.partition(".")
+    try:
+        return value_of(getattr(config, group), name)
+    except AttributeError:  # a key of another objective
+        return None
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _data(config: Any) -> str | None:
+    """The name of the dataset's folder; its place on this machine is nobody else's business."""
+    places = [config.dataset.path, *(entry.path for entry in config.dataset.blend or ())]
+    return ", ".join(Path(place).name for place in places if place) or None
+
+
+def _pictures(checkpoint: Path) -> tuple[Path, ...]:
+    """Those that the last validation of the run generated at this step."""
+    samples = checkpoint.parent.parent / "samples" / checkpoint.name
+    found = (one for one in sorted(samples.glob("*")) if one.suffix in (".png", ".mp4"))
+    return tuple(found)[:_PICTURES]

@@ -1,0 +1,74 @@
+"""File of adapters -> a checkpoint of adapters beside a base."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dit.config import LoraConfig, Weights
+from dit.convert.adapters.stored import write_adapters
+from dit.convert.atomic_folder import new_folder
+from dit.convert.errors import ConvertError
+from dit.convert.lora import LoraFactors, check_fits, read_lora
+from dit.distributed.collective_errors import on_first_rank
+from dit.models.lora.adapter import AdapterShape
+from dit.train.checkpoint.adapters import AdapterRun, FrozenBase, adapters_of, digest_of
+from dit.train.checkpoint.paths import find_checkpoint, saved_config
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImportedLora:
+    """A checkpoint of adapters."""
+
+    path: Path
+    modules: int
+    ranks: tuple[int, ...]
+
+
+def import_lora(
+    file: Path, base: Path, target: Path, *, base_weights: Weights = Weights.MODEL
+) -> ImportedLora:
+    """Writes the checkpoint `target` of the adapters in `file`, for the weights of `base`.
+
+    Collective; the first process writes.
+
+    Raises:
+        LoraFileError: the file cannot be read, or is of another network than the base.
+        ConvertError: the base is none, or `target` exists or cannot be written.
+        CheckpointError: the base is damaged.
+    """
+    path = find_checkpoint(base)
+    if path is None or adapters_of(path) is not None:
+        raise ConvertError(
+            f"--base-path {base} holds no whole weights; give the checkpoint that `python -m"
+            " dit.convert import` made of the model that the adapters are for"
+        )
+    config = saved_config(path)
+    factors = {n: one if one.alpha > 0 else one.folded() for n, one in read_lora(file).items()}
+    check_fits(factors, config.model, place=file)
+    shapes = {n: AdapterShape(rank=one.rank, alpha=one.alpha) for n, one in factors.items()}
+    frozen = FrozenBase(
+        path=path.resolve(), averaged=base_weights is Weights.EMA, digest=digest_of(path)
+    )
+    run = AdapterRun(adapters=shapes, base=frozen)
+    adapted = replace(config, lora=_described(factors))
+    with new_folder(target, option="--megatron-path") as folder:
+        on_first_rank(lambda: write_adapters(folder, factors, run, adapted))
+    ranks = tuple(sorted({one.rank for one in factors.values()}))
+    return ImportedLora(path=target, modules=len(factors), ranks=ranks)
+
+
+def _described(factors: Mapping[str, LoraFactors]) -> LoraConfig:
+    """What a configuration says of them: the commonest rank and alpha, and every name."""
+    ranks, alphas = (Counter(values) for values in zip(*_counts(factors), strict=True))
+    return LoraConfig(
+        rank=ranks.most_common(1)[0][0],
+        alpha=alphas.most_common(1)[0][0],
+        targets=tuple(factors),
+    )
+
+
+def _counts(factors: Mapping[str, LoraFactors]) -> list[tuple[int, float]]:
+    return [(one.rank, one.alpha) for one in factors.values()]

@@ -1,0 +1,69 @@
+"""The README.md of a folder of adapters, with what is known and nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+CARD_FILE, SAMPLES = "README.md", "samples"
+_HUB = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoraCard:
+    """What a person who finds the folder should know."""
+
+    network: str  # class of Diffusers' network
+    base: str | None = None  # name on the hub of the weights that the adapter is for
+    base_digest: str | None = None
+    pipeline: str | None = None  # class of a pipeline that runs the network
+    data: str | None = None
+    steps: int | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)  # dotted key -> value
+    pictures: tuple[Path, ...] = ()  # copied into samples/
+
+    def text(self, *, comfyui: bool) -> str:
+        """The page; `comfyui`: whether there is a file for ComfyUI."""
+        parts = [self._front(), "# LoRA\n", self._facts(), "## Use\n", self._loading(comfyui)]
+        if self.pictures:
+            shown = (f"![{one.stem}]({SAMPLES}/{one.name})" for one in self.pictures)
+            parts += ["## Samples\n", "\n".join(shown) + "\n"]
+        if self.settings:
+            rows = "\n".join(f"| `{key}` | `{value}` |" for key, value in self.settings.items())
+            parts += ["## Settings\n", f"| key | value |\n|---|---|\n{rows}\n"]
+        return "\n".join(parts)
+
+    def _front(self) -> str:
+        base = ""
+        if self.base is not None and _HUB.fullmatch(self.base):
+            base = f"base_model: {json.dumps(self.base)}\n"
+        return f"---\nlibrary_name: diffusers\n{base}tags:\n- lora\n- peft\n---\n"
+
+    def _facts(self) -> str:
+        base = self.base or f"a `{self.network}`"
+        digest = f" (SHA-256 of its weights: `{self.base_digest}`)" if self.base_digest else ""
+        facts = [f"- Base: {base}{digest}"]
+        if self.data is not None:
+            facts.append(f"- Data: {self.data}")
+        if self.steps is not None:
+            facts.append(f"- Steps: {self.steps:,}")
+        return "\n".join(facts) + "\n"
+
+    def _loading(self, comfyui: bool) -> str:
+        loader = self.pipeline or "DiffusionPipeline"
+        base = json.dumps(self.base or "BASE")
+        lines = [
+            "```python",
+            f"from diffusers import {loader}",
+            f"pipe = {loader}.from_pretrained({base})",
+            'pipe.transformer.load_lora_adapter("FOLDER", prefix="transformer",'
+            " use_safetensors=True)",
+            "```\n",
+            "`peft.PeftModel.from_pretrained(transformer, FOLDER)` reads the folder as well.",
+        ]
+        if comfyui:
+            lines.append("For ComfyUI, copy `comfyui/lora.safetensors` into `models/loras`.")
+        return "\n".join(lines) + "\n"

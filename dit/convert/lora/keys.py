@@ -1,0 +1,128 @@
+"""What each key of a file of adapters is: which module, and which of its factors.
+
+The same adapter is written as `transformer.blocks.0.attn1.to_q.lora_A.weight` by Diffusers, with
+the prefix `base_model.model.` by peft, with `diffusion_model.` and the names of the original
+project by ComfyUI and diffusion-pipe, and as `lora_unet_blocks_0_self_attn_q.lora_down.weight`
+with an `.alpha` beside it by kohya's scripts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from dit.convert.lora.factors import LoraFileError
+from dit.convert.lora.original_names import OriginalNames
+
+
+class Factor(StrEnum):
+    """What a tensor is to its module."""
+
+    DOWN = "lora_A"
+    UP = "lora_B"
+    ALPHA = "alpha"
+
+
+@dataclass(frozen=True, slots=True)
+class LoraKey:
+    """One key of a file."""
+
+    key: str
+    module: str  # as Diffusers names it
+    written: str  # the module as the file names it, without prefix; peft's patterns are of these
+    part: Factor
+
+
+_PREFIXES = ("base_model.model.", "model.diffusion_model.", "diffusion_model.", "transformer.")
+_INNER = "net."  # of Cosmos' own checkpoints
+_FLAT = ("lora_unet_", "lora_transformer_")
+_PARTS = {
+    "lora_A": Factor.DOWN,
+    "lora_down": Factor.DOWN,
+    "lora.down": Factor.DOWN,
+    "lora_B": Factor.UP,
+    "lora_up": Factor.UP,
+    "lora.up": Factor.UP,
+}
+# peft's state_dict has the adapter's name in its keys, which its files leave out.
+_FACTOR = re.compile(
+    rf"(?P<module>.+)\.(?P<part>{'|'.join(map(re.escape, _PARTS))})"
+    r"(?:\.(?P<adapter>[A-Za-z0-9_-]+))?\.weight"
+)
+_ALPHA = re.compile(r"(?P<module>.+)\.(?:lora_)?alpha")
+_OTHER_NETWORKS = r"(?:base_model\.model\.)?(?:%s)"
+_REFUSED = (
+    (
+        _OTHER_NETWORKS % r"lora_te|text_encoder|text_model|te\d?[._]|cond_stage_model|conditioner",
+        "is of a text encoder, whose outputs the shards hold: no text encoder is run in training."
+        " Take these keys out of the file",
+    ),
+    (
+        _OTHER_NETWORKS % r"unet\.|transformer_\d+\.|text_conditioner|llm_adapter|connectors",
+        "is of another network than the transformer: give a file of that one network",
+    ),
+    (r".*(?:lora_magnitude_vector|dora_scale)", "is DoRA's, which is not supported"),
+    (r".*lokr_", "is LoKr's, which is not supported"),
+    (r".*hada_", "is LoHa's, which is not supported"),
+    (r".*(?:b?oft_|vera_lambda|lora_embedding_)", "is no factor of LoRA"),
+    (r".*lora_mid", "is of a convolution, which is not supported"),
+    (r".*(?:\.bias|\.diff_b|lora_bias)$", "is of a bias; only weights have adapters here"),
+    (r".*\.diff$", "is a whole difference of weights, and no factor of LoRA"),
+)
+
+
+def parse_keys(names: Iterable[str], *, place: object) -> list[LoraKey]:
+    """What each key of a file is.
+
+    Raises:
+        LoraFileError: names a key that is not read, with the reason.
+    """
+    original, adapters = OriginalNames(), set[str]()
+    found = [_parsed(name, original, adapters, place) for name in names]
+    if len(adapters) > 1:
+        raise LoraFileError(
+            f"{place} holds several adapters ({', '.join(sorted(adapters))}); save each in a file"
+            " of its own"
+        )
+    return found
+
+
+def _parsed(key: str, original: OriginalNames, adapters: set[str], place: object) -> LoraKey:
+    for pattern, reason in _REFUSED:
+        if re.match(pattern, key):
+            raise LoraFileError(f"{place}: {key} {reason}")
+    match = _FACTOR.fullmatch(key)
+    if match is not None:
+        part = _PARTS[match["part"]]
+        if match["adapter"]:
+            adapters.add(match["adapter"])
+    elif (match := _ALPHA.fullmatch(key)) is not None:
+        part = Factor.ALPHA
+    else:
+        raise LoraFileError(
+            f"{place}: {key} is no key of LoRA (lora_A and lora_B, lora_down and lora_up, or"
+            " alpha, of a module); is it a file of adapters?"
+        )
+    written = _without_prefix(match["module"])
+    return LoraKey(key, _module(match["module"], written, original, key, place), written, part)
+
+
+def _without_prefix(module: str) -> str:
+    for prefix in _PREFIXES:
+        module = module.removeprefix(prefix)
+    return module.removeprefix(_INNER)
+
+
+def _module(stored: str, written: str, original: OriginalNames, key: str, place: object) -> str:
+    flat = next((written.removeprefix(one) for one in _FLAT if written.startswith(one)), None)
+    if flat is None:
+        return original.dotted(written)
+    module = original.flat(flat)
+    if module is None:
+        raise LoraFileError(
+            f"{place}: {key}: {stored} is a linear of no network that is known here; this file is"
+            " of another network, or convert it with the tools of its project"
+        )
+    return module

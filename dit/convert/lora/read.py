@@ -1,0 +1,199 @@
+"""A folder or file of adapters -> factors by Diffusers' names of modules.
+
+1. find     which safetensors file of a folder, and which configuration goes with it
+2. parse    each key: module and factor                                    (keys.py)
+3. check    types, shapes, finite numbers; rank and alpha                  (patterns.py)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from dit.convert.lora.factors import LoraFactors, LoraFileError, in_order
+from dit.convert.lora.keys import Factor, LoraKey, parse_keys
+from dit.convert.lora.patterns import PeftConfig, peft_config
+from dit.parsing import parse_json
+
+DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
+PEFT_FILE, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+METADATA = "lora_adapter_metadata"
+"""Key of the file's metadata under which Diffusers keeps peft's configuration, as JSON."""
+NETWORK = "transformer"
+_PEFT = "base_model.model."
+_TYPES = {"F32", "BF16", "F16"}
+_MOST_JSON = 4 * 2**20  # bytes
+
+
+def read_lora(path: Path) -> dict[str, LoraFactors]:
+    """The adapters of a file or folder, by the modules of Diffusers' network.
+
+    A folder is one of peft, of Diffusers' `save_lora_weights` and `save_lora_adapter`, of
+    diffusion-pipe, or an export of ours. Without a configuration or alphas, alpha is the rank.
+
+    Raises:
+        LoraFileError: names the file and the key, and the remedy.
+    """
+    file = _find(path)
+    tensors, metadata = _tensors(file)
+    keys = parse_keys(tensors, place=file)
+    config = _config(file, metadata)
+    if config is None and any(key.key.startswith(_PEFT) for key in keys):
+        raise LoraFileError(
+            f"{file} was written by peft, and {PEFT_CONFIG} is not beside it as {PEFT_FILE}: it"
+            " says alpha, without which the adapter has another strength. Copy it, too"
+        )
+    modules = _by_module(keys, file)
+    return in_order({m: _factors(file, parts, tensors, config) for m, parts in modules.items()})
+
+
+def _find(path: Path) -> Path:
+    if path.is_file():
+        if path.suffix != ".safetensors":
+            raise LoraFileError(
+                f"{path} is no safetensors file; a pickle can run code, so that none is read: open"
+                " it in the tool that wrote it, and save it as safetensors"
+            )
+        return path
+    if not path.is_dir():
+        raise LoraFileError(f"{path} does not exist; give a file or folder of adapters")
+    for name in (PEFT_FILE, DIFFUSERS_FILE):
+        if (path / name).is_file():
+            return path / name
+    files = sorted(path.glob("*.safetensors"))
+    if len(files) == 1:
+        return files[0]
+    if files:
+        names = ", ".join(file.name for file in files[:5])
+        raise LoraFileError(f"{path} holds several files ({names}); give one of them")
+    pickles = [*path.glob("*.bin"), *path.glob("*.pt"), *path.glob("*.pth")]
+    why = f" ({pickles[0].name} is a pickle, which can run code)" if pickles else ""
+    raise LoraFileError(f"{path} holds no adapters in a safetensors file{why}; save them as one")
+
+
+def _tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """All tensors of a file in float32, and its metadata."""
+    try:
+        with safe_open(file, framework="pt") as opened:
+            metadata = opened.metadata() or {}
+            found = {name: _tensor(file, name, opened) for name in opened.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise LoraFileError(f"{file} is damaged ({error}); copy or save it again") from error
+    if not found:
+        raise LoraFileError(f"{file} holds no tensors; save the adapters again")
+    return found, metadata
+
+
+def _tensor(file: Path, name: str, opened: Any) -> Tensor:
+    stored = opened.get_slice(name).get_dtype()
+    if stored not in _TYPES:
+        raise LoraFileError(
+            f"{file}: {name} is of type {stored}; save it as one of {', '.join(sorted(_TYPES))}"
+        )
+    tensor = opened.get_tensor(name).float()
+    if not tensor.isfinite().all():
+        raise LoraFileError(f"{file}: {name} holds NaN or infinity: its training went wrong")
+    return tensor.clone()
+
+
+@dataclass(frozen=True, slots=True)
+class _Alphas:
+    """The configuration beside a file's tensors."""
+
+    config: PeftConfig
+    place: str
+
+
+def _config(file: Path, metadata: Mapping[str, str]) -> _Alphas | None:
+    """The configuration that goes with a file; None where nothing tells ranks and alphas."""
+    beside = file.with_name(PEFT_CONFIG)
+    if METADATA in metadata:
+        text, place = metadata[METADATA].encode(), f"{file} ({METADATA})"
+    elif file.name == PEFT_FILE and beside.is_file():
+        if beside.stat().st_size > _MOST_JSON:
+            raise LoraFileError(f"{beside} is larger than any such file; save the adapter again")
+        text, place = beside.read_bytes(), str(beside)
+    else:
+        return None
+    try:
+        content = parse_json(text)
+    except ValueError as error:
+        raise LoraFileError(f"{place} is no JSON ({error}); save the adapter again") from error
+    if not isinstance(content, dict):
+        raise LoraFileError(f"{place} holds no JSON object; save the adapter again")
+    # Diffusers' pipelines write the name of the network before each key.
+    own = {k.removeprefix(f"{NETWORK}."): v for k, v in content.items()}
+    return _Alphas(peft_config(own, place=place), place)
+
+
+def _by_module(keys: list[LoraKey], file: Path) -> dict[str, dict[Factor, LoraKey]]:
+    modules: dict[str, dict[Factor, LoraKey]] = {}
+    for key in keys:
+        parts = modules.setdefault(key.module, {})
+        if key.part in parts:
+            raise LoraFileError(
+                f"{file}: {key.key} and {parts[key.part].key} are the same factor of {key.module}"
+            )
+        parts[key.part] = key
+    return modules
+
+
+def _factors(
+    file: Path,
+    parts: dict[Factor, LoraKey],
+    tensors: dict[str, Tensor],
+    told: _Alphas | None,
+) -> LoraFactors:
+    some = next(iter(parts.values()))
+    if lost := [part for part in (Factor.DOWN, Factor.UP) if part not in parts]:
+        raise LoraFileError(f"{file}: {some.key} is there, but no {lost[0]} of the same module")
+    down, up = (tensors[parts[part].key] for part in (Factor.DOWN, Factor.UP))
+    _check_shapes(file, parts, down, up)
+    rank = down.shape[0]
+    if told is not None and (said := told.config.rank(some.written)) != rank:
+        raise LoraFileError(
+            f"{told.place} says rank {said} of {some.written}, and {parts[Factor.DOWN].key} has"
+            f" {rank}; they are of two adapters, or two of its patterns fit this module (peft sorts"
+            " them in saving): write the module's whole name there"
+        )
+    alpha = float(rank) if told is None else told.config.alpha(some.written)
+    if Factor.ALPHA not in parts:
+        return LoraFactors(down=down, up=up, alpha=alpha)
+    key = parts[Factor.ALPHA].key
+    stored = _stored_alpha(file, key, tensors)
+    if told is not None and not math.isclose(stored, alpha, rel_tol=1e-2):  # bfloat16 has 3 digits
+        raise LoraFileError(
+            f"{told.place} says alpha {alpha:g} of {some.written}, and {key} {stored:g}; take one"
+            " of them out"
+        )
+    return LoraFactors(down=down, up=up, alpha=stored)
+
+
+def _check_shapes(file: Path, parts: dict[Factor, LoraKey], down: Tensor, up: Tensor) -> None:
+    for part, factor in ((Factor.DOWN, down), (Factor.UP, up)):
+        if factor.ndim != 2 or 0 in factor.shape:
+            what = "a convolution" if factor.ndim > 2 else "no matrix"
+            raise LoraFileError(
+                f"{file}: {parts[part].key} has shape {list(factor.shape)}, of {what}; only"
+                " linears have adapters here"
+            )
+    if down.shape[0] != up.shape[1]:
+        raise LoraFileError(
+            f"{file}: {parts[Factor.DOWN].key} of shape {list(down.shape)} and"
+            f" {parts[Factor.UP].key} of shape {list(up.shape)} have two ranks"
+        )
+
+
+def _stored_alpha(file: Path, key: str, tensors: Mapping[str, Tensor]) -> float:
+    if tensors[key].numel() != 1:
+        raise LoraFileError(
+            f"{file}: {key} has shape {list(tensors[key].shape)}, and alpha is one number"
+        )
+    return float(torch.as_tensor(tensors[key]).reshape(()))

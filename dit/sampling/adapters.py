@@ -1,0 +1,91 @@
+"""Adapters of files beside the weights of a network that generates."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from dit.convert.lora import LoraFactors, check_fits, read_lora
+from dit.models.lora.adapter import AdapterShape, is_adapter
+from dit.models.lora.factors import FactorPair, to_stored
+from dit.models.lora.targets import adaptable_pairs, attach_adapters
+
+
+class ScaledFile(NamedTuple):
+    """A file or folder of adapters, and what they are multiplied by."""
+
+    place: Path
+    scale: float
+
+
+def scaled_file(text: str, *, option: str) -> ScaledFile:
+    """FILE or FILE:SCALE.
+
+    Raises:
+        ValueError: the scale is no finite number.
+    """
+    if Path(text).exists():
+        return ScaledFile(Path(text), 1.0)
+    place, colon, scale = text.rpartition(":")
+    if not colon:
+        return ScaledFile(Path(text), 1.0)
+    if not re.fullmatch(r"-?(\d+\.?\d*|\.\d+)(e-?\d+)?", scale):
+        raise ValueError(
+            f"{option} {text}: {scale!r} is no number; write FILE:SCALE, such as {place}:0.8"
+        )
+    return ScaledFile(Path(place), float(scale))
+
+
+def add_adapters(network: Any, given: Sequence[str], *, option: str) -> None:
+    """Gives a loaded network the sum of adapters; those of scale 0 leave no trace.
+
+    All ranks call it.
+
+    Raises:
+        ValueError: a file cannot be read, is of another network, or the checkpoint has adapters
+            of its own.
+    """
+    from dit.train.model_and_optimizer import draw_weights
+
+    files = [scaled_file(text, option=option) for text in given]
+    read = []
+    for file in files:
+        factors = read_lora(file.place)
+        check_fits(factors, network.model, place=f"{option} {file.place}")
+        read.append(factors)
+    if files and any(is_adapter(name) for name, _ in network.named_parameters()):
+        raise ValueError(
+            f"{option} goes with whole weights, and the checkpoint holds adapters itself: give the"
+            " weights beside them as the checkpoint, and what `python -m dit.convert export-lora`"
+            f" makes of it as {option}, too"
+        )
+    used = [(one, f.scale) for one, f in zip(read, files, strict=True) if f.scale != 0]
+    summed = _summed(used)
+    if not summed:
+        return
+    # All strengths are in B, so that alpha is the rank.
+    shapes = {
+        module: AdapterShape(rank=len(one.down), alpha=len(one.down))
+        for module, one in summed.items()
+    }
+    attach_adapters(network, shapes, precision=network.model.precision)
+    stored = to_stored(summed, adaptable_pairs(network.model))
+    draw_weights(network, lambda name, *_: stored[name], seed=0, chosen=is_adapter)
+
+
+def _summed(
+    adapters: Sequence[tuple[Mapping[str, LoraFactors], float]],
+) -> dict[str, FactorPair]:
+    """The sum of several: A above each other, B side by side, each with its strength."""
+    names = dict.fromkeys(name for factors, _ in adapters for name in factors)
+    found = {}
+    for name in names:
+        own = [(factors[name], scale) for factors, scale in adapters if name in factors]
+        down = torch.cat([one.down for one, _ in own])
+        up = torch.cat([one.folded().up * scale for one, scale in own], dim=1)
+        found[name] = FactorPair(down, up)
+    return found

@@ -1,0 +1,103 @@
+"""Videos with given pictures: the same latents on one process and on every layout of two."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from tests.cosmos_predict import gap
+from tests.launching import ROOT, run
+from tests.wan_networks import random_wan
+from tests.wan_pipelines import NETWORKS, pipeline
+
+LAYOUTS = {
+    "tp2+sp": ("--tensor_model_parallel_size", "2", "--sequence_parallel"),
+    "cp2": ("--context_parallel_size", "2"),
+    "pp2": ("--pipeline_model_parallel_size", "2"),
+}
+KINDS = ("i2v_2.1", "flf2v", "two experts", "5b")
+SIZE = ("--height", "32", "--width", "64", "--num_video_frames", "5")
+ASKED = ("--num_steps", "4", "--guidance", "3.5", "--sampler", "unipc", "--weights", "model")
+
+# One command after the other, each as its command line has it: a start takes longer than a video.
+SCRIPT = """
+import json, sys
+from dit.convert.cli import main as convert
+from recipes.generate_dit import main as generate
+for arguments in json.loads(sys.argv[1]):
+    assert (convert if arguments[0] == "import" else generate)(arguments) == 0, arguments
+"""
+
+
+def commands(kind: str, folder: Path) -> tuple[list[list[str]], list[str]]:
+    """Imports of the tiny pipeline of a kind, and the generation of two videos of its own."""
+    two = kind == "two experts"
+    parts, more = folder / "pipeline", {}
+    if two:
+        more = {"transformer_2": random_wan(seed=1, **NETWORKS["i2v_2.2"]), "boundary_ratio": 0.875}
+    pipeline(folder, "i2v_2.2" if two else kind, expand_timesteps=kind == "5b", **more)
+    sources = {"high": parts, "low": parts / "transformer_2"}
+    imports = [
+        ["import", "--hf-path", str(source), "--megatron-path", str(folder / name)]
+        for name, source in sources.items()
+        if two or name == "high"
+    ]
+    first, last, other = pictures(folder)
+    prompts = [{"prompt": "a red fox"}, {"prompt": "a hen", "image_path": other}]
+    generate = ["--checkpoint_path", str(folder / "high"), "--image", first, "--save_latents"]
+    if kind == "flf2v":
+        generate += ["--last_image", last]
+        prompts[1]["last_image_path"] = first
+    if two:
+        generate += ["--checkpoint_path_low", str(folder / "low"), "--offload_experts"]
+    (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+    generate += ["--prompts_file", str(folder / "prompts.jsonl"), *ASKED, *SIZE]
+    places = ["--t5_cache_dir", str(parts), "--tokenizer_cache_dir", str(parts)]
+    return imports, generate + places
+
+
+def pictures(folder: Path) -> list[str]:
+    """Three files of random colours, which have to be resized."""
+    rng, files = np.random.default_rng(3), [folder / f"{number}.png" for number in range(3)]
+    for file in files:
+        Image.fromarray(rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)).save(file)
+    return list(map(str, files))
+
+
+def latents(folder: Path) -> list[torch.Tensor]:
+    entries = json.loads((folder / "samples.json").read_text())
+    assert [entry["prompt"] for entry in entries] == ["a red fox", "a hen"]
+    return [load_file(folder / entry["latent"])["latent"] for entry in entries]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_given_pictures_give_the_same_latents_on_every_layout(tmp_path: Path) -> None:
+    script = tmp_path / "several.py"
+    script.write_text(SCRIPT)
+    alone, together = [], []
+    for kind in KINDS:
+        imports, generate = commands(kind, tmp_path / kind)
+        alone += [*imports, [*generate, "--output_dir", f"{tmp_path}/{kind}/one"]]
+        for name, flags in LAYOUTS.items():
+            together += [[*generate, *flags, "--output_dir", f"{tmp_path}/{kind}/{name}"]]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    for started, lines in (([], alone), (launcher, together)):
+        # The script imports `recipes`, which no environment installs.
+        env = {"PYTHONPATH": str(ROOT)}
+        done = run([sys.executable, *started, str(script), json.dumps(lines)], timeout=500, env=env)
+        assert done.returncode == 0, done.stdout + done.stderr
+    for kind in KINDS:
+        one = latents(tmp_path / kind / "one")
+        assert gap(*one) > 1e-2
+        for name in LAYOUTS:
+            found = latents(tmp_path / kind / name)
+            gaps = [gap(ours, theirs) for ours, theirs in zip(found, one, strict=True)]
+            assert max(gaps) <= 1e-5, (kind, name)

@@ -1,0 +1,78 @@
+"""Random adapters, and what they make of tiny networks of Diffusers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dit.convert.lora import LoraFactors
+from tests.published import random_model
+from tests.wan_networks import random_wan
+
+
+def linears(network: nn.Module) -> dict[str, tuple[int, int]]:
+    """Module -> (outputs, inputs) of every linear."""
+    return {
+        name: (one.out_features, one.in_features)
+        for name, one in network.named_modules()
+        if isinstance(one, nn.Linear)
+    }
+
+
+def random_factors(
+    shapes: Mapping[str, tuple[int, int]],
+    *,
+    ranks: Mapping[str, int] | None = None,
+    alphas: Mapping[str, float] | None = None,
+    seed: int = 0,
+) -> dict[str, LoraFactors]:
+    """Rank 4 and alpha 8, or what `ranks` and `alphas` say of a module by the end of its name."""
+    rng, found = torch.Generator().manual_seed(seed), {}
+    for name, (outputs, inputs) in shapes.items():
+        r = next((r for end, r in (ranks or {}).items() if name.endswith(end)), 4)
+        alpha = next((a for end, a in (alphas or {}).items() if name.endswith(end)), 8.0)
+        down = torch.randn(r, inputs, generator=rng) * inputs**-0.5
+        up = torch.randn(outputs, r, generator=rng) * (0.5 * r**-0.5)
+        found[name] = LoraFactors(down=down, up=up, alpha=alpha)
+    return found
+
+
+def merged(network: nn.Module, factors: Mapping[str, LoraFactors]) -> nn.Module:
+    """The network with alpha / r B A added to its weights by hand."""
+    with torch.no_grad():
+        for name, one in factors.items():
+            product = one.up.double() @ one.down.double()
+            weight = network.get_parameter(f"{name}.weight")
+            weight += (one.alpha / one.down.shape[0] * product).float()
+    return network
+
+
+class Tiny:
+    """A tiny network of one of Diffusers' classes with random weights, and inputs for it."""
+
+    def __init__(self, class_name: str, **changes: Any):
+        self.class_name, self.changes = class_name, changes
+
+    def network(self) -> Any:
+        build = random_wan if self.class_name.startswith("Wan") else random_model
+        return build(**self.changes)
+
+    @torch.no_grad()
+    def output(self, network: Any) -> Tensor:
+        """What it makes of one fixed sample."""
+        rng = torch.Generator().manual_seed(5)
+        config = network.config
+        width = config.text_dim if self.class_name.startswith("Wan") else config.text_embed_dim
+        (out,) = network(
+            hidden_states=torch.randn(1, config.in_channels, 2, 4, 6, generator=rng),
+            timestep=torch.tensor([0.4]),
+            encoder_hidden_states=torch.randn(1, 5, width, generator=rng),
+            return_dict=False,
+        )
+        return out
+
+
+TINY = [Tiny("WanTransformer3DModel"), Tiny("CosmosTransformer3DModel")]

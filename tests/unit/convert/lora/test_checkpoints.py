@@ -1,0 +1,286 @@
+"""Adapters between files and checkpoints: one pack of ours against single samples of Diffusers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import CosmosTransformer3DModel, WanTransformer3DModel
+from peft import LoraConfig as PeftLoraConfig
+from peft import PeftModel, get_peft_model
+from torch import Tensor
+
+from dit.batch import LatentSample, PackedBatch, Problem
+from dit.config import LoraConfig, MockGeometry, Problems, RunConfig, Weights
+from dit.convert.adapters.export import export_lora
+from dit.convert.adapters.import_ import import_lora
+from dit.convert.adapters.stored import open_adapters
+from dit.convert.cli import main
+from dit.convert.errors import ConvertError
+from dit.convert.export import ExportOptions, export_weights, open_stored
+from dit.convert.import_ import import_weights
+from dit.convert.lora import LoraCard, LoraFileError, read_lora, write_lora
+from dit.data.pack import PatchLayout, pack_samples
+from dit.models.diffusers_names import pairs
+from dit.models.family import diffusers_form, family_of
+from dit.objectives import training_problem
+from dit.sampling.adapters import add_adapters
+from dit.sampling.unpatchify import unpack_latents
+from dit.train import trainer
+from dit.train.checkpoint.paths import saved_config
+from dit.train.checkpoint.state_dict import load_network
+from tests.lora_files import Tiny, linears, merged, random_factors
+
+CLASSES: dict[str, Any] = {
+    "WanTransformer3DModel": WanTransformer3DModel,
+    "CosmosTransformer3DModel": CosmosTransformer3DModel,
+}
+# Sizes of which a fused matrix that is cut in the wrong place cannot be right.
+CASES = [
+    Tiny("WanTransformer3DModel"),
+    Tiny("CosmosTransformer3DModel", extra_pos_embed_type="learnable"),
+]
+LEVELS = (0.3, 0.8)
+SIZES = ((1, 4, 6), (3, 2, 4))
+
+
+def samples(model: Any) -> list[LatentSample]:
+    rng = torch.Generator().manual_seed(2)
+    return [
+        LatentSample(
+            key=str(number),
+            latent_CFHW=torch.randn(model.in_channels, *size, generator=rng),
+            text_LE=torch.randn(5 + number, model.crossattn_emb_size, generator=rng),
+            fps=24.0,
+        )
+        for number, size in enumerate(SIZES)
+    ]
+
+
+@torch.no_grad()
+def theirs(network: Any, config: RunConfig) -> list[Tensor]:
+    run, model = diffusers_form(config.model).run_network, config.model
+    return [run(network, s, level, model) for s, level in zip(samples(model), LEVELS, strict=True)]
+
+
+@torch.no_grad()
+def errors_of(network: Any, batch: PackedBatch, problem: Problem, config: RunConfig) -> Tensor:
+    """Weighted squared errors of Diffusers' network, sample after sample."""
+    model, found = config.model, []
+    patch = {"patch_temporal": model.patch_temporal, "patch_spatial": model.patch_spatial}
+    noisy, target = (
+        unpack_latents(x_TC, batch, **patch) for x_TC in (problem.input_TC, problem.target_TC)
+    )
+    for n, latent in enumerate(noisy):
+        text_LE = batch.text_LE[slice(*batch.text_starts[n : n + 2])].float()
+        sample = LatentSample(
+            key="", latent_CFHW=latent, text_LE=text_LE, fps=float(batch.fps_N[n])
+        )
+        made = diffusers_form(model).run_network(network, sample, float(problem.level_M[n]), model)
+        found.append(problem.weight_N[n] * (made - target[n]).square().flatten())
+    return torch.cat(found)
+
+
+@torch.no_grad()
+def ours(checkpoint: Path, groups: Any, files: Sequence[str] = ()) -> list[Tensor]:
+    config = saved_config(checkpoint)
+    model = config.model
+    network = family_of(model).network()(model, groups).eval()
+    load_network(checkpoint, network, groups, averaged=False)
+    add_adapters(network, files, option="--lora")
+    batch = pack_samples(samples(model), PatchLayout.of(config))
+    made_TC = network(batch.latent_TC, torch.tensor(LEVELS), batch)
+    patch = {"patch_temporal": model.patch_temporal, "patch_spatial": model.patch_spatial}
+    return unpack_latents(made_TC, batch, **patch)
+
+
+def assert_close(got: list[Tensor], wanted: list[Tensor]) -> None:
+    for one, other in zip(got, wanted, strict=True):
+        assert (one - other).abs().max() <= 1e-5 * other.abs().max()
+
+
+@pytest.fixture(params=CASES, ids=lambda tiny: tiny.class_name)
+def made(request, groups, tmp_path: Path):
+    """A base in both forms, and an adapter that peft made on Diffusers' network."""
+    tiny = request.param
+    tiny.network().save_pretrained(tmp_path / "hf")
+    base = import_weights(tmp_path / "hf", tmp_path / "base").path
+    torch.manual_seed(0)
+    block = "blocks" if "Wan" in tiny.class_name else "transformer_blocks"
+    config = PeftLoraConfig(
+        r=4,
+        lora_alpha=6,
+        # Of q, k and v the first two have an adapter, with two ranks; and some linears outside.
+        target_modules=["to_q", "to_k", "to_out.0", "net.2", "proj_out", "linear_1"],
+        rank_pattern={"to_q": 3, f"{block}.0.attn2.to_k": 5},
+        alpha_pattern={"net.2": 1},
+        init_lora_weights=False,
+    )
+    model = get_peft_model(tiny.network(), config)
+    model.save_pretrained(tmp_path / "peft")
+    import_lora(tmp_path / "peft", base, tmp_path / "lora")
+    return tiny, tmp_path, theirs(model, saved_config(base))
+
+
+def test_our_network_computes_what_peft_computes(made, groups) -> None:
+    tiny, folder, wanted = made
+    assert_close(ours(folder / "lora", groups), wanted)
+    bare = theirs(tiny.network(), saved_config(folder / "base"))
+    assert (bare[0] - wanted[0]).abs().max() > 0.1
+    assert_close(ours(folder / "base", groups), bare)
+
+
+def test_our_folder_computes_it_in_diffusers_and_peft(made) -> None:
+    tiny, folder, wanted = made
+    config = saved_config(folder / "base")
+    done = export_lora(folder / "lora", folder / "out", base_model="Org/Base")
+    assert done.modules == len(read_lora(folder / "peft"))
+    network = tiny.network()
+    network.load_lora_adapter(folder / "out", prefix="transformer", use_safetensors=True)
+    assert_close(theirs(network, config), wanted)
+    network.fuse_lora()
+    assert_close(theirs(network, config), wanted)
+    model = PeftModel.from_pretrained(tiny.network(), str(folder / "out"))
+    assert_close(theirs(model, config), wanted)
+    assert_close(theirs(model.merge_and_unload(), config), wanted)
+    card = (folder / "out" / "README.md").read_text()
+    assert "Org/Base" in card
+    assert "| `lora.rank` | `4` |" in card
+    assert (folder / "out" / "comfyui" / "lora.safetensors").is_file()
+
+
+def test_merged_weights_compute_it_without_an_adapter(made) -> None:
+    tiny, folder, wanted = made
+    options = ExportOptions(merged=True, scheduler=False)
+    export_weights(folder / "lora", folder / "merged", options)
+    network = CLASSES[tiny.class_name].from_pretrained(folder / "merged")
+    assert_close(theirs(network, saved_config(folder / "base")), wanted)
+
+
+def test_a_round_trip_keeps_the_factors(made) -> None:
+    _, folder, _ = made
+    read, opened = read_lora(folder / "peft"), open_adapters(folder / "lora")
+    assert opened.weights is Weights.MODEL
+    assert opened.factors.keys() == read.keys()
+    for name, one in opened.factors.items():
+        assert torch.equal(one.down, read[name].down)
+        assert torch.equal(one.up, read[name].up)
+        assert one.alpha == read[name].alpha
+
+
+def test_commands(made, capsys) -> None:
+    _, folder, _ = made
+    place = ["--megatron-path", str(folder / "lora"), "--hf-path"]
+    assert main(["export-lora", *place, str(folder / "a")]) == 0
+    told = ["--hf-path", str(folder / "a"), "--base-path", str(folder / "base")]
+    assert main(["import-lora", *told, "--megatron-path", str(folder / "again")]) == 0
+    assert "checkpoint.finetune=true" in capsys.readouterr().out
+    assert main(["export", *place, str(folder / "b"), "--merged", "--no-scheduler"]) == 0
+    assert main(["export", *place, str(folder / "c")]) == 1
+    assert "holds adapters alone" in capsys.readouterr().err
+    place[1] = str(folder / "base")
+    assert main(["export-lora", *place, str(folder / "c")]) == 1
+    assert "no adapters" in capsys.readouterr().err
+    told[1] = str(folder / "hf")
+    assert main(["import-lora", *told, "--megatron-path", str(folder / "c")]) == 1
+    assert "no key of LoRA" in capsys.readouterr().err
+    assert not (folder / "c").exists()
+
+
+def test_adapters_of_another_network_and_no_base(made, tmp_path: Path) -> None:
+    tiny, folder, _ = made
+    other = next(one for one in CASES if one is not tiny)
+    other.network().save_pretrained(folder / "hf2")
+    import_weights(folder / "hf2", folder / "base2")
+    with pytest.raises(LoraFileError, match="is of another network"):
+        import_lora(folder / "peft", folder / "base2", folder / "x")
+    with pytest.raises(ConvertError, match="holds no whole weights"):
+        import_lora(folder / "peft", folder / "lora", folder / "x")
+
+
+def test_merging_keeps_the_stored_type_and_what_has_no_adapter(groups, tmp_path: Path) -> None:
+    tiny = CASES[0]
+    tiny.network().to(torch.bfloat16).save_pretrained(tmp_path / "hf")
+    base = import_weights(tmp_path / "hf", tmp_path / "base").path
+    name = "blocks.1.attn1.to_k"
+    config = PeftLoraConfig(r=2, lora_alpha=1, target_modules=[name], init_lora_weights=False)
+    get_peft_model(tiny.network(), config).save_pretrained(tmp_path / "peft")
+    import_lora(tmp_path / "peft", base, tmp_path / "lora")
+    export_weights(
+        tmp_path / "lora", tmp_path / "merged", ExportOptions(merged=True, scheduler=False)
+    )
+    before = WanTransformer3DModel.from_pretrained(tmp_path / "hf", torch_dtype=torch.bfloat16)
+    after = WanTransformer3DModel.from_pretrained(tmp_path / "merged", torch_dtype=torch.bfloat16)
+    (one,) = read_lora(tmp_path / "peft").values()
+    for key, value in after.state_dict().items():
+        old = before.state_dict()[key]
+        if key == f"{name}.weight":
+            old = (old.float() + one.product()).bfloat16()
+        assert torch.equal(value, old), key
+    stored, _, _ = open_stored(base, None)
+    assert {stored.dtype(pair) for pair in pairs(saved_config(base).model)} == {torch.bfloat16}
+
+
+def product_of(file: Path, scale: float) -> dict[str, Any]:
+    return {name: replace(one, alpha=one.alpha * scale) for name, one in read_lora(file).items()}
+
+
+def test_several_adapters_beside_a_network_that_generates(made, groups, tmp_path: Path) -> None:
+    """Sums with scales; scale 0 is the base bit for bit."""
+    tiny, folder, _ = made
+    config = saved_config(folder / "base")
+    second = random_factors(linears(tiny.network()), ranks={"to_k": 2}, seed=7)
+    (tmp_path / "b").mkdir()
+    write_lora(tmp_path / "b", second, LoraCard(network=tiny.class_name))
+    first, other = str(folder / "peft"), str(tmp_path / "b")
+    network = merged(tiny.network(), product_of(folder / "peft", 0.5))
+    wanted = theirs(merged(network, product_of(tmp_path / "b", -0.25)), config)
+    assert_close(ours(folder / "base", groups, (f"{first}:0.5", f"{other}:-0.25")), wanted)
+    bare = ours(folder / "base", groups)
+    for given in ((), (f"{first}:0", f"{other}:0.0")):
+        got = ours(folder / "base", groups, given)
+        assert all(torch.equal(one, two) for one, two in zip(got, bare, strict=True))
+    with pytest.raises(ValueError, match="holds adapters itself"):
+        ours(folder / "lora", groups, (first,))
+    with pytest.raises(ValueError, match="'much' is no number"):
+        ours(folder / "base", groups, (f"{first}:much",))
+    with pytest.raises(LoraFileError, match="does not exist"):
+        ours(folder / "base", groups, (str(folder / "none"),))
+
+
+def test_training_goes_on_from_the_loss_of_diffusers_network(
+    made, groups, monkeypatch, tmp_path: Path
+) -> None:
+    """The same packs, noise and levels; the file's ranks rule."""
+    tiny, folder, _ = made
+    saved = saved_config(folder / "base")
+    config = replace(
+        saved,
+        checkpoint=replace(saved.checkpoint, load=str(folder / "base"), finetune=True),
+        dataset=replace(
+            saved.dataset,
+            mock=True,
+            task_encoder_seq_length=256,
+            mock_samples=(MockGeometry(frames=2, height=4, width=6),),
+        ),
+        lora=LoraConfig(init_from=str(folder / "peft")),
+    )
+    seen: list[Any] = []
+
+    def recorded(*given: Any, **options: Any) -> Any:
+        seen.append(training_problem(*given, **options))
+        return seen[-1]
+
+    monkeypatch.setattr(trainer, "training_problem", recorded)
+    (values,) = trainer.measure_steps(config, warm_up=0, steps=1, around=nullcontext())
+    model = PeftModel.from_pretrained(tiny.network(), str(folder / "peft"))
+    wanted = torch.cat([errors_of(model, *one, config) for one in seen]).mean()
+    assert values["loss"] == pytest.approx(float(wanted), rel=1e-5)
+    wrong = replace(config, lora=replace(config.lora, rank=9))
+    with pytest.raises(Problems, match=r"lora\.rank=9: the adapters of lora\.init_from"):
+        trainer.measure_steps(wrong, warm_up=0, steps=1, around=nullcontext())

@@ -1,0 +1,68 @@
+"""Adapters of Diffusers' modules as adapters of our linears: the same change of every weight."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dit.convert.lora import linear_shapes
+from dit.models.dit.config import DitConfig
+from dit.models.lora.factors import FactorPair, from_stored, to_stored
+from dit.models.lora.targets import adaptable_pairs, stored_name, their_modules
+from tests.lora_files import random_factors
+from tests.wan_networks import CONDITIONS, wan_model
+
+DIT = {
+    "name": "custom",
+    "num_layers": 2,
+    "hidden_size": 48,
+    "num_attention_heads": 4,
+    "crossattn_emb_size": 16,
+    "in_channels": 4,
+}
+MODELS = {f"wan {kind}": wan_model(kind) for kind in CONDITIONS}
+MODELS |= {"dit": DitConfig(**DIT), "projected": DitConfig(**DIT, crossattn_proj_size=20)}
+
+
+@pytest.fixture(params=MODELS)
+def case(request):
+    model = MODELS[request.param]
+    pairs = adaptable_pairs(model)
+    mine = {name for pair in pairs for name in their_modules(pair)}
+    shapes = {name: size for name, size in linear_shapes(model).items() if name in mine}
+    # Ranks of q, k and v differ, and one of them has no adapter.
+    del shapes[next(name for name in shapes if name.endswith("attn1.to_k"))]
+    made = random_factors(shapes, ranks={"to_q": 3, "to_v": 5})
+    return pairs, {name: FactorPair(one.down, one.up) for name, one in made.items()}
+
+
+def test_the_product_of_ours_is_the_arranged_product_of_theirs(case) -> None:
+    pairs, factors = case
+    stored = to_stored(factors, pairs)
+    assert len(stored) == 2 * len(factors)
+    for pair in pairs:
+        names, (outputs, inputs) = their_modules(pair), pair.shape
+        size = (outputs // len(names), inputs)
+        theirs = [
+            factors[name].up.double() @ factors[name].down.double()
+            if name in factors
+            else torch.zeros(size, dtype=torch.float64)
+            for name in names
+        ]
+        wanted = pair.join(theirs)
+        heads = pair.model.num_attention_heads if len(names) > 1 else 1
+        ours = torch.zeros(heads, len(names), size[0] // heads, inputs, dtype=torch.float64)
+        for part, name in enumerate(names):
+            if name in factors:
+                down, up = (stored[stored_name(pair, part, letter)].double() for letter in "AB")
+                ours[:, part] = (up @ down).unflatten(0, (heads, -1))
+        torch.testing.assert_close(ours.flatten(0, 2), wanted, rtol=1e-13, atol=1e-13)
+
+
+def test_the_way_back_gives_every_bit(case) -> None:
+    pairs, factors = case
+    back = from_stored(factors, pairs, to_stored(factors, pairs).__getitem__)
+    assert back.keys() == factors.keys()
+    for name, one in back.items():
+        assert torch.equal(one.down, factors[name].down)
+        assert torch.equal(one.up, factors[name].up)

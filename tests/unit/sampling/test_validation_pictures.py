@@ -1,0 +1,222 @@
+"""Validation samples begin with the pictures of their prompts, or of their held-out samples."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from dit.codecs.vae.families import CosmosPredict2
+from dit.config import ObjectiveConfig, Precision, RunConfig, Sampler
+from dit.data.pack import PatchLayout, pack_samples
+from dit.models.dit.config import DitConfig
+from dit.models.dit.family import FAMILY
+from dit.sampling.commands.generate_media import generate_opened
+from dit.sampling.commands.options import GenerationOptions
+from dit.sampling.generate import check_requests, generate_latents
+from dit.sampling.given_pictures import GivenPictures
+from dit.sampling.open_checkpoint import OpenCheckpoint
+from dit.sampling.prompts import Prompt
+from dit.sampling.validation.requests import inputs_of_held_out, own_latent
+from dit.sampling.validation.samples import open_samples
+from dit.train.train_state import TrainProgress
+from tests import tiny_pipelines
+from tests.packs import random_pack
+from tests.unit.sampling.test_wan_pipelines import opened, pictures
+from tests.wan_networks import wan_model
+from tests.wan_pipelines import pipeline
+
+SIZE: dict[str, Any] = {"num_video_frames": 9, "height": 32, "width": 48}
+
+
+def training(run: OpenCheckpoint, folder: Path, entries: list[dict], **changes: Any) -> Any:
+    """What a training run of this network would ask its samples of."""
+    (folder / "prompts.json").write_text(json.dumps({"data": entries}))
+    c = run.config
+    validation = replace(
+        c.validation,
+        prompts_file=str(folder / "prompts.json"),
+        sampling_steps=2,
+        sampler=Sampler.UNIPC,
+        guidance=2.0,
+        fps=24.0,
+        t5_cache_dir=str(folder / "pipeline"),
+        **SIZE,
+    )
+    found: dict[str, Any] = {
+        "config": replace(c, validation=validation),
+        "card": run.card,
+        "null": run.null,
+        "folder": folder / "run",
+        "replica": SimpleNamespace(reads=True),
+        "data_ranks": run.model.groups.dp,
+        "model": SimpleNamespace(ema=None),
+        "progress": TrainProgress(),
+        "notes": [],
+    }
+    return SimpleNamespace(**(found | changes))
+
+
+@pytest.mark.parametrize("kind", ["i2v_2.1", "flf2v", "5b"])
+def test_pictures_of_prompts_are_those_of_generate_dit(groups, tmp_path: Path, kind: str) -> None:
+    pipeline(tmp_path, kind, expand_timesteps=kind == "5b")
+    run = opened(tmp_path)
+    first, last = pictures(tmp_path, (50, 40))
+    entry = {"caption": "a fox", "image_path": "first.png"}
+    other = {"caption": "a fox", "image_path": str(last)}
+    if kind == "flf2v":
+        entry["last_image_path"], other["last_image_path"] = "last.png", str(first)
+    train = training(run, tmp_path, [entry, other])
+    samples: Any = open_samples(train)
+    made = generate_latents(
+        run.model,
+        [one.request for one in samples.wanted],
+        config=train.config,
+        settings=settings(train.config),
+    )
+    ends = ((first, last), (last, first))
+    prompts = [
+        Prompt(text="a fox", image=str(a), last_image=str(b) if kind == "flf2v" else None)
+        for a, b in ends
+    ]
+    options = GenerationOptions(num_steps=2, guidance=2.0, sampler="unipc", **SIZE)
+    theirs = generate_opened(run, prompts, seed=0, options=options, latents=True)
+    for mine, picture in zip(made, theirs, strict=True):
+        assert picture.latent_CFHW is not None
+        torch.testing.assert_close(mine, picture.latent_CFHW, rtol=0, atol=1e-5)
+    assert not torch.equal(made[0], made[1])
+
+    drawn = samples(train, run.model)
+    folder = train.folder / "validation_generation/step_00000000"
+    entries = json.loads((folder / "samples.json").read_text())
+    assert [one["image"] for one in entries] == [str(first), str(last)]
+    assert ("last_image" in entries[0]) == (kind == "flf2v")
+    resized = Image.open(first).resize((48, 32), Image.Resampling.LANCZOS)
+    assert np.array_equal(samples.wanted[0].given_HW3, np.asarray(resized))
+    assert drawn.grid is not None and not drawn.undrawn
+
+
+def settings(config: RunConfig) -> Any:
+    from dit.sampling.validation.samples import _settings
+
+    return _settings(config)
+
+
+def test_what_is_missing_is_named(groups, tmp_path: Path) -> None:
+    pipeline(tmp_path, "i2v_2.1")
+    run = opened(tmp_path)
+    first, last = pictures(tmp_path, (48, 32))
+    good = {"caption": "a fox", "image_path": str(first)}
+    for entry, words in (
+        ({"caption": "a fox"}, r"`condition_latent` and `image_embed`.*: give image_path with"),
+        (good | {"image_path": "gone.png"}, r"prompts_file: image_path gone.png cannot be read"),
+        (good | {"last_image_path": str(last)}, r"last_image_path .*the first picture alone"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            open_samples(training(run, tmp_path, [entry]))
+    stride = {"stride": 8, "temporal_stride": 4}
+    gone = run.card["processor"] | {"model_name": "nowhere/nothing"}
+    card = run.card | {"processor": gone, "latent": run.card["latent"] | stride}
+    with pytest.raises(ValueError, match=r"VAE of the data is not here; model.vae_cache_folder"):
+        open_samples(training(run, tmp_path, [good], card=card))
+    encoder = {"image_encoder": [None, None]}
+    index = tmp_path / "pipeline/model_index.json"
+    index.write_text(json.dumps(json.loads(index.read_text()) | encoder))
+    from dit.codecs.pretrained import has_component
+
+    has_component.cache_clear()
+    with pytest.raises(ValueError, match=r"`image_embed`.*no encoder for; model.vae_cache_folder"):
+        open_samples(training(run, tmp_path, [good]))
+
+
+def test_a_picture_for_a_network_that_takes_none(groups, tmp_path: Path) -> None:
+    pipeline(tmp_path, "t2v")
+    first, _ = pictures(tmp_path, (48, 32))
+    train = training(opened(tmp_path), tmp_path, [{"caption": "a", "image_path": str(first)}])
+    with pytest.raises(ValueError, match=r"image_path .*first.png: the network is given no pict"):
+        open_samples(train)
+
+
+@pytest.mark.parametrize("kind", ["i2v_image", "flf2v", "ti2v"])
+def test_a_held_out_sample_lends_all_of_its_own_inputs(kind: str) -> None:
+    model = wan_model(kind)
+    config = RunConfig(model=model)
+    pack = random_pack([(3, 2, 2), (2, 2, 3), (3, 1, 2)], [4, 5, 6], model=model)
+    for index in range(3):
+        inputs = inputs_of_held_out(config, pack, index)
+        alone = repacked(config, inputs, pack, index)
+        start, count = pack.starts[index], pack.latent_tokens[index]
+        for name, offsets in pack.text_offsets.items():
+            rows = pack.texts[name][offsets[index] : offsets[index + 1]]
+            assert torch.equal(alone.texts[name], rows)
+        if pack.condition_TC is not None:
+            assert alone.condition_TC is not None
+            wanted = pack.condition_TC[start : start + count]
+            assert torch.equal(alone.condition_TC[:count], wanted) and wanted.any()
+        if kind == "ti2v":
+            clean = pack.clean_tokens[index]
+            assert alone.clean_tokens == (clean,) and clean
+            wanted = pack.latent_TC[start : start + clean]
+            assert torch.equal(alone.latent_TC[:clean], wanted)
+
+
+def repacked(config: RunConfig, inputs: dict[str, torch.Tensor], pack: Any, index: int) -> Any:
+    from dit.sampling.generate import Request
+
+    f, h, w = pack.grids[index]
+    p, t = config.model.patch_spatial, config.model.patch_temporal
+    size = (f * t, h * p, w * p)
+    one = Request(inputs=inputs, negative={}, latent_FHW=size, fps=16.0, seed=0)
+    return pack_samples(check_requests([one], config), PatchLayout.of(config))
+
+
+@pytest.mark.parametrize(
+    ("weights", "given"), [((0, 1, 1), 1), ((2, 1, 1), 1), ((2, 0, 1), 2), (None, 0)]
+)
+def test_drawn_given_frames_are_the_sample_s_own(weights: Any, given: int) -> None:
+    """Cosmos-Predict2's video2world never trained without a given frame."""
+    model = DitConfig(
+        **{"name": "custom", "num_layers": 1, "hidden_size": 48, "num_attention_heads": 4},
+        **{"in_channels": 4, "crossattn_emb_size": 8, "condition_mask": True},
+        precision=Precision.FP32,
+    )
+    objective = ObjectiveConfig(name="flow", given_frames=weights)
+    config = RunConfig(model=model, objective=objective)
+    pack = random_pack([(3, 2, 2), (1, 2, 3), (2, 1, 2)], [4, 5, 6], model=model)
+    pack = replace(pack, clean_tokens=())
+    for index, most in enumerate((2, 0, 1)):
+        inputs = inputs_of_held_out(config, pack, index)
+        count = min(given, most)
+        assert ("first_frame_latent" in inputs) == (count > 0)
+        if count:
+            own_CFHW = own_latent(pack, index, model)
+            assert torch.equal(inputs["first_frame_latent"], own_CFHW[:, :count])
+
+
+def test_cosmos_video2world_begins_with_a_picture(tmp_path: Path) -> None:
+    """Its first latent frame is that of the picture alone, the codec being causal."""
+    folder = tiny_pipelines.wan(tmp_path / "parts")
+    settings = {"precision": "float32", "stochastic": False, "image_conditioning": False}
+    codec = CosmosPredict2.from_settings({"model_name": str(folder), **settings})
+    file, _ = pictures(tmp_path, (50, 40))
+    given = GivenPictures(first=str(file), last=None)
+    wanted = FAMILY.inputs(DitConfig(condition_mask=True))
+    given.check(wanted, frames=9)
+    (made,) = given.inputs(codec, wanted, size=(9, 32, 48)).items()
+    (alone,) = codec._encode(given.first_picture(32, 48)[:, :, None], None)
+    assert made[0] == "first_frame_latent"
+    torch.testing.assert_close(made[1], codec.whitening.apply(alone), rtol=0, atol=1e-5)
+    with pytest.raises(ValueError, match=r"--last_image .*first picture alone"):
+        replace(given, last=str(file)).check(wanted, frames=9)
+    with pytest.raises(ValueError, match=r"there is no first picture; give --image FILE"):
+        GivenPictures(first=None, last="b.png").check([TWO], frames=9)
+
+
+TWO = replace(FAMILY.inputs(DitConfig(condition_mask=True))[1], pictures=2)

@@ -1,0 +1,128 @@
+"""`optimizer.groups`: rates and decays of their own, frozen weights, wrong patterns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dit.config import EmaConfig, EmaKind, OptimizerConfig, ParameterGroup, Problems, RunConfig
+from dit.train.checkpoint.async_save import save_checkpoint
+from dit.train.checkpoint.paths import CheckpointError
+from dit.train.checkpoint.state_dict import load_checkpoint, load_weights
+from dit.train.model_and_optimizer import build_model_and_optimizer, randomise
+from dit.train.optimizer import clip_and_step, set_learning_rate
+from dit.train.train_state import TrainProgress
+from tests.unit.train.test_checkpoint import DATA
+from tests.wan_networks import wan_model
+
+RATE = 1e-2
+
+
+def _run(*groups: ParameterGroup, **changes) -> RunConfig:
+    options = {"lr": RATE, "weight_decay": 0.1, "clip_grad": 0.0} | changes
+    return RunConfig(
+        model=wan_model(),
+        optimizer=OptimizerConfig(**options, groups=groups),
+        ema=EmaConfig(kind=EmaKind.NONE),
+    )
+
+
+def _built(config: RunConfig, groups):
+    return build_model_and_optimizer(config, groups, fill=lambda model, _: randomise(model, seed=2))
+
+
+def _values(model) -> dict[str, torch.Tensor]:
+    return {n: p.detach().clone() for n, p in model.chunks[0].module.named_parameters()}
+
+
+def _step(model, config: RunConfig, gradient: float = 1.0) -> None:
+    for p in model.chunks[0].module.parameters():
+        if p.requires_grad:
+            p.main_grad.fill_(gradient)
+    set_learning_rate(model.optimizer, RATE, weight_decay=config.optimizer.weight_decay)
+    clip_and_step(model.optimizer, clip_grad=0.0)
+
+
+def test_each_weight_moves_by_its_own_rate_and_decay(groups):
+    """Adam's first step is the rate times (1 + decay of the weight), whatever the gradient."""
+    config = _run(
+        ParameterGroup(pattern="blocks.*", lr_factor=0.5, weight_decay=0.3),
+        ParameterGroup(pattern="blocks.1.attn2.*", lr=0.03),
+        ParameterGroup(pattern="blocks.0.ffn.*", frozen=True),
+    )
+    model = _built(config, groups)
+    before = _values(model)
+    _step(model, config)
+    seen = set()
+    for name, value in _values(model).items():
+        start, matrix = before[name], value.ndim > 1 and not name.endswith("table")
+        if ".0.mlp." in name:
+            rate, decay = 0.0, 0.0
+        elif "blocks.layers.1.cross_attention." in name:
+            rate, decay = 0.03, 0.1
+        elif name.startswith("blocks."):
+            rate, decay = 0.005, 0.3
+        else:
+            rate, decay = RATE, 0.1
+        seen.add(rate)
+        wanted = start * (1 - rate * decay * matrix) - rate
+        torch.testing.assert_close(value, wanted, rtol=1e-5, atol=1e-6, msg=name)
+    assert len(seen) == 4
+
+
+@pytest.mark.parametrize(
+    "pattern", ["blocks.0.attn1.to_*", "blocks.layers.0.self_attention.linear_qkv.*"]
+)
+def test_names_of_both_sides(groups, pattern):
+    model = _built(_run(ParameterGroup(pattern=pattern, frozen=True)), groups)
+    frozen = [n for n, p in model.chunks[0].module.named_parameters() if not p.requires_grad]
+    assert any("0.self_attention.linear_qkv" in name for name in frozen)
+    assert all("layers.0.self_attention" in name for name in frozen)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [
+        ("blocks.0.atn1.to_q.weight", "matches no weight.*near ones are .*attn1.to_q.weight"),
+        ("blocks.9.*", "matches no weight"),
+        ("*.attn1.to_q.*", "one matrix with .*to_k.weight, .*to_v.weight here"),
+    ],
+)
+def test_patterns_that_are_wrong(groups, pattern, said):
+    with pytest.raises(Problems, match=rf"optimizer\.groups: .*{said}"):
+        _built(_run(ParameterGroup(pattern=pattern, lr=1e-3)), groups)
+
+
+def test_contradictions_are_refused():
+    for wrong in ({}, {"lr": 1.0, "lr_factor": 1.0}, {"lr": 1.0, "frozen": True}, {"lr": -1.0}):
+        with pytest.raises(Problems):
+            ParameterGroup(pattern="*", **wrong)
+    with pytest.raises(Problems, match="before that group one of pattern="):
+        _run(ParameterGroup(pattern="x", weight_decay=0.1), weight_decay=0.0)
+    with pytest.raises(Problems, match=r"set ema\.kind=none"):
+        replace(_run(ParameterGroup(pattern="*", frozen=True)), ema=EmaConfig())
+
+
+@pytest.mark.parametrize("rest", [{"frozen": True}, {"lr_factor": 0.1}])
+def test_a_resume_goes_on_alike(groups, tmp_path, rest):
+    config = _run(
+        ParameterGroup(pattern="blocks.0.*", lr_factor=0.5), ParameterGroup(pattern="*ffn*", **rest)
+    )
+    whole = _built(config, groups)
+    _step(whole, config)
+    place = save_checkpoint(
+        tmp_path, whole, progress=TrainProgress(step=1), config=config, data=DATA
+    )
+    again = build_model_and_optimizer(config, groups)
+    load_checkpoint(place, again, config=config)
+    for model in (whole, again):
+        _step(model, config, gradient=-2.0)
+    ours, theirs = _values(whole), _values(again)
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+    alone = build_model_and_optimizer(_run(), groups)
+    load_weights(place, alone.modules, groups, averaged=False)
+    assert all(p.isfinite().all() for p in _values(alone).values())
+    with pytest.raises(CheckpointError, match=r"optimizer\.groups"):
+        load_checkpoint(place, alone, config=_run())
