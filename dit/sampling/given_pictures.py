@@ -109,16 +109,9 @@ class GivenPictures:
         names = {one.name: one.required for one in wanted if one.pictures}
         if lost := [name for name, needed in names.items() if needed and name not in made]:
             raise ValueError(
-<<<<<<< HEAD
-                f"--image {self.first}: the network reads `{lost[0]}`, which the pipeline"
-                f" {getattr(decoder, 'model_name', decoder.name)} has no encoder for;"
-                " --tokenizer_cache_dir and --tokenizer_model say where one with an image_encoder"
-                " is"
-=======
                 f"{option}: the network reads `{lost[0]}`, which the pipeline"
-                f" {decoder.model_name} has no encoder for; {self.options.encoders} where one with"
-                " an image_encoder is"
->>>>>>> main
+                f" {getattr(decoder, 'model_name', decoder.name)} has no encoder for;"
+                f" {self.options.encoders} where one with an image_encoder is"
             )
         return {name: made[name] for name in names if name in made}
 
