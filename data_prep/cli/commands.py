@@ -33,7 +33,7 @@ from data_prep.planning.plan_page import write_plan_page
 from data_prep.planning.splits import DEFAULT_SPLIT, Split, SplitFractions, all_in_train_notice
 from data_prep.planning.statistics import Judged
 from data_prep.refusals import PrepError
-from data_prep.sources.digits import Digits
+from data_prep.sources.digits import Digits, MovingDigits
 from data_prep.sources.folders import FolderCollection
 from data_prep.writing.dataset_folder import (
     PAGE_NAME,
@@ -84,20 +84,23 @@ def _notify(text: str) -> None:
 
 def run_digits(args: argparse.Namespace) -> int:
     encoder = text.text_encoder_named(args.text_encoder or Pixel.text_encoder).from_arguments(args)
+    source = MovingDigits if args.moving else Digits
+    config = "conf/wan_moving_digits.yaml" if args.moving else "conf/dit_digits.yaml"
+    moving = {"moving": True} if args.moving else {}  # digits that stand have no such key
     with locked_folder(args.output_dir):
         summary = pack_dataset(
-            Digits(num_samples=args.num_samples),
+            source(num_samples=args.num_samples),
             args.output_dir,
-            codec=Pixel.of(block=2, colours=1),
+            codec=Pixel.of(block=2, colours=1, image_conditioning=args.moving),
             text=encoder,
             options=_options(args, max_bad_fraction=0),
-            settings=_settings(args, "num_samples"),
+            settings=_settings(args, "num_samples") | moving,
             notify=_notify,
             track=progress_on(Console(stderr=True)),
         )
     width = {} if encoder.width == 64 else {"model.crossattn_emb_size": encoder.width}
     keys = width | _validation_keys(summary)
-    command = training_command(args.output_dir, "conf/dit_digits.yaml", keys)
+    command = training_command(args.output_dir, config, keys)
     show_summary(output(), summary, args.output_dir, command)
     return 0
 

@@ -100,6 +100,13 @@ def _add_digits(commands: Any) -> None:
         metavar="N",
         help="Pack only the first N digits. (default: all)",
     )
+    parser.add_argument(
+        "--moving",
+        action="store_true",
+        help="Pack clips of 9 frames, 16 x 16 pixels, in which a digit moves left, right, up or"
+        " down: four of each digit, with what image-to-video models read (condition_latent,"
+        " first_frame_latent).",
+    )
     parser.set_defaults(run=run_digits, command="digits")
 
 

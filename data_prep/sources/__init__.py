@@ -10,5 +10,5 @@ masks           masks of the loss, which lie beside media -> weights of the late
 folders         media of a folder, with their captions
 huggingface     media of a Hugging Face dataset, with their captions
 media_source    probes each medium and plans its samples; reads their pixels when they are packed
-digits          the handwritten digits of scikit-learn, a source without files
+digits          the handwritten digits of scikit-learn, still or moving: sources without files
 """

@@ -110,8 +110,8 @@ class GivenPictures:
         if lost := [name for name, needed in names.items() if needed and name not in made]:
             raise ValueError(
                 f"{option}: the network reads `{lost[0]}`, which the pipeline"
-                f" {decoder.model_name} has no encoder for; {self.options.encoders} where one with"
-                " an image_encoder is"
+                f" {getattr(decoder, 'model_name', decoder.name)} has no encoder for;"
+                f" {self.options.encoders} where one with an image_encoder is"
             )
         return {name: made[name] for name in names if name in made}
 

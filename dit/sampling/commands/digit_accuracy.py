@@ -1,5 +1,7 @@
 """Accuracy of generated handwritten digits: the program of evaluate_digits.py.
 
+Of clips, which --moving is about: moving_digit_accuracy.py.
+
 1. judge     a support vector classifier is trained on real digits and tested on held-out ones
 2. generate  a number of pictures for each of the ten captions
 3. score     the part of the pictures that the classifier reads as the digit asked for
@@ -115,7 +117,17 @@ def score_table(result: Score) -> Table:
 def digits_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Ask for digits; count those a classifier reads.")
     parser.add_argument("--checkpoint_path", required=True, help="run folder or checkpoint")
-    parser.add_argument("--per_prompt", type=int, default=50, help="pictures of each digit")
+    parser.add_argument(
+        "--moving",
+        action="store_true",
+        help="clips of moving digits, of a run on `python -m data_prep digits --moving`",
+    )
+    parser.add_argument(
+        "--per_prompt",
+        type=int,
+        default=50,
+        help="pictures of each digit (default: 50); clips of each caption (default: 5)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the first picture; the next adds 1")
     parser.add_argument("--num_steps", type=int, help="steps of the sampler")
     parser.add_argument("--guidance", type=float, help="classifier-free guidance; 1 is none")
@@ -125,7 +137,14 @@ def digits_parser() -> argparse.ArgumentParser:
     parser.add_argument("--weights", choices=("ema", "model"), default="ema")
     parser.add_argument("--output_dir", type=Path, help="for evaluation.json; else the run")
     parser.add_argument(
-        "--min_accuracy", type=float, default=0.95, help="below this the exit code is 1"
+        "--min_accuracy",
+        type=float,
+        default=0.95,
+        help="below this the exit code is 1 (default: 0.95; of clips 0.9, given first frames 0.95"
+        " of the digits and 0.9 of the directions)",
+    )
+    parser.add_argument(
+        "--dataset_path", type=Path, help="of --moving: the clips, else those of the run"
     )
     return parser
 
@@ -136,33 +155,32 @@ def check_arguments(args: argparse.Namespace) -> None:
     Raises:
         ValueError: an option is out of range; the message names it.
     """
-    check_count("per_prompt", args.per_prompt, most=MOST_SAMPLES // len(NAMES))
-    check_seed(args.seed, count=args.per_prompt * len(NAMES))
-    if not 0 <= args.min_accuracy <= 1:
+    prompts = len(NAMES) * (4 if args.moving else 1)
+    check_count("per_prompt", args.per_prompt, most=MOST_SAMPLES // prompts)
+    check_seed(args.seed, count=args.per_prompt * prompts)
+    if args.min_accuracy is not None and not 0 <= args.min_accuracy <= 1:
         raise ValueError(f"--min_accuracy {args.min_accuracy} must lie in [0, 1]")
-    GenerationOptions(**_given(args))
+    generation_options(args)
 
 
-def _given(args: argparse.Namespace) -> dict[str, Any]:
+def generation_options(args: argparse.Namespace) -> GenerationOptions:
     """Sampling options that the command line sets; the others keep their defaults."""
-    names = ("num_steps", "guidance", "sampler")
-    return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    names = ("num_steps", "guidance", "sampler", "weights")
+    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    return GenerationOptions(**given)
 
 
 def generate_pictures(args: argparse.Namespace, prompts: list[str]) -> list[np.ndarray]:
     """One uint8 [F, H, W, 3] picture for each prompt; options not given keep their defaults."""
     from dit.sampling.commands.generate_media import generate
 
-    given = _given(args) | {"seed": args.seed, "weights": args.weights}
-    return generate(args.checkpoint_path, prompts, **given)
+    options = asdict(generation_options(args))
+    return generate(args.checkpoint_path, prompts, seed=args.seed, **options)
 
 
 def conclude(result: Score, judge: Judge, args: argparse.Namespace) -> int:
     """Prints the result, writes evaluation.json and returns the exit code."""
-    console = Console(soft_wrap=True)
-    checkpoint = Path(args.checkpoint_path)
-    folder = args.output_dir or (checkpoint if checkpoint.is_dir() else checkpoint.parent)
-    folder.mkdir(parents=True, exist_ok=True)
+    console, folder = Console(soft_wrap=True), report_folder(args)
     report = asdict(result) | {
         "accuracy": result.accuracy,
         "held_out_accuracy": judge.held_out_accuracy,
@@ -178,9 +196,25 @@ def conclude(result: Score, judge: Judge, args: argparse.Namespace) -> int:
     return 0
 
 
+def report_folder(args: argparse.Namespace) -> Path:
+    """The folder of the report: --output_dir, else that of the run."""
+    checkpoint = Path(args.checkpoint_path)
+    folder = args.output_dir or (checkpoint if checkpoint.is_dir() else checkpoint.parent)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0, or 1 where fewer digits than `--min_accuracy` are recognised."""
-    args = digits_parser().parse_args(argv)
+    parser = digits_parser()
+    args = parser.parse_args(argv)
+    if args.moving:
+        from dit.sampling.commands.moving_digit_accuracy import evaluate
+
+        parser.set_defaults(per_prompt=5, min_accuracy=None)
+        args = parser.parse_args(argv)
+        check_arguments(args)
+        return evaluate(args)
     check_arguments(args)
     asked = [digit for digit in range(len(NAMES)) for _ in range(args.per_prompt)]
     judge = train_judge()

@@ -7,7 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
+from data_prep.media.images import to_video
 from data_prep.sources.digits import LEVELS, Digits
 from dit.codecs import vae
 from dit.codecs.dataset_card import CodecError
@@ -125,6 +127,33 @@ def test_decode_says_which_channels_it_wants() -> None:
 def test_a_card_rebuilds_the_processor() -> None:
     codec = fitted(Pixel.of(block=2, colours=3), [torch.linspace(-1, 1, 48).view(3, 1, 4, 4)])
     assert vae.codec_of_card(card_of(codec)) == codec
+
+
+def test_given_pictures_stand_in_grey_and_rgb_becomes_grey_as_in_packing() -> None:
+    levels_HWC = np.random.default_rng(0).integers(0, 256, (4, 6, 3), dtype=np.uint8)
+    coloured = torch.from_numpy(levels_HWC / 127.5 - 1).float().permute(2, 0, 1)
+    grey = to_video(Image.fromarray(levels_HWC), colours=1)[:, 0]
+    codec = fitted(Pixel.of(block=2, colours=1, image_conditioning=True), [grey[:, None]])
+    assert vae.codec_of_card(card_of(codec)) == codec
+    (from_grey,) = codec.image_inputs(grey[None], -grey[None], frames=5)
+    video = torch.stack([grey, *[torch.zeros_like(grey)] * 3, -grey], dim=1)
+    expected = codec.whitening.apply(codec.encode_raw(video))
+    assert torch.equal(from_grey["condition_latent"], expected)
+    assert torch.equal(from_grey["first_frame_latent"], expected[:, :1])
+    (from_rgb,) = codec.image_inputs(coloured[None], None, frames=1)
+    found = codec.decode(from_rgb["condition_latent"])[0, ..., 0].int()
+    assert (found - ((grey[0] + 1) * 127.5).round().int()).abs().max() <= 1  # Pillow rounds down
+
+
+def test_conditions_take_the_bytes_that_are_planned() -> None:
+    video = torch.rand(1, 5, 4, 8)
+    for conditioned in (False, True):
+        codec = Pixel.of(block=2, colours=1, image_conditioning=conditioned)
+        (parts,) = codec.encode_batch([video], keys=["a"])
+        assert {part.dtype for part in parts.values()} == {torch.float16}
+        extra = sum(part.nbytes for name, part in parts.items() if name != "latent")
+        assert extra == codec.extra_bytes(frames=5, height=4, width=8)
+        assert (extra > 0) == conditioned
 
 
 def test_a_card_that_does_not_fit_is_an_error() -> None:
