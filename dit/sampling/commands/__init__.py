@@ -1,11 +1,7 @@
 """The programs that recipes/ start.
 
-options         command line and YAML file of generate_dit.py
-lora_option     adapters of --lora, beside the weights of a network
-generate_media  prompts -> pictures and videos, from a checkpoint
-decode_latents  latents that were saved -> pictures and videos
-digit_accuracy  the part of generated handwritten digits that a classifier recognises
 options                command line and YAML file of generate_dit.py
+lora_option            adapters of --lora, beside the weights of a network
 generate_media         prompts -> pictures and videos, from a checkpoint
 decode_latents         latents that were saved -> pictures and videos
 digit_accuracy         the part of generated handwritten digits that a classifier recognises
