@@ -47,7 +47,7 @@ def test_a_fused_linear_adds_the_product_of_each_of_its_parts(groups):
     added = (adapted - linear(x)).detach().view(7, heads, 3, -1)
     attach_adapters(network, SHAPES, precision=Precision.FP32)
     randomise(network, seed=2)
-    parts = network.get_submodule(QKV).lora.parts  # type: ignore[union-attr]
+    parts = dict(network.get_submodule(QKV).lora._named())  # type: ignore[union-attr]
     for part, scale in ((0, 2.0), (2, 0.2)):
         wanted = scale * x @ parts[str(part)].A.T @ parts[str(part)].B.T
         got = added[:, :, part].reshape(7, width)
@@ -67,7 +67,7 @@ def test_adapters_alone_are_trained_and_start_at_nothing(groups):
         assert p.requires_grad == is_adapter(name)
         assert is_adapter(name) or torch.equal(p, before[name])
         assert not is_up(name) or not p.any()
-    down = after[f"{QKV}.lora.parts.0.A"]
+    down = after[f"{QKV}.lora.0.A"]
     bound = down.shape[1] ** -0.5
     assert 0.8 * bound < down.abs().max() <= bound
     assert torch.equal(down, down.clamp(-bound, bound)) and abs(down.mean()) < 0.3 * bound
@@ -135,7 +135,7 @@ def test_adapters_drop_in_training_alone_and_parts_drop_other_numbers(groups):
         network.train()
     with dropping(replace(rows, seed=2)):
         assert not torch.allclose(linear(x), first)
-    queries = linear.lora.parts["0"].A
+    queries = dict(linear.lora._named())["0"].A
     with dropping(rows):
         made = linear.lora._down(x, [queries, queries])
     assert not torch.allclose(made[:, :3], made[:, 3:])  # as PEFT's modules, each of its own
