@@ -93,6 +93,11 @@ class NetworkCost:
         ends = [self.before.parameters(tensor=tensor), self.after.parameters(tensor=tensor)]
         return layers + (sum(ends) if pipeline == 1 else max(ends))
 
+    def adapter_numbers(self, rank: int, *, tensor: int = 1, pipeline: int = 1) -> int:
+        """Of adapters of attention and MLP in all layers, on one of the pipeline stages."""
+        each = [s.layer.cost.adapter_numbers(rank, tensor=tensor) * s.count for s in self.stacks]
+        return -(-sum(each) // pipeline)
+
 
 @lru_cache(maxsize=64)  # of a plan's layouts; the cost of a pack is asked for at every pack
 def network_cost(model: ModelConfig) -> NetworkCost:
@@ -101,15 +106,35 @@ def network_cost(model: ModelConfig) -> NetworkCost:
 
 
 def parameter_count(model: ModelConfig) -> int:
-    """Trainable parameters of the whole model, over all ranks."""
+    """Parameters of the whole model, over all ranks."""
     return network_cost(model).parameters()
 
 
 def parameters_here(model: ModelConfig) -> int:
-    """Trainable parameters on the fullest rank."""
+    """Parameters on the fullest rank."""
     return network_cost(model).parameters(
         tensor=model.tensor_model_parallel_size, pipeline=model.pipeline_model_parallel_size
     )
+
+
+def trained_here(config: RunConfig) -> int:
+    """Those of them that are trained, or the numbers of adapters in their place.
+
+    Of adapters it takes the default targets.
+    """
+    model = config.model
+    if not config.lora.enabled:
+        return parameters_here(model)
+    layout = {
+        "tensor": model.tensor_model_parallel_size,
+        "pipeline": model.pipeline_model_parallel_size,
+    }
+    return network_cost(model).adapter_numbers(adapter_rank(config), **layout)
+
+
+def adapter_rank(config: RunConfig) -> int:
+    """That of the configuration, and 32 for a file whose ranks are not read yet."""
+    return config.lora.rank or 32
 
 
 def forward_flops(model: ModelConfig, *, tokens: Sequence[int], text: Sequence[int]) -> int:
@@ -161,16 +186,17 @@ def memory(config: RunConfig, *, world_size: int) -> Memory:
     """
     model = config.model
     replicas = config.data_parallel_size(world_size)
-    here = parameters_here(model)
+    here, trained = parameters_here(model), trained_here(config)
     shards = config.optimizer_ranks(replicas)
     wide = model.precision is Precision.FP32
     hosted = config.optimizer.optimizer_cpu_offload
+    held = here + trained if config.lora.enabled else here
     return Memory(
-        weights=here * (4 if wide else 2),
-        gradients=here * (4 if wide or config.ddp.grad_reduce_in_fp32 else 2),
+        weights=held * (4 if wide else 2),
+        gradients=trained * (4 if wide or config.ddp.grad_reduce_in_fp32 else 2),
         # Two moments in float32 where they are not the host's, and a copy of narrower weights.
-        optimizer=here * (8 * (not hosted) + 4 * (not wide)) // shards,
-        ema=0 if config.ema.kind is EmaKind.NONE else here * 4 // shards,
+        optimizer=trained * (8 * (not hosted) + 4 * (not wide)) // shards,
+        ema=0 if config.ema.kind is EmaKind.NONE else trained * 4 // shards,
         activations=_activations(config, accumulation=config.train.global_batch_size // replicas),
     )
 

@@ -47,6 +47,7 @@ class LinearShape:
     bias: bool = False
     split: bool = False  # whether tensor ranks share it; a bias then counts as shared as well
     times: int = 1  # rows of each sample, where an input has as many in all samples
+    parts: int = 1  # linears of the published network that it is made of: queries, keys, values
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,6 +100,14 @@ class Cost:
         sizes = [((one.inputs + one.bias) * one.outputs, one.split) for one in self.linears]
         sizes += [(one.numbers, one.split) for one in self.weights]
         return sum(size // tensor if split else size for size, split in sizes)
+
+    def adapter_numbers(self, rank: int, *, tensor: int = 1) -> int:
+        """Of adapters of the split matrices: an A and a B for each part of a matrix.
+
+        Of `tensor` tensor ranks, each has either whole and its share of the other: about half each.
+        """
+        ends = [one.parts * one.inputs + one.outputs for one in self.linears if one.split]
+        return rank * sum(ends) * (tensor + 1) // (2 * tensor)
 
     @property
     def in_attention(self) -> Multiplications:
@@ -207,7 +216,12 @@ class AttentionSpec:
     def cost(self, rows: RowKind = RowKind.LATENTS) -> Cost:
         """Queries, keys and values of a row of tokens, and the output; not who attends to whom."""
         made = LinearShape(
-            inputs=self.width, outputs=3 * self.width, rows=rows, bias=self.bias, split=True
+            inputs=self.width,
+            outputs=3 * self.width,
+            rows=rows,
+            bias=self.bias,
+            split=True,
+            parts=3,
         )
         out = LinearShape(inputs=self.width, outputs=self.width, rows=rows, split=True)
         return Cost(linears=(made, out)) + _bias(self.width, self.bias) + self._norms
@@ -218,7 +232,12 @@ class AttentionSpec:
         linears = (
             LinearShape(inputs=width, outputs=width, bias=bias, split=True),
             LinearShape(
-                inputs=text_width, outputs=2 * width, rows=RowKind.TEXT, bias=bias, split=True
+                inputs=text_width,
+                outputs=2 * width,
+                rows=RowKind.TEXT,
+                bias=bias,
+                split=True,
+                parts=2,
             ),
             LinearShape(inputs=width, outputs=width, split=True),
         )
@@ -241,6 +260,7 @@ class AttentionSpec:
             bias=self.bias,
             split=True,
             times=rows,
+            parts=2,
         )
         attention = AttentionShape(width=self.width, keys=RowKind.SAMPLES, times=rows)
         # The norm of the keys.

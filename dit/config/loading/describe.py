@@ -8,7 +8,7 @@ from __future__ import annotations
 from dit.config import Decay, EmaKind, Precision, Recompute, RunConfig
 from dit.config.loading.load import to_yaml
 from dit.distributed.device_specs import DEVICES
-from dit.models.cost import memory, parameter_count
+from dit.models.cost import adapter_rank, memory, network_cost, parameter_count
 from dit.models.recomputation import choose_recomputation
 
 
@@ -19,13 +19,21 @@ def describe(config: RunConfig, *, world_size: int) -> str:
         Problems: `world_size` processes cannot run this layout and global batch.
     """
     rows = [
-        ("parameters", f"{parameter_count(config.model):,} trainable ({config.model.name})"),
+        ("parameters", _parameters(config)),
         *_layout(config, world_size),
         *_memory(config, world_size),
         *_recomputation(config, world_size),
         *_effective(config),
     ]
     return to_yaml(config) + "\n" + "".join(f"# {name:<14}{text}\n" for name, text in rows)
+
+
+def _parameters(config: RunConfig) -> str:
+    count, name = parameter_count(config.model), config.model.name
+    if not config.lora.enabled:
+        return f"{count:,} trainable ({name})"
+    adapters = network_cost(config.model).adapter_numbers(adapter_rank(config))
+    return f"{count:,} frozen ({name}), about {adapters:,} of adapters trained"
 
 
 def _layout(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
