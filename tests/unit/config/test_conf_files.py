@@ -22,7 +22,7 @@ GOLDEN = ROOT / "tests" / "golden"
 FILES = {path.stem: path for path in sorted((ROOT / "conf").glob("*.yaml"))}
 MIXTURES = [
     *("dit_debug", "dit_xl_image", "dit_xl_video", "cosmos_predict2_2b"),
-    *("wan_debug", "wan_1.3b_pretrain", "wan_1.3b_finetune"),
+    *("wan_debug", "wan_1.3b_pretrain", "wan_1.3b_finetune", "wan_14b_lora"),
 ]
 
 
@@ -33,7 +33,7 @@ def resolved(name: str) -> RunConfig:
 def test_the_files_of_the_readme_are_there() -> None:
     digits = {"dit_digits", "dit_digits_flow"}
     sizes = {"dit_debug", "dit_xl_image", "dit_xl_video", "cosmos_predict2_2b"}
-    wan = {"wan_debug", "wan_1.3b_pretrain", "wan_1.3b_finetune", "wan_moving_digits"}
+    wan = {"wan_debug", "wan_1.3b_pretrain", "wan_1.3b_finetune", "wan_14b_lora", "wan_moving_digits"}
     assert set(FILES) == sizes | digits | wan
 
 

@@ -15,7 +15,7 @@ from dit.config import Precision
 from dit.convert.diffusers_checkpoint import DiffusersFolder, Header
 from dit.convert.diffusers_config import model_config
 from dit.convert.errors import ConvertError
-from dit.convert.import_ import _checked_table
+from dit.convert.import_ import checked_table
 from dit.convert.megatron_checkpoint import stored_shape
 from dit.models.family import family_of, named_model
 
@@ -59,7 +59,7 @@ def test_every_tensor_arrives_in_the_shape_of_our_network(groups, name: str) -> 
     assert model == replace(named_model(name), name="custom")
     tensors = theirs.state_dict()
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    table = _checked_table(folder({}, shapes), model)
+    table = checked_table(folder({}, shapes), model)
     joined = {
         (pair.ours, pair.layer): tuple(pair.join([tensors[one] for one in pair.theirs]).shape)
         for pair in table
@@ -74,4 +74,4 @@ def test_every_tensor_arrives_in_the_shape_of_our_network(groups, name: str) -> 
     wrong, first = dict(shapes), next(iter(shapes))
     wrong[first] = (*wrong[first], 1)
     with pytest.raises(ConvertError, match=first):
-        _checked_table(folder({}, wrong), model)
+        checked_table(folder({}, wrong), model)
