@@ -37,7 +37,10 @@ def factors_of(tiny: Tiny, case: str) -> dict[str, LoraFactors]:
     return random_factors(shapes, ranks=ranks, alphas=alphas)
 
 
-@pytest.fixture(params=[(tiny, case) for tiny in TINY for case in CASES], ids=str)
+@pytest.fixture(
+    params=[(tiny, case) for tiny in TINY for case in CASES],
+    ids=lambda one: f"{one[0].class_name}, {one[1]}",
+)
 def written(request, tmp_path: Path):
     tiny, case = request.param
     factors = factors_of(tiny, case)
