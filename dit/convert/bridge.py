@@ -1,7 +1,7 @@
-"""Our DiT for NVIDIA's Megatron-Bridge; importing this module registers it.
+"""Our networks for NVIDIA's Megatron-Bridge; importing this module registers them.
 
-    source = DiffusersSource(Path("cosmos/transformer"))
-    bridge = DiTBridge()
+    source = DiffusersSource(Path("wan/transformer"))
+    bridge = get_model_bridge("WanTransformer3DModel")
     provider = bridge.provider_bridge(source)
     provider.tensor_model_parallel_size = 2
     provider.finalize()
@@ -44,7 +44,7 @@ from dit.convert.diffusers_checkpoint import CONFIG, DiffusersFolder, open_folde
 from dit.convert.diffusers_config import Unsaid, model_config
 from dit.distributed.process_groups import device, process_groups
 from dit.models.diffusers_names import Pair, TensorSplit, pairs
-from dit.models.family import default_family, diffusers_form, family_of
+from dit.models.family import default_family, diffusers_families, family_of
 from dit.models.layers.parallel_linear import transformer_config
 from dit.train.model_and_optimizer import initialise
 
@@ -63,8 +63,6 @@ _SHARED = {
     TensorSplit.COLUMN: ColumnParallelMapping,
 }
 """How tensor ranks split a tensor."""
-_FAMILY = default_family()
-_NETWORK: Any = _FAMILY.network()
 
 
 class PairMapping(MegatronParamMapping):
@@ -136,23 +134,23 @@ class DiffusersSource:
 
 
 @dataclass
-class DiTProvider(TransformerConfig, ModelProviderMixin):
-    """Builds the DiT, with the layout and precision that Megatron-Bridge sets in its fields."""
+class NetworkProvider(TransformerConfig, ModelProviderMixin):
+    """Builds a network, with the layout and precision that Megatron-Bridge sets in its fields."""
 
-    dit: ModelConfig = field(default_factory=_FAMILY.default)
+    network: ModelConfig = field(default_factory=default_family().default)
     seed: int = 1234
     """Seed of the initial weights."""
 
     @classmethod
-    def of(cls, model: ModelConfig) -> DiTProvider:
+    def of(cls, model: ModelConfig) -> NetworkProvider:
         made = transformer_config(model)
         known = {f.name: getattr(made, f.name) for f in fields(CoreConfig) if f.init}
-        return cls(**known, dit=model)
+        return cls(**known, network=model)
 
     def configured(self) -> ModelConfig:
         """The model with the layout and the precision that the fields now have."""
         return replace(
-            self.dit,
+            self.network,
             tensor_model_parallel_size=self.tensor_model_parallel_size,
             sequence_parallel=self.sequence_parallel,
             context_parallel_size=self.context_parallel_size,
@@ -172,15 +170,16 @@ class DiTProvider(TransformerConfig, ModelProviderMixin):
 
     def provide(
         self,
-        pre_process: bool | None = None,  # noqa: ARG002 - the DiT asks its groups
+        pre_process: bool | None = None,  # noqa: ARG002 - networks ask their groups
         post_process: bool | None = None,  # noqa: ARG002
         vp_stage: int | None = None,
     ) -> MegatronModule:
-        model = _NETWORK(self.configured(), process_groups(), vp_stage)
+        family = family_of(self.network)
+        model = family.network()(self.configured(), process_groups(), vp_stage)
         if not next(model.parameters()).is_meta:
             model.to(device())
-            zero = family_of(self.dit).weights.starts_at_zero
-            initialise(model, seed=self.seed, std=self.dit.init_method_std, zero=zero)
+            std, zero = self.network.init_method_std, family.weights.starts_at_zero
+            initialise(model, seed=self.seed, std=std, zero=zero)
         return model
 
     def provide_distributed_model(self, *args: Any, **options: Any) -> list[MegatronModule]:
@@ -190,17 +189,23 @@ class DiTProvider(TransformerConfig, ModelProviderMixin):
         )
 
 
-@MegatronModelBridge.register_bridge(
-    source=diffusers_form(_FAMILY.default()).class_name, target=_NETWORK, provider=DiTProvider
-)
-class DiTBridge(MegatronModelBridge):
-    """Diffusers' transformer <-> our DiT, by the table."""
+class NetworkBridge(MegatronModelBridge):
+    """Diffusers' transformer <-> ours, by the table of its family."""
 
     hf_config: ModelConfig  # of the source; Megatron-Bridge sets it where it makes the bridge
 
-    def provider_bridge(self, hf_pretrained: DiffusersSource) -> DiTProvider:
+    def provider_bridge(self, hf_pretrained: DiffusersSource) -> NetworkProvider:
         self.hf_config = hf_pretrained.config
-        return DiTProvider.of(hf_pretrained.config)
+        return NetworkProvider.of(hf_pretrained.config)
 
     def mapping_registry(self) -> MegatronMappingRegistry:
         return MegatronMappingRegistry(*(PairMapping(pair) for pair in pairs(self.hf_config)))
+
+
+# Megatron-Bridge tells bridges apart by their classes: each of Diffusers' has one of its own.
+for _class, _family in diffusers_families().items():
+    _bridge = type(f"{_class}Bridge", (NetworkBridge,), {})
+    _network: Any = _family.network()
+    MegatronModelBridge.register_bridge(source=_class, target=_network, provider=NetworkProvider)(
+        _bridge
+    )

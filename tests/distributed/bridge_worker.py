@@ -69,21 +69,22 @@ def work(hf: Path, ours: Path) -> None:
     import torch
 
     from dit.distributed.process_groups import process_groups, start_processes
-    from dit.models.dit.model import DiT
+    from dit.models.family import family_of
     from dit.train.checkpoint.state_dict import load_weights
 
     start_processes(seed=1, model=DitConfig())
     sys.meta_path.insert(0, _Absent())  # after Megatron-Core has found that they are absent
     from megatron.bridge.models.conversion.model_bridge import get_model_bridge
 
-    from dit.convert.bridge import DiffusersSource, DiTBridge, DiTProvider
+    from dit.convert.bridge import DiffusersSource, NetworkBridge, NetworkProvider
 
     source = DiffusersSource(hf)
-    assert isinstance(get_model_bridge("CosmosTransformer3DModel"), DiTBridge)
+    theirs = source.folder.config["_class_name"]
     for layout in LAYOUTS:
-        bridge = DiTBridge()
+        bridge = get_model_bridge(theirs)
+        assert isinstance(bridge, NetworkBridge)
         provider = bridge.provider_bridge(source)
-        assert isinstance(provider, DiTProvider)
+        assert isinstance(provider, NetworkProvider)
         for name, value in layout.items():
             setattr(provider, name, value)
         provider.finalize()
@@ -92,7 +93,7 @@ def work(hf: Path, ours: Path) -> None:
         bridge.load_weights_hf_to_megatron(source, chunks)
 
         groups = process_groups()
-        wanted = DiT(provider.configured(), groups)
+        wanted = family_of(source.config).network()(provider.configured(), groups)
         load_weights(ours, [wanted], groups, averaged=False)
         for (name, one), (_, two) in zip(
             chunks[0].named_parameters(), wanted.named_parameters(), strict=True

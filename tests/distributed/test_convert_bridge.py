@@ -12,9 +12,14 @@ from packaging.version import Version
 
 from tests.launching import run
 from tests.published import PROJECTED, publish, random_model
+from tests.wan_networks import random_wan
 
 PACKAGES = ("megatron-bridge==0.3.1", "einops")
 COSMOS = {"extra_pos_embed_type": "learnable", "concat_padding_mask": True, **PROJECTED}
+NETWORKS = {
+    "cosmos": lambda: random_model(patch_size=(2, 2, 2), **COSMOS),
+    "wan": random_wan,
+}
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +40,9 @@ def bridge(tmp_path_factory) -> Path:
     Version(version("megatron-core")) >= Version("0.17"),
     reason="Megatron-Bridge 0.3.1 is for Megatron-Core below 0.17",
 )
-def test_megatron_bridge_converts_as_we_do_on_every_layout(bridge, tmp_path):
-    publish(tmp_path / "hf", random_model(patch_size=(2, 2, 2), **COSMOS), max_shard_size="200KB")
+@pytest.mark.parametrize("network", NETWORKS)
+def test_megatron_bridge_converts_as_we_do_on_every_layout(bridge, tmp_path, network):
+    publish(tmp_path / "hf", NETWORKS[network](), max_shard_size="200KB")
     paths = ("--hf-path", str(tmp_path / "hf"), "--megatron-path", str(tmp_path / "ours"))
     assert run([sys.executable, "-m", "dit.convert", "import", *paths]).returncode == 0
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
