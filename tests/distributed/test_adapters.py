@@ -1,0 +1,109 @@
+"""Runs of adapters beside a Diffusers folder: other layouts, what is stored, a base that moved."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+import torch
+from diffusers import WanTransformer3DModel
+
+from dit.convert.megatron_checkpoint import StoredWeights
+from tests.launching import command, metrics, run
+from tests.wan_networks import publish_wan, random_wan
+
+SETTINGS = (
+    *("--recipe", "dit_debug", "--mock", "checkpoint.save_interval=2", "train.eval_interval=0"),
+    *("train.global_batch_size=2", "logger.log_interval=1", "dataset.num_workers=0"),
+    *(
+        "model.text_pad_to=64",
+        "model.precision=fp32",
+        "lora.rank=3",
+        "lora.dropout=0.1",
+        "optimizer.lr=1e-3",
+    ),
+)
+TWO = ("model.tensor_model_parallel_size=2", "model.sequence_parallel=true")
+
+
+def _train(folder: Path, base: Path, *more: str, nproc: int = 1) -> CompletedProcess[str]:
+    places = (f"checkpoint.save={folder}", f"checkpoint.load_hf={base}")
+    return run(command("pretrain_dit.py", *SETTINGS, *places, *more, nproc=nproc))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    """`two`: 4 steps on two tensor ranks; `one`: its step 2, gone on with on one."""
+    folder = tmp_path_factory.mktemp("adapters")
+    base = publish_wan(folder / "base", random_wan(num_layers=2))
+    for steps in ("2", "4"):
+        done = _train(folder / "two", base, *TWO, f"train.train_iters={steps}", nproc=2)
+        assert done.returncode == 0, done.stdout + done.stderr
+        if steps == "2":
+            shutil.copytree(folder / "two", folder / "one")
+    done = _train(folder / "one", base, "train.train_iters=4")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.mark.slow
+def test_another_layout_goes_on_with_the_same_steps(runs):
+    two, one = ([line["loss"] for line in metrics(runs / name)] for name in ("two", "one"))
+    assert one == pytest.approx(two, rel=1e-6) and len(set(two)) == 4
+
+
+@pytest.mark.slow
+def test_a_checkpoint_holds_what_is_trained_and_says_beside_what(runs):
+    checkpoint = runs / "two/checkpoints/step_00000004"
+    said = json.loads((checkpoint / "lora.json").read_text())
+    assert said["base"]["diffusers"] and said["base"]["path"] == str(runs / "base")
+    assert {tuple(shape.values()) for shape in said["adapters"].values()} == {(3, 3.0)}
+    names = StoredWeights(checkpoint, averaged=False)._tensors()
+    assert names and all(".lora." in name for name in names)
+    trained = sum(entry.size.numel() for entry in names.values())
+    stored = sum(file.stat().st_size for file in checkpoint.glob("*.distcp"))
+    assert stored <= 20 * trained + 1e6
+    assert len(said["adapters"]) == 2 * 10
+
+
+@pytest.mark.slow
+def test_an_export_is_what_was_trained(runs):
+    hf = runs / "hf"
+    paths = ("--megatron-path", str(runs / "two"), "--hf-path", str(hf))
+    done = run([sys.executable, "-m", "dit.convert", "export-lora", *paths])
+    assert done.returncode == 0, done.stdout + done.stderr
+    merged = ("--megatron-path", str(runs / "two"), "--hf-path", str(runs / "merged"), "--merged")
+    done = run([sys.executable, "-m", "dit.convert", "export", *merged])
+    assert done.returncode == 0, done.stdout + done.stderr
+    beside = WanTransformer3DModel.from_pretrained(runs / "base")
+    beside.load_lora_adapter(str(hf), prefix="transformer", use_safetensors=True)
+    inputs = {
+        "hidden_states": torch.randn(1, 4, 2, 4, 4),
+        "timestep": torch.tensor([500.0]),
+        "encoder_hidden_states": torch.randn(1, 64, 16),
+    }
+    with torch.no_grad():
+        whole = WanTransformer3DModel.from_pretrained(runs / "merged")
+        wanted, got = whole(**inputs).sample, beside(**inputs).sample
+        base = WanTransformer3DModel.from_pretrained(runs / "base")(**inputs).sample
+    assert (got - wanted).abs().max() <= 1e-5 * wanted.square().mean().sqrt()
+    assert (got - base).abs().max() > 1e-3 * wanted.square().mean().sqrt()
+
+
+@pytest.mark.slow
+def test_a_base_that_moved_or_changed_is_named(runs, tmp_path):
+    folder, moved = tmp_path / "run", tmp_path / "moved"
+    shutil.copytree(runs / "one", folder)
+    shutil.copytree(runs / "base", moved)
+    longer = "train.train_iters=6"
+    other = publish_wan(tmp_path / "other", random_wan(num_layers=2, seed=1))
+    done = _train(folder, runs / "base", longer, f"lora.base={other}")
+    assert done.returncode == 1 and "holds other weights" in done.stdout + done.stderr
+    done = _train(folder, runs / "base", longer, f"lora.base={tmp_path / 'nowhere'}")
+    assert done.returncode == 1 and "lora.base=PATH" in done.stdout + done.stderr
+    done = _train(folder, runs / "base", longer, f"lora.base={moved}")
+    assert done.returncode == 0, done.stdout + done.stderr
