@@ -69,7 +69,7 @@ def _fill(
     if not_finite:
         file = source.headers[not_finite[0]].file
         raise ConvertError(
-            f"{file} has NaN or Inf in {listed(not_finite)}; a network with them computes nothing"
+            f"NaN or Inf in {listed(not_finite)} of {file}; a network with them computes nothing"
             " else: download it or export it again"
         )
 
