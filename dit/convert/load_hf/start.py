@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from megatron.core.transformer.module import MegatronModule
 
@@ -24,8 +25,8 @@ class HfStart:
 
     def fill(self, model: MegatronModule, config: RunConfig) -> None:  # noqa: ARG002
         """Collective; raises as `fill_from_diffusers`."""
-        copies = model.groups.dp_cp  # type: ignore[attr-defined]
-        fill_from_diffusers(model, self.weights, copies=copies, left_out=is_adapter)  # type: ignore[attr-defined, arg-type]
+        copies: Any = model.groups.dp_cp
+        fill_from_diffusers(model, self.weights, copies=copies, left_out=is_adapter)
 
     def origin(self) -> Origin:
         """Collective; raises as `read_origin`."""

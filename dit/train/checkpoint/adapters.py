@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, ValidationError
 
@@ -106,11 +105,18 @@ def adapter_run(config: RunConfig, start: Path | None) -> AdapterRun | None:
     """What this run trains; None where it trains all weights. `start` is where it starts from.
 
     Raises:
-        CheckpointError: the frozen weights are nowhere, or others than they were.
+        CheckpointError: the frozen weights are nowhere, or others than they were; or there are
+            adapters alone, and all weights are to be trained.
         Problems: a target matches no linear.
     """
     saved = adapters_of(start) if start is not None else None
     if not config.lora.enabled:
+        if saved is not None:
+            raise CheckpointError(
+                f"{start} holds LoRA adapters and no weights, and lora.rank is null, which trains"
+                " all weights: set lora.rank as it was, or start from the weights with the adapters"
+                " added (`python -m dit.convert export --merged`, then checkpoint.load_hf)"
+            )
         return None
     if saved is not None:
         return replace(saved, base=found_base(saved.base, moved_to=config.lora.base))
@@ -244,8 +250,4 @@ def digest_of(checkpoint: Path) -> str:
             " take the new checkpoint"
         )
     sums = {n: d.sha256 for n, d in manifest.files.items() if n.endswith((".distcp", ".metadata"))}
-    return hashlib.sha256(_canonical(sums)).hexdigest()
-
-
-def _canonical(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(value, sort_keys=True).encode()
+    return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()

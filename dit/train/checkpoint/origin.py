@@ -72,22 +72,6 @@ def read_origin(folder: Path, names: Sequence[str]) -> Origin:
     return Origin(path=str(folder.resolve()), files=files)
 
 
-def check_origin(saved: Origin, folder: Path) -> None:
-    """Compares the files of `folder` with those that a run started from; all ranks call it.
-
-    Raises:
-        CheckpointError: names the files that are missing or have changed.
-    """
-    if lost := [name for name in saved.files if not (folder / name).is_file()]:
-        raise CheckpointError(f"{folder} has no {', '.join(sorted(lost))}")
-    here = read_origin(folder, list(saved.files))
-    if other := [name for name, digest in saved.files.items() if here.files[name] != digest]:
-        raise CheckpointError(
-            f"{folder} holds other weights than the run started from (of {saved.path}):"
-            f" {', '.join(sorted(other))} changed (the checksum is another)"
-        )
-
-
 def saved_origin(path: Path) -> Origin | None:
     """The origin that a checkpoint keeps; None where its run drew its first weights.
 
