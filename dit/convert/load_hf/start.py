@@ -25,8 +25,8 @@ class HfStart:
 
     def fill(self, model: MegatronModule, config: RunConfig) -> None:  # noqa: ARG002
         """Collective; raises as `fill_from_diffusers`."""
-        copies: Any = model.groups.dp_cp
-        fill_from_diffusers(model, self.weights, copies=copies, left_out=is_adapter)
+        groups: Any = model.groups
+        fill_from_diffusers(model, self.weights, copies=groups.dp_cp, left_out=is_adapter)
 
     def origin(self) -> Origin:
         """Collective; raises as `read_origin`."""
