@@ -19,4 +19,5 @@ Each other folder is a family:
 
 dit/             the DiT, with the arithmetic of Diffusers' `CosmosTransformer3DModel`
 wan/             Wan 2.1 and 2.2: text, a first frame or first and last frame to video
+qwen_image/      Qwen-Image and its editing forms: text and pictures to picture
 """

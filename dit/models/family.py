@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 FAMILIES = {
     "dit": "dit.models.dit.family:FAMILY",
     "wan": "dit.models.wan.family:FAMILY",
+    "qwen_image": "dit.models.qwen_image.family:FAMILY",
 }
 """Name -> where its `Family` is. The first one is that of configurations that name none."""
 VARIABLE = "DIT_FAMILIES"
