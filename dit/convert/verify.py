@@ -135,8 +135,8 @@ def _others(
                 shape = (one.width, *size)
             case InputKind.VECTOR:
                 shape = (one.width,)
-            case InputKind.FRAMES:
-                shape = (model.in_channels, given, *sides)
+            case InputKind.FRAMES | InputKind.FRAME_CHANNELS:
+                shape = (one.width, given, *sides)
             case _:
                 shape = (one.rows or rows, one.width)
         if one.name != TEXT and math.prod(shape):

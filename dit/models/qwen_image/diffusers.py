@@ -18,90 +18,42 @@ from torch import Tensor, nn
 from dit.batch import LatentSample
 from dit.config import RunConfig
 from dit.models.diffusers_names import (
-    Arrangement,
-    ByHead,
     NameTable,
-    RotaryPairs,
     Row,
-    Same,
     StrictKeys,
     SwappedHalves,
     TensorSplit,
+    linear_rows,
 )
 from dit.models.family import DiffusersForm
 from dit.models.qwen_image.config import MOST_REFERENCES, QwenImageConfig
 from dit.models.qwen_image.family import LEVEL_WAVES, REFERENCE
+from dit.models.stream_names import double_stream_rows
 
 CLASS = "QwenImageTransformer2DModel"
 _LONGEST_SIDE = 2 * 4096  # in patches: its table of angles has 4096 rows for either sign
-_LAYER, _BLOCK = "blocks.layers.*", "transformer_blocks.*"
-_REPLICATED, _COLUMN, _ROW = TensorSplit.REPLICATED, TensorSplit.COLUMN, TensorSplit.ROW
-
-
-def _linear(
-    ours: str,
-    theirs: str | tuple[str, ...],
-    outputs: str,
-    inputs: str,
-    *,
-    split: TensorSplit = _REPLICATED,
-    arrangement: Arrangement = Same(),  # noqa: B008  # a value without fields
-) -> tuple[Row, Row]:
-    """Weight and bias."""
-    names = (theirs,) if isinstance(theirs, str) else theirs
-    weights, biases = (tuple(f"{n}.{kind}" for n in names) for kind in ("weight", "bias"))
-    of_bias = _REPLICATED if split is _ROW else split
-    return (
-        Row(f"{ours}.weight", weights, split, (outputs, inputs), arrangement),
-        Row(f"{ours}.bias", biases, of_bias, (outputs,), arrangement),
-    )
-
-
-def _stream(prefix: str, theirs: str, qkv: tuple[str, str, str], out: str, norm: str) -> list[Row]:
-    """The weights of one row of tokens in a layer: ours begin with `prefix`."""
-    attention, block = f"{_LAYER}.{prefix}attention", _BLOCK
-    names = tuple(f"{block}.attn.{one}" for one in qkv)
-    rotated = ByHead(rotated=(0, 1))  # neighbours are rotated together there
-    norms = [
-        Row(
-            f"{attention}.{letter}_layernorm.weight",
-            (f"{block}.attn.{norm}_{letter}.weight",),
-            _REPLICATED,
-            ("K",),
-            RotaryPairs(),
-        )
-        for letter in "qk"
-    ]
-    mlp, their_mlp = f"{_LAYER}.{prefix}mlp", f"{block}.{theirs}_mlp.net"
-    modulation = f"{_LAYER}.{prefix}modulation.linear"
-    return [
-        *_linear(modulation, f"{block}.{theirs}_mod.1", "6D", "D", split=_COLUMN),
-        *_linear(f"{attention}.linear_qkv", names, "3D", "D", split=_COLUMN, arrangement=rotated),
-        *norms,
-        *_linear(f"{attention}.linear_proj", f"{block}.attn.{out}", "D", "D", split=_ROW),
-        *_linear(f"{mlp}.linear_fc1", f"{their_mlp}.0.proj", "F", "D", split=_COLUMN),
-        *_linear(f"{mlp}.linear_fc2", f"{their_mlp}.2", "D", "F", split=_ROW),
-    ]
 
 
 _ROWS = (
-    *_linear("patches", "img_in", "D", "C"),
-    *_linear("level_in", "time_text_embed.timestep_embedder.linear_1", "D", "W"),
-    *_linear("level_out", "time_text_embed.timestep_embedder.linear_2", "D", "D"),
-    Row("text_norm.weight", ("txt_norm.weight",), _REPLICATED, ("E",)),
-    *_linear("text_in", "txt_in", "D", "E"),
-    *_stream("", "img", ("to_q", "to_k", "to_v"), "to_out.0", "norm"),
-    *_stream(
-        "text_", "txt", ("add_q_proj", "add_k_proj", "add_v_proj"), "to_add_out", "norm_added"
+    *linear_rows("patches", "img_in", "D", "C"),
+    *linear_rows("level_in", "time_text_embed.timestep_embedder.linear_1", "D", "W"),
+    *linear_rows("level_out", "time_text_embed.timestep_embedder.linear_2", "D", "D"),
+    Row("text_norm.weight", ("txt_norm.weight",), TensorSplit.REPLICATED, ("E",)),
+    *linear_rows("text_in", "txt_in", "D", "E"),
+    *double_stream_rows(
+        "blocks.layers.*",
+        "transformer_blocks.*",
+        modulations=("img_mod.1", "txt_mod.1"),
+        mlps=("img_mlp", "txt_mlp"),
     ),
-    *_linear(
+    *linear_rows(
         "modulate_out.linear",
         "norm_out.linear",
         *("2D", "D"),
-        split=_COLUMN,
+        split=TensorSplit.COLUMN,
         arrangement=SwappedHalves(),
     ),
-    *_linear("proj_out", "proj_out", "C", "D"),
+    *linear_rows("proj_out", "proj_out", "C", "D"),
 )
 
 
