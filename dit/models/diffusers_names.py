@@ -269,6 +269,28 @@ class Row:
     exists: Callable[[Any], bool] = lambda _: True
 
 
+def linear_rows(
+    ours: str,
+    theirs: str | tuple[str, ...],
+    outputs: str,
+    inputs: str,
+    *,
+    split: TensorSplit = TensorSplit.REPLICATED,
+    arrangement: Arrangement = Same(),  # a value without fields
+    exists: Callable[[Any], bool] = lambda _: True,
+) -> tuple[Row, Row]:
+    """Lines of the table for weight and bias of a linear; sizes are letters of the table's."""
+    names = (theirs,) if isinstance(theirs, str) else theirs
+    weights, biases = (tuple(f"{n}.{kind}" for n in names) for kind in ("weight", "bias"))
+    of_bias = TensorSplit.REPLICATED if split is TensorSplit.ROW else split
+    bias = Same() if isinstance(arrangement, Convolution) else arrangement
+    shape = (outputs, inputs)
+    return (
+        Row(f"{ours}.weight", weights, split, shape, arrangement, exists=exists),
+        Row(f"{ours}.bias", biases, of_bias, (outputs,), bias, exists=exists),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class NameTable:
     """Every tensor of a family's network, on both sides."""

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -27,6 +27,7 @@ from dit.models.layers.modulation import TimestepConditioning
 from dit.models.layers.packed_attention import RowConditions
 from dit.models.layers.per_sample import PerSample
 from dit.models.layers.queries_and_keys import RotaryTable
+from dit.models.lora.dropout import DropoutRows, dropout_rows, dropping
 from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransformer
 from dit.models.stacks.stream_layers import JointConditions
 
@@ -42,6 +43,8 @@ class JointLayout:
     latents: PerSample
     text_per_sample: PerSample
     joint: PerSample
+    # What adapters drop of latents, of text and of both; None where nothing is dropped
+    dropout: tuple[DropoutRows | None, ...]
 
 
 class JointTransformer(StackedTransformer):
@@ -99,8 +102,28 @@ class JointTransformer(StackedTransformer):
         rows = (*levels, order.arranged(levels))
         latents, text_rows_of, joint = (self.per_sample(self.my_tokens(row)) for row in rows)
         return JointLayout(
-            text=text, order=order, latents=latents, text_per_sample=text_rows_of, joint=joint
+            text=text,
+            order=order,
+            latents=latents,
+            text_per_sample=text_rows_of,
+            joint=joint,
+            dropout=self._dropout(batch, text, order),
         )
+
+    def _dropout(
+        self, batch: PackedBatch, text: TextRow, order: JointOrder
+    ) -> tuple[DropoutRows | None, ...]:
+        """Rows of text follow those of all latents of the pack."""
+        latents = dropout_rows()
+        if latents is None:
+            return (None,) * 3
+        text_L = batch.starts[-1] + text.source_L
+        joint_J = order.arranged((latents.place_T, text_L))
+        of_text, of_joint = (
+            replace(latents, place_T=place, own_place_T=self.my_tokens(place))
+            for place in (text_L, joint_J)
+        )
+        return latents, of_text, of_joint
 
     def condition_shapes(self, batch: PackedBatch) -> Shapes:
         return {T_EMB: (batch.num_levels, self.config.hidden_size)}
@@ -112,9 +135,10 @@ class JointTransformer(StackedTransformer):
         text = self.rotary(layout.text.of(self.text_positions(batch)))
         joint = [layout.order.arranged(pair) for pair in zip(latents, text, strict=True)]
         owners = (layout.latents, layout.text_per_sample, layout.joint)
+        angles = (latents, text, joint)
         made = [
-            RowConditions(per_sample=per_sample, cos_TK=cos, sin_TK=sin)
-            for per_sample, (cos, sin) in zip(owners, (latents, text, joint), strict=True)
+            RowConditions(per_sample=per_sample, cos_TK=cos, sin_TK=sin, dropout=dropout)
+            for per_sample, (cos, sin), dropout in zip(owners, angles, layout.dropout, strict=True)
         ]
         timestep = TimestepConditioning(t_emb_ND=blocks[T_EMB])
         return JointConditions(
@@ -132,5 +156,6 @@ class JointTransformer(StackedTransformer):
         (adaln,) = modulation(TimestepConditioning(t_emb_ND=blocks[T_EMB]))
         if "joint" not in blocks:
             return self.all_tokens(linear(adaln.modulate(blocks["hidden"], layout.latents)))
-        joint_JC = self.all_tokens(linear(adaln.modulate(blocks["joint"], layout.joint)))
+        with dropping(layout.dropout[2]):
+            joint_JC = self.all_tokens(linear(adaln.modulate(blocks["joint"], layout.joint)))
         return layout.order.latents(joint_JC)

@@ -34,6 +34,7 @@ from dit.models.layers.packed_attention import (
     joint_attention,
 )
 from dit.models.layers.parallel_linear import ACTIVATIONS, BuildContext, FeedForward, split_linear
+from dit.models.lora.dropout import dropping
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,9 +125,10 @@ def _update(
 ) -> Tensor:
     """Attention's output and the feed-forward of one row, added to it."""
     linear_proj, mlp = parts
-    x_TD = linear_proj(attended_TX)
-    h_TD, x_TD = adaln[0].add_and_branch(h_TD, x_TD, row.per_sample, then=adaln[1])
-    return adaln[1].add(h_TD, mlp(x_TD), row.per_sample)
+    with dropping(row.dropout):
+        x_TD = linear_proj(attended_TX)
+        h_TD, x_TD = adaln[0].add_and_branch(h_TD, x_TD, row.per_sample, then=adaln[1])
+        return adaln[1].add(h_TD, mlp(x_TD), row.per_sample)
 
 
 class SingleStreamLayer(MegatronModule, BaseTransformerLayer):
@@ -176,6 +178,10 @@ class SingleStreamLayer(MegatronModule, BaseTransformerLayer):
         self.each_head = (*(attention.head_width,) * 3, wide // attention.heads)
 
     def forward(self, joint_JD: Tensor, conditions: JointConditions) -> Tensor:
+        with dropping(conditions.joint.dropout):
+            return self._forward(joint_JD, conditions)
+
+    def _forward(self, joint_JD: Tensor, conditions: JointConditions) -> Tensor:
         row = conditions.joint
         (adaln,) = self.modulation(conditions.timestep)
         joint_JD, x_JD = adaln.branch(joint_JD, row.per_sample)

@@ -9,6 +9,7 @@ from dit.convert.lora import linear_shapes
 from dit.models.dit.config import DitConfig
 from dit.models.lora.factors import FactorPair, from_stored, to_stored
 from dit.models.lora.targets import adaptable_pairs, stored_name, their_modules
+from tests.flux_networks import flux_model
 from tests.lora_files import random_factors
 from tests.wan_networks import CONDITIONS, wan_model
 
@@ -21,7 +22,11 @@ DIT = {
     "in_channels": 4,
 }
 MODELS = {f"wan {kind}": wan_model(kind) for kind in CONDITIONS}
-MODELS |= {"dit": DitConfig(**DIT), "projected": DitConfig(**DIT, crossattn_proj_size=20)}
+MODELS |= {
+    "flux": flux_model(),
+    "dit": DitConfig(**DIT),
+    "projected": DitConfig(**DIT, crossattn_proj_size=20),
+}
 
 
 @pytest.fixture(params=MODELS)
@@ -31,7 +36,7 @@ def case(request):
     mine = {name for pair in pairs for name in their_modules(pair)}
     shapes = {name: size for name, size in linear_shapes(model).items() if name in mine}
     # Ranks of q, k and v differ, and one of them has no adapter.
-    del shapes[next(name for name in shapes if name.endswith("attn1.to_k"))]
+    del shapes[next(name for name in shapes if name.endswith(("attn1.to_k", "attn.to_k")))]
     made = random_factors(shapes, ranks={"to_q": 3, "to_v": 5})
     return pairs, {name: FactorPair(one.down, one.up) for name, one in made.items()}
 
