@@ -17,9 +17,10 @@ from dit.models.flux.family import POOLED, flux_stacks
 from dit.models.layers.modulation import PerBlockAdaLN
 from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
 from dit.models.layers.queries_and_keys import RotaryTable
-from dit.models.lora.dropout import dropping
+from dit.models.lora.dropout import TOKENS
 from dit.models.stacks.joint_transformer import T_EMB, JointLayout, JointTransformer
 from dit.models.stacks.stacked_transformer import Blocks
+from dit.models.stacks.stream_layers import JOINT_TOKENS, TEXT_TOKENS
 
 
 class FluxNetwork(JointTransformer):
@@ -35,16 +36,18 @@ class FluxNetwork(JointTransformer):
         super().__init__(config, model, groups, vp_stage, flux_stacks(model))
         # Angles in float64, as in Diffusers.
         self.rotary = RotaryTable(model.rope_axes, (10_000.0,) * 3, dtype=torch.float64)
-        of_tokens: Any = {"config": config, "bias": True, "of_tokens": True}
+        biased: Any = {"config": config, "bias": True}
         if self.pre_process:
-            self.patches = Replicated(model.patch_features, width, **of_tokens)
-            self.text_embedder = Replicated(model.crossattn_emb_size, width, **of_tokens)
+            inputs, text = model.patch_features, model.crossattn_emb_size
+            self.patches = Replicated(inputs, width, **biased, token_row=TOKENS)
+            self.text_embedder = Replicated(text, width, **biased, token_row=TEXT_TOKENS)
             self.told = ConditionEmbedding(model, config)
         self.build_stacks()
         if self.post_process:
             context = BuildContext(model=model, config=config, groups=groups)
             self.modulate_out = PerBlockAdaLN(context, width, bias=True, parts=1, gated=False)
-            self.proj_out = Replicated(width, model.output_features, **of_tokens)
+            outputs = model.output_features
+            self.proj_out = Replicated(width, outputs, **biased, token_row=JOINT_TOKENS)
 
     def embed(
         self, x_TC: Tensor, level_M: Tensor, batch: PackedBatch, layout: JointLayout
@@ -52,11 +55,9 @@ class FluxNetwork(JointTransformer):
         dtype = self.config.params_dtype
         text_LE = self.my_tokens(layout.text.of(batch.text_LE.to(dtype)))
         pooled_NP = batch.vectors[POOLED].to(dtype)
-        with dropping(layout.dropout[1]):
-            text_LD = self.text_embedder(text_LE)
         return {
-            "hidden": self.patches(self.my_tokens(x_TC.to(dtype))),
-            "text_hidden": text_LD,
+            TOKENS: self.patches(self.my_tokens(x_TC.to(dtype))),
+            TEXT_TOKENS: self.text_embedder(text_LE),
             T_EMB: self.told(level_M, pooled_NP, batch.guidance),
         }
 

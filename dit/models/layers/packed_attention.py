@@ -23,7 +23,6 @@ from dit.models.layers.parallel_linear import BuildContext, ColumnLinear, split_
 from dit.models.layers.per_sample import PerSample, compiled
 from dit.models.layers.queries_and_keys import AcrossHeadsNorm, HeadNorm, fused_parts, rotate
 from dit.models.layers.transformer_engine import engine_kernel
-from dit.models.lora.dropout import DropoutRows, dropping
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,8 +32,6 @@ class RowConditions:
     per_sample: PerSample  # of the tokens that this rank holds between two matrices
     cos_TK: Tensor  # float32, of all tokens of this context rank
     sin_TK: Tensor
-    dropout: DropoutRows | None = None
-    """What adapters drop of them, where layers have several rows of tokens."""
 
 
 QKV = tuple[Tensor, Tensor, Tensor]
@@ -227,10 +224,7 @@ def joint_attention(
     Takes (module, normalised tokens, conditions) of each row and returns the outputs [T, H * K] of
     each before its own `linear_proj`.
     """
-    each = []
-    for attention, x_TD, row in (first, second):
-        with dropping(row.dropout):
-            each.append(attention.qkv(x_TD, row))
+    each = [attention.qkv(x_TD, row) for attention, x_TD, row in (first, second)]
     q, k, v = (torch.cat(pair) for pair in zip(*each, strict=True))
     out_JHK = first[0].exchanged((q, k, v), exchange)
     one, other = out_JHK.flatten(1).split([len(qkv[0]) for qkv in each])

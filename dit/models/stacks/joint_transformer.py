@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -27,9 +27,9 @@ from dit.models.layers.modulation import TimestepConditioning
 from dit.models.layers.packed_attention import RowConditions
 from dit.models.layers.per_sample import PerSample
 from dit.models.layers.queries_and_keys import RotaryTable
-from dit.models.lora.dropout import DropoutRows, dropout_rows, dropping
+from dit.models.lora.dropout import TOKENS
 from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransformer
-from dit.models.stacks.stream_layers import JointConditions
+from dit.models.stacks.stream_layers import JOINT_TOKENS, TEXT_TOKENS, JointConditions
 
 T_EMB = "t_emb"
 
@@ -43,8 +43,6 @@ class JointLayout:
     latents: PerSample
     text_per_sample: PerSample
     joint: PerSample
-    # What adapters drop of latents, of text and of both; None where nothing is dropped
-    dropout: tuple[DropoutRows | None, ...]
 
 
 class JointTransformer(StackedTransformer):
@@ -82,7 +80,7 @@ class JointTransformer(StackedTransformer):
         share, multiple = self.context.share, self.model.token_multiple
         text = text_rows(self.text_lengths(batch), share=share, multiple=multiple)
         latents, text = (rows // self.token_parts for rows in (len(batch.segment_T), text))
-        return {"hidden": latents, "text_hidden": text, "joint": latents + text}
+        return {TOKENS: latents, TEXT_TOKENS: text, JOINT_TOKENS: latents + text}
 
     def layout(self, batch: PackedBatch) -> JointLayout:
         device = batch.segment_T.device
@@ -102,28 +100,15 @@ class JointTransformer(StackedTransformer):
         rows = (*levels, order.arranged(levels))
         latents, text_rows_of, joint = (self.per_sample(self.my_tokens(row)) for row in rows)
         return JointLayout(
-            text=text,
-            order=order,
-            latents=latents,
-            text_per_sample=text_rows_of,
-            joint=joint,
-            dropout=self._dropout(batch, text, order),
+            text=text, order=order, latents=latents, text_per_sample=text_rows_of, joint=joint
         )
 
-    def _dropout(
-        self, batch: PackedBatch, text: TextRow, order: JointOrder
-    ) -> tuple[DropoutRows | None, ...]:
-        """Rows of text follow those of all latents of the pack."""
-        latents = dropout_rows()
-        if latents is None:
-            return (None,) * 3
-        text_L = batch.starts[-1] + text.source_L
-        joint_J = order.arranged((latents.place_T, text_L))
-        of_text, of_joint = (
-            replace(latents, place_T=place, own_place_T=self.my_tokens(place))
-            for place in (text_L, joint_J)
-        )
-        return latents, of_text, of_joint
+    def token_places(self, batch: PackedBatch, layout: JointLayout) -> Mapping[str, Tensor]:
+        """Text stands after all latents of the pack."""
+        (latents_T,) = super().token_places(batch, layout).values()
+        text_L = layout.text.source_L + batch.starts[-1]
+        joint_J = layout.order.arranged((latents_T, text_L))
+        return {TOKENS: latents_T, TEXT_TOKENS: text_L, JOINT_TOKENS: joint_J}
 
     def condition_shapes(self, batch: PackedBatch) -> Shapes:
         return {T_EMB: (batch.num_levels, self.config.hidden_size)}
@@ -135,10 +120,9 @@ class JointTransformer(StackedTransformer):
         text = self.rotary(layout.text.of(self.text_positions(batch)))
         joint = [layout.order.arranged(pair) for pair in zip(latents, text, strict=True)]
         owners = (layout.latents, layout.text_per_sample, layout.joint)
-        angles = (latents, text, joint)
         made = [
-            RowConditions(per_sample=per_sample, cos_TK=cos, sin_TK=sin, dropout=dropout)
-            for per_sample, (cos, sin), dropout in zip(owners, angles, layout.dropout, strict=True)
+            RowConditions(per_sample=per_sample, cos_TK=cos, sin_TK=sin)
+            for per_sample, (cos, sin) in zip(owners, (latents, text, joint), strict=True)
         ]
         timestep = TimestepConditioning(t_emb_ND=blocks[T_EMB])
         return JointConditions(
@@ -146,16 +130,15 @@ class JointTransformer(StackedTransformer):
         )
 
     def joined(self, hidden: Blocks, conditions: JointConditions) -> Blocks:
-        rows = (hidden["hidden"], hidden["text_hidden"])
-        return {"joint": conditions.order.join(rows)}
+        rows = (hidden[TOKENS], hidden[TEXT_TOKENS])
+        return {JOINT_TOKENS: conditions.order.join(rows)}
 
     def outputs(
         self, blocks: Blocks, layout: JointLayout, *, modulation: nn.Module, linear: nn.Module
     ) -> Tensor:
         """What a head makes of the last hidden states, for all latents of this context rank."""
         (adaln,) = modulation(TimestepConditioning(t_emb_ND=blocks[T_EMB]))
-        if "joint" not in blocks:
-            return self.all_tokens(linear(adaln.modulate(blocks["hidden"], layout.latents)))
-        with dropping(layout.dropout[2]):
-            joint_JC = self.all_tokens(linear(adaln.modulate(blocks["joint"], layout.joint)))
+        if JOINT_TOKENS not in blocks:
+            return self.all_tokens(linear(adaln.modulate(blocks[TOKENS], layout.latents)))
+        joint_JC = self.all_tokens(linear(adaln.modulate(blocks[JOINT_TOKENS], layout.joint)))
         return layout.order.latents(joint_JC)
