@@ -17,6 +17,7 @@ from dit.config import (
     ObjectiveConfig,
     Precision,
     RunConfig,
+    SamplingLevels,
 )
 from dit.config.loading import default_config, load_config
 from dit.convert.diffusers_json import (
@@ -41,9 +42,12 @@ def model_config(
     *,
     precision: Precision,
     text_pad_to: int | Unsaid | None = Unsaid.UNSAID,
+    pipeline: str | None = None,
     place: object,
 ) -> ModelConfig:
-    """Our model of a config.json; `text_pad_to` is for weights that were not exported by us.
+    """Our model of a config.json, which lies in a `pipeline` of this class, if that is known.
+
+    `text_pad_to` is for weights that were not exported by us.
 
     Raises:
         ConvertError: it is of another class, or has what our model has not; lists everything.
@@ -69,6 +73,8 @@ def model_config(
     text = form.text_pad_to(keys) if isinstance(text_pad_to, Unsaid) else text_pad_to
     try:
         settings = form.settings(keys, ours, text)
+        if ours is None and pipeline is not None:
+            settings = {**settings, **form.settings_of_pipelines.get(pipeline, {})}
         return family.config(name=CUSTOM_SIZE, precision=precision, **settings)
     except (TypeError, ValueError, OverflowError) as error:
         raise ConvertError(f"{place} describes no model that can be trained: {error}") from error
@@ -149,6 +155,7 @@ def objective_config(
         )
     else:
         found = _of_scheduler(content, place, told=told)
+        found = replace(found, objective=_stepping(found.objective, of_family or {}))
     if not given:
         return found
     config = load_config(replace(default_config(), objective=found.objective), overrides=given)
@@ -185,6 +192,18 @@ def _of_scheduler(content: dict[str, Any], place: object, *, told: bool) -> Foun
             f"{place} is of class {name!r}, which does not tell the objective; {ask}"
         )
     return FoundObjective(ObjectiveConfig(), "")
+
+
+def _stepping(objective: ObjectiveConfig, of_family: Mapping[str, Any]) -> ObjectiveConfig:
+    """With the even steps that all pipelines of a family hand to their scheduler.
+
+    No scheduler_config.json tells them.
+    """
+    flow = objective.flow
+    is_linear = flow.sampling_levels is SamplingLevels.LINEAR
+    if not is_linear or of_family.get("sampling_levels") != SamplingLevels.EVEN:
+        return objective
+    return replace(objective, flow=replace(flow, sampling_levels=SamplingLevels.EVEN))
 
 
 def _scheduler_of(content: dict[str, Any]) -> type[SchedulerFile] | None:

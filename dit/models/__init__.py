@@ -19,6 +19,7 @@ stream_names     those of layers with joint attention, which several families sh
 Each other folder is a family:
 
 dit/             the DiT, with the arithmetic of Diffusers' `CosmosTransformer3DModel`
+flux/            FLUX.1: text, and reference pictures (Kontext), to images
 wan/             Wan 2.1 and 2.2: text, a first frame or first and last frame to video
 qwen_image/      Qwen-Image and its editing forms: text and pictures to picture
 hunyuan_video_15/  HunyuanVideo 1.5: text, or text and a first frame, to video

@@ -28,7 +28,7 @@ REFINER_RATIO = 4
 """Width of the refiner's MLPs over the hidden size; fixed in Diffusers."""
 
 
-class TwoLinears(nn.Module):
+class WholeTwoLinears(nn.Module):
     """Linear, SiLU, linear."""
 
     def __init__(self, inputs: int, model: HunyuanVideo15Config):
@@ -56,7 +56,7 @@ class GlyphEmbedding(nn.Module):
         return self.linear_3(gelu(self.linear_2(x)))
 
 
-class ImageEmbedding(nn.Module):
+class PictureEmbedding(nn.Module):
     """Rows of the image encoder [I, E] -> [I, D]."""
 
     def __init__(self, model: HunyuanVideo15Config):
@@ -77,8 +77,8 @@ class TokenRefiner(nn.Module):
     def __init__(self, model: HunyuanVideo15Config):
         super().__init__()
         made, text = dtype(model), model.crossattn_emb_size
-        self.level = TwoLinears(WAVES, model)
-        self.pooled = TwoLinears(text, model)
+        self.level = WholeTwoLinears(WAVES, model)
+        self.pooled = WholeTwoLinears(text, model)
         self.linear_in = WholeLinear(text, model.hidden_size, dtype=made)
         self.layers = nn.ModuleList(RefinerLayer(model) for _ in range(model.num_refiner_layers))
 
@@ -138,7 +138,7 @@ class TextRows(nn.Module):
         super().__init__()
         self.refiner = TokenRefiner(model)
         self.glyphs = GlyphEmbedding(model)
-        self.image = ImageEmbedding(model)
+        self.image = PictureEmbedding(model)
         self.kind = nn.Parameter(torch.zeros(3, model.hidden_size, dtype=dtype(model)))
 
     def forward(

@@ -245,26 +245,17 @@ def _open_network(folder: Path) -> nn.Module:
 
 
 def _run_network(
-    network: nn.Module, sample: LatentSample, level: float, model: HunyuanVideo15Config
+    network: nn.Module, sample: LatentSample, level: float, config: RunConfig
 ) -> Tensor:
-    """What Diffusers' network makes of one sample."""
-    return run_network(network, sample.latent_CFHW, sample.inputs, level, model)
-
-
-def run_network(
-    network: nn.Module,
-    latent_CFHW: Tensor,
-    inputs: Any,
-    level: float,
-    model: HunyuanVideo15Config,
-) -> Tensor:
-    """What Diffusers' network makes of a latent and the inputs beside it, by name.
+    """What Diffusers' network makes of one sample.
 
     Without a picture it is given rows of zeros, as by the pipeline for text-to-video.
     """
-    condition = latent_CFHW.new_zeros(model.condition_channels, *latent_CFHW.shape[1:])
+    model, latent, inputs = config.model, sample.latent_CFHW, sample.inputs
+    assert isinstance(model, HunyuanVideo15Config)
+    condition = latent.new_zeros(model.condition_channels, *latent.shape[1:])
     given = inputs.get(FIRST_FRAME)
-    if given is not None and given.shape[1] < latent_CFHW.shape[1]:
+    if given is not None and given.shape[1] < latent.shape[1]:
         condition[:-1, : given.shape[1]] = given
         condition[-1, : given.shape[1]] = 1
     text = inputs["text"][None]
@@ -274,7 +265,7 @@ def run_network(
     if image is None or not len(image):
         image = text.new_zeros(1, model.image_embed_size)
     (made,) = network(
-        hidden_states=torch.cat([latent_CFHW, condition])[None],
+        hidden_states=torch.cat([latent, condition])[None],
         timestep=torch.tensor([level]),
         encoder_hidden_states=text,
         encoder_attention_mask=torch.ones(text.shape[:2]),

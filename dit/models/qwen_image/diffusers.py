@@ -195,12 +195,12 @@ def _open_network(folder: Path) -> nn.Module:
 
 
 def _run_network(
-    network: nn.Module, sample: LatentSample, level: float, model: QwenImageConfig
+    network: nn.Module, sample: LatentSample, level: float, config: RunConfig
 ) -> Tensor:
     """What Diffusers' network makes of one sample."""
     latents = [sample.latent_CFHW]
     latents += [x for name, x in sample.others.items() if name.startswith(REFERENCE)]
-    side = model.patch_spatial
+    side = config.model.patch_spatial
     grids = [(x.shape[1], x.shape[2] // side, x.shape[3] // side) for x in latents]
     tokens = torch.cat([patched(x, side) for x in latents])
     (made,) = network(
@@ -241,6 +241,10 @@ FORM = DiffusersForm(
         "QwenImagePipeline": "flow",
         "QwenImageEditPipeline": "flow",
         "QwenImageEditPlusPipeline": "flow",
+    },
+    settings_of_pipelines={
+        "QwenImageEditPipeline": {"reference_latents": 1},
+        "QwenImageEditPlusPipeline": {"reference_latents": MOST_REFERENCES},
     },
     pipeline_misfits=_pipeline_misfits,
     largest_latent=lambda model: (4096, *(_LONGEST_SIDE * model.patch_spatial,) * 2),
