@@ -1,12 +1,21 @@
 """Names in Diffusers of the layers with joint attention, which several families share."""
 
-# D model width, F width of the MLP, K head width
+# D model width, F width of the MLP, K head width, C numbers in a token of the prediction
 
 from __future__ import annotations
 
 from typing import Any
 
-from dit.models.diffusers_names import ByHead, RotaryPairs, Row, TensorSplit, linear_rows
+from dit.config import ModelConfig
+from dit.models.diffusers_names import (
+    ByHead,
+    HeadColumns,
+    RotaryPairs,
+    Row,
+    SwappedHalves,
+    TensorSplit,
+    linear_rows,
+)
 
 _COLUMN, _ROW = TensorSplit.COLUMN, TensorSplit.ROW
 BY_HEAD = ByHead(rotated=(0, 1))
@@ -65,3 +74,49 @@ def double_stream_rows(
             *linear_rows(f"{feed_forward}.linear_fc2", f"{of_mlp}.2", "D", "F", split=_ROW),
         ]
     return tuple(rows)
+
+
+def single_stream_rows(ours: str, theirs: str) -> tuple[Row, ...]:
+    """Of single-stream layers, which begin with `ours` and `theirs`."""
+    made = (*(f"{theirs}.attn.to_{letter}" for letter in "qkv"), f"{theirs}.proj_mlp")
+    whole: Any = {"split": _COLUMN}
+    return (
+        *linear_rows(f"{ours}.modulation.linear", f"{theirs}.norm.linear", "3D", "D", **whole),
+        *norm_rows(f"{ours}.attention", f"{theirs}.attn", ("norm_q", "norm_k")),
+        *linear_rows(f"{ours}.linear_in", made, "3D+F", "D", arrangement=BY_HEAD, **whole),
+        *linear_rows(
+            f"{ours}.linear_out",
+            f"{theirs}.proj_out",
+            *("D", "D+F"),
+            split=_ROW,
+            arrangement=HeadColumns(),
+        ),
+    )
+
+
+HEAD_ROWS: tuple[Row, ...] = (
+    *linear_rows(
+        "modulate_out.linear",
+        "norm_out.linear",
+        *("2D", "D"),
+        split=_COLUMN,
+        arrangement=SwappedHalves(),
+    ),
+    *linear_rows("proj_out", "proj_out", "C", "D"),
+)
+"""Of what follows the layers."""
+
+
+def stream_sizes(model: ModelConfig) -> dict[str, int]:
+    """The numbers of the letters of all these lines, but C."""
+    width, hidden = model.hidden_size, model.ffn_hidden_size
+    return {
+        "D": width,
+        "2D": 2 * width,
+        "3D": 3 * width,
+        "6D": 6 * width,
+        "F": hidden,
+        "3D+F": 3 * width + hidden,
+        "D+F": width + hidden,
+        "K": width // model.num_attention_heads,
+    }

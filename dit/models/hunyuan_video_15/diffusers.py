@@ -24,7 +24,6 @@ from dit.models.diffusers_names import (
     NameTable,
     Row,
     StrictKeys,
-    SwappedHalves,
     TensorSplit,
     linear_rows,
 )
@@ -32,7 +31,7 @@ from dit.models.family import DiffusersForm
 from dit.models.hunyuan_video_15.conditions import REFINER_RATIO, WAVES
 from dit.models.hunyuan_video_15.config import MOST_REFINER_LAYERS, HunyuanVideo15Config
 from dit.models.hunyuan_video_15.family import FIRST_FRAME, GLYPHS, IMAGE
-from dit.models.stream_names import double_stream_rows
+from dit.models.stream_names import HEAD_ROWS, double_stream_rows, stream_sizes
 
 CLASS = "HunyuanVideo15Transformer3DModel"
 _GLYPH_HIDDEN = 2048  # fixed in Diffusers
@@ -90,28 +89,14 @@ _ROWS: tuple[Row, ...] = (
     *_norm("text.image.norm_out", "image_embedder.norm_out", "D"),
     Row("text.kind", ("cond_type_embed.weight",), _WHOLE, ("3", "D")),
     *double_stream_rows("blocks.layers.*", "transformer_blocks.*"),
-    *linear_rows(
-        "modulate_out.linear",
-        "norm_out.linear",
-        *("2D", "D"),
-        split=TensorSplit.COLUMN,
-        arrangement=SwappedHalves(),
-    ),
-    *linear_rows("proj_out", "proj_out", "C", "D"),
+    *HEAD_ROWS,
 )
 
 
 def _sizes(model: HunyuanVideo15Config) -> dict[str, int]:
-    width = model.hidden_size
-    return {
+    return stream_sizes(model) | {
         "3": 3,
-        "D": width,
-        "2D": 2 * width,
-        "3D": 3 * width,
-        "6D": 6 * width,
-        "F": model.ffn_hidden_size,
-        "R": REFINER_RATIO * width,
-        "K": width // model.num_attention_heads,
+        "R": REFINER_RATIO * model.hidden_size,
         "W": WAVES,
         "E": model.crossattn_emb_size,
         "G": model.glyph_embed_size,

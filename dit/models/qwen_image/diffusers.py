@@ -21,14 +21,13 @@ from dit.models.diffusers_names import (
     NameTable,
     Row,
     StrictKeys,
-    SwappedHalves,
     TensorSplit,
     linear_rows,
 )
 from dit.models.family import DiffusersForm
 from dit.models.qwen_image.config import MOST_REFERENCES, QwenImageConfig
 from dit.models.qwen_image.family import LEVEL_WAVES, REFERENCE
-from dit.models.stream_names import double_stream_rows
+from dit.models.stream_names import HEAD_ROWS, double_stream_rows, stream_sizes
 
 CLASS = "QwenImageTransformer2DModel"
 _LONGEST_SIDE = 2 * 4096  # in patches: its table of angles has 4096 rows for either sign
@@ -46,26 +45,12 @@ _ROWS = (
         modulations=("img_mod.1", "txt_mod.1"),
         mlps=("img_mlp", "txt_mlp"),
     ),
-    *linear_rows(
-        "modulate_out.linear",
-        "norm_out.linear",
-        *("2D", "D"),
-        split=TensorSplit.COLUMN,
-        arrangement=SwappedHalves(),
-    ),
-    *linear_rows("proj_out", "proj_out", "C", "D"),
+    *HEAD_ROWS,
 )
 
 
 def _sizes(model: QwenImageConfig) -> dict[str, int]:
-    width = model.hidden_size
-    return {
-        "D": width,
-        "2D": 2 * width,
-        "3D": 3 * width,
-        "6D": 6 * width,
-        "F": model.ffn_hidden_size,
-        "K": width // model.num_attention_heads,
+    return stream_sizes(model) | {
         "W": LEVEL_WAVES,
         "E": model.crossattn_emb_size,
         "C": model.patch_features,

@@ -57,7 +57,7 @@ def test_named_sizes_have_the_tensors_of_diffusers(name: str) -> None:
     assert parameter_count(model) == PUBLISHED[name] == sum(t.numel() for t in theirs.values())
 
 
-@pytest.mark.parametrize("size", ["qwen_image_edit", "hunyuanvideo_15"])
+@pytest.mark.parametrize("size", ["qwen_image", "hunyuanvideo_15"])
 def test_description_counts_parameters_and_operations(groups, size: str) -> None:
     """Of a sample of a caption alone: what it says of other rows of text is an upper bound."""
     changes: Any = {"mlp_ratio": 4.0} if size != "hunyuanvideo_15" else {"glyph_hidden_size": 2048}
