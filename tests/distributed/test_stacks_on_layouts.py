@@ -222,9 +222,14 @@ if __name__ == "__main__":
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory) -> dict[str, list[dict]]:
+def found(once) -> dict[str, list[dict]]:
     """What each case wrote."""
-    folder = tmp_path_factory.mktemp("stacks")
+    folder = once("stacks", _launch)
+    written = [json.loads(Path(folder, f"{n}.json").read_text()) for n in range(len(CASES))]
+    return dict(zip(CASES, written, strict=True))
+
+
+def _launch(folder: Path) -> None:
     script = folder / "stacks.py"
     script.write_text(SCRIPT)
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "8"]
@@ -232,8 +237,6 @@ def found(tmp_path_factory) -> dict[str, list[dict]]:
     # The script imports `tests` and `recipes`, which no environment installs.
     done = run(line, timeout=1500, env={"PYTHONPATH": str(ROOT), VARIABLE: PLACE})
     assert done.returncode == 0, done.stdout + done.stderr
-    written = [json.loads(Path(folder, f"{n}.json").read_text()) for n in range(len(CASES))]
-    return dict(zip(CASES, written, strict=True))
 
 
 def _compared(comparisons: list[dict]) -> list[dict]:
