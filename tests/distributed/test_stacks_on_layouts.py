@@ -76,6 +76,9 @@ NAMED = {
 }
 """What the verdict says of a fault."""
 
+# Whichever test comes first makes the launch, or waits for another worker that makes it.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1600)]
+
 SCRIPT = """
 import json, sys, zlib
 from contextlib import ExitStack
@@ -249,8 +252,6 @@ def _worst(comparison: dict, kind: str) -> float:
     return max(comparison["tensors"][kind].values())
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1600)
 @pytest.mark.parametrize("case", SOUND)
 def test_every_tensor_is_that_of_one_process(found, case):
     comparisons = _compared(found[case])
@@ -266,7 +267,6 @@ def test_every_tensor_is_that_of_one_process(found, case):
         assert not c["torn"] and not c["faults"], (c["network"], c["layout"])
 
 
-@pytest.mark.slow
 def test_what_a_case_trains_is_there(found):
     """Validation, which is forward only, has the fewest packs as well as training."""
     one, few, stages = found["fewest packs"]
@@ -281,7 +281,6 @@ def test_what_a_case_trains_is_there(found):
     assert "blocks.layers.3.cross_attention.linear_image_kv.weight" in names
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in CASES if case not in SOUND])
 def test_broken_code_is_found(found, case):
     (comparison,) = _compared(found[case])
