@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dit.batch import TEXT
 from dit.models.cost import NetworkCost
 from dit.models.family import (
     DiffusersForm,
@@ -34,7 +33,7 @@ from dit.models.layer_spec import (
 if TYPE_CHECKING:
     from dit.models.positions import PositionRule
 
-GLYPHS, IMAGE, FIRST_FRAME = "text_2", "image_embed", "first_frame_latent"
+TEXT, GLYPHS, IMAGE, FIRST_FRAME = "text", "text_2", "image_embed", "first_frame_latent"
 _WAVES, _REFINER_RATIO = 256, 4  # as in `conditions`, which needs torch
 
 

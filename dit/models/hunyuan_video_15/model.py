@@ -10,10 +10,10 @@ import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
-from dit.batch import TEXT, PackedBatch
+from dit.batch import PackedBatch
 from dit.models.hunyuan_video_15.conditions import WAVES, TextRows
 from dit.models.hunyuan_video_15.config import HunyuanVideo15Config
-from dit.models.hunyuan_video_15.family import GLYPHS, IMAGE, hunyuan_video_15_stack
+from dit.models.hunyuan_video_15.family import GLYPHS, IMAGE, TEXT, hunyuan_video_15_stack
 from dit.models.layers.modulation import PerBlockAdaLN, sinusoid
 from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
 from dit.models.layers.queries_and_keys import RotaryTable

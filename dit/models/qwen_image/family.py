@@ -55,13 +55,20 @@ def _positions(_: QwenImageConfig) -> PositionRule:
     return CentredPositions()
 
 
+def _codec(model: QwenImageConfig) -> str:
+    """Name of the VAE and of the text encoder, which sees the pictures that are edited."""
+    if not model.reference_latents:
+        return "qwen_image"
+    return "qwen_image_edit_2511" if model.clean_references else "qwen_image_edit"
+
+
 def _inputs(model: QwenImageConfig) -> tuple[SampleInput, ...]:
     text = SampleInput(
         name="text",
         kind=InputKind.TEXT,
         width=model.crossattn_emb_size,
         may_be_empty=True,
-        encoder="qwen_image",
+        encoder=_codec(model),
     )
     references = [
         SampleInput(
@@ -131,6 +138,6 @@ FAMILY = Family(
     weights=WeightRules(zero=("*modulation.linear.weight", "*proj_out.weight")),
     # The level is told as t itself; the embedding multiplies by 1000.
     objective=ObjectiveConventions(settings={"name": "flow", "timestep_scale": 1.0}),
-    vae=lambda _: "qwen_image",
+    vae=_codec,
     tiny=TINY,
 )
