@@ -80,7 +80,7 @@ class TokenRefiner(nn.Module):
         self.level = WholeTwoLinears(WAVES, model)
         self.pooled = WholeTwoLinears(text, model)
         self.linear_in = WholeLinear(text, model.hidden_size, dtype=made)
-        self.layers = nn.ModuleList(RefinerLayer(model) for _ in range(model.num_refiner_layers))
+        self.blocks = nn.ModuleList(RefinerLayer(model) for _ in range(model.num_refiner_layers))
 
     def forward(self, level_N: Tensor, text_LE: Tensor, starts: Sequence[int]) -> Tensor:
         lengths = [stop - start for start, stop in pairwise(starts)]
@@ -89,8 +89,8 @@ class TokenRefiner(nn.Module):
         pooled_NE = torch.stack([own_LE.mean(0) for own_LE in text_LE.split(lengths)])
         t_emb_ND = self.level(sinusoid(level_N, WAVES).to(text_LE.dtype)) + self.pooled(pooled_NE)
         text_LD = self.linear_in(text_LE)
-        for layer in self.layers:
-            text_LD = layer(text_LD, t_emb_ND, lengths, spans)
+        for block in self.blocks:
+            text_LD = block(text_LD, t_emb_ND, lengths, spans)
         return text_LD
 
 

@@ -24,6 +24,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
         "glyph_embed_size": 20,
         "glyph_hidden_size": 32,
         "image_embed_size": 12,
+        "patch_spatial": 2,
         "num_refiner_layers": 1,
         "rope_axes": (4, 4, 8),
         "precision": Precision.FP32,

@@ -53,7 +53,7 @@ def _two_linears(ours: str, theirs: str, inputs: str) -> tuple[Row, ...]:
 
 
 def _refiner_layer(number: int) -> tuple[Row, ...]:
-    ours = f"text.refiner.layers.{number}"
+    ours = f"text.refiner.blocks.{number}"
     theirs = f"context_embedder.token_refiner.refiner_blocks.{number}"
     exists: Any = {"exists": lambda model: number < model.num_refiner_layers}
     qkv = tuple(f"{theirs}.attn.to_{letter}" for letter in "qkv")

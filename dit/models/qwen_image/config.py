@@ -27,7 +27,10 @@ _TINY = {
     "rope_axes": (4, 4, 8),
     "precision": Precision.FP32,
 }
-TINY: Mapping[str, Mapping[str, Any]] = {"qwen_image": _TINY, "qwen_image_edit_2511": _TINY}
+TINY: Mapping[str, Mapping[str, Any]] = {
+    "qwen_image": _TINY,
+    "qwen_image_edit_2511": _TINY | {"reference_latents": 1},
+}
 """Named size -> what makes it tiny (`Family.tiny`)."""
 
 
