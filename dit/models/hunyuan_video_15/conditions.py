@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, silu
+from torch.nn.functional import gelu, linear, silu
 
 from dit.models.hunyuan_video_15.config import HunyuanVideo15Config
 from dit.models.layers.attention import Spans, attention_for
@@ -94,6 +94,24 @@ class TokenRefiner(nn.Module):
         return text_LD
 
 
+class QkvLinear(WholeLinear):
+    """Queries, keys and values of plain attention, head by head.
+
+    A bias of keys adds the same number to all scores of a query, which softmax does not see: its
+    gradient is zero. Rounding makes noise of it, of which AdamW would make whole steps, on each
+    layout others; here it is zero.
+    """
+
+    def __init__(self, width: int, heads: int, *, dtype: torch.dtype):
+        super().__init__(width, 3 * width, dtype=dtype)
+        self.heads = heads
+
+    def product(self, x: Tensor) -> Tensor:
+        q_HK, k_HK, v_HK = self.bias.view(self.heads, 3, -1).unbind(1)
+        bias_X = torch.stack((q_HK, k_HK.detach(), v_HK), dim=1).flatten()
+        return linear(x, self.weight, bias_X)
+
+
 class RefinerLayer(nn.Module):
     """Attention and feed-forward, each gated by level and caption."""
 
@@ -102,7 +120,7 @@ class RefinerLayer(nn.Module):
         made, width = dtype(model), model.hidden_size
         self.heads = model.num_attention_heads
         self.norm_1 = nn.LayerNorm(width, eps=1e-6, dtype=made)
-        self.linear_qkv = WholeLinear(width, 3 * width, dtype=made)
+        self.linear_qkv = QkvLinear(width, self.heads, dtype=made)
         self.linear_proj = WholeLinear(width, width, dtype=made)
         self.norm_2 = nn.LayerNorm(width, eps=1e-6, dtype=made)
         self.linear_fc1 = WholeLinear(width, REFINER_RATIO * width, dtype=made)
