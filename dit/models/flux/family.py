@@ -62,7 +62,7 @@ def _inputs(model: FluxConfig) -> tuple[SampleInput, ...]:
         kind=InputKind.TEXT,
         width=model.crossattn_emb_size,
         may_be_empty=True,
-        padding=Padding.STORED,
+        padding=Padding.NONE if model.text_pad_to is None else Padding.STORED,
         encoder="flux",
     )
     pooled = SampleInput(
