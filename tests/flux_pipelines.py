@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,16 +50,20 @@ def pipeline(folder: Path, kind: str) -> Any:
 
 
 def made_by(
-    pipe: Any, noise_CHW: Tensor, *, prompt: str, negative_prompt: str, **call: Any
+    pipe: Any,
+    noise_CHW: Tensor,
+    *,
+    prompt: Mapping[str, Tensor],
+    negative_prompt: Mapping[str, Tensor],
+    **call: Any,
 ) -> Tensor:
-    """Latents [C, H, W] of a pipeline from `noise_CHW`."""
+    """Latents [C, H, W] of a pipeline from `noise_CHW` and prompts as our text encoder has them."""
     channels, rows, columns = noise_CHW.shape
     texts: dict[str, Any] = {}
     for prefix, text in (("", prompt), ("negative_", negative_prompt)):
-        # The network is in float32, and the pipeline takes the type of its text encoders.
-        states, pooled, _ = pipe.encode_prompt(prompt=text, prompt_2=None)
-        texts |= {f"{prefix}prompt_embeds": states.float()}
-        texts |= {f"{prefix}pooled_prompt_embeds": pooled.float()}
+        # In float32 as the network is; the pipeline's own are of the type of its text encoders.
+        texts[f"{prefix}prompt_embeds"] = text["text"][None].float()
+        texts[f"{prefix}pooled_prompt_embeds"] = text["pooled_text"][None].float()
     pipe.text_encoder.float()  # positions of text have its type
     height, width = (side * pipe.vae_scale_factor for side in (rows, columns))
     (found,) = pipe(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -58,6 +59,13 @@ def from_noise(run: OpenCheckpoint):
     return patch.object(generate, "initial_noise", drawn)
 
 
+def texts_of(run: OpenCheckpoint) -> dict[str, Any]:
+    return {
+        "prompt": run.encoder.encode_all(PROMPT),
+        "negative_prompt": run.encoder.encode_all(NEGATIVE),
+    }
+
+
 def ours(run: OpenCheckpoint, **options) -> Tensor:
     """Our latents from the same noise."""
     _, height, width = run.latent_stride.pixels((1, ROWS, COLUMNS))
@@ -81,7 +89,10 @@ def test_text_to_image(groups, tmp_path: Path, kind: str) -> None:
     assert (objective.name, objective.guidance) == ("flow", 1.0 if dev else None)
     assert objective.flow.time_shift_type == ("exponential" if dev else None)
     assert objective.flow.sampling_levels == "even" and model.text_pad_to is TextPadding.STORED
-    texts, made = {"prompt": PROMPT, "negative_prompt": NEGATIVE}, []
+    texts, made = texts_of(run), []
+    states, pooled, _ = pipe.encode_prompt(prompt=PROMPT, prompt_2=None)
+    assert gap(texts["prompt"]["text"].float(), states[0].float()) <= 0.05  # bfloat16
+    assert torch.equal(texts["prompt"]["pooled_text"], pooled[0])
     for told, scale in ((3.5, 1.0), (1.0, 1.0), (3.5, 2.5)):
         theirs = made_by(pipe, noise(), **texts, guidance_scale=told, true_cfg_scale=scale)
         mine = {"distilled_guidance": told} if dev else {}
@@ -101,7 +112,7 @@ def test_a_picture_is_changed(groups, tmp_path: Path) -> None:
     run = opened(tmp_path)
     assert run.config.model.reference_latents == 1
     reference = torch.randn(4, 8, 6, generator=torch.Generator().manual_seed(6))
-    texts = {"prompt": PROMPT, "negative_prompt": NEGATIVE}
+    texts = texts_of(run)
     _, height, width = run.latent_stride.pixels((1, ROWS, COLUMNS))
     own = {"max_area": height * width, "_auto_resize": False, "guidance_scale": 2.5}
     config = replace(run.config, objective=replace(run.config.objective, guidance=2.5))
@@ -109,12 +120,12 @@ def test_a_picture_is_changed(groups, tmp_path: Path) -> None:
     for scale, given in ((1.0, reference), (3.0, reference), (1.0, None)):
         image = None if given is None else given[None]
         theirs = made_by(pipe, noise(), **texts, **own, true_cfg_scale=scale, image=image)
-        inputs = run.encoder.encode_all(PROMPT)
+        inputs = texts["prompt"]
         if given is not None:
             inputs = {**inputs, "reference_latent_0": given[:, None]}
         request = Request(
             inputs=inputs,
-            negative=run.encoder.encode_all(NEGATIVE),
+            negative=texts["negative_prompt"],
             latent_FHW=(1, ROWS, COLUMNS),
             fps=NAN,
             seed=0,
@@ -139,10 +150,13 @@ def test_a_pipeline_goes_through_our_checkpoint(groups, tmp_path: Path) -> None:
     export_weights(done.path, tmp_path / "out", ExportOptions(pipeline_from=source))
     again = FluxPipeline.from_pretrained(tmp_path / "out", torch_dtype=torch.float32)
     assert again.scheduler.config.use_dynamic_shifting
-    for name in ("text_encoder", "text_encoder_2"):
-        getattr(again, name).bfloat16()
     again.set_progress_bar_config(disable=True)
-    texts = {"prompt": PROMPT, "negative_prompt": NEGATIVE, "guidance_scale": 3.5}
+    rng = torch.Generator().manual_seed(7)
+    drawn = {
+        n: torch.randn(*size, generator=rng)
+        for n, size in (("text", (5, 16)), ("pooled_text", (16,)))
+    }
+    texts = {"prompt": drawn, "negative_prompt": drawn, "guidance_scale": 3.5}
     assert torch.equal(made_by(again, noise(), **texts), made_by(pipe, noise(), **texts))
     kontext = tmp_path / "kontext"
     pipeline(kontext, "kontext")
