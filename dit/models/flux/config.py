@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from dit.config import ModelConfig, Precision
+from dit.config import ModelConfig, Precision, TextPadding
 from dit.config.checks import Rule, at_least_one
 
 _MOST_REFERENCES = 64
@@ -26,6 +26,7 @@ _TINY = {
     "crossattn_emb_size": 16,
     "pooled_size": 10,
     "rope_axes": (4, 4, 4),
+    "text_pad_to": TextPadding.STORED,
     "precision": Precision.FP32,
 }
 TINY: Mapping[str, Mapping[str, Any]] = {"flux1_schnell": _TINY, "flux1_kontext": _TINY}
@@ -43,6 +44,7 @@ class FluxConfig(ModelConfig):
         "rope_axes": 2**17,
         "reference_latents": _MOST_REFERENCES,
     }
+    takes_stored_padding: ClassVar[bool] = True
     shown_before: ClassVar[Mapping[str, str]] = {"num_single_layers": "hidden_size"}
 
     name: str = "flux1_dev"
@@ -56,6 +58,8 @@ class FluxConfig(ModelConfig):
     num_attention_heads: int = 24
     """Heads of attention over latents and text."""
     crossattn_emb_size: int = 4096
+    text_pad_to: TextPadding | None = None
+    """stored: shards hold the states of padding, which published weights attend to; null: none."""
     pooled_size: int = 768
     """Width of `pooled_text`, what a second text encoder makes of a caption (CLIP-L: 768)."""
     guidance_embed: bool = True
@@ -77,11 +81,6 @@ class FluxConfig(ModelConfig):
             (
                 all(axis >= 2 and axis % 2 == 0 for axis in self.rope_axes),
                 f"rope_axes={list(self.rope_axes)} must be even numbers of at least 2",
-            ),
-            (
-                self.text_pad_to is None,
-                f"text_pad_to={self.text_pad_to}: FLUX attends to what its text encoder makes of"
-                " padding, not to zeros; set it to null, and pack data with this padding",
             ),
         ]
 

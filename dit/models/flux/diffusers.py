@@ -10,14 +10,14 @@ Its class is `FluxTransformer2DModel`.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import ConfigDict, PositiveInt
 from torch import Tensor, nn
 
 from dit.batch import LatentSample
-from dit.config import RunConfig
+from dit.config import RunConfig, TextPadding
 from dit.models.diffusers_names import (
     ByHead,
     NameTable,
@@ -90,6 +90,7 @@ class FluxPrivateKeys(StrictKeys):
 
     patch_spatial: PositiveInt
     patch_temporal: PositiveInt
+    text_pad_to: Literal["stored"] | None
     reference_latents: int
 
 
@@ -124,10 +125,11 @@ def _unsupported(t: FluxTransformer) -> list[str]:
 
 
 def _settings(
-    t: FluxTransformer, private: FluxPrivateKeys | None, text_pad_to: int | None
+    t: FluxTransformer, private: FluxPrivateKeys | None, text_pad_to: Any
 ) -> dict[str, Any]:
     """Settings of our network, of a config.json."""
     rows, frames = (private.patch_spatial, private.patch_temporal) if private else (_PATCH, 1)
+    padding = private.text_pad_to if private else text_pad_to
     channels, rest = divmod(t.in_channels, frames * rows**2)
     if rest:
         raise ValueError(
@@ -146,7 +148,7 @@ def _settings(
         "guidance_embed": t.guidance_embeds,
         "rope_axes": t.axes_dims_rope,
         "reference_latents": private.reference_latents if private else 0,
-        "text_pad_to": text_pad_to,
+        "text_pad_to": TextPadding(padding) if padding else None,
     }
 
 
@@ -178,7 +180,7 @@ def _content(config: RunConfig) -> dict[str, Any]:
 
 
 def _private(model: FluxConfig) -> dict[str, Any]:
-    names = ("patch_spatial", "patch_temporal", "reference_latents")
+    names = ("patch_spatial", "patch_temporal", "text_pad_to", "reference_latents")
     return {name: getattr(model, name) for name in names}
 
 
@@ -269,7 +271,7 @@ FORM = DiffusersForm(
     inexpressible=_inexpressible,
     content=_content,
     private=_private,
-    text_pad_to=lambda _: None,
+    text_pad_to=lambda _: TextPadding.STORED,
     pipelines={"FluxPipeline": "flow", KONTEXT: "flow"},
     settings_of_pipelines={KONTEXT: {"reference_latents": 1}},
     pipeline_misfits=_pipeline_misfits,

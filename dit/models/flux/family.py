@@ -62,7 +62,7 @@ def _inputs(model: FluxConfig) -> tuple[SampleInput, ...]:
         kind=InputKind.TEXT,
         width=model.crossattn_emb_size,
         may_be_empty=True,
-        padding=Padding.STORED,
+        padding=Padding.NONE if model.text_pad_to is None else Padding.STORED,
         encoder="flux",
     )
     pooled = SampleInput(
@@ -121,7 +121,8 @@ def _before(model: FluxConfig) -> Cost:
     return total
 
 
-_TOLD = {"guidance": GUIDANCE}
+# In the published pipelines of dev and Kontext the shift follows from the tokens.
+_DISTILLED = {"guidance": GUIDANCE, "time_shift_type": "exponential"}
 
 FAMILY = Family(
     name="flux",
@@ -145,8 +146,13 @@ FAMILY = Family(
         zero=("*modul*.linear.weight", "*proj_out.weight"),
     ),
     objective=ObjectiveConventions(
-        settings={"name": "flow"},
-        of_size={"flux1_dev": _TOLD, "flux1_schnell": {"guidance": None}, "flux1_kontext": _TOLD},
+        # Diffusers' pipelines hand their scheduler even steps from 1 to 1 / number of steps.
+        settings={"name": "flow", "sampling_levels": "even"},
+        of_size={
+            "flux1_dev": _DISTILLED,
+            "flux1_schnell": {"guidance": None, "time_shift_type": None},
+            "flux1_kontext": _DISTILLED,
+        },
         clean_level=None,
     ),
     guidance=lambda model: GUIDANCE if model.guidance_embed else None,

@@ -191,7 +191,6 @@ def test_inputs_that_a_sample_may_lack_and_must_have() -> None:
         ({"rope_axes": (4, 4, 2)}, "add up to 10, and hidden_size=48 .* width 12"),
         ({"rope_axes": (3, 5, 4)}, "must be even"),
         ({"reference_latents": -1}, "must not be negative"),
-        ({"text_pad_to": 512}, "set it to null"),
         ({"mlp_ratio": 1.95}, "MLP width 93 .* does not divide by num_attention_heads=4"),
         ({"num_single_layers": 0}, "num_single_layers=0 must be at least 1"),
         ({"num_layers": 2, "pipeline_model_parallel_size": 5}, "4 layers do not fill"),
