@@ -156,6 +156,12 @@ class RunConfig:
                 " validation.prompts_file and validation.num_captions unset",
             ),
             (
+                not (self.lora.enabled and self.optimizer.groups),
+                "optimizer.groups names weights, and lora.rank or lora.init_from trains adapters"
+                " in their place; leave optimizer.groups out. lora.targets says which linears get"
+                " one, lora.plus_ratio how much faster B learns than A",
+            ),
+            (
                 self.ema.kind is EmaKind.NONE or not any(g.frozen for g in self.optimizer.groups),
                 f"ema.kind={self.ema.kind} has an average of every weight, and optimizer.groups"
                 " freezes some; set ema.kind=none",

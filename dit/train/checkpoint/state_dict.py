@@ -362,7 +362,7 @@ def _fixed(config: RunConfig) -> dict[str, Any]:
     # With another error the network learns another location of the target than its mean.
     huber = config.objective.loss is LossKind.HUBER
     fixed["objective.huber_c"] = config.objective.huber_c if huber else None
-    for name in ("rank", "alpha", "targets", "init_from"):
+    for name in ("rank", "alpha", "targets", "plus_ratio", "init_from"):
         fixed[f"lora.{name}"] = getattr(config.lora, name)
     fixed["optimizer.groups"] = list(config.optimizer.groups)
     fixed["ddp.use_distributed_optimizer"] = config.ddp.use_distributed_optimizer
