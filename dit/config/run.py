@@ -156,6 +156,13 @@ class RunConfig:
                 " validation.prompts_file and validation.num_captions unset",
             ),
             (
+                not self.optimizer.narrow_moments or self.ddp.use_distributed_optimizer,
+                f"optimizer.exp_avg_dtype={self.optimizer.exp_avg_dtype} and"
+                f" optimizer.exp_avg_sq_dtype={self.optimizer.exp_avg_sq_dtype} are Megatron-Core's"
+                " distributed optimizer's; set ddp.use_distributed_optimizer=true, or leave them"
+                " out",
+            ),
+            (
                 not (self.lora.enabled and self.optimizer.groups),
                 "optimizer.groups names weights, and lora.rank or lora.init_from trains adapters"
                 " in their place; leave optimizer.groups out. lora.targets says which linears get"

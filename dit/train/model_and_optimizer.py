@@ -39,8 +39,8 @@ from dit.models.lora.factors import FactorPair, to_stored
 from dit.models.lora.targets import Adapters, adaptable_pairs, attach_adapters
 from dit.train import foreach
 from dit.train.metrics.step_metrics import COMMUNICATION, timed
-from dit.train.optimizer import build_optimizer
-from dit.train.parameter_groups import freeze_groups
+from dit.train.narrow_moments import check_moments
+from dit.train.optimizer import build_optimizer, freeze_groups
 
 Fill = Callable[[MegatronModule, RunConfig], None]
 """Gives the weights of a model their first values."""
@@ -75,6 +75,7 @@ def build_model_and_optimizer(
 
     With `adapters`, these alone are trained.
     """
+    check_moments(config.optimizer)
     chunks = build_model(config, groups, fill=fill or initialise_weights, adapters=adapters)
     optimizer = build_optimizer(config, chunks)
     averaged = config.ema.kind is not EmaKind.NONE

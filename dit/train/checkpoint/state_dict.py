@@ -52,6 +52,7 @@ from dit.train.checkpoint.paths import (
     saved_config,
 )
 from dit.train.model_and_optimizer import ModelAndOptimizer
+from dit.train.narrow_moments import put_moments
 from dit.train.train_state import TrainProgress
 
 INTERVAL = "log_interval.safetensors"
@@ -85,15 +86,17 @@ def load_checkpoint(path: Path, model: ModelAndOptimizer, *, config: RunConfig) 
             f" checkpoint.finetune=true checkpoint.load={path}"
         )
     averaged = saved_config(path).ema.kind is not EmaKind.NONE
+    values = stored_values(model, averaged=averaged)
     exchange = StateExchange(
         model.modules,
         model.groups,
         optimizer=model.optimizer,
-        values=stored_values(model, averaged=averaged),
+        values=values,
         chosen=_stored_by(path),
     )
     loaded = _read({"share": exchange.wanted()}, path)
     exchange.hand_out(loaded.get("share", {}))
+    put_moments(model.optimizer, values)
     load_optimizer_groups(model.optimizer, loaded["optimizer"])
     if model.ema is not None and not averaged:
         model.ema.restart()

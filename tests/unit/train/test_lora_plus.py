@@ -1,4 +1,4 @@
-"""`lora.plus_ratio`: B of adapters learns faster than A, as a plain loop with two groups does it."""
+"""`lora.plus_ratio`: B of adapters learns faster than A, as in a plain loop with two groups."""
 
 from __future__ import annotations
 

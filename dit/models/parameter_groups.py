@@ -7,17 +7,13 @@ others that it is laid together with. The last group with a pattern that matches
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import Any
-
-from torch import nn
 
 from dit.config import ModelConfig, ParameterGroup, Problems, RunConfig
 from dit.models.diffusers_names import Pair, pairs
 from dit.models.family import family_of
-from dit.train.checkpoint.shares import entries_of
 
 Weight = tuple[str, int | None]
 """Name of a weight as a checkpoint has it, and its layer."""
@@ -84,23 +80,13 @@ def _nothing_matches(pattern: str, table: list[Pair]) -> str:
     )
 
 
-def grouped(
-    module: Any, groups: Mapping[Weight, ParameterGroup]
-) -> Iterator[tuple[nn.Parameter, ParameterGroup]]:
-    """The weights of a part of the network that have a group."""
-    for entry in entries_of(module) if groups else ():
-        place = entry.key, entry.global_offset[0] if entry.prepend_axis_num else None
-        if place in groups:
-            assert isinstance(entry.data, nn.Parameter)
-            yield entry.data, groups[place]
-
-
-def freeze_groups(module: Any, config: RunConfig) -> None:
-    """Freezes the weights of frozen groups, before the module is wrapped.
+def frozen_pairs(config: RunConfig) -> list[Pair]:
+    """The weights of frozen groups.
 
     Raises:
         Problems: as `group_of_weights`.
     """
-    for weight, group in grouped(module, group_of_weights(config)):
-        if group.frozen:
-            weight.requires_grad_(False)
+    groups = group_of_weights(config)
+    frozen = {weight for weight, group in groups.items() if group.frozen}
+    table = _table(config.model) if frozen else []
+    return [pair for pair in table if (pair.ours, pair.layer) in frozen]
