@@ -29,6 +29,8 @@ class TrainConfig:
     """Only kernels that give the same bits every time."""
     max_skipped_steps: int = 20
     """Steps in a row with a NaN or infinite loss or gradient before the run saves and stops."""
+    warm_start_ema: bool = False
+    """The average goes on with that of the weights that the run starts from, and its updates."""
     manual_gc: bool = True
     """Collect Python's garbage at fixed steps on all ranks, and not whenever Python likes to."""
     manual_gc_interval: int = 100

@@ -133,9 +133,9 @@ def frozen_count(config: RunConfig) -> int:
     """
     if not any(group.frozen for group in config.optimizer.groups):
         return 0
-    from dit.models.parameter_groups import frozen_pairs  # names of weights need torch
+    from dit.models.parameter_groups import frozen_weights  # names of weights need torch
 
-    return sum(math.prod(pair.shape) for pair in frozen_pairs(config))
+    return sum(math.prod(pair.shape) for pair in frozen_weights(config).pairs)
 
 
 def trained_here(config: RunConfig) -> int:

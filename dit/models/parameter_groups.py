@@ -8,6 +8,7 @@ others that it is laid together with. The last group with a pattern that matches
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
@@ -45,9 +46,10 @@ def _table(model: ModelConfig) -> list[Pair]:
     return pairs(model)
 
 
-def own_name(pair: Pair) -> str:
+def own_name(weight: Weight) -> str:
     """Our name of a weight, with the number of its layer."""
-    return pair.ours.replace("layers.", f"layers.{pair.layer}.", 1)
+    name, layer = weight
+    return name.replace("layers.", f"layers.{layer}.", 1)
 
 
 def _matches(pattern: str, pair: Pair) -> bool:
@@ -56,7 +58,7 @@ def _matches(pattern: str, pair: Pair) -> bool:
     Raises:
         Problems: it matches some, not all, of those that the weight is made of.
     """
-    if fnmatchcase(own_name(pair), pattern):
+    if fnmatchcase(own_name((pair.ours, pair.layer)), pattern):
         return True
     here = [name for name in pair.theirs if fnmatchcase(name, pattern)]
     if here and len(here) < len(pair.theirs):
@@ -65,14 +67,14 @@ def _matches(pattern: str, pair: Pair) -> bool:
             [
                 f"optimizer.groups: pattern={pattern} matches {', '.join(here)}, which is one"
                 f" matrix with {', '.join(rest)} here; write a pattern that matches all of them, or"
-                f" {own_name(pair)}"
+                f" {own_name((pair.ours, pair.layer))}"
             ]
         )
     return bool(here)
 
 
 def _nothing_matches(pattern: str, table: list[Pair]) -> str:
-    names = [name for pair in table for name in (own_name(pair), *pair.theirs)]
+    names = [name for pair in table for name in (own_name((pair.ours, pair.layer)), *pair.theirs)]
     near = get_close_matches(pattern.strip("*"), names, n=3, cutoff=0.0)
     return (
         f"optimizer.groups: pattern={pattern} matches no weight of the network; near ones are"
@@ -80,13 +82,31 @@ def _nothing_matches(pattern: str, table: list[Pair]) -> str:
     )
 
 
-def frozen_pairs(config: RunConfig) -> list[Pair]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrozenWeights:
+    """What `optimizer.groups` freezes."""
+
+    pairs: tuple[Pair, ...] = ()
+    alone: frozenset[Weight] = frozenset()  # stored without state; their average is themselves
+    partly: frozenset[str] = frozenset()  # names of which some layers are frozen, and some not
+
+
+NOTHING_FROZEN = FrozenWeights()
+
+
+def frozen_weights(config: RunConfig) -> FrozenWeights:
     """The weights of frozen groups.
 
     Raises:
         Problems: as `group_of_weights`.
     """
-    groups = group_of_weights(config)
-    frozen = {weight for weight, group in groups.items() if group.frozen}
-    table = _table(config.model) if frozen else []
-    return [pair for pair in table if (pair.ours, pair.layer) in frozen]
+    alone = frozenset(w for w, group in group_of_weights(config).items() if group.frozen)
+    if not alone:
+        return NOTHING_FROZEN
+    every = _table(config.model)
+    trained = {pair.ours for pair in every if (pair.ours, pair.layer) not in alone}
+    return FrozenWeights(
+        pairs=tuple(pair for pair in every if (pair.ours, pair.layer) in alone),
+        alone=alone,
+        partly=frozenset(name for name, _ in alone if name in trained),
+    )

@@ -290,12 +290,13 @@ class Ema:
         self.optimizer = optimizer
         self.groups = groups
         self.shards = main_param_shards(optimizer)
+        self.updates_before = 0  # those behind it when the run began (`train.warm_start_ema`)
         self.averages = [shard.value.detach().clone() for shard in self.shards]
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Adds the weights after update `step` to the average."""
-        rate = 1 - decay_at(self.config, step)
+        """Adds the weights after update `step` of the run to the average."""
+        rate = 1 - decay_at(self.config, self.updates_before + step)
         foreach.lerp(self.averages, [shard.value for shard in self.shards], rate)
 
     @torch.no_grad()

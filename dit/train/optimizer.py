@@ -26,7 +26,7 @@ from dit.models.family import family_of
 from dit.models.lora.adapter import CHILD, UP
 from dit.models.parameter_groups import Weight, group_of_weights
 from dit.train import foreach
-from dit.train.checkpoint.shares import entries_of
+from dit.train.checkpoint.shares import entries_of, weight_of
 from dit.train.narrow_moments import first_moments, moment_options, only_decay_unmoved
 
 _SCHEDULE = ("max_lr", "min_lr", "start_wd", "end_wd")
@@ -114,10 +114,9 @@ def grouped(
 ) -> Iterator[tuple[torch.nn.Parameter, ParameterGroup]]:
     """The weights of a part of the network that have a group."""
     for entry in entries_of(module) if groups else ():
-        place = entry.key, entry.global_offset[0] if entry.prepend_axis_num else None
-        if place in groups:
+        if (group := groups.get(weight_of(entry))) is not None:
             assert isinstance(entry.data, torch.nn.Parameter)
-            yield entry.data, groups[place]
+            yield entry.data, group
 
 
 def freeze_groups(module: Any, config: RunConfig) -> None:

@@ -81,7 +81,7 @@ def test_steps_are_those_of_float32_to_the_types_precision(groups, engine, kind,
     for before, ours, theirs in zip(start, *map(_main, models), strict=True):
         assert theirs.dtype == torch.float32 and theirs.isfinite().all()
         moved = (ours - before).norm()
-        assert 0 < moved and (theirs - ours).norm() <= tolerance * moved
+        assert moved > 0 and (theirs - ours).norm() <= tolerance * moved
 
 
 @pytest.mark.parametrize("kind", NARROW)
