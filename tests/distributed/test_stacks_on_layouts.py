@@ -37,6 +37,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("--family", WHOLE),
         ("tp2+sp+lora", "pp2+lastlora", "tp2+cp2+pp2+lora+drop", "dp2+overlap+lora"),
     ),
+    "frozen groups": (("--family", WHOLE), ("tp2+sp+frozen", "pp2+frozen", "dp2+overlap+frozen")),
     "all other kinds": (("--family", *OTHERS, "model.num_layers=2"), ("tp2+sp+cp2+pp2",)),
     "given frames drawn": ((*TOY, "objective.given_frames=[1, 2, 1]"), ("cp2", "tp2+sp", "pp2")),
     "weighted": (WEIGHTED, ("cp2", "tp2+sp", "tp2+cp2+pp2", "dp2+overlap")),
