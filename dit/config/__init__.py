@@ -28,6 +28,7 @@ from dit.config.model import (
     Precision,
     Recompute,
     RecomputeMethod,
+    TextPadding,
 )
 from dit.config.objective import (
     MODE_SCALES,
@@ -41,6 +42,7 @@ from dit.config.objective import (
     ObjectiveName,
     Sampler,
     SamplingLevels,
+    TimeShift,
     Weighting,
 )
 from dit.config.run import CheckpointConfig, LoggerConfig, RunConfig, WandbMode, Weights
@@ -101,6 +103,8 @@ __all__ = [
     "Sampler",
     "SamplingLevels",
     "SchedulerConfig",
+    "TextPadding",
+    "TimeShift",
     "TrainConfig",
     "ValidationConfig",
     "ValidationSet",
