@@ -23,6 +23,7 @@ from dit.distributed.data_parallel import (
     main_param_shards_of,
     state_prefix,
 )
+from dit.train import foreach
 
 _TORCH = {
     MomentType.FP32: torch.float32,
@@ -102,7 +103,7 @@ def only_decay_unmoved(inner: Any) -> None:
         params = [p for p in group["params"] if p.grad is not None]
         if not params:
             continue
-        largest = torch.stack([*torch._foreach_norm([p.grad for p in params], math.inf)])
+        largest = foreach.norms([p.grad for p in params], order=math.inf)
         for p, moved in zip(params, largest.tolist(), strict=True):
             moments = (inner.optimizer.get_unscaled_state(p, name) for name in MOMENTS)
             if moved == 0 and not any(moment.any() for moment in moments):
