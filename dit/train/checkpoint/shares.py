@@ -83,6 +83,7 @@ class SharedWeight:
         """`data` as the tensor of a checkpoint whose name is that of the weight after `prefix`."""
         entry = self.entry
         if prefix and self.apart:  # Megatron-Core stores no part of the layers of a name
+            assert entry.axis_fragmentations is not None
             entry = replace(
                 entry,
                 key=own_name(weight_of(entry)),
