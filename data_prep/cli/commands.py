@@ -117,6 +117,10 @@ def run_media(args: argparse.Namespace) -> int:
             check_source_outside(args.output_dir, source=root, option=option)
             if masks := given.collection.masks:
                 check_source_outside(args.output_dir, source=masks.root, option=masks.option)
+            for folder in given.collection.controls:
+                check_source_outside(args.output_dir, source=folder.root, option=folder.option)
+    # Absent where nobody asks, as in datasets of versions without the option.
+    references = {"reference_size": args.reference_size} if args.reference_size else {}
     ranks = join()
     if ranks.rank == 0:
         for sentence in unused_options(args, args.parser, (codec, encoder)):
@@ -133,7 +137,7 @@ def run_media(args: argparse.Namespace) -> int:
             codec=codec,
             text=encoder,
             options=options,
-            settings=_settings(args, *SETTINGS, "max_bad_fraction"),
+            settings=_settings(args, *SETTINGS, "max_bad_fraction") | references,
             engine=_engine(args, ranks),
             ranks=ranks,
             notify=_notify,

@@ -159,6 +159,12 @@ class BlockWorker:
         if clip.loss_mask_1FHW is not None:
             assert clip.loss_mask_1FHW.shape[1:] == latent_CFHW.shape[1:], "cells of another size"
             tensors = {**tensors, "loss_mask": clip.loss_mask_1FHW.to(LATENT_DTYPE)}
+        for number, picture_C1HW in enumerate(clip.references):
+            name, reference = f"reference_latent_{number}", self.codec.encode(picture_C1HW)
+            if not torch.isfinite(reference).all():
+                made = f"processor {self.codec.name} made {name} from"
+                raise RefusedError(Reason.NOT_FINITE, f"{made} {entry.references[number].name}")
+            tensors = {**tensors, name: reference}
         everything = {**tensors, **self.text.encode_all(clip.caption)}
         _, frames, height, width = clip.video_CFHW.shape
         return EncodedSample(
@@ -178,7 +184,11 @@ class BlockWorker:
 
     def _description(self, entry: Entry, clip: Clip) -> dict[str, Any]:
         _, frames, height, width = clip.video_CFHW.shape
-        weight = {} if entry.loss_weight is None else {"loss_weight": entry.loss_weight}
+        more: dict[str, Any] = {}
+        if entry.loss_weight is not None:
+            more["loss_weight"] = entry.loss_weight
+        if entry.references:
+            more["references"] = [one.name for one in entry.references]
         return {
             "format_version": FORMAT_VERSION,
             "caption": clip.caption,
@@ -194,5 +204,5 @@ class BlockWorker:
             "text_encoder_revision": self.text.revision,
             "latent_mean": self.codec.whitening.mean,
             "latent_std": self.codec.whitening.std,
-            **weight,
+            **more,
         }

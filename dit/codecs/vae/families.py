@@ -30,6 +30,18 @@ class Flux(Autoencoder):
     text_encoder: ClassVar[str] = "flux"
     has_time: ClassVar[bool] = False
 
+    @staticmethod
+    def reference_size(width: int, height: int) -> tuple[int, int]:
+        """The resolution of Kontext's list whose ratio is nearest, as FluxKontextPipeline has it.
+
+        All of them are multiples of the 16 pixels of a token.
+        """
+        from diffusers.pipelines.flux.pipeline_flux_kontext import PREFERRED_KONTEXT_RESOLUTIONS
+
+        ratio = width / height
+        _, wide, high = min((abs(ratio - w / h), w, h) for w, h in PREFERRED_KONTEXT_RESOLUTIONS)
+        return wide, high
+
     @classmethod
     def whitening_of(cls, config: dict[str, Any]) -> Whitening:
         channels = config["latent_channels"]
