@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,7 @@ def run_media(args: argparse.Namespace) -> int:
     encoder = text.text_encoder_named(args.text_encoder or codec.text_encoder).from_arguments(args)
     options = _options(args, max_bad_fraction=args.max_bad_fraction)
     asked, source = args.video_loader_type, source_of(args, codec)
+    source = replace(source, keeps_originals=encoder.most_pictures > 0)
     for given in source.inputs:
         if isinstance(given.collection, FolderCollection):
             root, option = given.collection.root, given.collection.option

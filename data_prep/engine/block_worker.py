@@ -165,7 +165,7 @@ class BlockWorker:
                 made = f"processor {self.codec.name} made {name} from"
                 raise RefusedError(Reason.NOT_FINITE, f"{made} {entry.references[number].name}")
             tensors = {**tensors, name: reference}
-        everything = {**tensors, **self.text.encode_all(clip.caption)}
+        everything = {**tensors, **self._texts(entry, clip)}
         _, frames, height, width = clip.video_CFHW.shape
         return EncodedSample(
             parts=sample_parts(everything, self._description(entry, clip)),
@@ -174,6 +174,18 @@ class BlockWorker:
             moments=(values.numel(), round(mean, 9), round(square, 9)),
             psnr=self._psnr(latent_CFHW, clip) if self.verify else None,
         )
+
+    def _texts(self, entry: Entry, clip: Clip) -> dict[str, torch.Tensor]:
+        """The tensors of the caption, and of the control pictures where the encoder sees them."""
+        most, found = self.text.most_pictures, len(entry.references)
+        if not most:
+            return self.text.encode_all(clip.caption)
+        named = f"text encoder {self.text.name} reads a caption with"
+        if not found:
+            raise RefusedError(Reason.NO_REFERENCE, f"{named} a control picture, and it has none")
+        if found > most:
+            raise RefusedError(Reason.BAD_REFERENCE, f"{named} {most}, and it has {found}")
+        return self.text.encode_beside(clip.caption, clip.originals)
 
     def _psnr(self, latent_CFHW: torch.Tensor, clip: Clip) -> float:
         """Peak signal-to-noise ratio in dB, over 255 levels; at most 99."""

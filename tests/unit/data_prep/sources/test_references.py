@@ -198,11 +198,10 @@ def test_own_and_target_size(kind, size, expected) -> None:
 
 def test_published_sizes_are_those_of_kontexts_pipeline(tmp_path: Path) -> None:
     """The pixels that the pipeline would encode, for sizes of many ratios."""
-    from diffusers import FluxKontextPipeline
+    from diffusers import AutoencoderKL, FluxKontextPipeline
+    from diffusers.image_processor import VaeImageProcessor
 
     folder = tiny_pipelines.flux(tmp_path)
-    from diffusers import AutoencoderKL
-
     vae = AutoencoderKL.from_pretrained(folder, subfolder="vae")
     blank: dict[str, Any] = dict.fromkeys(
         ("scheduler", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2", "transformer")
@@ -216,8 +215,9 @@ def test_published_sizes_are_those_of_kontexts_pipeline(tmp_path: Path) -> None:
         seen.append((width, height))
         raise SeenError
 
-    pipe.image_processor.resize = resized
     pipe.vae_scale_factor = 8  # the tiny VAE halves once
+    pipe.image_processor = VaeImageProcessor(vae_scale_factor=16)
+    pipe.image_processor.resize = resized
     pipe.encode_prompt = lambda **_: (torch.zeros(1, 1, 1), torch.zeros(1, 1), torch.zeros(1, 3))
     rng = np.random.default_rng(0)
     sizes = [(64, 64), (300, 100), (100, 300), (1568, 672), *rng.integers(50, 900, (20, 2))]
