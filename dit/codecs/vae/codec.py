@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
@@ -36,6 +36,9 @@ class Codec(DatasetEncoder):
     text_encoder: ClassVar[str] = "bytes"  # the one that its diffusion models were trained with
     patch: ClassVar[int] = 2
     """Latent cells along one side of a token, in the diffusion models that take its latents."""
+
+    reference_size: ClassVar[Callable[[int, int], tuple[int, int]] | None] = None
+    """(width, height) of a picture to be edited -> those that its pipeline scales it to."""
 
     whitening: Whitening
 
