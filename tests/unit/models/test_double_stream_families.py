@@ -67,8 +67,9 @@ def test_description_counts_parameters_and_operations(groups, size: str) -> None
     text, grid = 12, (3, 4, 5)
     texts = torch.zeros(1, text, model.crossattn_emb_size)
     if size == "hunyuanvideo_15":
+        channels = model.in_channels + model.condition_channels
         inputs: dict[str, Any] = {
-            "hidden_states": torch.zeros(1, model.input_features, *grid),
+            "hidden_states": torch.zeros(1, channels, 3, 8, 10),
             "encoder_attention_mask": torch.ones(1, text),
             "encoder_hidden_states_2": torch.zeros(1, 0, model.glyph_embed_size),
             "encoder_attention_mask_2": torch.ones(1, 0),
