@@ -45,7 +45,7 @@ def test_parameters_and_operations_are_those_of_the_layers(groups, name):
         )
     randomise(network, seed=1)
     # No padding: torch cannot know which tokens count.
-    batch = toy_pack(model, GRIDS, TEXTS)
+    batch = toy_pack(model, GRIDS, TEXTS, multiple=1)
     levels = level_rows(torch.zeros(3), batch)
     blocks = network.embed(batch.latent_TC, levels, batch, network.layout(batch))
     conditions = network.conditions(blocks, batch, network.layout(batch))
