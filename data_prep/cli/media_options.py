@@ -79,8 +79,8 @@ def reference_rule_of(args: Namespace, codec: Codec) -> ReferenceRule:
         PrepError: the pipeline of the processor has no sizes of its own.
     """
     kind = ReferenceSize(args.reference_size or ReferenceSize.TARGET)
-    if kind is ReferenceSize.PUBLISHED and codec.reference_size is None:
-        known = ", ".join(name for name, one in CODECS.items() if one.reference_size)
+    if kind is ReferenceSize.PUBLISHED and not codec.edits_pictures:
+        known = ", ".join(name for name, one in CODECS.items() if one.edits_pictures)
         raise PrepError(
             f"--reference_size published: the pipeline of processor {codec.name!r} edits no"
             f" pictures; give own or target, or one of the processors {known}"

@@ -54,7 +54,7 @@ class QwenImageText(PretrainedTextEncoder):
     @property
     def pipeline(self) -> Any:
         """Diffusers' pipeline around the text encoder alone."""
-        from diffusers import QwenImagePipeline
+        from diffusers.pipelines.qwenimage.pipeline_qwenimage import QwenImagePipeline
 
         parts: Any = dict.fromkeys(("scheduler", "vae", "transformer"))
         return QwenImagePipeline(
@@ -88,7 +88,7 @@ class QwenImageEditText(QwenImageText):
 
     @property
     def pipeline(self) -> Any:
-        from diffusers import QwenImageEditPipeline
+        from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit import QwenImageEditPipeline
 
         return self._around(QwenImageEditPipeline)
 
@@ -152,9 +152,9 @@ class QwenImageEditPlusText(QwenImageEditText):
 
     @property
     def pipeline(self) -> Any:
-        from diffusers import QwenImageEditPlusPipeline
+        from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus as plus
 
-        return self._around(QwenImageEditPlusPipeline)
+        return self._around(plus.QwenImageEditPlusPipeline)
 
     def rows_of(self, caption: str) -> int:
         return self.length_of(caption) + _PICTURE_TOKENS // 7  # one picture of 384 x 384 pixels

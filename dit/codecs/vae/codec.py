@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
@@ -37,8 +37,8 @@ class Codec(DatasetEncoder):
     patch: ClassVar[int] = 2
     """Latent cells along one side of a token, in the diffusion models that take its latents."""
 
-    reference_size: ClassVar[Callable[[int, int], tuple[int, int]] | None] = None
-    """(width, height) of a picture to be edited -> those that its pipeline scales it to."""
+    edits_pictures: ClassVar[bool] = False
+    """Whether pipelines with its latents edit pictures, which they scale to `reference_size`."""
 
     whitening: Whitening
 
@@ -74,6 +74,11 @@ class Codec(DatasetEncoder):
     @abstractmethod
     def decode_raw(self, latent_CFHW: Tensor) -> Tensor:
         """The inverse of `encode_raw`, float32."""
+
+    @staticmethod
+    def reference_size(width: int, height: int) -> tuple[int, int]:
+        """The width and height that its pipeline gives a picture to be edited."""
+        raise NotImplementedError("only codecs with edits_pictures have sizes for them")
 
     whitens_by_dataset: ClassVar[bool] = False
     """Whether the whitening is measured on all clips of the dataset before they are encoded."""

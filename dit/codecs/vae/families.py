@@ -29,6 +29,7 @@ class Flux(Autoencoder):
     vae: ClassVar[str] = "AutoencoderKL"
     text_encoder: ClassVar[str] = "flux"
     has_time: ClassVar[bool] = False
+    edits_pictures: ClassVar[bool] = True
 
     @staticmethod
     def reference_size(width: int, height: int) -> tuple[int, int]:
@@ -268,6 +269,7 @@ class QwenImageEdit(QwenImage):
     default_model: ClassVar[str] = "Qwen/Qwen-Image-Edit"
     weights: ClassVar[str] = default_model
     text_encoder: ClassVar[str] = "qwen_image_edit"
+    edits_pictures: ClassVar[bool] = True
 
     @staticmethod
     def reference_size(width: int, height: int) -> tuple[int, int]:

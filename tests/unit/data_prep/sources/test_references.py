@@ -1,4 +1,4 @@
-"""Edit pairs: control pictures from folders and tables, their sizes, their latents in shards."""
+"""Control pictures of folders and tables, their sizes, their latents in shards."""
 
 from __future__ import annotations
 
@@ -162,14 +162,16 @@ def test_a_column_that_holds_no_path(tmp_path: Path) -> None:
 
 def test_several_folders_of_a_dataset_file(tmp_path: Path, read_samples) -> None:
     """diffusion-pipe's `control_path`; a list of folders gives several pictures."""
-    for folder in ("after", "before", "pose"):
-        image(tmp_path / folder / "a.png", 32, 32, seed=len(folder))
+    for path in ("after/a.png", "before/a.bmp", "pose/a.png", "masks/a.gif"):
+        image(tmp_path / path, 32, 32, seed=len(path))
     file = tmp_path / "set.toml"
-    file.write_text('[[directory]]\npath = "after"\ncontrol_path = ["before", "pose"]\n')
+    keys = 'path = "after"\nmask_path = "masks"\ncontrol_path = ["before", "pose"]\n'
+    file.write_text(f"[[directory]]\n{keys}")
     assert pack(tmp_path / "out", "--dataset_config", file, *TEXT) == 0
     (sample,) = read_samples(tmp_path / "out").values()
-    for number, folder in enumerate(("before", "pose")):
-        expected = latent_of(tmp_path / "out", tmp_path / folder / "a.png", (32, 32))
+    assert "loss_mask" in sample
+    for number, path in enumerate(("before/a.bmp", "pose/a.png")):
+        expected = latent_of(tmp_path / "out", tmp_path / path, (32, 32))
         torch.testing.assert_close(sample[f"reference_latent_{number}"], expected)
     file.write_text('[[directory]]\npath = "after"\ncontrol_path = "gone"\n')
     assert pack(tmp_path / "out2", "--dataset_config", file, *TEXT) == 1
@@ -237,7 +239,7 @@ def test_published_sizes_need_a_pipeline_that_edits(tmp_path: Path, capsys) -> N
     assert "--reference_size published: the pipeline of processor 'pixel' edits" in (
         capsys.readouterr().err
     )
-    assert CODECS["pixel"].reference_size is None
+    assert not CODECS["pixel"].edits_pictures and CODECS["flux"].edits_pictures
 
 
 def test_own_size_in_a_dataset_continues_only_as_it_began(tmp_path: Path, read_samples) -> None:
