@@ -40,6 +40,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("--family", WHOLE),
         ("tp2+sp+lora", "pp2+lastlora", "tp2+cp2+pp2+lora+drop", "dp2+overlap+lora"),
     ),
+    "frozen groups": (("--family", WHOLE), ("tp2+sp+frozen", "pp2+frozen", "dp2+overlap+frozen")),
     "adapters of joint attention": (
         FLUX,
         ("tp2+sp+lora", "pp2+lastlora", "tp2+cp2+pp2+lora+drop"),
