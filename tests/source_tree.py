@@ -22,8 +22,7 @@ NO_FAMILY = {"kernels", "lora", "layers", "stacks"}  # its sub-folders that are 
 PRIVATE = {
     "argparse": {"_AppendAction", "_actions"},
     "datasets": {"_fingerprint"},
-    "diffusers": {"_get_byt5_prompt_embeds", "_get_mllm_prompt_embeds", "_get_prompt_embeds"}
-    | {"_get_qwen_prompt_embeds"},
+    "diffusers": {"_get_byt5_prompt_embeds", "_get_mllm_prompt_embeds", "_get_prompt_embeds"},
     "megatron.core": {"_copy_main_params_to_model_params", "_get_model_param_range_map"}
     | {"_get_cuda_rng_state", "_set_cuda_rng_state", "_results_queue", "_p2p_ops"},
     "megatron.energon": {"_worker_sample_counters", "_worker_command", "_iterator"}
