@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dit.config import (
+    BaseType,
     ContextComm,
     DdpConfig,
     LoraConfig,
@@ -39,6 +40,8 @@ WORDS = {
     "drop": "the input of adapters is dropped at a rate of 0.1",
     "lora": "adapters on every linear of the layers are trained, and no other weight",
     "lastlora": "adapters in the last layer alone, so that other stages train nothing",
+    "fp8base": "with adapters: the frozen matrices of the layers in 8 bits",
+    "swap": "with adapters: two frozen blocks of a stage have no memory on the device",
 }
 """The words of a layout's name, joined by +."""
 
@@ -67,7 +70,7 @@ _OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
 }
 """What the words without a number set: group of the run's keys -> keys."""
 _ADAPTERS = ("lora", "lastlora")
-_OTHER_NUMBERS = ("bf16", "drop", *_ADAPTERS)
+_OTHER_NUMBERS = ("bf16", "drop", "fp8base", *_ADAPTERS)
 """Words of other mathematics: one process is compared with them, too."""
 ONE = "one"
 """The layout that all others are compared with: one process, every option off."""
@@ -108,20 +111,20 @@ class NamedLayout:
     @property
     def adapters(self) -> str | None:
         """The word of `_ADAPTERS`."""
-        return next((word for word in self.name.split("+") if word in _ADAPTERS), None)
+        return next((word for word in self.words if word in _ADAPTERS), None)
 
     @property
-    def drop(self) -> bool:
-        return "drop" in self.name.split("+")
+    def words(self) -> list[str]:
+        return self.name.split("+")
 
     @property
     def bf16(self) -> bool:
-        return "bf16" in self.name.split("+")
+        return "bf16" in self.words
 
     @property
     def reference(self) -> str:
         """The layout that must give the same numbers: one process, same mathematics and packs."""
-        same = [word for word in self.name.split("+") if word in _OTHER_NUMBERS]
+        same = [word for word in self.words if word in _OTHER_NUMBERS]
         packs = [] if self.packs is None else [f"packs{self.packs}"]
         return "+".join([ONE, *same, *packs])
 
@@ -138,6 +141,10 @@ class NamedLayout:
         config = replace(config, model=replace(config.model, **off), ddp=DdpConfig())
         for group, values in self.settings.items():
             config = replace(config, **{group: replace(getattr(config, group), **values)})
+        if "swap" in self.words:
+            stages = config.model.pipeline_model_parallel_size * config.model.virtual_stages
+            swapped = min(2, config.model.all_layers // stages - 1)
+            config = replace(config, model=replace(config.model, blocks_to_swap=swapped))
         return replace(config, lora=self._lora(config.model))
 
     def _lora(self, model: ModelConfig) -> LoraConfig:
@@ -145,8 +152,13 @@ class NamedLayout:
         if self.adapters is None:
             return LoraConfig()
         layer = "*" if self.adapters == "lora" else model.all_layers - 1
-        dropout = 0.1 if self.drop else 0.0
-        return LoraConfig(rank=3, alpha=4.0, targets=(f"*blocks.{layer}.*",), dropout=dropout)
+        return LoraConfig(
+            rank=3,
+            alpha=4.0,
+            targets=(f"*blocks.{layer}.*",),
+            dropout=0.1 if "drop" in self.words else 0.0,
+            base_dtype=BaseType.FLOAT8_E4M3 if "fp8base" in self.words else None,
+        )
 
 
 def parse_layout(name: str) -> NamedLayout:
@@ -171,7 +183,7 @@ def parse_layout(name: str) -> NamedLayout:
         elif word in _OPTIONS:
             for group, values in _OPTIONS[word].items():
                 settings.setdefault(group, {}).update(values)
-        elif word not in (ONE, "drop", *_ADAPTERS):
+        elif word not in (ONE, "drop", "fp8base", "swap", *_ADAPTERS):
             known = ", ".join(WORDS)
             raise ValueError(f"--layouts {name}: unknown word {word!r}; join words of {known} by +")
     return NamedLayout(name=name, size=size, settings=settings, packs=packs)

@@ -33,6 +33,8 @@ def _parameters(config: RunConfig) -> str:
     if not config.lora.enabled:
         return f"{count:,} trainable ({name})"
     adapters = network_cost(config.model).adapter_numbers(adapter_rank(config))
+    if config.lora.base_dtype is not None:
+        name += f", matrices of layers in {config.lora.base_dtype}"
     return f"{count:,} frozen ({name}), about {adapters:,} of adapters trained"
 
 
