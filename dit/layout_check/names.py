@@ -141,11 +141,13 @@ class NamedLayout:
         config = replace(config, model=replace(config.model, **off), ddp=DdpConfig())
         for group, values in self.settings.items():
             config = replace(config, **{group: replace(getattr(config, group), **values)})
-        if "swap" in self.words:
-            stages = config.model.pipeline_model_parallel_size * config.model.virtual_stages
-            swapped = min(2, config.model.all_layers // stages - 1)
-            config = replace(config, model=replace(config.model, blocks_to_swap=swapped))
-        return replace(config, lora=self._lora(config.model))
+        model = replace(config.model, blocks_to_swap=self._swapped(config.model))
+        return replace(config, lora=self._lora(model), model=model)
+
+    def _swapped(self, model: ModelConfig) -> int:
+        """Of the least stage, one block has to stay."""
+        stages = model.pipeline_model_parallel_size * model.virtual_stages
+        return min(2, model.all_layers // stages - 1) if "swap" in self.words else 0
 
     def _lora(self, model: ModelConfig) -> LoraConfig:
         """Adapters of a rank that no number of tensor ranks divides."""

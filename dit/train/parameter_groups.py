@@ -17,6 +17,7 @@ from torch import nn
 from dit.config import ModelConfig, ParameterGroup, Problems, RunConfig
 from dit.models.diffusers_names import Pair, pairs
 from dit.models.family import family_of
+from dit.models.lora.adapter import Adaptable
 from dit.train.checkpoint.shares import entries_of
 
 Weight = tuple[str, int | None]
@@ -104,3 +105,7 @@ def freeze_groups(module: Any, config: RunConfig) -> None:
     for weight, group in grouped(module, group_of_weights(config)):
         if group.frozen:
             weight.requires_grad_(False)
+    # Megatron-Core's product with a frozen matrix has no gradient for the bias.
+    for linear in module.modules() if config.optimizer.groups else ():
+        if isinstance(linear, Adaptable) and linear.is_frozen:
+            linear.freeze_matrix()

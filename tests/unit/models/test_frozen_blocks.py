@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from dit.config import (
     BaseType,
+    EmaConfig,
+    EmaKind,
     LoraConfig,
     ModelConfig,
+    OptimizerConfig,
     ParameterGroup,
     Precision,
     Problems,
@@ -26,8 +31,10 @@ from dit.models.stacks import frozen_blocks
 from dit.models.stacks.frozen_blocks import place_networks, round_blocks
 from dit.models.wan.model import WanNetwork
 from dit.train.model_and_optimizer import randomise
+from tests import toy_networks
 from tests.late_copies import LateCopies
 from tests.packs import random_pack, run_config, tiny_model
+from tests.toy_networks import level_rows, toy_model, toy_pack
 from tests.wan_networks import wan_model
 
 CPU = torch.device("cpu")
@@ -73,6 +80,21 @@ def test_the_largest_number_of_a_row_fits_and_uses_the_range() -> None:
     assert narrow.float().isfinite().all()
     assert (narrow.float().abs().amax(1) >= 224).all()
     assert factor[0] == 1 and factor[2] == 2
+
+
+def test_a_factor_is_that_of_the_whole_row(monkeypatch) -> None:
+    """Of a row whose second half is large, the first rank alone would take a smaller factor."""
+    whole = torch.randn(6, 32) * torch.logspace(-5, 0, 32)
+    halves = whole[:, :16], whole[:, 16:]
+    most = torch.stack([half.abs().amax(1) for half in halves]).amax(0)
+    monkeypatch.setattr(dist, "all_reduce", lambda x, op, group: x.copy_(most))
+    narrow, factor = rounded(whole)
+    ranks: Any = SimpleNamespace(size=lambda: 2)
+    for number, half in enumerate(halves):
+        mine, same = rounded(half, columns=ranks)
+        assert torch.equal(same, factor)
+        assert torch.equal(mine.float(), narrow[:, 16 * number :][:, :16].float())
+    assert not torch.equal(rounded(halves[0])[1], factor)
 
 
 def test_a_product_keeps_neither_matrix_nor_input_and_has_the_gradients_of_a_linear() -> None:
@@ -148,9 +170,8 @@ def test_names_and_shapes_in_a_checkpoint_stay(groups):
     assert after == before
 
 
-@pytest.mark.parametrize("narrow", [False, True], ids=["whole", "8 bits"])
 @pytest.mark.parametrize("changes", RECOMPUTED.values(), ids=RECOMPUTED)
-@pytest.mark.parametrize("swapped", [1, 3, 4])
+@pytest.mark.parametrize(("swapped", "narrow"), [(1, False), (3, True), (4, False)])
 def test_blocks_that_take_turns_change_no_bit(groups, monkeypatch, changes, narrow, swapped):
     """Copies are made as late as the streams allow: what waits for too little has other numbers."""
     copies = LateCopies()
@@ -166,6 +187,29 @@ def test_blocks_that_take_turns_change_no_bit(groups, monkeypatch, changes, narr
         pack = random_pack(*PACK, model=network.model)
         out = network.eval()(pack.latent_TC, torch.tensor([0.1, -0.3]), pack)
     assert torch.equal(out, wanted[0])
+
+
+def test_blocks_of_two_kinds_take_turns_in_places_of_the_larger(groups, monkeypatch):
+    """Here biases and norms are trained, and the text of the last double block is not computed."""
+    copies = LateCopies()
+    monkeypatch.setattr(frozen_blocks, "copies_of", lambda _: copies)
+    batch = toy_pack(toy_model("joint"), *PACK)
+    found = []
+    for swapped in (0, 3):
+        network = toy_networks.NETWORKS["joint"](toy_model("joint"), groups).train()
+        randomise(network, seed=7)
+        for _, module in _matrices(network):
+            module.weight.requires_grad_(False)
+            module.freeze_matrix()
+        place_networks([network], CPU, swapped=swapped)
+        network(
+            batch.latent_TC, level_rows(torch.tensor([0.1, -0.3]), batch), batch
+        ).sum().backward()
+        found.append({n: p.grad for n, p in network.named_parameters() if p.requires_grad})
+    assert copies.log.count("overwrite") > 5
+    plain, turning = found
+    assert any(name.endswith("linear_qkv.bias") for name in plain)
+    assert all(torch.equal(turning[name], gradient) for name, gradient in plain.items())
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -229,8 +273,6 @@ def test_keys_that_need_others_name_them(values, words):
 
 
 def test_frozen_groups_let_blocks_wait():
-    from dit.config import EmaConfig, EmaKind, OptimizerConfig
-
     groups = (ParameterGroup(pattern="blocks.*", frozen=True),)
     config = run_config(
         model=tiny_model(blocks_to_swap=1),
