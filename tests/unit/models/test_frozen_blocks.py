@@ -236,8 +236,15 @@ def test_each_pass_copies_the_blocks_once_and_ahead_of_their_turns(groups, monke
     assert copies.back.waited_for_compute == copies.log.count("overwrite")
 
 
-def test_what_waits_lies_evenly_and_all_else_is_on_the_device(groups):
+def test_what_waits_lies_evenly_and_all_else_moves_to_the_device(groups, monkeypatch):
     network = _network(groups, "wan", layers=8)
+    staying = []
+
+    def moved(device: torch.device) -> None:
+        assert device == CPU
+        staying.append({n for n, p in network.named_parameters() if not p.numel()})
+
+    monkeypatch.setattr(network, "to", moved)
     place_networks([network], CPU, swapped=2)
     assert list(network.blocks.turns.blocks) == [1, 3, 5, 7]
     waiting = [block for block in network.blocks.turns.blocks.values()]
@@ -247,6 +254,7 @@ def test_what_waits_lies_evenly_and_all_else_is_on_the_device(groups):
     }
     linears = {name for name, _ in _matrices(network)}
     assert there == {f"{n}.weight" for n in linears if int(n.split(".")[2]) % 2}
+    assert staying == [there]
 
 
 def test_a_block_without_frozen_matrices_cannot_wait(groups):
