@@ -35,7 +35,10 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "image rows, all layouts": (("--family", WHOLE), MATRIX),
     "adapters": (
         ("--family", WHOLE),
-        ("tp2+sp+lora", "pp2+lastlora", "tp2+cp2+pp2+lora+drop", "dp2+overlap+lora"),
+        (
+            *("tp2+sp+lora", "pp2+lastlora", "tp2+cp2+pp2+lora+drop", "dp2+overlap+lora"),
+            *("tp2+sp+lora+fp8base+swap", "cp2+pp2+lora+fp8base+swap"),
+        ),
     ),
     "all other kinds": (("--family", *OTHERS, "model.num_layers=2"), ("tp2+sp+cp2+pp2",)),
     "given frames drawn": ((*TOY, "objective.given_frames=[1, 2, 1]"), ("cp2", "tp2+sp", "pp2")),
