@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from enum import IntEnum
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.module import MegatronModule
 
 from dit.batch import PackedBatch
 from dit.config import Recompute, RunConfig
@@ -215,7 +216,12 @@ def _base_loader(
     """What loads the frozen weights beside adapters; None where all weights are trained."""
     if adapted is None:
         return None
-    return lambda modules: load_base(adapted.base, modules, groups, config=config)
+
+    def load(modules: Sequence[MegatronModule]) -> None:
+        heartbeat("load of the frozen weights")
+        load_base(adapted.base, modules, groups, config=config)
+
+    return load
 
 
 def _begins(found: Path | None, adapted: AdapterRun | None) -> bool:

@@ -14,6 +14,8 @@ from dit.config import (
     BaseType,
     EmaConfig,
     EmaKind,
+    Fp8,
+    Implementation,
     LoraConfig,
     ModelConfig,
     OptimizerConfig,
@@ -266,6 +268,17 @@ def test_a_block_without_frozen_matrices_cannot_wait(groups):
 @pytest.mark.parametrize(
     ("values", "words"),
     [
+        (
+            {
+                "lora": {"rank": 2, "base_dtype": BaseType.FLOAT8_E4M3},
+                "model": {
+                    "fp8": Fp8.HYBRID,
+                    "transformer_impl": Implementation.TRANSFORMER_ENGINE,
+                    "precision": Precision.BF16,
+                },
+            },
+            ("model.fp8=hybrid", "lora.base_dtype=float8_e4m3", "leave one of them out"),
+        ),
         ({"lora": {"base_dtype": BaseType.FLOAT8_E4M3}}, ("base_dtype=float8_e4m3", "set rank")),
         ({"model": {"blocks_to_swap": 1}}, ("model.blocks_to_swap=1", "lora.rank")),
         ({"model": {"blocks_to_swap": 2}}, ("blocks_to_swap=2 must lie in [0, 1]",)),
