@@ -153,11 +153,20 @@ class NamedLayout:
         """Adapters of a rank that no number of tensor ranks divides."""
         if self.adapters is None:
             return LoraConfig()
-        layer = "*" if self.adapters == "lora" else model.all_layers - 1
+        from dit.models.lora.targets import adaptable_pairs, their_modules
+
+        linears = [pair for pair in adaptable_pairs(model) if pair.layer is not None]
+        if self.adapters == "lastlora":
+            (*_, last) = linears
+            stack = last.ours.partition(".")[0]
+            linears = [
+                p for p in linears if p.layer == last.layer and p.ours.startswith(f"{stack}.")
+            ]
+        targets = tuple(name for pair in linears for name in their_modules(pair))
         return LoraConfig(
             rank=3,
             alpha=4.0,
-            targets=(f"*blocks.{layer}.*",),
+            targets=targets,
             dropout=0.1 if "drop" in self.words else 0.0,
             base_dtype=BaseType.FLOAT8_E4M3 if "fp8base" in self.words else None,
         )

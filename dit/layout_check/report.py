@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -158,7 +158,8 @@ def _norms_of_linears(gradients: Mapping[str, Tensor]) -> dict[str, float]:
     determine to 1e-5: with each weight moved by 6e-8 of its size, theirs moved by 2e-5 (dit_s with
     EDM, layer 3).
     """
-    own, squares = _norms(gradients), Counter()
+    own = _norms(gradients)
+    squares: dict[str, float] = defaultdict(float)
     for name, norm in own.items():
         squares[_of_linear(name)] += norm**2
     return {name: squares[_of_linear(name)] ** 0.5 for name in own}

@@ -18,5 +18,6 @@ diffusers_names  which tensors of Diffusers are which of ours: kinds of rows in 
 Each other folder is a family:
 
 dit/             the DiT, with the arithmetic of Diffusers' `CosmosTransformer3DModel`
+flux/            FLUX.1: text, and reference pictures (Kontext), to images
 wan/             Wan 2.1 and 2.2: text, a first frame or first and last frame to video
 """

@@ -357,7 +357,7 @@ def _of_model(config: RunConfig) -> dict[str, Any]:
 def _fixed(config: RunConfig) -> dict[str, Any]:
     """The settings that decide shape and meaning of what a checkpoint stores."""
     fixed = _of_model(config)
-    for name in ("name", "loss", "sigma_data", "timestep_scale", "level_range"):
+    for name in ("name", "loss", "sigma_data", "timestep_scale", "level_range", "guidance"):
         fixed[f"objective.{name}"] = value_of(config.objective, name)
     # With another error the network learns another location of the target than its mean.
     huber = config.objective.loss is LossKind.HUBER
