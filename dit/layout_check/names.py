@@ -13,6 +13,7 @@ from dit.config import (
     DdpConfig,
     LoraConfig,
     ModelConfig,
+    ParameterGroup,
     Precision,
     Recompute,
     RecomputeMethod,
@@ -38,6 +39,7 @@ WORDS = {
     "compiled": "work between matrix products fused by torch.compile",
     "bf16": "bfloat16 weights with float32 master copies",
     "drop": "the input of adapters is dropped at a rate of 0.1",
+    "frozen": "the first layer of each stack is frozen, and MLPs learn at half the rate",
     "lora": "adapters on every linear of the layers are trained, and no other weight",
     "lastlora": "adapters in the last layer alone, so that other stages train nothing",
     "fp8base": "with adapters: the frozen matrices of the layers in 8 bits",
@@ -70,7 +72,11 @@ _OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
 }
 """What the words without a number set: group of the run's keys -> keys."""
 _ADAPTERS = ("lora", "lastlora")
-_OTHER_NUMBERS = ("bf16", "drop", "fp8base", *_ADAPTERS)
+_FROZEN = (
+    ParameterGroup(pattern="*.mlp.*", lr_factor=0.5),
+    ParameterGroup(pattern="*layers.0.*", frozen=True),
+)
+_OTHER_NUMBERS = ("bf16", "drop", "frozen", "fp8base", *_ADAPTERS)
 """Words of other mathematics: one process is compared with them, too."""
 ONE = "one"
 """The layout that all others are compared with: one process, every option off."""
@@ -142,7 +148,13 @@ class NamedLayout:
         for group, values in self.settings.items():
             config = replace(config, **{group: replace(getattr(config, group), **values)})
         model = replace(config.model, blocks_to_swap=self._swapped(config.model))
-        return replace(config, lora=self._lora(model), model=model)
+        groups = _FROZEN if "frozen" in self.words else ()
+        return replace(
+            config,
+            lora=self._lora(model),
+            model=model,
+            optimizer=replace(config.optimizer, groups=groups),
+        )
 
     def _swapped(self, model: ModelConfig) -> int:
         """Of the least stage, one block has to stay."""
@@ -194,7 +206,7 @@ def parse_layout(name: str) -> NamedLayout:
         elif word in _OPTIONS:
             for group, values in _OPTIONS[word].items():
                 settings.setdefault(group, {}).update(values)
-        elif word not in (ONE, "drop", "fp8base", "swap", *_ADAPTERS):
+        elif word not in (ONE, "drop", "frozen", "fp8base", "swap", *_ADAPTERS):
             known = ", ".join(WORDS)
             raise ValueError(f"--layouts {name}: unknown word {word!r}; join words of {known} by +")
     return NamedLayout(name=name, size=size, settings=settings, packs=packs)

@@ -43,6 +43,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             *("tp2+sp+lora+fp8base+swap", "cp2+pp2+lora+fp8base+swap"),
         ),
     ),
+    "frozen groups": (("--family", WHOLE), ("tp2+sp+frozen", "pp2+frozen", "dp2+overlap+frozen")),
     "adapters of joint attention": (
         FLUX,
         ("tp2+sp+lora", "pp2+lastlora", "tp2+cp2+pp2+lora+drop"),
