@@ -73,9 +73,11 @@ class QwenImageText(PretrainedTextEncoder):
         return len(whole) - pipe.prompt_template_encode_start_idx
 
     def embed(self, caption: str) -> dict[str, Tensor]:
-        # Private functions of the pipelines: the weights expect their instruction and their cuts.
-        rows_1LE, _ = self.pipeline._get_qwen_prompt_embeds(caption, torch.device(self.device))
-        return {"text": rows_1LE[0, : self.max_length]}
+        device = torch.device(self.device)
+        rows_1LE, _ = self.pipeline.encode_prompt(
+            caption, device, max_sequence_length=self.max_length
+        )
+        return {"text": rows_1LE[0]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,8 +133,7 @@ class QwenImageEditText(QwenImageText):
             device = torch.device(self.device)
             each = {"text": caption, "null_text": ""}
             found = {
-                name: pipe._get_qwen_prompt_embeds(words, shown, device)[0][0]
-                for name, words in each.items()
+                name: pipe.encode_prompt(words, shown, device)[0][0] for name, words in each.items()
             }
         return {name: rows_LE.to(TEXT_DTYPE).cpu() for name, rows_LE in found.items()}
 
