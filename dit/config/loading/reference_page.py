@@ -30,11 +30,12 @@ Files = Mapping[str, Iterable[str]]
 _INTRODUCTION = """\
 # Configuration
 
-Every key of a run. In a YAML file it stands below its group; on the command line it is `group.key=value`. The
-last column names the files of `conf/` that set it. `python recipes/pretrain_dit.py --help` says the same in the
-terminal, and `--print-config` shows the values of a run. [Objectives](objectives.md),
-[launching](launching.md), [validation](validation.md), [throughput](throughput.md) and
-[fine-tuning](fine_tuning.md) say what to choose. This page is made from the code:
+Every key of a run. In a YAML file it stands below its group; on the command line it is
+`group.key=value`. The last column names the files of `conf/` that set it.
+`python recipes/pretrain_dit.py --help` says the same in the terminal, and `--print-config` shows
+the values of a run. [Objectives](objectives.md), [launching](launching.md),
+[validation](validation.md), [throughput](throughput.md) and [fine-tuning](fine_tuning.md) say what
+to choose. This page is made from the code:
 
 ```
 python -m dit.config.loading.reference_page conf > docs/configuration.md
@@ -67,8 +68,8 @@ def _models(files: Files) -> list[str]:
     first = known[0]
     shared = [k for k in hints(first.config) if all(k in hints(one.config) for one in known)]
     parts = [
-        f"## model\n\n{_summary(first.config)} Every family has these keys. Their defaults are those"
-        f" of `{first.name}`; a named size (`model.name`) sets its own.\n\n"
+        f"## model\n\n{_summary(first.config)} Every family has these keys. Their defaults are"
+        f" those of `{first.name}`; a named size (`model.name`) sets its own.\n\n"
         + _table(first.config, first.default(), "model", shared, files)
     ]
     for one in known:
@@ -108,4 +109,4 @@ def _row(key: str, kind: Any, default: str, sentence: str, files: Files) -> str:
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("usage: python -m dit.config.loading.reference_page FOLDER_OF_YAML_FILES")
-    print(reference_page(files_in(Path(sys.argv[1]))), end="")
+    sys.stdout.write(reference_page(files_in(Path(sys.argv[1]))))
