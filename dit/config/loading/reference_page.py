@@ -1,13 +1,13 @@
 """`docs/configuration.md`: every key with type, default, meaning and the files that set it.
 
-python -m dit.config.loading.reference_page conf > docs/configuration.md
+python -m dit.config.loading.reference_page conf --output docs/configuration.md
 """
 
 from __future__ import annotations
 
 import inspect
-import sys
-from collections.abc import Iterable, Mapping
+from argparse import ArgumentParser
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,8 @@ the values of a run. [Objectives](objectives.md), [launching](launching.md),
 [validation](validation.md), [throughput](throughput.md) and [fine-tuning](fine_tuning.md) say what
 to choose. This page is made from the code:
 
-```
-python -m dit.config.loading.reference_page conf > docs/configuration.md
+```bash
+python -m dit.config.loading.reference_page conf --output docs/configuration.md
 ```
 """
 
@@ -106,7 +106,14 @@ def _row(key: str, kind: Any, default: str, sentence: str, files: Files) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = ArgumentParser(description="Writes every key of a run as a page.")
+    parser.add_argument("folder", type=Path, help="folder of YAML files that set them")
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="Markdown")
+    wanted = parser.parse_args(argv)
+    wanted.output.write_text(reference_page(files_in(wanted.folder)))
+
+
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -m dit.config.loading.reference_page FOLDER_OF_YAML_FILES")
-    sys.stdout.write(reference_page(files_in(Path(sys.argv[1]))))
+    main()
