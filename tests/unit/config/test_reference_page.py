@@ -20,7 +20,9 @@ def test_the_page_is_current(tmp_path: Path) -> None:
     main([str(ROOT / "conf"), "--output", str(made)])
     if os.environ.get("UPDATE_GOLDEN"):
         PAGE.write_text(made.read_text())
-    assert made.read_text() == PAGE.read_text(), "if the change is meant, run again with UPDATE_GOLDEN=1"
+    assert made.read_text() == PAGE.read_text(), (
+        "if the change is meant, run again with UPDATE_GOLDEN=1"
+    )
 
 
 def test_the_page_has_every_key_with_a_sentence() -> None:
