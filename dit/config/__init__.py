@@ -41,6 +41,7 @@ from dit.config.objective import (
     ObjectiveName,
     Sampler,
     SamplingLevels,
+    TimeShift,
     Weighting,
 )
 from dit.config.run import CheckpointConfig, LoggerConfig, RunConfig, WandbMode, Weights
@@ -99,6 +100,7 @@ __all__ = [
     "Sampler",
     "SamplingLevels",
     "SchedulerConfig",
+    "TimeShift",
     "TrainConfig",
     "ValidationConfig",
     "ValidationSet",

@@ -40,6 +40,9 @@ class SamplingLevels(StrEnum):
     """Levels that samplers of flow matching visit."""
 
     LINEAR = "linear"  # even steps from 1 to 1/1000, then shifted, then 0
+    # Even steps from 1 to 1 / number of steps, then shifted, then 0: what the pipelines of FLUX,
+    # Qwen-Image and HunyuanVideo hand to Diffusers' scheduler.
+    EVEN = "even"
     # sigma / (1 + sigma) for sigma of arXiv:2206.00364, Eq. 5, then 0, as of Cosmos-Predict2.5
     KARRAS = "karras"
     # The same without 0, so that noise of the last level stays, as of Cosmos-Predict2. The state
@@ -48,6 +51,13 @@ class SamplingLevels(StrEnum):
     # Those of Diffusers' UniPCMultistepScheduler with use_flow_sigmas, as of Wan: even steps from 1
     # that leave 1/1000 out, shifted once, then 0. The network is told whole numbers of 1000.
     UNIPC = "unipc"
+
+
+class TimeShift(StrEnum):
+    """Shift by the number of tokens of the target, as Diffusers' pipelines have it."""
+
+    EXPONENTIAL = "exponential"  # exp(mu)
+    LINEAR = "linear"  # mu
 
 
 class Sampler(StrEnum):
@@ -128,10 +138,22 @@ class FlowConfig:
     """Flow: t becomes s t / (1 + (s - 1) t), in training and sampling; above 1 means more noise."""
     shift_base_tokens: int | None = None
     """Flow: with a number, the shift of a sample of T tokens is flow_shift * sqrt(T / number)."""
+    time_shift_type: TimeShift | None = None
+    """Flow: null shifts by flow_shift; exponential by exp(mu), linear by mu, from its tokens."""
+    base_shift: float = 0.5
+    """Flow: mu of a sample of base_image_seq_len tokens, where time_shift_type is set."""
+    max_shift: float = 1.15
+    """Flow: mu of a sample of max_image_seq_len tokens; mu is linear in tokens, also beyond."""
+    base_image_seq_len: int = 256
+    """Flow: tokens of base_shift; those of the target count, not references nor text."""
+    max_image_seq_len: int = 4096
+    """Flow: tokens of max_shift."""
     timestep_scale: float = 1000.0
     """Flow: the network is told timestep_scale * t."""
     sampling_levels: SamplingLevels = SamplingLevels.LINEAR
-    """Flow: levels of samplers: linear, unipc (Wan), karras or karras_to_sigma_min (Cosmos)."""
+    """Flow: of samplers: linear, even (FLUX), unipc (Wan), karras, karras_to_sigma_min (Cosmos)."""
+    shift_terminal: float | None = None
+    """Flow: the last level above 0 of samplers, to which all are stretched; null stretches none."""
     weighting: Weighting = Weighting.NONE
     """Flow: none, or 1 + flow_shift * t (linear)."""
     level_range: tuple[float, float] | None = None
@@ -158,14 +180,76 @@ class FlowConfig:
                 f" timestep_scale={self.timestep_scale:g}; set one of sampling_levels=linear and"
                 " timestep_scale=1000",
             ),
-            *at_least_one(self, *given(self, "shift_base_tokens")),
+            *at_least_one(self, *given(self, "shift_base_tokens"), "base_image_seq_len"),
+            *self._shift_by_tokens(),
+            *self._last_level(),
             # Limits within which e^x and powers are finite and not zero in float32.
             within(self, "logit_mean", -50, 50),
             within(self, "logit_std", 1e-6, 50),
             within(self, "timestep_scale", 1e-6, 1e6),
             within(self, "flow_shift", 1e-3, 1000),
+            within(self, "base_shift", -50, 50),
+            within(self, "max_shift", -50, 50),
             *numbers(self),
         )
+
+    def _shift_by_tokens(self) -> list[Rule]:
+        base, most = self.base_image_seq_len, self.max_image_seq_len
+        rules: list[Rule] = [
+            (
+                base < most,
+                f"base_image_seq_len={base} must be below max_image_seq_len={most}",
+            )
+        ]
+        if self.time_shift_type is None or base >= most:
+            return rules
+        said = f"time_shift_type={self.time_shift_type}"
+        slope = (self.max_shift - self.base_shift) / (most - base)
+        mu_of_one = self.base_shift - slope * (base - 1)
+        return [
+            *rules,
+            (
+                self.flow_shift == 1,
+                f"flow_shift={self.flow_shift:g} has no effect with {said}, whose shift follows"
+                " from the tokens; set flow_shift=1, or time_shift_type=null",
+            ),
+            (
+                self.shift_base_tokens is None,
+                f"shift_base_tokens={self.shift_base_tokens} and {said} are two laws of the shift;"
+                " set one of them to null",
+            ),
+            (
+                self.steps_evenly,
+                f"{said} needs sampling_levels=linear or even, which it shifts, and not"
+                f" {self.sampling_levels}",
+            ),
+            (
+                self.time_shift_type is not TimeShift.LINEAR or (mu_of_one > 0 and slope >= 0),
+                f"{said} shifts by mu itself, which must be above 0 and must not fall with the"
+                f" tokens: base_shift={self.base_shift:g} and max_shift={self.max_shift:g} make"
+                f" {mu_of_one:g} of one token; choose others, or exponential",
+            ),
+        ]
+
+    def _last_level(self) -> list[Rule]:
+        last = self.shift_terminal
+        return [
+            (
+                last is None or 0 < last < 1,
+                f"shift_terminal={last} must lie between 0 and 1, such as 0.02; null stretches"
+                " nothing",
+            ),
+            (
+                last is None or self.steps_evenly,
+                f"shift_terminal={last} needs sampling_levels=linear or even, and not"
+                f" {self.sampling_levels}; set it to null",
+            ),
+        ]
+
+    @property
+    def steps_evenly(self) -> bool:
+        """Whether samplers shift even steps."""
+        return self.sampling_levels in (SamplingLevels.LINEAR, SamplingLevels.EVEN)
 
     @property
     def covers_all_levels(self) -> bool:
@@ -176,10 +260,19 @@ class FlowConfig:
     @property
     def summary(self) -> str:
         """The most important options in one line."""
-        text = f"t {self.density}, shift {self.flow_shift:g}, weight {self.weighting}"
+        text = f"t {self.density}, shift {self._shift_in_words}, weight {self.weighting}"
         if self.level_range is None:
             return text
         return f"{text}, levels {self.level_range[0]:g} to {self.level_range[1]:g}"
+
+    @property
+    def _shift_in_words(self) -> str:
+        if self.time_shift_type is None:
+            return f"{self.flow_shift:g}"
+        return (
+            f"{self.time_shift_type} in mu = {self.base_shift:g} at {self.base_image_seq_len}"
+            f" tokens to {self.max_shift:g} at {self.max_image_seq_len}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

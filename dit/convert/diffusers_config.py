@@ -17,6 +17,7 @@ from dit.config import (
     ObjectiveConfig,
     Precision,
     RunConfig,
+    SamplingLevels,
 )
 from dit.config.loading import default_config, load_config
 from dit.convert.diffusers_json import (
@@ -149,6 +150,7 @@ def objective_config(
         )
     else:
         found = _of_scheduler(content, place, told=told)
+        found = replace(found, objective=_stepping(found.objective, of_family or {}))
     if not given:
         return found
     config = load_config(replace(default_config(), objective=found.objective), overrides=given)
@@ -185,6 +187,18 @@ def _of_scheduler(content: dict[str, Any], place: object, *, told: bool) -> Foun
             f"{place} is of class {name!r}, which does not tell the objective; {ask}"
         )
     return FoundObjective(ObjectiveConfig(), "")
+
+
+def _stepping(objective: ObjectiveConfig, of_family: Mapping[str, Any]) -> ObjectiveConfig:
+    """With the even steps that all pipelines of a family hand to their scheduler.
+
+    No scheduler_config.json tells them.
+    """
+    flow = objective.flow
+    is_linear = flow.sampling_levels is SamplingLevels.LINEAR
+    if not is_linear or of_family.get("sampling_levels") != SamplingLevels.EVEN:
+        return objective
+    return replace(objective, flow=replace(flow, sampling_levels=SamplingLevels.EVEN))
 
 
 def _scheduler_of(content: dict[str, Any]) -> type[SchedulerFile] | None:

@@ -10,13 +10,25 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 
-from dit.config import EdmConfig, FlowConfig, ObjectiveConfig, ObjectiveName, SamplingLevels
+from dit.config import (
+    EdmConfig,
+    FlowConfig,
+    ObjectiveConfig,
+    ObjectiveName,
+    SamplingLevels,
+    TimeShift,
+)
 
 EDM_SCHEDULER, FLOW_SCHEDULER = "EDMEulerScheduler", "FlowMatchEulerDiscreteScheduler"
 UNIPC_SCHEDULER = "UniPCMultistepScheduler"
 _FLOW_STEPS = 1000  # default num_train_timesteps of FlowMatchEulerDiscreteScheduler
-# With these a pipeline computes levels and preconditioning itself (Cosmos 2), or shifts them.
-_OWN_LEVELS = ("use_karras_sigmas", "use_dynamic_shifting", "invert_sigmas")
+# Levels and steps of FlowMatchEulerDiscreteScheduler that no sampler here has. With Karras's a
+# pipeline computes levels and preconditioning itself (Cosmos 2).
+_NOT_OURS = (
+    *("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas"),
+    *("stochastic_sampling", "invert_sigmas"),
+)
+_LINE_OF_MU = ("base_shift", "max_shift", "base_image_seq_len", "max_image_seq_len")
 # Keys of UniPCMultistepScheduler that our sampler `unipc` has; others are null or false.
 _UNIPC = {
     "prediction_type": "flow_prediction",
@@ -104,17 +116,37 @@ class FlowScheduler(SchedulerFile):
 
     shift: PositiveFloat = 1.0
     num_train_timesteps: PositiveInt = _FLOW_STEPS
-    use_karras_sigmas: bool | None = False
     use_dynamic_shifting: bool | None = False
+    time_shift_type: Literal["exponential", "linear"] = "exponential"
+    base_shift: float | None = 0.5
+    max_shift: float | None = 1.15
+    base_image_seq_len: PositiveInt = 256
+    max_image_seq_len: PositiveInt = 4096
+    shift_terminal: float | None = None
+    use_karras_sigmas: bool | None = False
+    use_exponential_sigmas: bool | None = False
+    use_beta_sigmas: bool | None = False
+    stochastic_sampling: bool | None = False
     invert_sigmas: bool | None = False
 
     def undecided(self) -> str | None:
-        key = next((key for key in _OWN_LEVELS if getattr(self, key)), None)
-        return key and f"its {key} leaves the levels to a pipeline"
+        if key := next((key for key in _NOT_OURS if getattr(self, key)), None):
+            return f"its {key}=true asks for levels or steps that no sampler here has"
+        if self.num_train_timesteps != _FLOW_STEPS:
+            return f"its num_train_timesteps={self.num_train_timesteps} is not {_FLOW_STEPS}"
+        unsaid = [key for key in _LINE_OF_MU if getattr(self, key) is None]
+        if self.use_dynamic_shifting and unsaid:
+            return f"its {unsaid[0]}=null leaves use_dynamic_shifting without a law"
+        return None
 
     def objective(self) -> ObjectiveConfig:
-        steps = float(self.num_train_timesteps)
-        options = FlowConfig(flow_shift=self.shift, timestep_scale=steps)
+        # 0 stretches nothing in Diffusers, as null does. With use_dynamic_shifting `shift` is not
+        # read there.
+        shift: dict[str, Any] = {"flow_shift": self.shift}
+        if self.use_dynamic_shifting:
+            shift = {key: getattr(self, key) for key in _LINE_OF_MU}
+            shift["time_shift_type"] = TimeShift(self.time_shift_type)
+        options = FlowConfig(**shift, shift_terminal=self.shift_terminal or None)
         return ObjectiveConfig(name=ObjectiveName.FLOW, flow=options)
 
     @classmethod
@@ -122,7 +154,7 @@ class FlowScheduler(SchedulerFile):
         scale, base = config.flow.timestep_scale, config.flow.shift_base_tokens
         if scale != _FLOW_STEPS:
             return f"objective.timestep_scale={scale:g}"
-        if config.flow.sampling_levels not in (SamplingLevels.LINEAR, SamplingLevels.UNIPC):
+        if not (config.flow.steps_evenly or config.flow.sampling_levels is SamplingLevels.UNIPC):
             return f"objective.sampling_levels={config.flow.sampling_levels}"
         return None if base is None else f"objective.shift_base_tokens={base}"
 
@@ -134,12 +166,21 @@ class FlowScheduler(SchedulerFile):
     def content(cls, config: ObjectiveConfig) -> dict[str, Any]:
         if config.flow.sampling_levels is SamplingLevels.UNIPC:
             return UnipcScheduler.content(config)
-        return {
+        content: dict[str, Any] = {
             "_class_name": FLOW_SCHEDULER,
             "_diffusers_version": "0.35.0",
             "num_train_timesteps": _FLOW_STEPS,
             "shift": config.flow.flow_shift,
         }
+        if config.flow.time_shift_type is not None:
+            content |= {key: getattr(config.flow, key) for key in _LINE_OF_MU}
+            content |= {
+                "use_dynamic_shifting": True,
+                "time_shift_type": config.flow.time_shift_type.value,
+            }
+        if config.flow.shift_terminal is not None:
+            content["shift_terminal"] = config.flow.shift_terminal
+        return content
 
 
 class UnipcScheduler(SchedulerFile):

@@ -25,16 +25,19 @@ NEAR_ONE = 1e-6  # Diffusers: eps of UniPCMultistepScheduler.set_timesteps
 LEAST_MASS = 1e-9
 
 
-def linear_levels(factor_N: Tensor, *, num_steps: int) -> Tensor:
-    """Levels [S + 1, N] from 1 to 0, those of FlowMatchEulerDiscreteScheduler(shift=factor).
+def even_levels(
+    factor_N: Tensor, last_N: Tensor, *, num_steps: int, terminal: float | None = None
+) -> Tensor:
+    """Levels [S + 1, N] from 1 to 0: even steps from 1 to `last_N`, shifted by `factor_N`; then 0.
 
-    Even steps from 1 to 1/1000 are shifted; then comes 0. Diffusers shifts the last step twice,
-    because its `sigma_min` is shifted already. We do the same, so that an exported model generates
-    the same pictures there.
+    With `terminal` the shifted levels are stretched so that they end there: shift_terminal of
+    FlowMatchEulerDiscreteScheduler. One level alone is 1 and has nothing to stretch; Diffusers
+    makes NaN of it.
     """
     ramp_S1 = torch.linspace(0, 1, num_steps, dtype=torch.float64)[:, None]
-    last_N = timestep_sampling.shifted(torch.tensor(LAST_LEVEL, dtype=torch.float64), factor_N)
     t_SN = timestep_sampling.shifted(1 + ramp_S1 * (last_N - 1), factor_N)
+    if terminal is not None and num_steps > 1:
+        t_SN = 1 - (1 - t_SN) * ((1 - terminal) / (1 - t_SN[-1]))
     return torch.cat([t_SN, torch.zeros_like(t_SN[:1])])
 
 
@@ -62,6 +65,13 @@ class FlowMatching:
     def shift(self, num_tokens: Sequence[int]) -> Tensor:
         """Shift of each sample [N], float64 on the CPU."""
         c = self.config
+        if c.time_shift_type is not None:
+            return timestep_sampling.shift_factors_of_mu(
+                num_tokens,
+                c.time_shift_type,
+                base=(c.base_image_seq_len, c.base_shift),
+                most=(c.max_image_seq_len, c.max_shift),
+            )
         return timestep_sampling.shift_factors(
             num_tokens, shift=c.flow_shift, base_tokens=c.shift_base_tokens
         )
@@ -142,8 +152,11 @@ class FlowMatching:
                 return 1 + self.config.flow_shift * t_N
 
     def schedule(self, num_tokens: Sequence[int], *, num_steps: int) -> Tensor:
-        if self.config.sampling_levels is SamplingLevels.LINEAR:
-            return linear_levels(self.shift(num_tokens), num_steps=num_steps)
+        if self.config.steps_evenly:
+            factor_N = self.shift(num_tokens)
+            last_N = self._last_even_step(factor_N, num_steps)
+            terminal = self.config.shift_terminal
+            return even_levels(factor_N, last_N, num_steps=num_steps, terminal=terminal)
         if self._is_unipc:
             return unipc_levels(self.shift(num_tokens), num_steps=num_steps)
         c = self.karras
@@ -151,6 +164,17 @@ class FlowMatching:
         if self._keeps_last_noise:
             sigma_S[-1] = sigma_S[-2]
         return (sigma_S / (1 + sigma_S))[:, None].expand(-1, len(num_tokens))
+
+    def _last_even_step(self, factor_N: Tensor, num_steps: int) -> Tensor:
+        """The last of the even steps [N], before the shift."""
+        c = self.config
+        last = 1 / num_steps if c.sampling_levels is SamplingLevels.EVEN else LAST_LEVEL
+        last_N = torch.full_like(factor_N, last)
+        if c.sampling_levels is SamplingLevels.EVEN or c.time_shift_type is not None:
+            return last_N
+        # Diffusers shifts this one twice, because its `sigma_min` is shifted already where the
+        # shift is constant. We do the same, so that an exported model generates the same pictures.
+        return timestep_sampling.shifted(last_N, factor_N)
 
     @property
     def _is_unipc(self) -> bool:

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from dit.config import TimeShift
+
 
 def draw_quantiles(count: int, rng: torch.Generator) -> Tensor:
     """Uniform numbers [count] in the open interval (0, 1), float64; `rng` is a CPU generator."""
@@ -73,3 +75,22 @@ def shift_factors(num_tokens: Sequence[int], *, shift: float, base_tokens: int |
     tokens_N = torch.tensor(num_tokens, dtype=torch.float64)
     growth_N = (tokens_N / base_tokens).sqrt() if base_tokens else torch.ones_like(tokens_N)
     return shift * growth_N
+
+
+def shift_factors_of_mu(
+    num_tokens: Sequence[int],
+    kind: TimeShift,
+    *,
+    base: tuple[int, float],
+    most: tuple[int, float],
+) -> Tensor:
+    """Shift of each sample [N], float64: exp(mu) or mu, where mu is linear in its tokens.
+
+    `base` and `most` are (tokens, mu) of two points of the line, which goes on beyond them. It is
+    `calculate_shift` of Diffusers' FluxPipeline with `time_shift` of its
+    FlowMatchEulerDiscreteScheduler.
+    """
+    (first, low), (last, high) = base, most
+    slope = (high - low) / (last - first)
+    mu_N = low + slope * (torch.tensor(num_tokens, dtype=torch.float64) - first)
+    return mu_N.exp() if kind is TimeShift.EXPONENTIAL else mu_N

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from dit.batch import PackedBatch
     from dit.distributed.model_parallel import FullForward
 
-_LEVELS = ("flow_shift", "shift_base_tokens", "timestep_scale", "sampling_levels")
+_LEVELS = (
+    *("flow_shift", "shift_base_tokens", "time_shift_type", "base_shift", "max_shift"),
+    *("base_image_seq_len", "max_image_seq_len", "timestep_scale", "sampling_levels"),
+    "shift_terminal",
+)
 
 
 class TwoExperts(nn.Module):

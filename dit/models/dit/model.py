@@ -33,6 +33,7 @@ from dit.models.layers.per_sample import PerSample
 from dit.models.layers.queries_and_keys import RotaryTable
 from dit.models.layers.row_lookup import look_up
 from dit.models.layers.text_padding import pad_text, padded_rows
+from dit.models.lora.dropout import TOKENS
 from dit.models.stacks.cross_layer import CrossConditions
 from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransformer
 
@@ -53,7 +54,7 @@ class DiT(StackedTransformer):
         self.positions = self.text_proj = None
         if self.pre_process:
             inputs = model.patch_features + model.mask_features
-            self.patches = Replicated(inputs, width, config=config, of_tokens=True)
+            self.patches = Replicated(inputs, width, config=config, token_row=TOKENS)
             self.level = TimestepEmbedding(config)
             if model.extra_pos_embed is ExtraPosition.LEARNABLE:
                 self.positions = LearnablePositions(model, config)
@@ -62,7 +63,9 @@ class DiT(StackedTransformer):
         self.build_stacks()
         if self.post_process:
             self.modulate_out = LowRankAdaLN(config, rank=model.adaln_lora_dim, gated=False)
-            self.proj_out = Replicated(width, model.output_features, config=config, of_tokens=True)
+            self.proj_out = Replicated(
+                width, model.output_features, config=config, token_row=TOKENS
+            )
 
     def prepared(self, batch: PackedBatch) -> PackedBatch:
         return pad_text(batch, self.model.text_pad_to)

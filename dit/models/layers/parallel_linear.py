@@ -28,6 +28,7 @@ from dit.config import Implementation, ModelConfig, Precision
 from dit.models.layer_spec import Activation, FeedForwardSpec
 from dit.models.layers.transformer_engine import engine_linear
 from dit.models.lora.adapter import Adaptable, TensorSharing
+from dit.models.lora.dropout import TOKENS
 from dit.models.weight_marks import mark_split, sees_part_of_tokens
 
 
@@ -85,6 +86,8 @@ class BuildContext:
     model: ModelConfig  # precision, layout, recomputation and implementation; never a width
     config: TransformerConfig
     groups: ProcessGroupCollection
+    token_row: str = TOKENS
+    """The row of tokens that split linears work on."""
 
 
 class _ParallelLinear(Adaptable):
@@ -103,7 +106,7 @@ class _ParallelLinear(Adaptable):
             group=own.tp_group,
             sequence=own.sequence_parallel,
             partial=getattr(own, "disable_grad_reduce", False),
-            of_tokens=self.of_tokens,
+            token_row=self.token_row,
         )
 
     def sharded_state_dict(
@@ -224,7 +227,7 @@ def split_linear(
         made: Any = (ColumnLinear, RowLinear)[axis](inputs, outputs, **shared)
     else:
         made = engine_linear(inputs, outputs, axis=axis, **shared)
-    made.of_tokens = True
+    made.token_row = context.token_row
     return made
 
 
@@ -264,7 +267,7 @@ class WholeLinear(Adaptable, nn.Linear):
         return nn.functional.linear(x, self.weight, self.bias)
 
     def tensor_sharing(self) -> TensorSharing:
-        return TensorSharing(of_tokens=self.of_tokens)
+        return TensorSharing(token_row=self.token_row)
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None
@@ -290,11 +293,11 @@ class Replicated(WholeLinear):
         *,
         config: TransformerConfig,
         bias: bool = False,
-        of_tokens: bool = False,
+        token_row: str | None = None,
     ):
-        """`of_tokens`: its input are tokens, not level rows."""
+        """`token_row`: the row of tokens that its input is; None for level rows."""
         super().__init__(inputs, outputs, bias=bias, dtype=config.params_dtype)
-        self.of_tokens = of_tokens
+        self.token_row = token_row
         sees_part_of_tokens(self, config)
 
 

@@ -91,7 +91,7 @@ def _linear_class() -> Any:
 
         def tensor_sharing(self) -> TensorSharing:
             sequence = self.sequence_parallel
-            shared = {"group": self.group, "sequence": sequence, "of_tokens": self.of_tokens}
+            shared = {"group": self.group, "sequence": sequence, "token_row": self.token_row}
             return TensorSharing(axis=self.axis, **shared)
 
         def sharded_state_dict(

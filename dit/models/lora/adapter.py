@@ -72,7 +72,7 @@ class TensorSharing:
     group: dist.ProcessGroup | None = None  # tensor ranks
     sequence: bool = False  # each rank sees its own rows of the input (axis 0) or output (axis 1)
     partial: bool = False  # gradients of the input are parts of a sum that others complete
-    of_tokens: bool = False  # its input are tokens of the pack, not rows of text or levels
+    token_row: str | None = None  # its input is this row of tokens, which ranks may share
 
 
 class Factors(nn.Module):
@@ -174,7 +174,7 @@ class Adapter(nn.Module):
         sharing, width = self.sharing, x_TI.shape[-1]
         split = sharing.axis == 1 and sharing.group is not None
         where = {
-            "place_T": rows.places(len(x_TI), of_tokens=sharing.of_tokens),
+            "place_T": rows.places_of(x_TI, token_row=sharing.token_row),
             "first": sharing.group.rank() * width if split and sharing.group else 0,
         }
         every = []
@@ -226,8 +226,9 @@ class Adaptable(nn.Module):
     """What a linear has for an adapter; it stands before the class of the linear itself."""
 
     lora: Adapter | None
-    of_tokens: bool = False
-    """Whether its input are tokens of the pack, which context and tensor ranks may share."""
+    token_row: str | None = None
+    """Its input is this row of tokens, which context and tensor ranks may share; None: rows of
+    text or levels that each of them has whole."""
 
     def tensor_sharing(self) -> TensorSharing:
         """What tensor ranks share of this linear."""

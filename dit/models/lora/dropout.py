@@ -10,7 +10,7 @@ depend on what a rank computed before, and recomputation finds the same numbers 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -23,19 +23,35 @@ _ROWS = 4096
 """Rows whose hashes are made at a time: they take eight bytes a number."""
 
 
+TOKENS = "hidden"
+"""The row of latent tokens; networks with joint attention have others beside it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TokenPlaces:
+    """Where the tokens of one row stand in the pack, int64."""
+
+    whole_T: Tensor  # of those that a linear on whole rows sees
+    own_T: Tensor  # of those that this rank holds between two matrices
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class DropoutRows:
     """One pack at one step: what its dropped numbers follow from."""
 
     seed: int  # 63 bits
-    place_T: Tensor  # int64, in the pack, of the tokens that a linear on whole rows sees
-    own_place_T: Tensor  # of those that this rank holds between two matrices
+    places: Mapping[str, TokenPlaces]  # by the name of a row of tokens (`TOKENS`)
 
-    def places(self, rows: int, *, of_tokens: bool) -> Tensor:
-        """Place of each of the `rows` of an input; text and level rows are whole on all ranks."""
-        if not of_tokens:
-            return torch.arange(rows, device=self.place_T.device)
-        return self.own_place_T if len(self.own_place_T) == rows else self.place_T
+    def places_of(self, x_TI: Tensor, *, token_row: str | None) -> Tensor:
+        """Place of each row of the input of a linear on `token_row`.
+
+        None is for text and level rows that every rank has whole.
+        """
+        rows = len(x_TI)
+        if token_row is None:
+            return torch.arange(rows, device=x_TI.device)
+        places = self.places[token_row]
+        return places.own_T if len(places.own_T) == rows else places.whole_T
 
 
 _current: ContextVar[DropoutRows | None] = ContextVar("dropout rows", default=None)

@@ -27,8 +27,9 @@ from dit.models.layers.modulation import TimestepConditioning
 from dit.models.layers.packed_attention import RowConditions
 from dit.models.layers.per_sample import PerSample
 from dit.models.layers.queries_and_keys import RotaryTable
+from dit.models.lora.dropout import TOKENS
 from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransformer
-from dit.models.stacks.stream_layers import JointConditions
+from dit.models.stacks.stream_layers import JOINT_TOKENS, TEXT_TOKENS, JointConditions
 
 T_EMB = "t_emb"
 
@@ -79,7 +80,7 @@ class JointTransformer(StackedTransformer):
         share, multiple = self.context.share, self.model.token_multiple
         text = text_rows(self.text_lengths(batch), share=share, multiple=multiple)
         latents, text = (rows // self.token_parts for rows in (len(batch.segment_T), text))
-        return {"hidden": latents, "text_hidden": text, "joint": latents + text}
+        return {TOKENS: latents, TEXT_TOKENS: text, JOINT_TOKENS: latents + text}
 
     def layout(self, batch: PackedBatch) -> JointLayout:
         device = batch.segment_T.device
@@ -102,6 +103,13 @@ class JointTransformer(StackedTransformer):
             text=text, order=order, latents=latents, text_per_sample=text_rows_of, joint=joint
         )
 
+    def token_places(self, batch: PackedBatch, layout: JointLayout) -> Mapping[str, Tensor]:
+        """Text stands after all latents of the pack."""
+        (latents_T,) = super().token_places(batch, layout).values()
+        text_L = layout.text.source_L + batch.starts[-1]
+        joint_J = layout.order.arranged((latents_T, text_L))
+        return {TOKENS: latents_T, TEXT_TOKENS: text_L, JOINT_TOKENS: joint_J}
+
     def condition_shapes(self, batch: PackedBatch) -> Shapes:
         return {T_EMB: (batch.num_levels, self.config.hidden_size)}
 
@@ -122,15 +130,15 @@ class JointTransformer(StackedTransformer):
         )
 
     def joined(self, hidden: Blocks, conditions: JointConditions) -> Blocks:
-        rows = (hidden["hidden"], hidden["text_hidden"])
-        return {"joint": conditions.order.join(rows)}
+        rows = (hidden[TOKENS], hidden[TEXT_TOKENS])
+        return {JOINT_TOKENS: conditions.order.join(rows)}
 
     def outputs(
         self, blocks: Blocks, layout: JointLayout, *, modulation: nn.Module, linear: nn.Module
     ) -> Tensor:
         """What a head makes of the last hidden states, for all latents of this context rank."""
         (adaln,) = modulation(TimestepConditioning(t_emb_ND=blocks[T_EMB]))
-        if "joint" not in blocks:
-            return self.all_tokens(linear(adaln.modulate(blocks["hidden"], layout.latents)))
-        joint_JC = self.all_tokens(linear(adaln.modulate(blocks["joint"], layout.joint)))
+        if JOINT_TOKENS not in blocks:
+            return self.all_tokens(linear(adaln.modulate(blocks[TOKENS], layout.latents)))
+        joint_JC = self.all_tokens(linear(adaln.modulate(blocks[JOINT_TOKENS], layout.joint)))
         return layout.order.latents(joint_JC)

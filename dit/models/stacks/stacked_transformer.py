@@ -30,7 +30,7 @@ from dit.models.layers.context_parallel import Context
 from dit.models.layers.parallel_linear import BuildContext
 from dit.models.layers.per_sample import PerSample, check_compiler
 from dit.models.layers.transformer_engine import check_engine
-from dit.models.lora.dropout import DropoutRows, dropping
+from dit.models.lora.dropout import TOKENS, DropoutRows, TokenPlaces, dropping
 from dit.models.stacks.stack import LayerStack, pipeline_stages
 from dit.pack_wire import to_device
 
@@ -124,22 +124,28 @@ class StackedTransformer(MegatronModule):
 
         Of a stage that is not the last: what the next one takes.
         """
-        with dropping(self._dropout_rows(batch)):
-            return self._forward(x_TC, level_M, self.prepared(batch))
+        batch = self.prepared(batch)
+        layout = self.layout(batch)
+        with dropping(self._dropout_rows(batch, layout)):
+            return self._forward(x_TC, level_M, batch, layout)
 
-    def _dropout_rows(self, batch: PackedBatch) -> DropoutRows | None:
+    def _dropout_rows(self, batch: PackedBatch, layout: Any) -> DropoutRows | None:
         """What adapters drop in this pass; None without adapters, and beside training."""
         if batch.dropout_seed is None or not self.training or not self.adapter_dropout:
             return None
-        device = batch.segment_T.device
-        place_T = to_device(batch.rows(batch.share), device)
-        # Alignment of a context rank's part: no other token depends on these rows.
-        place_T = pad(place_T, (0, len(batch.segment_T) - len(place_T)))
-        own_T = self.my_tokens(place_T)
-        return DropoutRows(seed=batch.dropout_seed, place_T=place_T, own_place_T=own_T)
+        places = {
+            name: TokenPlaces(whole_T=place_T, own_T=self.my_tokens(place_T))
+            for name, place_T in self.token_places(batch, layout).items()
+        }
+        return DropoutRows(seed=batch.dropout_seed, places=places)
 
-    def _forward(self, x_TC: Tensor, level_M: Tensor, batch: PackedBatch) -> Tensor:
-        layout = self.layout(batch)
+    def token_places(self, batch: PackedBatch, layout: Any) -> Mapping[str, Tensor]:  # noqa: ARG002
+        """Place in the pack, int64, of each token of this context rank, by its row's name."""
+        place_T = to_device(batch.rows(batch.share), batch.segment_T.device)
+        # Alignment of a context rank's part: no other token depends on these rows.
+        return {TOKENS: pad(place_T, (0, len(batch.segment_T) - len(place_T)))}
+
+    def _forward(self, x_TC: Tensor, level_M: Tensor, batch: PackedBatch, layout: Any) -> Tensor:
         if self.pre_process:
             blocks = self.embed(x_TC, level_M, batch, layout)
         else:

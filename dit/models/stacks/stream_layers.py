@@ -34,6 +34,10 @@ from dit.models.layers.packed_attention import (
     joint_attention,
 )
 from dit.models.layers.parallel_linear import ACTIVATIONS, BuildContext, FeedForward, split_linear
+from dit.models.lora.dropout import TOKENS
+
+TEXT_TOKENS, JOINT_TOKENS = "text_hidden", "joint"
+"""Rows of tokens beside that of latents: those of texts, and those of both together."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +57,7 @@ class DoubleStreamLayer(MegatronModule, BaseTransformerLayer):
     The published blocks: `FluxTransformerBlock`, `QwenImageTransformerBlock` of Diffusers.
     """
 
-    hidden: ClassVar = ("hidden", "text_hidden")
+    hidden: ClassVar = (TOKENS, TEXT_TOKENS)
     """Names of the hidden states that go through these layers."""
 
     unused: ClassVar = (
@@ -77,13 +81,14 @@ class DoubleStreamLayer(MegatronModule, BaseTransformerLayer):
         self.layer_number = layer_number + offset  # 1-based, over all stages
         self.text_ends = not spec.text_is_read and self.layer_number == config.num_layers
         context = BuildContext(model=model, config=config, groups=pg_collection)
+        of_text = replace(context, token_row=TEXT_TOKENS)
         width = spec.attention.width
         self.modulation = make_modulation(spec.modulation, context, width, parts=2)
         self.text_modulation = make_modulation(spec.modulation, context, width, parts=2)
         self.attention = SelfAttention(context, spec.attention)
-        self.text_attention = SelfAttention(context, spec.attention)
+        self.text_attention = SelfAttention(of_text, spec.attention)
         self.mlp = FeedForward(context, spec.feed_forward)
-        self.text_mlp = FeedForward(context, spec.feed_forward)
+        self.text_mlp = FeedForward(of_text, spec.feed_forward)
 
     def forward(
         self, hidden: tuple[Tensor, Tensor], conditions: JointConditions
@@ -138,7 +143,7 @@ class SingleStreamLayer(MegatronModule, BaseTransformerLayer):
     tensor ranks that divides the heads then divides both.
     """
 
-    hidden: ClassVar = ("joint",)
+    hidden: ClassVar = (JOINT_TOKENS,)
     """Names of the hidden states that go through these layers."""
 
     def __init__(
@@ -154,7 +159,9 @@ class SingleStreamLayer(MegatronModule, BaseTransformerLayer):
         super().__init__(config=config)
         offset = get_transformer_layer_offset(config, vp_stage, pg_collection.pp.rank())
         self.layer_number = layer_number + offset  # 1-based, over all stages
-        context = BuildContext(model=model, config=config, groups=pg_collection)
+        context = BuildContext(
+            model=model, config=config, groups=pg_collection, token_row=JOINT_TOKENS
+        )
         attention, feed_forward = spec.attention, spec.feed_forward
         width, hidden = attention.width, feed_forward.hidden
         if hidden % attention.heads:

@@ -20,6 +20,7 @@ from dit.models.layers.parallel_linear import Replicated, transformer_config
 from dit.models.layers.per_sample import PerSample
 from dit.models.layers.queries_and_keys import RotaryTable
 from dit.models.layers.text_padding import pad_text, padded_rows
+from dit.models.lora.dropout import TOKENS
 from dit.models.stacks.cross_layer import CrossConditions
 from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransformer
 from dit.models.wan.conditions import ImageEmbedding, LevelEmbedding, TextEmbedding, given_mask
@@ -45,7 +46,7 @@ class WanNetwork(StackedTransformer):
         # Angles in float64, as in Diffusers.
         self.rotary = RotaryTable(widths, (10_000.0,) * 3, dtype=torch.float64)
         self.image_embedder = None
-        of_tokens: Any = {"config": config, "of_tokens": True}
+        of_tokens: Any = {"config": config, "token_row": TOKENS}
         if self.pre_process:
             self.patches = Replicated(model.input_features, width, **of_tokens, bias=True)
             self.level = LevelEmbedding(model, config)

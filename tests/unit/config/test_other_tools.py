@@ -454,6 +454,31 @@ def test_what_are_no_levels(token: str) -> None:
         load_config(run_config(), overrides=[token])
 
 
+LINE = (0.5, 1.15, 256, 4096)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (("model.flux_shift=true",), ("exponential", 1.0, *LINE)),
+        (("model.lumina_shift=true", "model.shift=0"), ("exponential", 1.0, *LINE)),
+        (("model.flux_shift=true", "model.shift=3"), (None, 3.0, *LINE)),
+        (("objective.max_shift=0.9", "model.flux_shift=true"), ("exponential", 1.0, *LINE)),
+        (("model.flux_shift=false",), (None, 1.0, *LINE)),
+    ],
+)
+def test_shifts_of_diffusion_pipe(said: tuple[str, ...], expected: tuple[object, ...]) -> None:
+    """A constant one counts more, as in its `prepare_inputs`."""
+    c = load_config(run_config(), overrides=said).objective.flow
+    line = (c.base_shift, c.max_shift, c.base_image_seq_len, c.max_image_seq_len)
+    assert (c.time_shift_type, c.flow_shift, *line) == expected
+
+
+def test_a_shift_by_tokens_is_true_or_false() -> None:
+    with pytest.raises(ConfigError, match=r"flux_shift.*expected true or false"):
+        load_config(run_config(), overrides=["model.flux_shift=3"])
+
+
 def test_levels_are_those_that_diffusion_pipe_draws() -> None:
     """Quantiles of a long table, sliced: min_t and max_t are levels after the shift."""
     config = load_config(

@@ -10,7 +10,14 @@ import torch
 
 from dit.config import LoraConfig, LoraTargets, Precision, Problems
 from dit.models.lora.adapter import AdapterShape, freeze, is_adapter, is_up
-from dit.models.lora.dropout import DropoutRows, adapter_key, dropped, dropping
+from dit.models.lora.dropout import (
+    TOKENS,
+    DropoutRows,
+    TokenPlaces,
+    adapter_key,
+    dropped,
+    dropping,
+)
 from dit.models.lora.targets import (
     adaptable_pairs,
     adapters_by_linear,
@@ -126,7 +133,7 @@ def test_adapters_drop_in_training_alone_and_parts_drop_other_numbers(groups):
     linear: Any = network.get_submodule(QKV)
     x = torch.randn(6, linear.weight.shape[1])
     place = torch.arange(6)
-    rows = DropoutRows(seed=1, place_T=place, own_place_T=place)
+    rows = DropoutRows(seed=1, places={TOKENS: TokenPlaces(whole_T=place, own_T=place)})
     calm = linear(x)
     with dropping(rows):
         first, again = linear(x), linear(x)

@@ -68,6 +68,23 @@ def _range(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _shift(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A constant shift counts more than one by tokens, and 0 is none."""
+    if constant := values.get("model.shift"):
+        keys = {"time_shift_type": None, "flow_shift": constant}
+    else:
+        flags = [values.get(f"model.{name}", False) for name in ("flux_shift", "lumina_shift")]
+        if not all(isinstance(flag, bool) for flag in flags):
+            raise ValueError("expected true or false")
+        if not any(flags):
+            return {}
+        # Whatever the network, get_lin_function of diffusion-pipe has these numbers.
+        line = {"base_shift": 0.5, "max_shift": 1.15}
+        line |= {"base_image_seq_len": 256, "max_image_seq_len": 4096}
+        keys = {"time_shift_type": "exponential", "flow_shift": 1.0, **line}
+    return {"objective.name": "flow", **{f"objective.{key}": one for key, one in keys.items()}}
+
+
 def _mode(value: Any) -> dict[str, Any]:
     return {"logger.wandb_mode": "online" if value is True else "disabled"}
 
@@ -129,7 +146,9 @@ DIFFUSION_PIPE: dict[str, Foreign] = {
     "model.dtype": read_by(_precision),
     "model.timestep_sample_method": flow("objective.density"),
     "model.sigmoid_scale": flow("objective.logit_std"),
-    "model.shift": flow("objective.flow_shift"),
+    "model.shift": Foreign(joint=_shift),
+    "model.flux_shift": Foreign(joint=_shift),
+    "model.lumina_shift": Foreign(joint=_shift),
     "model.type": NETWORK,
     "model.*_path": PART,
     "model.transformer_dtype": unused_key("model.precision decides, and model.fp8 the products"),
