@@ -49,6 +49,7 @@ class ToyConfig(ModelConfig):
     """Double-stream layers, and single-stream ones after them."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {"toy": {}}
+    takes_stored_padding: ClassVar[bool] = True
     name: str = "toy"
     family: str = "toy"
     num_layers: int = 2

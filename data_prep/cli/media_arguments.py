@@ -11,6 +11,7 @@ from data_prep.media.frame_selection import Window
 from data_prep.media.resizing import PRESETS, ResizeMode
 from data_prep.sources.media_source import SeveralCaptions
 from dit.codecs.pretrained import PRECISIONS
+from dit.codecs.text import EncoderPadding
 
 # The options that decide the samples; no paths, because they differ between machines.
 SETTINGS = (
@@ -279,6 +280,15 @@ def add_models(parser: ArgumentParser) -> None:
         metavar="TOKENS",
         help="Longer captions are cut, which is counted. (default: that of the text encoder; 4096"
         " for bytes)",
+    )
+    group.add_argument(
+        "--text_padding",
+        choices=[str(choice) for choice in EncoderPadding],
+        default=str(EncoderPadding.TRIM),
+        help="Of text encoders whose published networks attend to padding (flux): keep stores the"
+        " states at the padding, too, for fine-tuning those; trim ends each text where its caption"
+        " ends, for networks of your own. A conversion finds out what the cache holds."
+        " (default: %(default)s)",
     )
 
 

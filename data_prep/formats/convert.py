@@ -23,6 +23,8 @@ from data_prep.writing.tar_shards import ShardSeries, sample_parts
 from dit.codecs import text, vae
 from dit.codecs.dataset_card import FORMAT_VERSION, part_of_card, read_card
 from dit.codecs.normalization import Whitening
+from dit.codecs.text import EncoderPadding
+from dit.codecs.text.families import FluxText
 from dit.codecs.vae.codec import LATENT_DTYPE, Codec
 
 FORMATS = ("meta", "pt", "parquet", "dfm")
@@ -181,10 +183,19 @@ def convert(args: Namespace) -> tuple[Counter[Split], Refusals, list[str]]:
     card = _card(args, codec, checked.widths, shards, refusals)
     null_text = {"text": torch.zeros(1, checked.widths["text"], dtype=torch.bfloat16)}
     if encoder is not None:
+        encoder = _as_stored(encoder, checked.text_rows)
         card["text_encoder"], null_text = encoder.settings, encoder.encode_all("")
     remove(begun.parent)
     publish(args.output_dir, shards=shards, card=card, null_text=null_text)
     return counts, refusals, _missing_conditions(args.folder, checked.names)
+
+
+def _as_stored(encoder: text.TextEncoder, rows: set[int]) -> text.TextEncoder:
+    """The encoder with padding kept or cut off as in the texts of a cache, of so many rows."""
+    if not isinstance(encoder, FluxText):
+        return encoder
+    kept = rows == {encoder.max_length}
+    return replace(encoder, padding=EncoderPadding.KEEP if kept else EncoderPadding.TRIM)
 
 
 def _missing_conditions(folder: Path, names: set[str]) -> list[str]:
@@ -213,6 +224,7 @@ class _CheckedRows:
 
     def __init__(self) -> None:
         self.total, self.widths, self.names = 0, dict[str, int](), set[str]()
+        self.text_rows = set[int]()
         self._keys, self._seen = set[str](), Counter[str]()
 
     def __call__(self, record: CachedSample | RefusedRecord) -> CachedSample | RefusedRecord:
@@ -226,6 +238,7 @@ class _CheckedRows:
             found = f"{widths}, and the samples before it have {self.widths}"
             return RefusedRecord(source=record.file, reason=Reason.OTHER_MODEL, detail=found)
         self.names |= tensors.keys()
+        self.text_rows.add(len(tensors["text"]))
         return replace(record, key=self._unique(record.key))
 
     def _unique(self, key: str) -> str:

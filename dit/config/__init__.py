@@ -28,6 +28,7 @@ from dit.config.model import (
     Precision,
     Recompute,
     RecomputeMethod,
+    TextPadding,
 )
 from dit.config.objective import (
     MODE_SCALES,
@@ -100,6 +101,7 @@ __all__ = [
     "Sampler",
     "SamplingLevels",
     "SchedulerConfig",
+    "TextPadding",
     "TimeShift",
     "TrainConfig",
     "ValidationConfig",

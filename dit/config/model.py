@@ -70,6 +70,12 @@ class ContextComm(StrEnum):
     P2P = "p2p"
 
 
+class TextPadding(StrEnum):
+    """Rows behind a caption that are attended to and are no zeros."""
+
+    STORED = "stored"  # what the text encoder makes of its padding, as the shards hold it
+
+
 _MOST = {
     "num_layers": 2**14,
     "hidden_size": 2**17,
@@ -96,6 +102,8 @@ class ModelConfig:
     """The named sizes of a family: what each `model.name` sets."""
     most: ClassVar[Mapping[str, float]] = {}
     """The largest values of a family's own fields, beyond any network."""
+    takes_stored_padding: ClassVar[bool] = False
+    """Whether `text_pad_to` may be `stored`: published weights attend to the encoder's padding."""
     shown_before: ClassVar[Mapping[str, str]] = {}
     """Own field of a family -> field of all families that files show it before."""
 
@@ -119,8 +127,8 @@ class ModelConfig:
     """Frames of the latent in one token."""
     crossattn_emb_size: int = 1024
     """Width of the text embedding in the shards."""
-    text_pad_to: int | None = None
-    """A number fills captions up to it with zeros that are attended to (Cosmos: 512), null none."""
+    text_pad_to: int | TextPadding | None = None
+    """A number fills captions with zeros (Cosmos: 512), null none; stored: as shards have them."""
     precision: Precision = Precision.BF16
     """Type of weights and matrix products; levels, positions and loss are always float32."""
     tensor_model_parallel_size: int = 1
@@ -184,13 +192,25 @@ class ModelConfig:
             (self.name in names, f"name={self.name} is no known size; use {', '.join(names)}"),
             self._own_family(),
             *at_least_one(self, *whole),
-            *at_least_one(self, *given(self, "text_pad_to")),
+            *self._text_padding(),
             *at_least_one(self, *given(self, "virtual_pipeline_model_parallel_size")),
             *self._offloading(),
             *self._engine(),
             *positive(self, "mlp_ratio", *given(self, "init_method_std")),
             *self.own_sizes(),
             *numbers(self, **{**_MOST, **self.most}),
+        ]
+
+    def _text_padding(self) -> list[Rule]:
+        if self.text_zeros_to is not None:
+            return at_least_one(self, "text_pad_to")
+        return [
+            (
+                self.text_pad_to is None or self.takes_stored_padding,
+                f"text_pad_to={self.text_pad_to} is of families whose published weights attend to"
+                f" what a text encoder makes of padding, and not of {self.family}; set it to a"
+                " number or to null",
+            )
         ]
 
     def _own_family(self) -> Rule:
@@ -335,10 +355,15 @@ class ModelConfig:
         return None
 
     @property
+    def text_zeros_to(self) -> int | None:
+        """Rows up to which captions are filled with zeros; None: they stay as they are stored."""
+        return self.text_pad_to if isinstance(self.text_pad_to, int) else None
+
+    @property
     def cost_sizes(self) -> list[int]:
         """The settings that the cost of a pack depends on, as loader states store them."""
         sizes = [self.num_layers, self.hidden_size, self.ffn_hidden_size]
-        return [*sizes, self.text_pad_to or 0]
+        return [*sizes, self.text_zeros_to or 0]
 
     @property
     def fp8_rows(self) -> int:

@@ -39,7 +39,7 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig as CoreConfig
 from torch import Tensor
 
-from dit.config import ModelConfig, Precision
+from dit.config import ModelConfig, Precision, TextPadding
 from dit.convert.diffusers_checkpoint import CONFIG, DiffusersFolder, open_folder
 from dit.convert.diffusers_config import Unsaid, model_config
 from dit.distributed.process_groups import device, process_groups
@@ -114,7 +114,9 @@ class _Source(StateSource):
 class DiffusersSource:
     """A Diffusers folder in the form that Megatron-Bridge expects of a pretrained model."""
 
-    def __init__(self, path: Path, *, text_pad_to: int | Unsaid | None = Unsaid.UNSAID):
+    def __init__(
+        self, path: Path, *, text_pad_to: int | TextPadding | Unsaid | None = Unsaid.UNSAID
+    ):
         """`text_pad_to` as in `import_weights`.
 
         Raises:

@@ -14,6 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
+from dit.config import TextPadding
 from dit.convert.adapters.commands import (
     add_export_lora,
     add_import_lora,
@@ -85,7 +86,8 @@ def _add_import(commands: Any) -> None:
         default=argparse.SUPPRESS,
         metavar="TOKENS",
         help="What the weights were trained with: captions filled up with zeros to this many"
-        " tokens, or `none`. (default: 512, as Cosmos; exports of our own say it themselves)",
+        " tokens, `stored` (with the padding of their encoder), or `none`. (default: as the"
+        " family's published weights; exports of our own say it themselves)",
     )
     parser.add_argument(
         "--projected-text",
@@ -185,11 +187,15 @@ def _add_text_projection(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _tokens(text: str) -> int | None:
+def _tokens(text: str) -> int | TextPadding | None:
     if text == "none":
         return None
+    if text == TextPadding.STORED:
+        return TextPadding.STORED
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither `none` nor a number of tokens")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither `none` nor `stored` nor a number of tokens"
+        )
     return int(text)
 
 
@@ -220,9 +226,11 @@ def _import(args: argparse.Namespace) -> int:
     return 0
 
 
-def _about_text(text_pad_to: int | None) -> str:
+def _about_text(text_pad_to: int | TextPadding | None) -> str:
     if text_pad_to is None:
         return "attended to as long as it is (--text-pad-to)"
+    if text_pad_to is TextPadding.STORED:
+        return "attended to with the padding of its encoder, as shards hold it (--text-pad-to)"
     return f"filled up with zeros to {text_pad_to} tokens (--text-pad-to)"
 
 

@@ -18,6 +18,7 @@ from dit.config import (
     Precision,
     RunConfig,
     SamplingLevels,
+    TextPadding,
 )
 from dit.config.loading import default_config, load_config
 from dit.convert.diffusers_json import (
@@ -41,7 +42,7 @@ def model_config(
     content: dict[str, Any],
     *,
     precision: Precision,
-    text_pad_to: int | Unsaid | None = Unsaid.UNSAID,
+    text_pad_to: int | TextPadding | Unsaid | None = Unsaid.UNSAID,
     place: object,
 ) -> ModelConfig:
     """Our model of a config.json; `text_pad_to` is for weights that were not exported by us.

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.storage import WriteResult
 
-from dit.config import ModelConfig, ObjectiveName, Precision, RunConfig
+from dit.config import ModelConfig, ObjectiveName, Precision, RunConfig, TextPadding
 from dit.config.loading import save_config
 from dit.convert.atomic_folder import new_folder, split_work
 from dit.convert.diffusers_checkpoint import CONFIG, DiffusersFolder, in_groups, open_folder
@@ -56,7 +56,7 @@ def import_weights(
     hf_path: Path,
     target: Path,
     *,
-    text_pad_to: int | Unsaid | None = Unsaid.UNSAID,
+    text_pad_to: int | TextPadding | Unsaid | None = Unsaid.UNSAID,
     objective: Sequence[str] = (),
     projected_text: bool = False,
 ) -> Imported:
@@ -90,7 +90,7 @@ def found_model(
     source: DiffusersFolder,
     *,
     precision: Precision,
-    text_pad_to: int | Unsaid | None = Unsaid.UNSAID,
+    text_pad_to: int | TextPadding | Unsaid | None = Unsaid.UNSAID,
 ) -> ModelConfig:
     """The network of a folder; raises as `import_weights`."""
     place = source.path / CONFIG

@@ -113,7 +113,7 @@ def _sample(index: int, model: ModelConfig) -> LatentSample:
     ends = (end // p for end, p in zip(most, patch, strict=True))
     grid = [min(side, end) for side, end in zip(_GRIDS[index], ends, strict=True)]
     size = [side * p for side, p in zip(grid, patch, strict=True)]
-    caption = min(_CAPTIONS[index], model.text_pad_to or _CAPTIONS[index])
+    caption = min(_CAPTIONS[index], model.text_zeros_to or _CAPTIONS[index])
     return LatentSample(
         key=str(index),
         latent_CFHW=torch.randn(model.in_channels, *size, generator=rng),

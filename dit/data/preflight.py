@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from megatron.energon.epathlib import EPath
 
-from dit.config import RunConfig
+from dit.config import RunConfig, TextPadding
 from dit.data.cook import Expected, check_latent
 from dit.data.datasets import DatasetSplit, count_samples, shards_of, train_leaves, val_leaves
 from dit.data.rejections import REMEDIES, DataError, Reject, SampleRefused
@@ -31,6 +31,7 @@ _SHOWN = 5  # faults in a message
 CARD_VERSION = 1
 CARD = "dataset_card.json"
 _RESTORE = "restore it, or pack the data again"
+_KEPT = "keep"  # text_encoder.padding of a card: what data_prep --text_padding was told
 _SENSIBLE = 2**40  # more than any count in a card; torch cannot multiply larger sides
 
 
@@ -40,6 +41,7 @@ class Checked:
 
     samples: int
     shards: int
+    notes: tuple[str, ...] = ()  # lines for the start of the log
 
     def __str__(self) -> str:
         shards = "1 shard" if self.shards == 1 else f"{self.shards:,} shards"
@@ -53,15 +55,18 @@ def check_data(config: RunConfig) -> Checked:
         DataError: a folder, shard or index is missing or damaged, or the data do not fit the
             model; the message has the first faults of all that were found.
     """
-    leaves, faults = train_leaves(config), []
+    leaves, faults, notes = train_leaves(config), [], dict[str, None]()
     for leaf in dict.fromkeys([*leaves, *_validated(config)]):
-        if card := read_data_card(leaf):
+        card = read_data_card(leaf)
+        if card:
             faults += [f"{leaf.path / CARD}: {fault}" for fault in card_faults(card, config)]
+        notes |= dict.fromkeys(_about_padding(leaf, card or {}, config))
         faults += _shard_faults(leaf)
     if faults:
         raise DataError("\n  ".join([_head(len(faults)), *faults[:_SHOWN]]))
     counts = [count_samples(leaf) for leaf in leaves]
-    return Checked(samples=sum(counts), shards=sum(len(shards_of(leaf)) for leaf in leaves))
+    shards = sum(len(shards_of(leaf)) for leaf in leaves)
+    return Checked(samples=sum(counts), shards=shards, notes=tuple(notes))
 
 
 def data_line(config: RunConfig) -> str:
@@ -189,7 +194,60 @@ def card_faults(card: dict[str, Any], config: RunConfig) -> Iterator[str]:
             yield f"its {part}.{name} is {stored!r}, no whole number above 0; {_RESTORE}"
         elif stored not in (None, value):
             yield f"its {part}.{name} is {stored}, and {key}={value}; set {key}={stored}"
+    yield from _padding_faults(parts["text_encoder"], config)
     yield from _sizes(card, config)
+
+
+def _stored_padding(encoder: dict[str, Any]) -> bool | None:
+    """Whether texts have the states that their encoder makes of padding; None: nobody says.
+
+    Cards of data_prep say so where it is the case; a conversion may not know its encoder.
+    """
+    padding = encoder.get("padding")
+    if padding is None:
+        return None if encoder.get("name", "unknown") == "unknown" else False
+    return padding == _KEPT
+
+
+def _padding_faults(encoder: dict[str, Any], config: RunConfig) -> Iterator[str]:
+    wanted = config.model.text_pad_to
+    if encoder.get("padding") not in (None, _KEPT):
+        yield f"its text_encoder.padding is {encoder['padding']!r}, not {_KEPT!r}; {_RESTORE}"
+    elif wanted is TextPadding.STORED and _stored_padding(encoder) is False:
+        yield (
+            f"its texts end where their captions end, and model.text_pad_to={wanted} is of texts"
+            " with the padding of their encoder, which published weights attend to: pack the data"
+            " with --text_padding keep, or set model.text_pad_to=null, for networks of your own"
+        )
+    elif wanted is not TextPadding.STORED and _stored_padding(encoder):
+        shown = "null" if wanted is None else wanted
+        yield (
+            "its texts have the padding of their encoder (text_encoder.padding=keep), and"
+            f" model.text_pad_to={shown} is of texts that end where their captions end: set"
+            f" model.text_pad_to={TextPadding.STORED}, or pack the data with --text_padding trim"
+        )
+
+
+def _about_padding(leaf: DatasetSplit, card: dict[str, Any], config: RunConfig) -> Iterator[str]:
+    """A line on what the network attends to behind the captions of a dataset."""
+    if config.model.text_pad_to is not TextPadding.STORED:
+        if config.model.takes_stored_padding:
+            yield (
+                "captions without the padding of their encoder, as model.text_pad_to=null says;"
+                " published weights attend to it"
+            )
+        return
+    encoder = card.get("text_encoder", {})
+    if isinstance(encoder, dict) and _stored_padding(encoder):
+        yield (
+            f"captions with the padding of their encoder, {encoder.get('max_length')} rows each"
+            f" (model.text_pad_to={TextPadding.STORED})"
+        )
+    else:
+        yield (
+            f"model.text_pad_to={TextPadding.STORED}, and nothing in {leaf.path} says whether its"
+            " texts have the padding of their encoder: they are taken as they are"
+        )
 
 
 def _other_version(version: Any) -> str:

@@ -21,7 +21,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dit.config import CUSTOM_SIZE, ModelConfig, Problems, RunConfig
+from dit.config import CUSTOM_SIZE, ModelConfig, Problems, RunConfig, TextPadding
 from dit.config.checks import check
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class DiffusersForm:
     """What an export keeps in config.json that Diffusers has no place for."""
     unsupported: Callable[[Any], list[str]]
     """What of `config_keys` our network has no counterpart for, in words; not unknown keys."""
-    settings: Callable[[Any, Any, int | None], dict[str, Any]]
+    settings: Callable[[Any, Any, Any], dict[str, Any]]
     """(`config_keys`, `private_keys` if ours wrote them, text_pad_to) -> fields of the family."""
     inexpressible: Callable[[RunConfig], list[str]]
     """What of a run Diffusers' network has no counterpart for, in words."""
@@ -167,7 +167,7 @@ class DiffusersForm:
     """config.json of a run's network, without private keys."""
     private: Callable[[Any], dict[str, Any]]
     """The values of `private_keys`."""
-    text_pad_to: Callable[[Any], int | None]
+    text_pad_to: Callable[[Any], int | TextPadding | None]
     """`config_keys` -> `model.text_pad_to` of the published weights."""
     text_projection: FrozenTextProjection | None = None
     """None: no shards hold projected texts of the family."""

@@ -83,7 +83,7 @@ def open_checkpoint(
     path = _found(checkpoint_path, option="--checkpoint_path")
     config = on_layout(saved_config(path), options)
     low, boundary = _low_expert(config, options)
-    card = saved_card(path) or _card_of_pipeline(options)
+    card = saved_card(path) or _card_of_pipeline(options, config.model)
     if card is None:
         raise CheckpointError(
             f"{path} was trained without a text encoder (mock data, or shards without"
@@ -155,13 +155,16 @@ def _load_experts(
     return TwoExperts(above, below, boundary=boundary, offload=options.offload_experts)
 
 
-def _card_of_pipeline(options: LoadOptions) -> dict[str, Any] | None:
+def _card_of_pipeline(options: LoadOptions, model: ModelConfig) -> dict[str, Any] | None:
     """For a checkpoint without a card; None where `--t5_cache_dir` is no folder of a pipeline."""
     from dit.sampling.pipeline_card import card_of_pipeline
 
     if options.t5_cache_dir is None or not (Path(options.t5_cache_dir) / "vae").is_dir():
         return None
-    return card_of_pipeline(Path(options.t5_cache_dir))
+    from dit.config import TextPadding
+
+    stored = model.text_pad_to is TextPadding.STORED
+    return card_of_pipeline(Path(options.t5_cache_dir), stored_padding=stored)
 
 
 def on_layout(config: RunConfig, options: LoadOptions) -> RunConfig:

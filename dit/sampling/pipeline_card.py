@@ -10,26 +10,28 @@ from pathlib import Path
 from typing import Any
 
 from dit.codecs.dataset_card import FORMAT_VERSION, CodecError
-from dit.codecs.text import TEXT_ENCODERS
+from dit.codecs.text import TEXT_ENCODERS, EncoderPadding, TextEncoder
 from dit.codecs.vae import CODECS
 from dit.parsing import parse_json
 
 _PRECISION = {"text_encoder": "bfloat16", "vae": "float32"}  # as the pages of pipelines open them
 
 
-def card_of_pipeline(folder: Path) -> dict[str, Any]:
+def card_of_pipeline(folder: Path, *, stored_padding: bool = False) -> dict[str, Any]:
     """The card of data that were encoded with the text encoder and the VAE of a pipeline folder.
+
+    With `stored_padding` texts have what the encoder makes of padding, too.
 
     Raises:
         CodecError: the folder has none of the two, or there is no codec with both.
     """
     vae = _config(folder, "vae").get("_class_name")
-    (text, *_) = _config(folder, "text_encoder").get("architectures") or [None]
     for codec in CODECS.values():
-        encoder = TEXT_ENCODERS.get(getattr(codec, "text_encoder", ""))
-        if vae == getattr(codec, "vae", None) and text == getattr(encoder, "network", None):
+        encoder = TEXT_ENCODERS.get(codec.text_encoder)
+        if vae == getattr(codec, "vae", None) and encoder and _has(folder, encoder):
             break
     else:
+        text = _architecture(folder, "text_encoder")
         raise CodecError(
             f"{folder} has a VAE of class {vae} and a text encoder of class {text}, which no"
             f" processor has; known are {', '.join(CODECS)}"
@@ -45,6 +47,8 @@ def card_of_pipeline(folder: Path) -> dict[str, Any]:
     )
     reads: Any = encoder
     length = {"max_length": reads.default_length, "precision": _PRECISION["text_encoder"]}
+    if stored_padding:
+        length["padding"] = str(EncoderPadding.KEEP)
     return {
         "format_version": FORMAT_VERSION,
         "processor": {"name": made.name, **made.settings},
@@ -57,6 +61,18 @@ def card_of_pipeline(folder: Path) -> dict[str, Any]:
             "std": made.whitening.std,
         },
     }
+
+
+def _has(folder: Path, encoder: type[TextEncoder]) -> bool:
+    """Whether a pipeline has the network of an encoder: where there are two, of the main text."""
+    (part, _) = getattr(encoder, "subfolders", ("text_encoder", ""))
+    exists = (folder / part).is_dir()
+    return exists and _architecture(folder, part) == getattr(encoder, "network", None)
+
+
+def _architecture(folder: Path, part: str) -> str | None:
+    (found, *_) = _config(folder, part).get("architectures") or [None]
+    return found
 
 
 def _config(folder: Path, part: str) -> dict[str, Any]:

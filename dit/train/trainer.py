@@ -161,7 +161,7 @@ def _prepare(
     groups = process_groups()
     replica, ranks = Replica(groups), (groups.dp.rank(), groups.dp.size())
     # Data first: their errors show before anything is built or written.
-    from_first_rank(lambda: check_data(config))
+    notes += from_first_rank(lambda: check_data(config)).notes
     loader = None
     if replica.reads:
         loader = build_train_loader(config, rank=ranks[0], world_size=ranks[1])

@@ -15,7 +15,7 @@ from dit.codecs.dataset_card import CodecError, part_of_card
 from dit.codecs.dataset_encoder import Registry
 from dit.codecs.pretrained import ModelLocation
 from dit.codecs.text.byte_table import ByteTable
-from dit.codecs.text.encoder import TextEncoder
+from dit.codecs.text.encoder import EncoderPadding, TextEncoder
 from dit.codecs.text.families import (
     CosmosPredict25Text,
     CosmosText,
@@ -54,6 +54,7 @@ def text_encoder_of_card(
 __all__ = [
     "TEXT_ENCODERS",
     "ByteTable",
+    "EncoderPadding",
     "TextEncoder",
     "text_encoder_named",
     "text_encoder_of_card",

@@ -6,12 +6,20 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from argparse import Namespace
+from enum import StrEnum
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from dit.codecs.dataset_card import CodecError
 from dit.codecs.dataset_encoder import DatasetEncoder
+
+
+class EncoderPadding(StrEnum):
+    """What becomes of the states that an encoder without a mask has at its padding."""
+
+    TRIM = "trim"  # cut off: an embedding is as long as its caption
+    KEEP = "keep"  # stored, as the published networks attend to them
 
 
 class TextEncoder(DatasetEncoder):

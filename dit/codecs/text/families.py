@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from dit.codecs.dataset_card import CodecError
 from dit.codecs.pretrained import model_config_of
+from dit.codecs.text.encoder import EncoderPadding
 from dit.codecs.text.pretrained_encoder import (
     TEXT_DTYPE,
     MaskedTextEncoder,
@@ -57,15 +58,53 @@ class FluxText(PretrainedTextEncoder):
     network: ClassVar[str] = "T5EncoderModel"
     subfolders: ClassVar[tuple[str, str]] = ("text_encoder_2", "tokenizer_2")
     default_model: ClassVar[str] = "black-forest-labs/FLUX.1-dev"
+    options: ClassVar[frozenset[str]] = PretrainedTextEncoder.options | {"text_padding"}
+
+    padding: EncoderPadding = EncoderPadding.TRIM
+
+    @classmethod
+    def from_arguments(cls, args: Namespace) -> Self:
+        padding = EncoderPadding(getattr(args, "text_padding", EncoderPadding.TRIM))
+        return replace(super().from_arguments(args), padding=padding)
+
+    @classmethod
+    def from_settings(cls, settings: dict[str, Any]) -> Self:
+        padding = EncoderPadding(settings.get("padding", EncoderPadding.TRIM))
+        return replace(super().from_settings(settings), padding=padding)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        # Datasets of versions without the option were trimmed, and are continued.
+        kept = self.padding is EncoderPadding.KEEP
+        return super().settings | ({"padding": str(self.padding)} if kept else {})
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        rows, kept = f"{self.max_length} rows", self.padding is EncoderPadding.KEEP
+        if kept:
+            return (
+                f"texts keep the {rows} that T5 makes, those of padding too, as the published"
+                " networks attend to them: train with model.text_pad_to=stored",
+            )
+        return (
+            "texts end where their captions end, for networks of your own: published ones attend to"
+            f" T5's padding, too; give --text_padding keep to fine-tune them ({rows} a caption)",
+        )
+
+    def rows_of(self, caption: str) -> int:
+        kept = self.padding is EncoderPadding.KEEP
+        return self.max_length if kept else super().rows_of(caption)
 
     def embed(self, caption: str) -> dict[str, Tensor]:
         ids, mask = self.tokens(caption, "tokenizer_2", self.max_length)
-        # No mask: FLUX's pipeline lets T5 attend to the padding. Only the caption's part is kept.
-        states = self.load_network("T5EncoderModel", "text_encoder_2")(ids).last_hidden_state
+        # No mask: FLUX's pipeline lets T5 attend to the padding.
+        states_LE = self.load_network("T5EncoderModel", "text_encoder_2")(ids).last_hidden_state[0]
+        if self.padding is EncoderPadding.TRIM:
+            states_LE = states_LE[: int(mask.sum())]
         length = self.load_tokenizer("tokenizer").model_max_length
         ids, _ = self.tokens(caption, "tokenizer", length)
         pooled = self.load_network("CLIPTextModel", "text_encoder")(ids).pooler_output
-        return {"text": states[0, : int(mask.sum())], "pooled_text": pooled[0]}
+        return {"text": states_LE, "pooled_text": pooled[0]}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -133,12 +133,13 @@ def expected(kind: Any) -> str:
     if kind in simple:
         return simple[kind]
     if isinstance(kind, type) and issubclass(kind, Enum):
-        return "one of " + ", ".join(str(member.value) for member in kind)
+        values = [str(member.value) for member in kind]
+        return "one of " * (len(values) > 1) + ", ".join(values)
     if get_origin(kind) is tuple:
         return _expected_list(get_args(kind))
     parts = [part for part in get_args(kind) if part is not NoneType]
     if parts:
-        return f"{expected(parts[0])} or null"
+        return " or ".join([*map(expected, parts), "null"])
     return f"keys of {', '.join(hints(kind))}" if is_group(kind) else str(kind)
 
 

@@ -84,7 +84,7 @@ def _checked_once(
                 place = (name, *details["loc"])
                 found += _in_words(details, place, tree, origins, schema)
     if found:
-        return None, found
+        return None, list(dict.fromkeys(found))  # once, where a key may be of several types
     try:
         config = RunConfig(**groups)
         check_objective_inputs(config)
@@ -128,6 +128,8 @@ def _in_words(
     details: Any, place: Place, tree: dict[str, Any], origins: dict[str, str], schema: Schema
 ) -> list[tuple[Place, str]]:
     """One of pydantic's errors in our words; a group's own check may have several."""
+    if details["type"] != "missing":
+        place = _in_tree(place, tree)
     path = _key_path(place, schema)
     raised = details.get("ctx", {}).get("error")
     if isinstance(raised, Problems):
@@ -144,6 +146,17 @@ def dotted(place: Sequence[int | str]) -> str:
     """`dataset.mock_samples[0].width`."""
     parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
     return "".join(parts).lstrip(".")
+
+
+def _in_tree(place: Place, tree: dict[str, Any]) -> Place:
+    """A place without what pydantic adds where a key may be of several types: which one failed."""
+    for length, part in enumerate(place):
+        outer = _at(tree, place[:length])
+        if isinstance(outer, list) and isinstance(part, int):
+            continue
+        if not isinstance(outer, dict) or part not in outer:
+            return place[:length]
+    return place
 
 
 def _at(tree: Any, place: Place) -> Any:
