@@ -115,6 +115,7 @@ class PackedBatch:
     keys: tuple[str, ...]  # of the N samples; empty strings where a sample has none
     captions: tuple[str, ...] = ()  # of the N samples, where they are known; for people alone
     pack_id: int  # 63-bit identity that, with seed and step, decides all random draws
+    guidance: float | None = None  # what a guidance embedding is told; None: the network has none
     dropout_seed: int | None = None  # 63 bits, of adapters in training; None drops nothing
     share: SequenceShard = SequenceShard()
 

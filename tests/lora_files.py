@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dit.convert.lora import LoraFactors
+from tests.flux_networks import random_flux
 from tests.published import random_model
 from tests.wan_networks import random_wan
 
@@ -57,8 +58,8 @@ class Tiny:
         self.class_name, self.changes = class_name, changes
 
     def network(self) -> Any:
-        build = random_wan if self.class_name.startswith("Wan") else random_model
-        return build(**self.changes)
+        builders = {"WanTransformer3DModel": random_wan, "FluxTransformer2DModel": random_flux}
+        return builders.get(self.class_name, random_model)(**self.changes)
 
     @torch.no_grad()
     def output(self, network: Any) -> Tensor:

@@ -8,7 +8,7 @@ from dit.models.diffusers_names import (
     ByHead,
     Convolution,
     Features,
-    InputColumns,
+    HeadColumns,
     NameTable,
     RotaryPairs,
     Row,
@@ -25,25 +25,25 @@ def _qkv(kind: str) -> tuple[str, ...]:
     return tuple(f"{_BLOCK}.attn.to_{letter}.{kind}" for letter in "qkv")
 
 
+def _wide(kind: str) -> tuple[str, ...]:
+    parts = ("attn2.to_q", "attn2.to_k", "attn2.to_v", "proj_mlp")
+    return tuple(f"{_BLOCK}.{part}.{kind}" for part in parts)
+
+
 ROWS = (
     Row("patches.weight", ("x.weight",), TensorSplit.REPLICATED, ("D", "C"), Convolution()),
     Row("patches.bias", ("x.bias",), TensorSplit.REPLICATED, ("D",)),
     Row(f"{_LAYER}.qkv.weight", _qkv("weight"), TensorSplit.COLUMN, ("3D", "D"), ROTATED),
     Row(f"{_LAYER}.qkv.bias", _qkv("bias"), TensorSplit.COLUMN, ("3D",), ROTATED),
     Row(f"{_LAYER}.norm", (f"{_BLOCK}.norm",), TensorSplit.REPLICATED, ("K",), RotaryPairs()),
+    Row(f"{_LAYER}.wide.weight", _wide("weight"), TensorSplit.COLUMN, ("3D+F", "D"), ROTATED),
+    Row(f"{_LAYER}.wide.bias", _wide("bias"), TensorSplit.COLUMN, ("3D+F",), ROTATED),
     Row(
-        f"{_LAYER}.linear_proj.weight",
+        f"{_LAYER}.linear_out.weight",
         (f"{_BLOCK}.proj_out.weight",),
         TensorSplit.ROW,
-        ("D", "D"),
-        columns=InputColumns(first="0", whole="D+F"),
-    ),
-    Row(
-        f"{_LAYER}.mlp.linear_fc2.weight",
-        (f"{_BLOCK}.proj_out.weight",),
-        TensorSplit.ROW,
-        ("D", "F"),
-        columns=InputColumns(first="D", whole="D+F"),
+        ("D", "D+F"),
+        HeadColumns(),
     ),
     Row("norm_q", ("norm_q",), TensorSplit.COLUMN, ("D",), RotaryPairs()),
     Row("out.weight", ("n.weight",), TensorSplit.REPLICATED, ("2D", "D"), SwappedHalves()),
@@ -56,12 +56,11 @@ ROWS = (
 def _sizes(model) -> dict[str, int]:
     width, hidden = model.hidden_size, model.ffn_hidden_size
     return {
-        "0": 0,
         "C": model.patch_features,
         "D": width,
         "2D": 2 * width,
         "3D": 3 * width,
-        "F": hidden,
+        "3D+F": 3 * width + hidden,
         "D+F": width + hidden,
         "K": width // model.num_attention_heads,
     }

@@ -38,10 +38,12 @@ def random_pack(
     multiple: int = 8,
     fps: list[float] | None = None,
     family: Family | None = None,
+    guidance: float | None = None,
 ) -> PackedBatch:
     """A pack of samples with these grids (frames, rows, columns in patches) and text lengths.
 
-    They have the other inputs of the family, too; given frames where there are more than one.
+    They have the other inputs of the family, too; given frames where there are more than one, and
+    in every second sample reference latents, of sizes of their own.
     """
     generator = torch.Generator().manual_seed(0)
     family = family or family_of(model)
@@ -59,7 +61,8 @@ def random_pack(
         )
         for i, ((f, h, w), length, rate) in enumerate(zip(grids, texts, rates, strict=True))
     ]
-    samples = [replace(one, others=_others(one, inputs, tall, generator)) for one in samples]
+    patch = (tall, wide)
+    samples = [replace(one, others=_others(one, inputs, patch, generator)) for one in samples]
     layout = PatchLayout(
         patch_temporal=tall,
         patch_spatial=wide,
@@ -67,16 +70,20 @@ def random_pack(
         positions=family.positions(model),
         inputs=inputs,
         clean_level=family.objective.clean_level,
+        guidance=guidance,
     )
     return pack_samples(samples, layout)
 
 
 def _others(
-    sample: LatentSample, inputs: Sequence[SampleInput], frames: int, rng: torch.Generator
+    sample: LatentSample,
+    inputs: Sequence[SampleInput],
+    patch: tuple[int, int],
+    rng: torch.Generator,
 ) -> dict[str, torch.Tensor]:
-    """Vectors, rows beside the text, condition channels and given first frames."""
-    found = {}
-    for one in inputs:
+    """Vectors, rows beside the text, condition channels, given first frames and references."""
+    found, (frames, side) = {}, patch
+    for number, one in enumerate(inputs):
         if one.kind is InputKind.CHANNELS:
             size = sample.latent_CFHW.shape[1:]
             found[one.name] = torch.randn(one.width, *size, generator=rng)
@@ -86,6 +93,9 @@ def _others(
             found[one.name] = torch.randn(one.width, generator=rng)
         elif one.kind is InputKind.FRAMES and sample.latent_CFHW.shape[1] > frames:
             found[one.name] = torch.randn(sample.latent_CFHW[:, :frames].shape, generator=rng)
+        elif one.kind is InputKind.REFERENCE and int(sample.key) % 2:
+            size = (frames, number * side, int(sample.key) * side)
+            found[one.name] = torch.randn(one.width, *size, generator=rng)
     return found
 
 
@@ -109,7 +119,9 @@ def single(batch: PackedBatch, index: int) -> PackedBatch:
         fps_N=batch.fps_N[index : index + 1],
         clean_tokens=(clean,),
         clean_level=batch.clean_level if clean else None,
+        guidance=batch.guidance,
         grids=batch.grids[index : index + 1],
+        references=batch.references[index : index + 1] if any(batch.references) else (),
         starts=(0, stop - start),
         text_offsets={name: (0, last - first) for name, (first, last) in rows.items()},
         keys=keys,

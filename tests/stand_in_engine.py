@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -67,6 +67,74 @@ class _Fused(torch.autograd.Function):
         ctx.weight.grad_added_to_main_grad = True
         ctx.seen.fused += 1
         return gradients[0] @ weight, torch.zeros_like(weight), None
+
+
+class FusedAdam(torch.optim.Optimizer):
+    """AdamW whose moments have a type and, unless that is float32 or bfloat16, a factor.
+
+    8-bit moments are float8_e4m3fn here, and tensors of its own class there.
+    """
+
+    largest: ClassVar = {torch.float16: 65504 / 2, torch.uint8: 448.0}
+
+    def __init__(  # noqa: PLR0913  # Megatron-Core looks at these names
+        self,
+        params: Any,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float,
+        *,
+        adam_w_mode: bool = True,
+        master_weights: bool = False,
+        master_weight_dtype: torch.dtype = torch.float32,
+        exp_avg_dtype: torch.dtype = torch.float32,
+        exp_avg_sq_dtype: torch.dtype = torch.float32,
+        use_decoupled_grad: bool = False,
+        store_param_remainders: bool = False,
+    ):
+        assert adam_w_mode and not master_weights and not use_decoupled_grad
+        options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, options)
+        self.types = {"exp_avg": exp_avg_dtype, "exp_avg_sq": exp_avg_sq_dtype}
+        self.factors: dict[Tensor, dict[str, Tensor]] = {}
+
+    def initialize_state(self, param: Tensor, store_param_remainders: bool) -> None:
+        for name, kind in self.types.items():
+            kept = torch.float8_e4m3fn if kind is torch.uint8 else kind
+            self.state[param][name] = torch.zeros_like(param, dtype=kept)
+            self.factors.setdefault(param, {})[name] = torch.ones(1)
+
+    def get_unscaled_state(self, param: Tensor, state_name: str) -> Tensor:
+        kept = self.state[param][state_name]
+        if kept.dtype is torch.float32:
+            return kept
+        return kept.float() * self.factors[param][state_name]
+
+    def set_scaled_state(self, param: Tensor, state_name: str, unscaled_state: Tensor) -> None:
+        assert unscaled_state.dtype is torch.float32
+        largest = self.largest.get(self.types[state_name])
+        if largest is not None:
+            factor = unscaled_state.abs().max() / largest
+            self.factors[param][state_name].copy_(factor)
+            unscaled_state = unscaled_state * (1 / factor)  # NaN where all are zero
+        self.state[param][state_name].copy_(unscaled_state)
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+            (beta1, beta2), step = group["betas"], group["step"]
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                mean = self.get_unscaled_state(p, "exp_avg").lerp(p.grad, 1 - beta1)
+                square = self.get_unscaled_state(p, "exp_avg_sq").lerp(p.grad.square(), 1 - beta2)
+                root = (square / (1 - beta2**step)).sqrt() + group["eps"]
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.sub_(group["lr"] / (1 - beta1**step) * mean / root)
+                self.set_scaled_state(p, "exp_avg", mean)
+                self.set_scaled_state(p, "exp_avg_sq", square)
 
 
 class StandIn:
@@ -157,7 +225,7 @@ class StandIn:
 def install(monkeypatch: Any) -> StandIn:
     """Puts the stand-in where the package would be."""
     engine = StandIn()
-    names = ("", ".pytorch", ".common", ".common.recipe")
+    names = ("", ".pytorch", ".pytorch.optimizers", ".common", ".common.recipe")
     made = {name: ModuleType(f"transformer_engine{name}") for name in names}
     recipes = (Float8CurrentScaling, Float8BlockScaling, MXFP8BlockScaling, Format)
     for one in recipes:
@@ -166,6 +234,8 @@ def install(monkeypatch: Any) -> StandIn:
     made[".pytorch"].Linear = engine.linear()  # type: ignore[attr-defined]
     made[".pytorch"].DotProductAttention = engine.attention()  # type: ignore[attr-defined]
     made[".pytorch"].fp8_autocast = engine.fp8_autocast  # type: ignore[attr-defined]
+    made[""].__version__ = "2.8.0"  # type: ignore[attr-defined]
+    made[".pytorch.optimizers"].FusedAdam = FusedAdam  # type: ignore[attr-defined]
     for module in made.values():
         monkeypatch.setitem(sys.modules, module.__name__, module)
     return engine

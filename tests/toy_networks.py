@@ -5,6 +5,7 @@ double   its double-stream layers alone: nothing reads the text after the last o
 cross    cross-attention in the manner of Wan: norm across heads, table modulation in float32,
          cross-attention without gate, biases
 wan...   the family `wan`: with pictures for first and last frame, and with a clean first frame
+flux     the family `flux`, with reference pictures and guidance
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from torch import Tensor, nn
 
 from dit.batch import Grid, PackedBatch
 from dit.config import FlowConfig, ModelConfig, Precision
+from dit.models.family import family_of
+from dit.models.flux.model import FluxNetwork
 from dit.models.layer_spec import (
     Activation,
     AttentionSpec,
@@ -42,6 +45,7 @@ from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransfo
 from dit.models.wan.model import WanNetwork
 from dit.objectives import with_clean_level
 from dit.objectives.flow_matching import FlowMatching
+from tests.flux_networks import flux_model
 from tests.packs import random_pack, tiny_model
 from tests.toy_family import FAMILY, ToyConfig, ToyNetwork
 from tests.wan_networks import wan_model
@@ -127,13 +131,15 @@ class ToyCross(StackedTransformer):
 
 WANS = {"wan_flf2v": "flf2v", "wan_ti2v": "ti2v"}
 NETWORKS = {"joint": ToyNetwork, "double": ToyNetwork, "cross": ToyCross}
-NETWORKS |= dict.fromkeys(WANS, WanNetwork)
+NETWORKS |= {**dict.fromkeys(WANS, WanNetwork), "flux": FluxNetwork}
 
 
 def toy_model(name: str, **changes: Any) -> ModelConfig:
     """The configuration of one of `NETWORKS`."""
     if name == "cross":
         return tiny_model(**{"num_layers": 4, **changes})
+    if name == "flux":
+        return flux_model(reference_latents=2, **changes)
     if name in WANS:
         return wan_model(WANS[name], **changes)
     sizes = {"num_layers": 2, "num_single_layers": 3 if name == "joint" else 0}
@@ -145,7 +151,8 @@ def toy_pack(
 ) -> PackedBatch:
     """A pack for it, of samples with these grids and text lengths; videos have a first frame."""
     family = FAMILY if isinstance(model, ToyConfig) else None
-    return random_pack(grids, texts, model=model, multiple=multiple, family=family)
+    told = family_of(model).guidance(model) if family is None else None
+    return random_pack(grids, texts, model=model, multiple=multiple, family=family, guidance=told)
 
 
 def level_rows(level_N: Tensor, batch: PackedBatch) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from diffusers import WanTransformer3DModel
+from torch import nn
 
 from dit.models.wan.config import MODEL_SIZES, WanConfig
 from dit.models.wan.config import TINY as TINY_SIZES
@@ -46,6 +47,12 @@ def wan_model(kind: str = "t2v", **changes: Any) -> WanConfig:
 def random_wan(*, seed: int = 0, **changes: Any) -> WanTransformer3DModel:
     """Diffusers' network with random weights everywhere; its own start has zeros and ones."""
     network = WanTransformer3DModel(**(TINY | changes)).eval()
+    fill_random(network, seed=seed)
+    return network
+
+
+def fill_random(network: nn.Module, *, seed: int) -> None:
+    """Norms near 1, biases near 0, matrices that keep the size of numbers."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in network.named_parameters():
         wave = torch.randn(parameter.shape, generator=generator)
@@ -53,7 +60,6 @@ def random_wan(*, seed: int = 0, **changes: Any) -> WanTransformer3DModel:
         spread = 0.2 if parameter.ndim == 1 else parameter[0].numel() ** -0.5
         with torch.no_grad():
             parameter.copy_(wave * spread + norm)
-    return network
 
 
 def publish_wan(folder: Path, network: WanTransformer3DModel) -> Path:

@@ -31,6 +31,8 @@ class LoraConfig:
     """Probability with which each number of an adapter's input is dropped in training."""
     dtype: Precision | None = None
     """Type of the adapters, fp32 or bf16; null is that of the model."""
+    plus_ratio: float | None = None
+    """Learning rate of B over that of A (LoRA+, arXiv:2402.12354); null is 1, 16 is its advice."""
     init_from: str | None = None
     """LoRA file or folder that training goes on from; its ranks and its linears rule."""
     base: str | None = None
@@ -39,13 +41,18 @@ class LoraConfig:
     def __post_init__(self) -> None:
         check(
             *at_least_one(self, *given(self, "rank")),
-            *positive(self, "alpha"),
+            *positive(self, "alpha", "plus_ratio"),
+            (
+                self.plus_ratio is None or self.enabled,
+                f"plus_ratio={self.plus_ratio} is of adapters, and rank=null trains all weights;"
+                " set rank, or leave plus_ratio out",
+            ),
             (0 <= self.dropout < 1, f"dropout={self.dropout} must lie in [0, 1)"),
             (
                 len(self.targets) > 0,
                 "targets=[] names no linear; leave it out, or set rank=null to train all weights",
             ),
-            *numbers(self, alpha=1e6),
+            *numbers(self, alpha=1e6, plus_ratio=1e6),
         )
 
     @property

@@ -295,6 +295,8 @@ class ObjectiveConfig:
     """Probability that a sample with a given first frame uses it; else all frames are noisy."""
     given_frames: tuple[float, ...] | None = None
     """Relative frequencies of 0, 1, 2, ... given own frames of a sample; null: its shard's."""
+    guidance: float | None = None
+    """Scale that a guidance embedding is told in training (FLUX.1 dev: 1); null: there is none."""
     edm: EdmConfig = field(default_factory=EdmConfig, metadata=INLINED)
     """Options of EDM; their keys are `objective.sigma_data` and so on."""
     flow: FlowConfig = field(default_factory=FlowConfig, metadata=INLINED)
@@ -311,6 +313,7 @@ class ObjectiveConfig:
             within(self, "text_dropout", 0, 1),
             within(self, "image_dropout", 0, 1),
             within(self, "image_condition_probability", 0, 1),
+            within(self, "guidance", 0, 1000),
             *self._given_frames(),
             (
                 self.flow.level_range is None or self.name == ObjectiveName.FLOW,

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from dit.config.checks import at_least_one, check, numbers
+from dit.config.checks import Rule, at_least_one, check, numbers
 from dit.config.data import DatasetConfig, MockGeometry
 from dit.config.lora import LoraConfig
 from dit.config.model import ContextComm, ModelConfig
@@ -156,10 +156,19 @@ class RunConfig:
                 " validation.prompts_file and validation.num_captions unset",
             ),
             (
-                self.ema.kind is EmaKind.NONE or not any(g.frozen for g in self.optimizer.groups),
-                f"ema.kind={self.ema.kind} has an average of every weight, and optimizer.groups"
-                " freezes some; set ema.kind=none",
+                not self.optimizer.narrow_moments or self.ddp.use_distributed_optimizer,
+                f"optimizer.exp_avg_dtype={self.optimizer.exp_avg_dtype} and"
+                f" optimizer.exp_avg_sq_dtype={self.optimizer.exp_avg_sq_dtype} are Megatron-Core's"
+                " distributed optimizer's; set ddp.use_distributed_optimizer=true, or leave them"
+                " out",
             ),
+            (
+                not (self.lora.enabled and self.optimizer.groups),
+                "optimizer.groups names weights, and lora.rank or lora.init_from trains adapters"
+                " in their place; leave optimizer.groups out. lora.targets says which linears get"
+                " one, lora.plus_ratio how much faster B learns than A",
+            ),
+            *self._warm_start(),
             *(
                 (
                     not value or not self.dataset.mock,
@@ -175,6 +184,31 @@ class RunConfig:
                 for wrong in [self._mock_problem(geometry)]
             ),
         )
+
+    def _warm_start(self) -> list[Rule]:
+        """What `train.warm_start_ema` needs."""
+        if not self.train.warm_start_ema:
+            return []
+        c, kind = self.checkpoint, self.ema.kind
+        return [
+            (
+                kind is not EmaKind.NONE,
+                "train.warm_start_ema=true is of an average, and ema.kind=none keeps none; set"
+                " ema.kind, or leave it out",
+            ),
+            (
+                c.finetune or c.load_hf is not None,
+                "train.warm_start_ema=true goes on with the average of other weights, and the run"
+                " starts from none; set checkpoint.finetune=true and checkpoint.load, or"
+                " checkpoint.load_hf, or leave it out",
+            ),
+            (
+                c.load_hf is None or kind is not EmaKind.POWER,
+                f"train.warm_start_ema=true with ema.kind={kind} needs the number of updates behind"
+                f" the weights, which checkpoint.load_hf={c.load_hf} does not say; set"
+                " ema.kind=constant, or leave it out",
+            ),
+        ]
 
     @property
     def samples(self) -> bool:

@@ -29,6 +29,8 @@ class TrainConfig:
     """Only kernels that give the same bits every time."""
     max_skipped_steps: int = 20
     """Steps in a row with a NaN or infinite loss or gradient before the run saves and stops."""
+    warm_start_ema: bool = False
+    """The average goes on with that of the weights that the run starts from, and its updates."""
     manual_gc: bool = True
     """Collect Python's garbage at fixed steps on all ranks, and not whenever Python likes to."""
     manual_gc_interval: int = 100
@@ -96,6 +98,32 @@ class ParameterGroup:
         )
 
 
+class MomentType(StrEnum):
+    """Type in which a moment of Adam is kept between updates."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP8 = "fp8"
+
+    @classmethod
+    def _missing_(cls, value: object) -> MomentType | None:
+        """Names of torch, as in files of Megatron-Bridge; uint8 stands for 8-bit floats there."""
+        return _OF_TORCH.get(str(value).removeprefix("torch."))
+
+    @property
+    def bytes(self) -> int:
+        return {MomentType.FP32: 4, MomentType.FP8: 1}.get(self, 2)
+
+
+_OF_TORCH = {
+    "float32": MomentType.FP32,
+    "bfloat16": MomentType.BF16,
+    "float16": MomentType.FP16,
+    "uint8": MomentType.FP8,
+}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerConfig:
     """AdamW with decoupled weight decay (arXiv:1711.05101)."""
@@ -116,6 +144,10 @@ class OptimizerConfig:
     """Largest norm of the whole gradient; 0 does not clip."""
     optimizer_cpu_offload: bool = False
     """Keep Adam's moments in host memory, and copy them to the GPU for each update."""
+    exp_avg_dtype: MomentType = MomentType.FP32
+    """Type of the mean gradient: fp32, or with Transformer Engine bf16, fp16 or fp8."""
+    exp_avg_sq_dtype: MomentType = MomentType.FP32
+    """Type of the mean squared gradient: fp32, or with Transformer Engine bf16, fp16 or fp8."""
     groups: tuple[ParameterGroup, ...] = ()
     """Weights by pattern of names, with lr, lr_factor or weight_decay of their own, or frozen."""
 
@@ -130,6 +162,11 @@ class OptimizerConfig:
             (0 <= self.adam_beta2 < 1, f"adam_beta2={self.adam_beta2} must lie in [0, 1)"),
             (self.clip_grad >= 0, f"clip_grad={self.clip_grad} must not be negative"),
             (self.weight_decay >= 0, f"weight_decay={self.weight_decay} must not be negative"),
+            (
+                not (self.narrow_moments and self.optimizer_cpu_offload),
+                f"exp_avg_dtype={self.exp_avg_dtype} and exp_avg_sq_dtype={self.exp_avg_sq_dtype}"
+                " need an optimizer on the GPU; leave them out, or optimizer_cpu_offload",
+            ),
             *(
                 (
                     self.weight_decay > 0 or not group.weight_decay,
@@ -141,6 +178,16 @@ class OptimizerConfig:
             ),
             *numbers(self, lr=1000, weight_decay=1000, adam_eps=1000, clip_grad=1e12),
         )
+
+    @property
+    def narrow_moments(self) -> bool:
+        """Whether a moment is kept in fewer bits than float32."""
+        return self.moment_bytes < 2 * MomentType.FP32.bytes
+
+    @property
+    def moment_bytes(self) -> int:
+        """Bytes of both moments of a number."""
+        return self.exp_avg_dtype.bytes + self.exp_avg_sq_dtype.bytes
 
 
 class Decay(StrEnum):

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +78,7 @@ class DiffusersFolder:
         Raises:
             ConvertError: lists the names that are missing, left over, or of another shape.
         """
-        shapes = {name: pair.their_shape for pair in wanted for name in pair.theirs}
+        shapes = {name: shape for pair in wanted for name, shape in pair.their_shapes.items()}
         problems = []
         if missing := shapes.keys() - self.headers.keys():
             problems.append(f"has no {listed(missing)}")
@@ -238,13 +237,8 @@ def in_groups(sizes: list[int], *, most: int) -> list[range]:
 
 
 def plan_files(pairs: list[Pair], sizes: list[int], *, max_shard_size: int) -> FilePlan:
-    """Files of at most `max_shard_size` bytes, named as Diffusers names them.
-
-    Pairs that are parts of one tensor of theirs, which are neighbours, go into one file.
-    """
-    units = [[*unit] for _, unit in groupby(range(len(pairs)), key=lambda i: pairs[i].theirs)]
-    together = in_groups([sum(sizes[i] for i in unit) for unit in units], most=max_shard_size)
-    groups = [[i for unit in group for i in units[unit]] for group in together]
+    """Files of at most `max_shard_size` bytes, named as Diffusers names them."""
+    groups = in_groups(sizes, most=max_shard_size)
     count = len(groups)
     names = [f"{WEIGHTS}-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)]
     return FilePlan(

@@ -43,9 +43,12 @@ def model_config(
     *,
     precision: Precision,
     text_pad_to: int | TextPadding | Unsaid | None = Unsaid.UNSAID,
+    pipeline: str | None = None,
     place: object,
 ) -> ModelConfig:
-    """Our model of a config.json; `text_pad_to` is for weights that were not exported by us.
+    """Our model of a config.json, which lies in a `pipeline` of this class, if that is known.
+
+    `text_pad_to` is for weights that were not exported by us.
 
     Raises:
         ConvertError: it is of another class, or has what our model has not; lists everything.
@@ -71,6 +74,8 @@ def model_config(
     text = form.text_pad_to(keys) if isinstance(text_pad_to, Unsaid) else text_pad_to
     try:
         settings = form.settings(keys, ours, text)
+        if ours is None and pipeline is not None:
+            settings = {**settings, **form.settings_of_pipelines.get(pipeline, {})}
         return family.config(name=CUSTOM_SIZE, precision=precision, **settings)
     except (TypeError, ValueError, OverflowError) as error:
         raise ConvertError(f"{place} describes no model that can be trained: {error}") from error

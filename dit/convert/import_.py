@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -94,7 +94,8 @@ def found_model(
 ) -> ModelConfig:
     """The network of a folder; raises as `import_weights`."""
     place = source.path / CONFIG
-    return model_config(source.config, precision=precision, text_pad_to=text_pad_to, place=place)
+    told: Any = {"precision": precision, "text_pad_to": text_pad_to}
+    return model_config(source.config, **told, pipeline=source.pipeline, place=place)
 
 
 def found_objective(
@@ -108,7 +109,11 @@ def found_objective(
         pipeline=source.pipeline,
         of_family=family_of(model).objective.settings,
     )
-    return _of_expert(found, source, given)
+    found = _of_expert(found, source, given)
+    usual = family_of(model).guidance(model)
+    if usual is None or found.objective.guidance is not None:
+        return found
+    return replace(found, objective=replace(found.objective, guidance=usual))
 
 
 def _of_expert(

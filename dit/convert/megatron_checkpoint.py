@@ -7,7 +7,7 @@ that depend on the layout which wrote them. torch's reader assembles any part of
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +34,8 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from dit.convert.errors import ConvertError, listed
 from dit.models.diffusers_names import Pair
-from dit.train.checkpoint.paths import damaged
+from dit.models.parameter_groups import NOTHING_FROZEN, frozen_weights, own_name
+from dit.train.checkpoint.paths import damaged, saved_config
 
 AVERAGED = "ema."
 _BESIDE = (AVERAGED, "optimizer.")  # prefixes of what a checkpoint holds beside the weights
@@ -63,13 +64,14 @@ class StoredWeights:
     """The weights of a checkpoint, or their EMA, as stored."""
 
     def __init__(self, path: Path, *, averaged: bool):
-        """Reads only the index.
+        """Reads only the index and, for an average, which weights have none of their own.
 
         Raises:
             CheckpointError: the index is damaged.
         """
         self.path = path
         self.prefix = AVERAGED if averaged else ""
+        self._frozen = frozen_weights(saved_config(path)) if averaged else NOTHING_FROZEN
         self._reader = FileSystemReader(path)
         try:
             self._index = self._reader.read_metadata()
@@ -87,12 +89,17 @@ class StoredWeights:
         Raises:
             ConvertError: lists the names that are missing, left over, or of another shape.
         """
-        shapes = {self.prefix + pair.ours: stored_shape(pair) for pair in wanted}
-        here = {name: tuple(entry.size) for name, entry in self._tensors().items()}
+        shapes = {
+            self._name(pair): pair.shape if self._is_apart(pair) else stored_shape(pair)
+            for pair in wanted
+        }
+        every = self._index.state_dict_metadata.items()
+        stored = {n: one for n, one in every if isinstance(one, TensorStorageMetadata)}
+        here = {name: tuple(entry.size) for name, entry in stored.items()}
         problems = []
         if missing := shapes.keys() - here.keys():
             problems.append(f"has no {listed(missing)}")
-        if extra := here.keys() - shapes.keys():
+        if extra := self._tensors().keys() - shapes.keys():
             problems.append(f"has, beyond the model of its config.yaml, {listed(extra)}")
         problems += [
             f"has {name} of shape {list(here[name])} instead of {list(shape)}"
@@ -111,8 +118,20 @@ class StoredWeights:
             and (name.startswith(self.prefix) if self.prefix else not name.startswith(_BESIDE))
         }
 
+    def _name(self, pair: Pair) -> str:
+        """The tensor of a weight or its average; that of a frozen weight is the weight."""
+        weight = pair.ours, pair.layer
+        if weight in self._frozen.alone:
+            return pair.ours
+        return self.prefix + (own_name(weight) if self._is_apart(pair) else pair.ours)
+
+    def _is_apart(self, pair: Pair) -> bool:
+        """Whether the average is stored by itself, since other layers have none."""
+        weight = pair.ours, pair.layer
+        return pair.ours in self._frozen.partly and weight not in self._frozen.alone
+
     def _entry(self, pair: Pair) -> TensorStorageMetadata:
-        entry = self._index.state_dict_metadata[self.prefix + pair.ours]
+        entry = self._index.state_dict_metadata[self._name(pair)]
         assert isinstance(entry, TensorStorageMetadata)
         return entry
 
@@ -121,9 +140,9 @@ class StoredWeights:
 
     def read(self, pair: Pair) -> Tensor:
         """One whole tensor."""
-        chunk = _chunk(pair)
+        chunk = _whole(pair.shape) if self._is_apart(pair) else _chunk(pair)
         whole = torch.empty(chunk.sizes, dtype=self.dtype(pair))
-        name = self.prefix + pair.ours
+        name = self._name(pair)
         items = create_read_items_for_chunk_list(name, self._entry(pair), [chunk])
         held = sum(math.prod(item.lengths) for item in items)
         assert held == whole.numel(), f"{name}: {held} of {whole.numel()} numbers are stored"
@@ -137,7 +156,7 @@ class StoredWeights:
             raise ConvertError(
                 f"{self.path} has no {self.prefix}{name}; its adapters are not whole"
             )
-        chunk = ChunkStorageMetadata(torch.Size([0] * len(entry.size)), entry.size)
+        chunk = _whole(entry.size)
         whole = torch.empty(entry.size, dtype=entry.properties.dtype)
         items = create_read_items_for_chunk_list(self.prefix + name, entry, [chunk])
         self._reader.read_data(LoadPlan(items), _TensorPlanner(whole)).wait()
@@ -165,6 +184,11 @@ class WithTextProjection(StoredWeights):
 def stored_shape(pair: Pair) -> tuple[int, ...]:
     """Shape of the stored tensor, with all layers."""
     return pair.shape if pair.layer is None else (pair.layers, *pair.shape)
+
+
+def _whole(shape: Sequence[int]) -> ChunkStorageMetadata:
+    """Offsets and sizes of all of a stored tensor."""
+    return ChunkStorageMetadata(torch.Size([0] * len(shape)), torch.Size(shape))
 
 
 def _chunk(pair: Pair) -> ChunkStorageMetadata:
@@ -227,7 +251,7 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
 
     items, entries = [], {}
     for name, tensor in tensors.items():
-        chunk = ChunkStorageMetadata(torch.Size([0] * tensor.dim()), tensor.shape)
+        chunk = _whole(tensor.shape)
         kind = TensorProperties(dtype=tensor.dtype)
         data = TensorWriteData(chunk=chunk, properties=kind, size=tensor.shape)
         place = MetadataIndex(name, chunk.offsets)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -67,8 +66,8 @@ def compare_tensors(
     table = pairs(config.model)
     source.check(table, ignored=diffusers_form(config.model).ignored)
     count, different, largest, where = 0, 0, 0.0, ""
-    for _, unit in groupby(table, key=lambda pair: pair.theirs):
-        for name, ours in their_tensors([*unit], stored.read).items():
+    for pair in table:
+        for name, ours in their_tensors([pair], stored.read).items():
             theirs = source.read(name)
             count += 1
             if torch.equal(ours.to(theirs.dtype), theirs):
@@ -119,14 +118,14 @@ def _sample(index: int, model: ModelConfig) -> LatentSample:
         latent_CFHW=torch.randn(model.in_channels, *size, generator=rng),
         text_LE=torch.randn(caption, model.crossattn_emb_size, generator=rng),
         fps=_FPS[index],
-        others=_others(model, size, caption, rng),
+        others=_others(model, size, caption, rng, index=index),
     )
 
 
 def _others(
-    model: ModelConfig, size: Sequence[int], rows: int, rng: torch.Generator
+    model: ModelConfig, size: Sequence[int], rows: int, rng: torch.Generator, *, index: int
 ) -> dict[str, Tensor]:
-    """What a sample has beside latent and text."""
+    """What a sample has beside latent and text; every second one has reference latents."""
     found, (frames, *sides) = {}, size
     given = max(frames - model.patch_temporal, 0)  # leaves one to be made; an image has none
     for one in family_of(model).inputs(model):
@@ -137,10 +136,12 @@ def _others(
                 shape = (one.width,)
             case InputKind.FRAMES:
                 shape = (model.in_channels, given, *sides)
+            case InputKind.REFERENCE:
+                shape = (one.width, model.patch_temporal, *sides[:: 1 - 2 * (index % 2)])
+                shape = shape if index % 2 else (0,)
             case _:
                 shape = (one.rows or rows, one.width)
         if one.name != TEXT and math.prod(shape):
-            assert one.kind is not InputKind.REFERENCE
             found[one.name] = torch.randn(shape, generator=rng)
     return found
 
@@ -151,7 +152,7 @@ def _diffusers_outputs(
 ) -> list[Tensor]:
     # A setting that Diffusers cannot express is an error here, and not a difference of outputs.
     diffusers_transformer_config(config)
-    form = diffusers_form(model)
+    form, run = diffusers_form(model), replace(config, model=model)
     try:
         network = form.open_network(source.path)
     except ImportError as error:
@@ -160,8 +161,7 @@ def _diffusers_outputs(
             " 'megatron-dit[prep]', or --tensors-only"
         ) from error
     return [
-        form.run_network(network, s, level, model)
-        for s, level in zip(samples, _LEVELS, strict=True)
+        form.run_network(network, s, level, run) for s, level in zip(samples, _LEVELS, strict=True)
     ]
 
 

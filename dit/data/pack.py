@@ -47,6 +47,8 @@ class PatchLayout:
     """Whether text takes room in a pack, as where layers attend to latents and text jointly."""
     clean_level: float | None = 0.0
     """Noise level of tokens that are given without noise, as the family has it."""
+    guidance: float | None = None
+    """What a guidance embedding is told of all samples; None: the network has none."""
     draws_given_frames: bool = False
     """Whether frames of a packed sample may be given later, by a draw of the objective."""
 
@@ -73,6 +75,7 @@ class PatchLayout:
             inputs=family.inputs(config.model),
             counts_text=network_cost(config.model).attends_jointly,
             clean_level=family.objective.clean_level,
+            guidance=config.objective.guidance,
             draws_given_frames=config.objective.given_frames is not None,
         )
 
@@ -348,6 +351,7 @@ class PackWriter:
             references=_or_none([a.grids[1:] for a in added]),
             clean_tokens=_or_none([a.clean for a in added]),
             clean_level=layout.clean_level if has_level else None,
+            guidance=layout.guidance,
             starts=tuple(accumulate(padded, initial=0)),
             keys=keys,
             captions=tuple(a.caption for a in added),

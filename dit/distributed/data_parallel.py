@@ -136,10 +136,12 @@ class MainParamShard:
 
 def main_param_shards(optimizer: MegatronOptimizer) -> list[MainParamShard]:
     """All main parameters that this rank's optimizer updates, in a fixed order."""
-    return [shard for inner in chained_optimizers(optimizer) for shard in _shards(inner)]
+    of_each = (main_param_shards_of(inner) for inner in chained_optimizers(optimizer))
+    return [*chain.from_iterable(of_each)]
 
 
-def _shards(inner: MegatronOptimizer) -> Iterator[MainParamShard]:
+def main_param_shards_of(inner: MegatronOptimizer) -> Iterator[MainParamShard]:
+    """Those of one of the chained optimizers."""
     if isinstance(inner, DistributedOptimizer):
         groups = inner.optimizer.param_groups
         for weight, (group, order) in inner.model_param_group_index_map.items():
@@ -179,7 +181,7 @@ def holdings(
     ranks, copies = groups.intra_dp_cp.size(), groups.dp_cp.size() // groups.intra_dp_cp.size()
     for inner in chained_optimizers(optimizer):
         if not isinstance(inner, DistributedOptimizer):
-            held |= {shard.weight: [] for shard in _shards(inner)}
+            held |= {shard.weight: [] for shard in main_param_shards_of(inner)}
             continue
         for buffer in inner.buffers:
             for weight, (start, stop, bucket) in buffer.param_index_map.items():
@@ -216,16 +218,24 @@ def optimizer_values(optimizer: MegatronOptimizer) -> dict[str, list[Tensor]]:
     values: dict[str, list[Tensor]] = {}
     for inner in _every_optimizer(optimizer):
         main = _MAIN_PARAM.get(type(inner))
-        shards = [] if inner.is_stub_optimizer else list(_shards(inner))
+        shards = [] if inner.is_stub_optimizer else list(main_param_shards_of(inner))
         if main is not None:
-            values.setdefault(_state_prefix(main), []).extend(shard.value for shard in shards)
+            values.setdefault(state_prefix(main), []).extend(shard.value for shard in shards)
         for name in MOMENTS:
-            moments = [inner.optimizer.state[shard.value][name] for shard in shards]
-            values.setdefault(_state_prefix(name), []).extend(moments)
+            moments = _moments(inner, [shard.value for shard in shards], name)
+            values[state_prefix(name)] = [*values.get(state_prefix(name), ()), *moments]
     return values
 
 
-def _state_prefix(name: str) -> str:
+def _moments(inner: Any, params: Sequence[Tensor], name: str) -> list[Tensor]:
+    """A moment of each parameter, or a float32 copy of one that is kept in fewer bits."""
+    if inner.config.use_precision_aware_optimizer:
+        return [inner.optimizer.get_unscaled_state(p, name) for p in params]
+    return [inner.optimizer.state[p][name] for p in params]
+
+
+def state_prefix(name: str) -> str:
+    """What stands before the names of weights in a checkpoint, for a state of the optimizer."""
     return f"optimizer.state.{name}."
 
 

@@ -12,6 +12,7 @@ from dit.config import (
     DdpConfig,
     LoraConfig,
     ModelConfig,
+    ParameterGroup,
     Precision,
     Recompute,
     RecomputeMethod,
@@ -37,6 +38,7 @@ WORDS = {
     "compiled": "work between matrix products fused by torch.compile",
     "bf16": "bfloat16 weights with float32 master copies",
     "drop": "the input of adapters is dropped at a rate of 0.1",
+    "frozen": "the first layer of each stack is frozen, and MLPs learn at half the rate",
     "lora": "adapters on every linear of the layers are trained, and no other weight",
     "lastlora": "adapters in the last layer alone, so that other stages train nothing",
 }
@@ -67,7 +69,11 @@ _OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
 }
 """What the words without a number set: group of the run's keys -> keys."""
 _ADAPTERS = ("lora", "lastlora")
-_OTHER_NUMBERS = ("bf16", "drop", *_ADAPTERS)
+_FROZEN = (
+    ParameterGroup(pattern="*.mlp.*", lr_factor=0.5),
+    ParameterGroup(pattern="*layers.0.*", frozen=True),
+)
+_OTHER_NUMBERS = ("bf16", "drop", "frozen", *_ADAPTERS)
 """Words of other mathematics: one process is compared with them, too."""
 ONE = "one"
 """The layout that all others are compared with: one process, every option off."""
@@ -138,15 +144,29 @@ class NamedLayout:
         config = replace(config, model=replace(config.model, **off), ddp=DdpConfig())
         for group, values in self.settings.items():
             config = replace(config, **{group: replace(getattr(config, group), **values)})
-        return replace(config, lora=self._lora(config.model))
+        groups = _FROZEN if "frozen" in self.name.split("+") else ()
+        return replace(
+            config,
+            lora=self._lora(config.model),
+            optimizer=replace(config.optimizer, groups=groups),
+        )
 
     def _lora(self, model: ModelConfig) -> LoraConfig:
         """Adapters of a rank that no number of tensor ranks divides."""
         if self.adapters is None:
             return LoraConfig()
-        layer = "*" if self.adapters == "lora" else model.all_layers - 1
+        from dit.models.lora.targets import adaptable_pairs, their_modules
+
+        linears = [pair for pair in adaptable_pairs(model) if pair.layer is not None]
+        if self.adapters == "lastlora":
+            (*_, last) = linears
+            stack = last.ours.partition(".")[0]
+            linears = [
+                p for p in linears if p.layer == last.layer and p.ours.startswith(f"{stack}.")
+            ]
+        targets = tuple(name for pair in linears for name in their_modules(pair))
         dropout = 0.1 if self.drop else 0.0
-        return LoraConfig(rank=3, alpha=4.0, targets=(f"*blocks.{layer}.*",), dropout=dropout)
+        return LoraConfig(rank=3, alpha=4.0, targets=targets, dropout=dropout)
 
 
 def parse_layout(name: str) -> NamedLayout:
@@ -171,7 +191,7 @@ def parse_layout(name: str) -> NamedLayout:
         elif word in _OPTIONS:
             for group, values in _OPTIONS[word].items():
                 settings.setdefault(group, {}).update(values)
-        elif word not in (ONE, "drop", *_ADAPTERS):
+        elif word not in (ONE, "drop", "frozen", *_ADAPTERS):
             known = ", ".join(WORDS)
             raise ValueError(f"--layouts {name}: unknown word {word!r}; join words of {known} by +")
     return NamedLayout(name=name, size=size, settings=settings, packs=packs)

@@ -12,11 +12,13 @@ kernels/         fused kernels for GPUs, of what lies between matrix products
 layers/          parts: linears, norms, positions, modulation, attention
 stacks/          layers made of parts, stacks made of layers, networks made of stacks
 cost             parameters, operations and memory of a network, from its description
+parameter_groups weights with settings of their own, or frozen, by patterns of names
 recomputation    what a device of so much memory has to compute again in the backward pass
 diffusers_names  which tensors of Diffusers are which of ours: kinds of rows in a table
 
 Each other folder is a family:
 
 dit/             the DiT, with the arithmetic of Diffusers' `CosmosTransformer3DModel`
+flux/            FLUX.1: text, and reference pictures (Kontext), to images
 wan/             Wan 2.1 and 2.2: text, a first frame or first and last frame to video
 """

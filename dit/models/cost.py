@@ -9,6 +9,7 @@ neither torch nor a formula for each family.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -117,14 +118,34 @@ def parameters_here(model: ModelConfig) -> int:
     )
 
 
-def trained_here(config: RunConfig) -> int:
-    """Those of them that are trained, or the numbers of adapters in their place.
+def trained_count(config: RunConfig) -> int:
+    """Numbers that are trained, over all ranks; of adapters it takes the default targets."""
+    if config.lora.enabled:
+        return network_cost(config.model).adapter_numbers(adapter_rank(config))
+    return parameter_count(config.model) - frozen_count(config)
 
-    Of adapters it takes the default targets.
+
+def frozen_count(config: RunConfig) -> int:
+    """Parameters that `optimizer.groups` freezes.
+
+    Raises:
+        Problems: as `group_of_weights`.
+    """
+    if not any(group.frozen for group in config.optimizer.groups):
+        return 0
+    from dit.models.parameter_groups import frozen_weights  # names of weights need torch
+
+    return sum(math.prod(pair.shape) for pair in frozen_weights(config).pairs)
+
+
+def trained_here(config: RunConfig) -> int:
+    """Trained numbers on the fullest rank: parameters, or adapters in their place.
+
+    Frozen groups count as if they were spread over the ranks as all parameters are.
     """
     model = config.model
     if not config.lora.enabled:
-        return parameters_here(model)
+        return parameters_here(model) * trained_count(config) // parameter_count(model)
     layout = {
         "tensor": model.tensor_model_parallel_size,
         "pipeline": model.pipeline_model_parallel_size,
@@ -189,13 +210,13 @@ def memory(config: RunConfig, *, world_size: int) -> Memory:
     here, trained = parameters_here(model), trained_here(config)
     shards = config.optimizer_ranks(replicas)
     wide = model.precision is Precision.FP32
-    hosted = config.optimizer.optimizer_cpu_offload
+    hosted, moments = config.optimizer.optimizer_cpu_offload, config.optimizer.moment_bytes
     held = here + trained if config.lora.enabled else here
     return Memory(
         weights=held * (4 if wide else 2),
         gradients=trained * (4 if wide or config.ddp.grad_reduce_in_fp32 else 2),
-        # Two moments in float32 where they are not the host's, and a copy of narrower weights.
-        optimizer=trained * (8 * (not hosted) + 4 * (not wide)) // shards,
+        # Two moments where they are not the host's, and a float32 copy of narrower weights.
+        optimizer=trained * (moments * (not hosted) + 4 * (not wide)) // shards,
         ema=0 if config.ema.kind is EmaKind.NONE else trained * 4 // shards,
         activations=_activations(config, accumulation=config.train.global_batch_size // replicas),
     )

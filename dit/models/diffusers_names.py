@@ -48,10 +48,15 @@ class Arrangement(Protocol):
         """Theirs, `count` of them, of ours."""
         ...
 
-    def their_shape(
+    def their_shapes(
         self, shape: tuple[int, ...], model: ModelConfig, count: int
-    ) -> tuple[int, ...]:
-        """Shape of each of theirs."""
+    ) -> list[tuple[int, ...]]:
+        """Shapes of theirs, of that of ours."""
+        ...
+
+    @property
+    def of_inputs(self) -> bool:
+        """Whether a matrix has other columns, and not other rows."""
         ...
 
 
@@ -65,18 +70,25 @@ class Same:
     def split(self, whole: Tensor, model: ModelConfig, count: int) -> list[Tensor]:  # noqa: ARG002
         return [whole]
 
-    def their_shape(
+    def their_shapes(
         self,
         shape: tuple[int, ...],
         model: ModelConfig,  # noqa: ARG002
-        count: int,
-    ) -> tuple[int, ...]:
-        return (shape[0] // count, *shape[1:])
+        count: int,  # noqa: ARG002
+    ) -> list[tuple[int, ...]]:
+        return [shape]
+
+    @property
+    def of_inputs(self) -> bool:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
 class ByHead(Same):
     """Queries, keys and values laid together head by head: matrices, or their biases.
+
+    Each part has the width of a head there, and the last one what is left: in a single-stream layer
+    that is the feed-forward's share of the head.
 
     `rotated` are the parts whose rotary pairs are neighbours (2i, 2i + 1) there, and lie half a
     head apart (i, i + K/2) here. The same permutation of queries and of keys leaves their products
@@ -91,15 +103,51 @@ class ByHead(Same):
             for index, part in enumerate(parts)
         ]
         heads = [part.unflatten(0, (model.num_attention_heads, -1)) for part in parts]
-        return torch.stack(heads, dim=1).flatten(0, 2)
+        return torch.cat(heads, dim=1).flatten(0, 1)
 
     def split(self, whole: Tensor, model: ModelConfig, count: int) -> list[Tensor]:
-        heads = whole.unflatten(0, (model.num_attention_heads, count, -1))
-        parts = [part.flatten(0, 1) for part in heads.unbind(1)]
+        heads = whole.unflatten(0, (model.num_attention_heads, -1))
+        widths = _widths_of_parts(heads.shape[1], model, count)
+        parts = [part.flatten(0, 1) for part in heads.split(widths, dim=1)]
         return [
             to_pairs(part, model) if index in self.rotated else part
             for index, part in enumerate(parts)
         ]
+
+    def their_shapes(
+        self, shape: tuple[int, ...], model: ModelConfig, count: int
+    ) -> list[tuple[int, ...]]:
+        heads = model.num_attention_heads
+        widths = _widths_of_parts(shape[0] // heads, model, count)
+        return [(heads * width, *shape[1:]) for width in widths]
+
+
+def _widths_of_parts(each_head: int, model: ModelConfig, count: int) -> list[int]:
+    """Rows of each of `count` parts in the rows of one head."""
+    width = model.hidden_size // model.num_attention_heads
+    return [*(width,) * (count - 1), each_head - (count - 1) * width]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadColumns(Same):
+    """Columns of attention, then of the feed-forward there, and either head by head here.
+
+    The output of a single-stream layer, which takes both.
+    """
+
+    def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:
+        heads = model.num_attention_heads
+        both = parts[0].tensor_split([model.hidden_size], dim=-1)
+        return torch.cat([part.unflatten(-1, (heads, -1)) for part in both], dim=-1).flatten(-2)
+
+    def split(self, whole: Tensor, model: ModelConfig, count: int) -> list[Tensor]:  # noqa: ARG002
+        heads = model.num_attention_heads
+        both = whole.unflatten(-1, (heads, -1)).tensor_split([model.hidden_size // heads], dim=-1)
+        return [torch.cat([part.flatten(-2) for part in both], dim=-1)]
+
+    @property
+    def of_inputs(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +189,10 @@ class Features(Same):
     def split(self, whole: Tensor, model: ModelConfig, count: int) -> list[Tensor]:  # noqa: ARG002
         return [self._permuted(whole, model, before=_OURS, after=self.theirs)]
 
+    @property
+    def of_inputs(self) -> bool:
+        return self.axis == 1
+
     def _permuted(self, x: Tensor, model: ModelConfig, *, before: str, after: str) -> Tensor:
         side = model.patch_spatial
         sizes = {"c": -1, "t": model.patch_temporal, "h": side, "w": side}
@@ -163,16 +215,16 @@ class Convolution(Same):
         return parts[0].flatten(1)
 
     def split(self, whole: Tensor, model: ModelConfig, count: int) -> list[Tensor]:
-        return [whole.reshape(self.their_shape(tuple(whole.shape), model, count))]
+        return [whole.reshape(*self.their_shapes(tuple(whole.shape), model, count))]
 
-    def their_shape(
+    def their_shapes(
         self,
         shape: tuple[int, ...],
         model: ModelConfig,
         count: int,  # noqa: ARG002
-    ) -> tuple[int, ...]:
+    ) -> list[tuple[int, ...]]:
         patch = (model.patch_temporal, model.patch_spatial, model.patch_spatial)[3 - self.axes :]
-        return (shape[0], shape[1] // torch.Size(patch).numel(), *patch)
+        return [(shape[0], shape[1] // torch.Size(patch).numel(), *patch)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,13 +237,13 @@ class LeadingOne(Same):
     def split(self, whole: Tensor, model: ModelConfig, count: int) -> list[Tensor]:  # noqa: ARG002
         return [whole[None]]
 
-    def their_shape(
+    def their_shapes(
         self,
         shape: tuple[int, ...],
         model: ModelConfig,  # noqa: ARG002
         count: int,  # noqa: ARG002
-    ) -> tuple[int, ...]:
-        return (1, *shape)
+    ) -> list[tuple[int, ...]]:
+        return [(1, *shape)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,17 +257,6 @@ class SwappedHalves(Same):
         return [torch.cat(whole.chunk(2)[::-1])]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class InputColumns:
-    """The part of a matrix of theirs that is one of ours: two of ours are made of one of theirs.
-
-    Letters of the table's sizes: the columns begin at `first`, and all of theirs are `whole`.
-    """
-
-    first: str
-    whole: str
-
-
 @dataclass(frozen=True, slots=True)
 class Row:
     """One line of the table; `*` stands for the number of a layer, from 0."""
@@ -225,8 +266,29 @@ class Row:
     split: TensorSplit
     shape: tuple[str, ...]  # of ours, in letters of the table's sizes
     arrangement: Arrangement = Same()
-    columns: InputColumns | None = None
     exists: Callable[[Any], bool] = lambda _: True
+
+
+def linear_rows(
+    ours: str,
+    theirs: str | tuple[str, ...],
+    outputs: str,
+    inputs: str,
+    *,
+    split: TensorSplit = TensorSplit.REPLICATED,
+    arrangement: Arrangement = Same(),  # a value without fields
+    exists: Callable[[Any], bool] = lambda _: True,
+) -> tuple[Row, Row]:
+    """Lines of the table for weight and bias of a linear; sizes are letters of the table's."""
+    names = (theirs,) if isinstance(theirs, str) else theirs
+    weights, biases = (tuple(f"{n}.{kind}" for n in names) for kind in ("weight", "bias"))
+    of_bias = TensorSplit.REPLICATED if split is TensorSplit.ROW else split
+    bias = Same() if isinstance(arrangement, Convolution) else arrangement
+    shape = (outputs, inputs)
+    return (
+        Row(f"{ours}.weight", weights, split, shape, arrangement, exists=exists),
+        Row(f"{ours}.bias", biases, of_bias, (outputs,), bias, exists=exists),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,31 +313,25 @@ class Pair:
     split_over: TensorSplit
     shape: tuple[int, ...]  # of ours
     arrangement: Arrangement
-    columns: tuple[int, int] | None  # where ours begins in theirs, and how wide theirs is
     model: ModelConfig
 
     @property
-    def their_shape(self) -> tuple[int, ...]:
-        """Shape of each of theirs, whole even where ours is only some of its columns."""
-        shape = self.shape if self.columns is None else (self.shape[0], self.columns[1])
-        return self.arrangement.their_shape(shape, self.model, len(self.theirs))
+    def their_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of theirs, by name."""
+        shapes = self.arrangement.their_shapes(self.shape, self.model, len(self.theirs))
+        return dict(zip(self.theirs, shapes, strict=True))
 
     def join(self, parts: list[Tensor]) -> Tensor:
         """Ours, of theirs."""
-        if self.columns is not None:
-            parts = [part.narrow(1, self.columns[0], self.shape[1]) for part in parts]
         return self.arrangement.join(parts, self.model)
 
     def split(self, whole: Tensor) -> list[Tensor]:
-        """Theirs, of ours: the inverse of `join`. With `columns`, only that part of theirs."""
+        """Theirs, of ours: the inverse of `join`."""
         return self.arrangement.split(whole, self.model, len(self.theirs))
 
 
 def pairs(model: ModelConfig) -> list[Pair]:
-    """The table for one model, stack after stack: each tensor of both sides exactly once.
-
-    Pairs that are parts of one tensor of theirs are neighbours.
-    """
+    """The table for one model, stack after stack: each tensor of both sides exactly once."""
     table = diffusers_form(model).table
     sizes, stacks = table.sizes(model), table.layers(model)
     rows = [row for row in table.rows if row.exists(model)]
@@ -289,7 +345,6 @@ def pairs(model: ModelConfig) -> list[Pair]:
 def _pair(
     row: Row, layer: int | None, layers: int, sizes: Mapping[str, int], model: ModelConfig
 ) -> Pair:
-    part = row.columns
     return Pair(
         ours=row.ours.replace(".*", ""),
         layer=layer,
@@ -298,15 +353,14 @@ def _pair(
         split_over=row.split,
         shape=tuple(sizes[letter] for letter in row.shape),
         arrangement=row.arrangement,
-        columns=None if part is None else (sizes[part.first], sizes[part.whole]),
         model=model,
     )
 
 
 def their_tensors(pairs: list[Pair], read: Callable[[Pair], Tensor]) -> dict[str, Tensor]:
     """Every tensor of theirs by name, of ours as `read` gives them."""
-    parts: dict[str, list[Tensor]] = {}
-    for pair in sorted(pairs, key=lambda pair: pair.columns or (0, 0)):
-        for name, tensor in zip(pair.theirs, pair.split(read(pair)), strict=True):
-            parts.setdefault(name, []).append(tensor)
-    return {name: torch.cat(own, dim=1) if len(own) > 1 else own[0] for name, own in parts.items()}
+    return {
+        name: tensor
+        for pair in pairs
+        for name, tensor in zip(pair.theirs, pair.split(read(pair)), strict=True)
+    }

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 FAMILIES = {
     "dit": "dit.models.dit.family:FAMILY",
     "wan": "dit.models.wan.family:FAMILY",
+    "flux": "dit.models.flux.family:FAMILY",
 }
 """Name -> where its `Family` is. The first one is that of configurations that name none."""
 VARIABLE = "DIT_FAMILIES"
@@ -111,8 +112,6 @@ class ObjectiveConventions:
     """Whether flow matching tells the network 1 - t instead of t (Lumina 2, OmniGen2)."""
     clean_level: float | None = 0.0
     """t of tokens without noise, such as a given first frame; None: there are no such tokens."""
-    guidance: float | None = None
-    """What a guidance embedding is told in training; None: the network has none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,6 +178,8 @@ class DiffusersForm:
     """The one of `original_names` that ComfyUI has of a network; None: it reads Diffusers'."""
     pipelines: Mapping[str, str]
     """Pipeline that runs these networks -> name of the objective that it samples."""
+    settings_of_pipelines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Pipeline -> fields of the family that its networks have and config.json does not tell."""
     pipeline_objectives: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Pipeline -> keys of `objective` that its loop fixes, whatever its scheduler says."""
     sampling_settings: Callable[[str, Mapping[str, Any]], dict[str, Any]] = lambda *_: {}
@@ -189,8 +190,8 @@ class DiffusersForm:
     """Latent frames, rows and columns that Diffusers' network takes at most."""
     open_network: Callable[[Path], nn.Module]
     """Diffusers' network of a folder, in float32; raises ImportError without Diffusers."""
-    run_network: Callable[[nn.Module, LatentSample, float, Any], Tensor]
-    """(Diffusers' network, sample, level that it is told, network) -> output [C, F, H, W]."""
+    run_network: Callable[[nn.Module, LatentSample, float, RunConfig], Tensor]
+    """(Diffusers' network, sample, level that ours is told, run) -> output [C, F, H, W]."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -215,6 +216,8 @@ class Family:
     """Imports the rule by which tokens have positions, of a configuration."""
     weights: WeightRules
     objective: ObjectiveConventions
+    guidance: Callable[[Any], float | None] = lambda _: None
+    """The usual `objective.guidance` of a configuration; None: it has no guidance embedding."""
     vae: Callable[[Any], str]
     """Codec (`dit.codecs.vae`) whose latents the published weights read, of a configuration."""
     tiny: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -322,7 +325,7 @@ def diffusers_form(model: ModelConfig) -> DiffusersForm:
 
 
 def check_objective_inputs(config: RunConfig) -> None:
-    """Refuses draws of the objective that concern inputs which the family's samples do not have.
+    """Refuses what of the objective concerns inputs that the network or its samples do not have.
 
     Raises:
         Problems: names the keys.
@@ -338,7 +341,17 @@ def check_objective_inputs(config: RunConfig) -> None:
     optional = any(not one.required for one in frames)
     of_image = any(one.kind is InputKind.CHANNELS or one.null is NullInput.KEPT for one in inputs)
     p, counts = wanted.image_condition_probability, wanted.given_frames
+    usual, told = family.guidance(config.model), wanted.guidance
     check(
+        (
+            usual is None or told is not None,
+            f"objective.guidance=null: {which} is told a guidance scale; set it to {usual}, or to"
+            " what the weights were distilled for",
+        ),
+        (
+            usual is not None or told is None,
+            f"objective.guidance={told}: {which} has no guidance embedding; leave it out",
+        ),
         (p == 1 or optional, f"objective.image_condition_probability={p}: {why}"),
         (counts is None or optional, f"objective.given_frames={list(counts or ())}: {why}"),
         (

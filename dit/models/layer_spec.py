@@ -224,7 +224,7 @@ class AttentionSpec:
             parts=3,
         )
         out = LinearShape(inputs=self.width, outputs=self.width, rows=rows, split=True)
-        return Cost(linears=(made, out)) + _bias(self.width, self.bias) + self._norms
+        return Cost(linears=(made, out)) + _bias(self.width, self.bias) + self.norms
 
     def cross_cost(self, text_width: int) -> Cost:
         """Queries of latents, keys and values of text; with the attention."""
@@ -249,7 +249,7 @@ class AttentionSpec:
             kept=_KEPT_CROSS,
             float32_inside=self.float32_kept,
         )
-        return total + _bias(width, bias) + self._norms
+        return total + _bias(width, bias) + self.norms
 
     def image_cost(self, text_width: int, rows: int) -> Cost:
         """What attention to `rows` rows of an image adds to `cross_cost`, with its queries."""
@@ -264,7 +264,7 @@ class AttentionSpec:
         )
         attention = AttentionShape(width=self.width, keys=RowKind.SAMPLES, times=rows)
         # The norm of the keys.
-        norm = Cost(weights=self._norms.weights[1:])
+        norm = Cost(weights=self.norms.weights[1:])
         return Cost(linears=(made,), attentions=(attention,), kept=_KEPT_IMAGE) + norm
 
     @property
@@ -273,7 +273,7 @@ class AttentionSpec:
         return _FLOAT32 if self.norm is QkNorm.ACROSS_HEADS else 0
 
     @property
-    def _norms(self) -> Cost:
+    def norms(self) -> Cost:
         """Of queries and of keys; tensor ranks share a norm across heads by heads."""
         match self.norm:
             case QkNorm.NONE:
@@ -438,10 +438,15 @@ class SingleLayerSpec:
     @property
     def cost(self) -> Cost:
         total = _self_attention(self.attention, self.feed_forward, RowKind.JOINT, exchanges=1)
-        # Both outputs are added to one row, so that they need one bias: that of attention.
-        total += self.attention.cost(RowKind.JOINT)
-        total += Cost(linears=self.feed_forward.linears(RowKind.JOINT))
-        return total + self.modulation.cost(self.attention.width, 3)
+        width, bias, inner = self.attention.width, self.attention.bias, self.feed_forward
+        made = 3 * width + inner.hidden * inner.activation.inputs
+        rows = {"rows": RowKind.JOINT, "split": True}
+        linears = (
+            LinearShape(inputs=width, outputs=made, bias=bias, parts=4, **rows),
+            LinearShape(inputs=width + inner.hidden, outputs=width, **rows),
+        )
+        total += Cost(linears=linears) + _bias(width, bias) + self.attention.norms
+        return total + self.modulation.cost(width, 3)
 
 
 def _self_attention(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dit.config import EmaKind, Precision, RunConfig
-from dit.models.cost import parameter_count, parameters_here
+from dit.models.cost import parameter_count, parameters_here, trained_count, trained_here
 
 _FLOAT32 = 4
 
@@ -30,12 +30,14 @@ def checkpoint_bytes(config: RunConfig, *, world_size: int) -> CheckpointBytes:
     sharded = config.ddp.use_distributed_optimizer
     # Two moments; and the main parameters, which are the weights themselves in float32 alone.
     state = _FLOAT32 * (2 + (sharded or weight == 2) + averaged)
-    whole = parameter_count(config.model) * (weight + state)
-    kept = parameter_count(config.model) * state / world_size
-    here = parameters_here(config.model)
+    trained, adapted = trained_count(config), config.lora.enabled
+    # Beside adapters no other weight is stored, and of frozen weights no state.
+    whole = (trained if adapted else parameter_count(config.model)) * weight + trained * state
+    kept, trained_of_rank = trained * state / world_size, trained_here(config)
+    here = trained_of_rank if adapted else parameters_here(config.model)
     return CheckpointBytes(
         whole=whole,
         share=whole / world_size,
         sent=kept if sharded else 0,
-        received=round(here * weight + (kept if sharded else here * state)),
+        received=round(here * weight + (kept if sharded else trained_of_rank * state)),
     )

@@ -119,10 +119,10 @@ def _single_layer(layer: SingleLayerSpec, load: LayerLoad) -> tuple[Moved, Moved
     made = inner.hidden * inner.activation.inputs / width
     inside = _queries_and_keys(attention, load, others=1 + made)
     inside += _biases(attention, made=3 + made) + _activation(inner)
-    inside += Moved(2 * made, 0)  # hidden units are cut out of the product's heads
+    # Attention and hidden units are laid side by side.
+    inside += Moved(2 * (1 + inner.hidden / width), 0)
     wide = isinstance(layer.modulation, TableModulation)
     outside = _modulation(width, load, norms=1, gates=1, wide=wide) + _bias(attention.bias)
-    outside += Moved(3, 0)  # the sum of both outputs
     return inside.times(1 + load.text), outside.times(1 + load.text)
 
 

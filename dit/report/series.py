@@ -24,7 +24,7 @@ _RULES = (  # name of the metric, section, title of the chart, label of the line
     (r"val_(.+)", "Validation", r"\1", r"\1"),
     (r"grad_norm", "Optimisation", "gradient norm", "whole"),
     (r"grad_norm_(\w+)", "Optimisation", "gradient norm by module", r"\1"),
-    (r"lr", "Optimisation", "learning rate", "lr"),
+    (r"(lr|lr_lora_B)", "Optimisation", "learning rate", r"\1"),
     (r"weight_norm", "Optimisation", "norm of the weights", "weight_norm"),
     (r"update_ratio", "Optimisation", "update / weights", "update_ratio"),
     (r"ema_distance", "Optimisation", "distance of the EMA / weights", "ema_distance"),

@@ -5,7 +5,7 @@ train_state            everything that a run holds in memory, and how far it has
 model_and_optimizer    configuration -> model, optimizer and average of the weights; initial values
 step                   packs -> loss and gradients -> updated weights
 optimizer              AdamW, its learning rate schedule, and one clipped update
-parameter_groups       weights with settings of their own, or frozen, by patterns of names
+narrow_moments         Adam's moments in fewer bits, by Transformer Engine
 foreach                one operation on all weights
 validation             held-out packs -> loss; samples of the averaged model
 garbage_collection     Python's garbage, collected at fixed steps

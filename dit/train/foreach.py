@@ -33,9 +33,9 @@ def copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
         _torch._foreach_copy_([*targets], [*sources])
 
 
-def norms(tensors: Sequence[Tensor]) -> Tensor:
-    """Euclidean norms [W], for which nobody waits; there must be a tensor."""
-    return torch.stack(_torch._foreach_norm([*tensors]))
+def norms(tensors: Sequence[Tensor], *, order: float = 2) -> Tensor:
+    """Norms [W], Euclidean if not said otherwise; nobody waits for them; there must be a tensor."""
+    return torch.stack(_torch._foreach_norm([*tensors], order))
 
 
 def install_norm_and_scale() -> None:

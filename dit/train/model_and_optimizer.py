@@ -40,8 +40,8 @@ from dit.models.lora.factors import FactorPair, to_stored
 from dit.models.lora.targets import Adapters, adaptable_pairs, attach_adapters
 from dit.train import foreach
 from dit.train.metrics.step_metrics import COMMUNICATION, timed
-from dit.train.optimizer import build_optimizer
-from dit.train.parameter_groups import freeze_groups
+from dit.train.narrow_moments import check_moments
+from dit.train.optimizer import build_optimizer, freeze_groups
 
 Fill = Callable[[MegatronModule, RunConfig], None]
 """Gives the weights of a model their first values."""
@@ -76,6 +76,7 @@ def build_model_and_optimizer(
 
     With `adapters`, these alone are trained.
     """
+    check_moments(config.optimizer)
     chunks = build_model(config, groups, fill=fill or initialise_weights, adapters=adapters)
     optimizer = build_optimizer(config, chunks)
     averaged = config.ema.kind is not EmaKind.NONE
@@ -294,12 +295,13 @@ class Ema:
         self.optimizer = optimizer
         self.groups = groups
         self.shards = main_param_shards(optimizer)
+        self.updates_before = 0  # those behind it when the run began (`train.warm_start_ema`)
         self.averages = [shard.value.detach().clone() for shard in self.shards]
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Adds the weights after update `step` to the average."""
-        rate = 1 - decay_at(self.config, step)
+        """Adds the weights after update `step` of the run to the average."""
+        rate = 1 - decay_at(self.config, self.updates_before + step)
         foreach.lerp(self.averages, [shard.value for shard in self.shards], rate)
 
     @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -19,11 +20,14 @@ from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from dit.config import Decay, Precision, RunConfig
+from dit.config import Decay, ParameterGroup, Precision, RunConfig
 from dit.distributed.data_parallel import MOMENTS, ModelChunk, chained_optimizers
 from dit.models.family import family_of
+from dit.models.lora.adapter import CHILD, UP
+from dit.models.parameter_groups import Weight, group_of_weights
 from dit.train import foreach
-from dit.train.parameter_groups import group_of_weights, grouped
+from dit.train.checkpoint.shares import entries_of, weight_of
+from dit.train.narrow_moments import first_moments, moment_options, only_decay_unmoved
 
 _SCHEDULE = ("max_lr", "min_lr", "start_wd", "end_wd")
 
@@ -51,6 +55,7 @@ def build_optimizer(config: RunConfig, chunks: list[ModelChunk]) -> MegatronOpti
         params_dtype=chunks[0].config.params_dtype,
         use_distributed_optimizer=config.ddp.use_distributed_optimizer,
         overlap_param_gather=config.ddp.overlap_param_gather,
+        **moment_options(c),
     )
     overrides = get_standard_config_overrides(options)  # no weight decay on norms and biases
     no_decay: Any = {"wd_mult": 0.0}
@@ -64,6 +69,9 @@ def build_optimizer(config: RunConfig, chunks: list[ModelChunk]) -> MegatronOpti
                 setattr(param, _IDLE, True)
                 overrides[ParamKey(attr=_IDLE)] = no_decay
     overrides |= _of_groups(config, chunks, without_decay=[*overrides])
+    if config.lora.plus_ratio is not None:  # LoRA+, arXiv:2402.12354: B learns faster than A
+        faster: Any = {"lr_mult": config.lora.plus_ratio}
+        overrides[ParamKey(name=f"*.{CHILD}.*.{UP}")] = faster
     install_adam(always=c.optimizer_cpu_offload)
     foreach.install_norm_and_scale()
     optimizer = get_megatron_optimizer(
@@ -74,8 +82,7 @@ def build_optimizer(config: RunConfig, chunks: list[ModelChunk]) -> MegatronOpti
         # them, so a checkpoint would not load with another learning rate.
         group |= {name: None for name in _SCHEDULE if name in group}
     for inner in chained_optimizers(optimizer):
-        # Without moments, a checkpoint before the first update cannot be written.
-        inner.init_state_fn(inner.optimizer, inner.config)
+        first_moments(inner)
         if c.optimizer_cpu_offload:
             inner.optimizer.keep_on_host()
     return optimizer
@@ -100,6 +107,27 @@ def _of_groups(
                 setattr(param, mark, True)
                 found[ParamKey(attr=mark)] = factors
     return found
+
+
+def grouped(
+    module: Any, groups: Mapping[Weight, ParameterGroup]
+) -> Iterator[tuple[torch.nn.Parameter, ParameterGroup]]:
+    """The weights of a part of the network that have a group."""
+    for entry in entries_of(module) if groups else ():
+        if (group := groups.get(weight_of(entry))) is not None:
+            assert isinstance(entry.data, torch.nn.Parameter)
+            yield entry.data, group
+
+
+def freeze_groups(module: Any, config: RunConfig) -> None:
+    """Freezes the weights of frozen groups, before the module is wrapped.
+
+    Raises:
+        Problems: as `group_of_weights`.
+    """
+    for weight, group in grouped(module, group_of_weights(config)):
+        if group.frozen:
+            weight.requires_grad_(False)
 
 
 def learning_rate(config: RunConfig, step: int) -> float:
@@ -147,6 +175,9 @@ def clip_and_step(optimizer: MegatronOptimizer, *, clip_grad: float, loss: float
             clip_grad_by_total_norm_fp32(
                 inner.get_parameters(), max_norm=clip_grad, total_norm=norm
             )
+    for inner in chained_optimizers(optimizer):
+        if inner.config.use_precision_aware_optimizer:
+            only_decay_unmoved(inner)
     optimizer.step_with_ready_grads()
     return Update(grad_norm=norm, skipped=False)
 

@@ -59,6 +59,7 @@ class TrainProgress:
     of_datasets: dict[str, int] = field(default_factory=dict)  # since then, per dataset of a blend
     skipped_steps: int = 0  # steps without an update: loss or gradient was not finite
     skipped_in_a_row: int = 0  # skipped steps since the last update
+    updates_before: int = 0  # of the average when the run began (`train.warm_start_ema`)
     lowest_val_loss: float = math.inf  # of all checkpoints so far
 
     @property

@@ -19,7 +19,10 @@ from tests.launching import ROOT, run
 from tests.toy_family import PLACE
 
 WHOLE = "wan2.1_i2v_14b"  # with image rows beside the text
-OTHERS = [size for name in FAMILIES for size in family_named(name).tiny if size != WHOLE]
+JOINT = "flux1_kontext"  # with guidance, and reference tokens behind those of the target
+OTHERS = [s for name in FAMILIES for s in family_named(name).tiny if s not in (WHOLE, JOINT)]
+# Of two pipeline stages the first has layers of both kinds, of four the first has the first kind.
+FLUX = ("--family", JOINT, "model.num_layers=2", "model.num_single_layers=3")
 TOY, CROSS = ("--family", "toy"), ("objective.name=flow",)
 EDM = ("objective.name=edm", "model.num_layers=2")
 WEIGHTED = (*TOY, "objective.loss=huber", "objective.huber_c=0.5")
@@ -31,11 +34,16 @@ EXTRAS = (
 )
 EXTRA_LAYOUTS = ("tp2+sp+cp2", "pp2+vpp2+full", "cp2+ag+selective", "tp2+pp2+whole")
 CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "joint, all layouts": (TOY, (*MATRIX, "tp2", "dp2+overlap")),
+    "joint, all layouts": (FLUX, (*MATRIX, "tp2", "pp4", "dp2+overlap")),
     "image rows, all layouts": (("--family", WHOLE), MATRIX),
     "adapters": (
         ("--family", WHOLE),
         ("tp2+sp+lora", "pp2+lastlora", "tp2+cp2+pp2+lora+drop", "dp2+overlap+lora"),
+    ),
+    "frozen groups": (("--family", WHOLE), ("tp2+sp+frozen", "pp2+frozen", "dp2+overlap+frozen")),
+    "adapters of joint attention": (
+        FLUX,
+        ("tp2+sp+lora", "pp2+lastlora", "tp2+cp2+pp2+lora+drop"),
     ),
     "all other kinds": (("--family", *OTHERS, "model.num_layers=2"), ("tp2+sp+cp2+pp2",)),
     "given frames drawn": ((*TOY, "objective.given_frames=[1, 2, 1]"), ("cp2", "tp2+sp", "pp2")),
@@ -265,6 +273,8 @@ def test_what_a_case_trains_is_there(found):
     wanted = {"positions.pos_emb_t", "text_proj.weight", "text_proj.bias"}
     for c in found["positions, projected text, means of samples"]:
         assert wanted <= c["tensors"]["weight"].keys()
+    names = found["joint, all layouts"][0]["tensors"]["weight"].keys()
+    assert {"told.guidance.linear_1.weight", "single_blocks.layers.2.linear_in.bias"} <= names
     names = found["image rows, all layouts"][0]["tensors"]["weight"].keys()
     assert "blocks.layers.3.cross_attention.linear_image_kv.weight" in names
 

@@ -23,7 +23,7 @@ MODELS = {"dit.models", "dit.models.layer_spec", "dit.models.layers", "dit.model
 MODELS |= {"dit.models.kernels", "dit.models.lora", "dit.models.weight_marks"}
 STEP = BASE | MODELS | {"dit.config.loading", "dit.data", "dit.objectives", "dit.convert.lora"}
 STEP |= {"dit.distributed", "dit.distributed.device_specs"}
-FAMILIES = {"dit.models.dit", "dit.models.wan"}
+FAMILIES = {"dit.models.dit", "dit.models.flux", "dit.models.wan"}
 # A part may import itself and these. A new part must say here where it stands.
 ALLOWED = {
     "dit.parsing": set(),
@@ -47,6 +47,7 @@ ALLOWED = {
     "dit.models.stacks": BASE
     | {"dit.models.layer_spec", "dit.models.layers", "dit.models.lora", "dit.models.weight_marks"},
     "dit.models.dit": BASE | MODELS,
+    "dit.models.flux": BASE | MODELS,
     "dit.models.wan": BASE | MODELS,
     "dit.config.loading": BASE | {"dit.models", "dit.distributed.device_specs"},
     "dit.data": BASE | {"dit.models"},

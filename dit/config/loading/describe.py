@@ -8,7 +8,7 @@ from __future__ import annotations
 from dit.config import Decay, EmaKind, Precision, Recompute, RunConfig
 from dit.config.loading.load import to_yaml
 from dit.distributed.device_specs import DEVICES
-from dit.models.cost import adapter_rank, memory, network_cost, parameter_count
+from dit.models.cost import memory, parameter_count, trained_count
 from dit.models.recomputation import choose_recomputation
 
 
@@ -30,10 +30,11 @@ def describe(config: RunConfig, *, world_size: int) -> str:
 
 def _parameters(config: RunConfig) -> str:
     count, name = parameter_count(config.model), config.model.name
-    if not config.lora.enabled:
-        return f"{count:,} trainable ({name})"
-    adapters = network_cost(config.model).adapter_numbers(adapter_rank(config))
-    return f"{count:,} frozen ({name}), about {adapters:,} of adapters trained"
+    trained = trained_count(config)
+    if config.lora.enabled:
+        return f"{count:,} frozen ({name}), about {trained:,} of adapters trained"
+    frozen = f", {count - trained:,} frozen" if trained < count else ""
+    return f"{trained:,} trainable ({name}){frozen}"
 
 
 def _layout(config: RunConfig, world_size: int) -> list[tuple[str, str]]:

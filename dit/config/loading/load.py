@@ -13,6 +13,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 ForWeights = tuple[ModelConfig, ObjectiveConfig]
 """The network of weights that a run starts from, and what they were trained for."""
+Notice = Callable[[RunConfig], str]
+"""A line for the log about a key, once the run is known."""
 Adapt = Callable[[RunConfig, Callable[[str], Any]], ForWeights | None]
 """(recipe, key -> what a person set it to, or None) -> what replaces the recipe's own."""
 
@@ -128,9 +131,10 @@ def _checked(
     ours, notices = _sort(settings, schema, problems, where_legal=where_legal)
     merged = merge(base, ours, family.keys_of_sizes)
     config, wrong = checked_config(merged, base, schema)
+    said = [notice(config) for notice in notices] if config is not None else []
     return _Checked(
         config=config,
-        notices=[*notices, *merged.notices],
+        notices=[*said, *merged.notices],
         problems=[*problems, *merged.problems, *wrong],
     )
 
@@ -178,10 +182,10 @@ def _foreign(key: str) -> Foreign | None:
 
 def _sort(
     settings: list[Setting], schema: Schema, problems: list[str], *, where_legal: bool
-) -> tuple[list[Setting], list[str]]:
+) -> tuple[list[Setting], list[Notice]]:
     """The settings of our own keys, and one notice for each key of another stack."""
     ours: list[Setting] = []
-    notices: list[tuple[bool, str]] = []
+    notices: list[tuple[bool, Notice]] = []
     kept = _without_removed_foreign(settings, schema)
     values = {setting.key: setting.value for setting in kept}  # the last, which is the strongest
     for setting in kept:
@@ -201,7 +205,7 @@ def _sort(
             read = _read(setting, entry, values, problems)
             read = read if where_legal or not entry.where_legal else []
             ours += read
-            notices.append((entry.grave, _notice(setting, entry, read)))
+            notices.append((entry.grave, partial(_notice, setting, entry, read)))
     # What changes the whole run comes first.
     return ours, [notice for _, notice in sorted(notices, key=lambda one: not one[0])]
 
@@ -242,7 +246,9 @@ def _read(
     return [replace(setting, key=key, value=value, origin=origin) for key, value in values.items()]
 
 
-def _notice(setting: Setting, entry: Foreign, read: list[Setting]) -> str:
+def _notice(setting: Setting, entry: Foreign, read: list[Setting], config: RunConfig) -> str:
+    if entry.of_run is not None and setting.value is not None:
+        return f"{_named(setting)}: {entry.of_run(setting.value, config)}"
     note = f": {entry.instead}" if entry.instead else ""
     if not read:
         return f"{_named(setting)}: read, not used{note}"

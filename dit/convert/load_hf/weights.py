@@ -85,7 +85,7 @@ def _part(
     """This rank's part of a weight; names of tensors with NaN or Inf go to `not_finite`."""
     begins = shard.global_offset[shard.prepend_axis_num :]
     part = tuple(slice(at, at + size) for at, size in zip(begins, shard.local_shape, strict=True))
-    alike = type(pair.arrangement) is Same and pair.columns is None
+    alike = type(pair.arrangement) is Same
     read = {name: source.read(name, part if alike else None) for name in pair.theirs}
     not_finite += [name for name, tensor in read.items() if not tensor.isfinite().all()]
     dtype = reduce(torch.promote_types, (tensor.dtype for tensor in read.values()))

@@ -58,9 +58,9 @@ def linear_shapes(model: ModelConfig) -> dict[str, tuple[int, int]]:
         Problems: Diffusers has no such network.
     """
     return {
-        module: (pair.their_shape[0], pair.their_shape[1])
+        module: (shape[0], shape[1])
         for pair in adaptable_pairs(model)
-        for module in their_modules(pair)
+        for module, shape in zip(their_modules(pair), pair.their_shapes.values(), strict=True)
     }
 
 

@@ -308,9 +308,10 @@ def _open_network(folder: Path) -> nn.Module:
 
 
 def _run_network(
-    network: nn.Module, sample: LatentSample, level: float, model: DitConfig
+    network: nn.Module, sample: LatentSample, level: float, config: RunConfig
 ) -> Tensor:
     """What Diffusers' network makes of one sample."""
+    model: Any = config.model
     text = sample.text_LE
     if model.text_pad_to is not None:
         text = nn.functional.pad(text, (0, 0, 0, model.text_pad_to - len(text)))

@@ -43,15 +43,23 @@ class PackedAttention(MegatronModule):
     The names of weights are those that Megatron-Core reduces over tensor ranks.
     """
 
-    def __init__(self, context: BuildContext, spec: AttentionSpec, *, image: bool = False):
-        """`image`: there are keys of an image beside the others."""
+    def __init__(
+        self,
+        context: BuildContext,
+        spec: AttentionSpec,
+        *,
+        image: bool = False,
+        output: bool = True,
+    ):
+        """`image`: there are keys of an image beside the others; `output`: it has `linear_proj`."""
         super().__init__(config=context.config)
         model, width = context.model, spec.width
         self.head_width = spec.head_width
         self.recomputed = model.recompute_granularity is Recompute.SELECTIVE
         self.implementation = model.transformer_impl
         self.context = Context(group=context.groups.cp, comm=model.cp_comm_type)
-        self.linear_proj = split_linear(width, width, axis=1, context=context, bias=spec.bias)
+        if output:
+            self.linear_proj = split_linear(width, width, axis=1, context=context, bias=spec.bias)
         self.q_layernorm = self.k_layernorm = self.across_heads = None
         dtype, eps = context.config.params_dtype, spec.eps
         if spec.norm is QkNorm.PER_HEAD:

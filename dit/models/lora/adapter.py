@@ -75,6 +75,14 @@ class TensorSharing:
     token_row: str | None = None  # its input is this row of tokens, which ranks may share
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutputParts:
+    """The outputs of a linear that is made of several of Diffusers'."""
+
+    parts: Sequence[int]  # outputs of each, on all tensor ranks together
+    groups: int  # on this rank: heads, each of which has some outputs of every part; 1 of one part
+
+
 class Factors(nn.Module):
     """A [R, I] and B [O, R] of one adapter."""
 
@@ -101,7 +109,7 @@ class Adapter(nn.Module):
         shapes: Sequence[AdapterShape | None],
         *,
         name: str,
-        groups: int,
+        outputs: OutputParts,
         sharing: TensorSharing,
         dtype: torch.dtype,
         dropout: float = 0.0,
@@ -110,19 +118,19 @@ class Adapter(nn.Module):
 
         `name` is that of the linear in the whole network; `dropout` the rate of its input.
 
-        `weight` [P O, I] is that of the linear; its outputs are `groups` groups (heads) on this
-        rank, each with some outputs of every part.
+        `weight` is that of the linear.
         """
         super().__init__()
-        outputs, inputs = weight.shape
-        self.name, self.count, self.groups, self.sharing = name, len(shapes), groups, sharing
+        here, inputs = weight.shape
+        self.name, self.groups, self.sharing = name, outputs.groups, sharing
+        self.parts = [here * part // sum(outputs.parts) for part in outputs.parts]
         self.dropout = dropout
         self.enabled = True  # see `adapters_off`
-        made = {"inputs": inputs, "outputs": outputs // len(shapes), "dtype": dtype}
         # Children by the number of their part: inside modules that are none of Megatron-Core's, it
         # makes the names in a checkpoint of these, and not `sharded_state_dict`.
         for number, shape in enumerate(shapes):
             if shape is not None:
+                made = {"inputs": inputs, "outputs": self.parts[number], "dtype": dtype}
                 self.add_module(str(number), Factors(shape, **made))
         self.to(weight.device)
         for factors in self.factors:
@@ -158,13 +166,14 @@ class Adapter(nn.Module):
             name: linear(h, up) * one.scale
             for (name, one), h, up in zip(self._named(), h_parts, ups, strict=True)
         }
-        if self.count == 1:
+        if len(self.parts) == 1:
             return added["0"]
-        zeros = torch.zeros_like(next(iter(added.values())))
-        by_group = [
-            added.get(str(n), zeros).unflatten(-1, (self.groups, -1)) for n in range(self.count)
+        every = [
+            added[str(n)] if str(n) in added else h_TR.new_zeros(len(h_TR), outputs)
+            for n, outputs in enumerate(self.parts)
         ]
-        return torch.stack(by_group, dim=-2).flatten(1)
+        by_group = [part.unflatten(-1, (self.groups, -1)) for part in every]
+        return torch.cat(by_group, dim=-1).flatten(1)
 
     def _down(self, x_TI: Tensor, downs: Sequence[Tensor]) -> Tensor:
         """A x of all parts, side by side; each part drops other numbers."""
@@ -246,12 +255,12 @@ class Adaptable(nn.Module):
         shapes: Sequence[AdapterShape | None],
         *,
         name: str,
-        groups: int,
+        outputs: OutputParts,
         dtype: torch.dtype,
         dropout: float = 0.0,
     ) -> None:
         """Gives the linear adapters; see `Adapter` for the arguments."""
-        made = {"name": name, "groups": groups, "dtype": dtype, "dropout": dropout}
+        made: Any = {"name": name, "outputs": outputs, "dtype": dtype, "dropout": dropout}
         self.lora = Adapter(self.weight, shapes, sharing=self.tensor_sharing(), **made)  # type: ignore[arg-type]
 
     def with_adapter(

@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from dit.models.diffusers_names import ByHead, Features, Pair
+from dit.models.diffusers_names import Pair
 from dit.models.lora.adapter import DOWN, UP
 from dit.models.lora.targets import stored_name, their_modules
 
@@ -59,34 +58,37 @@ def from_stored(
 
 def _inputs(pair: Pair, down_RI: Tensor, *, join: bool) -> Tensor:
     """A, where inputs have another order; the order of outputs does not concern it."""
-    if not (isinstance(pair.arrangement, Features) and pair.arrangement.axis == 1):
+    if not pair.arrangement.of_inputs:
         return down_RI
     return pair.join([down_RI]) if join else pair.split(down_RI)[0]
 
 
-def _of_outputs(pair: Pair) -> bool:
-    return not (isinstance(pair.arrangement, Features) and pair.arrangement.axis == 1)
+def _zeros(pair: Pair, up_OR: Tensor) -> list[Tensor]:
+    """A B of zeros for each module of the linear."""
+    return [up_OR.new_zeros(rows, up_OR.shape[1]) for rows, *_ in pair.their_shapes.values()]
 
 
-def _groups(pair: Pair) -> int:
-    """Groups of outputs in each of which every module has some, as `attach_adapters` has them."""
-    by_head = isinstance(pair.arrangement, ByHead) and len(pair.theirs) > 1
-    return pair.model.num_attention_heads if by_head else 1
+def _part(pair: Pair, part: int, whole_OR: Tensor) -> Tensor:
+    """View of the rows of one module, by heads, in those of all modules in our order."""
+    heads = pair.model.num_attention_heads if len(pair.theirs) > 1 else 1
+    widths = [rows // heads for rows, *_ in pair.their_shapes.values()]
+    return whole_OR.unflatten(0, (heads, -1)).split(widths, dim=1)[part]
 
 
 def _joined(pair: Pair, part: int, up_OR: Tensor) -> Tensor:
-    if not _of_outputs(pair):
+    """B of one module, its rows in our order."""
+    if pair.arrangement.of_inputs:
         return up_OR
-    parts = [torch.zeros_like(up_OR) for _ in pair.theirs]
+    parts = _zeros(pair, up_OR)
     parts[part] = up_OR
-    whole = pair.join(parts).unflatten(0, (_groups(pair), len(parts), -1))
-    return whole[:, part].flatten(0, 1)
+    return _part(pair, part, pair.join(parts)).flatten(0, 1)
 
 
 def _split(pair: Pair, part: int, up_OR: Tensor) -> Tensor:
-    if not _of_outputs(pair):
+    """The inverse of `_joined`."""
+    if pair.arrangement.of_inputs:
         return up_OR
-    groups = up_OR.unflatten(0, (_groups(pair), -1))
-    parts = [torch.zeros_like(groups) for _ in pair.theirs]
-    parts[part] = groups
-    return pair.split(torch.stack(parts, dim=1).flatten(0, 2))[part]
+    whole = pair.join(_zeros(pair, up_OR))
+    rows = _part(pair, part, whole)
+    rows.copy_(up_OR.view(rows.shape))
+    return pair.split(whole)[part]

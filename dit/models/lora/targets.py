@@ -16,18 +16,19 @@ import torch
 from torch import nn
 
 from dit.config import LoraConfig, LoraTargets, ModelConfig, Precision, Problems
-from dit.models.diffusers_names import ByHead, Convolution, Pair, pairs
-from dit.models.lora.adapter import CHILD, Adaptable, AdapterShape, freeze
+from dit.models.diffusers_names import Convolution, Pair, pairs
+from dit.models.lora.adapter import CHILD, Adaptable, AdapterShape, OutputParts, freeze
 
 Adapters = Mapping[str, AdapterShape]
 """Name of a module of Diffusers' network -> its adapter."""
 _WEIGHT = ".weight"
 _OURS = {
-    LoraTargets.ATTENTION: "*attention.*",
-    LoraTargets.MLP: "*.mlp.*",
-    LoraTargets.MODULATION: "*.modul*",
+    LoraTargets.ATTENTION: ("*attention.*", "*.linear_in*.to_?"),
+    LoraTargets.MLP: ("*mlp.*", "*.linear_in*.proj_mlp", "*.linear_out*"),
+    LoraTargets.MODULATION: ("*modul*",),
 }
-"""What the words mean, by our names; layers of all families are made of the same parts."""
+"""What the words mean, by our names, and theirs after these; layers of all families are made of the
+same parts. In single-stream layers one matrix makes both, and another one takes both."""
 
 
 def adaptable_pairs(model: ModelConfig) -> list[Pair]:
@@ -41,7 +42,6 @@ def adaptable_pairs(model: ModelConfig) -> list[Pair]:
         for pair in pairs(model)
         if pair.ours.endswith(_WEIGHT)
         and len(pair.shape) == 2
-        and pair.columns is None
         and all(name.endswith(_WEIGHT) for name in pair.theirs)
         and not isinstance(pair.arrangement, Convolution)
     ]
@@ -85,7 +85,8 @@ def chosen_adapters(model: ModelConfig, lora: LoraConfig) -> dict[str, AdapterSh
 def _matches(target: str, name: str, pair: Pair) -> bool:
     """A word, a whole name, the end of one, or a pattern."""
     if target in _OURS:
-        return pair.layer is not None and fnmatchcase(pair.ours, _OURS[LoraTargets(target)])
+        both, patterns = f"{pair.ours} {name}", _OURS[LoraTargets(target)]
+        return pair.layer is not None and any(fnmatchcase(both, one) for one in patterns)
     return name == target or name.endswith(f".{target}") or fnmatchcase(name, target)
 
 
@@ -137,9 +138,11 @@ def attach_adapters(
     made = {"dtype": dtype, "dropout": dropout}
     for name, (pair, shapes) in adapters_by_linear(network.model, adapters).items():
         if (linear := here.get(name)) is not None:
-            by_head = isinstance(pair.arrangement, ByHead) and len(shapes) > 1
+            parts = [rows for rows, *_ in pair.their_shapes.values()]
             heads = network.model.num_attention_heads // network.groups.tp.size()
-            linear.adapt(shapes, name=name, groups=heads if by_head else 1, **made)
+            groups = heads if len(parts) > 1 else 1
+            outputs = OutputParts(parts=parts, groups=groups)
+            linear.adapt(shapes, name=name, outputs=outputs, **made)
     network.adapter_dropout = dropout
     freeze(network)
 

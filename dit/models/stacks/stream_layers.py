@@ -138,9 +138,10 @@ class SingleStreamLayer(MegatronModule, BaseTransformerLayer):
     """Attention and feed-forward of the same normed input, added with one gate.
 
     The published block: `FluxSingleTransformerBlock` of Diffusers. One matrix makes queries, keys,
-    values and the hidden units of the feed-forward, so that sequence parallelism gathers the input
-    once. Its rows are ordered head by head, each with its part of the hidden units: any number of
-    tensor ranks that divides the heads then divides both.
+    values and the hidden units of the feed-forward, another takes attention and hidden units
+    together, so that tensor ranks gather and sum the tokens once. Both are ordered head by head,
+    each head with its part of the hidden units: any number of tensor ranks that divides the heads
+    then divides either matrix.
     """
 
     hidden: ClassVar = (JOINT_TOKENS,)
@@ -170,14 +171,15 @@ class SingleStreamLayer(MegatronModule, BaseTransformerLayer):
                 f" {attention.heads} heads, which does not divide; choose a multiple"
             )
         self.modulation = make_modulation(spec.modulation, context, width, parts=1)
-        self.attention = PackedAttention(context, attention)
+        self.attention = PackedAttention(context, attention, output=False)
         self.activation = ACTIVATIONS[feed_forward.activation]
         wide = hidden * feed_forward.activation.inputs
         self.linear_in = split_linear(
             width, 3 * width + wide, axis=0, context=context, bias=attention.bias
         )
-        # The bias of attention's output is that of the sum.
-        self.linear_fc2 = split_linear(hidden, width, axis=1, context=context)
+        self.linear_out = split_linear(
+            width + hidden, width, axis=1, context=context, bias=attention.bias
+        )
         self.each_head = (*(attention.head_width,) * 3, wide // attention.heads)
 
     def forward(self, joint_JD: Tensor, conditions: JointConditions) -> Tensor:
@@ -187,6 +189,6 @@ class SingleStreamLayer(MegatronModule, BaseTransformerLayer):
         x_JHX = self.linear_in(x_JD).unflatten(-1, (-1, sum(self.each_head)))
         q, k, v, wide_JHF = self.attention.positioned_parts(x_JHX, self.each_head, row)
         attended_JHK = self.attention.exchanged((q, k, v), conditions.order.joined)
-        out_JD = self.attention.linear_proj(attended_JHK.flatten(1))
-        out_JD = out_JD + self.linear_fc2(self.activation(wide_JHF.flatten(1)))
+        parts = attended_JHK, self.activation(wide_JHF)
+        out_JD = self.linear_out(torch.cat(parts, dim=-1).flatten(1))
         return adaln.add(joint_JD, out_JD, row.per_sample)

@@ -8,7 +8,6 @@ Its class is `WanTransformer3DModel`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from torch import Tensor, nn
 from dit.batch import LatentSample
 from dit.config import RunConfig
 from dit.models.diffusers_names import (
-    Arrangement,
     ByHead,
     Convolution,
     Features,
@@ -27,9 +25,9 @@ from dit.models.diffusers_names import (
     NameTable,
     RotaryPairs,
     Row,
-    Same,
     StrictKeys,
     TensorSplit,
+    linear_rows,
 )
 from dit.models.family import DiffusersForm
 from dit.models.wan.config import MASK_CHANNELS, ImageCondition, WanConfig
@@ -49,28 +47,6 @@ def _has_image(model: WanConfig) -> bool:
     return model.image_embed_size is not None
 
 
-def _linear(
-    ours: str,
-    theirs: str | tuple[str, ...],
-    outputs: str,
-    inputs: str,
-    *,
-    split: TensorSplit = _REPLICATED,
-    arrangement: Arrangement = Same(),  # noqa: B008  # a value without fields
-    exists: Callable[[Any], bool] = lambda _: True,
-) -> tuple[Row, Row]:
-    """Weight and bias."""
-    names = (theirs,) if isinstance(theirs, str) else theirs
-    weights, biases = (tuple(f"{n}.{kind}" for n in names) for kind in ("weight", "bias"))
-    of_bias = _REPLICATED if split is _ROW else split
-    bias = Same() if isinstance(arrangement, Convolution) else arrangement
-    shape = (outputs, inputs)
-    return (
-        Row(f"{ours}.weight", weights, split, shape, arrangement, exists=exists),
-        Row(f"{ours}.bias", biases, of_bias, (outputs,), bias, exists=exists),
-    )
-
-
 def _norm(ours: str, theirs: str, width: str, **options: Any) -> tuple[Row, Row]:
     return (
         Row(f"{ours}.weight", (f"{theirs}.weight",), _REPLICATED, (width,), **options),
@@ -88,12 +64,12 @@ def _table(ours: str, theirs: str, rows: str) -> Row:
 
 
 _EMBEDDERS: tuple[Row, ...] = (
-    *_linear("patches", "patch_embedding", "D", "P", arrangement=Convolution()),
-    *_linear("level.linear_1", "condition_embedder.time_embedder.linear_1", "D", "W"),
-    *_linear("level.linear_2", "condition_embedder.time_embedder.linear_2", "D", "D"),
-    *_linear("level.linear_out", "condition_embedder.time_proj", "6D", "D"),
-    *_linear("text_embedder.linear_1", "condition_embedder.text_embedder.linear_1", "D", "E"),
-    *_linear("text_embedder.linear_2", "condition_embedder.text_embedder.linear_2", "D", "D"),
+    *linear_rows("patches", "patch_embedding", "D", "P", arrangement=Convolution()),
+    *linear_rows("level.linear_1", "condition_embedder.time_embedder.linear_1", "D", "W"),
+    *linear_rows("level.linear_2", "condition_embedder.time_embedder.linear_2", "D", "D"),
+    *linear_rows("level.linear_out", "condition_embedder.time_proj", "6D", "D"),
+    *linear_rows("text_embedder.linear_1", "condition_embedder.text_embedder.linear_1", "D", "E"),
+    *linear_rows("text_embedder.linear_2", "condition_embedder.text_embedder.linear_2", "D", "D"),
 )
 _THEIR_IMAGE = "condition_embedder.image_embedder"
 _IMAGE_EMBEDDER: tuple[Row, ...] = (
@@ -106,10 +82,12 @@ _IMAGE_EMBEDDER: tuple[Row, ...] = (
         exists=lambda model: model.image_embed_positions,
     ),
     *_norm("image_embedder.norm_in", f"{_THEIR_IMAGE}.norm1", "I", exists=_has_image),
-    *_linear(
+    *linear_rows(
         "image_embedder.linear_1", f"{_THEIR_IMAGE}.ff.net.0.proj", "I", "I", exists=_has_image
     ),
-    *_linear("image_embedder.linear_2", f"{_THEIR_IMAGE}.ff.net.2", "D", "I", exists=_has_image),
+    *linear_rows(
+        "image_embedder.linear_2", f"{_THEIR_IMAGE}.ff.net.2", "D", "I", exists=_has_image
+    ),
     *_norm("image_embedder.norm_out", f"{_THEIR_IMAGE}.norm2", "D", exists=_has_image),
 )
 
@@ -120,7 +98,7 @@ def _parts(block: str, letters: str) -> tuple[str, ...]:
 
 _LAYERS: tuple[Row, ...] = (
     _table(f"{_LAYER}.modulation", f"{_BLOCK}.scale_shift_table", "6"),
-    *_linear(
+    *linear_rows(
         f"{_SELF}.linear_qkv",
         _parts(f"{_BLOCK}.attn1", "qkv"),
         *("3D", "D"),
@@ -130,17 +108,17 @@ _LAYERS: tuple[Row, ...] = (
     ),
     _heads_norm(f"{_SELF}.across_heads.query", f"{_BLOCK}.attn1.norm_q", arrangement=RotaryPairs()),
     _heads_norm(f"{_SELF}.across_heads.key", f"{_BLOCK}.attn1.norm_k", arrangement=RotaryPairs()),
-    *_linear(f"{_SELF}.linear_proj", f"{_BLOCK}.attn1.to_out.0", "D", "D", split=_ROW),
+    *linear_rows(f"{_SELF}.linear_proj", f"{_BLOCK}.attn1.to_out.0", "D", "D", split=_ROW),
     *_norm(f"{_LAYER}.norm_cross", f"{_BLOCK}.norm2", "D"),
-    *_linear(f"{_CROSS}.linear_q", f"{_BLOCK}.attn2.to_q", "D", "D", split=_COLUMN),
-    *_linear(
+    *linear_rows(f"{_CROSS}.linear_q", f"{_BLOCK}.attn2.to_q", "D", "D", split=_COLUMN),
+    *linear_rows(
         f"{_CROSS}.linear_kv",
         _parts(f"{_BLOCK}.attn2", "kv"),
         *("2D", "D"),
         split=_COLUMN,
         arrangement=ByHead(),
     ),
-    *_linear(
+    *linear_rows(
         f"{_CROSS}.linear_image_kv",
         (f"{_BLOCK}.attn2.add_k_proj", f"{_BLOCK}.attn2.add_v_proj"),
         *("2D", "D"),
@@ -153,13 +131,13 @@ _LAYERS: tuple[Row, ...] = (
     _heads_norm(
         f"{_CROSS}.across_heads.image_key", f"{_BLOCK}.attn2.norm_added_k", exists=_has_image
     ),
-    *_linear(f"{_CROSS}.linear_proj", f"{_BLOCK}.attn2.to_out.0", "D", "D", split=_ROW),
-    *_linear(f"{_LAYER}.mlp.linear_fc1", f"{_BLOCK}.ffn.net.0.proj", "F", "D", split=_COLUMN),
-    *_linear(f"{_LAYER}.mlp.linear_fc2", f"{_BLOCK}.ffn.net.2", "D", "F", split=_ROW),
+    *linear_rows(f"{_CROSS}.linear_proj", f"{_BLOCK}.attn2.to_out.0", "D", "D", split=_ROW),
+    *linear_rows(f"{_LAYER}.mlp.linear_fc1", f"{_BLOCK}.ffn.net.0.proj", "F", "D", split=_COLUMN),
+    *linear_rows(f"{_LAYER}.mlp.linear_fc2", f"{_BLOCK}.ffn.net.2", "D", "F", split=_ROW),
 )
 _HEAD: tuple[Row, ...] = (
     _table("modulate_out", "scale_shift_table", "2"),
-    *_linear("proj_out", "proj_out", "C", "D", arrangement=Features("thwc")),
+    *linear_rows("proj_out", "proj_out", "C", "D", arrangement=Features("thwc")),
 )
 
 
@@ -356,9 +334,10 @@ def _open_network(folder: Path) -> nn.Module:
 
 
 def _run_network(
-    network: nn.Module, sample: LatentSample, level: float, model: WanConfig
+    network: nn.Module, sample: LatentSample, level: float, config: RunConfig
 ) -> Tensor:
     """What Diffusers' network makes of one sample."""
+    model: Any = config.model
     text, latent, image = sample.text_LE, sample.latent_CFHW, sample.others.get(IMAGE)
     if model.text_pad_to is not None:
         text = nn.functional.pad(text, (0, 0, 0, model.text_pad_to - len(text)))

@@ -22,6 +22,7 @@ from rich.console import Console
 from dit.models.family import family_of
 from dit.sampling.commands.options import (
     FPS,
+    GUIDANCE,
     MOST_SAMPLES,
     GenerationOptions,
     check_count,
@@ -91,6 +92,8 @@ def generate_opened(
     from dit.config import Sampler
     from dit.sampling.generate import Request, SamplingSettings, generate_latents
 
+    options = options_of_network(options, opened)
+    assert options.guidance is not None
     each = [options_of_prompt(options, prompt, opened) for prompt in prompts]
     taken = family_of(opened.config.model).inputs(opened.config.model)
     for one in each:
@@ -121,7 +124,9 @@ def generate_opened(
         guidance_rescale=options.guidance_rescale,
         sampler=Sampler(options.sampler),
     )
-    made = generate_latents(opened.model, requests, config=opened.config, settings=settings)
+    told = replace(opened.config.objective, guidance=options.distilled_guidance)
+    config = replace(opened.config, objective=told)
+    made = generate_latents(opened.model, requests, config=config, settings=settings)
     pictures = []
     if _is_first_of_replica(opened.model):
         pictures = [
@@ -182,6 +187,28 @@ def _picture(
     )
 
 
+def options_of_network(options: GenerationOptions, opened: OpenCheckpoint) -> GenerationOptions:
+    """With both guidance scales, where they were not given.
+
+    A network that is told one predicts with guidance in one pass.
+
+    Raises:
+        ValueError: one is given that the network is not told.
+    """
+    trained, given = opened.config.objective.guidance, options.distilled_guidance
+    if trained is None and given is not None:
+        raise ValueError(
+            f"--distilled_guidance {given}: the network of {opened.path} is told no guidance scale;"
+            " leave it out, and use --guidance"
+        )
+    usual = GUIDANCE if trained is None else 1.0
+    return replace(
+        options,
+        guidance=usual if options.guidance is None else options.guidance,
+        distilled_guidance=trained if given is None else given,
+    )
+
+
 def options_of_prompt(
     options: GenerationOptions, prompt: Prompt, opened: OpenCheckpoint
 ) -> GenerationOptions:
@@ -226,6 +253,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options=loading,
         needs_decoder=not args.save_latents,
     )
+    options = options_of_network(options, opened)
     keep = args.save_latents
     pictures = generate_opened(opened, prompts, seed=args.seed, options=options, latents=keep)
     if pictures:
@@ -242,7 +270,7 @@ def _say(opened: OpenCheckpoint, options: GenerationOptions, prompts: Sequence[P
     console, stride = Console(soft_wrap=True, highlight=False), opened.latent_stride
     each = [options_of_prompt(options, prompt, opened) for prompt in prompts]
     sizes, negatives = map(_size, each), (one.negative_prompt for one in each)
-    notes = [unused(prompts), unguided(negatives, guidance=options.guidance)]
+    notes = [unused(prompts), unguided(negatives, guidance=options.guidance or 0.0)]
     notes += [rounding(s, stride.pixels(stride.latent(s))) for s in sizes]
     for note in dict.fromkeys(note for note in notes if note):
         console.print(note, markup=False)

@@ -29,6 +29,9 @@ _MOST = {
     "num_video_frames": MOST_PIXELS,
     "num_steps": 1000,
 }
+GUIDANCE = 1.5
+"""g of networks that are told no guidance scale, where nothing is said."""
+MOST_TOLD = 1000
 MOST_SAMPLES = 1_000_000
 """Samples of one call."""
 
@@ -64,7 +67,8 @@ class GenerationOptions:
     num_video_frames: int | None = None  # pixel frames; 1 is a picture
     fps: float | None = None  # frame rate of a video; None is FPS
     num_steps: int = 35
-    guidance: float = 1.5
+    guidance: float | None = None  # None is 1.5, or 1 where the network is told a guidance scale
+    distilled_guidance: float | None = None  # the scale that it is told; None is that of training
     guidance_interval: tuple[float, float] | None = None  # noise levels with guidance; None is all
     guidance_rescale: float = 0.0
     sampler: str = str(Sampler.HEUN)
@@ -83,8 +87,11 @@ class GenerationOptions:
             )
         if self.sampler not in list(Sampler):
             raise ValueError(f"--sampler {self.sampler} is none; choose of {', '.join(Sampler)}")
-        if not math.isfinite(self.guidance):
+        if self.guidance is not None and not math.isfinite(self.guidance):
             raise ValueError(f"--guidance {self.guidance} must be a finite number; 1 is none")
+        told = self.distilled_guidance
+        if told is not None and not 0 <= told <= MOST_TOLD:
+            raise ValueError(f"--distilled_guidance {told} must lie in [0, {MOST_TOLD}]")
         if not 0 <= self.guidance_rescale <= 1:
             raise ValueError(
                 f"--guidance_rescale {self.guidance_rescale} must lie in [0, 1]; 0 is none, 0.7 is"
@@ -180,8 +187,14 @@ def _add_how(parser: Parser) -> None:
     add(
         "--guidance",
         type=float,
-        default=defaults.guidance,
-        help="g in uncond + g (cond - uncond); 1 is none. (default: %(default)s)",
+        help="g in uncond + g (cond - uncond); 1 is none. (default: 1.5, or 1 where the network"
+        " is told a guidance scale)",
+    )
+    add(
+        "--distilled_guidance",
+        type=float,
+        help="The guidance scale that a distilled network is told, such as 3.5 (FLUX.1 dev), in one"
+        " pass. (default: as in training, objective.guidance)",
     )
     add(
         "--guidance_interval",

@@ -30,6 +30,7 @@ from dit.config import RunConfig
 from dit.config.loading import save_config
 from dit.distributed.collective_errors import error_in_words, on_all_ranks, on_first_rank
 from dit.distributed.data_parallel import gathered_weights
+from dit.models.parameter_groups import frozen_weights
 from dit.train.checkpoint.adapters import ADAPTERS, AdapterRun
 from dit.train.checkpoint.data_position import loader_file
 from dit.train.checkpoint.distcp import DistcpFile, DistcpSave, plan_files
@@ -89,6 +90,7 @@ class Saver:
         """`folder` is the run folder; `adapters` says what a run of adapters trains."""
         self.checkpoints = folder / "checkpoints"
         self.config, self._adapters = config, adapters
+        self._frozen = frozen_weights(config)
         self.origin: Origin | None = None  # of the weights that the run started from
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="checkpoint")
         self._pending: _PendingSave | None = None
@@ -117,7 +119,7 @@ class Saver:
         with self._explain_errors(partial):
             on_first_rank(lambda: self._make_folder(partial))
             with gathered_weights(model.chunks):
-                state = share_of_state(model) | asdict(progress)
+                state = share_of_state(model, frozen=self._frozen) | asdict(progress)
                 distcp = plan_files(state, partial)
             size = sum(on_all_ranks(lambda: sum(file.bytes for file in distcp.files)))
         jobs = [self._threads.submit(_write_distcp, file) for file in distcp.files]

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from dit.distributed.data_parallel import holdings, main_param_shards
 from dit.distributed.process_groups import device
-from dit.train.checkpoint.shares import Place, SharedWeight, share_weights
+from dit.models.parameter_groups import NOTHING_FROZEN, FrozenWeights
+from dit.train.checkpoint.shares import Place, SharedWeight, share_weights, weight_of
 
 _FLOAT32_BYTES = 4
 BUCKET_BYTES = 2**28
@@ -35,6 +36,8 @@ Values = Mapping[str, Sequence[Tensor]]
 rank, in the order of `main_param_shards`."""
 WEIGHT = ""
 """Prefix of the weights themselves."""
+_UNUSED = "unused"
+"""Stands in the place of a prefix for what is read and not handed out."""
 
 
 # Copies with `non_blocking` go between the device and memory of `SharedWeight.on_host`, which it
@@ -67,17 +70,25 @@ class StateExchange:
         optimizer: MegatronOptimizer | None = None,
         values: Values | None = None,
         chosen: Callable[[str], bool] = lambda _: True,
+        frozen: FrozenWeights = NOTHING_FROZEN,
     ):
         """`values` are the state of the optimizer's main parameters.
 
         `chosen` says of which weights, by their names in a checkpoint; all that have state are.
+        `frozen` are those of the run that wrote the checkpoint.
         """
+        self._frozen = frozen
         self._groups = groups
         self._me = Place(groups.tp.rank(), groups.dp_cp.rank())
         self._values = values or {}
         held = holdings(optimizer, groups) if optimizer is not None else {}
         self._weights = share_weights(
-            modules, groups, held=held, tensors=len(self._values), chosen=chosen
+            modules,
+            groups,
+            held=held,
+            tensors=len(self._values),
+            chosen=chosen,
+            apart=frozen.partly,
         )
         shards = main_param_shards(optimizer) if optimizer is not None else []
         numbered = enumerate(shards)
@@ -116,18 +127,35 @@ class StateExchange:
         )
         return [w.stored(prefix, state) for (w, prefix), state in whole.items()]
 
-    def wanted(self, *, weights: str = WEIGHT) -> dict[str, dict[str, ShardedTensor]]:
+    def wanted(
+        self, *, weights: str = WEIGHT, everywhere: bool = False
+    ) -> dict[str, dict[str, ShardedTensor]]:
         """What this rank is to read of a checkpoint, into host memory.
 
-        `weights` is the prefix of the tensors that become the weights.
+        `weights` is the prefix of the tensors that become the weights. State is read of the weights
+        that are trained here, or of all of them (`everywhere`).
         """
         return {
-            str(number): {
-                WEIGHT: w.stored(weights, w.on_host(w.weight.dtype)),
-                **{prefix: w.stored(prefix, w.on_host()) for prefix in self._values if w.trained},
-            }
+            str(number): self._wanted_of(w, weights, with_state=w.trained or everywhere)
             for number, w in enumerate(self._weights)
             if self._stores(w)
+        }
+
+    def _wanted_of(
+        self, w: SharedWeight, weights: str, *, with_state: bool
+    ) -> dict[str, ShardedTensor]:
+        """By prefix; a tensor that is both state and weight is read once, as state."""
+        names = {prefix: prefix for prefix in self._values if with_state} | {WEIGHT: weights}
+        if weight_of(w.entry) in self._frozen.alone:
+            names = dict.fromkeys(names, WEIGHT)
+        elif w.apart:  # Megatron-Core reads no part of the layers of a name
+            names[_UNUSED] = WEIGHT
+        once: dict[str, str] = {}
+        for prefix, name in names.items():
+            once.setdefault(name, prefix)
+        return {
+            prefix: w.stored(name, w.on_host(torch.float32 if prefix and name else w.weight.dtype))
+            for name, prefix in once.items()
         }
 
     @torch.no_grad()
@@ -139,11 +167,15 @@ class StateExchange:
         found = {w: read.get(str(number), {}) for number, w in enumerate(self._weights)}
         for w in self._weights:
             if self._stores(w):
-                w.weight.copy_(found[w][WEIGHT])
+                w.weight.copy_(self._weight_in(found[w]))
             self._to_tensor_ranks(w, w.weight)
             self._to_data_ranks(w, w.weight)
         for bucket in self._buckets():
             self._hand_out_state(bucket, found)
+
+    def _weight_in(self, read: Mapping[str, Tensor]) -> Tensor:
+        """Of what was read: the weight, or the state that is the weight, too."""
+        return read[WEIGHT] if WEIGHT in read else read[next(p for p in self._values if p in read)]
 
     def _hand_out_state(
         self, bucket: Sequence[SharedWeight], found: Mapping[SharedWeight, Mapping[str, Tensor]]

@@ -115,8 +115,13 @@ def resume(run: TrainState) -> None:
     elif c.load and (other := find_checkpoint(Path(c.load))):
         if c.finetune:
             if run.model.adapters is None or adapters_of(other) is not None:
-                start_from(other, run.model, config=run.config)
+                run.progress = start_from(other, run.model, config=run.config)
             run.notes += _finetune_notes(other, run.config)
+            if run.progress.updates_before:
+                run.notes.append(
+                    f"the average goes on from there, with {run.progress.updates_before} updates"
+                    " behind it"
+                )
         else:
             _continue_from(run, other, own=False)
     elif c.finetune:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
 from dit.distributed.data_parallel import Holding
+from dit.models.parameter_groups import Weight, own_name
 
 _FLOAT32_BYTES = 4
 _MAIN_REPLICA = (0, 0, 0)
@@ -72,6 +73,7 @@ class SharedWeight:
     place: Place  # who writes and reads it
     trained: bool  # the optimizer has state of it
     holdings: Sequence[Holding]  # who updates which part; () where each data rank updates all of it
+    apart: bool = False  # its state is stored by itself: other layers of the same name have none
 
     @property
     def weight(self) -> Tensor:
@@ -79,8 +81,19 @@ class SharedWeight:
 
     def stored(self, prefix: str, data: Tensor) -> ShardedTensor:
         """`data` as the tensor of a checkpoint whose name is that of the weight after `prefix`."""
-        key = f"{prefix}{self.entry.key}"
-        return replace(self.entry, key=key, data=data, dtype=data.dtype, replica_id=_MAIN_REPLICA)
+        entry = self.entry
+        if prefix and self.apart:  # Megatron-Core stores no part of the layers of a name
+            assert entry.axis_fragmentations is not None
+            entry = replace(
+                entry,
+                key=own_name(weight_of(entry)),
+                global_shape=entry.global_shape[1:],
+                global_offset=entry.global_offset[1:],
+                axis_fragmentations=entry.axis_fragmentations[1:],
+                prepend_axis_num=0,
+            )
+        key = f"{prefix}{entry.key}"
+        return replace(entry, key=key, data=data, dtype=data.dtype, replica_id=_MAIN_REPLICA)
 
     def on_host(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Host memory for a tensor of the shape of the weight."""
@@ -95,13 +108,14 @@ def share_weights(
     held: Mapping[Tensor, Sequence[Holding]],
     tensors: int,
     chosen: Callable[[str], bool] = lambda _: True,
+    apart: Container[str] = (),
 ) -> list[SharedWeight]:
     """The weights of this rank that are `chosen` by their names in a checkpoint.
 
     In the same order on all ranks of its pipeline stage.
 
     `held` says for each weight with state who updates it; the state of a weight are `tensors`
-    float32 tensors of its shape.
+    float32 tensors of its shape, which the weights of the names `apart` store layer by layer.
     """
     entries = [e for module in modules for e in entries_of(module) if chosen(e.key)]
     tensor_ranks, me = groups.tp.size(), groups.tp.rank()
@@ -120,6 +134,7 @@ def share_weights(
             place=Place(me, place.data) if of_each else place,
             trained=data_of(entry) in held,
             holdings=held.get(data_of(entry), ()),
+            apart=entry.key in apart,
         )
         for entry, of_each, place in zip(entries, split, places, strict=True)
     ]
@@ -135,6 +150,11 @@ def entries_of(module: MegatronModule) -> Iterator[ShardedTensor]:
     for entry in module.sharded_state_dict().values():
         if isinstance(entry, ShardedTensor) and entry.data is not None:
             yield entry
+
+
+def weight_of(entry: ShardedTensor) -> Weight:
+    """The name of a weight in a checkpoint, and its layer."""
+    return entry.key, entry.global_offset[0] if entry.prepend_axis_num else None
 
 
 def _is_part(entry: ShardedTensor) -> bool:

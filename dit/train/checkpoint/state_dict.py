@@ -41,6 +41,7 @@ from dit.distributed.data_parallel import (
 )
 from dit.models.lora.adapter import is_adapter
 from dit.models.lora.targets import attach_adapters
+from dit.models.parameter_groups import NOTHING_FROZEN, FrozenWeights, frozen_weights
 from dit.train.checkpoint.adapters import FrozenBase, adapters_of, diffusers_weights, found_base
 from dit.train.checkpoint.exchange import WEIGHT, StateExchange
 from dit.train.checkpoint.paths import (
@@ -52,6 +53,7 @@ from dit.train.checkpoint.paths import (
     saved_config,
 )
 from dit.train.model_and_optimizer import ModelAndOptimizer
+from dit.train.narrow_moments import put_moments
 from dit.train.train_state import TrainProgress
 
 INTERVAL = "log_interval.safetensors"
@@ -85,37 +87,70 @@ def load_checkpoint(path: Path, model: ModelAndOptimizer, *, config: RunConfig) 
             f" checkpoint.finetune=true checkpoint.load={path}"
         )
     averaged = saved_config(path).ema.kind is not EmaKind.NONE
+    values = stored_values(model, averaged=averaged)
     exchange = StateExchange(
         model.modules,
         model.groups,
         optimizer=model.optimizer,
-        values=stored_values(model, averaged=averaged),
+        values=values,
         chosen=_stored_by(path),
+        frozen=frozen_weights(config),
     )
     loaded = _read({"share": exchange.wanted()}, path)
     exchange.hand_out(loaded.get("share", {}))
+    put_moments(model.optimizer, values)
     load_optimizer_groups(model.optimizer, loaded["optimizer"])
     if model.ema is not None and not averaged:
         model.ema.restart()
-    # Earlier versions did not count skipped steps.
-    return TrainProgress(
-        **{f.name: loaded[f.name] for f in fields(TrainProgress) if f.name in loaded}
-    )
+    progress = _progress(loaded)
+    if model.ema is not None:
+        model.ema.updates_before = progress.updates_before
+    return progress
 
 
-def start_from(path: Path, model: ModelAndOptimizer, *, config: RunConfig) -> None:
+def _progress(loaded: Mapping[str, Any]) -> TrainProgress:
+    """Earlier versions did not count skipped steps, and imports count nothing."""
+    names = [f.name for f in fields(TrainProgress) if f.name in loaded]
+    return TrainProgress(**{name: loaded[name] for name in names})
+
+
+def start_from(path: Path, model: ModelAndOptimizer, *, config: RunConfig) -> TrainProgress:
     """Loads only the weights of a checkpoint, or its adapters, for a new run; all ranks call it.
 
+    With `train.warm_start_ema` the average goes on with that of the checkpoint, or with its weights
+    where it has none, and as many updates behind it.
+
     Raises:
-        CheckpointError: the checkpoint is damaged, of another model, or lacks the average.
+        CheckpointError: the checkpoint is damaged, of another model, or lacks the average; or it
+            does not say how many updates are behind it.
     """
     check_same_weights(path, config)
     verify(path)
+    ema = model.ema if config.train.warm_start_ema else None
+    goes_on = ema is not None and _has_average(path)
+    exchange = StateExchange(
+        model.modules,
+        model.groups,
+        optimizer=model.optimizer,
+        values={_AVERAGE: ema.averages} if ema is not None and goes_on else {},
+        chosen=_stored_by(path),
+        frozen=frozen_weights(saved_config(path)),
+    )
     averaged = config.checkpoint.finetune_weights is Weights.EMA
-    load_weights(path, model.modules, model.groups, averaged=averaged)
+    loaded = _progress(_load_weights(path, exchange, averaged=averaged))
     model.optimizer.reload_model_params()
-    if model.ema is not None:
+    if model.ema is not None and not goes_on:
         model.ema.restart()
+    if ema is None:
+        return TrainProgress()
+    ema.updates_before = loaded.updates_before + loaded.updates
+    if not ema.updates_before and ema.config.kind is EmaKind.POWER:
+        raise CheckpointError(
+            f"{path} does not say how many updates are behind its weights, as no import does, and"
+            " train.warm_start_ema=true with ema.kind=power needs the number; set"
+            " ema.kind=constant, or leave it out"
+        )
+    return TrainProgress(updates_before=ema.updates_before)
 
 
 def verify(path: Path) -> None:
@@ -151,13 +186,29 @@ def load_weights(
     Raises:
         CheckpointError: the checkpoint has no average.
     """
-    if averaged and not any(name.startswith("ema.") for name in _stored_names(path)):
+    frozen = frozen_weights(saved_config(path))
+    exchange = StateExchange(modules, groups, chosen=_stored_by(path), frozen=frozen)
+    _load_weights(path, exchange, averaged=averaged)
+
+
+def _load_weights(path: Path, exchange: StateExchange, *, averaged: bool) -> dict[str, Any]:
+    """Loads weights, or their average, and the values of an exchange; returns all that was read.
+
+    Raises:
+        CheckpointError: the checkpoint has no average.
+    """
+    if averaged and not _has_average(path):
         raise CheckpointError(
             f"{path} holds no average of the weights; ask for the model's own (weights=model)"
         )
-    exchange = StateExchange(modules, groups, chosen=_stored_by(path))
-    loaded = _read({"share": exchange.wanted(weights=_AVERAGE if averaged else WEIGHT)}, path)
+    wanted = exchange.wanted(weights=_AVERAGE if averaged else WEIGHT, everywhere=True)
+    loaded = _read({"share": wanted}, path)
     exchange.hand_out(loaded.get("share", {}))
+    return loaded
+
+
+def _has_average(path: Path) -> bool:
+    return any(name.startswith(_AVERAGE) for name in _stored_names(path))
 
 
 def load_network(
@@ -257,7 +308,9 @@ def _first_cause(error: CheckpointException) -> BaseException:
     return next((cause for cause, _ in error.failures.values()), error)
 
 
-def share_of_state(model: ModelAndOptimizer) -> dict[str, Any]:
+def share_of_state(
+    model: ModelAndOptimizer, *, frozen: FrozenWeights = NOTHING_FROZEN
+) -> dict[str, Any]:
     """This rank's share of weights, averages and optimizer, copied to host memory.
 
     In the form that Megatron-Core stores; all ranks call it.
@@ -270,6 +323,7 @@ def share_of_state(model: ModelAndOptimizer) -> dict[str, Any]:
         optimizer=model.optimizer,
         values=values,
         chosen=lambda name: is_adapter(name) is adapted,
+        frozen=frozen,
     )
     # Empty here, but Megatron-Core's own loaders ask for them.
     extra = [e for m in model.modules for e in m.sharded_state_dict().values()]
@@ -357,12 +411,12 @@ def _of_model(config: RunConfig) -> dict[str, Any]:
 def _fixed(config: RunConfig) -> dict[str, Any]:
     """The settings that decide shape and meaning of what a checkpoint stores."""
     fixed = _of_model(config)
-    for name in ("name", "loss", "sigma_data", "timestep_scale", "level_range"):
+    for name in ("name", "loss", "sigma_data", "timestep_scale", "level_range", "guidance"):
         fixed[f"objective.{name}"] = value_of(config.objective, name)
     # With another error the network learns another location of the target than its mean.
     huber = config.objective.loss is LossKind.HUBER
     fixed["objective.huber_c"] = config.objective.huber_c if huber else None
-    for name in ("rank", "alpha", "targets", "init_from"):
+    for name in ("rank", "alpha", "targets", "plus_ratio", "init_from"):
         fixed[f"lora.{name}"] = getattr(config.lora, name)
     fixed["optimizer.groups"] = list(config.optimizer.groups)
     fixed["ddp.use_distributed_optimizer"] = config.ddp.use_distributed_optimizer

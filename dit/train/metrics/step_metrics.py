@@ -175,12 +175,14 @@ def step_values(
     """The values that are logged for a step; writers.py says what each means."""
     step_s, peak = seconds["step_time"], peak_tflops()
     tflops = sums.flops / step_s / dist.get_world_size() / 1e12
+    ratio = run.config.lora.plus_ratio
     batch, capacity = run.config.train.global_batch_size, run.config.dataset.task_encoder_seq_length
     return {
         "step": run.progress.step,
         "loss": sums.loss,
         "grad_norm": update.grad_norm,
         "lr": rate,
+        **({} if ratio is None else {"lr_lora_B": rate * ratio}),
         "consumed_samples": run.progress.consumed_samples,
         "real_tokens": int(sums.tokens),
         "pack_fill": sums.filled / (batch * capacity),

@@ -6,6 +6,7 @@ RUN/metrics.jsonl has one JSON object a step; floats are written with all their 
     loss              mean over the global batch, before the update
     grad_norm         of the whole gradient, before clipping
     lr                learning rate of this step; counts updates, not skipped steps
+    lr_lora_B         that of B of adapters, with lora.plus_ratio; lr is that of A
     consumed_samples  samples seen since the start of the run
     real_tokens       tokens of the step's global batch, without padding
     pack_fill         real tokens over the capacity of the packs

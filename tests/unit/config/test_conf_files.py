@@ -23,6 +23,7 @@ FILES = {path.stem: path for path in sorted((ROOT / "conf").glob("*.yaml"))}
 MIXTURES = [
     *("dit_debug", "dit_xl_image", "dit_xl_video", "cosmos_predict2_2b"),
     *("wan_debug", "wan_1.3b_pretrain", "wan_1.3b_finetune", "wan_14b_lora"),
+    *("flux_debug", "flux_pretrain", "flux_finetune", "flux_lora"),
 ]
 
 
@@ -35,7 +36,8 @@ def test_the_files_of_the_readme_are_there() -> None:
     sizes = {"dit_debug", "dit_xl_image", "dit_xl_video", "cosmos_predict2_2b"}
     wan = {"wan_debug", "wan_1.3b_pretrain", "wan_1.3b_finetune", "wan_moving_digits"}
     wan |= {"wan_14b_lora"}
-    assert set(FILES) == sizes | digits | wan
+    flux = {"flux_debug", "flux_pretrain", "flux_finetune", "flux_lora"}
+    assert set(FILES) == sizes | digits | wan | flux
 
 
 def compare_with_golden(name: str, text: str) -> None:

@@ -16,6 +16,7 @@ import yaml
 
 from dit.config.inlining import value_of
 from dit.config.loading import ConfigError, load_config, parse_arguments
+from dit.models.cost import trained_count
 from dit.objectives import training_objective
 from recipes.runs import RECIPES
 from tests.packs import run_config
@@ -363,6 +364,9 @@ def test_our_keys_and_overrides_stand_beside_theirs(tmp_path: Path) -> None:
         ("adapter.dtype=float16", "lora.dtype is bf16 or fp32"),
         ("adapter.exclude_modules=[proj]", "lora.targets says which linears"),
         ("adapter.fuse_adapters=[{path: x, weight: 1.0}]", "export --merged"),
+        ("optimizer.type=Prodigy", "the optimizer is AdamW, and learning rates of others"),
+        ("optim.optimizer._target_=torch.optim.SGD", "is not supported: the optimizer is AdamW"),
+        ("optimizer.main_params_dtype=torch.float16", "the optimizer keeps float32 weights"),
         ("peft.use_dora=true", "is not supported: adapters are plain LoRA"),
         ("peft.match_all_linear=true", "lora.targets says which linears"),
         ("lora_training=false", "lora.rank turns adapters on"),
@@ -426,6 +430,41 @@ def test_only_near_names_are_proposed(key: str, advice: str) -> None:
 def test_one_key(token: str, group: str, name: str, value: object) -> None:
     config = load_config(run_config(), overrides=[token])
     assert value_of(getattr(config, group), name) == value
+
+
+@pytest.mark.parametrize(
+    ("token", "theirs"),
+    [
+        ("optimizer.type=AdamW8bitKahan", 2),
+        ("optimizer.type=adamw_8bit", 2),
+        ("optim.optimizer._target_=bitsandbytes.optim.AdamW8bit", 2),
+        ("optimizer.type=Adafactor", 0),
+        ("optimizer.type=adamw_optimi", None),
+        ("optim.optimizer._target_=torch.optim.AdamW", None),
+    ],
+)
+@pytest.mark.parametrize("lora", [(), ("lora.rank=4",)])
+def test_what_adamw_costs_in_the_place_of_another_optimizer(
+    token: str, theirs: int | None, lora: tuple[str, ...], caplog
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="dit.config.loading"):
+        config = load_config(run_config(), overrides=[*lora, token])
+    (said,) = [record.getMessage() for record in caplog.records]
+    count = trained_count(config)
+    assert f"{token} (command line): read as AdamW" in said.replace('"', "")
+    assert ("would change with the layout" in said) is (theirs is not None)
+    if theirs is not None:
+        sizes = [f"{size * count / 1e6:,.1f} MB" for size in (8, theirs)]
+        numbers = f"8 bytes for each of {count:,} trained numbers, {sizes[0]} over all ranks"
+        assert numbers in said and f"about {sizes[1]}." in said
+
+
+def test_moments_of_megatron_bridge() -> None:
+    """Its file asks for them with a switch that is not needed here, and torch's names."""
+    theirs = ("use_precision_aware_optimizer=true", "exp_avg_dtype=torch.bfloat16")
+    theirs += ("exp_avg_sq_dtype=torch.uint8", "main_params_dtype=torch.float32")
+    config = load_config(run_config(), overrides=[f"optimizer.{one}" for one in theirs])
+    assert (config.optimizer.exp_avg_dtype, config.optimizer.exp_avg_sq_dtype) == ("bf16", "fp8")
 
 
 def test_betas_become_two_keys() -> None:

@@ -101,7 +101,7 @@ def _loss(network: nn.Module, batch: PackedBatch, problem: Problem, config: RunC
         caption = rows[offsets[i] : offsets[i + 1]][: CAPTIONS[i]]
         fps = float(batch.fps_N[i])
         sample = LatentSample(key=str(i), latent_CFHW=latent, text_LE=caption, fps=fps)
-        made = form.run_network(network, sample, float(problem.level_M[i]), model)
+        made = form.run_network(network, sample, float(problem.level_M[i]), config)
         error = (made - target).square().mean()
         total = total + problem.weight_N[i] * error * math.prod(batch.grids[i])
     return total / sum(map(math.prod, batch.grids))

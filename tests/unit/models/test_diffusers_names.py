@@ -9,11 +9,11 @@ from diffusers.models.normalization import AdaLayerNormContinuous
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from dit.convert.diffusers_checkpoint import plan_files
 from dit.models.diffusers_names import (
     ByHead,
     Convolution,
     Features,
+    HeadColumns,
     Pair,
     RotaryPairs,
     SwappedHalves,
@@ -45,22 +45,13 @@ def test_every_kind_of_row_is_undone_exactly():
     theirs = their_tensors(table, lambda pair: ours[pair.ours, pair.layer])
     for pair in table:
         parts = [theirs[name] for name in pair.theirs]
-        assert [tuple(part.shape) for part in parts] == [pair.their_shape] * len(parts)
+        assert [tuple(part.shape) for part in parts] == [*pair.their_shapes.values()]
         again = pair.join(parts)
         assert torch.equal(again, ours[pair.ours, pair.layer]), pair.ours
     # Every number of ours is in theirs once.
     assert sum(t.numel() for t in theirs.values()) == sum(t.numel() for t in ours.values())
     every = torch.cat([t.flatten() for t in theirs.values()]).sort().values
     assert torch.equal(every, torch.cat([t.flatten() for t in ours.values()]).sort().values)
-
-
-def test_parts_of_one_tensor_of_theirs_go_into_one_file():
-    table = pairs(MODEL)
-    plan = plan_files(table, [4] * len(table), max_shard_size=4)
-    files = {name: file for name, file in plan.weight_map.items()}
-    assert len(plan.files) == len(table) - MODEL.num_single_layers
-    for file, members in zip(plan.files, plan.pairs, strict=True):
-        assert all(files[name] == file for pair in members for name in pair.theirs)
 
 
 def test_rotary_pairs_give_the_products_of_neighbouring_pairs():
@@ -131,14 +122,24 @@ def test_scale_and_shift_change_places():
     torch.testing.assert_close(ours, norm(x, level))
 
 
-def test_one_of_theirs_is_two_of_ours():
-    """FLUX's `proj_out` of attention and feed-forward side by side."""
-    table = [p for p in pairs(MODEL) if p.columns is not None and p.layer == 0]
-    attention, mlp = (torch.randn(3, p.shape[1]) for p in table)
-    ours = {p.ours: torch.randn(p.shape) for p in table}
-    whole = their_tensors(table, lambda pair: ours[pair.ours])["single_blocks.0.proj_out.weight"]
-    wanted = linear(attention, ours[table[0].ours]) + linear(mlp, ours[table[1].ours])
-    torch.testing.assert_close(linear(torch.cat([attention, mlp], dim=1), whole), wanted)
+def test_columns_of_attention_and_feed_forward_are_laid_by_head():
+    """FLUX's `proj_out` takes both side by side."""
+    wide, hidden = MODEL.hidden_size, MODEL.ffn_hidden_size
+    attention, mlp, theirs = torch.randn(3, wide), torch.randn(3, hidden), torch.randn(6, 168)
+    assert wide + hidden == 168
+    ours = HeadColumns().join([theirs], MODEL)
+    by_head = [x.unflatten(1, (HEADS, -1)) for x in (attention, mlp)]
+    made = linear(torch.cat(by_head, dim=-1).flatten(1), ours)
+    torch.testing.assert_close(made, linear(torch.cat([attention, mlp], dim=1), theirs))
+
+
+def test_a_feed_forward_beside_queries_is_laid_by_head():
+    rows = [torch.randn(48, 6) for _ in range(3)] + [torch.randn(120, 6)]
+    x = torch.randn(2, 6)
+    each = [WIDTH] * 3 + [120 // HEADS]
+    made = linear(x, ByHead().join(rows, MODEL)).unflatten(1, (HEADS, -1)).split(each, dim=-1)
+    for part, theirs in zip(made, rows, strict=True):
+        torch.testing.assert_close(part.flatten(1), linear(x, theirs))
 
 
 def test_biases_are_laid_by_head_as_their_matrices():

@@ -9,6 +9,7 @@ from dit.convert.lora import linear_shapes
 from dit.models.dit.config import DitConfig
 from dit.models.lora.factors import FactorPair, from_stored, to_stored
 from dit.models.lora.targets import adaptable_pairs, stored_name, their_modules
+from tests.flux_networks import flux_model
 from tests.lora_files import random_factors
 from tests.wan_networks import CONDITIONS, wan_model
 
@@ -21,7 +22,11 @@ DIT = {
     "in_channels": 4,
 }
 MODELS = {f"wan {kind}": wan_model(kind) for kind in CONDITIONS}
-MODELS |= {"dit": DitConfig(**DIT), "projected": DitConfig(**DIT, crossattn_proj_size=20)}
+MODELS |= {
+    "flux": flux_model(),
+    "dit": DitConfig(**DIT),
+    "projected": DitConfig(**DIT, crossattn_proj_size=20),
+}
 
 
 @pytest.fixture(params=MODELS)
@@ -31,7 +36,7 @@ def case(request):
     mine = {name for pair in pairs for name in their_modules(pair)}
     shapes = {name: size for name, size in linear_shapes(model).items() if name in mine}
     # Ranks of q, k and v differ, and one of them has no adapter.
-    del shapes[next(name for name in shapes if name.endswith("attn1.to_k"))]
+    del shapes[next(name for name in shapes if name.endswith(("attn1.to_k", "attn.to_k")))]
     made = random_factors(shapes, ranks={"to_q": 3, "to_v": 5})
     return pairs, {name: FactorPair(one.down, one.up) for name, one in made.items()}
 
@@ -41,22 +46,23 @@ def test_the_product_of_ours_is_the_arranged_product_of_theirs(case) -> None:
     stored = to_stored(factors, pairs)
     assert len(stored) == 2 * len(factors)
     for pair in pairs:
-        names, (outputs, inputs) = their_modules(pair), pair.shape
-        size = (outputs // len(names), inputs)
+        names, shapes = their_modules(pair), pair.their_shapes.values()
         theirs = [
             factors[name].up.double() @ factors[name].down.double()
             if name in factors
             else torch.zeros(size, dtype=torch.float64)
-            for name in names
+            for name, size in zip(names, shapes, strict=True)
         ]
         wanted = pair.join(theirs)
-        heads = pair.model.num_attention_heads if len(names) > 1 else 1
-        ours = torch.zeros(heads, len(names), size[0] // heads, inputs, dtype=torch.float64)
-        for part, name in enumerate(names):
+        heads, ours = pair.model.num_attention_heads if len(names) > 1 else 1, []
+        for part, (name, size) in enumerate(zip(names, shapes, strict=True)):
+            product = torch.zeros(size, dtype=torch.float64)
             if name in factors:
                 down, up = (stored[stored_name(pair, part, letter)].double() for letter in "AB")
-                ours[:, part] = (up @ down).unflatten(0, (heads, -1))
-        torch.testing.assert_close(ours.flatten(0, 2), wanted, rtol=1e-13, atol=1e-13)
+                product = up @ down
+            ours.append(product.unflatten(0, (heads, -1)))
+        made = torch.cat(ours, dim=1).flatten(0, 1)
+        torch.testing.assert_close(made, wanted, rtol=1e-13, atol=1e-13)
 
 
 def test_the_way_back_gives_every_bit(case) -> None:

@@ -102,9 +102,9 @@ def _single(theirs: FluxSingleTransformerBlock) -> dict[str, Tensor]:
     for kind in ("weight", "bias"):
         q, k, v, mlp = (getattr(x, kind) for x in (a.to_q, a.to_k, a.to_v, theirs.proj_mlp))
         made[f"linear_in.{kind}"] = _by_head(_halves(q), _halves(k), v, mlp)
-    first, last = theirs.proj_out.weight.split([WIDTH, 4 * WIDTH], dim=1)
-    made |= {"attention.linear_proj.weight": first, "linear_fc2.weight": last}
-    made |= {"attention.linear_proj.bias": theirs.proj_out.bias}
+    columns = theirs.proj_out.weight.split([WIDTH, 4 * WIDTH], dim=1)
+    made["linear_out.weight"] = _by_head(*(part.T for part in columns)).T
+    made["linear_out.bias"] = theirs.proj_out.bias
     return made | _linear("modulation.linear", theirs.norm.linear)
 
 

@@ -49,7 +49,7 @@ def _theirs(model: WanConfig) -> WanTransformer3DModel:
 def test_named_sizes_have_the_tensors_of_diffusers(name: str) -> None:
     model: Any = named_model(name)
     theirs = _theirs(model).state_dict()
-    ours = {name: pair.their_shape for pair in pairs(model) for name in pair.theirs}
+    ours = {name: shape for pair in pairs(model) for name, shape in pair.their_shapes.items()}
     assert ours == {name: tuple(tensor.shape) for name, tensor in theirs.items()}
     assert parameter_count(model) == PUBLISHED[name] == sum(t.numel() for t in theirs.values())
 

@@ -54,8 +54,27 @@ WAN = {
         *("--height", "32", "--width", "64", "--num_video_frames", "5"),
     ],
 }
-# Those of a network that is given no picture.
-TEXT_TO_VIDEO = [word for word in WAN["recipes/pretrain_dit.py"] if "image_embed" not in word]
+# A network that is given no picture.
+OF_TEXT = [word for word in WAN["recipes/pretrain_dit.py"] if "image_embed" not in word]
+TEXT_TO_VIDEO = WAN | {"recipes/pretrain_dit.py": OF_TEXT}
+
+# Likewise of FLUX.
+FLUX = {
+    "recipes/pretrain_dit.py": [
+        *("model.num_layers=2", "model.num_single_layers=2", "model.hidden_size=48"),
+        *("model.num_attention_heads=4", "model.rope_axes=[4,4,4]", "model.in_channels=4"),
+        *("model.crossattn_emb_size=16", "model.pooled_size=16", "model.precision=fp32"),
+        *("model.recompute_granularity=none", "model.tensor_model_parallel_size=1"),
+        *("model.sequence_parallel=false", "train.global_batch_size=1"),
+        *("dataset.task_encoder_seq_length=1280", "dataset.use_train_split_for_val=true"),
+    ],
+    "recipes/generate_dit.py": ["--height", "32", "--width", "24"],
+}
+TINY_PAGES = {
+    **{"models/Wan2.1-T2V": TEXT_TO_VIDEO, "models/Wan": WAN, "runs/wan": WAN},
+    **{"models/FLUX": FLUX, "runs/flux_": FLUX},
+}
+"""What a command names -> what makes it fit the tiny pipelines; the first that fits counts."""
 
 
 @pytest.fixture
@@ -91,10 +110,9 @@ def tiny(words: tuple[str, ...]) -> str:
     extra = [] if "--dry-run" in arguments else TINY.get(name, [])
     if "--family" in arguments:
         extra = [*extra, "--nproc", "2", "--family", "wan2.1_t2v_1.3b"]
-    if any("models/Wan" in word or "runs/wan" in word for word in arguments):
-        extra = [*extra, *WAN.get(name, [])]
-        if any("T2V" in word for word in arguments) and name == "recipes/pretrain_dit.py":
-            extra = [*TINY[name], *TEXT_TO_VIDEO]
+    own = (fits for place, fits in TINY_PAGES.items() if any(place in word for word in arguments))
+    if (fits := next(own, None)) is not None:
+        extra = [*extra, *fits.get(name, [])]
         words = tuple("1" if word == "8" else word for word in words)
     return shlex.join([*words, *extra])
 
@@ -135,10 +153,19 @@ def publish_text_to_video(workspace: Path) -> None:
         (workspace / f"films/{number}.txt").write_text("a fox runs")
 
 
+def publish_flux(workspace: Path) -> None:
+    """A tiny pipeline where the page of FLUX has a large one."""
+    from tests.flux_pipelines import pipeline
+
+    pipeline(workspace / "dev", "dev")
+    (workspace / "models").mkdir()
+    (workspace / "dev" / "pipeline").rename(workspace / "models" / "FLUX.1-dev")
+
+
 PAGES = [
     *("README.md", "first_run.md", "own_data.md", "objectives.md", "watching.md", "validation.md"),
     *("throughput.md", "diffusers.md", "coming_from.md", "two_cpu_cores.md", "wan.md"),
-    "fine_tuning.md",
+    *("flux.md", "fine_tuning.md"),
 ]
 
 
@@ -154,6 +181,8 @@ def test_page_runs_from_top_to_bottom(repo_root: Path, workspace: Path, page: st
         publish_wan(workspace)
     if page == "fine_tuning.md":
         publish_text_to_video(workspace)
+    if page == "flux.md":
+        publish_flux(workspace)
     photos = workspace / "photos"
     photos.mkdir(exist_ok=True)
     for i in range(40):

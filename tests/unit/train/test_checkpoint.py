@@ -183,7 +183,7 @@ def test_a_rank_that_updates_no_weight_has_the_same_names(groups, precision, mon
     """All ranks take part in each exchange with as many tensors of a weight."""
     model = build_model_and_optimizer(tiny_run(precision=precision), groups)
     names = list(data_parallel.optimizer_values(model.optimizer))
-    monkeypatch.setattr(data_parallel, "_shards", lambda _: iter(()))
+    monkeypatch.setattr(data_parallel, "main_param_shards_of", lambda _: iter(()))
     assert data_parallel.optimizer_values(model.optimizer) == {name: [] for name in names}
     assert len(names) == 3
 

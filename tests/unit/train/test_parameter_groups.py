@@ -8,6 +8,12 @@ import pytest
 import torch
 
 from dit.config import EmaConfig, EmaKind, OptimizerConfig, ParameterGroup, Problems, RunConfig
+from dit.config.loading.describe import describe
+from dit.convert.megatron_checkpoint import StoredWeights
+from dit.models.cost import memory, parameter_count, trained_count
+from dit.models.diffusers_names import pairs
+from dit.models.parameter_groups import own_name
+from dit.planner.checkpoints import checkpoint_bytes
 from dit.train.checkpoint.async_save import save_checkpoint
 from dit.train.checkpoint.paths import CheckpointError
 from dit.train.checkpoint.state_dict import load_checkpoint, load_weights
@@ -18,6 +24,7 @@ from tests.unit.train.test_checkpoint import DATA
 from tests.wan_networks import wan_model
 
 RATE = 1e-2
+_PLAIN = OptimizerConfig()
 
 
 def _run(*groups: ParameterGroup, **changes) -> RunConfig:
@@ -35,6 +42,10 @@ def _built(config: RunConfig, groups):
 
 def _values(model) -> dict[str, torch.Tensor]:
     return {n: p.detach().clone() for n, p in model.chunks[0].module.named_parameters()}
+
+
+def _named(model) -> list[tuple[str, torch.nn.Parameter]]:
+    return [*model.chunks[0].module.named_parameters()]
 
 
 def _step(model, config: RunConfig, gradient: float = 1.0) -> None:
@@ -101,8 +112,6 @@ def test_contradictions_are_refused():
             ParameterGroup(pattern="*", **wrong)
     with pytest.raises(Problems, match="before that group one of pattern="):
         _run(ParameterGroup(pattern="x", weight_decay=0.1), weight_decay=0.0)
-    with pytest.raises(Problems, match=r"set ema\.kind=none"):
-        replace(_run(ParameterGroup(pattern="*", frozen=True)), ema=EmaConfig())
 
 
 @pytest.mark.parametrize("rest", [{"frozen": True}, {"lr_factor": 0.1}])
@@ -126,3 +135,53 @@ def test_a_resume_goes_on_alike(groups, tmp_path, rest):
     assert all(p.isfinite().all() for p in _values(alone).values())
     with pytest.raises(CheckpointError, match=r"optimizer\.groups"):
         load_checkpoint(place, alone, config=_run())
+
+
+def test_the_average_of_a_frozen_weight_is_the_weight(groups, tmp_path):
+    """One layer of a name that a checkpoint stores for all layers, and a name as a whole."""
+    frozen = ("blocks.0.*", "*.attn2.*")
+    config = _run(*(ParameterGroup(pattern=pattern, frozen=True) for pattern in frozen))
+    config = replace(config, ema=EmaConfig(kind=EmaKind.CONSTANT, decay=0.5))
+    model = _built(config, groups)
+    for gradient in (1.0, -2.0):
+        _step(model, config, gradient)
+        model.ema.update(1)
+    count = trained_count(config)
+    trained = [p for p in model.chunks[0].parameters() if p.requires_grad]
+    assert count == sum(p.numel() for p in trained) < parameter_count(config.model)
+    assert sum(average.numel() for average in model.ema.averages) == count
+    with model.ema.as_weights(model.chunks):
+        wanted = _values(model)
+    assert not any(torch.equal(p, wanted[n]) for n, p in _named(model) if p.requires_grad)
+    assert all(torch.equal(p, wanted[n]) for n, p in _named(model) if not p.requires_grad)
+    place = save_checkpoint(
+        tmp_path, model, progress=TrainProgress(step=2), config=config, data=DATA
+    )
+    other = _built(replace(config, optimizer=OptimizerConfig()), groups)
+    load_weights(place, other.modules, groups, averaged=True)
+    ours = _values(other)
+    assert all(torch.equal(value, ours[name]) for name, value in wanted.items())
+    stored = StoredWeights(place, averaged=True)
+    table = pairs(config.model)
+    stored.check(table)
+    for pair in table:
+        assert torch.equal(
+            stored.read(pair), wanted[own_name((pair.ours, pair.layer))].view(pair.shape)
+        )
+    again = build_model_and_optimizer(config, groups)
+    load_checkpoint(place, again, config=config)
+    for average, loaded in zip(model.ema.averages, again.ema.averages, strict=True):
+        assert torch.equal(average, loaded)
+
+
+def test_the_estimate_leaves_out_what_is_frozen():
+    config = _run(ParameterGroup(pattern="*ffn*", frozen=True))
+    config = replace(config, ema=EmaConfig())
+    every, trained = parameter_count(config.model), trained_count(config)
+    need, plain = (memory(one, world_size=1) for one in (config, replace(config, optimizer=_PLAIN)))
+    assert need.weights == plain.weights == 4 * every
+    assert (need.gradients, need.optimizer, need.ema) == (4 * trained, 8 * trained, 4 * trained)
+    assert f"{trained:,} trainable (custom), {every - trained:,} frozen" in describe(
+        config, world_size=1
+    )
+    assert checkpoint_bytes(config, world_size=1).whole == 4 * every + 16 * trained

@@ -6,6 +6,7 @@ where another value of the key would be supported. These tables are imported onl
 configuration has a key that is not ours.
 
     entry           `Foreign`: how one key and its values are read
+    optimizers      names of optimizers, which several of the tools have
     dfm             NVIDIA's DFM and Megatron-Bridge
     automodel       NeMo AutoModel
     fastvideo       FastVideo

@@ -26,6 +26,7 @@ from dit.config.loading.foreign.entry import (
     recompute,
     unused_key,
 )
+from dit.config.loading.foreign.optimizers import OPTIMIZER
 
 _FP8 = "model.fp8 with model.transformer_impl=transformer_engine"
 _SAVED = "checkpoints are torch_dist; checkpoint.also_save_hf=true exports each for Diffusers"
@@ -61,6 +62,7 @@ AUTOMODEL: dict[str, Foreign] = {
         "queries, keys and values are one matrix for training where it helps"
     ),
     "optim.learning_rate": read_as("optimizer.lr"),
+    "optim.optimizer._target_": OPTIMIZER,
     "optim.optimizer.lr": read_as("optimizer.lr"),
     "optim.optimizer.weight_decay": read_as("optimizer.weight_decay"),
     "optim.optimizer.betas": read_by(betas),

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dit.config.loading.foreign.entry import Foreign
 
 _OFF = (None, False)
+_ON_OR_OFF = (*_OFF, True)
 _PACK_LENGTH = Foreign(instead="dataset.task_encoder_seq_length is the length of a pack")
 _ALWAYS_SAVED = "a checkpoint always holds and restores model, optimizer and loader"
 _PRECISION = "model.precision and ddp.grad_reduce_in_fp32 decide"
+_MOMENTS = "optimizer.exp_avg_dtype and exp_avg_sq_dtype decide, and float32 is their default"
+_FLOAT32 = (None, "torch.float32", "float32", "fp32")
 _TEXT = "there is no tokenizer: shards hold embedded text"
 
 DFM: dict[str, Foreign] = {
@@ -56,6 +59,14 @@ DFM: dict[str, Foreign] = {
     "optimizer.optimizer": Foreign(
         instead="the optimizer is AdamW", accepts=(None, "adam", "adamw")
     ),
+    "optimizer.use_precision_aware_optimizer": Foreign(instead=_MOMENTS, accepts=_ON_OR_OFF),
+    "optimizer.main_grads_dtype": Foreign(
+        instead="ddp.grad_reduce_in_fp32 decides", accepts=_FLOAT32
+    ),
+    "optimizer.main_params_dtype": Foreign(
+        instead="the optimizer keeps float32 weights", accepts=_FLOAT32
+    ),
+    "optimizer.store_param_remainders": Foreign(instead="the optimizer keeps float32 weights"),
     "scheduler.override_opt_param_scheduler": Foreign(instead="the configuration always decides"),
     "ddp.use_megatron_fsdp": Foreign(
         instead="ddp.use_distributed_optimizer shards the optimizer", accepts=_OFF

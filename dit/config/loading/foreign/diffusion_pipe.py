@@ -21,6 +21,7 @@ from dit.config.loading.foreign.entry import (
     recompute,
     unused_key,
 )
+from dit.config.loading.foreign.optimizers import OPTIMIZER
 
 _PACKING = "packing is `python -m data_prep`'s, before training"
 _COUNTED = "it counts steps"
@@ -172,7 +173,7 @@ DIFFUSION_PIPE: dict[str, Foreign] = {
     ),
     "adapter": unused_key("lora.rank turns adapters on", None),
     "adapter.*": unused_key("lora.* decides"),
-    "optimizer.type": unused_key("the optimizer is AdamW, with moments in float32"),
+    "optimizer.type": OPTIMIZER,
     "optimizer.betas": read_by(betas),
     "optimizer.eps": read_as("optimizer.adam_eps"),
     "optimizer.stabilize": unused_key("the optimizer is AdamW"),

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dit.config import RunConfig
+
 Reading = Callable[[Any], dict[str, Any]]
 """A value of another tool -> our keys with their values; empty where the value asks for nothing.
 
@@ -25,6 +27,7 @@ class Foreign:
     reading: Reading | None = None  # None: the key is not used
     joint: JointReading | None = None  # in the place of `reading`
     where_legal: bool = False  # not used, without an error, where our network does not take it
+    of_run: Callable[[Any, RunConfig], str] | None = None  # (value, the whole run) -> `instead`
     grave: bool = False  # this run trains another network or method than the file asks for
 
     def takes(self, value: object) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import CosmosTransformer3DModel, WanTransformer3DModel
+from diffusers import CosmosTransformer3DModel, FluxTransformer2DModel, WanTransformer3DModel
 from peft import LoraConfig as PeftLoraConfig
 from peft import PeftModel, get_peft_model
 from torch import Tensor
@@ -27,7 +28,7 @@ from dit.convert.import_ import import_weights
 from dit.convert.lora import LoraCard, LoraFileError, read_lora, write_lora
 from dit.data.pack import PatchLayout, pack_samples
 from dit.models.diffusers_names import pairs
-from dit.models.family import diffusers_form, family_of
+from dit.models.family import InputKind, diffusers_form, family_of
 from dit.objectives import training_problem
 from dit.sampling.commands.lora_option import add_adapters
 from dit.sampling.unpatchify import unpack_latents
@@ -40,11 +41,13 @@ from tests.lora_files import Tiny, linears, merged, random_factors
 CLASSES: dict[str, Any] = {
     "WanTransformer3DModel": WanTransformer3DModel,
     "CosmosTransformer3DModel": CosmosTransformer3DModel,
+    "FluxTransformer2DModel": FluxTransformer2DModel,
 }
 # Sizes of which a fused matrix that is cut in the wrong place cannot be right.
 CASES = [
     Tiny("WanTransformer3DModel"),
     Tiny("CosmosTransformer3DModel", extra_pos_embed_type="learnable"),
+    Tiny("FluxTransformer2DModel"),
 ]
 LEVELS = (0.3, 0.8)
 SIZES = ((1, 4, 6), (3, 2, 4))
@@ -58,6 +61,11 @@ def samples(model: Any) -> list[LatentSample]:
             latent_CFHW=torch.randn(model.in_channels, *size, generator=rng),
             text_LE=torch.randn(5 + number, model.crossattn_emb_size, generator=rng),
             fps=24.0,
+            others={
+                one.name: torch.randn(one.width, generator=rng)
+                for one in family_of(model).inputs(model)
+                if one.kind is InputKind.VECTOR
+            },
         )
         for number, size in enumerate(SIZES)
     ]
@@ -66,7 +74,7 @@ def samples(model: Any) -> list[LatentSample]:
 @torch.no_grad()
 def theirs(network: Any, config: RunConfig) -> list[Tensor]:
     run, model = diffusers_form(config.model).run_network, config.model
-    return [run(network, s, level, model) for s, level in zip(samples(model), LEVELS, strict=True)]
+    return [run(network, s, level, config) for s, level in zip(samples(model), LEVELS, strict=True)]
 
 
 @torch.no_grad()
@@ -79,10 +87,10 @@ def errors_of(network: Any, batch: PackedBatch, problem: Problem, config: RunCon
     )
     for n, latent in enumerate(noisy):
         text_LE = batch.text_LE[slice(*batch.text_starts[n : n + 2])].float()
-        sample = LatentSample(
-            key="", latent_CFHW=latent, text_LE=text_LE, fps=float(batch.fps_N[n])
-        )
-        made = diffusers_form(model).run_network(network, sample, float(problem.level_M[n]), model)
+        others = {name: rows[n].float() for name, rows in batch.vectors.items()}
+        fps = float(batch.fps_N[n])
+        sample = LatentSample(key="", latent_CFHW=latent, text_LE=text_LE, fps=fps, others=others)
+        made = diffusers_form(model).run_network(network, sample, float(problem.level_M[n]), config)
         found.append(problem.weight_N[n] * (made - target[n]).square().flatten())
     return torch.cat(found)
 
@@ -113,12 +121,15 @@ def made(request, groups, tmp_path: Path):
     base = import_weights(tmp_path / "hf", tmp_path / "base").path
     torch.manual_seed(0)
     block = "blocks" if "Wan" in tiny.class_name else "transformer_blocks"
+    # Of a single-stream layer queries, keys and the feed-forward share a matrix.
+    flux = "Flux" in tiny.class_name
+    more, second = (["proj_mlp", "norm_out.linear"], "attn") if flux else ([], "attn2")
     config = PeftLoraConfig(
         r=4,
         lora_alpha=6,
         # Of q, k and v the first two have an adapter, with two ranks; and some linears outside.
-        target_modules=["to_q", "to_k", "to_out.0", "net.2", "proj_out", "linear_1"],
-        rank_pattern={"to_q": 3, f"{block}.0.attn2.to_k": 5},
+        target_modules=["to_q", "to_k", "to_out.0", "net.2", "proj_out", "linear_1", *more],
+        rank_pattern={"to_q": 3, f"{block}.0.{second}.to_k": 5},
         alpha_pattern={"net.2": 1},
         init_lora_weights=False,
     )
@@ -152,7 +163,8 @@ def test_our_folder_computes_it_in_diffusers_and_peft(made) -> None:
     card = (folder / "out" / "README.md").read_text()
     assert "Org/Base" in card
     assert "| `lora.rank` | `4` |" in card
-    assert (folder / "out" / "comfyui" / "lora.safetensors").is_file()
+    own_names = "Flux" not in tiny.class_name  # ComfyUI reads those that Diffusers has
+    assert (folder / "out" / "comfyui" / "lora.safetensors").is_file() == own_names
 
 
 def test_merged_weights_compute_it_without_an_adapter(made) -> None:
@@ -189,7 +201,7 @@ def test_commands(made, capsys) -> None:
     assert "no adapters" in capsys.readouterr().err
     told[1] = str(folder / "hf")
     assert main(["import-lora", *told, "--megatron-path", str(folder / "c")]) == 1
-    assert "no key of LoRA" in capsys.readouterr().err
+    assert re.search("no key of LoRA|only weights have adapters", capsys.readouterr().err)
     told = ["--hf-path", str(folder / "a"), "--base-path", str(folder / "a")]
     assert main(["import-lora", *told, "--megatron-path", str(folder / "c")]) == 1
     assert "holds no whole weights; give the Diffusers folder" in capsys.readouterr().err
@@ -288,7 +300,7 @@ def test_training_goes_on_from_the_loss_of_diffusers_network(
             saved.dataset,
             mock=True,
             task_encoder_seq_length=256,
-            mock_samples=(MockGeometry(frames=2, height=4, width=6),),
+            mock_samples=(MockGeometry(frames=2, height=4, width=6, text_length=9),),
         ),
         lora=LoraConfig(init_from=str(folder / "peft")),
     )

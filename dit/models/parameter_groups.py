@@ -7,17 +7,14 @@ others that it is laid together with. The last group with a pattern that matches
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import Any
-
-from torch import nn
 
 from dit.config import ModelConfig, ParameterGroup, Problems, RunConfig
 from dit.models.diffusers_names import Pair, pairs
 from dit.models.family import family_of
-from dit.train.checkpoint.shares import entries_of
 
 Weight = tuple[str, int | None]
 """Name of a weight as a checkpoint has it, and its layer."""
@@ -49,9 +46,10 @@ def _table(model: ModelConfig) -> list[Pair]:
     return pairs(model)
 
 
-def own_name(pair: Pair) -> str:
+def own_name(weight: Weight) -> str:
     """Our name of a weight, with the number of its layer."""
-    return pair.ours.replace("layers.", f"layers.{pair.layer}.", 1)
+    name, layer = weight
+    return name.replace("layers.", f"layers.{layer}.", 1)
 
 
 def _matches(pattern: str, pair: Pair) -> bool:
@@ -60,7 +58,7 @@ def _matches(pattern: str, pair: Pair) -> bool:
     Raises:
         Problems: it matches some, not all, of those that the weight is made of.
     """
-    if fnmatchcase(own_name(pair), pattern):
+    if fnmatchcase(own_name((pair.ours, pair.layer)), pattern):
         return True
     here = [name for name in pair.theirs if fnmatchcase(name, pattern)]
     if here and len(here) < len(pair.theirs):
@@ -69,14 +67,14 @@ def _matches(pattern: str, pair: Pair) -> bool:
             [
                 f"optimizer.groups: pattern={pattern} matches {', '.join(here)}, which is one"
                 f" matrix with {', '.join(rest)} here; write a pattern that matches all of them, or"
-                f" {own_name(pair)}"
+                f" {own_name((pair.ours, pair.layer))}"
             ]
         )
     return bool(here)
 
 
 def _nothing_matches(pattern: str, table: list[Pair]) -> str:
-    names = [name for pair in table for name in (own_name(pair), *pair.theirs)]
+    names = [name for pair in table for name in (own_name((pair.ours, pair.layer)), *pair.theirs)]
     near = get_close_matches(pattern.strip("*"), names, n=3, cutoff=0.0)
     return (
         f"optimizer.groups: pattern={pattern} matches no weight of the network; near ones are"
@@ -84,23 +82,31 @@ def _nothing_matches(pattern: str, table: list[Pair]) -> str:
     )
 
 
-def grouped(
-    module: Any, groups: Mapping[Weight, ParameterGroup]
-) -> Iterator[tuple[nn.Parameter, ParameterGroup]]:
-    """The weights of a part of the network that have a group."""
-    for entry in entries_of(module) if groups else ():
-        place = entry.key, entry.global_offset[0] if entry.prepend_axis_num else None
-        if place in groups:
-            assert isinstance(entry.data, nn.Parameter)
-            yield entry.data, groups[place]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrozenWeights:
+    """What `optimizer.groups` freezes."""
+
+    pairs: tuple[Pair, ...] = ()
+    alone: frozenset[Weight] = frozenset()  # stored without state; their average is themselves
+    partly: frozenset[str] = frozenset()  # names of which some layers are frozen, and some not
 
 
-def freeze_groups(module: Any, config: RunConfig) -> None:
-    """Freezes the weights of frozen groups, before the module is wrapped.
+NOTHING_FROZEN = FrozenWeights()
+
+
+def frozen_weights(config: RunConfig) -> FrozenWeights:
+    """The weights of frozen groups.
 
     Raises:
         Problems: as `group_of_weights`.
     """
-    for weight, group in grouped(module, group_of_weights(config)):
-        if group.frozen:
-            weight.requires_grad_(False)
+    alone = frozenset(w for w, group in group_of_weights(config).items() if group.frozen)
+    if not alone:
+        return NOTHING_FROZEN
+    every = _table(config.model)
+    trained = {pair.ours for pair in every if (pair.ours, pair.layer) not in alone}
+    return FrozenWeights(
+        pairs=tuple(pair for pair in every if (pair.ours, pair.layer) in alone),
+        alone=alone,
+        partly=frozenset(name for name, _ in alone if name in trained),
+    )

@@ -1,0 +1,355 @@
+"""FLUX.1 in Diffusers: names of tensors, config.json, pipelines, and how its network is run.
+
+Its class is `FluxTransformer2DModel`.
+"""
+
+# D model width, F width of the MLP, W cosines and sines of a number that is told, E text width
+# P width of pooled text, K head width, C numbers in a token
+# T tokens, L text tokens; f h w frames, rows and columns in patches
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import ConfigDict, PositiveInt
+from torch import Tensor, nn
+
+from dit.batch import LatentSample
+from dit.config import RunConfig, TextPadding
+from dit.models.diffusers_names import (
+    ByHead,
+    HeadColumns,
+    NameTable,
+    RotaryPairs,
+    Row,
+    StrictKeys,
+    SwappedHalves,
+    TensorSplit,
+    linear_rows,
+)
+from dit.models.family import DiffusersForm
+from dit.models.flux.conditions import WAVES
+from dit.models.flux.config import FluxConfig
+from dit.models.flux.family import POOLED
+from dit.models.positions import GridPositions
+
+CLASS = "FluxTransformer2DModel"
+_PATCH = 2  # rows and columns of a token in Diffusers' pipelines
+_DOUBLE, _BLOCK = "double_blocks.layers.*", "transformer_blocks.*"
+_SINGLE, _SINGLE_BLOCK = "single_blocks.layers.*", "single_transformer_blocks.*"
+_REPLICATED, _COLUMN, _ROW = TensorSplit.REPLICATED, TensorSplit.COLUMN, TensorSplit.ROW
+# Neighbours are rotated together there, and halves of a head here.
+_BY_HEAD = ByHead(rotated=(0, 1))
+
+
+def _two_linears(ours: str, theirs: str, inputs: str, **options: Any) -> tuple[Row, ...]:
+    first, second = (f"{theirs}.linear_{n}" for n in (1, 2))
+    return (
+        *linear_rows(f"{ours}.linear_1", first, "D", inputs, **options),
+        *linear_rows(f"{ours}.linear_2", second, "D", "D", **options),
+    )
+
+
+_TOLD = "time_text_embed"
+_EMBEDDERS: tuple[Row, ...] = (
+    *linear_rows("patches", "x_embedder", "D", "C"),
+    *linear_rows("text_embedder", "context_embedder", "D", "E"),
+    *_two_linears("told.level", f"{_TOLD}.timestep_embedder", "W"),
+    *_two_linears(
+        "told.guidance",
+        f"{_TOLD}.guidance_embedder",
+        "W",
+        exists=lambda model: model.guidance_embed,
+    ),
+    *_two_linears("told.pooled", f"{_TOLD}.text_embedder", "P"),
+)
+
+
+def _norms(ours: str, theirs: str, query: str, key: str) -> tuple[Row, Row]:
+    """RMSNorm of queries and of keys, with one weight for all heads."""
+    return tuple(  # type: ignore[return-value]
+        Row(
+            f"{ours}.{name}_layernorm.weight",
+            (f"{theirs}.{norm}.weight",),
+            _REPLICATED,
+            ("K",),
+            RotaryPairs(),
+        )
+        for name, norm in (("q", query), ("k", key))
+    )
+
+
+def _stream(prefix: str, *, qkv: tuple[str, ...], norms: tuple[str, str], out: str) -> tuple:
+    """Attention of latents (`prefix` is empty) or of text in a double-stream layer."""
+    ours, theirs = f"{_DOUBLE}.{prefix}attention", f"{_BLOCK}.attn"
+    names = tuple(f"{theirs}.{name}" for name in qkv)
+    return (
+        *linear_rows(f"{ours}.linear_qkv", names, "3D", "D", split=_COLUMN, arrangement=_BY_HEAD),
+        *_norms(ours, theirs, *norms),
+        *linear_rows(f"{ours}.linear_proj", f"{theirs}.{out}", "D", "D", split=_ROW),
+    )
+
+
+def _mlp(ours: str, theirs: str) -> tuple[Row, ...]:
+    return (
+        *linear_rows(f"{ours}.linear_fc1", f"{theirs}.net.0.proj", "F", "D", split=_COLUMN),
+        *linear_rows(f"{ours}.linear_fc2", f"{theirs}.net.2", "D", "F", split=_ROW),
+    )
+
+
+def _modulation(ours: str, theirs: str, outputs: str, **options: Any) -> tuple[Row, Row]:
+    return linear_rows(f"{ours}.linear", f"{theirs}.linear", outputs, "D", split=_COLUMN, **options)
+
+
+_LAYERS: tuple[Row, ...] = (
+    *_modulation(f"{_DOUBLE}.modulation", f"{_BLOCK}.norm1", "6D"),
+    *_modulation(f"{_DOUBLE}.text_modulation", f"{_BLOCK}.norm1_context", "6D"),
+    *_stream("", qkv=("to_q", "to_k", "to_v"), norms=("norm_q", "norm_k"), out="to_out.0"),
+    *_stream(
+        "text_",
+        qkv=("add_q_proj", "add_k_proj", "add_v_proj"),
+        norms=("norm_added_q", "norm_added_k"),
+        out="to_add_out",
+    ),
+    *_mlp(f"{_DOUBLE}.mlp", f"{_BLOCK}.ff"),
+    *_mlp(f"{_DOUBLE}.text_mlp", f"{_BLOCK}.ff_context"),
+    *_modulation(f"{_SINGLE}.modulation", f"{_SINGLE_BLOCK}.norm", "3D"),
+    *_norms(f"{_SINGLE}.attention", f"{_SINGLE_BLOCK}.attn", "norm_q", "norm_k"),
+    *linear_rows(
+        f"{_SINGLE}.linear_in",
+        (
+            *(f"{_SINGLE_BLOCK}.attn.to_{letter}" for letter in "qkv"),
+            f"{_SINGLE_BLOCK}.proj_mlp",
+        ),
+        *("3D+F", "D"),
+        split=_COLUMN,
+        arrangement=_BY_HEAD,
+    ),
+    *linear_rows(
+        f"{_SINGLE}.linear_out",
+        f"{_SINGLE_BLOCK}.proj_out",
+        *("D", "D+F"),
+        split=_ROW,
+        arrangement=HeadColumns(),
+    ),
+)
+_HEAD: tuple[Row, ...] = (
+    *_modulation("modulate_out", "norm_out", "2D", arrangement=SwappedHalves()),
+    *linear_rows("proj_out", "proj_out", "C", "D"),
+)
+
+
+def _sizes(model: FluxConfig) -> dict[str, int]:
+    width, hidden = model.hidden_size, model.ffn_hidden_size
+    return {
+        "D": width,
+        "2D": 2 * width,
+        "3D": 3 * width,
+        "6D": 6 * width,
+        "F": hidden,
+        "3D+F": 3 * width + hidden,
+        "D+F": width + hidden,
+        "K": width // model.num_attention_heads,
+        "W": WAVES,
+        "E": model.crossattn_emb_size,
+        "P": model.pooled_size,
+        "C": model.patch_features,
+    }
+
+
+class FluxPrivateKeys(StrictKeys):
+    """What an export keeps in config.json that Diffusers has no place for."""
+
+    patch_spatial: PositiveInt
+    patch_temporal: PositiveInt
+    text_pad_to: Literal["stored"] | None
+    reference_latents: int
+
+
+class FluxTransformer(StrictKeys):
+    """config.json of `FluxTransformer2DModel`; keys that it does not have are kept apart."""
+
+    model_config = ConfigDict(extra="allow")
+
+    patch_size: PositiveInt = 1
+    in_channels: PositiveInt = 64
+    out_channels: PositiveInt | None = None
+    num_layers: PositiveInt = 19
+    num_single_layers: PositiveInt = 38
+    attention_head_dim: PositiveInt = 128
+    num_attention_heads: PositiveInt = 24
+    joint_attention_dim: PositiveInt = 4096
+    pooled_projection_dim: PositiveInt = 768
+    guidance_embeds: bool = False
+    axes_dims_rope: tuple[PositiveInt, PositiveInt, PositiveInt] = (16, 56, 56)
+
+
+def _unsupported(t: FluxTransformer) -> list[str]:
+    """What of a config.json our network has no counterpart for."""
+    rules = [
+        (t.patch_size == 1, f"patch_size={t.patch_size}; patches are cut before the network"),
+        (
+            t.out_channels in (None, t.in_channels),
+            f"out_channels={t.out_channels} with in_channels={t.in_channels}",
+        ),
+    ]
+    return [message for holds, message in rules if not holds]
+
+
+def _settings(
+    t: FluxTransformer, private: FluxPrivateKeys | None, text_pad_to: Any
+) -> dict[str, Any]:
+    """Settings of our network, of a config.json."""
+    rows, frames = (private.patch_spatial, private.patch_temporal) if private else (_PATCH, 1)
+    padding = private.text_pad_to if private else text_pad_to
+    channels, rest = divmod(t.in_channels, frames * rows**2)
+    if rest:
+        raise ValueError(
+            f"in_channels={t.in_channels} are no patches of {frames} frames x {rows} x {rows}"
+        )
+    return {
+        "num_layers": t.num_layers,
+        "num_single_layers": t.num_single_layers,
+        "hidden_size": t.num_attention_heads * t.attention_head_dim,
+        "num_attention_heads": t.num_attention_heads,
+        "in_channels": channels,
+        "patch_spatial": rows,
+        "patch_temporal": frames,
+        "crossattn_emb_size": t.joint_attention_dim,
+        "pooled_size": t.pooled_projection_dim,
+        "guidance_embed": t.guidance_embeds,
+        "rope_axes": t.axes_dims_rope,
+        "reference_latents": private.reference_latents if private else 0,
+        "text_pad_to": TextPadding(padding) if padding else None,
+    }
+
+
+def _inexpressible(config: RunConfig) -> list[str]:
+    """What of a run Diffusers' network has no counterpart for."""
+    model = config.model
+    if model.ffn_hidden_size == 4 * model.hidden_size:
+        return []
+    return [f"model.mlp_ratio={model.mlp_ratio:g} cannot be exported: {CLASS} has 4"]
+
+
+def _content(config: RunConfig) -> dict[str, Any]:
+    """config.json of a run's network."""
+    m = config.model
+    assert isinstance(m, FluxConfig)
+    return {
+        "patch_size": 1,
+        "in_channels": m.patch_features,
+        "out_channels": None,
+        "num_layers": m.num_layers,
+        "num_single_layers": m.num_single_layers,
+        "attention_head_dim": m.hidden_size // m.num_attention_heads,
+        "num_attention_heads": m.num_attention_heads,
+        "joint_attention_dim": m.crossattn_emb_size,
+        "pooled_projection_dim": m.pooled_size,
+        "guidance_embeds": m.guidance_embed,
+        "axes_dims_rope": m.rope_axes,
+    }
+
+
+def _private(model: FluxConfig) -> dict[str, Any]:
+    names = ("patch_spatial", "patch_temporal", "text_pad_to", "reference_latents")
+    return {name: getattr(model, name) for name in names}
+
+
+def _pipeline_misfits(model: FluxConfig, pipeline: str) -> list[str]:
+    """What the pipeline feeds otherwise than in training."""
+    patch = (model.patch_temporal, model.patch_spatial)
+    rules = [
+        (
+            patch == (1, _PATCH),
+            f"model.patch_temporal={patch[0]} and model.patch_spatial={patch[1]}, and it cuts"
+            f" patches of 1 frame x {_PATCH} x {_PATCH}",
+        ),
+        (
+            pipeline != KONTEXT or model.reference_latents > 0,
+            "model.reference_latents=0, and it feeds a reference picture",
+        ),
+    ]
+    return [message for holds, message in rules if not holds]
+
+
+def _open_network(folder: Path) -> nn.Module:
+    """Diffusers' network in float32.
+
+    Raises:
+        ImportError: Diffusers is not installed.
+    """
+    from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
+
+    return FluxTransformer2DModel.from_pretrained(folder, torch_dtype=torch.float32)
+
+
+def _run_network(
+    network: nn.Module, sample: LatentSample, level: float, config: RunConfig
+) -> Tensor:
+    """What Diffusers' network makes of one sample."""
+    model, guidance = config.model, config.objective.guidance
+    latents = [sample.latent_CFHW, *_references(sample)]
+    grids, rows = zip(*(_patches(latent, model) for latent in latents), strict=True)
+    (made,) = network(
+        hidden_states=torch.cat(rows)[None],
+        encoder_hidden_states=sample.text_LE[None],
+        pooled_projections=sample.others[POOLED][None],
+        timestep=torch.tensor([level / 1000]),  # it multiplies by 1000 itself
+        img_ids=GridPositions()(grids, fps=sample.fps),
+        txt_ids=torch.zeros(len(sample.text_LE), 3),
+        guidance=None if guidance is None else torch.tensor([guidance]),
+        return_dict=False,
+    )
+    return _unpatched(made[0, : len(rows[0])], grids[0], model)
+
+
+def _references(sample: LatentSample) -> list[Tensor]:
+    return [value for name, value in sample.others.items() if name != POOLED]
+
+
+def _patches(latent_CFHW: Tensor, model: Any) -> tuple[tuple[int, int, int], Tensor]:
+    """The grid of a latent, and its tokens [f h w, C t p p]."""
+    t, p = model.patch_temporal, model.patch_spatial
+    cut = latent_CFHW.unflatten(3, (-1, p)).unflatten(2, (-1, p)).unflatten(1, (-1, t))
+    tokens = cut.permute(1, 3, 5, 0, 2, 4, 6)
+    f, h, w = tokens.shape[:3]
+    return (f, h, w), tokens.flatten(3).flatten(0, 2)
+
+
+def _unpatched(tokens: Tensor, grid: tuple[int, int, int], model: Any) -> Tensor:
+    """The inverse of `_patches`."""
+    t, p = model.patch_temporal, model.patch_spatial
+    cut = tokens.view(*grid, -1, t, p, p).permute(3, 0, 4, 1, 5, 2, 6)
+    return cut.flatten(5, 6).flatten(3, 4).flatten(1, 2)
+
+
+KONTEXT = "FluxKontextPipeline"
+
+FORM = DiffusersForm(
+    class_name=CLASS,
+    table=NameTable(
+        rows=(*_EMBEDDERS, *_LAYERS, *_HEAD),
+        sizes=_sizes,
+        layers=lambda model: {
+            "double_blocks": model.num_layers,
+            "single_blocks": model.num_single_layers,
+        },
+    ),
+    config_keys=FluxTransformer,
+    private_keys=FluxPrivateKeys,
+    unsupported=_unsupported,
+    settings=_settings,
+    inexpressible=_inexpressible,
+    content=_content,
+    private=_private,
+    text_pad_to=lambda _: TextPadding.STORED,
+    pipelines={"FluxPipeline": "flow", KONTEXT: "flow"},
+    settings_of_pipelines={KONTEXT: {"reference_latents": 1}},
+    pipeline_misfits=_pipeline_misfits,
+    largest_latent=lambda _: (2**20, 2**20, 2**20),  # positions are computed
+    open_network=_open_network,
+    run_network=_run_network,
+)

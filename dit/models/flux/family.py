@@ -1,0 +1,161 @@
+"""What the family `flux` says of itself; `dit.models.family` asks here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dit.models.cost import NetworkCost
+from dit.models.family import (
+    DiffusersForm,
+    Family,
+    InputKind,
+    ObjectiveConventions,
+    Padding,
+    SampleInput,
+    WeightRules,
+)
+from dit.models.flux.config import TINY, FluxConfig
+from dit.models.layer_spec import (
+    Activation,
+    AttentionSpec,
+    Cost,
+    DoubleLayerSpec,
+    FeedForwardSpec,
+    PerBlockModulation,
+    RowKind,
+    SingleLayerSpec,
+    StackSpec,
+    replicated,
+)
+
+if TYPE_CHECKING:
+    from dit.models.positions import PositionRule
+
+POOLED = "pooled_text"
+GUIDANCE = 1.0
+"""What networks with a guidance embedding are told in training: to predict without guidance."""
+_WAVES = 256
+
+
+def _network() -> Callable[..., Any]:
+    from dit.models.flux.model import FluxNetwork
+
+    return FluxNetwork
+
+
+def _diffusers() -> DiffusersForm:
+    from dit.models.flux.diffusers import FORM
+
+    return FORM
+
+
+def _positions(_: FluxConfig) -> PositionRule:
+    from dit.models.positions import GridPositions
+
+    return GridPositions()  # a picture has frame 0, its references 1, 2, ...
+
+
+def _inputs(model: FluxConfig) -> tuple[SampleInput, ...]:
+    text = SampleInput(
+        name="text",
+        kind=InputKind.TEXT,
+        width=model.crossattn_emb_size,
+        may_be_empty=True,
+        padding=Padding.NONE if model.text_pad_to is None else Padding.STORED,
+        encoder="flux",
+    )
+    pooled = SampleInput(
+        name=POOLED, kind=InputKind.VECTOR, width=model.pooled_size, encoder="flux"
+    )
+    references = (
+        SampleInput(
+            name=f"reference_latent_{number}",
+            kind=InputKind.REFERENCE,
+            width=model.in_channels,
+            required=False,
+            clean=False,
+        )
+        for number in range(model.reference_latents)
+    )
+    return (text, pooled, *references)
+
+
+def flux_stacks(model: FluxConfig) -> tuple[StackSpec, ...]:
+    """The layers of FLUX."""
+    width = model.hidden_size
+    parts: Any = {
+        "attention": AttentionSpec(width=width, heads=model.num_attention_heads, bias=True),
+        "feed_forward": FeedForwardSpec(
+            width=width,
+            hidden=model.ffn_hidden_size,
+            activation=Activation.GELU_TANH,
+            bias=True,
+        ),
+    }
+    double, single = DoubleLayerSpec(**parts), SingleLayerSpec(**parts)
+    return (
+        StackSpec(name="double_blocks", count=model.num_layers, layer=double),
+        StackSpec(name="single_blocks", count=model.num_single_layers, layer=single),
+    )
+
+
+def flux_cost(model: FluxConfig) -> NetworkCost:
+    """The network; its arithmetic is that of Diffusers' `FluxTransformer2DModel`."""
+    width = model.hidden_size
+    return NetworkCost(
+        before=_before(model),
+        stacks=flux_stacks(model),
+        after=PerBlockModulation().cost(width, 2)
+        + replicated(width, model.output_features, bias=True),
+    )
+
+
+def _before(model: FluxConfig) -> Cost:
+    """Patches and text; level, guidance and pooled text, with two linears each."""
+    width, level = model.hidden_size, {"rows": RowKind.SAMPLES, "bias": True}
+    total = replicated(model.patch_features, width, bias=True)
+    total += replicated(model.crossattn_emb_size, width, rows=RowKind.TEXT, bias=True)
+    for inputs in (_WAVES, *(_WAVES,) * model.guidance_embed, model.pooled_size):
+        total += replicated(inputs, width, **level) + replicated(width, width, **level)
+    return total
+
+
+# In the published pipelines of dev and Kontext the shift follows from the tokens.
+_DISTILLED = {"guidance": GUIDANCE, "time_shift_type": "exponential"}
+
+FAMILY = Family(
+    name="flux",
+    config=FluxConfig,
+    network=_network,
+    cost=flux_cost,
+    parts={
+        "modulate_out": "head",
+        "proj_out": "head",
+        "modulation": "modulation",
+        "attention": "attention",
+        "mlp": "mlp",
+        "single_blocks": "single",
+    },
+    diffusers=_diffusers,
+    inputs=_inputs,
+    positions=_positions,
+    weights=WeightRules(
+        # Each layer starts as the identity (adaLN-Zero, arXiv:2212.09748, Sec. 3.2), and the output
+        # of the network as 0.
+        zero=("*modul*.linear.weight", "*proj_out.weight"),
+    ),
+    objective=ObjectiveConventions(
+        # Diffusers' pipelines hand their scheduler even steps from 1 to 1 / number of steps.
+        settings={"name": "flow", "sampling_levels": "even"},
+        of_size={
+            "flux1_dev": _DISTILLED,
+            "flux1_schnell": {"guidance": None, "time_shift_type": None},
+            "flux1_kontext": _DISTILLED,
+        },
+        clean_level=None,
+    ),
+    guidance=lambda model: GUIDANCE if model.guidance_embed else None,
+    vae=lambda _: "flux",
+    tiny=TINY,
+)
