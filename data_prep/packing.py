@@ -76,6 +76,8 @@ class Packing:
     text: TextEncoder
     options: PackOptions
     settings: Mapping[str, Any]
+    whitening: Whitening | None = None
+    """Instead of one measured on the data, for a codec that whitens by dataset."""
     engine: Engine = field(default_factory=InProcess)
     ranks: Ranks = ALONE
     track: Track = no_progress
@@ -139,6 +141,8 @@ class Packing:
             "processor": {"name": self.codec.name, **self.codec.settings},
             "text_encoder": self.text.settings,
         }
+        if self.whitening is not None:  # without it, folders of older versions go on
+            identity["whitening"] = asdict(self.whitening)
         return json.loads(json.dumps(identity, default=asdict))
 
     def _check_options(self) -> None:
@@ -205,12 +209,15 @@ class Packing:
         )
 
     def _measure(self, plan: PackingPlan) -> None:
-        """Rank 0 measures the whitening, if the codec takes it from the data; all ranks read it."""
+        """Rank 0 writes the whitening, if the codec takes it from the data; all ranks read it.
+
+        It is measured where none is given.
+        """
         if not self.codec.whitens_by_dataset:
             return
         path = self.folder / LEDGER / WHITENING_NAME
         if self.ranks.rank == 0 and not path.exists():
-            whitening = self._whitening(plan)
+            whitening = self.whitening or self._whitening(plan)
             if whitening is not None:
                 content = {"mean": whitening.mean, "std": whitening.std}
                 write_atomically(path, json.dumps(content).encode())

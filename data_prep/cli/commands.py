@@ -44,7 +44,9 @@ from data_prep.writing.dataset_folder import (
     prepare_folder,
 )
 from dit.codecs import text, vae
-from dit.codecs.vae import Pixel
+from dit.codecs.dataset_card import read_card
+from dit.codecs.normalization import Whitening
+from dit.codecs.vae import Codec, Pixel
 from dit.safe_writing import write_atomically
 
 _FEW = 16  # blocks that are too few to start worker processes for
@@ -83,19 +85,45 @@ def _notify(text: str) -> None:
     say(output(), f"note: {text}")
 
 
+def _whitening(args: argparse.Namespace, codec: Codec) -> Whitening | None:
+    """That of the dataset of `--whitening_from`; None measures that of the data.
+
+    Raises:
+        PrepError: its latents are of another form.
+        CodecError: it is no dataset.
+    """
+    folder = args.whitening_from
+    if folder is None or not codec.whitens_by_dataset:
+        return None
+    other = vae.codec_of_card(read_card(folder))
+    forms = [f"{c.name!r} with {c.channels} channels" for c in (other, codec)]
+    if forms[0] != forms[1]:
+        raise PrepError(
+            f"--whitening_from {folder} has latents of {forms[0]}, and these are of {forms[1]};"
+            " give a dataset that was packed with the same options of the processor"
+        )
+    return other.whitening
+
+
 def run_digits(args: argparse.Namespace) -> int:
     encoder = text.text_encoder_named(args.text_encoder or Pixel.text_encoder).from_arguments(args)
-    source = MovingDigits if args.moving else Digits
-    config = "conf/wan_moving_digits.yaml" if args.moving else "conf/dit_digits.yaml"
-    moving = {"moving": True} if args.moving else {}  # digits that stand have no such key
+    source, config = Digits, "conf/dit_digits.yaml"
+    if args.moving:
+        source, config = MovingDigits, "conf/wan_moving_digits.yaml"
+    elif args.invert:
+        config = "conf/dit_digits_lora.yaml"
+    codec = Pixel.of(block=2, colours=1, image_conditioning=args.moving)
+    # Plain digits have no such keys.
+    kinds = {name: True for name in ("moving", "invert") if getattr(args, name)}
     with locked_folder(args.output_dir):
         summary = pack_dataset(
-            source(num_samples=args.num_samples),
+            source(num_samples=args.num_samples, inverted=args.invert),
             args.output_dir,
-            codec=Pixel.of(block=2, colours=1, image_conditioning=args.moving),
+            codec=codec,
+            whitening=_whitening(args, codec),
             text=encoder,
             options=_options(args, max_bad_fraction=0),
-            settings=_settings(args, "num_samples") | moving,
+            settings=_settings(args, "num_samples") | kinds,
             notify=_notify,
             track=progress_on(Console(stderr=True)),
         )
@@ -139,6 +167,7 @@ def run_media(args: argparse.Namespace) -> int:
             codec=codec,
             text=encoder,
             options=options,
+            whitening=_whitening(args, codec),
             settings=_settings(args, *SETTINGS, "max_bad_fraction") | references,
             engine=_engine(args, ranks),
             ranks=ranks,

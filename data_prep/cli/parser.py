@@ -107,7 +107,23 @@ def _add_digits(commands: Any) -> None:
         " down: four of each digit, with what image-to-video models read (condition_latent,"
         " first_frame_latent).",
     )
+    parser.add_argument(
+        "--invert",
+        action="store_true",
+        help="Dark ink on white, for an adapter or a finetuning; see --whitening_from.",
+    )
+    _add_whitening(parser)
     parser.set_defaults(run=run_digits, command="digits")
+
+
+def _add_whitening(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--whitening_from",
+        type=Path,
+        metavar="DIR",
+        help="Of processor pixel: dataset whose mean and deviation of latents are taken in place of"
+        " this one's, for a network that was trained on it.",
+    )
 
 
 def _add_media(commands: Any, name: str, about: str) -> None:
@@ -129,6 +145,7 @@ def _add_media(commands: Any, name: str, about: str) -> None:
     )
     for codec in CODECS.values():
         codec.add_arguments(parser)
+    _add_whitening(parser)
     add_models(parser)
     parser.add_argument(
         "--output_format",

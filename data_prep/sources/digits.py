@@ -31,21 +31,26 @@ def caption_of(digit: int) -> str:
 
 
 class Digits:
-    """8 x 8 grey pictures of `sklearn.datasets.load_digits`; values 0 to 16 become [-1, 1]."""
+    """8 x 8 grey pictures of `sklearn.datasets.load_digits`; values 0 to 16 become [-1, 1].
 
-    def __init__(self, *, num_samples: int | None = None):
+    Inverted ones are dark on white, under the same captions; each is in the split of its digit.
+    """
+
+    def __init__(self, *, num_samples: int | None = None, inverted: bool = False):
         from sklearn.datasets import load_digits
 
         digits: Any = load_digits()
         if num_samples is not None and not 1 <= num_samples <= len(digits.target):
             raise PrepError(f"--num_samples {num_samples} must lie in 1 to {len(digits.target)}")
-        self.name = "sklearn.datasets.load_digits"
+        self.name = f"sklearn.datasets.load_digits{', inverted' if inverted else ''}"
+        self._ink = -1.0 if inverted else 1.0
         self.ignored: Mapping[str, int] = {}
         self._images_NHW = digits.images[:num_samples]
         self._labels = digits.target[:num_samples].tolist()
         self.entries = tuple(
             Entry(
-                key=f"digits-{index:04d}",
+                key=f"{'inverted_' if inverted else ''}digits-{index:04d}",
+                file_key=f"digits-{index:04d}" if inverted else "",
                 source=f"load_digits/{index}",
                 width=SIDE,
                 height=SIDE,
@@ -58,7 +63,7 @@ class Digits:
 
     def picture(self, index: int) -> Tensor:
         """The picture [8, 8] of that number, float32 in [-1, 1]."""
-        return torch.from_numpy(self._images_NHW[index]).float() / (LEVELS / 2) - 1
+        return self._ink * (torch.from_numpy(self._images_NHW[index]).float() / (LEVELS / 2) - 1)
 
     def read(self, entry: Entry) -> Clip:
         index = int(entry.key.rpartition("-")[2])
@@ -83,12 +88,12 @@ class MovingDigits(Digits):
     clips of one digit are in the same split.
     """
 
-    def __init__(self, *, num_samples: int | None = None):
-        super().__init__(num_samples=num_samples)
+    def __init__(self, *, num_samples: int | None = None, inverted: bool = False):
+        super().__init__(num_samples=num_samples, inverted=inverted)
         self.entries = tuple(
             Entry(
                 key=f"{still.key}-{direction}",
-                file_key=still.key,
+                file_key=still.group,
                 source=f"{still.source}/{direction}",
                 kind="video",
                 width=CANVAS,
@@ -108,7 +113,7 @@ class MovingDigits(Digits):
         _, index, direction = entry.key.split("-")
         row, column = DIRECTIONS[direction]
         picture_HW = self.picture(int(index))
-        video_FHW = torch.full((FRAMES, CANVAS, CANVAS), -1.0)
+        video_FHW = torch.full((FRAMES, CANVAS, CANVAS), -self._ink)
         for frame in range(FRAMES):
             moves = frame // FRAMES_A_MOVE
             top, left = ((CANVAS - SIDE) // 2 + moves * step for step in (row, column))

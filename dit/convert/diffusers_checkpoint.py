@@ -94,6 +94,11 @@ class DiffusersFolder:
             raise ConvertError(f"{self.path} {'; '.join(problems)}")
 
 
+def is_diffusers_folder(path: Path) -> bool:
+    """Whether `open_folder` finds a transformer there."""
+    return any((place / CONFIG).is_file() for place in (path, path / "transformer"))
+
+
 def open_folder(path: Path, *, option: str = "--hf-path") -> DiffusersFolder:
     """Opens the folder of a transformer, or of a pipeline that contains one.
 

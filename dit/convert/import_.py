@@ -73,7 +73,7 @@ def import_weights(
         ConfigError: `objective` is not understood.
     """
     source = open_folder(hf_path)
-    stored = _stored_precision(source)
+    stored = stored_precision(source)
     model = found_model(source, precision=stored.precision, text_pad_to=text_pad_to)
     left_out: tuple[str, ...] = ()
     if projected_text:
@@ -197,12 +197,14 @@ def _write(file: Path, source: DiffusersFolder, members: list[Pair]) -> _Importe
     return _ImportedFile(file.name, results, sync_and_digest(file), not_finite)
 
 
-class _Precision(NamedTuple):
+class StoredPrecision(NamedTuple):
+    """The precision of a network whose weights are stored."""
+
     precision: Precision
-    note: str
+    note: str  # why
 
 
-def _stored_precision(source: DiffusersFolder) -> _Precision:
+def stored_precision(source: DiffusersFolder) -> StoredPrecision:
     """bfloat16 if most numbers are stored in it, else float32.
 
     Most and not all, because Diffusers keeps `learnable_pos_embed` in float32 when it saves a model
@@ -218,7 +220,7 @@ def _stored_precision(source: DiffusersFolder) -> _Precision:
     if others:
         kinds = " or ".join(sorted(name for dtype, name in names.items() if dtype is not most))
         note = f"as most weights are stored in {names[most]}; in {kinds}: {listed(others, most=4)}"
-    return _Precision(Precision.BF16 if most is torch.bfloat16 else Precision.FP32, note)
+    return StoredPrecision(Precision.BF16 if most is torch.bfloat16 else Precision.FP32, note)
 
 
 def _pieces(

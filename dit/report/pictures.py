@@ -29,7 +29,7 @@ def slider(run: RunRecord, undrawn: list[Undrawn], *, most: int = STEPS) -> str:
     """
     steps = _spread(_steps(run.folder / "validation_generation"), most)
     images = [
-        (step, "".join(_image(file, undrawn, alt=f"samples at step {step}") for file in files))
+        (step, "".join(_image(file, undrawn, alt=_said(step, file)) for file in files))
         for step, files in steps
     ]
     images = [(step, shown) for step, shown in images if shown]
@@ -45,6 +45,15 @@ def slider(run: RunRecord, undrawn: list[Undrawn], *, most: int = STEPS) -> str:
         f"<figure class=slider><figcaption>{escape(run.name)},"
         f" <output>step {images[-1][0]}</output></figcaption>{bar}{frames}</figure>"
     )
+
+
+def _said(step: int, file: Path) -> str:
+    """What a picture of a step shows, for those who cannot see it."""
+    said, bare = f"samples at step {step}", "without_adapter"
+    if file.parent.name == bare:
+        return f"{said}, without the adapter"
+    paired = file.name == "grid.png" and (file.parent / bare).is_dir()
+    return f"{said}, without the adapter and with it" if paired else said
 
 
 def _steps(folder: Path) -> list[tuple[int, list[Path]]]:

@@ -49,13 +49,18 @@ class Fonts:
     missing: frozenset[str]
 
 
-def beside(given_HW3: np.ndarray | None, made_HW3: np.ndarray) -> np.ndarray:
-    """A sample with the picture that it was given on its left, as one picture of the grid."""
-    import numpy as np
+def beside(*pictures: np.ndarray | None) -> np.ndarray:
+    """Pictures [H, W, 3] from left to right, as one picture of the grid; None is left out.
 
-    if given_HW3 is None:
-        return made_HW3
-    parts = given_HW3, np.full((1, 2, 3), 255, np.uint8), made_HW3
+    Those that are given stand on the left of the sample that begins with them.
+    """
+    import numpy as np
+    from PIL import ImageColor
+
+    there = [picture_HW3 for picture_HW3 in pictures if picture_HW3 is not None]
+    width = max(1, there[0].shape[1] // 64)
+    gap_HW3 = np.full((1, width, 3), ImageColor.getrgb(_INK), np.uint8)
+    parts = [part for picture_HW3 in there for part in (gap_HW3, picture_HW3)][1:]
     height = max(len(part) for part in parts)
     return np.concatenate([_lengthened(part, height) for part in parts], axis=1)
 
@@ -67,14 +72,19 @@ def _lengthened(picture_HW3: np.ndarray, height: int) -> np.ndarray:
     return np.pad(picture_HW3, ((0, height - len(picture_HW3)), (0, 0), (0, 0)), "edge")
 
 
-def draw_grid(firsts: Sequence[np.ndarray], prompts: Sequence[str], path: Path) -> list[Undrawn]:
-    """Writes the grid; returns notices of samples and characters that it does not show."""
+def draw_grid(
+    firsts: Sequence[np.ndarray], prompts: Sequence[str], path: Path, *, title: str = ""
+) -> list[Undrawn]:
+    """Writes the grid; returns notices of samples and characters that it does not show.
+
+    `title` is a line of ours above the pictures.
+    """
     rows: dict[str, list[np.ndarray]] = {}
     for picture_HW3, prompt in zip(firsts, prompts, strict=True):
         rows.setdefault(prompt, []).append(picture_HW3)
     shown = {prompt: rows[prompt][:_MOST_COLUMNS] for prompt in list(rows)[:_MOST_ROWS]}
     fonts = fonts_for(shown)
-    path.write_bytes(_drawn(shown, fonts))
+    path.write_bytes(_drawn(shown, fonts, title))
     return [*_left_out(rows, shown), *_spelled(fonts)]
 
 
@@ -98,7 +108,7 @@ def _spelled(fonts: Fonts) -> list[Undrawn]:
     return [Undrawn(what="prompts in grid.png", because=because)]
 
 
-def _drawn(rows: dict[str, list[np.ndarray]], fonts: Fonts) -> bytes:
+def _drawn(rows: dict[str, list[np.ndarray]], fonts: Fonts, title: str) -> bytes:
     """A PNG with a transparent background."""
     from matplotlib.figure import Figure
 
@@ -121,6 +131,8 @@ def _drawn(rows: dict[str, list[np.ndarray]], fonts: Fonts) -> bytes:
             parse_math=False,
             usetex=False,
         )
+    if title:
+        axes.set_title(title, loc="left", color=_INK, fontsize="medium")
     content = io.BytesIO()
     figure.savefig(content, format="png", bbox_inches="tight", transparent=True)
     return content.getvalue()

@@ -130,12 +130,16 @@ def write_picture(picture: Picture, folder: Path, number: int) -> dict[str, Any]
 
 
 def write_listing(
-    entries: Sequence[Mapping[str, Any]], firsts: Sequence[np.ndarray | None], folder: Path
+    entries: Sequence[Mapping[str, Any]],
+    firsts: Sequence[np.ndarray | None],
+    folder: Path,
+    *,
+    title: str = "",
 ) -> tuple[Path | None, list[Undrawn]]:
     """Writes samples.json, then the grid of the first frames; returns the grid's path and notices.
 
-    A first frame that is None is left out of the grid. Files that only the previous samples.json
-    names are removed.
+    A first frame that is None is left out of the grid. `title` stands above the others. Files that
+    only the previous samples.json names are removed.
 
     Raises:
         OSError: the list cannot be written.
@@ -151,7 +155,8 @@ def write_listing(
         if there:
             prompts = [entries[i]["prompt"] for i in there]
             grid.unlink(missing_ok=True)  # otherwise an old grid would stay if drawing fails
-            notes += draw_grid([first for first in firsts if first is not None], prompts, grid)
+            shown = [first for first in firsts if first is not None]
+            notes += draw_grid(shown, prompts, grid, title=title)
     return (grid if grid.is_file() else None), notes
 
 

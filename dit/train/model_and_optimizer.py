@@ -25,6 +25,7 @@ from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
 from dit.config import EmaConfig, EmaKind, RunConfig
+from dit.distributed.collective_errors import from_first_rank
 from dit.distributed.data_parallel import (
     ModelChunk,
     main_param_shards,
@@ -104,12 +105,16 @@ def initialise_adapters(model: Any, config: RunConfig) -> None:
 
 
 def then_from_file(fill: Fill) -> Fill:
-    """After `fill`, adapters get the values of `lora.init_from`; all data ranks call it."""
+    """After `fill`, adapters get the values of `lora.init_from`.
+
+    All ranks call it; the first one reads the file for them.
+    """
     from dit.train.checkpoint.adapters import factors_of_file
 
     def filled(model: MegatronModule, config: RunConfig) -> None:
         fill(model, config)
-        factors = {n: FactorPair(one.down, one.up) for n, one in factors_of_file(config).items()}
+        read = from_first_rank(lambda: factors_of_file(config))
+        factors = {name: FactorPair(one.down, one.up) for name, one in read.items()}
         stored = to_stored(factors, adaptable_pairs(config.model))
         groups: Any = model.groups
         draw_weights(

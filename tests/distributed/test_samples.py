@@ -11,7 +11,11 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from dit.config.loading import parse_arguments
+from dit.convert.lora import LoraCard, linear_shapes, write_lora
+from recipes.runs import RECIPES
 from tests.launching import ROOT, SMALL, command, metrics, pretrain, run
+from tests.lora_files import random_factors
 
 LAYOUTS = {
     "dp2": (),
@@ -34,28 +38,49 @@ def _latents(folder: Path) -> list[torch.Tensor]:
 def test_samples_of_a_run_are_the_same_on_every_layout(tmp_path):
     """Mock data have no decoder: what is compared is latents, of pictures and a video.
 
-    Replicas read other mock data, so theirs are compared before the first step.
+    Replicas read other mock data, so theirs are compared before the first step. A run of adapters
+    has the samples of its frozen weights beside them, which are those of a run without adapters.
     """
     conf = ["--config-file", str(ROOT / "conf/dit_debug.yaml"), "--mock", "model.num_layers=4"]
     steps = ["train.train_iters=2", "train.eval_interval=2", "train.eval_iters=2"]
     lr = ["optimizer.lr=1e-2", "scheduler.lr_warmup_iters=0", "optimizer.min_lr=1e-2"]
     sampling = ["validation.num_captions=5", "validation.sampling_steps=2"]
     sampling += ["validation.guidance=3", "validation.sampler=dpm++", "validation.at_start=true"]
-    found = {}
-    for name, layout in {"one": (), **LAYOUTS}.items():
-        nproc, save = 1 if name == "one" else 2, tmp_path / name
+    # Random ones on every linear: those that begin at zero, beside weights that do, learn slowly.
+    model, file = parse_arguments(conf, recipes=RECIPES).config.model, tmp_path / "lora"
+    file.mkdir()
+    write_lora(file, random_factors(linear_shapes(model), ranks={"to_k": 3}), LoraCard(network=""))
+    adapters = [f"lora.init_from={file}"]
+    found, without = {}, {}
+    for name, layout in {"bare": (), "one": (), **LAYOUTS}.items():
+        nproc, save = 2 if name in LAYOUTS else 1, tmp_path / name
         more = [*conf, *steps, *lr, *sampling, *layout, f"checkpoint.save={save}"]
+        more += [] if name == "bare" else adapters
         done = run(command("pretrain_dit.py", *more, nproc=nproc))
         assert done.returncode == 0, done.stdout + done.stderr
         assert "the data name no decoder: latents, in false colours" in done.stdout
-        found[name] = {
-            step: _latents(save / f"validation_generation/step_0000000{step}") for step in (0, 2)
-        }
-    assert len({tuple(latent.shape) for latent in found["one"][0]}) > 2
+        folders = [save / f"validation_generation/step_0000000{step}" for step in (0, 2)]
+        found[name] = [_latents(folder) for folder in folders]
+        assert (folders[0] / "without_adapter").is_dir() == (name != "bare")
+        if name != "bare":
+            before, after = (_latents(folder / "without_adapter") for folder in folders)
+            assert all(map(torch.equal, before, after))
+            without[name] = before
+    first = found["bare"][0]
+    assert len({tuple(latent.shape) for latent in first}) > 2
+    assert all(map(torch.equal, without["one"], first))
+    for one, other in ((found["one"][0], first), (found["one"][0], found["one"][1])):
+        assert all(_apart(*pair) > 1e-2 for pair in zip(one, other, strict=True))
     for name in LAYOUTS:
-        for step in (0,) if name == "dp2" else (0, 2):
-            for ours, theirs in zip(found["one"][step], found[name][step], strict=True):
-                assert float((ours - theirs).abs().max()) <= 1e-4 * float(ours.std()), name
+        pairs = [*zip(without["one"], without[name], strict=True)]
+        for step in (0,) if name == "dp2" else (0, 1):
+            pairs += zip(found["one"][step], found[name][step], strict=True)
+        assert max(_apart(ours, theirs) for ours, theirs in pairs) <= 1e-4, name
+
+
+def _apart(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """Largest difference, in standard deviations."""
+    return float((ours - theirs).abs().max() / ours.std())
 
 
 class Corners(nn.Module):

@@ -52,7 +52,9 @@ class Pixel(Codec):
             whitening=Whitening.identity(colours * block**2),
         )
 
-    options: ClassVar[frozenset[str]] = frozenset(("pixel_block", "pixel_channels"))
+    options: ClassVar[frozenset[str]] = frozenset(
+        ("pixel_block", "pixel_channels", "whitening_from")
+    )
 
     @classmethod
     def add_arguments(cls, parser: ArgumentParser) -> None:

@@ -35,7 +35,9 @@ def add_import_lora(commands: Any, epilog: str) -> argparse.ArgumentParser:
     about = "A file or folder of LoRA adapters -> a checkpoint that a run of adapters starts from."
     parser = commands.add_parser("import-lora", help=about, description=about, epilog=epilog)
     _add_folder(parser, "--hf-path", "Folder or safetensors file of Diffusers, peft or ComfyUI.")
-    _add_folder(parser, "--base-path", "Checkpoint of the weights that the adapters are for.")
+    _add_folder(
+        parser, "--base-path", "Diffusers folder or checkpoint of the base of the adapters."
+    )
     _add_folder(parser, "--megatron-path", "Checkpoint to write; must not exist.")
     return parser
 

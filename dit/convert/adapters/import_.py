@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dit.config import LoraConfig, Weights
+from dit.config import LoraConfig, RunConfig, Weights
 from dit.convert.adapters.stored import write_adapters
 from dit.convert.atomic_folder import new_folder
+from dit.convert.diffusers_checkpoint import is_diffusers_folder, open_folder
 from dit.convert.errors import ConvertError
+from dit.convert.import_ import checked_table, found_model, found_objective, stored_precision
+from dit.convert.load_hf.start import origin_of
 from dit.convert.lora import LoraFactors, check_fits, read_lora
 from dit.distributed.collective_errors import on_first_rank
 from dit.models.lora.adapter import AdapterShape
@@ -32,32 +35,50 @@ def import_lora(
 ) -> ImportedLora:
     """Writes the checkpoint `target` of the adapters in `file`, for the weights of `base`.
 
-    Collective; the first process writes.
+    `base` is a checkpoint, or a Diffusers folder. Collective; the first process writes.
 
     Raises:
         LoraFileError: the file cannot be read, or is of another network than the base.
         ConvertError: the base is none, or `target` exists or cannot be written.
         CheckpointError: the base is damaged.
     """
-    path = find_checkpoint(base)
-    if path is None or adapters_of(path) is not None:
-        raise ConvertError(
-            f"--base-path {base} holds no whole weights; give the checkpoint that `python -m"
-            " dit.convert import` made of the model that the adapters are for"
-        )
-    config = saved_config(path)
+    frozen, config = _base(base, averaged=base_weights is Weights.EMA)
     factors = {n: one if one.alpha > 0 else one.folded() for n, one in read_lora(file).items()}
     check_fits(factors, config.model, place=file)
     shapes = {n: AdapterShape(rank=one.rank, alpha=one.alpha) for n, one in factors.items()}
-    frozen = FrozenBase(
-        path=path.resolve(), averaged=base_weights is Weights.EMA, digest=digest_of(path)
-    )
     run = AdapterRun(adapters=shapes, base=frozen)
     adapted = replace(config, lora=_described(factors))
     with new_folder(target, option="--megatron-path") as folder:
         on_first_rank(lambda: write_adapters(folder, factors, run, adapted))
     ranks = tuple(sorted({one.rank for one in factors.values()}))
     return ImportedLora(path=target, modules=len(factors), ranks=ranks)
+
+
+def _base(base: Path, *, averaged: bool) -> tuple[FrozenBase, RunConfig]:
+    """The frozen weights, and the configuration of their network.
+
+    Raises:
+        ConvertError: there are none.
+        CheckpointError: they are damaged.
+    """
+    path = find_checkpoint(base)
+    if path is not None and adapters_of(path) is None:
+        digest = digest_of(path)
+        frozen = FrozenBase(path=path.resolve(), averaged=averaged, digest=digest)
+        return frozen, saved_config(path)
+    if path is not None or not is_diffusers_folder(base):
+        raise ConvertError(
+            f"--base-path {base} holds no whole weights; give the Diffusers folder of the model"
+            " that the adapters are for, or the checkpoint that `python -m dit.convert import` made"
+            " of it"
+        )
+    source = open_folder(base, option="--base-path")
+    model = found_model(source, precision=stored_precision(source).precision)
+    objective = found_objective(source, model, ()).objective
+    checked_table(source, model)
+    digest = origin_of(source).digest
+    frozen = FrozenBase(path=base.resolve(), diffusers=True, digest=digest)
+    return frozen, RunConfig(model=model, objective=objective)
 
 
 def _described(factors: Mapping[str, LoraFactors]) -> LoraConfig:

@@ -16,7 +16,8 @@ So no rank needs to divide by the number of tensor ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,6 +143,7 @@ class Adapter(nn.Module):
         self.name, self.groups, self.sharing = name, outputs.groups, sharing
         self.parts = [here * part // sum(outputs.parts) for part in outputs.parts]
         self.dropout = dropout
+        self.enabled = True  # see `adapters_off`
         # Children by the number of their part: inside modules that are none of Megatron-Core's, it
         # makes the names in a checkpoint of these, and not `sharded_state_dict`.
         for number, shape in enumerate(shapes):
@@ -251,7 +253,9 @@ class Adaptable(nn.Module):
     def adapted(self, out_TO: Tensor, x_TI: Tensor) -> Tensor:
         """The output, plus that of the adapter."""
         adapter = getattr(self, CHILD, None)
-        return out_TO if adapter is None else out_TO + adapter(x_TI).to(out_TO.dtype)
+        if adapter is None or not adapter.enabled:
+            return out_TO
+        return out_TO + adapter(x_TI).to(out_TO.dtype)
 
     @property
     def is_frozen(self) -> bool:
@@ -317,3 +321,16 @@ def freeze(network: nn.Module, *, trained: Callable[[str], bool] = is_adapter) -
     """Leaves only the weights that `trained` accepts by name to be trained."""
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(trained(name))
+
+
+@contextmanager
+def adapters_off(network: nn.Module) -> Iterator[None]:
+    """Inside, each linear of `network` gives what it would give without its adapter."""
+    adapters = [module for module in network.modules() if isinstance(module, Adapter)]
+    for adapter in adapters:
+        adapter.enabled = False
+    try:
+        yield
+    finally:
+        for adapter in adapters:
+            adapter.enabled = True

@@ -53,14 +53,21 @@ if TYPE_CHECKING:
 
 
 def generate(
-    checkpoint_path: str | Path, prompts: Sequence[str], *, seed: int = 0, **options: Any
+    checkpoint_path: str | Path,
+    prompts: Sequence[str],
+    *,
+    seed: int = 0,
+    lora: Sequence[str] = (),
+    **options: Any,
 ) -> list[np.ndarray]:
     """One uint8 [F, H, W, 3] picture or video for each prompt, in order.
 
-    The i-th takes its noise from seed + i. `options` are the fields of `GenerationOptions`.
+    The i-th takes its noise from seed + i. `lora` are files of adapters, as FILE or FILE:SCALE;
+    `options` are the fields of `GenerationOptions`.
     """
     wanted = GenerationOptions(**options)
-    opened = open_checkpoint(checkpoint_path, weights=wanted.weights)
+    loading = LoadOptions(lora=lora)
+    opened = open_checkpoint(checkpoint_path, weights=wanted.weights, options=loading)
     made = generate_opened(
         opened, [Prompt(text=prompt) for prompt in prompts], seed=seed, options=wanted
     )

@@ -196,9 +196,10 @@ def evaluate(args: argparse.Namespace) -> int:
     """Exit code 0, or 1 where less than is demanded is right."""
     from dit.models.family import family_of
     from dit.sampling.commands.generate_media import generate_opened
-    from dit.sampling.open_checkpoint import open_checkpoint
+    from dit.sampling.open_checkpoint import LoadOptions, open_checkpoint
 
-    opened = open_checkpoint(args.checkpoint_path, weights=args.weights)
+    loading = LoadOptions(lora=args.lora)
+    opened = open_checkpoint(args.checkpoint_path, weights=args.weights, options=loading)
     assert opened.decoder is not None
     data = args.dataset_path or Path(opened.config.dataset.path or "")
     train, held_out = (real_clips(data, split, opened.decoder) for split in ("train", "val"))

@@ -5,7 +5,8 @@
 3. write          PNG or MP4 for each, a grid, samples.json, in validation_generation/step_XXXXXXXX
 4. quality        FID, KID and CLIP score of samples with captions of held-out samples
 
-Without a decoder on this machine, latents are written and shown in false colours.
+Without a decoder on this machine, latents are written and shown in false colours. A run of adapters
+samples without them, too, from the same noise: files in without_adapter/, side by side in the grid.
 """
 
 # C latent channels; F H W frames, rows, columns; L text tokens, E text width
@@ -14,8 +15,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from dit.distributed.collective_errors import from_first_rank
 from dit.distributed.process_groups import device
 from dit.distributed.watchdog import heartbeat
 from dit.drawing import Undrawn, drawing
+from dit.models.lora.adapter import adapters_off
 from dit.sampling.generate import SamplingSettings, check_requests, generate_latents
 from dit.sampling.grid import beside
 from dit.sampling.latent_sizes import cut
@@ -55,7 +57,7 @@ from dit.sampling.validation.requests import (
 )
 from dit.train.train_state import DrawnSamples, Samples, TrainState
 
-FOLDER = "validation_generation"
+FOLDER, WITHOUT = "validation_generation", "without_adapter"
 
 
 def open_samples(run: TrainState) -> Samples:
@@ -126,45 +128,65 @@ class ValidationSamples:
     wanted: list[ValidationRequest]
     decoder: Codec | None
     extractor: FeatureExtractor | None
+    frozen: dict[int, Tensor] = field(default_factory=dict)
+    """Latents without the adapters, by number: made once, for frozen weights do not change."""
 
     def __call__(self, run: TrainState, model: nn.Module) -> DrawnSamples | None:
-        folder, undrawn = _folder(run), []
+        folder, undrawn, adapted = _folder(run), [], run.model.adapters is not None
         if dist.get_rank() == 0:
             with drawing("the folder of the samples", undrawn):
-                folder.mkdir(parents=True, exist_ok=True)
+                (folder / WITHOUT if adapted else folder).mkdir(parents=True, exist_ok=True)
         dist.barrier()
         first, replicas = run.data_ranks.rank(), run.data_ranks.size()
         numbers = range(first, len(self.wanted), replicas)
-        latents = generate_latents(
-            model,
-            [self.wanted[number].request for number in numbers],
-            config=run.config,
-            settings=_settings(run.config),
-        )
-        made: list[GeneratedSample] = []
+        latents = self._generate(numbers, run, model)
+        if adapted and not self.frozen:
+            with adapters_off(model):
+                made = self._generate(numbers, run, model)
+            self.frozen.update(zip(numbers, (latent.cpu() for latent in made), strict=True))
+        written: list[GeneratedSample] = []
+        without: list[GeneratedSample] = []
         if run.replica.reads:
-            made = self._write(numbers, latents, run, undrawn)
+            written = self._write(numbers, latents, run, undrawn)
+            own = [self.frozen[number] for number in numbers] if adapted else []
+            without = self._write(numbers[: len(own)], own, run, undrawn, adapter=False)
         shares: list[Any] | None = None
         if dist.get_rank() == 0:
             shares = [None] * dist.get_world_size()
-        dist.gather_object((made, undrawn), shares)
+        dist.gather_object((written, without, undrawn), shares)
         if shares is None:
             return None
-        every = sorted((one for share, _ in shares for one in share), key=lambda one: one.number)
-        return self._conclude(every, [one for _, share in shares for one in share], run)
+        every, bare, notes = (
+            [one for part in parts for one in part] for parts in zip(*shares, strict=True)
+        )
+        return self._conclude(_in_order(every), _in_order(bare), notes, run)
+
+    def _generate(self, numbers: Sequence[int], run: TrainState, model: nn.Module) -> list[Tensor]:
+        requests = [self.wanted[number].request for number in numbers]
+        return generate_latents(model, requests, config=run.config, settings=_settings(run.config))
 
     def _conclude(
-        self, every: Sequence[GeneratedSample], undrawn: list[Undrawn], run: TrainState
+        self,
+        every: Sequence[GeneratedSample],
+        without: Sequence[GeneratedSample],
+        undrawn: list[Undrawn],
+        run: TrainState,
     ) -> DrawnSamples:
         """On the first rank: lists the files of all replicas and measures their quality."""
         folder, grid, quality = _folder(run), None, {}
+        bare = {one.number: one.first_HW3 for one in without}
+        given = {one.number: self.wanted[one.number].given_HW3 for one in every}
         with drawing(LISTING, undrawn):
-            firsts = [beside(self.wanted[one.number].given_HW3, one.first_HW3) for one in every]
-            grid, notes = write_listing([one.entry for one in every], firsts, folder)
+            if without:
+                write_listing([one.entry for one in without], [], folder / WITHOUT)
+            firsts = [beside(given[o.number], bare.get(o.number), o.first_HW3) for o in every]
+            title = _title(any(one is not None for one in given.values())) if without else ""
+            grid, notes = write_listing([o.entry for o in every], firsts, folder, title=title)
             undrawn += notes
             if self.decoder is None and run.card is not None:  # decode_latents.py needs it
                 card = json.dumps(run.card, indent=1) + "\n"
-                replace_file(folder / CARD_NAME, card.encode())
+                for place in (folder, folder / WITHOUT) if without else (folder,):
+                    replace_file(place / CARD_NAME, card.encode())
         with drawing("the quality of the samples", undrawn):
             quality = self._quality(every)
         files = [(folder / one.entry["file"], one.entry["prompt"]) for one in every]
@@ -201,9 +223,12 @@ class ValidationSamples:
         latents: Sequence[Tensor],
         run: TrainState,
         undrawn: list[Undrawn],
+        *,
+        adapter: bool = True,
     ) -> list[GeneratedSample]:
         """Writes the files of this replica; a failure of one does not affect the others."""
         written = []
+        folder = _folder(run) if adapter else _folder(run) / WITHOUT
         pictures = self._pictures(numbers, latents, undrawn)
         for number, latent, picture in zip(numbers, latents, pictures, strict=True):
             if picture is None:
@@ -213,15 +238,15 @@ class ValidationSamples:
                 frames_FHW3=picture,
                 prompt=one.prompt,
                 seed=one.request.seed,
-                settings=_facts(run, one),
+                settings=_facts(run, one, adapter=adapter),
                 latent_CFHW=latent if self.decoder is None else None,
             )
             features = None
-            if self.extractor is not None and one.real_D is not None:
+            if self.extractor is not None and one.real_D is not None and adapter:
                 with drawing("features of a sample", undrawn):
                     features = self.extractor.pictures([picture[0]])[0]
             with drawing("a sample", undrawn):
-                entry = write_picture(made, _folder(run), number)
+                entry = write_picture(made, folder, number)
                 written.append(
                     GeneratedSample(
                         number=number, entry=entry, first_HW3=picture[0], features_D=features
@@ -246,6 +271,16 @@ class ValidationSamples:
         return pictures
 
 
+def _in_order(samples: Iterable[GeneratedSample]) -> list[GeneratedSample]:
+    return sorted(samples, key=lambda one: one.number)
+
+
+def _title(given: bool) -> str:
+    """What stands side by side in the grid of a run of adapters."""
+    first = "given picture | " if given else ""
+    return f"each sample: {first}without the adapter | with the adapter (same noise)"
+
+
 def _folder(run: TrainState) -> Path:
     assert run.folder is not None
     return run.folder / FOLDER / f"step_{run.progress.step:08d}"
@@ -256,7 +291,7 @@ def _settings(config: RunConfig) -> SamplingSettings:
     return SamplingSettings(num_steps=c.sampling_steps, guidance=c.guidance, sampler=c.sampler)
 
 
-def _facts(run: TrainState, one: ValidationRequest) -> dict[str, Any]:
+def _facts(run: TrainState, one: ValidationRequest, *, adapter: bool) -> dict[str, Any]:
     c, fps = run.config.validation, one.request.fps
     frames, height, width = one.pixels or (None, None, None)
     return {
@@ -271,4 +306,5 @@ def _facts(run: TrainState, one: ValidationRequest) -> dict[str, Any]:
         "sampler": str(c.sampler),
         "weights": "model" if run.model.ema is None else "ema",
         "step": run.progress.step,
+        **({} if run.model.adapters is None else {"adapter": adapter}),
     }

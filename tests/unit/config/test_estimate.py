@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +27,7 @@ from dit.config.loading import load_config
 from dit.config.loading.describe import describe
 from dit.models.cost import kept_by_layer, memory, network_cost, parameter_count
 from dit.models.dit.config import DitConfig, ExtraPosition
-from dit.models.family import family_of
+from dit.models.family import family_of, named_model
 from dit.models.wan.config import ImageCondition, WanConfig
 from tests.packs import run_config
 
@@ -220,3 +222,25 @@ def test_a_description_for_a_layout_that_cannot_be_is_an_error() -> None:
     config = run_config(train=TrainConfig(global_batch_size=6))
     with pytest.raises(ValueError, match="use a multiple of 4"):
         describe(config, world_size=4)
+
+
+def gib_of_fine_tuning(name: str) -> list[str]:
+    """A row of the table in docs/fine_tuning.md: four figures of adapters, one of all weights."""
+    model = replace(named_model(name), recompute_granularity=Recompute.FULL)
+    config = RunConfig(
+        model=replace(model, precision=Precision.BF16),
+        dataset=DatasetConfig(mock=True, task_encoder_seq_length=32_768),
+        train=TrainConfig(global_batch_size=1),
+        ema=EmaConfig(kind=EmaKind.NONE),
+    )
+    need = memory(replace(config, lora=LoraConfig(rank=32)), world_size=1)
+    adapters = need.weights, need.gradients + need.optimizer, need.activations, need.total
+    return [f"{n / 2**30:.1f}" for n in (*adapters, memory(config, world_size=1).total)]
+
+
+def test_the_page_of_fine_tuning_has_these_figures(repo_root: Path) -> None:
+    page = (repo_root / "docs/fine_tuning.md").read_text().partition("\n## Memory\n")[2]
+    rows = dict(re.findall(r"^\| `([\w.]+)` \|(.+)\|$", page, re.MULTILINE))
+    assert {named_model(name).family for name in rows} >= {"dit", "wan"}
+    for name, cells in rows.items():
+        assert [cell.strip() for cell in cells.split("|")] == gib_of_fine_tuning(name), name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tests.doc_commands import commands, script_call
+from tests.doc_commands import commands, pages, script_call
 
 # Appended to each call of a script: the last value of an option counts.
 TINY = {
@@ -53,6 +54,9 @@ WAN = {
         *("--height", "32", "--width", "64", "--num_video_frames", "5"),
     ],
 }
+# A network that is given no picture.
+OF_TEXT = [word for word in WAN["recipes/pretrain_dit.py"] if "image_embed" not in word]
+TEXT_TO_VIDEO = WAN | {"recipes/pretrain_dit.py": OF_TEXT}
 
 # Likewise of FLUX.
 FLUX = {
@@ -66,8 +70,11 @@ FLUX = {
     ],
     "recipes/generate_dit.py": ["--height", "32", "--width", "24"],
 }
-TINY_PAGES = {"models/Wan": WAN, "runs/wan": WAN, "models/FLUX": FLUX, "runs/flux_": FLUX}
-"""What a command names -> what makes it fit the tiny pipelines."""
+TINY_PAGES = {
+    **{"models/Wan2.1-T2V": TEXT_TO_VIDEO, "models/Wan": WAN, "runs/wan": WAN},
+    **{"models/FLUX": FLUX, "runs/flux_": FLUX},
+}
+"""What a command names -> what makes it fit the tiny pipelines; the first that fits counts."""
 
 
 @pytest.fixture
@@ -97,6 +104,7 @@ def run(line: str, folder: Path) -> str:
 
 
 def tiny(words: tuple[str, ...]) -> str:
+    """The line with the least work."""
     program, arguments = script_call(words) or ([], [])
     name = " ".join(program)
     extra = [] if "--dry-run" in arguments else TINY.get(name, [])
@@ -129,6 +137,22 @@ def publish_wan(workspace: Path) -> None:
     media_files.image(workspace / "photos/fox.png")
 
 
+def publish_text_to_video(workspace: Path) -> None:
+    """Tiny pipelines and twenty clips where the page of fine-tuning has large ones."""
+    from tests import media_files
+    from tests.wan_pipelines import pipeline
+
+    models = workspace / "models"
+    models.mkdir()
+    pipeline(workspace / "t2v", "t2v")
+    (workspace / "t2v/pipeline").rename(models / "Wan2.1-T2V-14B-Diffusers")
+    small = models / "Wan2.1-T2V-1.3B-Diffusers"
+    small.symlink_to(models / "Wan2.1-T2V-14B-Diffusers")
+    for number in range(20):
+        media_files.video(workspace / f"films/{number}.mp4", 9 + number % 4)
+        (workspace / f"films/{number}.txt").write_text("a fox runs")
+
+
 def publish_flux(workspace: Path) -> None:
     """A tiny pipeline where the page of FLUX has a large one."""
     from tests.flux_pipelines import pipeline
@@ -141,7 +165,7 @@ def publish_flux(workspace: Path) -> None:
 PAGES = [
     *("README.md", "first_run.md", "own_data.md", "objectives.md", "watching.md", "validation.md"),
     *("throughput.md", "diffusers.md", "coming_from.md", "two_cpu_cores.md", "wan.md"),
-    "flux.md",
+    *("flux.md", "fine_tuning.md"),
 ]
 
 
@@ -149,12 +173,14 @@ PAGES = [
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", PAGES)
 def test_page_runs_from_top_to_bottom(repo_root: Path, workspace: Path, page: str) -> None:
-    if page == "diffusers.md":  # goes on from the first run: its data, and its training
+    if page in ("diffusers.md", "fine_tuning.md"):  # go on from the first run
         packing, _, training = _calls(repo_root, "first_run.md")[:3]
         run(tiny(packing), workspace)
         run(tiny(training), workspace)
     if page == "wan.md":
         publish_wan(workspace)
+    if page == "fine_tuning.md":
+        publish_text_to_video(workspace)
     if page == "flux.md":
         publish_flux(workspace)
     photos = workspace / "photos"
@@ -165,6 +191,12 @@ def test_page_runs_from_top_to_bottom(repo_root: Path, workspace: Path, page: st
         image.save(photos / f"a_{colour}_square_{i}.png")
     for words in _calls(repo_root, page):
         run(tiny(words), workspace)
+    for block in re.findall(r"^```python\n(.*?)^```", _text(repo_root, page), re.DOTALL | re.M):
+        run(shlex.join(["python", "-c", block]), workspace)
+
+
+def _text(repo_root: Path, page: str) -> str:
+    return next(file for file in pages(repo_root) if file.name == page).read_text()
 
 
 def _calls(repo_root: Path, page: str) -> list[tuple[str, ...]]:

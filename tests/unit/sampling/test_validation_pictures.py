@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 import torch
@@ -15,19 +16,25 @@ from PIL import Image
 
 from dit.codecs.vae.families import CosmosPredict2
 from dit.config import ObjectiveConfig, Precision, RunConfig, Sampler
+from dit.convert.lora import LoraCard, linear_shapes, write_lora
 from dit.data.pack import PatchLayout, pack_samples
 from dit.models.dit.config import DitConfig
 from dit.models.dit.family import FAMILY
+from dit.models.lora.adapter import Adapter
 from dit.sampling.commands.generate_media import generate_opened
+from dit.sampling.commands.lora_option import add_adapters
 from dit.sampling.commands.options import GenerationOptions
 from dit.sampling.generate import check_requests, generate_latents
 from dit.sampling.given_pictures import GivenPictures
 from dit.sampling.open_checkpoint import OpenCheckpoint
 from dit.sampling.prompts import Prompt
+from dit.sampling.validation import samples as samples_module
+from dit.sampling.validation.fid_clip import frechet_distance
 from dit.sampling.validation.requests import inputs_of_held_out, own_latent
 from dit.sampling.validation.samples import open_samples
 from dit.train.train_state import TrainProgress
 from tests import tiny_pipelines
+from tests.lora_files import random_factors
 from tests.packs import random_pack
 from tests.unit.sampling.test_wan_pipelines import opened, pictures
 from tests.wan_networks import wan_model
@@ -57,7 +64,7 @@ def training(run: OpenCheckpoint, folder: Path, entries: list[dict], **changes: 
         "folder": folder / "run",
         "replica": SimpleNamespace(reads=True),
         "data_ranks": run.model.groups.dp,
-        "model": SimpleNamespace(ema=None),
+        "model": SimpleNamespace(ema=None, adapters=None),
         "progress": TrainProgress(),
         "notes": [],
     }
@@ -101,6 +108,74 @@ def test_pictures_of_prompts_are_those_of_generate_dit(groups, tmp_path: Path, k
     resized = Image.open(first).resize((48, 32), Image.Resampling.LANCZOS)
     assert np.array_equal(samples.wanted[0].given_HW3, np.asarray(resized))
     assert drawn.grid is not None and not drawn.undrawn
+
+
+@pytest.mark.parametrize("pictured", [False, True], ids=["text", "picture"])
+def test_a_run_of_adapters_samples_without_them_too(
+    groups, tmp_path: Path, monkeypatch, pictured: bool
+) -> None:
+    pipeline(tmp_path, "i2v_2.2" if pictured else "t2v")
+    run = opened(tmp_path)
+    first, _ = pictures(tmp_path, (48, 32))
+    extra = {"image_path": str(first)} if pictured else {}
+    train = training(run, tmp_path, [{"caption": one, **extra} for one in ("a fox", "a hen")])
+    plain: Any = open_samples(train)
+    plain(train, run.model)
+    step = train.folder / "validation_generation/step_00000000"
+    bare = {one.name: read_frames(one) for one in step.glob("*.mp4")}
+    assert not (step / "without_adapter").exists() and len(bare) == 2
+    assert {"adapter"} & json.loads((step / "samples.json").read_text())[0].keys() == set()
+    alone = Image.open(step / "grid.png").size
+
+    shapes = linear_shapes(run.config.model)
+    (lora := tmp_path / "lora").mkdir()
+    write_lora(lora, random_factors(shapes), LoraCard(network=""))
+    add_adapters(run.model.first, [str(lora)], option="--lora")
+    rng = torch.Generator().manual_seed(0)
+    real_ND = torch.rand(2, 5, generator=rng)
+    wanted = [replace(one, real_D=real) for one, real in zip(plain.wanted, real_ND, strict=True)]
+    train.model.adapters, seen = {}, []
+
+    def features(shown: list[np.ndarray]) -> torch.Tensor:
+        seen.extend(shown)
+        rows = [torch.from_numpy(one.copy()).float().mean((0, 1)) for one in shown]
+        return torch.stack([torch.cat([row, row[:2].square() / 99]) for row in rows])
+
+    extractor: Any = SimpleNamespace(pictures=features, reads_captions=False)
+    adapted = replace(plain, wanted=wanted, extractor=extractor)
+    made = []
+    monkeypatch.setattr(
+        samples_module,
+        "generate_latents",
+        lambda *a, **k: made.append(1) or generate_latents(*a, **k),
+    )
+    for step_number, calls in ((3, 2), (4, 3)):  # frozen weights are sampled once
+        train.progress = replace(train.progress, step=step_number)
+        drawn = adapted(train, run.model)
+        assert len(made) == calls and drawn.grid is not None and not drawn.undrawn
+        step = train.folder / f"validation_generation/step_{step_number:08d}"
+        for name, frames in bare.items():
+            assert np.array_equal(read_frames(step / "without_adapter" / name), frames)
+            assert not np.array_equal(read_frames(step / name), frames)
+        for place, adapter in ((step, True), (step / "without_adapter", False)):
+            entries = json.loads((place / "samples.json").read_text())
+            assert [one["adapter"] for one in entries] == [adapter] * 2
+        assert Image.open(step / "grid.png").width > alone[0] + 40
+        # Figures are those of the adapters.
+        assert drawn.quality["val_fid"] == frechet_distance(features(seen[-2:]), real_ND)
+        assert drawn.videos == [(step / one["file"], one["prompt"]) for one in entries]
+    assert len(seen) == 2 * 4 and all(one.enabled for one in adapters_in(run.model))
+
+
+def adapters_in(model: Any) -> list[Adapter]:
+    found = [one for one in model.modules() if isinstance(one, Adapter)]
+    assert found
+    return found
+
+
+def read_frames(file: Path) -> np.ndarray:
+    with av.open(str(file)) as container:
+        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
 
 
 def settings(config: RunConfig) -> Any:

@@ -33,6 +33,7 @@ from dit.objectives import training_problem
 from dit.sampling.commands.lora_option import add_adapters
 from dit.sampling.unpatchify import unpack_latents
 from dit.train import trainer
+from dit.train.checkpoint.adapters import adapters_of
 from dit.train.checkpoint.paths import saved_config
 from dit.train.checkpoint.state_dict import load_network
 from tests.lora_files import Tiny, linears, merged, random_factors
@@ -201,7 +202,28 @@ def test_commands(made, capsys) -> None:
     told[1] = str(folder / "hf")
     assert main(["import-lora", *told, "--megatron-path", str(folder / "c")]) == 1
     assert re.search("no key of LoRA|only weights have adapters", capsys.readouterr().err)
+    told = ["--hf-path", str(folder / "a"), "--base-path", str(folder / "a")]
+    assert main(["import-lora", *told, "--megatron-path", str(folder / "c")]) == 1
+    assert "holds no whole weights; give the Diffusers folder" in capsys.readouterr().err
     assert not (folder / "c").exists()
+
+
+def test_beside_a_diffusers_folder(made, groups) -> None:
+    """It is the base as it is: nobody imports it first."""
+    tiny, folder, wanted = made
+    import_lora(folder / "peft", folder / "hf", folder / "beside")
+    said = adapters_of(folder / "beside")
+    assert said is not None and said.base.diffusers and said.base.path == folder / "hf"
+    one, other = (saved_config(folder / name) for name in ("beside", "lora"))
+    assert one == other
+    assert_close(ours(folder / "beside", groups), wanted)
+    options = ExportOptions(merged=True, scheduler=False)
+    export_weights(folder / "beside", folder / "merged", options)
+    network = CLASSES[tiny.class_name].from_pretrained(folder / "merged")
+    assert_close(theirs(network, saved_config(folder / "base")), wanted)
+    (folder / "hf" / "config.json").write_text("{}")
+    with pytest.raises(ConvertError, match=r"config\.json"):
+        import_lora(folder / "peft", folder / "hf", folder / "x")
 
 
 def test_adapters_of_another_network_and_no_base(made, tmp_path: Path) -> None:
