@@ -272,7 +272,8 @@ class Packing:
                 self.folder,
                 shards=summary.shards,
                 card=self._card(summary),
-                null_text=self.text.encode_all(""),
+                # Where the encoder sees pictures, each sample has a null text of its own.
+                null_text={} if self.text.most_pictures else self.text.encode_all(""),
             )
             remove_earlier(self.folder)
         self.ranks.barrier()

@@ -36,6 +36,8 @@ class Reason(StrEnum):
     CHANGED = "file has changed since it was planned"
     CRASHED = "reading it kills the process"
     BAD_MASK = "mask of the loss cannot be used"
+    NO_REFERENCE = "control picture is missing"
+    BAD_REFERENCE = "control picture cannot be used"
     NO_CAPTION = "no caption"
     BAD_CAPTION = "caption file cannot be used"
     BAD_WEIGHT = "loss_weight is no number that can be used"

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 from transformers import (
+    BatchFeature,
     ByT5Tokenizer,
     CLIPImageProcessor,
     CLIPTextConfig,
@@ -177,6 +178,76 @@ def cosmos25(root: Path) -> Path:
     parts = {"vae": randomized(vae), "tokenizer": tokenizer(600), "transformer": transformer}
     parts["text_encoder"] = randomized(Qwen2_5_VLForConditionalGeneration(config))
     return save(root, parts)
+
+
+def qwen_image(root: Path) -> Path:
+    """Qwen2.5-VL with a tower that sees pictures, a tokenizer of one token a character, a VAE."""
+    from diffusers import AutoencoderKLQwenImage
+
+    tower = {
+        "depth": 2, "hidden_size": 16, "num_heads": 2, "out_hidden_size": 16,
+        "intermediate_size": 16, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2,
+        "window_size": 16, "fullatt_block_indexes": [1],
+    }  # fmt: skip
+    text = {
+        "vocab_size": 101, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 3,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 2048,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]},
+        "bos_token_id": 2, "eos_token_id": 1,
+    }  # fmt: skip
+    config = Qwen2_5_VLConfig(
+        text_config=text, vision_config=tower, image_token_id=IMAGE_TOKEN,
+        vision_start_token_id=98, vision_end_token_id=99, video_token_id=97,
+    )  # fmt: skip
+    vae = AutoencoderKLQwenImage(
+        base_dim=4, z_dim=16, num_res_blocks=1,
+        latents_mean=torch.linspace(-0.5, 0.5, 16).tolist(),
+        latents_std=torch.linspace(0.5, 2, 16).tolist(),
+    )  # fmt: skip
+    parts = {"vae": randomized(vae), "tokenizer": tokenizer(2048)}
+    parts["text_encoder"] = randomized(Qwen2_5_VLForConditionalGeneration(config))
+    return save(root, parts)
+
+
+IMAGE_TOKEN = 100
+
+
+class StandInProcessor:
+    """What Qwen2VLProcessor does, whose picture half needs torchvision.
+
+    Each `<|image_pad|>` of a text becomes as many image tokens as its picture has merged patches.
+    """
+
+    side, merge = 4, 2
+
+    def __init__(self, letters: PreTrainedTokenizerFast):
+        self.letters = letters
+
+    def __call__(self, *, text: list[str], images: Any, padding: bool, return_tensors: str) -> Any:
+        assert padding and return_tensors == "pt" and len(text) == 1
+        pictures = images if isinstance(images, list) else [images]
+        pixels, grids = zip(*map(self.patches, pictures), strict=True)
+        words, *rest = text[0].split("<|image_pad|>")
+        assert len(rest) == len(pictures)
+        ids = self.letters(words, add_special_tokens=False).input_ids
+        for grid, after in zip(grids, rest, strict=True):
+            ids += [IMAGE_TOKEN] * (grid[1] * grid[2] // self.merge**2)
+            ids += self.letters(after, add_special_tokens=False).input_ids
+        tensors = {
+            "input_ids": torch.tensor([ids]),
+            "attention_mask": torch.ones(1, len(ids)).long(),
+        }
+        tensors |= {"pixel_values": torch.cat(pixels), "image_grid_thw": torch.tensor(grids)}
+        return BatchFeature(tensors)
+
+    def patches(self, picture: Any) -> tuple[torch.Tensor, tuple[int, int, int]]:
+        """A mean of the picture's colours in each patch, and its grid; small, to save time."""
+        rows, columns = (2 * max(1, side // 256) for side in (picture.height, picture.width))
+        small = picture.resize((columns * self.side, rows * self.side))
+        levels_HWC = torch.frombuffer(bytearray(small.tobytes()), dtype=torch.uint8).float() / 255
+        cells = levels_HWC.view(rows, self.side, columns, self.side, 3).permute(0, 2, 4, 1, 3)
+        flat = cells.reshape(rows * columns, 3, 1, -1).expand(-1, -1, 2, -1)
+        return flat.reshape(rows * columns, -1), (1, rows, columns)
 
 
 MAKERS = {"flux": flux, "wan": wan, "hunyuan": hunyuan, "cosmos": cosmos}

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,12 +112,17 @@ def run_media(args: argparse.Namespace) -> int:
     encoder = text.text_encoder_named(args.text_encoder or codec.text_encoder).from_arguments(args)
     options = _options(args, max_bad_fraction=args.max_bad_fraction)
     asked, source = args.video_loader_type, source_of(args, codec)
+    source = replace(source, keeps_originals=encoder.most_pictures > 0)
     for given in source.inputs:
         if isinstance(given.collection, FolderCollection):
             root, option = given.collection.root, given.collection.option
             check_source_outside(args.output_dir, source=root, option=option)
             if masks := given.collection.masks:
                 check_source_outside(args.output_dir, source=masks.root, option=masks.option)
+            for folder in given.collection.controls:
+                check_source_outside(args.output_dir, source=folder.root, option=folder.option)
+    # Absent where nobody asks, as in datasets of versions without the option.
+    references = {"reference_size": args.reference_size} if args.reference_size else {}
     ranks = join()
     if ranks.rank == 0:
         for sentence in unused_options(args, args.parser, (codec, encoder)):
@@ -133,7 +139,7 @@ def run_media(args: argparse.Namespace) -> int:
             codec=codec,
             text=encoder,
             options=options,
-            settings=_settings(args, *SETTINGS, "max_bad_fraction"),
+            settings=_settings(args, *SETTINGS, "max_bad_fraction") | references,
             engine=_engine(args, ranks),
             ranks=ranks,
             notify=_notify,

@@ -10,6 +10,7 @@ from data_prep.media.captions import PRECEDENCE, CaptionFormat, MissingCaption
 from data_prep.media.frame_selection import Window
 from data_prep.media.resizing import PRESETS, ResizeMode
 from data_prep.sources.media_source import SeveralCaptions
+from data_prep.sources.references import ReferenceSize
 from dit.codecs.pretrained import PRECISIONS
 from dit.codecs.text import EncoderPadding
 
@@ -69,6 +70,17 @@ def add_inputs(parser: ArgumentParser) -> None:
         " at all; a medium without a mask counts fully. (--dataset_config: mask_path)",
     )
     group.add_argument(
+        "--control_dir",
+        action="append",
+        type=Path,
+        metavar="DIR",
+        help="Control pictures for --image_dir and --video_dir, of models that edit: what each"
+        " medium was before the edit that its caption asks for, at the same relative paths,"
+        " whatever their endings. Give it again for a second picture of each. A medium without its"
+        " picture is refused. (--dataset_config: control_path; or a column control_path of a table"
+        " of captions)",
+    )
+    group.add_argument(
         "--max_items",
         "--max_images",
         "--max_videos",
@@ -115,6 +127,13 @@ def add_pictures(parser: ArgumentParser) -> None:
         help="With --width: every sample gets this size, scaled to cover it and cropped.",
     )
     group.add_argument("--width", "--max_width", type=whole, metavar="PIXELS", help="See --height.")
+    group.add_argument(
+        "--reference_size",
+        choices=[str(choice) for choice in ReferenceSize],
+        help="Of control pictures: own, cropped to --size_multiple, within the same pixel budget;"
+        " target, that of the medium; published, what the pipeline of the processor scales them to"
+        " (FLUX Kontext: its list of resolutions; Qwen-Image-Edit: a megapixel). (default: target)",
+    )
     group.add_argument(
         "--resize_mode",
         choices=[str(mode) for mode in ResizeMode],

@@ -18,6 +18,7 @@ from data_prep.sources.huggingface import huggingface_rows
 from data_prep.sources.listing import BOTH, IMAGES, VIDEOS
 from data_prep.sources.masks import MaskFolder
 from data_prep.sources.media_source import Input, MediaSource, SeveralCaptions, TokenGrid
+from data_prep.sources.references import ControlFolder, ReferenceRule, ReferenceSize
 from dit.codecs.dataset_encoder import DatasetEncoder
 from dit.codecs.text import TEXT_ENCODERS
 from dit.codecs.vae import CODECS, Codec
@@ -62,11 +63,34 @@ def source_of(args: Namespace, codec: Codec) -> MediaSource:
         )
     return MediaSource(
         inputs=_prefixed(inputs),
+        reference_rule=reference_rule_of(args, codec),
         grid=TokenGrid(spatial=codec.stride, temporal=codec.temporal_stride, patch=codec.patch),
         colours=codec.pixel_channels,
         resize_mode=ResizeMode(args.resize_mode),
         decoder=video_decoder_of(args),
         most=args.max_items,
+    )
+
+
+def reference_rule_of(args: Namespace, codec: Codec) -> ReferenceRule:
+    """The rule for sizes of control pictures.
+
+    Raises:
+        PrepError: the pipeline of the processor has no sizes of its own.
+    """
+    kind = ReferenceSize(args.reference_size or ReferenceSize.TARGET)
+    if kind is ReferenceSize.PUBLISHED and not codec.edits_pictures:
+        known = ", ".join(name for name, one in CODECS.items() if one.edits_pictures)
+        raise PrepError(
+            f"--reference_size published: the pipeline of processor {codec.name!r} edits no"
+            f" pictures; give own or target, or one of the processors {known}"
+        )
+    budget = PRESETS[args.resolution_preset] if args.resolution_preset else args.max_pixels
+    return ReferenceRule(
+        kind=kind,
+        own=Fit(size_multiple=args.size_multiple, max_pixels=budget),
+        published=codec.reference_size,
+        center_crop=args.center_crop,
     )
 
 
@@ -87,6 +111,7 @@ def _collections(args: Namespace) -> list[Collection]:
     found: list[Collection] = []
     captions, merged = CaptionOptions.of(args), None
     masks = None if args.mask_dir is None else MaskFolder(root=args.mask_dir)
+    controls = tuple(ControlFolder(root=folder) for folder in args.control_dir or ())
     if (args.dataset_type is None) != (args.dataset_path is None):
         raise PrepError("--dataset_type and --dataset_path belong together; give both")
     if args.dataset_type == "hf":
@@ -101,14 +126,23 @@ def _collections(args: Namespace) -> list[Collection]:
         if root is not None:
             found.append(
                 FolderCollection(
-                    root=root, captions=captions, kinds=kinds, option=option, masks=masks
+                    root=root,
+                    captions=captions,
+                    kinds=kinds,
+                    option=option,
+                    masks=masks,
+                    controls=controls,
                 )
             )
-    if masks is not None and not found:
-        raise PrepError(
-            f"--mask_dir {masks.root} has masks for --image_dir and --video_dir, and neither is"
-            " given; in a file of --dataset_config each folder has its mask_path"
-        )
+    for folder, what, key in (
+        (masks, "masks", "mask_path"),
+        (next(iter(controls), None), "control pictures", "control_path"),
+    ):
+        if folder is not None and not found:
+            raise PrepError(
+                f"{folder.option} {folder.root} has {what} for --image_dir and --video_dir, and"
+                f" neither is given; in a file of --dataset_config each folder has its {key}"
+            )
     if args.hf_dataset:
         found.append(huggingface_rows(args, captions))
     return found

@@ -159,7 +159,13 @@ class BlockWorker:
         if clip.loss_mask_1FHW is not None:
             assert clip.loss_mask_1FHW.shape[1:] == latent_CFHW.shape[1:], "cells of another size"
             tensors = {**tensors, "loss_mask": clip.loss_mask_1FHW.to(LATENT_DTYPE)}
-        everything = {**tensors, **self.text.encode_all(clip.caption)}
+        for number, picture_C1HW in enumerate(clip.references):
+            name, reference = f"reference_latent_{number}", self.codec.encode(picture_C1HW)
+            if not torch.isfinite(reference).all():
+                made = f"processor {self.codec.name} made {name} from"
+                raise RefusedError(Reason.NOT_FINITE, f"{made} {entry.references[number].name}")
+            tensors = {**tensors, name: reference}
+        everything = {**tensors, **self._texts(entry, clip)}
         _, frames, height, width = clip.video_CFHW.shape
         return EncodedSample(
             parts=sample_parts(everything, self._description(entry, clip)),
@@ -168,6 +174,18 @@ class BlockWorker:
             moments=(values.numel(), round(mean, 9), round(square, 9)),
             psnr=self._psnr(latent_CFHW, clip) if self.verify else None,
         )
+
+    def _texts(self, entry: Entry, clip: Clip) -> dict[str, torch.Tensor]:
+        """The tensors of the caption, and of the control pictures where the encoder sees them."""
+        most, found = self.text.most_pictures, len(entry.references)
+        if not most:
+            return self.text.encode_all(clip.caption)
+        named = f"text encoder {self.text.name} reads a caption with"
+        if not found:
+            raise RefusedError(Reason.NO_REFERENCE, f"{named} a control picture, and it has none")
+        if found > most:
+            raise RefusedError(Reason.BAD_REFERENCE, f"{named} {most}, and it has {found}")
+        return self.text.encode_beside(clip.caption, clip.originals)
 
     def _psnr(self, latent_CFHW: torch.Tensor, clip: Clip) -> float:
         """Peak signal-to-noise ratio in dB, over 255 levels; at most 99."""
@@ -178,7 +196,11 @@ class BlockWorker:
 
     def _description(self, entry: Entry, clip: Clip) -> dict[str, Any]:
         _, frames, height, width = clip.video_CFHW.shape
-        weight = {} if entry.loss_weight is None else {"loss_weight": entry.loss_weight}
+        more: dict[str, Any] = {}
+        if entry.loss_weight is not None:
+            more["loss_weight"] = entry.loss_weight
+        if entry.references:
+            more["references"] = [one.name for one in entry.references]
         return {
             "format_version": FORMAT_VERSION,
             "caption": clip.caption,
@@ -194,5 +216,5 @@ class BlockWorker:
             "text_encoder_revision": self.text.revision,
             "latent_mean": self.codec.whitening.mean,
             "latent_std": self.codec.whitening.std,
-            **weight,
+            **more,
         }

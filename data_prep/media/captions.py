@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 from data_prep.refusals import Reason, RefusedError, short_repr
 from dit.parsing import parse_json
@@ -49,6 +49,14 @@ class CaptionFormat(StrEnum):
     CSV = "csv"
 
 
+class ControlPicture(NamedTuple):
+    """A picture that the caption of another one says how to edit; it is not opened yet."""
+
+    name: str  # relative path, for people
+    where: str  # in its folder, or argument of `Collection.open`
+    stamp: str  # changes when the file changes; empty where it is not there
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Caption:
     """A text, and the file, column or rule that it is from."""
@@ -57,6 +65,8 @@ class Caption:
     origin: str
     loss_weight: float | None = None
     """What multiplies the loss in training, where the file or row of the caption says it."""
+    controls: tuple[ControlPicture, ...] = ()
+    """Pictures that the row of a table names beside it, in the folder of the media."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

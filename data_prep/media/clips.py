@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Protocol, Self
 
+from PIL import Image
 from torch import Tensor
 
 
@@ -21,6 +22,18 @@ class PlannedMask:
     keep: tuple[int, ...] = ()  # as in Entry; empty for one picture that holds for all frames
     tick: str = ""
     numbers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedReference:
+    """A control picture of a sample, as it is encoded."""
+
+    name: str  # relative path, for people
+    folder: int  # number of the folder of control pictures; -1: that of the media
+    where: str  # path in it, or argument of the `open` of the input
+    stamp: str  # changes when the file changes
+    resized: tuple[int, int]  # width, height before the crop
+    size: tuple[int, int]  # width, height that is encoded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +66,7 @@ class Entry:
     numbers: tuple[int, ...] = ()  # of the frames kept, where decoded frames have no times
     kept_fps: float | None = None  # of the frames kept
     mask: PlannedMask | None = None  # of the loss
+    references: tuple[PlannedReference, ...] = ()  # control pictures of an edit
     tokens: int = 0
     repeats: int = 1  # copies of it in the shards
     notes: tuple[str, ...] = ()
@@ -73,6 +87,8 @@ class Entry:
         }
         if self.mask is not None:
             given["mask"] = asdict(self.mask)
+        if self.references:
+            given["references"] = [asdict(one) for one in self.references]
         return json.dumps(given, separators=(",", ":")) + "\n"
 
     @classmethod
@@ -85,6 +101,10 @@ class Entry:
             mask = given["mask"]
             lists = {name: tuple(mask[name]) for name in ("keep", "numbers")}
             given["mask"] = PlannedMask(**mask | lists)
+        given["references"] = tuple(
+            PlannedReference(**one | {name: tuple(one[name]) for name in ("resized", "size")})
+            for one in given.get("references", ())
+        )
         return cls(**given)
 
 
@@ -98,6 +118,8 @@ class Clip:
     original_width: int
     fps: float | None = None  # frames per second; None for a picture
     loss_mask_1FHW: Tensor | None = None  # weight of each cell of its latent, in [0, 1]
+    references: tuple[Tensor, ...] = ()  # [C, 1, H, W] as `video_CFHW`: pictures that are edited
+    originals: tuple[Image.Image, ...] = ()  # the same, RGB, before they are scaled and cropped
     notes: tuple[str, ...] = ()  # the summary counts them; for example the origin of the caption
 
 

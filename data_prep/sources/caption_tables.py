@@ -7,14 +7,22 @@ below, if only one medium there has this name.
 from __future__ import annotations
 
 import posixpath
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
 
-from data_prep.media.captions import Caption, caption, texts_of, unusable_caption, weight_of
+from data_prep.media.captions import (
+    Caption,
+    ControlPicture,
+    caption,
+    texts_of,
+    unusable_caption,
+    weight_of,
+)
 from data_prep.refusals import Reason, RefusedError, short_repr
 from data_prep.sources.table_rows import Rows, rows_of
 
@@ -22,6 +30,7 @@ _JSON_NAMES = {"meta.json": "meta_json", "captions.json": "meta_json"}
 _JSON_NAMES |= {"videos2caption.json": "meta_json", "metadata.json": "meta_json"}
 # Fields for captions, in this order, where --caption_field is not given.
 CAPTION_FIELDS = ("caption", "cap", "internvl", "usr", "text", "prompt", "captions")
+_CONTROL_FIELD = re.compile(r"control_path(?:_?(\d{1,3}))?")
 _LINES_SUFFIXES = ("_internvl.json", "_usr.json")  # JSON lines, despite their ending
 
 
@@ -49,6 +58,8 @@ class CaptionTables:
     caption_field: str
     """The field that holds the caption; `caption` stands for all of `CAPTION_FIELDS`."""
     read: Callable[[str], bytes]
+    control: Callable[[str], ControlPicture] | None = None
+    """The control picture at a path; None: tables name none."""
     _parsed: dict[str, Rows] = field(default_factory=dict)
 
     def of(self, source: str) -> list[Caption] | None:
@@ -83,6 +94,17 @@ class CaptionTables:
         if lost:
             counts[f"row of a caption table that matches no file, the first {lost[0]}"] = len(lost)
         return counts
+
+    def only_controls(self) -> frozenset[str]:
+        """Paths of the pictures that a table names as controls, and none as a medium."""
+        named, media = set[str](), set[str]()
+        for path in self.paths:
+            folder = str(PurePosixPath(path).parent)
+            for name, row in self._rows(path).by_name.items():
+                media |= {name, posixpath.normpath(posixpath.join(folder, name))}
+                if isinstance(row, dict):
+                    named.update(_control_paths(path, row, quiet=True))
+        return frozenset(named - media)
 
     @cached_property
     def _by_folder(self) -> dict[str, list[str]]:
@@ -127,8 +149,15 @@ class CaptionTables:
 
     def _captions(self, path: str, row: Any) -> list[Caption]:
         texts, name = self._texts(path, row), PurePosixPath(path).name
-        weight = weight_of(row, path) if isinstance(row, dict) else None
-        return [caption(text, origin=name, loss_weight=weight) for text in texts]
+        if not isinstance(row, dict):
+            return [caption(text, origin=name) for text in texts]
+        weight, controls = weight_of(row, path), ()
+        if self.control is not None:
+            controls = tuple(map(self.control, _control_paths(path, row)))
+        return [
+            replace(caption(text, origin=name, loss_weight=weight), controls=controls)
+            for text in texts
+        ]
 
     def _texts(self, path: str, row: Any) -> tuple[str, ...]:
         if isinstance(row, RefusedError):
@@ -156,6 +185,29 @@ class CaptionTables:
                 unread.add_problem(why)
                 self._parsed[path] = unread
         return self._parsed[path]
+
+
+def _control_paths(path: str, row: dict[str, Any], *, quiet: bool = False) -> list[str]:
+    """The pictures that a row names in `control_path`, `control_path_2` and so on, in this order.
+
+    Each field holds a path relative to the table, or a list of them; an empty one names none.
+
+    Raises:
+        RefusedError: a field holds something else; not if `quiet`.
+    """
+    numbered = {_CONTROL_FIELD.fullmatch(key): key for key in row if isinstance(key, str)}
+    fields = sorted((int(match[1] or 0), key) for match, key in numbered.items() if match)
+    found: list[str] = []
+    for _, key in fields:
+        names = texts_of(row[key]) if row[key] not in (None, "", []) else ()
+        if names is None or any(not name or "\0" in name for name in names):
+            if quiet:
+                continue
+            why = f"{path} has {short_repr(row[key])} in {key}, no path of a picture"
+            raise RefusedError(Reason.BAD_REFERENCE, why)
+        folder = PurePosixPath(path).parent
+        found += (posixpath.normpath(posixpath.join(folder, name)) for name in names)
+    return found
 
 
 def _is_by_beginning(path: str) -> bool:

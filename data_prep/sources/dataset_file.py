@@ -32,6 +32,7 @@ from data_prep.sources.folders import CaptionOptions, FolderCollection
 from data_prep.sources.listing import BOTH
 from data_prep.sources.masks import MaskFolder
 from data_prep.sources.media_source import Input
+from data_prep.sources.references import ControlFolder
 from dit.parsing import YamlError, parse_toml, parse_yaml
 
 
@@ -85,12 +86,18 @@ def _input(args: Namespace, basis: Input, root: Path, settings: Mapping[str, Any
     if "mask_path" in settings:
         folder = args.dataset_config.parent / settings["mask_path"]
         masks = MaskFolder(root=folder, option=f"{args.dataset_config}: mask_path")
+    folder = args.dataset_config.parent
+    controls = tuple(
+        ControlFolder(root=folder / path, option=f"{args.dataset_config}: control_path")
+        for path in settings.get("control_path", ())
+    )
     collection = FolderCollection(
         root=root,
         captions=_captions(args, settings),
         kinds=BOTH,
         option=f"{args.dataset_config}: path",
         masks=masks,
+        controls=controls,
     )
     sizings, buckets = _sizes(args, settings)
     shuffled = settings.get("cache_shuffle_num", 0) or int(settings.get("shuffle_tags", False))

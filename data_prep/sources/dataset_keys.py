@@ -17,7 +17,6 @@ _MOST_RATIO = 1_000.0
 
 _NOT_READ = {
     "default_mask_file": "a mask belongs to the file of its name, in mask_path",
-    "control_path": "pairs of pictures for edit models are not read",
 }
 
 
@@ -131,6 +130,10 @@ def _sizes(value: Any) -> tuple[tuple[int, int, int], ...]:
     return tuple(size(item) for item in _items(value, "[[832, 480, 33]]"))
 
 
+def _folders(value: Any) -> tuple[str, ...]:
+    return tuple(map(_filled, _items(value if isinstance(value, list) else [value], '["before"]')))
+
+
 def _ratio(value: Any) -> float:
     return _ratios([value])[0]
 
@@ -149,6 +152,7 @@ KEYS: dict[str, Callable[[Any], Any]] = {
     "caption_field": _text,
     "skip_empty_caption": _flag,
     "mask_path": _filled,
+    "control_path": _folders,
     "shuffle_tags": _flag,
     "cache_shuffle_num": lambda value: _whole(value, 0, _MOST_SHUFFLED),
     "cache_shuffle_delimiter": _filled,

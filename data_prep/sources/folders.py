@@ -15,6 +15,7 @@ from data_prep.media.captions import (
     Caption,
     CaptionFormat,
     Captions,
+    ControlPicture,
     MissingCaption,
     read_regular_file,
 )
@@ -23,6 +24,7 @@ from data_prep.sources.archives import parse_location, read_archive
 from data_prep.sources.caption_tables import CaptionTables, table_format
 from data_prep.sources.listing import IMAGES, Listing, list_media, media_kind_of
 from data_prep.sources.masks import MaskFolder
+from data_prep.sources.references import ControlFolder
 
 T = TypeVar("T")
 
@@ -48,6 +50,11 @@ class Collection(Protocol):
     @property
     def masks(self) -> MaskFolder | None:
         """Where masks of the loss lie."""
+        ...
+
+    @property
+    def controls(self) -> tuple[ControlFolder, ...]:
+        """Where control pictures lie: the first of each sample, the second, and so on."""
         ...
 
     def media(self, ignored: Counter[str]) -> Iterator[Medium]:
@@ -91,19 +98,25 @@ class FolderCollection:
     option: str = "--image_dir"
     masks: MaskFolder | None = None
     """Masks of the loss; their folder holds no media, wherever it lies."""
+    controls: tuple[ControlFolder, ...] = ()
+    """Control pictures of edits; nor do these folders."""
 
     @property
     def name(self) -> str:
         return self.root.resolve().name
 
     def media(self, ignored: Counter[str]) -> Iterator[Medium]:
-        masks = None if self.masks is None else self.masks.root
-        listing = list_media(self.root, self.kinds, option=self.option, without=masks)
+        others = [*self.controls, *([] if self.masks is None else [self.masks])]
+        without = [folder.root for folder in others]
+        listing = list_media(self.root, self.kinds, option=self.option, without=without)
         members, refused = self._unpacked(listing)
         sources = sorted({*listing.media, *(path for path in refused if self._stands_alone(path))})
         if not sources:
             raise PrepError(f"{self.option} {self.root}: its archives hold no media")
         captions = self._captions(listing, members, refused)
+        if named := captions.tables.only_controls().intersection(sources):
+            ignored["control picture of a table, no sample itself"] += len(named)
+            sources = [source for source in sources if source not in named]
         ignored.update(listing.ignored)
         ignored.update(captions.tables.unused(self._exists(members)))
         for source in sources:
@@ -174,6 +187,10 @@ class FolderCollection:
             return ""  # reading the file will report why
         return f"{status.st_size}-{status.st_mtime_ns}"
 
+    def _control(self, path: str, members: Mapping[str, str]) -> ControlPicture:
+        where = members.get(path, path)
+        return ControlPicture(path, where, self._stamp(where))
+
     def _exists(self, members: Mapping[str, str]) -> Callable[[str], bool]:
         """A function that tells whether a relative path exists, as a file of any kind."""
         root = str(self.root)
@@ -198,7 +215,13 @@ class FolderCollection:
             sidecars=listing.sidecars if beside else {},
             field=field,
             missing=self.captions.missing,
-            tables=CaptionTables(paths=tables, media=media, caption_field=field, read=read),
+            tables=CaptionTables(
+                paths=tables,
+                media=media,
+                caption_field=field,
+                read=read,
+                control=lambda path: self._control(path, members),
+            ),
             read=read,
         )
 

@@ -108,6 +108,10 @@ class RowsCollection:
         return Path(self.dataset).name
 
     @property
+    def controls(self) -> tuple[()]:
+        return ()
+
+    @property
     def masks(self) -> None:
         """Rows have none."""
         return None

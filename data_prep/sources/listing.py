@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -56,11 +56,11 @@ def list_media(
     kinds: frozenset[str] = IMAGES,
     *,
     option: str = "--image_dir",
-    without: Path | None = None,
+    without: Collection[Path] = (),
 ) -> Listing:
     """Media and caption files below `root`, at any depth, always in the same order.
 
-    `without` is a folder that is left out.
+    `without` are folders that are left out.
 
     Raises:
         PrepError: `root` is no folder, a folder in it cannot be read, or it holds no medium.
@@ -68,7 +68,7 @@ def list_media(
     if not root.is_dir():
         raise PrepError(f"{option} {root} is no folder")
     listing = Listing()
-    for path in _walk(root, listing.ignored, without and without.resolve()):
+    for path in _walk(root, listing.ignored, {folder.resolve() for folder in without}):
         listing.add(str(path), kinds)
     if not listing.media and not listing.archives:
         found = ", ".join(f"{count} x {kind}" for kind, count in listing.ignored.items())
@@ -83,7 +83,7 @@ def list_media(
     return listing
 
 
-def _walk(root: Path, ignored: Counter[str], without: Path | None) -> Iterator[PurePosixPath]:
+def _walk(root: Path, ignored: Counter[str], without: set[Path]) -> Iterator[PurePosixPath]:
     """Relative paths of all visible files; hidden files and linked folders are only counted."""
 
     def stop(error: OSError) -> None:
@@ -93,7 +93,7 @@ def _walk(root: Path, ignored: Counter[str], without: Path | None) -> Iterator[P
         linked = {name for name in folders if os.path.islink(os.path.join(folder, name))}
         hidden = {name for name in (*folders, *files) if name.startswith(".")}
         ignored.update(["linked folder"] * len(linked - hidden) + ["hidden"] * len(hidden))
-        outside = {name for name in folders if without and Path(folder, name).resolve() == without}
+        outside = {name for name in folders if without and Path(folder, name).resolve() in without}
         folders[:] = sorted(set(folders) - hidden - linked - outside)
         relative = PurePosixPath(Path(folder).relative_to(root).as_posix())
         yield from (relative / name for name in sorted(set(files) - hidden))

@@ -8,18 +8,20 @@ from __future__ import annotations
 import bisect
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fractions import Fraction
 from functools import partial
 from itertools import islice
+from pathlib import Path
+from typing import BinaryIO
 
 import torch
 
-from data_prep.media.captions import Caption, TagShuffle
-from data_prep.media.clips import Clip, Entry
+from data_prep.media.captions import Caption, ControlPicture, TagShuffle
+from data_prep.media.clips import Clip, Entry, PlannedReference
 from data_prep.media.decoders import VideoDecoder
 from data_prep.media.frame_selection import FrameRule, KeptFrames
 from data_prep.media.images import open_image, size_of, to_rgb, to_video
@@ -29,6 +31,9 @@ from data_prep.planning.splits import key_of
 from data_prep.refusals import Reason, RefusedError, printable
 from data_prep.sources.folders import Collection, Medium
 from data_prep.sources.masks import CellSize, name_of
+from data_prep.sources.references import FOLDER, FoundReference, ReferenceRule
+from data_prep.sources.references import find as find_reference
+from data_prep.sources.references import read as read_reference
 
 _THREADS = 8  # that probe files, which mostly wait for disks and networks
 _AHEAD = 512  # files that are probed at once
@@ -89,6 +94,10 @@ class MediaSource:
     colours: int
     resize_mode: ResizeMode = ResizeMode.LANCZOS
     decoder: VideoDecoder = VideoDecoder.PYAV
+    reference_rule: ReferenceRule = field(default_factory=ReferenceRule)
+    """Size of control pictures."""
+    keeps_originals: bool = False
+    """Whether clips have control pictures as they were, too, for text encoders that see them."""
     most: int | None = None  # files
     ignored: Counter[str] = field(default_factory=Counter)
 
@@ -102,19 +111,21 @@ class MediaSource:
         self.ignored.clear()
         with ThreadPoolExecutor(_THREADS) as pool:
             for number, given in enumerate(self.inputs):
-                masks = given.collection.masks
-                of_name = {} if masks is None else masks.listed()
-                spare = {} if self.most else dict(of_name)
+                masks, controls = given.collection.masks, given.collection.controls
+                beside = [] if masks is None else [("mask", masks.listed())]
+                beside += [("control picture", folder.listed()) for folder in controls]
+                spare = [] if self.most else [dict(of_name) for _, of_name in beside]
                 media = islice(given.collection.media(self.ignored), self.most)
                 while batch := list(islice(media, _AHEAD)):
                     names = [name_of(medium.source) for medium in batch]
-                    paths = [of_name.get(name) for name in names]
-                    spare = {name: spare[name] for name in spare.keys() - set(names)}
+                    paths = [[of_name.get(name) for _, of_name in beside] for name in names]
+                    spare = [{n: left[n] for n in left.keys() - set(names)} for left in spare]
                     for entries in pool.map(partial(self.plan, number), batch, paths):
                         yield from self._without_uncaptioned(given, entries)
-                if spare:
-                    first = min(spare.values())
-                    self.ignored[f"mask without a medium, the first {first}"] += len(spare)
+                for (what, _), left in zip(beside, spare, strict=False):
+                    if left:
+                        first = min(left.values())
+                        self.ignored[f"{what} without a medium, the first {first}"] += len(left)
 
     def _without_uncaptioned(self, given: Input, entries: list[Entry]) -> list[Entry]:
         """The samples of a medium, unless `skips_uncaptioned` leaves it out."""
@@ -123,9 +134,15 @@ class MediaSource:
             return []
         return entries
 
-    def plan(self, number: int, medium: Medium, mask: str | None = None) -> list[Entry]:
-        """The samples of a medium, or one sample with its refusal; `mask` is a path."""
+    def plan(self, number: int, medium: Medium, beside: Sequence[str | None] = ()) -> list[Entry]:
+        """The samples of a medium, or one sample with its refusal.
+
+        `beside` are the paths of the files of its name: of the mask, if the input has masks, then
+        in each folder of control pictures.
+        """
         given = self.inputs[number]
+        controls = beside[len(beside) - len(given.collection.controls) :]
+        mask = beside[0] if given.collection.masks and beside else None
         source = given.open_name(medium.source)
         key = key_of(source)
         blank = Entry(
@@ -143,7 +160,11 @@ class MediaSource:
             captions = _chosen(medium.captions(), given.several, key)
             if given.shuffle is not None:
                 captions = given.shuffle.of(captions, key=key)
-            entries = list(self._variants(given, blank, captions, mask))
+            named = [
+                folder.picture(path, medium.source)
+                for folder, path in zip(given.collection.controls, controls, strict=bool(beside))
+            ]
+            entries = list(self._variants(given, blank, captions, mask, named))
         except RefusedError as refused:
             return [replace(blank, refused=str(refused.reason), detail=refused.detail)]
         keyed = (
@@ -153,7 +174,12 @@ class MediaSource:
         return [e for e in (_repeated(e, given.repeats) for e in keyed) if e.repeats]
 
     def _variants(
-        self, given: Input, blank: Entry, captions: list[Caption], mask: str | None
+        self,
+        given: Input,
+        blank: Entry,
+        captions: list[Caption],
+        mask: str | None,
+        controls: list[ControlPicture],
     ) -> Iterator[Entry]:
         file, line, kept = given.collection.open(blank.where), None, [KeptFrames((), None)]
         if blank.kind == "video":
@@ -164,15 +190,19 @@ class MediaSource:
             size = size_of(file)
         probed, masks = _probed(blank, size, line), given.collection.masks
         found = None if masks is None or mask is None else masks.find(mask, size, line)
+        pictures = [_references(given.collection, caption, controls) for caption in captions]
         for window in kept:
             for sizing in given.sizings:
                 place = sizing.place(*size)
                 tokens = self.grid.tokens(*place.size, max(1, len(window.shown)))
-                for caption in captions:
+                for caption, shown in zip(captions, pictures, strict=True):
+                    rule = self.reference_rule
+                    references = tuple(one.planned(rule, place.size) for one in shown)
                     notes = [f"caption from {caption.origin}"]
                     notes += ["scaled or cropped"] * (place.size != size)
                     notes += _notes_of(line, window)
                     notes += ["loss mask" if found else "no loss mask of its name"] * bool(masks)
+                    notes += [f"{len(shown)} control pictures"] * bool(shown)
                     yield replace(
                         probed,
                         caption=given.caption_prefix + caption.text,
@@ -184,7 +214,8 @@ class MediaSource:
                         numbers=_numbers(line, window),
                         kept_fps=window.fps,
                         mask=found.planned(line, window) if found else None,
-                        tokens=tokens,
+                        references=references,
+                        tokens=tokens + sum(self.grid.tokens(*one.size, 1) for one in references),
                         notes=tuple(notes),
                     )
 
@@ -211,6 +242,10 @@ class MediaSource:
             video_CFHW = to_video(fitted, colours=self.colours)
             notes += ("only the first frame of an animation",) * is_animated
         cell = CellSize(side=self.grid.spatial, frames=self.grid.temporal)
+        shown = [
+            read_reference(one, _file_of(given, one), self.resize_mode, colours=self.colours)
+            for one in entry.references
+        ]
         return Clip(
             video_CFHW=video_CFHW,
             caption=entry.caption,
@@ -218,8 +253,27 @@ class MediaSource:
             original_width=width,
             fps=entry.kept_fps,
             loss_mask_1FHW=masks and masks.read(entry, place, cell, self.decoder),
+            references=tuple(picture_C1HW for picture_C1HW, _ in shown),
+            originals=tuple(one for _, one in shown) if self.keeps_originals else (),
             notes=notes,
         )
+
+
+def _references(
+    collection: Collection, caption: Caption, controls: Sequence[ControlPicture]
+) -> list[FoundReference]:
+    """The control pictures of a sample: those of the folders, then those that its table names."""
+    found = [
+        find_reference(number, picture, lambda where, root=folder.root: root / where)
+        for number, (folder, picture) in enumerate(zip(collection.controls, controls, strict=True))
+    ]
+    return found + [find_reference(FOLDER, one, collection.open) for one in caption.controls]
+
+
+def _file_of(given: Input, reference: PlannedReference) -> Path | BinaryIO:
+    if reference.folder == FOLDER:
+        return given.collection.open(reference.where)
+    return given.collection.controls[reference.folder].root / reference.where
 
 
 def _like(sizings: Iterable[Sizing], entry: Entry) -> Sizing:

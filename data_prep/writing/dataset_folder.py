@@ -152,9 +152,11 @@ def publish(
 ) -> None:
     """Writes dataset card, null text and Energon's metadata, once all shards are in place.
 
-    `shards` has the number of samples of each shard, by split and file name.
+    `shards` has the number of samples of each shard, by split and file name. Without `null_text`
+    each sample has its own.
     """
-    write_atomically(folder / NULL_TEXT_NAME, safetensors.torch.save(null_text))
+    if null_text:
+        write_atomically(folder / NULL_TEXT_NAME, safetensors.torch.save(null_text))
     write_atomically(folder / CARD_NAME, (json.dumps(card, indent=2) + "\n").encode())
     unfinished = folder / (META + TEMPORARY)
     if unfinished.exists():

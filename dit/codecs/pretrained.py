@@ -139,7 +139,7 @@ def load(part: PipelineComponent) -> Any:
         dtype = getattr(torch, part.precision)
         name = "torch_dtype" if part.library == "diffusers" else "dtype"
         model = kind.from_pretrained(part.place, **part.where, **{name: dtype})
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError) as error:  # some processors need other packages
         raise _unusable(part, error) from None
     _tie(model)
     return model.requires_grad_(False).eval().to(part.device)

@@ -38,7 +38,10 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "image rows, all layouts": (("--family", WHOLE), MATRIX),
     "adapters": (
         ("--family", WHOLE),
-        ("tp2+sp+lora", "pp2+lastlora", "tp2+cp2+pp2+lora+drop", "dp2+overlap+lora"),
+        (
+            *("tp2+sp+lora", "pp2+lastlora", "tp2+cp2+pp2+lora+drop", "dp2+overlap+lora"),
+            *("tp2+sp+lora+fp8base+swap", "cp2+pp2+lora+fp8base+swap"),
+        ),
     ),
     "frozen groups": (("--family", WHOLE), ("tp2+sp+frozen", "pp2+frozen", "dp2+overlap+frozen")),
     "adapters of joint attention": (

@@ -5,6 +5,7 @@ byte_table          the text encoder without weights: a fixed vector for each by
 pretrained_encoder  text encoders on Transformers
 projection          the text projection of a Diffusers transformer
 families            the text encoders of FLUX, Wan, HunyuanVideo 1.5, Cosmos and Cosmos-Predict2.5
+qwen_image          those of Qwen-Image and its edit models, which see pictures
 """
 
 from __future__ import annotations
@@ -23,10 +24,14 @@ from dit.codecs.text.families import (
     HunyuanText,
     WanText,
 )
+from dit.codecs.text.qwen_image import QwenImageEditPlusText, QwenImageEditText, QwenImageText
 
 TEXT_ENCODERS = Registry(
     TextEncoder,
-    (ByteTable, FluxText, WanText, HunyuanText, CosmosText, CosmosPredict25Text),
+    (
+        *(ByteTable, FluxText, WanText, HunyuanText, CosmosText, CosmosPredict25Text),
+        *(QwenImageText, QwenImageEditText, QwenImageEditPlusText),
+    ),
     known="those known",
 )
 text_encoder_named = TEXT_ENCODERS.named

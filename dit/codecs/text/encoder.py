@@ -6,9 +6,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from argparse import Namespace
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, ClassVar
 
+from PIL import Image
 from torch import Tensor
 
 from dit.codecs.dataset_card import CodecError
@@ -29,6 +31,9 @@ class TextEncoder(DatasetEncoder):
     card_part: ClassVar[str] = "text_encoder"
     subfolder: ClassVar[str] = "text_encoder"
 
+    most_pictures: ClassVar[int] = 0
+    """Control pictures that it sees beside a caption, at most; such an encoder needs one."""
+
     revision: str  # changes when the embedding of any caption changes
     width: int
     max_length: int
@@ -45,6 +50,15 @@ class TextEncoder(DatasetEncoder):
     def encode_all(self, caption: str) -> dict[str, Tensor]:
         """All tensors of a caption by their names in a shard: `text`, and others of some models."""
         return {"text": self.encode(caption)}
+
+    def encode_beside(self, caption: str, pictures: Sequence[Image.Image]) -> dict[str, Tensor]:
+        """All tensors of a caption that says how to edit `pictures`, upright RGB.
+
+        Where the encoder sees them, `null_text` is among the tensors: the embedding of the empty
+        caption beside these pictures.
+        """
+        del pictures
+        return self.encode_all(caption)
 
     def length_of(self, caption: str) -> int:
         """Estimate of the tokens of a caption before it is cut; loads no tokenizer."""

@@ -3,7 +3,7 @@
 codec        the interface: video -> whitened latent -> pictures
 pixel        the codec without weights: space to depth
 autoencoder  codecs on the autoencoders of Diffusers
-families     the autoencoders of FLUX, Wan, HunyuanVideo 1.5, Cosmos and Cosmos-Predict2
+families     the autoencoders of FLUX, Wan, HunyuanVideo 1.5, Cosmos, Cosmos-Predict2, Qwen-Image
 """
 
 from __future__ import annotations
@@ -16,12 +16,25 @@ from dit.codecs.dataset_encoder import Registry, lacking
 from dit.codecs.normalization import Whitening
 from dit.codecs.pretrained import ModelLocation
 from dit.codecs.vae.codec import Codec
-from dit.codecs.vae.families import Cosmos, CosmosPredict2, CosmosPredict25, Flux, Hunyuan, Wan
+from dit.codecs.vae.families import (
+    Cosmos,
+    CosmosPredict2,
+    CosmosPredict25,
+    Flux,
+    Hunyuan,
+    QwenImage,
+    QwenImageEdit,
+    QwenImageEditPlus,
+    Wan,
+)
 from dit.codecs.vae.pixel import Pixel
 
 CODECS = Registry(
     Codec,
-    (Pixel, Flux, Wan, Hunyuan, Cosmos, CosmosPredict2, CosmosPredict25),
+    (
+        *(Pixel, Flux, Wan, Hunyuan, Cosmos, CosmosPredict2, CosmosPredict25),
+        *(QwenImage, QwenImageEdit, QwenImageEditPlus),
+    ),
     known="--list_processors shows those known",
 )
 codec_named = CODECS.named

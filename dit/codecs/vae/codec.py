@@ -37,6 +37,9 @@ class Codec(DatasetEncoder):
     patch: ClassVar[int] = 2
     """Latent cells along one side of a token, in the diffusion models that take its latents."""
 
+    edits_pictures: ClassVar[bool] = False
+    """Whether pipelines with its latents edit pictures, which they scale to `reference_size`."""
+
     whitening: Whitening
 
     @property
@@ -71,6 +74,11 @@ class Codec(DatasetEncoder):
     @abstractmethod
     def decode_raw(self, latent_CFHW: Tensor) -> Tensor:
         """The inverse of `encode_raw`, float32."""
+
+    @staticmethod
+    def reference_size(width: int, height: int) -> tuple[int, int]:
+        """The width and height that its pipeline gives a picture to be edited."""
+        raise NotImplementedError("only codecs with edits_pictures have sizes for them")
 
     whitens_by_dataset: ClassVar[bool] = False
     """Whether the whitening is measured on all clips of the dataset before they are encoded."""

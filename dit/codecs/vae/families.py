@@ -1,4 +1,4 @@
-"""Codecs of FLUX, Wan, HunyuanVideo 1.5 and Cosmos, normalised as their Diffusers pipelines do."""
+"""Codecs of FLUX, Wan, HunyuanVideo, Cosmos and Qwen-Image, normalised as their pipelines do."""
 
 # N samples, C colour or latent channels, F frames, H rows, W columns, E width
 
@@ -29,6 +29,21 @@ class Flux(Autoencoder):
     vae: ClassVar[str] = "AutoencoderKL"
     text_encoder: ClassVar[str] = "flux"
     has_time: ClassVar[bool] = False
+    edits_pictures: ClassVar[bool] = True
+
+    @staticmethod
+    def reference_size(width: int, height: int) -> tuple[int, int]:
+        """The resolution of Kontext's list whose ratio is nearest, as FluxKontextPipeline has it.
+
+        All of them are multiples of the 16 pixels of a token.
+        """
+        from diffusers.pipelines.flux.pipeline_flux_kontext import PREFERRED_KONTEXT_RESOLUTIONS
+
+        # Its image processor drops what is not a whole token before it takes the ratio.
+        width, height = (max(16, side - side % 16) for side in (width, height))
+        ratio = width / height
+        _, wide, high = min((abs(ratio - w / h), w, h) for w, h in PREFERRED_KONTEXT_RESOLUTIONS)
+        return wide, high
 
     @classmethod
     def whitening_of(cls, config: dict[str, Any]) -> Whitening:
@@ -222,3 +237,55 @@ class Cosmos(Autoencoder):
     @property
     def temporal_stride(self) -> int:
         return self._config["temporal_compression_ratio"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class QwenImage(Autoencoder):
+    """Images, each a clip of one frame; latents are (latent - mean) / std by channel."""
+
+    name: ClassVar[str] = "qwen_image"
+    description: ClassVar[str] = "(latent - latents_mean) / latents_std, as QwenImagePipeline"
+    media: ClassVar[tuple[str, ...]] = ("image",)
+    default_model: ClassVar[str] = "Qwen/Qwen-Image"
+    weights: ClassVar[str] = default_model
+    vae: ClassVar[str] = "AutoencoderKLQwenImage"
+    text_encoder: ClassVar[str] = "qwen_image"
+
+    @classmethod
+    def whitening_of(cls, config: dict[str, Any]) -> Whitening:
+        return Whitening(mean=tuple(config["latents_mean"]), std=tuple(config["latents_std"]))
+
+    @property
+    def stride(self) -> int:
+        return 2 ** len(self._config["temperal_downsample"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class QwenImageEdit(QwenImage):
+    """The same, for pictures that are made of one control picture, which the text encoder sees."""
+
+    name: ClassVar[str] = "qwen_image_edit"
+    description: ClassVar[str] = "as qwen_image; text of the caption and one control picture"
+    default_model: ClassVar[str] = "Qwen/Qwen-Image-Edit"
+    weights: ClassVar[str] = default_model
+    text_encoder: ClassVar[str] = "qwen_image_edit"
+    edits_pictures: ClassVar[bool] = True
+
+    @staticmethod
+    def reference_size(width: int, height: int) -> tuple[int, int]:
+        """A megapixel of this ratio in steps of 32, as QwenImageEditPipeline has it."""
+        from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit import calculate_dimensions
+
+        wide, high, _ = calculate_dimensions(1024 * 1024, width / height)
+        return wide, high
+
+
+@dataclass(frozen=True, kw_only=True)
+class QwenImageEditPlus(QwenImageEdit):
+    """The same, for several control pictures."""
+
+    name: ClassVar[str] = "qwen_image_edit_2511"
+    description: ClassVar[str] = "as qwen_image; text of the caption and all control pictures"
+    default_model: ClassVar[str] = "Qwen/Qwen-Image-Edit-2511"
+    weights: ClassVar[str] = default_model
+    text_encoder: ClassVar[str] = "qwen_image_edit_2511"

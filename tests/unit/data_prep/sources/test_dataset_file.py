@@ -85,7 +85,9 @@ VALUES = [
     ("cache_shuffle_num", "-1", "cache_shuffle_num: -1 is not a whole number from 0"),
     ("cache_shuffle_delimiter", "''", "cache_shuffle_delimiter: '' is not a text with something"),
     ("default_mask_file", "m.png", "default_mask_file: a mask belongs to the file of its name"),
-    ("control_path", "pairs", "control_path: pairs of pictures for edit models are not read"),
+    ("control_path", "''", "control_path: '' is not a text with something in it"),
+    ("control_path", "[1]", "control_path: 1 is not a text"),
+    ("control_path", "[]", "control_path: [] is not a list of 1 to"),
 ]
 
 

@@ -1,0 +1,165 @@
+"""Control pictures of edit pairs: what a picture was before the edit that its caption asks for.
+
+They lie in folders of their own, with the names of the media, or a table names them in a column
+`control_path`, as in datasets of diffusion-pipe. Each becomes a reference latent of its sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import BinaryIO
+
+from PIL import Image
+from torch import Tensor
+
+from data_prep.media.captions import ControlPicture
+from data_prep.media.clips import PlannedReference
+from data_prep.media.images import open_image, size_of, to_rgb, to_video
+from data_prep.media.resizing import Buckets, Fit, Placement, ResizeMode
+from data_prep.refusals import PrepError, Reason, RefusedError
+from data_prep.sources.listing import IMAGES, list_media
+from data_prep.sources.masks import name_of
+
+FOLDER = -1
+"""`PlannedReference.folder` of a picture in the folder of the media, which a table names."""
+
+
+class ReferenceSize(StrEnum):
+    """Size at which a control picture is encoded."""
+
+    OWN = "own"  # its own, within the pixel budget of the media
+    TARGET = "target"  # that of its target, scaled to cover it and cropped, as in diffusion-pipe
+    PUBLISHED = "published"  # what the pipeline of the published weights scales it to
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReferenceRule:
+    """Size of a control picture -> size that is encoded."""
+
+    kind: ReferenceSize = ReferenceSize.TARGET
+    own: Fit = Fit(size_multiple=1, max_pixels=None)  # noqa: RUF009  # it is frozen
+    """Whole patches, and the pixel budget of the media, if there is one."""
+    published: Callable[[int, int], tuple[int, int]] | None = None
+    """(width, height) -> those of the pipeline, which stretches pictures to them."""
+    center_crop: bool = True
+
+    def place(self, size: tuple[int, int], target: tuple[int, int]) -> Placement:
+        """Where a picture of `size` (width, height) comes beside a target of the size `target`.
+
+        Raises:
+            RefusedError: it is smaller than a patch.
+        """
+        match self.kind:
+            case ReferenceSize.OWN:
+                return self.own.place(*size)
+            case ReferenceSize.TARGET:
+                return Buckets(sizes=(target,), center_crop=self.center_crop).place(*size)
+            case ReferenceSize.PUBLISHED:
+                assert self.published is not None
+                wanted = self.published(*size)
+                return Placement(wanted, wanted)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ControlFolder:
+    """A folder of control pictures at the relative paths of their media, whatever the endings."""
+
+    root: Path
+    option: str = "--control_dir"
+
+    def listed(self) -> dict[str, str]:
+        """Path of each picture, by that path without its ending.
+
+        Raises:
+            PrepError: there is no such folder or no picture in it, or two have one name.
+        """
+        found: dict[str, str] = {}
+        for path in list_media(self.root, IMAGES, option=self.option).media:
+            other = found.setdefault(name_of(path), path)
+            if other != path:
+                raise PrepError(
+                    f"{self.option} {self.root}: {other} and {path} are control pictures of the"
+                    " same medium; remove one"
+                )
+        return found
+
+    def picture(self, path: str | None, source: str) -> ControlPicture:
+        """The picture at `path`, which belongs to the medium `source`.
+
+        Raises:
+            RefusedError: there is none.
+        """
+        if path is None:
+            named = f"{self.root.name}/{name_of(source)} with the ending of a picture"
+            raise RefusedError(Reason.NO_REFERENCE, f"there is no {named} ({self.option})")
+        status = (self.root / path).stat()
+        return ControlPicture(path, path, f"{status.st_size}-{status.st_mtime_ns}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoundReference:
+    """A control picture whose size is known."""
+
+    folder: int
+    picture: ControlPicture
+    size: tuple[int, int]  # width, height, upright
+
+    def planned(self, rule: ReferenceRule, target: tuple[int, int]) -> PlannedReference:
+        """How it is encoded beside a target of this size.
+
+        Raises:
+            RefusedError: it is smaller than a patch.
+        """
+        try:
+            place = rule.place(self.size, target)
+        except RefusedError as error:
+            raise _unusable(self.picture.name, error) from error
+        return PlannedReference(
+            name=self.picture.name,
+            folder=self.folder,
+            where=self.picture.where,
+            stamp=self.picture.stamp,
+            resized=place.resized,
+            size=place.size,
+        )
+
+
+def find(
+    folder: int, picture: ControlPicture, open_file: Callable[[str], Path | BinaryIO]
+) -> FoundReference:
+    """The picture with its size, from its header.
+
+    Raises:
+        RefusedError: it is not there, or no picture that can be read.
+    """
+    if not picture.stamp:
+        raise RefusedError(Reason.NO_REFERENCE, f"there is no {picture.name}")
+    try:
+        return FoundReference(
+            folder=folder, picture=picture, size=size_of(open_file(picture.where))
+        )
+    except RefusedError as error:
+        raise _unusable(picture.name, error) from error
+
+
+def read(
+    planned: PlannedReference, file: Path | BinaryIO, mode: ResizeMode, *, colours: int
+) -> tuple[Tensor, Image.Image]:
+    """The picture as it is encoded, [C, 1, H, W] in [-1, 1], and as it was, upright RGB.
+
+    Raises:
+        RefusedError: it cannot be decoded.
+    """
+    try:
+        original = to_rgb(open_image(file).image)
+    except RefusedError as error:
+        raise _unusable(planned.name, error) from error
+    placed = Placement(planned.resized, planned.size).apply(original, mode.filter)
+    return to_video(placed, colours=colours), original
+
+
+def _unusable(name: str, error: RefusedError) -> RefusedError:
+    return RefusedError(Reason.BAD_REFERENCE, f"{name}: {error.reason} ({error.detail})")

@@ -1,0 +1,174 @@
+"""Text encoders of Qwen-Image and its edit models, by the functions of their pipelines.
+
+All are Qwen2.5-VL on an instruction with the caption, whose first rows, those of the instruction
+before it, are cut off. The edit models' see the pictures to be edited, too, so that the embedding
+of the empty caption differs from sample to sample.
+"""
+
+# L tokens, E width of the embedding
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from dit.codecs.dataset_card import CodecError
+from dit.codecs.pretrained import load, model_config_of
+from dit.codecs.text.pretrained_encoder import TEXT_DTYPE, PretrainedTextEncoder
+
+_MOST_ROWS = 1024  # `max_sequence_length` of QwenImagePipeline is at most this
+_AFTER = 5  # tokens of the instruction behind a caption, which are attended to
+_PICTURE_TOKENS = 1400  # of a megapixel, about: one for 28 x 28 pixels
+_MEGAPIXEL = 1024 * 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class QwenImageText(PretrainedTextEncoder):
+    """Qwen2.5-VL; captions at their true length, as the pipeline's mask hides all padding."""
+
+    name: ClassVar[str] = "qwen_image"
+    network: ClassVar[str] = "Qwen2_5_VLForConditionalGeneration"
+    default_model: ClassVar[str] = "Qwen/Qwen-Image"
+
+    @classmethod
+    def from_arguments(cls, args: Namespace) -> Self:
+        encoder = super().from_arguments(args)
+        if encoder.max_length > _MOST_ROWS:
+            raise CodecError(
+                f"--max_sequence_length {encoder.max_length}: Qwen-Image's pipelines take at most"
+                f" {_MOST_ROWS}"
+            )
+        return encoder
+
+    @property
+    def width(self) -> int:  # type: ignore[override] # the model's configuration has it
+        config = model_config_of(self._part(self.network, self.subfolders[0]))
+        return config.get_text_config().hidden_size
+
+    @property
+    def pipeline(self) -> Any:
+        """Diffusers' pipeline around the text encoder alone."""
+        from diffusers.pipelines.qwenimage.pipeline_qwenimage import QwenImagePipeline
+
+        parts: Any = dict.fromkeys(("scheduler", "vae", "transformer"))
+        return QwenImagePipeline(
+            **parts,
+            text_encoder=self.load_network(self.network, self.subfolders[0]),
+            tokenizer=self.load_tokenizer(self.subfolders[1]),
+        )
+
+    def length_of(self, caption: str) -> int:
+        return super().length_of(caption) + _AFTER
+
+    def count(self, caption: str) -> int:
+        """Rows of a caption before it is cut, with what the instruction says after it."""
+        pipe, tokenizer = self.pipeline, self.load_tokenizer(self.subfolders[1])
+        whole = tokenizer(pipe.prompt_template_encode.format(caption), verbose=False).input_ids
+        return len(whole) - pipe.prompt_template_encode_start_idx
+
+    def embed(self, caption: str) -> dict[str, Tensor]:
+        device = torch.device(self.device)
+        rows_1LE, _ = self.pipeline.encode_prompt(
+            caption, device, max_sequence_length=self.max_length
+        )
+        return {"text": rows_1LE[0]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class QwenImageEditText(QwenImageText):
+    """Qwen2.5-VL on the caption and one picture, which it sees with about a megapixel."""
+
+    name: ClassVar[str] = "qwen_image_edit"
+    default_model: ClassVar[str] = "Qwen/Qwen-Image-Edit"
+    most_pictures: ClassVar[int] = 1
+
+    @property
+    def pipeline(self) -> Any:
+        from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit import QwenImageEditPipeline
+
+        return self._around(QwenImageEditPipeline)
+
+    def _around(self, kind: Any) -> Any:
+        parts: Any = dict.fromkeys(("scheduler", "vae", "transformer"))
+        return kind(
+            **parts,
+            text_encoder=self.load_network(self.network, self.subfolders[0]),
+            tokenizer=self.load_tokenizer(self.subfolders[1]),
+            processor=self.load_processor(),
+        )
+
+    def load_processor(self) -> Any:
+        """What turns captions and pictures into the network's inputs.
+
+        Raises:
+            CodecError: it cannot be loaded; Transformers' own needs torchvision.
+        """
+        return load(self._part("Qwen2VLProcessor", "processor"))
+
+    def rows_of(self, caption: str) -> int:
+        return self.length_of(caption) + self.most_pictures * _PICTURE_TOKENS
+
+    def is_cut(self, caption: str) -> bool:
+        """Nothing is cut: the rows of the pictures come before those of the caption."""
+        del caption
+        return False
+
+    def embed(self, caption: str) -> dict[str, Tensor]:
+        raise CodecError(
+            f"text encoder {self.name!r} reads a caption with the picture that it edits, and was"
+            f" given {caption!r} alone"
+        )
+
+    def encode_beside(self, caption: str, pictures: Sequence[Image.Image]) -> dict[str, Tensor]:
+        """`text` [L, E] and `null_text` [M, E], of the caption and of none with these pictures."""
+        with torch.inference_mode():
+            pipe = self.pipeline
+            shown = self.shown(pipe, pictures)
+            device = torch.device(self.device)
+            each = {"text": caption, "null_text": ""}
+            found = {
+                name: pipe.encode_prompt(words, shown, device)[0][0] for name, words in each.items()
+            }
+        return {name: rows_LE.to(TEXT_DTYPE).cpu() for name, rows_LE in found.items()}
+
+    def shown(self, pipe: Any, pictures: Sequence[Image.Image]) -> Any:
+        """The picture as `QwenImageEditPipeline` shows it to the text encoder."""
+        (picture,) = pictures
+        return _scaled(pipe, picture, _MEGAPIXEL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QwenImageEditPlusText(QwenImageEditText):
+    """The same with several numbered pictures, which it sees small (Qwen-Image-Edit-2509, 2511)."""
+
+    name: ClassVar[str] = "qwen_image_edit_2511"
+    default_model: ClassVar[str] = "Qwen/Qwen-Image-Edit-2511"
+    most_pictures: ClassVar[int] = 64
+
+    @property
+    def pipeline(self) -> Any:
+        from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus as plus
+
+        return self._around(plus.QwenImageEditPlusPipeline)
+
+    def rows_of(self, caption: str) -> int:
+        return self.length_of(caption) + _PICTURE_TOKENS // 7  # one picture of 384 x 384 pixels
+
+    def shown(self, pipe: Any, pictures: Sequence[Image.Image]) -> Any:
+        from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus import CONDITION_IMAGE_SIZE
+
+        return [_scaled(pipe, picture, CONDITION_IMAGE_SIZE) for picture in pictures]
+
+
+def _scaled(pipe: Any, picture: Image.Image, area: int) -> Image.Image:
+    """A picture of about `area` pixels, as the pipelines of the edit models resize it."""
+    from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit import calculate_dimensions
+
+    width, height, _ = calculate_dimensions(area, picture.width / picture.height)
+    return pipe.image_processor.resize(picture, height, width)
