@@ -39,9 +39,12 @@ def _train(folder: Path, base: Path, *more: str, nproc: int = 1) -> CompletedPro
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> Path:
+def runs(once) -> Path:
     """`two`: 4 steps on two tensor ranks; `one`: its step 2, gone on with on one."""
-    folder = tmp_path_factory.mktemp("adapters")
+    return once("adapters", _train_both)
+
+
+def _train_both(folder: Path) -> None:
     base = publish_wan(folder / "base", random_wan(num_layers=2))
     for steps in ("2", "4"):
         done = _train(folder / "two", base, *TWO, f"train.train_iters={steps}", nproc=2)
@@ -50,7 +53,6 @@ def runs(tmp_path_factory) -> Path:
             shutil.copytree(folder / "two", folder / "one")
     done = _train(folder / "one", base, "train.train_iters=4")
     assert done.returncode == 0, done.stdout + done.stderr
-    return folder
 
 
 @pytest.mark.slow
