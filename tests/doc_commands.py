@@ -55,6 +55,8 @@ def script_call(words: tuple[str, ...]) -> tuple[list[str], list[str]] | None:
         return None
     if words[:3] == ("python", "-m", "dit.report"):
         return ["-m", "dit.report"], list(words[3:])
+    if words[:3] == ("python", "-m", "dit.config.loading.reference_page"):
+        return list(words[1:3]), list(words[3:])
     if "dit.convert" in words:
         command = words.index("dit.convert") + 1
         return ["-m", "dit.convert", words[command]], list(words[command + 1 :])

@@ -88,9 +88,12 @@ def _others(
             size = sample.latent_CFHW.shape[1:]
             found[one.name] = torch.randn(one.width, *size, generator=rng)
         elif one.kind is InputKind.TEXT and one.name != TEXT:
-            found[one.name] = torch.randn(one.rows or 3, one.width, generator=rng)
+            rows = (int(sample.key) + 1) % 3 if one.may_be_empty else 3
+            found[one.name] = torch.randn(one.rows or rows, one.width, generator=rng)
         elif one.kind is InputKind.VECTOR:
             found[one.name] = torch.randn(one.width, generator=rng)
+        elif one.kind is InputKind.FRAME_CHANNELS and int(sample.key) % 2:
+            found[one.name] = torch.randn(*sample.latent_CFHW[:, :frames].shape, generator=rng)
         elif one.kind is InputKind.FRAMES and sample.latent_CFHW.shape[1] > frames:
             found[one.name] = torch.randn(sample.latent_CFHW[:, :frames].shape, generator=rng)
         elif one.kind is InputKind.REFERENCE and int(sample.key) % 2:
@@ -104,6 +107,7 @@ def single(batch: PackedBatch, index: int) -> PackedBatch:
     start, stop = batch.starts[index : index + 2]
     rows = {name: starts[index : index + 2] for name, starts in batch.text_offsets.items()}
     clean = batch.clean_tokens[index] if batch.clean_tokens else 0
+    is_clean_T = batch.level_row_T[start:stop] >= batch.num_samples
     keys = batch.keys[index : index + 1]
     return PackedBatch(
         latent_TC=batch.latent_TC[start:stop],
@@ -111,14 +115,14 @@ def single(batch: PackedBatch, index: int) -> PackedBatch:
         segment_T=torch.zeros(stop - start, dtype=torch.int64),
         is_real_T=batch.is_real_T[start:stop],
         is_target_T=batch.is_target_T[start:stop],
-        level_row_T=(batch.level_row_T[start:stop] >= batch.num_samples).long(),
+        level_row_T=is_clean_T.long(),
         weight_T=None if batch.weight_T is None else batch.weight_T[start:stop],
         condition_TC=None if batch.condition_TC is None else batch.condition_TC[start:stop],
         texts={name: batch.texts[name][slice(*rows[name])] for name in rows},
         vectors={name: rows[index : index + 1] for name, rows in batch.vectors.items()},
         fps_N=batch.fps_N[index : index + 1],
         clean_tokens=(clean,),
-        clean_level=batch.clean_level if clean else None,
+        clean_level=batch.clean_level if is_clean_T.any() else None,
         guidance=batch.guidance,
         grids=batch.grids[index : index + 1],
         references=batch.references[index : index + 1] if any(batch.references) else (),

@@ -18,7 +18,7 @@ from data_prep.sources.huggingface import huggingface_rows
 from data_prep.sources.listing import BOTH, IMAGES, VIDEOS
 from data_prep.sources.masks import MaskFolder
 from data_prep.sources.media_source import Input, MediaSource, SeveralCaptions, TokenGrid
-from data_prep.sources.references import ControlFolder, ReferenceRule, ReferenceSize
+from data_prep.sources.references import ControlFolder, ControlSize, ReferenceRule
 from dit.codecs.dataset_encoder import DatasetEncoder
 from dit.codecs.text import TEXT_ENCODERS
 from dit.codecs.vae import CODECS, Codec
@@ -78,8 +78,8 @@ def reference_rule_of(args: Namespace, codec: Codec) -> ReferenceRule:
     Raises:
         PrepError: the pipeline of the processor has no sizes of its own.
     """
-    kind = ReferenceSize(args.reference_size or ReferenceSize.TARGET)
-    if kind is ReferenceSize.PUBLISHED and not codec.edits_pictures:
+    kind = ControlSize(args.reference_size or ControlSize.TARGET)
+    if kind is ControlSize.PUBLISHED and not codec.edits_pictures:
         known = ", ".join(name for name, one in CODECS.items() if one.edits_pictures)
         raise PrepError(
             f"--reference_size published: the pipeline of processor {codec.name!r} edits no"

@@ -27,7 +27,7 @@ FOLDER = -1
 """`PlannedReference.folder` of a picture in the folder of the media, which a table names."""
 
 
-class ReferenceSize(StrEnum):
+class ControlSize(StrEnum):
     """Size at which a control picture is encoded."""
 
     OWN = "own"  # its own, within the pixel budget of the media
@@ -39,7 +39,7 @@ class ReferenceSize(StrEnum):
 class ReferenceRule:
     """Size of a control picture -> size that is encoded."""
 
-    kind: ReferenceSize = ReferenceSize.TARGET
+    kind: ControlSize = ControlSize.TARGET
     own: Fit = Fit(size_multiple=1, max_pixels=None)  # noqa: RUF009  # it is frozen
     """Whole patches, and the pixel budget of the media, if there is one."""
     published: Callable[[int, int], tuple[int, int]] | None = None
@@ -53,11 +53,11 @@ class ReferenceRule:
             RefusedError: it is smaller than a patch.
         """
         match self.kind:
-            case ReferenceSize.OWN:
+            case ControlSize.OWN:
                 return self.own.place(*size)
-            case ReferenceSize.TARGET:
+            case ControlSize.TARGET:
                 return Buckets(sizes=(target,), center_crop=self.center_crop).place(*size)
-            case ReferenceSize.PUBLISHED:
+            case ControlSize.PUBLISHED:
                 assert self.published is not None
                 wanted = self.published(*size)
                 return Placement(wanted, wanted)

@@ -17,7 +17,7 @@ sentence below each field is its help text.
 
 from dit.config.checks import Problems
 from dit.config.data import Balance, BlendEntry, DatasetConfig, MockGeometry
-from dit.config.lora import LoraConfig, LoraTargets
+from dit.config.lora import BaseType, LoraConfig, LoraTargets
 from dit.config.model import (
     CUSTOM_SIZE,
     ContextComm,
@@ -67,6 +67,7 @@ __all__ = [
     "MODE_SCALES",
     "OBJECTIVES",
     "Balance",
+    "BaseType",
     "BlendEntry",
     "CheckpointConfig",
     "ContextComm",

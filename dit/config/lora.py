@@ -9,6 +9,12 @@ from dit.config.checks import at_least_one, check, given, numbers, positive
 from dit.config.model import Precision
 
 
+class BaseType(StrEnum):
+    """Narrower types in which frozen matrices are kept."""
+
+    FLOAT8_E4M3 = "float8_e4m3"
+
+
 class LoraTargets(StrEnum):
     """Words of `lora.targets` that stand for the linears of every layer of a kind."""
 
@@ -31,6 +37,8 @@ class LoraConfig:
     """Probability with which each number of an adapter's input is dropped in training."""
     dtype: Precision | None = None
     """Type of the adapters, fp32 or bf16; null is that of the model."""
+    base_dtype: BaseType | None = None
+    """Of the frozen matrices of the layers: float8_e4m3 with a factor for each row; null: as is."""
     plus_ratio: float | None = None
     """Learning rate of B over that of A (LoRA+, arXiv:2402.12354); null is 1, 16 is its advice."""
     init_from: str | None = None
@@ -51,6 +59,11 @@ class LoraConfig:
             (
                 len(self.targets) > 0,
                 "targets=[] names no linear; leave it out, or set rank=null to train all weights",
+            ),
+            (
+                self.base_dtype is None or self.enabled,
+                f"base_dtype={self.base_dtype} is of frozen weights, and rank=null trains all of"
+                " them; set rank, or leave base_dtype out",
             ),
             *numbers(self, alpha=1e6, plus_ratio=1e6),
         )

@@ -151,6 +151,8 @@ class ModelConfig:
     """Layers in one recomputed group (uniform), or how many are recomputed (block)."""
     cpu_offloading_num_layers: int = 0
     """First layers of each stage whose activations, or inputs if recomputed, wait on the host."""
+    blocks_to_swap: int = 0
+    """Blocks of each stage whose frozen matrices wait on the host, less two that take turns."""
     init_method_std: float | None = None
     """Standard deviation of the initial weights; null is 1 / sqrt(inputs) for each matrix."""
     transformer_impl: Implementation = Implementation.LOCAL
@@ -250,12 +252,19 @@ class ModelConfig:
         )
 
     def _offloading(self) -> list[Rule]:
-        count = self.cpu_offloading_num_layers
+        count, swapped = self.cpu_offloading_num_layers, self.blocks_to_swap
+        stages = max(self.pipeline_model_parallel_size * self.virtual_stages, 1)
+        most = max(-(-self.all_layers // stages) - 1, 0)
         return [
             (
                 0 <= count <= max(self.all_layers, 0),
                 f"cpu_offloading_num_layers={count} must lie in [0, {self.all_layers}], the number"
                 " of layers",
+            ),
+            (
+                0 <= swapped <= most,
+                f"blocks_to_swap={swapped} must lie in [0, {most}], for the device holds at least"
+                " one block of each stage",
             ),
         ]
 
@@ -389,6 +398,7 @@ class ModelConfig:
             gradient_accumulation_fusion=False,
             compile=False,
             cpu_offloading_num_layers=0,
+            blocks_to_swap=0,
             tensor_model_parallel_size=1,
             sequence_parallel=False,
             context_parallel_size=1,

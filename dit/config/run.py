@@ -163,6 +163,20 @@ class RunConfig:
                 " out",
             ),
             (
+                self.lora.base_dtype is None or self.model.fp8 is None,
+                f"model.fp8={self.model.fp8} rounds whole weights for products of Transformer"
+                f" Engine, and lora.base_dtype={self.lora.base_dtype} keeps none; leave one of"
+                " them out",
+            ),
+            (
+                not self.model.blocks_to_swap
+                or self.lora.enabled
+                or any(group.frozen for group in self.optimizer.groups),
+                f"model.blocks_to_swap={self.model.blocks_to_swap} lets frozen weights wait on the"
+                " host, and all weights are trained; set lora.rank, or freeze blocks with"
+                " optimizer.groups, or model.cpu_offloading_num_layers for activations",
+            ),
+            (
                 not (self.lora.enabled and self.optimizer.groups),
                 "optimizer.groups names weights, and lora.rank or lora.init_from trains adapters"
                 " in their place; leave optimizer.groups out. lora.targets says which linears get"

@@ -134,8 +134,8 @@ def _others(
                 shape = (one.width, *size)
             case InputKind.VECTOR:
                 shape = (one.width,)
-            case InputKind.FRAMES:
-                shape = (model.in_channels, given, *sides)
+            case InputKind.FRAMES | InputKind.FRAME_CHANNELS:
+                shape = (one.width, given, *sides)
             case InputKind.REFERENCE:
                 shape = (one.width, model.patch_temporal, *sides[:: 1 - 2 * (index % 2)])
                 shape = shape if index % 2 else (0,)

@@ -60,6 +60,8 @@ class Expected:
                     each += 4 * one.width // self.layout.sample_multiple
                 case InputKind.CHANNELS:
                     each += 4 * one.width * math.prod(self.layout.patch)
+                case InputKind.FRAME_CHANNELS:
+                    each += 4 * (one.width + 1) * math.prod(self.layout.patch)
         return self.capacity * (4 * features + each)
 
     @cached_property
@@ -230,7 +232,7 @@ def _checked_input(
         case InputKind.CHANNELS:
             wanted = [one.width, frames, *sides]
             fits = shape == wanted
-        case InputKind.FRAMES:
+        case InputKind.FRAMES | InputKind.FRAME_CHANNELS:
             wanted = f"[{channels}, 1..{frames}, {sides[0]}, {sides[1]}]"
             fits = [shape[0], *shape[2:]] == [channels, *sides] and shape[1] <= frames
             fits = fits and shape[1] % layout.patch_temporal == 0

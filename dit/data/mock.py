@@ -69,7 +69,7 @@ def _shape(
             return (one.width,)
         case InputKind.CHANNELS:
             return one.width, geometry.frames, *sides
-        case InputKind.FRAMES | InputKind.REFERENCE:
+        case InputKind.FRAMES | InputKind.FRAME_CHANNELS | InputKind.REFERENCE:
             return channels, config.model.patch_temporal, *sides
 
 

@@ -203,6 +203,9 @@ def _outlines(
             case InputKind.CHANNELS:
                 condition_width += one.width * volume
                 condition_dtypes += own
+            case InputKind.FRAME_CHANNELS:
+                condition_width += (one.width + 1) * volume
+                condition_dtypes += own
             case InputKind.FRAMES | InputKind.REFERENCE:
                 dtypes += own
     if condition_width:
@@ -310,20 +313,27 @@ class PackWriter:
             own_T[: len(patches_TC)] *= patches_TC.mean(1)
 
     def _write_condition(self, sample: LatentSample, grid: Grid, first: int) -> None:
-        """Channels of all inputs of this kind side by side; zeros where the sample has none."""
+        """Channels of all inputs of these kinds side by side; zeros where the sample has none.
+
+        A target without further frames than those that `FRAME_CHANNELS` gives is shown none.
+        """
         own_TC = self._tensors["condition_TC"][first : self._start]
         own_TC.zero_()
-        column = 0
+        column, volume = 0, math.prod(self._layout.patch)
         for one in self._layout.inputs:
-            if one.kind is not InputKind.CHANNELS:
+            of_frames = one.kind is InputKind.FRAME_CHANNELS
+            if not of_frames and one.kind is not InputKind.CHANNELS:
                 continue
-            width = one.width * math.prod(self._layout.patch)
+            width = one.width * volume
             channels_CFHW = sample.others.get(one.name)
-            if channels_CFHW is not None:
-                patches_TC = own_TC.new_empty(math.prod(grid), width)
-                _write_patches(patches_TC, channels_CFHW, grid, self._layout.patch)
+            given = None if channels_CFHW is None else self._layout.grid(channels_CFHW)
+            if channels_CFHW is not None and given and not (of_frames and given[0] >= grid[0]):
+                patches_TC = own_TC.new_empty(math.prod(given), width)
+                _write_patches(patches_TC, channels_CFHW, given, self._layout.patch)
                 own_TC[: len(patches_TC), column : column + width] = patches_TC
-            column += width
+                if of_frames:
+                    own_TC[: len(patches_TC), column + width : column + width + volume] = 1
+            column += width + volume * of_frames
 
     def finish(self) -> PackedBatch:
         """The pack, without the memory that was not used."""

@@ -341,6 +341,7 @@ _AXES = {
     InputKind.TEXT: _two_axes,
     InputKind.VECTOR: _one_axis,
     InputKind.CHANNELS: _four_axes,
+    InputKind.FRAME_CHANNELS: _four_axes,
     InputKind.FRAMES: _four_axes,
     InputKind.REFERENCE: _four_axes,
 }

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed import DistStoreError
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 from torch.distributed.rendezvous import rendezvous
@@ -42,6 +43,15 @@ def device() -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     return torch.device("cpu")
+
+
+def broadcast(tensor: Tensor, group: dist.ProcessGroup, *, source: int) -> None:
+    """Gives a tensor of rank `source` to all ranks of a group, on the device or on the host."""
+    there = tensor.detach().to(device())  # where NCCL can send it
+    # As bytes, because back ends differ in the types that they know.
+    dist.broadcast(there.view(-1).view(torch.uint8), group=group, group_src=source)
+    if there.device != tensor.device:
+        tensor.detach().copy_(there)
 
 
 def device_memory() -> int | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dit.config import (
+    BaseType,
     ContextComm,
     DdpConfig,
     LoraConfig,
@@ -41,6 +42,8 @@ WORDS = {
     "frozen": "the first layer of each stack is frozen, and MLPs learn at half the rate",
     "lora": "adapters on every linear of the layers are trained, and no other weight",
     "lastlora": "adapters in the last layer alone, so that other stages train nothing",
+    "fp8base": "with adapters: the frozen matrices of the layers in 8 bits",
+    "swap": "with adapters: two frozen blocks of a stage have no memory on the device",
 }
 """The words of a layout's name, joined by +."""
 
@@ -73,7 +76,7 @@ _FROZEN = (
     ParameterGroup(pattern="*.mlp.*", lr_factor=0.5),
     ParameterGroup(pattern="*layers.0.*", frozen=True),
 )
-_OTHER_NUMBERS = ("bf16", "drop", "frozen", *_ADAPTERS)
+_OTHER_NUMBERS = ("bf16", "drop", "frozen", "fp8base", *_ADAPTERS)
 """Words of other mathematics: one process is compared with them, too."""
 ONE = "one"
 """The layout that all others are compared with: one process, every option off."""
@@ -114,20 +117,20 @@ class NamedLayout:
     @property
     def adapters(self) -> str | None:
         """The word of `_ADAPTERS`."""
-        return next((word for word in self.name.split("+") if word in _ADAPTERS), None)
+        return next((word for word in self.words if word in _ADAPTERS), None)
 
     @property
-    def drop(self) -> bool:
-        return "drop" in self.name.split("+")
+    def words(self) -> list[str]:
+        return self.name.split("+")
 
     @property
     def bf16(self) -> bool:
-        return "bf16" in self.name.split("+")
+        return "bf16" in self.words
 
     @property
     def reference(self) -> str:
         """The layout that must give the same numbers: one process, same mathematics and packs."""
-        same = [word for word in self.name.split("+") if word in _OTHER_NUMBERS]
+        same = [word for word in self.words if word in _OTHER_NUMBERS]
         packs = [] if self.packs is None else [f"packs{self.packs}"]
         return "+".join([ONE, *same, *packs])
 
@@ -144,12 +147,19 @@ class NamedLayout:
         config = replace(config, model=replace(config.model, **off), ddp=DdpConfig())
         for group, values in self.settings.items():
             config = replace(config, **{group: replace(getattr(config, group), **values)})
-        groups = _FROZEN if "frozen" in self.name.split("+") else ()
+        model = replace(config.model, blocks_to_swap=self._swapped(config.model))
+        groups = _FROZEN if "frozen" in self.words else ()
         return replace(
             config,
-            lora=self._lora(config.model),
+            lora=self._lora(model),
+            model=model,
             optimizer=replace(config.optimizer, groups=groups),
         )
+
+    def _swapped(self, model: ModelConfig) -> int:
+        """Of the least stage, one block has to stay."""
+        stages = model.pipeline_model_parallel_size * model.virtual_stages
+        return min(2, model.all_layers // stages - 1) if "swap" in self.words else 0
 
     def _lora(self, model: ModelConfig) -> LoraConfig:
         """Adapters of a rank that no number of tensor ranks divides."""
@@ -165,8 +175,13 @@ class NamedLayout:
                 p for p in linears if p.layer == last.layer and p.ours.startswith(f"{stack}.")
             ]
         targets = tuple(name for pair in linears for name in their_modules(pair))
-        dropout = 0.1 if self.drop else 0.0
-        return LoraConfig(rank=3, alpha=4.0, targets=targets, dropout=dropout)
+        return LoraConfig(
+            rank=3,
+            alpha=4.0,
+            targets=targets,
+            dropout=0.1 if "drop" in self.words else 0.0,
+            base_dtype=BaseType.FLOAT8_E4M3 if "fp8base" in self.words else None,
+        )
 
 
 def parse_layout(name: str) -> NamedLayout:
@@ -191,7 +206,7 @@ def parse_layout(name: str) -> NamedLayout:
         elif word in _OPTIONS:
             for group, values in _OPTIONS[word].items():
                 settings.setdefault(group, {}).update(values)
-        elif word not in (ONE, "drop", "frozen", *_ADAPTERS):
+        elif word not in (ONE, "drop", "frozen", "fp8base", "swap", *_ADAPTERS):
             known = ", ".join(WORDS)
             raise ValueError(f"--layouts {name}: unknown word {word!r}; join words of {known} by +")
     return NamedLayout(name=name, size=size, settings=settings, packs=packs)

@@ -15,10 +15,13 @@ cost             parameters, operations and memory of a network, from its descri
 parameter_groups weights with settings of their own, or frozen, by patterns of names
 recomputation    what a device of so much memory has to compute again in the backward pass
 diffusers_names  which tensors of Diffusers are which of ours: kinds of rows in a table
+stream_names     those of layers with joint attention, which several families share
 
 Each other folder is a family:
 
 dit/             the DiT, with the arithmetic of Diffusers' `CosmosTransformer3DModel`
 flux/            FLUX.1: text, and reference pictures (Kontext), to images
 wan/             Wan 2.1 and 2.2: text, a first frame or first and last frame to video
+qwen_image/      Qwen-Image and its editing forms: text and pictures to picture
+hunyuan_video_15/  HunyuanVideo 1.5: text, or text and a first frame, to video
 """

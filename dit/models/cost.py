@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 KEPT_OUTSIDE = 4
 """Numbers that the backward pass needs outside of split matrices, for each exchange of tensor ranks
 and each token and unit of width; sequence parallelism splits them."""
+_FACTOR_BYTES = 4
+"""Of a row of a matrix in 8 bits."""
 MOST_BYTES = 2**44
 """16 TiB: more than any device has, even if the estimate is wrong by a large factor."""
 
@@ -93,6 +95,13 @@ class NetworkCost:
         layers = max(sum(each[at : at + held]) for at in range(0, len(each), held))
         ends = [self.before.parameters(tensor=tensor), self.after.parameters(tensor=tensor)]
         return layers + (sum(ends) if pipeline == 1 else max(ends))
+
+    def layer_matrices(self, *, tensor: int = 1) -> tuple[int, int]:
+        """Numbers, and rows, of the matrices of a layer, on average over the kinds of layers."""
+        each = [(s.count, s.layer.cost) for s in self.stacks]
+        numbers = sum(count * cost.matrix_numbers(tensor=tensor) for count, cost in each)
+        rows = sum(count * cost.matrix_rows for count, cost in each)
+        return numbers // self.layers, rows // self.layers
 
     def adapter_numbers(self, rank: int, *, tensor: int = 1, pipeline: int = 1) -> int:
         """Of adapters of attention and MLP in all layers, on one of the pipeline stages."""
@@ -207,19 +216,36 @@ def memory(config: RunConfig, *, world_size: int) -> Memory:
     """
     model = config.model
     replicas = config.data_parallel_size(world_size)
-    here, trained = parameters_here(model), trained_here(config)
+    trained = trained_here(config)
     shards = config.optimizer_ranks(replicas)
     wide = model.precision is Precision.FP32
     hosted, moments = config.optimizer.optimizer_cpu_offload, config.optimizer.moment_bytes
-    held = here + trained if config.lora.enabled else here
     return Memory(
-        weights=held * (4 if wide else 2),
+        weights=_weights(config),
         gradients=trained * (4 if wide or config.ddp.grad_reduce_in_fp32 else 2),
         # Two moments where they are not the host's, and a float32 copy of narrower weights.
         optimizer=trained * (moments * (not hosted) + 4 * (not wide)) // shards,
         ema=0 if config.ema.kind is EmaKind.NONE else trained * 4 // shards,
         activations=_activations(config, accumulation=config.train.global_batch_size // replicas),
     )
+
+
+def _weights(config: RunConfig) -> int:
+    """Bytes of weights and adapters."""
+    model, lora = config.model, config.lora
+    size = 4 if model.precision is Precision.FP32 else 2
+    total = parameters_here(model) * size
+    if not lora.enabled:
+        return total
+    cost = network_cost(model)
+    numbers, rows = cost.layer_matrices(tensor=model.tensor_model_parallel_size)
+    matrices = numbers * size
+    if lora.base_dtype is not None:
+        narrow = numbers + _FACTOR_BYTES * rows
+        total -= -(-cost.layers // model.pipeline_model_parallel_size) * (matrices - narrow)
+        matrices = numbers
+    total -= model.blocks_to_swap * model.virtual_stages * matrices
+    return total + trained_here(config) * size
 
 
 def check_memory(config: RunConfig, *, world_size: int) -> None:

@@ -39,6 +39,8 @@ FAMILIES = {
     "dit": "dit.models.dit.family:FAMILY",
     "wan": "dit.models.wan.family:FAMILY",
     "flux": "dit.models.flux.family:FAMILY",
+    "qwen_image": "dit.models.qwen_image.family:FAMILY",
+    "hunyuan_video_15": "dit.models.hunyuan_video_15.family:FAMILY",
 }
 """Name -> where its `Family` is. The first one is that of configurations that name none."""
 VARIABLE = "DIT_FAMILIES"
@@ -50,6 +52,8 @@ class InputKind(StrEnum):
     TEXT = "text"  # rows of a text or image encoder, [L, width]
     VECTOR = "vector"  # one vector, such as pooled text, [width]
     CHANNELS = "channels"  # channels beside those of the noisy latent, [width, F, H, W]
+    # Of the first frames alone, beside the noisy ones, then a mask of these frames, [C, f, H, W]
+    FRAME_CHANNELS = "frame_channels"
     FRAMES = "frames"  # clean latent frames in the place of the target's first ones, [C, f, H, W]
     REFERENCE = "reference"  # a reference latent: tokens of its own without noise, [C, F, H, W]
 

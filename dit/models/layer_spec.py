@@ -101,6 +101,16 @@ class Cost:
         sizes += [(one.numbers, one.split) for one in self.weights]
         return sum(size // tensor if split else size for size, split in sizes)
 
+    def matrix_numbers(self, *, tensor: int = 1) -> int:
+        """Those of `parameters` that are in matrices."""
+        sizes = [(one.inputs * one.outputs, one.split) for one in self.linears]
+        return sum(size // tensor if split else size for size, split in sizes)
+
+    @property
+    def matrix_rows(self) -> int:
+        """Of all matrices, over all tensor ranks."""
+        return sum(one.outputs for one in self.linears)
+
     def adapter_numbers(self, rank: int, *, tensor: int = 1) -> int:
         """Of adapters of the split matrices: an A and a B for each part of a matrix.
 

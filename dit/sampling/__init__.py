@@ -3,7 +3,7 @@
 prompts          files of prompts -> `Prompt`
 pipeline_card    pipeline of Diffusers -> the dataset card that stands for it
 open_checkpoint  checkpoint -> model, text encoder and decoder, on the layout of these processes
-given_pictures   files of first and last frames -> what the network reads of them
+given_pictures   files of first and last frames, and of references -> what the network reads
 latent_sizes     sizes in pixels -> sizes in latent cells that decoder and model accept
 generate         requests -> latents, many requests in one pack
 experts          two networks, each of which has its range of noise levels

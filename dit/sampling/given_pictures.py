@@ -1,7 +1,9 @@
-"""Pictures that a prompt begins (and ends) with -> what the network reads of them.
+"""Pictures that are given with a prompt -> what the network reads of them.
 
-They are resized to the size that is generated, as in Diffusers' pipelines; an image encoder sees
-the resized one, as in the packing of data.
+GivenPictures      the first and the last frame, resized to the size that is generated, as in
+                   Diffusers' pipelines; an image encoder sees the resized one, as in the packing of
+                   data
+ReferencePictures  pictures that the prompt changes, of the sizes that data_prep gives them
 """
 
 # N C H W one picture, its colours, rows and columns
@@ -17,8 +19,8 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from dit.models.family import SampleInput
-from dit.sampling.latent_sizes import Size
+from dit.models.family import InputKind, SampleInput
+from dit.sampling.latent_sizes import ReferenceSize, Size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,6 +132,71 @@ class GivenPictures:
             return None
         colours_3HW = self.first_picture(height, width)[0]
         return ((colours_3HW + 1) * 127.5).round().byte().permute(1, 2, 0).numpy()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReferencePictures:
+    """Files of the references of one sample, in their order."""
+
+    files: tuple[str, ...]
+    size: str = ReferenceSize.TARGET
+
+    def check(self, inputs: Sequence[SampleInput]) -> None:
+        """Raises if the network, whose `inputs` these are, takes fewer references.
+
+        Raises:
+            ValueError: names the option.
+        """
+        most = sum(one.kind is InputKind.REFERENCE for one in inputs)
+        if len(self.files) > most:
+            takes = f"takes {most} at most" if most else "takes none"
+            raise ValueError(
+                f"--reference {self.files[most]}: the network {takes}"
+                f" (model.reference_latents={most}); leave it out"
+            )
+
+    def inputs(
+        self, decoder: Any, wanted: Sequence[SampleInput], *, target: tuple[int, int], multiple: int
+    ) -> dict[str, Tensor]:
+        """The inputs of the network, by name.
+
+        `target` are height and width of what is made, `multiple` the pixels along a token's side.
+
+        Raises:
+            ValueError: a file is no picture, or the codec of the data is not here.
+        """
+        if self.files and decoder is None:
+            raise ValueError(
+                f"--reference {self.files[0]}: the VAE of the data is not here;"
+                " --tokenizer_cache_dir and --tokenizer_model say where one is"
+            )
+        names = [one.name for one in wanted if one.kind is InputKind.REFERENCE]
+        found = {}
+        for name, file in zip(names, self.files, strict=False):
+            sides = target
+            if self.size != ReferenceSize.TARGET:
+                sides = self._sides(file, decoder, multiple)
+            (picture_3HW,) = read_picture(file, *sides, option="--reference")
+            found[name] = decoder.encode(picture_3HW[:, None])
+        return found
+
+    def _sides(self, file: str, decoder: Any, multiple: int) -> tuple[int, int]:
+        """Height and width at which a picture is encoded, where they follow from the picture."""
+        try:
+            with Image.open(file) as opened:
+                width, height = ImageOps.exif_transpose(opened).size
+        except (OSError, ValueError, Image.DecompressionBombError) as error:
+            raise ValueError(f"--reference {file} cannot be read as a picture ({error})") from error
+        if self.size == ReferenceSize.PUBLISHED:
+            rule = getattr(decoder, "reference_size", None)
+            if rule is None:
+                raise ValueError(
+                    f"--reference_size published: no pipeline of the codec {decoder.name} changes"
+                    " pictures; choose own or target"
+                )
+            width, height = rule(width, height)
+        rows, columns = (max(side // multiple, 1) * multiple for side in (height, width))
+        return rows, columns
 
 
 def read_picture(file: str, height: int, width: int, *, option: str) -> Tensor:

@@ -58,7 +58,13 @@ def sample_inputs(batch: PackedBatch, index: int, layout: PatchLayout) -> dict[s
         found[name] = unpatchify(batch.latent_TC[at:], other, *patch).clone()
     if batch.condition_TC is not None:
         channels_CFHW = unpatchify(batch.condition_TC[first:], grid, *patch)
-        named = [one for one in layout.inputs if one.kind is InputKind.CHANNELS]
-        parts = channels_CFHW.split([one.width for one in named])
-        found |= {one.name: part.clone() for one, part in zip(named, parts, strict=True)}
+        kinds = (InputKind.CHANNELS, InputKind.FRAME_CHANNELS)
+        named = [one for one in layout.inputs if one.kind in kinds]
+        masks = [one.kind is InputKind.FRAME_CHANNELS for one in named]
+        parts = channels_CFHW.split([one.width + m for one, m in zip(named, masks, strict=True)])
+        for one, part, has_mask in zip(named, parts, masks, strict=True):
+            if not has_mask:
+                found[one.name] = part.clone()
+            elif frames := int((part[-1, :, 0, 0] > 0).sum()):
+                found[one.name] = part[:-1, :frames].clone()
     return found

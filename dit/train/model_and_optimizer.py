@@ -31,12 +31,13 @@ from dit.distributed.data_parallel import (
     publish_main_params,
     wrap,
 )
-from dit.distributed.process_groups import device
+from dit.distributed.process_groups import broadcast, device
 from dit.models.family import family_of
 from dit.models.layers.parallel_linear import add_gradients_in_products
 from dit.models.lora.adapter import is_adapter, is_up
 from dit.models.lora.factors import FactorPair, to_stored
 from dit.models.lora.targets import Adapters, adaptable_pairs, attach_adapters
+from dit.models.stacks.frozen_blocks import place_networks, round_blocks
 from dit.train import foreach
 from dit.train.metrics.step_metrics import COMMUNICATION, timed
 from dit.train.narrow_moments import check_moments
@@ -44,6 +45,8 @@ from dit.train.optimizer import build_optimizer, freeze_groups
 
 Fill = Callable[[MegatronModule, RunConfig], None]
 """Gives the weights of a model their first values."""
+Load = Callable[[Sequence[MegatronModule]], None]
+"""Gives the frozen weights of the parts of a model on this rank their values."""
 Draw = Callable[[str, tuple[int, ...], torch.Generator], Tensor]
 """(name, whole shape, generator) -> the first values of a weight."""
 
@@ -70,13 +73,15 @@ def build_model_and_optimizer(
     *,
     fill: Fill | None = None,
     adapters: Adapters | None = None,
+    load_base: Load | None = None,
 ) -> ModelAndOptimizer:
     """A model filled by `fill`, a fresh optimizer, and the average of the weights if configured.
 
-    With `adapters`, these alone are trained.
+    With `adapters`, these alone are trained, beside weights of `load_base`.
     """
     check_moments(config.optimizer)
-    chunks = build_model(config, groups, fill=fill or initialise_weights, adapters=adapters)
+    fill = fill or initialise_weights
+    chunks = build_model(config, groups, fill=fill, adapters=adapters, load_base=load_base)
     optimizer = build_optimizer(config, chunks)
     averaged = config.ema.kind is not EmaKind.NONE
     ema = Ema(config.ema, optimizer, groups) if averaged else None
@@ -124,21 +129,31 @@ def build_model(
     *,
     fill: Fill,
     adapters: Adapters | None = None,
+    load_base: Load | None = None,
 ) -> list[ModelChunk]:
     """The parts of the model on this rank, filled and wrapped for data parallelism."""
     virtual = config.model.virtual_stages
     stages = range(virtual) if virtual > 1 else [None]
     network = family_of(config.model).network()
-    models = [network(config.model, groups, stage).to(device()) for stage in stages]
+    models = [network(config.model, groups, stage) for stage in stages]
+    rounds, swapped = config.lora.base_dtype is not None, config.model.blocks_to_swap
     for model in models:
+        if not (rounds or swapped):  # else the device has no place for the whole of it
+            model.to(device())
         if adapters is not None:
             precision = config.lora.dtype or config.model.precision
             dropout = config.lora.dropout
             attach_adapters(model, adapters, precision=precision, dropout=dropout)
         fill(model, config)
+    if load_base is not None:
+        load_base(models)
+    for model in models:
         freeze_groups(model, config)
+        if rounds:
+            round_blocks(model, device())
         if config.model.gradient_accumulation_fusion:
             add_gradients_in_products(model)
+    place_networks(models, device(), swapped=swapped)
     chunks = wrap(models, config, groups)
     # Megatron-Core's schedules look at the first chunk's configuration.
     chunks[0].config.finalize_model_grads_func = timed(COMMUNICATION)(finalize_model_grads)
@@ -187,7 +202,8 @@ def exchange_shares(shards: Sequence[ShardedTensor], copies: dist.ProcessGroup |
     if copies is None or copies.size() == 1:
         return
     for shard, rank in zip(shards, _owners(shards, copies), strict=True):
-        dist.broadcast(shard.data, group=copies, group_src=rank)  # type: ignore[arg-type]
+        assert shard.data is not None
+        broadcast(shard.data, copies, source=rank)
 
 
 def _owners(shards: Sequence[ShardedTensor], copies: dist.ProcessGroup | None) -> list[int]:

@@ -23,7 +23,7 @@ from torch.optim.adamw import adamw
 from dit.config import Decay, ParameterGroup, Precision, RunConfig
 from dit.distributed.data_parallel import MOMENTS, ModelChunk, chained_optimizers
 from dit.models.family import family_of
-from dit.models.lora.adapter import CHILD, UP
+from dit.models.lora.adapter import CHILD, UP, Adaptable
 from dit.models.parameter_groups import Weight, group_of_weights
 from dit.train import foreach
 from dit.train.checkpoint.shares import entries_of, weight_of
@@ -128,6 +128,10 @@ def freeze_groups(module: Any, config: RunConfig) -> None:
     for weight, group in grouped(module, group_of_weights(config)):
         if group.frozen:
             weight.requires_grad_(False)
+    # Megatron-Core's product with a frozen matrix has no gradient for the bias.
+    for linear in module.modules() if config.optimizer.groups else ():
+        if isinstance(linear, Adaptable) and linear.is_frozen:
+            linear.freeze_matrix()
 
 
 def learning_rate(config: RunConfig, step: int) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from enum import IntEnum
@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.module import MegatronModule
 
 from dit.batch import PackedBatch
 from dit.config import Recompute, RunConfig
@@ -66,6 +68,7 @@ from dit.train.metrics.step_metrics import (
 )
 from dit.train.model_and_optimizer import (
     Fill,
+    Load,
     build_model_and_optimizer,
     initialise_adapters,
     initialise_weights,
@@ -176,7 +179,11 @@ def _prepare(
         fill = then_from_file(fill)
     heartbeat("build of the model")
     model = build_model_and_optimizer(
-        config, groups, fill=fill, adapters=adapted.adapters if adapted else None
+        config,
+        groups,
+        fill=fill,
+        adapters=adapted.adapters if adapted else None,
+        load_base=_base_loader(adapted, config, groups),
     )
     objective = training_objective(config.objective)
     run = TrainState(
@@ -198,11 +205,23 @@ def _prepare(
         if dist.get_rank() == 0:
             run.saver.clear()  # frees space before anything is written
     heartbeat("load of the checkpoint")
-    if adapted is not None:
-        load_base(adapted.base, model.modules, groups, config=config)
     resume(run)
     dist.barrier()  # nothing is written before every rank is ready
     return run
+
+
+def _base_loader(
+    adapted: AdapterRun | None, config: RunConfig, groups: ProcessGroupCollection
+) -> Load | None:
+    """What loads the frozen weights beside adapters; None where all weights are trained."""
+    if adapted is None:
+        return None
+
+    def load(modules: Sequence[MegatronModule]) -> None:
+        heartbeat("load of the frozen weights")
+        load_base(adapted.base, modules, groups, config=config)
+
+    return load
 
 
 def _begins(found: Path | None, adapted: AdapterRun | None) -> bool:

@@ -3,19 +3,44 @@
 from __future__ import annotations
 
 import multiprocessing
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from tests.entering import Enter, Outcome
 from tests.entering import enter as call_script
 
 HANG = 90
 """Seconds after which a command that takes a few is taken to hang."""
+
+
+Once = Callable[[str, Callable[[Path], object]], Path]
+"""(name, function that fills a folder) -> the folder, filled once for all of pytest's workers."""
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory, worker_id: str) -> Once:
+    """For launches of minutes: the tests of one file may be shared out to several workers."""
+    root = tmp_path_factory.getbasetemp()
+    root = root if worker_id == "master" else root.parent
+
+    def filled(name: str, fill: Callable[[Path], object]) -> Path:
+        with FileLock(root / f"{name}.lock"):
+            folder, done = root / name, root / name / ".done"
+            if not done.exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+                fill(folder)
+                done.touch()
+        return folder
+
+    return filled
 
 
 @pytest.fixture(scope="session")

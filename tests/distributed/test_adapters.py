@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import sys
@@ -12,6 +13,8 @@ import pytest
 import torch
 from diffusers import WanTransformer3DModel
 
+from dit.convert.adapters.stored import open_adapters
+from dit.convert.diffusers_checkpoint import open_folder
 from dit.convert.megatron_checkpoint import StoredWeights
 from tests.launching import command, metrics, run
 from tests.wan_networks import publish_wan, random_wan
@@ -36,9 +39,12 @@ def _train(folder: Path, base: Path, *more: str, nproc: int = 1) -> CompletedPro
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> Path:
+def runs(once) -> Path:
     """`two`: 4 steps on two tensor ranks; `one`: its step 2, gone on with on one."""
-    folder = tmp_path_factory.mktemp("adapters")
+    return once("adapters", _train_both)
+
+
+def _train_both(folder: Path) -> None:
     base = publish_wan(folder / "base", random_wan(num_layers=2))
     for steps in ("2", "4"):
         done = _train(folder / "two", base, *TWO, f"train.train_iters={steps}", nproc=2)
@@ -47,7 +53,6 @@ def runs(tmp_path_factory) -> Path:
             shutil.copytree(folder / "two", folder / "one")
     done = _train(folder / "one", base, "train.train_iters=4")
     assert done.returncode == 0, done.stdout + done.stderr
-    return folder
 
 
 @pytest.mark.slow
@@ -92,6 +97,39 @@ def test_an_export_is_what_was_trained(runs):
         base = WanTransformer3DModel.from_pretrained(runs / "base")(**inputs).sample
     assert (got - wanted).abs().max() <= 1e-5 * wanted.square().mean().sqrt()
     assert (got - base).abs().max() > 1e-3 * wanted.square().mean().sqrt()
+
+
+@pytest.mark.slow
+def test_a_base_in_8_bits_whose_blocks_take_turns_goes_on_bit_for_bit(tmp_path):
+    """It goes on from step 2. What is stored and merged knows nothing of 8 bits."""
+    base = publish_wan(tmp_path / "base", random_wan(num_layers=4))
+    first, again = tmp_path / "first", tmp_path / "again"
+    keys = (*TWO, "train.train_iters=4", "lora.base_dtype=float8_e4m3")
+    done = _train(first, base, *keys, "model.blocks_to_swap=2", nproc=2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    shutil.copytree(first, again)
+    shutil.rmtree(again / "checkpoints/step_00000004")
+    (again / "checkpoints/LATEST").write_text("step_00000002")
+    done = _train(again, base, *keys, nproc=2)  # swapped or not
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "continuing after step 2" in done.stdout + done.stderr
+    ends = [folder / "checkpoints/step_00000004" for folder in (first, again)]
+    one, two = (StoredWeights(end, averaged=False) for end in ends)
+    assert one._tensors() and all(".lora." in name for name in one._tensors())
+    assert all(torch.equal(one.read_whole(n), two.read_whole(n)) for n in one._tensors())
+    origin = open_folder(base, option="base")
+    sums = (hashlib.sha256((base / name).read_bytes()).hexdigest() for name in origin.files)
+    listed = "".join(f"{d}  {name}\n" for d, name in zip(sums, origin.files, strict=True))
+    for end in ends:
+        said = json.loads((end / "lora.json").read_text())
+        assert said["base"]["digest"] == hashlib.sha256(listed.encode()).hexdigest()
+    merged = ("--megatron-path", str(again), "--hf-path", str(tmp_path / "merged"), "--merged")
+    done = run([sys.executable, "-m", "dit.convert", "export", *merged])
+    assert done.returncode == 0, done.stdout + done.stderr
+    factors = open_adapters(again).factors["blocks.1.ffn.net.2"]
+    name = "blocks.1.ffn.net.2.weight"
+    whole = open_folder(tmp_path / "merged", option="merged")
+    assert torch.equal(whole.read(name), origin.read(name) + factors.product())
 
 
 @pytest.mark.slow

@@ -25,8 +25,11 @@ POSITIONS = {"extra_pos_embed_type": "learnable", "max_size": (8, 40, 40)}
 
 
 @pytest.fixture(scope="module")
-def filled(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("filled")
+def filled(once) -> Path:
+    return once("filled", _fill)
+
+
+def _fill(folder: Path) -> None:
     cosmos = random_model(num_layers=4, **POSITIONS, concat_padding_mask=True, **PROJECTED)
     publish(folder / "cosmos.hf", cosmos, max_shard_size="60KB")
     publish_wan(folder / "wan.hf", random_wan(num_layers=4).bfloat16())
@@ -34,7 +37,6 @@ def filled(tmp_path_factory) -> Path:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
     done = run([sys.executable, *launcher, str(worker), str(folder)])
     assert done.returncode == 0, done.stdout + done.stderr
-    return folder
 
 
 @pytest.mark.slow

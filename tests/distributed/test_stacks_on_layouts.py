@@ -38,7 +38,10 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "image rows, all layouts": (("--family", WHOLE), MATRIX),
     "adapters": (
         ("--family", WHOLE),
-        ("tp2+sp+lora", "pp2+lastlora", "tp2+cp2+pp2+lora+drop", "dp2+overlap+lora"),
+        (
+            *("tp2+sp+lora", "pp2+lastlora", "tp2+cp2+pp2+lora+drop", "dp2+overlap+lora"),
+            *("tp2+sp+lora+fp8base+swap", "cp2+pp2+lora+fp8base+swap"),
+        ),
     ),
     "frozen groups": (("--family", WHOLE), ("tp2+sp+frozen", "pp2+frozen", "dp2+overlap+frozen")),
     "adapters of joint attention": (
@@ -76,6 +79,9 @@ NAMED = {
     "heads in another order": "gradient",
 }
 """What the verdict says of a fault."""
+
+# Whichever test comes first makes the launch, or waits for another worker that makes it.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1600)]
 
 SCRIPT = """
 import json, sys, zlib
@@ -223,9 +229,14 @@ if __name__ == "__main__":
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory) -> dict[str, list[dict]]:
+def found(once) -> dict[str, list[dict]]:
     """What each case wrote."""
-    folder = tmp_path_factory.mktemp("stacks")
+    folder = once("stacks", _launch)
+    written = [json.loads(Path(folder, f"{n}.json").read_text()) for n in range(len(CASES))]
+    return dict(zip(CASES, written, strict=True))
+
+
+def _launch(folder: Path) -> None:
     script = folder / "stacks.py"
     script.write_text(SCRIPT)
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "8"]
@@ -233,8 +244,6 @@ def found(tmp_path_factory) -> dict[str, list[dict]]:
     # The script imports `tests` and `recipes`, which no environment installs.
     done = run(line, timeout=1500, env={"PYTHONPATH": str(ROOT), VARIABLE: PLACE})
     assert done.returncode == 0, done.stdout + done.stderr
-    written = [json.loads(Path(folder, f"{n}.json").read_text()) for n in range(len(CASES))]
-    return dict(zip(CASES, written, strict=True))
 
 
 def _compared(comparisons: list[dict]) -> list[dict]:
@@ -247,8 +256,6 @@ def _worst(comparison: dict, kind: str) -> float:
     return max(comparison["tensors"][kind].values())
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1600)
 @pytest.mark.parametrize("case", SOUND)
 def test_every_tensor_is_that_of_one_process(found, case):
     comparisons = _compared(found[case])
@@ -264,7 +271,6 @@ def test_every_tensor_is_that_of_one_process(found, case):
         assert not c["torn"] and not c["faults"], (c["network"], c["layout"])
 
 
-@pytest.mark.slow
 def test_what_a_case_trains_is_there(found):
     """Validation, which is forward only, has the fewest packs as well as training."""
     one, few, stages = found["fewest packs"]
@@ -279,7 +285,6 @@ def test_what_a_case_trains_is_there(found):
     assert "blocks.layers.3.cross_attention.linear_image_kv.weight" in names
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in CASES if case not in SOUND])
 def test_broken_code_is_found(found, case):
     (comparison,) = _compared(found[case])

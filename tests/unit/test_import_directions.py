@@ -23,7 +23,9 @@ MODELS = {"dit.models", "dit.models.layer_spec", "dit.models.layers", "dit.model
 MODELS |= {"dit.models.kernels", "dit.models.lora", "dit.models.weight_marks"}
 STEP = BASE | MODELS | {"dit.config.loading", "dit.data", "dit.objectives", "dit.convert.lora"}
 STEP |= {"dit.distributed", "dit.distributed.device_specs"}
-FAMILIES = {"dit.models.dit", "dit.models.flux", "dit.models.wan"}
+FAMILIES = {
+    f"dit.models.{name}" for name in ("dit", "flux", "hunyuan_video_15", "qwen_image", "wan")
+}
 # A part may import itself and these. A new part must say here where it stands.
 ALLOWED = {
     "dit.parsing": set(),
@@ -46,9 +48,7 @@ ALLOWED = {
     | {"dit.models.layer_spec", "dit.models.kernels", "dit.models.lora", "dit.models.weight_marks"},
     "dit.models.stacks": BASE
     | {"dit.models.layer_spec", "dit.models.layers", "dit.models.lora", "dit.models.weight_marks"},
-    "dit.models.dit": BASE | MODELS,
-    "dit.models.flux": BASE | MODELS,
-    "dit.models.wan": BASE | MODELS,
+    **dict.fromkeys(FAMILIES, BASE | MODELS),
     "dit.config.loading": BASE | {"dit.models", "dit.distributed.device_specs"},
     "dit.data": BASE | {"dit.models"},
     "dit.planner": BASE

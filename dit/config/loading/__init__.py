@@ -11,6 +11,7 @@ is one `ConfigError`, raised before any work starts. Nothing here imports torch.
     foreign    keys of other tools: what each is read as, or why it is not used
     validate   types and contradictions
     describe   what `--print-config` prints; imported where it is asked for
+    reference_page  `docs/configuration.md`; likewise
 """
 
 from dit.config.loading.cli import Arguments, parse_arguments

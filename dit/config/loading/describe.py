@@ -31,6 +31,8 @@ def describe(config: RunConfig, *, world_size: int) -> str:
 def _parameters(config: RunConfig) -> str:
     count, name = parameter_count(config.model), config.model.name
     trained = trained_count(config)
+    if config.lora.base_dtype is not None:
+        name += f", matrices of layers in {config.lora.base_dtype}"
     if config.lora.enabled:
         return f"{count:,} frozen ({name}), about {trained:,} of adapters trained"
     frozen = f", {count - trained:,} frozen" if trained < count else ""

@@ -185,7 +185,7 @@ def _reference_of(group: type, values: object, prefix: str, width: int) -> str:
     for name, kind in hints(group).items():
         head = f"  {prefix}{name}"
         if record_type(kind) is None:
-            head += f" = {_shown(value_of(values, name))}"
+            head += f" = {as_typed(value_of(values, name))}"
         lines.append(f"{head}    [{expected(kind)}]")
         sentence = sentences(group).get(name, "")
         lines += textwrap.wrap(sentence, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
@@ -211,10 +211,10 @@ def _record_lines(kind: object, key: str, width: int) -> list[str]:
     ]
 
 
-def _shown(value: object) -> str:
+def as_typed(value: object) -> str:
     """A default as a person would type it."""
     if isinstance(value, tuple):
-        return "[" + ", ".join(_shown(item) for item in value) + "]"
+        return "[" + ", ".join(as_typed(item) for item in value) + "]"
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     return str(value.value) if isinstance(value, Enum) else str(value)

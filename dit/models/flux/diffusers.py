@@ -20,12 +20,9 @@ from dit.batch import LatentSample
 from dit.config import RunConfig, TextPadding
 from dit.models.diffusers_names import (
     ByHead,
-    HeadColumns,
     NameTable,
-    RotaryPairs,
     Row,
     StrictKeys,
-    SwappedHalves,
     TensorSplit,
     linear_rows,
 )
@@ -34,6 +31,12 @@ from dit.models.flux.conditions import WAVES
 from dit.models.flux.config import FluxConfig
 from dit.models.flux.family import POOLED
 from dit.models.positions import GridPositions
+from dit.models.stream_names import (
+    HEAD_ROWS,
+    double_stream_rows,
+    single_stream_rows,
+    stream_sizes,
+)
 
 CLASS = "FluxTransformer2DModel"
 _PATCH = 2  # rows and columns of a token in Diffusers' pipelines
@@ -41,7 +44,7 @@ _DOUBLE, _BLOCK = "double_blocks.layers.*", "transformer_blocks.*"
 _SINGLE, _SINGLE_BLOCK = "single_blocks.layers.*", "single_transformer_blocks.*"
 _REPLICATED, _COLUMN, _ROW = TensorSplit.REPLICATED, TensorSplit.COLUMN, TensorSplit.ROW
 # Neighbours are rotated together there, and halves of a head here.
-_BY_HEAD = ByHead(rotated=(0, 1))
+_BYHEAD_ROWS = ByHead(rotated=(0, 1))
 
 
 def _two_linears(ours: str, theirs: str, inputs: str, **options: Any) -> tuple[Row, ...]:
@@ -67,91 +70,14 @@ _EMBEDDERS: tuple[Row, ...] = (
 )
 
 
-def _norms(ours: str, theirs: str, query: str, key: str) -> tuple[Row, Row]:
-    """RMSNorm of queries and of keys, with one weight for all heads."""
-    return tuple(  # type: ignore[return-value]
-        Row(
-            f"{ours}.{name}_layernorm.weight",
-            (f"{theirs}.{norm}.weight",),
-            _REPLICATED,
-            ("K",),
-            RotaryPairs(),
-        )
-        for name, norm in (("q", query), ("k", key))
-    )
-
-
-def _stream(prefix: str, *, qkv: tuple[str, ...], norms: tuple[str, str], out: str) -> tuple:
-    """Attention of latents (`prefix` is empty) or of text in a double-stream layer."""
-    ours, theirs = f"{_DOUBLE}.{prefix}attention", f"{_BLOCK}.attn"
-    names = tuple(f"{theirs}.{name}" for name in qkv)
-    return (
-        *linear_rows(f"{ours}.linear_qkv", names, "3D", "D", split=_COLUMN, arrangement=_BY_HEAD),
-        *_norms(ours, theirs, *norms),
-        *linear_rows(f"{ours}.linear_proj", f"{theirs}.{out}", "D", "D", split=_ROW),
-    )
-
-
-def _mlp(ours: str, theirs: str) -> tuple[Row, ...]:
-    return (
-        *linear_rows(f"{ours}.linear_fc1", f"{theirs}.net.0.proj", "F", "D", split=_COLUMN),
-        *linear_rows(f"{ours}.linear_fc2", f"{theirs}.net.2", "D", "F", split=_ROW),
-    )
-
-
-def _modulation(ours: str, theirs: str, outputs: str, **options: Any) -> tuple[Row, Row]:
-    return linear_rows(f"{ours}.linear", f"{theirs}.linear", outputs, "D", split=_COLUMN, **options)
-
-
 _LAYERS: tuple[Row, ...] = (
-    *_modulation(f"{_DOUBLE}.modulation", f"{_BLOCK}.norm1", "6D"),
-    *_modulation(f"{_DOUBLE}.text_modulation", f"{_BLOCK}.norm1_context", "6D"),
-    *_stream("", qkv=("to_q", "to_k", "to_v"), norms=("norm_q", "norm_k"), out="to_out.0"),
-    *_stream(
-        "text_",
-        qkv=("add_q_proj", "add_k_proj", "add_v_proj"),
-        norms=("norm_added_q", "norm_added_k"),
-        out="to_add_out",
-    ),
-    *_mlp(f"{_DOUBLE}.mlp", f"{_BLOCK}.ff"),
-    *_mlp(f"{_DOUBLE}.text_mlp", f"{_BLOCK}.ff_context"),
-    *_modulation(f"{_SINGLE}.modulation", f"{_SINGLE_BLOCK}.norm", "3D"),
-    *_norms(f"{_SINGLE}.attention", f"{_SINGLE_BLOCK}.attn", "norm_q", "norm_k"),
-    *linear_rows(
-        f"{_SINGLE}.linear_in",
-        (
-            *(f"{_SINGLE_BLOCK}.attn.to_{letter}" for letter in "qkv"),
-            f"{_SINGLE_BLOCK}.proj_mlp",
-        ),
-        *("3D+F", "D"),
-        split=_COLUMN,
-        arrangement=_BY_HEAD,
-    ),
-    *linear_rows(
-        f"{_SINGLE}.linear_out",
-        f"{_SINGLE_BLOCK}.proj_out",
-        *("D", "D+F"),
-        split=_ROW,
-        arrangement=HeadColumns(),
-    ),
-)
-_HEAD: tuple[Row, ...] = (
-    *_modulation("modulate_out", "norm_out", "2D", arrangement=SwappedHalves()),
-    *linear_rows("proj_out", "proj_out", "C", "D"),
+    *double_stream_rows("double_blocks.layers.*", "transformer_blocks.*"),
+    *single_stream_rows("single_blocks.layers.*", "single_transformer_blocks.*"),
 )
 
 
 def _sizes(model: FluxConfig) -> dict[str, int]:
-    width, hidden = model.hidden_size, model.ffn_hidden_size
-    return {
-        "D": width,
-        "2D": 2 * width,
-        "3D": 3 * width,
-        "6D": 6 * width,
-        "F": hidden,
-        "3D+F": 3 * width + hidden,
-        "D+F": width + hidden,
-        "K": width // model.num_attention_heads,
+    return stream_sizes(model) | {
         "W": WAVES,
         "E": model.crossattn_emb_size,
         "P": model.pooled_size,
@@ -331,7 +257,7 @@ KONTEXT = "FluxKontextPipeline"
 FORM = DiffusersForm(
     class_name=CLASS,
     table=NameTable(
-        rows=(*_EMBEDDERS, *_LAYERS, *_HEAD),
+        rows=(*_EMBEDDERS, *_LAYERS, *HEAD_ROWS),
         sizes=_sizes,
         layers=lambda model: {
             "double_blocks": model.num_layers,

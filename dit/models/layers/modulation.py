@@ -28,14 +28,16 @@ from dit.models.layers.per_sample import PerSample
 from dit.models.weight_marks import sees_part_of_tokens
 
 
-def sinusoid(level_N: Tensor, width: int) -> Tensor:
+def sinusoid(level_N: Tensor, width: int, *, scale: float = 1) -> Tensor:
     """Cosines then sines of the level at `width` / 2 frequencies, [N, width], float32.
+
+    `scale` multiplies the angles last, as Qwen-Image does: before, it would be rounded otherwise.
 
     Source: arXiv:1706.03762, Sec. 3.5, with frequencies 10000^(-i / half).
     """
     half = width // 2
     index = torch.arange(half, dtype=torch.float32, device=level_N.device)
-    angle = level_N.float()[:, None] * torch.exp(-math.log(10_000.0) * index / half)
+    angle = level_N.float()[:, None] * torch.exp(-math.log(10_000.0) * index / half) * scale
     return pad(torch.cat((angle.cos(), angle.sin()), dim=-1), (0, width % 2))
 
 

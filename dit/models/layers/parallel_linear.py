@@ -97,7 +97,8 @@ class _ParallelLinear(Adaptable):
 
     def forward(self, x: Tensor) -> Tensor:
         """The output alone, where Megatron-Core's have an (output, bias) pair."""
-        return self.adapted(super().forward(x)[0], x)
+        out = super().forward(x)[0] if self.frozen is None else self.frozen_output(x)
+        return self.adapted(out, x)
 
     def tensor_sharing(self) -> TensorSharing:
         own: Any = self
@@ -260,7 +261,8 @@ class WholeLinear(Adaptable, nn.Linear):
     """Linear that every tensor rank holds whole, and whose input is whole on every one, too."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return self.adapted(self.product(input), input)
+        out = self.product(input) if self.frozen is None else self.frozen_output(input)
+        return self.adapted(out, input)
 
     def product(self, x: Tensor) -> Tensor:
         """The output of the linear alone."""

@@ -87,7 +87,8 @@ def _linear_class() -> Any:
                 mark_split(self.bias, axis=0)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.adapted(super().forward(x), x)
+            out = super().forward(x) if self.frozen is None else self.frozen_output(x)
+            return self.adapted(out, x)
 
         def tensor_sharing(self) -> TensorSharing:
             sequence = self.sequence_parallel

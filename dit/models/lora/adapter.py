@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from dit.models.lora.dropout import adapter_key, dropout_rows, dropped
+from dit.models.lora.frozen import FrozenMatrix, frozen_product
 from dit.models.weight_marks import mark_split
 
 CHILD = "lora"
@@ -72,6 +73,23 @@ class TensorSharing:
     sequence: bool = False  # each rank sees its own rows of the input (axis 0) or output (axis 1)
     partial: bool = False  # gradients of the input are parts of a sum that others complete
     token_row: str | None = None  # its input is this row of tokens, which ranks may share
+
+    def exchanged(self, rows: Tensor) -> Tensor:
+        """Rows on their way to a product, where outputs are split, or from it, where inputs are.
+
+        Each tensor rank that needs them gets them complete.
+        """
+        if self.axis is None or self.group is None or self.group.size() == 1:
+            return rows
+        if self.axis == 1:
+            if self.sequence:
+                return reduce_scatter_to_sequence_parallel_region(rows, group=self.group)
+            return reduce_from_tensor_model_parallel_region(rows, group=self.group)
+        if self.sequence:
+            return gather_from_sequence_parallel_region(rows, group=self.group)
+        if self.partial:
+            return rows
+        return copy_to_tensor_model_parallel_region(rows, group=self.group)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,7 +176,7 @@ class Adapter(nn.Module):
     def forward(self, x_TI: Tensor) -> Tensor:
         """What is added to the output of the linear, in the type of the adapters."""
         downs, ups = zip(*(one() for one in self.factors), strict=True)
-        h_TR = self._exchanged(self._down(x_TI.to(downs[0].dtype), downs))
+        h_TR = self.sharing.exchanged(self._down(x_TI.to(downs[0].dtype), downs))
         h_parts = h_TR.split([len(down) for down in downs], dim=-1)
         added = {
             name: linear(h, up) * one.scale
@@ -193,19 +211,6 @@ class Adapter(nn.Module):
     def _named(self) -> list[tuple[str, Factors]]:
         return list(self.named_children())  # type: ignore[arg-type]
 
-    def _exchanged(self, h_TR: Tensor) -> Tensor:
-        """The rows between A and B, complete on each tensor rank that needs them."""
-        sharing, group = self.sharing, self.sharing.group
-        if sharing.axis is None or group is None or group.size() == 1 or sharing.partial:
-            return h_TR
-        if sharing.axis == 0:
-            if sharing.sequence:
-                return gather_from_sequence_parallel_region(h_TR, group=group)
-            return copy_to_tensor_model_parallel_region(h_TR, group=group)
-        if sharing.sequence:
-            return reduce_scatter_to_sequence_parallel_region(h_TR, group=group)
-        return reduce_from_tensor_model_parallel_region(h_TR, group=group)
-
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None
     ) -> ShardedStateDict:
@@ -233,6 +238,8 @@ class Adaptable(nn.Module):
     """What a linear has for an adapter; it stands before the class of the linear itself."""
 
     lora: Adapter | None
+    frozen: FrozenMatrix | None = None
+    """The weight, where it is frozen and not kept whole on the device."""
     token_row: str | None = None
     """Its input is this row of tokens, which context and tensor ranks may share; None: rows of
     text or levels that each of them has whole."""
@@ -245,6 +252,35 @@ class Adaptable(nn.Module):
         """The output, plus that of the adapter."""
         adapter = getattr(self, CHILD, None)
         return out_TO if adapter is None else out_TO + adapter(x_TI).to(out_TO.dtype)
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether no step changes the matrix."""
+        return not self.weight.requires_grad  # type: ignore[union-attr]
+
+    @property
+    def columns(self) -> dist.ProcessGroup | None:
+        """The tensor ranks that share the columns of the matrix; None where rows are whole."""
+        sharing = self.tensor_sharing()
+        return sharing.group if sharing.axis == 1 else None
+
+    def freeze_matrix(self) -> FrozenMatrix:
+        """From now on products ask for the matrix, whose bytes may then lie elsewhere."""
+        self.frozen = self.frozen or FrozenMatrix(self.weight)  # type: ignore[arg-type]
+        return self.frozen
+
+    def frozen_output(self, x_TI: Tensor) -> Tensor:
+        """The output of the linear with its frozen matrix, in the order of Megatron-Core's sums."""
+        assert self.frozen is not None
+        sharing, bias = self.tensor_sharing(), getattr(self, "bias", None)
+        if sharing.axis is None:
+            return frozen_product(x_TI, self.frozen, bias)
+        if sharing.axis == 0:
+            out_TO = frozen_product(sharing.exchanged(x_TI), self.frozen)
+        else:
+            out_TO = sharing.exchanged(frozen_product(x_TI, self.frozen))
+        # Transformer Engine's linears without a bias have one without numbers.
+        return out_TO if bias is None or not bias.numel() else out_TO + bias
 
     def adapt(
         self,

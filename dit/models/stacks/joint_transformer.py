@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -69,12 +68,13 @@ class JointTransformer(StackedTransformer):
         check_joint_context(self.context)
 
     def text_lengths(self, batch: PackedBatch) -> list[int]:
-        """Text tokens of each sample; zero is legal."""
-        return [stop - start for start, stop in pairwise(batch.text_starts)]
+        """Tokens of all text inputs of each sample; zero is legal."""
+        return list(batch.text_rows)
 
     def text_positions(self, batch: PackedBatch) -> Tensor:
         """Positions [L, A] of the whole text; zeros do not rotate."""
-        return batch.position_TA.new_zeros(batch.text_starts[-1], batch.position_TA.shape[1])
+        rows = sum(self.text_lengths(batch))
+        return batch.position_TA.new_zeros(rows, batch.position_TA.shape[1])
 
     def hidden_rows(self, batch: PackedBatch) -> Mapping[str, int]:
         share, multiple = self.context.share, self.model.token_multiple

@@ -42,6 +42,10 @@ class PlainCopies:
         back = torch.empty_strided(home.shape, stride, dtype=home.dtype, device=device)
         return back.copy_(home), None
 
+    def overwrite(self, row: Tensor, home: Tensor) -> Arrival:
+        """Copies into memory of the device that what has been queued so far may still read."""
+        row.copy_(home)
+
     def wait(self, back: Tensor, arrival: Arrival) -> None:
         """Lets what is computed from now on wait for a copy."""
 
@@ -71,6 +75,12 @@ class StreamCopies(PlainCopies):
             back.copy_(home, non_blocking=True)
         return back, self.back.record_event()
 
+    def overwrite(self, row: Tensor, home: Tensor) -> Arrival:
+        self.back.wait_stream(self.cuda.current_stream())
+        with self.cuda.stream(self.back):
+            row.copy_(home, non_blocking=True)
+        return self.back.record_event()
+
     def wait(self, back: Tensor, arrival: Arrival) -> None:
         stream = self.cuda.current_stream()
         stream.wait_event(arrival)
@@ -85,7 +95,8 @@ class StreamCopies(PlainCopies):
 
 
 @cache
-def _copies(device: torch.device) -> PlainCopies:
+def copies_of(device: torch.device) -> PlainCopies:
+    """How copies are made between the host and a device."""
     return StreamCopies() if device.type == "cuda" else PlainCopies()
 
 
@@ -135,7 +146,7 @@ def on_host(
     def pack(kept: Tensor) -> Tensor | _Away:
         if kept.nbytes < _SMALL or _storage(kept) in staying:
             return kept
-        away = _Away(kept, copies or _copies(kept.device))
+        away = _Away(kept, copies or copies_of(kept.device))
         offloaded.tensors.append(away)
         return away
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -30,6 +31,7 @@ from dit.models.layer_spec import (
 from dit.models.layers.parallel_linear import BuildContext
 from dit.models.layers.transformer_engine import fp8_products
 from dit.models.lora.dropout import DropoutRows, dropout_rows, dropping
+from dit.models.stacks.frozen_blocks import BlockTurns
 from dit.models.stacks.offload import OffloadedLayer, on_host, when_reached
 
 
@@ -152,6 +154,7 @@ class LayerStack(TransformerBlock):
         self.model, self.layers_before = context.model, layers_before
         self.hidden: tuple[str, ...] = kind.hidden
         self.unused: tuple[str, ...] = getattr(kind, "unused", ())
+        self.turns: BlockTurns | None = None  # of blocks that wait on the host
 
     def forward(self, hidden: Any, conditions: Any) -> Any:  # type: ignore[override]
         """`hidden` is one row of tokens, or latents and text, as the layers take it."""
@@ -159,9 +162,15 @@ class LayerStack(TransformerBlock):
         before: OffloadedLayer | None = None
         for first, last in self._groups():
             number = self.layers_before + first
+            if self.turns is not None:
+                self.turns.forward_from(number)
             away = self.training and number < self.model.cpu_offloading_num_layers
             with on_host(self.layers[first], conditions) if away else nullcontext() as here:
                 hidden = self._group(hidden, conditions, dropout, first, last)
+            if self.turns is not None:
+                when_reached(
+                    hidden, partial(self.turns.backward_from, self.layers_before + last - 1)
+                )
             for offloaded in (here, before):
                 if offloaded is not None:
                     when_reached(hidden, offloaded.fetch)

@@ -116,7 +116,10 @@ class DoubleStreamLayer(MegatronModule, BaseTransformerLayer):
         Their gradients are zeros then: Megatron-Core's DDP waits for the gradient of every weight.
         """
         idle = (self.text_attention.linear_proj, self.text_mlp)
-        weights = [weight.sum() for module in idle for weight in module.parameters()]
+        idle_weights = (weight for module in idle for weight in module.parameters())
+        weights = [weight.sum() for weight in idle_weights if weight.requires_grad]
+        if not weights:
+            return adaln
         return replace(adaln, shift_ND=adaln.shift_ND + 0 * torch.stack(weights).sum())
 
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from dit.distributed.model_parallel import FullForward
     from dit.sampling.experts import TwoExperts
-    from dit.sampling.given_pictures import GivenPictures
+    from dit.sampling.given_pictures import GivenPictures, ReferencePictures
 
 
 def generate(
@@ -91,6 +91,7 @@ def generate_opened(
     taken = family_of(opened.config.model).inputs(opened.config.model)
     for one in each:
         _given(one).check(taken, frames=_size(one)[0])
+        _references(one).check(taken)
     words = dict.fromkeys(
         text
         for prompt, one in zip(prompts, each, strict=True)
@@ -142,11 +143,21 @@ def _given(options: GenerationOptions) -> GivenPictures:
     return GivenPictures(first=options.image, last=options.last_image)
 
 
+def _references(options: GenerationOptions) -> ReferencePictures:
+    from dit.sampling.given_pictures import ReferencePictures
+
+    return ReferencePictures(files=options.reference, size=options.reference_size)
+
+
 def _picture_inputs(opened: OpenCheckpoint, options: GenerationOptions) -> dict[str, Tensor]:
     """What the network reads of the given pictures, at the size that the decoder makes."""
     stride, model = opened.latent_stride, opened.config.model
-    size = stride.pixels(stride.latent(_size(options)))
-    return _given(options).inputs(opened.decoder, family_of(model).inputs(model), size=size)
+    size, wanted = stride.pixels(stride.latent(_size(options))), family_of(model).inputs(model)
+    made = _given(options).inputs(opened.decoder, wanted, size=size)
+    multiple = stride.stride * model.patch_spatial
+    return made | _references(options).inputs(
+        opened.decoder, wanted, target=size[1:], multiple=multiple
+    )
 
 
 def _size(options: GenerationOptions) -> Size:

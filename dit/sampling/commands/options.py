@@ -19,7 +19,7 @@ from typing import Any
 from dit.config import Sampler
 from dit.distributed.entry import Parser
 from dit.parsing import MOST_BYTES, YamlError, parse_yaml
-from dit.sampling.latent_sizes import MOST_PIXELS
+from dit.sampling.latent_sizes import MOST_PIXELS, ReferenceSize
 from dit.sampling.media_files import RATES
 
 FPS = 24.0
@@ -76,6 +76,8 @@ class GenerationOptions:
     negative_prompt: str = ""
     image: str | None = None  # file of the first frame
     last_image: str | None = None
+    reference: tuple[str, ...] = ()  # files of pictures that the network changes
+    reference_size: str = str(ReferenceSize.TARGET)
 
     def __post_init__(self) -> None:
         for name, most in _MOST.items():
@@ -85,8 +87,12 @@ class GenerationOptions:
             raise ValueError(
                 f"--fps {self.fps} must lie in {RATES[0]} to {RATES[1]} frames a second"
             )
-        if self.sampler not in list(Sampler):
-            raise ValueError(f"--sampler {self.sampler} is none; choose of {', '.join(Sampler)}")
+        for name, known in (("sampler", Sampler), ("reference_size", ReferenceSize)):
+            if (choice := getattr(self, name)) not in list(known):
+                raise ValueError(f"--{name} {choice} is none; choose of {', '.join(known)}")
+        self._check_guidance()
+
+    def _check_guidance(self) -> None:
         if self.guidance is not None and not math.isfinite(self.guidance):
             raise ValueError(f"--guidance {self.guidance} must be a finite number; 1 is none")
         told = self.distilled_guidance
@@ -135,6 +141,8 @@ def chosen(kind: Any, arguments: Any) -> Any:
     values = {k: v for k, v in vars(arguments).items() if k in names}
     if values.get("guidance_interval"):
         values["guidance_interval"] = tuple(values["guidance_interval"])
+    if "reference" in values:
+        values["reference"] = tuple(values["reference"])
     return kind(**values)
 
 
@@ -166,6 +174,21 @@ def _add_what(parser: Parser) -> None:
     add("--negative_prompt", default="", help="What guidance leads away from. (default: nothing)")
     add("--image", metavar="FILE", help="Picture that each video begins with (image-to-video).")
     add("--last_image", metavar="FILE", help="Picture that it ends with (first and last frame).")
+    add(
+        "--reference",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="Picture that the prompt changes (FLUX.1 Kontext); repeatable where the network takes"
+        " several.",
+    )
+    add(
+        "--reference_size",
+        choices=[str(size) for size in ReferenceSize],
+        default=str(ReferenceSize.TARGET),
+        help="Of references: their own, that of the target, or what the published pipeline scales"
+        " them to; as the data of the run have it. (default: %(default)s)",
+    )
     add("--num_images_per_prompt", type=int, default=1, help="Of each prompt. (default: 1)")
     size = "Default: the most frequent of the dataset."
     add("--height", type=int, help=f"Rows, in pixels. {size}")

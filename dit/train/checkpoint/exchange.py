@@ -23,7 +23,7 @@ from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
 from dit.distributed.data_parallel import holdings, main_param_shards
-from dit.distributed.process_groups import device
+from dit.distributed.process_groups import broadcast, device
 from dit.models.parameter_groups import NOTHING_FROZEN, FrozenWeights
 from dit.train.checkpoint.shares import Place, SharedWeight, share_weights, weight_of
 
@@ -248,11 +248,11 @@ class StateExchange:
     def _to_tensor_ranks(self, w: SharedWeight, tensor: Tensor) -> None:
         """Gives the whole of a tensor to the tensor ranks beside the one that has read it."""
         if not w.split and self._groups.tp.size() > 1 and w.place.data == self._me.data:
-            _broadcast(tensor, self._groups.tp, source=w.place.tensor)
+            broadcast(tensor, self._groups.tp, source=w.place.tensor)
 
     def _to_data_ranks(self, w: SharedWeight, tensor: Tensor) -> None:
         if self._groups.dp_cp.size() > 1:
-            _broadcast(tensor, self._groups.dp_cp, source=w.place.data)
+            broadcast(tensor, self._groups.dp_cp, source=w.place.data)
 
     def _buckets(self) -> Iterator[list[SharedWeight]]:
         """All weights with state, in runs of at most `BUCKET_BYTES` if no weight has more."""
@@ -268,9 +268,3 @@ class StateExchange:
             size += own
         if bucket:
             yield bucket
-
-
-def _broadcast(tensor: Tensor, group: dist.ProcessGroup, *, source: int) -> None:
-    # As bytes, because back ends differ in the types that they know.
-    as_bytes = tensor.detach().view(-1).view(torch.uint8)
-    dist.broadcast(as_bytes, group=group, group_src=source)

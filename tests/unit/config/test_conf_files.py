@@ -24,6 +24,8 @@ MIXTURES = [
     *("dit_debug", "dit_xl_image", "dit_xl_video", "cosmos_predict2_2b"),
     *("wan_debug", "wan_1.3b_pretrain", "wan_1.3b_finetune", "wan_14b_lora"),
     *("flux_debug", "flux_pretrain", "flux_finetune", "flux_lora"),
+    *("qwen_image_debug", "qwen_image_lora"),
+    *("hunyuan15_debug", "hunyuan15_lora", "hunyuan15_finetune"),
 ]
 
 
@@ -37,7 +39,9 @@ def test_the_files_of_the_readme_are_there() -> None:
     wan = {"wan_debug", "wan_1.3b_pretrain", "wan_1.3b_finetune", "wan_moving_digits"}
     wan |= {"wan_14b_lora"}
     flux = {"flux_debug", "flux_pretrain", "flux_finetune", "flux_lora"}
-    assert set(FILES) == sizes | digits | wan | flux
+    double = {"qwen_image_debug", "qwen_image_lora"}
+    double |= {"hunyuan15_debug", "hunyuan15_lora", "hunyuan15_finetune"}
+    assert set(FILES) == sizes | digits | wan | flux | double
 
 
 def compare_with_golden(name: str, text: str) -> None:

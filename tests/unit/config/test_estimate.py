@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from dit.config import (
+    BaseType,
     DatasetConfig,
     DdpConfig,
     EmaConfig,
     EmaKind,
+    LoraConfig,
     Precision,
     Recompute,
     RecomputeMethod,
@@ -21,7 +23,7 @@ from dit.config import (
 )
 from dit.config.loading import load_config
 from dit.config.loading.describe import describe
-from dit.models.cost import kept_by_layer, memory, parameter_count
+from dit.models.cost import kept_by_layer, memory, network_cost, parameter_count
 from dit.models.dit.config import DitConfig, ExtraPosition
 from dit.models.family import family_of
 from dit.models.wan.config import ImageCondition, WanConfig
@@ -111,6 +113,25 @@ def test_memory_of_weights_gradients_and_optimizer() -> None:
     wide = replace(config, model=replace(config.model, precision=Precision.FP32))
     assert memory(wide, world_size=1).optimizer == 8 * count
     assert memory(replace(config, ema=EmaConfig(kind=EmaKind.NONE)), world_size=1).ema == 0
+
+
+def test_memory_of_a_frozen_base() -> None:
+    """8 bits a number of matrices and four bytes a row; N blocks fewer."""
+    model = WanConfig(name="wan2.1_t2v_14b", **WanConfig.sizes["wan2.1_t2v_14b"])
+    config = replace(run_config(), model=model, lora=LoraConfig(rank=32))
+    whole = memory(config, world_size=1).weights
+    numbers, rows = network_cost(model).layer_matrices()
+    width, wide = 5120, 13824
+    assert numbers == 4 * width**2 + 4 * width**2 + 2 * width * wide
+    assert rows == 4 * width + 4 * width + wide + width
+    narrow = replace(config, lora=replace(config.lora, base_dtype=BaseType.FLOAT8_E4M3))
+    assert memory(narrow, world_size=1).weights == whole - 40 * (numbers - 4 * rows)
+    swapped = replace(model, blocks_to_swap=30)
+    away = memory(replace(config, model=swapped), world_size=1)
+    assert away.weights == whole - 30 * 2 * numbers
+    both = memory(replace(narrow, model=swapped), world_size=1)
+    assert both.weights == memory(narrow, world_size=1).weights - 30 * numbers
+    assert "matrices of layers in float8_e4m3" in describe(narrow, world_size=1)
 
 
 def kept_in_layers(config: RunConfig, groups) -> int:

@@ -199,7 +199,7 @@ map_num_proc = 32
 compile = true
 steps_per_print = 5
 video_clip_mode = 'single_beginning'
-blocks_to_swap = 32
+blocks_to_swap = 3
 pseudo_huber_c = 0.5
 
 [model]
@@ -246,6 +246,8 @@ DIFFUSION_PIPE_READ = {
     "model.recompute_granularity": "full",
     "model.compile": True,
     "model.precision": "bf16",
+    "model.blocks_to_swap": 3,
+    "lora.base_dtype": "float8_e4m3",
     "optimizer.clip_grad": 0.5,
     "optimizer.lr": 5e-5,
     "optimizer.adam_beta2": 0.99,

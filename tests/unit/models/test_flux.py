@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import FluxTransformer2DModel
+from diffusers.models.transformers.transformer_flux import FluxPosEmbed
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -113,6 +114,15 @@ def test_output_moves_with_its_own_inputs_and_with_no_neighbours(groups, name: s
     }[name][0] += 1
     found = _moved(network, batch, batch.with_tensors(tensors), level_N)
     assert found == [False, True, False, False, False]
+
+
+def test_angles_are_those_of_diffusers_at_far_places(groups) -> None:
+    """Which angles in float32 are not: their cosines are off by 4e-5 there."""
+    place = torch.tensor([[1.0, 1000.0, 777.0], [0.0, 3.0, 1023.0]])
+    theirs = FluxPosEmbed(theta=10_000, axes_dim=[4, 4, 4])(place)
+    for ours, wanted in zip(_network(groups).rotary(place), theirs, strict=True):
+        # Neighbours turn together there, and halves of a head here.
+        torch.testing.assert_close(ours[:, :6], wanted[:, ::2], rtol=0, atol=2e-7)
 
 
 def test_guidance_moves_every_sample_of_networks_that_are_told_it(groups) -> None:

@@ -45,14 +45,14 @@ def test_parameters_and_operations_are_those_of_the_layers(groups, name):
         )
     randomise(network, seed=1)
     # No padding: torch cannot know which tokens count.
-    batch = toy_pack(model, GRIDS, TEXTS)
+    batch = toy_pack(model, GRIDS, TEXTS, multiple=1)
     levels = level_rows(torch.zeros(3), batch)
     blocks = network.embed(batch.latent_TC, levels, batch, network.layout(batch))
     conditions = network.conditions(blocks, batch, network.layout(batch))
     # The counter has no formula for the CPU's fused attention, so that one runs unfused.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         network.run_stacks(blocks, conditions)
-    rows = 2 if name in ("joint", "double") else 1  # a level row for clean tokens
+    rows = batch.num_levels // batch.num_samples  # 2 where tokens may be clean
     wanted = sum(
         s.count * s.layer.cost.multiplications.of(batch.num_tokens, TEXTS)
         + (rows - 1) * s.count * _modulation(s, len(GRIDS))

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import groupby
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from dit.config import Recompute, RecomputeMethod
 from dit.models.dit.model import DiT
 from dit.models.stacks import offload
 from dit.models.stacks.offload import on_host
 from dit.train.model_and_optimizer import randomise
+from tests.late_copies import LateCopies
 from tests.packs import random_pack, tiny_model
 
 LARGE = 1 << 15  # numbers, twice as many bytes as stay on the device
@@ -81,8 +79,8 @@ def test_copies_on_their_own_streams_are_waited_for_and_begun_a_layer_ahead(
     """Copies are made as late as the order of the streams allows: what waits for too little
     computes with NaN.
     """
-    model, copies = tiny_model(num_layers=3, **changes), _LateCopies()
-    monkeypatch.setattr(offload, "_copies", lambda _: copies)
+    model, copies = tiny_model(num_layers=3, **changes), LateCopies()
+    monkeypatch.setattr(offload, "copies_of", lambda _: copies)
     for plain, offloaded in zip(*(_numbers(groups, model, n) for n in (0, 2)), strict=True):
         assert torch.equal(plain, offloaded)
     order = [(what, len(list(same))) for what, same in groupby(copies.log)]
@@ -96,84 +94,3 @@ def test_copies_on_their_own_streams_are_waited_for_and_begun_a_layer_ahead(
     assert (left == 2) == (full and "recompute_method" not in changes)
     assert copies.held == {"out": left, "compute": left}
     assert copies.out.waited_for_compute == left
-
-
-class _LateStream:
-    """A stream whose copies are made when something waits for them."""
-
-    def __init__(self) -> None:
-        self.queue: list[Callable[[], object]] = []
-        self.done = 0
-        self.waited_for_compute = 0
-
-    def wait_stream(self, stream: _Compute) -> None:
-        assert isinstance(stream, _Compute)
-        self.waited_for_compute += 1
-
-    def wait_event(self, event: _Event) -> None:
-        self.queue.append(event.wait)
-
-    def record_event(self) -> _Event:
-        return _Event(self, len(self.queue))
-
-
-@dataclass(frozen=True)
-class _Event:
-    stream: _LateStream
-    count: int
-
-    def wait(self) -> None:
-        while self.stream.done < self.count:
-            self.stream.done += 1
-            self.stream.queue[self.stream.done - 1]()
-
-
-class _Compute:
-    """The stream of kernels, which run at once."""
-
-    def wait_event(self, event: _Event) -> None:
-        event.wait()
-
-
-class _Later(TorchDispatchMode):
-    """Inside, copies are queued on a stream, and new memory holds NaN."""
-
-    def __init__(self, stream: _LateStream):
-        super().__init__()
-        self.stream = stream
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is torch.ops.aten.copy_.default:
-            self.stream.queue.append(lambda: args[0].copy_(args[1]))
-            return args[0]
-        made = func(*args, **(kwargs or {}))
-        return made.fill_(torch.nan) if made.is_floating_point() else made
-
-
-class _LateCopies(offload.StreamCopies):
-    def __init__(self) -> None:
-        self.compute = _Compute()
-        cuda = SimpleNamespace(
-            Stream=_LateStream, stream=_Later, current_stream=lambda: self.compute
-        )
-        super().__init__(cuda)
-        self.log: list[str] = []
-        self.held = {"out": 0, "compute": 0}
-
-    def _pinned(self, kept: Tensor) -> Tensor:
-        return torch.full_like(kept, torch.nan)
-
-    def _used_by(self, tensor: Tensor, stream: object) -> None:
-        self.held["out" if stream is self.out else "compute"] += 1
-
-    def to_host(self, kept):
-        self.log.append("leave")
-        return super().to_host(kept)
-
-    def to_device(self, home, **options):
-        self.log.append("return")
-        return super().to_device(home, **options)
-
-    def wait(self, back, arrival):
-        self.log.append("wait")
-        super().wait(back, arrival)

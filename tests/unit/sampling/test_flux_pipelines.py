@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 from diffusers import FluxPipeline
+from PIL import Image
 from torch import Tensor
 
 from dit.config import Sampler, TextPadding, Weights
@@ -136,6 +138,35 @@ def test_a_picture_is_changed(groups, tmp_path: Path) -> None:
         made.append(found[:, 0])
         assert gap(made[-1], theirs) <= 1e-4
     assert gap(made[0], made[1]) > 1e-2 and gap(made[0], made[2]) > 1e-2
+
+
+def test_reference_pictures_of_files(groups, tmp_path: Path) -> None:
+    """At three sizes, what the VAE makes of the file; too many are an error."""
+    pipeline(tmp_path, "kontext")
+    run, files = opened(tmp_path), [tmp_path / f"{n}.png" for n in range(2)]
+    rng = np.random.default_rng(3)
+    for file in files:
+        Image.fromarray(rng.integers(0, 256, (22, 33, 3), dtype=np.uint8)).save(file)
+    seen: list[Any] = []
+
+    def recorded(model, requests, **told):
+        seen.append(requests[0].inputs["reference_latent_0"])
+        return generate_latents(model, requests, **told)
+
+    with patch.object(generate, "generate_latents", recorded):
+        made = [
+            ours(run, reference=(str(files[0]),), reference_size=size) for size in ("own", "target")
+        ]
+    assert gap(made[0], made[1]) > 1e-2 and gap(made[1], ours(run)) > 1e-2
+    # Of 2 pixels in a cell, and 4 in a token.
+    assert [tuple(latent.shape) for latent in seen] == [(4, 1, 10, 16), (4, 1, ROWS, COLUMNS)]
+    vae = run.decoder
+    assert vae is not None
+    picture = Image.open(files[0]).resize((32, 20), Image.Resampling.LANCZOS)
+    colours = torch.from_numpy(np.asarray(picture, dtype=np.float32) / 127.5 - 1).permute(2, 0, 1)
+    torch.testing.assert_close(seen[0], vae.encode(colours[:, None]), rtol=1e-2, atol=1e-2)
+    with pytest.raises(ValueError, match=r"1.png: the network takes 1 at most"):
+        ours(run, reference=tuple(map(str, files)))
 
 
 def test_a_pipeline_goes_through_our_checkpoint(groups, tmp_path: Path) -> None:

@@ -106,6 +106,18 @@ def test_patterns_that_are_wrong(groups, pattern, said):
         _built(_run(ParameterGroup(pattern=pattern, lr=1e-3)), groups)
 
 
+@pytest.mark.parametrize("swapped", [0, 1])
+def test_a_bias_is_trained_beside_its_frozen_matrix(groups, swapped):
+    config = _run(ParameterGroup(pattern="blocks.*.weight", frozen=True))
+    config = replace(config, model=replace(config.model, blocks_to_swap=swapped))
+    model = _built(config, groups)
+    for layer in model.modules[0].blocks.layers:
+        for linear in (layer.self_attention.linear_qkv, layer.self_attention.linear_proj):
+            linear(torch.randn(3, linear.weight.shape[1])).sum().backward()
+            assert (linear.bias.main_grad == 3).all()
+            assert not linear.weight.requires_grad
+
+
 def test_contradictions_are_refused():
     for wrong in ({}, {"lr": 1.0, "lr_factor": 1.0}, {"lr": 1.0, "frozen": True}, {"lr": -1.0}):
         with pytest.raises(Problems):

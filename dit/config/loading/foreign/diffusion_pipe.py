@@ -41,6 +41,15 @@ def _precision(value: Any) -> dict[str, Any]:
     return {"model.precision": words[value]}
 
 
+def _base_type(value: Any) -> dict[str, Any]:
+    """Of the frozen weights beside adapters."""
+    if value in ("float8", "float8_e4m3fn"):
+        return {"lora.base_dtype": "float8_e4m3"}
+    if str(value).startswith("float8"):
+        raise ValueError("is not supported: lora.base_dtype is float8_e4m3")
+    return {}  # model.precision decides
+
+
 def _adapter(value: Any) -> dict[str, Any]:
     """It adapts every linear of the blocks, those of modulations too."""
     if value != "lora":
@@ -114,8 +123,8 @@ DIFFUSION_PIPE: dict[str, Foreign] = {
     "pseudo_huber_c": read_by(_huber),
     "huber_delta": unused_key(_HUBER, None),
     "smooth_l1_beta": unused_key(_HUBER, None),
-    "blocks_to_swap": unused_key("model.cpu_offloading_num_layers keeps activations in the host"),
-    "disable_block_swap_for_eval": unused_key("no block is swapped"),
+    "blocks_to_swap": read_as("model.blocks_to_swap"),
+    "disable_block_swap_for_eval": unused_key("blocks take turns in validation as in training"),
     "eval_every_n_steps": read_as("train.eval_interval"),
     "eval_every_n_epochs": unused_key(f"train.eval_interval decides; {_COUNTED}"),
     "eval_every_n_examples": unused_key(f"train.eval_interval decides; {_COUNTED}"),
@@ -152,7 +161,9 @@ DIFFUSION_PIPE: dict[str, Foreign] = {
     "model.lumina_shift": Foreign(joint=_shift),
     "model.type": NETWORK,
     "model.*_path": PART,
-    "model.transformer_dtype": unused_key("model.precision decides, and model.fp8 the products"),
+    "model.transformer_dtype": read_by(
+        _base_type, "each row has a factor, which a plain cast to 8 bits lacks"
+    ),
     "model.*_dtype": unused_key("model.precision decides"),
     "model.min_t": Foreign(joint=_range),
     "model.max_t": Foreign(joint=_range),

@@ -1,0 +1,119 @@
+"""`docs/configuration.md`: every key with type, default, meaning and the files that set it.
+
+python -m dit.config.loading.reference_page conf --output docs/configuration.md
+"""
+
+from __future__ import annotations
+
+import inspect
+from argparse import ArgumentParser
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dit.config.inlining import value_of
+from dit.config.loading.load import default_config
+from dit.config.loading.schema import (
+    as_typed,
+    expected,
+    hints,
+    record_type,
+    schema_of,
+    sentences,
+)
+from dit.config.loading.settings import read_file
+from dit.models.family import families
+
+Files = Mapping[str, Iterable[str]]
+"""Name of a configuration file -> the dotted keys that it sets."""
+
+_INTRODUCTION = """\
+# Configuration
+
+Every key of a run. In a YAML file it stands below its group; on the command line it is
+`group.key=value`. The last column names the files of `conf/` that set it.
+`python recipes/pretrain_dit.py --help` says the same in the terminal, and `--print-config` shows
+the values of a run. [Objectives](objectives.md), [launching](launching.md),
+[validation](validation.md), [throughput](throughput.md) and [fine-tuning](fine_tuning.md) say what
+to choose. This page is made from the code:
+
+```bash
+python -m dit.config.loading.reference_page conf --output docs/configuration.md
+```
+"""
+
+
+def files_in(folder: Path) -> dict[str, list[str]]:
+    """What each YAML file of a folder sets."""
+    return {
+        path.stem: [setting.key for setting in read_file(path)]
+        for path in sorted(folder.glob("*.yaml"))
+    }
+
+
+def reference_page(files: Files) -> str:
+    """The page as Markdown."""
+    defaults = default_config()
+    parts = [_INTRODUCTION, *_models(files)]
+    for name, kind in schema_of(defaults).groups.items():
+        if name != "model":
+            table = _table(kind, getattr(defaults, name), name, hints(kind), files)
+            parts.append(f"## {name}\n\n{_summary(kind)}\n\n{table}")
+    return "\n".join(parts)
+
+
+def _models(files: Files) -> list[str]:
+    """The keys that all families share, then those of each."""
+    known = families()
+    first = known[0]
+    shared = [k for k in hints(first.config) if all(k in hints(one.config) for one in known)]
+    parts = [
+        f"## model\n\n{_summary(first.config)} Every family has these keys. Their defaults are"
+        f" those of `{first.name}`; a named size (`model.name`) sets its own.\n\n"
+        + _table(first.config, first.default(), "model", shared, files)
+    ]
+    for one in known:
+        own = [key for key in hints(one.config) if key not in shared]
+        sizes = ", ".join(f"`{size}`" for size in one.sizes)
+        table = _table(one.config, one.default(), "model", own, files)
+        parts.append(f"### model of family {one.name}\n\nNamed sizes: {sizes}.\n\n{table}")
+    return parts
+
+
+def _summary(kind: type) -> str:
+    return (inspect.getdoc(kind) or "").splitlines()[0]
+
+
+def _table(kind: Any, values: object, group: str, keys: Iterable[str], files: Files) -> str:
+    lines = ["| key | type | default | meaning | set by |", "|---|---|---|---|---|"]
+    for key in keys:
+        default = "" if record_type(hints(kind)[key]) else as_typed(value_of(values, key))
+        lines.append(
+            _row(f"{group}.{key}", hints(kind)[key], default, sentences(kind).get(key, ""), files)
+        )
+        record = record_type(hints(kind)[key])
+        for name, inner in hints(record).items() if record else ():
+            text = sentences(record).get(name, "") if record else ""
+            lines.append(_row(f"{group}.{key}[].{name}", inner, "", text, files))
+    return "\n".join([*lines, ""])
+
+
+def _row(key: str, kind: Any, default: str, sentence: str, files: Files) -> str:
+    names = [name for name, keys in files.items() if key in keys]
+    users = ", ".join(names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"])
+    default = f"`{default}`" if default else ""
+    cells = (f"`{key}`", expected(kind), default, sentence, users)
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = ArgumentParser(description="Writes every key of a run as a page.")
+    parser.add_argument("folder", type=Path, help="folder of YAML files that set them")
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="Markdown")
+    wanted = parser.parse_args(argv)
+    wanted.output.write_text(reference_page(files_in(wanted.folder)))
+
+
+if __name__ == "__main__":
+    main()

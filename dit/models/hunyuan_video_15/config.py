@@ -1,0 +1,106 @@
+"""The fields, named sizes and rules of the family `hunyuan_video_15`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from dit.config import ModelConfig, Precision
+from dit.config.checks import Rule, at_least_one
+
+MOST_REFINER_LAYERS = 16
+
+MODEL_SIZES: dict[str, dict[str, Any]] = {"hunyuanvideo_15": {}}
+"""One network makes video of text, and of text and a first frame."""
+TINY: Mapping[str, Mapping[str, Any]] = {
+    "hunyuanvideo_15": {
+        "num_layers": 4,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "mlp_ratio": 2.0,
+        "in_channels": 4,
+        "crossattn_emb_size": 24,
+        "glyph_embed_size": 20,
+        "glyph_hidden_size": 32,
+        "image_embed_size": 12,
+        "patch_spatial": 2,
+        "num_refiner_layers": 1,
+        "rope_axes": (4, 4, 8),
+        "precision": Precision.FP32,
+    }
+}
+"""Named size -> what makes it tiny (`Family.tiny`)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HunyuanVideo15Config(ModelConfig):
+    """The network: sizes, conditions, precision and how it is spread over devices."""
+
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
+    most: ClassVar[Mapping[str, float]] = {
+        "glyph_embed_size": 2**20,
+        "glyph_hidden_size": 2**20,
+        "image_embed_size": 2**20,
+        "num_refiner_layers": MOST_REFINER_LAYERS,
+        "rope_axes": 2**20,
+    }
+
+    name: str = "hunyuanvideo_15"
+    """A named size (hunyuanvideo_15) or `custom`."""
+    family: str = "hunyuan_video_15"
+    num_layers: int = 54
+    hidden_size: int = 2048
+    num_attention_heads: int = 16
+    """Heads of attention over latents and text, and of the layers that refine the caption."""
+    in_channels: int = 32
+    patch_spatial: int = 1
+    crossattn_emb_size: int = 3584
+    glyph_embed_size: int = 1472
+    """Width of `text_2`, what ByT5 makes of words in quotation marks."""
+    glyph_hidden_size: int = 2048
+    """Width inside the layers that `text_2` goes through first; Diffusers has 2048."""
+    image_embed_size: int = 1152
+    """Width of `image_embed`, what SigLIP makes of a given first frame."""
+    num_refiner_layers: int = 2
+    """Layers of attention among the tokens of a caption, before all others."""
+    rope_axes: tuple[int, int, int] = (16, 56, 56)
+    """Numbers of a head that turn with frame, row and column; they add up to it."""
+
+    def own_sizes(self) -> list[Rule]:
+        axes = list(self.rope_axes)
+        widths = ("glyph_embed_size", "glyph_hidden_size", "image_embed_size")
+        return [
+            *at_least_one(self, *widths, "num_refiner_layers"),
+            (
+                all(axis >= 2 and axis % 2 == 0 for axis in axes),
+                f"rope_axes={axes} must be even numbers of at least 2",
+            ),
+            (
+                self.text_pad_to is None,
+                f"text_pad_to={self.text_pad_to}: HunyuanVideo 1.5 attends to no padding of"
+                " captions; set it to null",
+            ),
+        ]
+
+    def own_shapes(self) -> list[Rule]:
+        heads, axes = self.num_attention_heads, list(self.rope_axes)
+        width = self.hidden_size // heads
+        return [
+            (
+                self.hidden_size % heads > 0 or sum(axes) == width,
+                f"rope_axes={axes} add up to {sum(axes)}, and hidden_size={self.hidden_size} /"
+                f" num_attention_heads={heads} gives heads of width {width}; choose axes that add"
+                " up to it",
+            ),
+        ]
+
+    @property
+    def condition_channels(self) -> int:
+        """Channels beside the noisy ones: those of given frames, then the mask of these frames."""
+        return self.in_channels + 1
+
+    @property
+    def input_features(self) -> int:
+        """Numbers in one token of what the network is fed."""
+        return (self.in_channels + self.condition_channels) * self.patch_volume

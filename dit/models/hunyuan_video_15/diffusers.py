@@ -1,0 +1,291 @@
+"""HunyuanVideo 1.5 in Diffusers: names of tensors, config.json, pipelines, running its network.
+
+Its class is `HunyuanVideo15Transformer3DModel`.
+"""
+
+# D model width, F width of the MLP, R that of the refiner's, W cosines and sines of the level
+# E text width, G width of words in quotation marks, S width inside their layers, I image width
+# K head width, P numbers in a token that is fed, C of one that is predicted
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ConfigDict, PositiveFloat, PositiveInt
+from torch import Tensor, nn
+
+from dit.batch import LatentSample
+from dit.config import RunConfig
+from dit.models.diffusers_names import (
+    ByHead,
+    Convolution,
+    NameTable,
+    Row,
+    StrictKeys,
+    TensorSplit,
+    linear_rows,
+)
+from dit.models.family import DiffusersForm
+from dit.models.hunyuan_video_15.conditions import REFINER_RATIO, WAVES
+from dit.models.hunyuan_video_15.config import MOST_REFINER_LAYERS, HunyuanVideo15Config
+from dit.models.hunyuan_video_15.family import FIRST_FRAME, GLYPHS, IMAGE
+from dit.models.stream_names import HEAD_ROWS, double_stream_rows, stream_sizes
+
+CLASS = "HunyuanVideo15Transformer3DModel"
+_GLYPH_HIDDEN = 2048  # fixed in Diffusers
+_WHOLE = TensorSplit.REPLICATED
+
+
+def _norm(ours: str, theirs: str, width: str, **options: Any) -> tuple[Row, Row]:
+    return (
+        Row(f"{ours}.weight", (f"{theirs}.weight",), _WHOLE, (width,), **options),
+        Row(f"{ours}.bias", (f"{theirs}.bias",), _WHOLE, (width,), **options),
+    )
+
+
+def _two_linears(ours: str, theirs: str, inputs: str) -> tuple[Row, ...]:
+    return (
+        *linear_rows(f"{ours}.linear_1", f"{theirs}.linear_1", "D", inputs),
+        *linear_rows(f"{ours}.linear_2", f"{theirs}.linear_2", "D", "D"),
+    )
+
+
+def _refiner_layer(number: int) -> tuple[Row, ...]:
+    ours = f"text.refiner.blocks.{number}"
+    theirs = f"context_embedder.token_refiner.refiner_blocks.{number}"
+    exists: Any = {"exists": lambda model: number < model.num_refiner_layers}
+    qkv = tuple(f"{theirs}.attn.to_{letter}" for letter in "qkv")
+    return (
+        *_norm(f"{ours}.norm_1", f"{theirs}.norm1", "D", **exists),
+        *linear_rows(f"{ours}.linear_qkv", qkv, "3D", "D", arrangement=ByHead(), **exists),
+        *linear_rows(f"{ours}.linear_proj", f"{theirs}.attn.to_out.0", "D", "D", **exists),
+        *_norm(f"{ours}.norm_2", f"{theirs}.norm2", "D", **exists),
+        *linear_rows(f"{ours}.linear_fc1", f"{theirs}.ff.net.0.proj", "R", "D", **exists),
+        *linear_rows(f"{ours}.linear_fc2", f"{theirs}.ff.net.2", "D", "R", **exists),
+        *linear_rows(f"{ours}.gates", f"{theirs}.norm_out.linear", "2D", "D", **exists),
+    )
+
+
+_REFINER: tuple[Row, ...] = (
+    *_two_linears("text.refiner.level", "context_embedder.time_text_embed.timestep_embedder", "W"),
+    *_two_linears("text.refiner.pooled", "context_embedder.time_text_embed.text_embedder", "E"),
+    *linear_rows("text.refiner.linear_in", "context_embedder.proj_in", "D", "E"),
+    *(row for number in range(MOST_REFINER_LAYERS) for row in _refiner_layer(number)),
+)
+_ROWS: tuple[Row, ...] = (
+    *linear_rows("patches", "x_embedder.proj", "D", "P", arrangement=Convolution()),
+    *linear_rows("level_in", "time_embed.timestep_embedder.linear_1", "D", "W"),
+    *linear_rows("level_out", "time_embed.timestep_embedder.linear_2", "D", "D"),
+    *_REFINER,
+    *_norm("text.glyphs.norm", "context_embedder_2.norm", "G"),
+    *linear_rows("text.glyphs.linear_1", "context_embedder_2.linear_1", "S", "G"),
+    *linear_rows("text.glyphs.linear_2", "context_embedder_2.linear_2", "S", "S"),
+    *linear_rows("text.glyphs.linear_3", "context_embedder_2.linear_3", "D", "S"),
+    *_norm("text.image.norm_in", "image_embedder.norm_in", "I"),
+    *linear_rows("text.image.linear_1", "image_embedder.linear_1", "I", "I"),
+    *linear_rows("text.image.linear_2", "image_embedder.linear_2", "D", "I"),
+    *_norm("text.image.norm_out", "image_embedder.norm_out", "D"),
+    Row("text.kind", ("cond_type_embed.weight",), _WHOLE, ("3", "D")),
+    *double_stream_rows("blocks.layers.*", "transformer_blocks.*"),
+    *HEAD_ROWS,
+)
+
+
+def _sizes(model: HunyuanVideo15Config) -> dict[str, int]:
+    return stream_sizes(model) | {
+        "3": 3,
+        "R": REFINER_RATIO * model.hidden_size,
+        "W": WAVES,
+        "E": model.crossattn_emb_size,
+        "G": model.glyph_embed_size,
+        "S": model.glyph_hidden_size,
+        "I": model.image_embed_size,
+        "P": model.input_features,
+        "C": model.output_features,
+    }
+
+
+class HunyuanVideo15PrivateKeys(StrictKeys):
+    """What an export keeps in config.json that Diffusers has no place for: nothing."""
+
+
+class HunyuanVideo15Transformer(StrictKeys):
+    """config.json of `HunyuanVideo15Transformer3DModel`; keys that it does not have stay apart."""
+
+    model_config = ConfigDict(extra="allow")
+
+    in_channels: PositiveInt = 65
+    out_channels: PositiveInt = 32
+    num_attention_heads: PositiveInt = 16
+    attention_head_dim: PositiveInt = 128
+    num_layers: PositiveInt = 54
+    num_refiner_layers: PositiveInt = 2
+    mlp_ratio: PositiveFloat = 4.0
+    patch_size: PositiveInt = 1
+    patch_size_t: PositiveInt = 1
+    qk_norm: str | None = "rms_norm"
+    text_embed_dim: PositiveInt = 3584
+    text_embed_2_dim: PositiveInt = 1472
+    image_embed_dim: PositiveInt = 1152
+    rope_theta: PositiveFloat = 256.0
+    rope_axes_dim: tuple[PositiveInt, PositiveInt, PositiveInt] = (16, 56, 56)
+    target_size: PositiveInt = 640
+    task_type: str = "i2v"
+    use_meanflow: bool = False
+
+
+def _unsupported(t: HunyuanVideo15Transformer) -> list[str]:
+    """What of a config.json our network has no counterpart for."""
+    rules = [
+        (
+            t.in_channels == 2 * t.out_channels + 1,
+            f"in_channels={t.in_channels}, and out_channels={t.out_channels} goes with"
+            f" {2 * t.out_channels + 1}",
+        ),
+        (t.qk_norm == "rms_norm", f"qk_norm={t.qk_norm!r}"),
+        (t.rope_theta == 256.0, f"rope_theta={t.rope_theta:g}"),
+        (
+            t.num_refiner_layers <= MOST_REFINER_LAYERS,
+            f"num_refiner_layers={t.num_refiner_layers}, more than {MOST_REFINER_LAYERS}",
+        ),
+        (
+            not t.use_meanflow,
+            "use_meanflow=true: a network that was distilled to few steps tells two levels",
+        ),
+    ]
+    return [message for holds, message in rules if not holds]
+
+
+def _settings(
+    t: HunyuanVideo15Transformer,
+    private: HunyuanVideo15PrivateKeys | None,  # noqa: ARG001  # there are none
+    text_pad_to: int | None,  # noqa: ARG001  # no padding is attended to
+) -> dict[str, Any]:
+    """Settings of our network, of a config.json."""
+    return {
+        "num_layers": t.num_layers,
+        "hidden_size": t.num_attention_heads * t.attention_head_dim,
+        "num_attention_heads": t.num_attention_heads,
+        "mlp_ratio": t.mlp_ratio,
+        "in_channels": t.out_channels,
+        "patch_temporal": t.patch_size_t,
+        "patch_spatial": t.patch_size,
+        "crossattn_emb_size": t.text_embed_dim,
+        "glyph_embed_size": t.text_embed_2_dim,
+        "glyph_hidden_size": _GLYPH_HIDDEN,
+        "image_embed_size": t.image_embed_dim,
+        "num_refiner_layers": t.num_refiner_layers,
+        "rope_axes": t.rope_axes_dim,
+    }
+
+
+def _inexpressible(config: RunConfig) -> list[str]:
+    """What of a run Diffusers' network has no counterpart for."""
+    model: Any = config.model
+    if model.glyph_hidden_size == _GLYPH_HIDDEN:
+        return []
+    return [
+        f"model.glyph_hidden_size={model.glyph_hidden_size} cannot be exported: Diffusers' {CLASS}"
+        f" has {_GLYPH_HIDDEN}"
+    ]
+
+
+def _content(config: RunConfig) -> dict[str, Any]:
+    """config.json of a run's network."""
+    m = config.model
+    assert isinstance(m, HunyuanVideo15Config)
+    return {
+        "in_channels": m.in_channels + m.condition_channels,
+        "out_channels": m.in_channels,
+        "num_attention_heads": m.num_attention_heads,
+        "attention_head_dim": m.hidden_size // m.num_attention_heads,
+        "num_layers": m.num_layers,
+        "num_refiner_layers": m.num_refiner_layers,
+        "mlp_ratio": m.mlp_ratio,
+        "patch_size": m.patch_spatial,
+        "patch_size_t": m.patch_temporal,
+        "qk_norm": "rms_norm",
+        "text_embed_dim": m.crossattn_emb_size,
+        "text_embed_2_dim": m.glyph_embed_size,
+        "image_embed_dim": m.image_embed_size,
+        "rope_theta": 256.0,
+        "rope_axes_dim": m.rope_axes,
+        "use_meanflow": False,
+    }
+
+
+def _open_network(folder: Path) -> nn.Module:
+    """Diffusers' network in float32.
+
+    Raises:
+        ImportError: Diffusers is not installed.
+    """
+    from diffusers.models.transformers import transformer_hunyuan_video15 as theirs
+
+    return theirs.HunyuanVideo15Transformer3DModel.from_pretrained(
+        folder, torch_dtype=torch.float32
+    )
+
+
+def _run_network(
+    network: nn.Module, sample: LatentSample, level: float, config: RunConfig
+) -> Tensor:
+    """What Diffusers' network makes of one sample.
+
+    Without a picture it is given rows of zeros, as by the pipeline for text-to-video.
+    """
+    model, latent, inputs = config.model, sample.latent_CFHW, sample.inputs
+    assert isinstance(model, HunyuanVideo15Config)
+    condition = latent.new_zeros(model.condition_channels, *latent.shape[1:])
+    given = inputs.get(FIRST_FRAME)
+    if given is not None and given.shape[1] < latent.shape[1]:
+        condition[:-1, : given.shape[1]] = given
+        condition[-1, : given.shape[1]] = 1
+    text = inputs["text"][None]
+    glyphs, image = inputs.get(GLYPHS), inputs.get(IMAGE)
+    if glyphs is None:
+        glyphs = text.new_zeros(0, model.glyph_embed_size)
+    if image is None or not len(image):
+        image = text.new_zeros(1, model.image_embed_size)
+    (made,) = network(
+        hidden_states=torch.cat([latent, condition])[None],
+        timestep=torch.tensor([level]),
+        encoder_hidden_states=text,
+        encoder_attention_mask=torch.ones(text.shape[:2]),
+        encoder_hidden_states_2=glyphs[None],
+        encoder_attention_mask_2=torch.ones(1, len(glyphs)),
+        image_embeds=image[None],
+        return_dict=False,
+    )
+    return made[0]
+
+
+FORM = DiffusersForm(
+    class_name=CLASS,
+    table=NameTable(
+        rows=_ROWS,
+        sizes=_sizes,
+        layers=lambda model: {"blocks": model.num_layers},
+    ),
+    config_keys=HunyuanVideo15Transformer,
+    private_keys=HunyuanVideo15PrivateKeys,
+    unsupported=_unsupported,
+    settings=_settings,
+    inexpressible=_inexpressible,
+    content=_content,
+    private=lambda _: {},
+    text_pad_to=lambda _: None,
+    pipelines={
+        "HunyuanVideo15Pipeline": "flow",
+        "HunyuanVideo15ImageToVideoPipeline": "flow",
+    },
+    pipeline_misfits=lambda *_: [],
+    largest_latent=lambda model: (
+        4096 * model.patch_temporal,
+        *(4096 * model.patch_spatial,) * 2,
+    ),
+    open_network=_open_network,
+    run_network=_run_network,
+)

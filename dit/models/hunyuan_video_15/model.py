@@ -1,0 +1,69 @@
+"""HunyuanVideo 1.5: latents, and a row of text of three encoders, in double-stream layers."""
+
+# T latent tokens, L text tokens, M level rows, N samples, C patch features, D model width
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core.process_groups_config import ProcessGroupCollection
+from torch import Tensor
+
+from dit.batch import PackedBatch
+from dit.models.hunyuan_video_15.conditions import WAVES, TextRows
+from dit.models.hunyuan_video_15.config import HunyuanVideo15Config
+from dit.models.hunyuan_video_15.family import GLYPHS, IMAGE, TEXT, hunyuan_video_15_stack
+from dit.models.layers.modulation import PerBlockAdaLN, sinusoid
+from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
+from dit.models.layers.queries_and_keys import RotaryTable
+from dit.models.lora.dropout import TOKENS
+from dit.models.stacks.joint_transformer import T_EMB, JointLayout, JointTransformer
+from dit.models.stacks.stacked_transformer import Blocks
+
+
+class HunyuanVideo15Network(JointTransformer):
+    """Noisy tokens, noise level, text and a first frame of a pack -> velocity of each token.
+
+    The arithmetic is that of Diffusers' `HunyuanVideo15Transformer3DModel` of one sample.
+    """
+
+    def __init__(
+        self,
+        model: HunyuanVideo15Config,
+        groups: ProcessGroupCollection,
+        vp_stage: int | None = None,
+    ):
+        config, width = transformer_config(model), model.hidden_size
+        super().__init__(config, model, groups, vp_stage, [hunyuan_video_15_stack(model)])
+        self.rotary = RotaryTable(model.rope_axes, (256.0,) * 3)
+        of_tokens: Any = {"config": config, "token_row": TOKENS, "bias": True}
+        if self.pre_process:
+            self.patches = Replicated(model.input_features, width, **of_tokens)
+            self.level_in = Replicated(WAVES, width, config=config, bias=True)
+            self.level_out = Replicated(width, width, config=config, bias=True)
+            self.text = TextRows(model)
+        self.build_stacks()
+        if self.post_process:
+            context = BuildContext(model=model, config=config, groups=groups)
+            self.modulate_out = PerBlockAdaLN(context, width, bias=True, parts=1, gated=False)
+            self.proj_out = Replicated(width, model.output_features, **of_tokens)
+
+    def embed(
+        self, x_TC: Tensor, level_M: Tensor, batch: PackedBatch, layout: JointLayout
+    ) -> Blocks:
+        dtype, names = self.config.params_dtype, (TEXT, GLYPHS, IMAGE)
+        assert batch.condition_TC is not None
+        x_TC = torch.cat((x_TC.to(dtype), batch.condition_TC.to(dtype)), dim=1)
+        first, second, third = ((batch.texts[n].to(dtype), batch.text_offsets[n]) for n in names)
+        rows, starts = zip(first, second, third, strict=True)
+        text_LD = self.text(level_M[: batch.num_samples], rows, starts)
+        wave_MX = sinusoid(level_M, WAVES).to(dtype)
+        return {
+            "hidden": self.patches(self.my_tokens(x_TC)),
+            "text_hidden": self.my_tokens(layout.text.of(text_LD)),
+            T_EMB: self.level_out(torch.nn.functional.silu(self.level_in(wave_MX))),
+        }
+
+    def head(self, blocks: Blocks, batch: PackedBatch, layout: JointLayout) -> Tensor:  # noqa: ARG002
+        return self.outputs(blocks, layout, modulation=self.modulate_out, linear=self.proj_out)

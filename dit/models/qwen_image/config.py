@@ -1,0 +1,93 @@
+"""The fields, named sizes and rules of the family `qwen_image`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from dit.config import ModelConfig, Precision
+from dit.config.checks import Rule
+
+MOST_REFERENCES = 3
+"""Pictures that a sample may bring to be edited; `QwenImageEditPlusPipeline` knows no bound."""
+
+MODEL_SIZES: dict[str, dict[str, Any]] = {
+    "qwen_image": {},
+    "qwen_image_edit": {"reference_latents": 1},
+    "qwen_image_edit_2511": {"reference_latents": MOST_REFERENCES, "clean_references": True},
+}
+_TINY = {
+    "num_layers": 4,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "mlp_ratio": 2.0,
+    "in_channels": 4,
+    "crossattn_emb_size": 24,
+    "rope_axes": (4, 4, 8),
+    "precision": Precision.FP32,
+}
+TINY: Mapping[str, Mapping[str, Any]] = {
+    "qwen_image": _TINY,
+    "qwen_image_edit_2511": _TINY | {"reference_latents": 1},
+}
+"""Named size -> what makes it tiny (`Family.tiny`)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QwenImageConfig(ModelConfig):
+    """The network: sizes, positions, precision and how it is spread over devices."""
+
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
+    most: ClassVar[Mapping[str, float]] = {"rope_axes": 2**20}
+
+    name: str = "qwen_image"
+    """A named size (qwen_image, qwen_image_edit, qwen_image_edit_2511) or `custom`."""
+    family: str = "qwen_image"
+    num_layers: int = 60
+    hidden_size: int = 3072
+    num_attention_heads: int = 24
+    crossattn_emb_size: int = 3584
+    rope_axes: tuple[int, int, int] = (16, 56, 56)
+    """Widths of a head that picture, row and column rotate; even, and together a head's width."""
+    reference_latents: int = 0
+    """Pictures that a sample may bring to be edited, as latents of their own sizes; at most 3."""
+    clean_references: bool = False
+    """Whether they are told noise level 0 (2511), and not the level of the sample."""
+
+    def own_sizes(self) -> list[Rule]:
+        count, axes = self.reference_latents, list(self.rope_axes)
+        return [
+            (
+                0 <= count <= MOST_REFERENCES,
+                f"reference_latents={count} must lie in [0, {MOST_REFERENCES}]",
+            ),
+            (
+                not self.clean_references or count > 0,
+                "clean_references=true needs reference_latents of 1 or more; set it to false",
+            ),
+            (
+                all(axis >= 2 and axis % 2 == 0 for axis in axes),
+                f"rope_axes={axes} must be even numbers of 2 or more",
+            ),
+        ]
+
+    def own_shapes(self) -> list[Rule]:
+        heads, axes = self.num_attention_heads, list(self.rope_axes)
+        width = self.hidden_size // heads
+        return [
+            (
+                self.hidden_size % heads > 0 or sum(axes) == width,
+                f"rope_axes={axes} add up to {sum(axes)}, and hidden_size={self.hidden_size} /"
+                f" num_attention_heads={heads} gives heads of width {width}; make them equal",
+            ),
+            (
+                self.text_pad_to is None,
+                f"text_pad_to={self.text_pad_to}: Qwen-Image attends to no padding of captions;"
+                " set it to null",
+            ),
+            (
+                self.patch_temporal == 1,
+                f"patch_temporal={self.patch_temporal}: Qwen-Image learns pictures; set it to 1",
+            ),
+        ]

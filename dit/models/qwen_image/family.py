@@ -1,0 +1,143 @@
+"""What the family `qwen_image` says of itself; `dit.models.family` asks here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dit.models.cost import NetworkCost
+from dit.models.family import (
+    DiffusersForm,
+    Family,
+    InputKind,
+    ObjectiveConventions,
+    SampleInput,
+    WeightRules,
+)
+from dit.models.layer_spec import (
+    Activation,
+    AttentionSpec,
+    Cost,
+    DoubleLayerSpec,
+    FeedForwardSpec,
+    PerBlockModulation,
+    RowKind,
+    StackSpec,
+    WeightShape,
+    replicated,
+)
+from dit.models.qwen_image.config import TINY, QwenImageConfig
+
+if TYPE_CHECKING:
+    from dit.models.positions import PositionRule
+
+REFERENCE = "reference_latent"
+"""How the names of the latents of pictures to edit begin."""
+LEVEL_WAVES = 256
+"""Cosines and sines of the noise level that its embedding is made of; fixed in Diffusers."""
+
+
+def _network() -> Callable[..., Any]:
+    from dit.models.qwen_image.model import QwenImageNetwork
+
+    return QwenImageNetwork
+
+
+def _diffusers() -> DiffusersForm:
+    from dit.models.qwen_image.diffusers import FORM
+
+    return FORM
+
+
+def _positions(_: QwenImageConfig) -> PositionRule:
+    from dit.models.qwen_image.positions import CentredPositions
+
+    return CentredPositions()
+
+
+def _codec(model: QwenImageConfig) -> str:
+    """Name of the VAE and of the text encoder, which sees the pictures that are edited."""
+    if not model.reference_latents:
+        return "qwen_image"
+    return "qwen_image_edit_2511" if model.clean_references else "qwen_image_edit"
+
+
+def _inputs(model: QwenImageConfig) -> tuple[SampleInput, ...]:
+    text = SampleInput(
+        name="text",
+        kind=InputKind.TEXT,
+        width=model.crossattn_emb_size,
+        may_be_empty=True,
+        encoder=_codec(model),
+    )
+    references = [
+        SampleInput(
+            name=f"{REFERENCE}_{number}",
+            kind=InputKind.REFERENCE,
+            width=model.in_channels,
+            required=False,
+            clean=model.clean_references,
+        )
+        for number in range(model.reference_latents)
+    ]
+    return (text, *references)
+
+
+def qwen_image_stack(model: QwenImageConfig) -> StackSpec:
+    """The layers of Qwen-Image; nothing reads the text after the last of them."""
+    width = model.hidden_size
+    layer = DoubleLayerSpec(
+        attention=AttentionSpec(width=width, heads=model.num_attention_heads, bias=True),
+        feed_forward=FeedForwardSpec(
+            width=width,
+            hidden=model.ffn_hidden_size,
+            activation=Activation.GELU_TANH,
+            bias=True,
+        ),
+        text_is_read=False,
+    )
+    return StackSpec(name="blocks", count=model.num_layers, layer=layer)
+
+
+def qwen_image_cost(model: QwenImageConfig) -> NetworkCost:
+    """The network; its arithmetic is that of Diffusers' `QwenImageTransformer2DModel`."""
+    width, text, level = model.hidden_size, model.crossattn_emb_size, RowKind.SAMPLES
+    before = replicated(model.patch_features, width, bias=True)
+    before += replicated(LEVEL_WAVES, width, rows=level, bias=True)
+    before += replicated(width, width, rows=level, bias=True)
+    before += replicated(text, width, rows=RowKind.TEXT, bias=True)
+    before += Cost(weights=(WeightShape(numbers=text),))
+    return NetworkCost(
+        before=before,
+        stacks=(qwen_image_stack(model),),
+        after=PerBlockModulation().cost(width, 2)
+        + replicated(width, model.output_features, bias=True),
+    )
+
+
+FAMILY = Family(
+    name="qwen_image",
+    config=QwenImageConfig,
+    network=_network,
+    cost=qwen_image_cost,
+    parts={
+        "text_attention": "text",
+        "text_mlp": "text",
+        "text_modulation": "modulation",
+        "text_in": "text",
+        "attention": "attention",
+        "mlp": "mlp",
+        "modulation": "modulation",
+        "modulate_out": "head",
+        "proj_out": "head",
+    },
+    diffusers=_diffusers,
+    inputs=_inputs,
+    positions=_positions,
+    # Gates and the last layer start closed, as is usual of adaLN-Zero (arXiv:2212.09748).
+    weights=WeightRules(zero=("*modulation.linear.weight", "*proj_out.weight")),
+    # The level is told as t itself; the embedding multiplies by 1000.
+    objective=ObjectiveConventions(settings={"name": "flow", "timestep_scale": 1.0}),
+    vae=_codec,
+    tiny=TINY,
+)

@@ -1,0 +1,75 @@
+"""Qwen-Image: latents and text in rows of their own, which attend to each other in every layer."""
+
+# T latent tokens, L text tokens, M level rows, N samples, C patch features, D model width
+# E text width
+
+from __future__ import annotations
+
+from typing import Any
+
+from megatron.core.process_groups_config import ProcessGroupCollection
+from torch import Tensor, nn
+
+from dit.batch import PackedBatch
+from dit.models.layers.modulation import PerBlockAdaLN, sinusoid
+from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
+from dit.models.layers.queries_and_keys import RotaryTable
+from dit.models.lora.dropout import TOKENS
+from dit.models.qwen_image.config import QwenImageConfig
+from dit.models.qwen_image.family import LEVEL_WAVES, qwen_image_stack
+from dit.models.qwen_image.positions import text_positions
+from dit.models.stacks.joint_transformer import T_EMB, JointLayout, JointTransformer
+from dit.models.stacks.stacked_transformer import Blocks
+from dit.models.stacks.stream_layers import TEXT_TOKENS
+from dit.models.weight_marks import sees_part_of_tokens
+from dit.pack_wire import to_device
+
+
+class QwenImageNetwork(JointTransformer):
+    """Noisy tokens, noise level, text and pictures to edit of a pack -> velocity of each token.
+
+    The arithmetic is that of Diffusers' `QwenImageTransformer2DModel`.
+    """
+
+    def __init__(
+        self, model: QwenImageConfig, groups: ProcessGroupCollection, vp_stage: int | None = None
+    ):
+        config, width = transformer_config(model), model.hidden_size
+        super().__init__(config, model, groups, vp_stage, [qwen_image_stack(model)])
+        self.rotary = RotaryTable(model.rope_axes, (10_000.0,) * 3)
+        of_tokens: Any = {"config": config, "token_row": TOKENS, "bias": True}
+        if self.pre_process:
+            of_levels: Any = {"config": config, "bias": True}
+            self.patches = Replicated(model.patch_features, width, **of_tokens)
+            self.level_in = Replicated(LEVEL_WAVES, width, **of_levels)
+            self.level_out = Replicated(width, width, **of_levels)
+            text = model.crossattn_emb_size
+            self.text_norm = nn.RMSNorm(text, eps=1e-6, dtype=config.params_dtype)
+            sees_part_of_tokens(self.text_norm, config)
+            self.text_in = Replicated(text, width, **of_levels | {"token_row": TEXT_TOKENS})
+        self.build_stacks()
+        if self.post_process:
+            context = BuildContext(model=model, config=config, groups=groups)
+            self.modulate_out = PerBlockAdaLN(context, width, bias=True, parts=1, gated=False)
+            self.proj_out = Replicated(width, model.output_features, **of_tokens)
+
+    def text_positions(self, batch: PackedBatch) -> Tensor:
+        references = batch.references or ((),) * batch.num_samples
+        pictures = [(own, *others) for own, others in zip(batch.grids, references, strict=True)]
+        rows_LA = text_positions(self.text_lengths(batch), pictures)
+        return to_device(rows_LA.contiguous(), batch.position_TA.device)
+
+    def embed(
+        self, x_TC: Tensor, level_M: Tensor, batch: PackedBatch, layout: JointLayout
+    ) -> Blocks:
+        dtype = self.config.params_dtype
+        text_LE = self.my_tokens(layout.text.of(batch.text_LE.to(dtype)))
+        wave_MX = sinusoid(level_M, LEVEL_WAVES, scale=1000).to(dtype)
+        return {
+            "hidden": self.patches(self.my_tokens(x_TC.to(dtype))),
+            "text_hidden": self.text_in(self.text_norm(text_LE)),
+            T_EMB: self.level_out(nn.functional.silu(self.level_in(wave_MX))),
+        }
+
+    def head(self, blocks: Blocks, batch: PackedBatch, layout: JointLayout) -> Tensor:  # noqa: ARG002
+        return self.outputs(blocks, layout, modulation=self.modulate_out, linear=self.proj_out)

@@ -1,0 +1,234 @@
+"""What Diffusers' Qwen-Image and HunyuanVideo 1.5 compute, ours compute: forward and backward."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import HunyuanVideo15Transformer3DModel, QwenImageTransformer2DModel
+from diffusers.pipelines.qwenimage.pipeline_qwenimage import QwenImagePipeline
+from torch import Tensor, nn
+
+from dit.batch import Grid, PackedBatch
+from dit.config import Precision
+from dit.convert.export import ExportOptions, export_weights
+from dit.convert.import_ import import_weights
+from dit.models.diffusers_names import Pair, pairs, their_tensors
+from dit.models.family import family_of
+from dit.sampling.unpatchify import unpatchify
+from dit.train.checkpoint.state_dict import load_weights
+from tests.packs import random_pack, single
+from tests.toy_networks import level_rows
+from tests.wan_networks import fill_random
+
+LEVELS = (0.8125, 0.0, 0.437, 0.999, 0.03125)
+"""t of flow matching, one for each sample."""
+TEXTS = ([7, 1, 12, 3, 20], [1, 1, 5, 2, 1])
+AXES = [(4, 4, 4), (2, 6, 6), (2, 2, 4), (8, 4, 2), (16, 6, 10)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A family's network in Diffusers."""
+
+    network: Any  # its class
+    level_scale: float  # what the level is told as, over t
+    configuration: Callable[[int], dict[str, Any]]  # of config.json, of a number
+    grids: Callable[[random.Random], Grid]
+    theirs: Callable[[nn.Module, PackedBatch, int, Any], Tensor]  # rows of its output
+    without_gradient: tuple[str, ...]
+    """Patterns of tensors without one: nothing reads the text of the last block."""
+    zero: tuple[str, ...] = ()
+    """Of those whose gradient is zero by mathematics."""
+
+
+def _shape(number: int, draw: random.Random) -> dict[str, Any]:
+    """Heads and layers."""
+    rope = AXES[number % len(AXES)]
+    return {
+        "num_attention_heads": draw.choice([1, 2, 3, 5]),
+        "attention_head_dim": sum(rope),
+        "num_layers": draw.choice([1, 2, 3]),
+    }
+
+
+def _qwen_image(number: int) -> dict[str, Any]:
+    draw = random.Random(number)
+    channels = draw.choice([1, 3, 4])
+    return _shape(number, draw) | {
+        "in_channels": 4 * channels,
+        "out_channels": channels,
+        "joint_attention_dim": draw.choice([8, 20]),
+        "axes_dims_rope": AXES[number % len(AXES)],
+        "zero_cond_t": number % 3 == 2,
+    }
+
+
+def _qwen_image_theirs(network: nn.Module, batch: PackedBatch, index: int, model: Any) -> Tensor:
+    """Packed by the pipeline's own function."""
+    first, last = batch.text_starts[index : index + 2]
+    start, grids = batch.starts[index], [batch.grids[index]]
+    grids += batch.references[index] if batch.references else ()
+    rows = []
+    for grid in grids:
+        latent = unpatchify(batch.latent_TC[start:], grid, 1, 2).transpose(0, 1)
+        rows.append(QwenImagePipeline._pack_latents(latent[None], 1, *latent.shape[1:]))
+        start += grid[1] * grid[2]
+    (made,) = network(
+        torch.cat(rows, dim=1),
+        encoder_hidden_states=batch.text_LE[None, first:last],
+        timestep=torch.tensor([LEVELS[index]]),
+        img_shapes=[grids],
+        return_dict=False,
+    )
+    return made[0, : rows[0].shape[1]]
+
+
+def _hunyuan(number: int) -> dict[str, Any]:
+    draw = random.Random(number)
+    channels = draw.choice([1, 3, 4])
+    return _shape(number, draw) | {
+        "in_channels": 2 * channels + 1,
+        "out_channels": channels,
+        "patch_size": draw.choice([1, 1, 2]),
+        "patch_size_t": draw.choice([1, 1, 2]),
+        "num_refiner_layers": draw.choice([1, 2]),
+        "mlp_ratio": draw.choice([2.0, 4.0]),
+        "text_embed_dim": draw.choice([8, 20]),
+        "text_embed_2_dim": draw.choice([6, 10]),
+        "image_embed_dim": draw.choice([6, 12]),
+        "rope_axes_dim": AXES[number % len(AXES)],
+    }
+
+
+def _hunyuan_theirs(network: nn.Module, batch: PackedBatch, index: int, model: Any) -> Tensor:
+    """As the pipelines call it: rows of zeros where there is no picture, masks without gaps."""
+    grid, start = batch.grids[index], batch.starts[index]
+    patch = (model.patch_temporal, model.patch_spatial)
+    assert batch.condition_TC is not None
+    parts = [unpatchify(x[start:], grid, *patch) for x in (batch.latent_TC, batch.condition_TC)]
+
+    def rows(name: str) -> Tensor:
+        first, last = batch.text_offsets[name][index : index + 2]
+        return batch.texts[name][None, first:last]
+
+    text, glyphs, image = (rows(name) for name in ("text", "text_2", "image_embed"))
+    if not image.shape[1]:
+        image = image.new_zeros(1, 2, image.shape[-1])
+    (made,) = network(
+        torch.cat(parts)[None],
+        timestep=torch.tensor([1000 * LEVELS[index]]),
+        encoder_hidden_states=text,
+        encoder_attention_mask=torch.ones(text.shape[:2]),
+        encoder_hidden_states_2=glyphs,
+        encoder_attention_mask_2=torch.ones(glyphs.shape[:2]),
+        image_embeds=image,
+        return_dict=False,
+    )
+    (f, h, w), (pt, p) = grid, patch
+    split = made[0].reshape(-1, f, pt, h, p, w, p).permute(1, 3, 5, 0, 2, 4, 6)
+    return split.reshape(f * h * w, -1)
+
+
+_TEXT = ("attn.add_q_proj", "attn.to_add_out", "attn.norm_added_q")
+CASES = {
+    "qwen_image": Case(
+        network=QwenImageTransformer2DModel,
+        level_scale=1,
+        configuration=_qwen_image,
+        grids=lambda draw: (1, draw.randint(1, 5), draw.randint(1, 5)),
+        theirs=_qwen_image_theirs,
+        without_gradient=(*_TEXT, "txt_mlp"),
+    ),
+    "hunyuan_video_15": Case(
+        network=HunyuanVideo15Transformer3DModel,
+        level_scale=1000,
+        configuration=_hunyuan,
+        grids=lambda draw: (draw.randint(1, 4), draw.randint(1, 3), draw.randint(1, 4)),
+        theirs=_hunyuan_theirs,
+        without_gradient=(*_TEXT, "ff_context"),
+        zero=("context_embedder.token_refiner.*.attn.to_k.bias",),
+    ),
+}
+
+
+def _worst(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).abs().max() / expected.square().mean().sqrt())
+
+
+@pytest.mark.parametrize("number", range(12))
+@pytest.mark.parametrize("name", CASES)
+def test_forward_gradients_and_the_way_back(groups, tmp_path: Path, name: str, number: int) -> None:
+    """Of five mixed samples in one pack, against each alone."""
+    case = CASES[name]
+    theirs = case.network(**case.configuration(number)).eval()
+    fill_random(theirs, seed=number)
+    theirs.save_pretrained(tmp_path / "hf")
+    done = import_weights(tmp_path / "hf", tmp_path / "ours")
+    model: Any = done.config.model
+    assert model.precision is Precision.FP32 and done.config.objective.name == "flow"
+    assert done.config.objective.flow.timestep_scale == case.level_scale
+    ours = family_of(model).network()(model, groups)
+    load_weights(done.path, [ours], groups, averaged=False)
+
+    packed = model
+    if name == "qwen_image":
+        packed = replace(model, reference_latents=number % 3)
+    draw = random.Random(number)
+    grids = [case.grids(draw) for _ in range(5)]
+    batch = random_pack(grids, TEXTS[number % 2], model=packed)
+    levels_N = torch.tensor(LEVELS) * case.level_scale
+    weight_TC = torch.randn(batch.latent_TC.shape, generator=torch.Generator().manual_seed(1))
+    weight_TC *= batch.is_target_T[:, None]
+    out_TC = ours(batch.latent_TC, level_rows(levels_N, batch), batch)
+    (out_TC * weight_TC).sum().backward()
+    for index, tokens in enumerate(batch.latent_tokens):
+        expected = case.theirs(theirs, batch, index, model)
+        rows, mine = slice(batch.starts[index], batch.starts[index] + tokens), single(batch, index)
+        own_N = levels_N[index : index + 1]
+        alone_TC = ours(mine.latent_TC, level_rows(own_N, mine), mine)
+        for found in (out_TC[rows], alone_TC[:tokens]):
+            assert _worst(found.detach(), expected.detach()) <= 1e-5
+        (expected * weight_TC[rows]).sum().backward()
+
+    gradients = {name: weight.grad for name, weight in ours.named_parameters()}
+    assert None not in gradients.values()
+    _check_gradients(theirs, gradients, model, case)
+    done = export_weights(tmp_path / "ours", tmp_path / "back", ExportOptions(scheduler=False))
+    again = case.network.from_pretrained(done.path)
+    assert all(
+        torch.equal(again.state_dict()[key], value) for key, value in theirs.state_dict().items()
+    )
+
+
+def _check_gradients(
+    theirs: nn.Module, gradients: dict[str, Tensor], model: Any, case: Case
+) -> None:
+    """Each tensor has one, but those of the last block that nothing reads, and of no picture."""
+
+    def of_ours(pair: Pair) -> Tensor:
+        if pair.layer is None:
+            return gradients[pair.ours]
+        return gradients[pair.ours.replace("layers.", f"layers.{pair.layer}.", 1)]
+
+    found, weights = their_tensors(pairs(model), of_ours), dict(theirs.named_parameters())
+    assert found.keys() == weights.keys()
+    last = f"transformer_blocks.{model.num_layers - 1}."
+    for name, weight in weights.items():
+        unread = name.startswith(last) and any(part in name for part in case.without_gradient)
+        grad = weight.grad
+        if unread:
+            assert not found[name].any() and (grad is None or not grad.any()), name
+            continue
+        assert grad is not None, name
+        if any(fnmatchcase(name, pattern) for pattern in case.zero):
+            assert max(found[name].abs().max(), grad.abs().max()) <= 1e-5, name
+        else:
+            assert grad.any(), name
+            assert _worst(found[name], grad) <= 1e-4, name

@@ -1,0 +1,42 @@
+"""Differences between a layout and one process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dit.layout_check.names import parse_layout
+from dit.layout_check.probe import Probe
+from dit.layout_check.report import compare
+from tests.packs import run_config
+
+QUERIES, VALUES = "blocks.layers.qkv.lora.3.0.A", "blocks.layers.qkv.lora.3.2.A"
+OTHER = "blocks.layers.proj.lora.3.0.A"
+
+
+def _verdict(**gradients: float) -> str:
+    """Of gradients that differ by so much, of norm 1e-2 of queries and 1 of the others."""
+    names = {"queries": QUERIES, "values": VALUES, "other": OTHER}
+    size = {QUERIES: 1e-2, VALUES: 1.0, OTHER: 1.0}
+    one = {name: torch.tensor([norm]) for name, norm in size.items()}
+    layout = {n: g + gradients.get(w, 0.0) for w, n in names.items() for g in [one[n]]}
+    values = {"validation": {"loss": 1.0}, "losses": [1.0], "grad_norms": [1.0]}
+    weights = {name: torch.ones(1) for name in one}
+    start = {name: torch.zeros(1) for name in one}
+    a = Probe(**values, start=start, weights=weights, gradients=one)
+    b = replace(a, gradients=layout)
+    return compare(b, a, layout=parse_layout("tp2+lora"), config=run_config()).verdict
+
+
+def test_gradients_of_adapters_are_measured_by_those_of_their_linear() -> None:
+    assert _verdict() == _verdict(queries=2e-7) == _verdict(values=5e-6) == "same"
+    assert QUERIES in _verdict(queries=1e-2)  # a doubled sum
+    assert VALUES in _verdict(values=5e-5)
+    assert OTHER in _verdict(other=5e-5)
+
+
+@pytest.mark.parametrize("gap", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_different(gap: float) -> None:
+    assert "inf" in _verdict(other=gap)
