@@ -259,6 +259,10 @@ class QwenImage(Autoencoder):
     def stride(self) -> int:
         return 2 ** len(self._config["temperal_downsample"])
 
+    @property
+    def temporal_stride(self) -> int:
+        return 2 ** sum(self._config["temperal_downsample"])
+
 
 @dataclass(frozen=True, kw_only=True)
 class QwenImageEdit(QwenImage):

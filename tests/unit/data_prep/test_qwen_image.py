@@ -148,7 +148,10 @@ def test_latents_are_those_of_the_pipeline(folder) -> None:
     )  # fmt: skip
     codec = vae.codec_named("qwen_image").from_arguments(arguments)
     found = codec.whitening.apply(codec.encode_raw(shown))
-    assert found.shape == (16, 1, 4, 6) and codec.stride == 8
+    assert found.shape == (16, 1, 4, 6)
+    assert (codec.stride, codec.temporal_stride) == (8, 4)
+    clip = torch.rand(3, 5, 32, 48, generator=torch.Generator().manual_seed(2)) * 2 - 1
+    assert codec.encode(clip).shape == (16, 2, 4, 6)
     assert (found - expected).abs().max() < 1e-5
     assert codec.decode(found).shape == (1, 32, 48, 3)
 
