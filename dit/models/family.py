@@ -177,7 +177,10 @@ class DiffusersForm:
     ignored: tuple[str, ...] = ()
     """Patterns, as in `fnmatch`, of stored tensors that Diffusers' class does not read."""
     original_names: tuple[Mapping[str, str], ...] = ()
-    """Tables of linears as the original projects name them -> as Diffusers does; `*`: a block."""
+    """Tables of linears as the original projects name them -> as Diffusers does; `*`: a block.
+
+    Several names with spaces between them are linears that the project has as one: each but the
+    last has as many outputs as inputs."""
     comfyui_names: Callable[[Any], Mapping[str, str]] | None = None
     """The one of `original_names` that ComfyUI has of a network; None: it reads Diffusers'."""
     pipelines: Mapping[str, str]

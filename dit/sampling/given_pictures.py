@@ -20,7 +20,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from dit.models.family import InputKind, SampleInput
-from dit.sampling.latent_sizes import ReferenceSize, Size
+from dit.sampling.latent_sizes import ReferenceFit, Size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,7 +139,7 @@ class ReferencePictures:
     """Files of the references of one sample, in their order."""
 
     files: tuple[str, ...]
-    size: str = ReferenceSize.TARGET
+    size: str = ReferenceFit.TARGET
 
     def check(self, inputs: Sequence[SampleInput]) -> None:
         """Raises if the network, whose `inputs` these are, takes fewer references.
@@ -174,7 +174,7 @@ class ReferencePictures:
         found = {}
         for name, file in zip(names, self.files, strict=False):
             sides = target
-            if self.size != ReferenceSize.TARGET:
+            if self.size != ReferenceFit.TARGET:
                 sides = self._sides(file, decoder, multiple)
             (picture_3HW,) = read_picture(file, *sides, option="--reference")
             found[name] = decoder.encode(picture_3HW[:, None])
@@ -187,7 +187,7 @@ class ReferencePictures:
                 width, height = ImageOps.exif_transpose(opened).size
         except (OSError, ValueError, Image.DecompressionBombError) as error:
             raise ValueError(f"--reference {file} cannot be read as a picture ({error})") from error
-        if self.size == ReferenceSize.PUBLISHED:
+        if self.size == ReferenceFit.PUBLISHED:
             rule = getattr(decoder, "reference_size", None)
             if rule is None:
                 raise ValueError(

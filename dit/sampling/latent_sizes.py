@@ -17,7 +17,7 @@ Size = tuple[int, int, int]
 """Frames, rows, columns."""
 
 
-class ReferenceSize(StrEnum):
+class ReferenceFit(StrEnum):
     """Size at which a reference picture is encoded."""
 
     OWN = "own"  # its own, in whole patches

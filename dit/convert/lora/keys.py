@@ -30,7 +30,7 @@ class LoraKey:
     """One key of a file."""
 
     key: str
-    module: str  # as Diffusers names it
+    module: str  # as Diffusers names it; with spaces, several that the file has as one
     written: str  # the module as the file names it, without prefix; peft's patterns are of these
     part: Factor
 

@@ -21,12 +21,13 @@ class OriginalNames:
         tables = [table for form in forms if form is not None for table in form().original_names]
         self._dotted = _compiled(pair for table in tables for pair in table.items())
         # Some scripts write Diffusers' own names with underscores.
-        flat = {_flat(ours): ours for table in tables for ours in table.values()}
+        every = [ours for table in tables for value in table.values() for ours in value.split()]
+        flat = {_flat(ours): ours for ours in every}
         flat |= {_flat(theirs): ours for table in tables for theirs, ours in table.items()}
         self._flat = _compiled(flat.items())
 
     def dotted(self, module: str) -> str:
-        """Diffusers' name of a module; a name of no table as it is."""
+        """Diffusers' name of a module, or names with spaces; a name of no table as it is."""
         return _translated(module, self._dotted) or module
 
     def flat(self, module: str) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,29 @@ def read_lora(path: Path) -> dict[str, LoraFactors]:
             " says alpha, without which the adapter has another strength. Copy it, too"
         )
     modules = _by_module(keys, file)
-    return in_order({m: _factors(file, parts, tensors, config) for m, parts in modules.items()})
+    found: dict[str, LoraFactors] = {}
+    for module, parts in modules.items():
+        found |= _apart(module, _factors(file, parts, tensors, config), file)
+    return in_order(found)
+
+
+def _apart(modules: str, one: LoraFactors, file: Path) -> dict[str, LoraFactors]:
+    """The adapter of each of several modules that an original project has as one linear.
+
+    They share A; each but the last has as many outputs as inputs.
+    """
+    names = modules.split()
+    if len(names) == 1:
+        return {modules: one}
+    width, outputs = one.down.shape[1], one.up.shape[0]
+    rest = outputs - (len(names) - 1) * width
+    if rest <= 0:
+        raise LoraFileError(
+            f"{file}: an adapter with {width} inputs and {outputs} outputs is none of"
+            f" {', '.join(names)} together; is it of another network?"
+        )
+    ups = one.up.split([*(width,) * (len(names) - 1), rest])
+    return {name: replace(one, up=up) for name, up in zip(names, ups, strict=True)}
 
 
 def _find(path: Path) -> Path:

@@ -30,6 +30,7 @@ from dit.models.family import DiffusersForm
 from dit.models.flux.conditions import WAVES
 from dit.models.flux.config import FluxConfig
 from dit.models.flux.family import POOLED
+from dit.models.flux.original_names import FLUX_NAMES
 from dit.models.positions import GridPositions
 from dit.models.stream_names import (
     HEAD_ROWS,
@@ -272,6 +273,7 @@ FORM = DiffusersForm(
     content=_content,
     private=_private,
     text_pad_to=lambda _: TextPadding.STORED,
+    original_names=(FLUX_NAMES,),
     pipelines={"FluxPipeline": "flow", KONTEXT: "flow"},
     settings_of_pipelines={KONTEXT: {"reference_latents": 1}},
     pipeline_misfits=_pipeline_misfits,

@@ -19,7 +19,7 @@ from typing import Any
 from dit.config import Sampler
 from dit.distributed.entry import Parser
 from dit.parsing import MOST_BYTES, YamlError, parse_yaml
-from dit.sampling.latent_sizes import MOST_PIXELS, ReferenceSize
+from dit.sampling.latent_sizes import MOST_PIXELS, ReferenceFit
 from dit.sampling.media_files import RATES
 
 FPS = 24.0
@@ -77,7 +77,7 @@ class GenerationOptions:
     image: str | None = None  # file of the first frame
     last_image: str | None = None
     reference: tuple[str, ...] = ()  # files of pictures that the network changes
-    reference_size: str = str(ReferenceSize.TARGET)
+    reference_size: str = str(ReferenceFit.TARGET)
 
     def __post_init__(self) -> None:
         for name, most in _MOST.items():
@@ -87,7 +87,7 @@ class GenerationOptions:
             raise ValueError(
                 f"--fps {self.fps} must lie in {RATES[0]} to {RATES[1]} frames a second"
             )
-        for name, known in (("sampler", Sampler), ("reference_size", ReferenceSize)):
+        for name, known in (("sampler", Sampler), ("reference_size", ReferenceFit)):
             if (choice := getattr(self, name)) not in list(known):
                 raise ValueError(f"--{name} {choice} is none; choose of {', '.join(known)}")
         self._check_guidance()
@@ -184,8 +184,8 @@ def _add_what(parser: Parser) -> None:
     )
     add(
         "--reference_size",
-        choices=[str(size) for size in ReferenceSize],
-        default=str(ReferenceSize.TARGET),
+        choices=[str(size) for size in ReferenceFit],
+        default=str(ReferenceFit.TARGET),
         help="Of references: their own, that of the target, or what the published pipeline scales"
         " them to; as the data of the run have it. (default: %(default)s)",
     )

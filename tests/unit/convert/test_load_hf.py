@@ -22,6 +22,7 @@ from dit.train.checkpoint.paths import CheckpointError
 from dit.train.checkpoint.state_dict import load_weights
 from dit.train.model_and_optimizer import randomise
 from recipes.runs import dit_debug, for_weights
+from tests.flux_networks import random_flux
 from tests.published import PROJECTED, publish, random_model
 from tests.wan_networks import publish_wan, random_wan
 
@@ -34,6 +35,7 @@ COSMOS = {
 KINDS = {
     "cosmos": lambda folder: publish(folder, random_model(**COSMOS), max_shard_size="40KB"),
     "cosmos in bf16": lambda folder: publish(folder, random_model(**COSMOS).bfloat16()),
+    "flux": lambda folder: publish_wan(folder, random_flux()),
     "wan": lambda folder: publish_wan(folder, random_wan()),
     "wan i2v": lambda folder: publish_wan(
         folder, random_wan(in_channels=12, image_dim=10, added_kv_proj_dim=48)

@@ -25,6 +25,7 @@ from dit.models.family import check_objective_inputs, diffusers_form, family_of,
 from dit.models.flux.config import MODEL_SIZES, FluxConfig
 from dit.models.flux.model import FluxNetwork
 from dit.models.lora.targets import chosen_adapters
+from dit.train.checkpoint.state_dict import _fixed
 from dit.train.model_and_optimizer import initialise_weights, randomise
 from recipes.runs import dit_debug
 from tests.flux_networks import GUIDANCE, flux_model
@@ -137,6 +138,7 @@ def test_what_the_objective_tells_reaches_the_pack() -> None:
     config = run_config(model=flux_model(), objective=ObjectiveConfig(name="flow", guidance=2.5))
     assert PatchLayout.of(config).guidance == 2.5
     check_objective_inputs(config)
+    assert _fixed(config)["objective.guidance"] == 2.5  # no run goes on with another one
     untold = replace(config, objective=ObjectiveConfig(name="flow"))
     with pytest.raises(Problems, match=r"objective.guidance=null: .*set it to 1.0"):
         check_objective_inputs(untold)

@@ -113,6 +113,8 @@ def test_a_picture_is_changed(groups, tmp_path: Path) -> None:
     pipe = pipeline(tmp_path, "kontext")
     run = opened(tmp_path)
     assert run.config.model.reference_latents == 1
+    verified = compare_forward(tmp_path / "pipeline", run.path, Weights.MODEL)
+    assert verified.largest <= 1e-4 * verified.scale  # one of three samples has a reference
     reference = torch.randn(4, 8, 6, generator=torch.Generator().manual_seed(6))
     texts = texts_of(run)
     _, height, width = run.latent_stride.pixels((1, ROWS, COLUMNS))

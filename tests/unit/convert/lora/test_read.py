@@ -9,6 +9,7 @@ import pytest
 import torch
 from diffusers import WanPipeline
 from diffusers.loaders.lora_conversion_utils import (
+    _convert_kohya_flux_lora_to_diffusers,
     _convert_musubi_wan_lora_to_diffusers,
     _convert_non_diffusers_wan_lora_to_diffusers,
 )
@@ -242,3 +243,36 @@ def test_metadata_may_have_no_prefix(tmp_path: Path) -> None:
         told = {"lora_adapter_metadata": json.dumps(content)}
         save_file(tensors, tmp_path / "x.safetensors", metadata=told)
         assert read_lora(tmp_path)["m"].alpha == 2
+
+
+def test_linears_that_flux_has_as_one(tmp_path: Path) -> None:
+    """Files of kohya's scripts, against Diffusers' own reading of them."""
+    wide, rng = 3072, torch.Generator().manual_seed(4)  # Diffusers' reader knows no other width
+    shapes = {
+        "double_blocks_0_img_attn_qkv": (3 * wide, wide),
+        "double_blocks_3_txt_attn_qkv": (3 * wide, wide),
+        "double_blocks_3_txt_mlp_2": (wide, 4 * wide),
+        "double_blocks_1_img_mod_lin": (6 * wide, wide),
+        "single_blocks_0_linear1": (7 * wide, wide),
+        "single_blocks_37_linear2": (wide, 5 * wide),
+    }
+    content = {}
+    for module, (outputs, inputs) in shapes.items():
+        name = f"lora_unet_{module}"
+        content[f"{name}.lora_down.weight"] = torch.randn(2, inputs, generator=rng)
+        content[f"{name}.lora_up.weight"] = torch.randn(outputs, 2, generator=rng)
+        content[f"{name}.alpha"] = torch.tensor(1.0)
+    save_file(content, tmp_path / "kohya.safetensors")
+    found = read_lora(tmp_path / "kohya.safetensors")
+    theirs = _convert_kohya_flux_lora_to_diffusers(dict(content))
+    names = {key.removeprefix("transformer.").rpartition(".lora_")[0] for key in theirs}
+    assert found.keys() == names and len(names) == 13
+    for name, one in found.items():
+        down, up = (theirs[f"transformer.{name}.lora_{part}.weight"] for part in "AB")
+        rows = slice(0, 5)
+        torch.testing.assert_close(one.folded().up[rows] @ one.down, up[rows] @ down)
+        torch.testing.assert_close(one.folded().up[-5:] @ one.down, up[-5:] @ down)
+    key = "lora_unet_double_blocks_0_img_attn_qkv.lora_up.weight"
+    save_file(content | {key: torch.randn(2 * wide, 2)}, tmp_path / "other.safetensors")
+    with pytest.raises(LoraFileError, match=r"6144 outputs is none of .*to_q.* together"):
+        read_lora(tmp_path / "other.safetensors")
