@@ -52,8 +52,8 @@ class Tree(Generic[Options]):
 def test_keys_stand_where_the_field_is() -> None:
     names = list(key_types(ObjectiveConfig))
     assert names[:3] == ["name", "loss", "huber_c"]
-    assert names[7:9] == ["given_frames", "sigma_data"]
-    assert names[14] == "density" and names[-1] == "level_range"
+    assert names[7:10] == ["given_frames", "guidance", "sigma_data"]
+    assert names[15] == "density" and names[-1] == "level_range"
     assert not {"edm", "flow"} & set(names)
     assert list(key_types(Chosen[Wide])) == ["name", "width", "depth", "last"]
     assert key_types(Chosen[Wide])["depth"] is int
