@@ -47,7 +47,7 @@ METHODS = {
     "unet.down_blocks.0.attentions.0.to_q.lora_A.weight": "another network",
     "transformer_2.blocks.0.attn1.to_q.lora_A.weight": "another network",
     "blocks.0.attn1.to_q.weight": "no key of LoRA",
-    "lora_unet_double_blocks_0_img_attn_qkv.lora_down.weight": "no network that is known",
+    "lora_unet_down_blocks_1_attentions_0_proj_in.lora_down.weight": "no network that is known",
 }
 
 
