@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from traceback import walk_stack
+from types import FrameType
 
 import psutil
 import torch.distributed as dist
@@ -196,9 +197,7 @@ class Monitor:
 def _place(thread: int) -> tuple[str, bool]:
     """The line of our code at which a thread is, and whether it waits for another process there."""
     innermost, waits = "", False
-    frames, helper = sys._current_frames(), MainThread.waits_for
-    own = frames[thread]
-    for frame, line in walk_stack(own if helper is None else frames.get(helper.ident or 0, own)):
+    for frame, line in walk_stack(_frame_of(thread)):
         file = frame.f_code.co_filename
         place = f"{file.removeprefix(_ROOT)}:{line} in {frame.f_code.co_name}"
         if file.startswith(_OURS):
@@ -206,6 +205,17 @@ def _place(thread: int) -> tuple[str, bool]:
         innermost = innermost or place
         waits = waits or any(part in file for part in _WAITING)
     return innermost, waits
+
+
+def _frame_of(thread: int) -> FrameType:
+    """Where a thread is, or its helper that it waits for."""
+    frames, helper = sys._current_frames(), MainThread.waits_for
+    own = frames[thread]
+    found = own if helper is None else frames.get(helper.ident or 0, own)
+    # This frame is among them: a variable would keep all, and every tensor that a step has, in a
+    # cycle until the next collection.
+    del frames
+    return found
 
 
 def _kill(report: Heartbeat) -> None:
