@@ -120,6 +120,6 @@ def test_each_save_exports_the_adapters_with_their_samples(runs: Path, tmp_path:
         read_lora(place)
         for place in (exports / LAST, tmp_path / "again", exports / "step_00000003")
     )
-    assert one.keys() == other.keys() == first.keys() and len(one) == 2 * 10
+    assert one.keys() == other.keys() == first.keys() and len(one) == 2 * 16 + 4
     assert all(torch.equal(one[name].up, other[name].up) for name in one)
     assert not any(torch.equal(one[name].up, first[name].up) for name in one)
