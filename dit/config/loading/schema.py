@@ -29,8 +29,9 @@ def hints(group: Any) -> dict[str, Any]:
 
 
 def item_type(kind: object, index: int) -> Any:
-    """Type of one item of a tuple type; None where it has no such item."""
-    items = get_args(kind) if get_origin(kind) is tuple else ()
+    """Type of one item of a tuple type, or of one that may be null; None: it has no such item."""
+    lists = [one for one in (kind, *get_args(kind)) if get_origin(one) is tuple]
+    items = get_args(lists[0]) if lists else ()
     if len(items) == 2 and items[1] is Ellipsis:
         return items[0]
     return items[index] if index < len(items) else None
