@@ -148,8 +148,9 @@ class ValidationSamples:
         without: list[GeneratedSample] = []
         if run.replica.reads:
             written = self._write(numbers, latents, run, undrawn)
-            own = [self.frozen[number] for number in numbers] if adapted else []
-            without = self._write(numbers[: len(own)], own, run, undrawn, adapter=False)
+            if adapted:
+                bare = [self.frozen[number] for number in numbers]
+                without = self._write(numbers, bare, run, undrawn, adapter=False)
         shares: list[Any] | None = None
         if dist.get_rank() == 0:
             shares = [None] * dist.get_world_size()
