@@ -116,7 +116,7 @@ class ToyCross(StackedTransformer):
             timestep=TimestepConditioning(
                 t_emb_ND=blocks["t_emb"], adaln_shift_NX=blocks["shared"]
             ),
-            tokens=RowConditions(per_sample=layout, cos_TK=cos, sin_TK=sin),
+            tokens=RowConditions(per_sample=layout, angles_TK=(cos, sin)),
             exchange=self.context.exchange(batch, rows=rows),
             text_LE=batch.text_LE.to(self.config.params_dtype),
             cross_spans=Spans.of(batch.shared_spans, captions, total=rows, device=device),

@@ -180,8 +180,11 @@ class NetworkProvider(TransformerConfig, ModelProviderMixin):
         model = family.network()(self.configured(), process_groups(), vp_stage)
         if not next(model.parameters()).is_meta:
             model.to(device())
-            std, zero = self.network.init_method_std, family.weights.starts_at_zero
-            initialise(model, seed=self.seed, std=std, zero=zero)
+            std, rules = self.network.init_method_std, family.weights
+            chosen = lambda name: name not in rules.fixed  # noqa: E731
+            initialise(
+                model, seed=self.seed, std=std, zero=rules.starts_at_zero, chosen=chosen
+            )
         return model
 
     def provide_distributed_model(self, *args: Any, **options: Any) -> list[MegatronModule]:

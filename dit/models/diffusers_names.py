@@ -300,6 +300,8 @@ class NameTable:
     """Letter of a shape -> number, of a configuration."""
     layers: Callable[[Any], Mapping[str, int]]
     """How the names of a stack's weights begin -> its layers."""
+    first: Callable[[Any], Mapping[str, int]] = lambda _: {}
+    """Likewise -> Diffusers' number of its first layer, where it is not 0."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -335,26 +337,27 @@ def pairs(model: ModelConfig) -> list[Pair]:
     table = diffusers_form(model).table
     sizes, stacks = table.sizes(model), table.layers(model)
     rows = [row for row in table.rows if row.exists(model)]
-    found = [_pair(row, None, 0, sizes, model) for row in rows if "*" not in row.ours]
+
+    def pair(row: Row, layer: int | None = None, *, layers: int = 0, number: int = 0) -> Pair:
+        return Pair(
+            ours=row.ours.replace(".*", ""),
+            layer=layer,
+            layers=layers,
+            theirs=tuple(name.replace("*", str(number)) for name in row.theirs),
+            split_over=row.split,
+            shape=tuple(sizes[letter] for letter in row.shape),
+            arrangement=row.arrangement,
+            model=model,
+        )
+
+    found = [pair(row) for row in rows if "*" not in row.ours]
     for stack, count in stacks.items():
         own = [row for row in rows if row.ours.startswith(f"{stack}.") and "*" in row.ours]
-        found += [_pair(row, n, count, sizes, model) for n in range(count) for row in own]
+        first = table.first(model).get(stack, 0)
+        found += [
+            pair(row, n, layers=count, number=first + n) for n in range(count) for row in own
+        ]
     return found
-
-
-def _pair(
-    row: Row, layer: int | None, layers: int, sizes: Mapping[str, int], model: ModelConfig
-) -> Pair:
-    return Pair(
-        ours=row.ours.replace(".*", ""),
-        layer=layer,
-        layers=layers,
-        theirs=tuple(name.replace("*", str(layer)) for name in row.theirs),
-        split_over=row.split,
-        shape=tuple(sizes[letter] for letter in row.shape),
-        arrangement=row.arrangement,
-        model=model,
-    )
 
 
 def their_tensors(pairs: list[Pair], read: Callable[[Pair], Tensor]) -> dict[str, Tensor]:

@@ -41,6 +41,7 @@ FAMILIES = {
     "flux": "dit.models.flux.family:FAMILY",
     "qwen_image": "dit.models.qwen_image.family:FAMILY",
     "hunyuan_video_15": "dit.models.hunyuan_video_15.family:FAMILY",
+    "sd3": "dit.models.sd3.family:FAMILY",
 }
 """Name -> where its `Family` is. The first one is that of configurations that name none."""
 VARIABLE = "DIT_FAMILIES"
@@ -128,6 +129,8 @@ class WeightRules:
     """Without weight decay, beside biases and norms: embeddings, tables."""
     float32: tuple[str, ...] = ()
     """Computed with in float32 whatever `model.precision` says."""
+    fixed: tuple[str, ...] = ()
+    """Names of tables that checkpoints hold and nothing trains: buffers, filled by their module."""
 
     def starts_at_zero(self, name: str) -> bool:
         """Whether a matrix starts at zero, by its key in a checkpoint."""

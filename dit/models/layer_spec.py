@@ -223,7 +223,7 @@ class AttentionSpec:
     def head_width(self) -> int:
         return self.width // self.heads
 
-    def cost(self, rows: RowKind = RowKind.LATENTS) -> Cost:
+    def cost(self, rows: RowKind = RowKind.LATENTS, *, output: bool = True) -> Cost:
         """Queries, keys and values of a row of tokens, and the output; not who attends to whom."""
         made = LinearShape(
             inputs=self.width,
@@ -233,8 +233,11 @@ class AttentionSpec:
             split=True,
             parts=3,
         )
+        total = Cost(linears=(made,)) + self.norms
+        if not output:
+            return total
         out = LinearShape(inputs=self.width, outputs=self.width, rows=rows, split=True)
-        return Cost(linears=(made, out)) + _bias(self.width, self.bias) + self.norms
+        return total + Cost(linears=(out,)) + _bias(self.width, self.bias)
 
     def cross_cost(self, text_width: int) -> Cost:
         """Queries of latents, keys and values of text; with the attention."""
@@ -333,6 +336,19 @@ def replicated(
     return Cost(linears=(shape,))
 
 
+LEVEL_WAVES = 256
+"""Cosines and sines of a noise level or a guidance scale; fixed in Diffusers."""
+
+
+def condition_cost(width: int, *, pooled: int, guidance: bool = False) -> Cost:
+    """Of embeddings of level, guidance and pooled text, two linears each (FLUX, SD3)."""
+    one_row = {"rows": RowKind.SAMPLES, "bias": True}
+    total = Cost()
+    for inputs in (LEVEL_WAVES, *(LEVEL_WAVES,) * guidance, pooled):
+        total += replicated(inputs, width, **one_row) + replicated(width, width, **one_row)
+    return total
+
+
 @dataclass(frozen=True, slots=True)
 class LowRankModulation:
     """Two linears D -> rank -> 3 D for each part of a layer, plus a shift that all layers share.
@@ -426,15 +442,26 @@ class DoubleLayerSpec:
     text_is_read: bool = True
     """Whether anything reads the text after the last layer. Where nothing does, the last layer does
     not compute it, and `DoubleStreamLayer.unused` names the weights that get no gradient."""
+    updates_text: bool = True
+    """Whether there are weights that compute the text anew (not in the last layer of SD3)."""
+    second_attention: bool = False
+    """Whether latents also attend to each other, apart from the text (SD3.5 medium)."""
 
     @property
     def cost(self) -> Cost:
-        """Of a layer whose text is read."""
-        total = _self_attention(self.attention, self.feed_forward, RowKind.JOINT, exchanges=2)
-        for rows in RowKind.JOINT:
-            total += self.attention.cost(rows) + self.feed_forward.cost(rows)
-            total += self.modulation.cost(self.attention.width, 6)
-        return total
+        """Of a layer whose text is read, or which does not update it."""
+        attention, feed_forward, width = self.attention, self.feed_forward, self.attention.width
+        total = _self_attention(attention, feed_forward, RowKind.JOINT, exchanges=2)
+        total += attention.cost() + feed_forward.cost()
+        total += self.modulation.cost(width, 9 if self.second_attention else 6)
+        if self.second_attention:
+            own = AttentionShape(width=width)
+            total += attention.cost()
+            total += Cost(attentions=(own,), exchanges=1, kept=_KEPT_SELF)
+        total += attention.cost(RowKind.TEXT, output=self.updates_text)
+        if not self.updates_text:
+            return total + self.modulation.cost(width, 2)
+        return total + feed_forward.cost(RowKind.TEXT) + self.modulation.cost(width, 6)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

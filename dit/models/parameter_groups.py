@@ -43,7 +43,8 @@ def _table(model: ModelConfig) -> list[Pair]:
         raise Problems(
             [f"optimizer.groups needs the names of weights, and model.family={model.family} has no"]
         )
-    return pairs(model)
+    fixed = family_of(model).weights.fixed
+    return [pair for pair in pairs(model) if pair.ours not in fixed]
 
 
 def own_name(weight: Weight) -> str:
@@ -84,9 +85,9 @@ def _nothing_matches(pattern: str, table: list[Pair]) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrozenWeights:
-    """What `optimizer.groups` freezes."""
+    """What `optimizer.groups` freezes, and tables that nothing trains."""
 
-    pairs: tuple[Pair, ...] = ()
+    pairs: tuple[Pair, ...] = ()  # of groups
     alone: frozenset[Weight] = frozenset()  # stored without state; their average is themselves
     partly: frozenset[str] = frozenset()  # names of which some layers are frozen, and some not
 
@@ -95,18 +96,19 @@ NOTHING_FROZEN = FrozenWeights()
 
 
 def frozen_weights(config: RunConfig) -> FrozenWeights:
-    """The weights of frozen groups.
+    """The weights of frozen groups, and tables that nothing trains.
 
     Raises:
         Problems: as `group_of_weights`.
     """
     alone = frozenset(w for w, group in group_of_weights(config).items() if group.frozen)
+    fixed = frozenset((name, None) for name in family_of(config.model).weights.fixed)
     if not alone:
-        return NOTHING_FROZEN
+        return FrozenWeights(alone=fixed)
     every = _table(config.model)
     trained = {pair.ours for pair in every if (pair.ours, pair.layer) not in alone}
     return FrozenWeights(
         pairs=tuple(pair for pair in every if (pair.ours, pair.layer) in alone),
-        alone=alone,
+        alone=alone | fixed,
         partly=frozenset(name for name, _ in alone if name in trained),
     )

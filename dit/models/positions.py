@@ -58,3 +58,30 @@ class GridPositions:
             parts.append(torch.cartesian_prod(frames, rows, columns))
             before += grid[0]
         return torch.cat(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class CroppedPositions:
+    """(row, column) in a square table, of which a picture takes the middle (SD3)."""
+
+    size: int
+    """Rows and columns of the table."""
+
+    @property
+    def axes(self) -> int:
+        return 2
+
+    def __call__(self, grids: tuple[Grid, ...], *, fps: float) -> Tensor:  # noqa: ARG002
+        """Raises ValueError where a picture is larger than the table."""
+        ((frames, *sides),) = grids
+        if frames > 1 or max(sides) > self.size:
+            raise ValueError(
+                f"{frames} frames of {sides[0]} x {sides[1]} tokens: the table of positions,"
+                f" model.max_size, has 1 of {self.size} x {self.size}; ask for a smaller picture"
+            )
+        first = ((self.size - side) // 2 for side in sides)
+        rows, columns = (
+            torch.arange(at, at + side, dtype=torch.float32)
+            for at, side in zip(first, sides, strict=True)
+        )
+        return torch.cartesian_prod(rows, columns)

@@ -1,17 +1,21 @@
 """Names in Diffusers of the layers with joint attention, which several families share."""
 
 # D model width, F width of the MLP, K head width, C numbers in a token of the prediction
+# W cosines and sines of a number that is told, P width of pooled text
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from dit.config import ModelConfig
 from dit.models.diffusers_names import (
+    Arrangement,
     ByHead,
     HeadColumns,
     RotaryPairs,
     Row,
+    Same,
     SwappedHalves,
     TensorSplit,
     linear_rows,
@@ -20,9 +24,17 @@ from dit.models.diffusers_names import (
 _COLUMN, _ROW = TensorSplit.COLUMN, TensorSplit.ROW
 BY_HEAD = ByHead(rotated=(0, 1))
 """Neighbours are rotated together there, and halves of a head here."""
+Exists = Callable[[Any], bool]
+"""Whether a network has a tensor."""
 
 
-def norm_rows(ours: str, theirs: str, names: tuple[str, str]) -> tuple[Row, ...]:
+def _always(_: Any) -> bool:
+    return True
+
+
+def norm_rows(
+    ours: str, theirs: str, names: tuple[str, str], *, rotated: bool = True, exists: Exists = _always
+) -> tuple[Row, ...]:
     """RMSNorm of queries and of keys, with one weight for all heads."""
     return tuple(
         Row(
@@ -30,9 +42,67 @@ def norm_rows(ours: str, theirs: str, names: tuple[str, str]) -> tuple[Row, ...]
             (f"{theirs}.{name}.weight",),
             TensorSplit.REPLICATED,
             ("K",),
-            RotaryPairs(),
+            RotaryPairs() if rotated else Same(),
+            exists=exists,
         )
         for letter, name in zip("qk", names, strict=True)
+    )
+
+
+LATENTS = (("to_q", "to_k", "to_v"), ("norm_q", "norm_k"), "to_out.0")
+TEXT = (
+    ("add_q_proj", "add_k_proj", "add_v_proj"),
+    ("norm_added_q", "norm_added_k"),
+    "to_add_out",
+)
+"""Queries, keys and values; their norms; output: of latents and of text."""
+
+
+def attention_rows(
+    ours: str,
+    theirs: str,
+    names: tuple[tuple[str, str, str], tuple[str, str], str],
+    *,
+    rotated: bool = True,
+    normed: Exists = _always,
+    exists: Exists = _always,
+    output: bool = True,
+) -> tuple[Row, ...]:
+    """Of one attention; `normed`: whether there are norms, `output`: a linear behind it."""
+    qkv, norms, out = names
+    rows = (
+        *linear_rows(
+            f"{ours}.linear_qkv",
+            tuple(f"{theirs}.{name}" for name in qkv),
+            *("3D", "D"),
+            split=_COLUMN,
+            arrangement=BY_HEAD if rotated else ByHead(),
+            exists=exists,
+        ),
+        *norm_rows(
+            ours, theirs, norms, rotated=rotated, exists=lambda m: exists(m) and normed(m)
+        ),
+    )
+    if not output:
+        return rows
+    of_output: Any = {"split": _ROW, "exists": exists}
+    return (*rows, *linear_rows(f"{ours}.linear_proj", f"{theirs}.{out}", "D", "D", **of_output))
+
+
+def feed_forward_rows(ours: str, theirs: str) -> tuple[Row, ...]:
+    """Of one feed-forward."""
+    return (
+        *linear_rows(f"{ours}.linear_fc1", f"{theirs}.net.0.proj", "F", "D", split=_COLUMN),
+        *linear_rows(f"{ours}.linear_fc2", f"{theirs}.net.2", "D", "F", split=_ROW),
+    )
+
+
+def modulation_rows(
+    ours: str, theirs: str, outputs: str, *, arrangement: Arrangement = Same()
+) -> tuple[Row, ...]:
+    """Of the linear of one modulation."""
+    return linear_rows(
+        f"{ours}.linear", theirs, outputs, "D", split=_COLUMN, arrangement=arrangement
     )
 
 
@@ -44,34 +114,13 @@ def double_stream_rows(
     mlps: tuple[str, str] = ("ff", "ff_context"),
 ) -> tuple[Row, ...]:
     """Of double-stream layers, which begin with `ours` and `theirs`; latents, then text."""
-    latents = (("to_q", "to_k", "to_v"), ("norm_q", "norm_k"), "to_out.0")
-    text = (
-        ("add_q_proj", "add_k_proj", "add_v_proj"),
-        ("norm_added_q", "norm_added_k"),
-        "to_add_out",
-    )
     rows: list[Row] = []
-    for prefix, (qkv, norms, out), modulation, mlp in zip(
-        ("", "text_"), (latents, text), modulations, mlps, strict=True
-    ):
-        attention, of_attention = f"{ours}.{prefix}attention", f"{theirs}.attn"
-        feed_forward, of_mlp = f"{ours}.{prefix}mlp", f"{theirs}.{mlp}.net"
-        whole: Any = {"split": _COLUMN}
+    each = zip(("", "text_"), (LATENTS, TEXT), modulations, mlps, strict=True)
+    for prefix, names, modulation, mlp in each:
         rows += [
-            *linear_rows(
-                f"{ours}.{prefix}modulation.linear", f"{theirs}.{modulation}", "6D", "D", **whole
-            ),
-            *linear_rows(
-                f"{attention}.linear_qkv",
-                tuple(f"{of_attention}.{name}" for name in qkv),
-                *("3D", "D"),
-                arrangement=BY_HEAD,
-                **whole,
-            ),
-            *norm_rows(attention, of_attention, norms),
-            *linear_rows(f"{attention}.linear_proj", f"{of_attention}.{out}", "D", "D", split=_ROW),
-            *linear_rows(f"{feed_forward}.linear_fc1", f"{of_mlp}.0.proj", "F", "D", **whole),
-            *linear_rows(f"{feed_forward}.linear_fc2", f"{of_mlp}.2", "D", "F", split=_ROW),
+            *modulation_rows(f"{ours}.{prefix}modulation", f"{theirs}.{modulation}", "6D"),
+            *attention_rows(f"{ours}.{prefix}attention", f"{theirs}.attn", names),
+            *feed_forward_rows(f"{ours}.{prefix}mlp", f"{theirs}.{mlp}"),
         ]
     return tuple(rows)
 
@@ -81,7 +130,7 @@ def single_stream_rows(ours: str, theirs: str) -> tuple[Row, ...]:
     made = (*(f"{theirs}.attn.to_{letter}" for letter in "qkv"), f"{theirs}.proj_mlp")
     whole: Any = {"split": _COLUMN}
     return (
-        *linear_rows(f"{ours}.modulation.linear", f"{theirs}.norm.linear", "3D", "D", **whole),
+        *modulation_rows(f"{ours}.modulation", f"{theirs}.norm.linear", "3D"),
         *norm_rows(f"{ours}.attention", f"{theirs}.attn", ("norm_q", "norm_k")),
         *linear_rows(f"{ours}.linear_in", made, "3D+F", "D", arrangement=BY_HEAD, **whole),
         *linear_rows(
@@ -94,27 +143,46 @@ def single_stream_rows(ours: str, theirs: str) -> tuple[Row, ...]:
     )
 
 
-HEAD_ROWS: tuple[Row, ...] = (
-    *linear_rows(
-        "modulate_out.linear",
-        "norm_out.linear",
-        *("2D", "D"),
-        split=_COLUMN,
-        arrangement=SwappedHalves(),
-    ),
-    *linear_rows("proj_out", "proj_out", "C", "D"),
-)
-"""Of what follows the layers."""
+def condition_rows(*, guidance: Exists | None = None) -> tuple[Row, ...]:
+    """Of embeddings of level, guidance and pooled text; `guidance`: whether there is one."""
+    told = "time_text_embed"
+    rows = (
+        *_two_linears("told.level", f"{told}.timestep_embedder", "W"),
+        *_two_linears("told.pooled", f"{told}.text_embedder", "P"),
+    )
+    if guidance is None:
+        return rows
+    return (
+        *rows,
+        *_two_linears("told.guidance", f"{told}.guidance_embedder", "W", exists=guidance),
+    )
+
+
+def _two_linears(ours: str, theirs: str, inputs: str, **options: Any) -> tuple[Row, ...]:
+    first, second = (f"{theirs}.linear_{n}" for n in (1, 2))
+    return (
+        *linear_rows(f"{ours}.linear_1", first, "D", inputs, **options),
+        *linear_rows(f"{ours}.linear_2", second, "D", "D", **options),
+    )
+
+
+def head_rows(*, features: Arrangement = Same()) -> tuple[Row, ...]:
+    """Of what follows the layers; `features` is the order of numbers in a token."""
+    return (
+        *modulation_rows("modulate_out", "norm_out.linear", "2D", arrangement=SwappedHalves()),
+        *linear_rows("proj_out", "proj_out", "C", "D", arrangement=features),
+    )
+
+
+HEAD_ROWS = head_rows()
 
 
 def stream_sizes(model: ModelConfig) -> dict[str, int]:
-    """The numbers of the letters of all these lines, but C."""
+    """The numbers of the letters of all these lines, but C, W and P."""
     width, hidden = model.hidden_size, model.ffn_hidden_size
     return {
+        **{f"{count}D": count * width for count in (2, 3, 6, 9)},
         "D": width,
-        "2D": 2 * width,
-        "3D": 3 * width,
-        "6D": 6 * width,
         "F": hidden,
         "3D+F": 3 * width + hidden,
         "D+F": width + hidden,

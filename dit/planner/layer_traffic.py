@@ -111,7 +111,12 @@ def _double_layer(layer: DoubleLayerSpec, load: LayerLoad) -> tuple[Moved, Moved
     wide = isinstance(layer.modulation, TableModulation)
     outside = _modulation(width, load, norms=1, both=1, gates=1, wide=wide)
     outside += _bias(attention.bias) + _bias(layer.feed_forward.bias)
-    return inside.times(1 + load.text), outside.times(1 + load.text)
+    # A last layer that does not update its text moves less: one of many, not told apart here.
+    inside, outside = inside.times(1 + load.text), outside.times(1 + load.text)
+    if layer.second_attention:
+        inside += _queries_and_keys(attention, load, others=1) + _biases(attention, made=3)
+        outside += _modulation(width, load, norms=1, gates=1, wide=wide) + _bias(attention.bias)
+    return inside, outside
 
 
 def _single_layer(layer: SingleLayerSpec, load: LayerLoad) -> tuple[Moved, Moved]:

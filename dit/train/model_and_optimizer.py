@@ -94,8 +94,14 @@ def build_model_and_optimizer(
 def initialise_weights(model: Any, config: RunConfig) -> None:
     """Fills in the weights that training starts from; all data ranks call it."""
     rules, std = family_of(config.model).weights, config.model.init_method_std
-    copies, zero = model.groups.dp_cp, rules.starts_at_zero
-    initialise(model, seed=config.rng.seed, std=std, zero=zero, copies=copies)
+    initialise(
+        model,
+        seed=config.rng.seed,
+        std=std,
+        zero=rules.starts_at_zero,
+        copies=model.groups.dp_cp,
+        chosen=lambda name: name not in rules.fixed,
+    )
 
 
 def initialise_adapters(model: Any, config: RunConfig) -> None:

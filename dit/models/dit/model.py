@@ -110,13 +110,13 @@ class DiT(StackedTransformer):
         return nn.functional.pad(x_TC, (0, zeros))
 
     def conditions(self, blocks: Blocks, batch: PackedBatch, layout: PerSample) -> CrossConditions:
-        cos_TK, sin_TK = self.rotary(batch.position_TA)
+        angles_TK = self.rotary(batch.position_TA)
         rows, ends = len(batch.segment_T), batch.text_starts
         captions = [(a, b - a) for a, b in pairwise(ends)]
         text_LE = batch.text_LE.to(self.config.params_dtype)
         return CrossConditions(
             timestep=_timestep(blocks),
-            tokens=RowConditions(per_sample=layout, cos_TK=cos_TK, sin_TK=sin_TK),
+            tokens=RowConditions(per_sample=layout, angles_TK=angles_TK),
             exchange=self.context.exchange(batch, rows=rows),
             text_LE=blocks.get("text", text_LE),
             cross_spans=Spans.of(batch.shared_spans, captions, total=rows, device=text_LE.device),

@@ -2,7 +2,6 @@
 
 family          what the registry is told; the layers, from which parameters and operations follow
 config          the family's own fields, named sizes and rules
-conditions      what the network is told beside tokens: level, guidance, pooled text
 model           the network: double-stream layers, then single-stream ones
 diffusers       names of tensors, config.json and pipelines of `FluxTransformer2DModel`
 original_names  names of linears in FLUX's own code

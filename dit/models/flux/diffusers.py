@@ -19,21 +19,20 @@ from torch import Tensor, nn
 from dit.batch import LatentSample
 from dit.config import RunConfig, TextPadding
 from dit.models.diffusers_names import (
-    ByHead,
     NameTable,
     Row,
     StrictKeys,
-    TensorSplit,
     linear_rows,
 )
 from dit.models.family import DiffusersForm
-from dit.models.flux.conditions import WAVES
 from dit.models.flux.config import FluxConfig
 from dit.models.flux.family import POOLED
 from dit.models.flux.original_names import FLUX_NAMES
+from dit.models.layer_spec import LEVEL_WAVES
 from dit.models.positions import GridPositions
 from dit.models.stream_names import (
     HEAD_ROWS,
+    condition_rows,
     double_stream_rows,
     single_stream_rows,
     stream_sizes,
@@ -41,36 +40,13 @@ from dit.models.stream_names import (
 
 CLASS = "FluxTransformer2DModel"
 _PATCH = 2  # rows and columns of a token in Diffusers' pipelines
-_DOUBLE, _BLOCK = "double_blocks.layers.*", "transformer_blocks.*"
-_SINGLE, _SINGLE_BLOCK = "single_blocks.layers.*", "single_transformer_blocks.*"
-_REPLICATED, _COLUMN, _ROW = TensorSplit.REPLICATED, TensorSplit.COLUMN, TensorSplit.ROW
-# Neighbours are rotated together there, and halves of a head here.
-_BYHEAD_ROWS = ByHead(rotated=(0, 1))
 
 
-def _two_linears(ours: str, theirs: str, inputs: str, **options: Any) -> tuple[Row, ...]:
-    first, second = (f"{theirs}.linear_{n}" for n in (1, 2))
-    return (
-        *linear_rows(f"{ours}.linear_1", first, "D", inputs, **options),
-        *linear_rows(f"{ours}.linear_2", second, "D", "D", **options),
-    )
-
-
-_TOLD = "time_text_embed"
 _EMBEDDERS: tuple[Row, ...] = (
     *linear_rows("patches", "x_embedder", "D", "C"),
     *linear_rows("text_embedder", "context_embedder", "D", "E"),
-    *_two_linears("told.level", f"{_TOLD}.timestep_embedder", "W"),
-    *_two_linears(
-        "told.guidance",
-        f"{_TOLD}.guidance_embedder",
-        "W",
-        exists=lambda model: model.guidance_embed,
-    ),
-    *_two_linears("told.pooled", f"{_TOLD}.text_embedder", "P"),
+    *condition_rows(guidance=lambda model: model.guidance_embed),
 )
-
-
 _LAYERS: tuple[Row, ...] = (
     *double_stream_rows("double_blocks.layers.*", "transformer_blocks.*"),
     *single_stream_rows("single_blocks.layers.*", "single_transformer_blocks.*"),
@@ -79,7 +55,7 @@ _LAYERS: tuple[Row, ...] = (
 
 def _sizes(model: FluxConfig) -> dict[str, int]:
     return stream_sizes(model) | {
-        "W": WAVES,
+        "W": LEVEL_WAVES,
         "E": model.crossattn_emb_size,
         "P": model.pooled_size,
         "C": model.patch_features,

@@ -26,6 +26,7 @@ from dit.models.layer_spec import (
     RowKind,
     SingleLayerSpec,
     StackSpec,
+    condition_cost,
     replicated,
 )
 
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 POOLED = "pooled_text"
 GUIDANCE = 1.0
 """What networks with a guidance embedding are told in training: to predict without guidance."""
-_WAVES = 256
 
 
 def _network() -> Callable[..., Any]:
@@ -113,12 +113,10 @@ def flux_cost(model: FluxConfig) -> NetworkCost:
 
 def _before(model: FluxConfig) -> Cost:
     """Patches and text; level, guidance and pooled text, with two linears each."""
-    width, level = model.hidden_size, {"rows": RowKind.SAMPLES, "bias": True}
+    width = model.hidden_size
     total = replicated(model.patch_features, width, bias=True)
     total += replicated(model.crossattn_emb_size, width, rows=RowKind.TEXT, bias=True)
-    for inputs in (_WAVES, *(_WAVES,) * model.guidance_embed, model.pooled_size):
-        total += replicated(inputs, width, **level) + replicated(width, width, **level)
-    return total
+    return total + condition_cost(width, pooled=model.pooled_size, guidance=model.guidance_embed)
 
 
 # In the published pipelines of dev and Kontext the shift follows from the tokens.

@@ -11,10 +11,9 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
 from dit.batch import PackedBatch
-from dit.models.flux.conditions import ConditionEmbedding
 from dit.models.flux.config import FluxConfig
 from dit.models.flux.family import POOLED, flux_stacks
-from dit.models.layers.modulation import PerBlockAdaLN
+from dit.models.layers.modulation import ConditionEmbedding, PerBlockAdaLN
 from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
 from dit.models.layers.queries_and_keys import RotaryTable
 from dit.models.lora.dropout import TOKENS
@@ -41,7 +40,9 @@ class FluxNetwork(JointTransformer):
             inputs, text = model.patch_features, model.crossattn_emb_size
             self.patches = Replicated(inputs, width, **biased, token_row=TOKENS)
             self.text_embedder = Replicated(text, width, **biased, token_row=TEXT_TOKENS)
-            self.told = ConditionEmbedding(model, config)
+            self.told = ConditionEmbedding(
+                config, pooled=model.pooled_size, guidance=model.guidance_embed
+            )
         self.build_stacks()
         if self.post_process:
             context = BuildContext(model=model, config=config, groups=groups)

@@ -1,7 +1,7 @@
 """How the noise level steers the network: its embedding, and adaLN in its published forms."""
 
 # N level rows of a pack (one for each sample, two where it has clean tokens), T packed tokens,
-# D model width, R rank of a modulation, X any width
+# D model width, R rank of a modulation, P width of pooled text, X any width
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad, silu
 
 from dit.models.layer_spec import (
+    LEVEL_WAVES,
     LowRankModulation,
     ModulationSpec,
     PerBlockModulation,
@@ -27,6 +28,7 @@ from dit.models.layers.parallel_linear import (
 from dit.models.layers.per_sample import PerSample
 from dit.models.weight_marks import sees_part_of_tokens
 
+_GUIDANCE_SCALE = 1000  # before its sinusoid, as of t
 
 def sinusoid(level_N: Tensor, width: int, *, scale: float = 1) -> Tensor:
     """Cosines then sines of the level at `width` / 2 frequencies, [N, width], float32.
@@ -55,6 +57,44 @@ class TimestepEmbedding(nn.Module):
     def forward(self, level_N: Tensor) -> tuple[Tensor, Tensor]:
         wave_ND = sinusoid(level_N, self.linear_1.in_features).type_as(self.linear_1.weight)
         return self.norm(wave_ND), self.linear_2(silu(self.linear_1(wave_ND)))
+
+
+class ConditionEmbedding(nn.Module):
+    """Levels [N], a guidance scale and pooled text -> the sum of their embeddings [N, D].
+
+    The arithmetic is that of Diffusers' `CombinedTimestepGuidanceTextProjEmbeddings` (FLUX), and,
+    without guidance, of `CombinedTimestepTextProjEmbeddings` (SD3).
+    """
+
+    def __init__(self, config: TransformerConfig, *, pooled: int, guidance: bool = False):
+        """`pooled` is the width of the pooled text."""
+        super().__init__()
+        self.level = TwoLinears(LEVEL_WAVES, config)
+        self.guidance = TwoLinears(LEVEL_WAVES, config) if guidance else None
+        self.pooled = TwoLinears(pooled, config)
+
+    def forward(self, level_N: Tensor, pooled_XP: Tensor, guidance: float | None = None) -> Tensor:
+        """`pooled_XP` has a row for each sample, which all level rows of a sample share."""
+        dtype, levels = pooled_XP.dtype, len(level_N) // len(pooled_XP)
+        t_emb_ND = self.level(sinusoid(level_N, LEVEL_WAVES).to(dtype))
+        if self.guidance is not None:
+            assert guidance is not None, "the network is told a guidance scale"
+            told_1 = torch.full_like(level_N[:1], _GUIDANCE_SCALE * guidance)
+            t_emb_ND = t_emb_ND + self.guidance(sinusoid(told_1, LEVEL_WAVES).to(dtype))
+        return t_emb_ND + self.pooled(pooled_XP).repeat(levels, 1)
+
+
+class TwoLinears(nn.Module):
+    """Linear, SiLU, linear, of level rows."""
+
+    def __init__(self, inputs: int, config: TransformerConfig):
+        super().__init__()
+        width = config.hidden_size
+        self.linear_1 = Replicated(inputs, width, config=config, bias=True)
+        self.linear_2 = Replicated(width, width, config=config, bias=True)
+
+    def forward(self, x_NX: Tensor) -> Tensor:
+        return self.linear_2(silu(self.linear_1(x_NX)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,13 +25,16 @@ from dit.models.layers.queries_and_keys import AcrossHeadsNorm, HeadNorm, fused_
 from dit.models.layers.transformer_engine import engine_kernel
 
 
+Angles = tuple[Tensor, Tensor]
+"""Cosines and sines [T, K], float32."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowConditions:
     """What layers need to know of the tokens of one row."""
 
     per_sample: PerSample  # of the tokens that this rank holds between two matrices
-    cos_TK: Tensor  # float32, of all tokens of this context rank
-    sin_TK: Tensor
+    angles_TK: Angles | None  # of all tokens of this context rank; None: nothing is rotated
 
 
 QKV = tuple[Tensor, Tensor, Tensor]
@@ -90,17 +93,22 @@ class PackedAttention(MegatronModule):
         """Queries and keys normalised and rotated."""
         if self.q_layernorm is None:  # normalised beforehand: a collective cannot be compiled
             q_THK, k_THK = self.normalised(q_THK, k_THK)
+        if row.angles_TK is None:
+            return (q_THK, k_THK) if self.q_layernorm is None else self.normalised(q_THK, k_THK)
         turn = compiled(_turn) if row.per_sample.compiled else _turn
-        angles = (row.cos_TK, row.sin_TK)
-        return turn(q_THK, self.q_layernorm, *angles), turn(k_THK, self.k_layernorm, *angles)
+        return tuple(
+            turn(x_THK, norm, *row.angles_TK)
+            for x_THK, norm in ((q_THK, self.q_layernorm), (k_THK, self.k_layernorm))
+        )
 
     def positioned_parts(
         self, x_THX: Tensor, widths: Sequence[int], row: RowConditions
     ) -> tuple[Tensor, ...]:
         """Queries and keys of each head, positioned, and the parts that follow, as they are."""
-        norms, angles = (self.q_layernorm, self.k_layernorm), (row.cos_TK, row.sin_TK)
-        # Without a norm, or with one across heads, which asks other ranks, the plain form stays.
-        if row.per_sample.fused and norms[0] is not None and norms[1] is not None:
+        norms, angles = (self.q_layernorm, self.k_layernorm), row.angles_TK
+        # Without a norm or rotation, or with a norm across heads, which asks other ranks, the plain
+        # form stays.
+        if row.per_sample.fused and angles and norms[0] is not None and norms[1] is not None:
             return fused_parts(x_THX, widths, (norms[0], norms[1]), angles)
         q_THK, k_THK, *others = x_THX.split(list(widths), dim=-1)
         return *self.positioned(q_THK, k_THK, row), *others
@@ -133,10 +141,10 @@ def _turn(x_THK: Tensor, norm: HeadNorm | None, cos_TK: Tensor, sin_TK: Tensor) 
 
 
 class SelfAttention(PackedAttention):
-    """Tokens of a sample attend to each other, with rotary positions."""
+    """Tokens of a sample attend to each other."""
 
-    def __init__(self, context: BuildContext, spec: AttentionSpec):
-        super().__init__(context, spec)
+    def __init__(self, context: BuildContext, spec: AttentionSpec, *, output: bool = True):
+        super().__init__(context, spec, output=output)
         self.linear_qkv = split_linear(
             spec.width, 3 * spec.width, axis=0, context=context, bias=spec.bias
         )

@@ -1,4 +1,4 @@
-"""Networks whose layers attend to latents and text together (FLUX, Qwen-Image, HunyuanVideo)."""
+"""Networks whose layers attend to latents and text together (FLUX, Qwen-Image, SD3)."""
 
 # T latent tokens, L text tokens, J tokens of both, N samples, C patch features, A axes of positions
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dit.batch import PackedBatch
 from dit.config import ModelConfig
-from dit.models.layer_spec import StackSpec
+from dit.models.layer_spec import DoubleLayerSpec, StackSpec
 from dit.models.layers.joint_order import (
     JointOrder,
     TextRow,
@@ -23,7 +23,7 @@ from dit.models.layers.joint_order import (
     text_rows,
 )
 from dit.models.layers.modulation import TimestepConditioning
-from dit.models.layers.packed_attention import RowConditions
+from dit.models.layers.packed_attention import Angles, RowConditions
 from dit.models.layers.per_sample import PerSample
 from dit.models.layers.queries_and_keys import RotaryTable
 from dit.models.lora.dropout import TOKENS
@@ -53,8 +53,8 @@ class JointTransformer(StackedTransformer):
     from.
     """
 
-    rotary: RotaryTable
-    """Set by the family; called with positions of latents and of text."""
+    rotary: RotaryTable | None
+    """Set by the family; called with positions of latents and of text. None: nothing is rotated."""
 
     def __init__(
         self,
@@ -66,6 +66,11 @@ class JointTransformer(StackedTransformer):
     ):
         super().__init__(config, model, groups, vp_stage, stacks)
         check_joint_context(self.context)
+        self.rotary = None
+        layers = (stack.layer for stack in stacks)
+        self.attends_alone = any(
+            isinstance(one, DoubleLayerSpec) and one.second_attention for one in layers
+        )
 
     def text_lengths(self, batch: PackedBatch) -> list[int]:
         """Tokens of all text inputs of each sample; zero is legal."""
@@ -116,18 +121,31 @@ class JointTransformer(StackedTransformer):
     def conditions(
         self, blocks: Blocks, batch: PackedBatch, layout: JointLayout
     ) -> JointConditions:
-        latents = self.rotary(batch.position_TA)
-        text = self.rotary(layout.text.of(self.text_positions(batch)))
-        joint = [layout.order.arranged(pair) for pair in zip(latents, text, strict=True)]
         owners = (layout.latents, layout.text_per_sample, layout.joint)
         made = [
-            RowConditions(per_sample=per_sample, cos_TK=cos, sin_TK=sin)
-            for per_sample, (cos, sin) in zip(owners, (latents, text, joint), strict=True)
+            RowConditions(per_sample=per_sample, angles_TK=angles)
+            for per_sample, angles in zip(owners, self._angles(batch, layout), strict=True)
         ]
-        timestep = TimestepConditioning(t_emb_ND=blocks[T_EMB])
+        alone = None
+        if self.attends_alone:
+            alone = self.context.exchange(batch, rows=len(batch.segment_T))
         return JointConditions(
-            timestep=timestep, latents=made[0], text=made[1], joint=made[2], order=layout.order
+            timestep=TimestepConditioning(t_emb_ND=blocks[T_EMB]),
+            latents=made[0],
+            text=made[1],
+            joint=made[2],
+            order=layout.order,
+            latents_alone=alone,
         )
+
+    def _angles(self, batch: PackedBatch, layout: JointLayout) -> Sequence[Angles | None]:
+        """Of latents, of text, and of the joint row."""
+        if self.rotary is None:
+            return (None,) * 3
+        latents = self.rotary(batch.position_TA)
+        text = self.rotary(layout.text.of(self.text_positions(batch)))
+        cos, sin = (layout.order.arranged(pair) for pair in zip(latents, text, strict=True))
+        return latents, text, (cos, sin)
 
     def joined(self, hidden: Blocks, conditions: JointConditions) -> Blocks:
         rows = (hidden[TOKENS], hidden[TEXT_TOKENS])

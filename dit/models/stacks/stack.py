@@ -153,7 +153,6 @@ class LayerStack(TransformerBlock):
         super().__init__(config, submodules, pg_collection=context.groups, vp_stage=vp_stage)
         self.model, self.layers_before = context.model, layers_before
         self.hidden: tuple[str, ...] = kind.hidden
-        self.unused: tuple[str, ...] = getattr(kind, "unused", ())
         self.turns: BlockTurns | None = None  # of blocks that wait on the host
 
     def forward(self, hidden: Any, conditions: Any) -> Any:  # type: ignore[override]
@@ -214,6 +213,5 @@ class LayerStack(TransformerBlock):
         return [
             f"layers.{index}.{pattern}"
             for index, layer in enumerate(self.layers)
-            if getattr(layer, "text_ends", False)
-            for pattern in self.unused
+            for pattern in getattr(layer, "unused", ())
         ]

@@ -11,6 +11,7 @@ throughout; FLUX and HunyuanVideo begin so and go on with single-stream layers.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 
 from dit.config import ModelConfig
 from dit.models.layer_spec import DoubleLayerSpec, SingleLayerSpec
+from dit.models.layers.context_parallel import Exchange
 from dit.models.layers.joint_order import JointOrder
 from dit.models.layers.modulation import AdaLN, TimestepConditioning, make_modulation
 from dit.models.layers.packed_attention import (
@@ -49,22 +51,18 @@ class JointConditions:
     text: RowConditions
     joint: RowConditions
     order: JointOrder
+    latents_alone: Exchange | None = None  # for attention of the latents to each other
 
 
 class DoubleStreamLayer(MegatronModule, BaseTransformerLayer):
     """Attention over latents and text together; all else has weights for either.
 
-    The published blocks: `FluxTransformerBlock`, `QwenImageTransformerBlock` of Diffusers.
+    The published blocks: `FluxTransformerBlock`, `QwenImageTransformerBlock` of Diffusers; and
+    `JointTransformerBlock`, with a second attention of the latents or without an end of the text.
     """
 
     hidden: ClassVar = (TOKENS, TEXT_TOKENS)
     """Names of the hidden states that go through these layers."""
-
-    unused: ClassVar = (
-        *("text_attention.linear_proj.*", "text_attention.q_layernorm.*"),
-        *("text_mlp.*",),
-    )
-    """Weights of the last layer that nothing reads where nothing reads its text."""
 
     def __init__(
         self,
@@ -82,13 +80,24 @@ class DoubleStreamLayer(MegatronModule, BaseTransformerLayer):
         self.text_ends = not spec.text_is_read and self.layer_number == config.num_layers
         context = BuildContext(model=model, config=config, groups=pg_collection)
         of_text = replace(context, token_row=TEXT_TOKENS)
-        width = spec.attention.width
-        self.modulation = make_modulation(spec.modulation, context, width, parts=2)
-        self.text_modulation = make_modulation(spec.modulation, context, width, parts=2)
+        width, second, updates = spec.attention.width, spec.second_attention, spec.updates_text
+        make = partial(make_modulation, spec.modulation, context, width)
+        self.modulation = make(parts=3 if second else 2)
+        self.text_modulation = make(parts=2) if updates else make(parts=1, gated=False)
         self.attention = SelfAttention(context, spec.attention)
-        self.text_attention = SelfAttention(of_text, spec.attention)
+        self.text_attention = SelfAttention(of_text, spec.attention, output=updates)
+        self.second_attention = SelfAttention(context, spec.attention) if second else None
         self.mlp = FeedForward(context, spec.feed_forward)
-        self.text_mlp = FeedForward(of_text, spec.feed_forward)
+        self.text_mlp = FeedForward(of_text, spec.feed_forward) if updates else None
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Patterns of names of weights here that nothing reads, as nothing reads the text."""
+        if self.text_mlp is None:
+            return ("text_attention.q_layernorm.*",)
+        if not self.text_ends:
+            return ()
+        return ("text_attention.linear_proj.*", "text_attention.q_layernorm.*", "text_mlp.*")
 
     def forward(
         self, hidden: tuple[Tensor, Tensor], conditions: JointConditions
@@ -96,25 +105,34 @@ class DoubleStreamLayer(MegatronModule, BaseTransformerLayer):
         c, (h_TD, text_LD) = conditions, hidden
         adaln, text_adaln = self.modulation(c.timestep), self.text_modulation(c.timestep)
         h_TD, x_TD = adaln[0].branch(h_TD, c.latents.per_sample)
+        if self.second_attention is not None:
+            h_TD, z_TD = adaln[2].branch(h_TD, c.latents.per_sample)
         text_LD, y_LD = text_adaln[0].branch(text_LD, c.text.per_sample)
         x_TX, text_LX = joint_attention(
             (self.attention, x_TD, c.latents),
             (self.text_attention, y_LD, c.text),
             c.order.apart,
         )
-        if self.text_ends:
-            adaln = (adaln[0], self._tied(adaln[1]))
-        else:
+        if self.text_mlp is not None and self.text_ends:
+            adaln = (adaln[0], self._tied(adaln[1]), *adaln[2:])
+        elif self.text_mlp is not None:
             parts = (self.text_attention.linear_proj, self.text_mlp)
             text_LD = _update(text_LD, text_LX, text_adaln, parts, c.text)
         parts = (self.attention.linear_proj, self.mlp)
-        return _update(h_TD, x_TX, adaln, parts, c.latents), text_LD
+        if self.second_attention is None:
+            return _update(h_TD, x_TX, adaln, parts, c.latents), text_LD
+        assert c.latents_alone is not None
+        h_TD = adaln[0].add(h_TD, parts[0](x_TX), c.latents.per_sample)
+        z_TD = self.second_attention(z_TD, c.latents, c.latents_alone)
+        h_TD, x_TD = adaln[2].add_and_branch(h_TD, z_TD, c.latents.per_sample, then=adaln[1])
+        return adaln[1].add(h_TD, self.mlp(x_TD), c.latents.per_sample), text_LD
 
     def _tied(self, adaln: AdaLN) -> AdaLN:
         """The same numbers, as if weights that nothing reads took part in them.
 
         Their gradients are zeros then: Megatron-Core's DDP waits for the gradient of every weight.
         """
+        assert self.text_mlp is not None
         idle = (self.text_attention.linear_proj, self.text_mlp)
         idle_weights = (weight for module in idle for weight in module.parameters())
         weights = [weight.sum() for weight in idle_weights if weight.requires_grad]

@@ -97,7 +97,7 @@ class WanNetwork(StackedTransformer):
         return torch.cat((x_TC, mask_TC.to(x_TC), batch.condition_TC.to(x_TC)), dim=1)
 
     def conditions(self, blocks: Blocks, batch: PackedBatch, layout: PerSample) -> CrossConditions:
-        cos_TK, sin_TK = self.rotary(batch.position_TA)
+        angles_TK = self.rotary(batch.position_TA)
         image = None
         if "image" in blocks:
             spans = _spans(batch, batch.text_offsets[IMAGE])
@@ -106,7 +106,7 @@ class WanNetwork(StackedTransformer):
             timestep=TimestepConditioning(
                 t_emb_ND=blocks["t_emb"], adaln_shift_NX=blocks["shared"]
             ),
-            tokens=RowConditions(per_sample=layout, cos_TK=cos_TK, sin_TK=sin_TK),
+            tokens=RowConditions(per_sample=layout, angles_TK=angles_TK),
             exchange=self.context.exchange(batch, rows=len(batch.segment_T)),
             text_LE=blocks["text"],
             cross_spans=_spans(batch, batch.text_starts),

@@ -1,4 +1,4 @@
-"""What Diffusers' Qwen-Image and HunyuanVideo 1.5 compute, ours compute: forward and backward."""
+"""What Diffusers' Qwen-Image, HunyuanVideo 1.5 and SD3 compute, ours compute, and the gradients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import HunyuanVideo15Transformer3DModel, QwenImageTransformer2DModel
+from diffusers import (
+    HunyuanVideo15Transformer3DModel,
+    QwenImageTransformer2DModel,
+    SD3Transformer2DModel,
+)
 from diffusers.pipelines.qwenimage.pipeline_qwenimage import QwenImagePipeline
 from torch import Tensor, nn
 
@@ -136,6 +140,41 @@ def _hunyuan_theirs(network: nn.Module, batch: PackedBatch, index: int, model: A
     return split.reshape(f * h * w, -1)
 
 
+def _sd3(number: int) -> dict[str, Any]:
+    """Without norms of queries and keys, with them, with a second attention of some layers."""
+    draw = random.Random(number)
+    shape = _shape(number, draw) | {"num_attention_heads": draw.choice([2, 4])}
+    channels, patch = draw.choice([1, 3, 4]), draw.choice([1, 2])
+    dual = draw.randint(0, shape["num_layers"]) if number % 3 == 2 else 0
+    return shape | {
+        "in_channels": channels,
+        "out_channels": channels,
+        "patch_size": patch,
+        "sample_size": 6 * patch,
+        "joint_attention_dim": draw.choice([8, 20]),
+        "caption_projection_dim": shape["num_attention_heads"] * shape["attention_head_dim"],
+        "pooled_projection_dim": draw.choice([6, 10]),
+        "pos_embed_max_size": draw.choice([5, 6, 9]),
+        "qk_norm": "rms_norm" if number % 3 else None,
+        "dual_attention_layers": (*range(dual),),
+    }
+
+
+def _sd3_theirs(network: nn.Module, batch: PackedBatch, index: int, model: Any) -> Tensor:
+    grid, (first, last) = batch.grids[index], batch.text_starts[index : index + 2]
+    latent = unpatchify(batch.latent_TC[batch.starts[index] :], grid, 1, model.patch_spatial)
+    (made,) = network(
+        latent.transpose(0, 1),
+        encoder_hidden_states=batch.text_LE[None, first:last],
+        pooled_projections=batch.vectors["pooled_text"][index : index + 1],
+        timestep=torch.tensor([1000 * LEVELS[index]]),
+        return_dict=False,
+    )
+    (_, h, w), p = grid, model.patch_spatial
+    split = made[0].reshape(-1, h, p, w, p).permute(1, 3, 0, 2, 4)
+    return split.reshape(h * w, -1)
+
+
 _TEXT = ("attn.add_q_proj", "attn.to_add_out", "attn.norm_added_q")
 CASES = {
     "qwen_image": Case(
@@ -154,6 +193,14 @@ CASES = {
         theirs=_hunyuan_theirs,
         without_gradient=(*_TEXT, "ff_context"),
         zero=("context_embedder.token_refiner.*.attn.to_k.bias",),
+    ),
+    "sd3": Case(
+        network=SD3Transformer2DModel,
+        level_scale=1000,
+        configuration=_sd3,
+        grids=lambda draw: (1, draw.randint(1, 5), draw.randint(1, 5)),
+        theirs=_sd3_theirs,
+        without_gradient=("attn.add_q_proj", "attn.norm_added_q"),
     ),
 }
 
@@ -212,12 +259,15 @@ def _check_gradients(
 ) -> None:
     """Each tensor has one, but those of the last block that nothing reads, and of no picture."""
 
+    fixed = family_of(model).weights.fixed
+    trained = [pair for pair in pairs(model) if pair.ours not in fixed]
+
     def of_ours(pair: Pair) -> Tensor:
         if pair.layer is None:
             return gradients[pair.ours]
         return gradients[pair.ours.replace("layers.", f"layers.{pair.layer}.", 1)]
 
-    found, weights = their_tensors(pairs(model), of_ours), dict(theirs.named_parameters())
+    found, weights = their_tensors(trained, of_ours), dict(theirs.named_parameters())
     assert found.keys() == weights.keys()
     last = f"transformer_blocks.{model.num_layers - 1}."
     for name, weight in weights.items():

@@ -1,4 +1,4 @@
-"""Qwen-Image and HunyuanVideo 1.5 on one process: what moves them, and what is counted of them."""
+"""Qwen-Image, HunyuanVideo 1.5 and SD3 on one process: what moves them, and what is counted of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import HunyuanVideo15Transformer3DModel, QwenImageTransformer2DModel
+from diffusers import (
+    HunyuanVideo15Transformer3DModel,
+    QwenImageTransformer2DModel,
+    SD3Transformer2DModel,
+)
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -25,10 +29,14 @@ PUBLISHED = {
     "qwen_image_edit": 20_430_401_088,
     "qwen_image_edit_2511": 20_430_401_088,
     "hunyuanvideo_15": 8_326_608_160,
+    "sd3": 2_028_328_000,
+    "sd3.5_medium": 2_243_171_520,
+    "sd3.5_large": 8_056_627_520,
 }
 NETWORKS: dict[str, Any] = {
     "qwen_image": QwenImageTransformer2DModel,
     "hunyuan_video_15": HunyuanVideo15Transformer3DModel,
+    "sd3": SD3Transformer2DModel,
 }
 GRIDS, TEXTS = [(3, 2, 3), (1, 4, 2), (2, 3, 1), (4, 1, 2), (1, 1, 1)], [9, 2, 4, 30, 1]
 LEVELS = torch.tensor([812.5, 0.5, 437.0, 999.0, 31.25])
@@ -51,13 +59,13 @@ def _theirs(model: ModelConfig, device: str) -> nn.Module:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_named_sizes_have_the_tensors_of_diffusers(name: str) -> None:
     model = named_model(name)
-    theirs = _theirs(model, "meta").state_dict()
+    theirs = _theirs(model, "meta")
     ours = {name: shape for pair in pairs(model) for name, shape in pair.their_shapes.items()}
-    assert ours == {name: tuple(tensor.shape) for name, tensor in theirs.items()}
-    assert parameter_count(model) == PUBLISHED[name] == sum(t.numel() for t in theirs.values())
+    assert ours == {name: tuple(tensor.shape) for name, tensor in theirs.state_dict().items()}
+    assert parameter_count(model) == PUBLISHED[name] == sum(p.numel() for p in theirs.parameters())
 
 
-@pytest.mark.parametrize("size", ["qwen_image", "hunyuanvideo_15"])
+@pytest.mark.parametrize("size", ["qwen_image", "hunyuanvideo_15", "sd3", "sd3.5_medium"])
 def test_description_counts_parameters_and_operations(groups, size: str) -> None:
     """Of a sample of a caption alone: what it says of other rows of text is an upper bound."""
     changes: Any = {"mlp_ratio": 4.0} if size != "hunyuanvideo_15" else {"glyph_hidden_size": 2048}
@@ -75,6 +83,9 @@ def test_description_counts_parameters_and_operations(groups, size: str) -> None
             "encoder_attention_mask_2": torch.ones(1, 0),
             "image_embeds": torch.zeros(1, 0, model.image_embed_size),
         }
+    elif model.family == "sd3":
+        latent = torch.zeros(1, model.in_channels, 24, 10)
+        inputs = {"hidden_states": latent, "pooled_projections": torch.zeros(1, model.pooled_size)}
     else:
         tokens = torch.zeros(1, 60, model.patch_features)
         inputs = {"hidden_states": tokens, "img_shapes": [[grid]]}
@@ -93,6 +104,8 @@ def test_description_counts_parameters_and_operations(groups, size: str) -> None
         *(("hunyuanvideo_15", name) for name in ("latent_TC", "texts.text", "level")),
         *(("hunyuanvideo_15", f"texts.{name}") for name in ("text_2", "image_embed")),
         ("hunyuanvideo_15", "condition_TC"),
+        *(("sd3.5_medium", name) for name in ("latent_TC", "texts.text", "level")),
+        *(("sd3.5_medium", name) for name in ("vectors.pooled_text", "position_TA")),
     ],
 )
 def test_output_moves_with_its_own_inputs_and_with_no_neighbours(groups, size: str, name: str):
@@ -101,13 +114,16 @@ def test_output_moves_with_its_own_inputs_and_with_no_neighbours(groups, size: s
     network = family_of(model).network()(model, groups)
     randomise(network, seed=7)
     network.eval()
-    batch = random_pack(GRIDS, TEXTS, model=model)
+    grids = [(1, h, w) for _, h, w in GRIDS] if model.family == "sd3" else GRIDS
+    batch = random_pack(grids, TEXTS, model=model)
     level_N, tensors = LEVELS.clone(), {n: x.clone() for n, x in batch.tensors.items()}
     second = batch.starts[1]
     if name == "level":
         level_N[1] += 1
     elif name == "reference":
         tensors["latent_TC"][second + 8] += 1
+    elif name.startswith("vectors."):
+        tensors[name][1] += 1
     elif name.startswith("texts."):
         first, last = batch.text_offsets[name.partition(".")[2]][1:3]
         assert last > first
@@ -146,13 +162,22 @@ def test_a_first_frame_is_shown_as_channels_with_a_mask(groups) -> None:
     assert batch.is_target_T[first] and not batch.clean_tokens
 
 
-@pytest.mark.parametrize("size", ["qwen_image", "hunyuanvideo_15"])
+def test_a_new_table_of_positions_is_that_of_diffusers(groups) -> None:
+    """Published weights bring theirs along; initial values leave it as it is made."""
+    model: Any = tiny("sd3")
+    network = family_of(model).network()(model, groups)
+    initialise_weights(network, run_config(model=model))
+    expected = _theirs(model, "cpu").pos_embed.pos_embed[0]
+    assert torch.equal(network.positions.table, expected)
+
+
+@pytest.mark.parametrize("size", ["qwen_image", "hunyuanvideo_15", "sd3.5_medium"])
 def test_layers_start_as_the_identity_and_the_output_as_zero(groups, size: str) -> None:
     model: Any = tiny(size)
     network = family_of(model).network()(model, groups)
     initialise_weights(network, run_config(model=model))
-    batch = random_pack(GRIDS, TEXTS, model=model)
-    assert not network(batch.latent_TC, level_rows(LEVELS, batch), batch).any()
+    batch = random_pack([(1, 2, 3)], [4], model=model)
+    assert not network(batch.latent_TC, LEVELS[:1], batch).any()
 
 
 @pytest.mark.parametrize(
@@ -167,6 +192,11 @@ def test_layers_start_as_the_identity_and_the_output_as_zero(groups, size: str) 
         ("hunyuan_video_15", {"num_refiner_layers": 0}, "num_refiner_layers=0 must be at least 1"),
         ("hunyuan_video_15", {"rope_axes": (4, 4, 4)}, r"rope_axes=\[4, 4, 4\] add up to 12"),
         ("hunyuan_video_15", {"text_pad_to": 8}, "text_pad_to=8: HunyuanVideo 1.5 attends to no"),
+        ("sd3", {"max_size": (1, 8, 6)}, r"max_size=\[1, 8, 6\] must be \[1, N, N\]"),
+        ("sd3", {"max_size": (1, 7, 7)}, "does not divide into patches"),
+        ("sd3", {"dual_attention_layers": 25, "qk_norm": True}, r"must lie in \[0, 24\]"),
+        ("sd3", {"dual_attention_layers": 3}, "dual_attention_layers=3 need qk_norm=true"),
+        ("sd3", {"patch_temporal": 2}, "SD3 learns pictures"),
     ],
 )
 def test_what_the_networks_cannot_be_is_refused(family: str, changes: Any, message: str) -> None:

@@ -1,0 +1,138 @@
+"""What the family `sd3` says of itself; `dit.models.family` asks here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dit.models.cost import NetworkCost
+from dit.models.family import (
+    DiffusersForm,
+    Family,
+    InputKind,
+    ObjectiveConventions,
+    Padding,
+    SampleInput,
+    WeightRules,
+)
+from dit.models.layer_spec import (
+    Activation,
+    AttentionSpec,
+    DoubleLayerSpec,
+    FeedForwardSpec,
+    PerBlockModulation,
+    QkNorm,
+    RowKind,
+    StackSpec,
+    condition_cost,
+    replicated,
+)
+from dit.models.sd3.config import TINY, Sd3Config
+
+if TYPE_CHECKING:
+    from dit.models.positions import PositionRule
+
+POOLED, TABLE = "pooled_text", "positions.table"
+
+
+def _network() -> Callable[..., Any]:
+    from dit.models.sd3.model import Sd3Network
+
+    return Sd3Network
+
+
+def _diffusers() -> DiffusersForm:
+    from dit.models.sd3.diffusers import FORM
+
+    return FORM
+
+
+def _positions(model: Sd3Config) -> PositionRule:
+    from dit.models.positions import CroppedPositions
+
+    return CroppedPositions(model.table_side)
+
+
+def _inputs(model: Sd3Config) -> tuple[SampleInput, ...]:
+    text = SampleInput(
+        name="text",
+        kind=InputKind.TEXT,
+        width=model.crossattn_emb_size,
+        may_be_empty=True,
+        padding=Padding.NONE if model.text_pad_to is None else Padding.STORED,
+        encoder="sd3",
+    )
+    pooled = SampleInput(
+        name=POOLED, kind=InputKind.VECTOR, width=model.pooled_size, encoder="sd3"
+    )
+    return (text, pooled)
+
+
+def sd3_stacks(model: Sd3Config) -> tuple[StackSpec, ...]:
+    """The layers: those with a second attention, the others, and the last, where the text ends."""
+    width, norm = model.hidden_size, QkNorm.PER_HEAD if model.qk_norm else QkNorm.NONE
+    parts: Any = {
+        "attention": AttentionSpec(
+            width=width, heads=model.num_attention_heads, bias=True, norm=norm
+        ),
+        "feed_forward": FeedForwardSpec(
+            width=width,
+            hidden=model.ffn_hidden_size,
+            activation=Activation.GELU_TANH,
+            bias=True,
+        ),
+    }
+    layers = {
+        "dual_blocks": DoubleLayerSpec(**parts, second_attention=True),
+        "blocks": DoubleLayerSpec(**parts),
+        "last_block": DoubleLayerSpec(
+            **parts, updates_text=False, second_attention=ends_dual(model)
+        ),
+    }
+    counts = model.stack_layers.items()
+    return tuple(StackSpec(name=name, count=n, layer=layers[name]) for name, n in counts)
+
+
+def ends_dual(model: Sd3Config) -> bool:
+    """Whether the last layer has a second attention, too."""
+    return model.dual_attention_layers == model.num_layers
+
+
+def sd3_cost(model: Sd3Config) -> NetworkCost:
+    """The network; its arithmetic is that of Diffusers' `SD3Transformer2DModel`."""
+    width = model.hidden_size
+    return NetworkCost(
+        before=replicated(model.patch_features, width, bias=True)
+        + replicated(model.crossattn_emb_size, width, rows=RowKind.TEXT, bias=True)
+        + condition_cost(width, pooled=model.pooled_size),
+        stacks=sd3_stacks(model),
+        after=PerBlockModulation().cost(width, 2)
+        + replicated(width, model.output_features, bias=True),
+    )
+
+
+FAMILY = Family(
+    name="sd3",
+    config=Sd3Config,
+    network=_network,
+    cost=sd3_cost,
+    parts={
+        "modulate_out": "head",
+        "proj_out": "head",
+        "modulation": "modulation",
+        "attention": "attention",
+        "mlp": "mlp",
+    },
+    diffusers=_diffusers,
+    inputs=_inputs,
+    positions=_positions,
+    weights=WeightRules(
+        # Each layer starts as the identity (adaLN-Zero, arXiv:2212.09748, Sec. 3.2), and the output
+        # of the network as 0.
+        zero=("*modul*.linear.weight", "*proj_out.weight"),
+        fixed=(TABLE,),
+    ),
+    objective=ObjectiveConventions(settings={"name": "flow"}, clean_level=None),
+    vae=lambda _: "sd3",
+    tiny=TINY,
+)

@@ -1,0 +1,91 @@
+"""Stable Diffusion 3: double-stream layers alone, over latents with positions added and text."""
+
+# T packed tokens, M level rows, C patch features, D model width, L text tokens, E text width
+# G rows and columns of the table of positions
+
+from __future__ import annotations
+
+import torch
+from megatron.core.process_groups_config import ProcessGroupCollection
+from torch import Tensor, nn
+
+from dit.batch import PackedBatch
+from dit.models.layers.modulation import ConditionEmbedding, PerBlockAdaLN
+from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
+from dit.models.lora.dropout import TOKENS
+from dit.models.sd3.config import Sd3Config
+from dit.models.sd3.family import POOLED, sd3_stacks
+from dit.models.stacks.joint_transformer import T_EMB, JointLayout, JointTransformer
+from dit.models.stacks.stacked_transformer import Blocks
+from dit.models.stacks.stream_layers import TEXT_TOKENS
+
+
+class Sd3Network(JointTransformer):
+    """Noisy tokens, noise level and text of a pack -> velocity of each token.
+
+    The arithmetic is that of Diffusers' `SD3Transformer2DModel`.
+    """
+
+    def __init__(
+        self, model: Sd3Config, groups: ProcessGroupCollection, vp_stage: int | None = None
+    ):
+        config, width = transformer_config(model), model.hidden_size
+        super().__init__(config, model, groups, vp_stage, sd3_stacks(model))
+        if self.pre_process:
+            inputs, text = model.patch_features, model.crossattn_emb_size
+            self.patches = Replicated(inputs, width, config=config, bias=True, token_row=TOKENS)
+            self.positions = PositionTable(model, dtype=config.params_dtype)
+            self.text_embedder = Replicated(
+                text, width, config=config, bias=True, token_row=TEXT_TOKENS
+            )
+            self.told = ConditionEmbedding(config, pooled=model.pooled_size)
+        self.build_stacks()
+        if self.post_process:
+            context = BuildContext(model=model, config=config, groups=groups)
+            self.modulate_out = PerBlockAdaLN(context, width, bias=True, parts=1, gated=False)
+            self.proj_out = Replicated(
+                width, model.output_features, config=config, bias=True, token_row=TOKENS
+            )
+
+    def embed(
+        self, x_TC: Tensor, level_M: Tensor, batch: PackedBatch, layout: JointLayout
+    ) -> Blocks:
+        dtype = self.config.params_dtype
+        text_LE = self.my_tokens(layout.text.of(batch.text_LE.to(dtype)))
+        position_TD = self.positions(self.my_tokens(batch.position_TA))
+        return {
+            TOKENS: self.patches(self.my_tokens(x_TC.to(dtype))) + position_TD,
+            TEXT_TOKENS: self.text_embedder(text_LE),
+            T_EMB: self.told(level_M, batch.vectors[POOLED].to(dtype)),
+        }
+
+    def head(self, blocks: Blocks, batch: PackedBatch, layout: JointLayout) -> Tensor:  # noqa: ARG002
+        return self.outputs(blocks, layout, modulation=self.modulate_out, linear=self.proj_out)
+
+
+class PositionTable(nn.Module):
+    """A row for each place of a square; no step changes it, and checkpoints hold it.
+
+    Published weights bring theirs along. A new one has sines and cosines, first of columns, then of
+    rows, at frequencies 10000^(-i / (D / 4)) (arXiv:2403.03206, Sec. 4; the table of Diffusers'
+    `PatchEmbed`).
+    """
+
+    table: Tensor
+
+    def __init__(self, model: Sd3Config, *, dtype: torch.dtype):
+        super().__init__()
+        self.side = model.table_side
+        place_G = torch.arange(self.side, dtype=torch.float32)
+        place_G /= self.side / (model.sample_size // model.patch_spatial)
+        index = torch.arange(model.hidden_size // 4, dtype=torch.float64)
+        angle_GF = torch.outer(place_G.double(), 1 / 10_000.0 ** (index / len(index)))
+        wave_GX = torch.cat((angle_GF.sin(), angle_GF.cos()), dim=1).to(dtype)
+        rows_GGX = wave_GX[:, None].expand(-1, self.side, -1)
+        table_GGD = torch.cat((rows_GGX.transpose(0, 1), rows_GGX), dim=-1)
+        self.register_buffer("table", table_GGD.flatten(0, 1))
+
+    def forward(self, position_TA: Tensor) -> Tensor:
+        """Rows [T, D] of the places (row, column)."""
+        row_T, column_T = position_TA.long().unbind(1)
+        return self.table[row_T * self.side + column_T]
