@@ -24,7 +24,7 @@ from dit.codecs import text, vae
 from dit.codecs.dataset_card import FORMAT_VERSION, part_of_card, read_card
 from dit.codecs.normalization import Whitening
 from dit.codecs.text import EncoderPadding
-from dit.codecs.text.families import FluxText
+from dit.codecs.text.pretrained_encoder import UnmaskedTextEncoder
 from dit.codecs.vae.codec import LATENT_DTYPE, Codec
 
 FORMATS = ("meta", "pt", "parquet", "dfm")
@@ -192,9 +192,9 @@ def convert(args: Namespace) -> tuple[Counter[Split], Refusals, list[str]]:
 
 def _as_stored(encoder: text.TextEncoder, rows: set[int]) -> text.TextEncoder:
     """The encoder with padding kept or cut off as in the texts of a cache, of so many rows."""
-    if not isinstance(encoder, FluxText):
+    if not isinstance(encoder, UnmaskedTextEncoder):
         return encoder
-    kept = rows == {encoder.max_length}
+    kept = rows == {encoder.most_rows}
     return replace(encoder, padding=EncoderPadding.KEEP if kept else EncoderPadding.TRIM)
 
 

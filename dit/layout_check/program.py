@@ -53,7 +53,9 @@ def check_layouts(tokens: list[str], *, base: RunConfig, script: Path) -> int:
     families, of_families = _split(arguments.family)
     overrides = [*of_layouts, *of_families, *rest]
     trainings: list[RunConfig] = []
-    for kind in map(kind_settings, chosen_sizes(families)) if families else [[]]:
+    mixture, sizes = base.dataset.mock_samples, chosen_sizes(families)
+    kinds = [kind_settings(size, mixture) for size in sizes] if families else [[]]
+    for kind in kinds:
         lines = [*kind, *overrides]
         config = load_config(base, config_file=arguments.config_file, overrides=lines)
         trainings += _trainings(config, one_objective=bool(kind) or _sets_objective(overrides))

@@ -1,4 +1,4 @@
-"""Text encoders of FLUX, Wan, HunyuanVideo 1.5, Cosmos and Predict2.5, as in their pipelines."""
+"""Text encoders of FLUX, SD3, Wan, HunyuanVideo 1.5, Cosmos and Predict2.5, as in pipelines."""
 
 # L tokens, E width of the embedding
 
@@ -21,6 +21,7 @@ from dit.codecs.text.pretrained_encoder import (
     TEXT_DTYPE,
     MaskedTextEncoder,
     PretrainedTextEncoder,
+    UnmaskedTextEncoder,
 )
 from dit.codecs.text.projection import projection_of
 
@@ -51,60 +52,66 @@ class WanText(MaskedTextEncoder):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FluxText(PretrainedTextEncoder):
+class FluxText(UnmaskedTextEncoder):
     """Embeddings of T5, and the pooled output of CLIP-L."""
 
     name: ClassVar[str] = "flux"
     network: ClassVar[str] = "T5EncoderModel"
     subfolders: ClassVar[tuple[str, str]] = ("text_encoder_2", "tokenizer_2")
     default_model: ClassVar[str] = "black-forest-labs/FLUX.1-dev"
-    options: ClassVar[frozenset[str]] = PretrainedTextEncoder.options | {"text_padding"}
-
-    padding: EncoderPadding = EncoderPadding.TRIM
-
-    @classmethod
-    def from_arguments(cls, args: Namespace) -> Self:
-        padding = EncoderPadding(getattr(args, "text_padding", EncoderPadding.TRIM))
-        return replace(super().from_arguments(args), padding=padding)
-
-    @classmethod
-    def from_settings(cls, settings: dict[str, Any]) -> Self:
-        padding = EncoderPadding(settings.get("padding", EncoderPadding.TRIM))
-        return replace(super().from_settings(settings), padding=padding)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        # Datasets of versions without the option were trimmed, and are continued.
-        kept = self.padding is EncoderPadding.KEEP
-        return super().settings | ({"padding": str(self.padding)} if kept else {})
-
-    @property
-    def notices(self) -> tuple[str, ...]:
-        rows, kept = f"{self.max_length} rows", self.padding is EncoderPadding.KEEP
-        if kept:
-            return (
-                f"texts keep the {rows} that T5 makes, those of padding too, as the published"
-                " networks attend to them: train with model.text_pad_to=stored",
-            )
-        return (
-            "texts end where their captions end, for networks of your own: published ones attend to"
-            f" T5's padding, too; give --text_padding keep to fine-tune them ({rows} a caption)",
-        )
-
-    def rows_of(self, caption: str) -> int:
-        kept = self.padding is EncoderPadding.KEEP
-        return self.max_length if kept else super().rows_of(caption)
 
     def embed(self, caption: str) -> dict[str, Tensor]:
         ids, mask = self.tokens(caption, "tokenizer_2", self.max_length)
         # No mask: FLUX's pipeline lets T5 attend to the padding.
         states_LE = self.load_network("T5EncoderModel", "text_encoder_2")(ids).last_hidden_state[0]
-        if self.padding is EncoderPadding.TRIM:
-            states_LE = states_LE[: int(mask.sum())]
         length = self.load_tokenizer("tokenizer").model_max_length
         ids, _ = self.tokens(caption, "tokenizer", length)
         pooled = self.load_network("CLIPTextModel", "text_encoder")(ids).pooler_output
-        return {"text": states_LE, "pooled_text": pooled[0]}
+        return {"text": self.stored(states_LE, mask), "pooled_text": pooled[0]}
+
+
+_CLIP_ROWS = 77  # `model_max_length` of CLIP's tokenizers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sd3Text(UnmaskedTextEncoder):
+    """Embeddings of two CLIP encoders side by side, then those of T5; what the two pool.
+
+    Rows of CLIP are filled up with zeros to the width of T5's.
+    """
+
+    name: ClassVar[str] = "sd3"
+    network: ClassVar[str] = "T5EncoderModel"
+    subfolders: ClassVar[tuple[str, str]] = ("text_encoder_3", "tokenizer_3")
+    default_model: ClassVar[str] = "stabilityai/stable-diffusion-3-medium-diffusers"
+    default_length: ClassVar[int] = 256
+
+    @property
+    def most_rows(self) -> int:
+        return _CLIP_ROWS + self.max_length
+
+    def rows_of(self, caption: str) -> int:
+        if self.padding is EncoderPadding.KEEP:
+            return self.most_rows
+        return super().rows_of(caption) + min(self.length_of(caption), _CLIP_ROWS)
+
+    def embed(self, caption: str) -> dict[str, Tensor]:
+        ids, mask = self.tokens(caption, "tokenizer_3", self.max_length)
+        # No masks: the pipeline lets all three attend to the padding.
+        states_LE = self.load_network("T5EncoderModel", "text_encoder_3")(ids).last_hidden_state[0]
+        rows, pooled = zip(*(self._clip(caption, end) for end in ("", "_2")), strict=True)
+        clip_LE = torch.cat(rows, dim=-1)
+        clip_LE = functional.pad(clip_LE, (0, states_LE.shape[-1] - clip_LE.shape[-1]))
+        text_LE = torch.cat((clip_LE, self.stored(states_LE, mask)))
+        return {"text": text_LE, "pooled_text": torch.cat(pooled)}
+
+    def _clip(self, caption: str, end: str) -> tuple[Tensor, Tensor]:
+        """Rows and pooled vector of one of the CLIP encoders, by the end of its folder's name."""
+        length = self.load_tokenizer("tokenizer").model_max_length
+        ids, mask = self.tokens(caption, f"tokenizer{end}", length)
+        network = self.load_network("CLIPTextModelWithProjection", f"text_encoder{end}")
+        made = network(ids, output_hidden_states=True)
+        return self.stored(made.hidden_states[-2][0], mask), made.text_embeds[0]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dit.codecs.pretrained import PipelineComponent, load, model_config_of
-from dit.codecs.text.encoder import TextEncoder, requested_length
+from dit.codecs.text.encoder import EncoderPadding, TextEncoder, requested_length
 
 TEXT_DTYPE = torch.bfloat16
 
@@ -135,3 +135,54 @@ class MaskedTextEncoder(PretrainedTextEncoder):
         states = self.load_network(self.network, folder)(ids, attention_mask=mask)
         # These tokenizers put the padding behind the text.
         return {"text": states.last_hidden_state[0, : int(mask.sum())]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnmaskedTextEncoder(PretrainedTextEncoder):
+    """Published networks attend to its padding; a dataset keeps these states or cuts them off."""
+
+    options: ClassVar[frozenset[str]] = PretrainedTextEncoder.options | {"text_padding"}
+
+    padding: EncoderPadding = EncoderPadding.TRIM
+
+    @classmethod
+    def from_arguments(cls, args: Namespace) -> Self:
+        padding = EncoderPadding(getattr(args, "text_padding", EncoderPadding.TRIM))
+        return replace(super().from_arguments(args), padding=padding)
+
+    @classmethod
+    def from_settings(cls, settings: dict[str, Any]) -> Self:
+        padding = EncoderPadding(settings.get("padding", EncoderPadding.TRIM))
+        return replace(super().from_settings(settings), padding=padding)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        # Datasets of versions without the option were trimmed, and are continued.
+        kept = self.padding is EncoderPadding.KEEP
+        return super().settings | ({"padding": str(self.padding)} if kept else {})
+
+    @property
+    def most_rows(self) -> int:
+        """Rows of a text with its padding."""
+        return self.max_length
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        rows, kept = f"{self.most_rows} rows", self.padding is EncoderPadding.KEEP
+        if kept:
+            return (
+                f"texts keep the {rows} that T5 makes, those of padding too, as the published"
+                " networks attend to them: train with model.text_pad_to=stored",
+            )
+        return (
+            "texts end where their captions end, for networks of your own: published ones attend to"
+            f" T5's padding, too; give --text_padding keep to fine-tune them ({rows} a caption)",
+        )
+
+    def rows_of(self, caption: str) -> int:
+        return self.most_rows if self.padding is EncoderPadding.KEEP else super().rows_of(caption)
+
+    def stored(self, states_LE: Tensor, mask_1L: Tensor) -> Tensor:
+        """The rows that a shard holds, of states whose mask is false on padding."""
+        kept = self.padding is EncoderPadding.KEEP
+        return states_LE if kept else states_LE[: int(mask_1L.sum())]

@@ -3,7 +3,7 @@
 codec        the interface: video -> whitened latent -> pictures
 pixel        the codec without weights: space to depth
 autoencoder  codecs on the autoencoders of Diffusers
-families     the autoencoders of FLUX, Wan, HunyuanVideo 1.5, Cosmos, Cosmos-Predict2, Qwen-Image
+families     the autoencoders of FLUX, SD3, Wan, HunyuanVideo 1.5, Cosmos and Qwen-Image
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from dit.codecs.vae.families import (
     QwenImage,
     QwenImageEdit,
     QwenImageEditPlus,
+    Sd3,
     Wan,
 )
 from dit.codecs.vae.pixel import Pixel
@@ -32,7 +33,7 @@ from dit.codecs.vae.pixel import Pixel
 CODECS = Registry(
     Codec,
     (
-        *(Pixel, Flux, Wan, Hunyuan, Cosmos, CosmosPredict2, CosmosPredict25),
+        *(Pixel, Flux, Sd3, Wan, Hunyuan, Cosmos, CosmosPredict2, CosmosPredict25),
         *(QwenImage, QwenImageEdit, QwenImageEditPlus),
     ),
     known="--list_processors shows those known",

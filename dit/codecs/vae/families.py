@@ -1,4 +1,4 @@
-"""Codecs of FLUX, Wan, HunyuanVideo, Cosmos and Qwen-Image, normalised as their pipelines do."""
+"""Codecs of FLUX, SD3, Wan, HunyuanVideo, Cosmos and Qwen-Image, normalised as their pipelines do."""
 
 # N samples, C colour or latent channels, F frames, H rows, W columns, E width
 
@@ -54,6 +54,20 @@ class Flux(Autoencoder):
     @property
     def stride(self) -> int:
         return 2 ** (len(self._config["block_out_channels"]) - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sd3(Flux):
+    """Images, as of FLUX, by another autoencoder."""
+
+    name: ClassVar[str] = "sd3"
+    description: ClassVar[str] = (
+        "(latent - shift_factor) * scaling_factor, as StableDiffusion3Pipeline"
+    )
+    default_model: ClassVar[str] = "stabilityai/stable-diffusion-3-medium-diffusers"
+    weights: ClassVar[str] = default_model
+    text_encoder: ClassVar[str] = "sd3"
+    edits_pictures: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ MIXTURES = [
     *("flux_debug", "flux_pretrain", "flux_finetune", "flux_lora"),
     *("qwen_image_debug", "qwen_image_lora"),
     *("hunyuan15_debug", "hunyuan15_lora", "hunyuan15_finetune"),
+    "sd3_debug",
 ]
 
 
@@ -40,7 +41,7 @@ def test_the_files_of_the_readme_are_there() -> None:
     wan |= {"wan_14b_lora"}
     flux = {"flux_debug", "flux_pretrain", "flux_finetune", "flux_lora"}
     double = {"qwen_image_debug", "qwen_image_lora"}
-    double |= {"hunyuan15_debug", "hunyuan15_lora", "hunyuan15_finetune"}
+    double |= {"hunyuan15_debug", "hunyuan15_lora", "hunyuan15_finetune", "sd3_debug"}
     assert set(FILES) == sizes | digits | wan | flux | double
 
 

@@ -165,7 +165,7 @@ def publish_flux(workspace: Path) -> None:
 PAGES = [
     *("README.md", "first_run.md", "own_data.md", "objectives.md", "watching.md", "validation.md"),
     *("throughput.md", "diffusers.md", "coming_from.md", "two_cpu_cores.md", "wan.md"),
-    *("flux.md", "fine_tuning.md"),
+    *("flux.md", "sd3.md", "fine_tuning.md"),
 ]
 
 
