@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from dit.convert.lora import LoraFactors
 from tests.flux_networks import random_flux
 from tests.published import random_model
+from tests.sd3_pipelines import random_sd3
 from tests.wan_networks import random_wan
 
 
@@ -59,6 +60,7 @@ class Tiny:
 
     def network(self) -> Any:
         builders = {"WanTransformer3DModel": random_wan, "FluxTransformer2DModel": random_flux}
+        builders["SD3Transformer2DModel"] = random_sd3
         return builders.get(self.class_name, random_model)(**self.changes)
 
     @torch.no_grad()

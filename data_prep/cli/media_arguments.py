@@ -304,9 +304,9 @@ def add_models(parser: ArgumentParser) -> None:
         "--text_padding",
         choices=[str(choice) for choice in EncoderPadding],
         default=str(EncoderPadding.TRIM),
-        help="Of text encoders whose published networks attend to padding (flux, sd3): keep stores the"
-        " states at the padding, too, for fine-tuning those; trim ends each text where its caption"
-        " ends, for networks of your own. A conversion finds out what the cache holds."
+        help="Of text encoders whose published networks attend to padding (flux, sd3): keep stores"
+        " the states at the padding, too, for fine-tuning those; trim ends each text where its"
+        " caption ends, for networks of your own. A conversion finds out what the cache holds."
         " (default: %(default)s)",
     )
 

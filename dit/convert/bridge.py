@@ -181,9 +181,12 @@ class NetworkProvider(TransformerConfig, ModelProviderMixin):
         if not next(model.parameters()).is_meta:
             model.to(device())
             std, rules = self.network.init_method_std, family.weights
-            chosen = lambda name: name not in rules.fixed  # noqa: E731
             initialise(
-                model, seed=self.seed, std=std, zero=rules.starts_at_zero, chosen=chosen
+                model,
+                seed=self.seed,
+                std=std,
+                zero=rules.starts_at_zero,
+                chosen=lambda name: name not in rules.fixed,
             )
         return model
 

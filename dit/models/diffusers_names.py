@@ -354,9 +354,7 @@ def pairs(model: ModelConfig) -> list[Pair]:
     for stack, count in stacks.items():
         own = [row for row in rows if row.ours.startswith(f"{stack}.") and "*" in row.ours]
         first = table.first(model).get(stack, 0)
-        found += [
-            pair(row, n, layers=count, number=first + n) for n in range(count) for row in own
-        ]
+        found += [pair(row, n, layers=count, number=first + n) for n in range(count) for row in own]
     return found
 
 

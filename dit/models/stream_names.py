@@ -22,6 +22,7 @@ from dit.models.diffusers_names import (
 )
 
 _COLUMN, _ROW = TensorSplit.COLUMN, TensorSplit.ROW
+_SAME = Same()
 BY_HEAD = ByHead(rotated=(0, 1))
 """Neighbours are rotated together there, and halves of a head here."""
 Exists = Callable[[Any], bool]
@@ -33,7 +34,12 @@ def _always(_: Any) -> bool:
 
 
 def norm_rows(
-    ours: str, theirs: str, names: tuple[str, str], *, rotated: bool = True, exists: Exists = _always
+    ours: str,
+    theirs: str,
+    names: tuple[str, str],
+    *,
+    rotated: bool = True,
+    exists: Exists = _always,
 ) -> tuple[Row, ...]:
     """RMSNorm of queries and of keys, with one weight for all heads."""
     return tuple(
@@ -42,7 +48,7 @@ def norm_rows(
             (f"{theirs}.{name}.weight",),
             TensorSplit.REPLICATED,
             ("K",),
-            RotaryPairs() if rotated else Same(),
+            RotaryPairs() if rotated else _SAME,
             exists=exists,
         )
         for letter, name in zip("qk", names, strict=True)
@@ -79,9 +85,7 @@ def attention_rows(
             arrangement=BY_HEAD if rotated else ByHead(),
             exists=exists,
         ),
-        *norm_rows(
-            ours, theirs, norms, rotated=rotated, exists=lambda m: exists(m) and normed(m)
-        ),
+        *norm_rows(ours, theirs, norms, rotated=rotated, exists=lambda m: exists(m) and normed(m)),
     )
     if not output:
         return rows
@@ -98,7 +102,7 @@ def feed_forward_rows(ours: str, theirs: str) -> tuple[Row, ...]:
 
 
 def modulation_rows(
-    ours: str, theirs: str, outputs: str, *, arrangement: Arrangement = Same()
+    ours: str, theirs: str, outputs: str, *, arrangement: Arrangement = _SAME
 ) -> tuple[Row, ...]:
     """Of the linear of one modulation."""
     return linear_rows(
@@ -166,7 +170,7 @@ def _two_linears(ours: str, theirs: str, inputs: str, **options: Any) -> tuple[R
     )
 
 
-def head_rows(*, features: Arrangement = Same()) -> tuple[Row, ...]:
+def head_rows(*, features: Arrangement = _SAME) -> tuple[Row, ...]:
     """Of what follows the layers; `features` is the order of numbers in a token."""
     return (
         *modulation_rows("modulate_out", "norm_out.linear", "2D", arrangement=SwappedHalves()),

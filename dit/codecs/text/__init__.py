@@ -4,7 +4,7 @@ encoder             the interface: caption -> embedding
 byte_table          the text encoder without weights: a fixed vector for each byte
 pretrained_encoder  text encoders on Transformers
 projection          the text projection of a Diffusers transformer
-families            the text encoders of FLUX, SD3, Wan, HunyuanVideo 1.5, Cosmos and Cosmos-Predict2.5
+families            the text encoders of FLUX, SD3, Wan, HunyuanVideo 1.5, Cosmos and Predict2.5
 qwen_image          those of Qwen-Image and its edit models, which see pictures
 """
 

@@ -1,4 +1,4 @@
-"""Codecs of FLUX, SD3, Wan, HunyuanVideo, Cosmos and Qwen-Image, normalised as their pipelines do."""
+"""Codecs of FLUX, SD3, Wan, HunyuanVideo, Cosmos and Qwen-Image, normalised as in pipelines."""
 
 # N samples, C colour or latent channels, F frames, H rows, W columns, E width
 

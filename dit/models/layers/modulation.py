@@ -30,6 +30,7 @@ from dit.models.weight_marks import sees_part_of_tokens
 
 _GUIDANCE_SCALE = 1000  # before its sinusoid, as of t
 
+
 def sinusoid(level_N: Tensor, width: int, *, scale: float = 1) -> Tensor:
     """Cosines then sines of the level at `width` / 2 frequencies, [N, width], float32.
 

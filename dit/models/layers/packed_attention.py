@@ -24,7 +24,6 @@ from dit.models.layers.per_sample import PerSample, compiled
 from dit.models.layers.queries_and_keys import AcrossHeadsNorm, HeadNorm, fused_parts, rotate
 from dit.models.layers.transformer_engine import engine_kernel
 
-
 Angles = tuple[Tensor, Tensor]
 """Cosines and sines [T, K], float32."""
 

@@ -62,9 +62,7 @@ def _inputs(model: Sd3Config) -> tuple[SampleInput, ...]:
         padding=Padding.NONE if model.text_pad_to is None else Padding.STORED,
         encoder="sd3",
     )
-    pooled = SampleInput(
-        name=POOLED, kind=InputKind.VECTOR, width=model.pooled_size, encoder="sd3"
-    )
+    pooled = SampleInput(name=POOLED, kind=InputKind.VECTOR, width=model.pooled_size, encoder="sd3")
     return (text, pooled)
 
 

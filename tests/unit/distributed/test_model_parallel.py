@@ -121,7 +121,9 @@ def test_the_packs_of_the_layout_check_are_nasty(groups):
 
 @pytest.mark.parametrize("size", ["wan2.2_ti2v_5b", "cosmos_predict2_2b_video2world"])
 def test_given_frames_are_in_the_first_step_of_the_layout_check(groups, size: str) -> None:
-    config = load_config(layout_check(), overrides=kind_settings(size, layout_check().dataset.mock_samples))
+    config = load_config(
+        layout_check(), overrides=kind_settings(size, layout_check().dataset.mock_samples)
+    )
     packs = _packs(config, steps_of=[parse_layout(ONE)])
     assert any(pack.has_given_tokens for pack in packs[: config.train.global_batch_size])
 

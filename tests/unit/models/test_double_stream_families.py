@@ -1,4 +1,4 @@
-"""Qwen-Image, HunyuanVideo 1.5 and SD3 on one process: what moves them, and what is counted of them."""
+"""Qwen-Image, HunyuanVideo 1.5 and SD3 on one process: what moves them, and what they cost."""
 
 from __future__ import annotations
 

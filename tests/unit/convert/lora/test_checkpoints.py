@@ -11,7 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import CosmosTransformer3DModel, FluxTransformer2DModel, WanTransformer3DModel
+from diffusers import (
+    CosmosTransformer3DModel,
+    FluxTransformer2DModel,
+    SD3Transformer2DModel,
+    WanTransformer3DModel,
+)
 from peft import LoraConfig as PeftLoraConfig
 from peft import PeftModel, get_peft_model
 from torch import Tensor
@@ -42,6 +47,7 @@ CLASSES: dict[str, Any] = {
     "WanTransformer3DModel": WanTransformer3DModel,
     "CosmosTransformer3DModel": CosmosTransformer3DModel,
     "FluxTransformer2DModel": FluxTransformer2DModel,
+    "SD3Transformer2DModel": SD3Transformer2DModel,
 }
 # Sizes of which a fused matrix that is cut in the wrong place cannot be right.
 CASES = [
@@ -49,16 +55,18 @@ CASES = [
     Tiny("CosmosTransformer3DModel", extra_pos_embed_type="learnable"),
     Tiny("FluxTransformer2DModel"),
 ]
+# Beside them, of the numbers alone: layers of which the last and the first differ from the others.
+NUMBERS = [*CASES, Tiny("SD3Transformer2DModel")]
 LEVELS = (0.3, 0.8)
 SIZES = ((1, 4, 6), (3, 2, 4))
 
 
 def samples(model: Any) -> list[LatentSample]:
-    rng = torch.Generator().manual_seed(2)
+    rng, most = torch.Generator().manual_seed(2), diffusers_form(model).largest_latent(model)
     return [
         LatentSample(
             key=str(number),
-            latent_CFHW=torch.randn(model.in_channels, *size, generator=rng),
+            latent_CFHW=torch.randn(model.in_channels, *size, generator=rng)[:, : most[0]],
             text_LE=torch.randn(5 + number, model.crossattn_emb_size, generator=rng),
             fps=24.0,
             others={
@@ -139,6 +147,7 @@ def made(request, groups, tmp_path: Path):
     return tiny, tmp_path, theirs(model, saved_config(base))
 
 
+@pytest.mark.parametrize("made", NUMBERS, indirect=True, ids=lambda tiny: tiny.class_name)
 def test_our_network_computes_what_peft_computes(made, groups) -> None:
     tiny, folder, wanted = made
     assert_close(ours(folder / "lora", groups), wanted)
@@ -147,6 +156,7 @@ def test_our_network_computes_what_peft_computes(made, groups) -> None:
     assert_close(ours(folder / "base", groups), bare)
 
 
+@pytest.mark.parametrize("made", NUMBERS, indirect=True, ids=lambda tiny: tiny.class_name)
 def test_our_folder_computes_it_in_diffusers_and_peft(made) -> None:
     tiny, folder, wanted = made
     config = saved_config(folder / "base")
@@ -163,7 +173,7 @@ def test_our_folder_computes_it_in_diffusers_and_peft(made) -> None:
     card = (folder / "out" / "README.md").read_text()
     assert "Org/Base" in card
     assert "| `lora.rank` | `4` |" in card
-    own_names = "Flux" not in tiny.class_name  # ComfyUI reads those that Diffusers has
+    own_names = "2DModel" not in tiny.class_name  # ComfyUI reads those that Diffusers has
     assert (folder / "out" / "comfyui" / "lora.safetensors").is_file() == own_names
 
 
