@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from dit.convert.lora import LoraFactors
 from tests.flux_networks import random_flux
+from tests.hunyuan_pipelines import random_hunyuan
 from tests.published import random_model
 from tests.wan_networks import random_wan
 
@@ -58,7 +59,11 @@ class Tiny:
         self.class_name, self.changes = class_name, changes
 
     def network(self) -> Any:
-        builders = {"WanTransformer3DModel": random_wan, "FluxTransformer2DModel": random_flux}
+        builders = {
+            "WanTransformer3DModel": random_wan,
+            "FluxTransformer2DModel": random_flux,
+            "HunyuanVideo15Transformer3DModel": random_hunyuan,
+        }
         return builders.get(self.class_name, random_model)(**self.changes)
 
     @torch.no_grad()
