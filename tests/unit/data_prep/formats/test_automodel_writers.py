@@ -23,7 +23,7 @@ from dit.models.flux.config import TINY as FLUX
 from dit.models.hunyuan_video_15.config import TINY as HUNYUAN
 from dit.train import trainer
 
-SIZES = [(16, 24), (32, 16), (16, 24)]  # width and height in pixels
+SIZES = [(16, 32), (32, 16), (16, 32)]  # width and height in pixels
 LENGTHS = [(7, 0), (4, 3), (9, 5)]  # tokens of a caption, and of its words in quotation marks
 
 
