@@ -247,7 +247,7 @@ class _CheckedRows:
     @property
     def null_text(self) -> dict[str, torch.Tensor]:
         """What stands for a dropped caption where no encoder tells: zeros, and no second text."""
-        sizes = {"text": (1, self.widths["text"])}
+        sizes: dict[str, tuple[int, ...]] = {"text": (1, self.widths["text"])}
         for name, width in self._widths_of_null.items():
             sizes[name] = (0, width) if name == "text_2" else (width,)
         return {n: torch.zeros(size, dtype=torch.bfloat16) for n, size in sizes.items()}
