@@ -26,7 +26,7 @@ from dit.models.diffusers_names import (
 )
 from dit.models.family import DiffusersForm
 from dit.models.qwen_image.config import MOST_REFERENCES, QwenImageConfig
-from dit.models.qwen_image.family import LEVEL_WAVES, REFERENCE
+from dit.models.qwen_image.family import LEVEL_WAVES, REFERENCE, SCALE
 from dit.models.stream_names import HEAD_ROWS, double_stream_rows, stream_sizes
 
 CLASS = "QwenImageTransformer2DModel"
@@ -190,7 +190,7 @@ def _run_network(
     tokens = torch.cat([patched(x, side) for x in latents])
     (made,) = network(
         hidden_states=tokens[None],
-        timestep=torch.tensor([level]),
+        timestep=torch.tensor([level / SCALE]),
         encoder_hidden_states=sample.text_LE[None],
         img_shapes=[grids],
         return_dict=False,
