@@ -18,7 +18,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dit.batch import NULL_TEXT, TEXT
 from dit.codecs.dataset_card import CodecError
 from dit.codecs.pretrained import load, model_config_of
 from dit.codecs.text.pretrained_encoder import TEXT_DTYPE, PretrainedTextEncoder
@@ -132,7 +131,7 @@ class QwenImageEditText(QwenImageText):
             pipe = self.pipeline
             shown = self.shown(pipe, pictures)
             device = torch.device(self.device)
-            each = {TEXT: caption, NULL_TEXT: ""}
+            each = {"text": caption, "null_text": ""}
             found = {
                 name: pipe.encode_prompt(words, shown, device)[0][0] for name, words in each.items()
             }
