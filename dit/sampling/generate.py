@@ -65,14 +65,19 @@ class SamplingSettings:
     guider: Any = None
     """A guider of Diffusers (`guiders.open_guider`), which takes the place of the last three."""
 
-    def guide(self, path: SamplingPath) -> Guidance:
+    def guide(self, path: SamplingPath, *, keeps_norm: bool) -> Guidance:
         """With the levels that the network is told in place of sigma or t."""
         between = None
         if self.guidance_interval is not None:
             levels = torch.tensor(self.guidance_interval, dtype=torch.float64)
             low, high = path.network_level(levels).float().tolist()
             between = low, high
-        return Guidance(scale=self.guidance, between=between, rescale=self.guidance_rescale)
+        return Guidance(
+            scale=self.guidance,
+            between=between,
+            rescale=self.guidance_rescale,
+            keeps_norm=keeps_norm,
+        )
 
 
 def generate_latents(
@@ -186,7 +191,8 @@ def _sample_pack(
 
     both = network(batch), network(negative)
     if settings.guider is None:
-        combined = guided(*both, settings.guide(path), batch)
+        keeps_norm = family_of(config.model).objective.keeps_norm
+        combined = guided(*both, settings.guide(path, keeps_norm=keeps_norm), batch)
     else:
         combined = guided_by(settings.guider, *both, batch, steps)
     latent_TC = sample(

@@ -15,6 +15,7 @@ from diffusers import (
     CosmosTransformer3DModel,
     FluxTransformer2DModel,
     HunyuanVideo15Transformer3DModel,
+    QwenImageTransformer2DModel,
     WanTransformer3DModel,
 )
 from peft import LoraConfig as PeftLoraConfig
@@ -48,6 +49,7 @@ CLASSES: dict[str, Any] = {
     "CosmosTransformer3DModel": CosmosTransformer3DModel,
     "FluxTransformer2DModel": FluxTransformer2DModel,
     "HunyuanVideo15Transformer3DModel": HunyuanVideo15Transformer3DModel,
+    "QwenImageTransformer2DModel": QwenImageTransformer2DModel,
 }
 # Sizes of which a fused matrix that is cut in the wrong place cannot be right.
 CASES = [
@@ -55,6 +57,7 @@ CASES = [
     Tiny("CosmosTransformer3DModel", extra_pos_embed_type="learnable"),
     Tiny("FluxTransformer2DModel"),
     Tiny("HunyuanVideo15Transformer3DModel"),
+    Tiny("QwenImageTransformer2DModel"),
 ]
 LEVELS = (0.3, 0.8)
 SIZES = ((1, 4, 6), (3, 2, 4))
@@ -129,9 +132,11 @@ def made(request, groups, tmp_path: Path):
     torch.manual_seed(0)
     block = "blocks" if "Wan" in tiny.class_name else "transformer_blocks"
     # Of a single-stream layer queries, keys and the feed-forward share a matrix.
-    more = ["proj_mlp", "norm_out.linear"] if "Flux" in tiny.class_name else []
-    joint = "Flux" in tiny.class_name or "Hunyuan" in tiny.class_name
-    second = "attn" if joint else "attn2"
+    more, second = {
+        "FluxTransformer2DModel": (["proj_mlp", "norm_out.linear"], "attn"),
+        "HunyuanVideo15Transformer3DModel": ([], "attn"),
+        "QwenImageTransformer2DModel": (["img_mod.1", "norm_out.linear"], "attn"),
+    }.get(tiny.class_name, ([], "attn2"))
     config = PeftLoraConfig(
         r=4,
         lora_alpha=6,
@@ -173,7 +178,7 @@ def test_our_folder_computes_it_in_diffusers_and_peft(made) -> None:
     assert "| `lora.rank` | `4` |" in card
     # ComfyUI reads Diffusers' names of FLUX; of HunyuanVideo it has q, k and v as one, and here v
     # has no adapter.
-    own_names = tiny.class_name.startswith(("Wan", "Cosmos"))
+    own_names = tiny.class_name.startswith(("Wan", "Cosmos", "Qwen"))
     assert (folder / "out" / "comfyui" / "lora.safetensors").is_file() == own_names
 
 
