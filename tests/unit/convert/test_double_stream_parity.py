@@ -33,6 +33,8 @@ from tests.wan_networks import fill_random
 
 LEVELS = (0.8125, 0.0, 0.437, 0.999, 0.03125)
 """t of flow matching, one for each sample."""
+SCALE = 1000
+"""What the level is told as, over t."""
 TEXTS = ([7, 1, 12, 3, 20], [1, 1, 5, 2, 1])
 AXES = [(4, 4, 4), (2, 6, 6), (2, 2, 4), (8, 4, 2), (16, 6, 10)]
 
@@ -42,7 +44,6 @@ class Case:
     """A family's network in Diffusers."""
 
     network: Any  # its class
-    level_scale: float  # what the level is told as, over t
     configuration: Callable[[int], dict[str, Any]]  # of config.json, of a number
     grids: Callable[[random.Random], Grid]
     theirs: Callable[[nn.Module, PackedBatch, int, Any], Tensor]  # rows of its output
@@ -167,7 +168,7 @@ def _sd3_theirs(network: nn.Module, batch: PackedBatch, index: int, model: Any) 
         latent.transpose(0, 1),
         encoder_hidden_states=batch.text_LE[None, first:last],
         pooled_projections=batch.vectors["pooled_text"][index : index + 1],
-        timestep=torch.tensor([1000 * LEVELS[index]]),
+        timestep=torch.tensor([SCALE * LEVELS[index]]),
         return_dict=False,
     )
     (_, h, w), p = grid, model.patch_spatial
@@ -179,7 +180,6 @@ _TEXT = ("attn.add_q_proj", "attn.to_add_out", "attn.norm_added_q")
 CASES = {
     "qwen_image": Case(
         network=QwenImageTransformer2DModel,
-        level_scale=1,
         configuration=_qwen_image,
         grids=lambda draw: (1, draw.randint(1, 5), draw.randint(1, 5)),
         theirs=_qwen_image_theirs,
@@ -187,7 +187,6 @@ CASES = {
     ),
     "hunyuan_video_15": Case(
         network=HunyuanVideo15Transformer3DModel,
-        level_scale=1000,
         configuration=_hunyuan,
         grids=lambda draw: (draw.randint(1, 4), draw.randint(1, 3), draw.randint(1, 4)),
         theirs=_hunyuan_theirs,
@@ -196,7 +195,6 @@ CASES = {
     ),
     "sd3": Case(
         network=SD3Transformer2DModel,
-        level_scale=1000,
         configuration=_sd3,
         grids=lambda draw: (1, draw.randint(1, 5), draw.randint(1, 5)),
         theirs=_sd3_theirs,
@@ -220,7 +218,7 @@ def test_forward_gradients_and_the_way_back(groups, tmp_path: Path, name: str, n
     done = import_weights(tmp_path / "hf", tmp_path / "ours")
     model: Any = done.config.model
     assert model.precision is Precision.FP32 and done.config.objective.name == "flow"
-    assert done.config.objective.flow.timestep_scale == case.level_scale
+    assert done.config.objective.flow.timestep_scale == SCALE
     ours = family_of(model).network()(model, groups)
     load_weights(done.path, [ours], groups, averaged=False)
 
@@ -230,7 +228,7 @@ def test_forward_gradients_and_the_way_back(groups, tmp_path: Path, name: str, n
     draw = random.Random(number)
     grids = [case.grids(draw) for _ in range(5)]
     batch = random_pack(grids, TEXTS[number % 2], model=packed)
-    levels_N = torch.tensor(LEVELS) * case.level_scale
+    levels_N = torch.tensor(LEVELS) * SCALE
     weight_TC = torch.randn(batch.latent_TC.shape, generator=torch.Generator().manual_seed(1))
     weight_TC *= batch.is_target_T[:, None]
     out_TC = ours(batch.latent_TC, level_rows(levels_N, batch), batch)
