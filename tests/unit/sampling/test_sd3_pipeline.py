@@ -14,11 +14,12 @@ from dit.convert.verify import compare_forward
 from dit.sampling.generate import Request, SamplingSettings, generate_latents
 from dit.sampling.open_checkpoint import LoadOptions, open_checkpoint
 from tests.cosmos_predict import gap
+from tests.given_noise import from_noise
 from tests.sd3_pipelines import pipeline
-from tests.unit.sampling.test_flux_pipelines import COLUMNS, NAN, ROWS, from_noise, noise
 
 PROMPT, NEGATIVE = "a red fox & a hen", "blurry"
 STEPS = 4
+ROWS, COLUMNS = 6, 4  # of a latent
 
 
 def test_text_to_image_and_the_way_back(groups, tmp_path: Path) -> None:
@@ -44,16 +45,17 @@ def test_text_to_image_and_the_way_back(groups, tmp_path: Path) -> None:
     height, width = (side * pipe.vae_scale_factor for side in (ROWS, COLUMNS))
     own = {"height": height, "width": width, "num_inference_steps": STEPS}
     request = Request(
-        inputs=texts[0], negative=texts[1], latent_FHW=(1, ROWS, COLUMNS), fps=NAN, seed=0
+        inputs=texts[0], negative=texts[1], latent_FHW=(1, ROWS, COLUMNS), fps=float("nan"), seed=0
     )
+    noise = torch.randn(4, ROWS, COLUMNS, generator=torch.Generator().manual_seed(5))
     made = []
     for scale in (1.0, 3.0):
         (theirs,) = pipe(
-            **embeds, **own, guidance_scale=scale, latents=noise()[None],
+            **embeds, **own, guidance_scale=scale, latents=noise[None],
             output_type="latent", return_dict=False,
         )  # fmt: skip
         settings = SamplingSettings(num_steps=STEPS, guidance=scale, sampler=Sampler.EULER)
-        with from_noise(run):
+        with from_noise(run.config, noise[:, None]):
             (found,) = generate_latents(run.model, [request], config=run.config, settings=settings)
         made.append(found[:, 0])
         assert gap(made[-1], theirs[0]) <= 1e-4
