@@ -43,7 +43,7 @@ help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST) | awk -F': ' '{printf "make %-12s %s\n", $$1, $$2}'
 
 # Pack, pretrain, generate, report. A second run reuses what is there: pretraining is finished then.
-quickstart: $(VENV)/core $(DIGITS)/data/.nv-meta/dataset.yaml ## real digits -> shards -> training -> pictures (10 minutes, no GPU)
+quickstart: $(VENV)/core $(DIGITS)/data/.nv-meta/dataset.yaml ## real digits -> shards -> training -> pictures (about six minutes, no GPU)
 	$(PY) -m torch.distributed.run --standalone --nproc-per-node 1 recipes/pretrain_dit.py --config-file conf/dit_digits.yaml
 	printf 'a handwritten %s\n' $(foreach digit,zero one two three four five six seven eight nine,\
 		$(digit) $(digit) $(digit) $(digit) $(digit) $(digit) $(digit) $(digit)) > $(DIGITS)/prompts.txt

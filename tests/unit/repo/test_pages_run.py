@@ -70,7 +70,15 @@ FLUX = {
     ],
     "recipes/generate_dit.py": ["--height", "32", "--width", "24"],
 }
+# Likewise of the way to eight GPUs: text to video, and a layout of one process.
+EIGHT = TEXT_TO_VIDEO | {
+    "recipes/pretrain_dit.py": [*OF_TEXT, "model.context_parallel_size=1"],
+}
+# A python block makes a clip of this size.
+SMALL = {'"height": 480': '"height": 32', '"width": 832': '"width": 32'}
+SMALL |= {'"num_frames": 81': '"num_frames": 5', "num_inference_steps=30": "num_inference_steps=2"}
 TINY_PAGES = {
+    **{"runs/eight": EIGHT, "data/mixed": EIGHT},
     **{"models/Wan2.1-T2V": TEXT_TO_VIDEO, "models/Wan": WAN, "runs/wan": WAN},
     **{"models/FLUX": FLUX, "runs/flux_": FLUX},
 }
@@ -153,6 +161,20 @@ def publish_text_to_video(workspace: Path) -> None:
         (workspace / f"films/{number}.txt").write_text("a fox runs")
 
 
+def publish_eight_gpus(workspace: Path) -> None:
+    """A tiny pipeline, clips and captions where the way to eight GPUs has large ones."""
+    from tests import media_files
+    from tests.wan_pipelines import pipeline
+
+    pipeline(workspace / "t2v", "t2v")
+    (workspace / "models").mkdir()
+    (workspace / "t2v/pipeline").rename(workspace / "models/Wan2.1-T2V-1.3B-Diffusers")
+    for folder in ("films", "fox"):
+        for number in range(4):
+            media_files.video(workspace / folder / f"{number}.mp4", 9 + number)
+            (workspace / folder / f"{number}.txt").write_text("a fox runs")
+
+
 def publish_flux(workspace: Path) -> None:
     """A tiny pipeline where the page of FLUX has a large one."""
     from tests.flux_pipelines import pipeline
@@ -165,7 +187,7 @@ def publish_flux(workspace: Path) -> None:
 PAGES = [
     *("README.md", "first_run.md", "own_data.md", "objectives.md", "watching.md", "validation.md"),
     *("throughput.md", "diffusers.md", "coming_from.md", "two_cpu_cores.md", "wan.md"),
-    *("flux.md", "fine_tuning.md"),
+    *("flux.md", "fine_tuning.md", "eight_gpus.md"),
 ]
 
 
@@ -183,15 +205,21 @@ def test_page_runs_from_top_to_bottom(repo_root: Path, workspace: Path, page: st
         publish_text_to_video(workspace)
     if page == "flux.md":
         publish_flux(workspace)
+    if page == "eight_gpus.md":
+        publish_eight_gpus(workspace)
     photos = workspace / "photos"
     photos.mkdir(exist_ok=True)
     for i in range(40):
         colour = ("red", "green", "blue")[i % 3]
         image = Image.new("RGB", (16 + 8 * (i % 3), 16 + 8 * (i % 2)), colour)
         image.save(photos / f"a_{colour}_square_{i}.png")
+        if page == "eight_gpus.md":
+            (photos / f"a_{colour}_square_{i}.txt").write_text(f"a {colour} square")
     for words in _calls(repo_root, page):
         run(tiny(words), workspace)
     for block in re.findall(r"^```python\n(.*?)^```", _text(repo_root, page), re.DOTALL | re.M):
+        for large, small in SMALL.items():
+            block = block.replace(large, small)
         run(shlex.join(["python", "-c", block]), workspace)
 
 
