@@ -184,6 +184,21 @@ def publish_flux(workspace: Path) -> None:
     (workspace / "dev" / "pipeline").rename(workspace / "models" / "FLUX.1-dev")
 
 
+def publish_photos(photos: Path, *, captions: bool) -> None:
+    """Forty squares, with captions beside them where the page refuses files without."""
+    photos.mkdir(exist_ok=True)
+    for i in range(40):
+        colour = ("red", "green", "blue")[i % 3]
+        image = Image.new("RGB", (16 + 8 * (i % 3), 16 + 8 * (i % 2)), colour)
+        image.save(photos / f"a_{colour}_square_{i}.png")
+        if captions:
+            (photos / f"a_{colour}_square_{i}.txt").write_text(f"a {colour} square")
+
+
+PUBLISH = {
+    **{"wan.md": publish_wan, "fine_tuning.md": publish_text_to_video, "flux.md": publish_flux},
+    "eight_gpus.md": publish_eight_gpus,
+}
 PAGES = [
     *("README.md", "first_run.md", "own_data.md", "objectives.md", "watching.md", "validation.md"),
     *("throughput.md", "diffusers.md", "coming_from.md", "two_cpu_cores.md", "wan.md"),
@@ -199,22 +214,8 @@ def test_page_runs_from_top_to_bottom(repo_root: Path, workspace: Path, page: st
         packing, _, training = _calls(repo_root, "first_run.md")[:3]
         run(tiny(packing), workspace)
         run(tiny(training), workspace)
-    if page == "wan.md":
-        publish_wan(workspace)
-    if page == "fine_tuning.md":
-        publish_text_to_video(workspace)
-    if page == "flux.md":
-        publish_flux(workspace)
-    if page == "eight_gpus.md":
-        publish_eight_gpus(workspace)
-    photos = workspace / "photos"
-    photos.mkdir(exist_ok=True)
-    for i in range(40):
-        colour = ("red", "green", "blue")[i % 3]
-        image = Image.new("RGB", (16 + 8 * (i % 3), 16 + 8 * (i % 2)), colour)
-        image.save(photos / f"a_{colour}_square_{i}.png")
-        if page == "eight_gpus.md":
-            (photos / f"a_{colour}_square_{i}.txt").write_text(f"a {colour} square")
+    PUBLISH.get(page, lambda _: None)(workspace)
+    publish_photos(workspace / "photos", captions=page == "eight_gpus.md")
     for words in _calls(repo_root, page):
         run(tiny(words), workspace)
     for block in re.findall(r"^```python\n(.*?)^```", _text(repo_root, page), re.DOTALL | re.M):
