@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +24,7 @@ from dit.data.rejections import SampleRefused
 from dit.models.family import NullInput
 from dit.objectives import SamplingPath, sampling_path, with_clean_level, with_given_tokens
 from dit.pack_wire import pack_to
+from dit.progress import Track, no_progress
 from dit.sampling.ode_solvers import Guidance, Network, guided, initial_noise, sample
 from dit.sampling.unpatchify import unpack_latents
 
@@ -65,9 +66,16 @@ class SamplingSettings:
 
 
 def generate_latents(
-    model: nn.Module, requests: Sequence[Request], *, config: RunConfig, settings: SamplingSettings
+    model: nn.Module,
+    requests: Sequence[Request],
+    *,
+    config: RunConfig,
+    settings: SamplingSettings,
+    track: Track = no_progress,
 ) -> list[Tensor]:
     """Whitened latents [C, F, H, W], float32, one for each request, in order.
+
+    `track` counts steps of the sampler, over all packs.
 
     Raises:
         ValueError: a request lacks an input that the network needs, or does not divide into
@@ -78,21 +86,24 @@ def generate_latents(
     lengths = [SampleSize.of(sample, layout).tokens for sample in samples]
     capacity = max([config.dataset.task_encoder_seq_length, *lengths])
     latents: dict[int, Tensor] = {}
-    for members in best_fit_decreasing(lengths, capacity=capacity):
-        chosen = {i: requests[i] for i in members}
-        against = [
-            _blank(i, r, config, {**r.inputs, **_of_captions(r.negative, layout)})
-            for i, r in chosen.items()
-        ]
-        made = _sample_pack(
-            model,
-            pack_samples([samples[i] for i in members], layout),
-            pack_samples(against, layout),
-            seeds=[one.seed for one in chosen.values()],
-            config=config,
-            settings=settings,
-        )
-        latents |= dict(zip(members, made, strict=True))
+    packs = best_fit_decreasing(lengths, capacity=capacity)
+    with track("sampling steps", len(packs) * settings.num_steps, 0) as advance:
+        for members in packs:
+            chosen = {i: requests[i] for i in members}
+            against = [
+                _blank(i, r, config, {**r.inputs, **_of_captions(r.negative, layout)})
+                for i, r in chosen.items()
+            ]
+            made = _sample_pack(
+                model,
+                pack_samples([samples[i] for i in members], layout),
+                pack_samples(against, layout),
+                seeds=[one.seed for one in chosen.values()],
+                config=config,
+                settings=settings,
+                each_step=lambda _: advance(1),
+            )
+            latents |= dict(zip(members, made, strict=True))
     return [latents[i] for i in range(len(requests))]
 
 
@@ -148,6 +159,7 @@ def _sample_pack(
     seeds: Sequence[int],
     config: RunConfig,
     settings: SamplingSettings,
+    each_step: Callable[[Tensor], None],
 ) -> list[Tensor]:
     device = getattr(model, "device", None) or next(model.parameters()).device
     batch, negative = pack_to(batch, device), pack_to(negative, device)
@@ -168,6 +180,7 @@ def _sample_pack(
         batch,
         num_steps=settings.num_steps,
         sampler=settings.sampler,
+        each_step=each_step,
     )
     if batch.has_given_tokens:
         latent_TC = with_given_tokens(latent_TC, batch)

@@ -16,6 +16,7 @@ GROUND = {
     "dit.safe_pickle",
     "dit.safe_writing",
     "dit.drawing",
+    "dit.progress",
 }
 BASE = GROUND | {"dit.batch", "dit.pack_wire", "dit.config"}
 # The folders of families are below nobody: the registry imports them by name.
@@ -30,6 +31,7 @@ FAMILIES = {
 ALLOWED = {
     "dit.parsing": set(),
     "dit.drawing": set(),
+    "dit.progress": set(),
     "dit.safe_pickle": set(),
     "dit.safe_writing": set(),
     "dit.batch": set(),

@@ -121,7 +121,8 @@ def tiny(words: tuple[str, ...]) -> str:
     own = (fits for place, fits in TINY_PAGES.items() if any(place in word for word in arguments))
     if (fits := next(own, None)) is not None:
         extra = [*extra, *fits.get(name, [])]
-        words = tuple("1" if word == "8" else word for word in words)
+        alone = {"8": "1", "WORLD_SIZE=8": "WORLD_SIZE=1"}
+        words = tuple(alone.get(word, word) for word in words)
     return shlex.join([*words, *extra])
 
 
