@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from megatron.energon.epathlib import EPath
 
 from dit.config import RunConfig, TextPadding
 from dit.data.cook import Expected, check_latent
@@ -67,23 +66,6 @@ def check_data(config: RunConfig) -> Checked:
     counts = [count_samples(leaf) for leaf in leaves]
     shards = sum(len(shards_of(leaf)) for leaf in leaves)
     return Checked(samples=sum(counts), shards=shards, notes=tuple(notes))
-
-
-def data_line(config: RunConfig) -> str:
-    """The line of a dry run about the data, as a comment; empty for mock data or no data.
-
-    A missing folder is no fault here, because often another machine trains.
-
-    Raises:
-        DataError: as `check_data`.
-    """
-    data = config.dataset
-    paths = [entry.path for entry in data.blend] or ([data.path] if data.path else [])
-    if data.mock or not paths:
-        return ""
-    absent = [path for path in paths if not EPath(path).is_dir() and not EPath(path).is_file()]
-    said = f"NOT CHECKED: {absent[0]} does not exist here" if absent else str(check_data(config))
-    return f"# {'shards':<14}{said}\n"
 
 
 def _validated(config: RunConfig) -> Iterator[DatasetSplit]:
