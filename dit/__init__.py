@@ -14,6 +14,7 @@ train         the step, the loop, checkpoints, metrics
 sampling      noise -> latents -> pictures
 convert       checkpoints to and from Hugging Face Diffusers
 report        one HTML page about runs
+playground    a page to try prompts on
 planner       memory, communication and time of a run on other machines
 layout_check  the same numbers on every layout?
 

@@ -28,6 +28,9 @@ from dit.progress import Track, no_progress
 from dit.sampling.ode_solvers import Guidance, Network, guided, initial_noise, sample
 from dit.sampling.unpatchify import unpack_latents
 
+Watch = Callable[[list[Tensor]], None]
+"""Takes the clean latents [C, F, H, W] that the network predicts for the samples of a pack."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
@@ -72,10 +75,11 @@ def generate_latents(
     config: RunConfig,
     settings: SamplingSettings,
     track: Track = no_progress,
+    watch: Watch | None = None,
 ) -> list[Tensor]:
     """Whitened latents [C, F, H, W], float32, one for each request, in order.
 
-    `track` counts steps of the sampler, over all packs.
+    `track` counts steps of the sampler, over all packs. `watch` is called at each step of a pack.
 
     Raises:
         ValueError: a request lacks an input that the network needs, or does not divide into
@@ -101,7 +105,8 @@ def generate_latents(
                 seeds=[one.seed for one in chosen.values()],
                 config=config,
                 settings=settings,
-                each_step=lambda _: advance(1),
+                each_step=advance,
+                watch=watch,
             )
             latents |= dict(zip(members, made, strict=True))
     return [latents[i] for i in range(len(requests))]
@@ -159,7 +164,8 @@ def _sample_pack(
     seeds: Sequence[int],
     config: RunConfig,
     settings: SamplingSettings,
-    each_step: Callable[[Tensor], None],
+    each_step: Callable[[int], None],
+    watch: Watch | None,
 ) -> list[Tensor]:
     device = getattr(model, "device", None) or next(model.parameters()).device
     batch, negative = pack_to(batch, device), pack_to(negative, device)
@@ -173,6 +179,17 @@ def _sample_pack(
 
         return run
 
+    def unpacked(latent_TC: Tensor) -> list[Tensor]:
+        if batch.has_given_tokens:
+            latent_TC = with_given_tokens(latent_TC, batch)
+        patch = {"patch_temporal": config.model.patch_temporal}
+        return unpack_latents(latent_TC, batch, patch_spatial=config.model.patch_spatial, **patch)
+
+    def after_step(latent_TC: Tensor) -> None:
+        each_step(1)
+        if watch is not None:
+            watch(unpacked(latent_TC))
+
     latent_TC = sample(
         path,
         guided(network(batch), network(negative), settings.guide(path), batch),
@@ -180,9 +197,6 @@ def _sample_pack(
         batch,
         num_steps=settings.num_steps,
         sampler=settings.sampler,
-        each_step=each_step,
+        each_step=after_step,
     )
-    if batch.has_given_tokens:
-        latent_TC = with_given_tokens(latent_TC, batch)
-    patch = {"patch_temporal": config.model.patch_temporal}
-    return unpack_latents(latent_TC, batch, patch_spatial=config.model.patch_spatial, **patch)
+    return unpacked(latent_TC)

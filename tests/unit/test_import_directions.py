@@ -59,6 +59,7 @@ ALLOWED = {
     "dit.sampling": STEP | {"dit.codecs", "dit.train"},
     "dit.convert.lora": BASE | {"dit.models", "dit.models.lora"},
     "dit.convert": STEP | {"dit.sampling", "dit.train", "dit.convert.lora"},
+    "dit.playground": STEP | {"dit.codecs", "dit.sampling", "dit.train"},
     "dit.layout_check": STEP | {"dit.train"},
     "dit.report": GROUND | {"dit.config", "dit.config.loading", "dit.models"},
     "data_prep": GROUND | {"dit.codecs"},

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
     from dit.distributed.model_parallel import FullForward
     from dit.sampling.experts import TwoExperts
+    from dit.sampling.generate import Watch
     from dit.sampling.given_pictures import GivenPictures, ReferencePictures
 
 _QUIET_S = 5.0
@@ -85,11 +86,13 @@ def generate_opened(
     options: GenerationOptions,
     latents: bool = False,
     track: Track = no_progress,
+    watch: Watch | None = None,
 ) -> list[Picture]:
     """As `generate`, with an open checkpoint; each picture comes with its prompt and settings.
 
     With several processes, each data-parallel replica generates its share. The first process
-    returns all pictures, the others an empty list. `track` shows the progress of the first one.
+    returns all pictures, the others an empty list. `track` shows the progress of the first one;
+    `watch` is that of `generate_latents`.
     """
     import torch.distributed as dist
 
@@ -132,7 +135,9 @@ def generate_opened(
     told = replace(opened.config.objective, guidance=options.distilled_guidance)
     config = replace(opened.config, objective=told)
     track = track if dist.get_rank() == 0 else no_progress
-    made = generate_latents(opened.model, requests, config=config, settings=settings, track=track)
+    made = generate_latents(
+        opened.model, requests, config=config, settings=settings, track=track, watch=watch
+    )
     pictures = []
     if _is_first_of_replica(opened.model):
         with track("decoding", len(made), 0) as advance:
