@@ -51,9 +51,7 @@ def _parser() -> Parser:
     add = parser.add_argument
     add("checkpoint", metavar="CKPT", help="run folder or checkpoint")
     add("compare", metavar="OTHER", nargs="*", help="others, to compare with")
-    add(
-        "--lora", action="append", default=[], help="adapters, FILE or FILE:SCALE; with and without"
-    )
+    add("--lora", action="append", default=[], help="adapters, FILE or FILE:SCALE, beside none")
     add("--weights", choices=("ema", "model"), default="ema", help="average, or last weights")
     add(
         "--host", default="127.0.0.1", help="address to serve; other machines only where you say so"

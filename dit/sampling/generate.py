@@ -92,6 +92,12 @@ def generate_latents(
     latents: dict[int, Tensor] = {}
     packs = best_fit_decreasing(lengths, capacity=capacity)
     with track("sampling steps", len(packs) * settings.num_steps, 0) as advance:
+
+        def after_step(predicted: Callable[[], list[Tensor]]) -> None:
+            advance(1)
+            if watch is not None:
+                watch(predicted())
+
         for members in packs:
             chosen = {i: requests[i] for i in members}
             against = [
@@ -105,8 +111,7 @@ def generate_latents(
                 seeds=[one.seed for one in chosen.values()],
                 config=config,
                 settings=settings,
-                each_step=advance,
-                watch=watch,
+                after_step=after_step,
             )
             latents |= dict(zip(members, made, strict=True))
     return [latents[i] for i in range(len(requests))]
@@ -164,8 +169,7 @@ def _sample_pack(
     seeds: Sequence[int],
     config: RunConfig,
     settings: SamplingSettings,
-    each_step: Callable[[int], None],
-    watch: Watch | None,
+    after_step: Callable[[Callable[[], list[Tensor]]], None],
 ) -> list[Tensor]:
     device = getattr(model, "device", None) or next(model.parameters()).device
     batch, negative = pack_to(batch, device), pack_to(negative, device)
@@ -185,11 +189,6 @@ def _sample_pack(
         patch = {"patch_temporal": config.model.patch_temporal}
         return unpack_latents(latent_TC, batch, patch_spatial=config.model.patch_spatial, **patch)
 
-    def after_step(latent_TC: Tensor) -> None:
-        each_step(1)
-        if watch is not None:
-            watch(unpacked(latent_TC))
-
     latent_TC = sample(
         path,
         guided(network(batch), network(negative), settings.guide(path), batch),
@@ -197,6 +196,6 @@ def _sample_pack(
         batch,
         num_steps=settings.num_steps,
         sampler=settings.sampler,
-        each_step=after_step,
+        each_step=lambda latent_TC: after_step(lambda: unpacked(latent_TC)),
     )
     return unpacked(latent_TC)
