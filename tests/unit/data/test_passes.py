@@ -42,7 +42,7 @@ def test_epochs_take_as_many_packs_as_the_loader_needs(config) -> None:
 
 
 def test_a_dry_run_says_how_often_each_sample_is_seen(config) -> None:
-    run = replace(config, train=replace(config.train, epochs=7.0))
+    run = replace(config, train=replace(config.train, epochs=7.0, eval_iters=0))
     said = data_lines(steps_of_epochs(run))
     assert f"each of the {COUNT} training samples about 7" in said.splitlines()[-1]
 
