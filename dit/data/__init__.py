@@ -3,7 +3,6 @@
     loader        build_train_loader, validation_groups, build_val_packs; PackLoader
     datasets      folders, splits and the inputs of a sample without caption
     preflight     what can be checked before the first step: shards, indices, the dataset card
-    passes        how often a run sees each sample
     tar_reader    where the files of a sample lie in a shard, and how they are read
     records       the two layouts of a record in a shard: ours and DFM's
     cook          head of a record -> its length; record -> LatentSample, or the reason why not
@@ -28,8 +27,13 @@ from dit.data.loader import (
     validation_groups,
 )
 from dit.data.loader_state import LoaderLayout, places_of
-from dit.data.passes import data_lines, passes_line, steps_of_epochs
-from dit.data.preflight import check_data, dataset_card
+from dit.data.preflight import (
+    check_data,
+    data_lines,
+    dataset_card,
+    passes_line,
+    steps_of_epochs,
+)
 from dit.data.rejections import DataError, Reject, RejectCounts, sum_counts
 
 __all__ = [
