@@ -91,9 +91,8 @@ clean: ## remove .venv, builds and caches; runs/ stays
 # The two stamps: what running needs, and on top of it what developing needs.
 $(VENV)/core: pyproject.toml
 	$(if $(PYTHON),,$(error no Python 3.11 or 3.12 found; install one, or name it: make PYTHON=/path/to/python3.11))
-	@echo "packages go into $(VENV): some minutes, once"
 	$(PYTHON) -m venv $(VENV)
-	$(PIP_INSTALL) "$(TORCH)"
+	@echo "packages go into $(VENV): some minutes, once"; $(PIP_INSTALL) "$(TORCH)"
 	$(PIP_INSTALL) --editable .
 	touch $@
 
