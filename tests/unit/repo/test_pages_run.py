@@ -79,10 +79,20 @@ EIGHT = TEXT_TO_VIDEO | {
 # A python block makes a clip of this size.
 SMALL = {'"height": 480': '"height": 32', '"width": 832': '"width": 32'}
 SMALL |= {'"num_frames": 81': '"num_frames": 5', "num_inference_steps=30": "num_inference_steps=2"}
+QWEN = {
+    "recipes/pretrain_dit.py": [
+        *("model.num_layers=2", "model.hidden_size=48", "model.num_attention_heads=4"),
+        *("model.rope_axes=[4,4,4]", "model.crossattn_emb_size=16", "model.precision=fp32"),
+        *("model.recompute_granularity=none", "train.global_batch_size=1"),
+        *("dataset.task_encoder_seq_length=1280", "dataset.use_train_split_for_val=true"),
+    ],
+    "recipes/generate_dit.py": ["--height", "32", "--width", "48"],
+}
 TINY_PAGES = {
     **{"runs/eight": EIGHT, "data/mixed": EIGHT},
     **{"models/Wan2.1-T2V": TEXT_TO_VIDEO, "models/Wan": WAN, "runs/wan": WAN},
     **{"models/FLUX": FLUX, "runs/flux_": FLUX},
+    **{"models/Qwen": QWEN, "runs/qwen_image_lora": QWEN},
 }
 """What a command names -> what makes it fit the tiny pipelines; the first that fits counts."""
 
@@ -187,6 +197,15 @@ def publish_flux(workspace: Path) -> None:
     (workspace / "dev" / "pipeline").rename(workspace / "models" / "FLUX.1-dev")
 
 
+def publish_qwen_image(workspace: Path) -> None:
+    """A tiny pipeline where the page of Qwen-Image has a large one."""
+    from tests.qwen_pipelines import pipeline
+
+    pipeline(workspace / "qwen", "qwen_image")
+    (workspace / "models").mkdir()
+    (workspace / "qwen" / "pipeline").rename(workspace / "models" / "Qwen-Image")
+
+
 def publish_photos(photos: Path, *, captions: bool) -> None:
     """Forty squares; eight with captions beside them where the page refuses files without."""
     photos.mkdir(exist_ok=True)
@@ -200,12 +219,12 @@ def publish_photos(photos: Path, *, captions: bool) -> None:
 
 PUBLISH = {
     **{"wan.md": publish_wan, "fine_tuning.md": publish_text_to_video, "flux.md": publish_flux},
-    "eight_gpus.md": publish_eight_gpus,
+    **{"eight_gpus.md": publish_eight_gpus, "qwen_image.md": publish_qwen_image},
 }
 PAGES = [
     *("README.md", "first_run.md", "own_data.md", "objectives.md", "watching.md", "validation.md"),
     *("throughput.md", "diffusers.md", "coming_from.md", "two_cpu_cores.md", "wan.md"),
-    *("flux.md", "fine_tuning.md", "eight_gpus.md"),
+    *("flux.md", "fine_tuning.md", "eight_gpus.md", "qwen_image.md"),
 ]
 
 
