@@ -183,7 +183,7 @@ def publish_eight_gpus(workspace: Path) -> None:
     (workspace / "models").mkdir()
     (workspace / "t2v/pipeline").rename(workspace / "models/Wan2.1-T2V-1.3B-Diffusers")
     for folder in ("films", "fox"):
-        for number in range(2):
+        for number in range(4):
             media_files.video(workspace / folder / f"{number}.mp4", 9 + number)
             (workspace / folder / f"{number}.txt").write_text("a fox runs")
 
@@ -207,9 +207,9 @@ def publish_qwen_image(workspace: Path) -> None:
 
 
 def publish_photos(photos: Path, *, captions: bool) -> None:
-    """Forty squares; eight with captions beside them where the page refuses files without."""
+    """Forty squares, with captions beside them where the page refuses files without."""
     photos.mkdir(exist_ok=True)
-    for i in range(8 if captions else 40):
+    for i in range(40):
         colour = ("red", "green", "blue")[i % 3]
         image = Image.new("RGB", (16 + 8 * (i % 3), 16 + 8 * (i % 2)), colour)
         image.save(photos / f"a_{colour}_square_{i}.png")
