@@ -41,7 +41,7 @@ class PlaygroundServer(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: PlaygroundServer
+    server: PlaygroundServer  # type: ignore[assignment] # which the base class does not know
 
     def do_GET(self) -> None:
         if not self._is_ours():
