@@ -83,12 +83,6 @@ OTHER_NETWORKS = (
         lacks="the network that makes the modulations of all layers from level and layer number",
     ),
     OtherNetwork(
-        title="Stable Diffusion 3 and 3.5",
-        patterns=("sd3*", "stablediffusion3*"),
-        lacks="a stored table of positions cropped around its middle, a second attention in some"
-        " layers, and a last layer whose text ends early",
-    ),
-    OtherNetwork(
         title="AuraFlow",
         patterns=("auraflow*",),
         lacks="a learned table of positions cropped around its middle, and register tokens",

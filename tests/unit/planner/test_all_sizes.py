@@ -9,7 +9,7 @@ import pytest
 from dit.config.loading import load_config
 from dit.config.loading.describe import describe
 from dit.distributed.device_specs import DEVICES
-from dit.models.cost import memory, parameter_count
+from dit.models.cost import parameter_count
 from dit.models.diffusers_names import pairs
 from dit.models.family import FAMILIES, family_named
 from dit.planner.efficiency import FUSED
@@ -26,9 +26,7 @@ def test_a_size_is_counted_described_and_planned(size: str) -> None:
     config = load_config(dit_xl(), overrides=words)
     count = parameter_count(config.model)
     assert sum(math.prod(pair.shape) for pair in pairs(config.model)) == count
-    said = describe(config, world_size=8)
-    assert f"{count:,} trainable ({size})" in said
-    assert f"weights {memory(config, world_size=8).weights / 2**30:.2f} GiB" in said
+    assert f"{count:,} trainable ({size})" in describe(config, world_size=8)
     good, bad = plans(
         config, expected_load(config), world_size=8, device=DEVICES["h200"], efficiency=FUSED
     )

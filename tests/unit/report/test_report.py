@@ -4,6 +4,7 @@ import base64
 import io
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,7 +94,7 @@ def test_samples_with_and_without_the_adapter_are_shown(tmp_path: Path) -> None:
     assert [_grey(source) for source in sources] == [40, 81, 80]
 
 
-def _grey(source: str) -> int:
+def _grey(source: str) -> Any:
     content = base64.b64decode(source.partition(",")[2])
     return Image.open(io.BytesIO(content)).convert("L").getpixel((0, 0))
 
