@@ -51,6 +51,9 @@ class InputKind(StrEnum):
     """What a sample holds beside its latent."""
 
     TEXT = "text"  # rows of a text or image encoder, [L, width]
+    # Rows in the place of the main text where the caption is dropped, [M, width]: of an encoder
+    # that sees the sample's pictures, too, so that they are another sample's no more
+    NULL_TEXT = "null_text"
     VECTOR = "vector"  # one vector, such as pooled text, [width]
     CHANNELS = "channels"  # channels beside those of the noisy latent, [width, F, H, W]
     # Of the first frames alone, beside the noisy ones, then a mask of these frames, [C, f, H, W]
@@ -117,6 +120,8 @@ class ObjectiveConventions:
     """Whether flow matching tells the network 1 - t instead of t (Lumina 2, OmniGen2)."""
     clean_level: float | None = 0.0
     """t of tokens without noise, such as a given first frame; None: there are no such tokens."""
+    keeps_norm: bool = False
+    """Whether guidance leaves each token the norm of its prediction (Qwen-Image)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,7 +21,7 @@ from dit.data.bin_packing import best_fit_decreasing
 from dit.data.cook import Expected, check_inputs
 from dit.data.pack import PatchLayout, SampleSize, pack_samples
 from dit.data.rejections import SampleRefused
-from dit.models.family import NullInput
+from dit.models.family import NullInput, family_of
 from dit.objectives import SamplingPath, sampling_path, with_clean_level, with_given_tokens
 from dit.pack_wire import pack_to
 from dit.sampling.ode_solvers import Guidance, Network, guided, initial_noise, sample
@@ -54,14 +54,19 @@ class SamplingSettings:
     guidance_rescale: float = 0.0
     """0 to 1: part of the way back to the deviation that the prediction has without guidance."""
 
-    def guide(self, path: SamplingPath) -> Guidance:
+    def guide(self, path: SamplingPath, *, keeps_norm: bool) -> Guidance:
         """With the levels that the network is told in place of sigma or t."""
         between = None
         if self.guidance_interval is not None:
             levels = torch.tensor(self.guidance_interval, dtype=torch.float64)
             low, high = path.network_level(levels).float().tolist()
             between = low, high
-        return Guidance(scale=self.guidance, between=between, rescale=self.guidance_rescale)
+        return Guidance(
+            scale=self.guidance,
+            between=between,
+            rescale=self.guidance_rescale,
+            keeps_norm=keeps_norm,
+        )
 
 
 def generate_latents(
@@ -161,9 +166,11 @@ def _sample_pack(
 
         return run
 
+    keeps_norm = family_of(config.model).objective.keeps_norm
+    guide = settings.guide(path, keeps_norm=keeps_norm)
     latent_TC = sample(
         path,
-        guided(network(batch), network(negative), settings.guide(path), batch),
+        guided(network(batch), network(negative), guide, batch),
         initial_noise(batch, seeds),
         batch,
         num_steps=settings.num_steps,

@@ -20,6 +20,10 @@ Network = Callable[[Tensor, Tensor], Tensor]
 """(input_TC, level_N), both float32 -> raw output [T, C]; text and positions are bound already."""
 
 
+TINY_NORM = 1e-12
+"""Padding tokens are zero: of them no norm is divided by."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Guidance:
     """Classifier-free guidance: its scale, and the levels at which it acts."""
@@ -30,6 +34,8 @@ class Guidance:
     """Lowest and highest `level_N` with guidance (arXiv:2404.07724); None guides at all levels."""
     rescale: float = 0.0
     """phi of arXiv:2305.08891, Sec. 3.4: 1 restores the standard deviation without guidance."""
+    keeps_norm: bool = False
+    """Whether each token gets back the norm that its output has without guidance (Qwen-Image)."""
 
     def at(self, level_N: Tensor) -> Tensor:
         """Guidance scale [N] of each sample at its level."""
@@ -78,6 +84,9 @@ def guided(
             return cond_TC
         uncond_TC = unconditional(input_TC, level_N).float()
         mixed_TC = uncond_TC + per_token(scale_N, batch) * (cond_TC - uncond_TC)
+        if guidance.keeps_norm:
+            norm_T1, own_T1 = (x_TC.norm(dim=-1, keepdim=True) for x_TC in (mixed_TC, cond_TC))
+            mixed_TC = mixed_TC * (own_T1 / norm_T1.clamp_min(TINY_NORM))
         if guidance.rescale:
             factor_N = deviations(cond_TC, batch) / deviations(mixed_TC, batch)
             factor_N = torch.where(scale_N == 1, 1.0, factor_N)

@@ -42,6 +42,10 @@ def sample_inputs(batch: PackedBatch, index: int, layout: PatchLayout) -> dict[s
     found = {}
     for name, starts in batch.text_offsets.items():
         found[name] = batch.texts[name][starts[index] : starts[index + 1]].clone()
+    for name in layout.named(InputKind.NULL_TEXT):
+        if batch.null_text_LE is not None:
+            first, stop = batch.null_text_starts[index : index + 2]
+            found |= {name: batch.null_text_LE[first:stop].clone()} if stop > first else {}
     found |= {name: rows_NE[index].clone() for name, rows_NE in batch.vectors.items()}
     grid, first = batch.grids[index], batch.starts[index]
     patch = (layout.patch_temporal, layout.patch_spatial)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from pydantic import ConfigDict, PositiveInt
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from dit.batch import LatentSample
 from dit.config import RunConfig
@@ -26,7 +27,7 @@ from dit.models.diffusers_names import (
 )
 from dit.models.family import DiffusersForm
 from dit.models.qwen_image.config import MOST_REFERENCES, QwenImageConfig
-from dit.models.qwen_image.family import LEVEL_WAVES, REFERENCE
+from dit.models.qwen_image.family import LEVEL_WAVES, REFERENCE, SCALE
 from dit.models.stream_names import HEAD_ROWS, double_stream_rows, stream_sizes
 
 CLASS = "QwenImageTransformer2DModel"
@@ -47,6 +48,9 @@ _ROWS = (
     ),
     *HEAD_ROWS,
 )
+# ComfyUI and diffusion-pipe name linears as Diffusers does, musubi-tuner with underscores for dots.
+_matrices = [name for row in _ROWS if len(row.shape) == 2 for name in row.theirs]
+LINEARS = {name.removesuffix(".weight"): name.removesuffix(".weight") for name in _matrices}
 
 
 def _sizes(model: QwenImageConfig) -> dict[str, int]:
@@ -188,10 +192,15 @@ def _run_network(
     side = config.model.patch_spatial
     grids = [(x.shape[1], x.shape[2] // side, x.shape[3] // side) for x in latents]
     tokens = torch.cat([patched(x, side) for x in latents])
+    # Diffusers' network needs a row of text; one that is masked is none.
+    is_text_L = torch.ones(max(len(sample.text_LE), 1), dtype=torch.bool)
+    text_LE = pad(sample.text_LE, (0, 0, 0, len(is_text_L) - len(sample.text_LE)))
+    is_text_L[len(sample.text_LE) :] = False
     (made,) = network(
         hidden_states=tokens[None],
-        timestep=torch.tensor([level]),
-        encoder_hidden_states=sample.text_LE[None],
+        timestep=torch.tensor([level / SCALE]),
+        encoder_hidden_states=text_LE[None],
+        encoder_hidden_states_mask=is_text_L[None],
         img_shapes=[grids],
         return_dict=False,
     )
@@ -222,6 +231,8 @@ FORM = DiffusersForm(
     content=_content,
     private=lambda model: {"reference_latents": model.reference_latents},
     text_pad_to=lambda _: None,
+    original_names=(LINEARS,),
+    comfyui_names=lambda _: LINEARS,
     pipelines={
         "QwenImagePipeline": "flow",
         "QwenImageEditPipeline": "flow",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,8 +104,7 @@ def generate_opened(
         for prompt, one in zip(prompts, each, strict=True)
         for text in (prompt.text, one.negative_prompt)
     )
-    inputs = {text: opened.encoder.encode_all(text) for text in words if text}
-    inputs.setdefault("", dict(opened.null))
+    inputs = _encoded(opened, words, _references(options))
     data = opened.model.groups.dp
     mine = range(data.rank(), len(prompts), data.size())
     requests = [
@@ -137,6 +136,28 @@ def generate_opened(
     shares: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(pictures, shares)
     return sorted((p for share in shares or () for p in share), key=lambda picture: picture.seed)
+
+
+def _encoded(
+    opened: OpenCheckpoint, words: Iterable[str], references: ReferencePictures
+) -> dict[str, Mapping[str, Tensor]]:
+    """What the text encoder makes of each text, and of the empty one.
+
+    Raises:
+        ValueError: it sees the pictures to edit, and there is none.
+    """
+    from dit.batch import NULL_TEXT, TEXT
+
+    encoder = opened.encoder
+    if not encoder.most_pictures:
+        made = {text: encoder.encode_all(text) for text in words if text}
+        return {"": dict(opened.null), **made}
+    found: dict[str, Mapping[str, Tensor]] = {}
+    for text in [one for one in words if one] or [""]:
+        made = dict(encoder.encode_beside(text, references.shown()))
+        found[""] = {TEXT: made.pop(NULL_TEXT)}
+        found.setdefault(text, made)
+    return found
 
 
 def _is_first_of_replica(model: FullForward | TwoExperts) -> bool:

@@ -11,7 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import CosmosTransformer3DModel, FluxTransformer2DModel, WanTransformer3DModel
+from diffusers import (
+    CosmosTransformer3DModel,
+    FluxTransformer2DModel,
+    QwenImageTransformer2DModel,
+    WanTransformer3DModel,
+)
 from peft import LoraConfig as PeftLoraConfig
 from peft import PeftModel, get_peft_model
 from torch import Tensor
@@ -42,12 +47,14 @@ CLASSES: dict[str, Any] = {
     "WanTransformer3DModel": WanTransformer3DModel,
     "CosmosTransformer3DModel": CosmosTransformer3DModel,
     "FluxTransformer2DModel": FluxTransformer2DModel,
+    "QwenImageTransformer2DModel": QwenImageTransformer2DModel,
 }
 # Sizes of which a fused matrix that is cut in the wrong place cannot be right.
 CASES = [
     Tiny("WanTransformer3DModel"),
     Tiny("CosmosTransformer3DModel", extra_pos_embed_type="learnable"),
     Tiny("FluxTransformer2DModel"),
+    Tiny("QwenImageTransformer2DModel"),
 ]
 LEVELS = (0.3, 0.8)
 SIZES = ((1, 4, 6), (3, 2, 4))
@@ -122,8 +129,10 @@ def made(request, groups, tmp_path: Path):
     torch.manual_seed(0)
     block = "blocks" if "Wan" in tiny.class_name else "transformer_blocks"
     # Of a single-stream layer queries, keys and the feed-forward share a matrix.
-    flux = "Flux" in tiny.class_name
-    more, second = (["proj_mlp", "norm_out.linear"], "attn") if flux else ([], "attn2")
+    more, second = {
+        "FluxTransformer2DModel": (["proj_mlp", "norm_out.linear"], "attn"),
+        "QwenImageTransformer2DModel": (["img_mod.1", "norm_out.linear"], "attn"),
+    }.get(tiny.class_name, ([], "attn2"))
     config = PeftLoraConfig(
         r=4,
         lora_alpha=6,
