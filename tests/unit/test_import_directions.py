@@ -12,6 +12,7 @@ import pytest
 
 OURS = ("dit", "data_prep", "recipes")
 GROUND = {
+    "dit.other_networks",
     "dit.parsing",
     "dit.safe_pickle",
     "dit.safe_writing",
@@ -32,6 +33,7 @@ ALLOWED = {
     "dit.parsing": set(),
     "dit.drawing": set(),
     "dit.progress": set(),
+    "dit.other_networks": set(),
     "dit.safe_pickle": set(),
     "dit.safe_writing": set(),
     "dit.batch": set(),
