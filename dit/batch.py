@@ -122,6 +122,10 @@ class PackedBatch:
     captions: tuple[str, ...] = ()  # of the N samples, where they are known; for people alone
     pack_id: int  # 63-bit identity that, with seed and step, decides all random draws
     guidance: float | None = None  # what a guidance embedding is told; None: the network has none
+    # float32: the level at the end of a sampler's step, for networks of mean flow; None in training
+    step_end_N: Tensor | None = None
+    # Texts that are made of a given picture: a sample without it has no rows of them
+    pictures: tuple[str, ...] = ()
     dropout_seed: int | None = None  # 63 bits, of adapters in training; None drops nothing
     share: SequenceShard = SequenceShard()
 

@@ -85,6 +85,12 @@ class PatchLayout:
         return self._names[kind]
 
     @property
+    def pictures(self) -> tuple[str, ...]:
+        """Texts that are made of a picture that a sample need not have."""
+        optional = (one for one in self.inputs if one.pictures and one.may_be_empty)
+        return tuple(one.name for one in optional if one.kind is InputKind.TEXT)
+
+    @property
     def has_clean_tokens(self) -> bool:
         """Whether samples may have tokens that are told the clean level."""
         frames = any(one.kind is InputKind.FRAMES for one in self.inputs)
@@ -391,6 +397,7 @@ class PackWriter:
             clean_tokens=_or_none([a.clean for a in added]),
             clean_level=layout.clean_level if has_level else None,
             guidance=layout.guidance,
+            pictures=layout.pictures,
             starts=tuple(accumulate(padded, initial=0)),
             keys=keys,
             captions=tuple(a.caption for a in added),

@@ -230,6 +230,9 @@ class Family:
     objective: ObjectiveConventions
     guidance: Callable[[Any], float | None] = lambda _: None
     """The usual `objective.guidance` of a configuration; None: it has no guidance embedding."""
+    tells_step_end: Callable[[Any], bool] = lambda _: False
+    """Whether a network is told the level at the end of a step, too: it was distilled to predict
+    the mean velocity of steps (mean flow), generates, and cannot be trained here."""
     vae: Callable[[Any], str]
     """Codec (`dit.codecs.vae`) whose latents the published weights read, of a configuration."""
     tiny: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -336,6 +339,23 @@ def diffusers_form(model: ModelConfig) -> DiffusersForm:
     return form()
 
 
+def check_trainable(config: RunConfig) -> None:
+    """Refuses networks that only generate.
+
+    Raises:
+        Problems: names the key.
+    """
+    told = family_of(config.model).tells_step_end(config.model)
+    check(
+        (
+            not told,
+            "model.use_meanflow=true: the network was distilled to predict the mean velocity of"
+            " whole steps (mean flow), which no objective here teaches; train the network that it"
+            " was distilled from, and generate with this one",
+        )
+    )
+
+
 def check_objective_inputs(config: RunConfig) -> None:
     """Refuses what of the objective concerns inputs that the network or its samples do not have.
 
@@ -350,7 +370,8 @@ def check_objective_inputs(config: RunConfig) -> None:
         why = f"{which} takes no given frames; leave it out"
     else:
         why = f"{which} needs `{frames[0].name}` of every sample; leave it out"
-    optional = any(not one.required for one in frames)
+    shown = frames or [one for one in inputs if one.kind is InputKind.FRAME_CHANNELS]
+    optional = any(not one.required for one in shown)
     of_image = any(one.kind is InputKind.CHANNELS or one.null is NullInput.KEPT for one in inputs)
     p, counts = wanted.image_condition_probability, wanted.given_frames
     usual, told = family.guidance(config.model), wanted.guidance
@@ -365,7 +386,10 @@ def check_objective_inputs(config: RunConfig) -> None:
             f"objective.guidance={told}: {which} has no guidance embedding; leave it out",
         ),
         (p == 1 or optional, f"objective.image_condition_probability={p}: {why}"),
-        (counts is None or optional, f"objective.given_frames={list(counts or ())}: {why}"),
+        (
+            counts is None or (optional and bool(frames)),
+            f"objective.given_frames={list(counts or ())}: {why}",
+        ),
         (
             wanted.image_dropout == 0 or of_image,
             f"objective.image_dropout={wanted.image_dropout}: {which} takes no condition channels"

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dit.batch import TEXT, NullInputs, PackedBatch, Problem
 from dit.config import ObjectiveConfig
-from dit.objectives.given_frames import draw_given_frames
+from dit.objectives.given_frames import draw_given_frames, without_pictures
 from dit.objectives.objective import TrainingObjective
 from dit.objectives.timestep_sampling import draw_quantiles
 from dit.pack_wire import to_device
@@ -73,10 +73,13 @@ def without_image(batch: PackedBatch, dropped: Sequence[bool], null: NullInputs)
     """The same pack with zeros for what is made of the pictures of the dropped samples.
 
     Those are the condition channels, and the texts and vectors that no caption decides: `null` has
-    no value for them. Numbers of rows stay. Given frames are left to `draw_given_frames`.
+    no value for them. Numbers of rows stay, but where a network may be given no picture: there the
+    sample has no rows of it. Given frames are left to `draw_given_frames`.
     """
     if not any(dropped):
         return batch
+    if batch.pictures:
+        return without_pictures(batch, dropped)
     changes: dict[str, Tensor] = {}
     if batch.condition_TC is not None:
         dropped_N = to_device(torch.tensor(dropped), batch.segment_T.device)

@@ -46,6 +46,30 @@ class Guidance:
         return torch.where((level_N >= low) & (level_N <= high), scale_N, 1.0)
 
 
+@dataclass(frozen=True, slots=True)
+class StepLevels:
+    """The levels that the network is told at the steps of a sampler."""
+
+    level_SN: Tensor  # S + 1 of them, the last one of what is made
+
+    @classmethod
+    def of(cls, path: SamplingPath, batch: PackedBatch, *, num_steps: int) -> StepLevels:
+        noise_SN = path.schedule(batch.latent_tokens, num_steps=num_steps)
+        return cls(path.network_level(noise_SN).float())
+
+    @property
+    def steps(self) -> int:
+        return len(self.level_SN) - 1
+
+    def number(self, level_N: Tensor) -> int:
+        """The step that begins at these levels."""
+        return int((self.level_SN[:-1, 0] - level_N[0].cpu()).abs().argmin())
+
+    def end(self, level_N: Tensor) -> Tensor:
+        """The levels [N] at the end of the step that begins at these."""
+        return self.level_SN[self.number(level_N) + 1].to(level_N)
+
+
 def initial_noise(batch: PackedBatch, seeds: Sequence[int]) -> Tensor:
     """Standard normal noise [T, C], float32, zero on padding.
 

@@ -91,6 +91,7 @@ def generate_opened(
 
     from dit.config import Sampler
     from dit.sampling.generate import Request, SamplingSettings, generate_latents
+    from dit.sampling.guiders import open_guider
 
     options = options_of_network(options, opened)
     assert options.guidance is not None
@@ -123,6 +124,7 @@ def generate_opened(
         guidance_interval=options.guidance_interval,
         guidance_rescale=options.guidance_rescale,
         sampler=Sampler(options.sampler),
+        guider=options.guider and open_guider(options.guider, scale=options.guidance),
     )
     told = replace(opened.config.objective, guidance=options.distilled_guidance)
     config = replace(opened.config, objective=told)
@@ -222,7 +224,7 @@ def _picture(
 def options_of_network(options: GenerationOptions, opened: OpenCheckpoint) -> GenerationOptions:
     """With both guidance scales, where they were not given.
 
-    A network that is told one predicts with guidance in one pass.
+    A guider has a scale of its own. A network that is told one predicts with guidance in one pass.
 
     Raises:
         ValueError: one is given that the network is not told.
@@ -234,6 +236,10 @@ def options_of_network(options: GenerationOptions, opened: OpenCheckpoint) -> Ge
             " leave it out, and use --guidance"
         )
     usual = GUIDANCE if trained is None else 1.0
+    if options.guidance is None and options.guider is not None:
+        from dit.sampling.guiders import open_guider
+
+        usual = open_guider(options.guider).guidance_scale
     return replace(
         options,
         guidance=usual if options.guidance is None else options.guidance,
