@@ -16,7 +16,7 @@ import torch
 from pydantic import ConfigDict, PositiveInt
 from torch import Tensor, nn
 
-from dit.batch import LatentSample
+from dit.batch import TEXT, LatentSample
 from dit.config import RunConfig, TextPadding
 from dit.models.diffusers_names import (
     ByHead,
@@ -26,7 +26,7 @@ from dit.models.diffusers_names import (
     TensorSplit,
     linear_rows,
 )
-from dit.models.family import DiffusersForm
+from dit.models.family import DiffusersForm, StackedSamples
 from dit.models.flux.conditions import WAVES
 from dit.models.flux.config import FluxConfig
 from dit.models.flux.family import POOLED
@@ -235,6 +235,29 @@ def _run_network(
     return unpatchify(made[0], grids[0], *patch)
 
 
+def _run_stacked(network: nn.Module, samples: StackedSamples, config: RunConfig) -> Tensor:
+    """What Diffusers' network makes of samples side by side, without references.
+
+    It has no mask, so that it attends to the padding of shorter samples and captions.
+    """
+    model, guidance = config.model, config.objective.guidance
+    text_BLE = samples.inputs[TEXT]
+    latents = samples.latent_BCFHW.unbind()
+    grids, rows = zip(*(_patches(latent, model) for latent in latents), strict=True)
+    device = text_BLE.device
+    (made,) = network(
+        hidden_states=torch.stack(rows),
+        encoder_hidden_states=text_BLE,
+        pooled_projections=samples.inputs[POOLED],
+        timestep=samples.level_B / 1000,  # it multiplies by 1000 itself
+        img_ids=GridPositions()(grids[:1], fps=samples.fps).to(device),
+        txt_ids=torch.zeros(text_BLE.shape[1], 3, device=device),
+        guidance=None if guidance is None else samples.level_B.new_full((len(rows),), guidance),
+        return_dict=False,
+    )
+    return torch.stack([_unpatched(one, grids[0], model) for one in made])
+
+
 def _references(sample: LatentSample) -> list[Tensor]:
     return [value for name, value in sample.others.items() if name != POOLED]
 
@@ -266,4 +289,5 @@ FORM = DiffusersForm(
     largest_latent=lambda _: (2**20, 2**20, 2**20),  # positions are computed
     open_network=_open_network,
     run_network=_run_network,
+    run_stacked=_run_stacked,
 )
