@@ -15,13 +15,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.console import Console
+
 from dit.config.loading import parse_arguments
 from dit.distributed.device_specs import DEVICES
 from dit.distributed.entry import run
 from dit.planner.efficiency import EFFICIENCIES
 from dit.planner.layouts import plans
 from dit.planner.tables import as_json, print_tables
-from dit.planner.times import expected_load
+from dit.planner.times import expected_load, not_modelled
+from dit.progress import progress_on
 from recipes.runs import RECIPES, for_weights
 
 
@@ -33,10 +36,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     ).config
     load, gpus, name = expected_load(config), options.gpus, options.device
     efficiency = EFFICIENCIES[options.kernels]
-    good, bad = plans(config, load, world_size=gpus, device=DEVICES[name], efficiency=efficiency)
+    good, bad = plans(
+        config,
+        load,
+        world_size=gpus,
+        device=DEVICES[name],
+        efficiency=efficiency,
+        track=progress_on(Console(stderr=True), quiet_s=2.0),
+    )
     title = f"{gpus} x {name}, {config.model.name}, packs of {load.tokens:,.0f} real tokens,"
     title += f" {config.train.global_batch_size} a step. An estimate: see docs/throughput.md"
     title += f"\nAssumed: {efficiency.of(DEVICES[name])}"
+    if left := not_modelled(config):
+        title += f"\nNot in the times: {'; '.join(left)}"
     print_tables(title, good[: options.best], bad, tokens=options.tokens * 1e9, why=options.refused)
     if options.json:
         options.json.write_text(json.dumps(as_json(good, bad), indent=1) + "\n")

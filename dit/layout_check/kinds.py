@@ -37,7 +37,7 @@ def kind_settings(size: str, mixture: Sequence[MockGeometry]) -> list[str]:
     family: Family = next(one for one in families() if size in one.tiny)
     settings: dict[str, Any] = {"family": family.name, "name": size, **family.tiny[size]}
     lines = [f"model.{key}={json.dumps(value)}" for key, value in settings.items()]
-    most = family.config(**(family.sizes[size] | settings)).largest_latent
+    most = family.config(**{**family.sizes[size], **settings}).largest_latent
     if most is None or max(one.frames for one in mixture) <= most[0]:
         return lines
     samples = [replace(one, frames=min(one.frames, most[0]), fps=None) for one in mixture]

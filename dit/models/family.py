@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from dit.config import CUSTOM_SIZE, ModelConfig, Problems, RunConfig, TextPadding
 from dit.config.checks import check
+from dit.other_networks import why_not_trained
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -157,6 +158,20 @@ class FrozenTextProjection:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StackedSamples:
+    """B samples side by side, shorter ones padded with zeros, as loops without packs have them."""
+
+    latent_BCFHW: Tensor
+    inputs: Mapping[str, Tensor]
+    """By name: [B, L, E] of a text, [B, E] of a vector."""
+    is_text_BL: Tensor | None
+    """False on padding of the main text; None where all captions have the same length."""
+    level_B: Tensor
+    fps: float
+    """NaN for pictures."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DiffusersForm:
     """The networks of a family as Diffusers has them. Nothing here raises for what a user gave."""
 
@@ -207,6 +222,8 @@ class DiffusersForm:
     """Diffusers' network of a folder, in float32; raises ImportError without Diffusers."""
     run_network: Callable[[nn.Module, LatentSample, float, RunConfig], Tensor]
     """(Diffusers' network, sample, level that ours is told, run) -> output [C, F, H, W]."""
+    run_stacked: Callable[[nn.Module, StackedSamples, RunConfig], Tensor] | None = None
+    """The same of samples side by side -> [B, C, F, H, W], by which speeds are compared."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -290,10 +307,11 @@ def family_named(name: str) -> Family:
     """
     places = family_places()
     if name not in places:
+        lacking = why_not_trained(name)
         raise Problems(
             [
                 f"model.family={name} is no known family; use {', '.join(places)}, or say in"
-                f" ${VARIABLE} where it is"
+                f" ${VARIABLE} where it is" + (f". {lacking}" if lacking else "")
             ]
         )
     return _loaded(name, places[name])

@@ -19,8 +19,9 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from dit.codecs.reference_fit import ReferenceFit
 from dit.models.family import InputKind, SampleInput
-from dit.sampling.latent_sizes import ReferenceFit, Size
+from dit.sampling.latent_sizes import Size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

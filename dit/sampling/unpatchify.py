@@ -12,6 +12,7 @@ from torch import Tensor
 from dit.batch import PackedBatch
 from dit.data.pack import PatchLayout
 from dit.models.family import InputKind
+from dit.models.patches import unpatchify
 
 
 def unpack_latents(
@@ -25,16 +26,6 @@ def unpack_latents(
         unpatchify(latent_TC[start:], grid, patch_temporal, patch_spatial)
         for grid, start in zip(batch.grids, batch.starts[:-1], strict=True)
     ]
-
-
-def unpatchify(
-    latent_TC: Tensor, grid: tuple[int, int, int], patch_temporal: int, patch_spatial: int
-) -> Tensor:
-    """Latent [c, F, H, W] from the first frames * rows * columns tokens of `latent_TC`."""
-    f, h, w = grid
-    pt, p = patch_temporal, patch_spatial
-    patches = latent_TC[: f * h * w].reshape(f, h, w, -1, pt, p, p)  # frame row column c t h w
-    return patches.permute(3, 0, 4, 1, 5, 2, 6).reshape(-1, f * pt, h * p, w * p)
 
 
 def sample_inputs(batch: PackedBatch, index: int, layout: PatchLayout) -> dict[str, Tensor]:

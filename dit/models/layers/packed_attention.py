@@ -95,10 +95,8 @@ class PackedAttention(MegatronModule):
         if row.angles_TK is None:
             return (q_THK, k_THK) if self.q_layernorm is None else self.normalised(q_THK, k_THK)
         turn = compiled(_turn) if row.per_sample.compiled else _turn
-        return tuple(
-            turn(x_THK, norm, *row.angles_TK)
-            for x_THK, norm in ((q_THK, self.q_layernorm), (k_THK, self.k_layernorm))
-        )
+        angles = row.angles_TK
+        return turn(q_THK, self.q_layernorm, *angles), turn(k_THK, self.k_layernorm, *angles)
 
     def positioned_parts(
         self, x_THX: Tensor, widths: Sequence[int], row: RowConditions

@@ -105,6 +105,7 @@ class DoubleStreamLayer(MegatronModule, BaseTransformerLayer):
         c, (h_TD, text_LD) = conditions, hidden
         adaln, text_adaln = self.modulation(c.timestep), self.text_modulation(c.timestep)
         h_TD, x_TD = adaln[0].branch(h_TD, c.latents.per_sample)
+        z_TD = None
         if self.second_attention is not None:
             h_TD, z_TD = adaln[2].branch(h_TD, c.latents.per_sample)
         text_LD, y_LD = text_adaln[0].branch(text_LD, c.text.per_sample)

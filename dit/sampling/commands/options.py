@@ -16,10 +16,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from dit.codecs.reference_fit import ReferenceFit
 from dit.config import Sampler
 from dit.distributed.entry import Parser
 from dit.parsing import MOST_BYTES, YamlError, parse_yaml
-from dit.sampling.latent_sizes import MOST_PIXELS, ReferenceFit
+from dit.sampling.latent_sizes import MOST_PIXELS
 from dit.sampling.media_files import RATES
 
 FPS = 24.0
