@@ -142,7 +142,7 @@ def score(asked: Sequence[Asked], found: Sequence[Nearest]) -> dict[str, Any]:
     right_N = np.array([is_right(*each) for each in zip(asked, found, strict=True)])
     edit_N = np.array([one.edit for one in asked])
     counts = np.zeros((len(EDITS), len(STATES)), dtype=int)
-    np.add.at(counts, (edit_N, [one.state for one in found]), 1)
+    np.add.at(counts, (edit_N, np.array([one.state for one in found])), 1)
     return {
         "right": float(right_N.mean()),
         "edits": {e: float(right_N[edit_N == i].mean()) for i, e in enumerate(EDITS)},
