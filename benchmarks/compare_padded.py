@@ -4,7 +4,7 @@
 2. start     equal weights; where nothing is padded, the losses of the first step must agree
 3. steps     in turn, so that other load on the machine affects all alike; medians
 
-    python benchmarks/compare_padded.py --steps 7
+    python benchmarks/compare_padded.py --steps 7 --family flux
 
 Any key of a run may follow (model.name=dit_xl model.precision=bf16 ...). One process.
 """
@@ -25,20 +25,34 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from dit.config import EmaKind, MockGeometry, ModelConfig, ObjectiveName, Precision, RunConfig
+from dit.config import EmaKind, MockGeometry, ObjectiveName, Precision, RunConfig
 from dit.config.loading import load_config
 from dit.distributed.entry import run
-from dit.models.family import named_model
+from dit.models.family import default_family
 from dit.pack_wire import pack_to
 
 OURS = "packed, ours"
+_WIDTH_256 = [
+    *("model.name=custom", "model.num_layers=2", "model.hidden_size=256"),
+    *("model.num_attention_heads=4", "model.crossattn_emb_size=256", "model.precision=fp32"),
+]
+SMALL = {
+    "dit": ["model.family=dit", *_WIDTH_256, "model.adaln_lora_dim=32"],
+    "flux": [
+        *("model.family=flux", *_WIDTH_256, "model.num_single_layers=4", "model.pooled_size=64"),
+        *("model.rope_axes=[16,24,24]", "objective.guidance=1.0"),
+    ],
+}
+"""Family -> a network that two cores train in seconds."""
+
 # In bfloat16 Diffusers rounds noise levels, modulation and predictions, which are float32 in ours.
 _TOLERANCE = {Precision.FP32: 1e-3, Precision.BF16: 3e-2}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options, overrides = _parser().parse_known_args(argv)
-    base = load_config(_small(), config_file=options.config_file, overrides=overrides)
+    small = load_config(_base(), overrides=SMALL[options.family])
+    base = load_config(small, config_file=options.config_file, overrides=overrides)
     found = []
     for name, mixture in _mixtures().items():
         dataset = replace(base.dataset, mock=True, mock_samples=mixture, num_workers=0)
@@ -54,6 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--config-file", type=Path)
+    parser.add_argument("--family", choices=SMALL, default="dit", help="(%(default)s)")
     parser.add_argument("--steps", type=int, default=7, help="timed ones (%(default)s)")
     parser.add_argument(
         "--batch", type=int, default=4, help="samples that are padded to the longest (%(default)s)"
@@ -67,19 +82,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _small() -> RunConfig:
-    """A model that two cores train in seconds."""
-    model: ModelConfig = replace(
-        named_model("dit_xl"),
-        name="custom",
-        num_layers=2,
-        hidden_size=256,
-        num_attention_heads=4,
-        adaln_lora_dim=32,
-        crossattn_emb_size=256,
-        precision=Precision.FP32,
-    )
-    base = RunConfig(model=model)
+def _base() -> RunConfig:
+    base = RunConfig(model=default_family().default())
     return replace(
         base,
         dataset=replace(base.dataset, task_encoder_seq_length=4096, packing_buffer_size=64),
@@ -158,14 +162,14 @@ def _contenders(config: RunConfig, batch: int) -> tuple[dict[str, Callable[[], f
     found: dict[str, Callable[[], float]] = {OURS: ours}
     # In their order of arrival: a plain loop does not know the lengths of samples in advance.
     asked = sorted(
-        (one for item in items for one in examples(config.model, *item)),
+        (one for item in items for one in examples(config, *item)),
         key=lambda one: int(one.key),
     )
     for batching in Batching:
         theirs = diffusers_network(config)
         theirs.load_state_dict(weights)
         theirs.to(device(), dtype(config.model))
-        loop = PlainLoop(theirs, config.optimizer)
+        loop = PlainLoop(theirs, config)
         batches = rectangles(
             asked,
             batching,
@@ -190,13 +194,13 @@ def _items(config: RunConfig) -> list[Any]:
     """The mixture as packs with their problems, on the device."""
     from dit.data import null_inputs
     from dit.data.bin_packing import best_fit_decreasing
-    from dit.data.pack import PatchLayout, pack_samples
+    from dit.data.pack import PatchLayout, SampleSize, pack_samples
     from dit.distributed.process_groups import device
     from dit.objectives import training_objective, training_problem
 
     layout, dataset = PatchLayout.of(config), config.dataset
     samples = list(_samples(config))
-    lengths = [layout.padded_tokens(sample.latent_CFHW) for sample in samples]
+    lengths = [SampleSize.of(sample, layout).tokens for sample in samples]
     bins = best_fit_decreasing(lengths, capacity=dataset.task_encoder_seq_length)
     packs = [
         pack_samples([samples[i] for i in sorted(one, key=lengths.__getitem__)], layout)
@@ -212,7 +216,8 @@ def _samples(config: RunConfig) -> Iterator[Any]:
     """Twice as many samples of each kind as its weight, in random order; keys are positions."""
     import torch
 
-    from dit.batch import LatentSample
+    from dit.batch import TEXT, LatentSample
+    from dit.models.family import InputKind, family_of
 
     model = config.model
     kinds = [g for g in config.dataset.mock_samples for _ in range(2 * round(g.weight))]
@@ -220,12 +225,19 @@ def _samples(config: RunConfig) -> Iterator[Any]:
     for place, number in enumerate(torch.randperm(len(kinds), generator=random).tolist()):
         kind = kinds[number]
         size = (model.in_channels, kind.frames, kind.height, kind.width)
-        text = (kind.text_length, model.crossattn_emb_size)
+        latent_CFHW = torch.randn(size, generator=random)
+        shapes = {
+            one.name: (kind.text_length, one.width) if one.kind is InputKind.TEXT else (one.width,)
+            for one in family_of(model).inputs(model)
+            if one.kind in (InputKind.TEXT, InputKind.VECTOR)
+        }
+        inputs = {name: torch.randn(shape, generator=random) for name, shape in shapes.items()}
         yield LatentSample(
             key=str(place),
-            latent_CFHW=torch.randn(size, generator=random),
-            text_LE=torch.randn(text, generator=random),
+            latent_CFHW=latent_CFHW,
+            text_LE=inputs.pop(TEXT),
             fps=kind.fps or float("nan"),
+            others=inputs,
         )
 
 

@@ -17,5 +17,5 @@ report        one HTML page about runs
 planner       memory, communication and time of a run on other machines
 layout_check  the same numbers on every layout?
 
-What all folders may use: drawing, parsing, safe_pickle, safe_writing.
+What all folders may use: drawing, other_networks, parsing, safe_pickle, safe_writing.
 """

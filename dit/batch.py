@@ -21,6 +21,8 @@ from torch import Tensor
 
 TEXT = "text"
 """The main text input of every family, by its name in a shard."""
+NULL_TEXT = "null_text"
+"""What stands for it where a caption is dropped, in samples whose text encoder sees pictures."""
 NullInputs = Mapping[str, Tensor]
 """What stands for the inputs of a sample whose caption is dropped, by name.
 
@@ -103,6 +105,10 @@ class PackedBatch:
     ]  # [L, E], bfloat16 or float32: rows of the N samples laid end to end
     text_offsets: Mapping[str, tuple[int, ...]]  # N + 1 offsets of the samples in L
     vectors: Mapping[str, Tensor] = field(default_factory=dict)  # [N, E], such as pooled text
+    # [M, E] and N + 1 offsets in it: in the place of the main text of a dropped caption, where a
+    # sample has such rows of its own. They are no tokens. None: no sample has any
+    null_text_LE: Tensor | None = None
+    null_text_starts: tuple[int, ...] = ()
     fps_N: Tensor  # float32, frames per second; NaN for an image or unknown
     # Python integers, so that no step waits for a device to learn a length.
     grids: tuple[Grid, ...]  # of the targets
@@ -116,6 +122,10 @@ class PackedBatch:
     captions: tuple[str, ...] = ()  # of the N samples, where they are known; for people alone
     pack_id: int  # 63-bit identity that, with seed and step, decides all random draws
     guidance: float | None = None  # what a guidance embedding is told; None: the network has none
+    # float32: the level at the end of a sampler's step, for networks of mean flow; None in training
+    step_end_N: Tensor | None = None
+    # Texts that are made of a given picture: a sample without it has no rows of them
+    pictures: tuple[str, ...] = ()
     dropout_seed: int | None = None  # 63 bits, of adapters in training; None drops nothing
     share: SequenceShard = SequenceShard()
 

@@ -21,7 +21,7 @@ from dit.distributed.entry import run
 from dit.planner.efficiency import EFFICIENCIES
 from dit.planner.layouts import plans
 from dit.planner.tables import as_json, print_tables
-from dit.planner.times import expected_load
+from dit.planner.times import expected_load, not_modelled
 from recipes.runs import RECIPES, for_weights
 
 
@@ -37,6 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     title = f"{gpus} x {name}, {config.model.name}, packs of {load.tokens:,.0f} real tokens,"
     title += f" {config.train.global_batch_size} a step. An estimate: see docs/throughput.md"
     title += f"\nAssumed: {efficiency.of(DEVICES[name])}"
+    if left := not_modelled(config):
+        title += f"\nNot in the times: {'; '.join(left)}"
     print_tables(title, good[: options.best], bad, tokens=options.tokens * 1e9, why=options.refused)
     if options.json:
         options.json.write_text(json.dumps(as_json(good, bad), indent=1) + "\n")

@@ -44,7 +44,7 @@ def run(
     env: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command to its end, `env` beside its environment; its output is in the result."""
-    return subprocess.run(
+    done = subprocess.run(
         arguments,
         cwd=cwd,
         env=environment() | (env or {}),
@@ -52,6 +52,13 @@ def run(
         capture_output=True,
         text=True,
     )
+    done.stderr = own_words(done.stderr)
+    return done
+
+
+def own_words(said: str) -> str:
+    """What a launched run said itself; the launcher ends with a page of its own."""
+    return said.partition('Traceback (most recent call last):\n  File "<frozen')[0]
 
 
 def pretrain(

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from dit.convert.lora import LoraFactors
 from tests.flux_networks import random_flux
+from tests.hunyuan_pipelines import random_hunyuan
 from tests.published import random_model
+from tests.qwen_pipelines import random_qwen_image
 from tests.wan_networks import random_wan
 
 
@@ -58,7 +60,12 @@ class Tiny:
         self.class_name, self.changes = class_name, changes
 
     def network(self) -> Any:
-        builders = {"WanTransformer3DModel": random_wan, "FluxTransformer2DModel": random_flux}
+        builders = {
+            "WanTransformer3DModel": random_wan,
+            "FluxTransformer2DModel": random_flux,
+            "HunyuanVideo15Transformer3DModel": random_hunyuan,
+            "QwenImageTransformer2DModel": random_qwen_image,
+        }
         return builders.get(self.class_name, random_model)(**self.changes)
 
     @torch.no_grad()

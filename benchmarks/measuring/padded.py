@@ -1,11 +1,11 @@
 """The baseline: Diffusers' model in a plain PyTorch loop, with samples padded or in buckets."""
 
-# B samples of a batch; C channels, F H W frames, rows, columns of a latent; L text tokens, E width
+# B samples of a batch; C channels, F H W frames, rows, columns of a latent; L text tokens
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -14,10 +14,13 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from dit.batch import PackedBatch, Problem
-from dit.config import ModelConfig, OptimizerConfig, RunConfig
+from dit.batch import TEXT, PackedBatch, Problem
+from dit.config import ModelConfig, RunConfig
 from dit.convert.diffusers_config import diffusers_transformer_config
-from dit.models.diffusers_names import pairs
+from dit.data.pack import PatchLayout
+from dit.models.diffusers_names import Pair, pairs, their_tensors
+from dit.models.family import DiffusersForm, StackedSamples, diffusers_form
+from dit.models.parameter_groups import own_name
 from dit.sampling.unpatchify import unpatchify
 
 
@@ -35,31 +38,38 @@ class Example:
     key: str
     input_CFHW: Tensor
     target_CFHW: Tensor
-    text_LE: Tensor
+    texts: Mapping[str, Tensor]  # [L, E] by name
+    vectors: Mapping[str, Tensor]  # [E] by name
     level: Tensor
     weight: Tensor
     fps: float
-    patches: int
+    tokens: int  # that it takes of the capacity of a pack, without padding
 
     @property
-    def size(self) -> tuple[int, ...]:
-        return tuple(self.input_CFHW.shape[1:])
+    def kind(self) -> tuple[Any, ...]:
+        """What the samples of a bucket have in common."""
+        lengths = [len(rows) for rows in self.texts.values()]
+        # The rate as text: NaN, for no rate, equals nothing.
+        return (*self.input_CFHW.shape[1:], *lengths, str(self.fps))
 
 
-def examples(model: ModelConfig, batch: PackedBatch, problem: Problem) -> Iterator[Example]:
+def examples(config: RunConfig, batch: PackedBatch, problem: Problem) -> Iterator[Example]:
     """The samples of a pack, one by one."""
-    patch = (model.patch_temporal, model.patch_spatial)
-    texts = pairwise(batch.text_starts)
-    for i, (grid, start, (a, b)) in enumerate(zip(batch.grids, batch.starts, texts, strict=False)):
+    layout = PatchLayout.of(config)
+    patch = (layout.patch_temporal, layout.patch_spatial)
+    starts = {name: list(pairwise(offsets)) for name, offsets in batch.text_offsets.items()}
+    for i, (grid, start) in enumerate(zip(batch.grids, batch.starts, strict=False)):
+        texts = {name: rows[slice(*starts[name][i])] for name, rows in batch.texts.items()}
         yield Example(
             key=batch.keys[i],
             input_CFHW=unpatchify(problem.input_TC[start:], grid, *patch),
             target_CFHW=unpatchify(problem.target_TC[start:], grid, *patch),
-            text_LE=batch.text_LE[a:b].float(),
+            texts={name: rows.float() for name, rows in texts.items()},
+            vectors={name: rows[i].float() for name, rows in batch.vectors.items()},
             level=problem.level_M[i],
             weight=problem.weight_N[i],
             fps=float(batch.fps_N[i]),
-            patches=batch.num_tokens[i],
+            tokens=batch.num_tokens[i] + (batch.text_rows[i] if layout.counts_text else 0),
         )
 
 
@@ -67,35 +77,36 @@ def examples(model: ModelConfig, batch: PackedBatch, problem: Problem) -> Iterat
 class PaddedBatch:
     """Samples stacked in a batch, shorter ones padded with zeros."""
 
-    input_BCFHW: Tensor
+    samples: StackedSamples
     target_BCFHW: Tensor
     weight_BCFHW: Tensor
     """Weight of the squared error; zero on padding."""
-    text_BLE: Tensor
-    is_text_BL: Tensor | None
-    """None if all captions have the same length."""
-    level_B: Tensor
-    fps: int | None
 
     @classmethod
     def of(cls, chosen: Sequence[Example], *, dtype: torch.dtype) -> Self:
-        sides = [max(sides) for sides in zip(*(one.size for one in chosen), strict=True)]
-        longest = max(len(one.text_LE) for one in chosen)
-        lengths = torch.tensor([len(one.text_LE) for one in chosen])
         ones = [torch.ones_like(one.target_CFHW) * one.weight for one in chosen]
-        is_text_BL = (torch.arange(longest) < lengths[:, None]).to(chosen[0].text_LE.device)
-        fps = chosen[0].fps
-        return cls(
-            input_BCFHW=torch.stack([_grown(one.input_CFHW, sides) for one in chosen]).to(dtype),
-            target_BCFHW=torch.stack([_grown(one.target_CFHW, sides) for one in chosen]),
-            weight_BCFHW=torch.stack([_grown(one, sides) for one in ones]),
-            text_BLE=torch.stack(
-                [_grown(one.text_LE, [longest, one.text_LE.shape[1]]) for one in chosen]
-            ).to(dtype),
-            is_text_BL=None if bool((lengths == longest).all()) else is_text_BL,
+        texts = {n: _stacked([one.texts[n] for one in chosen]) for n in chosen[0].texts}
+        vectors = {n: torch.stack([one.vectors[n] for one in chosen]) for n in chosen[0].vectors}
+        lengths = torch.tensor([len(one.texts[TEXT]) for one in chosen])
+        is_text_BL = torch.arange(int(lengths.max())) < lengths[:, None]
+        samples = StackedSamples(
+            latent_BCFHW=_stacked([one.input_CFHW for one in chosen]).to(dtype),
+            inputs={name: value.to(dtype) for name, value in (texts | vectors).items()},
+            is_text_BL=None if bool(is_text_BL.all()) else is_text_BL.to(texts[TEXT].device),
             level_B=torch.stack([one.level for one in chosen]).to(dtype),
-            fps=None if fps != fps else int(fps),
+            fps=chosen[0].fps,
         )
+        return cls(
+            samples=samples,
+            target_BCFHW=_stacked([one.target_CFHW for one in chosen]),
+            weight_BCFHW=_stacked(ones),
+        )
+
+
+def _stacked(parts: Sequence[Tensor]) -> Tensor:
+    """Side by side, with zeros behind the shorter ones."""
+    sides = [max(sides) for sides in zip(*(part.shape for part in parts), strict=True)]
+    return torch.stack([_grown(part, sides) for part in parts])
 
 
 def _grown(x: Tensor, sides: Sequence[int]) -> Tensor:
@@ -110,12 +121,11 @@ def rectangles(
     """Samples side by side: `batch` padded ones, or as many of a bucket as a pack has room for."""
     groups: dict[Any, list[Example]] = defaultdict(list)
     for one in found:
-        # As text: NaN, for no rate, equals nothing.
-        groups[(one.size, str(one.fps)) if batching is Batching.BUCKETS else None].append(one)
+        groups[one.kind if batching is Batching.BUCKETS else None].append(one)
     made = []
     for group in groups.values():
         padded = batching is Batching.PADDED
-        count = batch if padded else max(1, capacity // group[0].patches)
+        count = batch if padded else max(1, capacity // group[0].tokens)
         parts = [group[i : i + count] for i in range(0, len(group), count)]
         made += [PaddedBatch.of(part, dtype=dtype) for part in parts]
     return made
@@ -124,8 +134,10 @@ def rectangles(
 class PlainLoop:
     """A training step as one writes it without any of our parts."""
 
-    def __init__(self, network: nn.Module, c: OptimizerConfig):
+    def __init__(self, network: nn.Module, config: RunConfig):
         self.network = network.train()
+        self.config, c = config, config.optimizer
+        self.run = _form(config).run_stacked
         self.clip = c.clip_grad
         self.optimizer = torch.optim.AdamW(
             network.parameters(),
@@ -148,14 +160,8 @@ class PlainLoop:
         return total
 
     def _error(self, batch: PaddedBatch) -> Tensor:
-        (prediction,) = self.network(
-            hidden_states=batch.input_BCFHW,
-            timestep=batch.level_B,
-            encoder_hidden_states=batch.text_BLE,
-            attention_mask=batch.is_text_BL,
-            fps=batch.fps,
-            return_dict=False,
-        )
+        assert self.run is not None
+        prediction = self.run(self.network, batch.samples, self.config)
         error = (prediction.float() - batch.target_BCFHW).square()
         return (error * batch.weight_BCFHW).sum()
 
@@ -164,24 +170,31 @@ def diffusers_network(config: RunConfig) -> nn.Module:
     """Diffusers' model of these sizes.
 
     Raises:
-        ValueError: it has parts that this comparison does not feed.
+        ValueError: its family is not compared.
     """
-    from diffusers.models.transformers.transformer_cosmos import CosmosTransformer3DModel
+    import diffusers
 
-    model = config.model
-    if getattr(model, "concat_padding_mask", False) or model.text_pad_to is not None:
-        raise ValueError(
-            "model.concat_padding_mask and model.text_pad_to are not compared; use false and null"
-        )
     content = diffusers_transformer_config(config)
-    return CosmosTransformer3DModel(**{k: v for k, v in content.items() if k[0] != "_"})
+    network = getattr(diffusers, _form(config).class_name)
+    return network(**{key: value for key, value in content.items() if key[0] != "_"})
+
+
+def _form(config: RunConfig) -> DiffusersForm:
+    form = diffusers_form(config.model)
+    if form.run_stacked is None:
+        raise ValueError(
+            f"model.family={config.model.family} is not compared: its Diffusers form has no"
+            " run_stacked (dit/models/family.py)"
+        )
+    return form
 
 
 def diffusers_weights(ours: nn.Module, model: ModelConfig) -> dict[str, Tensor]:
     """Our weights under Diffusers' names, so that both networks start equal."""
-    mine, theirs = dict(ours.named_parameters()), {}
-    for pair in pairs(model):
-        name = pair.ours.replace("decoder.layers", f"decoder.layers.{pair.layer}")
-        parts = pair.split(mine[name].detach())
-        theirs |= zip(pair.theirs, (part.clone() for part in parts), strict=True)
-    return theirs
+    mine = dict(ours.named_parameters())
+    theirs = their_tensors(pairs(model), lambda pair: mine[_own_name(pair)].detach())
+    return {name: tensor.clone() for name, tensor in theirs.items()}
+
+
+def _own_name(pair: Pair) -> str:
+    return pair.ours if pair.layer is None else own_name((pair.ours, pair.layer))

@@ -10,8 +10,8 @@ from data_prep.media.captions import PRECEDENCE, CaptionFormat, MissingCaption
 from data_prep.media.frame_selection import Window
 from data_prep.media.resizing import PRESETS, ResizeMode
 from data_prep.sources.media_source import SeveralCaptions
-from data_prep.sources.references import ControlSize
 from dit.codecs.pretrained import PRECISIONS
+from dit.codecs.reference_fit import ReferenceFit
 from dit.codecs.text import EncoderPadding
 
 # The options that decide the samples; no paths, because they differ between machines.
@@ -129,7 +129,7 @@ def add_pictures(parser: ArgumentParser) -> None:
     group.add_argument("--width", "--max_width", type=whole, metavar="PIXELS", help="See --height.")
     group.add_argument(
         "--reference_size",
-        choices=[str(choice) for choice in ControlSize],
+        choices=[str(choice) for choice in ReferenceFit],
         help="Of control pictures: own, cropped to --size_multiple, within the same pixel budget;"
         " target, that of the medium; published, what the pipeline of the processor scales them to"
         " (FLUX Kontext: its list of resolutions; Qwen-Image-Edit: a megapixel). (default: target)",

@@ -18,8 +18,9 @@ from data_prep.sources.huggingface import huggingface_rows
 from data_prep.sources.listing import BOTH, IMAGES, VIDEOS
 from data_prep.sources.masks import MaskFolder
 from data_prep.sources.media_source import Input, MediaSource, SeveralCaptions, TokenGrid
-from data_prep.sources.references import ControlFolder, ControlSize, ReferenceRule
+from data_prep.sources.references import ControlFolder, ReferenceRule
 from dit.codecs.dataset_encoder import DatasetEncoder
+from dit.codecs.reference_fit import ReferenceFit
 from dit.codecs.text import TEXT_ENCODERS
 from dit.codecs.vae import CODECS, Codec
 
@@ -78,8 +79,8 @@ def reference_rule_of(args: Namespace, codec: Codec) -> ReferenceRule:
     Raises:
         PrepError: the pipeline of the processor has no sizes of its own.
     """
-    kind = ControlSize(args.reference_size or ControlSize.TARGET)
-    if kind is ControlSize.PUBLISHED and not codec.edits_pictures:
+    kind = ReferenceFit(args.reference_size or ReferenceFit.TARGET)
+    if kind is ReferenceFit.PUBLISHED and not codec.edits_pictures:
         known = ", ".join(name for name, one in CODECS.items() if one.edits_pictures)
         raise PrepError(
             f"--reference_size published: the pipeline of processor {codec.name!r} edits no"

@@ -276,15 +276,49 @@ def _record(folder: Path, row: Any) -> CachedSample:
         raise RefusedError(Reason.UNREADABLE, f"the file holds a {type(content).__name__}, no dict")
     tensors = {
         "latent": to_latent(content.get("video_latents", content.get("latent"))),
-        "text": to_text(content.get("text_embeddings", content.get("prompt_embeds"))),
+        **_texts(content),
     }
     if content.get("pooled_prompt_embeds") is not None:
         tensors["pooled_text"] = to_pooled(content["pooled_prompt_embeds"])
     tensors |= _of_images(content)
+    model = str(content.get("model_type") or row.get("model_type"))
+    if model.startswith("hunyuan") and "image_embed" in tensors:
+        # AutoModel shows its network the first frame of the latent: the codec is causal.
+        tensors.setdefault("first_frame_latent", tensors["latent"][:, :1].clone())
     about = _about(row, content)
     about["source"] = Path(source).name if Path(source).is_absolute() else source
     key = key_of(f"{path.parent.name}/{path.name}")
     return CachedSample(key=key, tensors=tensors, about=checked_description(about))
+
+
+def _texts(content: dict[str, Any]) -> dict[str, Tensor]:
+    """Both texts, without the rows that their masks leave out; a second one may have none."""
+    main = content.get("text_embeddings", content.get("prompt_embeds"))
+    if content.get("text_mask") is None:
+        found = {"text": to_text(main)}
+    else:
+        found = {"text": _unmasked(main, content["text_mask"], what="text_mask")}
+        if not len(found["text"]):
+            raise RefusedError(Reason.UNREADABLE, "text_mask leaves no row of the text")
+    if content.get("text_embeddings_2") is not None:
+        second, mask = content["text_embeddings_2"], content.get("text_mask_2")
+        found["text_2"] = _unmasked(second, mask, what="text_mask_2")
+    return found
+
+
+def _unmasked(value: Any, mask: Any, *, what: str) -> Tensor:
+    """The rows [L, E] at which a mask is not 0: encoders make numbers of padding, too.
+
+    Raises:
+        RefusedError: there is no mask of so many rows.
+    """
+    rows = to_rows(value, what="text")
+    if not isinstance(mask, Tensor) or mask.numel() != len(rows):
+        shown = list(mask.shape) if isinstance(mask, Tensor) else f"{mask!r:.100}"
+        raise RefusedError(
+            Reason.UNREADABLE, f"{what} {shown} is no mask of a text with {len(rows)} rows"
+        )
+    return rows[mask.flatten().bool()]
 
 
 def _of_images(content: dict[str, Any]) -> dict[str, Tensor]:

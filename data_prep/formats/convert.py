@@ -181,7 +181,7 @@ def convert(args: Namespace) -> tuple[Counter[Split], Refusals, list[str]]:
         shards = {Split.TRAIN: _moved_to_train(args.output_dir, shards)}
         counts = Counter({Split.TRAIN: counts.total()})
     card = _card(args, codec, checked.widths, shards, refusals)
-    null_text = {"text": torch.zeros(1, checked.widths["text"], dtype=torch.bfloat16)}
+    null_text = checked.null_text
     if encoder is not None:
         encoder = _as_stored(encoder, checked.text_rows)
         card["text_encoder"], null_text = encoder.settings, encoder.encode_all("")
@@ -225,6 +225,7 @@ class _CheckedRows:
     def __init__(self) -> None:
         self.total, self.widths, self.names = 0, dict[str, int](), set[str]()
         self.text_rows = set[int]()
+        self._widths_of_null = dict[str, int]()
         self._keys, self._seen = set[str](), Counter[str]()
 
     def __call__(self, record: CachedSample | RefusedRecord) -> CachedSample | RefusedRecord:
@@ -239,7 +240,17 @@ class _CheckedRows:
             return RefusedRecord(source=record.file, reason=Reason.OTHER_MODEL, detail=found)
         self.names |= tensors.keys()
         self.text_rows.add(len(tensors["text"]))
+        for name in tensors.keys() & {"text_2", "pooled_text"}:
+            self._widths_of_null[name] = tensors[name].shape[-1]
         return replace(record, key=self._unique(record.key))
+
+    @property
+    def null_text(self) -> dict[str, torch.Tensor]:
+        """What stands for a dropped caption where no encoder tells: zeros, and no second text."""
+        sizes: dict[str, tuple[int, ...]] = {"text": (1, self.widths["text"])}
+        for name, width in self._widths_of_null.items():
+            sizes[name] = (0, width) if name == "text_2" else (width,)
+        return {n: torch.zeros(size, dtype=torch.bfloat16) for n, size in sizes.items()}
 
     def _unique(self, key: str) -> str:
         """A key that no sample had before: each rank of another tool may count its keys from 0."""
@@ -270,7 +281,8 @@ def _converted(record: CachedSample, whitened_by: Codec | None) -> CachedSample 
         latent_CFHW = whitened_by.whitening.apply(latent_CFHW)
     tensors = {**record.tensors, "latent": latent_CFHW}
     tensors |= {k: tensors[k].to(LATENT_DTYPE) for k in _IN_HALF if k in tensors}
-    tensors["text"] = tensors["text"].to(torch.bfloat16)
+    texts = tensors.keys() & {"text", "text_2", "pooled_text"}
+    tensors |= {name: tensors[name].to(torch.bfloat16) for name in texts}
     for name, tensor in tensors.items():
         if not torch.isfinite(tensor).all():
             detail = f"the {name} has numbers beyond {tensor.dtype}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,24 +21,17 @@ from data_prep.media.resizing import Buckets, Fit, Placement, ResizeMode
 from data_prep.refusals import PrepError, Reason, RefusedError
 from data_prep.sources.listing import IMAGES, list_media
 from data_prep.sources.masks import name_of
+from dit.codecs.reference_fit import ReferenceFit
 
 FOLDER = -1
 """`PlannedReference.folder` of a picture in the folder of the media, which a table names."""
-
-
-class ControlSize(StrEnum):
-    """Size at which a control picture is encoded."""
-
-    OWN = "own"  # its own, within the pixel budget of the media
-    TARGET = "target"  # that of its target, scaled to cover it and cropped, as in diffusion-pipe
-    PUBLISHED = "published"  # what the pipeline of the published weights scales it to
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReferenceRule:
     """Size of a control picture -> size that is encoded."""
 
-    kind: ControlSize = ControlSize.TARGET
+    kind: ReferenceFit = ReferenceFit.TARGET
     own: Fit = Fit(size_multiple=1, max_pixels=None)  # noqa: RUF009  # it is frozen
     """Whole patches, and the pixel budget of the media, if there is one."""
     published: Callable[[int, int], tuple[int, int]] | None = None
@@ -53,11 +45,11 @@ class ReferenceRule:
             RefusedError: it is smaller than a patch.
         """
         match self.kind:
-            case ControlSize.OWN:
+            case ReferenceFit.OWN:
                 return self.own.place(*size)
-            case ControlSize.TARGET:
+            case ReferenceFit.TARGET:
                 return Buckets(sizes=(target,), center_crop=self.center_crop).place(*size)
-            case ControlSize.PUBLISHED:
+            case ReferenceFit.PUBLISHED:
                 assert self.published is not None
                 wanted = self.published(*size)
                 return Placement(wanted, wanted)

@@ -290,7 +290,7 @@ class ObjectiveConfig:
     text_dropout: float = 0.1
     """Probability, per sample, that training sees the null text (classifier-free guidance)."""
     image_dropout: float = 0.0
-    """Probability, per sample, that training sees zeros for condition channels and image rows."""
+    """Probability, per sample, that training sees no image: zeros, or no rows if it is optional."""
     image_condition_probability: float = 1.0
     """Probability that a sample with a given first frame uses it; else all frames are noisy."""
     given_frames: tuple[float, ...] | None = None

@@ -30,6 +30,7 @@ from dit.convert.errors import ConvertError, listed
 from dit.models.family import diffusers_families, diffusers_form
 from dit.objectives.diffusers_schedulers import SchedulerFile
 from dit.objectives.registry import REGISTRY
+from dit.other_networks import why_not_trained
 
 
 class Unsaid(Enum):
@@ -56,9 +57,10 @@ def model_config(
     known = diffusers_families()
     family = known.get(str(content.get("_class_name")))
     if family is None:
+        lacking = why_not_trained(str(content.get("_class_name")))
         raise ConvertError(
             f"{place} is of class {content.get('_class_name')!r}; only {listed(known)} can be"
-            " imported"
+            " imported" + (f". {lacking}" if lacking else "")
         )
     form = diffusers_form(family.default())
     private = checked_json(PrivateKeys, content, place=place)

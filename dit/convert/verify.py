@@ -181,6 +181,8 @@ def _our_outputs(
     level_M = torch.tensor(_LEVELS)
     if batch.clean_level is not None:
         level_M = torch.cat((level_M, torch.full_like(level_M, batch.clean_level)))
+    if family_of(model).tells_step_end(model):  # at the data, as `run_network` has it
+        batch = replace(batch, step_end_N=torch.zeros(batch.num_samples))
     made_TC = network(batch.latent_TC, level_M, batch)
     patch = {"patch_temporal": model.patch_temporal, "patch_spatial": model.patch_spatial}
     return unpack_latents(made_TC, batch, **patch)

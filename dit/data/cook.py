@@ -54,7 +54,7 @@ class Expected:
         features, each = self.channels * math.prod(self.layout.patch), 64
         for one in self.layout.inputs:
             match one.kind:
-                case InputKind.TEXT:
+                case InputKind.TEXT | InputKind.NULL_TEXT:
                     each += 8 * one.width
                 case InputKind.VECTOR:
                     each += 4 * one.width // self.layout.sample_multiple
@@ -223,7 +223,7 @@ def _checked_input(
     shape, layout = list(value.shape), expected.layout
     channels, frames, *sides = latent_CFHW.shape
     match one.kind:
-        case InputKind.TEXT:
+        case InputKind.TEXT | InputKind.NULL_TEXT:
             wanted = f"[{'L' if one.rows is None else one.rows}, {one.width}]"
             fits = shape[1] == one.width and (len(value) > 0 or one.may_be_empty)
             fits = fits and one.rows in (None, len(value))

@@ -239,7 +239,8 @@ def _checked_null(stored: Mapping[str, Tensor], one: SampleInput, leaf: DatasetS
     if not value.is_floating_point() or not value.isfinite().all():
         raise DataError(f"{path}: {name} has NaN or Inf, or is {value.dtype}, no floats; {how}")
     axes = 1 if one.kind is InputKind.VECTOR else 2
-    if value.dim() != axes or value.numel() == 0 or value.shape[-1] != one.width:
+    empty = value.numel() == 0 and not one.may_be_empty  # ByT5 has no rows of an empty caption
+    if value.dim() != axes or empty or value.shape[-1] != one.width:
         wanted = f"[{one.width}]" if axes == 1 else f"[L, {one.width}]"
         key = "model.crossattn_emb_size" if name == TEXT else "the family's width"
         remedy = f"set {key} to the text encoder's width" if name == TEXT else how

@@ -65,6 +65,8 @@ def _shape(
     match one.kind:
         case InputKind.TEXT:
             return one.rows or rows, one.width
+        case InputKind.NULL_TEXT:  # no longer than the text, whose room it takes
+            return (rows + 1) // 2, one.width
         case InputKind.VECTOR:
             return (one.width,)
         case InputKind.CHANNELS:

@@ -62,6 +62,7 @@ class PatchLayout:
         references = [one for one in self.inputs if one.kind is InputKind.REFERENCE]
         assert len(names[InputKind.FRAMES]) < 2, "frames are given at the beginning alone"
         assert len({one.clean for one in references}) < 2, "all references are told one level"
+        assert len(names[InputKind.NULL_TEXT]) < 2, "one main text has one stand-in"
         assert not self.has_clean_tokens or self.clean_level is not None, "no clean level"
 
     @classmethod
@@ -82,6 +83,12 @@ class PatchLayout:
     def named(self, kind: InputKind) -> tuple[str, ...]:
         """The names of the inputs of one kind, in the order of the family."""
         return self._names[kind]
+
+    @property
+    def pictures(self) -> tuple[str, ...]:
+        """Texts that are made of a picture that a sample need not have."""
+        optional = (one for one in self.inputs if one.pictures and one.may_be_empty)
+        return tuple(one.name for one in optional if one.kind is InputKind.TEXT)
 
     @property
     def has_clean_tokens(self) -> bool:
@@ -128,6 +135,8 @@ class SampleSize(NamedTuple):
     """Tokens of its latents without padding, and rows of all its texts."""
     texts: tuple[int, ...]
     """Rows of each text input, in the order of the family."""
+    null_rows: int
+    """Rows in the place of a dropped caption."""
     dtypes: tuple[torch.dtype | None, ...]
     """Types of the latent and of each input, in the order of the family; None for no input."""
     unknown: tuple[str, ...] = ()
@@ -143,22 +152,30 @@ class SampleSize(NamedTuple):
         for latent in references(sample, layout):
             tokens += math.prod(layout.grid(latent))
         texts: list[int] = []
+        null_rows = 0
         dtypes: list[torch.dtype | None] = [latent_CFHW.dtype]
         for one in layout.inputs:
             value = inputs.get(one.name)
             dtypes.append(None if value is None else value.dtype)
             if one.kind is InputKind.TEXT:
                 texts.append(0 if value is None else value.shape[0])
+            elif one.kind is InputKind.NULL_TEXT and value is not None:
+                null_rows = value.shape[0]
         rows, text = layout.padded(tokens), sum(texts)
         return cls(
             tokens=rows + (text if layout.counts_text else 0),
             rows=rows,
             shape=(tokens, text),
             texts=tuple(texts),
+            null_rows=null_rows,
             dtypes=tuple(dtypes),
             unknown=sample.unknown,
             is_weighted=sample.is_weighted,
         )
+
+
+NULL_ROWS = "null_text_LE"
+"""Of the tensors of a pack: rows in the place of dropped captions."""
 
 
 def references(sample: LatentSample, layout: PatchLayout) -> list[Tensor]:
@@ -198,6 +215,9 @@ def _outlines(
         match one.kind:
             case InputKind.TEXT:
                 shapes[f"texts.{one.name}"] = (common_dtype(own), sum(next(lengths)), one.width)
+            case InputKind.NULL_TEXT if any(size.null_rows for size in sizes):
+                rows_of_null = sum(size.null_rows for size in sizes)
+                shapes[NULL_ROWS] = (common_dtype(own), rows_of_null, one.width)
             case InputKind.VECTOR:
                 shapes[f"vectors.{one.name}"] = (common_dtype(own), count, one.width)
             case InputKind.CHANNELS:
@@ -247,6 +267,7 @@ class PackWriter:
         self._start = 0
         self._texts = {name: [0] for name in layout.named(InputKind.TEXT)}
         self._text_rows = {name: self._tensors.pop(f"texts.{name}") for name in self._texts}
+        self._null_rows, self._null_starts = self._tensors.pop(NULL_ROWS, None), [0]
 
     def add(self, sample: LatentSample) -> None:
         """Writes the sample after those that are there."""
@@ -284,10 +305,22 @@ class PackWriter:
             starts.append(first if text_LE is None else first + text_LE.shape[0])
             if text_LE is not None:
                 self._text_rows[name][first : starts[-1]] = text_LE
+        if self._null_rows is not None:
+            self._write_null_text(inputs)
         for name in self._layout.named(InputKind.VECTOR):
             vector_E = inputs.get(name)
             row_E = self._tensors[f"vectors.{name}"][len(self._added)]
             row_E.zero_() if vector_E is None else row_E.copy_(vector_E)
+
+    def _write_null_text(self, inputs: Mapping[str, Tensor]) -> None:
+        """No rows where the sample has none of its own."""
+        assert self._null_rows is not None
+        first = stop = self._null_starts[-1]
+        for name in self._layout.named(InputKind.NULL_TEXT):
+            if name in inputs:
+                stop = first + inputs[name].shape[0]
+                self._null_rows[first:stop] = inputs[name]
+        self._null_starts.append(stop)
 
     def _write_given_frames(self, sample: LatentSample, grid: Grid, first: int) -> int:
         """Puts given frames in the place of the target's first ones; returns their tokens.
@@ -341,7 +374,7 @@ class PackWriter:
         texts = {n: self._text_rows[n][: starts[-1]] for n, starts in self._texts.items()}
         names = layout.named(InputKind.VECTOR)
         vectors = {n: self._tensors.pop(f"vectors.{n}")[:count] for n in names}
-        fps_N = self._tensors.pop("fps_N")[:count]
+        null, fps_N = self._null_rows, self._tensors.pop("fps_N")[:count]
         fps_N.copy_(torch.tensor([a.fps for a in added], dtype=torch.float32))
         tensors = {n: t[: self._start] for n, t in self._tensors.items()}
         spans = [_span(a.grids, a.padded, a.fps, layout.positions) for a in added]
@@ -356,12 +389,15 @@ class PackWriter:
             texts=texts,
             text_offsets={name: tuple(starts) for name, starts in self._texts.items()},
             vectors=vectors,
+            null_text_LE=None if null is None else null[: self._null_starts[-1]],
+            null_text_starts=() if null is None else tuple(self._null_starts),
             fps_N=fps_N,
             grids=tuple(a.grids[0] for a in added),
             references=_or_none([a.grids[1:] for a in added]),
             clean_tokens=_or_none([a.clean for a in added]),
             clean_level=layout.clean_level if has_level else None,
             guidance=layout.guidance,
+            pictures=layout.pictures,
             starts=tuple(accumulate(padded, initial=0)),
             keys=keys,
             captions=tuple(a.caption for a in added),

@@ -339,6 +339,7 @@ def _one_axis(vector: Any, *, what: str) -> Tensor:
 
 _AXES = {
     InputKind.TEXT: _two_axes,
+    InputKind.NULL_TEXT: _two_axes,
     InputKind.VECTOR: _one_axis,
     InputKind.CHANNELS: _four_axes,
     InputKind.FRAME_CHANNELS: _four_axes,

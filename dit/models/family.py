@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from dit.config import CUSTOM_SIZE, ModelConfig, Problems, RunConfig, TextPadding
 from dit.config.checks import check
+from dit.other_networks import why_not_trained
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,6 +51,9 @@ class InputKind(StrEnum):
     """What a sample holds beside its latent."""
 
     TEXT = "text"  # rows of a text or image encoder, [L, width]
+    # Rows in the place of the main text where the caption is dropped, [M, width]: of an encoder
+    # that sees the sample's pictures, too, so that they are another sample's no more
+    NULL_TEXT = "null_text"
     VECTOR = "vector"  # one vector, such as pooled text, [width]
     CHANNELS = "channels"  # channels beside those of the noisy latent, [width, F, H, W]
     # Of the first frames alone, beside the noisy ones, then a mask of these frames, [C, f, H, W]
@@ -116,6 +120,8 @@ class ObjectiveConventions:
     """Whether flow matching tells the network 1 - t instead of t (Lumina 2, OmniGen2)."""
     clean_level: float | None = 0.0
     """t of tokens without noise, such as a given first frame; None: there are no such tokens."""
+    keeps_norm: bool = False
+    """Whether guidance leaves each token the norm of its prediction (Qwen-Image)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,6 +152,20 @@ class FrozenTextProjection:
     """(network of projected texts, numbers of a row before it) -> the network with it."""
     removed: Callable[[Any], ModelConfig]
     """The network with it -> that of projected texts."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StackedSamples:
+    """B samples side by side, shorter ones padded with zeros, as loops without packs have them."""
+
+    latent_BCFHW: Tensor
+    inputs: Mapping[str, Tensor]
+    """By name: [B, L, E] of a text, [B, E] of a vector."""
+    is_text_BL: Tensor | None
+    """False on padding of the main text; None where all captions have the same length."""
+    level_B: Tensor
+    fps: float
+    """NaN for pictures."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,6 +219,8 @@ class DiffusersForm:
     """Diffusers' network of a folder, in float32; raises ImportError without Diffusers."""
     run_network: Callable[[nn.Module, LatentSample, float, RunConfig], Tensor]
     """(Diffusers' network, sample, level that ours is told, run) -> output [C, F, H, W]."""
+    run_stacked: Callable[[nn.Module, StackedSamples, RunConfig], Tensor] | None = None
+    """The same of samples side by side -> [B, C, F, H, W], by which speeds are compared."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -225,6 +247,9 @@ class Family:
     objective: ObjectiveConventions
     guidance: Callable[[Any], float | None] = lambda _: None
     """The usual `objective.guidance` of a configuration; None: it has no guidance embedding."""
+    tells_step_end: Callable[[Any], bool] = lambda _: False
+    """Whether a network is told the level at the end of a step, too: it was distilled to predict
+    the mean velocity of steps (mean flow), generates, and cannot be trained here."""
     vae: Callable[[Any], str]
     """Codec (`dit.codecs.vae`) whose latents the published weights read, of a configuration."""
     tiny: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -279,10 +304,11 @@ def family_named(name: str) -> Family:
     """
     places = family_places()
     if name not in places:
+        lacking = why_not_trained(name)
         raise Problems(
             [
                 f"model.family={name} is no known family; use {', '.join(places)}, or say in"
-                f" ${VARIABLE} where it is"
+                f" ${VARIABLE} where it is" + (f". {lacking}" if lacking else "")
             ]
         )
     return _loaded(name, places[name])
@@ -331,6 +357,23 @@ def diffusers_form(model: ModelConfig) -> DiffusersForm:
     return form()
 
 
+def check_trainable(config: RunConfig) -> None:
+    """Refuses networks that only generate.
+
+    Raises:
+        Problems: names the key.
+    """
+    told = family_of(config.model).tells_step_end(config.model)
+    check(
+        (
+            not told,
+            "model.use_meanflow=true: the network was distilled to predict the mean velocity of"
+            " whole steps (mean flow), which no objective here teaches; train the network that it"
+            " was distilled from, and generate with this one",
+        )
+    )
+
+
 def check_objective_inputs(config: RunConfig) -> None:
     """Refuses what of the objective concerns inputs that the network or its samples do not have.
 
@@ -345,7 +388,8 @@ def check_objective_inputs(config: RunConfig) -> None:
         why = f"{which} takes no given frames; leave it out"
     else:
         why = f"{which} needs `{frames[0].name}` of every sample; leave it out"
-    optional = any(not one.required for one in frames)
+    shown = frames or [one for one in inputs if one.kind is InputKind.FRAME_CHANNELS]
+    optional = any(not one.required for one in shown)
     of_image = any(one.kind is InputKind.CHANNELS or one.null is NullInput.KEPT for one in inputs)
     p, counts = wanted.image_condition_probability, wanted.given_frames
     usual, told = family.guidance(config.model), wanted.guidance
@@ -360,7 +404,10 @@ def check_objective_inputs(config: RunConfig) -> None:
             f"objective.guidance={told}: {which} has no guidance embedding; leave it out",
         ),
         (p == 1 or optional, f"objective.image_condition_probability={p}: {why}"),
-        (counts is None or optional, f"objective.given_frames={list(counts or ())}: {why}"),
+        (
+            counts is None or (optional and bool(frames)),
+            f"objective.given_frames={list(counts or ())}: {why}",
+        ),
         (
             wanted.image_dropout == 0 or of_image,
             f"objective.image_dropout={wanted.image_dropout}: {which} takes no condition channels"

@@ -1,7 +1,8 @@
 """Which frames at the beginning of a target are given: as its shard says, or drawn for each sample.
 
 A given frame has no noise and no loss. What is drawn are counts, on the CPU; the pack that was read
-holds the latents of all frames, so that nothing but its masks changes.
+holds the latents of all frames, so that nothing but its masks changes. Where the frame is shown in
+channels beside the noisy ones (HunyuanVideo 1.5), a sample that does not use it has zeros there.
 """
 
 # T packed tokens, N samples in a pack
@@ -11,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 
@@ -32,6 +33,9 @@ def draw_given_frames(
     if options.given_frames is None and options.image_condition_probability == 1:
         return batch
     uniform_N = torch.rand(batch.num_samples, generator=rng, dtype=torch.float64).tolist()
+    if options.given_frames is None and batch.pictures:
+        unused = [one >= options.image_condition_probability for one in uniform_N]
+        return without_pictures(batch, unused)
     if options.given_frames is None:
         of_shard = batch.clean_tokens or (0,) * batch.num_samples
         kept = [one < options.image_condition_probability for one in uniform_N]
@@ -42,6 +46,22 @@ def draw_given_frames(
         pairs = zip(frames, batch.grids, strict=True)
         counts = [min(count, f - 1) * h * w for count, (f, h, w) in pairs]
     return with_clean_tokens(batch, counts)
+
+
+def without_pictures(batch: PackedBatch, dropped: Sequence[bool]) -> PackedBatch:
+    """The same pack, dropped samples of text alone: condition channels of zeros, and no rows."""
+    if not any(dropped):
+        return batch
+    if batch.condition_TC is not None:
+        dropped_N = to_device(torch.tensor(dropped), batch.segment_T.device)
+        condition_TC = batch.condition_TC.masked_fill(dropped_N[batch.segment_T, None], 0)
+        batch = replace(batch, condition_TC=condition_TC)
+    for name in batch.pictures:
+        rows_LE, spans = batch.texts[name], pairwise(batch.text_offsets[name])
+        each = [rows_LE[a : a if drop else b] for drop, (a, b) in zip(dropped, spans, strict=True)]
+        offsets = tuple(accumulate(map(len, each), initial=0))
+        batch = batch.with_text(name, torch.cat(each), offsets)
+    return batch
 
 
 def with_clean_tokens(batch: PackedBatch, counts: Sequence[int]) -> PackedBatch:

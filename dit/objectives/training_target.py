@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dit.batch import NullInputs, PackedBatch, Problem
+from dit.batch import TEXT, NullInputs, PackedBatch, Problem
 from dit.config import ObjectiveConfig
-from dit.objectives.given_frames import draw_given_frames
+from dit.objectives.given_frames import draw_given_frames, without_pictures
 from dit.objectives.objective import TrainingObjective
 from dit.objectives.timestep_sampling import draw_quantiles
 from dit.pack_wire import to_device
@@ -31,6 +31,7 @@ def draw_dropout(count: int, probability: float, rng: torch.Generator) -> list[b
 def with_null_inputs(batch: PackedBatch, dropped: Sequence[bool], null: NullInputs) -> PackedBatch:
     """The same pack, the inputs of the dropped samples replaced by those of an empty caption.
 
+    The main text of a sample is replaced by its own rows for this purpose, where it has any.
     Lengths are Python integers, so this does not wait for the device.
 
     Raises:
@@ -44,9 +45,12 @@ def with_null_inputs(batch: PackedBatch, dropped: Sequence[bool], null: NullInpu
                 f" {packed.shape[-1]}; take it from the encoder that packed the dataset"
             )
     for name in [name for name in batch.texts if name in null]:
-        rows_LE, starts = batch.texts[name], batch.text_offsets[name]
-        spans = zip(dropped, pairwise(starts), strict=True)
-        each = [null[name].to(rows_LE) if drop else rows_LE[a:b] for drop, (a, b) in spans]
+        rows_LE = batch.texts[name]
+        each = [rows_LE[a:b] for a, b in pairwise(batch.text_offsets[name])]
+        own = own_null_texts(batch) if name == TEXT else [rows_LE[:0]] * len(each)
+        for n, (drop, own_LE) in enumerate(zip(dropped, own, strict=True)):
+            if drop:
+                each[n] = (own_LE if len(own_LE) else null[name]).to(rows_LE)
         offsets = tuple(accumulate(map(len, each), initial=0))
         batch = batch.with_text(name, torch.cat(each), offsets)
     vectors = dict(batch.vectors)
@@ -54,17 +58,28 @@ def with_null_inputs(batch: PackedBatch, dropped: Sequence[bool], null: NullInpu
         pairs = zip(dropped, vectors[name], strict=True)
         each = [null[name].to(own_E) if drop else own_E for drop, own_E in pairs]
         vectors[name] = torch.stack(each)
-    return replace(batch, vectors=vectors)
+    return replace(batch, vectors=vectors, null_text_LE=None, null_text_starts=())
+
+
+def own_null_texts(batch: PackedBatch) -> list[Tensor]:
+    """What stands for the main text of each sample, [M, E]; 0 rows of one that has none."""
+    rows_LE = batch.null_text_LE
+    if rows_LE is None:
+        return [batch.text_LE[:0]] * batch.num_samples
+    return [rows_LE[a:b] for a, b in pairwise(batch.null_text_starts)]
 
 
 def without_image(batch: PackedBatch, dropped: Sequence[bool], null: NullInputs) -> PackedBatch:
     """The same pack with zeros for what is made of the pictures of the dropped samples.
 
     Those are the condition channels, and the texts and vectors that no caption decides: `null` has
-    no value for them. Numbers of rows stay. Given frames are left to `draw_given_frames`.
+    no value for them. Numbers of rows stay, but where a network may be given no picture: there the
+    sample has no rows of it. Given frames are left to `draw_given_frames`.
     """
     if not any(dropped):
         return batch
+    if batch.pictures:
+        return without_pictures(batch, dropped)
     changes: dict[str, Tensor] = {}
     if batch.condition_TC is not None:
         dropped_N = to_device(torch.tensor(dropped), batch.segment_T.device)

@@ -7,7 +7,14 @@ from dataclasses import asdict, dataclass, fields, replace
 
 from dit.config import EmaKind, ModelConfig, Precision, Recompute, RunConfig
 from dit.distributed.device_specs import Device
-from dit.models.cost import attention_flops, forward_flops, network_cost, parameters_here
+from dit.models.cost import (
+    attention_flops,
+    forward_flops,
+    network_cost,
+    parameter_count,
+    trained_count,
+    trained_here,
+)
 from dit.planner.efficiency import HEAD_WIDTHS, Efficiency
 from dit.planner.layer_traffic import KERNELS, LayerLoad, Moved, head_units, layer_units
 from dit.planner.traffic import recomputed_part, traffic
@@ -99,6 +106,8 @@ def times(
 ) -> Times:
     """The times of a step in which every rank has the same load.
 
+    Frozen weights have no gradients: the way back computes those of the inputs alone.
+
     Raises:
         Problems: the processes or the global batch do not divide.
     """
@@ -109,10 +118,11 @@ def times(
     again = recomputed_part(config)
     selective = model.recompute_granularity is Recompute.SELECTIVE
     bandwidth = device.bandwidth * efficiency.bandwidth
+    trained = trained_count(config) / parameter_count(model)
     layers = network_cost(model).layers / model.pipeline_model_parallel_size
     busy = Times(
         matrices=within
-        * (3 + again)
+        * (2 + trained + again)
         * (load.flops - load.attention)
         / (device.flops * efficiency.matrices),
         attention=within
@@ -120,7 +130,7 @@ def times(
         * load.attention
         * _head_padding(model)
         / (device.flops * efficiency.attention),
-        memory=packs * _moved(model, load, again) / bandwidth,
+        memory=packs * (_moved(model, load, again) + _restored(config, again)) / bandwidth,
         launches=packs * layers * (1 + again / 3) * KERNELS[_is_fused(model)] * efficiency.gap_s,
         **_communication(config, load, packs, replicas, device, efficiency),
         bubble=0.0,
@@ -157,6 +167,30 @@ def _moved(model: ModelConfig, load: Load, again: float) -> float:
     return unit * (total.forward + total.backward) / model.pipeline_model_parallel_size
 
 
+def _restored(config: RunConfig, again: float) -> float:
+    """Bytes that matrices in 8 bits move to be whole in each product of one pack, and back."""
+    if config.lora.base_dtype is None:
+        return 0.0
+    model = config.model
+    numbers, _ = network_cost(model).layer_matrices(tensor=model.tensor_model_parallel_size)
+    layers = network_cost(model).layers / model.pipeline_model_parallel_size
+    return layers * numbers * (1 + _number(model)) * (2 + again)
+
+
+def not_modelled(config: RunConfig) -> list[str]:
+    """What of a run the times leave out, in words."""
+    model, lora = config.model, config.lora
+    found = ["products of adapters with their rank"] if lora.enabled else []
+    if model.blocks_to_swap:
+        numbers, _ = network_cost(model).layer_matrices(tensor=model.tensor_model_parallel_size)
+        block = numbers * (1 if lora.base_dtype is not None else _number(model)) / 1e9
+        found.append(
+            f"copies of {model.blocks_to_swap + 2} swapped blocks of {block:.2f} GB in each pass of"
+            " each pack, which wait where a block arrives more slowly than one is computed"
+        )
+    return found
+
+
 def _number(model: ModelConfig) -> int:
     """Bytes of a number of tokens and weights."""
     return 4 if model.precision is Precision.FP32 else 2
@@ -191,7 +225,7 @@ def _update(config: RunConfig, packs: int, replicas: int) -> float:
     """
     size = _number(config.model)
     total = 4 if config.ddp.grad_reduce_in_fp32 else size
-    here = parameters_here(config.model)
+    here = trained_here(config)
     average = 3 * 4 * (config.ema.kind is not EmaKind.NONE)
     updated = total + total + 6 * 4 + 4 + size + average
     added = packs * (size + 2 * total) * (not config.model.gradient_accumulation_fusion)

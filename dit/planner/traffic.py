@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dit.config import ContextComm, Precision, Recompute, RecomputeMethod, RunConfig
-from dit.models.cost import network_cost, parameters_here
+from dit.models.cost import network_cost, trained_here
 
 # Each exchange of a layer gathers its input and scatters its output. The backward pass does both in
 # reverse, and gathers the input again for the weights' gradients.
@@ -61,7 +61,7 @@ def recomputed_part(config: RunConfig) -> float:
 def _data(config: RunConfig, *, size: int, ranks: int) -> float:
     """Bytes to sum gradients, and to gather weights where ranks update parts of them."""
     gradient = 4 if config.ddp.grad_reduce_in_fp32 else size
-    here = parameters_here(config.model)
+    here = trained_here(config)
     if config.ddp.use_distributed_optimizer:
         return here * (gradient + size) * _others(ranks)
     return here * 2 * gradient * _others(ranks)

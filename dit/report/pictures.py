@@ -20,6 +20,7 @@ STEPS = 24
 _SIDE = 1600  # pixels; larger pictures are scaled down
 _WHOLE = 300_000  # bytes; smaller files are embedded unchanged
 _MOST_PICTURES = 16  # of a step without a grid
+_WITHOUT = "without_adapter"  # folder of the samples without the adapter, beside those with it
 
 
 def slider(run: RunRecord, undrawn: list[Undrawn], *, most: int = STEPS) -> str:
@@ -49,20 +50,24 @@ def slider(run: RunRecord, undrawn: list[Undrawn], *, most: int = STEPS) -> str:
 
 def _said(step: int, file: Path) -> str:
     """What a picture of a step shows, for those who cannot see it."""
-    said, bare = f"samples at step {step}", "without_adapter"
-    if file.parent.name == bare:
+    said = f"samples at step {step}"
+    if file.parent.name == _WITHOUT:
         return f"{said}, without the adapter"
-    paired = file.name == "grid.png" and (file.parent / bare).is_dir()
+    paired = file.name == "grid.png" and (file.parent / _WITHOUT).is_dir()
     return f"{said}, without the adapter and with it" if paired else said
 
 
 def _steps(folder: Path) -> list[tuple[int, list[Path]]]:
-    """Steps and the files to show: grid.png, or the first pictures if there is no grid."""
+    """Steps and the files to show: grid.png, or the first pictures if there is no grid.
+
+    Where a sample was made without the adapter, too, that picture stands before the other one.
+    """
     found = []
     for step in sorted(folder.glob("step_*")):
         number = re.fullmatch(r"step_(\d+)", step.name)
-        grids, pictures = sorted(step.rglob("grid.png")), sorted(step.glob("*.png"))
-        files = grids or pictures[:_MOST_PICTURES]
+        pictures = [*step.glob("*.png"), *step.glob(f"{_WITHOUT}/*.png")]
+        pictures.sort(key=lambda file: (file.name, file.parent.name != _WITHOUT))
+        files = sorted(step.rglob("grid.png")) or pictures[:_MOST_PICTURES]
         if number and files:
             found.append((int(number[1]), files))
     return sorted(found)

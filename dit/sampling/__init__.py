@@ -8,6 +8,7 @@ latent_sizes     sizes in pixels -> sizes in latent cells that decoder and model
 generate         requests -> latents, many requests in one pack
 experts          two networks, each of which has its range of noise levels
 ode_solvers      noise -> latents: Euler and Heun, with classifier-free guidance
+guiders          guiders of Diffusers' pipelines in the place of that guidance
 multistep        solvers that reuse the step before: DPM-Solver++ and UniPC
 unpatchify       tokens of a pack -> latents, and what its samples have beside them
 media_files      decoded pictures -> PNG and MP4 files, and their list samples.json

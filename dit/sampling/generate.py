@@ -10,7 +10,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +22,18 @@ from dit.data.bin_packing import best_fit_decreasing
 from dit.data.cook import Expected, check_inputs
 from dit.data.pack import PatchLayout, SampleSize, pack_samples
 from dit.data.rejections import SampleRefused
-from dit.models.family import NullInput
+from dit.models.family import NullInput, family_of
 from dit.objectives import SamplingPath, sampling_path, with_clean_level, with_given_tokens
 from dit.pack_wire import pack_to
-from dit.sampling.ode_solvers import Guidance, Network, guided, initial_noise, sample
+from dit.sampling.guiders import guided_by
+from dit.sampling.ode_solvers import (
+    Guidance,
+    Network,
+    StepLevels,
+    guided,
+    initial_noise,
+    sample,
+)
 from dit.sampling.unpatchify import unpack_latents
 
 
@@ -53,15 +62,22 @@ class SamplingSettings:
     """Lowest and highest noise level (sigma of EDM, t of flow matching) with guidance."""
     guidance_rescale: float = 0.0
     """0 to 1: part of the way back to the deviation that the prediction has without guidance."""
+    guider: Any = None
+    """A guider of Diffusers (`guiders.open_guider`), which takes the place of the last three."""
 
-    def guide(self, path: SamplingPath) -> Guidance:
+    def guide(self, path: SamplingPath, *, keeps_norm: bool) -> Guidance:
         """With the levels that the network is told in place of sigma or t."""
         between = None
         if self.guidance_interval is not None:
             levels = torch.tensor(self.guidance_interval, dtype=torch.float64)
             low, high = path.network_level(levels).float().tolist()
             between = low, high
-        return Guidance(scale=self.guidance, between=between, rescale=self.guidance_rescale)
+        return Guidance(
+            scale=self.guidance,
+            between=between,
+            rescale=self.guidance_rescale,
+            keeps_norm=keeps_norm,
+        )
 
 
 def generate_latents(
@@ -71,8 +87,9 @@ def generate_latents(
 
     Raises:
         ValueError: a request lacks an input that the network needs, or does not divide into
-            patches.
+            patches, or was distilled to other steps than those of the sampler.
     """
+    _check_sampler(config, settings)
     layout = PatchLayout.of(config)
     samples = check_requests(requests, config)
     lengths = [SampleSize.of(sample, layout).tokens for sample in samples]
@@ -94,6 +111,14 @@ def generate_latents(
         )
         latents |= dict(zip(members, made, strict=True))
     return [latents[i] for i in range(len(requests))]
+
+
+def _check_sampler(config: RunConfig, settings: SamplingSettings) -> None:
+    if family_of(config.model).tells_step_end(config.model) and settings.sampler != Sampler.EULER:
+        raise ValueError(
+            f"sampler {settings.sampler}: the network was distilled to predict whole steps (mean"
+            " flow), which euler takes; choose it"
+        )
 
 
 def check_requests(requests: Sequence[Request], config: RunConfig) -> list[LatentSample]:
@@ -152,18 +177,27 @@ def _sample_pack(
     device = getattr(model, "device", None) or next(model.parameters()).device
     batch, negative = pack_to(batch, device), pack_to(negative, device)
     path = sampling_path(config.objective)
+    steps = StepLevels.of(path, batch, num_steps=settings.num_steps)
+    tells_end = family_of(config.model).tells_step_end(config.model)
 
     def network(pack: PackedBatch) -> Network:
         def run(input_TC: Tensor, level_N: Tensor) -> Tensor:
             if pack.has_given_tokens:
                 input_TC = with_given_tokens(input_TC, pack)
-            return model(input_TC, with_clean_level(level_N, pack, path), pack)
+            told = replace(pack, step_end_N=steps.end(level_N)) if tells_end else pack
+            return model(input_TC, with_clean_level(level_N, pack, path), told)
 
         return run
 
+    both = network(batch), network(negative)
+    if settings.guider is None:
+        keeps_norm = family_of(config.model).objective.keeps_norm
+        combined = guided(*both, settings.guide(path, keeps_norm=keeps_norm), batch)
+    else:
+        combined = guided_by(settings.guider, *both, batch, steps)
     latent_TC = sample(
         path,
-        guided(network(batch), network(negative), settings.guide(path), batch),
+        combined,
         initial_noise(batch, seeds),
         batch,
         num_steps=settings.num_steps,

@@ -19,8 +19,9 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from dit.codecs.reference_fit import ReferenceFit
 from dit.models.family import InputKind, SampleInput
-from dit.sampling.latent_sizes import ReferenceFit, Size
+from dit.sampling.latent_sizes import Size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,6 +156,19 @@ class ReferencePictures:
                 f" (model.reference_latents={most}); leave it out"
             )
 
+    def shown(self) -> list[Image.Image]:
+        """The pictures, upright RGB of their own sizes, for a text encoder that sees them.
+
+        Raises:
+            ValueError: there is none, or a file is no picture.
+        """
+        if not self.files:
+            raise ValueError(
+                "the text encoder of the data sees the pictures that the prompt changes: give"
+                " --reference FILE"
+            )
+        return [_upright(file, option="--reference") for file in self.files]
+
     def inputs(
         self, decoder: Any, wanted: Sequence[SampleInput], *, target: tuple[int, int], multiple: int
     ) -> dict[str, Tensor]:
@@ -182,11 +196,7 @@ class ReferencePictures:
 
     def _sides(self, file: str, decoder: Any, multiple: int) -> tuple[int, int]:
         """Height and width at which a picture is encoded, where they follow from the picture."""
-        try:
-            with Image.open(file) as opened:
-                width, height = ImageOps.exif_transpose(opened).size
-        except (OSError, ValueError, Image.DecompressionBombError) as error:
-            raise ValueError(f"--reference {file} cannot be read as a picture ({error})") from error
+        width, height = _upright(file, option="--reference").size
         if self.size == ReferenceFit.PUBLISHED:
             rule = getattr(decoder, "reference_size", None)
             if rule is None:
@@ -205,11 +215,14 @@ def read_picture(file: str, height: int, width: int, *, option: str) -> Tensor:
     Raises:
         ValueError: the file is not there or no picture.
     """
-    try:
-        with Image.open(file) as opened:
-            upright = ImageOps.exif_transpose(opened).convert("RGB")
-    except (OSError, ValueError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{option} {file} cannot be read as a picture ({error})") from error
-    resized = upright.resize((width, height), Image.Resampling.LANCZOS)
+    resized = _upright(file, option=option).resize((width, height), Image.Resampling.LANCZOS)
     colours_HWC = torch.from_numpy(np.asarray(resized, dtype=np.float32) / 255)
     return (2 * colours_HWC - 1).permute(2, 0, 1)[None]
+
+
+def _upright(file: str, *, option: str) -> Image.Image:
+    try:
+        with Image.open(file) as opened:
+            return ImageOps.exif_transpose(opened).convert("RGB")
+    except (OSError, ValueError, Image.DecompressionBombError) as error:
+        raise ValueError(f"{option} {file} cannot be read as a picture ({error})") from error

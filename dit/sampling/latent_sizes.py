@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,14 +14,6 @@ MOST_PIXELS = 32_768
 """Rows, columns or frames of one sample. A larger number is a typing error and fills any memory."""
 Size = tuple[int, int, int]
 """Frames, rows, columns."""
-
-
-class ReferenceFit(StrEnum):
-    """Size at which a reference picture is encoded."""
-
-    OWN = "own"  # its own, in whole patches
-    TARGET = "target"  # that of the picture that is made
-    PUBLISHED = "published"  # what the pipeline of the published weights scales it to
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

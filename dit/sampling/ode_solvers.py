@@ -20,6 +20,10 @@ Network = Callable[[Tensor, Tensor], Tensor]
 """(input_TC, level_N), both float32 -> raw output [T, C]; text and positions are bound already."""
 
 
+TINY_NORM = 1e-12
+"""Padding tokens are zero: of them no norm is divided by."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Guidance:
     """Classifier-free guidance: its scale, and the levels at which it acts."""
@@ -30,6 +34,8 @@ class Guidance:
     """Lowest and highest `level_N` with guidance (arXiv:2404.07724); None guides at all levels."""
     rescale: float = 0.0
     """phi of arXiv:2305.08891, Sec. 3.4: 1 restores the standard deviation without guidance."""
+    keeps_norm: bool = False
+    """Whether each token gets back the norm that its output has without guidance (Qwen-Image)."""
 
     def at(self, level_N: Tensor) -> Tensor:
         """Guidance scale [N] of each sample at its level."""
@@ -38,6 +44,30 @@ class Guidance:
             return scale_N
         low, high = self.between
         return torch.where((level_N >= low) & (level_N <= high), scale_N, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class StepLevels:
+    """The levels that the network is told at the steps of a sampler."""
+
+    level_SN: Tensor  # S + 1 of them, the last one of what is made
+
+    @classmethod
+    def of(cls, path: SamplingPath, batch: PackedBatch, *, num_steps: int) -> StepLevels:
+        noise_SN = path.schedule(batch.latent_tokens, num_steps=num_steps)
+        return cls(path.network_level(noise_SN).float())
+
+    @property
+    def steps(self) -> int:
+        return len(self.level_SN) - 1
+
+    def number(self, level_N: Tensor) -> int:
+        """The step that begins at these levels."""
+        return int((self.level_SN[:-1, 0] - level_N[0].cpu()).abs().argmin())
+
+    def end(self, level_N: Tensor) -> Tensor:
+        """The levels [N] at the end of the step that begins at these."""
+        return self.level_SN[self.number(level_N) + 1].to(level_N)
 
 
 def initial_noise(batch: PackedBatch, seeds: Sequence[int]) -> Tensor:
@@ -78,6 +108,9 @@ def guided(
             return cond_TC
         uncond_TC = unconditional(input_TC, level_N).float()
         mixed_TC = uncond_TC + per_token(scale_N, batch) * (cond_TC - uncond_TC)
+        if guidance.keeps_norm:
+            norm_T1, own_T1 = (x_TC.norm(dim=-1, keepdim=True) for x_TC in (mixed_TC, cond_TC))
+            mixed_TC = mixed_TC * (own_T1 / norm_T1.clamp_min(TINY_NORM))
         if guidance.rescale:
             factor_N = deviations(cond_TC, batch) / deviations(mixed_TC, batch)
             factor_N = torch.where(scale_N == 1, 1.0, factor_N)

@@ -54,7 +54,7 @@ class OpenCheckpoint:
     decoder: Codec | None
     latent_stride: LatentStride
     lora: tuple[str, ...]  # adapters of files, as they were given
-    null: NullInputs  # the inputs of a sample without caption
+    null: NullInputs  # the inputs of a sample without caption, where all samples have the same
     card: dict[str, Any] = field(repr=False)
 
 
@@ -71,13 +71,7 @@ def open_checkpoint(
         ValueError: there is no checkpoint, it was trained without a text encoder or on a part of
             the noise levels, or the decoder is needed and cannot be opened.
     """
-    from dit.train.checkpoint.paths import (
-        NULL_TEXT,
-        CheckpointError,
-        saved_card,
-        saved_config,
-        saved_null_inputs,
-    )
+    from dit.train.checkpoint.paths import CheckpointError, saved_card, saved_config
 
     options = options or LoadOptions()
     path = _found(checkpoint_path, option="--checkpoint_path")
@@ -93,7 +87,6 @@ def open_checkpoint(
         )
     decoder, latent_stride = open_decoder(card, options, config.model, needed=needs_decoder)
     encoder = _encoder_of(card, options.t5_cache_dir)
-    has_null = (path / NULL_TEXT).exists()
     return OpenCheckpoint(
         path=path,
         config=config,
@@ -102,9 +95,21 @@ def open_checkpoint(
         decoder=decoder,
         latent_stride=latent_stride,
         lora=(*options.lora, *options.lora_low),
-        null=saved_null_inputs(path) if has_null else encoder.encode_all(""),
+        null=_null_inputs(path, encoder),
         card=card,
     )
+
+
+def _null_inputs(path: Path, encoder: TextEncoder) -> NullInputs:
+    """Those that the checkpoint keeps of its data, else those of the encoder.
+
+    None of an encoder that sees pictures: they are of each sample.
+    """
+    from dit.train.checkpoint.paths import NULL_TEXT, saved_null_inputs
+
+    if encoder.most_pictures:
+        return {}
+    return saved_null_inputs(path) if (path / NULL_TEXT).exists() else encoder.encode_all("")
 
 
 def _found(checkpoint_path: str | Path, *, option: str) -> Path:
@@ -162,9 +167,11 @@ def _card_of_pipeline(options: LoadOptions, model: ModelConfig) -> dict[str, Any
     if options.t5_cache_dir is None or not (Path(options.t5_cache_dir) / "vae").is_dir():
         return None
     from dit.config import TextPadding
+    from dit.models.family import family_of
 
     stored = model.text_pad_to is TextPadding.STORED
-    return card_of_pipeline(Path(options.t5_cache_dir), stored_padding=stored)
+    named = family_of(model).vae(model)
+    return card_of_pipeline(Path(options.t5_cache_dir), processor=named, stored_padding=stored)
 
 
 def on_layout(config: RunConfig, options: LoadOptions) -> RunConfig:

@@ -17,16 +17,19 @@ from dit.parsing import parse_json
 _PRECISION = {"text_encoder": "bfloat16", "vae": "float32"}  # as the pages of pipelines open them
 
 
-def card_of_pipeline(folder: Path, *, stored_padding: bool = False) -> dict[str, Any]:
+def card_of_pipeline(
+    folder: Path, *, processor: str | None = None, stored_padding: bool = False
+) -> dict[str, Any]:
     """The card of data that were encoded with the text encoder and the VAE of a pipeline folder.
 
-    With `stored_padding` texts have what the encoder makes of padding, too.
+    Of several processors with both, it is that of the name `processor`, else the first one. With
+    `stored_padding` texts have what the encoder makes of padding, too.
 
     Raises:
         CodecError: the folder has none of the two, or there is no codec with both.
     """
     vae = _config(folder, "vae").get("_class_name")
-    for codec in CODECS.values():
+    for codec in sorted(CODECS.values(), key=lambda one: one.name != processor):
         encoder = TEXT_ENCODERS.get(codec.text_encoder)
         if vae == getattr(codec, "vae", None) and encoder and _has(folder, encoder):
             break

@@ -12,6 +12,7 @@ from torch import Tensor
 from dit.batch import PackedBatch
 from dit.data.pack import PatchLayout
 from dit.models.family import InputKind
+from dit.models.patches import unpatchify
 
 
 def unpack_latents(
@@ -27,21 +28,15 @@ def unpack_latents(
     ]
 
 
-def unpatchify(
-    latent_TC: Tensor, grid: tuple[int, int, int], patch_temporal: int, patch_spatial: int
-) -> Tensor:
-    """Latent [c, F, H, W] from the first frames * rows * columns tokens of `latent_TC`."""
-    f, h, w = grid
-    pt, p = patch_temporal, patch_spatial
-    patches = latent_TC[: f * h * w].reshape(f, h, w, -1, pt, p, p)  # frame row column c t h w
-    return patches.permute(3, 0, 4, 1, 5, 2, 6).reshape(-1, f * pt, h * p, w * p)
-
-
 def sample_inputs(batch: PackedBatch, index: int, layout: PatchLayout) -> dict[str, Tensor]:
     """What the sample at `index` of a whole pack has beside its latent, by name, as copies."""
     found = {}
     for name, starts in batch.text_offsets.items():
         found[name] = batch.texts[name][starts[index] : starts[index + 1]].clone()
+    for name in layout.named(InputKind.NULL_TEXT):
+        if batch.null_text_LE is not None:
+            first, stop = batch.null_text_starts[index : index + 2]
+            found |= {name: batch.null_text_LE[first:stop].clone()} if stop > first else {}
     found |= {name: rows_NE[index].clone() for name, rows_NE in batch.vectors.items()}
     grid, first = batch.grids[index], batch.starts[index]
     patch = (layout.patch_temporal, layout.patch_spatial)

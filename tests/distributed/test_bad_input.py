@@ -16,7 +16,7 @@ import torch
 import yaml
 
 from tests.entering import Enter, Outcome
-from tests.launching import ROOT, SMALL, command, environment, metrics, run
+from tests.launching import ROOT, SMALL, command, environment, metrics, own_words, run
 from tests.shard_edits import SHARD, cut_short, edited
 
 DIGITS = ("--config-file", str(ROOT / "conf/dit_digits.yaml"), *SMALL)
@@ -311,8 +311,7 @@ def test_killed_loader_process_ends_the_run(digits, tmp_path, nproc):
 
 
 def _ours(said: str) -> Outcome:
-    """What a launched run said itself; the launcher ends with a page of its own."""
-    return Outcome(1, said.partition('Traceback (most recent call last):\n  File "<frozen')[0])
+    return Outcome(1, own_words(said))
 
 
 def _children(pid: int) -> list[int]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from tests.launching import ROOT, environment
+from tests.launching import ROOT, environment, own_words
 
 SIZE, LIMIT_S = 4, 5
 HANG = 60
@@ -54,7 +54,7 @@ class Run:
         alive = [p.pid for p in self.processes if p.poll() is None]
         assert not alive, f"{alive} hang"
         said = "".join(p.communicate()[1] for p in self.processes)
-        return [p.returncode for p in self.processes], said.partition('\n  File "<frozen')[0]
+        return [p.returncode for p in self.processes], own_words(said)
 
     def left(self) -> list[psutil.Process]:
         """Those that are still there, after a moment for the kernel."""

@@ -12,6 +12,7 @@ import pytest
 
 OURS = ("dit", "data_prep", "recipes")
 GROUND = {
+    "dit.other_networks",
     "dit.parsing",
     "dit.safe_pickle",
     "dit.safe_writing",
@@ -30,6 +31,7 @@ FAMILIES = {
 ALLOWED = {
     "dit.parsing": set(),
     "dit.drawing": set(),
+    "dit.other_networks": set(),
     "dit.safe_pickle": set(),
     "dit.safe_writing": set(),
     "dit.batch": set(),

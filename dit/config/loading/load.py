@@ -33,6 +33,7 @@ from dit.config.loading.settings import (
 )
 from dit.config.loading.validate import checked_config, plain, plain_group
 from dit.models.family import Family, default_family, families, family_named, family_of_size
+from dit.other_networks import why_not_trained
 
 if TYPE_CHECKING:
     from dit.config.loading.foreign import Foreign
@@ -160,6 +161,8 @@ def _chosen_family(base: dict[str, Any], settings: list[Setting], problems: list
         where = f" ({named.origin})" if named else ""
         raise ConfigError([*problems, *(f"{text}{where}" for text in error.problems)]) from None
     other = family_of_size(str(size.value), first=family.name) if size else None
+    if size is not None and other is None and (lacking := why_not_trained(str(size.value))):
+        raise ConfigError([*problems, f"model.name={size.value} ({size.origin}): {lacking}"])
     if size is None or other is None or other is family:
         return family
     if named is None:

@@ -10,6 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+import torch
+
+from dit.convert.lora.factors import LoraFactors
 from dit.models.family import diffusers_families
 
 
@@ -41,6 +44,39 @@ def to_original(modules: Iterable[str], table: Mapping[str, str]) -> dict[str, s
     found = {module: _translated(module, back) for module in modules}
     whole = {module: name for module, name in found.items() if name is not None}
     return whole if len(whole) == len(found) else None
+
+
+def in_original_names(
+    factors: Mapping[str, LoraFactors], table: Mapping[str, str]
+) -> dict[str, LoraFactors] | None:
+    """Adapters by the names of an original project; None where it lacks one of them.
+
+    Those of modules that it has as one linear become one, of all their ranks together; None where
+    one of them has none.
+    """
+    alone = {theirs: ours for theirs, ours in table.items() if " " not in ours}
+    fused = [(theirs, ours.split()) for theirs, ours in table.items() if " " in ours]
+    found, left = dict[str, LoraFactors](), dict(factors)
+    for theirs, parts in fused:
+        first = _compiled([(parts[0], theirs)])
+        for module in factors:
+            name = _translated(module, first)
+            if name is None:
+                continue
+            (number,) = re.findall(r"\.(\d+)\.", module)
+            names = [part.replace("*", number) for part in parts]
+            if any(part not in left for part in names):
+                return None
+            found[name] = _fused([left.pop(part) for part in names])
+    names = to_original(left, alone)
+    return None if names is None else found | {names[module]: one for module, one in left.items()}
+
+
+def _fused(parts: list[LoraFactors]) -> LoraFactors:
+    """The adapter of one linear whose outputs are those of all parts, one after the other."""
+    ups = [one.folded().up for one in parts]
+    down = torch.cat([one.down for one in parts])
+    return LoraFactors(down=down, up=torch.block_diag(*ups), alpha=float(len(down)))
 
 
 _Table = list[tuple[re.Pattern[str], str]]

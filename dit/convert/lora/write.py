@@ -26,7 +26,7 @@ from torch import Tensor
 
 from dit.convert.lora.card import CARD_FILE, SAMPLES, LoraCard
 from dit.convert.lora.factors import LoraFactors, in_order
-from dit.convert.lora.original_names import to_original
+from dit.convert.lora.original_names import in_original_names
 from dit.convert.lora.read import DIFFUSERS_FILE, METADATA, NETWORK, PEFT_CONFIG, PEFT_FILE
 
 COMFYUI_FILE = Path("comfyui") / "lora.safetensors"
@@ -58,16 +58,15 @@ def write_lora(
     _save(folder / DIFFUSERS_FILE, _prefixed(f"{NETWORK}.", tensors), told, like=config)
     _save(folder / PEFT_FILE, _prefixed("base_model.model.", tensors), like=config)
     files = [folder / DIFFUSERS_FILE, folder / PEFT_FILE]
-    names = None if comfyui_names is None else to_original(ordered, comfyui_names)
-    if names is not None:
+    renamed = None if comfyui_names is None else in_original_names(ordered, comfyui_names)
+    if renamed is not None:
         files.append(folder / COMFYUI_FILE)
         files[-1].parent.mkdir()
-        renamed = _tensors({names[module]: one for module, one in ordered.items()}, dtype)
-        _save(files[-1], _prefixed("diffusion_model.", renamed), like=config)
+        _save(files[-1], _prefixed("diffusion_model.", _tensors(renamed, dtype)), like=config)
     for picture in card.pictures:
         (folder / SAMPLES).mkdir(exist_ok=True)
         shutil.copy(picture, folder / SAMPLES / picture.name)
-    (folder / CARD_FILE).write_text(card.text(comfyui=names is not None))
+    (folder / CARD_FILE).write_text(card.text(comfyui=renamed is not None))
     return files
 
 

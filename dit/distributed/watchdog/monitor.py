@@ -9,14 +9,15 @@ The launcher's store answers a few small requests per process and second. There 
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from traceback import walk_stack
@@ -209,13 +210,30 @@ def _place(thread: int) -> tuple[str, bool]:
 
 def _frame_of(thread: int) -> FrameType:
     """Where a thread is, or its helper that it waits for."""
-    frames, helper = sys._current_frames(), MainThread.waits_for
-    own = frames[thread]
+    with _no_collection():
+        frames = sys._current_frames()
+    helper, own = MainThread.waits_for, frames[thread]
     found = own if helper is None else frames.get(helper.ident or 0, own)
     # This frame is among them: a variable would keep all, and every tensor that a step has, in a
     # cycle until the next collection.
     del frames
     return found
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Python 3.11 collects garbage while it holds the lock of its list of threads.
+
+    A destructor that lets other threads run, as that of a process group does, then waits for ever
+    for a thread that waits for the lock in order to start (CPython issue 106883).
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _kill(report: Heartbeat) -> None:

@@ -18,7 +18,7 @@ import torch
 from pydantic import ConfigDict, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
-from dit.batch import LatentSample
+from dit.batch import TEXT, LatentSample
 from dit.config import RunConfig
 from dit.models.diffusers_names import (
     ByHead,
@@ -36,7 +36,13 @@ from dit.models.dit.pipelines import (
     pipeline_misfits,
     sampling_settings,
 )
-from dit.models.family import DiffusersForm, FrozenTextProjection, InputKind, family_of
+from dit.models.family import (
+    DiffusersForm,
+    FrozenTextProjection,
+    InputKind,
+    StackedSamples,
+    family_of,
+)
 
 CLASS = "CosmosTransformer3DModel"
 _BASE_FPS = 24.0  # fixed in Diffusers
@@ -332,6 +338,29 @@ def _run_network(
     return latent[0]
 
 
+def _run_stacked(network: nn.Module, samples: StackedSamples, config: RunConfig) -> Tensor:
+    """What Diffusers' network makes of samples side by side, without given frames.
+
+    Raises:
+        ValueError: it has inputs that are not fed here.
+    """
+    model: Any = config.model
+    if model.concat_padding_mask or model.condition_mask or model.text_pad_to is not None:
+        raise ValueError(
+            "model.concat_padding_mask, model.condition_mask and model.text_pad_to are not"
+            " compared; use false, false and null"
+        )
+    (made_BCFHW,) = network(
+        hidden_states=samples.latent_BCFHW,
+        timestep=samples.level_B,
+        encoder_hidden_states=samples.inputs[TEXT],
+        attention_mask=samples.is_text_BL,
+        fps=None if math.isnan(samples.fps) else int(samples.fps),
+        return_dict=False,
+    )
+    return made_BCFHW
+
+
 def _given_frames(sample: LatentSample, model: DitConfig) -> Tensor:
     """The clean frames of a sample, [C, f, H, W]; f may be 0."""
     inputs = family_of(model).inputs(model)
@@ -373,4 +402,5 @@ FORM = DiffusersForm(
     largest_latent=lambda model: model.max_size,
     open_network=_open_network,
     run_network=_run_network,
+    run_stacked=_run_stacked,
 )

@@ -16,7 +16,7 @@ import torch
 from pydantic import ConfigDict, PositiveInt
 from torch import Tensor, nn
 
-from dit.batch import LatentSample
+from dit.batch import TEXT, LatentSample
 from dit.config import RunConfig, TextPadding
 from dit.models.diffusers_names import (
     ByHead,
@@ -26,11 +26,12 @@ from dit.models.diffusers_names import (
     TensorSplit,
     linear_rows,
 )
-from dit.models.family import DiffusersForm
+from dit.models.family import DiffusersForm, StackedSamples
 from dit.models.flux.conditions import WAVES
 from dit.models.flux.config import FluxConfig
 from dit.models.flux.family import POOLED
 from dit.models.flux.original_names import FLUX_NAMES
+from dit.models.patches import patchify, unpatchify
 from dit.models.positions import GridPositions
 from dit.models.stream_names import (
     HEAD_ROWS,
@@ -219,7 +220,8 @@ def _run_network(
     """What Diffusers' network makes of one sample."""
     model, guidance = config.model, config.objective.guidance
     latents = [sample.latent_CFHW, *_references(sample)]
-    grids, rows = zip(*(_patches(latent, model) for latent in latents), strict=True)
+    patch = (model.patch_temporal, model.patch_spatial)
+    grids, rows = zip(*(patchify(latent, *patch) for latent in latents), strict=True)
     (made,) = network(
         hidden_states=torch.cat(rows)[None],
         encoder_hidden_states=sample.text_LE[None],
@@ -230,27 +232,34 @@ def _run_network(
         guidance=None if guidance is None else torch.tensor([guidance]),
         return_dict=False,
     )
-    return _unpatched(made[0, : len(rows[0])], grids[0], model)
+    return unpatchify(made[0], grids[0], *patch)
+
+
+def _run_stacked(network: nn.Module, samples: StackedSamples, config: RunConfig) -> Tensor:
+    """What Diffusers' network makes of samples side by side, without references.
+
+    It has no mask, so that it attends to the padding of shorter samples and captions.
+    """
+    model, guidance = config.model, config.objective.guidance
+    text_BLE = samples.inputs[TEXT]
+    latents = samples.latent_BCFHW.unbind()
+    grids, rows = zip(*(_patches(latent, model) for latent in latents), strict=True)
+    device = text_BLE.device
+    (made,) = network(
+        hidden_states=torch.stack(rows),
+        encoder_hidden_states=text_BLE,
+        pooled_projections=samples.inputs[POOLED],
+        timestep=samples.level_B / 1000,  # it multiplies by 1000 itself
+        img_ids=GridPositions()(grids[:1], fps=samples.fps).to(device),
+        txt_ids=torch.zeros(text_BLE.shape[1], 3, device=device),
+        guidance=None if guidance is None else samples.level_B.new_full((len(rows),), guidance),
+        return_dict=False,
+    )
+    return torch.stack([_unpatched(one, grids[0], model) for one in made])
 
 
 def _references(sample: LatentSample) -> list[Tensor]:
     return [value for name, value in sample.others.items() if name != POOLED]
-
-
-def _patches(latent_CFHW: Tensor, model: Any) -> tuple[tuple[int, int, int], Tensor]:
-    """The grid of a latent, and its tokens [f h w, C t p p]."""
-    t, p = model.patch_temporal, model.patch_spatial
-    cut = latent_CFHW.unflatten(3, (-1, p)).unflatten(2, (-1, p)).unflatten(1, (-1, t))
-    tokens = cut.permute(1, 3, 5, 0, 2, 4, 6)
-    f, h, w = tokens.shape[:3]
-    return (f, h, w), tokens.flatten(3).flatten(0, 2)
-
-
-def _unpatched(tokens: Tensor, grid: tuple[int, int, int], model: Any) -> Tensor:
-    """The inverse of `_patches`."""
-    t, p = model.patch_temporal, model.patch_spatial
-    cut = tokens.view(*grid, -1, t, p, p).permute(3, 0, 4, 1, 5, 2, 6)
-    return cut.flatten(5, 6).flatten(3, 4).flatten(1, 2)
 
 
 KONTEXT = "FluxKontextPipeline"
@@ -280,4 +289,5 @@ FORM = DiffusersForm(
     largest_latent=lambda _: (2**20, 2**20, 2**20),  # positions are computed
     open_network=_open_network,
     run_network=_run_network,
+    run_stacked=_run_stacked,
 )

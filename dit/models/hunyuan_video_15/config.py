@@ -66,6 +66,8 @@ class HunyuanVideo15Config(ModelConfig):
     """Layers of attention among the tokens of a caption, before all others."""
     rope_axes: tuple[int, int, int] = (16, 56, 56)
     """Numbers of a head that turn with frame, row and column; they add up to it."""
+    use_meanflow: bool = False
+    """Whether it was distilled to few steps and is told where each ends; generates alone."""
 
     def own_sizes(self) -> list[Rule]:
         axes = list(self.rope_axes)

@@ -31,6 +31,7 @@ from dit.models.family import DiffusersForm
 from dit.models.hunyuan_video_15.conditions import REFINER_RATIO, WAVES
 from dit.models.hunyuan_video_15.config import MOST_REFINER_LAYERS, HunyuanVideo15Config
 from dit.models.hunyuan_video_15.family import FIRST_FRAME, GLYPHS, IMAGE
+from dit.models.hunyuan_video_15.original_names import COMFYUI_NAMES, HUNYUAN_NAMES
 from dit.models.stream_names import HEAD_ROWS, double_stream_rows, stream_sizes
 
 CLASS = "HunyuanVideo15Transformer3DModel"
@@ -45,10 +46,10 @@ def _norm(ours: str, theirs: str, width: str, **options: Any) -> tuple[Row, Row]
     )
 
 
-def _two_linears(ours: str, theirs: str, inputs: str) -> tuple[Row, ...]:
+def _two_linears(ours: str, theirs: str, inputs: str, **options: Any) -> tuple[Row, ...]:
     return (
-        *linear_rows(f"{ours}.linear_1", f"{theirs}.linear_1", "D", inputs),
-        *linear_rows(f"{ours}.linear_2", f"{theirs}.linear_2", "D", "D"),
+        *linear_rows(f"{ours}.linear_1", f"{theirs}.linear_1", "D", inputs, **options),
+        *linear_rows(f"{ours}.linear_2", f"{theirs}.linear_2", "D", "D", **options),
     )
 
 
@@ -78,6 +79,12 @@ _ROWS: tuple[Row, ...] = (
     *linear_rows("patches", "x_embedder.proj", "D", "P", arrangement=Convolution()),
     *linear_rows("level_in", "time_embed.timestep_embedder.linear_1", "D", "W"),
     *linear_rows("level_out", "time_embed.timestep_embedder.linear_2", "D", "D"),
+    *_two_linears(
+        "step_end",
+        "time_embed.timestep_embedder_r",
+        "W",
+        exists=lambda model: model.use_meanflow,
+    ),
     *_REFINER,
     *_norm("text.glyphs.norm", "context_embedder_2.norm", "G"),
     *linear_rows("text.glyphs.linear_1", "context_embedder_2.linear_1", "S", "G"),
@@ -150,10 +157,6 @@ def _unsupported(t: HunyuanVideo15Transformer) -> list[str]:
             t.num_refiner_layers <= MOST_REFINER_LAYERS,
             f"num_refiner_layers={t.num_refiner_layers}, more than {MOST_REFINER_LAYERS}",
         ),
-        (
-            not t.use_meanflow,
-            "use_meanflow=true: a network that was distilled to few steps tells two levels",
-        ),
     ]
     return [message for holds, message in rules if not holds]
 
@@ -178,6 +181,7 @@ def _settings(
         "image_embed_size": t.image_embed_dim,
         "num_refiner_layers": t.num_refiner_layers,
         "rope_axes": t.rope_axes_dim,
+        "use_meanflow": t.use_meanflow,
     }
 
 
@@ -212,7 +216,7 @@ def _content(config: RunConfig) -> dict[str, Any]:
         "image_embed_dim": m.image_embed_size,
         "rope_theta": 256.0,
         "rope_axes_dim": m.rope_axes,
-        "use_meanflow": False,
+        "use_meanflow": m.use_meanflow,
     }
 
 
@@ -257,6 +261,8 @@ def _run_network(
         encoder_hidden_states_2=glyphs[None],
         encoder_attention_mask_2=torch.ones(1, len(glyphs)),
         image_embeds=image[None],
+        # Of samples that are compared a step ends at the data.
+        timestep_r=torch.zeros(1) if model.use_meanflow else None,
         return_dict=False,
     )
     return made[0]
@@ -277,6 +283,8 @@ FORM = DiffusersForm(
     content=_content,
     private=lambda _: {},
     text_pad_to=lambda _: None,
+    original_names=(HUNYUAN_NAMES, COMFYUI_NAMES),
+    comfyui_names=lambda _: COMFYUI_NAMES,
     pipelines={
         "HunyuanVideo15Pipeline": "flow",
         "HunyuanVideo15ImageToVideoPipeline": "flow",

@@ -123,7 +123,9 @@ def _before(model: HunyuanVideo15Config) -> Cost:
     width, one_row = model.hidden_size, {"rows": RowKind.SAMPLES, "bias": True}
     text: dict[str, Any] = {"rows": RowKind.TEXT, "bias": True}
     total = replicated(model.input_features, width, bias=True)
-    for inputs in (_WAVES, _WAVES, model.crossattn_emb_size):  # of the network, of the refiner
+    # Of the network, of where a step ends, of the refiner.
+    told = (_WAVES, *(_WAVES,) * model.use_meanflow, _WAVES, model.crossattn_emb_size)
+    for inputs in told:
         total += replicated(inputs, width, **one_row) + replicated(width, width, **one_row)
     total += replicated(model.crossattn_emb_size, width, **text)
     for _ in range(model.num_refiner_layers):
@@ -162,7 +164,12 @@ FAMILY = Family(
         zero=("*modulation.linear.weight", "*modulate_out.linear.weight", "*proj_out.weight"),
         no_decay=("text.kind",),
     ),
-    objective=ObjectiveConventions(settings={"name": "flow"}, clean_level=None),
+    objective=ObjectiveConventions(
+        # Diffusers' pipelines hand their scheduler even steps from 1 to 1 / number of steps.
+        settings={"name": "flow", "sampling_levels": "even"},
+        clean_level=None,
+    ),
+    tells_step_end=lambda model: model.use_meanflow,
     vae=lambda _: "hunyuan",
     tiny=TINY,
 )

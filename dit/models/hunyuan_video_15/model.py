@@ -11,7 +11,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
 from dit.batch import PackedBatch
-from dit.models.hunyuan_video_15.conditions import WAVES, TextRows
+from dit.models.hunyuan_video_15.conditions import WAVES, TextRows, WholeTwoLinears
 from dit.models.hunyuan_video_15.config import HunyuanVideo15Config
 from dit.models.hunyuan_video_15.family import GLYPHS, IMAGE, TEXT, hunyuan_video_15_stack
 from dit.models.layers.modulation import PerBlockAdaLN, sinusoid
@@ -42,6 +42,7 @@ class HunyuanVideo15Network(JointTransformer):
             self.patches = Replicated(model.input_features, width, **of_tokens)
             self.level_in = Replicated(WAVES, width, config=config, bias=True)
             self.level_out = Replicated(width, width, config=config, bias=True)
+            self.step_end = WholeTwoLinears(WAVES, model) if model.use_meanflow else None
             self.text = TextRows(model)
         self.build_stacks()
         if self.post_process:
@@ -59,10 +60,14 @@ class HunyuanVideo15Network(JointTransformer):
         rows, starts = zip(first, second, third, strict=True)
         text_LD = self.text(level_M[: batch.num_samples], rows, starts)
         wave_MX = sinusoid(level_M, WAVES).to(dtype)
+        t_emb_MD = self.level_out(torch.nn.functional.silu(self.level_in(wave_MX)))
+        if self.step_end is not None:
+            assert batch.step_end_N is not None, "networks of mean flow are told where a step ends"
+            t_emb_MD = t_emb_MD + self.step_end(sinusoid(batch.step_end_N, WAVES).to(dtype))
         return {
             "hidden": self.patches(self.my_tokens(x_TC)),
             "text_hidden": self.my_tokens(layout.text.of(text_LD)),
-            T_EMB: self.level_out(torch.nn.functional.silu(self.level_in(wave_MX))),
+            T_EMB: t_emb_MD,
         }
 
     def head(self, blocks: Blocks, batch: PackedBatch, layout: JointLayout) -> Tensor:  # noqa: ARG002

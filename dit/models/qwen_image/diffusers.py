@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from pydantic import ConfigDict, PositiveInt
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from dit.batch import LatentSample
 from dit.config import RunConfig
@@ -25,8 +26,9 @@ from dit.models.diffusers_names import (
     linear_rows,
 )
 from dit.models.family import DiffusersForm
+from dit.models.patches import patchify, unpatchify
 from dit.models.qwen_image.config import MOST_REFERENCES, QwenImageConfig
-from dit.models.qwen_image.family import LEVEL_WAVES, REFERENCE
+from dit.models.qwen_image.family import LEVEL_WAVES, REFERENCE, SCALE
 from dit.models.stream_names import HEAD_ROWS, double_stream_rows, stream_sizes
 
 CLASS = "QwenImageTransformer2DModel"
@@ -47,6 +49,9 @@ _ROWS = (
     ),
     *HEAD_ROWS,
 )
+# ComfyUI and diffusion-pipe name linears as Diffusers does, musubi-tuner with underscores for dots.
+_matrices = [name for row in _ROWS if len(row.shape) == 2 for name in row.theirs]
+LINEARS = {name.removesuffix(".weight"): name.removesuffix(".weight") for name in _matrices}
 
 
 def _sizes(model: QwenImageConfig) -> dict[str, int]:
@@ -185,26 +190,21 @@ def _run_network(
     """What Diffusers' network makes of one sample."""
     latents = [sample.latent_CFHW]
     latents += [x for name, x in sample.others.items() if name.startswith(REFERENCE)]
-    side = config.model.patch_spatial
-    grids = [(x.shape[1], x.shape[2] // side, x.shape[3] // side) for x in latents]
-    tokens = torch.cat([patched(x, side) for x in latents])
+    patch = (1, config.model.patch_spatial)
+    grids, rows = zip(*(patchify(x, *patch) for x in latents), strict=True)
+    # Diffusers' network needs a row of text; one that is masked is none.
+    is_text_L = torch.ones(max(len(sample.text_LE), 1), dtype=torch.bool)
+    text_LE = pad(sample.text_LE, (0, 0, 0, len(is_text_L) - len(sample.text_LE)))
+    is_text_L[len(sample.text_LE) :] = False
     (made,) = network(
-        hidden_states=tokens[None],
-        timestep=torch.tensor([level]),
-        encoder_hidden_states=sample.text_LE[None],
-        img_shapes=[grids],
+        hidden_states=torch.cat(rows)[None],
+        timestep=torch.tensor([level / SCALE]),
+        encoder_hidden_states=text_LE[None],
+        encoder_hidden_states_mask=is_text_L[None],
+        img_shapes=[list(grids)],
         return_dict=False,
     )
-    frames, rows, columns = grids[0]
-    out = made[0, : frames * rows * columns].unflatten(0, grids[0])
-    out = out.unflatten(-1, (-1, side, side)).permute(3, 0, 1, 4, 2, 5)
-    return out.flatten(4).flatten(2, 3)
-
-
-def patched(latent_CFHW: Tensor, side: int) -> Tensor:
-    """Tokens with features in order (c, h, w), as the pipelines pack latents."""
-    blocks = latent_CFHW.unflatten(2, (-1, side)).unflatten(4, (-1, side))
-    return blocks.permute(1, 2, 4, 0, 3, 5).flatten(3).flatten(0, 2)
+    return unpatchify(made[0], grids[0], *patch)
 
 
 FORM = DiffusersForm(
@@ -222,6 +222,8 @@ FORM = DiffusersForm(
     content=_content,
     private=lambda model: {"reference_latents": model.reference_latents},
     text_pad_to=lambda _: None,
+    original_names=(LINEARS,),
+    comfyui_names=lambda _: LINEARS,
     pipelines={
         "QwenImagePipeline": "flow",
         "QwenImageEditPipeline": "flow",

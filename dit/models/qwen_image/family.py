@@ -26,7 +26,7 @@ from dit.models.layer_spec import (
     WeightShape,
     replicated,
 )
-from dit.models.qwen_image.config import TINY, QwenImageConfig
+from dit.models.qwen_image.config import MODEL_SIZES, TINY, QwenImageConfig
 
 if TYPE_CHECKING:
     from dit.models.positions import PositionRule
@@ -35,6 +35,8 @@ REFERENCE = "reference_latent"
 """How the names of the latents of pictures to edit begin."""
 LEVEL_WAVES = 256
 """Cosines and sines of the noise level that its embedding is made of; fixed in Diffusers."""
+SCALE = 1000
+"""Of the level that the network is told, over t, as in all schedulers of Diffusers."""
 
 
 def _network() -> Callable[..., Any]:
@@ -80,7 +82,14 @@ def _inputs(model: QwenImageConfig) -> tuple[SampleInput, ...]:
         )
         for number in range(model.reference_latents)
     ]
-    return (text, *references)
+    null = SampleInput(
+        name="null_text",
+        kind=InputKind.NULL_TEXT,
+        width=model.crossattn_emb_size,
+        required=False,
+        may_be_empty=True,
+    )
+    return (text, *references, *((null,) if references else ()))
 
 
 def qwen_image_stack(model: QwenImageConfig) -> StackSpec:
@@ -115,6 +124,14 @@ def qwen_image_cost(model: QwenImageConfig) -> NetworkCost:
     )
 
 
+# scheduler_config.json of the published weights: mu is linear in the tokens of the latent.
+_PUBLISHED = {
+    "time_shift_type": "exponential",
+    "max_shift": 0.9,
+    "max_image_seq_len": 8192,
+    "shift_terminal": 0.02,
+}
+
 FAMILY = Family(
     name="qwen_image",
     config=QwenImageConfig,
@@ -136,8 +153,12 @@ FAMILY = Family(
     positions=_positions,
     # Gates and the last layer start closed, as is usual of adaLN-Zero (arXiv:2212.09748).
     weights=WeightRules(zero=("*modulation.linear.weight", "*proj_out.weight")),
-    # The level is told as t itself; the embedding multiplies by 1000.
-    objective=ObjectiveConventions(settings={"name": "flow", "timestep_scale": 1.0}),
+    objective=ObjectiveConventions(
+        # Diffusers' pipelines hand their scheduler even steps from 1 to 1 / number of steps.
+        settings={"name": "flow", "sampling_levels": "even"},
+        of_size=dict.fromkeys(MODEL_SIZES, _PUBLISHED),
+        keeps_norm=True,
+    ),
     vae=_codec,
     tiny=TINY,
 )

@@ -16,7 +16,7 @@ from dit.models.layers.parallel_linear import BuildContext, Replicated, transfor
 from dit.models.layers.queries_and_keys import RotaryTable
 from dit.models.lora.dropout import TOKENS
 from dit.models.qwen_image.config import QwenImageConfig
-from dit.models.qwen_image.family import LEVEL_WAVES, qwen_image_stack
+from dit.models.qwen_image.family import LEVEL_WAVES, SCALE, qwen_image_stack
 from dit.models.qwen_image.positions import text_positions
 from dit.models.stacks.joint_transformer import T_EMB, JointLayout, JointTransformer
 from dit.models.stacks.stacked_transformer import Blocks
@@ -64,7 +64,8 @@ class QwenImageNetwork(JointTransformer):
     ) -> Blocks:
         dtype = self.config.params_dtype
         text_LE = self.my_tokens(layout.text.of(batch.text_LE.to(dtype)))
-        wave_MX = sinusoid(level_M, LEVEL_WAVES, scale=1000).to(dtype)
+        # As the pipelines do: they divide their 1000 t, and the embedding multiplies again.
+        wave_MX = sinusoid(level_M / SCALE, LEVEL_WAVES, scale=SCALE).to(dtype)
         return {
             "hidden": self.patches(self.my_tokens(x_TC.to(dtype))),
             "text_hidden": self.text_in(self.text_norm(text_LE)),

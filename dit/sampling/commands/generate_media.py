@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,6 +91,7 @@ def generate_opened(
 
     from dit.config import Sampler
     from dit.sampling.generate import Request, SamplingSettings, generate_latents
+    from dit.sampling.guiders import open_guider
 
     options = options_of_network(options, opened)
     assert options.guidance is not None
@@ -104,8 +105,7 @@ def generate_opened(
         for prompt, one in zip(prompts, each, strict=True)
         for text in (prompt.text, one.negative_prompt)
     )
-    inputs = {text: opened.encoder.encode_all(text) for text in words if text}
-    inputs.setdefault("", dict(opened.null))
+    inputs = _encoded(opened, words, _references(options))
     data = opened.model.groups.dp
     mine = range(data.rank(), len(prompts), data.size())
     requests = [
@@ -124,6 +124,7 @@ def generate_opened(
         guidance_interval=options.guidance_interval,
         guidance_rescale=options.guidance_rescale,
         sampler=Sampler(options.sampler),
+        guider=options.guider and open_guider(options.guider, scale=options.guidance),
     )
     told = replace(opened.config.objective, guidance=options.distilled_guidance)
     config = replace(opened.config, objective=told)
@@ -137,6 +138,28 @@ def generate_opened(
     shares: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(pictures, shares)
     return sorted((p for share in shares or () for p in share), key=lambda picture: picture.seed)
+
+
+def _encoded(
+    opened: OpenCheckpoint, words: Iterable[str], references: ReferencePictures
+) -> dict[str, Mapping[str, Tensor]]:
+    """What the text encoder makes of each text, and of the empty one.
+
+    Raises:
+        ValueError: it sees the pictures to edit, and there is none.
+    """
+    from dit.batch import NULL_TEXT, TEXT
+
+    encoder = opened.encoder
+    if not encoder.most_pictures:
+        made = {text: encoder.encode_all(text) for text in words if text}
+        return {"": dict(opened.null), **made}
+    found: dict[str, Mapping[str, Tensor]] = {}
+    for text in [one for one in words if one] or [""]:
+        made = dict(encoder.encode_beside(text, references.shown()))
+        found[""] = {TEXT: made.pop(NULL_TEXT)}
+        found.setdefault(text, made)
+    return found
 
 
 def _is_first_of_replica(model: FullForward | TwoExperts) -> bool:
@@ -201,7 +224,7 @@ def _picture(
 def options_of_network(options: GenerationOptions, opened: OpenCheckpoint) -> GenerationOptions:
     """With both guidance scales, where they were not given.
 
-    A network that is told one predicts with guidance in one pass.
+    A guider has a scale of its own. A network that is told one predicts with guidance in one pass.
 
     Raises:
         ValueError: one is given that the network is not told.
@@ -213,6 +236,10 @@ def options_of_network(options: GenerationOptions, opened: OpenCheckpoint) -> Ge
             " leave it out, and use --guidance"
         )
     usual = GUIDANCE if trained is None else 1.0
+    if options.guidance is None and options.guider is not None:
+        from dit.sampling.guiders import open_guider
+
+        usual = open_guider(options.guider).guidance_scale
     return replace(
         options,
         guidance=usual if options.guidance is None else options.guidance,

@@ -16,10 +16,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from dit.codecs.reference_fit import ReferenceFit
 from dit.config import Sampler
 from dit.distributed.entry import Parser
 from dit.parsing import MOST_BYTES, YamlError, parse_yaml
-from dit.sampling.latent_sizes import MOST_PIXELS, ReferenceFit
+from dit.sampling.latent_sizes import MOST_PIXELS
 from dit.sampling.media_files import RATES
 
 FPS = 24.0
@@ -67,7 +68,9 @@ class GenerationOptions:
     num_video_frames: int | None = None  # pixel frames; 1 is a picture
     fps: float | None = None  # frame rate of a video; None is FPS
     num_steps: int = 35
-    guidance: float | None = None  # None is 1.5, or 1 where the network is told a guidance scale
+    # None is that of a guider, 1.5, or 1 where the network is told a guidance scale
+    guidance: float | None = None
+    guider: str | None = None  # folder of a guider of Diffusers, or of a pipeline that has one
     distilled_guidance: float | None = None  # the scale that it is told; None is that of training
     guidance_interval: tuple[float, float] | None = None  # noise levels with guidance; None is all
     guidance_rescale: float = 0.0
@@ -98,6 +101,11 @@ class GenerationOptions:
         told = self.distilled_guidance
         if told is not None and not 0 <= told <= MOST_TOLD:
             raise ValueError(f"--distilled_guidance {told} must lie in [0, {MOST_TOLD}]")
+        if self.guider is not None and (self.guidance_rescale or self.guidance_interval):
+            raise ValueError(
+                f"--guider {self.guider} has a rescaling and steps of its own; leave out"
+                " --guidance_rescale and --guidance_interval"
+            )
         if not 0 <= self.guidance_rescale <= 1:
             raise ValueError(
                 f"--guidance_rescale {self.guidance_rescale} must lie in [0, 1]; 0 is none, 0.7 is"
@@ -210,8 +218,14 @@ def _add_how(parser: Parser) -> None:
     add(
         "--guidance",
         type=float,
-        help="g in uncond + g (cond - uncond); 1 is none. (default: 1.5, or 1 where the network"
-        " is told a guidance scale)",
+        help="g in uncond + g (cond - uncond); 1 is none. (default: that of --guider, else 1.5, or"
+        " 1 where the network is told a guidance scale)",
+    )
+    add(
+        "--guider",
+        metavar="DIR",
+        help="Folder of a pipeline of Diffusers with a guider (HunyuanVideo 1.5), or of a guider:"
+        " combines the predictions as it does there.",
     )
     add(
         "--distilled_guidance",

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dit.batch import PackedBatch
+from dit.batch import TEXT, PackedBatch
 from dit.codecs import text, vae
 from dit.codecs.pretrained import forget
 from dit.codecs.vae import Codec, ModelLocation
@@ -28,6 +28,7 @@ from dit.data.pack import PatchLayout
 from dit.distributed.process_groups import device
 from dit.distributed.watchdog import heartbeat
 from dit.models.family import InputKind, SampleInput, family_of
+from dit.objectives import own_null_texts
 from dit.sampling.generate import Request
 from dit.sampling.given_pictures import OF_VALIDATION, GivenPictures
 from dit.sampling.latent_sizes import LatentStride, Size, rounding
@@ -109,10 +110,9 @@ def _encode(words: Sequence[str], run: TrainState) -> dict[str, Mapping[str, Ten
     try:
         place = ModelLocation(cache=c.validation.t5_cache_dir, local_only=True)
         encoder, inputs = text.text_encoder_of_card(card, place), {}
-        for word in words:
+        for word in () if encoder.most_pictures else words:
             heartbeat("encoding of prompts")
             inputs[word] = encoder.encode_all(word)
-        return inputs
     except ValueError as error:
         raise ValueError(
             f"{asked}: the text encoder of the data is not here ({error}); set"
@@ -121,6 +121,13 @@ def _encode(words: Sequence[str], run: TrainState) -> dict[str, Mapping[str, Ten
         ) from error
     finally:
         forget()
+    if not inputs:
+        raise ValueError(
+            f"{asked}: the text encoder {encoder.name} of the data sees the pictures to edit beside"
+            " a caption, and there are none here; leave that unset and use validation.num_captions,"
+            " whose samples have theirs"
+        )
+    return inputs
 
 
 def find_decoder(run: TrainState) -> tuple[Codec | None, str]:
@@ -291,9 +298,12 @@ def _request_of_caption(
 ) -> ValidationRequest:
     model, grid = run.config.model, pack.grids[index]
     negative = run.config.validation.negative_prompt
+    against, own_LE = found.inputs[negative], own_null_texts(pack)[index]
+    if not negative and len(own_LE):
+        against = {**against, TEXT: own_LE}
     request = Request(
         inputs=inputs_of_held_out(run.config, pack, index),
-        negative=found.inputs[negative],
+        negative=against,
         latent_FHW=(
             grid[0] * model.patch_temporal,
             grid[1] * model.patch_spatial,

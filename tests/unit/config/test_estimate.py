@@ -27,7 +27,7 @@ from dit.config.loading import load_config
 from dit.config.loading.describe import describe
 from dit.models.cost import kept_by_layer, memory, network_cost, parameter_count
 from dit.models.dit.config import DitConfig, ExtraPosition
-from dit.models.family import family_of, named_model
+from dit.models.family import FAMILIES, family_of, named_model
 from dit.models.wan.config import ImageCondition, WanConfig
 from tests.packs import run_config
 
@@ -241,6 +241,6 @@ def gib_of_fine_tuning(name: str) -> list[str]:
 def test_the_page_of_fine_tuning_has_these_figures(repo_root: Path) -> None:
     page = (repo_root / "docs/fine_tuning.md").read_text().partition("\n## Memory\n")[2]
     rows = dict(re.findall(r"^\| `([\w.]+)` \|(.+)\|$", page, re.MULTILINE))
-    assert {named_model(name).family for name in rows} >= {"dit", "wan"}
+    assert {named_model(name).family for name in rows} == {*FAMILIES}
     for name, cells in rows.items():
         assert [cell.strip() for cell in cells.split("|")] == gib_of_fine_tuning(name), name

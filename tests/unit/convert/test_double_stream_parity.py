@@ -29,6 +29,8 @@ from tests.wan_networks import fill_random
 
 LEVELS = (0.8125, 0.0, 0.437, 0.999, 0.03125)
 """t of flow matching, one for each sample."""
+SCALE = 1000
+"""What the level is told as, over t."""
 TEXTS = ([7, 1, 12, 3, 20], [1, 1, 5, 2, 1])
 AXES = [(4, 4, 4), (2, 6, 6), (2, 2, 4), (8, 4, 2), (16, 6, 10)]
 
@@ -38,7 +40,6 @@ class Case:
     """A family's network in Diffusers."""
 
     network: Any  # its class
-    level_scale: float  # what the level is told as, over t
     configuration: Callable[[int], dict[str, Any]]  # of config.json, of a number
     grids: Callable[[random.Random], Grid]
     theirs: Callable[[nn.Module, PackedBatch, int, Any], Tensor]  # rows of its output
@@ -140,7 +141,6 @@ _TEXT = ("attn.add_q_proj", "attn.to_add_out", "attn.norm_added_q")
 CASES = {
     "qwen_image": Case(
         network=QwenImageTransformer2DModel,
-        level_scale=1,
         configuration=_qwen_image,
         grids=lambda draw: (1, draw.randint(1, 5), draw.randint(1, 5)),
         theirs=_qwen_image_theirs,
@@ -148,7 +148,6 @@ CASES = {
     ),
     "hunyuan_video_15": Case(
         network=HunyuanVideo15Transformer3DModel,
-        level_scale=1000,
         configuration=_hunyuan,
         grids=lambda draw: (draw.randint(1, 4), draw.randint(1, 3), draw.randint(1, 4)),
         theirs=_hunyuan_theirs,
@@ -173,7 +172,7 @@ def test_forward_gradients_and_the_way_back(groups, tmp_path: Path, name: str, n
     done = import_weights(tmp_path / "hf", tmp_path / "ours")
     model: Any = done.config.model
     assert model.precision is Precision.FP32 and done.config.objective.name == "flow"
-    assert done.config.objective.flow.timestep_scale == case.level_scale
+    assert done.config.objective.flow.timestep_scale == SCALE
     ours = family_of(model).network()(model, groups)
     load_weights(done.path, [ours], groups, averaged=False)
 
@@ -183,7 +182,7 @@ def test_forward_gradients_and_the_way_back(groups, tmp_path: Path, name: str, n
     draw = random.Random(number)
     grids = [case.grids(draw) for _ in range(5)]
     batch = random_pack(grids, TEXTS[number % 2], model=packed)
-    levels_N = torch.tensor(LEVELS) * case.level_scale
+    levels_N = torch.tensor(LEVELS) * SCALE
     weight_TC = torch.randn(batch.latent_TC.shape, generator=torch.Generator().manual_seed(1))
     weight_TC *= batch.is_target_T[:, None]
     out_TC = ours(batch.latent_TC, level_rows(levels_N, batch), batch)

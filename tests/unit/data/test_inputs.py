@@ -54,6 +54,7 @@ EVERY = (
     SampleInput(name="first_frame_latent", kind=InputKind.FRAMES, width=C, required=False),
     SampleInput(name="reference", kind=InputKind.REFERENCE, width=C, required=False),
     SampleInput(name="reference_2", kind=InputKind.REFERENCE, width=C, required=False),
+    SampleInput(name="null_text", kind=InputKind.NULL_TEXT, width=5, required=False),
 )
 
 
@@ -80,6 +81,7 @@ def shapes_of(index: int) -> dict[str, tuple[int, ...]]:
             "first_frame_latent": (C, 1, 4, 6),
             "reference": (C, 1, 2, 4),
             "reference_2": (C, 1, 4, 2),
+            "null_text": (2, 5),
         },
         {"latent": (C, 1, 4, 4), "text": (1, 5), "text_2": (0, 3), "reference": (C, 1, 4, 4)},
         {"latent": (C, 2, 2, 2), "text": (3, 5)},
@@ -113,7 +115,7 @@ def test_every_input_has_its_place_in_a_pack(dtype: torch.dtype) -> None:
     assert pack.clean_tokens == CLEAN and pack.clean_level == 0.0 and pack.num_levels == 6
     assert pack.loss_tokens == (12, 4, 2)
     assert pack.text_offsets == {"text": (0, 4, 5, 8), "text_2": (0, 2, 2, 2)}
-    assert pack.text_rows == (6, 1, 3)
+    assert pack.text_rows == (6, 1, 3) and pack.null_text_starts == (0, 2, 2, 2)
     assert pack.vectors["pooled_text"].shape == (3, 4)
     assert not pack.vectors["pooled_text"][1:].any()
     assert pack.condition_TC is not None and pack.condition_TC.shape == (36, 4 * 4)

@@ -51,3 +51,15 @@ def test_null_inputs_of_every_kind(make_pack) -> None:
 def test_a_null_text_of_another_width_is_refused(make_pack) -> None:
     with pytest.raises(ValueError, match=r"`text` has shape \[1, 6\], in a pack of width 5"):
         with_null_inputs(make_pack(), [True, False, False], {"text": torch.zeros(1, 6)})
+
+
+def test_samples_with_null_texts_of_their_own_get_those(make_pack) -> None:
+    """Of the main text alone; the third sample has none and gets the common one."""
+    batch = make_pack(texts=[4, 1, 7])
+    own_LE = torch.arange(15.0).view(3, 5)
+    batch = replace(batch, null_text_LE=own_LE, null_text_starts=(0, 1, 3, 3))
+    after = with_null_inputs(batch, [False, True, True], {"text": NULL})
+    first, second, third = captions(after)
+    assert torch.equal(first, captions(batch)[0])
+    assert torch.equal(second, own_LE[1:].bfloat16()) and torch.equal(third, NULL.bfloat16())
+    assert after.null_text_LE is None and after.null_text_starts == ()

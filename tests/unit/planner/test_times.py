@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from dit.config import (
+    BaseType,
     DdpConfig,
     EmaConfig,
     EmaKind,
+    LoraConfig,
     Precision,
     Recompute,
     RecomputeMethod,
@@ -18,10 +20,12 @@ from dit.config import (
     TrainConfig,
 )
 from dit.distributed.device_specs import Device
-from dit.models.cost import parameter_count
+from dit.models.cost import memory, parameter_count, trained_count
 from dit.models.dit.config import DitConfig
+from dit.models.family import named_model
 from dit.planner.efficiency import Efficiency
-from dit.planner.times import Load, Times, expected_load, times
+from dit.planner.times import Load, Times, expected_load, not_modelled, times
+from dit.planner.traffic import traffic
 
 # Every rate is half of the device's, so that bytes and operations are seconds.
 DEVICE = Device(flops=2.0, memory=1.0, bandwidth=2.0, link=2.0, network=2.0, together=8)
@@ -92,6 +96,41 @@ def test_optimizer_by_hand():
     assert spent(packs=3, gradient_accumulation_fusion=True).update == weights * once
     assert spent(ema=True).update == weights * (once + 10 + 12)
     assert spent(ddp=DdpConfig(grad_reduce_in_fp32=False)).update == weights * (2 + 6 + 2 + 2 + 30)
+
+
+def beside(base: BaseType | None, **model: Any) -> RunConfig:
+    """A run of adapters."""
+    return RunConfig(
+        model=DitConfig(precision=Precision.BF16, **model),
+        lora=LoraConfig(rank=4, base_dtype=base),
+        train=TrainConfig(global_batch_size=1),
+        ema=EmaConfig(kind=EmaKind.NONE),
+    )
+
+
+def test_a_frozen_base_has_no_gradients_and_8_bits_are_restored_in_each_pass():
+    runs = [beside(None), beside(BaseType.FLOAT8_E4M3)]
+    plain, narrow = (times(run, LOAD, world_size=1, device=DEVICE, efficiency=HALF) for run in runs)
+    # Adapters of rank 4 are less than a hundredth of the weights.
+    assert 100 < plain.matrices < 100.5 and plain.attention == spent().attention
+    trained = trained_count(runs[0])
+    assert plain.update == trained * (42 + 10) and trained < parameter_count(DitConfig()) / 100
+    sent = [traffic(run, tokens=1e3, accumulated=1, replicas=2).data for run in runs]
+    assert sent == [trained * (4 + 2) / 2] * 2
+    # Each number that is one byte less is read as one byte and written as two, there and back.
+    saved, less = (memory(run, world_size=1).weights for run in runs)
+    assert narrow.memory - plain.memory == pytest.approx(6 * (saved - less), rel=0.01)
+    assert replace(narrow, memory=plain.memory) == plain
+
+
+def test_what_the_times_leave_out_is_said():
+    assert not_modelled(RunConfig(model=DitConfig())) == []
+    (adapters,) = not_modelled(beside(None))
+    assert "products of adapters" in adapters
+    model = named_model("wan2.1_t2v_14b")
+    wan = replace(beside(BaseType.FLOAT8_E4M3), model=replace(model, blocks_to_swap=20))
+    # 4 attention matrices twice, and two of the MLP: 351 million numbers.
+    assert "copies of 22 swapped blocks of 0.35 GB in each pass" in not_modelled(wan)[1]
 
 
 def test_kinds_are_the_step():

@@ -70,9 +70,19 @@ FLUX = {
     ],
     "recipes/generate_dit.py": ["--height", "32", "--width", "24"],
 }
+QWEN = {
+    "recipes/pretrain_dit.py": [
+        *("model.num_layers=2", "model.hidden_size=48", "model.num_attention_heads=4"),
+        *("model.rope_axes=[4,4,4]", "model.crossattn_emb_size=16", "model.precision=fp32"),
+        *("model.recompute_granularity=none", "train.global_batch_size=1"),
+        *("dataset.task_encoder_seq_length=1280", "dataset.use_train_split_for_val=true"),
+    ],
+    "recipes/generate_dit.py": ["--height", "32", "--width", "48"],
+}
 TINY_PAGES = {
     **{"models/Wan2.1-T2V": TEXT_TO_VIDEO, "models/Wan": WAN, "runs/wan": WAN},
     **{"models/FLUX": FLUX, "runs/flux_": FLUX},
+    **{"models/Qwen": QWEN, "runs/qwen_image_lora": QWEN},
 }
 """What a command names -> what makes it fit the tiny pipelines; the first that fits counts."""
 
@@ -162,10 +172,19 @@ def publish_flux(workspace: Path) -> None:
     (workspace / "dev" / "pipeline").rename(workspace / "models" / "FLUX.1-dev")
 
 
+def publish_qwen_image(workspace: Path) -> None:
+    """A tiny pipeline where the page of Qwen-Image has a large one."""
+    from tests.qwen_pipelines import pipeline
+
+    pipeline(workspace / "qwen", "qwen_image")
+    (workspace / "models").mkdir()
+    (workspace / "qwen" / "pipeline").rename(workspace / "models" / "Qwen-Image")
+
+
 PAGES = [
     *("README.md", "first_run.md", "own_data.md", "objectives.md", "watching.md", "validation.md"),
     *("throughput.md", "diffusers.md", "coming_from.md", "two_cpu_cores.md", "wan.md"),
-    *("flux.md", "fine_tuning.md"),
+    *("flux.md", "fine_tuning.md", "qwen_image.md"),
 ]
 
 
@@ -183,6 +202,8 @@ def test_page_runs_from_top_to_bottom(repo_root: Path, workspace: Path, page: st
         publish_text_to_video(workspace)
     if page == "flux.md":
         publish_flux(workspace)
+    if page == "qwen_image.md":
+        publish_qwen_image(workspace)
     photos = workspace / "photos"
     photos.mkdir(exist_ok=True)
     for i in range(40):

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import base64
+import io
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,6 +72,31 @@ def test_slider_has_the_grid_of_every_step_up_to_a_bound(tmp_path: Path) -> None
     assert [value for tag, name, value in page.attributes if (tag, name) == ("input", "max")] == [
         "23"
     ]
+
+
+def test_samples_with_and_without_the_adapter_are_shown(tmp_path: Path) -> None:
+    """In one grid; where there is none, one before the other. Grey 40 and 80 are with it."""
+    run = write_run(tmp_path / "run")
+    write_grids(run, range(40, 81, 40))
+    for step in (40, 80):
+        bare = run / f"validation_generation/step_{step:08d}/without_adapter"
+        bare.mkdir()
+        Image.fromarray(np.full((8, 8, 3), step + 1, np.uint8)).save(bare / "00000.png")
+    (bare.parent / "grid.png").unlink()
+    tags = report(run).attributes
+    said = [value for tag, name, value in tags if (tag, name) == ("img", "alt")]
+    assert said == [
+        "samples at step 40, without the adapter and with it",
+        "samples at step 80, without the adapter",
+        "samples at step 80",
+    ]
+    sources = [value for tag, name, value in tags if (tag, name) == ("img", "src")]
+    assert [_grey(source) for source in sources] == [40, 81, 80]
+
+
+def _grey(source: str) -> Any:
+    content = base64.b64decode(source.partition(",")[2])
+    return Image.open(io.BytesIO(content)).convert("L").getpixel((0, 0))
 
 
 @pytest.mark.parametrize(

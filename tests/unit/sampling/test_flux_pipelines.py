@@ -19,7 +19,6 @@ from dit.convert.errors import ConvertError
 from dit.convert.export import ExportOptions, export_weights
 from dit.convert.import_ import import_weights
 from dit.convert.verify import compare_forward, compare_tensors
-from dit.data.pack import PatchLayout, pack_samples
 from dit.sampling import generate
 from dit.sampling.commands.generate_media import generate_opened
 from dit.sampling.commands.options import GenerationOptions
@@ -28,6 +27,7 @@ from dit.sampling.open_checkpoint import LoadOptions, OpenCheckpoint, open_check
 from dit.sampling.prompts import Prompt
 from tests.cosmos_predict import gap
 from tests.flux_pipelines import STEPS, made_by, pipeline
+from tests.given_noise import from_noise
 
 PROMPT, NEGATIVE = "a red fox & a hen", "blurry"
 ROWS, COLUMNS = 6, 4  # of a latent
@@ -45,22 +45,6 @@ def opened(folder: Path) -> OpenCheckpoint:
     return open_checkpoint(done.path, weights="model", options=options)
 
 
-def from_noise(run: OpenCheckpoint):
-    """In the place of `initial_noise`: `noise`, and nothing for a reference."""
-
-    def drawn(batch, seeds):
-        del seeds
-        blank = Request(inputs={}, negative={}, latent_FHW=(1, ROWS, COLUMNS), fps=NAN, seed=0)
-        sample = replace(generate._blank(0, blank, run.config, {}), latent_CFHW=noise()[:, None])
-        own_TC = pack_samples([sample], PatchLayout.of(run.config)).latent_TC
-        found_TC = torch.zeros_like(batch.latent_TC)
-        tokens = batch.latent_tokens[0]
-        found_TC[:tokens] = own_TC[:tokens]
-        return found_TC
-
-    return patch.object(generate, "initial_noise", drawn)
-
-
 def texts_of(run: OpenCheckpoint) -> dict[str, Any]:
     return {
         "prompt": run.encoder.encode_all(PROMPT),
@@ -75,7 +59,7 @@ def ours(run: OpenCheckpoint, **options) -> Tensor:
     asked = GenerationOptions(
         num_steps=STEPS, sampler="euler", negative_prompt=NEGATIVE, **size, **options
     )
-    with from_noise(run):
+    with from_noise(run.config, noise()[:, None]):
         (picture,) = generate_opened(
             run, [Prompt(text=PROMPT)], seed=0, options=asked, latents=True
         )
@@ -135,7 +119,7 @@ def test_a_picture_is_changed(groups, tmp_path: Path) -> None:
             seed=0,
         )
         settings = SamplingSettings(num_steps=STEPS, guidance=scale, sampler=Sampler.EULER)
-        with from_noise(run):
+        with from_noise(run.config, noise()[:, None]):
             (found,) = generate_latents(run.model, [request], config=config, settings=settings)
         made.append(found[:, 0])
         assert gap(made[-1], theirs) <= 1e-4

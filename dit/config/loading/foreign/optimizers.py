@@ -10,8 +10,8 @@ from dit.models.cost import trained_count
 
 _ADAMW = ("adam", "adamw", "adamwoptimi", "fusedadam")
 _MOMENTS = {"adamw8bit": 2, "pagedadamw8bit": 2, "adamw8bitkahan": 2, "adamwfp8": 2, "adafactor": 0}
-"""Bytes of moments that others keep of each number: one a moment, or, of Adafactor
-(arXiv:1804.04235), sums over rows and columns alone."""
+"""Bytes of moments that others keep of each number: one a moment. Adafactor (arXiv:1804.04235)
+keeps a sum for each row and column of a matrix, some thousandths of a byte a number."""
 
 
 def _name(value: Any) -> str:
@@ -37,10 +37,11 @@ def _said(value: Any, config: RunConfig) -> str:
     each = ours.moment_bytes
     return (
         f"read as AdamW: its two moments take {each} bytes for each of {count:,} trained numbers,"
-        f" {_size(each * count)} over all ranks that share them, and those of {value} about"
-        f" {_size(theirs * count)}. The blocks and the sums over rows that these keep would change"
-        " with the layout, and the run with them; optimizer.exp_avg_dtype and exp_avg_sq_dtype"
-        " (bf16, fp16, fp8) keep less where Transformer Engine is"
+        f" {_size(each * count)} over all ranks that share them, about"
+        f" {_size((each - theirs) * count)} more than what {value} keeps. The blocks and the sums"
+        " over rows that it keeps would change with the layout, and the run with them;"
+        " optimizer.exp_avg_dtype and exp_avg_sq_dtype (bf16, fp16, fp8) keep less where"
+        " Transformer Engine is"
     )
 
 

@@ -11,7 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import CosmosTransformer3DModel, FluxTransformer2DModel, WanTransformer3DModel
+from diffusers import (
+    CosmosTransformer3DModel,
+    FluxTransformer2DModel,
+    HunyuanVideo15Transformer3DModel,
+    QwenImageTransformer2DModel,
+    WanTransformer3DModel,
+)
 from peft import LoraConfig as PeftLoraConfig
 from peft import PeftModel, get_peft_model
 from torch import Tensor
@@ -31,7 +37,7 @@ from dit.models.diffusers_names import pairs
 from dit.models.family import InputKind, diffusers_form, family_of
 from dit.objectives import training_problem
 from dit.sampling.commands.lora_option import add_adapters
-from dit.sampling.unpatchify import unpack_latents
+from dit.sampling.unpatchify import sample_inputs, unpack_latents
 from dit.train import trainer
 from dit.train.checkpoint.adapters import adapters_of
 from dit.train.checkpoint.paths import saved_config
@@ -42,12 +48,16 @@ CLASSES: dict[str, Any] = {
     "WanTransformer3DModel": WanTransformer3DModel,
     "CosmosTransformer3DModel": CosmosTransformer3DModel,
     "FluxTransformer2DModel": FluxTransformer2DModel,
+    "HunyuanVideo15Transformer3DModel": HunyuanVideo15Transformer3DModel,
+    "QwenImageTransformer2DModel": QwenImageTransformer2DModel,
 }
 # Sizes of which a fused matrix that is cut in the wrong place cannot be right.
 CASES = [
     Tiny("WanTransformer3DModel"),
     Tiny("CosmosTransformer3DModel", extra_pos_embed_type="learnable"),
     Tiny("FluxTransformer2DModel"),
+    Tiny("HunyuanVideo15Transformer3DModel"),
+    Tiny("QwenImageTransformer2DModel"),
 ]
 LEVELS = (0.3, 0.8)
 SIZES = ((1, 4, 6), (3, 2, 4))
@@ -85,11 +95,11 @@ def errors_of(network: Any, batch: PackedBatch, problem: Problem, config: RunCon
     noisy, target = (
         unpack_latents(x_TC, batch, **patch) for x_TC in (problem.input_TC, problem.target_TC)
     )
+    layout = PatchLayout.of(config)
     for n, latent in enumerate(noisy):
-        text_LE = batch.text_LE[slice(*batch.text_starts[n : n + 2])].float()
-        others = {name: rows[n].float() for name, rows in batch.vectors.items()}
-        fps = float(batch.fps_N[n])
-        sample = LatentSample(key="", latent_CFHW=latent, text_LE=text_LE, fps=fps, others=others)
+        others = {name: x.float() for name, x in sample_inputs(batch, n, layout).items()}
+        told: dict[str, Any] = {"key": "", "text_LE": others.pop("text"), "others": others}
+        sample = LatentSample(latent_CFHW=latent, fps=float(batch.fps_N[n]), **told)
         made = diffusers_form(model).run_network(network, sample, float(problem.level_M[n]), config)
         found.append(problem.weight_N[n] * (made - target[n]).square().flatten())
     return torch.cat(found)
@@ -122,8 +132,11 @@ def made(request, groups, tmp_path: Path):
     torch.manual_seed(0)
     block = "blocks" if "Wan" in tiny.class_name else "transformer_blocks"
     # Of a single-stream layer queries, keys and the feed-forward share a matrix.
-    flux = "Flux" in tiny.class_name
-    more, second = (["proj_mlp", "norm_out.linear"], "attn") if flux else ([], "attn2")
+    more, second = {
+        "FluxTransformer2DModel": (["proj_mlp", "norm_out.linear"], "attn"),
+        "HunyuanVideo15Transformer3DModel": ([], "attn"),
+        "QwenImageTransformer2DModel": (["img_mod.1", "norm_out.linear"], "attn"),
+    }.get(tiny.class_name, ([], "attn2"))
     config = PeftLoraConfig(
         r=4,
         lora_alpha=6,
@@ -163,7 +176,9 @@ def test_our_folder_computes_it_in_diffusers_and_peft(made) -> None:
     card = (folder / "out" / "README.md").read_text()
     assert "Org/Base" in card
     assert "| `lora.rank` | `4` |" in card
-    own_names = "Flux" not in tiny.class_name  # ComfyUI reads those that Diffusers has
+    # ComfyUI reads Diffusers' names of FLUX; of HunyuanVideo it has q, k and v as one, and here v
+    # has no adapter.
+    own_names = tiny.class_name.startswith(("Wan", "Cosmos", "Qwen"))
     assert (folder / "out" / "comfyui" / "lora.safetensors").is_file() == own_names
 
 

@@ -17,9 +17,17 @@ from peft import LoraConfig, get_peft_model
 from peft.utils import get_peft_model_state_dict
 from safetensors.torch import save_file
 
-from dit.convert.lora import LoraFileError, check_fits, linear_shapes, read_lora
-from dit.convert.lora.original_names import to_original
+from dit.convert.lora import (
+    LoraCard,
+    LoraFileError,
+    check_fits,
+    linear_shapes,
+    read_lora,
+    write_lora,
+)
+from dit.convert.lora.original_names import in_original_names, to_original
 from dit.models.dit.original_names import COSMOS1_NAMES, PREDICT2_NAMES
+from dit.models.hunyuan_video_15.original_names import COMFYUI_NAMES, HUNYUAN_NAMES
 from dit.models.wan.original_names import WAN_NAMES
 from tests.lora_files import TINY, Tiny, linears, merged, random_factors
 from tests.wan_networks import TINY as TINY_WAN
@@ -243,6 +251,27 @@ def test_metadata_may_have_no_prefix(tmp_path: Path) -> None:
         told = {"lora_adapter_metadata": json.dumps(content)}
         save_file(tensors, tmp_path / "x.safetensors", metadata=told)
         assert read_lora(tmp_path)["m"].alpha == 2
+
+
+@pytest.mark.parametrize("table", [HUNYUAN_NAMES, COMFYUI_NAMES], ids=["own", "comfyui"])
+def test_names_that_hunyuan_video_has(table: dict[str, str], tmp_path: Path) -> None:
+    """Every linear but that of the last norm; of several that are one, their products come back."""
+    shapes = linears(Tiny("HunyuanVideo15Transformer3DModel").network())
+    del shapes["norm_out.linear"]
+    factors = random_factors(shapes, ranks={"to_q": 3}, alphas={"to_k": 2.0})
+    written = in_original_names(factors, table)
+    assert written is not None and len(written) < len(factors)
+    names = {name: name for name in written}
+    (tmp_path / "out").mkdir()
+    write_lora(tmp_path / "out", factors, LoraCard(network="N"), comfyui_names=table)
+    save_file(kohya(written, names), tmp_path / "kohya.safetensors")
+    for file in (tmp_path / "kohya.safetensors", tmp_path / "out/comfyui/lora.safetensors"):
+        read = read_lora(file)
+        assert read.keys() == factors.keys()
+        for module, one in read.items():
+            torch.testing.assert_close(one.product(), factors[module].product())
+    del factors["transformer_blocks.1.attn.to_v"]
+    assert in_original_names(factors, COMFYUI_NAMES) is None
 
 
 def test_linears_that_flux_has_as_one(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from data_prep.cli.parser import main
 from data_prep.media.clips import Entry, PlannedReference
 from data_prep.media.images import to_video
 from data_prep.media.resizing import Fit
-from data_prep.sources.references import ControlSize, ReferenceRule
+from data_prep.sources.references import ReferenceRule
+from dit.codecs.reference_fit import ReferenceFit
 from dit.codecs.vae import CODECS, codec_of_card
 from dit.codecs.vae.families import Flux
 from dit.data.cook import Expected, cook
@@ -187,10 +188,10 @@ def test_videos_are_no_control_pictures(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "size", "expected"),
     [
-        (ControlSize.OWN, (70, 45), ((70, 45), (64, 32))),
-        (ControlSize.OWN, (200, 100), ((96, 48), (96, 48))),  # 4,608 pixels of at most 4,700
-        (ControlSize.TARGET, (200, 100), ((96, 48), (64, 48))),
-        (ControlSize.TARGET, (32, 24), ((64, 48), (64, 48))),
+        (ReferenceFit.OWN, (70, 45), ((70, 45), (64, 32))),
+        (ReferenceFit.OWN, (200, 100), ((96, 48), (96, 48))),  # 4,608 pixels of at most 4,700
+        (ReferenceFit.TARGET, (200, 100), ((96, 48), (64, 48))),
+        (ReferenceFit.TARGET, (32, 24), ((64, 48), (64, 48))),
     ],
 )
 def test_own_and_target_size(kind, size, expected) -> None:
@@ -228,7 +229,7 @@ def test_published_sizes_are_those_of_kontexts_pipeline(tmp_path: Path) -> None:
             pipe(image=Image.new("RGB", (int(width), int(height))), prompt="x", height=16, width=16)
         assert Flux.reference_size(int(width), int(height)) == seen[-1]
     assert len(set(seen)) > 5
-    rule = ReferenceRule(kind=ControlSize.PUBLISHED, published=Flux.reference_size)
+    rule = ReferenceRule(kind=ReferenceFit.PUBLISHED, published=Flux.reference_size)
     assert rule.place((100, 100), (16, 16)) == ((1024, 1024), (1024, 1024))
 
 

@@ -1,0 +1,29 @@
+"""Latents <-> tokens, one sample at a time; `dit.data.pack` writes those of many into a pack."""
+
+# c latent channels, C numbers in a token, T tokens; F H W frames, rows, columns of a latent
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from dit.batch import Grid
+
+
+def patchify(latent_CFHW: Tensor, patch_temporal: int, patch_spatial: int) -> tuple[Grid, Tensor]:
+    """The grid of a latent [c, F, H, W], and its tokens [T, C].
+
+    Tokens are in order (frame, row, column), features of a token in order (c, t, h, w).
+    """
+    pt, p = patch_temporal, patch_spatial
+    cut = latent_CFHW.unflatten(3, (-1, p)).unflatten(2, (-1, p)).unflatten(1, (-1, pt))
+    tokens = cut.permute(1, 3, 5, 0, 2, 4, 6)  # frame row column c t h w
+    f, h, w = tokens.shape[:3]
+    return (f, h, w), tokens.flatten(3).flatten(0, 2)
+
+
+def unpatchify(latent_TC: Tensor, grid: Grid, patch_temporal: int, patch_spatial: int) -> Tensor:
+    """Latent [c, F, H, W] from the first frames * rows * columns tokens of `latent_TC`."""
+    f, h, w = grid
+    pt, p = patch_temporal, patch_spatial
+    patches = latent_TC[: f * h * w].reshape(f, h, w, -1, pt, p, p)  # frame row column c t h w
+    return patches.permute(3, 0, 4, 1, 5, 2, 6).reshape(-1, f * pt, h * p, w * p)

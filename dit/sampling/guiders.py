@@ -1,0 +1,110 @@
+"""Guidance by a guider of Diffusers, the object itself, as some of its pipelines hold one.
+
+HunyuanVideo 1.5's has a `ClassifierFreeGuidance`, whose settings lie in guider/guider_config.json
+of its folder.
+"""
+
+# C patch features, T packed tokens, N samples
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dit.batch import PackedBatch
+from dit.parsing import parse_json
+from dit.sampling.ode_solvers import Network, StepLevels
+
+FOLDER, CONFIG = "guider", "guider_config.json"
+GUIDERS = (
+    "ClassifierFreeGuidance",
+    "ClassifierFreeZeroStarGuidance",
+    "AdaptiveProjectedGuidance",
+    "AdaptiveProjectedMixGuidance",
+    "TangentialClassifierFreeGuidance",
+    "MagnitudeAwareGuidance",
+)
+"""Those that combine two predictions, whatever the order of their numbers: others reach into the
+layers of Diffusers' network, or need rows and columns."""
+
+
+def open_guider(folder: str | Path, *, scale: float | None = None) -> Any:
+    """The guider of a pipeline's folder, or of its own; `scale` takes the place of its own.
+
+    Raises:
+        ValueError: there is none, or one that needs more than two predictions.
+    """
+    from diffusers import guiders
+
+    place = Path(folder)
+    file = place / CONFIG if (place / CONFIG).is_file() else place / FOLDER / CONFIG
+    try:
+        content = parse_json(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"--guider {folder}: {file} cannot be read ({error}); give the folder of a pipeline"
+            f" that has a guider, or of a guider"
+        ) from error
+    name = content.get("_class_name") if isinstance(content, dict) else None
+    if name not in GUIDERS:
+        raise ValueError(
+            f"--guider {folder}: {file} is of class {name!r}; known are {', '.join(GUIDERS)}; leave"
+            " it out, and use --guidance"
+        )
+    told = {} if scale is None else {"guidance_scale": scale}
+    try:
+        return getattr(guiders, name).from_config(content, **told)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"--guider {folder}: {file} describes no {name}: {error}") from error
+
+
+def guided_by(
+    guider: Any, conditional: Network, unconditional: Network, batch: PackedBatch, at: StepLevels
+) -> Network:
+    """What a guider makes of both predictions, for each sample of the pack by itself.
+
+    It is told the number of the step, and decides whether `unconditional` is called.
+    """
+    # Some keep a running mean of their sample.
+    each = [guider.new() for _ in range(batch.num_samples)]
+    networks = (conditional, unconditional)
+
+    def network(input_TC: Tensor, level_N: Tensor) -> Tensor:
+        step = at.number(level_N)
+        found: dict[int, Tensor] = {}
+
+        def predicted(index: int) -> Tensor:
+            if index not in found:
+                found[index] = networks[index](input_TC, level_N).float()
+            return found[index]
+
+        for one, level in zip(each, level_N, strict=True):
+            one.set_state(step=step, num_inference_steps=at.steps, timestep=level)
+        states = [one.prepare_inputs({"network": (0, 1)}) for one in each]
+        return _combined(each, states, predicted, batch)
+
+    return network
+
+
+def _combined(
+    guiders: list[Any],
+    states: list[list[Any]],
+    predicted: Callable[[int], Tensor],
+    batch: PackedBatch,
+) -> Tensor:
+    """Predictions [T, C] of all samples; zero where a token is no target."""
+    made_TC = torch.zeros_like(predicted(0))
+    for index, (guider, of_sample) in enumerate(zip(guiders, states, strict=True)):
+        first = batch.starts[index]
+        rows = slice(
+            first + batch.latent_tokens[index] - batch.loss_tokens[index],
+            first + batch.latent_tokens[index],
+        )
+        for state in of_sample:
+            state.noise_pred = predicted(state.network)[None, rows]
+        made_TC[rows] = guider(of_sample)[0][0]
+    return made_TC

@@ -1,0 +1,33 @@
+"""Every named size of every family: its weights add up, and it is described and planned."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from dit.config.loading import load_config
+from dit.config.loading.describe import describe
+from dit.distributed.device_specs import DEVICES
+from dit.models.cost import parameter_count
+from dit.models.diffusers_names import pairs
+from dit.models.family import FAMILIES, family_named
+from dit.planner.efficiency import FUSED
+from dit.planner.layouts import plans
+from dit.planner.times import expected_load
+from recipes.runs import dit_xl
+
+SIZES = [size for name in FAMILIES for size in family_named(name).sizes]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_size_is_counted_described_and_planned(size: str) -> None:
+    words = [f"model.name={size}", "dataset.mock=true", "train.global_batch_size=8"]
+    config = load_config(dit_xl(), overrides=words)
+    count = parameter_count(config.model)
+    assert sum(math.prod(pair.shape) for pair in pairs(config.model)) == count
+    assert f"{count:,} trainable ({size})" in describe(config, world_size=8)
+    good, bad = plans(
+        config, expected_load(config), world_size=8, device=DEVICES["h200"], efficiency=FUSED
+    )
+    assert good and bad and all(plan.times.step > 0 for plan in good)
