@@ -30,7 +30,7 @@ OUTPUT ?= docs/benchmarks
 
 VENV := .venv
 PY := $(VENV)/bin/python
-PIP_INSTALL = $(PY) -m pip install --disable-pip-version-check $(PIP_FLAGS)
+PIP_INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
 # Many tests start processes of their own: one thread each, or they fight over the cores.
 # A worker that has nothing left takes from the other: the runs of several processes come first.
 PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist worksteal
@@ -43,9 +43,9 @@ help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST) | awk -F': ' '{printf "make %-12s %s\n", $$1, $$2}'
 
 # Pack, pretrain, generate, report. A second run reuses what is there: pretraining is finished then.
-quickstart: $(VENV)/core $(DIGITS)/data/.nv-meta/dataset.yaml ## real digits -> shards -> training -> pictures (10 minutes, no GPU)
+quickstart: $(VENV)/core $(DIGITS)/data/.nv-meta/dataset.yaml ## real digits -> shards -> training -> pictures (about six minutes, no GPU)
 	$(PY) -m torch.distributed.run --standalone --nproc-per-node 1 recipes/pretrain_dit.py --config-file conf/dit_digits.yaml
-	printf 'a handwritten %s\n' $(foreach digit,zero one two three four five six seven eight nine,\
+	@printf 'a handwritten %s\n' $(foreach digit,zero one two three four five six seven eight nine,\
 		$(digit) $(digit) $(digit) $(digit) $(digit) $(digit) $(digit) $(digit)) > $(DIGITS)/prompts.txt
 	$(PY) recipes/generate_dit.py --checkpoint_path $(DIGITS)/edm --prompts_file $(DIGITS)/prompts.txt --output_dir $(DIGITS)/samples
 	$(PY) -m dit.report $(DIGITS)/edm --samples_dir $(DIGITS)/samples --output $(DIGITS)/report.html
@@ -92,7 +92,7 @@ clean: ## remove .venv, builds and caches; runs/ stays
 $(VENV)/core: pyproject.toml
 	$(if $(PYTHON),,$(error no Python 3.11 or 3.12 found; install one, or name it: make PYTHON=/path/to/python3.11))
 	$(PYTHON) -m venv $(VENV)
-	$(PIP_INSTALL) "$(TORCH)"
+	@echo "packages go into $(VENV): some minutes, once"; $(PIP_INSTALL) "$(TORCH)"
 	$(PIP_INSTALL) --editable .
 	touch $@
 

@@ -46,9 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if rank() == 0:
             sys.stdout.write(describe(config, world_size=world_size()))
         if rank() == 0 and arguments.dry_run:
-            from dit.data import data_line
+            from dit.data import data_lines
 
-            sys.stdout.write(data_line(config))
+            sys.stdout.write(data_lines(config))
         return 0
     options.json.parent.mkdir(parents=True, exist_ok=True)
     around = _trace(options.json, rank()) if options.profile else nullcontext()

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -45,21 +44,13 @@ from dit.codecs.normalization import Moments, Whitening
 from dit.codecs.text import TextEncoder
 from dit.codecs.vae import Codec
 from dit.codecs.vae.codec import LATENT_DTYPE
+from dit.progress import Track, no_progress
 from dit.safe_writing import write_atomically
 
 __all__ = ["PackOptions", "Summary", "pack_dataset"]
 
-# Shows progress: (activity, samples in all or 0, samples done before) -> context manager of a
-# function that takes the number of samples done since its last call.
-Track = Callable[[str, int, int], AbstractContextManager[Callable[[int], None]]]
-
 _LAYOUT = ("split", "shard_size", "max_shard_bytes", "batch_size", "block_size")
 _MOST_NAMED = 4  # changed options in a message
-
-
-def no_progress(*_: object) -> AbstractContextManager[Callable[[int], None]]:
-    """Shows no progress."""
-    return nullcontext(lambda _: None)
 
 
 def no_notice(_: str) -> None:

@@ -14,8 +14,9 @@ train         the step, the loop, checkpoints, metrics
 sampling      noise -> latents -> pictures
 convert       checkpoints to and from Hugging Face Diffusers
 report        one HTML page about runs
+playground    a page to try prompts on
 planner       memory, communication and time of a run on other machines
 layout_check  the same numbers on every layout?
 
-What all folders may use: drawing, other_networks, parsing, safe_pickle, safe_writing.
+What all folders may use: drawing, other_networks, parsing, progress, safe_pickle, safe_writing.
 """

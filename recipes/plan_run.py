@@ -15,6 +15,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.console import Console
+
 from dit.config.loading import parse_arguments
 from dit.distributed.device_specs import DEVICES
 from dit.distributed.entry import run
@@ -22,6 +24,7 @@ from dit.planner.efficiency import EFFICIENCIES
 from dit.planner.layouts import plans
 from dit.planner.tables import as_json, print_tables
 from dit.planner.times import expected_load, not_modelled
+from dit.progress import progress_on
 from recipes.runs import RECIPES, for_weights
 
 
@@ -33,7 +36,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     ).config
     load, gpus, name = expected_load(config), options.gpus, options.device
     efficiency = EFFICIENCIES[options.kernels]
-    good, bad = plans(config, load, world_size=gpus, device=DEVICES[name], efficiency=efficiency)
+    good, bad = plans(
+        config,
+        load,
+        world_size=gpus,
+        device=DEVICES[name],
+        efficiency=efficiency,
+        track=progress_on(Console(stderr=True), quiet_s=2.0),
+    )
     title = f"{gpus} x {name}, {config.model.name}, packs of {load.tokens:,.0f} real tokens,"
     title += f" {config.train.global_batch_size} a step. An estimate: see docs/throughput.md"
     title += f"\nAssumed: {efficiency.of(DEVICES[name])}"

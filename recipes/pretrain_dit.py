@@ -19,6 +19,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         adapt=for_weights,
     )
     config = arguments.config
+    if config.train.epochs is not None:
+        from dit.data import steps_of_epochs
+
+        config = steps_of_epochs(config)
     # Imported late: --help and a wrong key answer without waiting for Megatron-Core.
     from dit.distributed.process_groups import rank, start_processes, world_size
     from dit.models.cost import check_memory
@@ -35,9 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if rank() == 0:
             sys.stdout.write(describe(config, world_size=world_size()))
         if rank() == 0 and arguments.dry_run:
-            from dit.data import data_line
+            from dit.data import data_lines
 
-            sys.stdout.write(data_line(config))
+            sys.stdout.write(data_lines(config))
         return 0
     export = None
     if config.checkpoint.also_save_hf:

@@ -53,8 +53,8 @@ def script_call(words: tuple[str, ...]) -> tuple[list[str], list[str]] | None:
         return ["-m", "data_prep", words[3]], list(words[4:])
     if words[0] != "python":
         return None
-    if words[:3] == ("python", "-m", "dit.report"):
-        return ["-m", "dit.report"], list(words[3:])
+    if words[:2] == ("python", "-m") and words[2] in ("dit.report", "dit.playground"):
+        return list(words[1:3]), list(words[3:])
     if words[:3] == ("python", "-m", "dit.config.loading.reference_page"):
         return list(words[1:3]), list(words[3:])
     if "dit.convert" in words:

@@ -16,7 +16,6 @@ from data_prep.cli.media_arguments import SETTINGS
 from data_prep.cli.media_options import source_of, unused_options
 from data_prep.cli.terminal import (
     output,
-    progress_on,
     say,
     show_inspection,
     show_plan,
@@ -47,6 +46,7 @@ from dit.codecs import text, vae
 from dit.codecs.dataset_card import read_card
 from dit.codecs.normalization import Whitening
 from dit.codecs.vae import Codec, Pixel
+from dit.progress import progress_on
 from dit.safe_writing import write_atomically
 
 _FEW = 16  # blocks that are too few to start worker processes for

@@ -1,74 +1,27 @@
-"""Output for the user: progress, the summary of a packing, and tables."""
+"""Output for the user: the summary of a packing, and tables."""
 
 from __future__ import annotations
 
 import shlex
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, ProgressColumn
-from rich.progress import Task as RichTask
 from rich.table import Table
-from rich.text import Text
 
 from data_prep.inspect.read_shards import ShardReport
-from data_prep.packing import Summary, Track
+from data_prep.packing import Summary
 from data_prep.planning.statistics import CAPACITIES, PlanStatistics
 from data_prep.refusals import printable
 from data_prep.writing.dataset_folder import PAGE_NAME, PLAN_NAME, REFUSED_NAME
 from dit.codecs.vae import CODECS
-
-_LINES = 10  # progress lines of an activity where there is no terminal
-_FILES_A_LINE = 10_000  # where the number of files is not known in advance
 
 
 def output() -> Console:
     """Standard output; 160 columns wide where it is a pipe or a file."""
     console = Console()
     return console if console.is_terminal else Console(width=160)
-
-
-def progress_on(console: Console) -> Track:
-    """A bar on a terminal, else a plain line after each tenth; both with rate and time left.
-
-    Samples of an earlier run count as done, but not for the rate.
-    """
-
-    @contextmanager
-    def bar(activity: str, total: int, done: int) -> Iterator[Callable[[int], None]]:
-        columns = (*Progress.get_default_columns(), MofNCompleteColumn(), _Rate())
-        with Progress(*columns, console=console) as progress:
-            task = progress.add_task(activity, total=total or None, completed=done, before=done)
-            yield lambda count: progress.advance(task, count)
-
-    @contextmanager
-    def lines(activity: str, total: int, done: int) -> Iterator[Callable[[int], None]]:
-        now, start = done, time.monotonic()
-
-        def advance(count: int) -> None:
-            nonlocal now
-            step = total / _LINES if total else _FILES_A_LINE
-            before, now = now, now + count
-            if now // step > before // step:
-                rate = (now - done) / max(1e-9, time.monotonic() - start)
-                left = f" of {total}, {rate:.0f}/s, {(total - now) / rate:.0f} s left"
-                say(console, f"{activity} {now}{left if total else f', {rate:.0f}/s'}")
-
-        yield advance
-
-    return bar if console.is_terminal else lines
-
-
-class _Rate(ProgressColumn):
-    """Samples a second."""
-
-    def render(self, task: RichTask) -> Text:
-        done = task.completed - task.fields["before"]
-        return Text(f"{done / task.elapsed:.1f}/s" if task.elapsed else "")
 
 
 def say(console: Console, text: str) -> None:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from dit.config.checks import Rule, at_least_one, check, numbers
+from dit.config.checks import Rule, at_least_one, check, given, numbers, positive
 from dit.config.data import DatasetConfig, MockGeometry
 from dit.config.lora import LoraConfig
 from dit.config.model import ContextComm, ModelConfig
@@ -103,9 +103,15 @@ class LoggerConfig:
     """User or team in W&B; null is the account's own."""
     wandb_mode: WandbMode | None = None
     """online, offline (kept in the run folder), or disabled; null is $WANDB_MODE, else online."""
+    price_per_gpu_hour: float | None = None
+    """Price of one device for an hour, in any currency; the end of a run says what it took."""
 
     def __post_init__(self) -> None:
-        check(*at_least_one(self, "log_interval"), *numbers(self))
+        check(
+            *at_least_one(self, "log_interval"),
+            *positive(self, *given(self, "price_per_gpu_hour")),
+            *numbers(self),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

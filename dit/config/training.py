@@ -17,6 +17,8 @@ class TrainConfig:
 
     train_iters: int = 10_000
     """Steps of the run; skipped steps count."""
+    epochs: float | None = None
+    """Passes through the data, in place of `train_iters`, by the sizes in the dataset card."""
     global_batch_size: int = 8
     """Packs in one optimizer step, over all ranks and accumulated micro-batches."""
     micro_batch_size: int = 1
@@ -39,6 +41,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         check(
             (self.train_iters >= 1, f"train_iters={self.train_iters} must be at least 1"),
+            *positive(self, *given(self, "epochs")),
             (
                 self.global_batch_size >= 1,
                 f"global_batch_size={self.global_batch_size} must be at least 1",

@@ -21,11 +21,14 @@ from dit.convert.adapters.commands import (
     run_export_lora,
     run_import_lora,
 )
+from dit.progress import Track, no_progress, progress_on
 
 EXIT_CODES = """\
 Exit codes: 0 all is well, 1 something must be changed or differs (the last line says what), 2 the
 command line is not understood, 130 interrupted. A folder that is there is whole.
 """
+_QUIET_S = 2.0
+"""Seconds after which progress shows in a log."""
 LARGEST_PART = 1e-4
 """Largest accepted difference of outputs, as a part of their root mean square.
 
@@ -211,8 +214,9 @@ def _bytes(text: str) -> int:
 def _import(args: argparse.Namespace) -> int:
     from dit.convert.import_ import import_weights
 
-    told = {"text_pad_to": args.text_pad_to} if "text_pad_to" in args else {}
+    told: dict[str, Any] = {"text_pad_to": args.text_pad_to} if "text_pad_to" in args else {}
     told["projected_text"] = args.projected_text
+    told["track"] = _track()
     done = import_weights(args.hf_path, args.megatron_path, objective=args.objective, **told)
     which = "all but the text projection" if args.projected_text else "all of them"
     _say(f"{done.tensors} tensors of {args.hf_path} are in {done.path}, {which} and exactly")
@@ -251,7 +255,7 @@ def _export(args: argparse.Namespace) -> int:
         merged=args.merged,
     )
     path = check_whole_checkpoint(args.megatron_path)
-    done = export_weights(path, args.hf_path, options)
+    done = export_weights(path, args.hf_path, options, track=_track())
     which = {Weights.EMA: "averages of the weights", Weights.MODEL: "weights"}[done.weights]
     _say(
         f"{which} of {path} are in {done.path}: {done.tensors} tensors, {done.bytes / 1e9:.2f} GB"
@@ -268,7 +272,7 @@ def _verify(args: argparse.Namespace) -> int:
     path = check_whole_checkpoint(args.megatron_path)
     asked = Weights(args.weights) if args.weights else None
     tensors, chosen = compare_tensors(
-        args.hf_path, path, asked, text_projection=args.text_projection
+        args.hf_path, path, asked, text_projection=args.text_projection, track=_track()
     )
     equal = tensors.different == 0
     where = f"; the largest difference is {tensors.largest:.3g}, in {tensors.where}"
@@ -306,6 +310,14 @@ def _stop(started: bool) -> None:
 
     if started and dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _track() -> Track:
+    """Shows the progress of the first process; what takes less than two seconds shows none."""
+    import torch.distributed as dist
+
+    first = not dist.is_initialized() or dist.get_rank() == 0
+    return progress_on(Console(stderr=True), quiet_s=_QUIET_S) if first else no_progress
 
 
 def _say(line: str, *, stream: Any = None) -> None:

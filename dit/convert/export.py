@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
@@ -39,6 +40,7 @@ from dit.distributed.collective_errors import on_first_rank
 from dit.distributed.watchdog import heartbeat
 from dit.models.diffusers_names import Pair, pairs, their_tensors
 from dit.models.family import diffusers_form
+from dit.progress import Track, no_progress
 from dit.train.checkpoint.adapters import adapters_of
 from dit.train.checkpoint.paths import STEP, find_checkpoint, saved_card, saved_config
 
@@ -190,9 +192,15 @@ def check_expressible(config: RunConfig, options: ExportOptions) -> None:
 
 
 def export_weights(
-    checkpoint: Path, target: Path, options: ExportOptions | None = None
+    checkpoint: Path,
+    target: Path,
+    options: ExportOptions | None = None,
+    *,
+    track: Track = no_progress,
 ) -> Exported:
     """Writes the folder `target`. Collective: all processes share the files.
+
+    `track` counts the tensors of this process.
 
     Raises:
         ConvertError: Diffusers cannot express the run, there are no such weights, or `target`
@@ -215,9 +223,16 @@ def export_weights(
         if options.pipeline_from is not None:
             inner = folder / network_folder(options.pipeline_from, config)
         on_first_rank(lambda: _describe(folder, config, plan, options))
-        split_work(
-            lambda number: _write(inner, plan, number, stored, options.dtype), len(plan.files)
-        )
+        mine = range(dist.get_rank(), len(plan.files), dist.get_world_size())
+        with track("exporting tensors", sum(len(plan.pairs[n]) for n in mine), 0) as advance:
+
+            def read(pair: Pair) -> torch.Tensor:
+                advance(1)
+                return stored.read(pair)
+
+            split_work(
+                lambda number: _write(inner, plan, number, read, options.dtype), len(plan.files)
+            )
     return Exported(target, chosen, len(plan.weight_map), len(plan.files), plan.total_bytes)
 
 
@@ -240,10 +255,14 @@ def _describe(folder: Path, config: RunConfig, plan: FilePlan, options: ExportOp
 
 
 def _write(
-    folder: Path, plan: FilePlan, number: int, stored: _Stored, dtype: torch.dtype | None
+    folder: Path,
+    plan: FilePlan,
+    number: int,
+    read: Callable[[Pair], torch.Tensor],
+    dtype: torch.dtype | None,
 ) -> None:
     heartbeat(f"export of {plan.files[number]}")
-    whole = their_tensors(plan.pairs[number], stored.read)
+    whole = their_tensors(plan.pairs[number], read)
     tensors = {name: part.to(dtype or part.dtype).contiguous() for name, part in whole.items()}
     file = folder / plan.files[number]
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +28,7 @@ from dit.distributed.collective_errors import on_first_rank
 from dit.models.cost import network_cost
 from dit.models.diffusers_names import Pair, pairs
 from dit.models.family import diffusers_form, family_of
+from dit.progress import Track, no_progress
 from dit.train.checkpoint.paths import FileDigest, sync_and_digest, write_manifest
 
 _FILE_BYTES = 5 * 10**9
@@ -59,13 +60,15 @@ def import_weights(
     text_pad_to: int | TextPadding | Unsaid | None = Unsaid.UNSAID,
     objective: Sequence[str] = (),
     projected_text: bool = False,
+    track: Track = no_progress,
 ) -> Imported:
     """Writes the checkpoint `target`, each tensor in the type that it has in `hf_path`.
 
     `text_pad_to` applies to weights that were not exported here: the length to which captions were
     padded in their training; unsaid, it is that of the family's published weights. `objective` are
     settings such as `objective.name=flow`. `projected_text` leaves the text projection out, for
-    shards that hold what it makes. Collective: all processes share the files.
+    shards that hold what it makes. `track` counts the tensors of this process. Collective: all
+    processes share the files.
 
     Raises:
         ConvertError: the folder is not what its config.json says or holds another kind of model or
@@ -81,7 +84,7 @@ def import_weights(
     found = found_objective(source, model, objective)
     table = checked_table(source, model, left_out=left_out)
     config = RunConfig(model=model, objective=found.objective)
-    _write_checkpoint(source, table, target, config)
+    _write_checkpoint(source, table, target, config, track)
     count = len(source.headers) - len(left_out)
     return Imported(target, config, count, found.note, stored.note)
 
@@ -163,18 +166,21 @@ def checked_table(
 
 
 def _write_checkpoint(
-    source: DiffusersFolder, table: list[Pair], target: Path, config: RunConfig
+    source: DiffusersFolder, table: list[Pair], target: Path, config: RunConfig, track: Track
 ) -> None:
     dtypes = _dtypes(source, table)
     sizes = [_bytes(source, pair) for pair in table]
     each = sum(sizes) // dist.get_world_size() + max(sizes)  # so that each process has a file
     groups = in_groups(sizes, most=min(each, _FILE_BYTES))
-    with new_folder(target, option="--megatron-path") as folder:
+    mine = sum(len(groups[n]) for n in range(dist.get_rank(), len(groups), dist.get_world_size()))
+    with (
+        new_folder(target, option="--megatron-path") as folder,
+        track("importing tensors", mine, 0) as advance,
+    ):
 
         def write(number: int) -> _ImportedFile:
-            return _write(
-                folder / f"__{number}_0.distcp", source, [table[i] for i in groups[number]]
-            )
+            members = [table[i] for i in groups[number]]
+            return _write(folder / f"__{number}_0.distcp", source, members, advance)
 
         written: list[_ImportedFile] = split_work(write, len(groups))  # type: ignore[assignment]
         if wrong := [name for file in written for name in file.not_finite]:
@@ -191,9 +197,11 @@ def _write_checkpoint(
         on_first_rank(finish)
 
 
-def _write(file: Path, source: DiffusersFolder, members: list[Pair]) -> _ImportedFile:
+def _write(
+    file: Path, source: DiffusersFolder, members: list[Pair], advance: Callable[[int], None]
+) -> _ImportedFile:
     not_finite: list[str] = []
-    results = write_file(file, _pieces(source, members, not_finite))
+    results = write_file(file, _pieces(source, members, not_finite, advance))
     return _ImportedFile(file.name, results, sync_and_digest(file), not_finite)
 
 
@@ -224,12 +232,16 @@ def stored_precision(source: DiffusersFolder) -> StoredPrecision:
 
 
 def _pieces(
-    source: DiffusersFolder, members: list[Pair], not_finite: list[str]
+    source: DiffusersFolder,
+    members: list[Pair],
+    not_finite: list[str],
+    advance: Callable[[int], None],
 ) -> Iterator[StoredPiece]:
     for pair in members:
         parts = {name: source.read(name) for name in pair.theirs}
         not_finite += [name for name, part in parts.items() if not part.isfinite().all()]
         yield StoredPiece(pair, pair.join(list(parts.values())))
+        advance(1)
 
 
 def _bytes(source: DiffusersFolder, pair: Pair) -> int:

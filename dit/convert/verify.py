@@ -21,6 +21,7 @@ from dit.convert.megatron_checkpoint import StoredWeights, WithTextProjection
 from dit.data.pack import PatchLayout, pack_samples
 from dit.models.diffusers_names import pairs, their_tensors
 from dit.models.family import InputKind, diffusers_form, family_of
+from dit.progress import Track, no_progress
 from dit.sampling.unpatchify import unpack_latents
 
 # Random inputs: grids in patches, frames per second, lengths of captions, noise levels.
@@ -53,10 +54,11 @@ def compare_tensors(
     weights: Weights | None,
     *,
     text_projection: Path | None = None,
+    track: Track = no_progress,
 ) -> tuple[TensorReport, Weights]:
     """Exports every tensor again, in its type in `hf_path`, and compares.
 
-    `text_projection` is as in `open_stored`.
+    `text_projection` is as in `open_stored`; `track` counts tensors of ours.
 
     Raises:
         ConvertError: folder and checkpoint hold different tensors.
@@ -66,16 +68,18 @@ def compare_tensors(
     table = pairs(config.model)
     source.check(table, ignored=diffusers_form(config.model).ignored)
     count, different, largest, where = 0, 0, 0.0, ""
-    for pair in table:
-        for name, ours in their_tensors([pair], stored.read).items():
-            theirs = source.read(name)
-            count += 1
-            if torch.equal(ours.to(theirs.dtype), theirs):
-                continue
-            gap = float((ours.float() - theirs.float()).abs().max())
-            different += 1
-            if not gap <= largest:  # so that NaN counts as large
-                largest, where = gap, name
+    with track("comparing tensors", len(table), 0) as advance:
+        for pair in table:
+            for name, ours in their_tensors([pair], stored.read).items():
+                theirs = source.read(name)
+                count += 1
+                if torch.equal(ours.to(theirs.dtype), theirs):
+                    continue
+                gap = float((ours.float() - theirs.float()).abs().max())
+                different += 1
+                if not gap <= largest:  # so that NaN counts as large
+                    largest, where = gap, name
+            advance(1)
     return TensorReport(count, different, largest, where), chosen
 
 

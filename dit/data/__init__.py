@@ -27,7 +27,13 @@ from dit.data.loader import (
     validation_groups,
 )
 from dit.data.loader_state import LoaderLayout, places_of
-from dit.data.preflight import check_data, data_line, dataset_card
+from dit.data.preflight import (
+    check_data,
+    data_lines,
+    dataset_card,
+    passes_line,
+    steps_of_epochs,
+)
 from dit.data.rejections import DataError, Reject, RejectCounts, sum_counts
 
 __all__ = [
@@ -41,12 +47,14 @@ __all__ = [
     "build_train_loader",
     "build_val_packs",
     "check_data",
-    "data_line",
+    "data_lines",
     "dataset_card",
     "dataset_sizes",
     "deaths_in_words",
     "null_inputs",
+    "passes_line",
     "places_of",
+    "steps_of_epochs",
     "sum_counts",
     "validation_groups",
 ]

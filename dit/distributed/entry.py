@@ -6,6 +6,7 @@ import argparse
 import json
 import logging
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -13,6 +14,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -85,6 +87,19 @@ class StopSignals:
 
     def _receive(self, _number: int, _frame: FrameType | None) -> None:
         self.received = True
+
+
+def started_with() -> str:
+    """The command that started this run, ready for a shell: that of the launcher, if there is one.
+
+    On several machines it is the command of this one.
+    """
+    words = list(sys.orig_argv)
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        with suppress(OSError):  # there is no /proc
+            typed = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode(errors="replace")
+            words = typed.removesuffix("\0").split("\0")
+    return shlex.join(words)
 
 
 def say_once(message: str) -> None:

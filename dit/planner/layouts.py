@@ -13,6 +13,7 @@ from dit.planner.checkpoints import CheckpointBytes, checkpoint_bytes
 from dit.planner.efficiency import Efficiency
 from dit.planner.times import Load, Times, times
 from dit.planner.traffic import Traffic, traffic
+from dit.progress import Track, no_progress, tracked
 
 _RECOMPUTE = tuple(one for one in Recompute if one is not Recompute.AUTO)
 _MOST_TENSOR, _MOST_CONTEXT, _MOST_STAGES, _MOST_VIRTUAL = 8, 64, 64, 8
@@ -69,12 +70,18 @@ class Refusal:
 
 
 def plans(
-    config: RunConfig, load: Load, *, world_size: int, device: Device, efficiency: Efficiency
+    config: RunConfig,
+    load: Load,
+    *,
+    world_size: int,
+    device: Device,
+    efficiency: Efficiency,
+    track: Track = no_progress,
 ) -> tuple[list[LayoutPlan], list[Refusal]]:
-    """The layouts that fit, the fastest first, and those that do not."""
+    """The layouts that fit, the fastest first, and those that do not; `track` counts layouts."""
     good: list[LayoutPlan] = []
     bad: list[Refusal] = []
-    for layout in _layouts(world_size):
+    for layout in tracked([*_layouts(world_size)], "planning layouts", track):
         try:
             on_layout = _on_layout(config, layout)
             plan = _plan(

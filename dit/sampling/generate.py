@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from dit.data.rejections import SampleRefused
 from dit.models.family import NullInput, family_of
 from dit.objectives import SamplingPath, sampling_path, with_clean_level, with_given_tokens
 from dit.pack_wire import pack_to
+from dit.progress import Track, no_progress
 from dit.sampling.guiders import guided_by
 from dit.sampling.ode_solvers import (
     Guidance,
@@ -35,6 +36,9 @@ from dit.sampling.ode_solvers import (
     sample,
 )
 from dit.sampling.unpatchify import unpack_latents
+
+Watch = Callable[[list[Tensor]], None]
+"""Takes the clean latents [C, F, H, W] that the network predicts for the samples of a pack."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,9 +85,17 @@ class SamplingSettings:
 
 
 def generate_latents(
-    model: nn.Module, requests: Sequence[Request], *, config: RunConfig, settings: SamplingSettings
+    model: nn.Module,
+    requests: Sequence[Request],
+    *,
+    config: RunConfig,
+    settings: SamplingSettings,
+    track: Track = no_progress,
+    watch: Watch | None = None,
 ) -> list[Tensor]:
     """Whitened latents [C, F, H, W], float32, one for each request, in order.
+
+    `track` counts steps of the sampler, over all packs. `watch` is called at each step of a pack.
 
     Raises:
         ValueError: a request lacks an input that the network needs, or does not divide into
@@ -95,21 +107,30 @@ def generate_latents(
     lengths = [SampleSize.of(sample, layout).tokens for sample in samples]
     capacity = max([config.dataset.task_encoder_seq_length, *lengths])
     latents: dict[int, Tensor] = {}
-    for members in best_fit_decreasing(lengths, capacity=capacity):
-        chosen = {i: requests[i] for i in members}
-        against = [
-            _blank(i, r, config, {**r.inputs, **_of_captions(r.negative, layout)})
-            for i, r in chosen.items()
-        ]
-        made = _sample_pack(
-            model,
-            pack_samples([samples[i] for i in members], layout),
-            pack_samples(against, layout),
-            seeds=[one.seed for one in chosen.values()],
-            config=config,
-            settings=settings,
-        )
-        latents |= dict(zip(members, made, strict=True))
+    packs = best_fit_decreasing(lengths, capacity=capacity)
+    with track("sampling steps", len(packs) * settings.num_steps, 0) as advance:
+
+        def after_step(predicted: Callable[[], list[Tensor]]) -> None:
+            advance(1)
+            if watch is not None:
+                watch(predicted())
+
+        for members in packs:
+            chosen = {i: requests[i] for i in members}
+            against = [
+                _blank(i, r, config, {**r.inputs, **_of_captions(r.negative, layout)})
+                for i, r in chosen.items()
+            ]
+            made = _sample_pack(
+                model,
+                pack_samples([samples[i] for i in members], layout),
+                pack_samples(against, layout),
+                seeds=[one.seed for one in chosen.values()],
+                config=config,
+                settings=settings,
+                after_step=after_step,
+            )
+            latents |= dict(zip(members, made, strict=True))
     return [latents[i] for i in range(len(requests))]
 
 
@@ -173,6 +194,7 @@ def _sample_pack(
     seeds: Sequence[int],
     config: RunConfig,
     settings: SamplingSettings,
+    after_step: Callable[[Callable[[], list[Tensor]]], None],
 ) -> list[Tensor]:
     device = getattr(model, "device", None) or next(model.parameters()).device
     batch, negative = pack_to(batch, device), pack_to(negative, device)
@@ -189,6 +211,12 @@ def _sample_pack(
 
         return run
 
+    def unpacked(latent_TC: Tensor) -> list[Tensor]:
+        if batch.has_given_tokens:
+            latent_TC = with_given_tokens(latent_TC, batch)
+        patch = {"patch_temporal": config.model.patch_temporal}
+        return unpack_latents(latent_TC, batch, patch_spatial=config.model.patch_spatial, **patch)
+
     both = network(batch), network(negative)
     if settings.guider is None:
         keeps_norm = family_of(config.model).objective.keeps_norm
@@ -202,8 +230,6 @@ def _sample_pack(
         batch,
         num_steps=settings.num_steps,
         sampler=settings.sampler,
+        each_step=lambda latent_TC: after_step(lambda: unpacked(latent_TC)),
     )
-    if batch.has_given_tokens:
-        latent_TC = with_given_tokens(latent_TC, batch)
-    patch = {"patch_temporal": config.model.patch_temporal}
-    return unpack_latents(latent_TC, batch, patch_spatial=config.model.patch_spatial, **patch)
+    return unpacked(latent_TC)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -143,11 +144,13 @@ def sample(
     *,
     num_steps: int,
     sampler: Sampler = Sampler.HEUN,
+    each_step: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
     """Whitened latents [T, C], float32, zero on padding, from standard normal `noise_TC`.
 
-    `batch` gives the geometry; its latents are not read. The last step, to level 0, is of first
-    order, because the network is not defined at level 0.
+    `each_step` is called once a step, with the clean latents [T, C] that the network predicts at
+    its start. `batch` gives the geometry; its latents are not read. The last step, to level 0, is
+    of first order, because the network is not defined at level 0.
 
     Raises:
         ValueError: no steps.
@@ -155,12 +158,16 @@ def sample(
     if num_steps < 1:
         raise ValueError(f"num_steps={num_steps} must be at least 1")
     level_SN = path.schedule(batch.latent_tokens, num_steps=num_steps).to(noise_TC.device)
+    calls, calls_a_step = count(), 2 if sampler is Sampler.HEUN else 1
 
     def predict(state_TC: Tensor, noise_N: Tensor) -> Prediction:
         noise_T1 = per_token(noise_N, batch)
         input_TC = real_only(path.network_input(state_TC, noise_T1), batch).float()
         raw_TC = network(input_TC, path.network_level(noise_N).float())
-        return path.predict(state_TC, raw_TC.double(), noise_T1)
+        prediction = path.predict(state_TC, raw_TC.double(), noise_T1)
+        if each_step is not None and next(calls) % calls_a_step == 0:
+            each_step(real_only(prediction.latent_TC, batch).float())
+        return prediction
 
     # float64 as in the sampler of the EDM paper. It costs nothing beside the network, and float32
     # rounding of a state of size sigma_max = 80 would be visible in the last steps, of size 0.002.

@@ -26,10 +26,11 @@ from dit.data import (
     dataset_card,
     deaths_in_words,
     null_inputs,
+    passes_line,
 )
 from dit.data.pack import PatchLayout
 from dit.distributed.collective_errors import from_first_rank, on_all_ranks
-from dit.distributed.entry import StopSignals
+from dit.distributed.entry import StopSignals, started_with
 from dit.distributed.pack_broadcast import Replica
 from dit.distributed.process_groups import device, device_memory, process_groups
 from dit.distributed.watchdog import heartbeat
@@ -166,6 +167,7 @@ def _prepare(
     replica, ranks = Replica(groups), (groups.dp.rank(), groups.dp.size())
     # Data first: their errors show before anything is built or written.
     notes += from_first_rank(lambda: check_data(config)).notes
+    notes += filter(None, [from_first_rank(lambda: passes_line(config))])
     loader = None
     if replica.reads:
         loader = build_train_loader(config, rank=ranks[0], world_size=ranks[1])
@@ -295,10 +297,12 @@ def _train(run: TrainState, logger: RunLogger, stop_signals: StopSignals) -> Exi
             raise _too_many_skips(run, skipped)
         if stop:
             finish_save(run, logger)
-            logger.info("stopped on request; the same command continues")
+            logger.info(f"stopped on request; the same command continues: {started_with()}")
+            logger.info_cost()
             return ExitCode.STOPPED
     finish_save(run, logger)
     logger.info(f"done after step {run.progress.step}")
+    logger.info_cost()
     return ExitCode.DONE
 
 

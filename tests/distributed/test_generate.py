@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
+import re
+import signal
+import subprocess
 import sys
 from dataclasses import fields
+from http.client import HTTPConnection
 from pathlib import Path
 
 import av
@@ -169,3 +175,31 @@ def test_any_number_of_processes_gives_the_same_pictures(generate, trained, tmp_
         done = run([*started, *asked, "--output_dir", str(folder)])
         assert done.returncode == 0, done.stdout + done.stderr
         assert _distance(_read(folder), pictures) <= 1
+
+
+def test_the_playground_gives_the_picture_of_the_command(generate, trained, tmp_path):
+    (expected, *_), _ = generate("--seed", 5, "--guidance", 2, prompts=PROMPTS[:1])
+    program = [sys.executable, "-m", "dit.playground", trained, trained, "--port", "0"]
+    with subprocess.Popen(program, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            port = int(re.findall(r"127\.0\.0\.1:(\d+)/", server.stdout.readline())[0])
+            connection = HTTPConnection("127.0.0.1", port, timeout=60)
+            wish = {"prompt": PROMPTS[0], "seed": 5, "num_steps": 6, "guidance": 2, "variant": 1}
+            kind = {"Content-Type": "application/json"}
+            connection.request("POST", "/make", json.dumps(wish), kind)
+            messages = [*map(json.loads, connection.getresponse().read().splitlines())]
+        finally:
+            server.send_signal(signal.SIGINT)
+            said, _ = server.communicate(timeout=60)
+    assert server.returncode == 0 and said == "closed\n"
+    assert [m["step"] for m in messages[:-1]] == [1, 2, 3, 4, 5, 6]
+    shown = [_decoded(m.get("way") or m["picture"]) for m in messages]
+    assert _distance(shown[-1], expected) == 0
+    # The way leads there: what the network expects comes nearer with each half of the steps.
+    gaps = [float(np.abs(one.astype(float) - expected).mean()) for one in shown[:-1]]
+    assert gaps[0] > gaps[2] > gaps[5]
+
+
+def _decoded(url: str) -> np.ndarray:
+    return np.array(Image.open(io.BytesIO(base64.b64decode(url.partition("base64,")[2]))))

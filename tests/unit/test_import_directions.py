@@ -17,6 +17,7 @@ GROUND = {
     "dit.safe_pickle",
     "dit.safe_writing",
     "dit.drawing",
+    "dit.progress",
 }
 BASE = GROUND | {"dit.batch", "dit.pack_wire", "dit.config"}
 # The folders of families are below nobody: the registry imports them by name.
@@ -31,6 +32,7 @@ FAMILIES = {
 ALLOWED = {
     "dit.parsing": set(),
     "dit.drawing": set(),
+    "dit.progress": set(),
     "dit.other_networks": set(),
     "dit.safe_pickle": set(),
     "dit.safe_writing": set(),
@@ -59,6 +61,7 @@ ALLOWED = {
     "dit.sampling": STEP | {"dit.codecs", "dit.train"},
     "dit.convert.lora": BASE | {"dit.models", "dit.models.lora"},
     "dit.convert": STEP | {"dit.sampling", "dit.train", "dit.convert.lora"},
+    "dit.playground": STEP | {"dit.codecs", "dit.sampling", "dit.train"},
     "dit.layout_check": STEP | {"dit.train"},
     "dit.report": GROUND | {"dit.config", "dit.config.loading", "dit.models"},
     "data_prep": GROUND | {"dit.codecs"},

@@ -243,7 +243,8 @@ def _run_stacked(network: nn.Module, samples: StackedSamples, config: RunConfig)
     model, guidance = config.model, config.objective.guidance
     text_BLE = samples.inputs[TEXT]
     latents = samples.latent_BCFHW.unbind()
-    grids, rows = zip(*(_patches(latent, model) for latent in latents), strict=True)
+    patch = (model.patch_temporal, model.patch_spatial)
+    grids, rows = zip(*(patchify(latent, *patch) for latent in latents), strict=True)
     device = text_BLE.device
     (made,) = network(
         hidden_states=torch.stack(rows),
@@ -255,7 +256,7 @@ def _run_stacked(network: nn.Module, samples: StackedSamples, config: RunConfig)
         guidance=None if guidance is None else samples.level_B.new_full((len(rows),), guidance),
         return_dict=False,
     )
-    return torch.stack([_unpatched(one, grids[0], model) for one in made])
+    return torch.stack([unpatchify(one, grids[0], *patch) for one in made])
 
 
 def _references(sample: LatentSample) -> list[Tensor]:

@@ -201,9 +201,9 @@ def generation_options(args: argparse.Namespace) -> GenerationOptions:
 
 def generate_pictures(args: argparse.Namespace, prompts: list[str]) -> list[np.ndarray]:
     """One uint8 [F, H, W, 3] picture for each prompt; options not given keep their defaults."""
-    from dit.sampling.commands.generate_media import generate
+    from dit.sampling.commands.generate_media import generate, shown_progress
 
-    options = asdict(generation_options(args))
+    options = asdict(generation_options(args)) | {"track": shown_progress()}
     return generate(args.checkpoint_path, prompts, seed=args.seed, lora=args.lora, **options)
 
 

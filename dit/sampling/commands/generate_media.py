@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from dit.models.family import family_of
+from dit.progress import Track, no_progress, progress_on
 from dit.sampling.commands.options import (
     FPS,
     GUIDANCE,
@@ -49,7 +50,10 @@ if TYPE_CHECKING:
 
     from dit.distributed.model_parallel import FullForward
     from dit.sampling.experts import TwoExperts
+    from dit.sampling.generate import Watch
     from dit.sampling.given_pictures import GivenPictures, ReferencePictures
+
+_QUIET_S = 5.0
 
 
 def generate(
@@ -58,6 +62,7 @@ def generate(
     *,
     seed: int = 0,
     lora: Sequence[str] = (),
+    track: Track = no_progress,
     **options: Any,
 ) -> list[np.ndarray]:
     """One uint8 [F, H, W, 3] picture or video for each prompt, in order.
@@ -68,9 +73,8 @@ def generate(
     wanted = GenerationOptions(**options)
     loading = LoadOptions(lora=lora)
     opened = open_checkpoint(checkpoint_path, weights=wanted.weights, options=loading)
-    made = generate_opened(
-        opened, [Prompt(text=prompt) for prompt in prompts], seed=seed, options=wanted
-    )
+    asked = [Prompt(text=prompt) for prompt in prompts]
+    made = generate_opened(opened, asked, seed=seed, options=wanted, track=track)
     return [picture.frames_FHW3 for picture in made]
 
 
@@ -81,11 +85,14 @@ def generate_opened(
     seed: int,
     options: GenerationOptions,
     latents: bool = False,
+    track: Track = no_progress,
+    watch: Watch | None = None,
 ) -> list[Picture]:
     """As `generate`, with an open checkpoint; each picture comes with its prompt and settings.
 
     With several processes, each data-parallel replica generates its share. The first process
-    returns all pictures, the others an empty list.
+    returns all pictures, the others an empty list. `track` shows the progress of the first one;
+    `watch` is that of `generate_latents`.
     """
     import torch.distributed as dist
 
@@ -128,13 +135,18 @@ def generate_opened(
     )
     told = replace(opened.config.objective, guidance=options.distilled_guidance)
     config = replace(opened.config, objective=told)
-    made = generate_latents(opened.model, requests, config=config, settings=settings)
+    track = track if dist.get_rank() == 0 else no_progress
+    made = generate_latents(
+        opened.model, requests, config=config, settings=settings, track=track, watch=watch
+    )
     pictures = []
     if _is_first_of_replica(opened.model):
-        pictures = [
-            _picture(opened, prompts[i], each[i], seed + i, latent, keep=latents)
-            for i, latent in zip(mine, made, strict=True)
-        ]
+        with track("decoding", len(made), 0) as advance:
+            for i, latent in zip(mine, made, strict=True):
+                pictures.append(
+                    _picture(opened, prompts[i], each[i], seed + i, latent, keep=latents)
+                )
+                advance(1)
     shares: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(pictures, shares)
     return sorted((p for share in shares or () for p in share), key=lambda picture: picture.seed)
@@ -294,7 +306,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     options = options_of_network(options, opened)
     keep = args.save_latents
-    pictures = generate_opened(opened, prompts, seed=args.seed, options=options, latents=keep)
+    pictures = generate_opened(
+        opened, prompts, seed=args.seed, options=options, latents=keep, track=shown_progress()
+    )
     if pictures:
         written = write_media(pictures, args.output_dir)
         if keep:
@@ -303,6 +317,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say(opened, options, prompts)
         report_written(written, args.output_dir, count=len(pictures))
     return 0
+
+
+def shown_progress() -> Track:
+    """Progress on stderr; what takes less than five seconds leaves no line in a log."""
+    return progress_on(Console(stderr=True), quiet_s=_QUIET_S)
 
 
 def _say(opened: OpenCheckpoint, options: GenerationOptions, prompts: Sequence[Prompt]) -> None:

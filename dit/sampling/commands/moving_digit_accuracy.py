@@ -195,7 +195,7 @@ def wanted(
 def evaluate(args: argparse.Namespace) -> int:
     """Exit code 0, or 1 where less than is demanded is right."""
     from dit.models.family import family_of
-    from dit.sampling.commands.generate_media import generate_opened
+    from dit.sampling.commands.generate_media import generate_opened, shown_progress
     from dit.sampling.open_checkpoint import LoadOptions, open_checkpoint
 
     loading = LoadOptions(lora=args.lora)
@@ -210,7 +210,8 @@ def evaluate(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         asked, prompts = wanted(args, held_out, Path(folder) if given else None)
         options = generation_options(args)
-        made = generate_opened(opened, prompts, seed=args.seed, options=options)
+        track = shown_progress()
+        made = generate_opened(opened, prompts, seed=args.seed, options=options, track=track)
     clips = [picture.frames_FHW3 for picture in made]
     read = judge.read(clips)
     report = {**judge.score(asked, clips), "clips": len(clips), "first_frame_given": given}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
@@ -34,6 +35,7 @@ class RunLogger:
 
     def __init__(self, run: TrainState):
         self.run = run
+        self.began = time.monotonic()
         self.refused_counts: dict[str, int] = {}
         self.unknown: set[str] = set()
         self.undrawn: set[str] = set()  # kinds that have been logged
@@ -71,6 +73,18 @@ class RunLogger:
         """Prints a line on the first rank."""
         if self.terminal is not None:
             self.terminal.print(text)
+
+    def info_cost(self) -> None:
+        """Prints device hours since this start, and their price where the user gives one."""
+        price = self.run.config.logger.price_per_gpu_hour
+        if price is None:
+            return
+        count, kind = dist.get_world_size(), device().type
+        hours = count * (time.monotonic() - self.began) / 3600
+        self.info(
+            f"{hours:.3g} hours of {count} x {kind} together since this start: {hours * price:.2f}"
+            f" at logger.price_per_gpu_hour={price:g}"
+        )
 
     def log_step(self, values: dict[str, Any], skipped: SkippedStep | None) -> None:
         """Writes every step to the file, and every `log_interval`-th to the dashboards."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from dit.config import BlendEntry
-from dit.data import DataError, check_data, data_line
+from dit.data import DataError, check_data, data_lines
 
 INDEX = "train/shard-000001.tar.idx"
 
@@ -29,11 +29,11 @@ def fault(config):
 def test_sound_data_are_counted(shards, root):
     config = shards.config(root)
     assert str(check_data(config)) == "30 training samples in 3 shards, none missing"
-    assert data_line(config) == "# shards        30 training samples in 3 shards, none missing\n"
-    assert data_line(shards.config(root / "typo")).endswith(
+    assert data_lines(config) == "# shards        30 training samples in 3 shards, none missing\n"
+    assert data_lines(shards.config(root / "typo")).endswith(
         f"{root / 'typo'} does not exist here\n"
     )
-    assert data_line(shards.config(mock=True)) == ""
+    assert data_lines(shards.config(mock=True)) == ""
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from dit.config import Problems, RunConfig, TextPadding
 from dit.config.loading import ConfigError, load_config, read_config, save_config
 from dit.convert.cli import _tokens
-from dit.data import DataError, check_data, data_line
+from dit.data import DataError, check_data, data_lines
 from dit.models.family import VARIABLE
 from tests.packs import run_config, tiny_model
 from tests.toy_family import PLACE, ToyConfig
@@ -43,7 +43,7 @@ def test_trimmed_texts_are_refused_by_a_network_that_attends_to_padding(of_model
     with pytest.raises(DataError, match=r"model\.text_pad_to=stored.*--text_padding keep"):
         check_data(config)
     with pytest.raises(DataError, match="end where their captions end"):
-        data_line(config)  # a dry run says it, too
+        data_lines(config)  # a dry run says it, too
 
 
 @pytest.mark.parametrize(("pad_to", "shown"), [(None, "null"), (48, "48")])

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from functools import cache
 from pathlib import Path
 
 import pytest
 from torch.distributed.run import get_args_parser
 
+from dit.codecs.vae import CODECS
 from dit.config.loading import parse_arguments
 from recipes.runs import RECIPES
 from tests.doc_commands import Command, commands, launcher_flags, pages, script_call
@@ -75,6 +77,13 @@ def test_other_commands_name_what_exists(command: Command) -> None:
     elif program == "docker":
         assert arguments[0] == "build"
         assert (ROOT / arguments[arguments.index("--file") + 1]).is_file()
+    elif program == "pip":
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        (wanted,) = re.findall(r"\.\[(\w+)\]", str(command))
+        assert wanted in extras["optional-dependencies"]
+    elif program == "hf":
+        assert arguments[0] == "download"
+        assert arguments[1] in {codec.weights for codec in CODECS.values()}
     elif program == "source":
         assert arguments == [".venv/bin/activate"]
     else:
@@ -124,3 +133,9 @@ def test_readme_lists_every_configuration_file_folder_and_part() -> None:
     for part in (ROOT / "dit").iterdir():
         if part.suffix == ".py" or (part / "__init__.py").is_file():
             assert part.name == "__init__.py" or f"      {part.name}" in readme
+
+
+def test_way_to_eight_gpus_names_what_each_codec_downloads() -> None:
+    page = (ROOT / "docs" / "eight_gpus.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| (?:`(.+?)`|none)", page, re.MULTILINE))
+    assert rows == {name: "" if name == "pixel" else c.weights for name, c in CODECS.items()}

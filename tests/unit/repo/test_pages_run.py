@@ -70,6 +70,15 @@ FLUX = {
     ],
     "recipes/generate_dit.py": ["--height", "32", "--width", "24"],
 }
+# Likewise of the way to eight GPUs: text to video, and a layout of one process. The page of
+# Diffusers compares outputs.
+EIGHT = TEXT_TO_VIDEO | {
+    "-m dit.convert verify": ["--tensors-only"],
+    "recipes/pretrain_dit.py": [*OF_TEXT, "model.context_parallel_size=1"],
+}
+# A python block makes a clip of this size.
+SMALL = {'"height": 480': '"height": 32', '"width": 832': '"width": 32'}
+SMALL |= {'"num_frames": 81': '"num_frames": 5', "num_inference_steps=30": "num_inference_steps=2"}
 QWEN = {
     "recipes/pretrain_dit.py": [
         *("model.num_layers=2", "model.hidden_size=48", "model.num_attention_heads=4"),
@@ -80,6 +89,7 @@ QWEN = {
     "recipes/generate_dit.py": ["--height", "32", "--width", "48"],
 }
 TINY_PAGES = {
+    **{"runs/eight": EIGHT, "data/mixed": EIGHT},
     **{"models/Wan2.1-T2V": TEXT_TO_VIDEO, "models/Wan": WAN, "runs/wan": WAN},
     **{"models/FLUX": FLUX, "runs/flux_": FLUX},
     **{"models/Qwen": QWEN, "runs/qwen_image_lora": QWEN},
@@ -123,7 +133,8 @@ def tiny(words: tuple[str, ...]) -> str:
     own = (fits for place, fits in TINY_PAGES.items() if any(place in word for word in arguments))
     if (fits := next(own, None)) is not None:
         extra = [*extra, *fits.get(name, [])]
-        words = tuple("1" if word == "8" else word for word in words)
+        alone = {"8": "1", "WORLD_SIZE=8": "WORLD_SIZE=1"}
+        words = tuple(alone.get(word, word) for word in words)
     return shlex.join([*words, *extra])
 
 
@@ -163,6 +174,20 @@ def publish_text_to_video(workspace: Path) -> None:
         (workspace / f"films/{number}.txt").write_text("a fox runs")
 
 
+def publish_eight_gpus(workspace: Path) -> None:
+    """A tiny pipeline, clips and captions where the way to eight GPUs has large ones."""
+    from tests import media_files
+    from tests.wan_pipelines import pipeline
+
+    pipeline(workspace / "t2v", "t2v")
+    (workspace / "models").mkdir()
+    (workspace / "t2v/pipeline").rename(workspace / "models/Wan2.1-T2V-1.3B-Diffusers")
+    for folder in ("films", "fox"):
+        for number in range(4):
+            media_files.video(workspace / folder / f"{number}.mp4", 9 + number)
+            (workspace / folder / f"{number}.txt").write_text("a fox runs")
+
+
 def publish_flux(workspace: Path) -> None:
     """A tiny pipeline where the page of FLUX has a large one."""
     from tests.flux_pipelines import pipeline
@@ -181,10 +206,25 @@ def publish_qwen_image(workspace: Path) -> None:
     (workspace / "qwen" / "pipeline").rename(workspace / "models" / "Qwen-Image")
 
 
+def publish_photos(photos: Path, *, captions: bool) -> None:
+    """Forty squares, with captions beside them where the page refuses files without."""
+    photos.mkdir(exist_ok=True)
+    for i in range(40):
+        colour = ("red", "green", "blue")[i % 3]
+        image = Image.new("RGB", (16 + 8 * (i % 3), 16 + 8 * (i % 2)), colour)
+        image.save(photos / f"a_{colour}_square_{i}.png")
+        if captions:
+            (photos / f"a_{colour}_square_{i}.txt").write_text(f"a {colour} square")
+
+
+PUBLISH = {
+    **{"wan.md": publish_wan, "fine_tuning.md": publish_text_to_video, "flux.md": publish_flux},
+    **{"eight_gpus.md": publish_eight_gpus, "qwen_image.md": publish_qwen_image},
+}
 PAGES = [
     *("README.md", "first_run.md", "own_data.md", "objectives.md", "watching.md", "validation.md"),
     *("throughput.md", "diffusers.md", "coming_from.md", "two_cpu_cores.md", "wan.md"),
-    *("flux.md", "fine_tuning.md", "qwen_image.md"),
+    *("flux.md", "fine_tuning.md", "eight_gpus.md", "qwen_image.md"),
 ]
 
 
@@ -196,23 +236,13 @@ def test_page_runs_from_top_to_bottom(repo_root: Path, workspace: Path, page: st
         packing, _, training = _calls(repo_root, "first_run.md")[:3]
         run(tiny(packing), workspace)
         run(tiny(training), workspace)
-    if page == "wan.md":
-        publish_wan(workspace)
-    if page == "fine_tuning.md":
-        publish_text_to_video(workspace)
-    if page == "flux.md":
-        publish_flux(workspace)
-    if page == "qwen_image.md":
-        publish_qwen_image(workspace)
-    photos = workspace / "photos"
-    photos.mkdir(exist_ok=True)
-    for i in range(40):
-        colour = ("red", "green", "blue")[i % 3]
-        image = Image.new("RGB", (16 + 8 * (i % 3), 16 + 8 * (i % 2)), colour)
-        image.save(photos / f"a_{colour}_square_{i}.png")
+    PUBLISH.get(page, lambda _: None)(workspace)
+    publish_photos(workspace / "photos", captions=page == "eight_gpus.md")
     for words in _calls(repo_root, page):
         run(tiny(words), workspace)
     for block in re.findall(r"^```python\n(.*?)^```", _text(repo_root, page), re.DOTALL | re.M):
+        for large, small in SMALL.items():
+            block = block.replace(large, small)
         run(shlex.join(["python", "-c", block]), workspace)
 
 
@@ -221,9 +251,12 @@ def _text(repo_root: Path, page: str) -> str:
 
 
 def _calls(repo_root: Path, page: str) -> list[tuple[str, ...]]:
-    """The lines of a page that start a program of ours."""
+    """The lines of a page that start a program of ours.
+
+    The playground serves until Ctrl-C; tests/distributed/test_generate.py asks it.
+    """
     found = [command.words for command in commands(repo_root) if command.page == page]
-    return [words for words in found if script_call(words)]
+    return [words for words in found if script_call(words) and "dit.playground" not in words]
 
 
 @pytest.mark.slow

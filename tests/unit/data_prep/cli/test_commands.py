@@ -1,6 +1,5 @@
 """The command line, as a person types it."""
 
-import io
 import json
 import shutil
 import subprocess
@@ -11,10 +10,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from rich.console import Console
 
 from data_prep.cli.parser import main
-from data_prep.cli.terminal import progress_on
 from dit.codecs import vae
 from dit.codecs.text import ByteTable
 
@@ -249,17 +246,6 @@ def test_control_c_ends_with_its_exit_code_and_publishes_nothing(
     assert "Traceback" not in done.stderr and not (tmp_path / "out/.nv-meta").exists()
 
 
-def test_a_bar_on_a_terminal_and_lines_elsewhere() -> None:
-    for is_terminal in (True, False):
-        shown = io.StringIO()
-        track = progress_on(Console(file=shown, force_terminal=is_terminal))
-        with track("packing", 25, 0) as advance:
-            for _ in range(25):
-                advance(1)
-        assert ("\x1b" in shown.getvalue()) == is_terminal
-        assert is_terminal or len(shown.getvalue().splitlines()) == 10
-
-
 def test_help_and_the_list_of_processors(repo_root: Path) -> None:
     plain = run(folder=repo_root)
     assert plain.returncode == 0 and "digits" in plain.stdout and "inspect" in plain.stdout
@@ -275,7 +261,7 @@ def test_preparing_data_loads_neither_megatron_core_nor_the_model(repo_root: Pat
     program = (
         "import sys, data_prep.cli.parser, dit.codecs.vae, dit.codecs.text\n"
         "bad = {m for m in sys.modules if m.startswith(('dit.', 'megatron.core'))}\n"
-        "shared = ('dit.parsing', 'dit.safe_pickle',"
+        "shared = ('dit.parsing', 'dit.progress', 'dit.safe_pickle',"
         " 'dit.safe_writing', 'dit.codecs')\n"
         "bad = {m for m in bad if not m.startswith(shared)}\n"
         "assert not bad, bad\n"

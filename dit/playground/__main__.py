@@ -1,0 +1,68 @@
+"""The command line: `python -m dit.playground CKPT`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from dit.distributed.entry import Parser, run
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serves until Ctrl-C; exit code 0."""
+    args = _parser().parse_args(argv)
+    # Imported late: --help and a wrong option answer at once.
+    from dit.playground.server import PlaygroundServer
+    from dit.playground.studio import Studio, open_variants
+    from dit.sampling.open_checkpoint import LoadOptions
+
+    names = ("t5_cache_dir", "tokenizer_cache_dir", "tokenizer_model", "precision")
+    options = LoadOptions(lora=args.lora, **{name: getattr(args, name) for name in names})
+    places = [args.checkpoint, *args.compare]
+    studio = Studio(
+        open_variants(places, weights=args.weights, options=options), weights=args.weights
+    )
+    try:
+        server = PlaygroundServer(args.host, args.port, studio)
+    except OSError as error:
+        raise ValueError(
+            f"--host {args.host} --port {args.port} cannot be served ({error.strerror or error});"
+            " give another --port, or --port 0 for any that is free"
+        ) from error
+    console = Console(soft_wrap=True, highlight=False)
+    if not server.only_local:
+        console.print("everybody who reaches this machine can generate here: there is no password")
+    console.print(f"playground  {server.url}  (Ctrl-C ends it)", markup=False)
+    with server:
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            console.print("closed")
+    return 0
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="python -m dit.playground",
+        description="Serves a page to try prompts on, for the browser of this machine.",
+    )
+    add = parser.add_argument
+    add("checkpoint", metavar="CKPT", help="run folder or checkpoint")
+    add("compare", metavar="OTHER", nargs="*", help="others, to compare with")
+    add("--lora", action="append", default=[], help="adapters, FILE or FILE:SCALE, beside none")
+    add("--weights", choices=("ema", "model"), default="ema", help="average, or last weights")
+    add(
+        "--host", default="127.0.0.1", help="address to serve; other machines only where you say so"
+    )
+    add("--port", type=int, default=8470, help="0 takes any that is free (%(default)s)")
+    add("--precision", choices=("bf16", "fp32"), help="of the products; that of the training")
+    add("--t5_cache_dir", help="Hugging Face cache or pipeline folder with the text encoder")
+    add("--tokenizer_cache_dir", help="the same of the VAE")
+    add("--tokenizer_model", help="hub name or folder of the VAE, if not that of the dataset")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

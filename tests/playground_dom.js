@@ -1,0 +1,26 @@
+// A page's elements and its server, as far as dit/playground/page.html uses them; run by Node
+// before the script of the page. ids is the list of ids of the page.
+class El { constructor(tag){this.tag=tag;this.children=[];this.h={};this.value="";this.textContent="";this.className="";}
+ append(...c){this.children.push(...c)} prepend(...c){this.children.unshift(...c)}
+ addEventListener(n,f){this.h[n]=f} }
+const els={}; for(const i of ids) els[i]=new El(i); for (const n of ["num_steps","guidance"]) els[n].id=n;
+const boxes=[];
+globalThis.document={getElementById:i=>els[i], createElement:t=>{const e=new El(t); if(t=="input")boxes.push(e); return e;},
+ querySelector:s=>new El(s), querySelectorAll:s=>s.includes("range")?[els.num_steps,els.guidance]:boxes.filter(b=>b.type=="checkbox"&&b.checked)};
+const sent=[];
+globalThis.fetch=async(u,o)=>{ if(u=="about") return {json:async()=>({variants:["a","b"],usual:{height:8,width:8,num_video_frames:1,num_steps:35,guidance:1.5,sampler:"heun"}})};
+ sent.push(JSON.parse(o.body)); const lines=['{"step":1,"steps":2,"way":"data:1"}\n{"st','ep":2,"steps":2}\n','{"picture":"data:2","height":8,"width":8,"guidance":1.5}\n'];
+ return {ok:true, body:new ReadableStream({start(c){for(const l of lines)c.enqueue(new TextEncoder().encode(l));c.close()}})}; };
+
+// What the script then does, printed as JSON.
+globalThis.submit = async () => {
+  els.prompt.value = "a fox";
+  els.seed.value = "3";
+  await els.form.h.submit({ preventDefault() {} });
+  const shown = els.results.children.map((figure) => ({
+    picture: figure.children[0].src,
+    stages: figure.children[1].max + 1,
+    text: figure.children[2].children[1].textContent,
+  }));
+  console.log(JSON.stringify({ sent, shown, error: els.error.textContent }));
+};

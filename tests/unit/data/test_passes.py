@@ -1,0 +1,54 @@
+"""How often each sample is seen, against what the loader gives."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from dit.config import Problems
+from dit.data import build_train_loader, data_lines, passes_line, steps_of_epochs
+from tests.unit.data.conftest import SIZES
+
+COUNT = 42  # six samples of each size
+
+
+@pytest.fixture
+def config(shards, tmp_path):
+    root = shards.good_set(tmp_path / "set", COUNT)
+    sizes = Counter(SIZES[index % len(SIZES)] for index in range(COUNT))
+    names = ("num_frames", "height", "width")
+    rows = [dict(zip(names, size, strict=True)) | {"samples": n} for size, n in sizes.items()]
+    card = {
+        "format_version": 1,
+        "latent": {"stride": 1, "temporal_stride": 1, "channels": 2},
+        "text_encoder": {"width": 8},
+        "sizes": rows,
+    }
+    (root / "dataset_card.json").write_text(json.dumps(card))
+    return shards.config(root)
+
+
+def test_epochs_take_as_many_packs_as_the_loader_needs(config) -> None:
+    wanted = replace(config, train=replace(config.train, epochs=20.0, global_batch_size=2))
+    steps = steps_of_epochs(wanted).train.train_iters
+    loader = build_train_loader(wanted, rank=0, world_size=1)
+    seen = sum(next(loader).num_samples for _ in range(2 * steps))
+    loader.close()
+    assert 18.5 < seen / COUNT < 21.5
+    assert steps_of_epochs(config) is config
+
+
+def test_a_dry_run_says_how_often_each_sample_is_seen(config) -> None:
+    run = replace(config, train=replace(config.train, epochs=7.0, eval_iters=0))
+    said = data_lines(steps_of_epochs(run))
+    assert f"each of the {COUNT} training samples about 7" in said.splitlines()[-1]
+
+
+def test_without_sizes_there_is_no_guess(config, shards) -> None:
+    mock = shards.config(mock=True)
+    assert passes_line(mock) == ""
+    with pytest.raises(Problems, match=r"train\.epochs=2 counts passes .* set train\.train_iters"):
+        steps_of_epochs(replace(mock, train=replace(mock.train, epochs=2.0)))

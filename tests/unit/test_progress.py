@@ -1,0 +1,49 @@
+"""Progress on a terminal and in a log."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from dit import progress
+from dit.progress import progress_on, tracked
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that the test sets."""
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_lines_tell_the_time_left_at_the_rate_so_far(clock: list[float]) -> None:
+    shown = io.StringIO()
+    with progress_on(Console(file=shown))("packing", 40, 20) as advance:
+        clock[0] += 5
+        advance(10)  # 2/s of this run: earlier parts are not of its rate
+    assert shown.getvalue() == "packing 30 of 40, 2/s, 5 s left\n"
+
+
+def test_short_work_leaves_no_line(clock: list[float]) -> None:
+    shown = io.StringIO()
+    track = progress_on(Console(file=shown), quiet_s=5)
+    for _ in tracked(range(10), "decoding", track):
+        clock[0] += 0.1
+    assert shown.getvalue() == ""
+    for _ in tracked(range(10), "decoding", track):
+        clock[0] += 2
+    assert [line.split()[1] for line in shown.getvalue().splitlines()] == [*"3456789", "10"]
+
+
+def test_a_bar_on_a_terminal_and_lines_elsewhere() -> None:
+    for is_terminal in (True, False):
+        shown = io.StringIO()
+        track = progress_on(Console(file=shown, force_terminal=is_terminal))
+        with track("packing", 25, 0) as advance:
+            for _ in range(25):
+                advance(1)
+        assert ("\x1b" in shown.getvalue()) == is_terminal
+        assert is_terminal or len(shown.getvalue().splitlines()) == 10
