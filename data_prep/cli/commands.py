@@ -33,7 +33,7 @@ from data_prep.planning.plan_page import write_plan_page
 from data_prep.planning.splits import DEFAULT_SPLIT, Split, SplitFractions, all_in_train_notice
 from data_prep.planning.statistics import Judged
 from data_prep.refusals import PrepError
-from data_prep.sources.digits import Digits, MovingDigits
+from data_prep.sources.digits import Digits, EditedDigits, MovingDigits
 from data_prep.sources.folders import FolderCollection
 from data_prep.writing.dataset_folder import (
     PAGE_NAME,
@@ -110,11 +110,15 @@ def run_digits(args: argparse.Namespace) -> int:
     source, config = Digits, "conf/dit_digits.yaml"
     if args.moving:
         source, config = MovingDigits, "conf/wan_moving_digits.yaml"
+    elif args.edits:
+        source, config = EditedDigits, "conf/flux_digits_edit.yaml"
     elif args.invert:
         config = "conf/dit_digits_lora.yaml"
+    elif args.pooled_text:
+        config = "conf/flux_digits.yaml"
     codec = Pixel.of(block=2, colours=1, image_conditioning=args.moving)
     # Plain digits have no such keys.
-    kinds = {name: True for name in ("moving", "invert") if getattr(args, name)}
+    kinds = {name: True for name in ("moving", "edits", "invert") if getattr(args, name)}
     with locked_folder(args.output_dir):
         summary = pack_dataset(
             source(num_samples=args.num_samples, inverted=args.invert),

@@ -100,12 +100,19 @@ def _add_digits(commands: Any) -> None:
         metavar="N",
         help="Pack only the first N digits. (default: all)",
     )
-    parser.add_argument(
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument(
         "--moving",
         action="store_true",
         help="Pack clips of 9 frames, 16 x 16 pixels, in which a digit moves left, right, up or"
         " down: four of each digit, with what image-to-video models read (condition_latent,"
         " first_frame_latent).",
+    )
+    kinds.add_argument(
+        "--edits",
+        action="store_true",
+        help="Pack pairs: each digit as a reference picture, and what it is `with a frame` and"
+        " `mirrored`, as networks read them that change pictures.",
     )
     parser.add_argument(
         "--invert",

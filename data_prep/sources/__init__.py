@@ -11,5 +11,5 @@ references      control pictures of edits, which lie beside media -> their pixel
 folders         media of a folder, with their captions
 huggingface     media of a Hugging Face dataset, with their captions
 media_source    probes each medium and plans its samples; reads their pixels when they are packed
-digits          the handwritten digits of scikit-learn, still or moving: sources without files
+digits          the handwritten digits of scikit-learn, still, moving or edited
 """

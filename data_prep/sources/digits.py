@@ -1,16 +1,17 @@
-"""The 1,797 handwritten digits of scikit-learn, still or moving: sources without files."""
+"""The 1,797 handwritten digits of scikit-learn, still, moving or edited: sources without files."""
 
 # F frames, H rows, W columns
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from data_prep.media.clips import Clip, Entry
+from data_prep.media.clips import Clip, Entry, PlannedReference
 from data_prep.refusals import PrepError
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -73,6 +74,59 @@ class Digits:
             original_height=SIDE,
             original_width=SIDE,
             notes=("caption from the label",),
+        )
+
+
+EDITS = ("with a frame", "mirrored")
+"""Captions of edited digits."""
+
+
+def edited(picture_HW: Tensor, edit: str, *, ink: float = 1.0) -> Tensor:
+    """A picture after an edit: its outermost pixels are ink, or left and right are exchanged."""
+    if edit == "mirrored":
+        return picture_HW.flip(1)
+    framed_HW = torch.full_like(picture_HW, ink)
+    framed_HW[1:-1, 1:-1] = picture_HW[1:-1, 1:-1]
+    return framed_HW
+
+
+class EditedDigits(Digits):
+    """Each digit once after every edit, with the digit itself as a reference picture.
+
+    All edits of one digit are in the same split.
+    """
+
+    def __init__(self, *, num_samples: int | None = None, inverted: bool = False):
+        super().__init__(num_samples=num_samples, inverted=inverted)
+        self.entries = tuple(
+            replace(
+                still,
+                key=f"{number}-{still.key}",
+                file_key=still.group,
+                source=f"{still.source}/{edit}",
+                caption=edit,
+                references=(
+                    PlannedReference(
+                        name=still.source,
+                        folder=0,
+                        where=still.source,
+                        stamp="",
+                        resized=(SIDE, SIDE),
+                        size=(SIDE, SIDE),
+                    ),
+                ),
+            )
+            for still in self.entries
+            for number, edit in enumerate(EDITS)
+        )
+
+    def read(self, entry: Entry) -> Clip:
+        still, picture_HW = super().read(entry), self.picture(int(entry.key.rpartition("-")[2]))
+        return replace(
+            still,
+            video_CFHW=edited(picture_HW, entry.caption, ink=self._ink)[None, None],
+            caption=entry.caption,
+            references=(picture_HW[None, None],),
         )
 
 

@@ -29,6 +29,7 @@ class Prompt:
     num_video_frames: int | None = None
     image: str | None = None  # file of the first frame; None is the common one
     last_image: str | None = None
+    references: tuple[str, ...] = ()  # files that it changes; () are the common ones
     negative: str | None = None  # negative prompt of its own; None is the common one
     unused: tuple[str, ...] = ()  # keys of its entry in the file that nothing reads
 

@@ -191,7 +191,8 @@ def test_the_playground_gives_the_picture_of_the_command(generate, trained, tmp_
             messages = [*map(json.loads, connection.getresponse().read().splitlines())]
         finally:
             server.send_signal(signal.SIGINT)
-    assert server.returncode == 0
+            said, _ = server.communicate(timeout=60)
+    assert server.returncode == 0 and said == "closed\n"
     assert [m["step"] for m in messages[:-1]] == [1, 2, 3, 4, 5, 6]
     shown = [_decoded(m.get("way") or m["picture"]) for m in messages]
     assert _distance(shown[-1], expected) == 0

@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from data_prep.cli.parser import main as data_prep
 from dit.config.loading import read_config
 from dit.convert.lora import LoraCard, linear_shapes, read_lora, write_lora
 from tests.entering import Enter
@@ -98,6 +99,24 @@ def test_files_add_up_beside_the_base(runs: Path, generate) -> None:
         assert np.abs(same - adapted).max() <= 1
     assert np.abs(made[f"{other}:0.5", file, f"{other}:-0.5"] - adapted).max() <= 1
     assert np.abs(made[file, other] - adapted).max() > 20
+
+
+@pytest.mark.slow
+def test_adapters_learn_dark_ink_on_white(runs: Path, digits: Path, enter: Enter, generate) -> None:
+    """A majority of the pictures; conf/dit_digits_lora.yaml has the figures of the whole run."""
+    before, data = digests(runs / "base"), runs / "inverted"
+    words = ("--num_samples", "240", "--invert", "--whitening_from", str(digits))
+    assert data_prep(["digits", "--output_dir", str(data), *words]) == 0
+    places = (f"checkpoint.load={runs / 'base'}", f"checkpoint.save={runs / 'ink'}")
+    more = (f"dataset.path={data}", "dataset.num_workers=0", "checkpoint.save_interval=160")
+    steps = ("train.train_iters=160", "train.eval_interval=0", "optimizer.lr=2e-2")
+    conf = ROOT / "conf/dit_digits_lora.yaml"
+    done = enter("pretrain_dit", "--config-file", conf, *SMALL, *places, *more, *steps)
+    assert done.code == 0, done.said
+    assert digests(runs / "base") == before
+    # Mean greys of 255, of three pictures: 105, 68 and 83, then 137, 122 and 141.
+    dark, light = (generate(run)[0].mean((1, 2, 3)) for run in ("base", "ink"))
+    assert dark.max() < 128 < np.median(light) and (light - dark).min() > 20
 
 
 def test_each_save_exports_the_adapters_with_their_samples(runs: Path, tmp_path: Path) -> None:

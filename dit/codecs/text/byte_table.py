@@ -42,13 +42,15 @@ class ByteTable(TextEncoder):
     """The tokens are the UTF-8 bytes of a caption, after one token that begins each text."""
 
     name: ClassVar[str] = "bytes"
-    options: ClassVar[frozenset[str]] = frozenset(("text_width", "max_sequence_length"))
+    options: ClassVar[frozenset[str]] = frozenset(
+        ("text_width", "pooled_text", "max_sequence_length")
+    )
     revision = "1"
 
-    def __init__(self, *, width: int, max_length: int = _MOST):
+    def __init__(self, *, width: int, max_length: int = _MOST, pooled: bool = False):
         if width < 8 or width % 2:
             raise CodecError(f"--text_width {width} must be an even number of at least 8")
-        self.width, self.max_length = width, max_length
+        self.width, self.max_length, self.pooled = width, max_length, pooled
 
     @classmethod
     def add_arguments(cls, parser: ArgumentParser) -> None:
@@ -60,29 +62,59 @@ class ByteTable(TextEncoder):
             metavar="NUMBERS",
             help="Numbers in the embedding of one byte of a caption. (default: %(default)s)",
         )
+        group.add_argument(
+            "--pooled_text",
+            action="store_true",
+            help="Also store pooled_text, a caption's bytes added up, which FLUX reads.",
+        )
 
     @classmethod
     def from_arguments(cls, args: Namespace) -> Self:
-        return cls(width=args.text_width, max_length=requested_length(args, _MOST))
+        length = requested_length(args, _MOST)
+        return cls(width=args.text_width, max_length=length, pooled=args.pooled_text)
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> Self:
-        return cls(width=int(settings["width"]), max_length=settings.get("max_length", _MOST))
+        return cls(
+            width=int(settings["width"]),
+            max_length=settings.get("max_length", _MOST),
+            pooled=settings.get("pooled", False),
+        )
 
     @property
     def settings(self) -> dict[str, Any]:
         limit = {} if self.max_length == _MOST else {"max_length": self.max_length}
-        return super().settings | limit
+        # Absent where nobody asks, as in cards of versions without the option.
+        return super().settings | limit | ({"pooled": True} if self.pooled else {})
 
     def encode(self, caption: str) -> Tensor:
         """Float16 [1 + bytes that are kept, width]: (byte + position) / sqrt(2), unit variance."""
+        tokens_L = self._tokens(caption)
+        text_LE = byte_table(self.width)[tokens_L] + byte_positions(len(tokens_L), self.width)
+        return torch.from_numpy((text_LE / np.sqrt(2)).astype(np.float16))
+
+    def encode_all(self, caption: str) -> dict[str, Tensor]:
+        """`text`, and where it is asked for `pooled_text` [width]: the bytes whatever their order.
+
+        It has unit variance, too.
+        """
+        found = {"text": self.encode(caption)}
+        if self.pooled:
+            tokens_L = self._tokens(caption)
+            sum_E = byte_table(self.width)[tokens_L].sum(0)
+            found["pooled_text"] = torch.from_numpy(
+                (sum_E / len(tokens_L) ** 0.5).astype(np.float16)
+            )
+        return found
+
+    def _tokens(self, caption: str) -> np.ndarray:
+        """Rows of the table [L], int64."""
         kept = caption.encode()[: self.max_length - 1].decode(
             errors="ignore"
         )  # no part of a character
         tokens_L = np.frombuffer(bytes(1) + kept.encode(), np.uint8).astype(np.int64)
         tokens_L[0] = _BEGIN
-        text_LE = byte_table(self.width)[tokens_L] + byte_positions(len(tokens_L), self.width)
-        return torch.from_numpy((text_LE / np.sqrt(2)).astype(np.float16))
+        return tokens_L
 
     def length_of(self, caption: str) -> int:
         return 1 + len(caption.encode())

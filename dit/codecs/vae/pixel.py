@@ -144,7 +144,7 @@ class Pixel(Codec):
         return (picture_NCHW * weights_C[:, None, None]).sum(1, keepdim=True)
 
     def encode_raw(self, video_CFHW: Tensor) -> Tensor:
-        frames_FCHW = video_CFHW.transpose(0, 1)
+        frames_FCHW = self._coloured(video_CFHW.transpose(0, 1))  # given pictures are RGB
         return functional.pixel_unshuffle(frames_FCHW, self.block).transpose(0, 1)
 
     def decode_raw(self, latent_CFHW: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Accuracy of generated handwritten digits: the program of evaluate_digits.py.
 
-Of clips, which --moving is about: moving_digit_accuracy.py.
+Of clips, which --moving is about: moving_digit_accuracy.py. Of --edits: edited_digit_accuracy.py.
 
 1. judge     a support vector classifier is trained on real digits and tested on held-out ones
 2. generate  a number of pictures for each of the ten captions
@@ -130,6 +130,12 @@ def digits_parser() -> argparse.ArgumentParser:
         help="clips of moving digits, of a run on `python -m data_prep digits --moving`",
     )
     parser.add_argument(
+        "--edits",
+        action="store_true",
+        help="200 given digits that get a frame or are mirrored, of a run on"
+        " `python -m data_prep digits --edits`",
+    )
+    parser.add_argument(
         "--inverted",
         action="store_true",
         help="dark ink on white, of a run on `python -m data_prep digits --invert`: pictures are"
@@ -160,11 +166,11 @@ def digits_parser() -> argparse.ArgumentParser:
         "--min_accuracy",
         type=float,
         default=0.95,
-        help="below this the exit code is 1 (default: 0.95; of clips 0.9, given first frames 0.95"
-        " of the digits and 0.9 of the directions)",
+        help="below this the exit code is 1 (default: 0.95; of edits and clips 0.9, given first"
+        " frames 0.95 of the digits and 0.9 of the directions)",
     )
     parser.add_argument(
-        "--dataset_path", type=Path, help="of --moving: the clips, else those of the run"
+        "--dataset_path", type=Path, help="of --moving and --edits: the data, else those of the run"
     )
     return parser
 
@@ -180,8 +186,9 @@ def check_arguments(args: argparse.Namespace) -> None:
     check_seed(args.seed, count=args.per_prompt * prompts)
     if args.min_accuracy is not None and not 0 <= args.min_accuracy <= 1:
         raise ValueError(f"--min_accuracy {args.min_accuracy} must lie in [0, 1]")
-    if args.moving and args.inverted:
-        raise ValueError("--inverted is of digits that stand; leave it out, or --moving")
+    kinds = [f"--{kind}" for kind in ("moving", "edits", "inverted") if getattr(args, kind)]
+    if len(kinds) > 1:
+        raise ValueError(f"{' and '.join(kinds)} exclude each other; leave one out")
     generation_options(args)
 
 
@@ -237,6 +244,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         from dit.sampling.commands.moving_digit_accuracy import evaluate
 
         parser.set_defaults(per_prompt=5, min_accuracy=None)
+        args = parser.parse_args(argv)
+        check_arguments(args)
+        return evaluate(args)
+    if args.edits:
+        from dit.sampling.commands.edited_digit_accuracy import evaluate
+
+        parser.set_defaults(min_accuracy=None)
         args = parser.parse_args(argv)
         check_arguments(args)
         return evaluate(args)

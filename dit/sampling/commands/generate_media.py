@@ -283,6 +283,7 @@ def options_of_prompt(
         )
     negative = options.negative_prompt if prompt.negative is None else prompt.negative
     pictures = {n: getattr(prompt, n) or getattr(options, n) for n in ("image", "last_image")}
+    pictures["reference"] = prompt.references or options.reference
     return replace(options, **found, **pictures, fps=options.fps or FPS, negative_prompt=negative)
 
 

@@ -80,7 +80,7 @@ def real_clips(folder: Path, split: str, decoder: Codec) -> list[RealClip]:
     """
     found = []
     for tar in sorted((folder / split).glob("*.tar")):
-        for latent_CFHW, caption in _records(tar):
+        for latent_CFHW, caption in samples_of(tar):
             if caption not in _BY_CAPTION:
                 raise ValueError(
                     f"{tar} has the caption {caption!r}, not one such as {MOTIONS[0].caption!r};"
@@ -96,7 +96,7 @@ def real_clips(folder: Path, split: str, decoder: Codec) -> list[RealClip]:
     return found
 
 
-def _records(tar: Path) -> Iterator[tuple[Any, str]]:
+def samples_of(tar: Path) -> Iterator[tuple[Any, str]]:
     """Latent and caption of each sample; the files of a sample follow each other."""
     from dit.data.records import read_record
 

@@ -36,6 +36,7 @@ def resolved(name: str) -> RunConfig:
 
 def test_the_files_of_the_readme_are_there() -> None:
     digits = {"dit_digits", "dit_digits_flow", "dit_digits_lora"}
+    digits |= {"flux_digits", "flux_digits_edit"}
     sizes = {"dit_debug", "dit_xl_image", "dit_xl_video", "cosmos_predict2_2b"}
     wan = {"wan_debug", "wan_1.3b_pretrain", "wan_1.3b_finetune", "wan_moving_digits"}
     wan |= {"wan_14b_lora"}

@@ -37,6 +37,19 @@ def test_a_token_for_each_byte_after_the_first(caption: str, width: int) -> None
     assert torch.equal(longer[:-1], encoded)
 
 
+def test_pooled_text_is_stored_where_it_is_asked_for() -> None:
+    assert ByteTable(width=64).encode_all("ab").keys() == {"text"}
+    encoder = ByteTable(width=64, pooled=True)
+    assert ByteTable.from_settings(encoder.settings).pooled
+    one, other, null = (encoder.encode_all(caption) for caption in ("ab", "ba", ""))
+    assert torch.equal(one["text"], ByteTable(width=64).encode("ab"))
+    table = byte_table(64)
+    wanted = torch.from_numpy((table[256] + table[97] + table[98]) / 3**0.5)
+    assert torch.allclose(one["pooled_text"].double(), wanted, atol=2e-3)
+    assert torch.allclose(one["pooled_text"], other["pooled_text"], atol=2e-3)
+    assert torch.allclose(null["pooled_text"].double(), torch.from_numpy(table[256]), atol=2e-3)
+
+
 def test_the_empty_string_is_one_token() -> None:
     assert ByteTable(width=64).encode("").shape == (1, 64)
 

@@ -175,3 +175,10 @@ def test_every_registered_processor_is_named_as_it_is_listed() -> None:
     for name, codec in CODECS.items():
         assert codec.name == name
         assert set(codec.media) <= {"image", "video"} and codec.description
+
+
+def test_grey_latents_are_made_of_coloured_pictures_too() -> None:
+    grey_CFHW = torch.rand(1, 1, 8, 8) * 2 - 1
+    codec = Pixel.of(block=2, colours=1)
+    made = codec.encode_raw(grey_CFHW.expand(3, -1, -1, -1))
+    torch.testing.assert_close(made, codec.encode_raw(grey_CFHW))
