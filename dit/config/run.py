@@ -110,7 +110,7 @@ class LoggerConfig:
         check(
             *at_least_one(self, "log_interval"),
             *positive(self, *given(self, "price_per_gpu_hour")),
-            *numbers(self),
+            *numbers(self, price_per_gpu_hour=2**30),
         )
 
 

@@ -61,7 +61,7 @@ class TrainConfig:
                 self.manual_gc_interval >= 0,
                 f"manual_gc_interval={self.manual_gc_interval} must not be negative",
             ),
-            *numbers(self, global_batch_size=2**24),
+            *numbers(self, global_batch_size=2**24, epochs=2**24),
         )
 
 
