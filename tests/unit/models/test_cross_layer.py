@@ -99,7 +99,7 @@ def test_a_packed_layer_is_wans_block_of_each_sample(groups, clean, precision):
     texts = list(pairwise(batch.text_starts))
     for i, tokens in enumerate(batch.num_tokens):
         mine, text = slice(batch.starts[i], batch.starts[i] + tokens), slice(*texts[i])
-        rotation = conditions.tokens.cos_TK[mine], conditions.tokens.sin_TK[mine]
+        rotation = tuple(turn_TK[mine] for turn_TK in conditions.tokens.angles_TK or ())
         temb = shared_NX[level_row_T[mine]].view(1, tokens, 6, WIDTH)
         wanted_TD = theirs(
             h_TD[None, mine],

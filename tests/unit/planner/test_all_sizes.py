@@ -11,7 +11,7 @@ from dit.config.loading.describe import describe
 from dit.distributed.device_specs import DEVICES
 from dit.models.cost import parameter_count
 from dit.models.diffusers_names import pairs
-from dit.models.family import FAMILIES, family_named
+from dit.models.family import FAMILIES, family_named, family_of
 from dit.planner.efficiency import FUSED
 from dit.planner.layouts import plans
 from dit.planner.times import expected_load
@@ -24,8 +24,9 @@ SIZES = [size for name in FAMILIES for size in family_named(name).sizes]
 def test_a_size_is_counted_described_and_planned(size: str) -> None:
     words = [f"model.name={size}", "dataset.mock=true", "train.global_batch_size=8"]
     config = load_config(dit_xl(), overrides=words)
-    count = parameter_count(config.model)
-    assert sum(math.prod(pair.shape) for pair in pairs(config.model)) == count
+    count, fixed = parameter_count(config.model), family_of(config.model).weights.fixed
+    trained = (pair.shape for pair in pairs(config.model) if pair.ours not in fixed)
+    assert sum(map(math.prod, trained)) == count
     assert f"{count:,} trainable ({size})" in describe(config, world_size=8)
     good, bad = plans(
         config, expected_load(config), world_size=8, device=DEVICES["h200"], efficiency=FUSED
