@@ -44,7 +44,7 @@ def run(
     env: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command to its end, `env` beside its environment; its output is in the result."""
-    done = subprocess.run(
+    return subprocess.run(
         arguments,
         cwd=cwd,
         env=environment() | (env or {}),
@@ -52,8 +52,6 @@ def run(
         capture_output=True,
         text=True,
     )
-    done.stderr = own_words(done.stderr)
-    return done
 
 
 def own_words(said: str) -> str:
@@ -76,7 +74,7 @@ def pretrain(
             nproc=nproc,
         )
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + own_words(done.stderr)
     return done
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from dit.layout_check.names import MATRIX
 from dit.models.family import FAMILIES, VARIABLE, family_named
-from tests.launching import ROOT, run
+from tests.launching import ROOT, own_words, run
 from tests.toy_family import PLACE
 
 WHOLE = "wan2.1_i2v_14b"  # with image rows beside the text
@@ -243,7 +243,7 @@ def _launch(folder: Path) -> None:
     line = [sys.executable, *launcher, str(script), str(folder), json.dumps(CASES)]
     # The script imports `tests` and `recipes`, which no environment installs.
     done = run(line, timeout=1500, env={"PYTHONPATH": str(ROOT), VARIABLE: PLACE})
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + own_words(done.stderr)
 
 
 def _compared(comparisons: list[dict]) -> list[dict]:
