@@ -66,12 +66,6 @@ OTHER_NETWORKS = (
         lacks="a class in Diffusers 0.42 that its arithmetic could be held against",
     ),
     OtherNetwork(
-        title="HunyuanVideo (the first)",
-        patterns=("hunyuanvideo", "hunyuanvideo[it]2v*", "hunyuanvideotransformer*"),
-        lacks="a family that joins a token refiner with single-stream layers, and the modulation"
-        " of a given first frame's tokens (`token_replace`)",
-    ),
-    OtherNetwork(
         title="HunyuanImage 2.1",
         patterns=("hunyuanimage*",),
         lacks="a family that joins a token refiner with single-stream layers, positions of two"

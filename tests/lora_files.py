@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from dit.convert.lora import LoraFactors
 from tests.flux_networks import random_flux
 from tests.hunyuan_pipelines import random_hunyuan
+from tests.hunyuan_video_pipelines import random_hunyuan_video
 from tests.published import random_model
 from tests.qwen_pipelines import random_qwen_image
 from tests.sd3_pipelines import random_sd3
@@ -64,6 +65,7 @@ class Tiny:
         builders = {
             "WanTransformer3DModel": random_wan,
             "FluxTransformer2DModel": random_flux,
+            "HunyuanVideoTransformer3DModel": random_hunyuan_video,
             "HunyuanVideo15Transformer3DModel": random_hunyuan,
             "QwenImageTransformer2DModel": random_qwen_image,
             "SD3Transformer2DModel": random_sd3,

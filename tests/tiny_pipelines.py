@@ -15,6 +15,8 @@ from transformers import (
     CLIPTextModel,
     CLIPVisionConfig,
     CLIPVisionModel,
+    LlamaConfig,
+    LlamaModel,
     PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
@@ -71,6 +73,13 @@ def _transformer(kind: Any, config: Any, **more: Any) -> Any:
     return randomized(kind(config(**sizes, num_attention_heads=2, **more)))
 
 
+def _clip() -> Any:
+    return _transformer(
+        CLIPTextModel, CLIPTextConfig, vocab_size=98, max_position_embeddings=77,
+        eos_token_id=1, pad_token_id=0, bos_token_id=2,
+    )  # fmt: skip
+
+
 def save(root: Path, parts: dict[str, Any]) -> Path:
     for name, part in parts.items():
         part.save_pretrained(root / name)
@@ -89,11 +98,7 @@ def flux(root: Path) -> Path:
         shift_factor=0.1159,
         scaling_factor=0.3611,
     )
-    clip = _transformer(
-        CLIPTextModel, CLIPTextConfig, vocab_size=98, max_position_embeddings=77,
-        eos_token_id=1, pad_token_id=0, bos_token_id=2,
-    )  # fmt: skip
-    texts = {"tokenizer": tokenizer(77), "tokenizer_2": tokenizer(), "text_encoder": clip}
+    texts = {"tokenizer": tokenizer(77), "tokenizer_2": tokenizer(), "text_encoder": _clip()}
     texts["text_encoder_2"] = _t5(T5EncoderModel, T5Config)
     return save(root, {"vae": randomized(vae), **texts})
 
@@ -142,6 +147,21 @@ def hunyuan(root: Path) -> Path:
     parts |= {"image_encoder": vision, "tokenizer_2": ByT5Tokenizer()}
     parts["feature_extractor"] = SiglipImageProcessor(size={"height": 32, "width": 32})
     parts["text_encoder_2"] = _t5(T5EncoderModel, T5Config, vocabulary=384)
+    return save(root, parts)
+
+
+def hunyuan_video(root: Path) -> Path:
+    """As the first HunyuanVideo; its instruction is longer than the tokenizers of the others."""
+    from diffusers import AutoencoderKLHunyuanVideo
+
+    vae = AutoencoderKLHunyuanVideo(
+        latent_channels=4, block_out_channels=(4, 4, 4, 4), layers_per_block=1, norm_num_groups=2
+    )
+    llama = _transformer(
+        LlamaModel, LlamaConfig, vocab_size=98, num_key_value_heads=2, max_position_embeddings=2048
+    )
+    parts = {"vae": randomized(vae), "text_encoder": llama, "tokenizer": tokenizer(2048)}
+    parts |= {"text_encoder_2": _clip(), "tokenizer_2": tokenizer(77)}
     return save(root, parts)
 
 

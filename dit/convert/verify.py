@@ -104,9 +104,21 @@ def compare_forward(
     samples = [_sample(i, model) for i in range(len(_GRIDS))]
     theirs = _diffusers_outputs(source, config, model, samples)
     ours = _our_outputs(stored, config, model, samples)
+    # Nothing reads what comes out of given frames, and networks do with them as they like.
+    given = [_given_frames(sample, model) for sample in samples]
+    ours, theirs = (
+        [latent[:, n:] for latent, n in zip(latents, given, strict=True)]
+        for latents in (ours, theirs)
+    )
     gaps = [float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True)]
     numbers = torch.cat([latent.flatten() for latent in theirs])
     return ForwardReport(len(samples), max(gaps), float(numbers.square().mean().sqrt()))
+
+
+def _given_frames(sample: LatentSample, model: ModelConfig) -> int:
+    """Frames that a sample has in the place of its noisy ones."""
+    frames = [one for one in family_of(model).inputs(model) if one.kind is InputKind.FRAMES]
+    return sum(sample.others[one.name].shape[1] for one in frames if one.name in sample.others)
 
 
 def _sample(index: int, model: ModelConfig) -> LatentSample:
@@ -139,7 +151,9 @@ def _others(
             case InputKind.VECTOR:
                 shape = (one.width,)
             case InputKind.FRAMES | InputKind.FRAME_CHANNELS:
-                shape = (one.width, given, *sides)
+                # Pipelines make them of one picture; those without take frames of a video.
+                shown = min(given, model.patch_temporal) if one.pictures else given
+                shape = (one.width, shown, *sides)
             case InputKind.REFERENCE:
                 shape = (one.width, model.patch_temporal, *sides[:: 1 - 2 * (index % 2)])
                 shape = shape if index % 2 else (0,)

@@ -25,6 +25,7 @@ dit/             the DiT, with the arithmetic of Diffusers' `CosmosTransformer3D
 flux/            FLUX.1: text, and reference pictures (Kontext), to images
 wan/             Wan 2.1 and 2.2: text, a first frame or first and last frame to video
 qwen_image/      Qwen-Image and its editing forms: text and pictures to picture
+hunyuan_video/   HunyuanVideo: text, or text and a first frame, to video
 hunyuan_video_15/  HunyuanVideo 1.5: text, or text and a first frame, to video
 sd3/             Stable Diffusion 3 and 3.5: text to image
 """

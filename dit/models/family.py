@@ -41,6 +41,7 @@ FAMILIES = {
     "wan": "dit.models.wan.family:FAMILY",
     "flux": "dit.models.flux.family:FAMILY",
     "qwen_image": "dit.models.qwen_image.family:FAMILY",
+    "hunyuan_video": "dit.models.hunyuan_video.family:FAMILY",
     "hunyuan_video_15": "dit.models.hunyuan_video_15.family:FAMILY",
     "sd3": "dit.models.sd3.family:FAMILY",
 }

@@ -4,7 +4,7 @@ encoder             the interface: caption -> embedding
 byte_table          the text encoder without weights: a fixed vector for each byte
 pretrained_encoder  text encoders on Transformers
 projection          the text projection of a Diffusers transformer
-families            the text encoders of FLUX, SD3, Wan, HunyuanVideo 1.5, Cosmos and Predict2.5
+families            the text encoders of FLUX, SD3, Wan, both HunyuanVideos, Cosmos and Predict2.5
 qwen_image          those of Qwen-Image and its edit models, which see pictures
 """
 
@@ -22,6 +22,7 @@ from dit.codecs.text.families import (
     CosmosText,
     FluxText,
     HunyuanText,
+    HunyuanVideoText,
     Sd3Text,
     WanText,
 )
@@ -31,7 +32,7 @@ TEXT_ENCODERS = Registry(
     TextEncoder,
     (
         *(ByteTable, FluxText, Sd3Text, WanText, HunyuanText, CosmosText, CosmosPredict25Text),
-        *(QwenImageText, QwenImageEditText, QwenImageEditPlusText),
+        *(QwenImageText, QwenImageEditText, QwenImageEditPlusText, HunyuanVideoText),
     ),
     known="those known",
 )

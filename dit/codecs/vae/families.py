@@ -202,6 +202,29 @@ class Hunyuan(Autoencoder):
 
 
 @dataclass(frozen=True, kw_only=True)
+class HunyuanVideo(Hunyuan):
+    """The same of the first HunyuanVideo, which has no image encoder of its own."""
+
+    name: ClassVar[str] = "hunyuanvideo"
+    description: ClassVar[str] = "latent * scaling_factor, as HunyuanVideoPipeline; 4n+1 frames"
+    default_model: ClassVar[str] = "hunyuanvideo-community/HunyuanVideo"
+    weights: ClassVar[str] = default_model
+    vae: ClassVar[str] = "AutoencoderKLHunyuanVideo"
+    image_encoder: ClassVar[str | None] = None
+    takes_batches: ClassVar[bool] = True
+    text_encoder: ClassVar[str] = "hunyuanvideo"
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        if not self.image_conditioning:
+            return ()
+        return (
+            "texts are those of the captions alone; the published image-to-video networks were"
+            " trained with rows before them that Llava makes of the first frame",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class CosmosPredict2(Wan):
     """The codec of Wan 2.1; video-to-world reads the given frames from the latent itself."""
 

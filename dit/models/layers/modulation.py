@@ -75,13 +75,18 @@ class ConditionEmbedding(nn.Module):
         self.pooled = TwoLinears(pooled, config)
 
     def forward(self, level_N: Tensor, pooled_XP: Tensor, guidance: float | None = None) -> Tensor:
-        """`pooled_XP` has a row for each sample, which all level rows of a sample share."""
+        """`pooled_XP` has a row for each sample, which all level rows of a sample share.
+
+        Rows of the clean level, which follow the samples' own, are told no guidance (HunyuanVideo).
+        """
         dtype, levels = pooled_XP.dtype, len(level_N) // len(pooled_XP)
         t_emb_ND = self.level(sinusoid(level_N, LEVEL_WAVES).to(dtype))
         if self.guidance is not None:
             assert guidance is not None, "the network is told a guidance scale"
             told_1 = torch.full_like(level_N[:1], _GUIDANCE_SCALE * guidance)
-            t_emb_ND = t_emb_ND + self.guidance(sinusoid(told_1, LEVEL_WAVES).to(dtype))
+            guided_ND = self.guidance(sinusoid(told_1, LEVEL_WAVES).to(dtype))
+            guided_ND = guided_ND.expand(len(pooled_XP), -1)
+            t_emb_ND = t_emb_ND + pad(guided_ND, (0, 0, 0, len(level_N) - len(guided_ND)))
         return t_emb_ND + self.pooled(pooled_XP).repeat(levels, 1)
 
 

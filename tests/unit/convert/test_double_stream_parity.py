@@ -1,4 +1,4 @@
-"""What Diffusers' Qwen-Image, HunyuanVideo 1.5 and SD3 compute, ours compute, and the gradients."""
+"""What Diffusers' Qwen-Image, HunyuanVideos and SD3 compute, ours compute, and the gradients."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ import pytest
 import torch
 from diffusers import (
     HunyuanVideo15Transformer3DModel,
+    HunyuanVideoTransformer3DModel,
     QwenImageTransformer2DModel,
     SD3Transformer2DModel,
 )
 from diffusers.pipelines.qwenimage.pipeline_qwenimage import QwenImagePipeline
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from dit.batch import Grid, PackedBatch
 from dit.config import Precision
@@ -25,6 +27,7 @@ from dit.convert.export import ExportOptions, export_weights
 from dit.convert.import_ import import_weights
 from dit.models.diffusers_names import Pair, pairs, their_tensors
 from dit.models.family import family_of
+from dit.models.hunyuan_video.diffusers import without_first_frame
 from dit.sampling.unpatchify import unpatchify
 from dit.train.checkpoint.state_dict import load_weights
 from tests.packs import random_pack, single
@@ -35,6 +38,7 @@ LEVELS = (0.8125, 0.0, 0.437, 0.999, 0.03125)
 """t of flow matching, one for each sample."""
 SCALE = 1000
 """What the level is told as, over t."""
+GUIDANCE = 3.5
 TEXTS = ([7, 1, 12, 3, 20], [1, 1, 5, 2, 1])
 AXES = [(4, 4, 4), (2, 6, 6), (2, 2, 4), (8, 4, 2), (16, 6, 10)]
 
@@ -136,9 +140,59 @@ def _hunyuan_theirs(network: nn.Module, batch: PackedBatch, index: int, model: A
         image_embeds=image,
         return_dict=False,
     )
+    return _rows_of(made[0], grid, patch)
+
+
+def _rows_of(latent_CFHW: Tensor, grid: Grid, patch: tuple[int, int]) -> Tensor:
+    """A video as the rows of its tokens."""
     (f, h, w), (pt, p) = grid, patch
-    split = made[0].reshape(-1, f, pt, h, p, w, p).permute(1, 3, 5, 0, 2, 4, 6)
+    split = latent_CFHW.reshape(-1, f, pt, h, p, w, p).permute(1, 3, 5, 0, 2, 4, 6)
     return split.reshape(f * h * w, -1)
+
+
+def _hunyuan_video(number: int) -> dict[str, Any]:
+    """Of text, with a first frame in channels of its own, or in the place of the noisy one."""
+    draw = random.Random(number)
+    channels = draw.choice([1, 3, 4])
+    shown = (None, "latent_concat", "token_replace")[number % 3]
+    return _shape(number, draw) | {
+        "in_channels": 2 * channels + 1 if shown == "latent_concat" else channels,
+        "out_channels": channels,
+        "num_single_layers": draw.choice([1, 2]),
+        "patch_size": draw.choice([1, 2]),
+        "patch_size_t": draw.choice([1, 1, 2]),
+        "num_refiner_layers": draw.choice([1, 2]),
+        "mlp_ratio": draw.choice([2.0, 4.0]),
+        "guidance_embeds": number % 4 > 0,
+        "text_embed_dim": draw.choice([8, 20]),
+        "pooled_projection_dim": draw.choice([6, 10]),
+        "rope_axes_dim": AXES[number % len(AXES)],
+        "image_condition_type": shown,
+    }
+
+
+def _hunyuan_video_theirs(network: nn.Module, batch: PackedBatch, index: int, model: Any) -> Tensor:
+    """Where no frame is given, as the network of the same weights that knows of none."""
+    grid, start = batch.grids[index], batch.starts[index]
+    patch = (model.patch_temporal, model.patch_spatial)
+    rows = [x for x in (batch.latent_TC, batch.condition_TC) if x is not None]
+    first, last = batch.text_starts[index : index + 2]
+    told: dict[str, Any] = {
+        "hidden_states": torch.cat([unpatchify(x[start:], grid, *patch) for x in rows])[None],
+        "timestep": torch.tensor([SCALE * LEVELS[index]]),
+        "encoder_hidden_states": batch.text_LE[None, first:last],
+        "encoder_attention_mask": torch.ones(1, last - first),
+        "pooled_projections": batch.vectors["pooled_text"][index : index + 1],
+        "guidance": torch.tensor([1000 * GUIDANCE]),
+        "return_dict": False,
+    }
+    replaces = model.image_condition == "token_replace"
+    if replaces and not (batch.clean_tokens and batch.clean_tokens[index]):
+        plain, weights = without_first_frame(network), dict(network.named_parameters())
+        (made,) = functional_call(plain, weights, (), told)
+    else:
+        (made,) = network(**told)
+    return _rows_of(made[0], grid, patch)
 
 
 def _sd3(number: int) -> dict[str, Any]:
@@ -193,6 +247,14 @@ CASES = {
         without_gradient=(*_TEXT, "ff_context"),
         zero=("context_embedder.token_refiner.*.attn.to_k.bias",),
     ),
+    "hunyuan_video": Case(
+        network=HunyuanVideoTransformer3DModel,
+        configuration=_hunyuan_video,
+        grids=lambda draw: (draw.randint(1, 3), draw.randint(1, 3), draw.randint(1, 4)),
+        theirs=_hunyuan_video_theirs,
+        without_gradient=(),
+        zero=("context_embedder.token_refiner.*.attn.to_k.bias",),
+    ),
     "sd3": Case(
         network=SD3Transformer2DModel,
         configuration=_sd3,
@@ -227,7 +289,8 @@ def test_forward_gradients_and_the_way_back(groups, tmp_path: Path, name: str, n
         packed = replace(model, reference_latents=number % 3)
     draw = random.Random(number)
     grids = [case.grids(draw) for _ in range(5)]
-    batch = random_pack(grids, TEXTS[number % 2], model=packed)
+    told = GUIDANCE if getattr(model, "guidance_embed", False) else None
+    batch = random_pack(grids, TEXTS[number % 2], model=packed, guidance=told)
     levels_N = torch.tensor(LEVELS) * SCALE
     weight_TC = torch.randn(batch.latent_TC.shape, generator=torch.Generator().manual_seed(1))
     weight_TC *= batch.is_target_T[:, None]
@@ -236,10 +299,10 @@ def test_forward_gradients_and_the_way_back(groups, tmp_path: Path, name: str, n
     for index, tokens in enumerate(batch.latent_tokens):
         expected = case.theirs(theirs, batch, index, model)
         rows, mine = slice(batch.starts[index], batch.starts[index] + tokens), single(batch, index)
-        own_N = levels_N[index : index + 1]
+        own_N, noisy = levels_N[index : index + 1], batch.is_target_T[rows]
         alone_TC = ours(mine.latent_TC, level_rows(own_N, mine), mine)
         for found in (out_TC[rows], alone_TC[:tokens]):
-            assert _worst(found.detach(), expected.detach()) <= 1e-5
+            assert _worst(found.detach()[noisy], expected.detach()[noisy]) <= 1e-5
         (expected * weight_TC[rows]).sum().backward()
 
     gradients = {name: weight.grad for name, weight in ours.named_parameters()}

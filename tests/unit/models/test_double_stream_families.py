@@ -1,4 +1,4 @@
-"""Qwen-Image, HunyuanVideo 1.5 and SD3 on one process: what moves them, and what they cost."""
+"""Qwen-Image, both HunyuanVideos and SD3 on one process: what moves them, and what they cost."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 from diffusers import (
     HunyuanVideo15Transformer3DModel,
+    HunyuanVideoTransformer3DModel,
     QwenImageTransformer2DModel,
     SD3Transformer2DModel,
 )
@@ -28,6 +29,9 @@ PUBLISHED = {
     "qwen_image": 20_430_401_088,
     "qwen_image_edit": 20_430_401_088,
     "qwen_image_edit_2511": 20_430_401_088,
+    "hunyuanvideo": 12_821_012_544,
+    "hunyuanvideo_i2v": 12_821_012_544,
+    "hunyuanvideo_i2v_33ch": 12_810_991_680,
     "hunyuanvideo_15": 8_326_608_160,
     "sd3": 2_028_328_000,
     "sd3.5_medium": 2_243_171_520,
@@ -35,6 +39,7 @@ PUBLISHED = {
 }
 NETWORKS: dict[str, Any] = {
     "qwen_image": QwenImageTransformer2DModel,
+    "hunyuan_video": HunyuanVideoTransformer3DModel,
     "hunyuan_video_15": HunyuanVideo15Transformer3DModel,
     "sd3": SD3Transformer2DModel,
 }
@@ -65,7 +70,10 @@ def test_named_sizes_have_the_tensors_of_diffusers(name: str) -> None:
     assert parameter_count(model) == PUBLISHED[name] == sum(p.numel() for p in theirs.parameters())
 
 
-@pytest.mark.parametrize("size", ["qwen_image", "hunyuanvideo_15", "sd3", "sd3.5_medium"])
+SIZES = ["qwen_image", "hunyuanvideo_i2v", "hunyuanvideo_15", "sd3", "sd3.5_medium"]
+
+
+@pytest.mark.parametrize("size", SIZES)
 def test_description_counts_parameters_and_operations(groups, size: str) -> None:
     """Of a sample of a caption alone: what it says of other rows of text is an upper bound."""
     changes: Any = {"mlp_ratio": 4.0} if size != "hunyuanvideo_15" else {"glyph_hidden_size": 2048}
@@ -82,6 +90,13 @@ def test_description_counts_parameters_and_operations(groups, size: str) -> None
             "encoder_hidden_states_2": torch.zeros(1, 0, model.glyph_embed_size),
             "encoder_attention_mask_2": torch.ones(1, 0),
             "image_embeds": torch.zeros(1, 0, model.image_embed_size),
+        }
+    elif size == "hunyuanvideo_i2v":
+        inputs = {
+            "hidden_states": torch.zeros(1, model.in_channels, 3, 8, 10),
+            "encoder_attention_mask": torch.ones(1, text),
+            "pooled_projections": torch.zeros(1, model.pooled_size),
+            "guidance": torch.zeros(1),
         }
     elif model.family == "sd3":
         latent = torch.zeros(1, model.in_channels, 24, 10)
@@ -104,6 +119,9 @@ def test_description_counts_parameters_and_operations(groups, size: str) -> None
         *(("hunyuanvideo_15", name) for name in ("latent_TC", "texts.text", "level")),
         *(("hunyuanvideo_15", f"texts.{name}") for name in ("text_2", "image_embed")),
         ("hunyuanvideo_15", "condition_TC"),
+        *(("hunyuanvideo_i2v", name) for name in ("latent_TC", "texts.text", "level")),
+        ("hunyuanvideo_i2v", "vectors.pooled_text"),
+        ("hunyuanvideo_i2v_33ch", "condition_TC"),
         *(("sd3.5_medium", name) for name in ("latent_TC", "texts.text", "level")),
         *(("sd3.5_medium", name) for name in ("vectors.pooled_text", "position_TA")),
     ],
@@ -115,7 +133,8 @@ def test_output_moves_with_its_own_inputs_and_with_no_neighbours(groups, size: s
     randomise(network, seed=7)
     network.eval()
     grids = [(1, h, w) for _, h, w in GRIDS] if model.family == "sd3" else GRIDS
-    batch = random_pack(grids, TEXTS, model=model)
+    told = family_of(model).guidance(model)
+    batch = random_pack(grids, TEXTS, model=model, guidance=told)
     level_N, tensors = LEVELS.clone(), {n: x.clone() for n, x in batch.tensors.items()}
     second = batch.starts[1]
     if name == "level":
@@ -189,6 +208,8 @@ def test_layers_start_as_the_identity_and_the_output_as_zero(groups, size: str) 
         ("qwen_image", {"reference_latents": 9}, r"reference_latents=9 must lie in \[0, 3\]"),
         ("qwen_image", {"clean_references": True}, "needs reference_latents of 1 or more"),
         ("qwen_image", {"patch_temporal": 2}, "Qwen-Image learns pictures"),
+        ("hunyuan_video", {"num_single_layers": 0}, "num_single_layers=0 must be at least 1"),
+        ("hunyuan_video", {"text_pad_to": 8}, "text_pad_to=8: HunyuanVideo attends to no"),
         ("hunyuan_video_15", {"num_refiner_layers": 0}, "num_refiner_layers=0 must be at least 1"),
         ("hunyuan_video_15", {"rope_axes": (4, 4, 4)}, r"rope_axes=\[4, 4, 4\] add up to 12"),
         ("hunyuan_video_15", {"text_pad_to": 8}, "text_pad_to=8: HunyuanVideo 1.5 attends to no"),

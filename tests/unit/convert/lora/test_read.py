@@ -9,6 +9,7 @@ import pytest
 import torch
 from diffusers import WanPipeline
 from diffusers.loaders.lora_conversion_utils import (
+    _convert_hunyuan_video_lora_to_diffusers,
     _convert_kohya_flux_lora_to_diffusers,
     _convert_musubi_wan_lora_to_diffusers,
     _convert_non_diffusers_wan_lora_to_diffusers,
@@ -27,6 +28,7 @@ from dit.convert.lora import (
 )
 from dit.convert.lora.original_names import in_original_names, to_original
 from dit.models.dit.original_names import COSMOS1_NAMES, PREDICT2_NAMES
+from dit.models.hunyuan_video import original_names as first
 from dit.models.hunyuan_video_15.original_names import COMFYUI_NAMES, HUNYUAN_NAMES
 from dit.models.wan.original_names import WAN_NAMES
 from tests.lora_files import TINY, Tiny, linears, merged, random_factors
@@ -253,10 +255,17 @@ def test_metadata_may_have_no_prefix(tmp_path: Path) -> None:
         assert read_lora(tmp_path)["m"].alpha == 2
 
 
-@pytest.mark.parametrize("table", [HUNYUAN_NAMES, COMFYUI_NAMES], ids=["own", "comfyui"])
-def test_names_that_hunyuan_video_has(table: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("version", "table"),
+    [
+        *(("15", table) for table in (HUNYUAN_NAMES, COMFYUI_NAMES)),
+        *(("", table) for table in (first.HUNYUAN_VIDEO_NAMES, first.COMFYUI_NAMES)),
+    ],
+    ids=["1.5, own", "1.5, comfyui", "own", "comfyui"],
+)
+def test_names_that_hunyuan_video_has(version: str, table: dict[str, str], tmp_path: Path) -> None:
     """Every linear but that of the last norm; of several that are one, their products come back."""
-    shapes = linears(Tiny("HunyuanVideo15Transformer3DModel").network())
+    shapes = linears(Tiny(f"HunyuanVideo{version}Transformer3DModel").network())
     del shapes["norm_out.linear"]
     factors = random_factors(shapes, ranks={"to_q": 3}, alphas={"to_k": 2.0})
     written = in_original_names(factors, table)
@@ -271,7 +280,39 @@ def test_names_that_hunyuan_video_has(table: dict[str, str], tmp_path: Path) -> 
         for module, one in read.items():
             torch.testing.assert_close(one.product(), factors[module].product())
     del factors["transformer_blocks.1.attn.to_v"]
-    assert in_original_names(factors, COMFYUI_NAMES) is None
+    comfyui = COMFYUI_NAMES if version else first.COMFYUI_NAMES
+    assert in_original_names(factors, comfyui) is None
+
+
+def test_files_of_hunyuan_video_are_read_as_diffusers_reads_them(tmp_path: Path) -> None:
+    wide, rng = 3072, torch.Generator().manual_seed(4)  # Diffusers' reader knows no other width
+    shapes = {
+        "double_blocks.0.img_attn_qkv": (3 * wide, wide),
+        "double_blocks.3.txt_attn_qkv": (3 * wide, wide),
+        "double_blocks.3.txt_mlp.fc2": (wide, 4 * wide),
+        "double_blocks.1.img_mod.linear": (6 * wide, wide),
+        "single_blocks.0.linear1": (7 * wide, wide),
+        "single_blocks.37.linear2": (wide, 5 * wide),
+        "single_blocks.2.modulation.linear": (3 * wide, wide),
+        "txt_in.individual_token_refiner.blocks.1.mlp.fc1": (4 * wide, wide),
+        "txt_in.individual_token_refiner.blocks.0.self_attn_proj": (wide, wide),
+        "txt_in.c_embedder.linear_1": (wide, 4096),
+        "guidance_in.mlp.2": (wide, wide),
+        "vector_in.in_layer": (wide, 768),
+    }
+    content = {}
+    for module, (outputs, inputs) in shapes.items():
+        content[f"transformer.{module}.lora_A.weight"] = torch.randn(2, inputs, generator=rng)
+        content[f"transformer.{module}.lora_B.weight"] = torch.randn(outputs, 2, generator=rng)
+    save_file(content, tmp_path / "x.safetensors")
+    found = read_lora(tmp_path / "x.safetensors")
+    theirs = _convert_hunyuan_video_lora_to_diffusers(dict(content))
+    names = {key.removeprefix("transformer.").rpartition(".lora_")[0] for key in theirs}
+    assert found.keys() == names and len(names) == 19
+    for name, one in found.items():
+        down, up = (theirs[f"transformer.{name}.lora_{part}.weight"] for part in "AB")
+        for rows in (slice(0, 5), slice(-5, None)):
+            torch.testing.assert_close(one.folded().up[rows] @ one.down, up[rows] @ down)
 
 
 def test_linears_that_flux_has_as_one(tmp_path: Path) -> None:

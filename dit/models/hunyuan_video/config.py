@@ -1,0 +1,124 @@
+"""The fields, named sizes and rules of the family `hunyuan_video`: the first HunyuanVideo."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, ClassVar
+
+from dit.config import ModelConfig, Precision
+from dit.config.checks import Rule, at_least_one
+from dit.models.joint_family import (
+    attends_to_no_padding,
+    axes_fill_heads,
+    even_axes,
+    heads_share_mlp,
+)
+from dit.models.layer_spec import MOST_REFINER_LAYERS
+
+
+class FirstFrame(StrEnum):
+    """How the network is shown a given first frame, in Diffusers' words."""
+
+    NONE = "none"  # text-to-video
+    LATENT_CONCAT = "latent_concat"  # in channels beside the noisy ones, with a mask
+    TOKEN_REPLACE = "token_replace"  # in the place of the noisy one, and told level 0
+
+
+MODEL_SIZES: dict[str, dict[str, Any]] = {
+    "hunyuanvideo": {},
+    "hunyuanvideo_i2v": {"image_condition": FirstFrame.TOKEN_REPLACE},
+    "hunyuanvideo_i2v_33ch": {
+        "image_condition": FirstFrame.LATENT_CONCAT,
+        "guidance_embed": False,
+    },
+}
+"""What each `model.name` sets: Diffusers' scripts/convert_hunyuan_video_to_diffusers.py."""
+_TINY = {
+    "num_layers": 4,
+    "num_single_layers": 4,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "mlp_ratio": 2.0,
+    "in_channels": 4,
+    "crossattn_emb_size": 24,
+    "pooled_size": 12,
+    "num_refiner_layers": 1,
+    "rope_axes": (4, 4, 8),
+    "precision": Precision.FP32,
+}
+TINY: Mapping[str, Mapping[str, Any]] = {
+    "hunyuanvideo_i2v": _TINY,
+    "hunyuanvideo_i2v_33ch": _TINY,
+}
+"""Named size -> what makes it tiny (`Family.tiny`). That of text is the first without a frame."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HunyuanVideoConfig(ModelConfig):
+    """The network: sizes, conditions, precision and how it is spread over devices."""
+
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
+    most: ClassVar[Mapping[str, float]] = {
+        "num_single_layers": 2**14,
+        "num_refiner_layers": MOST_REFINER_LAYERS,
+        "pooled_size": 2**20,
+        "rope_axes": 2**20,
+    }
+    shown_before: ClassVar[Mapping[str, str]] = {"num_single_layers": "hidden_size"}
+
+    name: str = "hunyuanvideo"
+    """A named size (hunyuanvideo, hunyuanvideo_i2v, hunyuanvideo_i2v_33ch) or `custom`."""
+    family: str = "hunyuan_video"
+    num_layers: int = 20
+    """Double-stream layers: latents and text have weights of their own, and attention over both."""
+    num_single_layers: int = 40
+    """Single-stream layers after them, on one row of latents and text."""
+    hidden_size: int = 3072
+    num_attention_heads: int = 24
+    """Heads of attention over latents and text, and of the layers that refine the caption."""
+    crossattn_emb_size: int = 4096
+    num_refiner_layers: int = 2
+    """Layers of attention among the tokens of a caption, before all others."""
+    pooled_size: int = 768
+    """Width of `pooled_text`, what a second text encoder makes of a caption (CLIP-L: 768)."""
+    guidance_embed: bool = True
+    """Whether the network is told a guidance scale, `objective.guidance`."""
+    rope_axes: tuple[int, int, int] = (16, 56, 56)
+    """Numbers of a head that turn with frame, row and column; they add up to it."""
+    image_condition: FirstFrame = FirstFrame.NONE
+    """How a first frame is given: none, latent_concat or token_replace."""
+
+    own_stages = ModelConfig.enough_layers
+
+    def own_sizes(self) -> list[Rule]:
+        return [
+            *at_least_one(self, "num_single_layers", "num_refiner_layers", "pooled_size"),
+            even_axes(self),
+            attends_to_no_padding(self, "HunyuanVideo"),
+        ]
+
+    def own_shapes(self) -> list[Rule]:
+        return [axes_fill_heads(self), heads_share_mlp(self)]
+
+    @property
+    def all_layers(self) -> int:
+        return self.num_layers + self.num_single_layers
+
+    @property
+    def cost_sizes(self) -> list[int]:
+        sizes = ModelConfig.cost_sizes.fget(self)  # type: ignore[attr-defined]
+        more = [self.num_single_layers, self.num_refiner_layers, self.crossattn_emb_size]
+        return [*sizes, *more, self.input_features]
+
+    @property
+    def condition_channels(self) -> int:
+        """Channels beside the noisy ones: those of given frames, then the mask of these frames."""
+        shown = self.image_condition is FirstFrame.LATENT_CONCAT
+        return self.in_channels + 1 if shown else 0
+
+    @property
+    def input_features(self) -> int:
+        """Numbers in one token of what the network is fed."""
+        return (self.in_channels + self.condition_channels) * self.patch_volume

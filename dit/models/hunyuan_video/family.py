@@ -1,0 +1,103 @@
+"""What the family `hunyuan_video` says of itself; `dit.models.family` asks here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dit.models.cost import NetworkCost
+from dit.models.family import (
+    DiffusersForm,
+    Family,
+    InputKind,
+    ObjectiveConventions,
+    SampleInput,
+    WeightRules,
+)
+from dit.models.hunyuan_video.config import TINY, FirstFrame, HunyuanVideoConfig
+from dit.models.joint_family import (
+    ADALN_ZERO,
+    JOINT_PARTS,
+    double_then_single,
+    joint_head_cost,
+)
+from dit.models.layer_spec import condition_cost, refiner_cost, replicated
+
+if TYPE_CHECKING:
+    from dit.models.positions import PositionRule
+
+POOLED, FIRST_FRAME = "pooled_text", "first_frame_latent"
+GUIDANCE = 1.0
+"""What networks with a guidance embedding are told in training: to predict without guidance."""
+_KINDS = {
+    FirstFrame.LATENT_CONCAT: InputKind.FRAME_CHANNELS,
+    FirstFrame.TOKEN_REPLACE: InputKind.FRAMES,
+}
+
+
+def _network() -> Callable[..., Any]:
+    from dit.models.hunyuan_video.model import HunyuanVideoNetwork
+
+    return HunyuanVideoNetwork
+
+
+def _diffusers() -> DiffusersForm:
+    from dit.models.hunyuan_video.diffusers import FORM
+
+    return FORM
+
+
+def _positions(_: HunyuanVideoConfig) -> PositionRule:
+    from dit.models.positions import GridPositions
+
+    return GridPositions()  # indices of frames, whatever their rate
+
+
+def _inputs(model: HunyuanVideoConfig) -> tuple[SampleInput, ...]:
+    of_text = {"encoder": "hunyuanvideo"}
+    width, pooled = model.crossattn_emb_size, model.pooled_size
+    inputs = (
+        SampleInput(name="text", kind=InputKind.TEXT, width=width, **of_text),
+        SampleInput(name=POOLED, kind=InputKind.VECTOR, width=pooled, **of_text),
+    )
+    kind = _KINDS.get(model.image_condition)
+    if kind is None:
+        return inputs
+    first = {"width": model.in_channels, "required": False, "pictures": 1}
+    return (*inputs, SampleInput(name=FIRST_FRAME, kind=kind, **first))
+
+
+def hunyuan_video_cost(model: HunyuanVideoConfig) -> NetworkCost:
+    """The network; its arithmetic is that of Diffusers' `HunyuanVideoTransformer3DModel`."""
+    width, text = model.hidden_size, model.crossattn_emb_size
+    before = replicated(model.input_features, width, bias=True)
+    before += refiner_cost(width, text=text, layers=model.num_refiner_layers)
+    before += condition_cost(width, pooled=model.pooled_size, guidance=model.guidance_embed)
+    return NetworkCost(
+        before=before, stacks=double_then_single(model), after=joint_head_cost(model)
+    )
+
+
+FAMILY = Family(
+    name="hunyuan_video",
+    config=HunyuanVideoConfig,
+    network=_network,
+    cost=hunyuan_video_cost,
+    parts={**JOINT_PARTS, "refiner": "text", "single_blocks": "single"},
+    diffusers=_diffusers,
+    inputs=_inputs,
+    positions=_positions,
+    weights=WeightRules(zero=ADALN_ZERO),
+    objective=ObjectiveConventions(
+        # Diffusers' pipelines hand their scheduler even steps from 1 to 1 / number of steps.
+        settings={"name": "flow", "sampling_levels": "even"},
+        of_size={
+            "hunyuanvideo": {"guidance": GUIDANCE},
+            "hunyuanvideo_i2v": {"guidance": GUIDANCE},
+            "hunyuanvideo_i2v_33ch": {"guidance": None},
+        },
+    ),
+    guidance=lambda model: GUIDANCE if model.guidance_embed else None,
+    vae=lambda _: "hunyuanvideo",
+    tiny=TINY,
+)

@@ -1,0 +1,79 @@
+"""HunyuanVideo: a refined caption, double-stream layers, then single-stream ones."""
+
+# T packed tokens, M level rows, N samples, C patch features, D model width, L text tokens
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core.process_groups_config import ProcessGroupCollection
+from torch import Tensor
+
+from dit.batch import PackedBatch
+from dit.models.hunyuan_video.config import HunyuanVideoConfig
+from dit.models.hunyuan_video.family import POOLED
+from dit.models.joint_family import double_then_single
+from dit.models.layers.modulation import ConditionEmbedding, PerBlockAdaLN
+from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
+from dit.models.layers.queries_and_keys import RotaryTable
+from dit.models.layers.token_refiner import TokenRefiner
+from dit.models.lora.dropout import TOKENS
+from dit.models.stacks.joint_transformer import T_EMB, JointLayout, JointTransformer
+from dit.models.stacks.stacked_transformer import Blocks
+from dit.models.stacks.stream_layers import JOINT_TOKENS, TEXT_TOKENS
+
+
+class HunyuanVideoNetwork(JointTransformer):
+    """Noisy tokens, noise level, text and a first frame of a pack -> velocity of each token.
+
+    The arithmetic is that of Diffusers' `HunyuanVideoTransformer3DModel`. Tokens of a first frame
+    that stands in the place of the noisy one are told level 0 to the end, where Diffusers tells its
+    last norm the sample's: nothing reads what comes out of them.
+    """
+
+    def __init__(
+        self,
+        model: HunyuanVideoConfig,
+        groups: ProcessGroupCollection,
+        vp_stage: int | None = None,
+    ):
+        config, width = transformer_config(model), model.hidden_size
+        super().__init__(config, model, groups, vp_stage, double_then_single(model))
+        self.rotary = RotaryTable(model.rope_axes, (256.0,) * 3)
+        biased: Any = {"config": config, "bias": True}
+        if self.pre_process:
+            self.patches = Replicated(model.input_features, width, **biased, token_row=TOKENS)
+            self.refiner = TokenRefiner(
+                model.crossattn_emb_size,
+                width,
+                heads=model.num_attention_heads,
+                layers=model.num_refiner_layers,
+                dtype=config.params_dtype,
+            )
+            self.told = ConditionEmbedding(
+                config, pooled=model.pooled_size, guidance=model.guidance_embed
+            )
+        self.build_stacks()
+        if self.post_process:
+            context = BuildContext(model=model, config=config, groups=groups)
+            self.modulate_out = PerBlockAdaLN(context, width, bias=True, parts=1, gated=False)
+            outputs = model.output_features
+            self.proj_out = Replicated(width, outputs, **biased, token_row=JOINT_TOKENS)
+
+    def embed(
+        self, x_TC: Tensor, level_M: Tensor, batch: PackedBatch, layout: JointLayout
+    ) -> Blocks:
+        dtype, level_N = self.config.params_dtype, level_M[: batch.num_samples]
+        x_TC, pooled_NP = x_TC.to(dtype), batch.vectors[POOLED].to(dtype)
+        if batch.condition_TC is not None:
+            x_TC = torch.cat((x_TC, batch.condition_TC.to(dtype)), dim=1)
+        text_LD = self.refiner(level_N, batch.text_LE.to(dtype), batch.text_starts)
+        return {
+            TOKENS: self.patches(self.my_tokens(x_TC)),
+            TEXT_TOKENS: self.my_tokens(layout.text.of(text_LD)),
+            T_EMB: self.told(level_M, pooled_NP, batch.guidance),
+        }
+
+    def head(self, blocks: Blocks, batch: PackedBatch, layout: JointLayout) -> Tensor:  # noqa: ARG002
+        return self.outputs(blocks, layout, modulation=self.modulate_out, linear=self.proj_out)
