@@ -171,9 +171,10 @@ class HunyuanVideoText(PretrainedTextEncoder):
             text_encoder_2=self.load_network("CLIPTextModel", "text_encoder_2"),
             tokenizer_2=self.load_tokenizer("tokenizer_2"),
         )
-        text, pooled, mask = pipe.encode_prompt(
+        made: Any = pipe.encode_prompt(
             caption, device=torch.device(self.device), max_sequence_length=self.max_length
         )
+        text, pooled, mask = made
         return {"text": text[mask.bool()], "pooled_text": pooled[0]}
 
     def _check_llama(self) -> None:

@@ -79,7 +79,10 @@ def parse_keys(names: Iterable[str], *, place: object) -> list[LoraKey]:
     Raises:
         LoraFileError: names a key that is not read, with the reason.
     """
-    original, adapters = OriginalNames(), set[str]()
+    names, adapters = list(names), set[str]()
+    matches = [match for match in map(_FACTOR.fullmatch, names) if match is not None]
+    written = dict.fromkeys(_without_prefix(match["module"]) for match in matches)
+    original = OriginalNames(_flat_name(module) or module for module in written)
     found = [_parsed(name, original, adapters, place) for name in names]
     if len(adapters) > 1:
         raise LoraFileError(
@@ -115,8 +118,13 @@ def _without_prefix(module: str) -> str:
     return module.removeprefix(_INNER)
 
 
+def _flat_name(written: str) -> str | None:
+    """A name that is written with underscores, without its prefix; None for other names."""
+    return next((written.removeprefix(one) for one in _FLAT if written.startswith(one)), None)
+
+
 def _module(stored: str, written: str, original: OriginalNames, key: str, place: object) -> str:
-    flat = next((written.removeprefix(one) for one in _FLAT if written.startswith(one)), None)
+    flat = _flat_name(written)
     if flat is None:
         return original.dotted(written)
     module = original.flat(flat)

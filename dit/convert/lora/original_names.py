@@ -8,7 +8,8 @@ of kohya's scripts with underscores for dots.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -17,25 +18,50 @@ from dit.models.family import diffusers_families
 
 
 class OriginalNames:
-    """The tables of all families that Diffusers has."""
+    """The tables of all families that Diffusers has, for the modules of one file.
 
-    def __init__(self) -> None:
-        forms = [family.diffusers for family in diffusers_families().values()]
-        tables = [table for form in forms if form is not None for table in form().original_names]
-        self._dotted = _compiled(pair for table in tables for pair in table.items())
+    Some projects have the same name for linears that Diffusers names differently (`time_in` of both
+    HunyuanVideos). The family that knows most of a file's modules is asked first.
+    """
+
+    def __init__(self, modules: Iterable[str] = ()) -> None:
+        forms = (family.diffusers for family in diffusers_families().values())
+        found = [_Names.of(form().original_names) for form in forms if form is not None]
+        names = list(modules)
+        self._families = sorted(found, key=lambda one: -one.knows(names))
+
+    def dotted(self, module: str) -> str:
+        """Diffusers' name of a module, or names with spaces; a name of no table as it is."""
+        found = (_translated(module, family.dotted) for family in self._families)
+        return next(filter(None, found), module)
+
+    def flat(self, module: str) -> str | None:
+        """Diffusers' name of a module that is written with underscores; None for an unknown one."""
+        found = (_translated(module, family.flat) for family in self._families)
+        return next(filter(None, found), None)
+
+
+class _Names(NamedTuple):
+    """The tables of one family, by names with dots and with underscores."""
+
+    dotted: _Table
+    flat: _Table
+
+    @classmethod
+    def of(cls, tables: Sequence[Mapping[str, str]]) -> _Names:
         # Some scripts write Diffusers' own names with underscores.
         every = [ours for table in tables for value in table.values() for ours in value.split()]
         flat = {_flat(ours): ours for ours in every}
         flat |= {_flat(theirs): ours for table in tables for theirs, ours in table.items()}
-        self._flat = _compiled(flat.items())
+        pairs = (pair for table in tables for pair in table.items())
+        return cls(_compiled(pairs), _compiled(flat.items()))
 
-    def dotted(self, module: str) -> str:
-        """Diffusers' name of a module, or names with spaces; a name of no table as it is."""
-        return _translated(module, self._dotted) or module
-
-    def flat(self, module: str) -> str | None:
-        """Diffusers' name of a module that is written with underscores; None for an unknown one."""
-        return _translated(module, self._flat)
+    def knows(self, modules: Sequence[str]) -> int:
+        """How many of the modules it has."""
+        return sum(
+            any(_translated(module, table) for table in (self.dotted, self.flat))
+            for module in modules
+        )
 
 
 def to_original(modules: Iterable[str], table: Mapping[str, str]) -> dict[str, str] | None:

@@ -54,7 +54,7 @@ def _positions(_: HunyuanVideoConfig) -> PositionRule:
 
 
 def _inputs(model: HunyuanVideoConfig) -> tuple[SampleInput, ...]:
-    of_text = {"encoder": "hunyuanvideo"}
+    of_text: Any = {"encoder": "hunyuanvideo"}
     width, pooled = model.crossattn_emb_size, model.pooled_size
     inputs = (
         SampleInput(name="text", kind=InputKind.TEXT, width=width, **of_text),
@@ -63,7 +63,7 @@ def _inputs(model: HunyuanVideoConfig) -> tuple[SampleInput, ...]:
     kind = _KINDS.get(model.image_condition)
     if kind is None:
         return inputs
-    first = {"width": model.in_channels, "required": False, "pictures": 1}
+    first: Any = {"width": model.in_channels, "required": False, "pictures": 1}
     return (*inputs, SampleInput(name=FIRST_FRAME, kind=kind, **first))
 
 
