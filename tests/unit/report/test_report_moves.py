@@ -124,6 +124,8 @@ def test_a_watched_run_is_served_as_it_grows(watched: Any) -> None:
     server._again_at = 0.0
     status, changed, grown = call(If_None_Match=tag)
     assert status == 200 and changed != tag and "6 of 20" in Page(grown).text
+    server._again_at, server._made = 0.0, None  # nothing has changed: nothing is made
+    assert call(If_None_Match=changed)[0] == 304
 
 
 def test_only_this_machine_is_answered(watched: Any) -> None:
