@@ -16,8 +16,8 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from dit.data.export.shard_samples import (
-    Bucket,
     ShardSamples,
+    SizeBucket,
     check_rank,
     check_same_order,
     share_of,
@@ -27,7 +27,7 @@ from dit.data.rejections import DataError
 logger = logging.getLogger(__name__)
 
 
-def dynamic_batch_size(bucket: Bucket, *, base: int, resolution: tuple[int, int]) -> int:
+def dynamic_batch_size(bucket: SizeBucket, *, base: int, resolution: tuple[int, int]) -> int:
     """Samples in a batch of this bucket, as AutoModel computes it: frames do not count."""
     pixels = resolution[0] * resolution[1]
     return max(1, int(base / (bucket.width * bucket.height / pixels)))
@@ -73,7 +73,7 @@ class BucketSampler(Sampler[list[int]]):
         """Batches that the next pass leaves out, since a loaded state has them."""
         return self._first
 
-    def size_of(self, bucket: Bucket) -> int:
+    def size_of(self, bucket: SizeBucket) -> int:
         """Samples in a batch of this bucket."""
         if self._resolution is None:
             return self._batch_size

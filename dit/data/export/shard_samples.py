@@ -47,7 +47,7 @@ _LARGE = 2**17  # more than the head of any tensors has
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
-class Bucket:
+class SizeBucket:
     """Samples that can be stacked."""
 
     width: int  # pixels, as encoded
@@ -75,7 +75,7 @@ class ShardSamples(Dataset[dict[str, Any]]):
         self._paths = [str(shard.path.local_path()) for shard in shards]
         self._firsts = np.cumsum([0, *(shard.count for shard in shards)])
         self._open = OpenShards()
-        self.buckets: list[Bucket] = []
+        self.buckets: list[SizeBucket] = []
         """In the order of their samples."""
         self.bucket_of = np.empty(count, np.int32)
         self.longest_text = 0
@@ -108,7 +108,7 @@ class ShardSamples(Dataset[dict[str, Any]]):
         return self.__dict__ | {"_open": OpenShards()}
 
     def _read_outlines(self) -> None:
-        numbers: dict[Bucket, int] = {}
+        numbers: dict[SizeBucket, int] = {}
         for index in range(len(self)):
             try:
                 _, parts = _parts(self._place(index), whole=False)
@@ -117,7 +117,7 @@ class ShardSamples(Dataset[dict[str, Any]]):
             except (SampleRefused, NotPlain, OSError, ValueError) as error:
                 raise self._unreadable(index, error) from error
             shape = tuple(record.latent_CFHW.shape)
-            bucket = Bucket(
+            bucket = SizeBucket(
                 width=self._pixels(about, "width", shape[3]),
                 height=self._pixels(about, "height", shape[2]),
                 latent=shape,
