@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from dit.data.export import (
     BucketLoader,
@@ -184,3 +185,16 @@ def test_without_torchdata_the_error_says_what_to_do(
     with pytest.raises(ImportError, match=r"megatron-dit\[trainers\].*stateful=False"):
         loader_of(folder, 0, 0, stateful=True)
     assert isinstance(loader_of(folder, 0, 0)[0], BucketLoader)
+
+
+def test_clips_of_other_lengths_do_not_share_a_batch(shards, tmp_path: Path) -> None:
+    latents = [torch.zeros(2, 1 + index % 2, 4, 4) for index in range(6)]
+    parts = [shards.ours(latent, torch.zeros(1, shards.width)) for latent in latents]
+    loader, _ = build_video_multiresolution_dataloader(
+        cache_dir=shards.write(tmp_path / "data", parts),
+        batch_size=3,
+        num_workers=0,
+        stateful=False,
+    )
+    shapes = [tuple(batch["video_latents"].shape) for batch in loader]
+    assert sorted(shapes) == [(3, 2, 1, 4, 4), (3, 2, 2, 4, 4)]
