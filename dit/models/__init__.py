@@ -12,11 +12,12 @@ weight_marks     what Megatron-Core must know of weights that tensor ranks share
 kernels/         fused kernels for GPUs, of what lies between matrix products
 layers/          parts: linears, norms, positions, modulation, attention
 stacks/          layers made of parts, stacks made of layers, networks made of stacks
+stream_config    layers and keys of networks with double-stream, then single-stream layers
 cost             parameters, operations and memory of a network, from its description
 parameter_groups weights with settings of their own, or frozen, by patterns of names
 recomputation    what a device of so much memory has to compute again in the backward pass
 diffusers_names  which tensors of Diffusers are which of ours: kinds of rows in a table
-stream_names     those of layers with joint attention, which several families share
+stream_names     those of layers with joint attention, which several families share, and config.json
 
 Each other folder is a family:
 
@@ -26,4 +27,5 @@ wan/             Wan 2.1 and 2.2: text, a first frame or first and last frame to
 qwen_image/      Qwen-Image and its editing forms: text and pictures to picture
 hunyuan_video_15/  HunyuanVideo 1.5: text, or text and a first frame, to video
 sd3/             Stable Diffusion 3 and 3.5: text to image
+chroma/          Chroma1: text to image
 """

@@ -17,18 +17,12 @@ from dit.models.family import (
 )
 from dit.models.flux.config import TINY, FluxConfig
 from dit.models.layer_spec import (
-    Activation,
-    AttentionSpec,
-    Cost,
-    DoubleLayerSpec,
-    FeedForwardSpec,
     PerBlockModulation,
-    RowKind,
-    SingleLayerSpec,
     StackSpec,
     condition_cost,
     replicated,
 )
+from dit.models.stream_config import double_and_single, embedder_cost
 
 if TYPE_CHECKING:
     from dit.models.positions import PositionRule
@@ -83,40 +77,19 @@ def _inputs(model: FluxConfig) -> tuple[SampleInput, ...]:
 
 def flux_stacks(model: FluxConfig) -> tuple[StackSpec, ...]:
     """The layers of FLUX."""
-    width = model.hidden_size
-    parts: Any = {
-        "attention": AttentionSpec(width=width, heads=model.num_attention_heads, bias=True),
-        "feed_forward": FeedForwardSpec(
-            width=width,
-            hidden=model.ffn_hidden_size,
-            activation=Activation.GELU_TANH,
-            bias=True,
-        ),
-    }
-    double, single = DoubleLayerSpec(**parts), SingleLayerSpec(**parts)
-    return (
-        StackSpec(name="double_blocks", count=model.num_layers, layer=double),
-        StackSpec(name="single_blocks", count=model.num_single_layers, layer=single),
-    )
+    return double_and_single(model, double=PerBlockModulation(), single=PerBlockModulation())
 
 
 def flux_cost(model: FluxConfig) -> NetworkCost:
     """The network; its arithmetic is that of Diffusers' `FluxTransformer2DModel`."""
     width = model.hidden_size
+    told = condition_cost(width, pooled=model.pooled_size, guidance=model.guidance_embed)
     return NetworkCost(
-        before=_before(model),
+        before=embedder_cost(model) + told,
         stacks=flux_stacks(model),
         after=PerBlockModulation().cost(width, 2)
         + replicated(width, model.output_features, bias=True),
     )
-
-
-def _before(model: FluxConfig) -> Cost:
-    """Patches and text; level, guidance and pooled text, with two linears each."""
-    width = model.hidden_size
-    total = replicated(model.patch_features, width, bias=True)
-    total += replicated(model.crossattn_emb_size, width, rows=RowKind.TEXT, bias=True)
-    return total + condition_cost(width, pooled=model.pooled_size, guidance=model.guidance_embed)
 
 
 # In the published pipelines of dev and Kontext the shift follows from the tokens.
