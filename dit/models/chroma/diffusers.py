@@ -19,9 +19,7 @@ from dit.batch import LatentSample
 from dit.config import RunConfig
 from dit.models.chroma.config import MOST_APPROXIMATOR_LAYERS, ChromaConfig
 from dit.models.diffusers_names import NameTable, Row, TensorSplit, linear_rows
-from dit.models.family import DiffusersForm
-from dit.models.stream_names import (
-    EMBEDDER_ROWS,
+from dit.models.double_single_form import (
     ORIGINAL_BLOCK_NAMES,
     DoubleSingleKeys,
     PatchKeys,
@@ -30,10 +28,14 @@ from dit.models.stream_names import (
     network_settings,
     patch_misfit,
     run_on_sample,
+    unsupported_keys,
+)
+from dit.models.family import DiffusersForm
+from dit.models.stream_names import (
+    EMBEDDER_ROWS,
     stack_layers,
     stack_rows,
     stream_sizes,
-    unsupported_keys,
 )
 
 CLASS = "ChromaTransformer2DModel"

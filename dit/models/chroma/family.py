@@ -15,6 +15,7 @@ from dit.models.family import (
     SampleInput,
     WeightRules,
 )
+from dit.models.joint_family import double_then_single, embedder_cost
 from dit.models.layer_spec import (
     Cost,
     GivenModulation,
@@ -23,7 +24,6 @@ from dit.models.layer_spec import (
     WeightShape,
     replicated,
 )
-from dit.models.stream_config import double_and_single, embedder_cost
 
 if TYPE_CHECKING:
     from dit.models.positions import PositionRule
@@ -62,7 +62,7 @@ def _inputs(model: ChromaConfig) -> tuple[SampleInput, ...]:
 def chroma_stacks(model: ChromaConfig) -> tuple[StackSpec, ...]:
     """The layers; rows of modulations are those of single-stream layers, of latents, of text."""
     latents = 3 * model.num_single_layers
-    return double_and_single(
+    return double_then_single(
         model,
         double=GivenModulation(latents, first_of_text=latents + 6 * model.num_layers),
         single=GivenModulation(0),

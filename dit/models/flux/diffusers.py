@@ -19,6 +19,16 @@ from torch import Tensor, nn
 from dit.batch import TEXT, LatentSample
 from dit.config import RunConfig, TextPadding
 from dit.models.diffusers_names import NameTable
+from dit.models.double_single_form import (
+    DoubleSingleKeys,
+    PatchKeys,
+    mlp_misfit,
+    network_keys,
+    network_settings,
+    patch_misfit,
+    run_on_sample,
+    unsupported_keys,
+)
 from dit.models.family import DiffusersForm, StackedSamples
 from dit.models.flux.config import FluxConfig
 from dit.models.flux.family import POOLED
@@ -29,18 +39,10 @@ from dit.models.positions import GridPositions
 from dit.models.stream_names import (
     EMBEDDER_ROWS,
     HEAD_ROWS,
-    DoubleSingleKeys,
-    PatchKeys,
     condition_rows,
-    mlp_misfit,
-    network_keys,
-    network_settings,
-    patch_misfit,
-    run_on_sample,
     stack_layers,
     stack_rows,
     stream_sizes,
-    unsupported_keys,
 )
 
 CLASS = "FluxTransformer2DModel"

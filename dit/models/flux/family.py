@@ -16,13 +16,14 @@ from dit.models.family import (
     WeightRules,
 )
 from dit.models.flux.config import TINY, FluxConfig
-from dit.models.layer_spec import (
-    PerBlockModulation,
-    StackSpec,
-    condition_cost,
-    replicated,
+from dit.models.joint_family import (
+    ADALN_ZERO,
+    JOINT_PARTS,
+    double_then_single,
+    embedder_cost,
+    joint_head_cost,
 )
-from dit.models.stream_config import double_and_single, embedder_cost
+from dit.models.layer_spec import condition_cost
 
 if TYPE_CHECKING:
     from dit.models.positions import PositionRule
@@ -75,20 +76,15 @@ def _inputs(model: FluxConfig) -> tuple[SampleInput, ...]:
     return (text, pooled, *references)
 
 
-def flux_stacks(model: FluxConfig) -> tuple[StackSpec, ...]:
-    """The layers of FLUX."""
-    return double_and_single(model, double=PerBlockModulation(), single=PerBlockModulation())
-
-
 def flux_cost(model: FluxConfig) -> NetworkCost:
     """The network; its arithmetic is that of Diffusers' `FluxTransformer2DModel`."""
-    width = model.hidden_size
-    told = condition_cost(width, pooled=model.pooled_size, guidance=model.guidance_embed)
+    told = condition_cost(
+        model.hidden_size, pooled=model.pooled_size, guidance=model.guidance_embed
+    )
     return NetworkCost(
         before=embedder_cost(model) + told,
-        stacks=flux_stacks(model),
-        after=PerBlockModulation().cost(width, 2)
-        + replicated(width, model.output_features, bias=True),
+        stacks=double_then_single(model),
+        after=joint_head_cost(model),
     )
 
 
@@ -100,22 +96,11 @@ FAMILY = Family(
     config=FluxConfig,
     network=_network,
     cost=flux_cost,
-    parts={
-        "modulate_out": "head",
-        "proj_out": "head",
-        "modulation": "modulation",
-        "attention": "attention",
-        "mlp": "mlp",
-        "single_blocks": "single",
-    },
+    parts={**JOINT_PARTS, "single_blocks": "single"},
     diffusers=_diffusers,
     inputs=_inputs,
     positions=_positions,
-    weights=WeightRules(
-        # Each layer starts as the identity (adaLN-Zero, arXiv:2212.09748, Sec. 3.2), and the output
-        # of the network as 0.
-        zero=("*modul*.linear.weight", "*proj_out.weight"),
-    ),
+    weights=WeightRules(zero=ADALN_ZERO),
     objective=ObjectiveConventions(
         # Diffusers' pipelines hand their scheduler even steps from 1 to 1 / number of steps.
         settings={"name": "flow", "sampling_levels": "even"},

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from dit.batch import PackedBatch
 from dit.models.flux.config import FluxConfig
-from dit.models.flux.family import POOLED, flux_stacks
+from dit.models.flux.family import POOLED
+from dit.models.joint_family import double_then_single
 from dit.models.layers.modulation import ConditionEmbedding, PerBlockAdaLN
 from dit.models.stacks.double_single_transformer import DoubleSingleTransformer
 
@@ -27,7 +28,7 @@ class FluxNetwork(DoubleSingleTransformer):
             model,
             groups,
             vp_stage,
-            flux_stacks(model),
+            double_then_single(model),
             told=lambda config: ConditionEmbedding(
                 config, pooled=model.pooled_size, guidance=model.guidance_embed
             ),

@@ -5,7 +5,7 @@ The linear of the last norm is left out: its scale and shift have changed places
 
 from __future__ import annotations
 
-from dit.models.stream_names import ORIGINAL_BLOCK_NAMES
+from dit.models.double_single_form import ORIGINAL_BLOCK_NAMES
 
 FLUX_NAMES: dict[str, str] = ORIGINAL_BLOCK_NAMES | {
     "double_blocks.*.img_mod.lin": "transformer_blocks.*.norm1.linear",
