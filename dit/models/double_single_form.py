@@ -12,6 +12,7 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from dit.batch import LatentSample
+from dit.config import ModelConfig
 from dit.models.diffusers_names import StrictKeys
 from dit.models.joint_family import DoubleSingleConfig
 from dit.models.patches import patchify, unpatchify
@@ -94,7 +95,7 @@ def network_keys(m: DoubleSingleConfig) -> dict[str, Any]:
     }
 
 
-def mlp_misfit(model: DoubleSingleConfig, class_name: str) -> list[str]:
+def mlp_misfit(model: ModelConfig, class_name: str) -> list[str]:
     """What of a network Diffusers' class has no counterpart for."""
     if model.ffn_hidden_size == 4 * model.hidden_size:
         return []

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from diffusers import ChromaPipeline
+from torch.nn.functional import pad
 
 from dit.config import Sampler, Weights
 from dit.convert.export import ExportOptions, export_weights
@@ -38,12 +39,13 @@ def test_text_to_image_and_the_way_back(groups, tmp_path: Path) -> None:
         assert len(text) == len(caption) + 2 == int(mask.sum())
         assert gap(text.float(), states[0][mask[0] > 0].float()) <= 0.05  # bfloat16
     pipe.to(torch.float32)
-    # Without padding: the pipeline adds its mask of zeros and ones to the products of attention,
-    # which hides nothing.
+    # With masks of booleans: those of ones and zeros that the pipeline makes of a caption are added
+    # to the products of attention, and hide no padding.
     embeds: dict[str, Any] = {}
     for prefix, text in zip(("", "negative_"), texts, strict=True):
-        embeds[f"{prefix}prompt_embeds"] = text[None].float()
-        embeds[f"{prefix}prompt_attention_mask"] = torch.ones(1, len(text))
+        padded = pad(text.float(), (0, 0, 0, 5), value=1.0)
+        embeds[f"{prefix}prompt_embeds"] = padded[None]
+        embeds[f"{prefix}prompt_attention_mask"] = torch.arange(len(padded))[None] < len(text)
     height, width = (side * pipe.vae_scale_factor for side in (ROWS, COLUMNS))
     own = {"height": height, "width": width, "num_inference_steps": STEPS}
     request = Request(
