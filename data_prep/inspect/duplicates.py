@@ -172,13 +172,19 @@ class Duplicates:
             parts.append("<p>Not looked for: files were not decoded.</p>")
         elif not self.groups:
             parts.append("<p>None.</p>")
-        for number, group in enumerate(self.groups[:_SHOWN], start=1):
-            shown = ", ".join(escape(self.names[one]) for one in group[:_SHOWN])
-            parts.append(f"<p>Group {number}, {len(group)} samples: {shown}</p>")
+        else:
+            parts.append(f"<details><summary>{escape(self.lines[-1])}</summary>")
+            for number, group in enumerate(self.groups[:_SHOWN], start=1):
+                shown = ", ".join(escape(self.names[one]) for one in group[:_SHOWN])
+                parts.append(f"<p>Group {number}, {len(group)} samples: {shown}</p>")
+            parts.append("</details>")
         rows = "".join(
             f"<tr><td class=n>{count:,}</td><td>{escape(caption[:200]) or '(empty)'}</td></tr>"
             for caption, count in self.repeated[:_SHOWN]
         )
         listed = f"<table><tr><th>samples</th><th>caption</th></tr>{rows}</table>"
-        parts.append("<h2>Captions that repeat</h2>" + (listed if rows else "<p>None.</p>"))
+        shown = "<p>None.</p>"
+        if rows:
+            shown = f"<details><summary>{escape(self.lines[0])}</summary>{listed}</details>"
+        parts.append("<h2>Captions that repeat</h2>" + shown)
         return "\n".join(parts)
