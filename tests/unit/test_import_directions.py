@@ -26,13 +26,15 @@ MODELS |= {"dit.models.kernels", "dit.models.lora", "dit.models.weight_marks"}
 STEP = BASE | MODELS | {"dit.config.loading", "dit.data", "dit.objectives", "dit.convert.lora"}
 STEP |= {"dit.distributed", "dit.distributed.device_specs"}
 FAMILIES = {
-    f"dit.models.{name}" for name in ("dit", "flux", "hunyuan_video_15", "qwen_image", "sd3", "wan")
+    f"dit.models.{name}"
+    for name in ("chroma", "dit", "flux", "hunyuan_video_15", "qwen_image", "sd3", "wan")
 }
 # A part may import itself and these. A new part must say here where it stands.
 ALLOWED = {
     "dit.parsing": set(),
     "dit.drawing": set(),
     "dit.progress": set(),
+    "dit.local_server": set(),
     "dit.other_networks": set(),
     "dit.safe_pickle": set(),
     "dit.safe_writing": set(),
@@ -61,9 +63,9 @@ ALLOWED = {
     "dit.sampling": STEP | {"dit.codecs", "dit.train"},
     "dit.convert.lora": BASE | {"dit.models", "dit.models.lora"},
     "dit.convert": STEP | {"dit.sampling", "dit.train", "dit.convert.lora"},
-    "dit.playground": STEP | {"dit.codecs", "dit.sampling", "dit.train"},
+    "dit.playground": STEP | {"dit.local_server", "dit.codecs", "dit.sampling", "dit.train"},
     "dit.layout_check": STEP | {"dit.train"},
-    "dit.report": GROUND | {"dit.config", "dit.config.loading", "dit.models"},
+    "dit.report": GROUND | {"dit.local_server", "dit.config", "dit.config.loading", "dit.models"},
     "data_prep": GROUND | {"dit.codecs"},
     "recipes": STEP
     | {"dit.convert", "dit.layout_check", "dit.planner", "dit.sampling", "dit.train"},
