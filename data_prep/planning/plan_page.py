@@ -72,7 +72,7 @@ def _rows(plan: PackingPlan, source: Source, folder: Path, duplicates: Duplicate
     for number, entry in enumerate(_entries(plan)):
         row = _row(entry)
         if (file := source.file_of(entry)) is not None:
-            row["file"] = quote(os.path.relpath(file, folder))
+            row["file"] = quote(os.fsencode(os.path.relpath(file, folder)))
             row["video"] = entry.kind == "video"
         if not entry.refused:
             row["group"] = duplicates.group_of.get(packed, 0)
