@@ -281,10 +281,10 @@ def randomise(model: MegatronModule, *, seed: int) -> None:
 
     def draw(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         wave = torch.randn(shape, generator=generator)
+        # Large biases and adapters sharpen attention that has no norms of queries and keys, until
+        # gradients are those of rounding.
         if len(shape) > 1:
-            return wave * shape[1] ** -0.5
-        # Large biases would sharpen attention without norms of queries and keys until the
-        # rounding of a layout is seen in its gradients.
+            return wave * shape[1] ** -0.5 * (0.2 if name.endswith(".B") else 1)
         return 0.2 * wave if name.endswith("bias") else 1 + 0.2 * wave
 
     draw_weights(model, draw, seed=seed)
