@@ -16,17 +16,16 @@ from dit.models.family import (
     WeightRules,
 )
 from dit.models.hunyuan_video_15.config import TINY, HunyuanVideo15Config
+from dit.models.joint_family import ADALN_ZERO, JOINT_PARTS, joint_head_cost, joint_layer_parts
 from dit.models.layer_spec import (
-    Activation,
-    AttentionShape,
-    AttentionSpec,
+    LEVEL_WAVES,
     Cost,
     DoubleLayerSpec,
-    FeedForwardSpec,
-    PerBlockModulation,
     RowKind,
     StackSpec,
     WeightShape,
+    glyph_weights,
+    refiner_cost,
     replicated,
 )
 
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from dit.models.positions import PositionRule
 
 TEXT, GLYPHS, IMAGE, FIRST_FRAME = "text", "text_2", "image_embed", "first_frame_latent"
-_WAVES, _REFINER_RATIO = 256, 4  # as in `conditions`, which needs torch
 
 
 def _network() -> Callable[..., Any]:
@@ -89,17 +87,7 @@ def _inputs(model: HunyuanVideo15Config) -> tuple[SampleInput, ...]:
 
 def hunyuan_video_15_stack(model: HunyuanVideo15Config) -> StackSpec:
     """The layers after the refiner's; nothing reads the text after the last of them."""
-    width = model.hidden_size
-    layer = DoubleLayerSpec(
-        attention=AttentionSpec(width=width, heads=model.num_attention_heads, bias=True),
-        feed_forward=FeedForwardSpec(
-            width=width,
-            hidden=model.ffn_hidden_size,
-            activation=Activation.GELU_TANH,
-            bias=True,
-        ),
-        text_is_read=False,
-    )
+    layer = DoubleLayerSpec(**joint_layer_parts(model), text_is_read=False)
     return StackSpec(name="blocks", count=model.num_layers, layer=layer)
 
 
@@ -109,37 +97,25 @@ def hunyuan_video_15_cost(model: HunyuanVideo15Config) -> NetworkCost:
     Rows of words in quotation marks and of pictures count as those of a caption: what the refiner
     costs is counted too high by their part, and their own embeddings, which are less, not at all.
     """
-    width = model.hidden_size
     return NetworkCost(
         before=_before(model),
         stacks=(hunyuan_video_15_stack(model),),
-        after=PerBlockModulation().cost(width, 2)
-        + replicated(width, model.output_features, bias=True),
+        after=joint_head_cost(model),
     )
 
 
 def _before(model: HunyuanVideo15Config) -> Cost:
     """Patches, levels, and the row of text."""
     width, one_row = model.hidden_size, {"rows": RowKind.SAMPLES, "bias": True}
-    text: dict[str, Any] = {"rows": RowKind.TEXT, "bias": True}
     total = replicated(model.input_features, width, bias=True)
-    # Of the network, of where a step ends, of the refiner.
-    told = (_WAVES, *(_WAVES,) * model.use_meanflow, _WAVES, model.crossattn_emb_size)
-    for inputs in told:
-        total += replicated(inputs, width, **one_row) + replicated(width, width, **one_row)
-    total += replicated(model.crossattn_emb_size, width, **text)
-    for _ in range(model.num_refiner_layers):
-        wide = _REFINER_RATIO * width
-        total += replicated(width, 3 * width, **text) + replicated(width, width, **text)
-        total += replicated(width, wide, **text) + replicated(wide, width, **text)
-        total += replicated(width, 2 * width, **one_row)
-        attention = AttentionShape(width=width, queries=RowKind.TEXT, keys=RowKind.TEXT)
-        norms = WeightShape(numbers=4 * width)  # weight and bias of two
-        total += Cost(attentions=(attention,), weights=(norms,))
-    glyph, inside, image = model.glyph_embed_size, model.glyph_hidden_size, model.image_embed_size
-    of_glyphs = 2 * glyph + (glyph + 1) * inside + (inside + 1) * inside + (inside + 1) * width
+    for _ in range(1 + model.use_meanflow):  # of the noise level, of where a step ends
+        total += replicated(LEVEL_WAVES, width, **one_row) + replicated(width, width, **one_row)
+    text, image = model.crossattn_emb_size, model.image_embed_size
+    total += refiner_cost(width, text=text, layers=model.num_refiner_layers)
+    inputs, inside = model.glyph_embed_size, model.glyph_hidden_size
+    glyphs = glyph_weights(width, inputs=inputs, inside=inside)
     of_image = 2 * image + (image + 1) * image + (image + 1) * width + 2 * width
-    return total + Cost(weights=(WeightShape(numbers=of_glyphs + of_image + 3 * width),))
+    return total + Cost(weights=(glyphs, WeightShape(numbers=of_image + 3 * width)))
 
 
 FAMILY = Family(
@@ -147,23 +123,11 @@ FAMILY = Family(
     config=HunyuanVideo15Config,
     network=_network,
     cost=hunyuan_video_15_cost,
-    parts={
-        "modulate_out": "head",
-        "proj_out": "head",
-        "modulation": "modulation",
-        "text": "text",
-        "attention": "attention",
-        "mlp": "mlp",
-    },
+    parts={**JOINT_PARTS, "text": "text"},
     diffusers=_diffusers,
     inputs=_inputs,
     positions=_positions,
-    weights=WeightRules(
-        # Each layer starts as the identity (adaLN-Zero, arXiv:2212.09748, Sec. 3.2), and the output
-        # of the network as 0.
-        zero=("*modulation.linear.weight", "*modulate_out.linear.weight", "*proj_out.weight"),
-        no_decay=("text.kind",),
-    ),
+    weights=WeightRules(zero=ADALN_ZERO, no_decay=("text.kind",)),
     objective=ObjectiveConventions(
         # Diffusers' pipelines hand their scheduler even steps from 1 to 1 / number of steps.
         settings={"name": "flow", "sampling_levels": "even"},
