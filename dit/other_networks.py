@@ -78,11 +78,6 @@ OTHER_NETWORKS = (
         " axes, and its autoencoder of stride 32",
     ),
     OtherNetwork(
-        title="Chroma",
-        patterns=("chroma*",),
-        lacks="the network that makes the modulations of all layers from level and layer number",
-    ),
-    OtherNetwork(
         title="AuraFlow",
         patterns=("auraflow*",),
         lacks="a learned table of positions cropped around its middle, and register tokens",

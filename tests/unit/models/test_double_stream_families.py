@@ -1,4 +1,4 @@
-"""Qwen-Image, HunyuanVideo 1.5 and SD3 on one process: what moves them, and what they cost."""
+"""Qwen-Image, HunyuanVideo 1.5, SD3 and Chroma on one process: what moves them, what they cost."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import (
+    ChromaTransformer2DModel,
     HunyuanVideo15Transformer3DModel,
     QwenImageTransformer2DModel,
     SD3Transformer2DModel,
@@ -32,11 +33,13 @@ PUBLISHED = {
     "sd3": 2_028_328_000,
     "sd3.5_medium": 2_243_171_520,
     "sd3.5_large": 8_056_627_520,
+    "chroma": 8_899_983_424,
 }
 NETWORKS: dict[str, Any] = {
     "qwen_image": QwenImageTransformer2DModel,
     "hunyuan_video_15": HunyuanVideo15Transformer3DModel,
     "sd3": SD3Transformer2DModel,
+    "chroma": ChromaTransformer2DModel,
 }
 GRIDS, TEXTS = [(3, 2, 3), (1, 4, 2), (2, 3, 1), (4, 1, 2), (1, 1, 1)], [9, 2, 4, 30, 1]
 LEVELS = torch.tensor([812.5, 0.5, 437.0, 999.0, 31.25])
@@ -65,7 +68,7 @@ def test_named_sizes_have_the_tensors_of_diffusers(name: str) -> None:
     assert parameter_count(model) == PUBLISHED[name] == sum(p.numel() for p in theirs.parameters())
 
 
-@pytest.mark.parametrize("size", ["qwen_image", "hunyuanvideo_15", "sd3", "sd3.5_medium"])
+@pytest.mark.parametrize("size", ["qwen_image", "hunyuanvideo_15", "sd3", "sd3.5_medium", "chroma"])
 def test_description_counts_parameters_and_operations(groups, size: str) -> None:
     """Of a sample of a caption alone: what it says of other rows of text is an upper bound."""
     changes: Any = {"mlp_ratio": 4.0} if size != "hunyuanvideo_15" else {"glyph_hidden_size": 2048}
@@ -89,6 +92,9 @@ def test_description_counts_parameters_and_operations(groups, size: str) -> None
     else:
         tokens = torch.zeros(1, 60, model.patch_features)
         inputs = {"hidden_states": tokens, "img_shapes": [[grid]]}
+    if model.family == "chroma":
+        inputs["img_ids"], inputs["txt_ids"] = torch.zeros(60, 3), torch.zeros(text, 3)
+        del inputs["img_shapes"]
     theirs = _theirs(model, "cpu")
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
@@ -106,6 +112,7 @@ def test_description_counts_parameters_and_operations(groups, size: str) -> None
         ("hunyuanvideo_15", "condition_TC"),
         *(("sd3.5_medium", name) for name in ("latent_TC", "texts.text", "level")),
         *(("sd3.5_medium", name) for name in ("vectors.pooled_text", "position_TA")),
+        *(("chroma", name) for name in ("latent_TC", "texts.text", "level", "position_TA")),
     ],
 )
 def test_output_moves_with_its_own_inputs_and_with_no_neighbours(groups, size: str, name: str):
@@ -171,7 +178,7 @@ def test_a_new_table_of_positions_is_that_of_diffusers(groups) -> None:
     assert torch.equal(network.positions.table, expected)
 
 
-@pytest.mark.parametrize("size", ["qwen_image", "hunyuanvideo_15", "sd3.5_medium"])
+@pytest.mark.parametrize("size", ["qwen_image", "hunyuanvideo_15", "sd3.5_medium", "chroma"])
 def test_layers_start_as_the_identity_and_the_output_as_zero(groups, size: str) -> None:
     model: Any = tiny(size)
     network = family_of(model).network()(model, groups)
@@ -197,6 +204,9 @@ def test_layers_start_as_the_identity_and_the_output_as_zero(groups, size: str) 
         ("sd3", {"dual_attention_layers": 25, "qk_norm": True}, r"must lie in \[0, 24\]"),
         ("sd3", {"dual_attention_layers": 3}, "dual_attention_layers=3 need qk_norm=true"),
         ("sd3", {"patch_temporal": 2}, "SD3 learns pictures"),
+        ("chroma", {"approximator_channels": 6}, "=6 must be a multiple of 4"),
+        ("chroma", {"approximator_layers": 65}, "approximator_layers=65 must be at most 64"),
+        ("chroma", {"text_pad_to": 8}, "text_pad_to=8: Chroma attends to the one row of padding"),
     ],
 )
 def test_what_the_networks_cannot_be_is_refused(family: str, changes: Any, message: str) -> None:
