@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import warnings
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -225,12 +226,15 @@ def _enter(request: Request) -> None:
 
 
 def _run(arguments: list[str]) -> None:
-    """`-u`, `-c CODE`, `-m MODULE` and SCRIPT, as Python takes them."""
-    if arguments[0] == "-u":
+    """`-u`, `-W ACTION`, `-c CODE`, `-m MODULE` and SCRIPT, as Python takes them."""
+    kind, *rest = arguments
+    if kind == "-u":
         for stream in (sys.stdout, sys.stderr):
             stream.reconfigure(write_through=True)  # type: ignore[union-attr]
-        arguments = arguments[1:]
-    kind, *rest = arguments
+        return _run(rest)
+    if kind == "-W":
+        warnings.simplefilter(rest[0])  # type: ignore[arg-type]
+        return _run(rest[1:])
     if kind == "-m":
         sys.path[0] = str(Path.cwd())
         sys.argv = rest
