@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Flag, StrEnum, auto
+from typing import Any
 
 _KEPT_SELF, _KEPT_CROSS, _KEPT_IMAGE = 10, 5, 1
 _FLOAT32 = 2  # of each norm across heads, and of each part with table modulation
@@ -347,6 +348,33 @@ def condition_cost(width: int, *, pooled: int, guidance: bool = False) -> Cost:
     for inputs in (LEVEL_WAVES, *(LEVEL_WAVES,) * guidance, pooled):
         total += replicated(inputs, width, **one_row) + replicated(width, width, **one_row)
     return total
+
+
+REFINER_RATIO = 4
+"""Width of a token refiner's MLPs over the hidden size; fixed in Diffusers."""
+MOST_REFINER_LAYERS = 16
+
+
+def refiner_cost(width: int, *, text: int, layers: int) -> Cost:
+    """Of the token refiner (HunyuanVideo, HunyuanImage), which reads texts of width `text`."""
+    total = condition_cost(width, pooled=text)
+    rows: dict[str, Any] = {"rows": RowKind.TEXT, "bias": True}
+    total += replicated(text, width, **rows)
+    wide = REFINER_RATIO * width
+    for _ in range(layers):
+        total += replicated(width, 3 * width, **rows) + replicated(width, width, **rows)
+        total += replicated(width, wide, **rows) + replicated(wide, width, **rows)
+        total += replicated(width, 2 * width, rows=RowKind.SAMPLES, bias=True)
+        attention = AttentionShape(width=width, queries=RowKind.TEXT, keys=RowKind.TEXT)
+        norms = WeightShape(numbers=4 * width)  # weight and bias of two
+        total += Cost(attentions=(attention,), weights=(norms,))
+    return total
+
+
+def glyph_weights(width: int, *, inputs: int, inside: int) -> WeightShape:
+    """Of the embedding of ByT5's rows: a norm and three linears."""
+    linears = (inputs + 1) * inside + (inside + 1) * inside + (inside + 1) * width
+    return WeightShape(numbers=2 * inputs + linears)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 # D model width, F width of the MLP, K head width, C numbers in a token of the prediction
 # W cosines and sines of a number that is told, P width of pooled text
+# E width of a refiner's text, R of its MLPs, G of ByT5's rows, S inside of their embedding
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ from dit.models.diffusers_names import (
     TensorSplit,
     linear_rows,
 )
+from dit.models.layer_spec import MOST_REFINER_LAYERS
 
 _COLUMN, _ROW = TensorSplit.COLUMN, TensorSplit.ROW
 _SAME = Same()
@@ -151,22 +153,73 @@ def condition_rows(*, guidance: Exists | None = None) -> tuple[Row, ...]:
     """Of embeddings of level, guidance and pooled text; `guidance`: whether there is one."""
     told = "time_text_embed"
     rows = (
-        *_two_linears("told.level", f"{told}.timestep_embedder", "W"),
-        *_two_linears("told.pooled", f"{told}.text_embedder", "P"),
+        *two_linears("told.level", f"{told}.timestep_embedder", "W"),
+        *two_linears("told.pooled", f"{told}.text_embedder", "P"),
     )
     if guidance is None:
         return rows
     return (
         *rows,
-        *_two_linears("told.guidance", f"{told}.guidance_embedder", "W", exists=guidance),
+        *two_linears("told.guidance", f"{told}.guidance_embedder", "W", exists=guidance),
     )
 
 
-def _two_linears(ours: str, theirs: str, inputs: str, **options: Any) -> tuple[Row, ...]:
+def two_linears(ours: str, theirs: str, inputs: str, **options: Any) -> tuple[Row, ...]:
+    """Of an embedding by two linears."""
     first, second = (f"{theirs}.linear_{n}" for n in (1, 2))
     return (
         *linear_rows(f"{ours}.linear_1", first, "D", inputs, **options),
         *linear_rows(f"{ours}.linear_2", second, "D", "D", **options),
+    )
+
+
+def layer_norm_rows(ours: str, theirs: str, width: str, **options: Any) -> tuple[Row, Row]:
+    """Weight and bias of a LayerNorm."""
+    weight, bias = (
+        Row(f"{ours}.{name}", (f"{theirs}.{name}",), TensorSplit.REPLICATED, (width,), **options)
+        for name in ("weight", "bias")
+    )
+    return weight, bias
+
+
+def refiner_rows(ours: str) -> tuple[Row, ...]:
+    """Of a token refiner (HunyuanVideo, HunyuanImage), as far as a network has its layers."""
+    theirs = "context_embedder"
+    layers = (_refiner_layer(ours, theirs, number) for number in range(MOST_REFINER_LAYERS))
+    return (
+        *two_linears(f"{ours}.level", f"{theirs}.time_text_embed.timestep_embedder", "W"),
+        *two_linears(f"{ours}.pooled", f"{theirs}.time_text_embed.text_embedder", "E"),
+        *linear_rows(f"{ours}.linear_in", f"{theirs}.proj_in", "D", "E"),
+        *(row for rows in layers for row in rows),
+    )
+
+
+def _refiner_layer(ours: str, theirs: str, number: int) -> tuple[Row, ...]:
+    ours, theirs = f"{ours}.blocks.{number}", f"{theirs}.token_refiner.refiner_blocks.{number}"
+    exists: Any = {"exists": lambda model: number < model.num_refiner_layers}
+    qkv = tuple(f"{theirs}.attn.to_{letter}" for letter in "qkv")
+    return (
+        *layer_norm_rows(f"{ours}.norm_1", f"{theirs}.norm1", "D", **exists),
+        *linear_rows(f"{ours}.linear_qkv", qkv, "3D", "D", arrangement=ByHead(), **exists),
+        *linear_rows(f"{ours}.linear_proj", f"{theirs}.attn.to_out.0", "D", "D", **exists),
+        *layer_norm_rows(f"{ours}.norm_2", f"{theirs}.norm2", "D", **exists),
+        *linear_rows(f"{ours}.linear_fc1", f"{theirs}.ff.net.0.proj", "R", "D", **exists),
+        *linear_rows(f"{ours}.linear_fc2", f"{theirs}.ff.net.2", "D", "R", **exists),
+        *linear_rows(f"{ours}.gates", f"{theirs}.norm_out.linear", "2D", "D", **exists),
+    )
+
+
+def glyph_rows(ours: str) -> tuple[Row, ...]:
+    """Of the embedding of ByT5's rows (HunyuanVideo 1.5, HunyuanImage)."""
+    linears = (("S", "G"), ("S", "S"), ("D", "S"))
+    names = ((f"linear_{number}", shape) for number, shape in enumerate(linears, 1))
+    return (
+        *layer_norm_rows(f"{ours}.norm", "context_embedder_2.norm", "G"),
+        *(
+            row
+            for name, shape in names
+            for row in linear_rows(f"{ours}.{name}", f"context_embedder_2.{name}", *shape)
+        ),
     )
 
 
@@ -182,7 +235,7 @@ HEAD_ROWS = head_rows()
 
 
 def stream_sizes(model: ModelConfig) -> dict[str, int]:
-    """The numbers of the letters of all these lines, but C, W and P."""
+    """The numbers of the letters of all these lines, but C, W, P, E, R, G and S."""
     width, hidden = model.hidden_size, model.ffn_hidden_size
     return {
         **{f"{count}D": count * width for count in (2, 3, 6, 9)},

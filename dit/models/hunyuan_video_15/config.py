@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 
 from dit.config import ModelConfig, Precision
 from dit.config.checks import Rule, at_least_one
-
-MOST_REFINER_LAYERS = 16
+from dit.models.layer_spec import MOST_REFINER_LAYERS
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {"hunyuanvideo_15": {}}
 """One network makes video of text, and of text and a first frame."""

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from dit.batch import LatentSample
 from dit.config import RunConfig
 from dit.models.diffusers_names import (
-    ByHead,
     Convolution,
     NameTable,
     Row,
@@ -28,72 +27,41 @@ from dit.models.diffusers_names import (
     linear_rows,
 )
 from dit.models.family import DiffusersForm
-from dit.models.hunyuan_video_15.conditions import REFINER_RATIO, WAVES
-from dit.models.hunyuan_video_15.config import MOST_REFINER_LAYERS, HunyuanVideo15Config
+from dit.models.hunyuan_video_15.config import HunyuanVideo15Config
 from dit.models.hunyuan_video_15.family import FIRST_FRAME, GLYPHS, IMAGE
 from dit.models.hunyuan_video_15.original_names import COMFYUI_NAMES, HUNYUAN_NAMES
-from dit.models.stream_names import HEAD_ROWS, double_stream_rows, stream_sizes
+from dit.models.layer_spec import LEVEL_WAVES, MOST_REFINER_LAYERS, REFINER_RATIO
+from dit.models.stream_names import (
+    HEAD_ROWS,
+    double_stream_rows,
+    glyph_rows,
+    layer_norm_rows,
+    refiner_rows,
+    stream_sizes,
+    two_linears,
+)
 
 CLASS = "HunyuanVideo15Transformer3DModel"
 _GLYPH_HIDDEN = 2048  # fixed in Diffusers
 _WHOLE = TensorSplit.REPLICATED
 
 
-def _norm(ours: str, theirs: str, width: str, **options: Any) -> tuple[Row, Row]:
-    return (
-        Row(f"{ours}.weight", (f"{theirs}.weight",), _WHOLE, (width,), **options),
-        Row(f"{ours}.bias", (f"{theirs}.bias",), _WHOLE, (width,), **options),
-    )
-
-
-def _two_linears(ours: str, theirs: str, inputs: str, **options: Any) -> tuple[Row, ...]:
-    return (
-        *linear_rows(f"{ours}.linear_1", f"{theirs}.linear_1", "D", inputs, **options),
-        *linear_rows(f"{ours}.linear_2", f"{theirs}.linear_2", "D", "D", **options),
-    )
-
-
-def _refiner_layer(number: int) -> tuple[Row, ...]:
-    ours = f"text.refiner.blocks.{number}"
-    theirs = f"context_embedder.token_refiner.refiner_blocks.{number}"
-    exists: Any = {"exists": lambda model: number < model.num_refiner_layers}
-    qkv = tuple(f"{theirs}.attn.to_{letter}" for letter in "qkv")
-    return (
-        *_norm(f"{ours}.norm_1", f"{theirs}.norm1", "D", **exists),
-        *linear_rows(f"{ours}.linear_qkv", qkv, "3D", "D", arrangement=ByHead(), **exists),
-        *linear_rows(f"{ours}.linear_proj", f"{theirs}.attn.to_out.0", "D", "D", **exists),
-        *_norm(f"{ours}.norm_2", f"{theirs}.norm2", "D", **exists),
-        *linear_rows(f"{ours}.linear_fc1", f"{theirs}.ff.net.0.proj", "R", "D", **exists),
-        *linear_rows(f"{ours}.linear_fc2", f"{theirs}.ff.net.2", "D", "R", **exists),
-        *linear_rows(f"{ours}.gates", f"{theirs}.norm_out.linear", "2D", "D", **exists),
-    )
-
-
-_REFINER: tuple[Row, ...] = (
-    *_two_linears("text.refiner.level", "context_embedder.time_text_embed.timestep_embedder", "W"),
-    *_two_linears("text.refiner.pooled", "context_embedder.time_text_embed.text_embedder", "E"),
-    *linear_rows("text.refiner.linear_in", "context_embedder.proj_in", "D", "E"),
-    *(row for number in range(MOST_REFINER_LAYERS) for row in _refiner_layer(number)),
-)
 _ROWS: tuple[Row, ...] = (
     *linear_rows("patches", "x_embedder.proj", "D", "P", arrangement=Convolution()),
     *linear_rows("level_in", "time_embed.timestep_embedder.linear_1", "D", "W"),
     *linear_rows("level_out", "time_embed.timestep_embedder.linear_2", "D", "D"),
-    *_two_linears(
+    *two_linears(
         "step_end",
         "time_embed.timestep_embedder_r",
         "W",
         exists=lambda model: model.use_meanflow,
     ),
-    *_REFINER,
-    *_norm("text.glyphs.norm", "context_embedder_2.norm", "G"),
-    *linear_rows("text.glyphs.linear_1", "context_embedder_2.linear_1", "S", "G"),
-    *linear_rows("text.glyphs.linear_2", "context_embedder_2.linear_2", "S", "S"),
-    *linear_rows("text.glyphs.linear_3", "context_embedder_2.linear_3", "D", "S"),
-    *_norm("text.image.norm_in", "image_embedder.norm_in", "I"),
+    *refiner_rows("text.refiner"),
+    *glyph_rows("text.glyphs"),
+    *layer_norm_rows("text.image.norm_in", "image_embedder.norm_in", "I"),
     *linear_rows("text.image.linear_1", "image_embedder.linear_1", "I", "I"),
     *linear_rows("text.image.linear_2", "image_embedder.linear_2", "D", "I"),
-    *_norm("text.image.norm_out", "image_embedder.norm_out", "D"),
+    *layer_norm_rows("text.image.norm_out", "image_embedder.norm_out", "D"),
     Row("text.kind", ("cond_type_embed.weight",), _WHOLE, ("3", "D")),
     *double_stream_rows("blocks.layers.*", "transformer_blocks.*"),
     *HEAD_ROWS,
@@ -104,7 +72,7 @@ def _sizes(model: HunyuanVideo15Config) -> dict[str, int]:
     return stream_sizes(model) | {
         "3": 3,
         "R": REFINER_RATIO * model.hidden_size,
-        "W": WAVES,
+        "W": LEVEL_WAVES,
         "E": model.crossattn_emb_size,
         "G": model.glyph_embed_size,
         "S": model.glyph_hidden_size,

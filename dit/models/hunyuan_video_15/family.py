@@ -17,8 +17,8 @@ from dit.models.family import (
 )
 from dit.models.hunyuan_video_15.config import TINY, HunyuanVideo15Config
 from dit.models.layer_spec import (
+    LEVEL_WAVES,
     Activation,
-    AttentionShape,
     AttentionSpec,
     Cost,
     DoubleLayerSpec,
@@ -27,6 +27,8 @@ from dit.models.layer_spec import (
     RowKind,
     StackSpec,
     WeightShape,
+    glyph_weights,
+    refiner_cost,
     replicated,
 )
 
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
     from dit.models.positions import PositionRule
 
 TEXT, GLYPHS, IMAGE, FIRST_FRAME = "text", "text_2", "image_embed", "first_frame_latent"
-_WAVES, _REFINER_RATIO = 256, 4  # as in `conditions`, which needs torch
 
 
 def _network() -> Callable[..., Any]:
@@ -121,25 +122,15 @@ def hunyuan_video_15_cost(model: HunyuanVideo15Config) -> NetworkCost:
 def _before(model: HunyuanVideo15Config) -> Cost:
     """Patches, levels, and the row of text."""
     width, one_row = model.hidden_size, {"rows": RowKind.SAMPLES, "bias": True}
-    text: dict[str, Any] = {"rows": RowKind.TEXT, "bias": True}
     total = replicated(model.input_features, width, bias=True)
-    # Of the network, of where a step ends, of the refiner.
-    told = (_WAVES, *(_WAVES,) * model.use_meanflow, _WAVES, model.crossattn_emb_size)
-    for inputs in told:
-        total += replicated(inputs, width, **one_row) + replicated(width, width, **one_row)
-    total += replicated(model.crossattn_emb_size, width, **text)
-    for _ in range(model.num_refiner_layers):
-        wide = _REFINER_RATIO * width
-        total += replicated(width, 3 * width, **text) + replicated(width, width, **text)
-        total += replicated(width, wide, **text) + replicated(wide, width, **text)
-        total += replicated(width, 2 * width, **one_row)
-        attention = AttentionShape(width=width, queries=RowKind.TEXT, keys=RowKind.TEXT)
-        norms = WeightShape(numbers=4 * width)  # weight and bias of two
-        total += Cost(attentions=(attention,), weights=(norms,))
-    glyph, inside, image = model.glyph_embed_size, model.glyph_hidden_size, model.image_embed_size
-    of_glyphs = 2 * glyph + (glyph + 1) * inside + (inside + 1) * inside + (inside + 1) * width
+    for _ in range(1 + model.use_meanflow):  # of the noise level, of where a step ends
+        total += replicated(LEVEL_WAVES, width, **one_row) + replicated(width, width, **one_row)
+    text, image = model.crossattn_emb_size, model.image_embed_size
+    total += refiner_cost(width, text=text, layers=model.num_refiner_layers)
+    inputs, inside = model.glyph_embed_size, model.glyph_hidden_size
+    glyphs = glyph_weights(width, inputs=inputs, inside=inside)
     of_image = 2 * image + (image + 1) * image + (image + 1) * width + 2 * width
-    return total + Cost(weights=(WeightShape(numbers=of_glyphs + of_image + 3 * width),))
+    return total + Cost(weights=(glyphs, WeightShape(numbers=of_image + 3 * width)))
 
 
 FAMILY = Family(

@@ -11,12 +11,14 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
 from dit.batch import PackedBatch
-from dit.models.hunyuan_video_15.conditions import WAVES, TextRows, WholeTwoLinears
+from dit.models.hunyuan_video_15.conditions import TextRows
 from dit.models.hunyuan_video_15.config import HunyuanVideo15Config
 from dit.models.hunyuan_video_15.family import GLYPHS, IMAGE, TEXT, hunyuan_video_15_stack
+from dit.models.layer_spec import LEVEL_WAVES
 from dit.models.layers.modulation import PerBlockAdaLN, sinusoid
 from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
 from dit.models.layers.queries_and_keys import RotaryTable
+from dit.models.layers.token_refiner import WholeTwoLinears
 from dit.models.lora.dropout import TOKENS
 from dit.models.stacks.joint_transformer import T_EMB, JointLayout, JointTransformer
 from dit.models.stacks.stacked_transformer import Blocks
@@ -40,9 +42,10 @@ class HunyuanVideo15Network(JointTransformer):
         of_tokens: Any = {"config": config, "token_row": TOKENS, "bias": True}
         if self.pre_process:
             self.patches = Replicated(model.input_features, width, **of_tokens)
-            self.level_in = Replicated(WAVES, width, config=config, bias=True)
+            self.level_in = Replicated(LEVEL_WAVES, width, config=config, bias=True)
             self.level_out = Replicated(width, width, config=config, bias=True)
-            self.step_end = WholeTwoLinears(WAVES, model) if model.use_meanflow else None
+            told = WholeTwoLinears(LEVEL_WAVES, width, dtype=config.params_dtype)
+            self.step_end = told if model.use_meanflow else None
             self.text = TextRows(model)
         self.build_stacks()
         if self.post_process:
@@ -59,11 +62,11 @@ class HunyuanVideo15Network(JointTransformer):
         first, second, third = ((batch.texts[n].to(dtype), batch.text_offsets[n]) for n in names)
         rows, starts = zip(first, second, third, strict=True)
         text_LD = self.text(level_M[: batch.num_samples], rows, starts)
-        wave_MX = sinusoid(level_M, WAVES).to(dtype)
+        wave_MX = sinusoid(level_M, LEVEL_WAVES).to(dtype)
         t_emb_MD = self.level_out(torch.nn.functional.silu(self.level_in(wave_MX)))
         if self.step_end is not None:
             assert batch.step_end_N is not None, "networks of mean flow are told where a step ends"
-            t_emb_MD = t_emb_MD + self.step_end(sinusoid(batch.step_end_N, WAVES).to(dtype))
+            t_emb_MD = t_emb_MD + self.step_end(sinusoid(batch.step_end_N, LEVEL_WAVES).to(dtype))
         return {
             "hidden": self.patches(self.my_tokens(x_TC)),
             "text_hidden": self.my_tokens(layout.text.of(text_LD)),

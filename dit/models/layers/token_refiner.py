@@ -1,0 +1,127 @@
+"""Captions told to each other before all other layers: the token refiner of HunyuanVideo's family.
+
+HunyuanVideo, HunyuanVideo 1.5 and HunyuanImage 2.1 have it. The arithmetic is that of Diffusers'
+`HunyuanVideoTokenRefiner` and `HunyuanVideo15ByT5TextProjection`, which each of the three has under
+names of its own. Every tensor rank has all rows, and the whole gradient of them, so that the
+weights have no mark for sequence parallelism.
+"""
+
+# N samples, L rows of text, G of words in quotation marks
+# D model width, E width of an encoder, H heads, K head width, X any width
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import gelu, linear, silu
+
+from dit.models.layer_spec import LEVEL_WAVES, REFINER_RATIO
+from dit.models.layers.attention import Spans, attention_for
+from dit.models.layers.modulation import sinusoid
+from dit.models.layers.parallel_linear import WholeLinear
+
+
+class WholeTwoLinears(nn.Module):
+    """Linear, SiLU, linear."""
+
+    def __init__(self, inputs: int, width: int, *, dtype: torch.dtype):
+        super().__init__()
+        self.linear_1 = WholeLinear(inputs, width, dtype=dtype)
+        self.linear_2 = WholeLinear(width, width, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear_2(silu(self.linear_1(x)))
+
+
+class GlyphEmbedding(nn.Module):
+    """Rows of ByT5 [G, E] -> [G, D]."""
+
+    def __init__(self, inputs: int, inside: int, width: int, *, dtype: torch.dtype):
+        super().__init__()
+        self.norm = nn.LayerNorm(inputs, eps=1e-5, dtype=dtype)
+        self.linear_1 = WholeLinear(inputs, inside, dtype=dtype)
+        self.linear_2 = WholeLinear(inside, inside, dtype=dtype)
+        self.linear_3 = WholeLinear(inside, width, dtype=dtype)
+
+    def forward(self, glyph_GE: Tensor) -> Tensor:
+        x = gelu(self.linear_1(self.norm(glyph_GE)))
+        return self.linear_3(gelu(self.linear_2(x)))
+
+
+class TokenRefiner(nn.Module):
+    """Captions [L, E] -> [L, D], by attention among the tokens of each."""
+
+    def __init__(self, inputs: int, width: int, *, heads: int, layers: int, dtype: torch.dtype):
+        super().__init__()
+        self.level = WholeTwoLinears(LEVEL_WAVES, width, dtype=dtype)
+        self.pooled = WholeTwoLinears(inputs, width, dtype=dtype)
+        self.linear_in = WholeLinear(inputs, width, dtype=dtype)
+        made = (RefinerLayer(width, heads, dtype=dtype) for _ in range(layers))
+        self.blocks = nn.ModuleList(made)
+
+    def forward(self, level_N: Tensor, text_LE: Tensor, starts: Sequence[int]) -> Tensor:
+        lengths = [stop - start for start, stop in pairwise(starts)]
+        rows = list(zip(starts, lengths, strict=False))
+        spans = Spans.of(rows, rows, total=len(text_LE), device=text_LE.device)
+        pooled_NE = torch.stack([own_LE.mean(0) for own_LE in text_LE.split(lengths)])
+        t_emb_ND = self.level(sinusoid(level_N, LEVEL_WAVES).to(text_LE.dtype)) + self.pooled(
+            pooled_NE
+        )
+        text_LD = self.linear_in(text_LE)
+        for block in self.blocks:
+            text_LD = block(text_LD, t_emb_ND, lengths, spans)
+        return text_LD
+
+
+class QkvLinear(WholeLinear):
+    """Queries, keys and values of plain attention, head by head.
+
+    A bias of keys adds the same number to all scores of a query, which softmax does not see: its
+    gradient is zero. Rounding makes noise of it, of which AdamW would make whole steps, on each
+    layout others; here it is zero.
+    """
+
+    def __init__(self, width: int, heads: int, *, dtype: torch.dtype):
+        super().__init__(width, 3 * width, dtype=dtype)
+        self.heads = heads
+
+    def product(self, x: Tensor) -> Tensor:
+        q_HK, k_HK, v_HK = self.bias.view(self.heads, 3, -1).unbind(1)
+        bias_X = torch.stack((q_HK, k_HK.detach(), v_HK), dim=1).flatten()
+        return linear(x, self.weight, bias_X)
+
+
+class RefinerLayer(nn.Module):
+    """Attention and feed-forward, each gated by level and caption."""
+
+    def __init__(self, width: int, heads: int, *, dtype: torch.dtype):
+        super().__init__()
+        self.heads = heads
+        self.norm_1 = nn.LayerNorm(width, eps=1e-6, dtype=dtype)
+        self.linear_qkv = QkvLinear(width, self.heads, dtype=dtype)
+        self.linear_proj = WholeLinear(width, width, dtype=dtype)
+        self.norm_2 = nn.LayerNorm(width, eps=1e-6, dtype=dtype)
+        self.linear_fc1 = WholeLinear(width, REFINER_RATIO * width, dtype=dtype)
+        self.linear_fc2 = WholeLinear(REFINER_RATIO * width, width, dtype=dtype)
+        self.gates = WholeLinear(width, 2 * width, dtype=dtype)
+
+    def forward(
+        self, text_LD: Tensor, t_emb_ND: Tensor, lengths: Sequence[int], spans: Spans
+    ) -> Tensor:
+        gates_LX = torch.cat(
+            [
+                gate_X.expand(length, -1)
+                for gate_X, length in zip(self.gates(silu(t_emb_ND)), lengths, strict=True)
+            ]
+        )
+        attention_LD, mlp_LD = gates_LX.chunk(2, dim=-1)
+        x_LHX = self.linear_qkv(self.norm_1(text_LD)).unflatten(-1, (self.heads, -1))
+        attend = attention_for(text_LD.device, text_LD.dtype)
+        q_LHK, k_LHK, v_LHK = x_LHX.chunk(3, dim=-1)
+        attended_LHK = attend(q_LHK, k_LHK, v_LHK, spans)
+        text_LD = text_LD + self.linear_proj(attended_LHK.flatten(1)) * attention_LD
+        made_LD = self.linear_fc2(silu(self.linear_fc1(self.norm_2(text_LD))))
+        return text_LD + made_LD * mlp_LD
