@@ -22,7 +22,6 @@ from dit.models.diffusers_names import Convolution, NameTable, Row, StrictKeys, 
 from dit.models.family import DiffusersForm
 from dit.models.hunyuan_image.config import HunyuanImageConfig
 from dit.models.hunyuan_image.family import GLYPHS
-from dit.models.hunyuan_image.original_names import HUNYUAN_IMAGE_NAMES
 from dit.models.layer_spec import LEVEL_WAVES, MOST_REFINER_LAYERS, REFINER_RATIO
 from dit.models.stream_names import (
     HEAD_ROWS,
@@ -236,8 +235,6 @@ FORM = DiffusersForm(
     content=_content,
     private=lambda _: {},
     text_pad_to=lambda _: None,
-    original_names=(HUNYUAN_IMAGE_NAMES,),
-    comfyui_names=lambda _: HUNYUAN_IMAGE_NAMES,
     pipelines={"HunyuanImagePipeline": "flow"},
     pipeline_misfits=lambda *_: [],
     largest_latent=lambda model: model.largest_latent,
