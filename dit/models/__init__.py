@@ -12,6 +12,7 @@ weight_marks     what Megatron-Core must know of weights that tensor ranks share
 kernels/         fused kernels for GPUs, of what lies between matrix products
 layers/          parts: linears, norms, positions, modulation, attention
 stacks/          layers made of parts, stacks made of layers, networks made of stacks
+joint_family     what families with joint attention describe alike
 cost             parameters, operations and memory of a network, from its description
 parameter_groups weights with settings of their own, or frozen, by patterns of names
 recomputation    what a device of so much memory has to compute again in the backward pass

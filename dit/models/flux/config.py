@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from dit.config import ModelConfig, Precision, TextPadding
 from dit.config.checks import Rule, at_least_one
+from dit.models.joint_family import axes_fill_heads, even_axes, heads_share_mlp
 
 _MOST_REFERENCES = 64
 
@@ -78,28 +79,11 @@ class FluxConfig(ModelConfig):
                 self.reference_latents >= 0,
                 f"reference_latents={self.reference_latents} must not be negative",
             ),
-            (
-                all(axis >= 2 and axis % 2 == 0 for axis in self.rope_axes),
-                f"rope_axes={list(self.rope_axes)} must be even numbers of at least 2",
-            ),
+            even_axes(self),
         ]
 
     def own_shapes(self) -> list[Rule]:
-        heads = self.num_attention_heads
-        width = self.hidden_size // heads
-        return [
-            (
-                self.hidden_size % heads > 0 or sum(self.rope_axes) == width,
-                f"rope_axes={list(self.rope_axes)} add up to {sum(self.rope_axes)}, and"
-                f" hidden_size={self.hidden_size} / num_attention_heads={heads} gives heads of"
-                f" width {width}; choose axes that add up to it",
-            ),
-            (
-                self.ffn_hidden_size % heads == 0,
-                f"the MLP width {self.ffn_hidden_size} (hidden_size * mlp_ratio) does not divide by"
-                f" num_attention_heads={heads}, by which single-stream layers share it out",
-            ),
-        ]
+        return [axes_fill_heads(self), heads_share_mlp(self)]
 
     @property
     def all_layers(self) -> int:

@@ -16,19 +16,13 @@ from dit.models.family import (
     WeightRules,
 )
 from dit.models.flux.config import TINY, FluxConfig
-from dit.models.layer_spec import (
-    Activation,
-    AttentionSpec,
-    Cost,
-    DoubleLayerSpec,
-    FeedForwardSpec,
-    PerBlockModulation,
-    RowKind,
-    SingleLayerSpec,
-    StackSpec,
-    condition_cost,
-    replicated,
+from dit.models.joint_family import (
+    ADALN_ZERO,
+    JOINT_PARTS,
+    double_then_single,
+    joint_head_cost,
 )
+from dit.models.layer_spec import Cost, RowKind, condition_cost, replicated
 
 if TYPE_CHECKING:
     from dit.models.positions import PositionRule
@@ -81,33 +75,10 @@ def _inputs(model: FluxConfig) -> tuple[SampleInput, ...]:
     return (text, pooled, *references)
 
 
-def flux_stacks(model: FluxConfig) -> tuple[StackSpec, ...]:
-    """The layers of FLUX."""
-    width = model.hidden_size
-    parts: Any = {
-        "attention": AttentionSpec(width=width, heads=model.num_attention_heads, bias=True),
-        "feed_forward": FeedForwardSpec(
-            width=width,
-            hidden=model.ffn_hidden_size,
-            activation=Activation.GELU_TANH,
-            bias=True,
-        ),
-    }
-    double, single = DoubleLayerSpec(**parts), SingleLayerSpec(**parts)
-    return (
-        StackSpec(name="double_blocks", count=model.num_layers, layer=double),
-        StackSpec(name="single_blocks", count=model.num_single_layers, layer=single),
-    )
-
-
 def flux_cost(model: FluxConfig) -> NetworkCost:
     """The network; its arithmetic is that of Diffusers' `FluxTransformer2DModel`."""
-    width = model.hidden_size
     return NetworkCost(
-        before=_before(model),
-        stacks=flux_stacks(model),
-        after=PerBlockModulation().cost(width, 2)
-        + replicated(width, model.output_features, bias=True),
+        before=_before(model), stacks=double_then_single(model), after=joint_head_cost(model)
     )
 
 
@@ -127,22 +98,11 @@ FAMILY = Family(
     config=FluxConfig,
     network=_network,
     cost=flux_cost,
-    parts={
-        "modulate_out": "head",
-        "proj_out": "head",
-        "modulation": "modulation",
-        "attention": "attention",
-        "mlp": "mlp",
-        "single_blocks": "single",
-    },
+    parts={**JOINT_PARTS, "single_blocks": "single"},
     diffusers=_diffusers,
     inputs=_inputs,
     positions=_positions,
-    weights=WeightRules(
-        # Each layer starts as the identity (adaLN-Zero, arXiv:2212.09748, Sec. 3.2), and the output
-        # of the network as 0.
-        zero=("*modul*.linear.weight", "*proj_out.weight"),
-    ),
+    weights=WeightRules(zero=ADALN_ZERO),
     objective=ObjectiveConventions(
         # Diffusers' pipelines hand their scheduler even steps from 1 to 1 / number of steps.
         settings={"name": "flow", "sampling_levels": "even"},

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from dit.batch import PackedBatch
 from dit.models.flux.config import FluxConfig
-from dit.models.flux.family import POOLED, flux_stacks
+from dit.models.flux.family import POOLED
+from dit.models.joint_family import double_then_single
 from dit.models.layers.modulation import ConditionEmbedding, PerBlockAdaLN
 from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
 from dit.models.layers.queries_and_keys import RotaryTable
@@ -32,7 +33,7 @@ class FluxNetwork(JointTransformer):
         self, model: FluxConfig, groups: ProcessGroupCollection, vp_stage: int | None = None
     ):
         config, width = transformer_config(model), model.hidden_size
-        super().__init__(config, model, groups, vp_stage, flux_stacks(model))
+        super().__init__(config, model, groups, vp_stage, double_then_single(model))
         # Angles in float64, as in Diffusers.
         self.rotary = RotaryTable(model.rope_axes, (10_000.0,) * 3, dtype=torch.float64)
         biased: Any = {"config": config, "bias": True}

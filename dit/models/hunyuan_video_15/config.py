@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from dit.config import ModelConfig, Precision
 from dit.config.checks import Rule, at_least_one
+from dit.models.joint_family import attends_to_no_padding, axes_fill_heads, even_axes
 from dit.models.layer_spec import MOST_REFINER_LAYERS
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {"hunyuanvideo_15": {}}
@@ -69,32 +70,15 @@ class HunyuanVideo15Config(ModelConfig):
     """Whether it was distilled to few steps and is told where each ends; generates alone."""
 
     def own_sizes(self) -> list[Rule]:
-        axes = list(self.rope_axes)
         widths = ("glyph_embed_size", "glyph_hidden_size", "image_embed_size")
         return [
             *at_least_one(self, *widths, "num_refiner_layers"),
-            (
-                all(axis >= 2 and axis % 2 == 0 for axis in axes),
-                f"rope_axes={axes} must be even numbers of at least 2",
-            ),
-            (
-                self.text_pad_to is None,
-                f"text_pad_to={self.text_pad_to}: HunyuanVideo 1.5 attends to no padding of"
-                " captions; set it to null",
-            ),
+            even_axes(self),
+            attends_to_no_padding(self, "HunyuanVideo 1.5"),
         ]
 
     def own_shapes(self) -> list[Rule]:
-        heads, axes = self.num_attention_heads, list(self.rope_axes)
-        width = self.hidden_size // heads
-        return [
-            (
-                self.hidden_size % heads > 0 or sum(axes) == width,
-                f"rope_axes={axes} add up to {sum(axes)}, and hidden_size={self.hidden_size} /"
-                f" num_attention_heads={heads} gives heads of width {width}; choose axes that add"
-                " up to it",
-            ),
-        ]
+        return [axes_fill_heads(self)]
 
     @property
     def condition_channels(self) -> int:

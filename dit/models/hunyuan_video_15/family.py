@@ -16,14 +16,11 @@ from dit.models.family import (
     WeightRules,
 )
 from dit.models.hunyuan_video_15.config import TINY, HunyuanVideo15Config
+from dit.models.joint_family import ADALN_ZERO, JOINT_PARTS, joint_head_cost, joint_layer_parts
 from dit.models.layer_spec import (
     LEVEL_WAVES,
-    Activation,
-    AttentionSpec,
     Cost,
     DoubleLayerSpec,
-    FeedForwardSpec,
-    PerBlockModulation,
     RowKind,
     StackSpec,
     WeightShape,
@@ -90,17 +87,7 @@ def _inputs(model: HunyuanVideo15Config) -> tuple[SampleInput, ...]:
 
 def hunyuan_video_15_stack(model: HunyuanVideo15Config) -> StackSpec:
     """The layers after the refiner's; nothing reads the text after the last of them."""
-    width = model.hidden_size
-    layer = DoubleLayerSpec(
-        attention=AttentionSpec(width=width, heads=model.num_attention_heads, bias=True),
-        feed_forward=FeedForwardSpec(
-            width=width,
-            hidden=model.ffn_hidden_size,
-            activation=Activation.GELU_TANH,
-            bias=True,
-        ),
-        text_is_read=False,
-    )
+    layer = DoubleLayerSpec(**joint_layer_parts(model), text_is_read=False)
     return StackSpec(name="blocks", count=model.num_layers, layer=layer)
 
 
@@ -110,12 +97,10 @@ def hunyuan_video_15_cost(model: HunyuanVideo15Config) -> NetworkCost:
     Rows of words in quotation marks and of pictures count as those of a caption: what the refiner
     costs is counted too high by their part, and their own embeddings, which are less, not at all.
     """
-    width = model.hidden_size
     return NetworkCost(
         before=_before(model),
         stacks=(hunyuan_video_15_stack(model),),
-        after=PerBlockModulation().cost(width, 2)
-        + replicated(width, model.output_features, bias=True),
+        after=joint_head_cost(model),
     )
 
 
@@ -138,23 +123,11 @@ FAMILY = Family(
     config=HunyuanVideo15Config,
     network=_network,
     cost=hunyuan_video_15_cost,
-    parts={
-        "modulate_out": "head",
-        "proj_out": "head",
-        "modulation": "modulation",
-        "text": "text",
-        "attention": "attention",
-        "mlp": "mlp",
-    },
+    parts={**JOINT_PARTS, "text": "text"},
     diffusers=_diffusers,
     inputs=_inputs,
     positions=_positions,
-    weights=WeightRules(
-        # Each layer starts as the identity (adaLN-Zero, arXiv:2212.09748, Sec. 3.2), and the output
-        # of the network as 0.
-        zero=("*modulation.linear.weight", "*modulate_out.linear.weight", "*proj_out.weight"),
-        no_decay=("text.kind",),
-    ),
+    weights=WeightRules(zero=ADALN_ZERO, no_decay=("text.kind",)),
     objective=ObjectiveConventions(
         # Diffusers' pipelines hand their scheduler even steps from 1 to 1 / number of steps.
         settings={"name": "flow", "sampling_levels": "even"},

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from dit.config import ModelConfig, Precision
 from dit.config.checks import Rule
+from dit.models.joint_family import attends_to_no_padding, axes_fill_heads, even_axes
 
 MOST_REFERENCES = 3
 """Pictures that a sample may bring to be edited; `QwenImageEditPlusPipeline` knows no bound."""
@@ -56,7 +57,7 @@ class QwenImageConfig(ModelConfig):
     """Whether they are told noise level 0 (2511), and not the level of the sample."""
 
     def own_sizes(self) -> list[Rule]:
-        count, axes = self.reference_latents, list(self.rope_axes)
+        count = self.reference_latents
         return [
             (
                 0 <= count <= MOST_REFERENCES,
@@ -66,26 +67,13 @@ class QwenImageConfig(ModelConfig):
                 not self.clean_references or count > 0,
                 "clean_references=true needs reference_latents of 1 or more; set it to false",
             ),
-            (
-                all(axis >= 2 and axis % 2 == 0 for axis in axes),
-                f"rope_axes={axes} must be even numbers of 2 or more",
-            ),
+            even_axes(self),
         ]
 
     def own_shapes(self) -> list[Rule]:
-        heads, axes = self.num_attention_heads, list(self.rope_axes)
-        width = self.hidden_size // heads
         return [
-            (
-                self.hidden_size % heads > 0 or sum(axes) == width,
-                f"rope_axes={axes} add up to {sum(axes)}, and hidden_size={self.hidden_size} /"
-                f" num_attention_heads={heads} gives heads of width {width}; make them equal",
-            ),
-            (
-                self.text_pad_to is None,
-                f"text_pad_to={self.text_pad_to}: Qwen-Image attends to no padding of captions;"
-                " set it to null",
-            ),
+            axes_fill_heads(self),
+            attends_to_no_padding(self, "Qwen-Image"),
             (
                 self.patch_temporal == 1,
                 f"patch_temporal={self.patch_temporal}: Qwen-Image learns pictures; set it to 1",

@@ -14,13 +14,10 @@ from dit.models.family import (
     SampleInput,
     WeightRules,
 )
+from dit.models.joint_family import JOINT_PARTS, joint_head_cost, joint_layer_parts
 from dit.models.layer_spec import (
-    Activation,
-    AttentionSpec,
     Cost,
     DoubleLayerSpec,
-    FeedForwardSpec,
-    PerBlockModulation,
     RowKind,
     StackSpec,
     WeightShape,
@@ -94,17 +91,7 @@ def _inputs(model: QwenImageConfig) -> tuple[SampleInput, ...]:
 
 def qwen_image_stack(model: QwenImageConfig) -> StackSpec:
     """The layers of Qwen-Image; nothing reads the text after the last of them."""
-    width = model.hidden_size
-    layer = DoubleLayerSpec(
-        attention=AttentionSpec(width=width, heads=model.num_attention_heads, bias=True),
-        feed_forward=FeedForwardSpec(
-            width=width,
-            hidden=model.ffn_hidden_size,
-            activation=Activation.GELU_TANH,
-            bias=True,
-        ),
-        text_is_read=False,
-    )
+    layer = DoubleLayerSpec(**joint_layer_parts(model), text_is_read=False)
     return StackSpec(name="blocks", count=model.num_layers, layer=layer)
 
 
@@ -119,8 +106,7 @@ def qwen_image_cost(model: QwenImageConfig) -> NetworkCost:
     return NetworkCost(
         before=before,
         stacks=(qwen_image_stack(model),),
-        after=PerBlockModulation().cost(width, 2)
-        + replicated(width, model.output_features, bias=True),
+        after=joint_head_cost(model),
     )
 
 
@@ -142,11 +128,7 @@ FAMILY = Family(
         "text_mlp": "text",
         "text_modulation": "modulation",
         "text_in": "text",
-        "attention": "attention",
-        "mlp": "mlp",
-        "modulation": "modulation",
-        "modulate_out": "head",
-        "proj_out": "head",
+        **JOINT_PARTS,
     },
     diffusers=_diffusers,
     inputs=_inputs,

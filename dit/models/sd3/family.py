@@ -15,12 +15,12 @@ from dit.models.family import (
     SampleInput,
     WeightRules,
 )
+from dit.models.joint_family import ADALN_ZERO, JOINT_PARTS, joint_head_cost
 from dit.models.layer_spec import (
     Activation,
     AttentionSpec,
     DoubleLayerSpec,
     FeedForwardSpec,
-    PerBlockModulation,
     QkNorm,
     RowKind,
     StackSpec,
@@ -104,8 +104,7 @@ def sd3_cost(model: Sd3Config) -> NetworkCost:
         + replicated(model.crossattn_emb_size, width, rows=RowKind.TEXT, bias=True)
         + condition_cost(width, pooled=model.pooled_size),
         stacks=sd3_stacks(model),
-        after=PerBlockModulation().cost(width, 2)
-        + replicated(width, model.output_features, bias=True),
+        after=joint_head_cost(model),
     )
 
 
@@ -114,22 +113,11 @@ FAMILY = Family(
     config=Sd3Config,
     network=_network,
     cost=sd3_cost,
-    parts={
-        "modulate_out": "head",
-        "proj_out": "head",
-        "modulation": "modulation",
-        "attention": "attention",
-        "mlp": "mlp",
-    },
+    parts=JOINT_PARTS,
     diffusers=_diffusers,
     inputs=_inputs,
     positions=_positions,
-    weights=WeightRules(
-        # Each layer starts as the identity (adaLN-Zero, arXiv:2212.09748, Sec. 3.2), and the output
-        # of the network as 0.
-        zero=("*modul*.linear.weight", "*proj_out.weight"),
-        fixed=(TABLE,),
-    ),
+    weights=WeightRules(zero=ADALN_ZERO, fixed=(TABLE,)),
     objective=ObjectiveConventions(settings={"name": "flow"}, clean_level=None),
     vae=lambda _: "sd3",
     tiny=TINY,
