@@ -8,6 +8,12 @@ from typing import Any, ClassVar
 
 from dit.config import ModelConfig, Precision
 from dit.config.checks import Rule, at_least_one
+from dit.models.joint_family import (
+    attends_to_no_padding,
+    axes_fill_heads,
+    even_axes,
+    heads_share_mlp,
+)
 from dit.models.layer_spec import MOST_REFINER_LAYERS
 
 MOST_SIDE = 2**20
@@ -79,19 +85,11 @@ class HunyuanImageConfig(ModelConfig):
     own_stages = ModelConfig.enough_layers
 
     def own_sizes(self) -> list[Rule]:
-        axes = list(self.rope_axes)
         widths = ("glyph_embed_size", "glyph_hidden_size")
         return [
             *at_least_one(self, "num_single_layers", *widths, "num_refiner_layers"),
-            (
-                all(axis >= 2 and axis % 2 == 0 for axis in axes),
-                f"rope_axes={axes} must be even numbers of at least 2",
-            ),
-            (
-                self.text_pad_to is None,
-                f"text_pad_to={self.text_pad_to}: HunyuanImage attends to no padding of captions;"
-                " set it to null",
-            ),
+            even_axes(self),
+            attends_to_no_padding(self, "HunyuanImage"),
             (
                 self.patch_temporal == 1,
                 f"patch_temporal={self.patch_temporal}: HunyuanImage learns pictures; set it to 1",
@@ -99,21 +97,7 @@ class HunyuanImageConfig(ModelConfig):
         ]
 
     def own_shapes(self) -> list[Rule]:
-        heads, axes = self.num_attention_heads, list(self.rope_axes)
-        width = self.hidden_size // heads
-        return [
-            (
-                self.hidden_size % heads > 0 or sum(axes) == width,
-                f"rope_axes={axes} add up to {sum(axes)}, and hidden_size={self.hidden_size} /"
-                f" num_attention_heads={heads} gives heads of width {width}; choose axes that add"
-                " up to it",
-            ),
-            (
-                self.ffn_hidden_size % heads == 0,
-                f"the MLP width {self.ffn_hidden_size} (hidden_size * mlp_ratio) does not divide by"
-                f" num_attention_heads={heads}, by which single-stream layers share it out",
-            ),
-        ]
+        return [axes_fill_heads(self), heads_share_mlp(self)]
 
     @property
     def all_layers(self) -> int:

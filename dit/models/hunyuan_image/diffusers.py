@@ -111,7 +111,10 @@ def _unsupported(t: HunyuanImageTransformer) -> list[str]:
             f"patch_size={patch}; patches are squares of pictures",
         ),
         (len(axes) == 2, f"rope_axes_dim={axes}; positions are rows and columns"),
-        (t.text_embed_2_dim is not None, "text_embed_2_dim=null; words in quotation marks are read"),
+        (
+            t.text_embed_2_dim is not None,
+            "text_embed_2_dim=null; words in quotation marks are read",
+        ),
         (t.qk_norm == "rms_norm", f"qk_norm={t.qk_norm!r}"),
         (t.rope_theta == 256.0, f"rope_theta={t.rope_theta:g}"),
         (

@@ -15,20 +15,13 @@ from dit.models.family import (
     WeightRules,
 )
 from dit.models.hunyuan_image.config import TINY, HunyuanImageConfig
-from dit.models.layer_spec import (
-    Activation,
-    AttentionSpec,
-    Cost,
-    DoubleLayerSpec,
-    FeedForwardSpec,
-    PerBlockModulation,
-    SingleLayerSpec,
-    StackSpec,
-    condition_cost,
-    glyph_weights,
-    refiner_cost,
-    replicated,
+from dit.models.joint_family import (
+    ADALN_ZERO,
+    JOINT_PARTS,
+    double_then_single,
+    joint_head_cost,
 )
+from dit.models.layer_spec import Cost, condition_cost, glyph_weights, refiner_cost, replicated
 
 if TYPE_CHECKING:
     from dit.models.positions import PositionRule
@@ -65,43 +58,19 @@ def _inputs(model: HunyuanImageConfig) -> tuple[SampleInput, ...]:
     )
 
 
-def hunyuan_image_stacks(model: HunyuanImageConfig) -> tuple[StackSpec, ...]:
-    """The layers after the refiner's."""
-    width = model.hidden_size
-    parts: Any = {
-        "attention": AttentionSpec(width=width, heads=model.num_attention_heads, bias=True),
-        "feed_forward": FeedForwardSpec(
-            width=width,
-            hidden=model.ffn_hidden_size,
-            activation=Activation.GELU_TANH,
-            bias=True,
-        ),
-    }
-    double, single = DoubleLayerSpec(**parts), SingleLayerSpec(**parts)
-    return (
-        StackSpec(name="double_blocks", count=model.num_layers, layer=double),
-        StackSpec(name="single_blocks", count=model.num_single_layers, layer=single),
-    )
-
-
 def hunyuan_image_cost(model: HunyuanImageConfig) -> NetworkCost:
     """The network; its arithmetic is that of Diffusers' `HunyuanImageTransformer2DModel`.
 
     Rows of words in quotation marks count as those of a caption: what the refiner costs is counted
     too high by their part, and their own embedding, which is less, not at all.
     """
-    width = model.hidden_size
-    glyphs = glyph_weights(
-        width, inputs=model.glyph_embed_size, inside=model.glyph_hidden_size
-    )
+    width, glyphs = model.hidden_size, model.glyph_embed_size
+    before = replicated(model.patch_features, width, bias=True)
+    before += condition_cost(width, guidance=model.guidance_embed, step_end=model.use_meanflow)
+    before += refiner_cost(width, text=model.crossattn_emb_size, layers=model.num_refiner_layers)
+    before += Cost(weights=(glyph_weights(width, inputs=glyphs, inside=model.glyph_hidden_size),))
     return NetworkCost(
-        before=replicated(model.patch_features, width, bias=True)
-        + condition_cost(width, guidance=model.guidance_embed, step_end=model.use_meanflow)
-        + refiner_cost(width, text=model.crossattn_emb_size, layers=model.num_refiner_layers)
-        + Cost(weights=(glyphs,)),
-        stacks=hunyuan_image_stacks(model),
-        after=PerBlockModulation().cost(width, 2)
-        + replicated(width, model.output_features, bias=True),
+        before=before, stacks=double_then_single(model), after=joint_head_cost(model)
     )
 
 
@@ -110,24 +79,11 @@ FAMILY = Family(
     config=HunyuanImageConfig,
     network=_network,
     cost=hunyuan_image_cost,
-    parts={
-        "modulate_out": "head",
-        "proj_out": "head",
-        "modulation": "modulation",
-        "refiner": "text",
-        "glyphs": "text",
-        "attention": "attention",
-        "mlp": "mlp",
-        "single_blocks": "single",
-    },
+    parts={**JOINT_PARTS, "refiner": "text", "glyphs": "text", "single_blocks": "single"},
     diffusers=_diffusers,
     inputs=_inputs,
     positions=_positions,
-    weights=WeightRules(
-        # Each layer starts as the identity (adaLN-Zero, arXiv:2212.09748, Sec. 3.2), and the output
-        # of the network as 0.
-        zero=("*modul*.linear.weight", "*proj_out.weight"),
-    ),
+    weights=WeightRules(zero=ADALN_ZERO),
     objective=ObjectiveConventions(
         # Diffusers' pipeline hands its scheduler even steps from 1 to 1 / number of steps.
         settings={"name": "flow", "sampling_levels": "even"},

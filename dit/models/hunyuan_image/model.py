@@ -11,7 +11,8 @@ from torch import Tensor
 
 from dit.batch import PackedBatch
 from dit.models.hunyuan_image.config import HunyuanImageConfig
-from dit.models.hunyuan_image.family import GLYPHS, TEXT, hunyuan_image_stacks
+from dit.models.hunyuan_image.family import GLYPHS, TEXT
+from dit.models.joint_family import double_then_single
 from dit.models.layers.modulation import ConditionEmbedding, PerBlockAdaLN
 from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
 from dit.models.layers.queries_and_keys import RotaryTable
@@ -32,7 +33,7 @@ class HunyuanImageNetwork(JointTransformer):
         self, model: HunyuanImageConfig, groups: ProcessGroupCollection, vp_stage: int | None = None
     ):
         config, width = transformer_config(model), model.hidden_size
-        super().__init__(config, model, groups, vp_stage, hunyuan_image_stacks(model))
+        super().__init__(config, model, groups, vp_stage, double_then_single(model))
         # Nothing turns with the frame, which is the first number of a position.
         self.rotary = RotaryTable((0, *model.rope_axes), (256.0,) * 3)
         biased: Any = {"config": config, "bias": True}

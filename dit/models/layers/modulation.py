@@ -63,8 +63,8 @@ class TimestepEmbedding(nn.Module):
 class ConditionEmbedding(nn.Module):
     """Levels [N], a guidance scale and pooled text -> the sum of their embeddings [N, D].
 
-    The arithmetic is that of Diffusers' `CombinedTimestepGuidanceTextProjEmbeddings` (FLUX), without
-    guidance of `CombinedTimestepTextProjEmbeddings` (SD3), and without pooled text of
+    The arithmetic is that of Diffusers' `CombinedTimestepGuidanceTextProjEmbeddings` (FLUX), of
+    `CombinedTimestepTextProjEmbeddings` without guidance (SD3), and without pooled text of
     `HunyuanImageCombinedTimeGuidanceEmbedding`, which also knows where a step ends.
     """
 

@@ -14,6 +14,7 @@ import torch
 from diffusers import (
     CosmosTransformer3DModel,
     FluxTransformer2DModel,
+    HunyuanImageTransformer2DModel,
     HunyuanVideo15Transformer3DModel,
     QwenImageTransformer2DModel,
     SD3Transformer2DModel,
@@ -50,6 +51,7 @@ CLASSES: dict[str, Any] = {
     "CosmosTransformer3DModel": CosmosTransformer3DModel,
     "FluxTransformer2DModel": FluxTransformer2DModel,
     "HunyuanVideo15Transformer3DModel": HunyuanVideo15Transformer3DModel,
+    "HunyuanImageTransformer2DModel": HunyuanImageTransformer2DModel,
     "QwenImageTransformer2DModel": QwenImageTransformer2DModel,
     "SD3Transformer2DModel": SD3Transformer2DModel,
 }
@@ -61,8 +63,9 @@ CASES = [
     Tiny("HunyuanVideo15Transformer3DModel"),
     Tiny("QwenImageTransformer2DModel"),
 ]
-# Beside them, of the numbers alone: layers of which the last and the first differ from the others.
-NUMBERS = [*CASES, Tiny("SD3Transformer2DModel")]
+# Beside them, of the numbers alone: layers of which the last and the first differ from the others,
+# and FLUX's layers behind a token refiner.
+NUMBERS = [*CASES, Tiny("SD3Transformer2DModel"), Tiny("HunyuanImageTransformer2DModel")]
 LEVELS = (0.3, 0.8)
 SIZES = ((1, 4, 6), (3, 2, 4))
 
@@ -139,6 +142,7 @@ def made(request, groups, tmp_path: Path):
     more, second = {
         "FluxTransformer2DModel": (["proj_mlp", "norm_out.linear"], "attn"),
         "HunyuanVideo15Transformer3DModel": ([], "attn"),
+        "HunyuanImageTransformer2DModel": (["proj_mlp"], "attn"),
         "QwenImageTransformer2DModel": (["img_mod.1", "norm_out.linear"], "attn"),
     }.get(tiny.class_name, ([], "attn2"))
     config = PeftLoraConfig(
