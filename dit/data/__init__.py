@@ -13,6 +13,7 @@
     energon       our parts of Energon's chain of datasets, and its private members
     loader_state  what a checkpoint keeps of the loaders, and which run it belongs to
     reshard       a saved loader state on another number of ranks or workers
+    export        samples and batches for other trainers, without packs
 
 Nothing here uses torch.distributed: ranks come as arguments.
 """

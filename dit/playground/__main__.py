@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from rich.console import Console
-
 from dit.distributed.entry import Parser, run
 
 
@@ -24,22 +22,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     studio = Studio(
         open_variants(places, weights=args.weights, options=options), weights=args.weights
     )
-    try:
-        server = PlaygroundServer(args.host, args.port, studio)
-    except OSError as error:
-        raise ValueError(
-            f"--host {args.host} --port {args.port} cannot be served ({error.strerror or error});"
-            " give another --port, or --port 0 for any that is free"
-        ) from error
-    console = Console(soft_wrap=True, highlight=False)
-    if not server.only_local:
-        console.print("everybody who reaches this machine can generate here: there is no password")
-    console.print(f"playground  {server.url}  (Ctrl-C ends it)", markup=False)
-    with server:
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            console.print("closed")
+    PlaygroundServer(args.host, args.port, studio).serve(
+        "playground",
+        risk="everybody who reaches this machine can generate here: there is no password",
+    )
     return 0
 
 

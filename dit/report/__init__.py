@@ -10,7 +10,8 @@ lengths   histogram of the lengths of samples
 findings  warnings with remedies: fill of packs, skipped steps, refused samples, spikes
 figures   tables: summary, settings that differ, data, environment
 pictures  grids of samples over the steps, with a slider; pictures with their prompts
-page      all of it -> HTML
+page      all of it -> HTML; page.js has what moves
+server    the page of runs that go on (--watch), for this machine alone
 """
 
 from dit.report.page import write_page

@@ -17,12 +17,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Writes the page; returns 0, or 1 after an error, which the last line explains."""
     args = _parser().parse_args(argv)
     output: Path = args.output or args.run_dir[0] / "report.html"
+    if args.watch:
+        return _watch(args)
     try:
         write_page(read_runs(args.run_dir), output=output, samples=args.samples_dir)
     except ReportError as error:
         _say(f"error: {error}", failed=True)
         return 1
     _say(f"report  {output.resolve()}")
+    return 0
+
+
+def _watch(args: argparse.Namespace) -> int:
+    """Serves the page until Ctrl-C."""
+    from dit.report.server import ReportServer
+
+    try:
+        server = ReportServer(args.host, args.port, args.run_dir, args.samples_dir)
+    except ValueError as error:
+        _say(f"error: {error}", failed=True)
+        return 1
+    server.serve("report", risk="everybody who reaches this machine can read the report")
     return 0
 
 
@@ -43,6 +58,17 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         help="folder that generate_dit wrote (samples.json); shown beside its prompts; repeatable",
+    )
+    parser.add_argument(
+        "--watch", action="store_true", help="serve the page, which follows runs that go on"
+    )
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address of --watch; other machines only where you say so (%(default)s)",
+    )
+    parser.add_argument(
+        "--port", type=int, default=8471, help="of --watch; 0 takes any that is free (%(default)s)"
     )
     return parser
 

@@ -1,9 +1,12 @@
-"""Curves -> inline SVG. Colours come from the style of the page, light or dark."""
+"""Curves -> inline SVG. Colours come from the style of the page, light or dark.
+
+Each curve carries its values for page.js, which shows those under the pointer in the legend.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -16,6 +19,7 @@ LEFT, RIGHT, TOP, BOTTOM = 50, 408, 8, 214
 _LOG_FROM = 4.0
 """A chart is logarithmic if its largest value is at least this many times the smallest."""
 LOG_SCALE = " <small>log scale</small>"
+_MANY = 4  # the extremes of more curves are drawn fainter
 _LINEAR = {"learning rate"}  # decays to zero, which a logarithmic axis cannot show
 
 
@@ -27,6 +31,7 @@ class Curve:
     buckets: list[Bucket]
     colour: int
     dash: int = 0  # 0 solid, 1 dashed, 2 dotted
+    run: str = ""  # name of its run, by which all curves of the run are switched off
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +65,21 @@ class Axis:
 
 def chart(title: str, lines: Sequence[Curve]) -> str:
     """A figure with a title, the curves over the steps, and a legend with the newest values."""
-    x, y = _x_axis(lines), _y_axis(lines, log=title not in _LINEAR)
+    x, y = _x_axis(lines), _y_axis(lines, log=title.partition(":")[0] not in _LINEAR)
 
     def at(step: float, value: float) -> str:
         right = LEFT + x.at(step) * (RIGHT - LEFT)
         shown = min(max(value, y.low), y.high)
         return f"{right:.1f} {BOTTOM - y.at(shown) * (BOTTOM - TOP):.1f}"
 
-    body = [*_grid(x, y), *(_drawn(line, at) for line in lines)]
+    body = [*_grid(x, y), *(_drawn(line, at, title) for line in lines)]
+    kind = "chart many" if len(lines) > _MANY else "chart"
     return (
-        f"<figure class=chart><figcaption>{escape(title)}{LOG_SCALE if y.log else ''}</figcaption>"
+        f'<figure class="{kind}" data-across="{WIDTH} {LEFT} {RIGHT} {x.high:.15g}"><figcaption>'
+        f"{escape(title)}{LOG_SCALE if y.log else ''} <output></output></figcaption>"
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)} by step">'
-        f"{''.join(body)}</svg>{_legend(lines)}</figure>"
+        f'{"".join(body)}<path class=cursor d="M0 {TOP}V{BOTTOM}"/></svg>'
+        f"{_legend(lines, title)}</figure>"
     )
 
 
@@ -114,29 +122,54 @@ def _labelled(ticks: list[float]) -> list[tuple[float, str]]:
     return list(zip(ticks, labels, strict=True))
 
 
-def _drawn(line: Curve, at: Callable[[float, float], str]) -> str:
-    style = _style(line)
-    across = [at(b.step, b.mean) for b in line.buckets]
+def _drawn(line: Curve, at: Callable[[float, float], str], title: str) -> str:
+    lowest = min(line.buckets, key=lambda b: b.low)
+    # What a browser shows without scripts while the pointer rests on the curve.
+    said = f"{line.label}: {number(line.buckets[-1].mean, digits=4)}, lowest {number(lowest.low)}"
+    shape = "".join(_shape(line.buckets, at))
+    return (
+        f'<g class="curve {style(line.colour, line.dash)}" {_names(line, title)}'
+        f' data-values="{_values(line.buckets)}"><title>{escape(said)}</title>{shape}</g>'
+    )
+
+
+def _shape(buckets: Sequence[Bucket], at: Callable[[float, float], str]) -> Iterator[str]:
+    across = [at(b.step, b.mean) for b in buckets]
     if len(across) == 1:
         left, top = across[0].split()
-        return f'<circle class="{style}" cx={left} cy={top} r=3 />'
-    path = f'<path class="line {style}" d="M{"L".join(across)}"/>'
-    if all(b.low == b.high for b in line.buckets):
-        return path
-    above = [at(b.step, b.high) for b in line.buckets]
-    below = [at(b.step, b.low) for b in reversed(line.buckets)]
-    return f'<path class="band {style}" d="M{"L".join(above + below)}Z"/>{path}'
+        yield f"<circle cx={left} cy={top} r=3 />"
+        return
+    if any(b.low != b.high for b in buckets):
+        above = [at(b.step, b.high) for b in buckets]
+        below = [at(b.step, b.low) for b in reversed(buckets)]
+        yield f'<path class="band" d="M{"L".join(above + below)}Z"/>'
+    yield f'<path class="line" d="M{"L".join(across)}"/>'
 
 
-def _style(line: Curve) -> str:
+def _values(buckets: Sequence[Bucket]) -> str:
+    """Step and mean of each bucket, and its extremes where they differ."""
+    each = (
+        [b.step, b.mean] if b.low == b.high else [b.step, b.mean, b.low, b.high] for b in buckets
+    )
+    return ";".join(f"{step:.0f} {' '.join(f'{v:.4g}' for v in values)}" for step, *values in each)
+
+
+def _names(line: Curve, title: str) -> str:
+    """By what page.js finds the curve of an entry, also after a refresh."""
+    return f'data-run="{escape(line.run)}" data-key="{escape(f"{title}/{line.label}")}"'
+
+
+def style(colour: int, dash: int = 0) -> str:
+    """Classes of a curve and of its entry in a legend."""
     # With more curves than colours, a colour is used again with another dash.
-    return f"c{line.colour % COLOURS} dash{(line.dash + line.colour // COLOURS) % 3}"
+    return f"c{colour % COLOURS} dash{(dash + colour // COLOURS) % 3}"
 
 
-def _legend(lines: Sequence[Curve]) -> str:
+def _legend(lines: Sequence[Curve], title: str) -> str:
     entries = (
-        f'<span><i class="{_style(line)}"></i>'
-        f"{escape(line.label)} <b>{number(line.buckets[-1].mean, digits=4)}</b></span>"
+        f"<button type=button aria-pressed=true {_names(line, title)}>"
+        f'<i class="{style(line.colour, line.dash)}"></i>'
+        f"{escape(line.label)} <b>{number(line.buckets[-1].mean, digits=4)}</b></button>"
         for line in lines
     )
     return f"<div class=legend>{''.join(entries)}</div>"

@@ -12,7 +12,6 @@ from dit.models.cost import parameter_count
 from dit.report.charts import number
 from dit.report.findings import count, refusals
 from dit.report.reading import RunRecord, default_settings, flat
-from dit.report.series import points
 
 Columns = Sequence[Mapping[str, Any]]  # for each run: name of a row -> value
 
@@ -44,7 +43,7 @@ def _shown(value: Any) -> str:
 
 def summary_table(run: RunRecord) -> dict[str, Any]:
     """Results of a run: losses, validation, speed."""
-    seconds = sum(value for _, value in points(run.lines, "step_time_s"))
+    seconds = sum(value for _, value in run.points("step_time_s"))
     last, total = run.lines[-1], run.settings.get("train.train_iters")
     rows = _model(run) | {
         "steps": f"{last['step']:,}" + (f" of {total:,}" if isinstance(total, int) else ""),
@@ -54,7 +53,7 @@ def summary_table(run: RunRecord) -> dict[str, Any]:
 
 
 def _losses(run: RunRecord) -> dict[str, Any]:
-    losses = [value for _, value in points(run.steps, "loss")]
+    losses = [value for _, value in run.points_of_updates("loss")]
     if not losses:
         return {"loss": "no step has a finite one"}
     tail = losses[-max(1, len(losses) // 50) :]
@@ -81,7 +80,7 @@ def _model(run: RunRecord) -> dict[str, Any]:
 def _validation(run: RunRecord) -> dict[str, Any]:
     rows = {}
     for name, label in (("val_loss", "validation loss"), ("val_loss_ema", "validation loss, EMA")):
-        values = points(run.lines, name)
+        values = run.points(name)
         if values:
             step, lowest = min(values, key=lambda point: point[1])
             last = _number(values[-1][1])
@@ -95,7 +94,7 @@ def _speed(run: RunRecord) -> dict[str, Any]:
         ("tokens_per_s", "tokens per second (median)"),
         ("model_tflops", "model TFLOP/s of a device (median)"),
     ):
-        if values := [value for _, value in points(run.steps, name)]:
+        if values := [value for _, value in run.points_of_updates(name)]:
             rows[label] = number(statistics.median(values))
     return rows
 
@@ -110,8 +109,8 @@ def _duration(seconds: float) -> str:
 def data(run: RunRecord) -> dict[str, Any]:
     """Samples and tokens that a run has read, refused samples, and the dataset card."""
     last = run.lines[-1]
-    tokens = sum(value for _, value in points(run.lines, "real_tokens"))
-    fills = [value for _, value in points(run.steps, "pack_fill")]
+    tokens = sum(value for _, value in run.points("real_tokens"))
+    fills = [value for _, value in run.points_of_updates("pack_fill")]
     rows: dict[str, Any] = {"samples seen": last.get("consumed_samples", "")}
     rows |= {"tokens seen": number(tokens)} if tokens else {}
     rows |= {"fill of packs (mean)": f"{statistics.fmean(fills):.1%}"} if fills else {}

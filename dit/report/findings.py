@@ -9,8 +9,7 @@ from typing import Any
 from dit.drawing import Undrawn
 from dit.report.charts import number
 from dit.report.lengths import BIN, bins_of
-from dit.report.reading import RunRecord, finite
-from dit.report.series import Points, points
+from dit.report.reading import Points, RunRecord, finite
 
 FILL_BOUND = 0.9
 """A warning is given below this mean fill: padding then costs more than a tenth of the work."""
@@ -37,7 +36,7 @@ def lost_pictures(undrawn: Sequence[Undrawn]) -> Iterator[str]:
 
 
 def _fill(run: RunRecord) -> Iterator[str]:
-    fills = [value for _, value in points(run.steps, "pack_fill")]
+    fills = [value for _, value in run.points_of_updates("pack_fill")]
     if not fills or (mean := statistics.fmean(fills)) >= FILL_BOUND:
         return
     remedies = [
@@ -68,7 +67,7 @@ def padding_share(run: RunRecord, multiple: int) -> float:
 
 def _skipped(run: RunRecord) -> Iterator[str]:
     steps = [line["step"] for line in run.lines if line.get("skipped") is True]
-    if not run.steps:
+    if not run.points("loss"):
         yield (
             "no step has a finite loss: nothing was learned. Look at the samples that"
             " skipped_samples.jsonl names, lower optimizer.lr, or check the latents with"
@@ -101,7 +100,7 @@ def refusals(run: RunRecord) -> dict[str, int]:
 
 
 def _spikes(run: RunRecord) -> Iterator[str]:
-    steps = spikes(points(run.steps, "loss"))
+    steps = spikes(run.points_of_updates("loss"))
     if steps:
         yield (
             f"the loss jumps at {_count(len(steps), 'step')} ({_first(steps)}): if it does not come"
@@ -123,7 +122,7 @@ def spikes(loss: Points) -> list[int]:
 
 def _rise(run: RunRecord) -> Iterator[str]:
     name = "val_loss_ema" if any("val_loss_ema" in line for line in run.lines) else "val_loss"
-    values = points(run.lines, name)
+    values = run.points(name)
     if not values:
         return
     step, lowest = min(values, key=lambda point: point[1])

@@ -54,7 +54,8 @@ def _bar(longest: int, share: float, x: Axis, y: Axis) -> str:
     left, right = (_across(end, x) for end in (longest / BIN, longest))
     top = _down(share, y)
     size = f'width="{right - left:.1f}" height="{BOTTOM - top:.1f}"'
-    return f'<rect class="bar c0" x="{left:.1f}" y="{top:.1f}" {size}/>'
+    said = f"{longest / BIN:.0f} to {longest} tokens: {share:.2%}"
+    return f'<rect class="bar c0" x="{left:.1f}" y="{top:.1f}" {size}><title>{said}</title></rect>'
 
 
 def _grid(x: Axis, y: Axis) -> str:

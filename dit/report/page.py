@@ -10,17 +10,17 @@ from string import Template
 
 from dit.drawing import Undrawn
 from dit.report import figures
-from dit.report.charts import Curve, chart
+from dit.report.charts import Curve, chart, style
 from dit.report.findings import findings, lost_pictures
 from dit.report.lengths import histogram
 from dit.report.pictures import STEPS, generated, slider
-from dit.report.reading import ReportError, RunRecord
-from dit.report.series import ChartPlace, Points, buckets, curves, section_name
+from dit.report.reading import Points, ReportError, RunRecord
+from dit.report.series import ChartPlace, buckets, curves, section_name
 
 Section = tuple[str, str]  # heading, HTML; a section without HTML is left out
 _FEW = 2
 """With at most this many runs, pictures stand before all curves but those of the loss."""
-_LEAST_STEPS = 4  # a run shows pictures of at least so many steps
+_LEAST_STEPS = 8  # a run shows pictures of at least so many steps
 
 
 def write_page(runs: Sequence[RunRecord], *, output: Path, samples: Sequence[Path] = ()) -> None:
@@ -29,15 +29,7 @@ def write_page(runs: Sequence[RunRecord], *, output: Path, samples: Sequence[Pat
     Raises:
         ReportError: the page cannot be written, or a folder of samples cannot be read.
     """
-    found = [section for section in _sections(runs, samples) if section[1]]
-    text = Template(Path(__file__).with_name("page.html").read_text()).substitute(
-        title=escape(", ".join(run.name for run in runs)),
-        links="".join(f'<a href="#{_anchor(name)}">{escape(name)}</a>' for name, _ in found),
-        sections="\n".join(
-            f'<section id="{_anchor(name)}"><h2>{escape(name)}</h2>{body}</section>'
-            for name, body in found
-        ),
-    )
+    text = page(runs, samples=samples)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         # The name of a folder may not be valid UTF-8.
@@ -46,6 +38,50 @@ def write_page(runs: Sequence[RunRecord], *, output: Path, samples: Sequence[Pat
         raise ReportError(
             f"{output} cannot be written ({error.strerror}); choose another --output"
         ) from error
+
+
+def page(runs: Sequence[RunRecord], *, samples: Sequence[Path] = (), refresh_s: int = 0) -> str:
+    """The page; with `refresh_s` it asks its server again after so many seconds.
+
+    Raises:
+        ReportError: a folder of samples cannot be read.
+    """
+    found = [section for section in _sections(runs, samples) if section[1]]
+    links = "".join(f'<a href="#{_anchor(name)}">{escape(name)}</a>' for name, _ in found)
+    sections = "\n".join(
+        f'<section id="{_anchor(name)}"><h2>{escape(name)}</h2>{body}</section>'
+        for name, body in found
+    )
+    title = ", ".join(run.name for run in runs)
+    return _whole(title, f"<nav>{links}</nav>{_legend(runs)}{sections}", refresh_s=refresh_s)
+
+
+def message_page(title: str, message: str, *, refresh_s: int) -> str:
+    """A page with a message in the place of a report."""
+    return _whole(title, f"<p class=message>{escape(message)}</p>", refresh_s=refresh_s)
+
+
+def _whole(title: str, body: str, *, refresh_s: int) -> str:
+    here = Path(__file__)
+    # Without scripts the browser itself loads the page again.
+    refresh = f'<meta http-equiv="refresh" content="{refresh_s}">' if refresh_s else ""
+    return Template(here.with_name("page.html").read_text()).substitute(
+        title=escape(title),
+        body=body,
+        script=here.with_name("page.js").read_text(),
+        refresh=refresh,
+        refresh_s=refresh_s,
+    )
+
+
+def _legend(runs: Sequence[RunRecord]) -> str:
+    """Switches of runs for the whole page, in the colours of the charts that runs share."""
+    entries = "".join(
+        f'<button type=button aria-pressed=true data-run="{escape(run.name)}">'
+        f'<i class="{style(colour)}"></i>{escape(run.name)}</button>'
+        for colour, run in enumerate(runs)
+    )
+    return f'<div class="legend runs">{entries}</div>' if len(runs) > 1 else ""
 
 
 def _anchor(name: str) -> str:
@@ -76,8 +112,7 @@ def _pictures(
     """Sections of pictures; files that are no pictures are added to `undrawn`."""
     yield "Pictures", "".join(generated(folder, undrawn) for folder in samples)
     most = max(_LEAST_STEPS, STEPS * _FEW // max(len(runs), _FEW))
-    sliders = "".join(slider(run, undrawn, most=most) for run in runs)
-    yield "Samples over the steps", sliders and f"<div class=sliders>{sliders}</div>"
+    yield "Samples over the steps", slider(runs, undrawn, most=most)
 
 
 def _lengths(runs: Sequence[RunRecord]) -> str:
@@ -118,21 +153,33 @@ def _charts(runs: Sequence[RunRecord]) -> list[Section]:
 def _of_title(
     runs: Sequence[RunRecord], found: Sequence[dict[ChartPlace, Points]], title: str
 ) -> Iterator[str]:
-    """One chart for all runs if each has at most three curves in it, else one for each run."""
+    """The charts of a title: of many runs one for each label, with a curve for each run.
+
+    Of two runs there is one chart if each has at most three curves in it, else one for each run.
+    """
     lines = [[(at.label, of[at]) for at in of if at.title == title] for of in found]
+    if len(runs) > _FEW:
+        labels = dict.fromkeys(label for of in lines for label, _ in of)
+        for label in labels:
+            each = [(run, dict(of).get(label)) for run, of in zip(runs, lines, strict=True)]
+            together = [
+                _line(run, run.name, p, colour) for colour, (run, p) in enumerate(each) if p
+            ]
+            yield chart(title if len(labels) == 1 else f"{title}: {label}", together)
+        return
     if len(runs) == 1 or max(map(len, lines)) > 3:
         for run, of in zip(runs, lines, strict=True):
             if of:
                 name = title if len(runs) == 1 else f"{title}: {run.name}"
-                yield chart(name, [_line(label, p, c) for c, (label, p) in enumerate(of)])
+                yield chart(name, [_line(run, label, p, c) for c, (label, p) in enumerate(of)])
         return
     together = [
-        _line(f"{run.name} {label}" if len(of) > 1 else run.name, p, colour, dash=nth)
+        _line(run, f"{run.name} {label}" if len(of) > 1 else run.name, p, colour, dash=nth)
         for colour, (run, of) in enumerate(zip(runs, lines, strict=True))
         for nth, (label, p) in enumerate(of)
     ]
     yield chart(title, together)
 
 
-def _line(label: str, points: Points, colour: int, *, dash: int = 0) -> Curve:
-    return Curve(label=label, buckets=buckets(points), colour=colour, dash=dash)
+def _line(run: RunRecord, label: str, points: Points, colour: int, *, dash: int = 0) -> Curve:
+    return Curve(label=label, buckets=buckets(points), colour=colour, dash=dash, run=run.name)

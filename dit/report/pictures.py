@@ -23,28 +23,46 @@ _MOST_PICTURES = 16  # of a step without a grid
 _WITHOUT = "without_adapter"  # folder of the samples without the adapter, beside those with it
 
 
-def slider(run: RunRecord, undrawn: list[Undrawn], *, most: int = STEPS) -> str:
-    """The pictures of a run with a slider over at most `most` steps; empty without pictures.
+def slider(runs: Sequence[RunRecord], undrawn: list[Undrawn], *, most: int = STEPS) -> str:
+    """The pictures of all runs with one slider; empty without pictures.
 
-    Files that are no pictures are added to `undrawn`.
+    It moves over the steps of all of them, at most `most` of each run, and each run shows the
+    pictures of the newest of its steps until there. Files that are no pictures are added to
+    `undrawn`.
     """
+    found = {run.name: _frames(run, undrawn, most=most) for run in runs}
+    steps = sorted({step for frames in found.values() for step, _ in frames})
+    if not steps:
+        return ""
+    last = len(steps) - 1
+    # Hidden until page.js runs: without it nothing would move.
+    bar = (
+        f"<input type=range min=0 max={last} value={last} aria-label=step hidden"
+        f' data-steps="{" ".join(map(str, steps))}">'
+    )
+    shown = "".join(_of_run(name, frames) for name, frames in found.items() if frames)
+    return f"<div class=slider>{bar if last else ''}<div class=sliders>{shown}</div></div>"
+
+
+def _frames(run: RunRecord, undrawn: list[Undrawn], *, most: int) -> list[tuple[int, str]]:
+    """Steps and their pictures, as HTML."""
     steps = _spread(_steps(run.folder / "validation_generation"), most)
     images = [
         (step, "".join(_image(file, undrawn, alt=_said(step, file)) for file in files))
         for step, files in steps
     ]
-    images = [(step, shown) for step, shown in images if shown]
-    if not images:
-        return ""
-    last = len(images) - 1
-    frames = "".join(
-        f"<div class=frame data-step={step}{'' if index == last else ' hidden'}>{shown}</div>"
-        for index, (step, shown) in enumerate(images)
+    return [(step, shown) for step, shown in images if shown]
+
+
+def _of_run(name: str, frames: list[tuple[int, str]]) -> str:
+    newest = frames[-1][0]
+    shown = "".join(
+        f"<div class=frame data-step={step}{'' if step == newest else ' hidden'}>{images}</div>"
+        for step, images in frames
     )
-    bar = f"<input type=range min=0 max={last} value={last} aria-label=step>" if last else ""
     return (
-        f"<figure class=slider><figcaption>{escape(run.name)},"
-        f" <output>step {images[-1][0]}</output></figcaption>{bar}{frames}</figure>"
+        f'<figure class=frames data-run="{escape(name)}"><figcaption>{escape(name)},'
+        f" step <output>{newest}</output></figcaption>{shown}</figure>"
     )
 
 

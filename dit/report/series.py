@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from dit.report.reading import RunRecord, finite
-
-Points = list[tuple[float, float]]  # step and value
+from dit.report.reading import Points, RunRecord
 
 _VAL = r"(val_(?:[A-Za-z0-9-]+_)?loss(?:_ema)?)"
 _RULES = (  # name of the metric, section, title of the chart, label of the line
@@ -83,8 +79,7 @@ def section_name(index: int) -> str:
 
 def curves(run: RunRecord) -> dict[ChartPlace, Points]:
     """Every curve of a run with values other than 0, in the order of the page."""
-    names = dict.fromkeys(name for line in run.lines for name in line if name not in _UNSHOWN)
-    found = {chart_place(name): points(run.lines, name) for name in names}
+    found = {chart_place(name): of for name, of in run.series.items() if name not in _UNSHOWN}
     return {at: found[at] for at in sorted(found, key=_in_order) if _says_something(found[at])}
 
 
@@ -95,12 +90,6 @@ def _in_order(at: ChartPlace) -> tuple[int, tuple[int, str], tuple[int, str]]:
 
 def _says_something(of: Points) -> bool:
     return any(value for _, value in of)  # a count that stays 0 needs no curve
-
-
-def points(lines: Sequence[dict[str, Any]], name: str) -> Points:
-    """Steps and finite values of a metric."""
-    found = ((line["step"], finite(line.get(name))) for line in lines)
-    return [(step, value) for step, value in found if value is not None]
 
 
 def buckets(of: Points, *, most: int = BUCKETS) -> list[Bucket]:

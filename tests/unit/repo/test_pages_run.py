@@ -254,10 +254,12 @@ def _text(repo_root: Path, page: str) -> str:
 def _calls(repo_root: Path, page: str) -> list[tuple[str, ...]]:
     """The lines of a page that start a program of ours.
 
-    The playground serves until Ctrl-C; tests/distributed/test_generate.py asks it.
+    The playground and a watched report serve until Ctrl-C; tests/distributed/test_generate.py asks
+    the one, tests/unit/report/test_report_moves.py the other.
     """
     found = [command.words for command in commands(repo_root) if command.page == page]
-    return [words for words in found if script_call(words) and "dit.playground" not in words]
+    serve = {"dit.playground", "--watch"}
+    return [words for words in found if script_call(words) and not serve & set(words)]
 
 
 @pytest.mark.slow

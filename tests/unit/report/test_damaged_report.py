@@ -22,8 +22,8 @@ from dit.report.charts import Curve, chart
 from dit.report.findings import findings
 from dit.report.lengths import histogram
 from dit.report.pictures import generated, slider
-from dit.report.reading import finite
-from dit.report.series import buckets, curves, points
+from dit.report.reading import finite, series_of
+from dit.report.series import buckets, curves
 from tests.hostile import damaged, json_bytes, mistaken, odd_numbers
 from tests.unit.report.pages import Page, report, write_grids, write_run, write_samples
 
@@ -199,7 +199,7 @@ def test_hostile_grids(tmp_path: Path, content: bytes) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "grid.png").write_bytes(written)
     undrawn: list[Undrawn] = []
-    shown = Page(slider(replace(EMPTY, folder=tmp_path), undrawn))
+    shown = Page(slider([replace(EMPTY, folder=tmp_path)], undrawn))
     steps = [int(value) for _, name, value in shown.attributes if name == "data-step"]
     assert steps == ([2] if undrawn else [1, 2])
     assert all(str(tmp_path) in one.what for one in undrawn)
@@ -207,7 +207,7 @@ def test_hostile_grids(tmp_path: Path, content: bytes) -> None:
 
 @given(st.lists(odd_numbers | st.floats() | st.none() | st.booleans(), min_size=1, max_size=9))
 def test_hostile_values_are_drawn_inside_the_chart(values: list) -> None:
-    shown = points([{"step": step, "x": value} for step, value in enumerate(values)], "x")
+    shown = series_of([{"step": step, "x": value} for step, value in enumerate(values)]).get("x")
     if not shown:
         return
     drawn = chart("t", [Curve(label="x", buckets=buckets(shown), colour=0)])

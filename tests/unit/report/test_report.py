@@ -34,7 +34,7 @@ def test_page_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
     sources = [value for _, name, value in page.attributes if name in {"src", "href"}]
     assert len([s for s in sources if s.startswith("data:image/png;base64,")]) == 3 + 3
     identities = {value for _, name, value in page.attributes if name == "id"}
-    assert {s[1:] for s in sources if not s.startswith("data:")} == identities
+    assert {s[1:] for s in sources if not s.startswith("data:")} == identities - {"live"}
     assert "url(" not in page.text and "@import" not in page.text
     assert ("meta", "name", "viewport") in page.attributes
     assert "prefers-color-scheme: dark" in page.text
@@ -297,7 +297,7 @@ def test_many_runs_show_curves_before_samples(tmp_path: Path) -> None:
     wanted = ("loss", "samples-over-the-steps", "data")
     assert [name for name in _sections(one) if name in wanted] == [*wanted]
     assert [name for name in _sections(many) if name in wanted] == [wanted[i] for i in (0, 2, 1)]
-    assert sum(name == "data-step" for _, name, _ in many.attributes) == 10 * 4
+    assert sum(name == "data-step" for _, name, _ in many.attributes) == 10 * 6
     styles = {value for tag, name, value in many.attributes if (tag, name) == ("i", "class")}
     assert len(styles) >= 10  # ten runs are told apart
 

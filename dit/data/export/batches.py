@@ -1,0 +1,114 @@
+"""Samples -> a batch, under the keys that AutoModel's training reads."""
+
+# B samples, C latent channels, F H W frames, rows, columns; L text tokens, E text width
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from dit.data.rejections import DataError
+
+_GLYPHS = 256  # tokens of HunyuanVideo's second text, as its pipeline pads them
+_MULTIPLE = 8  # tokens; AutoModel pads the texts of pictures to a multiple of this
+# Our name of what is stacked as it is, and AutoModel's.
+_STACKED = {
+    "image_embed": "image_embeds",
+    "first_frame_latent": "first_frame_latent",
+    "condition_latent": "condition_latent",
+}
+Samples = Sequence[dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VideoBatches:
+    """Makes batches of videos; all texts get `text_length` rows."""
+
+    text_length: int
+
+    def __call__(self, samples: Samples) -> dict[str, Any]:
+        """`video_latents` [B, C, F, H, W], `text_embeddings` [B, L, E], `text_mask` [B, L], ..."""
+        text_BLE, mask_BL = padded(_all(samples, "text"), self.text_length)
+        batch = {
+            "video_latents": torch.stack(_all(samples, "latent")),
+            "text_embeddings": text_BLE,
+            "text_mask": mask_BL,
+            "data_type": "video",
+        }
+        if "text_2" in samples[0]:
+            second = _all(samples, "text_2")
+            batch["text_embeddings_2"], batch["text_mask_2"] = padded(
+                second, max(_GLYPHS, *map(len, second))
+            )
+        for ours, theirs in _STACKED.items():
+            if ours in samples[0]:
+                batch[theirs] = torch.stack(_all(samples, ours))
+        return batch
+
+
+def image_batch(samples: Samples) -> dict[str, Any]:
+    """`image_latents` [B, C, H, W], `text_embeddings` [B, L, E], `metadata`, ...
+
+    Raises:
+        DataError: a sample is a video.
+    """
+    latent_BCFHW = torch.stack(_all(samples, "latent"))
+    if latent_BCFHW.shape[2] != 1:
+        raise DataError(
+            f"sample {samples[0]['key']} has {latent_BCFHW.shape[2]} latent frames and is no"
+            " picture; build_video_multiresolution_dataloader reads videos"
+        )
+    texts = _all(samples, "text")
+    rows = -(-max(map(len, texts)) // _MULTIPLE) * _MULTIPLE
+    batch = {
+        "image_latents": latent_BCFHW[:, :, 0],
+        "text_embeddings": padded(texts, rows)[0],
+        "data_type": "image",
+        "metadata": _metadata(samples),
+    }
+    if "pooled_text" in samples[0]:
+        batch["pooled_prompt_embeds"] = torch.stack(_all(samples, "pooled_text"))
+    return batch
+
+
+def padded(rows: Sequence[Tensor], length: int) -> tuple[Tensor, Tensor]:
+    """Rows [L, E] of B samples -> [B, length, E] with zeros behind them, and a mask [B, length].
+
+    The mask is int64: 1 for rows of the sample, 0 for padding.
+    """
+    lengths_B = torch.tensor([len(one) for one in rows])
+    if int(lengths_B.max()) > length:
+        raise ValueError(f"a text has {int(lengths_B.max())} rows, more than text_length={length}")
+    filled = rows[0].new_zeros(length, rows[0].shape[1])  # sets the length of the others
+    text_BLE = pad_sequence([*rows, filled], batch_first=True)[:-1]
+    return text_BLE, (torch.arange(length) < lengths_B[:, None]).long()
+
+
+def _metadata(samples: Samples) -> dict[str, Any]:
+    sizes = [(one["width"], one["height"]) for one in samples]
+    before = [
+        [one["about"].get(f"original_{side}") or one[side] for side in ("width", "height")]
+        for one in samples
+    ]
+    return {
+        "prompts": [one["caption"] for one in samples],
+        "image_paths": [str(one["about"].get("source", one["key"])) for one in samples],
+        "bucket_ids": [f"{width}x{height}" for width, height in sizes],
+        "aspect_ratios": [width / height for width, height in sizes],
+        "crop_resolution": torch.tensor(sizes),
+        "original_resolution": torch.tensor(before),
+        # Shards do not store it; 0 is that of a picture that was not cropped.
+        "crop_offset": torch.zeros(len(sizes), 2, dtype=torch.long),
+    }
+
+
+def _all(samples: Samples, name: str) -> list[Tensor]:
+    lacking = [one["key"] for one in samples if name not in one]
+    if lacking:
+        raise DataError(f"sample {lacking[0]} has no `{name}`; pack the data again")
+    return [one[name] for one in samples]

@@ -1,0 +1,94 @@
+"""Pages of our own over HTTP, for this machine alone unless told otherwise.
+
+The server is that of the standard library: one person, and nothing to install.
+"""
+
+from __future__ import annotations
+
+import json
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from rich.console import Console
+
+_LOCAL = ("127.0.0.1", "localhost", "[::1]")
+# Whatever a prompt or a name of a file holds: a page loads nothing and calls nobody else.
+_POLICY = (
+    "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline';"
+    " connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+class LocalServer(ThreadingHTTPServer):
+    """Answers on `host` and `port`; port 0 takes any that is free.
+
+    Raises:
+        ValueError: there is no such address, or the port is taken.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int, handler: type[LocalHandler]):
+        try:
+            super().__init__((host, port), handler)
+        except OSError as error:
+            raise ValueError(
+                f"--host {host} --port {port} cannot be served ({error.strerror or error});"
+                " give another --port, or --port 0 for any that is free"
+            ) from error
+        self.only_local = host in ("127.0.0.1", "localhost")
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.server_address[0]}:{self.server_port}/"
+
+    def serve(self, what: str, *, risk: str) -> None:
+        """Serves until Ctrl-C; `risk` is said where other machines reach it."""
+        console = Console(soft_wrap=True, highlight=False)
+        if not self.only_local:
+            console.print(risk, markup=False)
+        console.print(f"{what}  {self.url}  (Ctrl-C ends it)", markup=False)
+        with self:
+            try:
+                self.serve_forever()
+            except KeyboardInterrupt:
+                console.print("closed")
+
+
+class LocalHandler(BaseHTTPRequestHandler):
+    """Answers calls that name this machine, with a policy that lets a page load nothing."""
+
+    server: LocalServer  # type: ignore[assignment] # which the base class does not know
+
+    def is_ours(self) -> bool:
+        """Whether the page was called by an address of this machine.
+
+        Another site's name that points to this machine would let its page read the answers.
+        """
+        name = self.headers.get("Host", "").rpartition(":")[0] or self.headers.get("Host", "")
+        if self.server.only_local and name not in _LOCAL:
+            self.refuse(403, f"call it {self.server.url}; --host lets other names in")
+            return False
+        return True
+
+    def refuse(self, status: int, why: str) -> None:
+        self.answer(status, json.dumps({"error": why}).encode())
+
+    def answer(self, status: int, content: bytes, *, kind: str = "application/json") -> None:
+        self.head(status, kind=kind, length=len(content))
+        self.wfile.write(content)
+
+    def head(self, status: int, *, kind: str, length: int | None = None, tag: str = "") -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Security-Policy", _POLICY)
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Cache-Control", "no-store")
+        if tag:
+            self.send_header("ETag", tag)
+        if length is not None:
+            self.send_header("Content-Length", str(length))
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: prompts are nobody's business."""

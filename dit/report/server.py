@@ -1,0 +1,78 @@
+"""The report of runs that go on, over HTTP: made again when their files change.
+
+GET /    the page; 304 where it is the one that the browser has
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Lock
+
+from dit.local_server import LocalHandler, LocalServer
+from dit.report.page import message_page, page
+from dit.report.reading import ReportError, read_runs
+
+REFRESH_S = 10
+"""Seconds after which an open page asks again."""
+_SHARE = 0.05
+"""Part of the time, at most, that goes into making pages: the machine may be training."""
+_WRITTEN = ("metrics.jsonl", "environment.jsonl", "config.yaml", "validation_generation")
+
+
+class ReportServer(LocalServer):
+    """Serves the page of these run folders, as it is when somebody asks."""
+
+    def __init__(self, host: str, port: int, runs: Sequence[Path], samples: Sequence[Path] = ()):
+        super().__init__(host, port, _ReportHandler)
+        self._runs, self._samples = runs, samples
+        self._one_at_a_time = Lock()
+        self._content, self._files, self._again_at = b"", "", 0.0
+
+    def content(self) -> bytes:
+        """The page; the last one while nothing has changed, or making one took its share."""
+        with self._one_at_a_time:
+            files = self._state()
+            start = time.monotonic()
+            if not self._content or (files != self._files and start >= self._again_at):
+                self._content, self._files = self._made(), files
+                end = time.monotonic()
+                self._again_at = end + (end - start) / _SHARE
+            return self._content
+
+    def _made(self) -> bytes:
+        try:
+            runs = read_runs(self._runs)
+            text = page(runs, samples=self._samples, refresh_s=REFRESH_S)
+        except ReportError as error:  # a run that has not begun
+            names = ", ".join(folder.name for folder in self._runs)
+            text = message_page(names, str(error), refresh_s=REFRESH_S)
+        return text.encode("utf-8", errors="replace")
+
+    def _state(self) -> str:
+        """Sizes and times of the files that a run writes to."""
+        files = [folder / name for folder in self._runs for name in _WRITTEN]
+        files += [folder / "samples.json" for folder in self._samples]
+        found = [file.stat() if file.exists() else None for file in files]
+        return str([(one.st_size, one.st_mtime_ns) if one else None for one in found])
+
+
+class _ReportHandler(LocalHandler):
+    server: ReportServer  # type: ignore[assignment] # which the base class does not know
+
+    def do_GET(self) -> None:  # noqa: N802  http.server's name
+        if not self.is_ours():
+            return
+        if self.path != "/":
+            self.refuse(404, f"there is no {self.path[:80]} here; the page is /")
+            return
+        content = self.server.content()
+        tag = f'"{hashlib.sha256(content).hexdigest()}"'
+        kind = "text/html; charset=utf-8"
+        if self.headers.get("If-None-Match") == tag:
+            self.head(304, kind=kind, tag=tag)
+            return
+        self.head(200, kind=kind, length=len(content), tag=tag)
+        self.wfile.write(content)

@@ -1,0 +1,135 @@
+"""Batches for other trainers hold what AutoModel's own code makes of a cache that we write."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from data_prep.formats.convert import export
+from data_prep.packing import PackOptions, pack_dataset
+from data_prep.planning.splits import ALL_IN_TRAIN
+from data_prep.sources.digits import Digits, MovingDigits
+from dit.codecs.text import ByteTable
+from dit.codecs.vae import Pixel
+from dit.data import DataError
+from dit.data.export import (
+    ShardSamples,
+    build_text_to_image_multiresolution_dataloader,
+    build_video_multiresolution_dataloader,
+)
+
+
+def _packed(folder: Path, source: Any, *, moving: bool) -> Path:
+    options = PackOptions(
+        split=ALL_IN_TRAIN, shard_size=7, max_shard_bytes=2**30, max_bad_fraction=0
+    )
+    codec = Pixel.of(block=2, colours=1, image_conditioning=moving)
+    text = ByteTable(width=8, pooled=not moving)
+    pack_dataset(source, folder, codec=codec, text=text, options=options, settings={})
+    export(folder, form="meta", shard_size=100)  # the cache lies beside the shards
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _packed(tmp_path_factory.mktemp("p") / "digits", Digits(num_samples=9), moving=False)
+
+
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _packed(
+        tmp_path_factory.mktemp("v") / "moving", MovingDigits(num_samples=3), moving=True
+    )
+
+
+def cached(folder: Path) -> list[dict[str, Any]]:
+    """The files of an AutoModel cache, each with its row of the index."""
+    index = json.loads((folder / "metadata.json").read_text())
+    rows = [row for name in index["shards"] for row in json.loads((folder / name).read_text())]
+    files = (torch.load(row["cache_file"], weights_only=True) for row in rows)
+    return [one | row for one, row in zip(files, rows, strict=True)]
+
+
+def test_videos_are_those_of_a_cache(videos: Path) -> None:
+    loader, _ = build_video_multiresolution_dataloader(
+        cache_dir=videos, batch_size=3, num_workers=0, stateful=False, drop_last=False
+    )
+    files = cached(videos)
+    by_latent = {one["video_latents"].numpy().tobytes(): one for one in files}
+    seen = 0
+    for batch in loader:
+        assert batch["data_type"] == "video"
+        theirs = [by_latent[latent.numpy().tobytes()] for latent in batch["video_latents"]]
+        seen += len(theirs)
+        for name in ("video_latents", "text_embeddings", "first_frame_latent", "condition_latent"):
+            expected = torch.cat([one[name] for one in theirs])  # as its collate function does
+            assert torch.equal(batch[name], expected), name
+        rows = batch["text_embeddings"].any(dim=-1).sum(dim=1)
+        assert torch.equal(batch["text_mask"].sum(dim=1), rows) and rows.unique().numel() > 1
+        assert batch["text_mask"].dtype == torch.long
+    assert seen == len(ShardSamples(videos)) == len(files)
+
+
+def test_pictures_are_those_of_a_cache(pictures: Path) -> None:
+    loader, _ = build_text_to_image_multiresolution_dataloader(
+        cache_dir=pictures, batch_size=4, num_workers=0, stateful=False, drop_last=False
+    )
+    theirs, seen = {one["image_path"]: one for one in cached(pictures)}, []
+    for batch in loader:
+        about = batch["metadata"]
+        files = [theirs[path] for path in about["image_paths"]]
+        seen += about["image_paths"]
+        assert torch.equal(batch["image_latents"], torch.stack([one["latent"] for one in files]))
+        pooled = torch.cat([one["pooled_prompt_embeds"] for one in files])
+        assert torch.equal(batch["pooled_prompt_embeds"], pooled)
+        rows = batch["text_embeddings"].shape[1]
+        assert rows % 8 == 0
+        text = torch.cat([one["prompt_embeds"] for one in files])
+        longer = text.shape[1] - rows
+        filled = torch.nn.functional.pad(batch["text_embeddings"], (0, 0, 0, longer))
+        assert torch.equal(filled, text)
+        assert about["prompts"] == [one["prompt"] for one in files]
+        assert about["crop_resolution"].tolist() == [one["bucket_resolution"] for one in files]
+        assert about["original_resolution"].tolist() == [
+            one["original_resolution"] for one in files
+        ]
+        assert about["crop_offset"].shape == (len(files), 2) and batch["data_type"] == "image"
+    assert sorted(seen) == sorted(theirs)
+
+
+def test_what_cannot_be_given_is_an_error_with_a_reason(videos: Path, shards, tmp_path) -> None:
+    calls: list[tuple[dict[str, Any], str]] = [
+        ({"text_length": 3}, "text_length=3 is too small"),
+        ({"device": "cuda"}, "batches are made on the CPU"),
+        ({"model_type": "wan"}, "packed with --processor pixel"),
+        ({"dp_rank": 2, "dp_world_size": 2}, "dp_rank=2 must lie in 0 to 1"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"batch_size": 1000}, "give drop_last=False or a smaller batch_size"),
+        ({"split": "val"}, "no samples in split `val`"),
+    ]
+    for options, words in calls:
+        with pytest.raises(ValueError, match=words):
+            build_video_multiresolution_dataloader(cache_dir=videos, stateful=False, **options)
+    with pytest.raises(DataError, match="holds videos"):
+        build_text_to_image_multiresolution_dataloader(cache_dir=videos)
+    with pytest.raises(ValueError, match="token ids"):
+        build_text_to_image_multiresolution_dataloader(cache_dir=videos, train_text_encoder=True)
+    damaged = shards.good_set(tmp_path / "damaged", 5)
+    shard = damaged / "train/shard-000000.tar"
+    whole = bytearray(shard.read_bytes())
+    whole[1100] ^= 1  # inside the first payload
+    shard.write_bytes(whole)
+    with pytest.raises(DataError, match=r"shard-000000.tar, sample 0: .*data_prep inspect"):
+        list(map(ShardSamples(damaged).__getitem__, range(5)))
+
+
+def test_samples_of_dfm_are_read_too(shards, tmp_path: Path) -> None:
+    latent, text = torch.randn(2, 1, 4, 6), torch.randn(3, shards.width)
+    folder = shards.write(tmp_path / "dfm", [shards.dfm(latent, text, caption="a fox")])
+    (sample,) = [ShardSamples(folder)[0]]
+    assert torch.equal(sample["latent"], latent) and torch.equal(sample["text"], text)
+    assert (sample["caption"], sample["width"], sample["height"]) == ("a fox", 48, 32)
