@@ -72,11 +72,6 @@ OTHER_NETWORKS = (
         " of a given first frame's tokens (`token_replace`)",
     ),
     OtherNetwork(
-        title="Chroma",
-        patterns=("chroma*",),
-        lacks="the network that makes the modulations of all layers from level and layer number",
-    ),
-    OtherNetwork(
         title="AuraFlow",
         patterns=("auraflow*",),
         lacks="a learned table of positions cropped around its middle, and register tokens",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dit.convert.lora import LoraFactors
+from tests.chroma_pipelines import random_chroma
 from tests.flux_networks import random_flux
 from tests.hunyuan_image_pipelines import random_hunyuan_image
 from tests.hunyuan_pipelines import random_hunyuan
@@ -69,6 +70,7 @@ class Tiny:
             "HunyuanImageTransformer2DModel": random_hunyuan_image,
             "QwenImageTransformer2DModel": random_qwen_image,
             "SD3Transformer2DModel": random_sd3,
+            "ChromaTransformer2DModel": random_chroma,
         }
         return builders.get(self.class_name, random_model)(**self.changes)
 

@@ -18,6 +18,7 @@ parameter_groups weights with settings of their own, or frozen, by patterns of n
 recomputation    what a device of so much memory has to compute again in the backward pass
 diffusers_names  which tensors of Diffusers are which of ours: kinds of rows in a table
 stream_names     those of layers with joint attention, which several families share
+double_single_form  what FLUX and Chroma have in common in Diffusers beside these: config.json
 
 Each other folder is a family:
 
@@ -28,4 +29,5 @@ qwen_image/      Qwen-Image and its editing forms: text and pictures to picture
 hunyuan_video_15/  HunyuanVideo 1.5: text, or text and a first frame, to video
 sd3/             Stable Diffusion 3 and 3.5: text to image
 hunyuan_image/   HunyuanImage 2.1: text, with words in quotation marks, to image
+chroma/          Chroma1: text to image
 """

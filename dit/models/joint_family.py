@@ -6,9 +6,11 @@ Layers, head, weights and rules of sizes. Nothing here needs torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from dit.config.checks import Rule
+from dit.config import ModelConfig
+from dit.config.checks import Rule, at_least_one
 from dit.models.layer_spec import (
     Activation,
     AttentionSpec,
@@ -16,8 +18,10 @@ from dit.models.layer_spec import (
     DoubleLayerSpec,
     FeedForwardSpec,
     PerBlockModulation,
+    RowKind,
     SingleLayerSpec,
     StackSpec,
+    WholeLayerModulation,
     replicated,
 )
 
@@ -45,14 +49,33 @@ def joint_layer_parts(model: Any) -> dict[str, Any]:
     }
 
 
-def double_then_single(model: Any) -> tuple[StackSpec, ...]:
-    """`num_layers` double-stream layers, then `num_single_layers` single-stream ones."""
+_PER_BLOCK = PerBlockModulation()
+
+
+def double_then_single(
+    model: Any,
+    *,
+    double: WholeLayerModulation = _PER_BLOCK,
+    single: WholeLayerModulation = _PER_BLOCK,
+) -> tuple[StackSpec, ...]:
+    """`num_layers` double-stream layers, then `num_single_layers` single-stream ones.
+
+    `double` and `single` are the modulations of either kind.
+    """
     parts = joint_layer_parts(model)
-    double, single = DoubleLayerSpec(**parts), SingleLayerSpec(**parts)
+    first = DoubleLayerSpec(**parts, modulation=double)
+    then = SingleLayerSpec(**parts, modulation=single)
     return (
-        StackSpec(name="double_blocks", count=model.num_layers, layer=double),
-        StackSpec(name="single_blocks", count=model.num_single_layers, layer=single),
+        StackSpec(name="double_blocks", count=model.num_layers, layer=first),
+        StackSpec(name="single_blocks", count=model.num_single_layers, layer=then),
     )
+
+
+def embedder_cost(model: Any) -> Cost:
+    """Of the linears of patches and of one text."""
+    width = model.hidden_size
+    total = replicated(model.patch_features, width, bias=True)
+    return total + replicated(model.crossattn_emb_size, width, rows=RowKind.TEXT, bias=True)
 
 
 def joint_head_cost(model: Any) -> Cost:
@@ -100,3 +123,44 @@ def attends_to_no_padding(model: Any, title: str) -> Rule:
         f"text_pad_to={model.text_pad_to}: {title} attends to no padding of captions; set it to"
         " null",
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DoubleSingleConfig(ModelConfig):
+    """The network: sizes, precision and how it is spread over devices."""
+
+    most: ClassVar[Mapping[str, float]] = {"num_single_layers": 2**14, "rope_axes": 2**17}
+    shown_before: ClassVar[Mapping[str, str]] = {"num_single_layers": "hidden_size"}
+
+    num_layers: int = 19
+    """Double-stream layers: latents and text have weights of their own, and attention over both."""
+    num_single_layers: int = 38
+    """Single-stream layers after them, on one row of latents and text."""
+    hidden_size: int = 3072
+    num_attention_heads: int = 24
+    """Heads of attention over latents and text."""
+    crossattn_emb_size: int = 4096
+    rope_axes: tuple[int, int, int] = (16, 56, 56)
+    """Numbers of a head that turn with frame or reference, row and column; they add up to it."""
+
+    own_stages = ModelConfig.enough_layers
+
+    def own_sizes(self) -> list[Rule]:
+        return [*at_least_one(self, "num_single_layers"), even_axes(self)]
+
+    def own_shapes(self) -> list[Rule]:
+        return [axes_fill_heads(self), heads_share_mlp(self)]
+
+    @property
+    def all_layers(self) -> int:
+        return self.num_layers + self.num_single_layers
+
+    @property
+    def cost_sizes(self) -> list[int]:
+        sizes = ModelConfig.cost_sizes.fget(self)  # type: ignore[attr-defined]
+        return [*sizes, self.num_single_layers, self.crossattn_emb_size, self.input_features]
+
+    @property
+    def input_features(self) -> int:
+        """Numbers in one token of what the network is fed."""
+        return self.patch_features

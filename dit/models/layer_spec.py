@@ -425,7 +425,24 @@ class TableModulation:
         return Cost(weights=weights, float32_outside=_FLOAT32 * vectors / 3)
 
 
-WholeLayerModulation = PerBlockModulation | TableModulation
+@dataclass(frozen=True, slots=True)
+class GivenModulation:
+    """Rows that one network makes for all layers together, so that layers have no weights (Chroma).
+
+    Those of a layer follow those of the layer before it.
+    """
+
+    first: int
+    """Row of the first layer of the stack."""
+    first_of_text: int = 0
+    """Likewise of the text of double-stream layers, whose rows are apart."""
+
+    def cost(self, width: int, vectors: int) -> Cost:  # noqa: ARG002
+        """Of a layer; the family describes the network that makes the rows."""
+        return Cost()
+
+
+WholeLayerModulation = PerBlockModulation | TableModulation | GivenModulation
 """One module for all parts of a layer."""
 ModulationSpec = LowRankModulation | WholeLayerModulation
 

@@ -116,27 +116,35 @@ def double_stream_rows(
     ours: str,
     theirs: str,
     *,
-    modulations: tuple[str, str] = ("norm1.linear", "norm1_context.linear"),
+    modulations: tuple[str, str] | None = ("norm1.linear", "norm1_context.linear"),
     mlps: tuple[str, str] = ("ff", "ff_context"),
 ) -> tuple[Row, ...]:
-    """Of double-stream layers, which begin with `ours` and `theirs`; latents, then text."""
+    """Of double-stream layers, which begin with `ours` and `theirs`; latents, then text.
+
+    `modulations` is None where layers have no weights of them.
+    """
     rows: list[Row] = []
-    each = zip(("", "text_"), (LATENTS, TEXT), modulations, mlps, strict=True)
+    each = zip(("", "text_"), (LATENTS, TEXT), modulations or (None, None), mlps, strict=True)
     for prefix, names, modulation, mlp in each:
+        if modulation is not None:
+            rows += modulation_rows(f"{ours}.{prefix}modulation", f"{theirs}.{modulation}", "6D")
         rows += [
-            *modulation_rows(f"{ours}.{prefix}modulation", f"{theirs}.{modulation}", "6D"),
             *attention_rows(f"{ours}.{prefix}attention", f"{theirs}.attn", names),
             *feed_forward_rows(f"{ours}.{prefix}mlp", f"{theirs}.{mlp}"),
         ]
     return tuple(rows)
 
 
-def single_stream_rows(ours: str, theirs: str) -> tuple[Row, ...]:
-    """Of single-stream layers, which begin with `ours` and `theirs`."""
+def single_stream_rows(ours: str, theirs: str, *, modulated: bool = True) -> tuple[Row, ...]:
+    """Of single-stream layers, which begin with `ours` and `theirs`.
+
+    `modulated`: whether layers have weights of their modulation.
+    """
     made = (*(f"{theirs}.attn.to_{letter}" for letter in "qkv"), f"{theirs}.proj_mlp")
     whole: Any = {"split": _COLUMN}
+    modulation = modulation_rows(f"{ours}.modulation", f"{theirs}.norm.linear", "3D")
     return (
-        *modulation_rows(f"{ours}.modulation", f"{theirs}.norm.linear", "3D"),
+        *(modulation if modulated else ()),
         *norm_rows(f"{ours}.attention", f"{theirs}.attn", ("norm_q", "norm_k")),
         *linear_rows(f"{ours}.linear_in", made, "3D+F", "D", arrangement=BY_HEAD, **whole),
         *linear_rows(
@@ -232,6 +240,26 @@ def head_rows(*, features: Arrangement = _SAME) -> tuple[Row, ...]:
 
 
 HEAD_ROWS = head_rows()
+EMBEDDER_ROWS: tuple[Row, ...] = (
+    *linear_rows("patches", "x_embedder", "D", "C"),
+    *linear_rows("text_embedder", "context_embedder", "D", "E"),
+)
+
+
+def stack_rows(*, modulated: bool = True) -> tuple[Row, ...]:
+    """Of double-stream layers and the single-stream ones after them (FLUX, Chroma)."""
+    double: Any = {} if modulated else {"modulations": None}
+    return (
+        *double_stream_rows("double_blocks.layers.*", "transformer_blocks.*", **double),
+        *single_stream_rows(
+            "single_blocks.layers.*", "single_transformer_blocks.*", modulated=modulated
+        ),
+    )
+
+
+def stack_layers(model: Any) -> dict[str, int]:
+    """`NameTable.layers` of the same."""
+    return {"double_blocks": model.num_layers, "single_blocks": model.num_single_layers}
 
 
 def stream_sizes(model: ModelConfig) -> dict[str, int]:

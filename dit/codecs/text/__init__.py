@@ -4,7 +4,7 @@ encoder             the interface: caption -> embedding
 byte_table          the text encoder without weights: a fixed vector for each byte
 pretrained_encoder  text encoders on Transformers
 projection          the text projection of a Diffusers transformer
-families            the text encoders of FLUX, SD3, Wan, HunyuanVideo 1.5, Cosmos and Predict2.5
+families            the text encoders of FLUX, Chroma, SD3, Wan, HunyuanVideo 1.5 and Cosmos
 qwen_image          those of HunyuanImage, of Qwen-Image and of its edit models, which see pictures
 """
 
@@ -18,6 +18,7 @@ from dit.codecs.pretrained import ModelLocation
 from dit.codecs.text.byte_table import ByteTable
 from dit.codecs.text.encoder import EncoderPadding, TextEncoder
 from dit.codecs.text.families import (
+    ChromaText,
     CosmosPredict25Text,
     CosmosText,
     FluxText,
@@ -36,7 +37,7 @@ TEXT_ENCODERS = Registry(
     TextEncoder,
     (
         *(ByteTable, FluxText, Sd3Text, WanText, HunyuanText, CosmosText, CosmosPredict25Text),
-        *(QwenImageText, QwenImageEditText, QwenImageEditPlusText, HunyuanImageText),
+        *(QwenImageText, QwenImageEditText, QwenImageEditPlusText, HunyuanImageText, ChromaText),
     ),
     known="those known",
 )

@@ -1,4 +1,4 @@
-"""Text encoders of FLUX, SD3, Wan, HunyuanVideo 1.5, Cosmos and Predict2.5, as in pipelines."""
+"""Text encoders of FLUX, Chroma, SD3, Wan, HunyuanVideo 1.5 and Cosmos, as in pipelines."""
 
 # L tokens, E width of the embedding
 
@@ -35,6 +35,16 @@ class CosmosText(MaskedTextEncoder):
     name: ClassVar[str] = "cosmos"
     network: ClassVar[str] = "T5EncoderModel"
     default_model: ClassVar[str] = "nvidia/Cosmos-1.0-Diffusion-7B-Text2World"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChromaText(MaskedTextEncoder):
+    """T5, masked, and its state at the first token of padding, which Chroma attends to."""
+
+    name: ClassVar[str] = "chroma"
+    network: ClassVar[str] = "T5EncoderModel"
+    default_model: ClassVar[str] = "lodestones/Chroma1-HD"
+    padding_rows: ClassVar[int] = 1
 
 
 @dataclass(frozen=True, kw_only=True)

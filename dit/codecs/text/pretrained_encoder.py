@@ -129,12 +129,18 @@ class PretrainedTextEncoder(TextEncoder):
 class MaskedTextEncoder(PretrainedTextEncoder):
     """One network, whose mask hides the padding."""
 
+    padding_rows: ClassVar[int] = 0
+    """States of padding that are kept, because the published network attends to them."""
+
+    def rows_of(self, caption: str) -> int:
+        return min(super().rows_of(caption) + self.padding_rows, self.max_length)
+
     def embed(self, caption: str) -> dict[str, Tensor]:
         folder, tokenizer = self.subfolders
         ids, mask = self.tokens(self.clean(caption), tokenizer, self.max_length)
         states = self.load_network(self.network, folder)(ids, attention_mask=mask)
         # These tokenizers put the padding behind the text.
-        return {"text": states.last_hidden_state[0, : int(mask.sum())]}
+        return {"text": states.last_hidden_state[0, : int(mask.sum()) + self.padding_rows]}
 
 
 @dataclass(frozen=True, kw_only=True)

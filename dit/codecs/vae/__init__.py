@@ -3,7 +3,7 @@
 codec        the interface: video -> whitened latent -> pictures
 pixel        the codec without weights: space to depth
 autoencoder  codecs on the autoencoders of Diffusers
-families     the autoencoders of FLUX, SD3, Wan, Hunyuan, Cosmos and Qwen-Image
+families     the autoencoders of FLUX, Chroma, SD3, Wan, Hunyuan, Cosmos and Qwen-Image
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dit.codecs.normalization import Whitening
 from dit.codecs.pretrained import ModelLocation
 from dit.codecs.vae.codec import Codec
 from dit.codecs.vae.families import (
+    Chroma,
     Cosmos,
     CosmosPredict2,
     CosmosPredict25,
@@ -35,7 +36,7 @@ CODECS = Registry(
     Codec,
     (
         *(Pixel, Flux, Sd3, Wan, Hunyuan, Cosmos, CosmosPredict2, CosmosPredict25),
-        *(QwenImage, QwenImageEdit, QwenImageEditPlus, HunyuanImage),
+        *(QwenImage, QwenImageEdit, QwenImageEditPlus, HunyuanImage, Chroma),
     ),
     known="--list_processors shows those known",
 )

@@ -1,4 +1,4 @@
-"""Codecs of FLUX, SD3, Wan, Hunyuan, Cosmos and Qwen-Image, normalised as in pipelines."""
+"""Codecs of FLUX, Chroma, SD3, Wan, Hunyuan, Cosmos and Qwen-Image, as in pipelines."""
 
 # N samples, C colour or latent channels, F frames, H rows, W columns, E width
 
@@ -94,6 +94,18 @@ class HunyuanImage(Flux):
     @property
     def stride(self) -> int:
         return self._config["spatial_compression_ratio"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chroma(Flux):
+    """Images, by the autoencoder of FLUX."""
+
+    name: ClassVar[str] = "chroma"
+    description: ClassVar[str] = "(latent - shift_factor) * scaling_factor, as ChromaPipeline"
+    default_model: ClassVar[str] = "lodestones/Chroma1-HD"
+    weights: ClassVar[str] = default_model
+    text_encoder: ClassVar[str] = "chroma"
+    edits_pictures: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,11 +18,16 @@ from torch import Tensor, nn
 
 from dit.batch import TEXT, LatentSample
 from dit.config import RunConfig, TextPadding
-from dit.models.diffusers_names import (
-    NameTable,
-    Row,
-    StrictKeys,
-    linear_rows,
+from dit.models.diffusers_names import NameTable
+from dit.models.double_single_form import (
+    DoubleSingleKeys,
+    PatchKeys,
+    mlp_misfit,
+    network_keys,
+    network_settings,
+    patch_misfit,
+    run_on_sample,
+    unsupported_keys,
 )
 from dit.models.family import DiffusersForm, StackedSamples
 from dit.models.flux.config import FluxConfig
@@ -32,26 +37,15 @@ from dit.models.layer_spec import LEVEL_WAVES
 from dit.models.patches import patchify, unpatchify
 from dit.models.positions import GridPositions
 from dit.models.stream_names import (
+    EMBEDDER_ROWS,
     HEAD_ROWS,
     condition_rows,
-    double_stream_rows,
-    single_stream_rows,
+    stack_layers,
+    stack_rows,
     stream_sizes,
 )
 
 CLASS = "FluxTransformer2DModel"
-_PATCH = 2  # rows and columns of a token in Diffusers' pipelines
-
-
-_EMBEDDERS: tuple[Row, ...] = (
-    *linear_rows("patches", "x_embedder", "D", "C"),
-    *linear_rows("text_embedder", "context_embedder", "D", "E"),
-    *condition_rows(guidance=lambda model: model.guidance_embed),
-)
-_LAYERS: tuple[Row, ...] = (
-    *double_stream_rows("double_blocks.layers.*", "transformer_blocks.*"),
-    *single_stream_rows("single_blocks.layers.*", "single_transformer_blocks.*"),
-)
 
 
 def _sizes(model: FluxConfig) -> dict[str, int]:
@@ -63,120 +57,54 @@ def _sizes(model: FluxConfig) -> dict[str, int]:
     }
 
 
-class FluxPrivateKeys(StrictKeys):
+class FluxPrivateKeys(PatchKeys):
     """What an export keeps in config.json that Diffusers has no place for."""
 
-    patch_spatial: PositiveInt
-    patch_temporal: PositiveInt
     text_pad_to: Literal["stored"] | None
     reference_latents: int
 
 
-class FluxTransformer(StrictKeys):
+class FluxTransformer(DoubleSingleKeys):
     """config.json of `FluxTransformer2DModel`; keys that it does not have are kept apart."""
 
     model_config = ConfigDict(extra="allow")
 
-    patch_size: PositiveInt = 1
-    in_channels: PositiveInt = 64
-    out_channels: PositiveInt | None = None
-    num_layers: PositiveInt = 19
-    num_single_layers: PositiveInt = 38
-    attention_head_dim: PositiveInt = 128
-    num_attention_heads: PositiveInt = 24
-    joint_attention_dim: PositiveInt = 4096
     pooled_projection_dim: PositiveInt = 768
     guidance_embeds: bool = False
-    axes_dims_rope: tuple[PositiveInt, PositiveInt, PositiveInt] = (16, 56, 56)
-
-
-def _unsupported(t: FluxTransformer) -> list[str]:
-    """What of a config.json our network has no counterpart for."""
-    rules = [
-        (t.patch_size == 1, f"patch_size={t.patch_size}; patches are cut before the network"),
-        (
-            t.out_channels in (None, t.in_channels),
-            f"out_channels={t.out_channels} with in_channels={t.in_channels}",
-        ),
-    ]
-    return [message for holds, message in rules if not holds]
 
 
 def _settings(
     t: FluxTransformer, private: FluxPrivateKeys | None, text_pad_to: Any
 ) -> dict[str, Any]:
     """Settings of our network, of a config.json."""
-    rows, frames = (private.patch_spatial, private.patch_temporal) if private else (_PATCH, 1)
     padding = private.text_pad_to if private else text_pad_to
-    channels, rest = divmod(t.in_channels, frames * rows**2)
-    if rest:
-        raise ValueError(
-            f"in_channels={t.in_channels} are no patches of {frames} frames x {rows} x {rows}"
-        )
-    return {
-        "num_layers": t.num_layers,
-        "num_single_layers": t.num_single_layers,
-        "hidden_size": t.num_attention_heads * t.attention_head_dim,
-        "num_attention_heads": t.num_attention_heads,
-        "in_channels": channels,
-        "patch_spatial": rows,
-        "patch_temporal": frames,
-        "crossattn_emb_size": t.joint_attention_dim,
+    return network_settings(t, private) | {
         "pooled_size": t.pooled_projection_dim,
         "guidance_embed": t.guidance_embeds,
-        "rope_axes": t.axes_dims_rope,
         "reference_latents": private.reference_latents if private else 0,
         "text_pad_to": TextPadding(padding) if padding else None,
     }
-
-
-def _inexpressible(config: RunConfig) -> list[str]:
-    """What of a run Diffusers' network has no counterpart for."""
-    model = config.model
-    if model.ffn_hidden_size == 4 * model.hidden_size:
-        return []
-    return [f"model.mlp_ratio={model.mlp_ratio:g} cannot be exported: {CLASS} has 4"]
 
 
 def _content(config: RunConfig) -> dict[str, Any]:
     """config.json of a run's network."""
     m = config.model
     assert isinstance(m, FluxConfig)
-    return {
-        "patch_size": 1,
-        "in_channels": m.patch_features,
-        "out_channels": None,
-        "num_layers": m.num_layers,
-        "num_single_layers": m.num_single_layers,
-        "attention_head_dim": m.hidden_size // m.num_attention_heads,
-        "num_attention_heads": m.num_attention_heads,
-        "joint_attention_dim": m.crossattn_emb_size,
+    return network_keys(m) | {
         "pooled_projection_dim": m.pooled_size,
         "guidance_embeds": m.guidance_embed,
-        "axes_dims_rope": m.rope_axes,
     }
 
 
 def _private(model: FluxConfig) -> dict[str, Any]:
-    names = ("patch_spatial", "patch_temporal", "text_pad_to", "reference_latents")
-    return {name: getattr(model, name) for name in names}
+    return {name: getattr(model, name) for name in FluxPrivateKeys.model_fields}
 
 
 def _pipeline_misfits(model: FluxConfig, pipeline: str) -> list[str]:
     """What the pipeline feeds otherwise than in training."""
-    patch = (model.patch_temporal, model.patch_spatial)
-    rules = [
-        (
-            patch == (1, _PATCH),
-            f"model.patch_temporal={patch[0]} and model.patch_spatial={patch[1]}, and it cuts"
-            f" patches of 1 frame x {_PATCH} x {_PATCH}",
-        ),
-        (
-            pipeline != KONTEXT or model.reference_latents > 0,
-            "model.reference_latents=0, and it feeds a reference picture",
-        ),
-    ]
-    return [message for holds, message in rules if not holds]
+    blind = pipeline == KONTEXT and not model.reference_latents
+    told = ["model.reference_latents=0, and it feeds a reference picture"] if blind else []
+    return [*patch_misfit(model), *told]
 
 
 def _open_network(folder: Path) -> nn.Module:
@@ -194,21 +122,11 @@ def _run_network(
     network: nn.Module, sample: LatentSample, level: float, config: RunConfig
 ) -> Tensor:
     """What Diffusers' network makes of one sample."""
-    model, guidance = config.model, config.objective.guidance
-    latents = [sample.latent_CFHW, *_references(sample)]
-    patch = (model.patch_temporal, model.patch_spatial)
-    grids, rows = zip(*(patchify(latent, *patch) for latent in latents), strict=True)
-    (made,) = network(
-        hidden_states=torch.cat(rows)[None],
-        encoder_hidden_states=sample.text_LE[None],
-        pooled_projections=sample.others[POOLED][None],
-        timestep=torch.tensor([level / 1000]),  # it multiplies by 1000 itself
-        img_ids=GridPositions()(grids, fps=sample.fps),
-        txt_ids=torch.zeros(len(sample.text_LE), 3),
-        guidance=None if guidance is None else torch.tensor([guidance]),
-        return_dict=False,
-    )
-    return unpatchify(made[0], grids[0], *patch)
+    guidance, others = config.objective.guidance, dict(sample.others)
+    told: dict[str, Any] = {"pooled_projections": others.pop(POOLED)[None]}
+    told["guidance"] = None if guidance is None else torch.tensor([guidance])
+    model: Any = config.model
+    return run_on_sample(network, sample, level, model, references=(*others.values(),), **told)
 
 
 def _run_stacked(network: nn.Module, samples: StackedSamples, config: RunConfig) -> Tensor:
@@ -235,27 +153,25 @@ def _run_stacked(network: nn.Module, samples: StackedSamples, config: RunConfig)
     return torch.stack([unpatchify(one, grids[0], *patch) for one in made])
 
 
-def _references(sample: LatentSample) -> list[Tensor]:
-    return [value for name, value in sample.others.items() if name != POOLED]
-
-
 KONTEXT = "FluxKontextPipeline"
 
 FORM = DiffusersForm(
     class_name=CLASS,
     table=NameTable(
-        rows=(*_EMBEDDERS, *_LAYERS, *HEAD_ROWS),
+        rows=(
+            *EMBEDDER_ROWS,
+            *condition_rows(guidance=lambda model: model.guidance_embed),
+            *stack_rows(),
+            *HEAD_ROWS,
+        ),
         sizes=_sizes,
-        layers=lambda model: {
-            "double_blocks": model.num_layers,
-            "single_blocks": model.num_single_layers,
-        },
+        layers=stack_layers,
     ),
     config_keys=FluxTransformer,
     private_keys=FluxPrivateKeys,
-    unsupported=_unsupported,
+    unsupported=unsupported_keys,
     settings=_settings,
-    inexpressible=_inexpressible,
+    inexpressible=lambda config: mlp_misfit(config.model, CLASS),
     content=_content,
     private=_private,
     text_pad_to=lambda _: TextPadding.STORED,

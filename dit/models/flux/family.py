@@ -20,9 +20,10 @@ from dit.models.joint_family import (
     ADALN_ZERO,
     JOINT_PARTS,
     double_then_single,
+    embedder_cost,
     joint_head_cost,
 )
-from dit.models.layer_spec import Cost, RowKind, condition_cost, replicated
+from dit.models.layer_spec import condition_cost
 
 if TYPE_CHECKING:
     from dit.models.positions import PositionRule
@@ -77,17 +78,14 @@ def _inputs(model: FluxConfig) -> tuple[SampleInput, ...]:
 
 def flux_cost(model: FluxConfig) -> NetworkCost:
     """The network; its arithmetic is that of Diffusers' `FluxTransformer2DModel`."""
-    return NetworkCost(
-        before=_before(model), stacks=double_then_single(model), after=joint_head_cost(model)
+    told = condition_cost(
+        model.hidden_size, pooled=model.pooled_size, guidance=model.guidance_embed
     )
-
-
-def _before(model: FluxConfig) -> Cost:
-    """Patches and text; level, guidance and pooled text, with two linears each."""
-    width = model.hidden_size
-    total = replicated(model.patch_features, width, bias=True)
-    total += replicated(model.crossattn_emb_size, width, rows=RowKind.TEXT, bias=True)
-    return total + condition_cost(width, pooled=model.pooled_size, guidance=model.guidance_embed)
+    return NetworkCost(
+        before=embedder_cost(model) + told,
+        stacks=double_then_single(model),
+        after=joint_head_cost(model),
+    )
 
 
 # In the published pipelines of dev and Kontext the shift follows from the tokens.

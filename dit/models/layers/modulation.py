@@ -16,6 +16,7 @@ from torch.nn.functional import pad, silu
 
 from dit.models.layer_spec import (
     LEVEL_WAVES,
+    GivenModulation,
     LowRankModulation,
     ModulationSpec,
     PerBlockModulation,
@@ -127,7 +128,9 @@ class TwoLinears(nn.Module):
 class TimestepConditioning:
     """What every modulation is computed from."""
 
-    t_emb_ND: Tensor  # timestep embedding, with what a family adds to it (pooled text, guidance)
+    # Timestep embedding, with what a family adds to it (pooled text, guidance); where one network
+    # makes the modulations of all layers, these side by side
+    t_emb_ND: Tensor
     adaln_shift_NX: Tensor | None = None
     """Rows that all layers share: added by low-rank and table modulations, unknown to per-block."""
 
@@ -239,13 +242,39 @@ class TableAdaLN(AdaLNModule):
         return timestep.adaln_shift_NX.float() + self.table.float().flatten()
 
 
+class GivenAdaLN(AdaLNModule):
+    """The layer's own of the rows that are given (Chroma); it has no weights."""
+
+    def __init__(
+        self, config: TransformerConfig, *, first: int, parts: int = 1, gated: bool = True
+    ):
+        """`first` counts the rows, each of the model's width, before those of this module."""
+        super().__init__(config, parts=parts, gated=gated)
+        self.first = first
+
+    def rows(self, timestep: TimestepConditioning) -> Tensor:
+        width = self.config.hidden_size
+        return timestep.t_emb_ND.narrow(1, self.first * width, self.parts * self.each * width)
+
+
 def make_modulation(
-    spec: ModulationSpec, context: BuildContext, width: int, *, parts: int, gated: bool = True
+    spec: ModulationSpec,
+    context: BuildContext,
+    width: int,
+    *,
+    parts: int,
+    gated: bool = True,
+    layer: int = 0,
+    of_text: bool = False,
 ) -> AdaLNModule:
-    """The module of a choice, for `parts` parts of one layer."""
+    """The module of a choice, for `parts` parts of one layer, whose number counts from 0."""
     shared = {"parts": parts, "gated": gated}
     if isinstance(spec, LowRankModulation):
         return LowRankAdaLN(context.config, rank=spec.rank, **shared)
     if isinstance(spec, PerBlockModulation):
         return PerBlockAdaLN(context, width, bias=spec.bias, **shared)
+    if isinstance(spec, GivenModulation):
+        first = spec.first_of_text if of_text else spec.first
+        vectors = parts * (3 if gated else 2)
+        return GivenAdaLN(context.config, first=first + layer * vectors, **shared)
     return TableAdaLN(context.config, width, **shared)

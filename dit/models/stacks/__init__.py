@@ -7,4 +7,5 @@ offload              activations that wait in host memory
 frozen_blocks        frozen matrices in 8 bits, and blocks of them that wait in host memory
 stacked_transformer  embed, stacks, head, and what pipeline stages hand on
 joint_transformer    the same for networks that attend to latents and text together
+double_single_transformer  of these, double-stream layers and then single-stream ones (FLUX, Chroma)
 """

@@ -81,8 +81,10 @@ class DoubleStreamLayer(MegatronModule, BaseTransformerLayer):
         context = BuildContext(model=model, config=config, groups=pg_collection)
         of_text = replace(context, token_row=TEXT_TOKENS)
         width, second, updates = spec.attention.width, spec.second_attention, spec.updates_text
-        make = partial(make_modulation, spec.modulation, context, width)
+        place = self.layer_number - 1
+        make = partial(make_modulation, spec.modulation, context, width, layer=place)
         self.modulation = make(parts=3 if second else 2)
+        make = partial(make, of_text=True)
         self.text_modulation = make(parts=2) if updates else make(parts=1, gated=False)
         self.attention = SelfAttention(context, spec.attention)
         self.text_attention = SelfAttention(of_text, spec.attention, output=updates)
@@ -192,7 +194,8 @@ class SingleStreamLayer(MegatronModule, BaseTransformerLayer):
                 f"a single-stream layer shares the {hidden} hidden units of its feed-forward out to"
                 f" {attention.heads} heads, which does not divide; choose a multiple"
             )
-        self.modulation = make_modulation(spec.modulation, context, width, parts=1)
+        place = self.layer_number - 1
+        self.modulation = make_modulation(spec.modulation, context, width, parts=1, layer=place)
         self.attention = PackedAttention(context, attention, output=False)
         self.activation = ACTIVATIONS[feed_forward.activation]
         wide = hidden * feed_forward.activation.inputs

@@ -1,4 +1,4 @@
-"""What Diffusers' Qwen-Image, Hunyuan networks and SD3 compute, ours compute, and the gradients."""
+"""What Diffusers' networks with joint attention compute, ours compute, and the gradients."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 from diffusers import (
+    ChromaTransformer2DModel,
+    FluxPipeline,
     HunyuanImageTransformer2DModel,
     HunyuanVideo15Transformer3DModel,
     QwenImageTransformer2DModel,
@@ -223,6 +225,41 @@ def _sd3_theirs(network: nn.Module, batch: PackedBatch, index: int, model: Any) 
     return split.reshape(h * w, -1)
 
 
+def _chroma(number: int) -> dict[str, Any]:
+    draw = random.Random(number)
+    return _shape(number, draw) | {
+        "in_channels": 4 * draw.choice([1, 3, 4]),
+        "num_single_layers": draw.choice([1, 2, 3]),
+        "joint_attention_dim": draw.choice([8, 20]),
+        "axes_dims_rope": AXES[number % len(AXES)],
+        "approximator_num_channels": draw.choice([4, 8, 16]),
+        "approximator_hidden_dim": draw.choice([10, 16]),
+        "approximator_layers": draw.choice([1, 2, 5]),
+    }
+
+
+def _chroma_theirs(network: nn.Module, batch: PackedBatch, index: int, model: Any) -> Tensor:
+    """Rows of padding follow those that a shard stores; the mask hides them."""
+    grid, (first, last) = batch.grids[index], batch.text_starts[index : index + 2]
+    latent = unpatchify(batch.latent_TC[batch.starts[index] :], grid, 1, 2).transpose(0, 1)
+    text_LE, padding = batch.text_LE[None, first:last], 3
+    hidden = FluxPipeline._pack_latents(latent, *latent.shape)
+    rows = text_LE.shape[1] + padding
+    mask = torch.ones(1, rows + hidden.shape[1], dtype=torch.bool)
+    mask[:, last - first : rows] = False
+    hidden_LE = torch.ones(1, padding, text_LE.shape[-1])
+    (made,) = network(
+        hidden,
+        encoder_hidden_states=torch.cat((text_LE, hidden_LE), dim=1),
+        timestep=torch.tensor([LEVELS[index]]),
+        img_ids=FluxPipeline._prepare_latent_image_ids(1, *grid[1:], "cpu", torch.float32),
+        txt_ids=torch.zeros(rows, 3),
+        attention_mask=mask,
+        return_dict=False,
+    )
+    return made[0]
+
+
 _TEXT = ("attn.add_q_proj", "attn.to_add_out", "attn.norm_added_q")
 CASES = {
     "qwen_image": Case(
@@ -254,6 +291,13 @@ CASES = {
         grids=lambda draw: (1, draw.randint(1, 5), draw.randint(1, 5)),
         theirs=_sd3_theirs,
         without_gradient=("attn.add_q_proj", "attn.norm_added_q"),
+    ),
+    "chroma": Case(
+        network=ChromaTransformer2DModel,
+        configuration=_chroma,
+        grids=lambda draw: (1, draw.randint(1, 5), draw.randint(1, 5)),
+        theirs=_chroma_theirs,
+        without_gradient=(),
     ),
 }
 

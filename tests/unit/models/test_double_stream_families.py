@@ -1,4 +1,4 @@
-"""Qwen-Image, Hunyuan networks and SD3 on one process: what moves them, and what they cost."""
+"""Networks with joint attention on one process: what moves them, and what they cost."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import (
+    ChromaTransformer2DModel,
     HunyuanImageTransformer2DModel,
     HunyuanVideo15Transformer3DModel,
     QwenImageTransformer2DModel,
@@ -35,12 +36,14 @@ PUBLISHED = {
     "sd3": 2_028_328_000,
     "sd3.5_medium": 2_243_171_520,
     "sd3.5_large": 8_056_627_520,
+    "chroma": 8_899_983_424,
 }
 NETWORKS: dict[str, Any] = {
     "qwen_image": QwenImageTransformer2DModel,
     "hunyuan_video_15": HunyuanVideo15Transformer3DModel,
     "hunyuan_image": HunyuanImageTransformer2DModel,
     "sd3": SD3Transformer2DModel,
+    "chroma": ChromaTransformer2DModel,
 }
 GRIDS, TEXTS = [(3, 2, 3), (1, 4, 2), (2, 3, 1), (4, 1, 2), (1, 1, 1)], [9, 2, 4, 30, 1]
 LEVELS = torch.tensor([812.5, 0.5, 437.0, 999.0, 31.25])
@@ -70,7 +73,8 @@ def test_named_sizes_have_the_tensors_of_diffusers(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "size", ["qwen_image", "hunyuanvideo_15", "hunyuanimage_21", "sd3", "sd3.5_medium"]
+    "size",
+    ["qwen_image", "hunyuanvideo_15", "hunyuanimage_21", "sd3", "sd3.5_medium", "chroma"],
 )
 def test_description_counts_parameters_and_operations(groups, size: str) -> None:
     """Of a sample of a caption alone: what it says of other rows of text is an upper bound."""
@@ -100,6 +104,9 @@ def test_description_counts_parameters_and_operations(groups, size: str) -> None
     else:
         tokens = torch.zeros(1, 60, model.patch_features)
         inputs = {"hidden_states": tokens, "img_shapes": [[grid]]}
+    if model.family == "chroma":
+        inputs["img_ids"], inputs["txt_ids"] = torch.zeros(60, 3), torch.zeros(text, 3)
+        del inputs["img_shapes"]
     theirs = _theirs(model, "cpu")
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
@@ -118,6 +125,7 @@ def test_description_counts_parameters_and_operations(groups, size: str) -> None
         *(("hunyuanimage_21", name) for name in ("latent_TC", "texts.text", "texts.text_2")),
         *(("sd3.5_medium", name) for name in ("latent_TC", "texts.text", "level")),
         *(("sd3.5_medium", name) for name in ("vectors.pooled_text", "position_TA")),
+        *(("chroma", name) for name in ("latent_TC", "texts.text", "level", "position_TA")),
     ],
 )
 def test_output_moves_with_its_own_inputs_and_with_no_neighbours(groups, size: str, name: str):
@@ -184,7 +192,7 @@ def test_a_new_table_of_positions_is_that_of_diffusers(groups) -> None:
 
 
 @pytest.mark.parametrize(
-    "size", ["qwen_image", "hunyuanvideo_15", "hunyuanimage_21", "sd3.5_medium"]
+    "size", ["qwen_image", "hunyuanvideo_15", "hunyuanimage_21", "sd3.5_medium", "chroma"]
 )
 def test_layers_start_as_the_identity_and_the_output_as_zero(groups, size: str) -> None:
     model: Any = tiny(size)
@@ -215,6 +223,9 @@ def test_layers_start_as_the_identity_and_the_output_as_zero(groups, size: str) 
         ("sd3", {"dual_attention_layers": 25, "qk_norm": True}, r"must lie in \[0, 24\]"),
         ("sd3", {"dual_attention_layers": 3}, "dual_attention_layers=3 need qk_norm=true"),
         ("sd3", {"patch_temporal": 2}, "SD3 learns pictures"),
+        ("chroma", {"approximator_channels": 6}, "=6 must be a multiple of 4"),
+        ("chroma", {"approximator_layers": 65}, "approximator_layers=65 must be at most 64"),
+        ("chroma", {"text_pad_to": 8}, "text_pad_to=8: Chroma attends to the one row of padding"),
     ],
 )
 def test_what_the_networks_cannot_be_is_refused(family: str, changes: Any, message: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import (
+    ChromaTransformer2DModel,
     CosmosTransformer3DModel,
     FluxTransformer2DModel,
     HunyuanImageTransformer2DModel,
@@ -54,6 +55,7 @@ CLASSES: dict[str, Any] = {
     "HunyuanImageTransformer2DModel": HunyuanImageTransformer2DModel,
     "QwenImageTransformer2DModel": QwenImageTransformer2DModel,
     "SD3Transformer2DModel": SD3Transformer2DModel,
+    "ChromaTransformer2DModel": ChromaTransformer2DModel,
 }
 # Sizes of which a fused matrix that is cut in the wrong place cannot be right.
 CASES = [
@@ -63,9 +65,10 @@ CASES = [
     Tiny("HunyuanVideo15Transformer3DModel"),
     Tiny("QwenImageTransformer2DModel"),
 ]
-# Beside them, of the numbers alone: layers of which the last and the first differ from the others,
-# and FLUX's layers behind a token refiner.
-NUMBERS = [*CASES, Tiny("SD3Transformer2DModel"), Tiny("HunyuanImageTransformer2DModel")]
+# Beside them, of the numbers alone: layers of which the last and the first differ from the others;
+# adapters of the network that makes all modulations; FLUX's layers behind a token refiner.
+MORE = ("SD3Transformer2DModel", "ChromaTransformer2DModel", "HunyuanImageTransformer2DModel")
+NUMBERS = [*CASES, *map(Tiny, MORE)]
 LEVELS = (0.3, 0.8)
 SIZES = ((1, 4, 6), (3, 2, 4))
 
@@ -141,6 +144,7 @@ def made(request, groups, tmp_path: Path):
     # Of a single-stream layer queries, keys and the feed-forward share a matrix.
     more, second = {
         "FluxTransformer2DModel": (["proj_mlp", "norm_out.linear"], "attn"),
+        "ChromaTransformer2DModel": (["proj_mlp"], "attn"),
         "HunyuanVideo15Transformer3DModel": ([], "attn"),
         "HunyuanImageTransformer2DModel": (["proj_mlp"], "attn"),
         "QwenImageTransformer2DModel": (["img_mod.1", "norm_out.linear"], "attn"),

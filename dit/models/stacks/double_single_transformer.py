@@ -1,0 +1,80 @@
+"""Networks of double-stream layers, then single-stream ones, over patches and one text.
+
+FLUX.1 and Chroma are such networks; they differ in what their modulations are made of.
+"""
+
+# T packed tokens, M level rows, C patch features, D model width, L text tokens, E text width
+# X width of what modulations are made of
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor, nn
+
+from dit.batch import PackedBatch
+from dit.models.layer_spec import StackSpec
+from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
+from dit.models.layers.queries_and_keys import RotaryTable
+from dit.models.lora.dropout import TOKENS
+from dit.models.stacks.joint_transformer import T_EMB, JointLayout, JointTransformer
+from dit.models.stacks.stacked_transformer import Blocks
+from dit.models.stacks.stream_layers import JOINT_TOKENS, TEXT_TOKENS
+
+
+class DoubleSingleTransformer(JointTransformer):
+    """Noisy tokens, noise level, text and reference pictures of a pack -> velocity of each token.
+
+    A family says what `told`, its embedding of the level, makes of a pack.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        groups: ProcessGroupCollection,
+        vp_stage: int | None,
+        stacks: Sequence[StackSpec],
+        *,
+        told: Callable[[TransformerConfig], nn.Module],
+        modulate_out: Callable[[BuildContext], nn.Module],
+    ):
+        """`told` and `modulate_out` build the embedding of the level and the last modulation."""
+        config, width = transformer_config(model), model.hidden_size
+        super().__init__(config, model, groups, vp_stage, stacks)
+        # Angles in float64, as in Diffusers.
+        self.rotary = RotaryTable(model.rope_axes, (10_000.0,) * 3, dtype=torch.float64)
+        biased: Any = {"config": config, "bias": True}
+        if self.pre_process:
+            inputs, text = model.patch_features, model.crossattn_emb_size
+            self.patches = Replicated(inputs, width, **biased, token_row=TOKENS)
+            self.text_embedder = Replicated(text, width, **biased, token_row=TEXT_TOKENS)
+            self.told = told(config)
+        self.build_stacks()
+        if self.post_process:
+            self.modulate_out = modulate_out(
+                BuildContext(model=model, config=config, groups=groups)
+            )
+            outputs = model.output_features
+            self.proj_out = Replicated(width, outputs, **biased, token_row=JOINT_TOKENS)
+
+    def t_emb(self, level_M: Tensor, batch: PackedBatch) -> Tensor:
+        """What all modulations are made of, [M, X]."""
+        raise NotImplementedError
+
+    def embed(
+        self, x_TC: Tensor, level_M: Tensor, batch: PackedBatch, layout: JointLayout
+    ) -> Blocks:
+        dtype = self.config.params_dtype
+        text_LE = self.my_tokens(layout.text.of(batch.text_LE.to(dtype)))
+        return {
+            TOKENS: self.patches(self.my_tokens(x_TC.to(dtype))),
+            TEXT_TOKENS: self.text_embedder(text_LE),
+            T_EMB: self.t_emb(level_M, batch),
+        }
+
+    def head(self, blocks: Blocks, batch: PackedBatch, layout: JointLayout) -> Tensor:  # noqa: ARG002
+        return self.outputs(blocks, layout, modulation=self.modulate_out, linear=self.proj_out)
