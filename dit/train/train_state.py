@@ -19,6 +19,7 @@ from dit.drawing import Undrawn
 from dit.objectives import TrainingObjective
 
 if TYPE_CHECKING:
+    import numpy as np
     from megatron.core.transformer.module import MegatronModule
 
     from dit.train.checkpoint.async_save import Saver
@@ -98,6 +99,7 @@ class DrawnSamples:
     grid: Path | None  # the first frames of all samples, in the folder with their files
     videos: list[tuple[Path, str]]  # the samples with several frames, and their prompts
     quality: dict[str, float]  # by the name of the metric
+    firsts: list[np.ndarray] = field(default_factory=list)  # uint8 [H, W, 3], as in the grid
     undrawn: list[Undrawn] = field(default_factory=list)  # what could not be drawn
 
 

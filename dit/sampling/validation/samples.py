@@ -175,6 +175,7 @@ class ValidationSamples:
     ) -> DrawnSamples:
         """On the first rank: lists the files of all replicas and measures their quality."""
         folder, grid, quality = _folder(run), None, {}
+        firsts: list[np.ndarray] = []
         bare = {one.number: one.first_HW3 for one in without}
         given = {one.number: self.wanted[one.number].given_HW3 for one in every}
         with drawing(LISTING, undrawn):
@@ -195,6 +196,7 @@ class ValidationSamples:
             grid=grid,
             videos=[one for one in files if one[0].suffix == ".mp4"],
             quality=quality,
+            firsts=firsts,
             undrawn=undrawn,
         )
 

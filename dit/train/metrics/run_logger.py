@@ -15,7 +15,7 @@ from dit.data import Reject, RejectCounts, sum_counts
 from dit.distributed.data_parallel import gradient_buffers, main_param_shards
 from dit.distributed.process_groups import device
 from dit.distributed.watchdog import heartbeat
-from dit.drawing import Undrawn
+from dit.drawing import Undrawn, drawing
 from dit.models.cost import parameter_count
 from dit.safe_writing import write_atomically
 from dit.train.metrics.jsonl import (
@@ -124,6 +124,9 @@ class RunLogger:
         step, undrawn = self.run.progress.step, [*samples.undrawn]
         quality = "".join(f"  {name} {value:.4g}" for name, value in samples.quality.items())
         self.info(f"samples of step {step}: {samples.grid or 'no grid'}{quality}")
+        with drawing("the preview in the terminal", undrawn):
+            if self.terminal is not None:
+                self.terminal.show(samples.firsts)
         if self.dashboards is not None:
             undrawn += self.dashboards.add_samples(samples, step=step)
         self._log_undrawn(undrawn, step=step)

@@ -56,6 +56,7 @@ from dit.config.inlining import flattened
 from dit.drawing import Undrawn, drawing
 from dit.train.metrics.interval_metrics import edges_and_counts
 from dit.train.metrics.jsonl import explain_write_errors
+from dit.train.metrics.terminal_pictures import half_blocks
 from dit.train.train_state import DrawnSamples
 
 if TYPE_CHECKING:
@@ -231,6 +232,12 @@ class Terminal:
     def print(self, text: str) -> None:
         """Prints one line, above the bar."""
         self.console.print(text, markup=False)
+
+    def show(self, pictures: Sequence[np.ndarray]) -> None:
+        """Pictures uint8 [H, W, 3] in coloured half blocks; nothing in a log file."""
+        # A file or a terminal without colours (NO_COLOR) would get blocks that say nothing.
+        if self.console.is_terminal and self.console.color_system is not None and pictures:
+            self.console.print(half_blocks(pictures, columns=self.console.width))
 
     def step(self, values: Values) -> None:
         step = int(values["step"])

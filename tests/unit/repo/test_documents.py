@@ -84,6 +84,8 @@ def test_other_commands_name_what_exists(command: Command) -> None:
     elif program == "hf":
         assert arguments[0] == "download"
         assert arguments[1] in {codec.weights for codec in CODECS.values()}
+    elif program == "mkdocs":
+        assert arguments == ["serve"] and (ROOT / "mkdocs.yml").is_file()
     elif program == "source":
         assert arguments == [".venv/bin/activate"]
     else:

@@ -107,7 +107,7 @@ def test_pictures_of_prompts_are_those_of_generate_dit(groups, tmp_path: Path, k
     assert ("last_image" in entries[0]) == (kind == "flf2v")
     resized = Image.open(first).resize((48, 32), Image.Resampling.LANCZOS)
     assert np.array_equal(samples.wanted[0].given_HW3, np.asarray(resized))
-    assert drawn.grid is not None and not drawn.undrawn
+    assert drawn.grid is not None and not drawn.undrawn and len(drawn.firsts) == 2
 
 
 @pytest.mark.parametrize("pictured", [False, True], ids=["text", "picture"])
