@@ -22,13 +22,18 @@ from dit.safe_writing import write_atomically
 
 _SHARDS, _SAMPLES = 20, 8  # shards that are shown, samples of each
 _SIDE = 128  # pixels of a picture
+_PHONE = '<meta name=viewport content="width=device-width, initial-scale=1">'
 _STYLE = """\
-body{font:15px/1.4 system-ui,sans-serif;margin:2em auto;max-width:70em;padding:0 1em;color:#222}
-table{border-collapse:collapse;margin:.5em 0}td,th{padding:.15em .8em;text-align:left;
-border-bottom:1px solid #ddd;vertical-align:top}td.n{text-align:right}
+:root{color-scheme:light dark}
+body{font:15px/1.4 system-ui,sans-serif;margin:2em auto;max-width:70em;padding:0 1em;
+overflow-wrap:break-word}
+table{border-collapse:collapse;margin:.5em 0;display:block;overflow-x:auto}
+td,th{padding:.15em .8em;text-align:left;border-bottom:1px solid #8885;vertical-align:top}
+td.n{text-align:right}
 i.bar{display:inline-block;height:.8em;background:#4a7ebb}
 figure{display:inline-block;width:150px;margin:4px;vertical-align:top;font-size:11px;
-overflow-wrap:anywhere}figure img{display:block;max-width:140px}
+overflow-wrap:anywhere}figure img{display:block;max-width:140px;min-width:64px;
+image-rendering:pixelated}
 """
 
 
@@ -62,7 +67,7 @@ def _figures(shard: Path, codec: Codec) -> Iterator[str]:
 
 def write_html(path: Path, title: str, parts: Iterable[str]) -> None:
     """Writes a page of `parts`, which are HTML already."""
-    head = f"<!doctype html><meta charset=utf-8><title>{escape(title)}</title>"
+    head = f"<!doctype html><meta charset=utf-8>{_PHONE}<title>{escape(title)}</title>"
     body = "\n".join(parts)
     page = f"{head}<style>{_STYLE}</style><h1>{escape(title)}</h1>{body}\n"
     write_atomically(path, printable(page).encode())
