@@ -26,7 +26,7 @@ from data_prep.engine.processes import Engine, InProcess, Processes
 from data_prep.engine.ranks import Ranks, join
 from data_prep.formats.automodel import INDEX, relocate
 from data_prep.formats.convert import convert, export
-from data_prep.inspect.html_pages import write_inspection
+from data_prep.inspect.dataset_page import duplicates_in, write_inspection
 from data_prep.inspect.read_shards import check_encoders, inspect_shard, shard_counts
 from data_prep.packing import Packing, PackOptions, Summary, pack_dataset
 from data_prep.planning.plan_page import write_plan_page
@@ -212,6 +212,7 @@ def _plan(args: argparse.Namespace, packing: Packing) -> int:
         codec=packing.codec,
         text=packing.text,
         judged_by=judged_by,
+        looks=packing.looks if args.plan == "decode" else None,
     )
     summary = json.dumps(facts.summary, indent=1, ensure_ascii=False) + "\n"
     write_atomically(args.output_dir / SUMMARY_NAME, summary.encode())
@@ -288,19 +289,21 @@ def run_relocate(args: argparse.Namespace) -> int:
 
 
 def run_inspect(args: argparse.Namespace) -> int:
-    status = _inspect(args.folder)
-    if args.html is not None:
-        write_inspection(args.folder, args.html)
-        say(output(), f"decoded pictures: {args.html}")
-    return status
+    return _inspect(args.folder, args.html)
 
 
-def _inspect(folder: Path) -> int:
+def _inspect(folder: Path, page: Path | None = None) -> int:
     counts = shard_counts(folder)
     reports = [inspect_shard(folder, name, expected=n) for name, n in counts.items()]
+    duplicates = duplicates_in(reports)
     show_inspection(output(), folder, reports)
+    for line in duplicates.lines:
+        say(output(), line)
     problems = check_encoders(folder)
     problems += [problem for report in reports for problem in report.problems]
     for problem in problems:
         say(Console(stderr=True), f"error: {problem}")
+    if page is not None:
+        write_inspection(folder, page, reports, duplicates)
+        say(output(), f"decoded pictures: {page}")
     return 1 if problems else 0

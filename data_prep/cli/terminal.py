@@ -67,6 +67,8 @@ def show_plan(
         say(console, f"refused: {count} x {reason}")
     for what, count in ignored.items():
         say(console, f"ignored: {count} x {what}")
+    for line in facts.duplicates.lines:
+        say(console, f"planned: {line}")
     for capacity in CAPACITIES:
         say(
             console,

@@ -18,6 +18,7 @@ from typing import Any, Self
 
 import torch
 
+from data_prep.inspect.duplicates import looks_of
 from data_prep.media.clips import Clip, Entry, Source
 from data_prep.refusals import Reason, RefusedError
 from data_prep.writing.tar_shards import sample_parts
@@ -81,8 +82,9 @@ class BlockWorker:
         """A list for each block, with a result for each line.
 
         A result is a `RefusedResult`, or by task an `EncodedSample`, the `Moments` of a latent, or
-        None. The next block is requested before the current one is finished, so that it is decoded
-        ahead; None instead of a block finishes all that have begun.
+        the `Looks` of a clip (None of one without structure). The next block is requested before
+        the current one is finished, so that it is decoded ahead; None instead of a block finishes
+        all that have begun.
         """
         ahead = 1 if self.decode_threads else 0
         pending: deque[list[Callable[[], Clip] | RefusedResult | None]] = deque()
@@ -122,7 +124,8 @@ class BlockWorker:
             if isinstance(clip, RefusedResult):
                 results[index] = clip
             elif self.task is Task.DECODE:
-                results[index] = None
+                # [F, H, W], the first frame and the last, in grey
+                results[index] = looks_of(clip.video_CFHW[:, [0, -1]].mean(0))
             elif self.task is Task.MEASURE:
                 results[index] = self.codec.measure(clip.video_CFHW)
             else:

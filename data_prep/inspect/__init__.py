@@ -1,5 +1,7 @@
 """Reads a finished dataset back.
 
-read_shards  counts, shapes, statistics and checksums of every shard
-html_pages   HTML pages without a server or network; the one of a dataset, with decoded pictures
+read_shards   counts, shapes, statistics and checksums of every shard
+duplicates    pictures that look alike, and captions that repeat
+html_pages    HTML pages without a server or network, with a searchable list of samples (page.html)
+dataset_page  the page of a dataset, with decoded pictures and clips
 """

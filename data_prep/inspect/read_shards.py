@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors.torch
@@ -17,6 +18,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from data_prep.inspect.duplicates import Looks, looks_of
 from data_prep.refusals import PrepError
 from data_prep.writing.dataset_folder import META
 from dit.codecs import text, vae
@@ -28,6 +30,18 @@ from dit.parsing import parse_json
 _DAMAGE = (tarfile.TarError, OSError, ValueError, OverflowError, RecursionError, MemoryError)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InspectedSample:
+    """What is told of a sample."""
+
+    key: str
+    source: str
+    caption: str
+    bucket: str  # size in pixels and number of frames
+    shape: tuple[int, ...]  # [C, F, H, W] of the latent
+    looks: Looks | None
+
+
 @dataclass
 class ShardReport:
     """What a shard holds, and its defects."""
@@ -35,10 +49,15 @@ class ShardReport:
     name: str  # relative to the dataset folder
     samples: int = 0
     bytes: int = 0
-    shapes: list[tuple[int, ...]] = field(default_factory=list)  # [C, F, H, W] of each latent
+    seen: list[InspectedSample] = field(default_factory=list)
     text_lengths: list[int] = field(default_factory=list)  # tokens
     moments: Moments = field(default_factory=Moments)
     problems: list[str] = field(default_factory=list)
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """[C, F, H, W] of each latent."""
+        return [one.shape for one in self.seen]
 
 
 def shard_counts(folder: Path) -> dict[str, int]:
@@ -191,7 +210,8 @@ def _check_sample(report: ShardReport, key: str, parts: dict[str, bytes]) -> Non
     where = f"{report.name}, key {key}"
     try:
         payload = parts["safetensors"]
-        wanted = parse_json(parts["json"])["crc32"]["safetensors"]
+        about = parse_json(parts["json"])
+        wanted = about["crc32"]["safetensors"]
         found = f"{zlib.crc32(payload):08x}"
         if found != wanted:
             report.problems.append(
@@ -199,21 +219,35 @@ def _check_sample(report: ShardReport, key: str, parts: dict[str, bytes]) -> Non
             )
             return
         tensors = safetensors.torch.load(payload)
-        _add(report, where, tensors["latent"], tensors["text"])
+        if _add(report, where, tensors["latent"], tensors["text"]):
+            report.seen.append(_seen(key, about, tensors["latent"]))
     except KeyError as missing:
         report.problems.append(f"{where}: {missing} is missing")
     except (ValueError, TypeError, SafetensorError) as error:
         report.problems.append(f"{where}: cannot be read: {error}")
 
 
-def _add(report: ShardReport, where: str, latent_CFHW: Tensor, text_LE: Tensor) -> None:
+def _seen(key: str, about: dict[str, Any], latent_CFHW: Tensor) -> InspectedSample:
+    sides = [about.get(name, "?") for name in ("width", "height", "num_frames")]
+    return InspectedSample(
+        key=key,
+        source=str(about.get("source", key)),
+        caption=str(about.get("caption", "")),
+        bucket="{} x {}, {} frames".format(*sides).removesuffix(", 1 frames"),
+        shape=tuple(latent_CFHW.shape),
+        looks=looks_of(latent_CFHW.float().mean(0)),
+    )
+
+
+def _add(report: ShardReport, where: str, latent_CFHW: Tensor, text_LE: Tensor) -> bool:
+    """Adds to the sums; False for a sample with a defect."""
     if latent_CFHW.dim() != 4 or text_LE.dim() != 2:
         shapes = f"latent {list(latent_CFHW.shape)}, text {list(text_LE.shape)}"
         report.problems.append(f"{where}: {shapes}, not [C, F, H, W] and [L, E]")
-        return
+        return False
     if not (torch.isfinite(latent_CFHW).all() and torch.isfinite(text_LE).all()):
         report.problems.append(f"{where}: NaN or Inf")
-        return
-    report.shapes.append(tuple(latent_CFHW.shape))
+        return False
     report.text_lengths.append(len(text_LE))
     report.moments.add(latent_CFHW)
+    return True

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Protocol, Self
 
 from PIL import Image
@@ -139,6 +140,10 @@ class Source(Protocol):
     @property
     def ignored(self) -> Mapping[str, int]:
         """Counts of files that are no media, by kind."""
+        ...
+
+    def file_of(self, entry: Entry) -> Path | None:
+        """The file that a browser can open; None where it lies in an archive or nowhere."""
         ...
 
     def read(self, entry: Entry) -> Clip:

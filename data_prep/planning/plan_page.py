@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from html import escape
 from pathlib import Path
+from urllib.parse import quote
 
 from PIL import Image
 
-from data_prep.inspect.html_pages import html_table, picture, write_html
+from data_prep.inspect.duplicates import Duplicates, Looks
+from data_prep.inspect.html_pages import Row, html_table, picture, write_html
 from data_prep.media.clips import Entry, Source
 from data_prep.planning.plan import PackingPlan
 from data_prep.planning.statistics import CAPACITIES, Judged, PlanStatistics
@@ -29,8 +32,12 @@ def write_plan_page(
     codec: Codec,
     text: TextEncoder,
     judged_by: Judged,
+    looks: Sequence[Looks | None] | None = None,
 ) -> PlanStatistics:
-    """Writes the page and returns its statistics."""
+    """Writes the page and returns its statistics.
+
+    `looks` has one for each line of the plan; None where nothing was decoded.
+    """
     facts = PlanStatistics(
         text_tokens=text.length_of,
         latent_bytes=codec.channels * codec.patch**2 * _LATENT_BYTES,
@@ -40,18 +47,53 @@ def write_plan_page(
         longest_text=text.max_length,
         judged_by=judged_by,
     )
-    shown, step = [], max(1, plan.total // _PICTURES)
-    for number, (line,) in enumerate(plan.blocks(1)):
-        entry = Entry.from_line(line)
+    facts.duplicates.compared = looks is not None
+    for number, entry in enumerate(_entries(plan)):
         facts.add(entry)
-        if number % step == 0 and not entry.refused and len(shown) < _PICTURES:
-            shown.append(entry)
+        if not entry.refused:
+            look = None if looks is None else looks[number]
+            facts.duplicates.add(entry.source, entry.caption, look)
     facts.finish()
+    facts.duplicates.finish()
     parts = [*_summary(facts), *_sizes(facts), *_histograms(facts), *_refused(facts)]
-    parts += _ignored(source.ignored)
-    parts += ["<h2>Samples</h2>", *(_figure(source, entry) for entry in shown)]
-    write_html(path, "Plan", parts)
+    parts += [*_ignored(source.ignored), facts.duplicates.html()]
+    write_html(path, "Plan", parts, _rows(plan, source, path.parent, facts.duplicates))
     return facts
+
+
+def _entries(plan: PackingPlan) -> Iterator[Entry]:
+    return (Entry.from_line(line) for (line,) in plan.blocks(1))
+
+
+def _rows(plan: PackingPlan, source: Source, folder: Path, duplicates: Duplicates) -> list[Row]:
+    """A row for each sample; some have a picture, and the others show their file."""
+    rows, packed, step = list[Row](), 0, max(1, plan.total // _PICTURES)
+    pictures = 0
+    for number, entry in enumerate(_entries(plan)):
+        row = _row(entry)
+        if (file := source.file_of(entry)) is not None:
+            row["file"] = quote(os.fsencode(os.path.relpath(file, folder)))
+            row["video"] = entry.kind == "video"
+        if not entry.refused:
+            row["group"] = duplicates.group_of.get(packed, 0)
+            row["repeats"] = duplicates.captions[entry.caption]
+            packed += 1
+            if number % step == 0 and pictures < _PICTURES:
+                row["picture"] = _picture(source, entry)
+                pictures += 1
+        rows.append(row)
+    return rows
+
+
+def _row(entry: Entry) -> Row:
+    width, height = entry.size or (entry.width, entry.height)
+    frames = max(1, len(entry.keep))
+    bucket = f"{width} x {height}" + (f", {frames} frames" if frames > 1 else "")
+    facts = f"{entry.width} x {entry.height} \N{RIGHTWARDS ARROW} {bucket}, {entry.tokens} tokens"
+    row: Row = {"name": entry.source, "caption": entry.caption}
+    if entry.refused:
+        return row | {"refused": entry.refused, "detail": entry.detail}
+    return row | {"bucket": bucket, "facts": facts}
 
 
 def _summary(facts: PlanStatistics) -> Iterator[str]:
@@ -98,8 +140,6 @@ def _bars(bins: Mapping[float, int]) -> str:
 def _refused(facts: PlanStatistics) -> Iterator[str]:
     if facts.refused:
         yield "<h2>Refused</h2>" + html_table(("reason", "samples"), facts.refused.most_common())
-        rows = [(entry.source, entry.refused, entry.detail) for entry in facts.named]
-        yield html_table(("file", "reason", "detail"), rows)
 
 
 def _ignored(ignored: Mapping[str, int]) -> Iterator[str]:
@@ -107,17 +147,10 @@ def _ignored(ignored: Mapping[str, int]) -> Iterator[str]:
         yield "<h2>Ignored</h2>" + html_table(("what", "number"), list(ignored.items()))
 
 
-def _figure(source: Source, entry: Entry) -> str:
-    size, frames = entry.size or (0, 0), max(1, len(entry.keep))
-    text = f"{escape(entry.source)}<br>{entry.width} x {entry.height} &rarr; {size[0]} x {size[1]}"
-    text += f", {frames} frames, {entry.tokens} tokens<br>{escape(entry.caption[:200])}"
-    return f"<figure>{_picture(source, entry)}<figcaption>{text}</figcaption></figure>"
-
-
 def _picture(source: Source, entry: Entry) -> str:
     try:
         video_CFHW = source.read(replace(entry, keep=entry.keep[:1])).video_CFHW
-    except RefusedError as refused:
-        return escape(str(refused))
+    except RefusedError:
+        return ""  # the plan alone was read, and packing will say why
     levels_HWC = ((video_CFHW[:, 0].permute(1, 2, 0) + 1) * 127.5).byte().numpy()
     return picture(Image.fromarray(levels_HWC[..., 0] if levels_HWC.shape[2] == 1 else levels_HWC))

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from data_prep.inspect.duplicates import Duplicates
 from data_prep.media.clips import Entry
 
 CAPACITIES = (4096, 16384, 32768)  # tokens in one pack, for which packs are simulated
 _BUFFER = 100  # samples that are packed together, as `dataset.packing_buffer_size`
-_NAMED = 500  # refused samples that are listed
 
 
 class Judged(StrEnum):
@@ -44,15 +44,13 @@ class PlanStatistics:
     tokens: int = 0
     bytes: float = 0
     cut: int = 0  # captions that are too long, by an estimate of their tokens
-    named: list[Entry] = field(default_factory=list)  # refused samples, the first `_NAMED`
+    duplicates: Duplicates = field(default_factory=Duplicates)
     packs: dict[int, list[int]] = field(default_factory=dict)  # capacity -> packs, tokens in them
     _buffer: list[int] = field(default_factory=list)
 
     def add(self, entry: Entry) -> None:
         if entry.refused:
             self.refused[entry.refused] += 1
-            if len(self.named) < _NAMED:
-                self.named.append(entry)
             return
         self.samples += entry.repeats
         self.kinds[entry.kind] += 1
@@ -105,6 +103,7 @@ class PlanStatistics:
             "notes": dict(self.notes.most_common()),
             "tokens": self.tokens,
             "expected_bytes": round(self.bytes),
+            **self.duplicates.summary,
         }
 
     def fill(self, capacity: int) -> float:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -65,6 +66,9 @@ class Digits:
     def picture(self, index: int) -> Tensor:
         """The picture [8, 8] of that number, float32 in [-1, 1]."""
         return self._ink * (torch.from_numpy(self._images_NHW[index]).float() / (LEVELS / 2) - 1)
+
+    def file_of(self, entry: Entry) -> Path | None:  # noqa: ARG002  # as every source
+        return None
 
     def read(self, entry: Entry) -> Clip:
         index = int(entry.key.rpartition("-")[2])

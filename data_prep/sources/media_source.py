@@ -29,7 +29,8 @@ from data_prep.media.resizing import Placement, ResizeMode, Sizing
 from data_prep.media.videos import Timeline, timeline
 from data_prep.planning.splits import key_of
 from data_prep.refusals import Reason, RefusedError, printable
-from data_prep.sources.folders import Collection, Medium
+from data_prep.sources.archives import parse_location
+from data_prep.sources.folders import Collection, FolderCollection, Medium
 from data_prep.sources.masks import CellSize, name_of
 from data_prep.sources.references import FOLDER, FoundReference, ReferenceRule
 from data_prep.sources.references import find as find_reference
@@ -218,6 +219,13 @@ class MediaSource:
                         tokens=tokens + sum(self.grid.tokens(*one.size, 1) for one in references),
                         notes=tuple(notes),
                     )
+
+    def file_of(self, entry: Entry) -> Path | None:
+        """Its file, where that is no member of an archive or row of a dataset."""
+        collection = self.inputs[entry.folder].collection
+        if not isinstance(collection, FolderCollection) or not entry.where:
+            return None
+        return None if parse_location(entry.where) else collection.root / entry.where
 
     def read(self, entry: Entry) -> Clip:
         """The pixels of a planned sample.

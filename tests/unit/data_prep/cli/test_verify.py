@@ -1,8 +1,14 @@
 """What was written is decoded and compared, and shown."""
 
+import base64
+import io
+import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from PIL import Image
 
 from data_prep.cli.parser import main
 from dit.codecs.vae import Pixel
@@ -16,6 +22,12 @@ def source(tmp_path: Path) -> list[str]:
     given = ["video", "--image_dir", tmp_path / "in", "--video_dir", tmp_path / "in"]
     given += ["--output_dir", tmp_path / "out", "--split", "1,0,0", "--num_workers", 0]
     return [str(word) for word in given]
+
+
+def rows_of(page: Path) -> list[dict[str, Any]]:
+    """The samples that a page lists."""
+    (found,) = re.findall('id="rows">(.*?)</script>', page.read_text(), re.DOTALL)
+    return json.loads(found)
 
 
 def test_verify_reports_how_far_decoded_pictures_are(source: list[str], capsys) -> None:
@@ -42,11 +54,20 @@ def test_a_page_of_decoded_pictures(source: list[str], tmp_path: Path) -> None:
     assert main(source) == 0
     page = tmp_path / "page.html"
     assert main(["inspect", str(tmp_path / "out"), "--html", str(page)]) == 0
-    text = page.read_text()
-    assert text.count("<img") == 3 and "[48, 9, 12, 16]" in text  # first and last frame of b
+    (still, moving), text = rows_of(page), page.read_text()
+    assert moving["facts"].endswith("[48, 9, 12, 16]") and moving["bucket"] == "64 x 48, 9 frames"
+    assert "clip" not in still and still["picture"].startswith("data:image/jpeg")
+    stored = base64.b64decode(moving["clip"].partition("base64,")[2])
+    opened: Any = Image.open(io.BytesIO(stored))
+    assert opened.format == "WEBP" and opened.n_frames == 9
+    assert not re.findall(r"https?://|@import|url\(", text)
 
 
 def test_plan_page_shows_pictures(source: list[str], tmp_path: Path) -> None:
     assert main([*source, "--plan"]) == 0
-    text = (tmp_path / "out/plan.html").read_text()
-    assert text.count("<img") == 2 and "Packs" in text and "duration" in text.lower()
+    page = tmp_path / "out/plan.html"
+    rows, text = {Path(row["name"]).name: row for row in rows_of(page)}, page.read_text()
+    assert "Packs" in text and "duration" in text.lower()
+    assert all(row["picture"].startswith("data:image/jpeg") for row in rows.values())
+    assert (page.parent / rows["b.mp4"]["file"]).samefile(tmp_path / "in/b.mp4")
+    assert rows["b.mp4"]["video"] and not rows["a.png"]["video"]

@@ -1,0 +1,190 @@
+"""Samples that come more than once: pictures that look alike, and captions that repeat."""
+
+# F frames, H rows, W columns; N samples, U different hashes
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from html import escape
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+NEAR = 3
+"""Bits of 64 in which pictures that look alike may differ."""
+_SIDE, _LOWEST = 32, 8
+_FLAT = 1e-3  # part of the largest possible value that a coefficient needs to be more than noise
+_BANDS = NEAR + 1  # of 16 bits: in one of them, hashes that differ in NEAR bits must be equal
+_SHOWN = 100
+_AHEAD = 1000
+_BITS = np.array([value.bit_count() for value in range(256)], np.uint8)
+
+Looks = tuple[int, int]
+"""Hashes of the first and the last frame, 64 bits each."""
+
+
+def looks_of(grey_FHW: Tensor) -> Looks | None:
+    """What a clip looks like; None where a frame shows no structure, as one of a single colour.
+
+    Frames are those of a picture in grey, or of a latent, averaged over its channels.
+    """
+    first, last = (_hash(grey_FHW[index]) for index in (0, -1))
+    return None if first is None or last is None else (first, last)
+
+
+@cache
+def _cosines() -> Tensor:
+    """[8, 32]: the rows of the discrete cosine transform (DCT-II) from frequency 1 to 8."""
+    frequency = torch.arange(1, _LOWEST + 1)[:, None]
+    return torch.cos(math.pi / _SIDE * (torch.arange(_SIDE) + 0.5) * frequency)
+
+
+def _hash(grey_HW: Tensor) -> int | None:
+    """The hash of C. Zauner, "Implementation and Benchmarking of Perceptual Image Hash Functions".
+
+    Of the picture at 32 x 32, the 64 coefficients of the discrete cosine transform with the lowest
+    frequencies, without those of a constant; a bit is whether one is above their median.
+    """
+    grey_HW = grey_HW.float()
+    small_HW = interpolate(grey_HW[None, None], (_SIDE, _SIDE), mode="area")[0, 0]
+    low = _cosines() @ small_HW @ _cosines().T
+    if not low.abs().max() > _FLAT * _SIDE**2 * grey_HW.abs().max():
+        return None
+    bits = (low > low.median()).flatten().numpy()
+    return int.from_bytes(np.packbits(bits).tobytes(), "big")
+
+
+def near_groups(looks: Sequence[Looks | None]) -> list[list[int]]:
+    """Numbers of the samples that look alike, in groups; a group is what pairs join."""
+    judged = [number for number, one in enumerate(looks) if one is not None]
+    if not judged:
+        return []
+    hashes_N2 = np.array([looks[number] for number in judged], np.uint64)
+    hashes_U2, which_N = np.unique(hashes_N2, axis=0, return_inverse=True)
+    root = np.arange(len(hashes_U2))
+    for one, other in _near_pairs(hashes_U2):
+        root[_find(root, one)] = _find(root, other)
+    groups: dict[int, list[int]] = {}
+    for number, unique in zip(judged, which_N.ravel().tolist(), strict=True):
+        groups.setdefault(_find(root, unique), []).append(number)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _find(root: np.ndarray, one: int) -> int:
+    while root[one] != one:
+        root[one] = root[root[one]]  # halves the way for the next one who asks
+        one = int(root[one])
+    return one
+
+
+def _near_pairs(hashes_U2: np.ndarray) -> list[tuple[int, int]]:
+    """Pairs whose first frames and whose last frames differ in NEAR bits at most.
+
+    Only hashes that are equal in one of the bands of their first frame are compared.
+    """
+    found = list[tuple[int, int]]()
+    for band in range(_BANDS):
+        band_U = hashes_U2[:, 0] >> np.uint64(16 * band) & np.uint64(0xFFFF)
+        order = np.lexsort((hashes_U2[:, 0], band_U))
+        band_U, sorted_U2 = band_U[order], hashes_U2[order]
+        place, ahead = np.arange(len(order) - 1), 1
+        # Where thousands share a band, only those that are neighbours in order are compared.
+        while ahead <= _AHEAD and len(place := place[band_U[place] == band_U[place + ahead]]):
+            near = np.ones(len(place), bool)
+            for frame in range(2):
+                apart = sorted_U2[place, frame] ^ sorted_U2[place + ahead, frame]
+                near &= _BITS[apart.view(np.uint8)].reshape(-1, 8).sum(-1) <= NEAR
+            pairs = order[place[near]], order[place[near] + ahead]
+            found += zip(*(side.tolist() for side in pairs), strict=True)
+            ahead += 1
+            place = place[place + ahead < len(order)]
+    return found
+
+
+@dataclass
+class Duplicates:
+    """Collects samples in their order; `finish` finds those that come more than once."""
+
+    names: list[str] = field(default_factory=list)
+    captions: Counter[str] = field(default_factory=Counter)
+    looks: list[Looks | None] = field(default_factory=list)
+    compared: bool = True
+    """Whether pixels or latents were at hand."""
+    groups: list[list[int]] = field(default_factory=list)
+    group_of: dict[int, int] = field(default_factory=dict)
+    """Number of a sample -> number of its group, from 1."""
+
+    def add(self, name: str, caption: str, looks: Looks | None) -> None:
+        self.names.append(name)
+        self.captions[caption] += 1
+        self.looks.append(looks)
+
+    def finish(self) -> None:
+        """Compares the looks of all samples."""
+        self.groups = sorted(near_groups(self.looks), key=len, reverse=True)
+        self.group_of = {one: n for n, group in enumerate(self.groups, start=1) for one in group}
+
+    @property
+    def repeated(self) -> list[tuple[str, int]]:
+        """Captions that come more than once, and how often."""
+        return [(caption, count) for caption, count in self.captions.most_common() if count > 1]
+
+    @property
+    def summary(self) -> dict[str, int]:
+        """Counts as JSON values."""
+        counts = {
+            "repeated_captions": len(self.repeated),
+            "samples_with_repeated_captions": sum(count for _, count in self.repeated),
+        }
+        if self.compared:
+            counts |= {
+                "near_duplicate_groups": len(self.groups),
+                "near_duplicates": sum(map(len, self.groups)),
+            }
+        return counts
+
+    @property
+    def lines(self) -> list[str]:
+        """The counts in words."""
+        found, said = self.summary, list[str]()
+        if self.repeated:
+            said.append(
+                f"captions: {found['repeated_captions']} come more than once, in"
+                f" {found['samples_with_repeated_captions']} of {len(self.names)} samples"
+            )
+        if self.groups:
+            said.append(
+                f"near duplicates: {found['near_duplicates']} samples look alike, in"
+                f" {len(self.groups)} groups"
+            )
+        return said
+
+    def html(self) -> str:
+        """Lists of the largest groups and of the most frequent captions."""
+        parts = ["<h2>Near duplicates</h2>"]
+        if not self.compared:
+            parts.append("<p>Not looked for: files were not decoded.</p>")
+        elif not self.groups:
+            parts.append("<p>None.</p>")
+        else:
+            parts.append(f"<details><summary>{escape(self.lines[-1])}</summary>")
+            for number, group in enumerate(self.groups[:_SHOWN], start=1):
+                shown = ", ".join(escape(self.names[one]) for one in group[:_SHOWN])
+                parts.append(f"<p>Group {number}, {len(group)} samples: {shown}</p>")
+            parts.append("</details>")
+        rows = "".join(
+            f"<tr><td class=n>{count:,}</td><td>{escape(caption[:200]) or '(empty)'}</td></tr>"
+            for caption, count in self.repeated[:_SHOWN]
+        )
+        listed = f"<table><tr><th>samples</th><th>caption</th></tr>{rows}</table>"
+        shown = "<p>None.</p>"
+        if rows:
+            shown = f"<details><summary>{escape(self.lines[0])}</summary>{listed}</details>"
+        parts.append("<h2>Captions that repeat</h2>" + shown)
+        return "\n".join(parts)
