@@ -72,12 +72,6 @@ OTHER_NETWORKS = (
         " of a given first frame's tokens (`token_replace`)",
     ),
     OtherNetwork(
-        title="HunyuanImage 2.1",
-        patterns=("hunyuanimage*",),
-        lacks="a family that joins a token refiner with single-stream layers, positions of two"
-        " axes, and its autoencoder of stride 32",
-    ),
-    OtherNetwork(
         title="AuraFlow",
         patterns=("auraflow*",),
         lacks="a learned table of positions cropped around its middle, and register tokens",

@@ -121,6 +121,7 @@ def single(batch: PackedBatch, index: int) -> PackedBatch:
         texts={name: batch.texts[name][slice(*rows[name])] for name in rows},
         vectors={name: rows[index : index + 1] for name, rows in batch.vectors.items()},
         fps_N=batch.fps_N[index : index + 1],
+        step_end_N=None if batch.step_end_N is None else batch.step_end_N[index : index + 1],
         clean_tokens=(clean,),
         clean_level=batch.clean_level if is_clean_T.any() else None,
         guidance=batch.guidance,

@@ -43,6 +43,7 @@ FAMILIES = {
     "qwen_image": "dit.models.qwen_image.family:FAMILY",
     "hunyuan_video_15": "dit.models.hunyuan_video_15.family:FAMILY",
     "sd3": "dit.models.sd3.family:FAMILY",
+    "hunyuan_image": "dit.models.hunyuan_image.family:FAMILY",
     "chroma": "dit.models.chroma.family:FAMILY",
 }
 """Name -> where its `Family` is. The first one is that of configurations that name none."""

@@ -27,7 +27,10 @@ STEP = BASE | MODELS | {"dit.config.loading", "dit.data", "dit.objectives", "dit
 STEP |= {"dit.distributed", "dit.distributed.device_specs"}
 FAMILIES = {
     f"dit.models.{name}"
-    for name in ("chroma", "dit", "flux", "hunyuan_video_15", "qwen_image", "sd3", "wan")
+    for name in (
+        *("chroma", "dit", "flux", "hunyuan_image", "hunyuan_video_15", "qwen_image", "sd3"),
+        "wan",
+    )
 }
 # A part may import itself and these. A new part must say here where it stands.
 ALLOWED = {

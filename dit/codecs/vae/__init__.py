@@ -3,7 +3,7 @@
 codec        the interface: video -> whitened latent -> pictures
 pixel        the codec without weights: space to depth
 autoencoder  codecs on the autoencoders of Diffusers
-families     the autoencoders of FLUX, Chroma, SD3, Wan, HunyuanVideo 1.5, Cosmos and Qwen-Image
+families     the autoencoders of FLUX, Chroma, SD3, Wan, Hunyuan, Cosmos and Qwen-Image
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from dit.codecs.vae.families import (
     CosmosPredict25,
     Flux,
     Hunyuan,
+    HunyuanImage,
     QwenImage,
     QwenImageEdit,
     QwenImageEditPlus,
@@ -35,7 +36,7 @@ CODECS = Registry(
     Codec,
     (
         *(Pixel, Flux, Sd3, Wan, Hunyuan, Cosmos, CosmosPredict2, CosmosPredict25),
-        *(QwenImage, QwenImageEdit, QwenImageEditPlus, Chroma),
+        *(QwenImage, QwenImageEdit, QwenImageEditPlus, HunyuanImage, Chroma),
     ),
     known="--list_processors shows those known",
 )

@@ -225,6 +225,7 @@ PAGES = [
     *("README.md", "first_run.md", "own_data.md", "objectives.md", "watching.md", "validation.md"),
     *("throughput.md", "diffusers.md", "coming_from.md", "two_cpu_cores.md", "wan.md"),
     *("flux.md", "fine_tuning.md", "eight_gpus.md", "qwen_image.md", "sd3.md", "chroma.md"),
+    "hunyuanimage.md",
 ]
 
 
