@@ -66,12 +66,6 @@ OTHER_NETWORKS = (
         lacks="a class in Diffusers 0.42 that its arithmetic could be held against",
     ),
     OtherNetwork(
-        title="HunyuanImage 2.1",
-        patterns=("hunyuanimage*",),
-        lacks="a family that joins a token refiner with single-stream layers, positions of two"
-        " axes, and its autoencoder of stride 32",
-    ),
-    OtherNetwork(
         title="AuraFlow",
         patterns=("auraflow*",),
         lacks="a learned table of positions cropped around its middle, and register tokens",

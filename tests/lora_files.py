@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from dit.convert.lora import LoraFactors
 from tests.chroma_pipelines import random_chroma
 from tests.flux_networks import random_flux
+from tests.hunyuan_image_pipelines import random_hunyuan_image
 from tests.hunyuan_pipelines import random_hunyuan
 from tests.hunyuan_video_pipelines import random_hunyuan_video
 from tests.published import random_model
@@ -68,6 +69,7 @@ class Tiny:
             "FluxTransformer2DModel": random_flux,
             "HunyuanVideoTransformer3DModel": random_hunyuan_video,
             "HunyuanVideo15Transformer3DModel": random_hunyuan,
+            "HunyuanImageTransformer2DModel": random_hunyuan_image,
             "QwenImageTransformer2DModel": random_qwen_image,
             "SD3Transformer2DModel": random_sd3,
             "ChromaTransformer2DModel": random_chroma,

@@ -200,10 +200,8 @@ def cosmos25(root: Path) -> Path:
     return save(root, parts)
 
 
-def qwen_image(root: Path) -> Path:
-    """Qwen2.5-VL with a tower that sees pictures, a tokenizer of one token a character, a VAE."""
-    from diffusers import AutoencoderKLQwenImage
-
+def _qwen_vl() -> Any:
+    """Qwen2.5-VL with a tower that sees pictures."""
     tower = {
         "depth": 2, "hidden_size": 16, "num_heads": 2, "out_hidden_size": 16,
         "intermediate_size": 16, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2,
@@ -219,14 +217,33 @@ def qwen_image(root: Path) -> Path:
         text_config=text, vision_config=tower, image_token_id=IMAGE_TOKEN,
         vision_start_token_id=98, vision_end_token_id=99, video_token_id=97,
     )  # fmt: skip
+    return randomized(Qwen2_5_VLForConditionalGeneration(config))
+
+
+def qwen_image(root: Path) -> Path:
+    """Qwen2.5-VL, a tokenizer of one token a character, a VAE."""
+    from diffusers import AutoencoderKLQwenImage
+
     vae = AutoencoderKLQwenImage(
         base_dim=4, z_dim=16, num_res_blocks=1,
         latents_mean=torch.linspace(-0.5, 0.5, 16).tolist(),
         latents_std=torch.linspace(0.5, 2, 16).tolist(),
     )  # fmt: skip
-    parts = {"vae": randomized(vae), "tokenizer": tokenizer(2048)}
-    parts["text_encoder"] = randomized(Qwen2_5_VLForConditionalGeneration(config))
+    parts = {"vae": randomized(vae), "tokenizer": tokenizer(2048), "text_encoder": _qwen_vl()}
     return save(root, parts)
+
+
+def hunyuanimage(root: Path) -> Path:
+    """Qwen2.5-VL and ByT5; a VAE of 4 channels and a stride of 4."""
+    from diffusers import AutoencoderKLHunyuanImage
+
+    vae = AutoencoderKLHunyuanImage(
+        in_channels=3, out_channels=3, latent_channels=4, block_out_channels=(32, 32, 32),
+        layers_per_block=1, spatial_compression_ratio=4, sample_size=64, scaling_factor=0.75,
+    )  # fmt: skip
+    parts = {"vae": randomized(vae), "text_encoder": _qwen_vl(), "tokenizer": tokenizer(2048)}
+    parts |= {"text_encoder_2": _t5(T5EncoderModel, T5Config, vocabulary=384)}
+    return save(root, parts | {"tokenizer_2": ByT5Tokenizer()})
 
 
 IMAGE_TOKEN = 100

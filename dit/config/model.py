@@ -360,7 +360,7 @@ class ModelConfig:
 
     @property
     def largest_latent(self) -> tuple[int, int, int] | None:
-        """Latent frames, rows and columns that learned positions cover (`max_size`); None: any."""
+        """Latent frames, rows, columns that it takes at most, or `max_size` covers; None: any."""
         return None
 
     @property

@@ -250,7 +250,7 @@ class RunConfig:
             )
         most = model.largest_latent
         if most and any(side > end for side, end in zip(size, most, strict=True)):
-            return f"{shape} exceeds the learnable positions, model.max_size={most}"
+            return f"{shape} exceeds the largest latent of the network, {most} (model.max_size)"
         if self.mock_tokens(geometry) > capacity:
             return (
                 f"{shape} needs {self.mock_tokens(geometry)} tokens, more than"

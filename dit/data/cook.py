@@ -46,7 +46,7 @@ class Expected:
     capacity: int
     """Tokens of one pack."""
     table: tuple[int, int, int] | None
-    """Latent frames, rows and columns that learnable positions cover; None for no such table."""
+    """The largest latent of the network: frames, rows and columns; None: it takes any."""
 
     @property
     def pack_bytes(self) -> int:
@@ -276,7 +276,7 @@ def check_latent(latent_CFHW: Tensor, expected: Expected) -> None:
         )
     table = expected.table
     if table is not None and any(a > b for a, b in zip(size, table, strict=True)):
-        raise SampleRefused(Reject.BEYOND_TABLE, f"latent {shape} exceeds model.max_size={table}")
+        raise SampleRefused(Reject.BEYOND_TABLE, f"latent {shape} exceeds {table}, the largest")
 
 
 def _checked_text(text_LE: Tensor | None, one: SampleInput, expected: Expected) -> Tensor:

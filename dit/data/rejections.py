@@ -36,7 +36,7 @@ class Reject(StrEnum):
     CHANNELS = "latent has the wrong number of channels"
     NOT_PATCHABLE = "latent does not divide into patches"
     TOO_LONG = "sample is longer than one pack"
-    BEYOND_TABLE = "latent is larger than the learnable positions"
+    BEYOND_TABLE = "latent is larger than the network takes"
     NO_TEXT = "text is missing or empty"
     TEXT_WIDTH = "text has the wrong width"
     NOT_FINITE = "latent has NaN or Inf"
@@ -57,7 +57,7 @@ REMEDIES = {
     Reject.CHANNELS: "set model.in_channels to what the shards hold",
     Reject.NOT_PATCHABLE: "choose a patch that divides the latents, or pack other sizes",
     Reject.TOO_LONG: "raise dataset.task_encoder_seq_length, or pack smaller samples",
-    Reject.BEYOND_TABLE: "raise model.max_size, or pack smaller samples",
+    Reject.BEYOND_TABLE: "raise model.max_size, or pack smaller samples; some take no clips",
     Reject.NO_TEXT: "pack the data again with captions",
     Reject.TEXT_WIDTH: "set model.crossattn_emb_size to what the shards hold",
     Reject.NOT_FINITE: "pack the source again, or leave it out",

@@ -29,5 +29,6 @@ qwen_image/      Qwen-Image and its editing forms: text and pictures to picture
 hunyuan_video/   HunyuanVideo: text, or text and a first frame, to video
 hunyuan_video_15/  HunyuanVideo 1.5: text, or text and a first frame, to video
 sd3/             Stable Diffusion 3 and 3.5: text to image
+hunyuan_image/   HunyuanImage 2.1: text, with words in quotation marks, to image
 chroma/          Chroma1: text to image
 """

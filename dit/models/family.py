@@ -44,6 +44,7 @@ FAMILIES = {
     "hunyuan_video": "dit.models.hunyuan_video.family:FAMILY",
     "hunyuan_video_15": "dit.models.hunyuan_video_15.family:FAMILY",
     "sd3": "dit.models.sd3.family:FAMILY",
+    "hunyuan_image": "dit.models.hunyuan_image.family:FAMILY",
     "chroma": "dit.models.chroma.family:FAMILY",
 }
 """Name -> where its `Family` is. The first one is that of configurations that name none."""

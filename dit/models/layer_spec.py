@@ -341,11 +341,14 @@ LEVEL_WAVES = 256
 """Cosines and sines of a noise level or a guidance scale; fixed in Diffusers."""
 
 
-def condition_cost(width: int, *, pooled: int, guidance: bool = False) -> Cost:
-    """Of embeddings of level, guidance and pooled text, two linears each (FLUX, SD3)."""
+def condition_cost(
+    width: int, *, pooled: int | None = None, guidance: bool = False, step_end: bool = False
+) -> Cost:
+    """Of embeddings of level, end of a step, guidance and pooled text, two linears each."""
     one_row = {"rows": RowKind.SAMPLES, "bias": True}
     total = Cost()
-    for inputs in (LEVEL_WAVES, *(LEVEL_WAVES,) * guidance, pooled):
+    texts = () if pooled is None else (pooled,)
+    for inputs in (*(LEVEL_WAVES,) * (1 + guidance + step_end), *texts):
         total += replicated(inputs, width, **one_row) + replicated(width, width, **one_row)
     return total
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +25,7 @@ from dit.models.family import NullInput, family_of
 from dit.objectives import SamplingPath, sampling_path, with_clean_level, with_given_tokens
 from dit.pack_wire import pack_to
 from dit.progress import Track, no_progress
-from dit.sampling.guiders import guided_by
+from dit.sampling.guiders import Guiders, guided_by
 from dit.sampling.ode_solvers import (
     Guidance,
     Network,
@@ -66,8 +65,8 @@ class SamplingSettings:
     """Lowest and highest noise level (sigma of EDM, t of flow matching) with guidance."""
     guidance_rescale: float = 0.0
     """0 to 1: part of the way back to the deviation that the prediction has without guidance."""
-    guider: Any = None
-    """A guider of Diffusers (`guiders.open_guider`), which takes the place of the last three."""
+    guiders: Guiders | None = None
+    """Of a pipeline of Diffusers (`guiders.open_guiders`), in the place of the last three."""
 
     def guide(self, path: SamplingPath, *, keeps_norm: bool) -> Guidance:
         """With the levels that the network is told in place of sigma or t."""
@@ -218,11 +217,11 @@ def _sample_pack(
         return unpack_latents(latent_TC, batch, patch_spatial=config.model.patch_spatial, **patch)
 
     both = network(batch), network(negative)
-    if settings.guider is None:
+    if settings.guiders is None:
         keeps_norm = family_of(config.model).objective.keeps_norm
         combined = guided(*both, settings.guide(path, keeps_norm=keeps_norm), batch)
     else:
-        combined = guided_by(settings.guider, *both, batch, steps)
+        combined = guided_by(settings.guiders, *both, batch, steps)
     latent_TC = sample(
         path,
         combined,

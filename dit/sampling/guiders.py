@@ -1,7 +1,8 @@
 """Guidance by a guider of Diffusers, the object itself, as some of its pipelines hold one.
 
 HunyuanVideo 1.5's has a `ClassifierFreeGuidance`, whose settings lie in guider/guider_config.json
-of its folder.
+of its folder. HunyuanImage 2.1's has an `AdaptiveProjectedMixGuidance`, and in ocr_guider/ another
+one for prompts with words in quotation marks.
 """
 
 # C patch features, T packed tokens, N samples
@@ -9,6 +10,7 @@ of its folder.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,9 @@ from dit.batch import PackedBatch
 from dit.parsing import parse_json
 from dit.sampling.ode_solvers import Network, StepLevels
 
-FOLDER, CONFIG = "guider", "guider_config.json"
+FOLDER, OF_QUOTED, CONFIG = "guider", "ocr_guider", "guider_config.json"
+QUOTED = "text_2"
+"""Rows that a prompt with words in quotation marks has."""
 GUIDERS = (
     "ClassifierFreeGuidance",
     "ClassifierFreeZeroStarGuidance",
@@ -62,15 +66,49 @@ def open_guider(folder: str | Path, *, scale: float | None = None) -> Any:
         raise ValueError(f"--guider {folder}: {file} describes no {name}: {error}") from error
 
 
-def guided_by(
-    guider: Any, conditional: Network, unconditional: Network, batch: PackedBatch, at: StepLevels
-) -> Network:
-    """What a guider makes of both predictions, for each sample of the pack by itself.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Guiders:
+    """The guiders of a pipeline."""
 
-    It is told the number of the step, and decides whether `unconditional` is called.
+    usual: Any
+    of_quoted: Any
+    """For prompts with words in quotation marks; None: the usual one."""
+
+    def of(self, batch: PackedBatch) -> list[Any]:
+        """One for each sample of its own: some keep a running mean of their sample."""
+        starts = batch.text_offsets.get(QUOTED)
+        quoted = [
+            self.of_quoted is not None and starts is not None and starts[n + 1] > starts[n]
+            for n in range(batch.num_samples)
+        ]
+        return [(self.of_quoted if own else self.usual).new() for own in quoted]
+
+
+def open_guiders(folder: str | Path, *, scale: float | None = None) -> Guiders:
+    """Those of a pipeline's folder, or the one of a guider's; `scale` as in `open_guider`.
+
+    Raises:
+        ValueError: as `open_guider`.
     """
-    # Some keep a running mean of their sample.
-    each = [guider.new() for _ in range(batch.num_samples)]
+    other = Path(folder) / OF_QUOTED
+    return Guiders(
+        usual=open_guider(folder, scale=scale),
+        of_quoted=open_guider(other, scale=scale) if other.is_dir() else None,
+    )
+
+
+def guided_by(
+    guiders: Guiders,
+    conditional: Network,
+    unconditional: Network,
+    batch: PackedBatch,
+    at: StepLevels,
+) -> Network:
+    """What guiders make of both predictions, for each sample of the pack by itself.
+
+    They are told the number of the step, and decide whether `unconditional` is called.
+    """
+    each = guiders.of(batch)
     networks = (conditional, unconditional)
 
     def network(input_TC: Tensor, level_N: Tensor) -> Tensor:

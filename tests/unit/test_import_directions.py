@@ -28,7 +28,8 @@ STEP |= {"dit.distributed", "dit.distributed.device_specs"}
 FAMILIES = {
     f"dit.models.{name}"
     for name in (
-        *("chroma", "dit", "flux", "hunyuan_video", "hunyuan_video_15", "qwen_image", "sd3", "wan"),
+        *("chroma", "dit", "flux", "hunyuan_image", "hunyuan_video", "hunyuan_video_15"),
+        *("qwen_image", "sd3", "wan"),
     )
 }
 # A part may import itself and these. A new part must say here where it stands.

@@ -5,7 +5,7 @@ byte_table          the text encoder without weights: a fixed vector for each by
 pretrained_encoder  text encoders on Transformers
 projection          the text projection of a Diffusers transformer
 families            the text encoders of FLUX, Chroma, SD3, Wan, both HunyuanVideos and Cosmos
-qwen_image          those of Qwen-Image and its edit models, which see pictures
+qwen_image          those of HunyuanImage, of Qwen-Image and of its edit models, which see pictures
 """
 
 from __future__ import annotations
@@ -27,13 +27,19 @@ from dit.codecs.text.families import (
     Sd3Text,
     WanText,
 )
-from dit.codecs.text.qwen_image import QwenImageEditPlusText, QwenImageEditText, QwenImageText
+from dit.codecs.text.qwen_image import (
+    HunyuanImageText,
+    QwenImageEditPlusText,
+    QwenImageEditText,
+    QwenImageText,
+)
 
 TEXT_ENCODERS = Registry(
     TextEncoder,
     (
         *(ByteTable, FluxText, Sd3Text, WanText, HunyuanText, CosmosText, CosmosPredict25Text),
-        *(QwenImageText, QwenImageEditText, QwenImageEditPlusText, ChromaText, HunyuanVideoText),
+        *(QwenImageText, QwenImageEditText, QwenImageEditPlusText, HunyuanImageText, ChromaText),
+        HunyuanVideoText,
     ),
     known="those known",
 )

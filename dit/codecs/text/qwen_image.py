@@ -1,8 +1,8 @@
-"""Text encoders of Qwen-Image and its edit models, by the functions of their pipelines.
+"""Text encoders of Qwen-Image, its edit models and HunyuanImage, by their pipelines' functions.
 
 All are Qwen2.5-VL on an instruction with the caption, whose first rows, those of the instruction
 before it, are cut off. The edit models' see the pictures to be edited, too, so that the embedding
-of the empty caption differs from sample to sample.
+of the empty caption differs from sample to sample. HunyuanImage's has ByT5 beside it.
 """
 
 # L tokens, E width of the embedding
@@ -22,8 +22,6 @@ from dit.codecs.dataset_card import CodecError
 from dit.codecs.pretrained import load, model_config_of
 from dit.codecs.text.pretrained_encoder import TEXT_DTYPE, PretrainedTextEncoder
 
-_MOST_ROWS = 1024  # `max_sequence_length` of QwenImagePipeline is at most this
-_AFTER = 5  # tokens of the instruction behind a caption, which are attended to
 _PICTURE_TOKENS = 1400  # of a megapixel, about: one for 28 x 28 pixels
 _MEGAPIXEL = 1024 * 1024
 
@@ -35,14 +33,16 @@ class QwenImageText(PretrainedTextEncoder):
     name: ClassVar[str] = "qwen_image"
     network: ClassVar[str] = "Qwen2_5_VLForConditionalGeneration"
     default_model: ClassVar[str] = "Qwen/Qwen-Image"
+    longest_text: ClassVar[int] = 1024  # `max_sequence_length` of QwenImagePipeline is at most this
+    rows_after: ClassVar[int] = 5  # of the instruction behind a caption, which are attended to
 
     @classmethod
     def from_arguments(cls, args: Namespace) -> Self:
         encoder = super().from_arguments(args)
-        if encoder.max_length > _MOST_ROWS:
+        if encoder.max_length > cls.longest_text:
             raise CodecError(
-                f"--max_sequence_length {encoder.max_length}: Qwen-Image's pipelines take at most"
-                f" {_MOST_ROWS}"
+                f"--max_sequence_length {encoder.max_length}: pipelines of text encoder"
+                f" {cls.name!r} take at most {cls.longest_text}"
             )
         return encoder
 
@@ -64,7 +64,7 @@ class QwenImageText(PretrainedTextEncoder):
         )
 
     def length_of(self, caption: str) -> int:
-        return super().length_of(caption) + _AFTER
+        return super().length_of(caption) + self.rows_after
 
     def count(self, caption: str) -> int:
         """Rows of a caption before it is cut, with what the instruction says after it."""
@@ -78,6 +78,38 @@ class QwenImageText(PretrainedTextEncoder):
             caption, device, max_sequence_length=self.max_length
         )
         return {"text": rows_1LE[0]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HunyuanImageText(QwenImageText):
+    """The same instruction without its end, and ByT5 on the words in quotation marks."""
+
+    name: ClassVar[str] = "hunyuanimage"
+    default_model: ClassVar[str] = "hunyuanvideo-community/HunyuanImage-2.1-Diffusers"
+    default_length: ClassVar[int] = 1000
+    longest_text: ClassVar[int] = 2**15  # the network's positions; the pipeline itself has 1000
+    rows_after: ClassVar[int] = 1
+
+    @property
+    def pipeline(self) -> Any:
+        from diffusers.pipelines.hunyuan_image.pipeline_hunyuanimage import HunyuanImagePipeline
+
+        parts: Any = dict.fromkeys(("scheduler", "vae", "transformer"))
+        pipe = HunyuanImagePipeline(
+            **parts,
+            text_encoder=self.load_network(self.network, self.subfolders[0]),
+            tokenizer=self.load_tokenizer(self.subfolders[1]),
+            text_encoder_2=self.load_network("T5EncoderModel", "text_encoder_2"),
+            tokenizer_2=self.load_tokenizer("tokenizer_2"),
+        )
+        pipe.tokenizer_max_length = self.max_length
+        return pipe
+
+    def embed(self, caption: str) -> dict[str, Tensor]:
+        made = self.pipeline.encode_prompt(caption, torch.device(self.device))
+        text_1LE, mask_1L, glyphs_1GE, glyph_mask_1G = made
+        # Masks hide all padding, and all rows of ByT5 where nothing is quoted.
+        return {"text": text_1LE[mask_1L.bool()], "text_2": glyphs_1GE[glyph_mask_1G.bool()]}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ from dit.codecs.vae.families import (
     CosmosPredict25,
     Flux,
     Hunyuan,
+    HunyuanImage,
     HunyuanVideo,
     QwenImage,
     QwenImageEdit,
@@ -36,7 +37,7 @@ CODECS = Registry(
     Codec,
     (
         *(Pixel, Flux, Sd3, Wan, Hunyuan, Cosmos, CosmosPredict2, CosmosPredict25),
-        *(QwenImage, QwenImageEdit, QwenImageEditPlus, Chroma, HunyuanVideo),
+        *(QwenImage, QwenImageEdit, QwenImageEditPlus, HunyuanImage, Chroma, HunyuanVideo),
     ),
     known="--list_processors shows those known",
 )

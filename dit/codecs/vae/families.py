@@ -1,4 +1,4 @@
-"""Codecs of FLUX, Chroma, SD3, Wan, HunyuanVideo, Cosmos and Qwen-Image, as in pipelines."""
+"""Codecs of FLUX, Chroma, SD3, Wan, Hunyuan, Cosmos and Qwen-Image, as in pipelines."""
 
 # N samples, C colour or latent channels, F frames, H rows, W columns, E width
 
@@ -68,6 +68,32 @@ class Sd3(Flux):
     weights: ClassVar[str] = default_model
     text_encoder: ClassVar[str] = "sd3"
     edits_pictures: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class HunyuanImage(Flux):
+    """Images, each token of 32 x 32 pixels; latents are latent * scale."""
+
+    name: ClassVar[str] = "hunyuanimage"
+    description: ClassVar[str] = "latent * scaling_factor, as HunyuanImagePipeline"
+    default_model: ClassVar[str] = "hunyuanvideo-community/HunyuanImage-2.1-Diffusers"
+    weights: ClassVar[str] = default_model
+    vae: ClassVar[str] = "AutoencoderKLHunyuanImage"
+    text_encoder: ClassVar[str] = "hunyuanimage"
+    edits_pictures: ClassVar[bool] = False
+
+    @classmethod
+    def from_arguments(cls, args: Namespace) -> Self:
+        if args.tiling:
+            raise CodecError(
+                f"--tiling: processor {cls.name!r} encodes no tiles ({cls.vae} of Diffusers 0.42"
+                " expects a video there); leave it out"
+            )
+        return super().from_arguments(args)
+
+    @property
+    def stride(self) -> int:
+        return self._config["spatial_compression_ratio"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,6 @@ parallelism.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,7 @@ from torch.nn.functional import gelu
 
 from dit.models.hunyuan_video_15.config import HunyuanVideo15Config
 from dit.models.layers.parallel_linear import WholeLinear, dtype
-from dit.models.layers.token_refiner import GlyphEmbedding, TokenRefiner
+from dit.models.layers.token_refiner import GlyphEmbedding, TokenRefiner, by_sample
 
 
 class PictureEmbedding(nn.Module):
@@ -72,9 +71,4 @@ class TextRows(nn.Module):
             self.image(image_IE),
         )
         marked = [x + mark for x, mark in zip(made, self.kind, strict=True)]
-        parts = [
-            part[first:last]
-            for bounds in zip(*(pairwise(one) for one in starts), strict=True)
-            for part, (first, last) in zip(marked, bounds, strict=True)
-        ]
-        return torch.cat(parts)
+        return by_sample(marked, starts)

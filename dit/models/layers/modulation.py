@@ -64,31 +64,56 @@ class TimestepEmbedding(nn.Module):
 class ConditionEmbedding(nn.Module):
     """Levels [N], a guidance scale and pooled text -> the sum of their embeddings [N, D].
 
-    The arithmetic is that of Diffusers' `CombinedTimestepGuidanceTextProjEmbeddings` (FLUX), and,
-    without guidance, of `CombinedTimestepTextProjEmbeddings` (SD3).
+    The arithmetic is that of Diffusers' `CombinedTimestepGuidanceTextProjEmbeddings` (FLUX), of
+    `CombinedTimestepTextProjEmbeddings` without guidance (SD3), and without pooled text of
+    `HunyuanImageCombinedTimeGuidanceEmbedding`, which also knows where a step ends.
     """
 
-    def __init__(self, config: TransformerConfig, *, pooled: int, guidance: bool = False):
-        """`pooled` is the width of the pooled text."""
+    def __init__(
+        self,
+        config: TransformerConfig,
+        *,
+        pooled: int | None = None,
+        guidance: bool = False,
+        step_end: bool = False,
+    ):
+        """`pooled` is the width of the pooled text; `step_end`: of a network of mean flow."""
         super().__init__()
         self.level = TwoLinears(LEVEL_WAVES, config)
+        self.step_end = TwoLinears(LEVEL_WAVES, config) if step_end else None
         self.guidance = TwoLinears(LEVEL_WAVES, config) if guidance else None
-        self.pooled = TwoLinears(pooled, config)
+        self.pooled = None if pooled is None else TwoLinears(pooled, config)
+        self.dtype = config.params_dtype
 
-    def forward(self, level_N: Tensor, pooled_XP: Tensor, guidance: float | None = None) -> Tensor:
+    def forward(
+        self,
+        level_N: Tensor,
+        pooled_XP: Tensor | None = None,
+        guidance: float | None = None,
+        *,
+        step_end_N: Tensor | None = None,
+    ) -> Tensor:
         """`pooled_XP` has a row for each sample, which all level rows of a sample share.
 
         Rows of the clean level, which follow the samples' own, are told no guidance (HunyuanVideo).
         """
-        dtype, levels = pooled_XP.dtype, len(level_N) // len(pooled_XP)
-        t_emb_ND = self.level(sinusoid(level_N, LEVEL_WAVES).to(dtype))
+        t_emb_ND = self.level(self._waves(level_N))
+        if self.step_end is not None:
+            assert step_end_N is not None, "networks of mean flow are told where a step ends"
+            t_emb_ND = (t_emb_ND + self.step_end(self._waves(step_end_N))) / 2
         if self.guidance is not None:
             assert guidance is not None, "the network is told a guidance scale"
             told_1 = torch.full_like(level_N[:1], _GUIDANCE_SCALE * guidance)
-            guided_ND = self.guidance(sinusoid(told_1, LEVEL_WAVES).to(dtype))
-            guided_ND = guided_ND.expand(len(pooled_XP), -1)
-            t_emb_ND = t_emb_ND + pad(guided_ND, (0, 0, 0, len(level_N) - len(guided_ND)))
-        return t_emb_ND + self.pooled(pooled_XP).repeat(levels, 1)
+            samples = len(level_N) if pooled_XP is None else len(pooled_XP)
+            guided_ND = self.guidance(self._waves(told_1)).expand(samples, -1)
+            t_emb_ND = t_emb_ND + pad(guided_ND, (0, 0, 0, len(level_N) - samples))
+        if self.pooled is None:
+            return t_emb_ND
+        assert pooled_XP is not None
+        return t_emb_ND + self.pooled(pooled_XP).repeat(len(level_N) // len(pooled_XP), 1)
+
+    def _waves(self, level_N: Tensor) -> Tensor:
+        return sinusoid(level_N, LEVEL_WAVES).to(self.dtype)
 
 
 class TwoLinears(nn.Module):

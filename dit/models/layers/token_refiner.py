@@ -125,3 +125,16 @@ class RefinerLayer(nn.Module):
         text_LD = text_LD + self.linear_proj(attended_LHK.flatten(1)) * attention_LD
         made_LD = self.linear_fc2(silu(self.linear_fc1(self.norm_2(text_LD))))
         return text_LD + made_LD * mlp_LD
+
+
+def by_sample(rows: Sequence[Tensor], starts: Sequence[Sequence[int]]) -> Tensor:
+    """Rows [., X] of several kinds -> one row of text [L, X], sample after sample.
+
+    `starts` says of each kind where the rows of each sample begin, and where those of the last end.
+    """
+    parts = [
+        kind[first:last]
+        for bounds in zip(*(pairwise(one) for one in starts), strict=True)
+        for kind, (first, last) in zip(rows, bounds, strict=True)
+    ]
+    return torch.cat(parts)

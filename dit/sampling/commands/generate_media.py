@@ -98,9 +98,9 @@ def generate_opened(
 
     from dit.config import Sampler
     from dit.sampling.generate import Request, SamplingSettings, generate_latents
-    from dit.sampling.guiders import open_guider
+    from dit.sampling.guiders import open_guiders
 
-    options = options_of_network(options, opened)
+    asked, options = options, options_of_network(options, opened)
     assert options.guidance is not None
     each = [options_of_prompt(options, prompt, opened) for prompt in prompts]
     taken = family_of(opened.config.model).inputs(opened.config.model)
@@ -131,7 +131,8 @@ def generate_opened(
         guidance_interval=options.guidance_interval,
         guidance_rescale=options.guidance_rescale,
         sampler=Sampler(options.sampler),
-        guider=options.guider and open_guider(options.guider, scale=options.guidance),
+        # Guiders of one pipeline have scales of their own, where none was asked for.
+        guiders=open_guiders(options.guider, scale=asked.guidance) if options.guider else None,
     )
     told = replace(opened.config.objective, guidance=options.distilled_guidance)
     config = replace(opened.config, objective=told)
@@ -304,7 +305,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         options=loading,
         needs_decoder=not args.save_latents,
     )
-    options = options_of_network(options, opened)
     keep = args.save_latents
     pictures = generate_opened(
         opened, prompts, seed=args.seed, options=options, latents=keep, track=shown_progress()
@@ -314,7 +314,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if keep:
             card = json.dumps(opened.card, indent=1) + "\n"
             replace_file(args.output_dir / "dataset_card.json", card.encode())
-        _say(opened, options, prompts)
+        _say(opened, options_of_network(options, opened), prompts)
         report_written(written, args.output_dir, count=len(pictures))
     return 0
 

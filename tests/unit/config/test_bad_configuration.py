@@ -132,7 +132,7 @@ def test_an_impossible_combination_names_its_numbers(token: str, expected: str) 
     [
         ("{width: 65}", "does not divide into patches of model.patch_temporal=1"),
         ("{frames: 100}", "needs 102400 tokens, more than dataset.task_encoder_seq_length=15360"),
-        ("{width: 242, height: 2}", "exceeds the learnable positions, model.max_size="),
+        ("{width: 242, height: 2}", "exceeds the largest latent of the network, (128, 240, 240)"),
     ],
 )
 def test_a_mock_sample_that_fits_no_pack_is_refused(geometry: str, expected: str) -> None:

@@ -26,7 +26,7 @@ MIXTURES = [
     *("flux_debug", "flux_pretrain", "flux_finetune", "flux_lora"),
     *("qwen_image_debug", "qwen_image_lora"),
     *("hunyuan15_debug", "hunyuan15_lora", "hunyuan15_finetune"),
-    *("sd3_debug", "hunyuanvideo_debug", "chroma_debug", "chroma_lora"),
+    *("sd3_debug", "hunyuanvideo_debug", "hunyuanimage_debug", "chroma_debug", "chroma_lora"),
 ]
 
 
@@ -43,7 +43,7 @@ def test_the_files_of_the_readme_are_there() -> None:
     flux = {"flux_debug", "flux_pretrain", "flux_finetune", "flux_lora"}
     double = {"qwen_image_debug", "qwen_image_lora"}
     double |= {"hunyuan15_debug", "hunyuan15_lora", "hunyuan15_finetune", "sd3_debug"}
-    double |= {"hunyuanvideo_debug", "chroma_debug", "chroma_lora"}
+    double |= {"hunyuanvideo_debug", "hunyuanimage_debug", "chroma_debug", "chroma_lora"}
     assert set(FILES) == sizes | digits | wan | flux | double
 
 

@@ -1,4 +1,4 @@
-"""What Diffusers' Qwen-Image, HunyuanVideos, SD3 and Chroma compute, ours compute; gradients."""
+"""What Diffusers' networks with joint attention compute, ours compute, and the gradients."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 from diffusers import (
     ChromaTransformer2DModel,
     FluxPipeline,
+    HunyuanImageTransformer2DModel,
     HunyuanVideo15Transformer3DModel,
     HunyuanVideoTransformer3DModel,
     QwenImageTransformer2DModel,
@@ -197,6 +198,52 @@ def _hunyuan_video_theirs(network: nn.Module, batch: PackedBatch, index: int, mo
     return _rows_of(made[0], grid, patch)
 
 
+def _hunyuan_image(number: int) -> dict[str, Any]:
+    """As published, guidance-distilled, and told where a step ends, too."""
+    draw, rope = random.Random(number), AXES[number % len(AXES)][1:]
+    channels, patch = draw.choice([1, 3, 4]), draw.choice([1, 1, 2])
+    return _shape(number, draw) | {
+        "attention_head_dim": sum(rope),
+        "num_single_layers": draw.choice([1, 2]),
+        "in_channels": channels,
+        "out_channels": channels,
+        "patch_size": (patch, patch),
+        "num_refiner_layers": draw.choice([1, 2]),
+        "mlp_ratio": draw.choice([2.0, 4.0]),
+        "text_embed_dim": draw.choice([8, 20]),
+        "text_embed_2_dim": draw.choice([6, 10]),
+        "rope_axes_dim": rope,
+        "guidance_embeds": number % 3 > 0,
+        "use_meanflow": number % 3 == 2,
+    }
+
+
+def _hunyuan_image_theirs(network: nn.Module, batch: PackedBatch, index: int, model: Any) -> Tensor:
+    """As the pipeline calls it, with masks without gaps."""
+    (_, h, w), p = batch.grids[index], model.patch_spatial
+    latent = unpatchify(batch.latent_TC[batch.starts[index] :], (1, h, w), 1, p)
+
+    def rows(name: str) -> Tensor:
+        first, last = batch.text_offsets[name][index : index + 2]
+        return batch.texts[name][None, first:last]
+
+    text, glyphs = rows("text"), rows("text_2")
+    ends, told = batch.step_end_N, batch.guidance
+    (made,) = network(
+        latent.transpose(0, 1),
+        timestep=torch.tensor([SCALE * LEVELS[index]]),
+        encoder_hidden_states=text,
+        encoder_attention_mask=torch.ones(text.shape[:2]),
+        encoder_hidden_states_2=glyphs,
+        encoder_attention_mask_2=torch.ones(glyphs.shape[:2]),
+        timestep_r=None if ends is None else ends[index : index + 1],
+        guidance=None if told is None else torch.tensor([1000 * told]),
+        return_dict=False,
+    )
+    split = made[0].reshape(-1, h, p, w, p).permute(1, 3, 0, 2, 4)
+    return split.reshape(h * w, -1)
+
+
 def _sd3(number: int) -> dict[str, Any]:
     """Without norms of queries and keys, with them, with a second attention of some layers."""
     draw = random.Random(number)
@@ -292,6 +339,14 @@ CASES = {
         without_gradient=(),
         zero=("context_embedder.token_refiner.*.attn.to_k.bias",),
     ),
+    "hunyuan_image": Case(
+        network=HunyuanImageTransformer2DModel,
+        configuration=_hunyuan_image,
+        grids=lambda draw: (1, draw.randint(1, 5), draw.randint(1, 5)),
+        theirs=_hunyuan_image_theirs,
+        without_gradient=(),
+        zero=("context_embedder.token_refiner.*.attn.to_k.bias",),
+    ),
     "sd3": Case(
         network=SD3Transformer2DModel,
         configuration=_sd3,
@@ -325,7 +380,8 @@ def test_forward_gradients_and_the_way_back(groups, tmp_path: Path, name: str, n
     model: Any = done.config.model
     assert model.precision is Precision.FP32 and done.config.objective.name == "flow"
     assert done.config.objective.flow.timestep_scale == SCALE
-    ours = family_of(model).network()(model, groups)
+    family = family_of(model)
+    ours = family.network()(model, groups)
     load_weights(done.path, [ours], groups, averaged=False)
 
     packed = model
@@ -336,6 +392,8 @@ def test_forward_gradients_and_the_way_back(groups, tmp_path: Path, name: str, n
     told = GUIDANCE if getattr(model, "guidance_embed", False) else None
     batch = random_pack(grids, TEXTS[number % 2], model=packed, guidance=told)
     levels_N = torch.tensor(LEVELS) * SCALE
+    if family.tells_step_end(model):
+        batch = replace(batch, step_end_N=0.75 * levels_N)
     weight_TC = torch.randn(batch.latent_TC.shape, generator=torch.Generator().manual_seed(1))
     weight_TC *= batch.is_target_T[:, None]
     out_TC = ours(batch.latent_TC, level_rows(levels_N, batch), batch)

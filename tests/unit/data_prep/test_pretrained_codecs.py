@@ -11,6 +11,7 @@ from PIL import Image
 
 from data_prep.cli.parser import main
 from dit.codecs import text, vae
+from dit.codecs.dataset_card import CodecError
 from dit.codecs.pretrained import load
 from dit.codecs.text.pretrained_encoder import PretrainedTextEncoder
 from dit.codecs.vae.autoencoder import Autoencoder
@@ -208,6 +209,39 @@ def test_hunyuan_texts_are_those_of_its_pipeline(folders) -> None:
     assert (found["text_2"] - true_length(second, mask_2)).abs().max() < 1e-5
     assert len(found["text_2"]) == len('Text "open". ') + 1
     assert ours.embed("no words in quotes")["text_2"].shape == (0, 16)
+
+
+def test_hunyuanimage_packs_what_its_pipeline_encodes(tmp_path: Path, read_samples) -> None:
+    """Latents, captions and quoted words of two pictures; no tiles, which Diffusers cannot cut."""
+    from diffusers import HunyuanImagePipeline
+
+    folder = tiny_pipelines.hunyuanimage(tmp_path / "pipeline")
+    kinds = {"tokenizer": "AutoTokenizer", "text_encoder": "Qwen2_5_VLForConditionalGeneration"}
+    kinds |= {"tokenizer_2": "ByT5Tokenizer", "text_encoder_2": "T5EncoderModel"}
+    parts = parts_of(folder, vae="AutoencoderKLHunyuanImage", **kinds)
+    pipe = HunyuanImagePipeline(scheduler=None, transformer=None, **parts)
+    captions, pixels = (CAPTION, "no words in quotes"), []
+    for number, caption in enumerate(captions):
+        file = image(tmp_path / f"in/{number}.png", 48, 32, seed=number)
+        (tmp_path / f"in/{number}.txt").write_text(caption)
+        pixels.append(torch.from_numpy(np.array(Image.open(file))).permute(2, 0, 1) / 127.5 - 1)
+    options = ["--image_dir", tmp_path / "in", "--output_dir", tmp_path / "out", "--split", "1,0,0"]
+    options += ["--processor", "hunyuanimage", "--model_name", folder, "--num_workers", 0]
+    assert main(["image", *map(str, options)]) == 0
+    found = sorted(read_samples(tmp_path / "out").values(), key=lambda one: -len(one["text_2"]))
+    for sample, caption, picture in zip(found, captions, pixels, strict=True):
+        text, mask, glyphs, glyph_mask = pipe.encode_prompt(caption, "cpu")
+        with torch.no_grad():
+            latent = pipe.vae.encode(picture[None]).latent_dist.mode()[0] * 0.75
+        expected = {"text": text[mask.bool()], "text_2": glyphs[glyph_mask.bool()]}
+        for name, value in ({"latent": latent[:, None]} | expected).items():
+            assert sample[name].shape == value.shape
+            assert not len(value) or (sample[name] - value).abs().max() < 2e-2
+    model, words = codec("hunyuanimage", folder), encoder("hunyuanimage", folder)
+    assert model.stride == 4 and words.width == 16 and words.max_length == 48
+    assert words.count(CAPTION) == len(expected["text"]) - len(captions[1]) + len(CAPTION)
+    with pytest.raises(CodecError, match="--tiling: processor 'hunyuanimage' encodes no tiles"):
+        codec("hunyuanimage", folder, tiling=True)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

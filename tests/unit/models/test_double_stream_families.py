@@ -1,4 +1,4 @@
-"""Qwen-Image, HunyuanVideos, SD3 and Chroma on one process: what moves them, what they cost."""
+"""Networks with joint attention on one process: what moves them, and what they cost."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 from diffusers import (
     ChromaTransformer2DModel,
+    HunyuanImageTransformer2DModel,
     HunyuanVideo15Transformer3DModel,
     HunyuanVideoTransformer3DModel,
     QwenImageTransformer2DModel,
@@ -35,6 +36,8 @@ PUBLISHED = {
     "hunyuanvideo_i2v": 12_821_012_544,
     "hunyuanvideo_i2v_33ch": 12_810_991_680,
     "hunyuanvideo_15": 8_326_608_160,
+    "hunyuanimage_21": 17_425_795_520,
+    "hunyuanimage_21_distilled": 17_453_334_976,
     "sd3": 2_028_328_000,
     "sd3.5_medium": 2_243_171_520,
     "sd3.5_large": 8_056_627_520,
@@ -44,6 +47,7 @@ NETWORKS: dict[str, Any] = {
     "qwen_image": QwenImageTransformer2DModel,
     "hunyuan_video": HunyuanVideoTransformer3DModel,
     "hunyuan_video_15": HunyuanVideo15Transformer3DModel,
+    "hunyuan_image": HunyuanImageTransformer2DModel,
     "sd3": SD3Transformer2DModel,
     "chroma": ChromaTransformer2DModel,
 }
@@ -74,13 +78,25 @@ def test_named_sizes_have_the_tensors_of_diffusers(name: str) -> None:
     assert parameter_count(model) == PUBLISHED[name] == sum(p.numel() for p in theirs.parameters())
 
 
-SIZES = ["qwen_image", "hunyuanvideo_i2v", "hunyuanvideo_15", "sd3", "sd3.5_medium", "chroma"]
-
-
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    "size",
+    [
+        "qwen_image",
+        "hunyuanvideo_15",
+        "hunyuanvideo_i2v",
+        "hunyuanimage_21",
+        "sd3",
+        "sd3.5_medium",
+        "chroma",
+    ],
+)
 def test_description_counts_parameters_and_operations(groups, size: str) -> None:
     """Of a sample of a caption alone: what it says of other rows of text is an upper bound."""
-    changes: Any = {"mlp_ratio": 4.0} if size != "hunyuanvideo_15" else {"glyph_hidden_size": 2048}
+    changes: Any = (
+        {"glyph_hidden_size": 2048}
+        if size in ("hunyuanvideo_15", "hunyuanimage_21")
+        else {"mlp_ratio": 4.0}
+    )
     if size == "hunyuanvideo_i2v":  # Diffusers computes modulations of level 0 beside the others
         changes["image_condition"] = FirstFrame.NONE
     model: Any = tiny(size, **changes)
@@ -103,6 +119,11 @@ def test_description_counts_parameters_and_operations(groups, size: str) -> None
             "encoder_attention_mask": torch.ones(1, text),
             "pooled_projections": torch.zeros(1, model.pooled_size),
             "guidance": torch.zeros(1),
+        }
+    elif model.family == "hunyuan_image":
+        inputs = {
+            "hidden_states": torch.zeros(1, model.in_channels, 24, 10),
+            "encoder_attention_mask": torch.ones(1, text),
         }
     elif model.family == "sd3":
         latent = torch.zeros(1, model.in_channels, 24, 10)
@@ -131,6 +152,7 @@ def test_description_counts_parameters_and_operations(groups, size: str) -> None
         *(("hunyuanvideo_i2v", name) for name in ("latent_TC", "texts.text", "level")),
         ("hunyuanvideo_i2v", "vectors.pooled_text"),
         ("hunyuanvideo_i2v_33ch", "condition_TC"),
+        *(("hunyuanimage_21", name) for name in ("latent_TC", "texts.text", "texts.text_2")),
         *(("sd3.5_medium", name) for name in ("latent_TC", "texts.text", "level")),
         *(("sd3.5_medium", name) for name in ("vectors.pooled_text", "position_TA")),
         *(("chroma", name) for name in ("latent_TC", "texts.text", "level", "position_TA")),
@@ -142,7 +164,7 @@ def test_output_moves_with_its_own_inputs_and_with_no_neighbours(groups, size: s
     network = family_of(model).network()(model, groups)
     randomise(network, seed=7)
     network.eval()
-    grids = [(1, h, w) for _, h, w in GRIDS] if model.family == "sd3" else GRIDS
+    grids = [(1, h, w) for _, h, w in GRIDS] if model.largest_latent else GRIDS
     told = family_of(model).guidance(model)
     batch = random_pack(grids, TEXTS, model=model, guidance=told)
     level_N, tensors = LEVELS.clone(), {n: x.clone() for n, x in batch.tensors.items()}
@@ -200,7 +222,9 @@ def test_a_new_table_of_positions_is_that_of_diffusers(groups) -> None:
     assert torch.equal(network.positions.table, expected)
 
 
-@pytest.mark.parametrize("size", ["qwen_image", "hunyuanvideo_15", "sd3.5_medium", "chroma"])
+@pytest.mark.parametrize(
+    "size", ["qwen_image", "hunyuanvideo_15", "hunyuanimage_21", "sd3.5_medium", "chroma"]
+)
 def test_layers_start_as_the_identity_and_the_output_as_zero(groups, size: str) -> None:
     model: Any = tiny(size)
     network = family_of(model).network()(model, groups)
@@ -223,6 +247,10 @@ def test_layers_start_as_the_identity_and_the_output_as_zero(groups, size: str) 
         ("hunyuan_video_15", {"num_refiner_layers": 0}, "num_refiner_layers=0 must be at least 1"),
         ("hunyuan_video_15", {"rope_axes": (4, 4, 4)}, r"rope_axes=\[4, 4, 4\] add up to 12"),
         ("hunyuan_video_15", {"text_pad_to": 8}, "text_pad_to=8: HunyuanVideo 1.5 attends to no"),
+        ("hunyuan_image", {"rope_axes": (4, 4)}, r"rope_axes=\[4, 4\] add up to 8"),
+        ("hunyuan_image", {"text_pad_to": 8}, "text_pad_to=8: HunyuanImage attends to no padding"),
+        ("hunyuan_image", {"patch_temporal": 2}, "HunyuanImage learns pictures"),
+        ("hunyuan_image", {"mlp_ratio": 3.999}, "MLP width 14332 .* does not divide by"),
         ("sd3", {"max_size": (1, 8, 6)}, r"max_size=\[1, 8, 6\] must be \[1, N, N\]"),
         ("sd3", {"max_size": (1, 7, 7)}, "does not divide into patches"),
         ("sd3", {"dual_attention_layers": 25, "qk_norm": True}, r"must lie in \[0, 24\]"),

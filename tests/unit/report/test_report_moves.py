@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
+from html import escape
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -152,18 +153,22 @@ def test_a_browser_runs_the_script(tmp_path: Path) -> None:
         pytest.skip(f"none of {', '.join(BROWSERS)} is installed")
     runs = [write_run(tmp_path / name, steps=40) for name in ("a", "b")]
     file = tmp_path / "page.html"
-    tried = """<script>
-      document.querySelector(".runs button").click();
-      const box = document.querySelector(".chart svg").getBoundingClientRect();
+    # A window is 500 pixels wide at least, a frame in it is not.
+    frame = f'<iframe width=390 height=900 srcdoc="{escape(page(read_runs(runs)))}"></iframe>'
+    tried = """<script>addEventListener("load", () => {
+      const {contentDocument: inside, contentWindow: shown} = document.querySelector("iframe");
+      inside.querySelector(".runs button").click();
+      const svg = inside.querySelector(".chart svg"), box = svg.getBoundingClientRect();
       const place = {clientX: box.left + box.width / 2, clientY: box.top + 40, bubbles: true};
-      document.querySelector(".chart svg").dispatchEvent(new PointerEvent("pointermove", place));
-      document.body.dataset.said = [document.querySelectorAll("g.off").length,
-        document.querySelector(".chart output").textContent,
-        document.documentElement.scrollWidth - document.documentElement.clientWidth].join("|");
-    </script></body>"""
-    file.write_text(page(read_runs(runs)).replace("</body>", tried))
-    flags = ["--headless=new", "--no-sandbox", "--window-size=390,900", "--dump-dom"]
+      svg.dispatchEvent(new shown.PointerEvent("pointermove", place));
+      document.body.dataset.said = [inside.querySelectorAll("g.off").length,
+        inside.querySelector(".chart output").textContent, shown.innerWidth,
+        inside.documentElement.scrollWidth - inside.documentElement.clientWidth].join("|");
+    })</script>"""
+    file.write_text(f"<!doctype html><body style='margin:0'>{frame}{tried}")
+    flags = ["--headless=new", "--no-sandbox", "--virtual-time-budget=5000", "--dump-dom"]
     done = subprocess.run([browser, *flags, f"file://{file}"], check=True, **CAPTURED)
     (said,) = re.findall(r'data-said="([^"]*)"', done.stdout)
-    switched, step, sideways = said.split("|")
-    assert int(switched) > 5 and step in {"step 18", "step 19"} and sideways == "0"
+    switched, step, width, sideways = said.split("|")
+    assert int(switched) > 5 and step in {"step 18", "step 19"}
+    assert (int(width), int(sideways)) == (390, 0)

@@ -15,6 +15,7 @@ from diffusers import (
     ChromaTransformer2DModel,
     CosmosTransformer3DModel,
     FluxTransformer2DModel,
+    HunyuanImageTransformer2DModel,
     HunyuanVideo15Transformer3DModel,
     HunyuanVideoTransformer3DModel,
     QwenImageTransformer2DModel,
@@ -53,6 +54,7 @@ CLASSES: dict[str, Any] = {
     "FluxTransformer2DModel": FluxTransformer2DModel,
     "HunyuanVideo15Transformer3DModel": HunyuanVideo15Transformer3DModel,
     "HunyuanVideoTransformer3DModel": HunyuanVideoTransformer3DModel,
+    "HunyuanImageTransformer2DModel": HunyuanImageTransformer2DModel,
     "QwenImageTransformer2DModel": QwenImageTransformer2DModel,
     "SD3Transformer2DModel": SD3Transformer2DModel,
     "ChromaTransformer2DModel": ChromaTransformer2DModel,
@@ -66,13 +68,9 @@ CASES = [
     Tiny("QwenImageTransformer2DModel"),
 ]
 # Beside them, of the numbers alone: layers of which the last and the first differ from the others;
-# adapters of the network that makes all modulations; single-stream layers behind a refiner.
-NUMBERS = [
-    *CASES,
-    Tiny("SD3Transformer2DModel"),
-    Tiny("ChromaTransformer2DModel"),
-    Tiny("HunyuanVideoTransformer3DModel"),
-]
+# adapters of the network that makes all modulations; FLUX's layers behind a token refiner.
+MORE = ("SD3Transformer2DModel", "ChromaTransformer2DModel", "HunyuanImageTransformer2DModel")
+NUMBERS = [*CASES, *map(Tiny, MORE), Tiny("HunyuanVideoTransformer3DModel")]
 LEVELS = (0.3, 0.8)
 SIZES = ((1, 4, 6), (3, 2, 4))
 
@@ -151,6 +149,7 @@ def made(request, groups, tmp_path: Path):
         "ChromaTransformer2DModel": (["proj_mlp"], "attn"),
         "HunyuanVideo15Transformer3DModel": ([], "attn"),
         "HunyuanVideoTransformer3DModel": (["proj_mlp"], "attn"),
+        "HunyuanImageTransformer2DModel": (["proj_mlp"], "attn"),
         "QwenImageTransformer2DModel": (["img_mod.1", "norm_out.linear"], "attn"),
     }.get(tiny.class_name, ([], "attn2"))
     config = PeftLoraConfig(

@@ -1,0 +1,114 @@
+"""The fields, named sizes and rules of the family `hunyuan_image`: HunyuanImage 2.1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from dit.config import ModelConfig, Precision
+from dit.config.checks import Rule, at_least_one
+from dit.models.joint_family import (
+    attends_to_no_padding,
+    axes_fill_heads,
+    even_axes,
+    heads_share_mlp,
+)
+from dit.models.layer_spec import MOST_REFINER_LAYERS
+
+MOST_SIDE = 2**20
+
+MODEL_SIZES: dict[str, dict[str, Any]] = {
+    "hunyuanimage_21": {},
+    "hunyuanimage_21_distilled": {"guidance_embed": True, "use_meanflow": True},
+}
+TINY: Mapping[str, Mapping[str, Any]] = {
+    "hunyuanimage_21": {
+        "num_layers": 4,
+        "num_single_layers": 4,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "mlp_ratio": 2.0,
+        "in_channels": 4,
+        "crossattn_emb_size": 24,
+        "glyph_embed_size": 20,
+        "glyph_hidden_size": 32,
+        "patch_spatial": 2,
+        "num_refiner_layers": 1,
+        "rope_axes": (8, 8),
+        "precision": Precision.FP32,
+    }
+}
+"""Named size -> what makes it tiny (`Family.tiny`); the distilled network is not trained here."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HunyuanImageConfig(ModelConfig):
+    """The network: sizes, conditions, precision and how it is spread over devices."""
+
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
+    most: ClassVar[Mapping[str, float]] = {
+        "num_single_layers": 2**14,
+        "glyph_embed_size": 2**20,
+        "glyph_hidden_size": 2**20,
+        "num_refiner_layers": MOST_REFINER_LAYERS,
+        "rope_axes": 2**20,
+    }
+    shown_before: ClassVar[Mapping[str, str]] = {"num_single_layers": "hidden_size"}
+
+    name: str = "hunyuanimage_21"
+    """A named size (hunyuanimage_21, hunyuanimage_21_distilled) or `custom`."""
+    family: str = "hunyuan_image"
+    num_layers: int = 20
+    """Double-stream layers: latents and text have weights of their own, and attention over both."""
+    num_single_layers: int = 40
+    """Single-stream layers after them, on one row of latents and text."""
+    hidden_size: int = 3584
+    num_attention_heads: int = 28
+    """Heads of attention over latents and text, and of the layers that refine the caption."""
+    in_channels: int = 64
+    patch_spatial: int = 1
+    crossattn_emb_size: int = 3584
+    glyph_embed_size: int = 1472
+    """Width of `text_2`, what ByT5 makes of words in quotation marks."""
+    glyph_hidden_size: int = 2048
+    """Width inside the layers that `text_2` goes through first; Diffusers has 2048."""
+    num_refiner_layers: int = 2
+    """Layers of attention among the tokens of a caption, before all others."""
+    rope_axes: tuple[int, int] = (64, 64)
+    """Numbers of a head that turn with row and column; they add up to it."""
+    guidance_embed: bool = False
+    """Whether the network is told a guidance scale, `objective.guidance` (distilled)."""
+    use_meanflow: bool = False
+    """Whether it was distilled to few steps and is told where each ends; generates alone."""
+
+    own_stages = ModelConfig.enough_layers
+
+    def own_sizes(self) -> list[Rule]:
+        widths = ("glyph_embed_size", "glyph_hidden_size")
+        return [
+            *at_least_one(self, "num_single_layers", *widths, "num_refiner_layers"),
+            even_axes(self),
+            attends_to_no_padding(self, "HunyuanImage"),
+            (
+                self.patch_temporal == 1,
+                f"patch_temporal={self.patch_temporal}: HunyuanImage learns pictures; set it to 1",
+            ),
+        ]
+
+    def own_shapes(self) -> list[Rule]:
+        return [axes_fill_heads(self), heads_share_mlp(self)]
+
+    @property
+    def all_layers(self) -> int:
+        return self.num_layers + self.num_single_layers
+
+    @property
+    def largest_latent(self) -> tuple[int, int, int]:
+        """Pictures, whose positions are computed."""
+        return (1, MOST_SIDE, MOST_SIDE)
+
+    @property
+    def cost_sizes(self) -> list[int]:
+        sizes = ModelConfig.cost_sizes.fget(self)  # type: ignore[attr-defined]
+        return [*sizes, self.num_single_layers, self.crossattn_emb_size]

@@ -1,0 +1,100 @@
+"""What the family `hunyuan_image` says of itself; `dit.models.family` asks here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dit.models.cost import NetworkCost
+from dit.models.family import (
+    DiffusersForm,
+    Family,
+    InputKind,
+    ObjectiveConventions,
+    SampleInput,
+    WeightRules,
+)
+from dit.models.hunyuan_image.config import TINY, HunyuanImageConfig
+from dit.models.joint_family import (
+    ADALN_ZERO,
+    JOINT_PARTS,
+    double_then_single,
+    joint_head_cost,
+)
+from dit.models.layer_spec import Cost, condition_cost, glyph_weights, refiner_cost, replicated
+
+if TYPE_CHECKING:
+    from dit.models.positions import PositionRule
+
+TEXT, GLYPHS = "text", "text_2"
+GUIDANCE = 3.25
+"""What the published distilled network is told, `distilled_guidance_scale` of its pipeline."""
+
+
+def _network() -> Callable[..., Any]:
+    from dit.models.hunyuan_image.model import HunyuanImageNetwork
+
+    return HunyuanImageNetwork
+
+
+def _diffusers() -> DiffusersForm:
+    from dit.models.hunyuan_image.diffusers import FORM
+
+    return FORM
+
+
+def _positions(_: HunyuanImageConfig) -> PositionRule:
+    from dit.models.positions import GridPositions
+
+    return GridPositions()  # frame 0, which nothing turns with
+
+
+def _inputs(model: HunyuanImageConfig) -> tuple[SampleInput, ...]:
+    rows: dict[str, Any] = {"kind": InputKind.TEXT, "encoder": "hunyuanimage"}
+    quoted: dict[str, Any] = {"required": False, "may_be_empty": True}
+    return (
+        SampleInput(name=TEXT, width=model.crossattn_emb_size, **rows),
+        SampleInput(name=GLYPHS, width=model.glyph_embed_size, **quoted, **rows),
+    )
+
+
+def hunyuan_image_cost(model: HunyuanImageConfig) -> NetworkCost:
+    """The network; its arithmetic is that of Diffusers' `HunyuanImageTransformer2DModel`.
+
+    Rows of words in quotation marks count as those of a caption: what the refiner costs is counted
+    too high by their part, and their own embedding, which is less, not at all.
+    """
+    width, glyphs = model.hidden_size, model.glyph_embed_size
+    before = replicated(model.patch_features, width, bias=True)
+    before += condition_cost(width, guidance=model.guidance_embed, step_end=model.use_meanflow)
+    before += refiner_cost(width, text=model.crossattn_emb_size, layers=model.num_refiner_layers)
+    before += Cost(weights=(glyph_weights(width, inputs=glyphs, inside=model.glyph_hidden_size),))
+    return NetworkCost(
+        before=before, stacks=double_then_single(model), after=joint_head_cost(model)
+    )
+
+
+FAMILY = Family(
+    name="hunyuan_image",
+    config=HunyuanImageConfig,
+    network=_network,
+    cost=hunyuan_image_cost,
+    parts={**JOINT_PARTS, "refiner": "text", "glyphs": "text", "single_blocks": "single"},
+    diffusers=_diffusers,
+    inputs=_inputs,
+    positions=_positions,
+    weights=WeightRules(zero=ADALN_ZERO),
+    objective=ObjectiveConventions(
+        # Diffusers' pipeline hands its scheduler even steps from 1 to 1 / number of steps.
+        settings={"name": "flow", "sampling_levels": "even"},
+        of_size={
+            "hunyuanimage_21": {"guidance": None},
+            "hunyuanimage_21_distilled": {"guidance": GUIDANCE},
+        },
+        clean_level=None,
+    ),
+    guidance=lambda model: GUIDANCE if model.guidance_embed else None,
+    tells_step_end=lambda model: model.use_meanflow,
+    vae=lambda _: "hunyuanimage",
+    tiny=TINY,
+)
