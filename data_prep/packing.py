@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from data_prep.media.clips import Entry, Source
 from data_prep.planning.plan import PackingPlan, read_plan, refuse, write_plan
 from data_prep.planning.splits import ALL_IN_TRAIN, Split, all_in_train_notice
 from data_prep.planning.statistics import CropStatistics
-from data_prep.refusals import PrepError, Refusals
+from data_prep.refusals import PrepError, Refusals, RefusedError
 from data_prep.writing.dataset_folder import (
     LEDGER,
     META,
@@ -38,6 +39,7 @@ from data_prep.writing.dataset_folder import (
 )
 from data_prep.writing.incremental import WHITENING_NAME, remove_earlier, set_aside
 from data_prep.writing.ledger import LedgerHeader, changed_options
+from data_prep.writing.readme import PICTURES, MadeBy, sample_picture
 from data_prep.writing.shard_writer import PackOptions, RankBlocks, Writer
 from data_prep.writing.summary import Summary, summarize
 from dit.codecs.dataset_card import FORMAT_VERSION
@@ -73,6 +75,8 @@ class Packing:
     engine: Engine = field(default_factory=InProcess)
     ranks: Ranks = ALONE
     track: Track = no_progress
+    command: str = ""
+    """That made the dataset, for its README.md."""
     notify: Callable[[str], None] = no_notice
     """Called with each notice for the user before the encoding begins."""
     looks: list[Looks | None] = field(default_factory=list)
@@ -276,10 +280,25 @@ class Packing:
                 card=self._card(summary),
                 # Where the encoder sees pictures, each sample has a null text of its own.
                 null_text={} if self.text.most_pictures else self.text.encode_all(""),
+                made=MadeBy(command=self.command, pictures=self._pictures(plan, summary)),
             )
             remove_earlier(self.folder)
         self.ranks.barrier()
         return summary
+
+    def _pictures(self, plan: PackingPlan, summary: Summary) -> tuple[tuple[str, bytes], ...]:
+        """Captions and pictures of the first samples; refused files are not opened again."""
+        found = list[tuple[str, bytes]]()
+        for (line,) in plan.blocks(1):
+            entry = Entry.from_line(line)
+            if len(found) == PICTURES:
+                break
+            if entry.refused or entry.source in summary.refusals.sources:
+                continue
+            with suppress(RefusedError):  # it has changed in the last second
+                clip = self.source.read(replace(entry, keep=entry.keep[:1]))
+                found.append((clip.caption, sample_picture(clip)))
+        return tuple(found)
 
     def _card(self, summary: Summary) -> dict[str, Any]:
         codec, whitening = self.codec, self.codec.whitening

@@ -88,6 +88,11 @@ class Refusals:
         """Refused samples by reason, most frequent first."""
         return dict(self._counter.most_common())
 
+    @property
+    def sources(self) -> set[str]:
+        """The files of the refused samples."""
+        return {source for source, _ in self._lines}
+
     def write(self, path: Path) -> None:
         """One JSON object a line: source, reason, detail."""
         write_atomically(path, "".join(line for _, line in sorted(self._lines)).encode())

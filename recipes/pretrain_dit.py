@@ -26,8 +26,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Imported late: --help and a wrong key answer without waiting for Megatron-Core.
     from dit.distributed.process_groups import rank, start_processes, world_size
     from dit.models.cost import check_memory
+    from dit.models.family import check_trainable
 
-    check_memory(config, world_size=world_size())  # says what is wrong before any process waits
+    # What is wrong is said before any process waits.
+    check_trainable(config)
+    check_memory(config, world_size=world_size())
     start = None
     if config.checkpoint.load_hf is not None:
         from dit.convert.load_hf.start import hf_start

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.warm_python import warm_python
+
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = (
     "model.num_layers=2",
@@ -43,7 +45,24 @@ def run(
     timeout: float = 240,
     env: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a command to its end, `env` beside its environment; its output is in the result."""
+    """Runs a command to its end, `env` beside its environment; its output is in the result.
+
+    Its processes are forks with torch and others imported; `run_cold` starts them as users do.
+    """
+    if arguments[0] == sys.executable:
+        arguments = [warm_python(), *arguments[1:]]
+        env = {"PYTHON_EXEC": warm_python()} | (env or {})
+    return run_cold(arguments, cwd=cwd, timeout=timeout, env=env)
+
+
+def run_cold(
+    arguments: list[str],
+    *,
+    cwd: Path = ROOT,
+    timeout: float = 240,
+    env: dict[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """`run` where it matters what a process imports, or who its parent is."""
     return subprocess.run(
         arguments,
         cwd=cwd,

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dit.batch import TEXT, LatentSample, PackedBatch
+from dit.batch import TEXT, Grid, LatentSample, PackedBatch
 from dit.config import ModelConfig, Precision, RunConfig
 from dit.data.pack import PatchLayout, pack_identity, pack_samples
 from dit.models.dit.config import DitConfig
@@ -30,26 +30,21 @@ def tiny_model(**changes: Any) -> DitConfig:
     return DitConfig(**(sizes | changes))
 
 
-def random_pack(
-    grids: list[tuple[int, int, int]],
-    texts: list[int],
+def random_samples(
+    grids: Sequence[Grid],
+    texts: Sequence[int],
     *,
     model: ModelConfig,
-    multiple: int = 8,
-    fps: list[float] | None = None,
+    fps: Sequence[float] = (),
     family: Family | None = None,
-    guidance: float | None = None,
-) -> PackedBatch:
-    """A pack of samples with these grids (frames, rows, columns in patches) and text lengths.
+) -> list[LatentSample]:
+    """Samples with these grids (frames, rows, columns in patches) and text lengths.
 
     They have the other inputs of the family, too; given frames where there are more than one, and
     in every second sample reference latents, of sizes of their own.
     """
     generator = torch.Generator().manual_seed(0)
-    family = family or family_of(model)
-    inputs = family.inputs(model)
     tall, wide = model.patch_temporal, model.patch_spatial
-    rates = fps or [float("nan")] * len(grids)
     samples = [
         LatentSample(
             key=str(i),
@@ -57,21 +52,36 @@ def random_pack(
                 model.in_channels, f * tall, h * wide, w * wide, generator=generator
             ),
             text_LE=torch.randn(length, model.crossattn_emb_size, generator=generator),
-            fps=rate,
+            fps=fps[i] if fps else float("nan"),
         )
-        for i, ((f, h, w), length, rate) in enumerate(zip(grids, texts, rates, strict=True))
+        for i, ((f, h, w), length) in enumerate(zip(grids, texts, strict=True))
     ]
-    patch = (tall, wide)
-    samples = [replace(one, others=_others(one, inputs, patch, generator)) for one in samples]
+    inputs = (family or family_of(model)).inputs(model)
+    return [replace(one, others=_others(one, inputs, (tall, wide), generator)) for one in samples]
+
+
+def random_pack(
+    grids: Sequence[Grid],
+    texts: Sequence[int],
+    *,
+    model: ModelConfig,
+    multiple: int = 8,
+    fps: Sequence[float] = (),
+    family: Family | None = None,
+    guidance: float | None = None,
+) -> PackedBatch:
+    """A pack of `random_samples`."""
+    family = family or family_of(model)
     layout = PatchLayout(
-        patch_temporal=tall,
-        patch_spatial=wide,
+        patch_temporal=model.patch_temporal,
+        patch_spatial=model.patch_spatial,
         sample_multiple=multiple,
         positions=family.positions(model),
-        inputs=inputs,
+        inputs=family.inputs(model),
         clean_level=family.objective.clean_level,
         guidance=guidance,
     )
+    samples = random_samples(grids, texts, model=model, fps=fps, family=family)
     return pack_samples(samples, layout)
 
 

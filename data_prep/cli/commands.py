@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +78,22 @@ def _settings(args: argparse.Namespace, *names: str) -> dict[str, Any]:
     return {"split": args.split or DEFAULT_SPLIT, **given}
 
 
+def _command(args: argparse.Namespace, *readers: Codec | text.TextEncoder) -> str:
+    """The command without paths and without what does not change the samples."""
+    words, own = ["python", "-m", "data_prep", args.command], (sorted(r.options) for r in readers)
+    names = dict.fromkeys(("processor", "text_encoder", "split", *SETTINGS, *chain(*own)))
+    for name in names:
+        value = getattr(args, name, None)
+        if value is None or isinstance(value, Path) or value == args.parser.get_default(name):
+            continue
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no_{name}")
+        else:
+            several = isinstance(value, list | tuple)
+            words += [f"--{name}", ",".join(map(str, value)) if several else str(value)]
+    return shlex.join(words)
+
+
 def _validation_keys(summary: Summary) -> dict[str, Any]:
     """Configuration that training needs where there are no validation samples."""
     return {} if Split.VAL in summary.shards else {"dataset.use_train_split_for_val": "true"}
@@ -128,6 +146,7 @@ def run_digits(args: argparse.Namespace) -> int:
             text=encoder,
             options=_options(args, max_bad_fraction=0),
             settings=_settings(args, "num_samples") | kinds,
+            command=" ".join(["python -m data_prep digits", *(f"--{kind}" for kind in kinds)]),
             notify=_notify,
             track=progress_on(Console(stderr=True)),
         )
@@ -173,6 +192,7 @@ def run_media(args: argparse.Namespace) -> int:
             options=options,
             whitening=_whitening(args, codec),
             settings=_settings(args, *SETTINGS, "max_bad_fraction") | references,
+            command=_command(args, codec, encoder),
             engine=_engine(args, ranks),
             ranks=ranks,
             notify=_notify,

@@ -19,6 +19,7 @@ from data_prep.formats.parquet import read_parquet, write_parquet
 from data_prep.planning.splits import DEFAULT_SPLIT, Split, SplitFractions
 from data_prep.refusals import PrepError, Reason, Refusals
 from data_prep.writing.dataset_folder import LEDGER, REFUSED_NAME, prepare_folder, publish, remove
+from data_prep.writing.readme import MadeBy
 from data_prep.writing.tar_shards import ShardSeries, sample_parts
 from dit.codecs import text, vae
 from dit.codecs.dataset_card import FORMAT_VERSION, part_of_card, read_card
@@ -186,7 +187,8 @@ def convert(args: Namespace) -> tuple[Counter[Split], Refusals, list[str]]:
         encoder = _as_stored(encoder, checked.text_rows)
         card["text_encoder"], null_text = encoder.settings, encoder.encode_all("")
     remove(begun.parent)
-    publish(args.output_dir, shards=shards, card=card, null_text=null_text)
+    made = MadeBy(command="python -m data_prep convert")
+    publish(args.output_dir, shards=shards, card=card, null_text=null_text, made=made)
     return counts, refusals, _missing_conditions(args.folder, checked.names)
 
 

@@ -1,6 +1,7 @@
 """Encoded samples -> tar shards, their indices, the ledger, and a dataset that Energon reads.
 
 dataset_folder  the dataset folder: emptied before a packing, published after it
+readme          the card for people, with sample pictures beside it
 incremental     samples of an earlier packing over other files, which are copied
 shard_writer    results of the workers -> shards and ledger
 tar_shards      samples -> tar shards with their indices

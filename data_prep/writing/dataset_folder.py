@@ -19,6 +19,7 @@ from torch import Tensor
 
 from data_prep.planning.splits import Split
 from data_prep.refusals import PrepError
+from data_prep.writing.readme import README_NAME, SAMPLES_NAME, MadeBy, write_readme
 from dit.codecs.dataset_card import CARD_NAME, NULL_TEXT_NAME
 from dit.safe_writing import (
     LOCK,
@@ -43,7 +44,7 @@ def _files(*names: str) -> re.Pattern[str]:
 
 _PLANNED = (PLAN_NAME, PAGE_NAME, SUMMARY_NAME, REFUSED_NAME)
 _PLAN = _files(*_PLANNED)
-_OURS = _files(META, LEDGER, CARD_NAME, NULL_TEXT_NAME, *_PLANNED)
+_OURS = _files(META, LEDGER, CARD_NAME, NULL_TEXT_NAME, README_NAME, *_PLANNED)
 # Index files that `--output_format` writes beside the shards.
 _INDEX = re.compile(r"metadata(_shard_\d+)?\.json(\.tmp)?")
 _SHARDS = r"(shard|rank\d+)-\d+\.tar(\.idx)?"
@@ -53,6 +54,7 @@ _FOLDERS = {
     re.compile("|".join(Split)): re.compile(rf"{_SHARDS}(\.tmp)?"),
     re.compile("dfm_shards"): re.compile(rf"{_SHARDS}(\.tmp)?"),
     re.compile(r"\d+x\d+"): re.compile(r"[0-9a-f]{32}\.(meta|pt)(\.tmp)?"),
+    re.compile(SAMPLES_NAME): re.compile(r"\d+\.png(\.tmp)?"),
     re.compile("combined_parquet_dataset"): re.compile(r"data_chunk_\d+\.parquet(\.tmp)?"),
 }
 
@@ -149,8 +151,9 @@ def publish(
     shards: Mapping[Split, Mapping[str, int]],
     card: Mapping[str, Any],
     null_text: dict[str, Tensor],
+    made: MadeBy,
 ) -> None:
-    """Writes dataset card, null text and Energon's metadata, once all shards are in place.
+    """Writes cards, null text and Energon's metadata, once all shards are in place.
 
     `shards` has the number of samples of each shard, by split and file name. Without `null_text`
     each sample has its own.
@@ -158,6 +161,7 @@ def publish(
     if null_text:
         write_atomically(folder / NULL_TEXT_NAME, safetensors.torch.save(null_text))
     write_atomically(folder / CARD_NAME, (json.dumps(card, indent=2) + "\n").encode())
+    write_readme(folder, card, made)
     unfinished = folder / (META + TEMPORARY)
     if unfinished.exists():
         shutil.rmtree(unfinished)

@@ -279,9 +279,13 @@ def randomise(model: MegatronModule, *, seed: int) -> None:
     With the zeros of `initialise`, most weights have no gradient and broken code passes.
     """
 
-    def draw(_: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    def draw(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         wave = torch.randn(shape, generator=generator)
-        return 1 + 0.2 * wave if len(shape) == 1 else wave * shape[1] ** -0.5
+        # Large biases and adapters sharpen attention that has no norms of queries and keys, until
+        # gradients are those of rounding.
+        if len(shape) > 1:
+            return wave * shape[1] ** -0.5 * (0.2 if name.endswith(".B") else 1)
+        return 0.2 * wave if name.endswith("bias") else 1 + 0.2 * wave
 
     draw_weights(model, draw, seed=seed)
 

@@ -34,7 +34,7 @@ from dit.distributed.entry import StopSignals, started_with
 from dit.distributed.pack_broadcast import Replica
 from dit.distributed.process_groups import device, device_memory, process_groups
 from dit.distributed.watchdog import heartbeat
-from dit.models.family import check_objective_inputs, check_trainable
+from dit.models.family import check_objective_inputs
 from dit.models.recomputation import choose_recomputation
 from dit.objectives import (
     clean_network_level,
@@ -157,7 +157,6 @@ def _prepare(
         torch.use_deterministic_algorithms(True)
         os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"  # Transformer Engine's attention
     check_objective_inputs(config)
-    check_trainable(config)
     check_clean_level(config)
     config, notes = _with_recomputation(config)
     if config.samples:

@@ -16,7 +16,7 @@ import torch
 import yaml
 
 from tests.entering import Enter, Outcome
-from tests.launching import ROOT, SMALL, command, environment, metrics, own_words, run
+from tests.launching import ROOT, SMALL, command, environment, metrics, own_words, run_cold
 from tests.shard_edits import SHARD, cut_short, edited
 
 DIGITS = ("--config-file", str(ROOT / "conf/dit_digits.yaml"), *SMALL)
@@ -277,7 +277,7 @@ def test_prompt_for_a_model_without_its_text_encoder(enter, tmp_path):
 def test_two_processes_that_find_no_sample_say_so_once(digits, tmp_path):
     places = (f"dataset.path={digits}", f"checkpoint.save={tmp_path / 'run'}")
     asked = (*DIGITS, *places, *QUICK, "train.eval_interval=0", "model.in_channels=8")
-    done = run(command("pretrain_dit.py", *asked, nproc=2), timeout=90)
+    done = run_cold(command("pretrain_dit.py", *asked, nproc=2), timeout=90)
     assert done.returncode != 0
     _says(_ours(done.stderr), "model.in_channels=8", "channels is 4", "set model.in_channels=4")
 

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from tests.entering import Outcome
-from tests.launching import ROOT, SMALL, command, environment, metrics, numbers, run
+from tests.launching import ROOT, SMALL, command, environment, metrics, numbers, run_cold
 
 HANG = 60
 """Seconds within which every process of a broken run has to be gone."""
@@ -65,7 +65,7 @@ def _newest(folder: Path) -> int:
 def _goes_on(arguments: list[str], folder: Path) -> None:
     """Started again, the run continues from its newest checkpoint."""
     newest = _newest(folder)
-    done = run([*arguments, f"train.train_iters={newest + 1}"])
+    done = run_cold([*arguments, f"train.train_iters={newest + 1}"])
     assert done.returncode == 0, done.stderr
     assert f"continuing after step {newest}" in done.stdout
     assert metrics(folder)[-1]["step"] == newest + 1
@@ -127,7 +127,7 @@ def test_launcher_starts_the_run_again_by_itself(digits, tmp_path):
     layout = ("model.tensor_model_parallel_size=2", "checkpoint.save_interval=3")
     settings = (*layout, "train.train_iters=40")
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    done = run(_command(digits, whole, *settings, nproc=4))
+    done = run_cold(_command(digits, whole, *settings, nproc=4))
     assert done.returncode == 0, done.stderr
     arguments = _command(digits, broken, *settings, nproc=4)
     arguments.insert(arguments.index("--standalone"), "--max-restarts=1")
@@ -164,10 +164,10 @@ def test_shards_that_vanish_end_the_run_and_it_goes_on_with_them_back(digits, tm
 @pytest.mark.slow
 def test_checkpoint_that_does_not_fit_the_disk_costs_no_older_one(digits, tmp_path):
     arguments = _command(digits, tmp_path, "dataset.num_workers=0")
-    assert run([*arguments, "train.train_iters=3"]).returncode == 0
+    assert run_cold([*arguments, "train.train_iters=3"]).returncode == 0
     largest = max(f.stat().st_size for f in tmp_path.glob("checkpoints/*/*.distcp"))
     small = ["bash", "-c", f'ulimit -f {largest // 2048}; exec "$@"', "bash"]
-    full = run([*small, *arguments, "train.train_iters=5"])
+    full = run_cold([*small, *arguments, "train.train_iters=5"])
     said = Outcome(full.returncode, full.stderr.partition("Traceback")[0]).error()
     assert "step_00000005 cannot be written" in said
     assert "is the disk full? Free space, or choose another checkpoint.save" in said
@@ -178,7 +178,7 @@ def test_checkpoint_that_does_not_fit_the_disk_costs_no_older_one(digits, tmp_pa
 @pytest.mark.slow
 def test_a_second_run_in_the_folder_ends_at_once_and_the_first_goes_on(digits, tmp_path):
     with _running(_command(digits, tmp_path, nproc=1), tmp_path) as first:
-        second = run(_command(digits, tmp_path, nproc=2), timeout=HANG)
+        second = run_cold(_command(digits, tmp_path, nproc=2), timeout=HANG)
         trainer = _trainers(first)[0]
         trainer.kill()
         _end(first)

@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from tests.launching import ROOT, run
+from tests.launching import ROOT, run_cold
 
 
 @pytest.mark.slow
 def test_parts_run_one_after_the_other_and_go_on(tmp_path):
     program = [sys.executable, str(ROOT / "benchmarks/first_gpu.py"), "--size", "tiny"]
     places = ["--output", str(tmp_path), "--keys", "model.num_layers=1 ema.kind=none"]
-    done = run([*program, *places, "--parts", "xl-eager ceilings 7b-profile"])
+    done = run_cold([*program, *places, "--parts", "xl-eager ceilings 7b-profile"])
     assert done.returncode == 0, done.stdout + done.stderr
     content = json.loads((tmp_path / "cpu.json").read_text())
     parts, names = content["parts"], ["imports", "ceilings", "xl-eager", "7b-profile"]
@@ -25,7 +25,7 @@ def test_parts_run_one_after_the_other_and_go_on(tmp_path):
     assert "| DiT-XL | eager |" in (tmp_path / "cpu.md").read_text()
     # An error of one part, in a later run: what was done stays.
     keys = ["--parts", "7b-eager", "--limit", "200", "--keys", "model.no_such=1"]
-    again = run([*program, "--output", str(tmp_path), *keys])
+    again = run_cold([*program, "--output", str(tmp_path), *keys])
     assert again.returncode == 1 and "model.no_such" in again.stdout
     found = json.loads((tmp_path / "cpu.json").read_text())["parts"]
     assert found["7b-eager"]["state"] == "failed" and found["xl-eager"] == parts["xl-eager"]

@@ -11,7 +11,7 @@ import time
 import pytest
 import torch
 
-from tests.launching import ROOT, SMALL, command, environment, metrics, numbers, pretrain, run
+from tests.launching import ROOT, SMALL, command, environment, metrics, numbers, pretrain, run_cold
 
 SIX = ("train.train_iters=6", "train.global_batch_size=2", "checkpoint.save_interval=3")
 
@@ -43,7 +43,7 @@ def _back_at_step_3(folder, to):
 
 def _alone(script: str, *arguments: str) -> None:
     """Runs a few lines of Python that need a process group of their own."""
-    done = run([sys.executable, "-W", "ignore", "-c", script, *arguments])
+    done = run_cold([sys.executable, "-W", "ignore", "-c", script, *arguments])
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -180,7 +180,9 @@ def test_every_switch_of_data_parallelism_runs(digits, tmp_path, precision):
 
 def _fails(*arguments: str, nproc: int = 2) -> str:
     conf = str(ROOT / "conf/dit_digits.yaml")
-    done = run(command("pretrain_dit.py", "--config-file", conf, *SMALL, *arguments, nproc=nproc))
+    done = run_cold(
+        command("pretrain_dit.py", "--config-file", conf, *SMALL, *arguments, nproc=nproc)
+    )
     assert done.returncode != 0
     assert "Traceback (most recent call last)" not in done.stdout.split("error:")[0]
     return done.stdout + done.stderr

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from tests.launching import ROOT, run
+from tests.launching import ROOT, run_cold
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 
@@ -18,7 +18,7 @@ def _check(*layouts: str) -> None:
     if gpus < 2:
         pytest.skip("needs two GPUs: NCCL takes one process on each")
     asked = ["--nproc", str(gpus), *(("--layouts", *layouts) if layouts else ())]
-    done = run([sys.executable, str(ROOT / "recipes/check_layouts.py"), *asked], timeout=900)
+    done = run_cold([sys.executable, str(ROOT / "recipes/check_layouts.py"), *asked], timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

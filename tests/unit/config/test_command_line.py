@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dit.config.checks import Problems
 from dit.config.loading import Arguments, ConfigError, parse_arguments
 from dit.config.loading.schema import Schema, is_group, record_type, sentences
 from dit.models.dit.config import DitConfig
@@ -106,3 +107,11 @@ def test_every_field_has_a_sentence() -> None:
     for group in [*groups, *(record for record in records if record)]:
         named = sentences(group)
         assert [f.name for f in fields(group) if not named.get(f.name)] == []
+
+
+def test_a_dry_run_refuses_a_network_that_only_generates() -> None:
+    from recipes import pretrain_dit
+
+    words = ["--dry-run", "--mock", "model.name=hunyuanvideo_15", "model.use_meanflow=true"]
+    with pytest.raises(Problems, match=r"model\.use_meanflow=true: .* distilled"):
+        pretrain_dit.main(words)

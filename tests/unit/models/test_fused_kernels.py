@@ -18,7 +18,7 @@ from dit.models.kernels import choice, gated_norm, rotated_heads
 from dit.models.kernels.row_chunks import CHUNK, RowChunks, slots_of
 from dit.models.layers.per_sample import PerSample
 from tests.fused_kernels import CALLS, LEVEL_ROWS, ROWS, AdaLNCall, HeadsCall
-from tests.launching import ROOT, run
+from tests.launching import ROOT, run_cold
 
 INTERPRETED = Path(__file__).with_name("interpreted_kernels.py")
 SHAPES = {"dit_xl": (1152, 16), "cosmos_7b": (4096, 32)}  # width and heads
@@ -34,7 +34,7 @@ OPTIONS = ("num_warps", "maxnreg")
 @pytest.mark.timeout(600)
 def test_interpreted_kernels_give_the_numbers_of_torch():
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(INTERPRETED)]
-    done = run(command, env={"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}, timeout=600)
+    done = run_cold(command, env={"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from tests.doc_commands import commands, pages, script_call
+from tests.warm_python import warm_python
 
 # Appended to each call of a script: the last value of an option counts.
 TINY = {
@@ -108,13 +109,14 @@ def workspace(tmp_path: Path, repo_root: Path) -> Path:
     return tmp_path
 
 
-def run(line: str, folder: Path) -> str:
-    """What a line prints; `python` is the one that runs this test."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+def run(line: str, folder: Path, *, warm: bool = True) -> str:
+    """What a line prints; `python` is the one that runs this test, or a `warm_python` of it."""
+    python = Path(warm_python() if warm else sys.executable)
+    path = f"{python.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-c", line],
         cwd=folder,
-        env=os.environ | {"PATH": path},
+        env=os.environ | {"PATH": path, "PYTHON_EXEC": str(python)},
         capture_output=True,
         text=True,
         timeout=240,
@@ -227,6 +229,8 @@ PAGES = [
     *("flux.md", "fine_tuning.md", "eight_gpus.md", "qwen_image.md", "sd3.md", "chroma.md"),
     "hunyuanimage.md",
 ]
+COLD = ("README.md", "first_run.md", "own_data.md")
+"""Pages whose every process begins as that of a user does."""
 
 
 @pytest.mark.slow
@@ -240,7 +244,7 @@ def test_page_runs_from_top_to_bottom(repo_root: Path, workspace: Path, page: st
     PUBLISH.get(page, lambda _: None)(workspace)
     publish_photos(workspace / "photos", captions=page == "eight_gpus.md")
     for words in _calls(repo_root, page):
-        run(tiny(words), workspace)
+        run(tiny(words), workspace, warm=page not in COLD)
     for block in re.findall(r"^```python\n(.*?)^```", _text(repo_root, page), re.DOTALL | re.M):
         for large, small in SMALL.items():
             block = block.replace(large, small)
@@ -278,7 +282,7 @@ def test_quickstart_runs_to_the_page(workspace: Path) -> None:
     planned = run(f"make --dry-run --no-print-directory {quoted} quickstart", workspace)
     for line in planned.replace("\\\n", " ").splitlines():
         words = tuple(shlex.split(line.replace(sys.executable, "python")))
-        run(tiny(words) if words[0] == "python" else line, workspace)
+        run(tiny(words) if words[0] == "python" else line, workspace, warm=False)
     digits = workspace / "runs" / "digits"
     for file in ("samples/grid.png", "report.html", "edm/metrics.jsonl"):
         assert (digits / file).stat().st_size > 0

@@ -223,8 +223,8 @@ def test_overwrite_leaves_nothing_of_a_larger_dataset(
     pack_digits(tmp_path / "out", fewer, overwrite=True, split=SplitFractions.parse("1,0,0"))
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {
-        ".ledger", ".nv-meta", "dataset_card.json", "null_text.safetensors", "plan.jsonl",
-        "refused.jsonl", "train",
+        ".ledger", ".nv-meta", "README.md", "dataset_card.json", "null_text.safetensors",
+        "plan.jsonl", "refused.jsonl", "samples", "train",
     }  # fmt: skip
     assert [path.name for path in (tmp_path / "out/train").glob("*.tar")] == ["shard-000000.tar"]
 

@@ -33,6 +33,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return before(self, entry)
 
     monkeypatch.setattr(MediaSource, "read", read)
+    monkeypatch.setattr("data_prep.packing.PICTURES", 0)  # of README.md, which are read again
     monkeypatch.setattr(Pixel, "whitens_by_dataset", False)
     return found
 

@@ -1,0 +1,74 @@
+"""What stands for Python in tests is one: arguments, folder, environment, ends and signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.launching import environment, run
+from tests.warm_python import warm_python
+
+SEEN = """
+import json, os, sys
+print(json.dumps([sys.argv, os.getcwd(), sys.path[:2], os.environ["MARK"],
+                  "torch" in sys.modules, [name for name in sys.modules if name[:4] == "dit."]]))
+print("to the other", file=sys.stderr)
+sys.exit(3)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_sees_what_python_gives_it(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SEEN)
+    given = {"MARK": "here", "PYTHONPATH": str(tmp_path / "more")}
+    done = run([sys.executable, str(script), "one", "--two"], cwd=tmp_path, env=given)
+    argv, folder, path, mark, has_torch, ours = json.loads(done.stdout)
+    assert done.returncode == 3 and done.stderr == "to the other\n"
+    assert argv == [str(script), "one", "--two"] and folder == str(tmp_path) and mark == "here"
+    assert path == [str(tmp_path), str(tmp_path / "more")]
+    assert has_torch and ours == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["-c", "import sys; sys.exit('no')"], 1, "no\n"),
+        (["-W", "ignore", "-c", "import warnings; warnings.warn('seen')"], 0, ""),
+        (["-m", "json.tool", "--help"], 0, ""),
+        (["-c", "raise KeyError('why')"], 1, "KeyError: 'why'\n"),
+        (["-c", "import os; os.kill(os.getpid(), 9)"], -9, ""),
+    ],
+)
+def test_programs_end_as_python_lets_them(words: list[str], code: int, said: str) -> None:
+    done = run([sys.executable, *words])
+    assert done.returncode == code and done.stderr.endswith(said)
+    assert said or not done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_program_ends_with_its_client(tmp_path: Path, number: signal.Signals) -> None:
+    code = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))"
+    words = [warm_python(), "-c", f"{code}; time.sleep(100)"]
+    with subprocess.Popen(words, env=environment()) as client:
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            time.sleep(0.01)
+        client.send_signal(number)
+        assert client.wait(20) == -number
+    program = int((tmp_path / "pid").read_text())
+    for _ in range(200):
+        try:
+            os.kill(program, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    pytest.fail("the program goes on")

@@ -1,0 +1,263 @@
+"""Python with torch, Megatron-Core and Diffusers imported, for tests that start many processes.
+
+Importing them costs a process four seconds, ten times what most tests compute. A server imports
+them once and forks for each program that it is asked to run; our own modules are imported by each
+process itself, as ever. What stands for `python` in a command is a client: it hands its arguments,
+environment, folder and files to the server, passes signals on, and exits as the program does.
+
+Tests of processes themselves (of those that are killed, of what their parent is) and of what a
+process imports start Python as users do.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import gc
+import importlib
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import warnings
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+MODULES = (
+    *("torch", "torch.distributed.run", "torch.distributed.checkpoint", "torch.utils.data"),
+    *("torch._inductor.compile_fx", "torch.utils.tensorboard", "numpy", "PIL.Image", "yaml"),
+    *("megatron.core", "megatron.core.distributed", "megatron.core.optimizer", "megatron.energon"),
+    *("megatron.core.transformer.transformer_layer", "megatron.core.models.common"),
+    *("megatron.core.dist_checkpointing", "megatron.core.pipeline_parallel", "safetensors.torch"),
+    *("transformers", "diffusers", "diffusers.pipelines.pipeline_utils", "peft", "webdataset"),
+    *("diffusers.models.modeling_utils", "rich.console", "rich.progress", "av", "scipy.optimize"),
+)
+LENGTH = struct.Struct("!I")
+STATUS = struct.Struct("!i")
+
+CLIENT = """#!{python} -IS
+import json, os, signal, socket, struct, sys
+
+server = socket.socket(socket.AF_UNIX)
+server.connect({address!r})
+asked = json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()]).encode()
+socket.send_fds(server, [struct.pack("!I", len(asked))], [0, 1, 2])
+server.sendall(asked)
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda number, _: server.send(bytes([number])))
+parent = os.getppid()
+server.settimeout(1)
+while os.getppid() == parent:  # an orphan ends, and with it the program
+    try:
+        answer = server.recv(4)
+    except TimeoutError:
+        continue
+    status = struct.unpack("!i", answer)[0] if answer else 1
+    if status >= 0:
+        os._exit(status)
+    if -status != signal.SIGKILL:
+        signal.signal(-status, signal.SIG_DFL)
+    os.kill(os.getpid(), -status)
+"""
+
+
+@functools.cache
+def warm_python() -> str:
+    """The path of what stands for `python`; its server lives as long as this process."""
+    folder = tempfile.TemporaryDirectory(prefix="warm-python-")
+    address = str(Path(folder.name) / "server")
+    client = Path(folder.name) / "python"
+    client.write_text(CLIENT.format(python=sys.executable, address=address))
+    client.chmod(0o755)
+    server = subprocess.Popen(
+        [sys.executable, __file__, address],
+        stdin=subprocess.PIPE,  # its end is that of this process
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert server.stdin is not None and server.stdout is not None
+
+    def end() -> None:
+        server.kill()
+        server.wait()
+        folder.cleanup()
+
+    atexit.register(end)
+    assert server.stdout.readline() == b"ready\n", "the server of warm_python did not start"
+    return str(client)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a client wants to be."""
+
+    arguments: list[str]
+    environment: dict[str, str]
+    folder: str
+    files: list[int]
+    """Standard input, output and error."""
+
+    @classmethod
+    def read(cls, client: socket.socket) -> Request:
+        head, files, _, _ = socket.recv_fds(client, LENGTH.size, 3)
+        (length,) = LENGTH.unpack(head)
+        asked = b""
+        while len(asked) < length:
+            asked += client.recv(length - len(asked))
+        arguments, environment, folder = json.loads(asked)
+        return cls(arguments, environment, folder, files)
+
+
+class Server:
+    """Forks for each client, and tells it how the fork ended."""
+
+    def __init__(self, address: str) -> None:
+        self.clients: dict[int, socket.socket] = {}
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(address)
+        self.listener.listen(64)
+        self.woken, self.wakes = socket.socketpair()
+        self.wakes.setblocking(False)
+        signal.set_wakeup_fd(self.wakes.fileno())
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self.waiting = selectors.DefaultSelector()
+        for source in (self.listener, self.woken, sys.stdin):
+            self.waiting.register(source, selectors.EVENT_READ)
+
+    def serve(self) -> Request | None:
+        """Returns in a fork what it is to be, and None when nobody can ask any more."""
+        while True:
+            for key, _ in self.waiting.select():
+                if key.fileobj is sys.stdin:
+                    for child in self.clients:
+                        os.killpg(child, signal.SIGKILL)
+                    return None
+                if key.fileobj is self.listener:
+                    if request := self._fork():
+                        return request
+                elif key.fileobj is self.woken:
+                    self.woken.recv(1024)
+                    self._bury()
+                elif key.data in self.clients:
+                    self._pass_on(key.data)
+
+    def _fork(self) -> Request | None:
+        client, _ = self.listener.accept()
+        request = Request.read(client)
+        if child := os.fork():
+            for file in request.files:
+                os.close(file)
+            self.clients[child] = client
+            self.waiting.register(client, selectors.EVENT_READ, child)
+            return None
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self.waiting.close()
+        for one in (self.listener, self.woken, self.wakes, client, *self.clients.values()):
+            one.close()
+        return request
+
+    def _pass_on(self, child: int) -> None:
+        """Signals to a client; the end of it is that of the fork."""
+        client = self.clients[child]
+        numbers = client.recv(16)
+        with suppress(ProcessLookupError):
+            for number in numbers:
+                os.kill(child, number)
+            if not numbers:
+                self.waiting.unregister(client)
+                os.killpg(child, signal.SIGKILL)
+
+    def _bury(self) -> None:
+        for child, client in list(self.clients.items()):
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if not ended:
+                continue
+            del self.clients[child]
+            with suppress(KeyError, OSError):  # it was killed itself
+                self.waiting.unregister(client)
+                client.sendall(STATUS.pack(os.waitstatus_to_exitcode(status)))
+            client.close()
+
+
+def become(request: Request) -> NoReturn:
+    """Runs a program to its end, but does not take the imported modules apart again."""
+    _enter(request)
+    status = 0
+    try:
+        _run(request.arguments)
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            sys.stderr.write(f"{end.code}\n")
+    except BaseException as error:  # noqa: BLE001
+        sys.excepthook(type(error), error, error.__traceback__)
+        status = 1
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as Python does
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _enter(request: Request) -> None:
+    """Makes this fork the process that the client was asked to be."""
+    os.setsid()
+    for number, file in enumerate(request.files):
+        os.dup2(file, number)
+        os.close(file)
+    ours = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    os.chdir(request.folder)
+    installed = [place for place in sys.path[1:] if place not in ours]
+    given = request.environment.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:] = ["", *(place for place in given if place), *installed]
+    sys.orig_argv = [sys.executable, *request.arguments]
+
+
+def _run(arguments: list[str]) -> None:
+    """`-u`, `-W ACTION`, `-c CODE`, `-m MODULE` and SCRIPT, as Python takes them."""
+    kind, *rest = arguments
+    if kind == "-u":
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(write_through=True)  # type: ignore[union-attr]
+        return _run(rest)
+    if kind == "-W":
+        warnings.simplefilter(rest[0])  # type: ignore[arg-type]
+        return _run(rest[1:])
+    if kind == "-m":
+        sys.path[0] = str(Path.cwd())
+        sys.argv = rest
+        sys.modules.pop(rest[0], None)  # runpy warns of a module that it runs once more
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif kind == "-c":
+        sys.argv = ["-c", *rest[1:]]
+        exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        sys.path[0] = str(Path(kind).resolve().parent)
+        sys.argv = arguments
+        runpy.run_path(kind, run_name="__main__")
+
+
+if __name__ == "__main__":
+    for name in MODULES:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # what the collector does not visit stays shared with the forks
+    threads = os.listdir("/proc/self/task")
+    assert len(threads) == 1, f"a fork would lose {len(threads) - 1} threads"
+    server = Server(sys.argv[1])
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    if request := server.serve():
+        become(request)
