@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -76,12 +77,10 @@ class Guiders:
 
     def of(self, batch: PackedBatch) -> list[Any]:
         """One for each sample of its own: some keep a running mean of their sample."""
-        starts = batch.text_offsets.get(QUOTED)
-        quoted = [
-            self.of_quoted is not None and starts is not None and starts[n + 1] > starts[n]
-            for n in range(batch.num_samples)
-        ]
-        return [(self.of_quoted if own else self.usual).new() for own in quoted]
+        of_quoted = self.usual if self.of_quoted is None else self.of_quoted
+        starts = batch.text_offsets.get(QUOTED, (0,) * (batch.num_samples + 1))
+        rows = (last - first for first, last in pairwise(starts))
+        return [(of_quoted if count else self.usual).new() for count in rows]
 
 
 def open_guiders(folder: str | Path, *, scale: float | None = None) -> Guiders:

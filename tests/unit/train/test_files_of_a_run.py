@@ -262,6 +262,7 @@ LAYOUT = LoaderLayout(ranks=1, workers=0)
 POSITION = LoaderState.start(LAYOUT, rank=0, identity={"rng.seed": 1}).plain()
 
 
+@pytest.mark.usefixtures("groups")
 @given(
     damaged(_saved(POSITION))
     | mistaken({k: v for k, v in POSITION.items() if k != "readers"}).map(_saved)
