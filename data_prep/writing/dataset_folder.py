@@ -151,17 +151,18 @@ def publish(
     shards: Mapping[Split, Mapping[str, int]],
     card: Mapping[str, Any],
     null_text: dict[str, Tensor],
-    made: MadeBy,
+    made: MadeBy | None = None,
 ) -> None:
     """Writes cards, null text and Energon's metadata, once all shards are in place.
 
     `shards` has the number of samples of each shard, by split and file name. Without `null_text`
-    each sample has its own.
+    each sample has its own; without `made` there is no card for people.
     """
     if null_text:
         write_atomically(folder / NULL_TEXT_NAME, safetensors.torch.save(null_text))
     write_atomically(folder / CARD_NAME, (json.dumps(card, indent=2) + "\n").encode())
-    write_readme(folder, card, made)
+    if made is not None:
+        write_readme(folder, card, made)
     unfinished = folder / (META + TEMPORARY)
     if unfinished.exists():
         shutil.rmtree(unfinished)
