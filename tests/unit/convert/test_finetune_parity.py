@@ -77,6 +77,9 @@ KINDS = {
     "hunyuan_video_15": Kind(
         publish=_of_joint_attention("hunyuan_video_15"), grids=VIDEOS, still=UNREAD
     ),
+    "hunyuan_video": Kind(publish=_of_joint_attention("hunyuan_video"), grids=VIDEOS),
+    "hunyuan_image": Kind(publish=_of_joint_attention("hunyuan_image")),
+    "chroma": Kind(publish=_of_joint_attention("chroma")),
     "sd3": Kind(
         publish=_of_joint_attention("sd3"), still=("last_block.*.text_attention.q_layernorm.*",)
     ),
