@@ -227,8 +227,8 @@ PAGES = [
     *("README.md", "first_run.md", "own_data.md", "objectives.md", "watching.md", "validation.md"),
     *("throughput.md", "diffusers.md", "coming_from.md", "two_cpu_cores.md", "wan.md"),
     *("flux.md", "fine_tuning.md", "eight_gpus.md", "qwen_image.md", "sd3.md", "chroma.md"),
-    "hunyuanvideo.md",
-    "hunyuanimage.md",
+    "hunyuan_video.md",
+    "hunyuan_image.md",
 ]
 COLD = ("README.md", "first_run.md", "own_data.md")
 """Pages whose every process begins as that of a user does."""
