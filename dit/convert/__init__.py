@@ -11,6 +11,7 @@ pipeline              the other components of a pipeline folder
 verify                compares every tensor of both, and the outputs of the two networks
 adapters              checkpoints of adapters to and from files, alone or merged
 lora                  files of LoRA adapters: read, checked, written
+cards                 the README.md of a folder that is exported
 atomic_folder         a target folder that appears only when it is complete
 load_hf               a Diffusers folder as the start of a run, without an import
 bridge                registration with NVIDIA's Megatron-Bridge; imported only when asked for

@@ -16,6 +16,7 @@ from dit.config import RunConfig, Weights
 from dit.convert.adapters.export import export_lora
 from dit.convert.adapters.merged import MergedWeights, open_merged
 from dit.convert.atomic_folder import new_folder, split_work
+from dit.convert.cards import NetworkCard, RunFacts, write_card
 from dit.convert.diffusers_checkpoint import (
     CONFIG,
     INDEX,
@@ -38,6 +39,7 @@ from dit.convert.pipeline import (
 )
 from dit.distributed.collective_errors import on_first_rank
 from dit.distributed.watchdog import heartbeat
+from dit.models.cost import parameter_count
 from dit.models.diffusers_names import Pair, pairs, their_tensors
 from dit.models.family import diffusers_form
 from dit.progress import Track, no_progress
@@ -223,6 +225,7 @@ def export_weights(
         if options.pipeline_from is not None:
             inner = folder / network_folder(options.pipeline_from, config)
         on_first_rank(lambda: _describe(folder, config, plan, options))
+        on_first_rank(lambda: _write_card(folder, config, chosen, _find(checkpoint), options))
         mine = range(dist.get_rank(), len(plan.files), dist.get_world_size())
         with track("exporting tensors", sum(len(plan.pairs[n]) for n in mine), 0) as advance:
 
@@ -252,6 +255,20 @@ def _describe(folder: Path, config: RunConfig, plan: FilePlan, options: ExportOp
         write_json(outer / SCHEDULER_CONFIG, scheduler)
     if len(plan.files) > 1:
         (inner / INDEX).write_text(plan.index())
+
+
+def _write_card(
+    folder: Path, config: RunConfig, weights: Weights, checkpoint: Path, options: ExportOptions
+) -> None:
+    facts = RunFacts.of(checkpoint, config)
+    card = NetworkCard(
+        network=diffusers_form(config.model).class_name,
+        weights=weights,
+        numbers=parameter_count(config.model),
+        pipeline=options.pipeline_from is not None,
+        run=facts,
+    )
+    write_card(folder, card.text(), facts)
 
 
 def _write(

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from dit.config import Weights
-from dit.config.inlining import value_of
 from dit.convert.adapters.stored import StoredAdapters, open_adapters
 from dit.convert.atomic_folder import new_folder
-from dit.convert.lora import LoraCard, write_lora
+from dit.convert.cards import LoraCard, RunFacts
+from dit.convert.lora import write_lora
 from dit.distributed.collective_errors import on_first_rank
 from dit.models.family import diffusers_form
-from dit.train.checkpoint.paths import STEP
 
-_SHOWN = (
-    *("lora.rank", "lora.alpha", "lora.targets", "lora.dropout"),
-    *("optimizer.lr", "optimizer.weight_decay", "train.global_batch_size"),
-    *("dataset.task_encoder_seq_length", "objective.name", "objective.flow_shift"),
-    *("model.name", "model.precision", "rng.seed"),
-)
-_PICTURES = 8
+_ADAPTERS = ("lora.rank", "lora.alpha", "lora.targets", "lora.dropout")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,41 +64,10 @@ def card(opened: StoredAdapters, base_model: str | None) -> LoraCard:
     config = opened.config
     form = diffusers_form(config.model)
     fitting = [name for name, of in form.pipelines.items() if of == config.objective.name]
-    step = opened.path.name.removeprefix(STEP)
     return LoraCard(
         network=form.class_name,
         base=base_model,
         base_digest=opened.run.base.digest or None,
         pipeline=fitting[0] if len(fitting) == 1 else None,
-        data=_data(config),
-        steps=int(step) if opened.path.name.startswith(STEP) and step.isdigit() else None,
-        settings={
-            key: _shown(value) for key in _SHOWN if (value := _value(config, key)) is not None
-        },
-        pictures=_pictures(opened.path),
+        run=RunFacts.of(opened.path, config, *_ADAPTERS),
     )
-
-
-def _value(config: Any, key: str) -> Any:
-    group, _, name = key.partition(".")
-    try:
-        return value_of(getattr(config, group), name)
-    except AttributeError:  # a key of another objective
-        return None
-
-
-def _shown(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def _data(config: Any) -> str | None:
-    """The name of the dataset's folder; its place on this machine is nobody else's business."""
-    places = [config.dataset.path, *(entry.path for entry in config.dataset.blend or ())]
-    return ", ".join(Path(place).name for place in places if place) or None
-
-
-def _pictures(checkpoint: Path) -> tuple[Path, ...]:
-    """Those that the last validation of the run generated at this step."""
-    samples = checkpoint.parent.parent / "validation_generation" / checkpoint.name
-    found = (one for one in sorted(samples.glob("*")) if one.suffix in (".png", ".mp4"))
-    return tuple(found)[:_PICTURES]

@@ -6,18 +6,15 @@ keys            what each key of a file is: module, factor; what is refused, and
 patterns        rank and alpha of a module by the rules of peft's adapter_config.json
 read            a folder or file -> factors by Diffusers' names of modules
 write           factors -> one folder for Diffusers, peft and ComfyUI
-card            the README.md of that folder
 
 Nothing here builds a network or knows of a checkpoint or of other processes.
 """
 
-from dit.convert.lora.card import LoraCard
 from dit.convert.lora.factors import LoraFactors, LoraFileError, check_fits, linear_shapes
 from dit.convert.lora.read import read_lora
 from dit.convert.lora.write import write_lora
 
 __all__ = [
-    "LoraCard",
     "LoraFactors",
     "LoraFileError",
     "check_fits",

@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dit.convert.lora.card import CARD_FILE, SAMPLES, LoraCard
+from dit.convert.cards import LoraCard, write_card
 from dit.convert.lora.factors import LoraFactors, in_order
 from dit.convert.lora.original_names import in_original_names
 from dit.convert.lora.read import DIFFUSERS_FILE, METADATA, NETWORK, PEFT_CONFIG, PEFT_FILE
@@ -63,10 +63,7 @@ def write_lora(
         files.append(folder / COMFYUI_FILE)
         files[-1].parent.mkdir()
         _save(files[-1], _prefixed("diffusion_model.", _tensors(renamed, dtype)), like=config)
-    for picture in card.pictures:
-        (folder / SAMPLES).mkdir(exist_ok=True)
-        shutil.copy(picture, folder / SAMPLES / picture.name)
-    (folder / CARD_FILE).write_text(card.text(comfyui=renamed is not None))
+    write_card(folder, card.text(comfyui=renamed is not None), card.run)
     return files
 
 

@@ -163,7 +163,9 @@ def test_the_pipeline_makes_our_latents(groups, resize, exported, ours):
 
 def test_what_is_copied(published, exported):
     folders = {path.name for path in exported.iterdir()}
-    assert folders == {*(p.name for p in published.iterdir())} - {"safety_checker"}
+    theirs = {path.name for path in published.iterdir()} - {"safety_checker"}
+    assert folders == theirs | {"README.md"}
+    assert "DiffusionPipeline.from_pretrained" in (exported / "README.md").read_text()
     for file in ("vae/config.json", "tokenizer/tokenizer.json", "model_index.json"):
         assert (exported / file).read_bytes() == (published / file).read_bytes()
 

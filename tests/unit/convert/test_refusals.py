@@ -71,7 +71,7 @@ def test_missing_extra_and_misshapen_tensors_are_listed(groups, source):
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"_class_name": "ChromaTransformer2DModel"}, "ChromaTransformer2DModel"),
+        ({"_class_name": "LTXVideoTransformer3DModel"}, "LTX-Video is not trained here"),
         ({"out_channels": 8}, "out_channels=8"),
         ({"in_channels": 18, "out_channels": 16}, "in_channels=18"),
         ({"patch_size": [1, 2, 1]}, "patch_size=[1, 2, 1]"),

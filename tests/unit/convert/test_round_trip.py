@@ -72,6 +72,26 @@ def test_export_then_import_is_bit_exact(groups, tmp_path, dtype):
     assert (tmp_path / "a/config.yaml").read_text() == (tmp_path / "b/config.yaml").read_text()
 
 
+def test_an_export_has_a_card_with_pictures(groups, tmp_path):
+    network = random_model()
+    done = import_weights(publish(tmp_path / "hf", network), tmp_path / "run")
+    pictures = done.path.parent.parent / "validation_generation" / done.path.name
+    pictures.mkdir(parents=True)
+    (pictures / "fox.png").write_bytes(b"png")
+    folder = export_weights(tmp_path / "run", tmp_path / "out").path
+    text = (folder / "README.md").read_text()
+    numbers = sum(weight.numel() for weight in network.parameters())
+    for part in (
+        f"`CosmosTransformer3DModel`, {numbers:,} parameters",
+        "## What it may be used for",
+        'CosmosTransformer3DModel.from_pretrained("FOLDER")',
+        "![fox](samples/fox.png)",
+        "| `model.precision` | `fp32` |",
+    ):
+        assert part in text
+    assert (folder / "samples/fox.png").read_bytes() == b"png"
+
+
 def test_a_pipeline_folder_is_read(groups, tmp_path):
     publish(tmp_path / "pipeline" / "transformer", random_model())
     import_weights(tmp_path / "pipeline", tmp_path / "ours")

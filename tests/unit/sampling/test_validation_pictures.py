@@ -16,7 +16,8 @@ from PIL import Image
 
 from dit.codecs.vae.families import CosmosPredict2
 from dit.config import ObjectiveConfig, Precision, RunConfig, Sampler
-from dit.convert.lora import LoraCard, linear_shapes, write_lora
+from dit.convert.cards import LoraCard
+from dit.convert.lora import linear_shapes, write_lora
 from dit.data.pack import PatchLayout, pack_samples
 from dit.models.dit.config import DitConfig
 from dit.models.dit.family import FAMILY

@@ -31,11 +31,12 @@ from dit.config import LoraConfig, MockGeometry, Problems, RunConfig, Weights
 from dit.convert.adapters.export import export_lora
 from dit.convert.adapters.import_ import import_lora
 from dit.convert.adapters.stored import open_adapters
+from dit.convert.cards import LoraCard
 from dit.convert.cli import main
 from dit.convert.errors import ConvertError
 from dit.convert.export import ExportOptions, export_weights, open_stored
 from dit.convert.import_ import import_weights
-from dit.convert.lora import LoraCard, LoraFileError, read_lora, write_lora
+from dit.convert.lora import LoraFileError, read_lora, write_lora
 from dit.data.pack import PatchLayout, pack_samples
 from dit.models.diffusers_names import pairs
 from dit.models.family import InputKind, diffusers_form, family_of

@@ -18,8 +18,8 @@ from peft import LoraConfig, get_peft_model
 from peft.utils import get_peft_model_state_dict
 from safetensors.torch import save_file
 
+from dit.convert.cards import LoraCard
 from dit.convert.lora import (
-    LoraCard,
     LoraFileError,
     check_fits,
     linear_shapes,

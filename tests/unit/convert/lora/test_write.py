@@ -15,7 +15,8 @@ from peft import LoraConfig, PeftModel
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from dit.convert.lora import LoraCard, LoraFactors, read_lora, write_lora
+from dit.convert.cards import LoraCard, RunFacts
+from dit.convert.lora import LoraFactors, read_lora, write_lora
 from dit.models.dit.original_names import COSMOS1_NAMES, PREDICT2_NAMES
 from dit.models.wan.original_names import WAN_NAMES
 from tests.lora_files import TINY, Tiny, linears, merged, random_factors
@@ -154,10 +155,13 @@ def test_card_says_what_is_known_and_shows_the_samples(tmp_path: Path) -> None:
         network="WanTransformer3DModel",
         base="Wan-AI/Wan2.1-T2V-1.3B-Diffusers",
         pipeline="WanPipeline",
-        data="20 clips",
-        steps=2000,
-        settings={"lora.rank": "32"},
-        pictures=(picture,),
+        run=RunFacts(
+            data="20 clips",
+            licence="CC-BY-4.0",
+            steps=2000,
+            settings={"lora.rank": "32"},
+            pictures=(picture,),
+        ),
     )
     folder = tmp_path / "out"
     folder.mkdir()
@@ -168,6 +172,7 @@ def test_card_says_what_is_known_and_shows_the_samples(tmp_path: Path) -> None:
         'base_model: "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"',
         "- Steps: 2,000",
         "- Data: 20 clips",
+        "- Licence of the data: CC-BY-4.0",
         "| `lora.rank` | `32` |",
         "from diffusers import WanPipeline",
         "![step_10](samples/step_10.png)",
@@ -176,4 +181,6 @@ def test_card_says_what_is_known_and_shows_the_samples(tmp_path: Path) -> None:
         assert part in text
     assert (folder / "samples" / "step_10.png").read_bytes() == b"png"
     bare = LoraCard(network="N").text(comfyui=False)
-    assert not any(word in bare for word in ("Data", "Steps", "Samples", "Settings", "None"))
+    assert not any(
+        word in bare for word in ("Data", "Licence", "Steps", "Samples", "Settings", "None")
+    )

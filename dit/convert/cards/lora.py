@@ -1,14 +1,13 @@
-"""The README.md of a folder of adapters, with what is known and nothing else."""
+"""The card of a folder of adapters."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
-CARD_FILE, SAMPLES = "README.md", "samples"
+from dit.convert.cards.facts import RunFacts
+
 _HUB = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -20,20 +19,12 @@ class LoraCard:
     base: str | None = None  # name on the hub of the weights that the adapter is for
     base_digest: str | None = None
     pipeline: str | None = None  # class of a pipeline that runs the network
-    data: str | None = None
-    steps: int | None = None
-    settings: Mapping[str, str] = field(default_factory=dict)  # dotted key -> value
-    pictures: tuple[Path, ...] = ()  # copied into samples/
+    run: RunFacts = field(default_factory=RunFacts)
 
     def text(self, *, comfyui: bool) -> str:
         """The page; `comfyui`: whether there is a file for ComfyUI."""
         parts = [self._front(), "# LoRA\n", self._facts(), "## Use\n", self._loading(comfyui)]
-        if self.pictures:
-            shown = (f"![{one.stem}]({SAMPLES}/{one.name})" for one in self.pictures)
-            parts += ["## Samples\n", "\n".join(shown) + "\n"]
-        if self.settings:
-            rows = "\n".join(f"| `{key}` | `{value}` |" for key, value in self.settings.items())
-            parts += ["## Settings\n", f"| key | value |\n|---|---|\n{rows}\n"]
+        parts += self.run.sections()
         return "\n".join(parts)
 
     def _front(self) -> str:
@@ -45,12 +36,7 @@ class LoraCard:
     def _facts(self) -> str:
         base = self.base or f"a `{self.network}`"
         digest = f" (SHA-256 of its weights: `{self.base_digest}`)" if self.base_digest else ""
-        facts = [f"- Base: {base}{digest}"]
-        if self.data is not None:
-            facts.append(f"- Data: {self.data}")
-        if self.steps is not None:
-            facts.append(f"- Steps: {self.steps:,}")
-        return "\n".join(facts) + "\n"
+        return "\n".join([f"- Base: {base}{digest}", *self.run.lines()]) + "\n"
 
     def _loading(self, comfyui: bool) -> str:
         loader = self.pipeline or "DiffusionPipeline"

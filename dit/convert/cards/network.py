@@ -1,0 +1,43 @@
+"""The card of an exported network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dit.convert.cards.facts import RunFacts
+
+_USE = """## What it may be used for
+
+_To be filled in: what the licences of the data and of the weights that it started from permit._
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NetworkCard:
+    """A Diffusers folder with the weights of a checkpoint."""
+
+    network: str  # class of Diffusers' network
+    weights: str  # which of the checkpoint's
+    numbers: int  # of the network
+    pipeline: bool = False  # whether the folder is a whole pipeline
+    run: RunFacts = field(default_factory=RunFacts)
+
+    def text(self) -> str:
+        loader = "DiffusionPipeline" if self.pipeline else self.network
+        facts = [
+            f"- Network: `{self.network}`, {self.numbers:,} parameters",
+            f"- Weights: {self.weights}",
+            *self.run.lines(),
+        ]
+        return "\n".join(
+            [
+                "---\nlibrary_name: diffusers\n---\n",
+                "# Diffusion transformer\n",
+                "\n".join(facts) + "\n",
+                _USE,
+                "## Use\n",
+                f"```python\nfrom diffusers import {loader}",
+                f'{loader}.from_pretrained("FOLDER")\n```\n',
+                *self.run.sections(),
+            ]
+        )
