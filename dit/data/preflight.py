@@ -334,6 +334,11 @@ def _lengths(card: dict[str, Any], config: RunConfig) -> list[int]:
     return lengths
 
 
+FEW_SAMPLES = 32_000
+"""With fewer in a run, times seen counted, the smallest measured network, on pictures of 8 x 8
+pixels, draws next to nothing that is recognised (docs/first_run.md)."""
+
+
 def passes_line(config: RunConfig) -> str:
     """How often each sample is seen, in words; empty where the card does not tell."""
     share = samples_a_pack(config)
@@ -341,10 +346,14 @@ def passes_line(config: RunConfig) -> str:
         return ""
     (leaf,) = train_leaves(config)
     seen = config.train.train_iters * config.train.global_batch_size * share
+    start = config.checkpoint
+    is_new = not (config.lora.enabled or start.load or start.load_hf)
     return (
         f"{config.train.train_iters:,} steps see each of the {count_samples(leaf):,} training"
         f" samples about {seen / max(1, count_samples(leaf)):.3g} times"
         f" (about {share:.3g} in a pack)"
+        + (is_new and seen < FEW_SAMPLES)
+        * "; few for a run from scratch: docs/first_run.md"
     )
 
 

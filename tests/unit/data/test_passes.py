@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ import pytest
 
 from dit.config import Problems
 from dit.data import build_train_loader, data_lines, passes_line, steps_of_epochs
+from dit.data.preflight import FEW_SAMPLES
 from tests.unit.data.conftest import SIZES
 
 COUNT = 42  # six samples of each size
@@ -45,6 +47,17 @@ def test_a_dry_run_says_how_often_each_sample_is_seen(config) -> None:
     run = replace(config, train=replace(config.train, epochs=7.0, eval_iters=0))
     said = data_lines(steps_of_epochs(run))
     assert f"each of the {COUNT} training samples about 7" in said.splitlines()[-1]
+
+
+def test_a_run_from_scratch_that_sees_few_samples_says_so(config) -> None:
+    words = "few for a run from scratch"
+    enough = math.ceil(FEW_SAMPLES / COUNT)
+    for epochs, said in ((7, True), (enough, False)):
+        train = replace(config.train, epochs=float(epochs), global_batch_size=1)
+        run = steps_of_epochs(replace(config, train=train))
+        assert (words in passes_line(run)) == said
+        started = replace(run, checkpoint=replace(run.checkpoint, load_hf="weights"))
+        assert words not in passes_line(started)
 
 
 def test_without_sizes_there_is_no_guess(config, shards) -> None:
