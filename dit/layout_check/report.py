@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -48,7 +46,7 @@ MEANING = {
     "validation": "|a - b| / |a| before the first step, worst of all noise levels and kinds",
     "loss": "|a - b| / |a|, worst step",
     "grad_norm": "|a - b| / |a|, worst step",
-    "gradient": "‖a - b‖ / ‖a‖ at step 1, worst tensor; ‖a‖ of adapters: of a linear's parts",
+    "gradient": "‖a - b‖ / ‖a‖ at step 1, worst tensor",
     "weight": "‖a - b‖ / ‖a‖ after the last step, worst tensor",
     "change": "‖a - b‖ / ‖a - start‖ after the last step, worst tensor",
     "average": "‖a - b‖ / ‖a‖ of the EMA after the last step, worst tensor",
@@ -121,7 +119,7 @@ def compare(b: Probe, a: Probe, *, layout: NamedLayout, config: RunConfig) -> Co
     """Compares layout `b` of a run with one process `a`."""
     started = {name: a.weights[name] - a.start[name] for name in a.weights}
     tensors = {
-        "gradient": _differences(a.gradients, b.gradients, _norms_of_linears(a.gradients)),
+        "gradient": _differences(a.gradients, b.gradients, _norms(a.gradients)),
         "weight": _differences(a.weights, b.weights, _norms(a.weights)),
         "change": _differences(a.weights, b.weights, _norms(started)),
         "average": _differences(a.averages, b.averages, _norms(a.averages)),
@@ -149,25 +147,6 @@ def compare(b: Probe, a: Probe, *, layout: NamedLayout, config: RunConfig) -> Co
 
 def _norms(tensors: Mapping[str, Tensor]) -> dict[str, float]:
     return {name: float(tensor.norm()) for name, tensor in tensors.items()}
-
-
-def _norms_of_linears(gradients: Mapping[str, Tensor]) -> dict[str, float]:
-    """Of adapters, that of all parts of a linear together, as of the weight beside them.
-
-    Queries and keys may have gradients a hundredth of those of values, which float32 does not
-    determine to 1e-5: with each weight moved by 6e-8 of its size, theirs moved by 2e-5 (dit_s with
-    EDM, layer 3).
-    """
-    own = _norms(gradients)
-    squares: dict[str, float] = defaultdict(float)
-    for name, norm in own.items():
-        squares[_of_linear(name)] += norm**2
-    return {name: squares[_of_linear(name)] ** 0.5 for name in own}
-
-
-def _of_linear(name: str) -> str:
-    """The name without the number of the part, where it is one of an adapter."""
-    return re.sub(r"\d+\.([AB])$", r"\1", name)
 
 
 def _differences(
