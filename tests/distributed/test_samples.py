@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from dit.config.loading import parse_arguments
-from dit.convert.lora import LoraCard, linear_shapes, write_lora
+from dit.convert.cards import LoraCard
+from dit.convert.lora import linear_shapes, write_lora
 from recipes.runs import RECIPES
 from tests.launching import ROOT, SMALL, command, metrics, pretrain, run
 from tests.lora_files import random_factors

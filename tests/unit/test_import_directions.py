@@ -64,8 +64,9 @@ ALLOWED = {
     | {"dit.models", "dit.models.layer_spec", "dit.config.loading", "dit.distributed.device_specs"},
     "dit.train": STEP,
     "dit.sampling": STEP | {"dit.codecs", "dit.train"},
-    "dit.convert.lora": BASE | {"dit.models", "dit.models.lora"},
-    "dit.convert": STEP | {"dit.sampling", "dit.train", "dit.convert.lora"},
+    "dit.convert.cards": BASE | {"dit.train"},
+    "dit.convert.lora": BASE | {"dit.models", "dit.models.lora", "dit.convert.cards"},
+    "dit.convert": STEP | {"dit.sampling", "dit.train", "dit.convert.lora", "dit.convert.cards"},
     "dit.playground": STEP | {"dit.local_server", "dit.codecs", "dit.sampling", "dit.train"},
     "dit.layout_check": STEP | {"dit.train"},
     "dit.report": GROUND | {"dit.local_server", "dit.config", "dit.config.loading", "dit.models"},
@@ -90,7 +91,13 @@ PURE = {
 # The one module that meets the other launched processes.
 LAUNCHED = {"data_prep.engine.ranks"}
 # Folders with floors of their own.
-SPLIT = {"dit.config.loading", "dit.convert.lora", "dit.distributed.device_specs", *FAMILIES}
+SPLIT = {
+    "dit.config.loading",
+    "dit.convert.cards",
+    "dit.convert.lora",
+    "dit.distributed.device_specs",
+    *FAMILIES,
+}
 SPLIT |= MODELS - {"dit.models"}
 
 
