@@ -7,7 +7,8 @@ patterns        rank and alpha of a module by the rules of peft's adapter_config
 read            a folder or file -> factors by Diffusers' names of modules
 write           factors -> one folder for Diffusers, peft and ComfyUI
 
-Nothing here builds a network or knows of a checkpoint or of other processes.
+Nothing here builds a network or reads a checkpoint or knows of other processes; the card of a
+folder is told what a run says of itself (`dit.convert.cards`).
 """
 
 from dit.convert.lora.factors import LoraFactors, LoraFileError, check_fits, linear_shapes
