@@ -122,7 +122,7 @@ NETWORK = unused_key(
 PART = unused_key("it belongs to another network; model.* describes the one that is trained here")
 CHOOSE_TARGETS = "lora.targets says which linears get an adapter, and no key which do not"
 GOING_ON = "the same command goes on where it stopped; a path is checkpoint.load"
-STEPS = "a run is counted in steps: train.train_iters"
+STEPS = "set train.train_iters, or train.epochs: passes through the data"
 PACKS = (
     "a micro-batch is one pack of dataset.task_encoder_seq_length tokens, and"
     " train.global_batch_size packs make a step"
