@@ -224,7 +224,7 @@ def _plan(args: argparse.Namespace, packing: Packing) -> int:
     plan, judged_by = packing.plan(), Judged.HEADERS
     if args.plan == "decode":
         plan, judged_by = packing.decode_all(plan), Judged.DECODING
-    packing.review(plan)
+    refusals = packing.review(plan)
     facts = write_plan_page(
         plan,
         packing.source,
@@ -237,6 +237,12 @@ def _plan(args: argparse.Namespace, packing: Packing) -> int:
     summary = json.dumps(facts.summary, indent=1, ensure_ascii=False) + "\n"
     write_atomically(args.output_dir / SUMMARY_NAME, summary.encode())
     show_plan(output(), facts, args.output_dir, packing.source.ignored)
+    if len(refusals) > args.max_bad_fraction * plan.total:
+        _notify(
+            f"packing would publish nothing: {len(refusals)} of {plan.total} files are refused,"
+            f" more than --max_bad_fraction {args.max_bad_fraction} allows; repair or remove them,"
+            " or raise it"
+        )
     return 0
 
 

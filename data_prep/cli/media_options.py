@@ -133,6 +133,7 @@ def _collections(args: Namespace) -> list[Collection]:
                     option=option,
                     masks=masks,
                     controls=controls,
+                    output=args.output_dir,
                 )
             )
     for folder, what, key in (

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import re
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.console import Console
 
@@ -46,6 +48,7 @@ _ENDINGS = {
     "convert": "nothing was published; the same command begins anew",
 }
 """Ends the error message of a command that ended early; other commands change no files."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,15 +66,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (PrepError, CodecError) as error:
         say(errors, f"error: {error}")
     except OSError as error:
-        say(errors, "; ".join(filter(None, [f"error: {error}", ending])))
+        say(errors, "; ".join(filter(None, [f"error: {error}", _remedy(error, args), ending])))
     except KeyboardInterrupt:
         say(errors, ": ".join(filter(None, ["interrupted", ending])))
         return 130
     return 1
 
 
+def _remedy(error: OSError, args: argparse.Namespace) -> str:
+    """What helps where the output folder cannot be written; empty for other errors."""
+    folder = getattr(args, "output_dir", None)
+    if folder is None:
+        return ""
+    if error.errno in _FULL:
+        return f"free space on the disk of --output_dir {folder}, or give another folder"
+    is_inside = error.filename and Path(error.filename).absolute().is_relative_to(folder.absolute())
+    return "give another --output_dir" if is_inside else ""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Ends with one line that names option, value and remedy; argparse lists all options first."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}; {self.prog} --help lists the options\n")
+
+    def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride] - it is overloaded
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """What the options say. Each command says itself which of its words are unknown."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown and not unknown[0].startswith("-"):
+            self.error(f"{unknown[0]!r} belongs to no option; put quotes around names with spaces")
+        if unknown:
+            name = unknown[0].partition("=")[0]
+            near = get_close_matches(name, self._option_string_actions, n=1, cutoff=0.7)
+            self.error(f"{name} is no option" + "".join(f", {option} is" for option in near))
+        return found, unknown
+
+
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m data_prep",
         description="Packs pictures and captions into shards that the training reads.",
         epilog=EXIT_CODES,

@@ -7,6 +7,7 @@ kills that worker, too, is refused.
 from __future__ import annotations
 
 import multiprocessing
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -170,8 +171,11 @@ def _serve(work: BlockWorker, device: str, pipe: Connection) -> None:
     import signal
 
     import torch
+    from tqdm import tqdm
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the parent process ends its workers
+    # The own lock of these bars is a semaphore of the machine, which a killed worker leaves behind.
+    tqdm.set_lock(threading.RLock())
     torch.set_num_threads(1)
     work = work.on(device)
 

@@ -75,7 +75,7 @@ def shard_counts(folder: Path) -> dict[str, int]:
     except OSError:
         raise PrepError(
             f"{folder} has no {META}/.info.json: it is no dataset, or packing was interrupted;"
-            " pack it again with --overwrite"
+            " give the --output_dir of a packing, or type that command again, which goes on"
         ) from None
     except (ValueError, LookupError, TypeError, AttributeError):
         raise PrepError(f"{path} is damaged; pack the data again with --overwrite") from None

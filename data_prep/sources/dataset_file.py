@@ -98,6 +98,7 @@ def _input(args: Namespace, basis: Input, root: Path, settings: Mapping[str, Any
         option=f"{args.dataset_config}: path",
         masks=masks,
         controls=controls,
+        output=args.output_dir,
     )
     sizings, buckets = _sizes(args, settings)
     shuffled = settings.get("cache_shuffle_num", 0) or int(settings.get("shuffle_tags", False))

@@ -100,6 +100,10 @@ class FolderCollection:
     """Masks of the loss; their folder holds no media, wherever it lies."""
     controls: tuple[ControlFolder, ...] = ()
     """Control pictures of edits; nor do these folders."""
+    output: Path | None = None
+    """The folder that is written to, and holds sample pictures; nor does it."""
+    output: Path | None = None
+    """Folder that is written to; its sample pictures are no media."""
 
     @property
     def name(self) -> str:
@@ -108,6 +112,7 @@ class FolderCollection:
     def media(self, ignored: Counter[str]) -> Iterator[Medium]:
         others = [*self.controls, *([] if self.masks is None else [self.masks])]
         without = [folder.root for folder in others]
+        without += [] if self.output is None else [self.output]
         listing = list_media(self.root, self.kinds, option=self.option, without=without)
         members, refused = self._unpacked(listing)
         sources = sorted({*listing.media, *(path for path in refused if self._stands_alone(path))})

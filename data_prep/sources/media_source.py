@@ -41,6 +41,7 @@ _AHEAD = 512  # files that are probed at once
 _MEAN_RATE = (
     "variable frame rate: frames as they are, fps is their mean rate (--train_fps keeps the pace)"
 )
+_REPEATED = "fewer frames a second than --train_fps: each is repeated to keep the pace"
 _EVEN_CLOCK = (
     "variable frame rate: frames at the even times of --train_fps, some repeated or left out"
 )
@@ -317,6 +318,8 @@ def _notes_of(line: Timeline | None, window: KeptFrames) -> Iterator[str]:
         yield "first frames left out, which need frames before the file begins"
     if line.is_uneven and window.fps is not None:
         yield _EVEN_CLOCK if window.is_resampled else _MEAN_RATE
+    elif window.is_resampled and line.fps < 0.9 * (window.fps or 0):
+        yield _REPEATED
 
 
 def _chosen(captions: list[Caption], several: SeveralCaptions, key: str) -> list[Caption]:

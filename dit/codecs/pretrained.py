@@ -82,9 +82,15 @@ def _class_of(part: PipelineComponent) -> Any:
 
 
 def _unusable(part: PipelineComponent, error: Exception) -> CodecError:
+    remedy = "name a folder or a hub model in the layout of Diffusers"
+    if not Path(part.place).is_dir():
+        remedy = (
+            f"there is no folder {part.place} here, so that it was looked for on huggingface.co;"
+            " correct the path, or download it where there is internet (docs/eight_gpus.md)"
+        )
     return CodecError(
         f"--model_name {part.model}: {part.subfolder}/ cannot be loaded as {part.kind} ({error});"
-        " name a folder or a hub model in the layout of Diffusers"
+        f" {remedy}"
     )
 
 

@@ -46,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Warnings of Megatron-Core and torch about themselves: a user cannot change their cause.
     for module in (r"megatron\.", r"torch\."):
         warnings.filterwarnings("ignore", module=module)
+    warnings.filterwarnings("ignore", message="Please use DTensor instead")
     logging.getLogger("megatron.core.dist_checkpointing").setLevel(logging.CRITICAL)
     started = _start()
     try:

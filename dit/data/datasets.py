@@ -273,14 +273,15 @@ def _expand(path: EPath, split: str) -> Iterator[DatasetSplit]:
         except Exception as error:  # of many kinds, as above
             raise DataError(f"metadataset {path} cannot be read ({error!r}); correct it") from error
         for reference in found:
-            _check_folder(reference.path)
+            check_folder(reference.path)
             yield DatasetSplit(path=reference.path, split=reference.split_part)
     else:
-        _check_folder(path)
+        check_folder(path)
         yield DatasetSplit(path=path, split=split)
 
 
-def _check_folder(path: EPath) -> None:
+def check_folder(path: EPath) -> None:
+    """Raises DataError where a folder is no prepared dataset that can be read here."""
     how = _PREPARE.format(path=path)
     if not path.is_dir() and not (path / META / ".info.json").is_file():
         raise DataError(f"dataset {path} does not exist; correct the path, or {how}")

@@ -69,7 +69,7 @@ def check_data(config: RunConfig) -> Checked:
             faults += [f"{leaf.path / CARD}: {fault}" for fault in card_faults(card, config)]
         notes |= dict.fromkeys(_about_padding(leaf, card or {}, config))
         faults += _shard_faults(leaf)
-    if faults:
+    if faults := list(dict.fromkeys(faults)):  # two splits of a folder have one card
         raise DataError("\n  ".join([_head(len(faults)), *faults[:_SHOWN]]))
     counts = [count_samples(leaf) for leaf in leaves]
     shards = sum(len(shards_of(leaf)) for leaf in leaves)
@@ -346,11 +346,12 @@ def passes_line(config: RunConfig) -> str:
         return ""
     (leaf,) = train_leaves(config)
     seen = config.train.train_iters * config.train.global_batch_size * share
+    times = seen / max(1, count_samples(leaf))
     start = config.checkpoint
     is_new = not (config.lora.enabled or start.load or start.load_hf)
     return (
         f"{config.train.train_iters:,} steps see each of the {count_samples(leaf):,} training"
-        f" samples about {seen / max(1, count_samples(leaf)):.3g} times"
+        f" samples about {f'{times:,.0f}' if times >= 100 else f'{times:.3g}'} times"
         f" (about {share:.3g} in a pack)"
         + (is_new and seen < FEW_SAMPLES)
         * "; few for a run from scratch: docs/first_run.md"
@@ -380,7 +381,8 @@ def steps_of_epochs(config: RunConfig) -> RunConfig:
     """The configuration with the `train_iters` that `train.epochs` asks for, where it is set.
 
     Raises:
-        Problems: the card does not tell how many samples share a pack.
+        Problems: the card does not tell how many samples share a pack, or the other keys do not fit
+            that number of steps.
     """
     if config.train.epochs is None:
         return config
@@ -396,4 +398,8 @@ def steps_of_epochs(config: RunConfig) -> RunConfig:
     (leaf,) = train_leaves(config)
     packs = config.train.epochs * count_samples(leaf) / share
     steps = max(1, math.ceil(packs / config.train.global_batch_size))
-    return replace(config, train=replace(config.train, train_iters=steps))
+    try:
+        return replace(config, train=replace(config.train, train_iters=steps))
+    except Problems as error:
+        named = f"train.epochs={config.train.epochs:g} is {steps:,} steps of these data"
+        raise Problems([f"{named}: {problem}" for problem in error.problems]) from None

@@ -50,6 +50,8 @@ def run(main: Callable[[], int]) -> int:
     try:
         return main()
     except KeyboardInterrupt:
+        if os.environ.get("RANK", "0") == "0":
+            _print(f"interrupted; the same command starts it again: {started_with()}")
         return 130
     except Exception as error:
         if not str(error) and isinstance(error, ConnectionError):
@@ -111,7 +113,7 @@ def say_once(message: str) -> None:
 def say_notice(message: str) -> None:
     """Shows a line that is no error, in the first process only."""
     if _is_first():
-        Console(stderr=True, soft_wrap=True, highlight=False).print(message, markup=False)
+        _print(message)
 
 
 def _is_lost_peer(error: Exception) -> bool:
@@ -122,8 +124,12 @@ def _is_lost_peer(error: Exception) -> bool:
     return is_lost_peer(error)
 
 
+def _print(line: str) -> None:
+    Console(stderr=True, soft_wrap=True, highlight=False).print(line, markup=False)
+
+
 def _say(message: str) -> None:
-    Console(stderr=True, soft_wrap=True, highlight=False).print(f"error: {message}", markup=False)
+    _print(f"error: {message}")
     _tell_launcher(message)
 
 

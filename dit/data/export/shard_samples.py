@@ -23,7 +23,7 @@ from megatron.energon.epathlib import EPath
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from dit.batch import TEXT
-from dit.data.datasets import DatasetSplit, count_samples, shards_of
+from dit.data.datasets import DatasetSplit, check_folder, count_samples, shards_of
 from dit.data.preflight import read_data_card
 from dit.data.records import LATENT, Head, head_length, is_dfm, read_outline, read_record
 from dit.data.rejections import DataError, SampleRefused
@@ -66,6 +66,7 @@ class ShardSamples(Dataset[dict[str, Any]]):
 
     def __init__(self, folder: Path | str, *, split: str = "train"):
         leaf = DatasetSplit(path=EPath(str(folder)), split=split)
+        check_folder(leaf.path)
         count = count_samples(leaf)
         self.folder, self.split = Path(folder), split
         self.card = read_data_card(leaf) or {}

@@ -316,12 +316,15 @@ def next_commands(config: RunConfig) -> str:
     checkpoint = find_checkpoint(folder)
     commands = {}
     if checkpoint is not None and (checkpoint / "dataset_card.json").is_file():
+        of = ("--checkpoint_path", folder)
+        of += ("--weights", "model") if config.ema.kind is EmaKind.NONE else ()
         out = ("--output_dir", folder / "generated", "--prompt", "what it is to show")
-        commands["pictures"] = ("recipes.generate_dit", "--checkpoint_path", folder, *out)
+        commands["pictures"] = ("recipes.generate_dit", *of, *out)
     commands["report"] = ("dit.report", folder)
     if checkpoint is not None and not config.dataset.mock and exportable(config):
-        out = ("--hf-path", folder / "diffusers")
-        commands["Diffusers"] = ("dit.convert", "export", "--megatron-path", folder, *out)
+        export, name = ("export-lora", "lora") if config.lora.enabled else ("export", "diffusers")
+        of = ("--megatron-path", folder, "--hf-path", folder / name)
+        commands["Diffusers"] = ("dit.convert", export, *of)
     lines = [f"  {what:<11}{_command(words)}" for what, words in commands.items()]
     return "\n".join(["what can be done with it:", *lines, ""])
 

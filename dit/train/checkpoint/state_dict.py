@@ -198,9 +198,7 @@ def _load_weights(path: Path, exchange: StateExchange, *, averaged: bool) -> dic
         CheckpointError: the checkpoint has no average.
     """
     if averaged and not _has_average(path):
-        raise CheckpointError(
-            f"{path} holds no average of the weights; ask for the model's own (weights=model)"
-        )
+        raise CheckpointError(f"{path} holds no average of the weights; use --weights model")
     wanted = exchange.wanted(weights=_AVERAGE if averaged else WEIGHT, everywhere=True)
     loaded = _read({"share": wanted}, path)
     exchange.hand_out(loaded.get("share", {}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from dataclasses import replace
 
@@ -65,3 +66,15 @@ def test_without_sizes_there_is_no_guess(config, shards) -> None:
     assert passes_line(mock) == ""
     with pytest.raises(Problems, match=r"train\.epochs=2 counts passes .* set train\.train_iters"):
         steps_of_epochs(replace(mock, train=replace(mock.train, epochs=2.0)))
+
+
+def test_epochs_that_do_not_fit_other_keys_name_both(config) -> None:
+    train = replace(config.train, train_iters=1000, epochs=3.0)
+    run = replace(config, train=train, scheduler=replace(config.scheduler, lr_warmup_iters=900))
+    with pytest.raises(Problems, match=r"train\.epochs=3 is \d+ steps .*lr_warmup_iters=900"):
+        steps_of_epochs(run)
+
+
+def test_many_passes_are_written_out(config) -> None:
+    often = replace(config, train=replace(config.train, train_iters=100_000, global_batch_size=4))
+    assert re.search(r"samples about \d{1,3}(,\d{3})+ times", passes_line(often))

@@ -179,3 +179,9 @@ def test_validation_that_does_not_happen_needs_no_files(shards, root):
     (root / "val/shard-000000.tar").unlink()
     config = shards.config(root)
     check_data(replace(config, train=replace(config.train, eval_interval=0)))
+
+
+def test_a_card_of_two_splits_is_one_reason(shards, root):
+    (root / "dataset_card.json").write_text('{"text_encoder": {"width": 7}}')
+    lines = fault(shards.config(root)).splitlines()
+    assert lines[0] == "the data cannot be trained on:" and len(lines) == 2

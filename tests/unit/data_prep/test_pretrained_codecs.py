@@ -12,7 +12,7 @@ from PIL import Image
 from data_prep.cli.parser import main
 from dit.codecs import text, vae
 from dit.codecs.dataset_card import CodecError
-from dit.codecs.pretrained import load
+from dit.codecs.pretrained import PipelineComponent, load, model_config_of
 from dit.codecs.text.pretrained_encoder import PretrainedTextEncoder
 from dit.codecs.vae.autoencoder import Autoencoder
 from tests import tiny_pipelines
@@ -307,7 +307,17 @@ def test_what_is_no_pipeline(tmp_path: Path, capsys) -> None:
     options = ["--image_dir", tmp_path / "in", "--output_dir", tmp_path / "out"]
     options += ["--processor", "flux", "--model_name", tmp_path / "in"]
     assert main(["image", *map(str, options)]) == 1
-    assert "vae/ cannot be loaded as AutoencoderKL" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "vae/ cannot be loaded as AutoencoderKL" in said and "layout of Diffusers" in said
+
+
+def test_a_model_that_is_neither_here_nor_on_the_hub() -> None:
+    part = PipelineComponent(
+        library="diffusers", kind="AutoencoderKL", model="models/wann", subfolder="vae",
+        local_only=True,
+    )  # fmt: skip
+    with pytest.raises(CodecError, match="there is no folder models/wann here"):
+        model_config_of(part)
 
 
 def test_weights_are_loaded_once(folders) -> None:

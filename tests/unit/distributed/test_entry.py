@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,9 +45,15 @@ def test_the_death_of_another_process_is_said_in_words(capfd):
     assert "exit code (-9: killed, most often for want of memory)" in said
 
 
-def test_an_early_interrupt_is_no_error(capfd):
-    assert run(_raises(KeyboardInterrupt())) == 130
-    assert capfd.readouterr() == ("", "")
+def test_an_early_interrupt_is_no_error_and_names_the_command(capfd, monkeypatch):
+    monkeypatch.setattr(sys, "orig_argv", ["python", "draw.py", "--prompt", "a fox"])
+    for rank, said in (
+        ("0", "interrupted; the same command starts it again: python draw.py --prompt 'a fox'\n"),
+        ("1", ""),
+    ):
+        monkeypatch.setenv("RANK", rank)
+        assert run(_raises(KeyboardInterrupt())) == 130
+        assert capfd.readouterr() == ("", said)
 
 
 def _page_of_the_launcher(file: Path) -> str:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from dit.config import FlowConfig, ObjectiveConfig, ObjectiveName
+from dit.config import (
+    EmaConfig,
+    EmaKind,
+    FlowConfig,
+    LoraConfig,
+    ObjectiveConfig,
+    ObjectiveName,
+)
 from dit.convert.errors import ConvertError
 from dit.convert.export import ExportOptions, check_expressible
+from dit.train.checkpoint import resume
 from dit.train.checkpoint.resume import exportable
 from tests.packs import run_config, tiny_model
 
@@ -43,3 +53,20 @@ def test_export_is_offered_where_the_converter_accepts_the_run(config, expected)
     except ConvertError:
         accepted = False
     assert accepted == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (run_config(), ("diffusers", "export ")),
+        (run_config(lora=LoraConfig(rank=4)), ("lora", "export-lora ")),
+        (run_config(ema=EmaConfig(kind=EmaKind.NONE)), ("--weights model --output_dir", "export ")),
+    ],
+)
+def test_commands_fit_what_the_run_has_kept(config, words, tmp_path, monkeypatch):
+    (tmp_path / "dataset_card.json").touch()
+    monkeypatch.setattr(resume, "find_checkpoint", lambda _: tmp_path)
+    data = replace(config.dataset, mock=False, path="data")
+    save = replace(config.checkpoint, save=str(tmp_path))
+    said = resume.next_commands(replace(config, dataset=data, checkpoint=save))
+    assert all(word in said for word in words)

@@ -267,3 +267,57 @@ def test_preparing_data_loads_neither_megatron_core_nor_the_model(repo_root: Pat
         "assert not bad, bad\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120, cwd=repo_root)
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["--hieght", "64"], "--hieght is no option, --height is"),
+        (["--hieght=64"], "--hieght is no option, --height is"),
+        (["of", "mine"], "'of' belongs to no option; put quotes around names with spaces"),
+        (["--max_pixels", "many"], "argument --max_pixels: 'many' is no whole number"),
+    ],
+)
+def test_what_was_typed_wrong_is_one_line(capsys, typed: list[str], said: str) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        image(Path("in"), Path("out"), *typed)
+    help_of = "python -m data_prep image --help lists the options"
+    assert capsys.readouterr().err == f"error: {said}; {help_of}\n"
+
+
+def test_a_dataset_inside_the_folder_of_pictures_is_not_packed_again(
+    tmp_path: Path, picture_folder, content_of
+) -> None:
+    source = picture_folder(3)
+    options = ("--missing_caption", "filename", *ALL_TRAIN)
+    assert image(source, source / "packed", *options) == 0
+    once = content_of(source / "packed")
+    assert (source / "packed/samples/0.png").is_file()
+    assert image(source, source / "packed", *options) == 0
+    assert content_of(source / "packed") == once
+
+
+def test_a_plan_says_that_packing_would_publish_nothing(tmp_path: Path, image_of, capsys) -> None:
+    (tmp_path / "in").mkdir()
+    image_of(0, 16, 16).save(tmp_path / "in/a.png")
+    (tmp_path / "in/b.png").touch()
+    said = "1 of 2 files are refused, more than --max_bad_fraction"
+    for fraction in ("0.4", "0.5"):
+        options = ("--plan", "--max_bad_fraction", fraction)
+        assert image(tmp_path / "in", tmp_path / "out", *options) == 0
+        assert (said in capsys.readouterr().out) is (fraction == "0.4")
+
+
+def test_a_full_disk_is_named(tmp_path: Path, picture_folder, repo_root: Path) -> None:
+    program = (
+        "import resource, sys; from data_prep.cli.parser import main\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000)); sys.exit(main(sys.argv[1:]))\n"
+    )
+    words = ["image", "--image_dir", picture_folder(40), "--output_dir", tmp_path / "out"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, words)],
+        capture_output=True, text=True, timeout=120, check=False, cwd=repo_root,
+    )  # fmt: skip
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    line = done.stderr.splitlines()[-1]
+    assert f"free space on the disk of --output_dir {tmp_path / 'out'}, or give another" in line

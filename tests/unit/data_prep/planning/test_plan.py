@@ -99,6 +99,11 @@ def test_a_variable_rate_is_kept_and_said(
     assert "1 x variable frame rate: frames at the even times" in capsys.readouterr().out
     assert len(planned(tmp_path / "even")["uneven.mp4"].keep) == round(10 * entry.duration)
 
+    slow = "fewer frames a second than --train_fps"  # good.ts has 10, and 30 for the test of 29
+    for fps, said in (("10", False), ("29", True)):
+        assert run(folder, tmp_path / fps, "--train_fps", fps, "--plan=quick") == 0
+        assert (slow in capsys.readouterr().out) is said
+
 
 @pytest.mark.parametrize("fps", ["0", "1e9", "nan", "1e-5"])
 def test_absurd_rates_are_named(folder: Path, tmp_path: Path, capsys, fps: str) -> None:

@@ -39,7 +39,8 @@ FILE = {
 def read(path: Path, **given: Any) -> list[Input]:
     defaults = {"missing_caption": None, "caption_field": "caption", "bucketing": "native"}
     defaults |= {"caption_format": str(CaptionFormat.AUTO), "size_multiple": 16}
-    args = Namespace(dataset_config=path, center_crop=True, **{**defaults, **given})
+    defaults |= {"dataset_config": path, "output_dir": path.parent / "out", "center_crop": True}
+    args = Namespace(**{**defaults, **given})
     basis = Input(collection=FolderCollection(root=Path()), frames=FrameRule(stride=4))
     return inputs_of(args, basis)
 
