@@ -63,9 +63,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--gpus", type=int, required=True, help="devices of the run")
     add("--device", choices=DEVICES, default="h100")
     add("--kernels", choices=EFFICIENCIES, default="fused", help="fused: FlashAttention-3 or TE's")
-    add("--tokens", type=float, default=1000.0, help="10^9 real tokens to train (%(default)g)")
+    add("--tokens", type=float, default=1000.0, help="billions of real tokens (%(default)g)")
     add("--best", type=int, default=10, help="layouts to show (%(default)s)")
-    add("--refused", action="store_true", help="list every layout that does not work")
+    add("--refused", action="store_true", help="list every layout that does not work, and why")
     add("--json", type=Path, help="file for all numbers")
     return parser
 

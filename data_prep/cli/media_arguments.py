@@ -31,25 +31,25 @@ def add_inputs(parser: ArgumentParser) -> None:
             option,
             type=Path,
             metavar="DIR",
-            help=f"Folder of {kind}, with folders and uncompressed .tar files in it. Hidden files"
-            " and linked folders are left out.",
+            help=f"Folder of {kind}; it may have subfolders and uncompressed .tar files. Hidden"
+            " files and linked folders are left out.",
         )
     group.add_argument(
         "--dataset_config",
         type=Path,
         metavar="FILE",
-        help="YAML or TOML file that lists several folders, each with settings of its own.",
+        help="YAML or TOML file that lists several folders, each with its own settings.",
     )
     group.add_argument(
         "--hf_dataset",
         "--dataset_name",
         metavar="DIR|ID",
-        help="Dataset of Hugging Face: a folder on disk, or the name of one on its hub.",
+        help="Hugging Face dataset: a folder on disk, or a name on the hub.",
     )
     group.add_argument(
         "--dataset_type",
         choices=("hf", "merged"),
-        help="What --dataset_path is: hf, as --hf_dataset; merged, a folder with videos/ and"
+        help="Kind of --dataset_path: hf, as for --hf_dataset; merged, a folder with videos/ and"
         " videos2caption.json.",
     )
     group.add_argument("--dataset_path", metavar="PATH", help="See --dataset_type.")
@@ -66,7 +66,7 @@ def add_inputs(parser: ArgumentParser) -> None:
         type=Path,
         metavar="DIR",
         help="Masks of the loss for --image_dir and --video_dir: pictures or videos at the same"
-        " relative paths, of the same sizes, whatever their endings. White counts fully, black not"
+        " relative paths, of the same sizes, with any file ending. White counts fully, black not"
         " at all; a medium without a mask counts fully. (--dataset_config: mask_path)",
     )
     group.add_argument(
@@ -74,11 +74,11 @@ def add_inputs(parser: ArgumentParser) -> None:
         action="append",
         type=Path,
         metavar="DIR",
-        help="Control pictures for --image_dir and --video_dir, of models that edit: what each"
-        " medium was before the edit that its caption asks for, at the same relative paths,"
-        " whatever their endings. Give it again for a second picture of each. A medium without its"
-        " picture is refused. (--dataset_config: control_path; or a column control_path of a table"
-        " of captions)",
+        help="Control pictures for editing models: each medium of --image_dir and --video_dir"
+        " before the edit that its caption asks for, at the same relative path, with any file"
+        " ending. Repeat it for a second picture of each. A medium without its picture is"
+        " refused. (--dataset_config: control_path; or a column control_path of a table of"
+        " captions)",
     )
     group.add_argument(
         "--max_items",
@@ -97,8 +97,8 @@ def add_pictures(parser: ArgumentParser) -> None:
         "--bucketing",
         choices=("native", "aspect"),
         default="native",
-        help="native keeps the size of each medium, cropped to --size_multiple; aspect gives it the"
-        " bucket within the pixel budget whose ratio is nearest. (default: %(default)s)",
+        help="native keeps the size of each medium, cropped to --size_multiple; aspect chooses the"
+        " bucket within the pixel budget with the nearest aspect ratio. (default: %(default)s)",
     )
     group.add_argument(
         "--size_multiple",
@@ -116,7 +116,7 @@ def add_pictures(parser: ArgumentParser) -> None:
         "--max_pixels",
         type=whole,
         metavar="PIXELS",
-        help="Pixel budget: larger media are scaled down, both sides alike. (default: no limit;"
+        help="Pixel budget: larger media are scaled down to it. (default: no limit;"
         " 256p for image and 512p for video with --bucketing aspect)",
     )
     group.add_argument(
@@ -130,9 +130,9 @@ def add_pictures(parser: ArgumentParser) -> None:
     group.add_argument(
         "--reference_size",
         choices=[str(choice) for choice in ReferenceFit],
-        help="Of control pictures: own, cropped to --size_multiple, within the same pixel budget;"
-        " target, that of the medium; published, what the pipeline of the processor scales them to"
-        " (FLUX Kontext: its list of resolutions; Qwen-Image-Edit: a megapixel). (default: target)",
+        help="Size of control pictures: own, cropped to --size_multiple, within the same budget;"
+        " target, that of the medium; published, that of the processor's pipeline (FLUX"
+        " Kontext: its list of resolutions; Qwen-Image-Edit: a megapixel). (default: target)",
     )
     group.add_argument(
         "--resize_mode",
@@ -144,7 +144,7 @@ def add_pictures(parser: ArgumentParser) -> None:
         "--center_crop",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="Crop to a bucket; without, media are stretched to it. (default: crop)",
+        help="Crop media to a bucket, or (no) stretch them to it. (default: crop)",
     )
     group.add_argument(
         "--no_center_crop", dest="center_crop", action="store_false", help=argparse.SUPPRESS
@@ -159,8 +159,8 @@ def add_frames(parser: ArgumentParser) -> None:
         type=lambda text: "video" if text == "preprocess" else text,  # FastVideo's word
         choices=("video", "frames"),
         default="video",
-        help="video, or FastVideo's preprocess: a clip is a sample; frames: --num_frames single"
-        " frames of it, evenly spaced, are samples. (default: %(default)s)",
+        help="video (or preprocess, FastVideo's word): a clip is a sample; frames: --num_frames"
+        " evenly spaced frames of it are samples. (default: %(default)s)",
     )
     group.add_argument(
         "--target_frames",
@@ -173,7 +173,8 @@ def add_frames(parser: ArgumentParser) -> None:
         "--num_frames",
         type=whole,
         metavar="N",
-        help="With --mode frames, frames of each clip (default: 10). Else as --target_frames.",
+        help="With --mode frames: frames of each clip (default: 10). Else the same as"
+        " --target_frames.",
     )
     group.add_argument(
         "--frame_buckets",
@@ -186,27 +187,27 @@ def add_frames(parser: ArgumentParser) -> None:
         "--train_fps",
         type=float,
         metavar="FPS",
-        help="Frames a second that are kept, by their times. (default: those of the file)",
+        help="Frames per second to take, by their times. (default: those of the file)",
     )
     group.add_argument(
         "--window",
         choices=[str(window) for window in Window],
         default=str(Window.FIRST),
-        help="Part of a longer clip that is kept; all makes several samples."
+        help="Which part of a longer clip is kept; all makes several samples."
         " (default: %(default)s)",
     )
     group.add_argument(
         "--drop_short",
         action="store_true",
-        help="Refuse clips with fewer than --target_frames, instead of keeping what the rule"
-        " allows.",
+        help="Refuse clips with fewer than --target_frames, instead of keeping as many frames as"
+        " the rule allows.",
     )
     group.add_argument(
         "--video_loader_type",
         choices=("pyav", "torchcodec", "torchvision"),
         default="pyav",
-        help="What decodes videos: PyAV, which brings its own FFmpeg, or torchcodec where it is"
-        " installed; torchvision decodes no videos any more and means pyav. (default: %(default)s)",
+        help="Video decoder: PyAV, which has its own FFmpeg, or torchcodec if it is installed;"
+        " torchvision no longer decodes videos and means pyav. (default: %(default)s)",
     )
 
 
@@ -217,28 +218,28 @@ def add_captions(parser: ArgumentParser) -> None:
         "--caption_field",
         default="caption",
         metavar="FIELD",
-        help="Field that holds the caption, in .json files and tables; '' looks at no .json file"
-        " beside a medium. (default: %(default)s)",
+        help="Field of the caption in .json files and tables; '' ignores .json files beside media."
+        " (default: %(default)s)",
     )
     group.add_argument(
         "--caption_format",
         choices=[str(choice) for choice in CaptionFormat],
         default=str(CaptionFormat.AUTO),
-        help="Look at files beside the media alone, or at tables of one kind. (default: all)",
+        help="Use only files beside the media, or only tables of one kind. (default: all)",
     )
     group.add_argument(
         "--missing_caption",
         choices=[str(choice) for choice in MissingCaption],
-        help="What a medium without a caption gets: its file name with spaces for underscores,"
-        " the empty caption, or a refusal. (default: filename; in a TOML file of --dataset_config,"
-        " which is diffusion-pipe's, empty)",
+        help="For a medium without a caption: take its file name, with spaces for underscores; take"
+        " the empty caption; or refuse it. (default: filename; empty in a TOML file of"
+        " --dataset_config, as in diffusion-pipe)",
     )
     group.add_argument(
         "--several_captions",
         choices=[str(choice) for choice in SeveralCaptions],
         default=str(SeveralCaptions.ALL),
-        help="Where a medium has several: a sample for each, the first, or one drawn by the name"
-        " of the file. (default: %(default)s)",
+        help="For a medium with several captions: a sample for each, the first, or one chosen by a"
+        " hash of the file name. (default: %(default)s)",
     )
 
 
@@ -263,13 +264,13 @@ def add_models(parser: ArgumentParser) -> None:
         "--precision",
         choices=PRECISIONS,
         default=PRECISIONS[0],
-        help="Of codec and text encoder. (default: %(default)s)",
+        help="Type of codec and text encoder. (default: %(default)s)",
     )
     group.add_argument(
         "--stochastic",
         action="store_true",
-        help="Draw latents from the codec's distribution, by the key of the sample. (default: its"
-        " mean)",
+        help="Draw latents from the codec's distribution, seeded by the sample's key. (default:"
+        " its mean)",
     )
     group.add_argument(
         "--deterministic", dest="stochastic", action="store_false", help="The default."
@@ -278,9 +279,9 @@ def add_models(parser: ArgumentParser) -> None:
         "--workload_type",
         choices=("t2v", "i2v", "flf2v"),
         default="t2v",
-        help="i2v adds what image-to-video models read: first_frame_latent; condition_latent for"
-        " Wan 2.1 and 2.2 A14B; image_embed where the model has an image encoder. flf2v (Wan) does"
-        " it for models of first and last frame. Text-to-video trains on the same shards."
+        help="i2v adds the inputs of image-to-video models: first_frame_latent; condition_latent"
+        " for Wan 2.1 and 2.2 A14B; image_embed if the model has an image encoder. flf2v (Wan) is"
+        " the same for first and last frame. Text-to-video trains on the same shards."
         " (default: %(default)s)",
     )
     group.add_argument(
@@ -289,24 +290,25 @@ def add_models(parser: ArgumentParser) -> None:
         help="Decode each latent again, report its PSNR against the source, and check all checksums"
         " at the end.",
     )
-    group.add_argument("--tiling", action="store_true", help="Encode in tiles: less memory.")
+    group.add_argument("--tiling", action="store_true", help="Encode in tiles, to save memory.")
     group.add_argument(
-        "--slicing", action="store_true", help="Encode one sample of a batch a time."
+        "--slicing",
+        action="store_true",
+        help="Encode one sample of a batch at a time, to save memory.",
     )
     group.add_argument(
         "--max_sequence_length",
         type=at_least_one_argument,
         metavar="TOKENS",
-        help="Longer captions are cut, which is counted. (default: that of the text encoder; 4096"
-        " for bytes)",
+        help="Cut longer captions, and count them. (default: the text encoder's; 4096 for bytes)",
     )
     group.add_argument(
         "--text_padding",
         choices=[str(choice) for choice in EncoderPadding],
         default=str(EncoderPadding.TRIM),
-        help="Of text encoders whose published networks attend to padding (flux, sd3): keep stores"
-        " the states at the padding, too, for fine-tuning those; trim ends each text where its"
-        " caption ends, for networks of your own. A conversion finds out what the cache holds."
+        help="For text encoders whose published networks attend to padding (flux, sd3): keep also"
+        " stores the states of padding, for fine-tuning these networks; trim stores only those of"
+        " the caption, for your own networks. convert recognises what a cache has."
         " (default: %(default)s)",
     )
 

@@ -37,8 +37,8 @@ from dit.codecs.text import TEXT_ENCODERS
 from dit.codecs.vae import CODECS, Pixel
 
 EXIT_CODES = """\
-Exit codes: 0 all is well, 1 something must be changed (the last line says what), 2 the command
-line is not understood, 130 interrupted. Only a folder packed with exit code 0 has .nv-meta.
+Exit codes: 0 success, 1 an error (the last line says what to change), 2 a wrong command line,
+130 interrupted. A dataset can be trained on only after exit code 0.
 """
 
 
@@ -107,7 +107,7 @@ class _Parser(argparse.ArgumentParser):
 def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m data_prep",
-        description="Packs pictures and captions into shards that the training reads.",
+        description="Packs images and videos with captions into shards for training.",
         epilog=EXIT_CODES,
     )
     parser.set_defaults(run=None)
@@ -139,19 +139,19 @@ def _add_digits(commands: Any) -> None:
         "--moving",
         action="store_true",
         help="Pack clips of 9 frames, 16 x 16 pixels, in which a digit moves left, right, up or"
-        " down: four of each digit, with what image-to-video models read (condition_latent,"
+        " down: four of each digit, with the inputs of image-to-video models (condition_latent,"
         " first_frame_latent).",
     )
     kinds.add_argument(
         "--edits",
         action="store_true",
-        help="Pack pairs: each digit as a reference picture, and what it is `with a frame` and"
-        " `mirrored`, as networks read them that change pictures.",
+        help="Pack pairs for editing networks: each digit as a reference picture, and as its target"
+        " the same digit `with a frame` or `mirrored`.",
     )
     parser.add_argument(
         "--invert",
         action="store_true",
-        help="Dark ink on white, for an adapter or a finetuning; see --whitening_from.",
+        help="Dark ink on white, for fine-tuning; see --whitening_from.",
     )
     _add_whitening(parser)
     parser.set_defaults(run=run_digits, command="digits")
@@ -162,8 +162,8 @@ def _add_whitening(parser: argparse.ArgumentParser) -> None:
         "--whitening_from",
         type=Path,
         metavar="DIR",
-        help="Of processor pixel: dataset whose mean and deviation of latents are taken in place of"
-        " this one's, for a network that was trained on it.",
+        help="For processor pixel: normalise latents with the mean and deviation of another"
+        " dataset, for a network that was trained on that dataset.",
     )
 
 
@@ -179,7 +179,7 @@ def _add_media(commands: Any, name: str, about: str) -> None:
         "--processor",
         default=Pixel.name,
         metavar="NAME",
-        help="Codec that makes latents. (default: %(default)s)",
+        help="Codec that encodes latents. (default: %(default)s)",
     )
     parser.add_argument(
         "--list_processors", action=_ListCodecs, help="Show the known processors and exit."
@@ -192,8 +192,8 @@ def _add_media(commands: Any, name: str, about: str) -> None:
         "--output_format",
         choices=("shards", *FORMATS),
         default="shards",
-        help="Also write the samples as AutoModel (meta, pt), FastVideo (parquet) or DFM (dfm) read"
-        " them, beside the shards. (default: %(default)s)",
+        help="Write shards, and also the format of AutoModel (meta, pt), FastVideo (parquet) or DFM"
+        " (dfm). (default: %(default)s)",
     )
     parser.set_defaults(run=run_media, command=name, parser=parser)
 
@@ -205,51 +205,49 @@ def _add_running(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="decode",
         choices=("decode", "quick"),
-        help="Decode every file and write plan.jsonl, plan.html and plan_summary.json, what will"
-        " become of each; encode nothing. --plan=quick reads headers alone, as packing does before"
-        " it begins: a file that is damaged inside counts as good.",
+        help="Write plan.jsonl, plan.html and plan_summary.json, which say what will become of each"
+        " file, and encode nothing. It decodes every file. --plan=quick reads only headers, so it"
+        " does not notice files that are damaged inside.",
     )
     group.add_argument(
         "--trust_cache",
         action="store_true",
-        help="Go on by the plan of an earlier run, without looking whether files have changed.",
+        help="Continue with the plan of an earlier run, without checking for changed files.",
     )
-    group.add_argument(
-        "--cache_only", action="store_true", help="As always here: encode and do not train."
-    )
+    group.add_argument("--cache_only", action="store_true", help="No effect: packing never trains.")
     group.add_argument(
         "--max_bad_fraction",
         type=float,
         default=0.05,
         metavar="FRACTION",
-        help="Largest part of the samples, 0 to 1, that may be refused. (default: %(default)s)",
+        help="Largest fraction of the samples, 0 to 1, that may be refused. (default: %(default)s)",
     )
     group.add_argument(
         "--num_workers",
         type=whole,
         metavar="N",
-        help="Worker processes; 0 does all in this one. The result is the same for any number."
-        " (default: one for each GPU or core, as far as there is work)",
+        help="Worker processes; 0 works in this process. The result is the same for any number."
+        " (default: one for each GPU or core, if there is enough work)",
     )
     group.add_argument(
         "--decode_threads",
         type=whole,
         default=2,
         metavar="N",
-        help="Threads of each worker that decode ahead. (default: %(default)s)",
+        help="Threads of each worker that decode the next files. (default: %(default)s)",
     )
     group.add_argument(
         "--batch_size",
         type=whole,
         default=1,
         metavar="SAMPLES",
-        help="Samples of one shape that are encoded together. (default: %(default)s)",
+        help="Samples of the same shape to encode together. (default: %(default)s)",
     )
     group.add_argument(
         "--engine",
         choices=("local", "ray"),
         default="local",
-        help="ray spreads the workers over the machines of a Ray cluster. (default: %(default)s)",
+        help="ray runs the workers on the machines of a Ray cluster. (default: %(default)s)",
     )
 
 
@@ -260,36 +258,36 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         type=Path,
         required=True,
         metavar="DIR",
-        help="Folder for the dataset. Where an earlier run with the same options has ended early or"
+        help="Folder for the dataset. If an earlier run with the same options was interrupted, or"
         " files have changed, it is continued.",
     )
     parser.add_argument(
         "--overwrite",
         "--regenerate_cache",
         action="store_true",
-        help="Encode everything anew: remove the dataset that the output folder holds first;"
-        " never other files.",
+        help="Encode everything anew: first remove the dataset in the output folder, but no other"
+        " files.",
     )
     parser.add_argument(
         "--split",
         metavar="TRAIN,VAL,TEST",
-        help="Fractions of the samples for train, val and test. A file goes to the same split"
-        f" whatever else is packed. (default: {DEFAULT_SPLIT}; all in train where one of these"
-        " parts would get none)",
+        help="Fractions of the samples for train, val and test. The split of a file does not depend"
+        f" on the other files. (default: {DEFAULT_SPLIT}; all in train if one of these parts would"
+        " get none)",
     )
     parser.add_argument(
         "--shard_size",
         type=whole,
         default=10_000,
         metavar="SAMPLES",
-        help="Most samples in one shard. (default: %(default)s)",
+        help="Largest number of samples in a shard. (default: %(default)s)",
     )
     parser.add_argument(
         "--max_shard_bytes",
         type=_bytes,
         default="1GiB",
         metavar="SIZE",
-        help="Most bytes in one shard, such as 500MB or 1GiB. (default: %(default)s)",
+        help="Largest size of a shard, such as 500MB or 1GiB. (default: %(default)s)",
     )
     parser.add_argument(
         "--license",
@@ -306,21 +304,27 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_convert(commands: Any) -> None:
-    about = "Writes a cache of AutoModel, FastVideo or DFM to shards."
+    about = "Turns a cache of AutoModel, FastVideo or DFM into shards."
     parser = commands.add_parser("convert", help=about, description=about, epilog=EXIT_CODES)
-    parser.add_argument("folder", type=Path, metavar="DIR", help="Folder of the other tool.")
-    _add_output(parser)
     parser.add_argument(
-        "--processor", metavar="NAME", help="Codec that made the latents, for decoding them."
+        "folder", type=Path, metavar="DIR", help="Folder that the other tool wrote."
     )
+    _add_output(parser)
+    parser.add_argument("--processor", metavar="NAME", help="Codec that encoded the latents.")
     parser.add_argument(
         "--latents",
         choices=("normalised", "raw"),
-        help="raw: they come out of the codec (FastVideo's, DFM's FLUX and DiT), and are normalised"
-        " as the processor says. (default: raw for FastVideo's Parquet but for that of Cosmos 2.5,"
-        " which has no default; else normalised)",
+        help="raw: latents as the codec encodes them (FastVideo, DFM's FLUX and DiT); they are then"
+        " normalised for the processor. (default: raw for FastVideo's Parquet, except that of"
+        " Cosmos 2.5, which has no default; else normalised)",
     )
-    parser.add_argument("--max_bad_fraction", type=float, default=0.05, metavar="FRACTION")
+    parser.add_argument(
+        "--max_bad_fraction",
+        type=float,
+        default=0.05,
+        metavar="FRACTION",
+        help="As for image.",
+    )
     for codec in CODECS.values():
         codec.add_arguments(parser)
     add_models(parser)
@@ -328,20 +332,18 @@ def _add_convert(commands: Any) -> None:
 
 
 def _add_relocate(commands: Any) -> None:
-    about = (
-        "Writes where a cache of AutoModel lies now into its index, after it was moved or copied."
-    )
+    about = "Corrects the paths in the index of an AutoModel cache that was moved or copied."
     parser = commands.add_parser("relocate", help=about, description=about, epilog=EXIT_CODES)
     parser.add_argument("folder", type=Path, metavar="DIR", help="Folder with metadata.json.")
     parser.set_defaults(run=run_relocate)
 
 
 def _add_inspect(commands: Any) -> None:
-    about = "Reads a packed dataset back and checks every checksum."
+    about = "Reads a packed dataset, prints what it has, and checks every checksum."
     parser = commands.add_parser("inspect", help=about, description=about, epilog=EXIT_CODES)
     parser.add_argument("folder", type=Path, metavar="DIR", help="Folder of the dataset.")
     parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="Write a page with decoded pictures of samples."
+        "--html", type=Path, metavar="FILE", help="Also write a page to look through the samples."
     )
     parser.set_defaults(run=run_inspect)
 

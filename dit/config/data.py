@@ -88,7 +88,7 @@ class DatasetConfig:
     num_workers: int = 2
     """Loader processes per data-parallel rank; 0 reads in the training process."""
     use_train_split_for_val: bool = False
-    """Validate on the training split, with a loader of its own, even if there is a `val` split."""
+    """Validate on the training split, with a separate loader, even if there is a `val` split."""
     shuffle_buffer_size: int = 100
     """Samples held for shuffling, before packing."""
     max_samples_per_sequence: int = 100

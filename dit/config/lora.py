@@ -25,24 +25,24 @@ class LoraTargets(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoraConfig:
-    """Adapters that are trained in the place of the weights, which stay as they are."""
+    """Adapters that are trained instead of the weights, which are frozen."""
 
     rank: int | None = None
     """Rank of each adapter; null trains all weights, or takes the ranks of `init_from`."""
     alpha: float | None = None
     """An adapter adds alpha / rank times its product; null is the rank."""
     targets: tuple[str, ...] = (LoraTargets.ATTENTION, LoraTargets.MLP)
-    """Linears that get one: attention, mlp, modulation, or names as Diffusers has them, with *."""
+    """Linears with an adapter: attention, mlp, modulation, or Diffusers' names, with *."""
     dropout: float = 0.0
     """Probability with which each number of an adapter's input is dropped in training."""
     dtype: Precision | None = None
     """Type of the adapters, fp32 or bf16; null is that of the model."""
     base_dtype: BaseType | None = None
-    """Of the frozen matrices of the layers: float8_e4m3 with a factor for each row; null: as is."""
+    """Type of the frozen matrices: float8_e4m3 with a factor for each row; null: unchanged."""
     plus_ratio: float | None = None
-    """Learning rate of B over that of A (LoRA+, arXiv:2402.12354); null is 1, 16 is its advice."""
+    """Learning rate of B divided by that of A; null is 1 (LoRA+, arXiv:2402.12354, advises 16)."""
     init_from: str | None = None
-    """LoRA file or folder that training goes on from; its ranks and its linears rule."""
+    """LoRA file or folder to start from; its ranks and linears override rank and targets."""
     base: str | None = None
     """Where the frozen weights are now, if they were moved since the run began."""
 

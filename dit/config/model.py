@@ -118,7 +118,7 @@ class ModelConfig:
     num_attention_heads: int
     """Heads of self- and cross-attention."""
     mlp_ratio: float = 4.0
-    """Width of the MLP over the hidden size."""
+    """Width of the MLP divided by the hidden size."""
     in_channels: int = 16
     """Channels of the latent, as the shards hold it."""
     patch_spatial: int = 2
@@ -132,27 +132,27 @@ class ModelConfig:
     precision: Precision = Precision.BF16
     """Type of weights and matrix products; levels, positions and loss are always float32."""
     tensor_model_parallel_size: int = 1
-    """Ranks that share every matrix."""
+    """Ranks over which every matrix is split."""
     sequence_parallel: bool = False
-    """Tensor ranks also share the tokens between the matrices."""
+    """Tensor ranks also split the tokens between the matrices."""
     context_parallel_size: int = 1
-    """Ranks that share the tokens of every sample."""
+    """Ranks over which the tokens of every sample are split."""
     cp_comm_type: ContextComm = ContextComm.A2A
     """What context ranks exchange: heads (a2a), or keys and values (all_gather)."""
     pipeline_model_parallel_size: int = 1
-    """Stages that share the layers."""
+    """Pipeline stages over which the layers are split."""
     virtual_pipeline_model_parallel_size: int | None = None
     """Groups of layers on each pipeline stage; null is one."""
     recompute_granularity: Recompute = Recompute.NONE
-    """What is computed again: none, attention (selective), full, or by the memory here (auto)."""
+    """What is recomputed in backward: none, attention (selective), full, or as needed (auto)."""
     recompute_method: RecomputeMethod = RecomputeMethod.UNIFORM
     """How full recomputation picks layers: all in groups (uniform), or the first few (block)."""
     recompute_num_layers: int = 1
     """Layers in one recomputed group (uniform), or how many are recomputed (block)."""
     cpu_offloading_num_layers: int = 0
-    """First layers of each stage whose activations, or inputs if recomputed, wait on the host."""
+    """First layers of each stage whose activations (inputs, if recomputed) are kept on the host."""
     blocks_to_swap: int = 0
-    """Blocks of each stage whose frozen matrices wait on the host, less two that take turns."""
+    """Blocks of each stage whose frozen matrices need no GPU memory: they wait on the host."""
     init_method_std: float | None = None
     """Standard deviation of the initial weights; null is 1 / sqrt(inputs) for each matrix."""
     transformer_impl: Implementation = Implementation.LOCAL
@@ -166,7 +166,7 @@ class ModelConfig:
     compile: bool = False
     """Fuse norms, modulation and rotary positions with torch.compile."""
     fused_kernels: bool = True
-    """Fuse the same by kernels of our own where there are CUDA and Triton and compile=false."""
+    """Fuse the same with our Triton kernels; needs CUDA, Triton and compile=false."""
     vae_cache_folder: str | None = None
     """Folder of the VAE that decodes pictures; the embedded `pixel` codec needs none."""
 

@@ -145,19 +145,19 @@ class FlowConfig:
     max_shift: float = 1.15
     """Flow: mu of a sample of max_image_seq_len tokens; mu is linear in tokens, also beyond."""
     base_image_seq_len: int = 256
-    """Flow: tokens of base_shift; those of the target count, not references nor text."""
+    """Flow: number of tokens for base_shift; references and text do not count."""
     max_image_seq_len: int = 4096
-    """Flow: tokens of max_shift."""
+    """Flow: number of tokens for max_shift."""
     timestep_scale: float = 1000.0
-    """Flow: the network is told timestep_scale * t."""
+    """Flow: the timestep input of the network is timestep_scale * t."""
     sampling_levels: SamplingLevels = SamplingLevels.LINEAR
-    """Flow: of samplers: linear, even (FLUX), unipc (Wan), karras, karras_to_sigma_min (Cosmos)."""
+    """Flow: for sampling: linear, even (FLUX), unipc (Wan), karras, karras_to_sigma_min."""
     shift_terminal: float | None = None
-    """Flow: the last level above 0 of samplers, to which all are stretched; null stretches none."""
+    """Flow: stretches sampling levels so that the last one above 0 is this; null does not."""
     weighting: Weighting = Weighting.NONE
     """Flow: none, or 1 + flow_shift * t (linear)."""
     level_range: tuple[float, float] | None = None
-    """Flow: lowest and highest t, after the shift, that is trained (an expert); null is all."""
+    """Flow: lowest and highest t, after the shift, to train on (an expert); null is all."""
 
     def __post_init__(self) -> None:
         low, high = MODE_SCALES
@@ -294,9 +294,9 @@ class ObjectiveConfig:
     image_condition_probability: float = 1.0
     """Probability that a sample with a given first frame uses it; else all frames are noisy."""
     given_frames: tuple[float, ...] | None = None
-    """Relative frequencies of 0, 1, 2, ... given own frames of a sample; null: its shard's."""
+    """Relative frequencies of 0, 1, 2, ... given frames of a sample; null: those of its shard."""
     guidance: float | None = None
-    """Scale that a guidance embedding is told in training (FLUX.1 dev: 1); null: there is none."""
+    """Input of a guidance embedding in training (FLUX.1 dev: 1); null: the network has none."""
     edm: EdmConfig = field(default_factory=EdmConfig, metadata=INLINED)
     """Options of EDM; their keys are `objective.sigma_data` and so on."""
     flow: FlowConfig = field(default_factory=FlowConfig, metadata=INLINED)

@@ -104,7 +104,7 @@ class LoggerConfig:
     wandb_mode: WandbMode | None = None
     """online, offline (kept in the run folder), or disabled; null is $WANDB_MODE, else online."""
     price_per_gpu_hour: float | None = None
-    """Price of one device for an hour, in any currency; the end of a run says what it took."""
+    """Price of one device for an hour, in any currency; the last lines of a run show its cost."""
 
     def __post_init__(self) -> None:
         check(

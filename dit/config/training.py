@@ -18,7 +18,7 @@ class TrainConfig:
     train_iters: int = 10_000
     """Steps of the run; skipped steps count."""
     epochs: float | None = None
-    """Passes through the data, in place of `train_iters`, by the sizes in the dataset card."""
+    """Passes through the data, instead of `train_iters`; the dataset card has the sizes."""
     global_batch_size: int = 8
     """Packs in one optimizer step, over all ranks and accumulated micro-batches."""
     micro_batch_size: int = 1
@@ -32,9 +32,9 @@ class TrainConfig:
     max_skipped_steps: int = 20
     """Steps in a row with a NaN or infinite loss or gradient before the run saves and stops."""
     warm_start_ema: bool = False
-    """The average goes on with that of the weights that the run starts from, and its updates."""
+    """Continue the average, and its count of updates, of the weights that the run starts from."""
     manual_gc: bool = True
-    """Collect Python's garbage at fixed steps on all ranks, and not whenever Python likes to."""
+    """Collect Python's garbage at the same fixed steps on all ranks, and at no other time."""
     manual_gc_interval: int = 100
     """Steps between these collections; 0 never collects."""
 
@@ -78,7 +78,7 @@ class ParameterGroup:
     weight_decay: float | None = None
     """Weight decay of these matrices; norms, biases and embeddings have none."""
     frozen: bool = False
-    """Whether they stay as they are; no gradients, moments or averages are kept for them."""
+    """Whether these weights are frozen: no gradients, moments or averages are kept for them."""
 
     def __post_init__(self) -> None:
         said = self.lr is not None or self.lr_factor is not None or self.weight_decay is not None
@@ -152,7 +152,7 @@ class OptimizerConfig:
     exp_avg_sq_dtype: MomentType = MomentType.FP32
     """Type of the mean squared gradient: fp32, or with Transformer Engine bf16, fp16 or fp8."""
     groups: tuple[ParameterGroup, ...] = ()
-    """Weights by pattern of names, with lr, lr_factor or weight_decay of their own, or frozen."""
+    """Groups of weights with another lr, lr_factor or weight_decay, or frozen."""
 
     def __post_init__(self) -> None:
         check(
@@ -314,9 +314,9 @@ class ValidationConfig:
     at_start: bool = False
     """Evaluate before the first step, too."""
     prompts_file: str | None = None
-    """Prompts to sample each time: one a line, or JSON `{"data": [{"caption": ...}]}`."""
+    """Prompts to generate each time: one per line, or JSON `{"data": [{"caption": ...}]}`."""
     num_captions: int = 0
-    """Held-out samples whose captions are sampled each time, one of each caption first."""
+    """Held-out samples to generate each time; no caption comes twice before each comes once."""
     sampler: Sampler = Sampler.HEUN
     """Solver of the sampling ODE: euler, heun, dpm++ or unipc."""
     sampling_steps: int = 35

@@ -24,8 +24,8 @@ from dit.convert.adapters.commands import (
 from dit.progress import Track, no_progress, progress_on
 
 EXIT_CODES = """\
-Exit codes: 0 all is well, 1 something must be changed or differs (the last line says what), 2 the
-command line is not understood, 130 interrupted. A folder that is there is whole.
+Exit codes: 0 success, 1 an error or a difference (the last line says which), 2 a wrong command
+line, 130 interrupted. A folder is written as a whole or not at all.
 """
 _QUIET_S = 2.0
 """Seconds after which progress shows in a log."""
@@ -89,21 +89,21 @@ def _add_import(commands: Any) -> None:
         type=_tokens,
         default=argparse.SUPPRESS,
         metavar="TOKENS",
-        help="What the weights were trained with: captions filled up with zeros to this many"
-        " tokens, `stored` (with the padding of their encoder), or `none`. (default: as the"
-        " family's published weights; exports of our own say it themselves)",
+        help="Captions that the weights were trained with: padded with zeros to this many tokens,"
+        " `stored` (with the padding of their encoder), or `none`. (default: as for the family's"
+        " published weights; exports from here remember it)",
     )
     parser.add_argument(
         "--projected-text",
         action="store_true",
-        help="Leave the text projection of Cosmos 2.5 out, for shards of data_prep"
+        help="Leave out the text projection of Cosmos 2.5, for shards of data_prep"
         " --text_projection; an export puts it back.",
     )
     parser.add_argument(
         "objective",
         nargs="*",
         metavar="objective.KEY=VALUE",
-        help="What the weights were trained for, where no scheduler beside them says it, such as"
+        help="Objective of the weights, if there is no scheduler beside them that says it, such as"
         " objective.name=flow objective.flow_shift=3.",
     )
     parser.set_defaults(run=_import)
@@ -118,7 +118,7 @@ def _add_export(commands: Any) -> None:
     parser.add_argument(
         "--dtype",
         choices=("fp32", "bf16"),
-        help="Type of all tensors. (default: the one that each is stored in; averages are fp32)",
+        help="Type of all tensors. (default: the stored type of each; averages are fp32)",
     )
     parser.add_argument(
         "--max_shard_size",
@@ -132,20 +132,20 @@ def _add_export(commands: Any) -> None:
     parser.add_argument(
         "--merged",
         action="store_true",
-        help="Of a checkpoint of LoRA adapters: the weights beside them with the adapters added.",
+        help="For a checkpoint of LoRA adapters: write the whole network, with adapters added.",
     )
     alternatives = parser.add_mutually_exclusive_group()
     alternatives.add_argument(
         "--pipeline-from",
         type=Path,
         metavar="DIR",
-        help="Folder of a pipeline of Diffusers that runs such a model, whose tokenizer, text"
-        " encoder and VAE the export gets, so that it is a pipeline itself.",
+        help="Folder of a Diffusers pipeline for this network. The export gets its tokenizer, text"
+        " encoder and VAE, and is a pipeline itself.",
     )
     alternatives.add_argument(
         "--no-scheduler",
         action="store_true",
-        help="Write no scheduler_config.json, where Diffusers has none for the objective.",
+        help="Write no scheduler_config.json, for an objective without scheduler in Diffusers.",
     )
     parser.set_defaults(run=_export)
 
@@ -160,7 +160,7 @@ def _add_verify(commands: Any) -> None:
     parser.add_argument(
         "--tensors-only",
         action="store_true",
-        help="Do not run the networks, which takes memory for a whole one in float32.",
+        help="Compare no outputs, which would take memory for the network in float32.",
     )
     parser.set_defaults(run=_verify)
 
@@ -177,7 +177,7 @@ def _add_weights(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weights",
         choices=("ema", "model"),
-        help="Average of the weights, or the last ones. (default: ema where the run kept one)",
+        help="Average of the weights, or the last ones. (default: ema if the run keeps one)",
     )
 
 
@@ -186,8 +186,8 @@ def _add_text_projection(parser: argparse.ArgumentParser) -> None:
         "--text-projection",
         type=Path,
         metavar="DIR",
-        help="Transformer of Diffusers whose text projection the data went through before they were"
-        " stored, which an export gets. (default: the folder that the dataset card names)",
+        help="Diffusers transformer whose text projection made the stored texts; the export gets"
+        " this projection. (default: the folder that the dataset card names)",
     )
 
 

@@ -44,7 +44,7 @@ def check_pipeline(pipeline: Path, config: RunConfig) -> None:
     if problems := _misfits(pipeline, kind, config):
         raise ConvertError(
             f"--pipeline-from {pipeline} does not fit the run: {'; '.join(problems)}. Export"
-            " without it, and run transformer and scheduler in a loop of your own"
+            " without it, and run transformer and scheduler in your own loop"
         )
 
 

@@ -205,9 +205,9 @@ def _padding_faults(encoder: dict[str, Any], config: RunConfig) -> Iterator[str]
         yield f"its text_encoder.padding is {encoder['padding']!r}, not {_KEPT!r}; {_RESTORE}"
     elif wanted is TextPadding.STORED and _stored_padding(encoder) is False:
         yield (
-            f"its texts end where their captions end, and model.text_pad_to={wanted} is of texts"
-            " with the padding of their encoder, which published weights attend to: pack the data"
-            " with --text_padding keep, or set model.text_pad_to=null, for networks of your own"
+            f"its texts end where their captions end, and model.text_pad_to={wanted} expects"
+            " the padding of the text encoder, which published weights attend to: pack the data"
+            " with --text_padding keep, or for your own network set model.text_pad_to=null"
         )
     elif wanted is not TextPadding.STORED and _stored_padding(encoder):
         shown = "null" if wanted is None else wanted

@@ -188,8 +188,8 @@ class Bound:
             none = "no usable sample: " if refused == counts.read else ""
             raise DataError(
                 f"{none}{refused} of {counts.read} samples cannot be used, more than"
-                f" dataset.max_bad_fraction={self.fraction} of {over}; see below what is wrong with"
-                " them, or raise dataset.max_bad_fraction to go on without them"
+                f" dataset.max_bad_fraction={self.fraction} of {over}; the lines below say"
+                " why; or raise dataset.max_bad_fraction to continue without them"
             )
 
 

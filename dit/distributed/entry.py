@@ -27,7 +27,7 @@ from rich.console import Console
 _USER_ERRORS = (ValueError, OSError, FloatingPointError)
 _LOST_PEER = (
     "another process of the run died before training began; the launcher's summary names it and its"
-    " exit code (-9: killed, most often for want of memory); --debug shows what was under way"
+    " exit code (-9: killed, mostly because memory ran out); --debug shows what was under way"
 )
 _ANSWER_S = 10.0
 """Seconds without an answer after which the launcher is taken for dead."""

@@ -95,22 +95,28 @@ def _parser() -> Parser:
         description="Trains a tiny DiT, or tiny networks of other kinds, on one process and on"
         " other layouts, and compares every loss, gradient norm, gradient, weight and average.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=f"words of a layout, joined by + (tp2+sp+cp2):\n{words}\n\nKEY=VALUE sets a key of"
-        " the run, as for pretrain_dit.py; the layout itself comes from its name. Where nothing"
-        " goes on for dist.distributed_timeout_minutes (5), all end, and it says what each was at.",
+        epilog=f"names of layouts, joined by + (tp2+sp+cp2):\n{words}\n\nKEY=VALUE sets a key of"
+        " the run, as for pretrain_dit.py; --layouts decides the layout. After"
+        " dist.distributed_timeout_minutes (5) without progress the check ends, and names the last"
+        " action of each process.",
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--nproc", type=int, metavar="N", help="processes to start; default: GPUs here, else 4")
-    add("--layouts", nargs="+", metavar="LAYOUT", help="default: all that N processes can run")
+    add("--nproc", type=int, metavar="N", help="processes to start (default: one per GPU, else 4)")
+    add(
+        "--layouts",
+        nargs="+",
+        metavar="LAYOUT",
+        help="default: all layouts that N processes can run",
+    )
     add(
         "--family",
         nargs="+",
         metavar="NAME",
-        help="train a tiny network of each kind of a family instead, of a named size, or of `all`;"
+        help="instead of a DiT, train tiny networks of a family, of a named size, or of `all`;"
         " without GPUs, --nproc is then 8",
     )
-    add("--config-file", type=Path, metavar="FILE", help="YAML file, as those in conf/")
+    add("--config-file", type=Path, metavar="FILE", help="YAML file, such as those in conf/")
     add("--output", type=Path, metavar="FILE", help="write every number of every tensor as JSON")
     add("--debug", action="store_true", help="show where in the code an error was raised")
     return parser

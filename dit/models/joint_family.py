@@ -135,13 +135,13 @@ class DoubleSingleConfig(ModelConfig):
     num_layers: int = 19
     """Double-stream layers: latents and text have weights of their own, and attention over both."""
     num_single_layers: int = 38
-    """Single-stream layers after them, on one row of latents and text."""
+    """Single-stream layers after the double-stream ones, on latents and text together."""
     hidden_size: int = 3072
     num_attention_heads: int = 24
     """Heads of attention over latents and text."""
     crossattn_emb_size: int = 4096
     rope_axes: tuple[int, int, int] = (16, 56, 56)
-    """Numbers of a head that turn with frame or reference, row and column; they add up to it."""
+    """Widths of a head rotated by frame or reference, row and column; their sum is its width."""
 
     own_stages = ModelConfig.enough_layers
 

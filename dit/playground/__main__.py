@@ -36,16 +36,20 @@ def _parser() -> Parser:
     )
     add = parser.add_argument
     add("checkpoint", metavar="CKPT", help="run folder or checkpoint")
-    add("compare", metavar="OTHER", nargs="*", help="others, to compare with")
-    add("--lora", action="append", default=[], help="adapters, FILE or FILE:SCALE, beside none")
-    add("--weights", choices=("ema", "model"), default="ema", help="average, or last weights")
+    add("compare", metavar="OTHER", nargs="*", help="other checkpoints to compare with")
     add(
-        "--host", default="127.0.0.1", help="address to serve; other machines only where you say so"
+        "--lora", action="append", default=[], help="LoRA, FILE or FILE:SCALE, to compare with none"
     )
-    add("--port", type=int, default=8470, help="0 takes any that is free (%(default)s)")
-    add("--precision", choices=("bf16", "fp32"), help="of the products; that of the training")
+    add("--weights", choices=("ema", "model"), default="ema", help="averaged or last weights")
+    add("--host", default="127.0.0.1", help="address; by default only this machine reaches it")
+    add("--port", type=int, default=8470, help="0 takes any free port (%(default)s)")
+    add(
+        "--precision",
+        choices=("bf16", "fp32"),
+        help="type of matrix products (default: as in training)",
+    )
     add("--t5_cache_dir", help="Hugging Face cache or pipeline folder with the text encoder")
-    add("--tokenizer_cache_dir", help="the same of the VAE")
+    add("--tokenizer_cache_dir", help="the same for the VAE")
     add("--tokenizer_model", help="hub name or folder of the VAE, if not that of the dataset")
     return parser
 

@@ -50,25 +50,25 @@ def _parser() -> argparse.ArgumentParser:
         "run_dir", type=Path, nargs="+", help="folder of a run (checkpoint.save): metrics.jsonl"
     )
     parser.add_argument(
-        "--output", type=Path, help="the page, FILE.html; report.html in the first run by default"
+        "--output", type=Path, help="the page, FILE.html (default: report.html in the first run)"
     )
     parser.add_argument(
         "--samples_dir",
         type=Path,
         action="append",
         default=[],
-        help="folder that generate_dit wrote (samples.json); shown beside its prompts; repeatable",
+        help="folder of generate_dit (samples.json), to show on the page; repeatable",
     )
     parser.add_argument(
-        "--watch", action="store_true", help="serve the page, which follows runs that go on"
+        "--watch", action="store_true", help="serve the page, and update it while runs train"
     )
     parser.add_argument(
         "--host",
         default="127.0.0.1",
-        help="address of --watch; other machines only where you say so (%(default)s)",
+        help="address of --watch; by default only this machine reaches it (%(default)s)",
     )
     parser.add_argument(
-        "--port", type=int, default=8471, help="of --watch; 0 takes any that is free (%(default)s)"
+        "--port", type=int, default=8471, help="port of --watch; 0 takes any free one (%(default)s)"
     )
     return parser
 

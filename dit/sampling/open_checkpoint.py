@@ -82,8 +82,8 @@ def open_checkpoint(
         raise CheckpointError(
             f"{path} was trained without a text encoder (mock data, or shards without"
             " dataset_card.json), so it cannot read a prompt; train on a dataset that"
-            " `python -m data_prep` packed, or, where it was imported, give the folder of its"
-            " pipeline as --t5_cache_dir"
+            " `python -m data_prep` packed, or, for an imported checkpoint, give the folder of"
+            " its pipeline as --t5_cache_dir"
         )
     decoder, latent_stride = open_decoder(card, options, config.model, needed=needs_decoder)
     encoder = _encoder_of(card, options.t5_cache_dir)
@@ -253,8 +253,8 @@ def open_decoder(
     except ValueError as error:
         if needed or "stride" not in latent:
             raise ValueError(
-                f"the decoder of the dataset cannot be opened: {error}. --tokenizer_cache_dir and"
-                " --tokenizer_model say where it is; --save_latents goes on without it"
+                f"the decoder of the dataset cannot be opened: {error}. Give its place with"
+                " --tokenizer_cache_dir or --tokenizer_model, or keep latents: --save_latents"
             ) from error
     patches = {"patch_spatial": model.patch_spatial, "patch_temporal": model.patch_temporal}
     strides = {name: latent[name] for name in ("stride", "temporal_stride")}

@@ -65,7 +65,7 @@ class ByteTable(TextEncoder):
         group.add_argument(
             "--pooled_text",
             action="store_true",
-            help="Also store pooled_text, a caption's bytes added up, which FLUX reads.",
+            help="Also store pooled_text, the sum over a caption's bytes, which FLUX reads.",
         )
 
     @classmethod

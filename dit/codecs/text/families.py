@@ -222,9 +222,9 @@ class CosmosPredict25Text(PretrainedTextEncoder):
             "--text_projection",
             type=Path,
             metavar="DIR",
-            help="Folder of a Cosmos-Predict2.5 transformer in the layout of Diffusers: store texts"
-            " as its crossattn_proj makes them, 1,024 numbers a token for 100,352, for training"
-            " that leaves this projection as it is. (default: the states of all layers)",
+            help="Diffusers folder of a Cosmos-Predict2.5 transformer: store the outputs of its"
+            " crossattn_proj, 1,024 numbers a token instead of 100,352, for training with this"
+            " projection frozen. (default: the states of all layers)",
         )
 
     @classmethod

@@ -22,15 +22,15 @@ from dit.config.loading.schema import Schema, schema_of
 from dit.config.loading.settings import COMMAND_LINE
 
 _OVERRIDES = """\
-overrides, each stronger than the file, which is stronger than the recipe:
+overrides; they replace values of the file, which replace those of the recipe:
   KEY=VALUE  +KEY=VALUE  --KEY VALUE  --KEY=VALUE    set a key; values are YAML
   ~KEY                                               back to the recipe's value
   model.num_layers=12   optimizer.lr=1e-4   'model.rope_scale=[2,1,1]'   checkpoint.load=null
 
 In a file, ${other.key} and ${oc.env:VARIABLE,default} refer to other values.
-Where ${ or a lone ??? is meant as text, write a backslash before it.
+To write ${ or a lone ??? as text, put a backslash before it.
 
-keys, with the default of the recipe and what may stand there:
+keys, with the default of the recipe and the possible values:
 
 """
 
@@ -151,8 +151,8 @@ def _parser(
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--config-file", "--config", type=Path, metavar="FILE", help="YAML, as those in conf/")
-    add("--recipe", choices=list(recipes), default=default, help=f"start from; default {default}")
+    add("--config-file", "--config", type=Path, metavar="FILE", help="YAML file, such as those in conf/")
+    add("--recipe", choices=list(recipes), default=default, help=f"to start from; default {default}")
     add("--dataset-path", metavar="DIR", help="short for dataset.path=DIR")
     for name, text in _SWITCHES.items():
         add(name, action="store_true", help=text)

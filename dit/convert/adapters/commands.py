@@ -18,7 +18,7 @@ def add_export_lora(commands: Any, epilog: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--weights",
         choices=("ema", "model"),
-        help="Average of the adapters, or the last ones. (default: ema where the run kept one)",
+        help="Average of the adapters, or the last ones. (default: ema if the run keeps one)",
     )
     parser.add_argument(
         "--dtype", choices=("fp32", "bf16"), default="fp32", help="(default: %(default)s)"
@@ -26,7 +26,7 @@ def add_export_lora(commands: Any, epilog: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--base-model",
         metavar="NAME",
-        help="Name of the base on the hub, such as Wan-AI/Wan2.1-T2V-1.3B-Diffusers, for the card.",
+        help="Hub name of the base model, such as Wan-AI/Wan2.1-T2V-1.3B-Diffusers, for the card.",
     )
     return parser
 
@@ -35,9 +35,7 @@ def add_import_lora(commands: Any, epilog: str) -> argparse.ArgumentParser:
     about = "A file or folder of LoRA adapters -> a checkpoint that a run of adapters starts from."
     parser = commands.add_parser("import-lora", help=about, description=about, epilog=epilog)
     _add_folder(parser, "--hf-path", "Folder or safetensors file of Diffusers, peft or ComfyUI.")
-    _add_folder(
-        parser, "--base-path", "Diffusers folder or checkpoint of the base of the adapters."
-    )
+    _add_folder(parser, "--base-path", "Diffusers folder or checkpoint of the base model.")
     _add_folder(parser, "--megatron-path", "Checkpoint to write; must not exist.")
     return parser
 

@@ -128,9 +128,9 @@ def in_this_process(chain: SavableDataset) -> SimpleSavableDatasetWrapper:
 def worker_died(which: str) -> str:
     """The message about a loader process that has died."""
     return (
-        f"a loader process has died ({which}). Killed for want of memory? Lower dataset.num_workers"
-        ", dataset.packing_buffer_size or dataset.shuffle_buffer_size; a full /dev/shm ends a"
-        " loader as well. Then start again: the run resumes from its last checkpoint"
+        f"a loader process has died ({which}). Did memory run out? Lower dataset.num_workers"
+        ", dataset.packing_buffer_size or dataset.shuffle_buffer_size; a full /dev/shm also"
+        " ends a loader. Then start again: the run resumes from its last checkpoint"
     )
 
 

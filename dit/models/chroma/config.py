@@ -48,12 +48,12 @@ class ChromaConfig(DoubleSingleConfig):
     """A named size (chroma) or `custom`."""
     family: str = "chroma"
     approximator_channels: int = 64
-    """Cosines and sines of level and row, of which a network makes the modulations of all layers.
+    """Cosines and sines of level and row, from which a network computes all modulations.
     """
     approximator_hidden_size: int = 5120
-    """Width of that network."""
+    """Width of the network that computes the modulations."""
     approximator_layers: int = 5
-    """Its layers."""
+    """Layers of the network that computes the modulations."""
 
     def own_sizes(self) -> list[Rule]:
         channels = self.approximator_channels

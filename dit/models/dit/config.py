@@ -139,7 +139,7 @@ class DitConfig(ModelConfig):
     adaln_lora_dim: int = 256
     """Rank of each low-rank adaLN modulation."""
     text_pad_to: int | None = None
-    """A number fills captions up to it with zeros that are attended to (Cosmos: 512), null none."""
+    """Length to which captions are padded with attended zeros (Cosmos: 512); null: no padding."""
     crossattn_proj_size: int | None = None
     """Width of a text projection, linear with bias and GELU (Cosmos 2.5); null has none."""
     rope_scale: tuple[float, float, float] = (1.0, 1.0, 1.0)

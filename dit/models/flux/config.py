@@ -52,9 +52,9 @@ class FluxConfig(DoubleSingleConfig):
     text_pad_to: TextPadding | None = None
     """stored: shards hold the states of padding, which published weights attend to; null: none."""
     pooled_size: int = 768
-    """Width of `pooled_text`, what a second text encoder makes of a caption (CLIP-L: 768)."""
+    """Width of `pooled_text`, a second text encoder's output for a caption (CLIP-L: 768)."""
     guidance_embed: bool = True
-    """Whether the network is told a guidance scale, `objective.guidance` (distilled: dev)."""
+    """Whether the network gets a guidance scale, `objective.guidance` (distilled: dev)."""
     reference_latents: int = 0
     """Reference pictures that a sample may have, as tokens beside its own (Kontext: 1)."""
 

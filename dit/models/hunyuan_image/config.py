@@ -62,7 +62,7 @@ class HunyuanImageConfig(ModelConfig):
     num_layers: int = 20
     """Double-stream layers: latents and text have weights of their own, and attention over both."""
     num_single_layers: int = 40
-    """Single-stream layers after them, on one row of latents and text."""
+    """Single-stream layers after the double-stream ones, on latents and text together."""
     hidden_size: int = 3584
     num_attention_heads: int = 28
     """Heads of attention over latents and text, and of the layers that refine the caption."""
@@ -70,17 +70,17 @@ class HunyuanImageConfig(ModelConfig):
     patch_spatial: int = 1
     crossattn_emb_size: int = 3584
     glyph_embed_size: int = 1472
-    """Width of `text_2`, what ByT5 makes of words in quotation marks."""
+    """Width of `text_2`, ByT5's output for words in quotation marks."""
     glyph_hidden_size: int = 2048
-    """Width inside the layers that `text_2` goes through first; Diffusers has 2048."""
+    """Width of the first layers that process `text_2`; Diffusers has 2048."""
     num_refiner_layers: int = 2
-    """Layers of attention among the tokens of a caption, before all others."""
+    """Attention layers among the tokens of a caption, before all other layers."""
     rope_axes: tuple[int, int] = (64, 64)
-    """Numbers of a head that turn with row and column; they add up to it."""
+    """Widths of a head rotated by row and column; their sum is the width of the head."""
     guidance_embed: bool = False
-    """Whether the network is told a guidance scale, `objective.guidance` (distilled)."""
+    """Whether the network gets a guidance scale, `objective.guidance` (distilled)."""
     use_meanflow: bool = False
-    """Whether it was distilled to few steps and is told where each ends; generates alone."""
+    """Whether it was distilled to few steps and gets the end of each; it cannot be trained."""
 
     own_stages = ModelConfig.enough_layers
 

@@ -74,19 +74,19 @@ class HunyuanVideoConfig(ModelConfig):
     num_layers: int = 20
     """Double-stream layers: latents and text have weights of their own, and attention over both."""
     num_single_layers: int = 40
-    """Single-stream layers after them, on one row of latents and text."""
+    """Single-stream layers after the double-stream ones, on latents and text together."""
     hidden_size: int = 3072
     num_attention_heads: int = 24
     """Heads of attention over latents and text, and of the layers that refine the caption."""
     crossattn_emb_size: int = 4096
     num_refiner_layers: int = 2
-    """Layers of attention among the tokens of a caption, before all others."""
+    """Attention layers among the tokens of a caption, before all other layers."""
     pooled_size: int = 768
-    """Width of `pooled_text`, what a second text encoder makes of a caption (CLIP-L: 768)."""
+    """Width of `pooled_text`, a second text encoder's output for a caption (CLIP-L: 768)."""
     guidance_embed: bool = True
-    """Whether the network is told a guidance scale, `objective.guidance`."""
+    """Whether the network gets a guidance scale, `objective.guidance`."""
     rope_axes: tuple[int, int, int] = (16, 56, 56)
-    """Numbers of a head that turn with frame, row and column; they add up to it."""
+    """Widths of a head rotated by frame, row and column; their sum is the width of the head."""
     image_condition: FirstFrame = FirstFrame.NONE
     """How a first frame is given: none, latent_concat or token_replace."""
 

@@ -57,17 +57,17 @@ class HunyuanVideo15Config(ModelConfig):
     patch_spatial: int = 1
     crossattn_emb_size: int = 3584
     glyph_embed_size: int = 1472
-    """Width of `text_2`, what ByT5 makes of words in quotation marks."""
+    """Width of `text_2`, ByT5's output for words in quotation marks."""
     glyph_hidden_size: int = 2048
-    """Width inside the layers that `text_2` goes through first; Diffusers has 2048."""
+    """Width of the first layers that process `text_2`; Diffusers has 2048."""
     image_embed_size: int = 1152
-    """Width of `image_embed`, what SigLIP makes of a given first frame."""
+    """Width of `image_embed`, SigLIP's output for a given first frame."""
     num_refiner_layers: int = 2
-    """Layers of attention among the tokens of a caption, before all others."""
+    """Attention layers among the tokens of a caption, before all other layers."""
     rope_axes: tuple[int, int, int] = (16, 56, 56)
-    """Numbers of a head that turn with frame, row and column; they add up to it."""
+    """Widths of a head rotated by frame, row and column; their sum is the width of the head."""
     use_meanflow: bool = False
-    """Whether it was distilled to few steps and is told where each ends; generates alone."""
+    """Whether it was distilled to few steps and gets the end of each; it cannot be trained."""
 
     def own_sizes(self) -> list[Rule]:
         widths = ("glyph_embed_size", "glyph_hidden_size", "image_embed_size")

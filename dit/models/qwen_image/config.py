@@ -50,11 +50,11 @@ class QwenImageConfig(ModelConfig):
     num_attention_heads: int = 24
     crossattn_emb_size: int = 3584
     rope_axes: tuple[int, int, int] = (16, 56, 56)
-    """Widths of a head that picture, row and column rotate; even, and together a head's width."""
+    """Even widths of a head rotated by picture, row and column; their sum is a head's width."""
     reference_latents: int = 0
-    """Pictures that a sample may bring to be edited, as latents of their own sizes; at most 3."""
+    """Pictures to edit that a sample may have, as latents of any size; at most 3."""
     clean_references: bool = False
-    """Whether they are told noise level 0 (2511), and not the level of the sample."""
+    """Whether pictures to edit get noise level 0 (2511) instead of the level of the sample."""
 
     def own_sizes(self) -> list[Rule]:
         count = self.reference_latents

@@ -62,15 +62,15 @@ class Sd3Config(ModelConfig):
     text_pad_to: TextPadding | None = None
     """stored: shards hold the states of padding, which published weights attend to; null: none."""
     pooled_size: int = 2048
-    """Width of `pooled_text`, what two CLIP encoders make of a caption, side by side."""
+    """Width of `pooled_text`, the concatenated outputs of two CLIP encoders for a caption."""
     qk_norm: bool = False
     """Whether queries and keys are normalised (3.5)."""
     dual_attention_layers: int = 0
-    """First layers in which latents also attend to each other apart from text (3.5 medium: 13)."""
+    """First layers with a second attention, among latents only (3.5 medium: 13)."""
     max_size: tuple[int, int, int] = (1, 384, 384)
     """Latent frames (1), rows and columns that the table of positions covers; a square."""
     sample_size: int = 128
-    """Latent rows and columns that the numbers of a table of your own count to."""
+    """A new table has positions from 0 to this number of latent rows, divided by the patch."""
 
     own_stages = ModelConfig.enough_layers
 

@@ -103,13 +103,13 @@ class WanConfig(ModelConfig):
     text_pad_to: int | None = 512
     """A number fills captions up to it with zeros that are attended to (Wan: 512), null none."""
     freq_dim: int = 256
-    """Cosines and sines of the noise level that its embedding is made of."""
+    """Cosines and sines of the noise level from which its embedding is computed."""
     image_condition: ImageCondition = ImageCondition.NONE
     """How pictures are given: none, first_frame, first_and_last_frame or clean_first_frame."""
     image_embed_size: int | None = None
-    """Width of `image_embed`, what an image encoder makes of given pictures (1280); null: none."""
+    """Width of `image_embed`, an image encoder's output for given pictures (1280); null: none."""
     image_embed_length: int = 257
-    """Rows of `image_embed` in each sample: 257 of CLIP's ViT-H, twice as many of two pictures."""
+    """Rows of `image_embed` in each sample: 257 for CLIP's ViT-H, 514 for two pictures."""
     image_embed_positions: bool = False
     """Learned positions of the rows of `image_embed` (first and last frame: true)."""
 

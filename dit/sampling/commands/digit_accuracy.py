@@ -127,26 +127,26 @@ def digits_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--moving",
         action="store_true",
-        help="clips of moving digits, of a run on `python -m data_prep digits --moving`",
+        help="clips of moving digits; for a run on `python -m data_prep digits --moving`",
     )
     parser.add_argument(
         "--edits",
         action="store_true",
-        help="200 given digits that get a frame or are mirrored, of a run on"
+        help="200 given digits that get a frame or are mirrored; for a run on"
         " `python -m data_prep digits --edits`",
     )
     parser.add_argument(
         "--inverted",
         action="store_true",
-        help="dark ink on white, of a run on `python -m data_prep digits --invert`: pictures are"
-        " inverted back and read, and as many must be lighter than mid grey",
+        help="dark ink on white; for a run on `python -m data_prep digits --invert`: pictures are"
+        " inverted back and read, and the same part must be lighter than mid grey",
     )
     parser.add_argument(
         "--lora",
         action="append",
         default=[],
         metavar="FILE[:SCALE]",
-        help="adapters beside the checkpoint, as for generate_dit.py",
+        help="adapters for the checkpoint, as for generate_dit.py",
     )
     parser.add_argument(
         "--per_prompt",
@@ -154,23 +154,29 @@ def digits_parser() -> argparse.ArgumentParser:
         default=50,
         help="pictures of each digit (default: 50); clips of each caption (default: 5)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the first picture; the next adds 1")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the first picture; the i-th takes seed + i"
+    )
     parser.add_argument("--num_steps", type=int, help="steps of the sampler")
-    parser.add_argument("--guidance", type=float, help="classifier-free guidance; 1 is none")
+    parser.add_argument(
+        "--guidance", type=float, help="classifier-free guidance scale; 1 means none"
+    )
     parser.add_argument(
         "--sampler", choices=[str(sampler) for sampler in Sampler], help="as for generate_dit.py"
     )
     parser.add_argument("--weights", choices=("ema", "model"), default="ema")
-    parser.add_argument("--output_dir", type=Path, help="for evaluation.json; else the run")
+    parser.add_argument(
+        "--output_dir", type=Path, help="folder for evaluation.json (default: the run)"
+    )
     parser.add_argument(
         "--min_accuracy",
         type=float,
         default=0.95,
-        help="below this the exit code is 1 (default: 0.95; of edits and clips 0.9, given first"
-        " frames 0.95 of the digits and 0.9 of the directions)",
+        help="below this the exit code is 1 (default: 0.95; for edits and clips 0.9; for clips from"
+        " a first frame 0.95 for digits and 0.9 for directions)",
     )
     parser.add_argument(
-        "--dataset_path", type=Path, help="of --moving and --edits: the data, else those of the run"
+        "--dataset_path", type=Path, help="data for --moving and --edits (default: the run's)"
     )
     return parser
 

@@ -170,40 +170,42 @@ def parser() -> Parser:
 
 
 def _add_what(parser: Parser) -> None:
-    group = parser.add_argument_group("what to show")
+    group = parser.add_argument_group("what to generate")
     prompts = group.add_mutually_exclusive_group(required=True)
-    prompts.add_argument("--prompt", action="append", help="What to show; repeatable.")
+    prompts.add_argument("--prompt", action="append", help="Text of the picture; repeatable.")
     prompts.add_argument(
         "--prompts_file",
         type=Path,
         help="A prompt on each line, or .json or .jsonl with captions, sizes, negative prompts.",
     )
     add = group.add_argument
-    add("--negative_prompt", default="", help="What guidance leads away from. (default: nothing)")
-    add("--image", metavar="FILE", help="Picture that each video begins with (image-to-video).")
-    add("--last_image", metavar="FILE", help="Picture that it ends with (first and last frame).")
+    add(
+        "--negative_prompt", default="", help="What the picture should not show. (default: nothing)"
+    )
+    add("--image", metavar="FILE", help="First frame of each video (image-to-video).")
+    add("--last_image", metavar="FILE", help="Last frame of each video (first and last frame).")
     add(
         "--reference",
         action="append",
         default=[],
         metavar="FILE",
-        help="Picture that the prompt changes (FLUX.1 Kontext); repeatable where the network takes"
+        help="Picture that the prompt edits (FLUX.1 Kontext); repeatable if the network takes"
         " several.",
     )
     add(
         "--reference_size",
         choices=[str(size) for size in ReferenceFit],
         default=str(ReferenceFit.TARGET),
-        help="Of references: their own, that of the target, or what the published pipeline scales"
-        " them to; as the data of the run have it. (default: %(default)s)",
+        help="Size of references: their own, that of the target, or that of the published pipeline."
+        " Take the one that the training data had. (default: %(default)s)",
     )
-    add("--num_images_per_prompt", type=int, default=1, help="Of each prompt. (default: 1)")
-    size = "Default: the most frequent of the dataset."
+    add("--num_images_per_prompt", type=int, default=1, help="Samples of each prompt. (default: 1)")
+    size = "Default: the most frequent one in the dataset."
     add("--height", type=int, help=f"Rows, in pixels. {size}")
     add("--width", type=int, help=f"Columns, in pixels. {size}")
     add("--num_video_frames", type=int, help=f"Frames of the video; 1 makes a picture. {size}")
     add("--fps", type=float, help="Frames per second of a video, 0.01 to 1000. (default: 24)")
-    add("--seed", type=int, default=0, help="Of the first sample; the i-th takes seed + i.")
+    add("--seed", type=int, default=0, help="Seed of the first sample; the i-th takes seed + i.")
 
 
 def _add_how(parser: Parser) -> None:
@@ -213,25 +215,25 @@ def _add_how(parser: Parser) -> None:
         "--num_steps",
         type=int,
         default=defaults.num_steps,
-        help="LatentStride of the sampler. (default: %(default)s)",
+        help="Steps of the sampler. (default: %(default)s)",
     )
     add(
         "--guidance",
         type=float,
-        help="g in uncond + g (cond - uncond); 1 is none. (default: that of --guider, else 1.5, or"
-        " 1 where the network is told a guidance scale)",
+        help="g in uncond + g (cond - uncond); 1 means no guidance. (default: that of --guider, or"
+        " 1 if the network has a guidance embedding, else 1.5)",
     )
     add(
         "--guider",
         metavar="DIR",
-        help="Folder of a pipeline of Diffusers with a guider (HunyuanVideo 1.5), or of a guider:"
-        " combines the predictions as it does there.",
+        help="Folder of a Diffusers guider, or of a pipeline with one (HunyuanVideo 1.5), which"
+        " combines the predictions with and without the prompt.",
     )
     add(
         "--distilled_guidance",
         type=float,
-        help="The guidance scale that a distilled network is told, such as 3.5 (FLUX.1 dev), in one"
-        " pass. (default: as in training, objective.guidance)",
+        help="Input of the guidance embedding of a distilled network, such as 3.5 (FLUX.1 dev)."
+        " (default: as in training, objective.guidance)",
     )
     add(
         "--guidance_interval",
@@ -244,14 +246,15 @@ def _add_how(parser: Parser) -> None:
         "--guidance_rescale",
         type=float,
         default=defaults.guidance_rescale,
-        help="0 to 1: back to the contrast without guidance. (default: %(default)s)",
+        help="0 to 1: how far the contrast goes back to that without guidance."
+        " (default: %(default)s)",
     )
     add(
         "--sampler",
         choices=[str(sampler) for sampler in Sampler],
         default=defaults.sampler,
-        help="heun calls the network twice a step, the others once; euler is of first order."
-        " (default: %(default)s)",
+        help="heun calls the network twice a step, the others once. euler is first order, the"
+        " others are second order. (default: %(default)s)",
     )
     add(
         "--weights",
@@ -262,14 +265,14 @@ def _add_how(parser: Parser) -> None:
     add(
         "--checkpoint_path_low",
         metavar="DIR",
-        help="The second of two experts (Wan 2.2): takes the levels below objective.level_range.",
+        help="The second of two experts (Wan 2.2), for the levels below objective.level_range.",
     )
     add(
         "--lora",
         action="append",
         default=[],
         metavar="FILE[:SCALE]",
-        help="File or folder of LoRA adapters, and how much of it, such as x.safetensors:0.8;"
+        help="File or folder of LoRA adapters, and their scale, such as x.safetensors:0.8;"
         " repeatable. (default scale: 1)",
     )
     add(
@@ -280,20 +283,29 @@ def _add_how(parser: Parser) -> None:
         help="The same for --checkpoint_path_low.",
     )
     add("--offload_experts", action="store_true", help="Keep the idle expert in host memory.")
-    add("--precision", choices=("fp32", "bf16"), help="Of matrix products; default: the training's")
+    add(
+        "--precision",
+        choices=("fp32", "bf16"),
+        help="Type of matrix products. (default: as in training)",
+    )
     for name, text in (
-        ("tensor_model_parallel_size", "Processes that share every matrix."),
-        ("context_parallel_size", "Processes that share the tokens of every sample."),
-        ("pipeline_model_parallel_size", "Processes that share the layers."),
+        ("tensor_model_parallel_size", "Processes over which matrices are split."),
+        ("context_parallel_size", "Processes over which tokens are split."),
+        ("pipeline_model_parallel_size", "Processes over which layers are split."),
     ):
         add(f"--{name}", type=int, default=1, help=f"{text} (default: 1)")
-    sequence = "Tensor processes also share the tokens between the matrices."
+    sequence = "Tensor processes also split the tokens between the matrices."
     add("--sequence_parallel", action="store_true", help=sequence)
 
 
 def _add_where(parser: Parser) -> None:
     add = parser.add_argument_group("files").add_argument
-    add("--config", type=Path, metavar="FILE", help="YAML with options by name; these are stronger")
+    add(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="YAML file of options; those typed here override it.",
+    )
     add("--t5_cache_dir", help="Hugging Face cache, or pipeline folder, with the text encoder.")
     add(
         "--tokenizer_cache_dir",

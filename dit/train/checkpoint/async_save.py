@@ -240,7 +240,7 @@ class Saver:
             raise CheckpointError(
                 f"{path} cannot be written ({error_in_words(error)}); is the disk full? Free space,"
                 f" or choose another checkpoint.save. {self._disk_space(size)}Older checkpoints are"
-                " as they were, and nothing of this one is left: the same command goes on from them"
+                " unchanged, and this one is removed: the same command continues from them"
             ) from error
 
     def _disk_space(self, size: int) -> str:

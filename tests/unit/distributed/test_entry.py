@@ -42,7 +42,7 @@ def test_the_death_of_another_process_is_said_in_words(capfd):
     assert run(_raises(gloo)) == 1
     said = capfd.readouterr().err
     assert said.startswith("error: another process of the run died before training began")
-    assert "exit code (-9: killed, most often for want of memory)" in said
+    assert "exit code (-9: killed, mostly because memory ran out)" in said
 
 
 def test_an_early_interrupt_is_no_error_and_names_the_command(capfd, monkeypatch):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,10 +67,25 @@ def test_the_site_has_every_page_once(repo_root: Path) -> None:
     assert site["theme"]["font"] is False  # which would be fetched from elsewhere
 
 
+@pytest.mark.parametrize("repo_url", [None, "https://example.org/us/it/"])
+def test_the_site_has_no_link_out_of_docs(repo_root: Path, repo_url: str | None) -> None:
+    """They go to the repository, where one is configured; those inside of docs/ stay."""
+    hook = runpy.run_path(str(repo_root / "docs/site_links.py"))["on_page_markdown"]
+    said = "[a](../tests/a.py#test_b) [c](../flux.md) [d](wan.md) ![e](../f.png)"
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="benchmarks/cpu.md"))
+    shown = hook(said, page=page, config=SimpleNamespace(repo_url=repo_url))
+    assert shown == said  # from a folder of docs/, both are pages of it
+    page.file.src_uri = "wan.md"
+    shown = hook(said, page=page, config=SimpleNamespace(repo_url=repo_url))
+    base = "https://example.org/us/it/blob/HEAD"
+    out = f"[a]({base}/tests/a.py#test_b) [c]({base}/flux.md)" if repo_url else "a c"
+    assert shown == f"{out} [d](wan.md) ![e](../f.png)"
+
+
 @pytest.mark.slow
 def test_the_site_is_built(repo_root: Path, tmp_path: Path) -> None:
     if find_spec("mkdocs") is None or find_spec("material") is None:
         pytest.skip("mkdocs-material is not installed: pip install --editable '.[docs]'")
-    build = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(tmp_path)]
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     subprocess.run(build, cwd=repo_root, check=True, timeout=200)
     assert "first_run" in (tmp_path / "search/search_index.json").read_text()
