@@ -151,8 +151,16 @@ def _parser(
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--config-file", "--config", type=Path, metavar="FILE", help="YAML file, such as those in conf/")
-    add("--recipe", choices=list(recipes), default=default, help=f"to start from; default {default}")
+    add(
+        "--config-file",
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="YAML file, such as those in conf/",
+    )
+    add(
+        "--recipe", choices=list(recipes), default=default, help=f"to start from; default {default}"
+    )
     add("--dataset-path", metavar="DIR", help="short for dataset.path=DIR")
     for name, text in _SWITCHES.items():
         add(name, action="store_true", help=text)
