@@ -29,8 +29,8 @@ OTHER_NETWORKS = (
     OtherNetwork(
         title="SDXL",
         patterns=("sdxl*", "stablediffusionxl*", "unet2d*"),
-        lacks="a UNet: convolutions over one rectangle have no token row to pack or to split, and"
-        " its noise schedule is discrete",
+        lacks="a UNet, whose convolutions need rectangles and not packed tokens, and a"
+        " discrete noise schedule",
     ),
     OtherNetwork(
         title="FLUX.2",
@@ -41,14 +41,14 @@ OTHER_NETWORKS = (
     OtherNetwork(
         title="Z-Image",
         patterns=("zimage*",),
-        lacks=f"{_SANDWICH}, refiners of the image tokens, and learned tokens that fill image and"
-        " text up to multiples of 32 and are attended to",
+        lacks=f"{_SANDWICH}, refiners of the image tokens, and learned padding tokens, which are"
+        " attended to, up to multiples of 32 of image and text",
     ),
     OtherNetwork(title="LTX-2", patterns=("ltx2*",), lacks=_AUDIO),
     OtherNetwork(
         title="LTX-Video",
         patterns=("ltx", "ltxv*"),
-        lacks="rotary tables over the whole width, so that each head has frequencies of its own",
+        lacks="rotary tables over the whole width, so that each head has its own frequencies",
     ),
     OtherNetwork(
         title="Lumina 2",
@@ -58,27 +58,28 @@ OTHER_NETWORKS = (
     OtherNetwork(
         title="HiDream",
         patterns=("hidream*",),
-        lacks="a mixture of experts as MLP, and text rows of another Llama layer for each layer",
+        lacks="a mixture of experts as MLP, and for each layer the text states of another"
+        " Llama layer",
     ),
     OtherNetwork(
         title="OmniGen2",
         patterns=("omnigen*",),
-        lacks="a class in Diffusers 0.42 that its arithmetic could be held against",
+        lacks="a class in Diffusers 0.42 to compare its outputs with",
     ),
     OtherNetwork(
         title="AuraFlow",
         patterns=("auraflow*",),
-        lacks="a learned table of positions cropped around its middle, and register tokens",
+        lacks="a learned position table that is cropped around its middle, and register tokens",
     ),
     OtherNetwork(
         title="ERNIE-Image",
         patterns=("ernieimage*",),
-        lacks="one modulation for all layers over norms that have weights",
+        lacks="one modulation for all layers, after norms with weights",
     ),
     OtherNetwork(
         title="Ideogram 4",
         patterns=("ideogram*",),
-        lacks=f"{_SANDWICH}, and positions that the language model's are interleaved with",
+        lacks=f"{_SANDWICH}, and positions that are interleaved with those of the language model",
     ),
     OtherNetwork(
         title="Krea 2",
@@ -89,17 +90,17 @@ OTHER_NETWORKS = (
     OtherNetwork(
         title="MiniMax H3",
         patterns=("minimax*",),
-        lacks=f"{_AUDIO}, and modulations by modality",
+        lacks=f"{_AUDIO}, and a modulation for each modality",
     ),
     OtherNetwork(
         title="Anima",
         patterns=("anima*",),
-        lacks="a class in Diffusers 0.42 that its arithmetic could be held against",
+        lacks="a class in Diffusers 0.42 to compare its outputs with",
     ),
     OtherNetwork(
         title="FastVideo's sparse attention",
         patterns=("vsa*", "vmoba*"),
-        lacks="kernels of block-sparse attention over packs, and the weights that gate its"
+        lacks="kernels of block-sparse attention over packs, and the weights of the gate of its"
         " compressed branch",
     ),
 )
