@@ -57,6 +57,34 @@ def merged(network: nn.Module, factors: Mapping[str, LoraFactors]) -> nn.Module:
     return network
 
 
+def kohya(factors: Mapping[str, LoraFactors], names: Mapping[str, str]) -> dict[str, Tensor]:
+    """What kohya's scripts write, with alphas; `names` are those of the original project."""
+    found = {}
+    for module, one in factors.items():
+        flat = f"lora_unet_{names[module].replace('.', '_')}"
+        found[f"{flat}.lora_down.weight"] = one.down
+        found[f"{flat}.lora_up.weight"] = one.up
+        found[f"{flat}.alpha"] = torch.tensor(one.alpha)
+    return found
+
+
+def comfyui(
+    factors: Mapping[str, LoraFactors],
+    names: Mapping[str, str],
+    *,
+    alphas: bool,
+    prefix: str = "diffusion_model.",
+) -> dict[str, Tensor]:
+    """What ComfyUI and diffusion-pipe write."""
+    found = {}
+    for module, one in factors.items():
+        found[f"{prefix}{names[module]}.lora_A.weight"] = one.down
+        found[f"{prefix}{names[module]}.lora_B.weight"] = one.up
+        if alphas:
+            found[f"{prefix}{names[module]}.alpha"] = torch.tensor(one.alpha)
+    return found
+
+
 class Tiny:
     """A tiny network of one of Diffusers' classes with random weights, and inputs for it."""
 

@@ -12,13 +12,11 @@ weight_marks     what Megatron-Core must know of weights that tensor ranks share
 kernels/         fused kernels for GPUs, of what lies between matrix products
 layers/          parts: linears, norms, positions, modulation, attention
 stacks/          layers made of parts, stacks made of layers, networks made of stacks
-joint_family     what families with joint attention describe alike
+joint/           what families with joint attention have in common
 cost             parameters, operations and memory of a network, from its description
 parameter_groups weights with settings of their own, or frozen, by patterns of names
 recomputation    what a device of so much memory has to compute again in the backward pass
 diffusers_names  which tensors of Diffusers are which of ours: kinds of rows in a table
-stream_names     those of layers with joint attention, which several families share
-double_single_form  what FLUX and Chroma have in common in Diffusers beside these: config.json
 
 Each other folder is a family:
 

@@ -22,7 +22,7 @@ GROUND = {
 BASE = GROUND | {"dit.batch", "dit.pack_wire", "dit.config"}
 # The folders of families are below nobody: the registry imports them by name.
 MODELS = {"dit.models", "dit.models.layer_spec", "dit.models.layers", "dit.models.stacks"}
-MODELS |= {"dit.models.kernels", "dit.models.lora", "dit.models.weight_marks"}
+MODELS |= {"dit.models.joint", "dit.models.kernels", "dit.models.lora", "dit.models.weight_marks"}
 STEP = BASE | MODELS | {"dit.config.loading", "dit.data", "dit.objectives", "dit.convert.lora"}
 STEP |= {"dit.distributed", "dit.distributed.device_specs"}
 FAMILIES = {
@@ -50,6 +50,7 @@ ALLOWED = {
     "dit.distributed.device_specs": set(),
     "dit.models": BASE | {"dit.models.layer_spec"},
     "dit.models.layer_spec": set(),
+    "dit.models.joint": BASE | {"dit.models", "dit.models.layer_spec"},
     "dit.models.kernels": set(),
     "dit.models.weight_marks": set(),
     "dit.models.lora": BASE | {"dit.models", "dit.models.weight_marks"},

@@ -43,8 +43,9 @@ def import_lora(
         CheckpointError: the base is damaged.
     """
     frozen, config = _base(base, averaged=base_weights is Weights.EMA)
-    factors = {n: one if one.alpha > 0 else one.folded() for n, one in read_lora(file).items()}
-    check_fits(factors, config.model, place=file)
+    read = read_lora(file, config.model)
+    check_fits(read, config.model, place=file)
+    factors = {name: one if one.alpha > 0 else one.folded() for name, one in read.items()}
     shapes = {n: AdapterShape(rank=one.rank, alpha=one.alpha) for n, one in factors.items()}
     run = AdapterRun(adapters=shapes, base=frozen)
     adapted = replace(config, lora=_described(factors))

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from dit.config import ModelConfig
 from dit.convert.lora.factors import LoraFileError
 from dit.convert.lora.original_names import OriginalNames
 
@@ -73,8 +74,10 @@ _REFUSED = (
 )
 
 
-def parse_keys(names: Iterable[str], *, place: object) -> list[LoraKey]:
-    """What each key of a file is.
+def parse_keys(
+    names: Iterable[str], *, model: ModelConfig | None = None, place: object
+) -> list[LoraKey]:
+    """What each key of a file is; `model` is the network that it is for, where that is known.
 
     Raises:
         LoraFileError: names a key that is not read, with the reason.
@@ -82,7 +85,7 @@ def parse_keys(names: Iterable[str], *, place: object) -> list[LoraKey]:
     names, adapters = list(names), set[str]()
     matches = [match for match in map(_FACTOR.fullmatch, names) if match is not None]
     written = dict.fromkeys(_without_prefix(match["module"]) for match in matches)
-    original = OriginalNames(_flat_name(module) or module for module in written)
+    original = OriginalNames((_flat_name(module) or module for module in written), model)
     found = [_parsed(name, original, adapters, place) for name in names]
     if len(adapters) > 1:
         raise LoraFileError(

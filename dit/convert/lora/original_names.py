@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 
+from dit.config import ModelConfig
 from dit.convert.lora.factors import LoraFactors
 from dit.models.family import diffusers_families
 
@@ -20,15 +21,19 @@ from dit.models.family import diffusers_families
 class OriginalNames:
     """The tables of all families that Diffusers has, for the modules of one file.
 
-    Some projects have the same name for linears that Diffusers names differently (`time_in` of both
-    HunyuanVideos). The family that knows most of a file's modules is asked first.
+    Some projects have the same name for linears that Diffusers names differently (`time_in` of all
+    Hunyuan models). The family of `model` is asked first, then the one that knows most of a file's
+    modules.
     """
 
-    def __init__(self, modules: Iterable[str] = ()) -> None:
-        forms = (family.diffusers for family in diffusers_families().values())
-        found = [_Names.of(form().original_names) for form in forms if form is not None]
-        names = list(modules)
-        self._families = sorted(found, key=lambda one: -one.knows(names))
+    def __init__(self, modules: Iterable[str] = (), model: ModelConfig | None = None) -> None:
+        names, own = list(modules), None if model is None else model.family
+        found: list[tuple[bool, int, _Names]] = []
+        for family in diffusers_families().values():
+            if family.diffusers is not None:
+                tables = _Names.of(family.diffusers().original_names)
+                found.append((family.name == own, tables.knows(names), tables))
+        self._families = [one[2] for one in sorted(found, key=lambda one: one[:2], reverse=True)]
 
     def dotted(self, module: str) -> str:
         """Diffusers' name of a module, or names with spaces; a name of no table as it is."""

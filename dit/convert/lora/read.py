@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from dit.config import ModelConfig
 from dit.convert.lora.factors import LoraFactors, LoraFileError, in_order
 from dit.convert.lora.keys import Factor, LoraKey, parse_keys
 from dit.convert.lora.patterns import PeftConfig, peft_config
@@ -32,18 +33,19 @@ _TYPES = {"F32", "BF16", "F16"}
 _MOST_JSON = 4 * 2**20  # bytes
 
 
-def read_lora(path: Path) -> dict[str, LoraFactors]:
+def read_lora(path: Path, model: ModelConfig | None = None) -> dict[str, LoraFactors]:
     """The adapters of a file or folder, by the modules of Diffusers' network.
 
     A folder is one of peft, of Diffusers' `save_lora_weights` and `save_lora_adapter`, of
     diffusion-pipe, or an export of ours. Without a configuration or alphas, alpha is the rank.
+    Names that several original projects have are those of `model`'s.
 
     Raises:
         LoraFileError: names the file and the key, and the remedy.
     """
     file = _find(path)
     tensors, metadata = _tensors(file)
-    keys = parse_keys(tensors, place=file)
+    keys = parse_keys(tensors, model=model, place=file)
     config = _config(file, metadata)
     if config is None and any(key.key.startswith(_PEFT) for key in keys):
         raise LoraFileError(

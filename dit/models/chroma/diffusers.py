@@ -19,8 +19,8 @@ from dit.batch import LatentSample
 from dit.config import RunConfig
 from dit.models.chroma.config import MOST_APPROXIMATOR_LAYERS, ChromaConfig
 from dit.models.diffusers_names import NameTable, Row, TensorSplit, linear_rows
-from dit.models.double_single_form import (
-    ORIGINAL_BLOCK_NAMES,
+from dit.models.family import DiffusersForm
+from dit.models.joint.flux_form import (
     DoubleSingleKeys,
     PatchKeys,
     mlp_misfit,
@@ -30,8 +30,14 @@ from dit.models.double_single_form import (
     run_on_sample,
     unsupported_keys,
 )
-from dit.models.family import DiffusersForm
-from dit.models.stream_names import (
+from dit.models.joint.linear_names import (
+    EMBEDDERS,
+    FLUX,
+    HEAD,
+    double_block_names,
+    single_block_names,
+)
+from dit.models.joint.tensor_names import (
     EMBEDDER_ROWS,
     stack_layers,
     stack_rows,
@@ -58,11 +64,15 @@ _APPROXIMATOR: tuple[Row, ...] = (
     *(row for number in range(MOST_APPROXIMATOR_LAYERS) for row in _approximator_layer(number)),
     *linear_rows("told.linear_out", f"{_THEIRS}.out_proj", "D", "H"),
 )
-_ORIGINAL_NAMES = ORIGINAL_BLOCK_NAMES | {
+_ORIGINAL_NAMES = {
+    **EMBEDDERS,
+    **double_block_names(FLUX, modulated=False),
+    **single_block_names(FLUX, modulated=False),
     f"{_THEIRS}.in_proj": f"{_THEIRS}.in_proj",
     f"{_THEIRS}.layers.*.in_layer": f"{_THEIRS}.layers.*.linear_1",
     f"{_THEIRS}.layers.*.out_layer": f"{_THEIRS}.layers.*.linear_2",
     f"{_THEIRS}.out_proj": f"{_THEIRS}.out_proj",
+    **HEAD,
 }
 
 

@@ -15,7 +15,7 @@ from dit.models.family import (
     SampleInput,
     WeightRules,
 )
-from dit.models.joint_family import double_then_single, embedder_cost
+from dit.models.joint.layers import double_then_single, embedder_cost
 from dit.models.layer_spec import (
     Cost,
     GivenModulation,

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from dit.config import Precision, TextPadding
 from dit.config.checks import Rule, at_least_one
-from dit.models.joint_family import DoubleSingleConfig
+from dit.models.joint.config import DoubleSingleConfig
 
 _MOST_REFERENCES = 64
 

@@ -19,7 +19,11 @@ from torch import Tensor, nn
 from dit.batch import TEXT, LatentSample
 from dit.config import RunConfig, TextPadding
 from dit.models.diffusers_names import NameTable
-from dit.models.double_single_form import (
+from dit.models.family import DiffusersForm, StackedSamples
+from dit.models.flux.config import FluxConfig
+from dit.models.flux.family import POOLED
+from dit.models.flux.original_names import FLUX_NAMES
+from dit.models.joint.flux_form import (
     DoubleSingleKeys,
     PatchKeys,
     mlp_misfit,
@@ -29,14 +33,7 @@ from dit.models.double_single_form import (
     run_on_sample,
     unsupported_keys,
 )
-from dit.models.family import DiffusersForm, StackedSamples
-from dit.models.flux.config import FluxConfig
-from dit.models.flux.family import POOLED
-from dit.models.flux.original_names import FLUX_NAMES
-from dit.models.layer_spec import LEVEL_WAVES
-from dit.models.patches import patchify, unpatchify
-from dit.models.positions import GridPositions
-from dit.models.stream_names import (
+from dit.models.joint.tensor_names import (
     EMBEDDER_ROWS,
     HEAD_ROWS,
     condition_rows,
@@ -44,6 +41,9 @@ from dit.models.stream_names import (
     stack_rows,
     stream_sizes,
 )
+from dit.models.layer_spec import LEVEL_WAVES
+from dit.models.patches import patchify, unpatchify
+from dit.models.positions import GridPositions
 
 CLASS = "FluxTransformer2DModel"
 

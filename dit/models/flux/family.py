@@ -16,7 +16,7 @@ from dit.models.family import (
     WeightRules,
 )
 from dit.models.flux.config import TINY, FluxConfig
-from dit.models.joint_family import (
+from dit.models.joint.layers import (
     ADALN_ZERO,
     JOINT_PARTS,
     double_then_single,

@@ -10,7 +10,7 @@ from torch import Tensor
 from dit.batch import PackedBatch
 from dit.models.flux.config import FluxConfig
 from dit.models.flux.family import POOLED
-from dit.models.joint_family import double_then_single
+from dit.models.joint.layers import double_then_single
 from dit.models.layers.modulation import ConditionEmbedding, PerBlockAdaLN
 from dit.models.stacks.double_single_transformer import DoubleSingleTransformer
 

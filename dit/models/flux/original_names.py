@@ -1,14 +1,27 @@
-"""Names of linears in FLUX's own code -> those of Diffusers; files of kohya's scripts have them.
-
-The linear of the last norm is left out: its scale and shift have changed places.
-"""
+"""Names of linears in FLUX's own code -> those of Diffusers; files of kohya's scripts have them."""
 
 from __future__ import annotations
 
-from dit.models.double_single_form import ORIGINAL_BLOCK_NAMES
+from dit.models.joint.linear_names import (
+    EMBEDDERS,
+    FLUX,
+    HEAD,
+    double_block_names,
+    embedding_names,
+    single_block_names,
+)
 
-FLUX_NAMES: dict[str, str] = ORIGINAL_BLOCK_NAMES | {
-    "double_blocks.*.img_mod.lin": "transformer_blocks.*.norm1.linear",
-    "double_blocks.*.txt_mod.lin": "transformer_blocks.*.norm1_context.linear",
-    "single_blocks.*.modulation.lin": "single_transformer_blocks.*.norm.linear",
+_TOLD = "time_text_embed"
+_EMBEDDINGS = {
+    "time_in": f"{_TOLD}.timestep_embedder",
+    "guidance_in": f"{_TOLD}.guidance_embedder",
+    "vector_in": f"{_TOLD}.text_embedder",
+}
+
+FLUX_NAMES = {
+    **EMBEDDERS,
+    **embedding_names(FLUX, _EMBEDDINGS),
+    **double_block_names(FLUX),
+    **single_block_names(FLUX),
+    **HEAD,
 }

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from dit.config import ModelConfig, Precision
 from dit.config.checks import Rule, at_least_one
-from dit.models.joint_family import (
+from dit.models.joint.config import (
     attends_to_no_padding,
     axes_fill_heads,
     even_axes,

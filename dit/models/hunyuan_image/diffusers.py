@@ -22,8 +22,8 @@ from dit.models.diffusers_names import Convolution, NameTable, Row, StrictKeys, 
 from dit.models.family import DiffusersForm
 from dit.models.hunyuan_image.config import HunyuanImageConfig
 from dit.models.hunyuan_image.family import GLYPHS
-from dit.models.layer_spec import LEVEL_WAVES, MOST_REFINER_LAYERS, REFINER_RATIO
-from dit.models.stream_names import (
+from dit.models.hunyuan_image.original_names import COMFYUI_NAMES, HUNYUAN_IMAGE_NAMES, KOHYA_NAMES
+from dit.models.joint.tensor_names import (
     HEAD_ROWS,
     double_stream_rows,
     glyph_rows,
@@ -32,6 +32,7 @@ from dit.models.stream_names import (
     stream_sizes,
     two_linears,
 )
+from dit.models.layer_spec import LEVEL_WAVES, MOST_REFINER_LAYERS, REFINER_RATIO
 
 CLASS = "HunyuanImageTransformer2DModel"
 _GLYPH_HIDDEN = 2048  # fixed in Diffusers
@@ -238,6 +239,8 @@ FORM = DiffusersForm(
     content=_content,
     private=lambda _: {},
     text_pad_to=lambda _: None,
+    original_names=(HUNYUAN_IMAGE_NAMES, KOHYA_NAMES, COMFYUI_NAMES),
+    comfyui_names=lambda _: COMFYUI_NAMES,
     pipelines={"HunyuanImagePipeline": "flow"},
     pipeline_misfits=lambda *_: [],
     largest_latent=lambda model: model.largest_latent,

@@ -23,8 +23,7 @@ from dit.models.family import DiffusersForm
 from dit.models.hunyuan_video.config import FirstFrame, HunyuanVideoConfig
 from dit.models.hunyuan_video.family import FIRST_FRAME, POOLED
 from dit.models.hunyuan_video.original_names import COMFYUI_NAMES, HUNYUAN_VIDEO_NAMES
-from dit.models.layer_spec import LEVEL_WAVES, MOST_REFINER_LAYERS, REFINER_RATIO
-from dit.models.stream_names import (
+from dit.models.joint.tensor_names import (
     HEAD_ROWS,
     condition_rows,
     double_stream_rows,
@@ -32,6 +31,7 @@ from dit.models.stream_names import (
     single_stream_rows,
     stream_sizes,
 )
+from dit.models.layer_spec import LEVEL_WAVES, MOST_REFINER_LAYERS, REFINER_RATIO
 
 CLASS = "HunyuanVideoTransformer3DModel"
 IMAGE_TO_VIDEO = "HunyuanVideoImageToVideoPipeline"

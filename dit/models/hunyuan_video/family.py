@@ -15,12 +15,7 @@ from dit.models.family import (
     WeightRules,
 )
 from dit.models.hunyuan_video.config import TINY, FirstFrame, HunyuanVideoConfig
-from dit.models.joint_family import (
-    ADALN_ZERO,
-    JOINT_PARTS,
-    double_then_single,
-    joint_head_cost,
-)
+from dit.models.joint.layers import ADALN_ZERO, JOINT_PARTS, double_then_single, joint_head_cost
 from dit.models.layer_spec import condition_cost, refiner_cost, replicated
 
 if TYPE_CHECKING:

@@ -30,8 +30,7 @@ from dit.models.family import DiffusersForm
 from dit.models.hunyuan_video_15.config import HunyuanVideo15Config
 from dit.models.hunyuan_video_15.family import FIRST_FRAME, GLYPHS, IMAGE
 from dit.models.hunyuan_video_15.original_names import COMFYUI_NAMES, HUNYUAN_NAMES
-from dit.models.layer_spec import LEVEL_WAVES, MOST_REFINER_LAYERS, REFINER_RATIO
-from dit.models.stream_names import (
+from dit.models.joint.tensor_names import (
     HEAD_ROWS,
     double_stream_rows,
     glyph_rows,
@@ -40,6 +39,7 @@ from dit.models.stream_names import (
     stream_sizes,
     two_linears,
 )
+from dit.models.layer_spec import LEVEL_WAVES, MOST_REFINER_LAYERS, REFINER_RATIO
 
 CLASS = "HunyuanVideo15Transformer3DModel"
 _GLYPH_HIDDEN = 2048  # fixed in Diffusers

@@ -16,7 +16,7 @@ from dit.models.family import (
     WeightRules,
 )
 from dit.models.hunyuan_video_15.config import TINY, HunyuanVideo15Config
-from dit.models.joint_family import ADALN_ZERO, JOINT_PARTS, joint_head_cost, joint_layer_parts
+from dit.models.joint.layers import ADALN_ZERO, JOINT_PARTS, joint_head_cost, joint_layer_parts
 from dit.models.layer_spec import (
     LEVEL_WAVES,
     Cost,

@@ -26,10 +26,10 @@ from dit.models.diffusers_names import (
     linear_rows,
 )
 from dit.models.family import DiffusersForm
+from dit.models.joint.tensor_names import HEAD_ROWS, double_stream_rows, stream_sizes
 from dit.models.patches import patchify, unpatchify
 from dit.models.qwen_image.config import MOST_REFERENCES, QwenImageConfig
 from dit.models.qwen_image.family import LEVEL_WAVES, REFERENCE, SCALE
-from dit.models.stream_names import HEAD_ROWS, double_stream_rows, stream_sizes
 
 CLASS = "QwenImageTransformer2DModel"
 _LONGEST_SIDE = 2 * 4096  # in patches: its table of angles has 4096 rows for either sign

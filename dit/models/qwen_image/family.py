@@ -14,7 +14,7 @@ from dit.models.family import (
     SampleInput,
     WeightRules,
 )
-from dit.models.joint_family import JOINT_PARTS, joint_head_cost, joint_layer_parts
+from dit.models.joint.layers import JOINT_PARTS, joint_head_cost, joint_layer_parts
 from dit.models.layer_spec import (
     Cost,
     DoubleLayerSpec,

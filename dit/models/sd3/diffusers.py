@@ -29,11 +29,7 @@ from dit.models.diffusers_names import (
     linear_rows,
 )
 from dit.models.family import DiffusersForm
-from dit.models.layer_spec import LEVEL_WAVES
-from dit.models.sd3.config import Sd3Config
-from dit.models.sd3.family import POOLED, TABLE, ends_dual
-from dit.models.sd3.original_names import SD3_NAMES
-from dit.models.stream_names import (
+from dit.models.joint.tensor_names import (
     LATENTS,
     TEXT,
     attention_rows,
@@ -43,6 +39,10 @@ from dit.models.stream_names import (
     modulation_rows,
     stream_sizes,
 )
+from dit.models.layer_spec import LEVEL_WAVES
+from dit.models.sd3.config import Sd3Config
+from dit.models.sd3.family import POOLED, TABLE, ends_dual
+from dit.models.sd3.original_names import SD3_NAMES
 
 CLASS = "SD3Transformer2DModel"
 _RMS = "rms_norm"

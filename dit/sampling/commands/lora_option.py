@@ -54,7 +54,7 @@ def add_adapters(network: Any, given: Sequence[str], *, option: str) -> None:
     files = [scaled_file(text, option=option) for text in given]
     read = []
     for file in files:
-        factors = read_lora(file.place)
+        factors = read_lora(file.place, network.model)
         check_fits(factors, network.model, place=f"{option} {file.place}")
         read.append(factors)
     if files and any(is_adapter(name) for name, _ in network.named_parameters()):

@@ -135,9 +135,9 @@ def factors_of_file(config: RunConfig) -> dict[str, LoraFactors]:
     """
     assert config.lora.init_from is not None
     place = Path(config.lora.init_from)
-    factors = {n: one if one.alpha > 0 else one.folded() for n, one in read_lora(place).items()}
-    check_fits(factors, config.model, place=f"lora.init_from={place}")
-    return factors
+    read = read_lora(place, config.model)
+    check_fits(read, config.model, place=f"lora.init_from={place}")
+    return {name: one if one.alpha > 0 else one.folded() for name, one in read.items()}
 
 
 def shapes_of_file(config: RunConfig) -> Adapters:

@@ -9,8 +9,6 @@ import pytest
 import torch
 from diffusers import WanPipeline
 from diffusers.loaders.lora_conversion_utils import (
-    _convert_hunyuan_video_lora_to_diffusers,
-    _convert_kohya_flux_lora_to_diffusers,
     _convert_musubi_wan_lora_to_diffusers,
     _convert_non_diffusers_wan_lora_to_diffusers,
 )
@@ -18,20 +16,16 @@ from peft import LoraConfig, get_peft_model
 from peft.utils import get_peft_model_state_dict
 from safetensors.torch import save_file
 
-from dit.convert.cards import LoraCard
 from dit.convert.lora import (
     LoraFileError,
     check_fits,
     linear_shapes,
     read_lora,
-    write_lora,
 )
-from dit.convert.lora.original_names import in_original_names, to_original
+from dit.convert.lora.original_names import to_original
 from dit.models.dit.original_names import COSMOS1_NAMES, PREDICT2_NAMES
-from dit.models.hunyuan_video import original_names as first
-from dit.models.hunyuan_video_15.original_names import COMFYUI_NAMES, HUNYUAN_NAMES
 from dit.models.wan.original_names import WAN_NAMES
-from tests.lora_files import TINY, Tiny, linears, merged, random_factors
+from tests.lora_files import TINY, Tiny, comfyui, kohya, linears, merged, random_factors
 from tests.wan_networks import TINY as TINY_WAN
 from tests.wan_networks import wan_model
 
@@ -109,27 +103,6 @@ def test_files_without_metadata_have_alpha_as_rank(tiny: Tiny, tmp_path: Path) -
     assert (read.alpha, read.scale) == (3, 1)
     assert torch.equal(read.down, one.down)
     assert torch.equal(read.up, one.up)
-
-
-def kohya(factors, names) -> dict[str, torch.Tensor]:
-    """lora_unet_..., with alphas."""
-    found = {}
-    for module, one in factors.items():
-        flat = f"lora_unet_{names[module].replace('.', '_')}"
-        found[f"{flat}.lora_down.weight"] = one.down
-        found[f"{flat}.lora_up.weight"] = one.up
-        found[f"{flat}.alpha"] = torch.tensor(one.alpha)
-    return found
-
-
-def comfyui(factors, names, *, alphas: bool, prefix: str = "diffusion_model.") -> dict:
-    found = {}
-    for module, one in factors.items():
-        found[f"{prefix}{names[module]}.lora_A.weight"] = one.down
-        found[f"{prefix}{names[module]}.lora_B.weight"] = one.up
-        if alphas:
-            found[f"{prefix}{names[module]}.alpha"] = torch.tensor(one.alpha)
-    return found
 
 
 IMAGE = Tiny("WanTransformer3DModel", in_channels=12, image_dim=10, added_kv_proj_dim=48)
@@ -253,96 +226,3 @@ def test_metadata_may_have_no_prefix(tmp_path: Path) -> None:
         told = {"lora_adapter_metadata": json.dumps(content)}
         save_file(tensors, tmp_path / "x.safetensors", metadata=told)
         assert read_lora(tmp_path)["m"].alpha == 2
-
-
-@pytest.mark.parametrize(
-    ("version", "table"),
-    [
-        *(("15", table) for table in (HUNYUAN_NAMES, COMFYUI_NAMES)),
-        *(("", table) for table in (first.HUNYUAN_VIDEO_NAMES, first.COMFYUI_NAMES)),
-    ],
-    ids=["1.5, own", "1.5, comfyui", "own", "comfyui"],
-)
-def test_names_that_hunyuan_video_has(version: str, table: dict[str, str], tmp_path: Path) -> None:
-    """Every linear but that of the last norm; of several that are one, their products come back."""
-    shapes = linears(Tiny(f"HunyuanVideo{version}Transformer3DModel").network())
-    del shapes["norm_out.linear"]
-    factors = random_factors(shapes, ranks={"to_q": 3}, alphas={"to_k": 2.0})
-    written = in_original_names(factors, table)
-    assert written is not None and len(written) < len(factors)
-    names = {name: name for name in written}
-    (tmp_path / "out").mkdir()
-    write_lora(tmp_path / "out", factors, LoraCard(network="N"), comfyui_names=table)
-    save_file(kohya(written, names), tmp_path / "kohya.safetensors")
-    for file in (tmp_path / "kohya.safetensors", tmp_path / "out/comfyui/lora.safetensors"):
-        read = read_lora(file)
-        assert read.keys() == factors.keys()
-        for module, one in read.items():
-            torch.testing.assert_close(one.product(), factors[module].product())
-    del factors["transformer_blocks.1.attn.to_v"]
-    comfyui = COMFYUI_NAMES if version else first.COMFYUI_NAMES
-    assert in_original_names(factors, comfyui) is None
-
-
-def test_files_of_hunyuan_video_are_read_as_diffusers_reads_them(tmp_path: Path) -> None:
-    wide, rng = 3072, torch.Generator().manual_seed(4)  # Diffusers' reader knows no other width
-    shapes = {
-        "double_blocks.0.img_attn_qkv": (3 * wide, wide),
-        "double_blocks.3.txt_attn_qkv": (3 * wide, wide),
-        "double_blocks.3.txt_mlp.fc2": (wide, 4 * wide),
-        "double_blocks.1.img_mod.linear": (6 * wide, wide),
-        "single_blocks.0.linear1": (7 * wide, wide),
-        "single_blocks.37.linear2": (wide, 5 * wide),
-        "single_blocks.2.modulation.linear": (3 * wide, wide),
-        "txt_in.individual_token_refiner.blocks.1.mlp.fc1": (4 * wide, wide),
-        "txt_in.individual_token_refiner.blocks.0.self_attn_proj": (wide, wide),
-        "txt_in.c_embedder.linear_1": (wide, 4096),
-        "guidance_in.mlp.2": (wide, wide),
-        "vector_in.in_layer": (wide, 768),
-    }
-    content = {}
-    for module, (outputs, inputs) in shapes.items():
-        content[f"transformer.{module}.lora_A.weight"] = torch.randn(2, inputs, generator=rng)
-        content[f"transformer.{module}.lora_B.weight"] = torch.randn(outputs, 2, generator=rng)
-    save_file(content, tmp_path / "x.safetensors")
-    found = read_lora(tmp_path / "x.safetensors")
-    theirs = _convert_hunyuan_video_lora_to_diffusers(dict(content))
-    names = {key.removeprefix("transformer.").rpartition(".lora_")[0] for key in theirs}
-    assert found.keys() == names and len(names) == 19
-    for name, one in found.items():
-        down, up = (theirs[f"transformer.{name}.lora_{part}.weight"] for part in "AB")
-        for rows in (slice(0, 5), slice(-5, None)):
-            torch.testing.assert_close(one.folded().up[rows] @ one.down, up[rows] @ down)
-
-
-def test_linears_that_flux_has_as_one(tmp_path: Path) -> None:
-    """Files of kohya's scripts, against Diffusers' own reading of them."""
-    wide, rng = 3072, torch.Generator().manual_seed(4)  # Diffusers' reader knows no other width
-    shapes = {
-        "double_blocks_0_img_attn_qkv": (3 * wide, wide),
-        "double_blocks_3_txt_attn_qkv": (3 * wide, wide),
-        "double_blocks_3_txt_mlp_2": (wide, 4 * wide),
-        "double_blocks_1_img_mod_lin": (6 * wide, wide),
-        "single_blocks_0_linear1": (7 * wide, wide),
-        "single_blocks_37_linear2": (wide, 5 * wide),
-    }
-    content = {}
-    for module, (outputs, inputs) in shapes.items():
-        name = f"lora_unet_{module}"
-        content[f"{name}.lora_down.weight"] = torch.randn(2, inputs, generator=rng)
-        content[f"{name}.lora_up.weight"] = torch.randn(outputs, 2, generator=rng)
-        content[f"{name}.alpha"] = torch.tensor(1.0)
-    save_file(content, tmp_path / "kohya.safetensors")
-    found = read_lora(tmp_path / "kohya.safetensors")
-    theirs = _convert_kohya_flux_lora_to_diffusers(dict(content))
-    names = {key.removeprefix("transformer.").rpartition(".lora_")[0] for key in theirs}
-    assert found.keys() == names and len(names) == 13
-    for name, one in found.items():
-        down, up = (theirs[f"transformer.{name}.lora_{part}.weight"] for part in "AB")
-        rows = slice(0, 5)
-        torch.testing.assert_close(one.folded().up[rows] @ one.down, up[rows] @ down)
-        torch.testing.assert_close(one.folded().up[-5:] @ one.down, up[-5:] @ down)
-    key = "lora_unet_double_blocks_0_img_attn_qkv.lora_up.weight"
-    save_file(content | {key: torch.randn(2 * wide, 2)}, tmp_path / "other.safetensors")
-    with pytest.raises(LoraFileError, match=r"6144 outputs is none of .*to_q.* together"):
-        read_lora(tmp_path / "other.safetensors")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dit.batch import LatentSample
 from dit.config import ModelConfig
 from dit.models.diffusers_names import StrictKeys
-from dit.models.joint_family import DoubleSingleConfig
+from dit.models.joint.config import DoubleSingleConfig
 from dit.models.patches import patchify, unpatchify
 from dit.models.positions import GridPositions
 
@@ -136,34 +136,3 @@ def run_on_sample(
         **inputs,
     )
     return unpatchify(made[0], grids[0], *patch)
-
-
-_DOUBLE, _SINGLE = "transformer_blocks.*", "single_transformer_blocks.*"
-
-
-def _together(block: str, *names: str) -> str:
-    return " ".join(f"{block}.{name}" for name in names)
-
-
-ORIGINAL_BLOCK_NAMES: dict[str, str] = {
-    "double_blocks.*.img_attn.qkv": _together(_DOUBLE, "attn.to_q", "attn.to_k", "attn.to_v"),
-    "double_blocks.*.txt_attn.qkv": _together(
-        _DOUBLE, "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"
-    ),
-    "double_blocks.*.img_attn.proj": f"{_DOUBLE}.attn.to_out.0",
-    "double_blocks.*.txt_attn.proj": f"{_DOUBLE}.attn.to_add_out",
-    "double_blocks.*.img_mlp.0": f"{_DOUBLE}.ff.net.0.proj",
-    "double_blocks.*.img_mlp.2": f"{_DOUBLE}.ff.net.2",
-    "double_blocks.*.txt_mlp.0": f"{_DOUBLE}.ff_context.net.0.proj",
-    "double_blocks.*.txt_mlp.2": f"{_DOUBLE}.ff_context.net.2",
-    "single_blocks.*.linear1": _together(
-        _SINGLE, "attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp"
-    ),
-    "single_blocks.*.linear2": f"{_SINGLE}.proj_out",
-}
-"""Linears of the layers as FLUX's own code names them, and Chroma's, and as Diffusers does.
-
-`*` stands for the number of a block. Where one linear of theirs is several of Diffusers', these
-stand side by side with spaces: all have as many outputs as it has inputs, and the last one the
-rest.
-"""

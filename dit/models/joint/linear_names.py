@@ -1,0 +1,124 @@
+"""Names of linears in the code of FLUX and of the Hunyuan models -> those of Diffusers.
+
+Files of adapters have them. `*` stands for the number of a block. Where one linear of theirs is
+several of Diffusers', these stand side by side with spaces: all have as many outputs as it has
+inputs, and the last one the rest. The linear of the last norm is left out: its scale and shift have
+changed places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+Names = dict[str, str]
+_DOUBLE, _SINGLE = "transformer_blocks.*", "single_transformer_blocks.*"
+_REFINER = "txt_in.individual_token_refiner.blocks.*"
+_REFINED = "context_embedder.token_refiner.refiner_blocks.*"
+_QKV, _ADDED = (
+    tuple(f"attn.{word}" for word in words.split())
+    for words in ("to_q to_k to_v", "add_q_proj add_k_proj add_v_proj")
+)
+_STREAMS = (("img", "", _QKV, "attn.to_out.0"), ("txt", "_context", _ADDED, "attn.to_add_out"))
+
+
+class Words(NamedTuple):
+    """What a project calls linears: of attention, of modulations, of MLPs, of embeddings."""
+
+    attention: str  # between the name of an attention and that of its linear
+    modulation: str
+    mlp: tuple[str, str]
+    embedding: tuple[str, str]
+    pooled: tuple[str, str]
+    """Of the embedding of pooled text in a token refiner."""
+    fused: bool = True
+    """Whether queries, keys and values of blocks are one linear, in single-stream blocks with the
+    first one of the MLP."""
+
+
+FLUX = Words(
+    attention=".",
+    modulation="lin",
+    mlp=("0", "2"),
+    embedding=("in_layer", "out_layer"),
+    pooled=("in_layer", "out_layer"),
+)
+"""FLUX's, which ComfyUI has for the Hunyuan models, too: it makes them of FLUX's layers."""
+HUNYUAN = Words(
+    attention="_",
+    modulation="linear",
+    mlp=("fc1", "fc2"),
+    embedding=("mlp.0", "mlp.2"),
+    pooled=("linear_1", "linear_2"),
+)
+"""Of the Hunyuan models' own code, as far as they have queries, keys and values in one linear."""
+GLYPHS = {f"byt5_in.fc{n}": f"context_embedder_2.linear_{n}" for n in (1, 2, 3)}
+"""The embedding of ByT5's rows."""
+HEAD = {"final_layer.linear": "proj_out"}
+EMBEDDERS = {"img_in": "x_embedder", "txt_in": "context_embedder"}
+"""Of FLUX and Chroma, which read text as it is."""
+
+
+def double_block_names(words: Words, *, modulated: bool = True) -> Names:
+    """Of double-stream blocks; `modulated`: whether they have modulations of their own."""
+    names: Names = {}
+    for stream, end, made, out in _STREAMS:
+        block = f"double_blocks.*.{stream}"
+        if modulated:
+            names[f"{block}_mod.{words.modulation}"] = f"{_DOUBLE}.norm1{end}.linear"
+        attention = f"{block}_attn{words.attention}"
+        linears = [f"{_DOUBLE}.{one}" for one in made]
+        apart = {f"{attention}{letter}": ours for letter, ours in zip("qkv", linears, strict=True)}
+        names |= {f"{attention}qkv": " ".join(linears)} if words.fused else apart
+        names[f"{attention}proj"] = f"{_DOUBLE}.{out}"
+        names |= _mlp(f"{block}_mlp", words, f"{_DOUBLE}.ff{end}")
+    return names
+
+
+def single_block_names(words: Words, *, modulated: bool = True) -> Names:
+    """Likewise of single-stream blocks."""
+    block, linears = "single_blocks.*", [f"{_SINGLE}.{one}" for one in (*_QKV, "proj_mlp")]
+    names: Names = {}
+    if modulated:
+        names[f"{block}.modulation.{words.modulation}"] = f"{_SINGLE}.norm.linear"
+    if words.fused:
+        return names | {
+            f"{block}.linear1": " ".join(linears),
+            f"{block}.linear2": f"{_SINGLE}.proj_out",
+        }
+    parts = zip(("q", "k", "v", "mlp"), linears, strict=True)
+    names |= {f"{block}.linear1_{part}": ours for part, ours in parts}
+    return names | {f"{block}.linear2.fc": f"{_SINGLE}.proj_out"}
+
+
+def refiner_names(words: Words) -> Names:
+    """Of a token refiner, whose queries, keys and values are one linear in every project."""
+    told = "context_embedder.time_text_embed"
+    attention = f"{_REFINER}.self_attn{words.attention}"
+    return {
+        **embedding_names(words, {"txt_in.t_embedder": f"{told}.timestep_embedder"}),
+        **_linears("txt_in.c_embedder", words.pooled, f"{told}.text_embedder"),
+        "txt_in.input_embedder": "context_embedder.proj_in",
+        f"{attention}qkv": " ".join(f"{_REFINED}.{one}" for one in _QKV),
+        f"{attention}proj": f"{_REFINED}.attn.to_out.0",
+        f"{_REFINER}.adaLN_modulation.1": f"{_REFINED}.norm_out.linear",
+        **_mlp(f"{_REFINER}.mlp", words, f"{_REFINED}.ff"),
+    }
+
+
+def embedding_names(words: Words, embeddings: Mapping[str, str]) -> Names:
+    """Of embeddings by two linears: names of modules there -> in Diffusers."""
+    names: Names = {}
+    for theirs, ours in embeddings.items():
+        names |= _linears(theirs, words.embedding, ours)
+    return names
+
+
+def _linears(theirs: str, words: tuple[str, str], ours: str) -> Names:
+    """Of an embedding by two linears."""
+    return {f"{theirs}.{word}": f"{ours}.linear_{n}" for n, word in enumerate(words, 1)}
+
+
+def _mlp(theirs: str, words: Words, ours: str) -> Names:
+    first, second = (f"{theirs}.{word}" for word in words.mlp)
+    return {first: f"{ours}.net.0.proj", second: f"{ours}.net.2"}
