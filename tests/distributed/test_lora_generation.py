@@ -14,7 +14,6 @@ from PIL import Image
 
 from data_prep.cli.parser import main as data_prep
 from dit.config.loading import read_config
-from dit.convert.cards import LoraCard
 from dit.convert.lora import linear_shapes, read_lora, write_lora
 from tests.entering import Enter
 from tests.launching import ROOT, SMALL, run
@@ -44,7 +43,7 @@ def runs(enter: Enter, digits: Path, tmp_path_factory) -> Path:
     assert digests(folder / "base") == before
     model = read_config(folder / "lora/checkpoints" / LAST / "config.yaml").model
     (folder / "other").mkdir()
-    write_lora(folder / "other", random_factors(linear_shapes(model)), LoraCard(network=""))
+    write_lora(folder / "other", random_factors(linear_shapes(model)))
     return folder
 
 

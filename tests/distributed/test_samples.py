@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 from torch import nn
 
 from dit.config.loading import parse_arguments
-from dit.convert.cards import LoraCard
 from dit.convert.lora import linear_shapes, write_lora
 from recipes.runs import RECIPES
 from tests.launching import ROOT, SMALL, command, metrics, pretrain, run
@@ -50,7 +49,7 @@ def test_samples_of_a_run_are_the_same_on_every_layout(tmp_path):
     # Random ones on every linear: those that begin at zero, beside weights that do, learn slowly.
     model, file = parse_arguments(conf, recipes=RECIPES).config.model, tmp_path / "lora"
     file.mkdir()
-    write_lora(file, random_factors(linear_shapes(model), ranks={"to_k": 3}), LoraCard(network=""))
+    write_lora(file, random_factors(linear_shapes(model), ranks={"to_k": 3}))
     adapters = [f"lora.init_from={file}"]
     found, without = {}, {}
     for name, layout in {"bare": (), "one": (), **LAYOUTS}.items():

@@ -66,7 +66,7 @@ ALLOWED = {
     "dit.train": STEP,
     "dit.sampling": STEP | {"dit.codecs", "dit.train"},
     "dit.convert.cards": BASE | {"dit.train"},
-    "dit.convert.lora": BASE | {"dit.models", "dit.models.lora", "dit.convert.cards"},
+    "dit.convert.lora": BASE | {"dit.models", "dit.models.lora"},
     "dit.convert": STEP | {"dit.sampling", "dit.train", "dit.convert.lora", "dit.convert.cards"},
     "dit.playground": STEP | {"dit.local_server", "dit.codecs", "dit.sampling", "dit.train"},
     "dit.layout_check": STEP | {"dit.train"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,8 +11,8 @@ import torch
 from dit.config import Weights
 from dit.convert.adapters.stored import StoredAdapters, open_adapters
 from dit.convert.atomic_folder import new_folder
-from dit.convert.cards import LoraCard, RunFacts
-from dit.convert.lora import write_lora
+from dit.convert.cards import LoraCard, RunFacts, write_card
+from dit.convert.lora import COMFYUI_FILE, LoraFactors, write_lora
 from dit.distributed.collective_errors import on_first_rank
 from dit.models.family import diffusers_form
 
@@ -49,7 +50,7 @@ def export_lora(
     names = None if form.comfyui_names is None else form.comfyui_names(opened.config.model)
     with new_folder(target, option="--hf-path") as folder:
         on_first_rank(
-            lambda: write_lora(
+            lambda: write_folder(
                 folder, opened.factors, card(opened, base_model), comfyui_names=names, dtype=dtype
             )
         )
@@ -57,6 +58,23 @@ def export_lora(
     return ExportedLora(
         path=target, weights=opened.weights, modules=len(opened.factors), numbers=numbers
     )
+
+
+def write_folder(
+    folder: Path,
+    factors: Mapping[str, LoraFactors],
+    card: LoraCard,
+    *,
+    comfyui_names: Mapping[str, str] | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Fills an existing folder: `write_lora`, README.md with the card, samples/ with its pictures.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    files = write_lora(folder, factors, base=card.base, comfyui_names=comfyui_names, dtype=dtype)
+    write_card(folder, card.text(comfyui=folder / COMFYUI_FILE in files), card.run)
 
 
 def card(opened: StoredAdapters, base_model: str | None) -> LoraCard:

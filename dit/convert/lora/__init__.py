@@ -7,15 +7,15 @@ patterns        rank and alpha of a module by the rules of peft's adapter_config
 read            a folder or file -> factors by Diffusers' names of modules
 write           factors -> one folder for Diffusers, peft and ComfyUI
 
-Nothing here builds a network or reads a checkpoint or knows of other processes; the card of a
-folder is told what a run says of itself (`dit.convert.cards`).
+Nothing here builds a network or reads a checkpoint or knows of other processes.
 """
 
 from dit.convert.lora.factors import LoraFactors, LoraFileError, check_fits, linear_shapes
 from dit.convert.lora.read import read_lora
-from dit.convert.lora.write import write_lora
+from dit.convert.lora.write import COMFYUI_FILE, write_lora
 
 __all__ = [
+    "COMFYUI_FILE",
     "LoraFactors",
     "LoraFileError",
     "check_fits",

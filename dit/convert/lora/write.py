@@ -3,7 +3,6 @@
     pytorch_lora_weights.safetensors   Diffusers, with peft's configuration as metadata
     adapter_model.safetensors          peft, with adapter_config.json
     comfyui/lora.safetensors           ComfyUI and diffusion-pipe, in the original project's names
-    README.md                          the card; samples/ has the pictures that it shows
 
 alpha / r is multiplied into B and alpha = r is written, so that a reader who finds no
 configuration, and takes alpha as r, is right, too.
@@ -24,7 +23,6 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dit.convert.cards import LoraCard, write_card
 from dit.convert.lora.factors import LoraFactors, in_order
 from dit.convert.lora.original_names import in_original_names
 from dit.convert.lora.read import DIFFUSERS_FILE, METADATA, NETWORK, PEFT_CONFIG, PEFT_FILE
@@ -35,13 +33,14 @@ COMFYUI_FILE = Path("comfyui") / "lora.safetensors"
 def write_lora(
     folder: Path,
     factors: Mapping[str, LoraFactors],
-    card: LoraCard,
     *,
+    base: str | None = None,
     comfyui_names: Mapping[str, str] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> list[Path]:
     """Fills an existing folder and returns the files of weights. Not atomic: see `new_folder`.
 
+    `base` is the name that the weights below have on the hub, for peft's configuration.
     `comfyui_names` is the table of the names that ComfyUI has; None, or a table that lacks a
     module, writes no file for it.
 
@@ -50,7 +49,7 @@ def write_lora(
     """
     ordered = in_order(factors)
     tensors = _tensors(ordered, dtype)
-    content = _peft_config(ordered, card.base)
+    content = _peft_config(ordered, base)
     own = {f"{NETWORK}.{key}": value for key, value in content.items()}
     config = folder / PEFT_CONFIG
     config.write_text(json.dumps(content, indent=2) + "\n")
@@ -63,7 +62,6 @@ def write_lora(
         files.append(folder / COMFYUI_FILE)
         files[-1].parent.mkdir()
         _save(files[-1], _prefixed("diffusion_model.", _tensors(renamed, dtype)), like=config)
-    write_card(folder, card.text(comfyui=renamed is not None), card.run)
     return files
 
 

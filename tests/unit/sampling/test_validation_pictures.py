@@ -16,7 +16,6 @@ from PIL import Image
 
 from dit.codecs.vae.families import CosmosPredict2
 from dit.config import ObjectiveConfig, Precision, RunConfig, Sampler
-from dit.convert.cards import LoraCard
 from dit.convert.lora import linear_shapes, write_lora
 from dit.data.pack import PatchLayout, pack_samples
 from dit.models.dit.config import DitConfig
@@ -130,7 +129,7 @@ def test_a_run_of_adapters_samples_without_them_too(
 
     shapes = linear_shapes(run.config.model)
     (lora := tmp_path / "lora").mkdir()
-    write_lora(lora, random_factors(shapes), LoraCard(network=""))
+    write_lora(lora, random_factors(shapes))
     add_adapters(run.model.first, [str(lora)], option="--lora")
     rng = torch.Generator().manual_seed(0)
     real_ND = torch.rand(2, 5, generator=rng)

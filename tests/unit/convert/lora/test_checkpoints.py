@@ -31,7 +31,6 @@ from dit.config import LoraConfig, MockGeometry, Problems, RunConfig, Weights
 from dit.convert.adapters.export import export_lora
 from dit.convert.adapters.import_ import import_lora
 from dit.convert.adapters.stored import open_adapters
-from dit.convert.cards import LoraCard
 from dit.convert.cli import main
 from dit.convert.errors import ConvertError
 from dit.convert.export import ExportOptions, export_weights, open_stored
@@ -303,7 +302,7 @@ def test_several_adapters_beside_a_network_that_generates(made, groups, tmp_path
     config = saved_config(folder / "base")
     second = random_factors(linears(tiny.network()), ranks={"to_k": 2}, seed=7)
     (tmp_path / "b").mkdir()
-    write_lora(tmp_path / "b", second, LoraCard(network=tiny.class_name))
+    write_lora(tmp_path / "b", second)
     first, other = str(folder / "peft"), str(tmp_path / "b")
     network = merged(tiny.network(), product_of(folder / "peft", 0.5))
     wanted = theirs(merged(network, product_of(tmp_path / "b", -0.25)), config)

@@ -23,7 +23,6 @@ from diffusers.loaders.lora_conversion_utils import (
 )
 from safetensors.torch import save_file
 
-from dit.convert.cards import LoraCard
 from dit.convert.lora import LoraFactors, LoraFileError, read_lora, write_lora
 from dit.convert.lora.original_names import in_original_names
 from dit.models.family import named_model
@@ -68,7 +67,7 @@ def test_names_that_hunyuan_models_have(case: str, tmp_path: Path) -> None:
     assert written is not None and len(written) < len(factors)
     names = {name: name for name in written}
     (tmp_path / "out").mkdir()
-    write_lora(tmp_path / "out", factors, LoraCard(network="N"), comfyui_names=table)
+    write_lora(tmp_path / "out", factors, comfyui_names=table)
     save_file(kohya(written, names), tmp_path / "kohya.safetensors")
     for file in (tmp_path / "kohya.safetensors", tmp_path / "out/comfyui/lora.safetensors"):
         read = read_lora(file)

@@ -12,7 +12,6 @@ from diffusers.loaders.lora_conversion_utils import _convert_non_diffusers_qwen_
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from dit.convert.cards import LoraCard
 from dit.convert.lora import read_lora, write_lora
 from dit.models.qwen_image.diffusers import LINEARS
 from tests.lora_files import linears, merged, random_factors
@@ -35,7 +34,7 @@ def written(tmp_path: Path) -> tuple[Path, dict[str, Any], Tensor]:
     """A folder of ours with an adapter of every linear, and what the merged network makes."""
     network = random_qwen_image()
     factors = random_factors(linears(network), alphas={"to_q": 2.0})
-    write_lora(tmp_path, factors, LoraCard(network="N"), comfyui_names=LINEARS)
+    write_lora(tmp_path, factors, comfyui_names=LINEARS)
     return tmp_path, factors, output(merged(network, factors))
 
 

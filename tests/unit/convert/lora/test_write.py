@@ -15,6 +15,7 @@ from peft import LoraConfig, PeftModel
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from dit.convert.adapters.export import write_folder
 from dit.convert.cards import LoraCard, RunFacts
 from dit.convert.lora import LoraFactors, read_lora, write_lora
 from dit.models.dit.original_names import COSMOS1_NAMES, PREDICT2_NAMES
@@ -45,8 +46,7 @@ def factors_of(tiny: Tiny, case: str) -> dict[str, LoraFactors]:
 def written(request, tmp_path: Path):
     tiny, case = request.param
     factors = factors_of(tiny, case)
-    card = LoraCard(network=tiny.class_name)
-    write_lora(tmp_path, factors, card, comfyui_names=NAMES[tiny.class_name])
+    write_lora(tmp_path, factors, comfyui_names=NAMES[tiny.class_name])
     return tiny, factors, tmp_path, tiny.output(merged(tiny.network(), factors))
 
 
@@ -116,14 +116,15 @@ def test_names_of_original_projects_are_one_to_one(table: dict[str, str]) -> Non
 
 def test_file_for_comfyui_needs_a_name_for_each_module(tmp_path: Path) -> None:
     factors = random_factors({"blocks.0.attn1.to_q": (4, 4), "blocks.0.attn9.to_q": (4, 4)})
-    files = write_lora(tmp_path, factors, LoraCard(network="N"), comfyui_names=WAN_NAMES)
+    files = write_lora(tmp_path, factors, comfyui_names=WAN_NAMES)
     assert [file.name for file in files] == [DIFFUSERS, PEFT]
+    write_folder(tmp_path, factors, LoraCard(network="N"), comfyui_names=WAN_NAMES)
     assert "ComfyUI" not in (tmp_path / "README.md").read_text()
 
 
 def test_configuration_is_one_that_peft_writes(tmp_path: Path) -> None:
     factors = random_factors({"a.x": (4, 4), "a.y": (4, 4), "b.x": (4, 4)}, ranks={"b.x": 2})
-    write_lora(tmp_path, factors, LoraCard(network="N", base="Org/Base"))
+    write_lora(tmp_path, factors, base="Org/Base")
     config = LoraConfig.from_pretrained(str(tmp_path))
     assert config.base_model_name_or_path == "Org/Base"
     assert (config.r, config.lora_alpha) == (4, 4)
@@ -142,7 +143,7 @@ def test_types_and_factors_that_share_memory(tmp_path: Path) -> None:
     down = torch.ones(2, 4)
     one = LoraFactors(down=down, up=torch.ones(4, 2), alpha=1.0)
     both = {"a.x": one, "a.y": LoraFactors(down=down, up=one.up, alpha=4.0)}
-    write_lora(tmp_path, both, LoraCard(network="N"), dtype=torch.bfloat16)
+    write_lora(tmp_path, both, dtype=torch.bfloat16)
     assert {tensor.dtype for tensor in load_file(tmp_path / PEFT).values()} == {torch.bfloat16}
     read = read_lora(tmp_path)
     assert {name: float(part.up[0, 0]) for name, part in read.items()} == {"a.x": 0.5, "a.y": 2.0}
@@ -166,7 +167,7 @@ def test_card_says_what_is_known_and_shows_the_samples(tmp_path: Path) -> None:
     folder = tmp_path / "out"
     folder.mkdir()
     factors = random_factors({"blocks.0.attn1.to_q": (4, 4)})
-    write_lora(folder, factors, card, comfyui_names=WAN_NAMES)
+    write_folder(folder, factors, card, comfyui_names=WAN_NAMES)
     text = (folder / "README.md").read_text()
     for part in (
         'base_model: "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"',
