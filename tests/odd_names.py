@@ -77,11 +77,9 @@ FORM = DiffusersForm(
     settings=lambda *_: {},
     inexpressible=lambda _: [],
     content=lambda _: {},
-    private=lambda _: {},
     text_pad_to=None,
     pipelines={},
     pipeline_misfits=lambda *_: [],
     largest_latent=lambda _: (1, 1, 1),
-    open_network=None,  # type: ignore[arg-type]
     run_network=None,  # type: ignore[arg-type]
 )

@@ -6,7 +6,7 @@ described here is written for one device: nothing asks for a rank.
 family           what a family says of itself, and the registry of all families
 positions        rules that give tokens their positions
 patches          latents <-> tokens, one sample at a time
-layer_spec       sizes and choices of layers and stacks, and what each layer costs
+layer_spec/      sizes and choices of layers and stacks, and what each layer costs
 lora/            low-rank adapters beside frozen linears
 weight_marks     what Megatron-Core must know of weights that tensor ranks share
 kernels/         fused kernels for GPUs, of what lies between matrix products

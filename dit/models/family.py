@@ -190,13 +190,11 @@ class DiffusersForm:
     """What of `config_keys` our network has no counterpart for, in words; not unknown keys."""
     settings: Callable[[Any, Any, Any], dict[str, Any]]
     """(`config_keys`, `private_keys` if ours wrote them, text_pad_to) -> fields of the family."""
-    inexpressible: Callable[[RunConfig], list[str]]
+    inexpressible: Callable[[RunConfig], list[str]] = lambda _: []
     """What of a run Diffusers' network has no counterpart for, in words."""
     content: Callable[[RunConfig], dict[str, Any]]
     """config.json of a run's network, without private keys."""
-    private: Callable[[Any], dict[str, Any]]
-    """The values of `private_keys`."""
-    text_pad_to: Callable[[Any], int | TextPadding | None]
+    text_pad_to: Callable[[Any], int | TextPadding | None] = lambda _: None
     """`config_keys` -> `model.text_pad_to` of the published weights."""
     text_projection: FrozenTextProjection | None = None
     """None: no shards hold projected texts of the family."""
@@ -217,16 +215,29 @@ class DiffusersForm:
     """Pipeline -> keys of `objective` that its loop fixes, whatever its scheduler says."""
     sampling_settings: Callable[[str, Mapping[str, Any]], dict[str, Any]] = lambda *_: {}
     """(one of `pipeline_objectives`, its scheduler_config.json) -> keys for the samplers."""
-    pipeline_misfits: Callable[[Any, str], list[str]]
+    pipeline_misfits: Callable[[Any, str], list[str]] = lambda *_: []
     """(network, pipeline) -> what the pipeline feeds otherwise than in training, in words."""
-    largest_latent: Callable[[Any], tuple[int, int, int]]
-    """Latent frames, rows and columns that Diffusers' network takes at most."""
-    open_network: Callable[[Path], nn.Module]
-    """Diffusers' network of a folder, in float32; raises ImportError without Diffusers."""
+    largest_latent: Callable[[Any], tuple[int, int, int]] = lambda _: (2**20, 2**20, 2**20)
+    """Latent frames, rows and columns that Diffusers' network takes at most; default: any."""
     run_network: Callable[[nn.Module, LatentSample, float, RunConfig], Tensor]
     """(Diffusers' network, sample, level that ours is told, run) -> output [C, F, H, W]."""
     run_stacked: Callable[[nn.Module, StackedSamples, RunConfig], Tensor] | None = None
     """The same of samples side by side -> [B, C, F, H, W], by which speeds are compared."""
+
+    def private(self, model: ModelConfig) -> dict[str, Any]:
+        """The values of `private_keys`."""
+        return {name: getattr(model, name) for name in self.private_keys.model_fields}
+
+    def open_network(self, folder: Path) -> nn.Module:
+        """Diffusers' network of a folder, in float32.
+
+        Raises:
+            ImportError: Diffusers is not installed.
+        """
+        import diffusers
+        from torch import float32
+
+        return getattr(diffusers, self.class_name).from_pretrained(folder, torch_dtype=float32)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -320,10 +331,15 @@ def family_named(name: str) -> Family:
     return _loaded(name, places[name])
 
 
+def imported(place: str) -> Callable[[], Any]:
+    """What `module:attribute` names, imported when it is called."""
+    module, _, attribute = place.partition(":")
+    return lambda: getattr(import_module(module), attribute)
+
+
 @cache
 def _loaded(name: str, place: str) -> Family:
-    module, _, attribute = place.partition(":")
-    family = getattr(import_module(module), attribute)
+    family = imported(place)()
     assert family.name == name, f"{place} calls its family {family.name}, not {name}"
     return family
 
@@ -369,10 +385,9 @@ def check_trainable(config: RunConfig) -> None:
     Raises:
         Problems: names the key.
     """
-    told = family_of(config.model).tells_step_end(config.model)
     check(
         (
-            not told,
+            not family_of(config.model).tells_step_end(config.model),
             "model.use_meanflow=true: the network was distilled to predict the mean velocity of"
             " whole steps (mean flow), which no objective here teaches; train the network that it"
             " was distilled from, and generate with this one",

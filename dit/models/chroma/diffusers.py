@@ -8,10 +8,8 @@ Its class is `ChromaTransformer2DModel`.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import torch
 from pydantic import ConfigDict, PositiveInt
 from torch import Tensor, nn
 
@@ -78,8 +76,6 @@ _ORIGINAL_NAMES = {
 
 def _sizes(model: ChromaConfig) -> dict[str, int]:
     return stream_sizes(model) | {
-        "E": model.crossattn_emb_size,
-        "C": model.patch_features,
         "A": model.approximator_channels,
         "H": model.approximator_hidden_size,
     }
@@ -121,17 +117,6 @@ def _content(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def _open_network(folder: Path) -> nn.Module:
-    """Diffusers' network in float32.
-
-    Raises:
-        ImportError: Diffusers is not installed.
-    """
-    from diffusers.models.transformers.transformer_chroma import ChromaTransformer2DModel
-
-    return ChromaTransformer2DModel.from_pretrained(folder, torch_dtype=torch.float32)
-
-
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, config: RunConfig
 ) -> Tensor:
@@ -158,12 +143,8 @@ FORM = DiffusersForm(
     settings=_settings,
     inexpressible=lambda config: mlp_misfit(config.model, CLASS),
     content=_content,
-    private=lambda model: {name: getattr(model, name) for name in PatchKeys.model_fields},
-    text_pad_to=lambda _: None,
     original_names=(_ORIGINAL_NAMES,),
     pipelines={"ChromaPipeline": "flow"},
     pipeline_misfits=lambda model, _: patch_misfit(model),
-    largest_latent=lambda _: (2**20, 2**20, 2**20),  # positions are computed
-    open_network=_open_network,
     run_network=_run_network,
 )

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dit.models.chroma.config import TINY, ChromaConfig
 from dit.models.cost import NetworkCost
 from dit.models.family import (
-    DiffusersForm,
     Family,
     InputKind,
     ObjectiveConventions,
     SampleInput,
     WeightRules,
+    imported,
 )
-from dit.models.joint.layers import double_then_single, embedder_cost
+from dit.models.joint.layers import double_then_single, embedder_cost, grid_positions
 from dit.models.layer_spec import (
     Cost,
     GivenModulation,
@@ -24,27 +23,6 @@ from dit.models.layer_spec import (
     WeightShape,
     replicated,
 )
-
-if TYPE_CHECKING:
-    from dit.models.positions import PositionRule
-
-
-def _network() -> Callable[..., Any]:
-    from dit.models.chroma.model import ChromaNetwork
-
-    return ChromaNetwork
-
-
-def _diffusers() -> DiffusersForm:
-    from dit.models.chroma.diffusers import FORM
-
-    return FORM
-
-
-def _positions(_: ChromaConfig) -> PositionRule:
-    from dit.models.positions import GridPositions
-
-    return GridPositions()
 
 
 def _inputs(model: ChromaConfig) -> tuple[SampleInput, ...]:
@@ -92,7 +70,7 @@ def _approximator_cost(model: ChromaConfig) -> Cost:
 FAMILY = Family(
     name="chroma",
     config=ChromaConfig,
-    network=_network,
+    network=imported("dit.models.chroma.model:ChromaNetwork"),
     cost=chroma_cost,
     parts={
         "proj_out": "head",
@@ -101,9 +79,9 @@ FAMILY = Family(
         "mlp": "mlp",
         "single_blocks": "single",
     },
-    diffusers=_diffusers,
+    diffusers=imported("dit.models.chroma.diffusers:FORM"),
     inputs=_inputs,
-    positions=_positions,
+    positions=grid_positions,
     weights=WeightRules(
         # Each layer starts as the identity (adaLN-Zero, arXiv:2212.09748, Sec. 3.2), and the output
         # of the network as 0.

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -290,29 +289,6 @@ def _covering(config: RunConfig, model: DitConfig, patch: tuple[int, ...]) -> tu
     return tuple(max(s, d.task_encoder_seq_length * p) for s, p in zip(size, patch, strict=True))
 
 
-def _private(model: DitConfig) -> dict[str, Any]:
-    return {
-        "text_pad_to": model.text_pad_to,
-        "max_size": model.max_size,
-        "base_fps": model.base_fps,
-    }
-
-
-def _open_network(folder: Path) -> nn.Module:
-    """Diffusers' network in float32.
-
-    Raises:
-        ImportError: Diffusers is not installed.
-    """
-    from diffusers.models.transformers.transformer_cosmos import CosmosTransformer3DModel
-
-    network = CosmosTransformer3DModel.from_pretrained(folder, torch_dtype=torch.float32)
-    # The mask is handed over as a channel of zeros: Diffusers would resize it with torchvision,
-    # which few environments have.
-    network.register_to_config(concat_padding_mask=False)
-    return network
-
-
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, config: RunConfig
 ) -> Tensor:
@@ -321,6 +297,9 @@ def _run_network(
     text = sample.text_LE
     if model.text_pad_to is not None:
         text = nn.functional.pad(text, (0, 0, 0, model.text_pad_to - len(text)))
+    # The mask is handed over as a channel of zeros: Diffusers would resize it with torchvision,
+    # which few environments have.
+    network.register_to_config(concat_padding_mask=False)  # type: ignore[attr-defined]
     latent_CFHW = sample.latent_CFHW
     given = _given_frames(sample, model)
     is_given_1F11 = (torch.arange(latent_CFHW.shape[1]) < given.shape[1]).view(1, -1, 1, 1)
@@ -378,7 +357,6 @@ FORM = DiffusersForm(
     settings=_settings,
     inexpressible=_inexpressible,
     content=_content,
-    private=_private,
     # What the published weights attend to: the caption, and zeros up to this many tokens; those of
     # 2.5 to the encoder's own states of padding, which the shards hold.
     text_pad_to=lambda keys: None if keys.use_crossattn_projection else 512,
@@ -400,7 +378,6 @@ FORM = DiffusersForm(
     sampling_settings=sampling_settings,
     pipeline_misfits=pipeline_misfits,
     largest_latent=lambda model: model.max_size,
-    open_network=_open_network,
     run_network=_run_network,
     run_stacked=_run_stacked,
 )

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dit.models.cost import NetworkCost
 from dit.models.dit.config import CLEAN_LEVEL, OBJECTIVES_OF_SIZES, TINY, DitConfig
 from dit.models.family import (
-    DiffusersForm,
     Family,
     InputKind,
     ObjectiveConventions,
     Padding,
     SampleInput,
     WeightRules,
+    imported,
 )
 from dit.models.layer_spec import (
     AttentionSpec,
@@ -30,18 +29,6 @@ from dit.models.layer_spec import (
 
 if TYPE_CHECKING:
     from dit.models.positions import PositionRule
-
-
-def _network() -> Callable[..., Any]:
-    from dit.models.dit.model import DiT
-
-    return DiT
-
-
-def _diffusers() -> DiffusersForm:
-    from dit.models.dit.diffusers import FORM
-
-    return FORM
 
 
 def _positions(model: DitConfig) -> PositionRule:
@@ -139,7 +126,7 @@ def _after(model: DitConfig) -> Cost:
 FAMILY = Family(
     name="dit",
     config=DitConfig,
-    network=_network,
+    network=imported("dit.models.dit.model:DiT"),
     cost=dit_cost,
     parts={
         "self_attention": "attention",
@@ -151,7 +138,7 @@ FAMILY = Family(
         "modulate_out": "head",
         "proj_out": "head",
     },
-    diffusers=_diffusers,
+    diffusers=imported("dit.models.dit.diffusers:FORM"),
     inputs=_inputs,
     positions=_positions,
     weights=WeightRules(

@@ -9,7 +9,6 @@ Its class is `FluxTransformer2DModel`.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -41,7 +40,6 @@ from dit.models.joint.tensor_names import (
     stack_rows,
     stream_sizes,
 )
-from dit.models.layer_spec import LEVEL_WAVES
 from dit.models.patches import patchify, unpatchify
 from dit.models.positions import GridPositions
 
@@ -49,12 +47,7 @@ CLASS = "FluxTransformer2DModel"
 
 
 def _sizes(model: FluxConfig) -> dict[str, int]:
-    return stream_sizes(model) | {
-        "W": LEVEL_WAVES,
-        "E": model.crossattn_emb_size,
-        "P": model.pooled_size,
-        "C": model.patch_features,
-    }
+    return stream_sizes(model) | {"P": model.pooled_size}
 
 
 class FluxPrivateKeys(PatchKeys):
@@ -96,26 +89,11 @@ def _content(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def _private(model: FluxConfig) -> dict[str, Any]:
-    return {name: getattr(model, name) for name in FluxPrivateKeys.model_fields}
-
-
 def _pipeline_misfits(model: FluxConfig, pipeline: str) -> list[str]:
     """What the pipeline feeds otherwise than in training."""
     blind = pipeline == KONTEXT and not model.reference_latents
     told = ["model.reference_latents=0, and it feeds a reference picture"] if blind else []
     return [*patch_misfit(model), *told]
-
-
-def _open_network(folder: Path) -> nn.Module:
-    """Diffusers' network in float32.
-
-    Raises:
-        ImportError: Diffusers is not installed.
-    """
-    from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
-
-    return FluxTransformer2DModel.from_pretrained(folder, torch_dtype=torch.float32)
 
 
 def _run_network(
@@ -173,14 +151,11 @@ FORM = DiffusersForm(
     settings=_settings,
     inexpressible=lambda config: mlp_misfit(config.model, CLASS),
     content=_content,
-    private=_private,
     text_pad_to=lambda _: TextPadding.STORED,
     original_names=(FLUX_NAMES,),
     pipelines={"FluxPipeline": "flow", KONTEXT: "flow"},
     settings_of_pipelines={KONTEXT: {"reference_latents": 1}},
     pipeline_misfits=_pipeline_misfits,
-    largest_latent=lambda _: (2**20, 2**20, 2**20),  # positions are computed
-    open_network=_open_network,
     run_network=_run_network,
     run_stacked=_run_stacked,
 )

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
 from dit.models.cost import NetworkCost
 from dit.models.family import (
-    DiffusersForm,
     Family,
     InputKind,
     ObjectiveConventions,
     Padding,
     SampleInput,
     WeightRules,
+    imported,
 )
 from dit.models.flux.config import TINY, FluxConfig
 from dit.models.joint.layers import (
@@ -21,34 +18,14 @@ from dit.models.joint.layers import (
     JOINT_PARTS,
     double_then_single,
     embedder_cost,
+    grid_positions,
     joint_head_cost,
 )
 from dit.models.layer_spec import condition_cost
 
-if TYPE_CHECKING:
-    from dit.models.positions import PositionRule
-
 POOLED = "pooled_text"
 GUIDANCE = 1.0
 """What networks with a guidance embedding are told in training: to predict without guidance."""
-
-
-def _network() -> Callable[..., Any]:
-    from dit.models.flux.model import FluxNetwork
-
-    return FluxNetwork
-
-
-def _diffusers() -> DiffusersForm:
-    from dit.models.flux.diffusers import FORM
-
-    return FORM
-
-
-def _positions(_: FluxConfig) -> PositionRule:
-    from dit.models.positions import GridPositions
-
-    return GridPositions()  # a picture has frame 0, its references 1, 2, ...
 
 
 def _inputs(model: FluxConfig) -> tuple[SampleInput, ...]:
@@ -94,12 +71,12 @@ _DISTILLED = {"guidance": GUIDANCE, "time_shift_type": "exponential"}
 FAMILY = Family(
     name="flux",
     config=FluxConfig,
-    network=_network,
+    network=imported("dit.models.flux.model:FluxNetwork"),
     cost=flux_cost,
     parts={**JOINT_PARTS, "single_blocks": "single"},
-    diffusers=_diffusers,
+    diffusers=imported("dit.models.flux.diffusers:FORM"),
     inputs=_inputs,
-    positions=_positions,
+    positions=grid_positions,  # a picture has frame 0, its references 1, 2, ...
     weights=WeightRules(zero=ADALN_ZERO),
     objective=ObjectiveConventions(
         # Diffusers' pipelines hand their scheduler even steps from 1 to 1 / number of steps.

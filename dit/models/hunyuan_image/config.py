@@ -6,14 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from dit.config import ModelConfig, Precision
+from dit.config import Precision
 from dit.config.checks import Rule, at_least_one
-from dit.models.joint.config import (
-    attends_to_no_padding,
-    axes_fill_heads,
-    even_axes,
-    heads_share_mlp,
-)
+from dit.models.joint.config import DoubleSingleConfig, attends_to_no_padding
 from dit.models.layer_spec import MOST_REFINER_LAYERS
 
 MOST_SIDE = 2**20
@@ -43,26 +38,22 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HunyuanImageConfig(ModelConfig):
+class HunyuanImageConfig(DoubleSingleConfig):
     """The network: sizes, conditions, precision and how it is spread over devices."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
     most: ClassVar[Mapping[str, float]] = {
-        "num_single_layers": 2**14,
+        **DoubleSingleConfig.most,
         "glyph_embed_size": 2**20,
         "glyph_hidden_size": 2**20,
         "num_refiner_layers": MOST_REFINER_LAYERS,
-        "rope_axes": 2**20,
     }
-    shown_before: ClassVar[Mapping[str, str]] = {"num_single_layers": "hidden_size"}
 
     name: str = "hunyuanimage_21"
     """A named size (hunyuanimage_21, hunyuanimage_21_distilled) or `custom`."""
     family: str = "hunyuan_image"
     num_layers: int = 20
-    """Double-stream layers: latents and text have weights of their own, and attention over both."""
     num_single_layers: int = 40
-    """Single-stream layers after the double-stream ones, on latents and text together."""
     hidden_size: int = 3584
     num_attention_heads: int = 28
     """Heads of attention over latents and text, and of the layers that refine the caption."""
@@ -75,33 +66,23 @@ class HunyuanImageConfig(ModelConfig):
     """Width of the first layers that process `text_2`; Diffusers has 2048."""
     num_refiner_layers: int = 2
     """Attention layers among the tokens of a caption, before all other layers."""
-    rope_axes: tuple[int, int] = (64, 64)
+    rope_axes: tuple[int, int] = (64, 64)  # type: ignore[assignment]  # pictures have no frames
     """Widths of a head rotated by row and column; their sum is the width of the head."""
     guidance_embed: bool = False
     """Whether the network gets a guidance scale, `objective.guidance` (distilled)."""
     use_meanflow: bool = False
     """Whether it was distilled to few steps and gets the end of each; it cannot be trained."""
 
-    own_stages = ModelConfig.enough_layers
-
     def own_sizes(self) -> list[Rule]:
-        widths = ("glyph_embed_size", "glyph_hidden_size")
         return [
-            *at_least_one(self, "num_single_layers", *widths, "num_refiner_layers"),
-            even_axes(self),
+            *DoubleSingleConfig.own_sizes(self),
+            *at_least_one(self, "glyph_embed_size", "glyph_hidden_size", "num_refiner_layers"),
             attends_to_no_padding(self, "HunyuanImage"),
             (
                 self.patch_temporal == 1,
                 f"patch_temporal={self.patch_temporal}: HunyuanImage learns pictures; set it to 1",
             ),
         ]
-
-    def own_shapes(self) -> list[Rule]:
-        return [axes_fill_heads(self), heads_share_mlp(self)]
-
-    @property
-    def all_layers(self) -> int:
-        return self.num_layers + self.num_single_layers
 
     @property
     def largest_latent(self) -> tuple[int, int, int]:
@@ -110,5 +91,6 @@ class HunyuanImageConfig(ModelConfig):
 
     @property
     def cost_sizes(self) -> list[int]:
-        sizes = ModelConfig.cost_sizes.fget(self)  # type: ignore[attr-defined]
-        return [*sizes, self.num_single_layers, self.crossattn_emb_size]
+        # Stored loader states have them without the last one.
+        sizes = DoubleSingleConfig.cost_sizes.fget(self)  # type: ignore[attr-defined]
+        return sizes[:-1]

@@ -2,46 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dit.models.cost import NetworkCost
 from dit.models.family import (
-    DiffusersForm,
     Family,
     InputKind,
     ObjectiveConventions,
     SampleInput,
     WeightRules,
+    imported,
 )
 from dit.models.hunyuan_image.config import TINY, HunyuanImageConfig
-from dit.models.joint.layers import ADALN_ZERO, JOINT_PARTS, double_then_single, joint_head_cost
+from dit.models.joint.layers import (
+    ADALN_ZERO,
+    JOINT_PARTS,
+    double_then_single,
+    grid_positions,
+    joint_head_cost,
+)
 from dit.models.layer_spec import Cost, condition_cost, glyph_weights, refiner_cost, replicated
-
-if TYPE_CHECKING:
-    from dit.models.positions import PositionRule
 
 TEXT, GLYPHS = "text", "text_2"
 GUIDANCE = 3.25
 """What the published distilled network is told, `distilled_guidance_scale` of its pipeline."""
-
-
-def _network() -> Callable[..., Any]:
-    from dit.models.hunyuan_image.model import HunyuanImageNetwork
-
-    return HunyuanImageNetwork
-
-
-def _diffusers() -> DiffusersForm:
-    from dit.models.hunyuan_image.diffusers import FORM
-
-    return FORM
-
-
-def _positions(_: HunyuanImageConfig) -> PositionRule:
-    from dit.models.positions import GridPositions
-
-    return GridPositions()  # frame 0, which nothing turns with
 
 
 def _inputs(model: HunyuanImageConfig) -> tuple[SampleInput, ...]:
@@ -72,12 +56,12 @@ def hunyuan_image_cost(model: HunyuanImageConfig) -> NetworkCost:
 FAMILY = Family(
     name="hunyuan_image",
     config=HunyuanImageConfig,
-    network=_network,
+    network=imported("dit.models.hunyuan_image.model:HunyuanImageNetwork"),
     cost=hunyuan_image_cost,
     parts={**JOINT_PARTS, "refiner": "text", "glyphs": "text", "single_blocks": "single"},
-    diffusers=_diffusers,
+    diffusers=imported("dit.models.hunyuan_image.diffusers:FORM"),
     inputs=_inputs,
-    positions=_positions,
+    positions=grid_positions,  # frame 0, which nothing turns with
     weights=WeightRules(zero=ADALN_ZERO),
     objective=ObjectiveConventions(
         # Diffusers' pipeline hands its scheduler even steps from 1 to 1 / number of steps.

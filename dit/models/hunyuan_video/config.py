@@ -7,14 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar
 
-from dit.config import ModelConfig, Precision
+from dit.config import Precision
 from dit.config.checks import Rule, at_least_one
-from dit.models.joint.config import (
-    attends_to_no_padding,
-    axes_fill_heads,
-    even_axes,
-    heads_share_mlp,
-)
+from dit.models.joint.config import DoubleSingleConfig, attends_to_no_padding
 from dit.models.layer_spec import MOST_REFINER_LAYERS
 
 
@@ -56,61 +51,44 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HunyuanVideoConfig(ModelConfig):
+class HunyuanVideoConfig(DoubleSingleConfig):
     """The network: sizes, conditions, precision and how it is spread over devices."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
     most: ClassVar[Mapping[str, float]] = {
-        "num_single_layers": 2**14,
+        **DoubleSingleConfig.most,
         "num_refiner_layers": MOST_REFINER_LAYERS,
         "pooled_size": 2**20,
-        "rope_axes": 2**20,
     }
-    shown_before: ClassVar[Mapping[str, str]] = {"num_single_layers": "hidden_size"}
 
     name: str = "hunyuanvideo"
     """A named size (hunyuanvideo, hunyuanvideo_i2v, hunyuanvideo_i2v_33ch) or `custom`."""
     family: str = "hunyuan_video"
     num_layers: int = 20
-    """Double-stream layers: latents and text have weights of their own, and attention over both."""
     num_single_layers: int = 40
-    """Single-stream layers after the double-stream ones, on latents and text together."""
-    hidden_size: int = 3072
     num_attention_heads: int = 24
     """Heads of attention over latents and text, and of the layers that refine the caption."""
-    crossattn_emb_size: int = 4096
     num_refiner_layers: int = 2
     """Attention layers among the tokens of a caption, before all other layers."""
     pooled_size: int = 768
     """Width of `pooled_text`, a second text encoder's output for a caption (CLIP-L: 768)."""
     guidance_embed: bool = True
     """Whether the network gets a guidance scale, `objective.guidance`."""
-    rope_axes: tuple[int, int, int] = (16, 56, 56)
-    """Widths of a head rotated by frame, row and column; their sum is the width of the head."""
     image_condition: FirstFrame = FirstFrame.NONE
     """How a first frame is given: none, latent_concat or token_replace."""
 
-    own_stages = ModelConfig.enough_layers
-
     def own_sizes(self) -> list[Rule]:
         return [
-            *at_least_one(self, "num_single_layers", "num_refiner_layers", "pooled_size"),
-            even_axes(self),
+            *DoubleSingleConfig.own_sizes(self),
+            *at_least_one(self, "num_refiner_layers", "pooled_size"),
             attends_to_no_padding(self, "HunyuanVideo"),
         ]
 
-    def own_shapes(self) -> list[Rule]:
-        return [axes_fill_heads(self), heads_share_mlp(self)]
-
-    @property
-    def all_layers(self) -> int:
-        return self.num_layers + self.num_single_layers
-
     @property
     def cost_sizes(self) -> list[int]:
-        sizes = ModelConfig.cost_sizes.fget(self)  # type: ignore[attr-defined]
-        more = [self.num_single_layers, self.num_refiner_layers, self.crossattn_emb_size]
-        return [*sizes, *more, self.input_features]
+        # Stored loader states have them in this order.
+        sizes = DoubleSingleConfig.cost_sizes.fget(self)  # type: ignore[attr-defined]
+        return [*sizes[:-2], self.num_refiner_layers, *sizes[-2:]]
 
     @property
     def condition_channels(self) -> int:

@@ -9,29 +9,34 @@ Its class is `HunyuanVideoTransformer3DModel`.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import ConfigDict, PositiveFloat, PositiveInt
+from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from dit.batch import LatentSample
 from dit.config import RunConfig
-from dit.models.diffusers_names import Convolution, NameTable, Row, StrictKeys, linear_rows
+from dit.models.diffusers_names import Convolution, NameTable, Row, linear_rows
 from dit.models.family import DiffusersForm
 from dit.models.hunyuan_video.config import FirstFrame, HunyuanVideoConfig
 from dit.models.hunyuan_video.family import FIRST_FRAME, POOLED
 from dit.models.hunyuan_video.original_names import COMFYUI_NAMES, HUNYUAN_VIDEO_NAMES
+from dit.models.joint.hunyuan_form import (
+    HunyuanKeys,
+    NoPrivateKeys,
+    network_keys,
+    network_settings,
+    unsupported_keys,
+)
 from dit.models.joint.tensor_names import (
     HEAD_ROWS,
     condition_rows,
-    double_stream_rows,
     refiner_rows,
-    single_stream_rows,
+    stack_layers,
+    stack_rows,
     stream_sizes,
 )
-from dit.models.layer_spec import LEVEL_WAVES, MOST_REFINER_LAYERS, REFINER_RATIO
 
 CLASS = "HunyuanVideoTransformer3DModel"
 IMAGE_TO_VIDEO = "HunyuanVideoImageToVideoPipeline"
@@ -40,47 +45,28 @@ _ROWS: tuple[Row, ...] = (
     *linear_rows("patches", "x_embedder.proj", "D", "I", arrangement=Convolution()),
     *refiner_rows("refiner"),
     *condition_rows(guidance=lambda model: model.guidance_embed),
-    *double_stream_rows("double_blocks.layers.*", "transformer_blocks.*"),
-    *single_stream_rows("single_blocks.layers.*", "single_transformer_blocks.*"),
+    *stack_rows(),
     *HEAD_ROWS,
 )
 
 
 def _sizes(model: HunyuanVideoConfig) -> dict[str, int]:
-    return stream_sizes(model) | {
-        "R": REFINER_RATIO * model.hidden_size,
-        "W": LEVEL_WAVES,
-        "E": model.crossattn_emb_size,
-        "P": model.pooled_size,
-        "I": model.input_features,
-        "C": model.output_features,
-    }
+    return stream_sizes(model) | {"P": model.pooled_size, "I": model.input_features}
 
 
-class HunyuanVideoPrivateKeys(StrictKeys):
-    """What an export keeps in config.json that Diffusers has no place for: nothing."""
-
-
-class HunyuanVideoTransformer(StrictKeys):
-    """config.json of `HunyuanVideoTransformer3DModel`; keys that it does not have stay apart."""
-
-    model_config = ConfigDict(extra="allow")
+class HunyuanVideoTransformer(HunyuanKeys):
+    """config.json of `HunyuanVideoTransformer3DModel`."""
 
     in_channels: PositiveInt = 16
     out_channels: PositiveInt = 16
     num_attention_heads: PositiveInt = 24
-    attention_head_dim: PositiveInt = 128
     num_layers: PositiveInt = 20
     num_single_layers: PositiveInt = 40
-    num_refiner_layers: PositiveInt = 2
-    mlp_ratio: PositiveFloat = 4.0
     patch_size: PositiveInt = 2
     patch_size_t: PositiveInt = 1
-    qk_norm: str | None = "rms_norm"
     guidance_embeds: bool = True
     text_embed_dim: PositiveInt = 4096
     pooled_projection_dim: PositiveInt = 768
-    rope_theta: PositiveFloat = 256.0
     rope_axes_dim: tuple[PositiveInt, PositiveInt, PositiveInt] = (16, 56, 56)
     image_condition_type: Literal["latent_concat", "token_replace"] | None = None
 
@@ -89,42 +75,25 @@ def _unsupported(t: HunyuanVideoTransformer) -> list[str]:
     """What of a config.json our network has no counterpart for."""
     shown = t.image_condition_type == FirstFrame.LATENT_CONCAT
     fed = 2 * t.out_channels + 1 if shown else t.out_channels
-    rules = [
+    return unsupported_keys(
+        t,
         (
             t.in_channels == fed,
             f"in_channels={t.in_channels}, and out_channels={t.out_channels} with"
             f" image_condition_type={t.image_condition_type} goes with {fed}",
         ),
-        (t.qk_norm == "rms_norm", f"qk_norm={t.qk_norm!r}"),
-        (t.rope_theta == 256.0, f"rope_theta={t.rope_theta:g}"),
-        (
-            t.num_refiner_layers <= MOST_REFINER_LAYERS,
-            f"num_refiner_layers={t.num_refiner_layers}, more than {MOST_REFINER_LAYERS}",
-        ),
-    ]
-    return [message for holds, message in rules if not holds]
+    )
 
 
-def _settings(
-    t: HunyuanVideoTransformer,
-    private: HunyuanVideoPrivateKeys | None,  # noqa: ARG001  # there are none
-    text_pad_to: int | None,  # noqa: ARG001  # no padding is attended to
-) -> dict[str, Any]:
+def _settings(t: HunyuanVideoTransformer, *_: Any) -> dict[str, Any]:
     """Settings of our network, of a config.json."""
-    return {
-        "num_layers": t.num_layers,
+    return network_settings(t) | {
         "num_single_layers": t.num_single_layers,
-        "hidden_size": t.num_attention_heads * t.attention_head_dim,
-        "num_attention_heads": t.num_attention_heads,
-        "mlp_ratio": t.mlp_ratio,
         "in_channels": t.out_channels,
         "patch_temporal": t.patch_size_t,
         "patch_spatial": t.patch_size,
-        "crossattn_emb_size": t.text_embed_dim,
-        "num_refiner_layers": t.num_refiner_layers,
         "pooled_size": t.pooled_projection_dim,
         "guidance_embed": t.guidance_embeds,
-        "rope_axes": t.rope_axes_dim,
         "image_condition": FirstFrame(t.image_condition_type or "none"),
     }
 
@@ -134,23 +103,14 @@ def _content(config: RunConfig) -> dict[str, Any]:
     m = config.model
     assert isinstance(m, HunyuanVideoConfig)
     shown = m.image_condition
-    return {
+    return network_keys(m) | {
         "in_channels": m.in_channels + m.condition_channels,
         "out_channels": m.in_channels,
-        "num_attention_heads": m.num_attention_heads,
-        "attention_head_dim": m.hidden_size // m.num_attention_heads,
-        "num_layers": m.num_layers,
         "num_single_layers": m.num_single_layers,
-        "num_refiner_layers": m.num_refiner_layers,
-        "mlp_ratio": m.mlp_ratio,
         "patch_size": m.patch_spatial,
         "patch_size_t": m.patch_temporal,
-        "qk_norm": "rms_norm",
         "guidance_embeds": m.guidance_embed,
-        "text_embed_dim": m.crossattn_emb_size,
         "pooled_projection_dim": m.pooled_size,
-        "rope_theta": 256.0,
-        "rope_axes_dim": m.rope_axes,
         "image_condition_type": None if shown is FirstFrame.NONE else str(shown),
     }
 
@@ -162,17 +122,6 @@ def _pipeline_misfits(model: HunyuanVideoConfig, pipeline: str) -> list[str]:
         return []
     fed = "a first frame" if of_image else "no first frame"
     return [f"model.image_condition={shown}, and it feeds {fed}"]
-
-
-def _open_network(folder: Path) -> nn.Module:
-    """Diffusers' network in float32.
-
-    Raises:
-        ImportError: Diffusers is not installed.
-    """
-    from diffusers.models.transformers import transformer_hunyuan_video as theirs
-
-    return theirs.HunyuanVideoTransformer3DModel.from_pretrained(folder, torch_dtype=torch.float32)
 
 
 def without_first_frame(network: Any) -> nn.Module:
@@ -223,24 +172,16 @@ FORM = DiffusersForm(
     table=NameTable(
         rows=_ROWS,
         sizes=_sizes,
-        layers=lambda model: {
-            "double_blocks": model.num_layers,
-            "single_blocks": model.num_single_layers,
-        },
+        layers=stack_layers,
     ),
     config_keys=HunyuanVideoTransformer,
-    private_keys=HunyuanVideoPrivateKeys,
+    private_keys=NoPrivateKeys,
     unsupported=_unsupported,
     settings=_settings,
-    inexpressible=lambda _: [],
     content=_content,
-    private=lambda _: {},
-    text_pad_to=lambda _: None,
     original_names=(HUNYUAN_VIDEO_NAMES, COMFYUI_NAMES),
     comfyui_names=lambda _: COMFYUI_NAMES,
     pipelines={"HunyuanVideoPipeline": "flow", IMAGE_TO_VIDEO: "flow"},
     pipeline_misfits=_pipeline_misfits,
-    largest_latent=lambda _: (2**20, 2**20, 2**20),  # positions are computed
-    open_network=_open_network,
     run_network=_run_network,
 )

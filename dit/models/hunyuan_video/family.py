@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dit.models.cost import NetworkCost
 from dit.models.family import (
-    DiffusersForm,
     Family,
     InputKind,
     ObjectiveConventions,
     SampleInput,
     WeightRules,
+    imported,
 )
 from dit.models.hunyuan_video.config import TINY, FirstFrame, HunyuanVideoConfig
-from dit.models.joint.layers import ADALN_ZERO, JOINT_PARTS, double_then_single, joint_head_cost
+from dit.models.joint.layers import (
+    ADALN_ZERO,
+    JOINT_PARTS,
+    double_then_single,
+    grid_positions,
+    joint_head_cost,
+)
 from dit.models.layer_spec import condition_cost, refiner_cost, replicated
-
-if TYPE_CHECKING:
-    from dit.models.positions import PositionRule
 
 POOLED, FIRST_FRAME = "pooled_text", "first_frame_latent"
 GUIDANCE = 1.0
@@ -28,24 +30,6 @@ _KINDS = {
     FirstFrame.LATENT_CONCAT: InputKind.FRAME_CHANNELS,
     FirstFrame.TOKEN_REPLACE: InputKind.FRAMES,
 }
-
-
-def _network() -> Callable[..., Any]:
-    from dit.models.hunyuan_video.model import HunyuanVideoNetwork
-
-    return HunyuanVideoNetwork
-
-
-def _diffusers() -> DiffusersForm:
-    from dit.models.hunyuan_video.diffusers import FORM
-
-    return FORM
-
-
-def _positions(_: HunyuanVideoConfig) -> PositionRule:
-    from dit.models.positions import GridPositions
-
-    return GridPositions()  # indices of frames, whatever their rate
 
 
 def _inputs(model: HunyuanVideoConfig) -> tuple[SampleInput, ...]:
@@ -76,12 +60,12 @@ def hunyuan_video_cost(model: HunyuanVideoConfig) -> NetworkCost:
 FAMILY = Family(
     name="hunyuan_video",
     config=HunyuanVideoConfig,
-    network=_network,
+    network=imported("dit.models.hunyuan_video.model:HunyuanVideoNetwork"),
     cost=hunyuan_video_cost,
     parts={**JOINT_PARTS, "refiner": "text", "single_blocks": "single"},
-    diffusers=_diffusers,
+    diffusers=imported("dit.models.hunyuan_video.diffusers:FORM"),
     inputs=_inputs,
-    positions=_positions,
+    positions=grid_positions,  # indices of frames, whatever their rate
     weights=WeightRules(zero=ADALN_ZERO),
     objective=ObjectiveConventions(
         # Diffusers' pipelines hand their scheduler even steps from 1 to 1 / number of steps.

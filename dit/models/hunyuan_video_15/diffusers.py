@@ -9,11 +9,10 @@ Its class is `HunyuanVideo15Transformer3DModel`.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ConfigDict, PositiveFloat, PositiveInt
+from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from dit.batch import LatentSample
@@ -22,7 +21,6 @@ from dit.models.diffusers_names import (
     Convolution,
     NameTable,
     Row,
-    StrictKeys,
     TensorSplit,
     linear_rows,
 )
@@ -30,6 +28,16 @@ from dit.models.family import DiffusersForm
 from dit.models.hunyuan_video_15.config import HunyuanVideo15Config
 from dit.models.hunyuan_video_15.family import FIRST_FRAME, GLYPHS, IMAGE
 from dit.models.hunyuan_video_15.original_names import COMFYUI_NAMES, HUNYUAN_NAMES
+from dit.models.joint.hunyuan_form import (
+    GLYPH_HIDDEN,
+    HunyuanKeys,
+    NoPrivateKeys,
+    glyph_misfit,
+    network_keys,
+    network_settings,
+    text_inputs,
+    unsupported_keys,
+)
 from dit.models.joint.tensor_names import (
     HEAD_ROWS,
     double_stream_rows,
@@ -39,10 +47,8 @@ from dit.models.joint.tensor_names import (
     stream_sizes,
     two_linears,
 )
-from dit.models.layer_spec import LEVEL_WAVES, MOST_REFINER_LAYERS, REFINER_RATIO
 
 CLASS = "HunyuanVideo15Transformer3DModel"
-_GLYPH_HIDDEN = 2048  # fixed in Diffusers
 _WHOLE = TensorSplit.REPLICATED
 
 
@@ -71,40 +77,25 @@ _ROWS: tuple[Row, ...] = (
 def _sizes(model: HunyuanVideo15Config) -> dict[str, int]:
     return stream_sizes(model) | {
         "3": 3,
-        "R": REFINER_RATIO * model.hidden_size,
-        "W": LEVEL_WAVES,
-        "E": model.crossattn_emb_size,
         "G": model.glyph_embed_size,
         "S": model.glyph_hidden_size,
         "I": model.image_embed_size,
         "P": model.input_features,
-        "C": model.output_features,
     }
 
 
-class HunyuanVideo15PrivateKeys(StrictKeys):
-    """What an export keeps in config.json that Diffusers has no place for: nothing."""
-
-
-class HunyuanVideo15Transformer(StrictKeys):
-    """config.json of `HunyuanVideo15Transformer3DModel`; keys that it does not have stay apart."""
-
-    model_config = ConfigDict(extra="allow")
+class HunyuanVideo15Transformer(HunyuanKeys):
+    """config.json of `HunyuanVideo15Transformer3DModel`."""
 
     in_channels: PositiveInt = 65
     out_channels: PositiveInt = 32
     num_attention_heads: PositiveInt = 16
-    attention_head_dim: PositiveInt = 128
     num_layers: PositiveInt = 54
-    num_refiner_layers: PositiveInt = 2
-    mlp_ratio: PositiveFloat = 4.0
     patch_size: PositiveInt = 1
     patch_size_t: PositiveInt = 1
-    qk_norm: str | None = "rms_norm"
     text_embed_dim: PositiveInt = 3584
     text_embed_2_dim: PositiveInt = 1472
     image_embed_dim: PositiveInt = 1152
-    rope_theta: PositiveFloat = 256.0
     rope_axes_dim: tuple[PositiveInt, PositiveInt, PositiveInt] = (16, 56, 56)
     target_size: PositiveInt = 640
     task_type: str = "i2v"
@@ -113,92 +104,42 @@ class HunyuanVideo15Transformer(StrictKeys):
 
 def _unsupported(t: HunyuanVideo15Transformer) -> list[str]:
     """What of a config.json our network has no counterpart for."""
-    rules = [
+    fed = 2 * t.out_channels + 1
+    return unsupported_keys(
+        t,
         (
-            t.in_channels == 2 * t.out_channels + 1,
-            f"in_channels={t.in_channels}, and out_channels={t.out_channels} goes with"
-            f" {2 * t.out_channels + 1}",
+            t.in_channels == fed,
+            f"in_channels={t.in_channels}, and out_channels={t.out_channels} goes with {fed}",
         ),
-        (t.qk_norm == "rms_norm", f"qk_norm={t.qk_norm!r}"),
-        (t.rope_theta == 256.0, f"rope_theta={t.rope_theta:g}"),
-        (
-            t.num_refiner_layers <= MOST_REFINER_LAYERS,
-            f"num_refiner_layers={t.num_refiner_layers}, more than {MOST_REFINER_LAYERS}",
-        ),
-    ]
-    return [message for holds, message in rules if not holds]
+    )
 
 
-def _settings(
-    t: HunyuanVideo15Transformer,
-    private: HunyuanVideo15PrivateKeys | None,  # noqa: ARG001  # there are none
-    text_pad_to: int | None,  # noqa: ARG001  # no padding is attended to
-) -> dict[str, Any]:
+def _settings(t: HunyuanVideo15Transformer, *_: Any) -> dict[str, Any]:
     """Settings of our network, of a config.json."""
-    return {
-        "num_layers": t.num_layers,
-        "hidden_size": t.num_attention_heads * t.attention_head_dim,
-        "num_attention_heads": t.num_attention_heads,
-        "mlp_ratio": t.mlp_ratio,
+    return network_settings(t) | {
         "in_channels": t.out_channels,
         "patch_temporal": t.patch_size_t,
         "patch_spatial": t.patch_size,
-        "crossattn_emb_size": t.text_embed_dim,
         "glyph_embed_size": t.text_embed_2_dim,
-        "glyph_hidden_size": _GLYPH_HIDDEN,
+        "glyph_hidden_size": GLYPH_HIDDEN,
         "image_embed_size": t.image_embed_dim,
-        "num_refiner_layers": t.num_refiner_layers,
-        "rope_axes": t.rope_axes_dim,
         "use_meanflow": t.use_meanflow,
     }
-
-
-def _inexpressible(config: RunConfig) -> list[str]:
-    """What of a run Diffusers' network has no counterpart for."""
-    model: Any = config.model
-    if model.glyph_hidden_size == _GLYPH_HIDDEN:
-        return []
-    return [
-        f"model.glyph_hidden_size={model.glyph_hidden_size} cannot be exported: Diffusers' {CLASS}"
-        f" has {_GLYPH_HIDDEN}"
-    ]
 
 
 def _content(config: RunConfig) -> dict[str, Any]:
     """config.json of a run's network."""
     m = config.model
     assert isinstance(m, HunyuanVideo15Config)
-    return {
+    return network_keys(m) | {
         "in_channels": m.in_channels + m.condition_channels,
         "out_channels": m.in_channels,
-        "num_attention_heads": m.num_attention_heads,
-        "attention_head_dim": m.hidden_size // m.num_attention_heads,
-        "num_layers": m.num_layers,
-        "num_refiner_layers": m.num_refiner_layers,
-        "mlp_ratio": m.mlp_ratio,
         "patch_size": m.patch_spatial,
         "patch_size_t": m.patch_temporal,
-        "qk_norm": "rms_norm",
-        "text_embed_dim": m.crossattn_emb_size,
         "text_embed_2_dim": m.glyph_embed_size,
         "image_embed_dim": m.image_embed_size,
-        "rope_theta": 256.0,
-        "rope_axes_dim": m.rope_axes,
         "use_meanflow": m.use_meanflow,
     }
-
-
-def _open_network(folder: Path) -> nn.Module:
-    """Diffusers' network in float32.
-
-    Raises:
-        ImportError: Diffusers is not installed.
-    """
-    from diffusers.models.transformers import transformer_hunyuan_video15 as theirs
-
-    return theirs.HunyuanVideo15Transformer3DModel.from_pretrained(
-        folder, torch_dtype=torch.float32
-    )
 
 
 def _run_network(
@@ -215,19 +156,13 @@ def _run_network(
     if given is not None and given.shape[1] < latent.shape[1]:
         condition[:-1, : given.shape[1]] = given
         condition[-1, : given.shape[1]] = 1
-    text = inputs["text"][None]
-    glyphs, image = inputs.get(GLYPHS), inputs.get(IMAGE)
-    if glyphs is None:
-        glyphs = text.new_zeros(0, model.glyph_embed_size)
+    text_LE, image = inputs["text"], inputs.get(IMAGE)
     if image is None or not len(image):
-        image = text.new_zeros(1, model.image_embed_size)
+        image = text_LE.new_zeros(1, model.image_embed_size)
     (made,) = network(
         hidden_states=torch.cat([latent, condition])[None],
         timestep=torch.tensor([level]),
-        encoder_hidden_states=text,
-        encoder_attention_mask=torch.ones(text.shape[:2]),
-        encoder_hidden_states_2=glyphs[None],
-        encoder_attention_mask_2=torch.ones(1, len(glyphs)),
+        **text_inputs(model, text_LE, inputs.get(GLYPHS)),
         image_embeds=image[None],
         # Of samples that are compared a step ends at the data.
         timestep_r=torch.zeros(1) if model.use_meanflow else None,
@@ -244,24 +179,20 @@ FORM = DiffusersForm(
         layers=lambda model: {"blocks": model.num_layers},
     ),
     config_keys=HunyuanVideo15Transformer,
-    private_keys=HunyuanVideo15PrivateKeys,
+    private_keys=NoPrivateKeys,
     unsupported=_unsupported,
     settings=_settings,
-    inexpressible=_inexpressible,
+    inexpressible=lambda config: glyph_misfit(config, CLASS),
     content=_content,
-    private=lambda _: {},
-    text_pad_to=lambda _: None,
     original_names=(HUNYUAN_NAMES, COMFYUI_NAMES),
     comfyui_names=lambda _: COMFYUI_NAMES,
     pipelines={
         "HunyuanVideo15Pipeline": "flow",
         "HunyuanVideo15ImageToVideoPipeline": "flow",
     },
-    pipeline_misfits=lambda *_: [],
     largest_latent=lambda model: (
         4096 * model.patch_temporal,
         *(4096 * model.patch_spatial,) * 2,
     ),
-    open_network=_open_network,
     run_network=_run_network,
 )

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
 from dit.models.cost import NetworkCost
 from dit.models.family import (
-    DiffusersForm,
     Family,
     InputKind,
     NullInput,
     ObjectiveConventions,
     SampleInput,
     WeightRules,
+    imported,
 )
 from dit.models.hunyuan_video_15.config import TINY, HunyuanVideo15Config
-from dit.models.joint.layers import ADALN_ZERO, JOINT_PARTS, joint_head_cost, joint_layer_parts
+from dit.models.joint.layers import (
+    ADALN_ZERO,
+    JOINT_PARTS,
+    grid_positions,
+    joint_head_cost,
+    joint_layer_parts,
+)
 from dit.models.layer_spec import (
     LEVEL_WAVES,
     Cost,
@@ -29,28 +32,7 @@ from dit.models.layer_spec import (
     replicated,
 )
 
-if TYPE_CHECKING:
-    from dit.models.positions import PositionRule
-
 TEXT, GLYPHS, IMAGE, FIRST_FRAME = "text", "text_2", "image_embed", "first_frame_latent"
-
-
-def _network() -> Callable[..., Any]:
-    from dit.models.hunyuan_video_15.model import HunyuanVideo15Network
-
-    return HunyuanVideo15Network
-
-
-def _diffusers() -> DiffusersForm:
-    from dit.models.hunyuan_video_15.diffusers import FORM
-
-    return FORM
-
-
-def _positions(_: HunyuanVideo15Config) -> PositionRule:
-    from dit.models.positions import GridPositions
-
-    return GridPositions()  # indices of frames, whatever their rate
 
 
 def _inputs(model: HunyuanVideo15Config) -> tuple[SampleInput, ...]:
@@ -121,12 +103,12 @@ def _before(model: HunyuanVideo15Config) -> Cost:
 FAMILY = Family(
     name="hunyuan_video_15",
     config=HunyuanVideo15Config,
-    network=_network,
+    network=imported("dit.models.hunyuan_video_15.model:HunyuanVideo15Network"),
     cost=hunyuan_video_15_cost,
     parts={**JOINT_PARTS, "text": "text"},
-    diffusers=_diffusers,
+    diffusers=imported("dit.models.hunyuan_video_15.diffusers:FORM"),
     inputs=_inputs,
-    positions=_positions,
+    positions=grid_positions,  # indices of frames, whatever their rate
     weights=WeightRules(zero=ADALN_ZERO, no_decay=("text.kind",)),
     objective=ObjectiveConventions(
         # Diffusers' pipelines hand their scheduler even steps from 1 to 1 / number of steps.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from dit.config import ModelConfig
 from dit.models.layer_spec import (
     Activation,
     AttentionSpec,
@@ -19,6 +20,9 @@ from dit.models.layer_spec import (
     replicated,
 )
 
+if TYPE_CHECKING:
+    from dit.models.positions import PositionRule
+
 JOINT_PARTS: Mapping[str, str] = {
     "modulate_out": "head",
     "proj_out": "head",
@@ -30,6 +34,13 @@ JOINT_PARTS: Mapping[str, str] = {
 ADALN_ZERO = ("*modul*.linear.weight", "*proj_out.weight")
 """`WeightRules.zero`: each layer starts as the identity (adaLN-Zero, arXiv:2212.09748, Sec. 3.2),
 and the output of the network as 0."""
+
+
+def grid_positions(_: ModelConfig) -> PositionRule:
+    """`Family.positions`: indices of frames, whatever their rate, of rows and of columns."""
+    from dit.models.positions import GridPositions
+
+    return GridPositions()
 
 
 def joint_layer_parts(model: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from dit.models.diffusers_names import (
     TensorSplit,
     linear_rows,
 )
-from dit.models.layer_spec import MOST_REFINER_LAYERS
+from dit.models.layer_spec import LEVEL_WAVES, MOST_REFINER_LAYERS, REFINER_RATIO
 
 _COLUMN, _ROW = TensorSplit.COLUMN, TensorSplit.ROW
 _SAME = Same()
@@ -263,7 +263,7 @@ def stack_layers(model: Any) -> dict[str, int]:
 
 
 def stream_sizes(model: ModelConfig) -> dict[str, int]:
-    """The numbers of the letters of all these lines, but C, W, P, E, R, G and S."""
+    """The numbers of the letters of all these lines, but P, G and S."""
     width, hidden = model.hidden_size, model.ffn_hidden_size
     return {
         **{f"{count}D": count * width for count in (2, 3, 6, 9)},
@@ -272,4 +272,8 @@ def stream_sizes(model: ModelConfig) -> dict[str, int]:
         "3D+F": 3 * width + hidden,
         "D+F": width + hidden,
         "K": width // model.num_attention_heads,
+        "W": LEVEL_WAVES,
+        "E": model.crossattn_emb_size,
+        "R": REFINER_RATIO * width,
+        "C": model.output_features,
     }

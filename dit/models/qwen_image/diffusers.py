@@ -8,7 +8,6 @@ Its class is `QwenImageTransformer2DModel`.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ from dit.models.family import DiffusersForm
 from dit.models.joint.tensor_names import HEAD_ROWS, double_stream_rows, stream_sizes
 from dit.models.patches import patchify, unpatchify
 from dit.models.qwen_image.config import MOST_REFERENCES, QwenImageConfig
-from dit.models.qwen_image.family import LEVEL_WAVES, REFERENCE, SCALE
+from dit.models.qwen_image.family import REFERENCE, SCALE
 
 CLASS = "QwenImageTransformer2DModel"
 _LONGEST_SIDE = 2 * 4096  # in patches: its table of angles has 4096 rows for either sign
@@ -55,11 +54,7 @@ LINEARS = {name.removesuffix(".weight"): name.removesuffix(".weight") for name i
 
 
 def _sizes(model: QwenImageConfig) -> dict[str, int]:
-    return stream_sizes(model) | {
-        "W": LEVEL_WAVES,
-        "E": model.crossattn_emb_size,
-        "C": model.patch_features,
-    }
+    return stream_sizes(model)
 
 
 class QwenImagePrivateKeys(StrictKeys):
@@ -173,17 +168,6 @@ def _pipeline_misfits(model: QwenImageConfig, pipeline: str) -> list[str]:
     ]
 
 
-def _open_network(folder: Path) -> nn.Module:
-    """Diffusers' network in float32.
-
-    Raises:
-        ImportError: Diffusers is not installed.
-    """
-    from diffusers.models.transformers.transformer_qwenimage import QwenImageTransformer2DModel
-
-    return QwenImageTransformer2DModel.from_pretrained(folder, torch_dtype=torch.float32)
-
-
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, config: RunConfig
 ) -> Tensor:
@@ -220,8 +204,6 @@ FORM = DiffusersForm(
     settings=_settings,
     inexpressible=_inexpressible,
     content=_content,
-    private=lambda model: {"reference_latents": model.reference_latents},
-    text_pad_to=lambda _: None,
     original_names=(LINEARS,),
     comfyui_names=lambda _: LINEARS,
     pipelines={
@@ -235,6 +217,5 @@ FORM = DiffusersForm(
     },
     pipeline_misfits=_pipeline_misfits,
     largest_latent=lambda model: (4096, *(_LONGEST_SIDE * model.patch_spatial,) * 2),
-    open_network=_open_network,
     run_network=_run_network,
 )

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dit.models.cost import NetworkCost
 from dit.models.family import (
-    DiffusersForm,
     Family,
     InputKind,
     ObjectiveConventions,
     SampleInput,
     WeightRules,
+    imported,
 )
 from dit.models.joint.layers import JOINT_PARTS, joint_head_cost, joint_layer_parts
 from dit.models.layer_spec import (
@@ -34,18 +33,6 @@ LEVEL_WAVES = 256
 """Cosines and sines of the noise level that its embedding is made of; fixed in Diffusers."""
 SCALE = 1000
 """Of the level that the network is told, over t, as in all schedulers of Diffusers."""
-
-
-def _network() -> Callable[..., Any]:
-    from dit.models.qwen_image.model import QwenImageNetwork
-
-    return QwenImageNetwork
-
-
-def _diffusers() -> DiffusersForm:
-    from dit.models.qwen_image.diffusers import FORM
-
-    return FORM
 
 
 def _positions(_: QwenImageConfig) -> PositionRule:
@@ -121,7 +108,7 @@ _PUBLISHED = {
 FAMILY = Family(
     name="qwen_image",
     config=QwenImageConfig,
-    network=_network,
+    network=imported("dit.models.qwen_image.model:QwenImageNetwork"),
     cost=qwen_image_cost,
     parts={
         "text_attention": "text",
@@ -130,7 +117,7 @@ FAMILY = Family(
         "text_in": "text",
         **JOINT_PARTS,
     },
-    diffusers=_diffusers,
+    diffusers=imported("dit.models.qwen_image.diffusers:FORM"),
     inputs=_inputs,
     positions=_positions,
     # Gates and the last layer start closed, as is usual of adaLN-Zero (arXiv:2212.09748).

@@ -8,7 +8,6 @@ Its class is `SD3Transformer2DModel`.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -39,7 +38,6 @@ from dit.models.joint.tensor_names import (
     modulation_rows,
     stream_sizes,
 )
-from dit.models.layer_spec import LEVEL_WAVES
 from dit.models.sd3.config import Sd3Config
 from dit.models.sd3.family import POOLED, TABLE, ends_dual
 from dit.models.sd3.original_names import SD3_NAMES
@@ -88,10 +86,7 @@ _ROWS: tuple[Row, ...] = (
 
 def _sizes(model: Sd3Config) -> dict[str, int]:
     return stream_sizes(model) | {
-        "W": LEVEL_WAVES,
-        "E": model.crossattn_emb_size,
         "P": model.pooled_size,
-        "C": model.patch_features,
         "G": model.table_side**2,
         "V": (9 if ends_dual(model) else 6) * model.hidden_size,
     }
@@ -213,17 +208,6 @@ def _content(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def _open_network(folder: Path) -> nn.Module:
-    """Diffusers' network in float32.
-
-    Raises:
-        ImportError: Diffusers is not installed.
-    """
-    from diffusers.models.transformers.transformer_sd3 import SD3Transformer2DModel
-
-    return SD3Transformer2DModel.from_pretrained(folder, torch_dtype=torch.float32)
-
-
 def _run_network(
     network: nn.Module,
     sample: LatentSample,
@@ -255,12 +239,9 @@ FORM = DiffusersForm(
     settings=_settings,
     inexpressible=_inexpressible,
     content=_content,
-    private=lambda model: {"text_pad_to": model.text_pad_to},
     text_pad_to=lambda _: TextPadding.STORED,
     original_names=(SD3_NAMES,),
     pipelines={"StableDiffusion3Pipeline": "flow"},
-    pipeline_misfits=lambda _, __: [],
     largest_latent=lambda model: model.max_size,
-    open_network=_open_network,
     run_network=_run_network,
 )

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dit.models.cost import NetworkCost
 from dit.models.family import (
-    DiffusersForm,
     Family,
     InputKind,
     ObjectiveConventions,
     Padding,
     SampleInput,
     WeightRules,
+    imported,
 )
 from dit.models.joint.layers import ADALN_ZERO, JOINT_PARTS, joint_head_cost
 from dit.models.layer_spec import (
@@ -33,18 +32,6 @@ if TYPE_CHECKING:
     from dit.models.positions import PositionRule
 
 POOLED, TABLE = "pooled_text", "positions.table"
-
-
-def _network() -> Callable[..., Any]:
-    from dit.models.sd3.model import Sd3Network
-
-    return Sd3Network
-
-
-def _diffusers() -> DiffusersForm:
-    from dit.models.sd3.diffusers import FORM
-
-    return FORM
 
 
 def _positions(model: Sd3Config) -> PositionRule:
@@ -111,10 +98,10 @@ def sd3_cost(model: Sd3Config) -> NetworkCost:
 FAMILY = Family(
     name="sd3",
     config=Sd3Config,
-    network=_network,
+    network=imported("dit.models.sd3.model:Sd3Network"),
     cost=sd3_cost,
     parts=JOINT_PARTS,
-    diffusers=_diffusers,
+    diffusers=imported("dit.models.sd3.diffusers:FORM"),
     inputs=_inputs,
     positions=_positions,
     weights=WeightRules(zero=ADALN_ZERO, fixed=(TABLE,)),

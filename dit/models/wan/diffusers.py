@@ -8,7 +8,6 @@ Its class is `WanTransformer3DModel`.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -294,14 +293,6 @@ def _content(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def _private(model: WanConfig) -> dict[str, Any]:
-    return {
-        "text_pad_to": model.text_pad_to,
-        "image_condition": str(model.image_condition),
-        "image_embed_length": model.image_embed_length,
-    }
-
-
 def _pipeline_misfits(model: WanConfig, pipeline: str) -> list[str]:
     """What of a network the pipeline would run on other inputs than it was trained on."""
     shows, condition = pipeline == "WanImageToVideoPipeline", model.image_condition
@@ -320,17 +311,6 @@ def _pipeline_misfits(model: WanConfig, pipeline: str) -> list[str]:
         ),
     ]
     return [message for holds, message in rules if not holds]
-
-
-def _open_network(folder: Path) -> nn.Module:
-    """Diffusers' network in float32.
-
-    Raises:
-        ImportError: Diffusers is not installed.
-    """
-    from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
-
-    return WanTransformer3DModel.from_pretrained(folder, torch_dtype=torch.float32)
 
 
 def _run_network(
@@ -382,7 +362,6 @@ FORM = DiffusersForm(
     settings=_settings,
     inexpressible=_inexpressible,
     content=_content,
-    private=_private,
     text_pad_to=lambda _: _TEXT_ROWS,
     # Published weights of Wan 2.1's image-to-video have it, and nothing reads it.
     ignored=("blocks.*.attn2.norm_added_q.weight",),
@@ -394,6 +373,5 @@ FORM = DiffusersForm(
         _ROTARY_LENGTH * model.patch_temporal,
         *(_ROTARY_LENGTH * model.patch_spatial,) * 2,
     ),
-    open_network=_open_network,
     run_network=_run_network,
 )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dit.models.cost import NetworkCost
 from dit.models.family import (
-    DiffusersForm,
     Family,
     InputKind,
     NullInput,
@@ -15,6 +13,7 @@ from dit.models.family import (
     Padding,
     SampleInput,
     WeightRules,
+    imported,
 )
 from dit.models.layer_spec import (
     Activation,
@@ -35,18 +34,6 @@ if TYPE_CHECKING:
     from dit.models.positions import PositionRule
 
 CONDITION, IMAGE, FIRST_FRAME = "condition_latent", "image_embed", "first_frame_latent"
-
-
-def _network() -> Callable[..., Any]:
-    from dit.models.wan.model import WanNetwork
-
-    return WanNetwork
-
-
-def _diffusers() -> DiffusersForm:
-    from dit.models.wan.diffusers import FORM
-
-    return FORM
 
 
 def _positions(_: WanConfig) -> PositionRule:
@@ -152,7 +139,7 @@ def _before(model: WanConfig) -> Cost:
 FAMILY = Family(
     name="wan",
     config=WanConfig,
-    network=_network,
+    network=imported("dit.models.wan.model:WanNetwork"),
     cost=wan_cost,
     parts={
         "self_attention": "attention",
@@ -163,7 +150,7 @@ FAMILY = Family(
         "modulate_out": "head",
         "proj_out": "head",
     },
-    diffusers=_diffusers,
+    diffusers=imported("dit.models.wan.diffusers:FORM"),
     inputs=_inputs,
     positions=_positions,
     weights=WeightRules(

@@ -1,0 +1,212 @@
+"""Attention, feed-forward, embeddings and token refiners: their sizes, choices and costs."""
+
+# D model width, F width inside a feed-forward, K head width
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from dit.models.layer_spec.shapes import (
+    FLOAT32,
+    KEPT_CROSS,
+    KEPT_IMAGE,
+    AttentionShape,
+    Cost,
+    LinearShape,
+    RowKind,
+    WeightShape,
+)
+
+
+class Activation(StrEnum):
+    """What stands between the two linears of a feed-forward."""
+
+    GELU = "gelu"  # exact (erf)
+    GELU_TANH = "gelu_tanh"
+    SILU = "silu"
+    SWIGLU = "swiglu"  # silu(gate) * up: the first linear makes both
+
+    @property
+    def inputs(self) -> int:
+        """Numbers that the first linear makes for each hidden unit."""
+        return 2 if self is Activation.SWIGLU else 1
+
+
+class QkNorm(StrEnum):
+    """RMSNorm of queries and keys."""
+
+    NONE = "none"
+    PER_HEAD = "per_head"  # over the width of each head, one weight [K] for all heads
+    ACROSS_HEADS = "across_heads"  # over all heads of a token, weight [D]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionSpec:
+    """Attention over one token row."""
+
+    width: int  # D, of tokens and of all heads together
+    heads: int
+    bias: bool = False  # of every linear
+    norm: QkNorm = QkNorm.PER_HEAD
+    eps: float = 1e-6  # of that norm
+
+    @property
+    def head_width(self) -> int:
+        return self.width // self.heads
+
+    def cost(self, rows: RowKind = RowKind.LATENTS, *, output: bool = True) -> Cost:
+        """Queries, keys and values of a row of tokens, and the output; not who attends to whom."""
+        made = LinearShape(
+            inputs=self.width,
+            outputs=3 * self.width,
+            rows=rows,
+            bias=self.bias,
+            split=True,
+            parts=3,
+        )
+        total = Cost(linears=(made,)) + self.norms
+        if not output:
+            return total
+        out = LinearShape(inputs=self.width, outputs=self.width, rows=rows, split=True)
+        return total + Cost(linears=(out,)) + whole_bias(self.width, self.bias)
+
+    def cross_cost(self, text_width: int) -> Cost:
+        """Queries of latents, keys and values of text; with the attention."""
+        width, bias = self.width, self.bias
+        linears = (
+            LinearShape(inputs=width, outputs=width, bias=bias, split=True),
+            LinearShape(
+                inputs=text_width,
+                outputs=2 * width,
+                rows=RowKind.TEXT,
+                bias=bias,
+                split=True,
+                parts=2,
+            ),
+            LinearShape(inputs=width, outputs=width, split=True),
+        )
+        attention = AttentionShape(width=width, keys=RowKind.TEXT)
+        total = Cost(
+            linears=linears,
+            attentions=(attention,),
+            exchanges=1,
+            kept=KEPT_CROSS,
+            float32_inside=self.float32_kept,
+        )
+        return total + whole_bias(width, bias) + self.norms
+
+    def image_cost(self, text_width: int, rows: int) -> Cost:
+        """What attention to `rows` rows of an image adds to `cross_cost`, with its queries."""
+        made = LinearShape(
+            inputs=text_width,
+            outputs=2 * self.width,
+            rows=RowKind.SAMPLES,
+            bias=self.bias,
+            split=True,
+            times=rows,
+            parts=2,
+        )
+        attention = AttentionShape(width=self.width, keys=RowKind.SAMPLES, times=rows)
+        # The norm of the keys.
+        norm = Cost(weights=self.norms.weights[1:])
+        return Cost(linears=(made,), attentions=(attention,), kept=KEPT_IMAGE) + norm
+
+    @property
+    def float32_kept(self) -> int:
+        """`Cost.float32_inside` of the norm of queries, and as much of that of keys."""
+        return FLOAT32 if self.norm is QkNorm.ACROSS_HEADS else 0
+
+    @property
+    def norms(self) -> Cost:
+        """Of queries and of keys; tensor ranks share a norm across heads by heads."""
+        match self.norm:
+            case QkNorm.NONE:
+                return Cost()
+            case QkNorm.PER_HEAD:
+                return Cost(weights=(WeightShape(numbers=self.head_width),) * 2)
+            case QkNorm.ACROSS_HEADS:
+                return Cost(weights=(WeightShape(numbers=self.width, split=True),) * 2)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FeedForwardSpec:
+    """Two linears with an activation between them."""
+
+    width: int  # D
+    hidden: int  # F, any number
+    activation: Activation = Activation.GELU
+    bias: bool = False
+
+    def linears(self, rows: RowKind = RowKind.LATENTS) -> tuple[LinearShape, ...]:
+        """Without the bias of the second, which belongs to the row that it is added to."""
+        made = self.hidden * self.activation.inputs
+        return (
+            LinearShape(inputs=self.width, outputs=made, rows=rows, bias=self.bias, split=True),
+            LinearShape(inputs=self.hidden, outputs=self.width, rows=rows, split=True),
+        )
+
+    def cost(self, rows: RowKind = RowKind.LATENTS) -> Cost:
+        return Cost(linears=self.linears(rows)) + whole_bias(self.width, self.bias)
+
+
+def whole_bias(width: int, bias: bool) -> Cost:
+    """Of a matrix that is split by its inputs: every rank has the whole bias."""
+    return Cost(weights=(WeightShape(numbers=width),) if bias else ())
+
+
+def replicated(
+    inputs: int,
+    outputs: int,
+    *,
+    rows: RowKind = RowKind.LATENTS,
+    bias: bool = False,
+    times: int = 1,
+) -> Cost:
+    """A matrix that every tensor rank has whole."""
+    shape = LinearShape(inputs=inputs, outputs=outputs, rows=rows, bias=bias, times=times)
+    return Cost(linears=(shape,))
+
+
+LEVEL_WAVES = 256
+"""Cosines and sines of a noise level or a guidance scale; fixed in Diffusers."""
+
+
+def condition_cost(
+    width: int, *, pooled: int | None = None, guidance: bool = False, step_end: bool = False
+) -> Cost:
+    """Of embeddings of level, end of a step, guidance and pooled text, two linears each."""
+    one_row = {"rows": RowKind.SAMPLES, "bias": True}
+    total = Cost()
+    texts = () if pooled is None else (pooled,)
+    for inputs in (*(LEVEL_WAVES,) * (1 + guidance + step_end), *texts):
+        total += replicated(inputs, width, **one_row) + replicated(width, width, **one_row)
+    return total
+
+
+REFINER_RATIO = 4
+"""Width of a token refiner's MLPs over the hidden size; fixed in Diffusers."""
+MOST_REFINER_LAYERS = 16
+
+
+def refiner_cost(width: int, *, text: int, layers: int) -> Cost:
+    """Of the token refiner (HunyuanVideo, HunyuanImage), which reads texts of width `text`."""
+    total = condition_cost(width, pooled=text)
+    rows: dict[str, Any] = {"rows": RowKind.TEXT, "bias": True}
+    total += replicated(text, width, **rows)
+    wide = REFINER_RATIO * width
+    for _ in range(layers):
+        total += replicated(width, 3 * width, **rows) + replicated(width, width, **rows)
+        total += replicated(width, wide, **rows) + replicated(wide, width, **rows)
+        total += replicated(width, 2 * width, rows=RowKind.SAMPLES, bias=True)
+        attention = AttentionShape(width=width, queries=RowKind.TEXT, keys=RowKind.TEXT)
+        norms = WeightShape(numbers=4 * width)  # weight and bias of two
+        total += Cost(attentions=(attention,), weights=(norms,))
+    return total
+
+
+def glyph_weights(width: int, *, inputs: int, inside: int) -> WeightShape:
+    """Of the embedding of ByT5's rows: a norm and three linears."""
+    linears = (inputs + 1) * inside + (inside + 1) * inside + (inside + 1) * width
+    return WeightShape(numbers=2 * inputs + linears)
