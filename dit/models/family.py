@@ -204,7 +204,7 @@ class DiffusersForm:
     """Tables of linears as the original projects name them -> as Diffusers does; `*`: a block.
 
     Several names with spaces between them are linears that the project has as one: each but the
-    last has as many outputs as inputs."""
+    last has as many outputs as inputs. `~`: shift and scale have changed places, if alone."""
     comfyui_names: Callable[[Any], Mapping[str, str]] | None = None
     """The one of `original_names` that ComfyUI has of a network; None: it reads Diffusers'."""
     pipelines: Mapping[str, str]

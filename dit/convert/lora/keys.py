@@ -46,10 +46,14 @@ _PARTS = {
     "lora_B": Factor.UP,
     "lora_up": Factor.UP,
     "lora.up": Factor.UP,
+    # XLabs' modules end in lora themselves: processor.qkv_lora1.down.weight.
+    "down": Factor.DOWN,
+    "up": Factor.UP,
 }
+_XLABS = r"(?:(?<=_lora\.)|(?<=_lora[12]\.))(?:down|up)"
 # peft's state_dict has the adapter's name in its keys, which its files leave out.
 _FACTOR = re.compile(
-    rf"(?P<module>.+)\.(?P<part>{'|'.join(map(re.escape, _PARTS))})"
+    rf"(?P<module>.+)\.(?P<part>lora_A|lora_B|lora[._]down|lora[._]up|{_XLABS})"
     r"(?:\.(?P<adapter>[A-Za-z0-9_-]+))?\.weight"
 )
 _ALPHA = re.compile(r"(?P<module>.+)\.(?:lora_)?alpha")

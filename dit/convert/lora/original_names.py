@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,17 @@ import torch
 from dit.config import ModelConfig
 from dit.convert.lora.factors import LoraFactors
 from dit.models.family import diffusers_families
+
+SWAPPED = "~"
+"""Ends the name of a modulation that may be a shift and a scale alone; Diffusers has those two the
+other way round."""
+
+
+def swapped(one: LoraFactors) -> LoraFactors:
+    """Scale and shift for shift and scale, if these are all that the linear makes."""
+    if one.up.shape[0] != 2 * one.down.shape[1]:
+        return one
+    return replace(one, up=torch.cat(one.up.chunk(2)[::-1]))
 
 
 class OriginalNames:
@@ -55,7 +67,8 @@ class _Names(NamedTuple):
     @classmethod
     def of(cls, tables: Sequence[Mapping[str, str]]) -> _Names:
         # Some scripts write Diffusers' own names with underscores.
-        every = [ours for table in tables for value in table.values() for ours in value.split()]
+        values = [value.removesuffix(SWAPPED) for table in tables for value in table.values()]
+        every = [ours for value in values for ours in value.split()]
         flat = {_flat(ours): ours for ours in every}
         flat |= {_flat(theirs): ours for table in tables for theirs, ours in table.items()}
         pairs = (pair for table in tables for pair in table.items())
@@ -85,9 +98,13 @@ def in_original_names(
     Those of modules that it has as one linear become one, of all their ranks together; None where
     one of them has none.
     """
-    alone = {theirs: ours for theirs, ours in table.items() if " " not in ours}
+    alone = {k: ours.removesuffix(SWAPPED) for k, ours in table.items() if " " not in ours}
     fused = [(theirs, ours.split()) for theirs, ours in table.items() if " " in ours]
-    found, left = dict[str, LoraFactors](), dict(factors)
+    turned = _compiled(
+        (v.removesuffix(SWAPPED), k) for k, v in table.items() if v.endswith(SWAPPED)
+    )
+    left = {m: swapped(one) if _translated(m, turned) else one for m, one in factors.items()}
+    found = dict[str, LoraFactors]()
     for theirs, parts in fused:
         first = _compiled([(parts[0], theirs)])
         for module in factors:

@@ -20,6 +20,7 @@ from torch import Tensor
 from dit.config import ModelConfig
 from dit.convert.lora.factors import LoraFactors, LoraFileError, in_order
 from dit.convert.lora.keys import Factor, LoraKey, parse_keys
+from dit.convert.lora.original_names import SWAPPED, swapped
 from dit.convert.lora.patterns import PeftConfig, peft_config
 from dit.parsing import parse_json
 
@@ -64,6 +65,8 @@ def _apart(modules: str, one: LoraFactors, file: Path) -> dict[str, LoraFactors]
 
     They share A; each but the last has as many outputs as inputs.
     """
+    if modules.endswith(SWAPPED):
+        return {modules.removesuffix(SWAPPED): swapped(one)}
     names = modules.split()
     if len(names) == 1:
         return {modules: one}

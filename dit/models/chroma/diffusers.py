@@ -31,7 +31,6 @@ from dit.models.joint.flux_form import (
 from dit.models.joint.linear_names import (
     EMBEDDERS,
     FLUX,
-    HEAD,
     double_block_names,
     single_block_names,
 )
@@ -70,7 +69,7 @@ _ORIGINAL_NAMES = {
     f"{_THEIRS}.layers.*.in_layer": f"{_THEIRS}.layers.*.linear_1",
     f"{_THEIRS}.layers.*.out_layer": f"{_THEIRS}.layers.*.linear_2",
     f"{_THEIRS}.out_proj": f"{_THEIRS}.out_proj",
-    **HEAD,
+    "final_layer.linear": "proj_out",
 }
 
 

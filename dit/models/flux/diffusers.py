@@ -21,7 +21,7 @@ from dit.models.diffusers_names import NameTable
 from dit.models.family import DiffusersForm, StackedSamples
 from dit.models.flux.config import FluxConfig
 from dit.models.flux.family import POOLED
-from dit.models.flux.original_names import FLUX_NAMES
+from dit.models.flux.original_names import FLUX_NAMES, XLABS_NAMES
 from dit.models.joint.flux_form import (
     DoubleSingleKeys,
     PatchKeys,
@@ -152,7 +152,7 @@ FORM = DiffusersForm(
     inexpressible=lambda config: mlp_misfit(config.model, CLASS),
     content=_content,
     text_pad_to=lambda _: TextPadding.STORED,
-    original_names=(FLUX_NAMES,),
+    original_names=(FLUX_NAMES, XLABS_NAMES),
     pipelines={"FluxPipeline": "flow", KONTEXT: "flow"},
     settings_of_pipelines={KONTEXT: {"reference_latents": 1}},
     pipeline_misfits=_pipeline_misfits,

@@ -2,8 +2,8 @@
 
 Files of adapters have them. `*` stands for the number of a block. Where one linear of theirs is
 several of Diffusers', these stand side by side with spaces: all have as many outputs as it has
-inputs, and the last one the rest. The linear of the last norm is left out: its scale and shift have
-changed places.
+inputs, and the last one the rest. `~` ends the name of a linear whose shift and scale have changed
+places.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ HUNYUAN = Words(
 """Of the Hunyuan models' own code, as far as they have queries, keys and values in one linear."""
 GLYPHS = {f"byt5_in.fc{n}": f"context_embedder_2.linear_{n}" for n in (1, 2, 3)}
 """The embedding of ByT5's rows."""
-HEAD = {"final_layer.linear": "proj_out"}
+HEAD = {"final_layer.linear": "proj_out", "final_layer.adaLN_modulation.1": "norm_out.linear~"}
 EMBEDDERS = {"img_in": "x_embedder", "txt_in": "context_embedder"}
 """Of FLUX and Chroma, which read text as it is."""
 

@@ -1,7 +1,7 @@
 """Names of linears in Stability's own code -> those of Diffusers; files of adapters have either.
 
-`*` stands for the number of a block. The linear of the last norm, and that of the text in the last
-block, are left out: their scale and shift have changed places.
+`*` stands for the number of a block. Shift and scale of the last norm, and of the text in the last
+block, have changed places.
 """
 
 from __future__ import annotations
@@ -27,4 +27,12 @@ SD3_NAMES: dict[str, str] = {
     "joint_blocks.*.context_block.mlp.fc1": f"{_BLOCK}.ff_context.net.0.proj",
     "joint_blocks.*.context_block.mlp.fc2": f"{_BLOCK}.ff_context.net.2",
     "joint_blocks.*.x_block.adaLN_modulation.1": f"{_BLOCK}.norm1.linear",
+    "joint_blocks.*.context_block.adaLN_modulation.1": f"{_BLOCK}.norm1_context.linear~",
+    "context_embedder": "context_embedder",
+    "t_embedder.mlp.0": "time_text_embed.timestep_embedder.linear_1",
+    "t_embedder.mlp.2": "time_text_embed.timestep_embedder.linear_2",
+    "y_embedder.mlp.0": "time_text_embed.text_embedder.linear_1",
+    "y_embedder.mlp.2": "time_text_embed.text_embedder.linear_2",
+    "final_layer.adaLN_modulation.1": "norm_out.linear~",
+    "final_layer.linear": "proj_out",
 }
