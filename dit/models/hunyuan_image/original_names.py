@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dit.models.joint.linear_names import (
     FLUX,
     GLYPHS,
@@ -33,7 +35,7 @@ def _names(words: Words) -> dict[str, str]:
     }
 
 
-HUNYUAN_IMAGE_NAMES = _names(HUNYUAN._replace(fused=False))
+HUNYUAN_IMAGE_NAMES = _names(replace(HUNYUAN, fused=False))
 """Of the original project, which takes the linears of its own checkpoints apart."""
 KOHYA_NAMES = _names(HUNYUAN)
 """Of the original project's checkpoints, and of kohya's scripts."""

@@ -5,6 +5,8 @@ diffusion-pipe trains ComfyUI's network and writes its names.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dit.models.joint.linear_names import (
     FLUX,
     GLYPHS,
@@ -29,7 +31,7 @@ def _names(words: Words) -> dict[str, str]:
     }
 
 
-HUNYUAN_NAMES = _names(HUNYUAN._replace(fused=False))
+HUNYUAN_NAMES = _names(replace(HUNYUAN, fused=False))
 """Of the original project."""
 COMFYUI_NAMES = _names(FLUX)
 """Of ComfyUI, and of diffusion-pipe."""

@@ -9,7 +9,7 @@ places.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 Names = dict[str, str]
 _DOUBLE, _SINGLE = "transformer_blocks.*", "single_transformer_blocks.*"
@@ -22,7 +22,8 @@ _QKV, _ADDED = (
 _STREAMS = (("img", "", _QKV, "attn.to_out.0"), ("txt", "_context", _ADDED, "attn.to_add_out"))
 
 
-class Words(NamedTuple):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Words:
     """What a project calls linears: of attention, of modulations, of MLPs, of embeddings."""
 
     attention: str  # between the name of an attention and that of its linear
