@@ -145,7 +145,9 @@ def _together(block: str, *names: str) -> str:
     return " ".join(f"{block}.{name}" for name in names)
 
 
-ORIGINAL_BLOCK_NAMES: dict[str, str] = {
+ORIGINAL_NAMES: dict[str, str] = {
+    "img_in": "x_embedder",
+    "txt_in": "context_embedder",
     "double_blocks.*.img_attn.qkv": _together(_DOUBLE, "attn.to_q", "attn.to_k", "attn.to_v"),
     "double_blocks.*.txt_attn.qkv": _together(
         _DOUBLE, "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"
@@ -161,7 +163,7 @@ ORIGINAL_BLOCK_NAMES: dict[str, str] = {
     ),
     "single_blocks.*.linear2": f"{_SINGLE}.proj_out",
 }
-"""Linears of the layers as FLUX's own code names them, and Chroma's, and as Diffusers does.
+"""Linears of patches, text and layers as FLUX's own code names them, and Chroma's, and Diffusers'.
 
 `*` stands for the number of a block. Where one linear of theirs is several of Diffusers', these
 stand side by side with spaces: all have as many outputs as it has inputs, and the last one the

@@ -20,7 +20,7 @@ from dit.config import RunConfig
 from dit.models.chroma.config import MOST_APPROXIMATOR_LAYERS, ChromaConfig
 from dit.models.diffusers_names import NameTable, Row, TensorSplit, linear_rows
 from dit.models.double_single_form import (
-    ORIGINAL_BLOCK_NAMES,
+    ORIGINAL_NAMES,
     DoubleSingleKeys,
     PatchKeys,
     mlp_misfit,
@@ -58,7 +58,7 @@ _APPROXIMATOR: tuple[Row, ...] = (
     *(row for number in range(MOST_APPROXIMATOR_LAYERS) for row in _approximator_layer(number)),
     *linear_rows("told.linear_out", f"{_THEIRS}.out_proj", "D", "H"),
 )
-_ORIGINAL_NAMES = ORIGINAL_BLOCK_NAMES | {
+_ORIGINAL_NAMES = ORIGINAL_NAMES | {
     f"{_THEIRS}.in_proj": f"{_THEIRS}.in_proj",
     f"{_THEIRS}.layers.*.in_layer": f"{_THEIRS}.layers.*.linear_1",
     f"{_THEIRS}.layers.*.out_layer": f"{_THEIRS}.layers.*.linear_2",

@@ -115,8 +115,8 @@ def _unsupported(t: HunyuanImageTransformer) -> list[str]:
             t.text_embed_2_dim is not None,
             "text_embed_2_dim=null; words in quotation marks are read",
         ),
-        (t.qk_norm == "rms_norm", f"qk_norm={t.qk_norm!r}"),
-        (t.rope_theta == 256.0, f"rope_theta={t.rope_theta:g}"),
+        (t.qk_norm == "rms_norm", f"qk_norm={t.qk_norm!r}, not rms_norm"),
+        (t.rope_theta == 256.0, f"rope_theta={t.rope_theta:g}, not 256"),
         (
             t.num_refiner_layers <= MOST_REFINER_LAYERS,
             f"num_refiner_layers={t.num_refiner_layers}, more than {MOST_REFINER_LAYERS}",

@@ -95,8 +95,8 @@ def _unsupported(t: HunyuanVideoTransformer) -> list[str]:
             f"in_channels={t.in_channels}, and out_channels={t.out_channels} with"
             f" image_condition_type={t.image_condition_type} goes with {fed}",
         ),
-        (t.qk_norm == "rms_norm", f"qk_norm={t.qk_norm!r}"),
-        (t.rope_theta == 256.0, f"rope_theta={t.rope_theta:g}"),
+        (t.qk_norm == "rms_norm", f"qk_norm={t.qk_norm!r}, not rms_norm"),
+        (t.rope_theta == 256.0, f"rope_theta={t.rope_theta:g}, not 256"),
         (
             t.num_refiner_layers <= MOST_REFINER_LAYERS,
             f"num_refiner_layers={t.num_refiner_layers}, more than {MOST_REFINER_LAYERS}",

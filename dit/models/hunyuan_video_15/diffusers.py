@@ -119,8 +119,8 @@ def _unsupported(t: HunyuanVideo15Transformer) -> list[str]:
             f"in_channels={t.in_channels}, and out_channels={t.out_channels} goes with"
             f" {2 * t.out_channels + 1}",
         ),
-        (t.qk_norm == "rms_norm", f"qk_norm={t.qk_norm!r}"),
-        (t.rope_theta == 256.0, f"rope_theta={t.rope_theta:g}"),
+        (t.qk_norm == "rms_norm", f"qk_norm={t.qk_norm!r}, not rms_norm"),
+        (t.rope_theta == 256.0, f"rope_theta={t.rope_theta:g}, not 256"),
         (
             t.num_refiner_layers <= MOST_REFINER_LAYERS,
             f"num_refiner_layers={t.num_refiner_layers}, more than {MOST_REFINER_LAYERS}",
@@ -150,6 +150,7 @@ def _settings(
         "num_refiner_layers": t.num_refiner_layers,
         "rope_axes": t.rope_axes_dim,
         "use_meanflow": t.use_meanflow,
+        "target_size": t.target_size,
     }
 
 
@@ -185,6 +186,7 @@ def _content(config: RunConfig) -> dict[str, Any]:
         "rope_theta": 256.0,
         "rope_axes_dim": m.rope_axes,
         "use_meanflow": m.use_meanflow,
+        "target_size": m.target_size,
     }
 
 

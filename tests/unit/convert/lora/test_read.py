@@ -325,20 +325,28 @@ def test_linears_that_flux_has_as_one(tmp_path: Path) -> None:
         "double_blocks_1_img_mod_lin": (6 * wide, wide),
         "single_blocks_0_linear1": (7 * wide, wide),
         "single_blocks_37_linear2": (wide, 5 * wide),
+        "img_in": (wide, 64),
+        "txt_in": (wide, 4096),
+        "time_in_in_layer": (wide, 256),
+        "vector_in_out_layer": (wide, wide),
+        "guidance_in_in_layer": (wide, 256),
     }
     content = {}
     for module, (outputs, inputs) in shapes.items():
         name = f"lora_unet_{module}"
         content[f"{name}.lora_down.weight"] = torch.randn(2, inputs, generator=rng)
         content[f"{name}.lora_up.weight"] = torch.randn(outputs, 2, generator=rng)
-        content[f"{name}.alpha"] = torch.tensor(1.0)
+        content[f"{name}.alpha"] = torch.tensor(1.0 if "img" in name else 1)
     save_file(content, tmp_path / "kohya.safetensors")
     found = read_lora(tmp_path / "kohya.safetensors")
-    theirs = _convert_kohya_flux_lora_to_diffusers(dict(content))
-    names = {key.removeprefix("transformer.").rpartition(".lora_")[0] for key in theirs}
-    assert found.keys() == names and len(names) == 13
+    theirs = {
+        key.removeprefix("transformer."): value  # which those outside the layers lack
+        for key, value in _convert_kohya_flux_lora_to_diffusers(dict(content)).items()
+    }
+    names = {key.rpartition(".lora_")[0] for key in theirs}
+    assert found.keys() == names and len(names) == 18
     for name, one in found.items():
-        down, up = (theirs[f"transformer.{name}.lora_{part}.weight"] for part in "AB")
+        down, up = (theirs[f"{name}.lora_{part}.weight"] for part in "AB")
         rows = slice(0, 5)
         torch.testing.assert_close(one.folded().up[rows] @ one.down, up[rows] @ down)
         torch.testing.assert_close(one.folded().up[-5:] @ one.down, up[-5:] @ down)
