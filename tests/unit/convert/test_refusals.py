@@ -189,10 +189,10 @@ def test_what_is_said_is_of_the_network(groups, tmp_path):
     _edit(source, quantization_config=quantized)
     _refused(source, "quantization_config={'quant_method': 'bitsandbytes'}", "were quantized")
     for network, padding in ((random_qwen_image(), 5), (random_chroma(), TextPadding.STORED)):
-        network.save_pretrained(tmp_path / type(network).__name__)
+        folder = tmp_path / type(network).__name__
+        network.save_pretrained(folder)
         with pytest.raises(ConvertError, match=f"text_pad_to={padding}.* set it to"):
-            told = {"text_pad_to": padding}
-            import_weights(tmp_path / type(network).__name__, tmp_path / "c", **told)
+            import_weights(folder, tmp_path / "c", text_pad_to=padding)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
