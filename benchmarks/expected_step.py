@@ -97,7 +97,7 @@ class _PlannedStep:
         kinds = {
             kind: text
             for kind, text in milliseconds(self.step.times).items()
-            if kind not in ("communication", "bubble")  # one device has neither
+            if kind not in ("communication", "host copies", "bubble")  # one device has none
         }
         fits = "" if self.step.memory <= self.room else " (too much)"
         head = {"device": self.device, "shape": self.shape, "kernels": self.kernels}

@@ -84,7 +84,7 @@ def _remedy(error: OSError, args: argparse.Namespace) -> str:
     return "give another --output_dir" if is_inside else ""
 
 
-class _Parser(argparse.ArgumentParser):
+class _CommandParser(argparse.ArgumentParser):
     """Ends with one line that names option, value and remedy; argparse lists all options first."""
 
     def error(self, message: str) -> NoReturn:
@@ -105,7 +105,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = _CommandParser(
         prog="python -m data_prep",
         description="Packs images and videos with captions into shards for training.",
         epilog=EXIT_CODES,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import stat
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -18,6 +18,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from data_prep.refusals import Reason, RefusedError
+from dit.codecs import rgb
 
 # Listed, so that Pillow's readers of documents and videos never run on files of other people.
 FORMATS = ("AVIF", "BMP", "DIB", "GIF", "JPEG", "JPEG2000", "PCX", "PNG", "PPM", "TGA", "TIFF")
@@ -126,41 +127,28 @@ def _decode(stream: BinaryIO) -> OpenedImage:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """An image of any mode as RGB, on white where it is transparent.
+    """`dit.codecs.rgb.to_rgb`.
 
     Raises:
         RefusedError: numbers of an unknown range, or a mode that cannot be converted to RGB.
     """
-    image = to_8_bits(image)
-    try:
-        if image.has_transparency_data:
-            paper = Image.new("RGBA", image.size, "white")
-            image = Image.alpha_composite(paper, image.convert("RGBA"))
-        return image.convert("RGB")
-    except ValueError as error:
-        raise RefusedError(Reason.PIXELS, f"mode {image.mode}: {error}") from error
+    return _refusing(rgb.to_rgb, image)
 
 
 def to_8_bits(image: Image.Image) -> Image.Image:
-    """The same picture, or 8-bit grey of one with numbers that are no bytes.
+    """`dit.codecs.rgb.to_8_bits`.
 
     Raises:
         RefusedError: numbers of an unknown range.
     """
-    is_wide = image.mode == "F" or image.mode.startswith("I")
-    return _from_numbers(image) if is_wide else image
+    return _refusing(rgb.to_8_bits, image)
 
 
-def _from_numbers(image: Image.Image) -> Image.Image:
-    """8-bit grey of 16-bit integers (0 to 65535) or of floats (0 to 1)."""
-    numbers_HW = np.asarray(image).astype(np.float64)
-    white = 1.0 if image.mode == "F" else 65535.0
-    low, high = numbers_HW.min(), numbers_HW.max()
-    if not (low >= 0 and high <= white):  # catches NaN as well
-        raise RefusedError(
-            Reason.PIXELS, f"mode {image.mode} from {low:g} to {high:g}, not within 0 to {white:g}"
-        )
-    return Image.fromarray(np.rint(numbers_HW * (255 / white)).astype(np.uint8))
+def _refusing(convert: Callable[[Image.Image], Image.Image], image: Image.Image) -> Image.Image:
+    try:
+        return convert(image)
+    except ValueError as error:
+        raise RefusedError(Reason.PIXELS, str(error)) from error
 
 
 def to_video(image: Image.Image, *, colours: int) -> Tensor:

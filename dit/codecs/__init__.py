@@ -2,6 +2,7 @@
 
 vae/             codecs: videos and pictures -> whitened latents -> pictures
 text/            text encoders: captions -> embeddings
+rgb              pictures of any mode -> 8-bit RGB
 reference_fit    sizes at which reference pictures are encoded
 normalization    latents of zero mean and unit variance per channel, and back
 pretrained       models of Diffusers and Transformers, loaded once in each process

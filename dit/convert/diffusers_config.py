@@ -27,7 +27,7 @@ from dit.convert.diffusers_json import (
     checked_json,
 )
 from dit.convert.errors import ConvertError, listed
-from dit.models.family import diffusers_families, diffusers_form
+from dit.models.family import diffusers_families, diffusers_form, family_of
 from dit.objectives.diffusers_schedulers import SchedulerFile
 from dit.objectives.registry import REGISTRY
 from dit.other_networks import why_not_trained
@@ -63,6 +63,11 @@ def model_config(
             " imported" + (f". {lacking}" if lacking else "")
         )
     form = diffusers_form(family.default())
+    if quantized := content.get("quantization_config"):
+        raise ConvertError(
+            f"{place} says quantization_config={quantized!s:.60}: give the folder of the weights"
+            " that were quantized, in bfloat16, float16 or float32"
+        )
     private = checked_json(PrivateKeys, content, place=place)
     unused = private.use_default_values
     given = {k: v for k, v in content.items() if not k.startswith("_") and k not in unused}
@@ -74,8 +79,15 @@ def model_config(
     if private.ours is not None:
         ours = checked_json(form.private_keys, private.ours, place=place, within=OUR_KEY)
     text = form.text_pad_to(keys) if isinstance(text_pad_to, Unsaid) else text_pad_to
+    if ours is None and isinstance(text, int) and family.config.takes_stored_padding:
+        raise ConvertError(
+            f"{place} is of a network whose captions are filled up with no zeros: --text-pad-to"
+            f" {text} must be `{TextPadding.STORED}` or `none`"
+        )
     try:
         settings = form.settings(keys, ours, text)
+        if ours is None:  # families without such a setting refuse one
+            settings = {"text_pad_to": text, **settings}
         if ours is None and pipeline is not None:
             settings = {**settings, **form.settings_of_pipelines.get(pipeline, {})}
         return family.config(name=CUSTOM_SIZE, precision=precision, **settings)
@@ -133,8 +145,11 @@ def objective_config(
     given: Sequence[str] = (),
     pipeline: str | None = None,
     of_family: Mapping[str, Any] | None = None,
+    model: ModelConfig | None = None,
 ) -> FoundObjective:
     """The objective of a scheduler_config.json, with the settings `given` by the user on top.
+
+    `model` is the network that must be able to have them, and has its own `objective.guidance`.
 
     Where there is no scheduler, the default with the keys that a family sets. `given` are words
     such as `objective.name=flow`; with that one any scheduler will do. A `pipeline` that computes
@@ -159,9 +174,12 @@ def objective_config(
     else:
         found = _of_scheduler(content, place, told=told)
         found = replace(found, objective=_stepping(found.objective, of_family or {}))
+    if model is not None and (usual := family_of(model).guidance(model)) is not None:
+        found = replace(found, objective=replace(found.objective, guidance=usual))
     if not given:
         return found
-    config = load_config(replace(default_config(), objective=found.objective), overrides=given)
+    base = default_config() if model is None else RunConfig(model=model)
+    config = load_config(replace(base, objective=found.objective), overrides=given)
     return FoundObjective(config.objective, f"with {' '.join(given)}, as given")
 
 

@@ -111,12 +111,9 @@ def found_objective(
         given=given,
         pipeline=source.pipeline,
         of_family=family_of(model).objective.settings,
+        model=model,
     )
-    found = _of_expert(found, source, given)
-    usual = family_of(model).guidance(model)
-    if usual is None or found.objective.guidance is not None:
-        return found
-    return replace(found, objective=replace(found.objective, guidance=usual))
+    return _of_expert(found, source, given)
 
 
 def _of_expert(

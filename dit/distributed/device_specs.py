@@ -21,6 +21,8 @@ class Device:
     """Bytes a second to devices of the same server (NVLink), one way."""
     network: float
     """Bytes a second to other servers, one way: one 400 Gb/s (A100: 200 Gb/s) port a device."""
+    host: float
+    """Bytes a second from host memory, one way: PCIe 4 or 5 x16; GB200: half a Grace's NVLink."""
     together: int
     """Devices that `link` connects."""
 
@@ -28,23 +30,23 @@ class Device:
 DEVICES = {
     "a100": Device(
         flops=312e12, memory=80 * _GB, bandwidth=2.04 * _TB, link=300 * _GB, network=25 * _GB,
-        together=8,
+        host=32 * _GB, together=8,
     ),
     "h100": Device(
         flops=989.4e12, memory=80 * _GB, bandwidth=3.35 * _TB, link=450 * _GB, network=50 * _GB,
-        together=8,
+        host=64 * _GB, together=8,
     ),
     "h200": Device(
         flops=989.4e12, memory=141 * _GB, bandwidth=4.8 * _TB, link=450 * _GB, network=50 * _GB,
-        together=8,
+        host=64 * _GB, together=8,
     ),
     "b200": Device(
         flops=2250e12, memory=180 * _GB, bandwidth=7.7 * _TB, link=900 * _GB, network=50 * _GB,
-        together=8,
+        host=64 * _GB, together=8,
     ),
     "gb200": Device(
         flops=2500e12, memory=186 * _GB, bandwidth=8.0 * _TB, link=900 * _GB, network=50 * _GB,
-        together=72,
+        host=225 * _GB, together=72,
     ),
 }  # fmt: skip
 _SLOWER = ("h100 pcie", "h100 nvl", "h200 nvl")

@@ -78,6 +78,8 @@ class Times:
     context: float
     pipeline: float
     data: float
+    host: float
+    """Swapped blocks that come from host memory more slowly than the others are computed."""
     bubble: float
     """Pipeline stages that wait for others."""
     update: float
@@ -97,6 +99,7 @@ class Times:
             "optimizer": self.update,
             "launches": self.launches,
             "communication": self.tensor + self.context + self.pipeline + self.data,
+            "host copies": self.host,
             "bubble": self.bubble,
         }
 
@@ -133,10 +136,11 @@ def times(
         memory=packs * (_moved(model, load, again) + _restored(config, again)) / bandwidth,
         launches=packs * layers * (1 + again / 3) * KERNELS[_is_fused(model)] * efficiency.gap_s,
         **_communication(config, load, packs, replicas, device, efficiency),
+        host=packs * _swapped_bytes(config) / (device.host * efficiency.links),
         bubble=0.0,
         update=_update(config, packs, replicas) / bandwidth,
     )
-    return _with_overlap(config, busy, packs)
+    return _with_overlap(config, busy, packs, forward=1 / (2 + trained + again))
 
 
 def _head_padding(model: ModelConfig) -> float:
@@ -179,16 +183,22 @@ def _restored(config: RunConfig, again: float) -> float:
 
 def not_modelled(config: RunConfig) -> list[str]:
     """What of a run the times leave out, in words."""
-    model, lora = config.model, config.lora
-    found = ["products of adapters with their rank"] if lora.enabled else []
-    if model.blocks_to_swap:
-        numbers, _ = network_cost(model).layer_matrices(tensor=model.tensor_model_parallel_size)
-        block = numbers * (1 if lora.base_dtype is not None else _number(model)) / 1e9
-        found.append(
-            f"copies of {model.blocks_to_swap + 2} swapped blocks of {block:.2f} GB in each pass of"
-            " each pack, which wait where a block arrives more slowly than one is computed"
-        )
-    return found
+    return ["products of adapters with their rank"] if config.lora.enabled else []
+
+
+def _swapped_bytes(config: RunConfig) -> float:
+    """Bytes of frozen blocks that one pack brings from the host, in both passes.
+
+    Two blocks more than `blocks_to_swap` wait there. The pass before this one leaves two in their
+    places, which this one begins with: a way back begins where the way there ended. The chunks of
+    virtual stages take turns in the same places, so that each pass brings all of them.
+    """
+    model, again = config.model, 2 if config.model.virtual_stages > 1 else 0
+    if not model.blocks_to_swap:
+        return 0.0
+    numbers, _ = network_cost(model).layer_matrices(tensor=model.tensor_model_parallel_size)
+    block = numbers * (1 if config.lora.base_dtype is not None else _number(model))
+    return 2 * block * model.virtual_stages * (model.blocks_to_swap + again)
 
 
 def _number(model: ModelConfig) -> int:
@@ -232,8 +242,12 @@ def _update(config: RunConfig, packs: int, replicas: int) -> float:
     return here * (total + added + updated / config.optimizer_ranks(replicas))
 
 
-def _with_overlap(config: RunConfig, busy: Times, packs: int) -> Times:
-    """Hides data-parallel traffic behind the last pack, and adds the pipeline bubble."""
+def _with_overlap(config: RunConfig, busy: Times, packs: int, *, forward: float) -> Times:
+    """Hides data-parallel traffic behind the last pack, and adds the pipeline bubble.
+
+    Blocks come from the host while others are computed: each pass takes the longer of the two.
+    `forward` is the part of the computation in the first of them.
+    """
     model = config.model
     one = (busy.matrices + busy.attention + busy.memory + busy.launches) / packs
     one += (busy.tensor + busy.context) / packs
@@ -241,4 +255,5 @@ def _with_overlap(config: RunConfig, busy: Times, packs: int) -> Times:
     hidden += one * ((1 / 3) * config.ddp.overlap_param_gather)
     stages = model.pipeline_model_parallel_size
     bubble = one * (stages - 1) / model.virtual_stages
-    return replace(busy, data=max(0.0, busy.data - hidden), bubble=bubble)
+    host = sum(max(0.0, busy.host / 2 - packs * one * part) for part in (forward, 1 - forward))
+    return replace(busy, data=max(0.0, busy.data - hidden), host=host, bubble=bubble)

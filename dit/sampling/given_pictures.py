@@ -20,6 +20,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from dit.codecs.reference_fit import ReferenceFit
+from dit.codecs.rgb import to_rgb
 from dit.models.family import InputKind, SampleInput
 from dit.sampling.latent_sizes import Size
 
@@ -223,6 +224,6 @@ def read_picture(file: str, height: int, width: int, *, option: str) -> Tensor:
 def _upright(file: str, *, option: str) -> Image.Image:
     try:
         with Image.open(file) as opened:
-            return ImageOps.exif_transpose(opened).convert("RGB")
+            return to_rgb(ImageOps.exif_transpose(opened))
     except (OSError, ValueError, Image.DecompressionBombError) as error:
         raise ValueError(f"{option} {file} cannot be read as a picture ({error})") from error

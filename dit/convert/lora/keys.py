@@ -57,6 +57,7 @@ _FACTOR = re.compile(
     r"(?:\.(?P<adapter>[A-Za-z0-9_-]+))?\.weight"
 )
 _ALPHA = re.compile(r"(?P<module>.+)\.(?:lora_)?alpha")
+_MERGE = "merge it into the base in the tool that made it, and import the whole model"
 _OTHER_NETWORKS = r"(?:base_model\.model\.)?(?:%s)"
 _REFUSED = (
     (
@@ -68,10 +69,10 @@ _REFUSED = (
         _OTHER_NETWORKS % r"unet\.|transformer_\d+\.|text_conditioner|llm_adapter|connectors",
         "is of another network than the transformer: give a file of that one network",
     ),
-    (r".*(?:lora_magnitude_vector|dora_scale)", "is DoRA's, which is not supported"),
-    (r".*lokr_", "is LoKr's, which is not supported"),
-    (r".*hada_", "is LoHa's, which is not supported"),
-    (r".*(?:b?oft_|vera_lambda|lora_embedding_)", "is no factor of LoRA"),
+    (r".*(?:lora_magnitude_vector|dora_scale)", f"is DoRA's, which is not supported: {_MERGE}"),
+    (r".*lokr_", f"is LoKr's, which is not supported: {_MERGE}"),
+    (r".*hada_", f"is LoHa's, which is not supported: {_MERGE}"),
+    (r".*(?:b?oft_|vera_lambda|lora_embedding_)", f"is no factor of LoRA: {_MERGE}"),
     (r".*lora_mid", "is of a convolution, which is not supported"),
     (r".*(?:\.bias|\.diff_b|lora_bias)$", "is of a bias; only weights have adapters here"),
     (r".*\.diff$", "is a whole difference of weights, and no factor of LoRA"),

@@ -31,6 +31,8 @@ METADATA = "lora_adapter_metadata"
 NETWORK = "transformer"
 _PEFT = "base_model.model."
 _TYPES = {"F32", "BF16", "F16"}
+_ALPHA_TYPES = {"F64", "I64", "I32"}
+"""Of alphas alone: some scripts store the number as Python has it."""
 _MOST_JSON = 4 * 2**20  # bytes
 
 
@@ -56,7 +58,13 @@ def read_lora(path: Path, model: ModelConfig | None = None) -> dict[str, LoraFac
     modules = _by_module(keys, file)
     found: dict[str, LoraFactors] = {}
     for module, parts in modules.items():
-        found |= _apart(module, _factors(file, parts, tensors, config), file)
+        apart = _apart(module, _factors(file, parts, tensors, config), file)
+        if twice := sorted(found.keys() & apart.keys()):
+            raise LoraFileError(
+                f"{file}: {next(iter(parts.values())).key} is of {twice[0]}, which has an adapter"
+                " of its own in the file, too; take one of them out"
+            )
+        found |= apart
     return in_order(found)
 
 
@@ -120,7 +128,7 @@ def _tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 def _tensor(file: Path, name: str, opened: Any) -> Tensor:
     stored = opened.get_slice(name).get_dtype()
-    if stored not in _TYPES:
+    if stored not in _TYPES and not (name.endswith("alpha") and stored in _ALPHA_TYPES):
         raise LoraFileError(
             f"{file}: {name} is of type {stored}; save it as one of {', '.join(sorted(_TYPES))}"
         )

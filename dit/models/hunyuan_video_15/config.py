@@ -44,6 +44,7 @@ class HunyuanVideo15Config(ModelConfig):
         "image_embed_size": 2**20,
         "num_refiner_layers": MOST_REFINER_LAYERS,
         "rope_axes": 2**20,
+        "target_size": 2**20,
     }
 
     name: str = "hunyuanvideo_15"
@@ -68,11 +69,13 @@ class HunyuanVideo15Config(ModelConfig):
     """Widths of a head rotated by frame, row and column; their sum is the width of the head."""
     use_meanflow: bool = False
     """Whether it was distilled to few steps and gets the end of each; it cannot be trained."""
+    target_size: int = 640
+    """Pixels, the square root of a picture's area, that pipelines take unasked (720p: 960)."""
 
     def own_sizes(self) -> list[Rule]:
         widths = ("glyph_embed_size", "glyph_hidden_size", "image_embed_size")
         return [
-            *at_least_one(self, *widths, "num_refiner_layers"),
+            *at_least_one(self, *widths, "num_refiner_layers", "target_size"),
             even_axes(self),
             attends_to_no_padding(self, "HunyuanVideo 1.5"),
         ]

@@ -124,6 +124,7 @@ def _settings(t: HunyuanVideo15Transformer, *_: Any) -> dict[str, Any]:
         "glyph_hidden_size": GLYPH_HIDDEN,
         "image_embed_size": t.image_embed_dim,
         "use_meanflow": t.use_meanflow,
+        "target_size": t.target_size,
     }
 
 
@@ -139,6 +140,7 @@ def _content(config: RunConfig) -> dict[str, Any]:
         "text_embed_2_dim": m.glyph_embed_size,
         "image_embed_dim": m.image_embed_size,
         "use_meanflow": m.use_meanflow,
+        "target_size": m.target_size,
     }
 
 

@@ -45,8 +45,8 @@ def unsupported_keys(t: HunyuanKeys, *own: Rule) -> list[str]:
     """What of a config.json our network has no counterpart for; `own` are rules of the family."""
     rules = [
         *own,
-        (t.qk_norm == _NORM, f"qk_norm={t.qk_norm!r}"),
-        (t.rope_theta == _THETA, f"rope_theta={t.rope_theta:g}"),
+        (t.qk_norm == _NORM, f"qk_norm={t.qk_norm!r}, not {_NORM}"),
+        (t.rope_theta == _THETA, f"rope_theta={t.rope_theta:g}, not {_THETA:g}"),
         (
             t.num_refiner_layers <= MOST_REFINER_LAYERS,
             f"num_refiner_layers={t.num_refiner_layers}, more than {MOST_REFINER_LAYERS}",

@@ -102,6 +102,11 @@ class Sd3Config(ModelConfig):
                 f" patch_spatial={self.patch_spatial}",
             ),
             (
+                self.sample_size >= self.patch_spatial,
+                f"sample_size={self.sample_size} is less than one patch of"
+                f" patch_spatial={self.patch_spatial}",
+            ),
+            (
                 self.hidden_size % 4 == 0,
                 f"hidden_size={self.hidden_size} does not divide by 4, and the table of positions"
                 " has sines and cosines of rows and of columns",

@@ -147,7 +147,7 @@ def _unsupported(t: Sd3Transformer) -> list[str]:
             t.pos_embed_max_size is not None,
             "pos_embed_max_size=null; positions are the middle of a table",
         ),
-        (t.qk_norm in (None, _RMS), f"qk_norm={t.qk_norm}"),
+        (t.qk_norm in (None, _RMS), f"qk_norm={t.qk_norm}, neither null nor {_RMS}"),
         (
             sorted(dual) == [*range(len(dual))],
             f"dual_attention_layers={list(dual)}, which are not the first ones",

@@ -14,7 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save, save_file
 
-from dit.config import FlowConfig, ObjectiveConfig, ObjectiveName, Precision, RunConfig, Weights
+from dit.config import (
+    FlowConfig,
+    ObjectiveConfig,
+    ObjectiveName,
+    Precision,
+    RunConfig,
+    TextPadding,
+    Weights,
+)
 from dit.config.loading import ConfigError, save_config
 from dit.convert.diffusers_checkpoint import open_folder
 from dit.convert.diffusers_config import model_config, objective_config
@@ -22,9 +30,12 @@ from dit.convert.errors import ConvertError
 from dit.convert.export import ExportOptions, check_expressible, export_weights
 from dit.convert.import_ import import_weights
 from dit.train.checkpoint.paths import CheckpointError
+from tests.chroma_pipelines import random_chroma
+from tests.flux_networks import random_flux
 from tests.hostile import damaged, json_bytes
 from tests.packs import run_config, tiny_model
 from tests.published import publish, random_model
+from tests.qwen_pipelines import random_qwen_image
 
 NAME = "transformer_blocks.1.attn2.to_k.weight"
 
@@ -160,6 +171,28 @@ def test_an_objective_that_is_said_counts(groups, source, tmp_path):
         import_weights(source, tmp_path / "b", objective=["model.num_layers=1"])
     with pytest.raises(ConfigError, match=r"objective\.shift"):
         import_weights(source, tmp_path / "b", objective=["objective.shift=1"])
+
+
+def test_what_is_said_is_of_the_network(groups, tmp_path):
+    """Its guidance embedding, and whether it attends to padding."""
+    source, quantized = tmp_path / "hf", {"quant_method": "bitsandbytes"}
+    random_flux().save_pretrained(source)
+    done = import_weights(source, tmp_path / "a", objective=["objective.guidance=3.5"])
+    assert done.config.objective.guidance == 3.5
+    done = import_weights(source, tmp_path / "b", objective=["objective.flow_shift=3"])
+    assert (done.config.objective.guidance, done.config.objective.flow.flow_shift) == (1, 3)
+    with pytest.raises(ConvertError, match=r"--text-pad-to 512 must be `stored` or `none`"):
+        import_weights(source, tmp_path / "c", text_pad_to=512)
+    _edit(source, guidance_embeds=False)
+    with pytest.raises(ConfigError, match=r"model.family=flux.* has no guidance embedding"):
+        import_weights(source, tmp_path / "c", objective=["objective.guidance=3.5"])
+    _edit(source, quantization_config=quantized)
+    _refused(source, "quantization_config={'quant_method': 'bitsandbytes'}", "were quantized")
+    for network, padding in ((random_qwen_image(), 5), (random_chroma(), TextPadding.STORED)):
+        folder = tmp_path / type(network).__name__
+        network.save_pretrained(folder)
+        with pytest.raises(ConvertError, match=f"text_pad_to={padding}.* set it to"):
+            import_weights(folder, tmp_path / "c", text_pad_to=padding)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -158,6 +158,7 @@ def test_a_pipeline_goes_through_our_checkpoint(groups, tmp_path: Path) -> None:
     names = GUIDER.keys()
     for guider in (again.guider, open_guider(tmp_path / "out")):
         assert {name: guider.config[name] for name in names} == GUIDER
+    assert again.target_size == pipe.target_size != 640
     texts = {"prompt": PROMPT, "negative_prompt": NEGATIVE}
     weights = again.transformer.state_dict()
     assert all(torch.equal(weights[n], x) for n, x in pipe.transformer.state_dict().items())

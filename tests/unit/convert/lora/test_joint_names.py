@@ -322,7 +322,7 @@ def test_linears_that_flux_has_as_one(tmp_path: Path) -> None:
         content[f"{name}.lora_down.weight"] = torch.randn(2, inputs, generator=rng)
         content[f"{name}.lora_up.weight"] = torch.randn(outputs, 2, generator=rng)
         # Diffusers takes no notice of that of the last layer.
-        content[f"{name}.alpha"] = torch.tensor(2.0 if "final" in module else 1.0)
+        content[f"{name}.alpha"] = torch.tensor(2.0 if "final" in module else 1)
     save_file(content, tmp_path / "kohya.safetensors")
     found = read_lora(tmp_path / "kohya.safetensors")
     theirs = _convert_kohya_flux_lora_to_diffusers(dict(content))

@@ -34,7 +34,7 @@ def error_of(place: Path) -> str:
 
 
 METHODS = {
-    "transformer.blocks.0.attn1.to_q.lora_magnitude_vector": "DoRA",
+    "transformer.blocks.0.attn1.to_q.lora_magnitude_vector": "not supported: merge it",
     "lora_unet_blocks_0_self_attn_q.dora_scale": "DoRA",
     "lora_unet_blocks_0_self_attn_q.lokr_w1": "LoKr",
     "diffusion_model.blocks.0.self_attn.q.hada_w1_a": "LoHa",
@@ -81,6 +81,15 @@ TENSORS: dict[str, tuple[dict[str, torch.Tensor], str]] = {
     "one module under two names": (
         {**GOOD, "diffusion_model.blocks.0.self_attn.q.lora_A.weight": DOWN},
         "the same factor of blocks.0.attn1.to_q",
+    ),
+    "a part of a fused linear": (
+        {
+            "diffusion_model.double_blocks.0.img_attn.qkv.lora_A.weight": torch.ones(2, 4),
+            "diffusion_model.double_blocks.0.img_attn.qkv.lora_B.weight": torch.ones(12, 2),
+            "transformer.transformer_blocks.0.attn.to_k.lora_A.weight": torch.ones(2, 4),
+            "transformer.transformer_blocks.0.attn.to_k.lora_B.weight": torch.ones(4, 2),
+        },
+        "is of transformer_blocks.0.attn.to_k, which has an adapter of its own",
     ),
     "two adapters": (
         {f"m.{part}.{name}.weight": UP for part in ("lora_A", "lora_B") for name in ("a", "b")},

@@ -13,6 +13,7 @@ from PIL import Image
 from data_prep.media.images import image_endings, open_image, to_rgb, to_video
 from data_prep.media.resizing import Fit
 from data_prep.refusals import PrepError, Reason, RefusedError
+from dit.sampling.given_pictures import read_picture
 
 RNG = np.random.default_rng(0)
 COLOURS = Image.fromarray(RNG.integers(0, 256, (40, 30, 3), dtype=np.uint8))
@@ -36,6 +37,13 @@ SAVED = {  # ending -> how it is saved
 
 def pixels(path: Path) -> np.ndarray:
     return np.array(to_rgb(open_image(path).image))
+
+
+def generated_from(path: Path) -> np.ndarray:
+    """The pixels that generation reads of a given picture, in its own size."""
+    height, width, _ = pixels(path).shape
+    (picture_3HW,) = read_picture(str(path), height, width, option="--reference")
+    return ((picture_3HW + 1) * 127.5).round().byte().permute(1, 2, 0).numpy()
 
 
 def refusal(path: Path) -> RefusedError:
@@ -86,9 +94,11 @@ MODES = {
 
 @pytest.mark.parametrize("mode", MODES)
 def test_every_mode_becomes_rgb(mode: str, tmp_path: Path) -> None:
+    """In generation as in packing."""
     image, ending = MODES[mode]
     found = pixels(save(image, tmp_path / f"a.{ending}"))
     assert found.shape == (40, 30, 3) and found.dtype == np.uint8
+    np.testing.assert_array_equal(generated_from(tmp_path / f"a.{ending}"), found)
     grey = mode in ("L", "LA", "I;16", "I", "F")
     expected = np.asarray((GREY if grey else COLOURS).convert("RGB"))
     if mode == "1":
@@ -107,6 +117,7 @@ def test_transparent_parts_are_white(tmp_path: Path) -> None:
     for ending in ("png", "webp"):
         options = {"lossless": True} if ending == "webp" else {}
         found = pixels(save(image, tmp_path / f"a.{ending}", **options))
+        np.testing.assert_array_equal(generated_from(tmp_path / f"a.{ending}"), found)
         assert (found[2:, :4] == 255).all() and (found[:, 4:] == (200, 0, 0)).all()
         assert (found[0, :4] == 127).all()
     palette = Image.new("P", (8, 8), 1)
