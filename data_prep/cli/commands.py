@@ -157,10 +157,21 @@ def run_digits(args: argparse.Namespace) -> int:
     return 0
 
 
+def _check_model(args: argparse.Namespace, codec: Codec, encoder: text.TextEncoder) -> None:
+    """Raises PrepError where a model is named that would not be used: pixels are the default."""
+    if args.model_name and "model_name" not in codec.options | encoder.options:
+        raise PrepError(
+            f"--model_name {args.model_name} means nothing to --processor {codec.name}, which has"
+            " no weights; name the processor of that model, such as --processor wan"
+            " (--list_processors shows all)"
+        )
+
+
 def run_media(args: argparse.Namespace) -> int:
     """Packs images and videos, on any number of launched processes."""
     codec = vae.codec_named(args.processor).from_arguments(args)
     encoder = text.text_encoder_named(args.text_encoder or codec.text_encoder).from_arguments(args)
+    _check_model(args, codec, encoder)
     options = _options(args, max_bad_fraction=args.max_bad_fraction)
     asked, source = args.video_loader_type, source_of(args, codec)
     source = replace(source, keeps_originals=encoder.most_pictures > 0)

@@ -1,4 +1,4 @@
-"""Pictures that are given with a prompt -> what the network reads of them.
+"""Pictures that are given with a prompt -> what network and text encoder read of them.
 
 GivenPictures      the first and the last frame, resized to the size that is generated, as in
                    Diffusers' pipelines; an image encoder sees the resized one, as in the packing of
@@ -10,8 +10,8 @@ ReferencePictures  pictures that the prompt changes, of the sizes that data_prep
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,10 +19,14 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from dit.batch import NULL_TEXT, TEXT
 from dit.codecs.reference_fit import ReferenceFit
 from dit.codecs.rgb import to_rgb
+from dit.codecs.text import TextEncoder
 from dit.models.family import InputKind, SampleInput
+from dit.sampling.grid import beside
 from dit.sampling.latent_sizes import Size
+from dit.sampling.prompts import Prompt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,23 +35,31 @@ class PictureOptions:
 
     first: str
     last: str
+    reference: str
     frames: str
-    missing: str  # remedy where a picture is missing; {} is `image` or `last_image`
+    missing: str  # remedy where a picture is missing; {} is `image`, `last_image` or `reference`
     encoders: str  # where the VAE and the image encoder may lie
+    place: str = ""  # of the prompt in its file, before each error
+
+    def of(self, prompt: Prompt) -> PictureOptions:
+        """The same, of one prompt."""
+        return replace(self, place=f"{prompt.place}: " if prompt.place else "")
 
 
 OF_COMMAND_LINE = PictureOptions(
     first="--image",
     last="--last_image",
+    reference="--reference",
     frames="--num_video_frames",
     missing="give --{0} FILE, or {0}_path in the file of prompts",
     encoders="--tokenizer_cache_dir and --tokenizer_model say",
 )
 OF_VALIDATION = PictureOptions(
-    first="validation.prompts_file: image_path",
-    last="validation.prompts_file: last_image_path",
+    first="image_path",
+    last="last_image_path",
+    reference="reference_path",
     frames="validation.num_video_frames",
-    missing="give {0}_path with each prompt of validation.prompts_file",
+    missing="give {0}_path beside the prompt, in .json or .jsonl",
     encoders="model.vae_cache_folder says",
 )
 
@@ -70,23 +82,28 @@ class GivenPictures:
         most = max((one.pictures for one in made), default=0)
         needed = most if any(one.required for one in made) else 0
         names, options = " and ".join(f"`{one.name}`" for one in made), self.options
+        place = options.place
         given = ((self.first, options.first, "image"), (self.last, options.last, "last_image"))
         for number, (value, option, name) in enumerate(given, 1):
             if value is None and number <= needed:
                 raise ValueError(
-                    f"the network reads {names} of a given picture: {options.missing.format(name)}"
+                    f"{place}the network reads {names} of a given picture:"
+                    f" {options.missing.format(name)}"
                 )
             if value is not None and number > most:
                 takes = "no picture" if most == 0 else "the first picture alone"
-                raise ValueError(f"{option} {value}: the network is given {takes}; leave it out")
+                raise ValueError(
+                    f"{place}{option} {value}: the network is given {takes}; leave it out"
+                )
         if self.last is not None and self.first is None:
             raise ValueError(
-                f"{options.last} {self.last}: there is no first picture;"
+                f"{place}{options.last} {self.last}: there is no first picture;"
                 f" {options.missing.format('image')}"
             )
         if self.last is not None and frames < 2:
             raise ValueError(
-                f"{options.last} {self.last}: a sample of {options.frames} {frames} has one picture"
+                f"{place}{options.last} {self.last}: a sample of {options.frames} {frames} has one"
+                " picture; leave it out"
             )
 
     def inputs(
@@ -99,7 +116,7 @@ class GivenPictures:
         """
         if self.first is None:
             return {}
-        option = f"{self.options.first} {self.first}"
+        option = f"{self.options.place}{self.options.first} {self.first}"
         if not hasattr(decoder, "image_inputs"):
             which = "is not here" if decoder is None else f"({decoder.name}) reads no pictures"
             raise ValueError(
@@ -108,7 +125,8 @@ class GivenPictures:
         frames, height, width = size
         first, last = self.first_picture(height, width), None
         if self.last is not None:
-            last = read_picture(self.last, height, width, option=self.options.last)
+            option_of_last = f"{self.options.place}{self.options.last}"
+            last = read_picture(self.last, height, width, option=option_of_last)
         (made,) = decoder.image_inputs(first, last, frames=frames)
         names = {one.name: one.required for one in wanted if one.pictures}
         if lost := [name for name, needed in names.items() if needed and name not in made]:
@@ -126,14 +144,14 @@ class GivenPictures:
             ValueError: as there.
         """
         assert self.first is not None
-        return read_picture(self.first, height, width, option=self.options.first)
+        option = f"{self.options.place}{self.options.first}"
+        return read_picture(self.first, height, width, option=option)
 
     def shown(self, height: int, width: int) -> np.ndarray | None:
         """The first picture as uint8 [H, W, 3], for a grid; None where none is given."""
         if self.first is None:
             return None
-        colours_3HW = self.first_picture(height, width)[0]
-        return ((colours_3HW + 1) * 127.5).round().byte().permute(1, 2, 0).numpy()
+        return _uint8(self.first_picture(height, width))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,6 +160,11 @@ class ReferencePictures:
 
     files: tuple[str, ...]
     size: str = ReferenceFit.TARGET
+    options: PictureOptions = OF_COMMAND_LINE
+
+    @property
+    def _option(self) -> str:
+        return f"{self.options.place}{self.options.reference}"
 
     def check(self, inputs: Sequence[SampleInput]) -> None:
         """Raises if the network, whose `inputs` these are, takes fewer references.
@@ -153,22 +176,36 @@ class ReferencePictures:
         if len(self.files) > most:
             takes = f"takes {most} at most" if most else "takes none"
             raise ValueError(
-                f"--reference {self.files[most]}: the network {takes}"
+                f"{self._option} {self.files[most]}: the network {takes}"
                 f" (model.reference_latents={most}); leave it out"
             )
 
-    def shown(self) -> list[Image.Image]:
-        """The pictures, upright RGB of their own sizes, for a text encoder that sees them.
+    def check_seen_by(self, encoder: TextEncoder) -> None:
+        """Raises if the encoder sees pictures beside a text, and none is given.
 
         Raises:
-            ValueError: there is none, or a file is no picture.
+            ValueError: names the remedy.
         """
-        if not self.files:
+        if encoder.most_pictures and not self.files:
             raise ValueError(
-                "the text encoder of the data sees the pictures that the prompt changes: give"
-                " --reference FILE"
+                f"{self.options.place}the text encoder {encoder.name} of the data sees the pictures"
+                f" that the prompt changes: {self.options.missing.format('reference')}"
             )
-        return [_upright(file, option="--reference") for file in self.files]
+
+    def texts(self, encoder: TextEncoder, words: Iterable[str]) -> dict[str, Mapping[str, Tensor]]:
+        """What an encoder that sees the pictures makes of each text, and of the empty one.
+
+        Raises:
+            ValueError: there is no picture, or a file is none.
+        """
+        self.check_seen_by(encoder)
+        pictures = [_upright(file, option=self._option) for file in self.files]
+        found: dict[str, Mapping[str, Tensor]] = {}
+        for text in dict.fromkeys(one for one in words if one) or [""]:
+            made = dict(encoder.encode_beside(text, pictures))
+            found[""] = {TEXT: made.pop(NULL_TEXT)}
+            found.setdefault(text, made)
+        return found
 
     def inputs(
         self, decoder: Any, wanted: Sequence[SampleInput], *, target: tuple[int, int], multiple: int
@@ -182,8 +219,8 @@ class ReferencePictures:
         """
         if self.files and decoder is None:
             raise ValueError(
-                f"--reference {self.files[0]}: the VAE of the data is not here;"
-                " --tokenizer_cache_dir and --tokenizer_model say where one is"
+                f"{self._option} {self.files[0]}: the VAE of the data is not here;"
+                f" {self.options.encoders} where one is"
             )
         names = [one.name for one in wanted if one.kind is InputKind.REFERENCE]
         found = {}
@@ -191,13 +228,13 @@ class ReferencePictures:
             sides = target
             if self.size != ReferenceFit.TARGET:
                 sides = self._sides(file, decoder, multiple)
-            (picture_3HW,) = read_picture(file, *sides, option="--reference")
+            (picture_3HW,) = read_picture(file, *sides, option=self._option)
             found[name] = decoder.encode(picture_3HW[:, None])
         return found
 
     def _sides(self, file: str, decoder: Any, multiple: int) -> tuple[int, int]:
         """Height and width at which a picture is encoded, where they follow from the picture."""
-        width, height = _upright(file, option="--reference").size
+        width, height = _upright(file, option=self._option).size
         if self.size == ReferenceFit.PUBLISHED:
             rule = getattr(decoder, "reference_size", None)
             if rule is None:
@@ -208,6 +245,16 @@ class ReferencePictures:
             width, height = rule(width, height)
         rows, columns = (max(side // multiple, 1) * multiple for side in (height, width))
         return rows, columns
+
+    def shown(self, height: int, width: int) -> np.ndarray | None:
+        """All of them side by side as uint8 [H, W', 3], for a grid; None where none is given."""
+        each = [read_picture(file, height, width, option=self._option) for file in self.files]
+        return beside(*map(_uint8, each)) if each else None
+
+
+def _uint8(colours_13HW: Tensor) -> np.ndarray:
+    """uint8 [H, W, 3] of a picture in [-1, 1]."""
+    return ((colours_13HW[0] + 1) * 127.5).round().byte().permute(1, 2, 0).numpy()
 
 
 def read_picture(file: str, height: int, width: int, *, option: str) -> Tensor:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from dit.sampling.latent_sizes import MOST_PIXELS
 _SIZES = ("height", "width", "num_frames")
 _CAPTIONS = ("caption", "prompt")  # the first key that exists counts
 _PICTURES = {"image_path": "image", "last_image_path": "last_image"}  # as FastVideo names them
+_REFERENCES = ("reference_path", "control_path")  # the second as in tables of data_prep
 _SHOWN = 12
 _LINE_ENDS = re.compile(r"\r\n|\r|\n")
 
@@ -32,6 +34,7 @@ class Prompt:
     references: tuple[str, ...] = ()  # files that it changes; () are the common ones
     negative: str | None = None  # negative prompt of its own; None is the common one
     unused: tuple[str, ...] = ()  # keys of its entry in the file that nothing reads
+    place: str = field(default="", compare=False)  # where it stands in its file, for errors
 
 
 def unused(prompts: Sequence[Prompt]) -> str:
@@ -56,12 +59,14 @@ def read_prompts(file: Path, *, option: str = "--prompts_file") -> list[Prompt]:
 
     .json is `{"data": [{"caption": ..., "height": ..., "width": ..., "num_frames": ...}, ...]}`,
     with optional sizes in pixels, or the list alone, or a list of strings; `negative_prompt` is
-    another key, and `image_path` and `last_image_path` are files of the first and the last frame,
-    seen from the folder of the prompts or from the current one. .jsonl has one such entry on each
-    line. Any other file has a prompt on each line.
+    another key. `image_path` and `last_image_path` are files of the first and the last frame, and
+    `reference_path` (or `control_path`) is the picture that the prompt changes, or a list of them:
+    all seen from the folder of the prompts or from the current one. .jsonl has one such entry on
+    each line. Any other file has a prompt on each line.
 
     Raises:
-        ValueError: there is no such file, it is not UTF-8, an entry is wrong, or there is none.
+        ValueError: there is no such file, it is not UTF-8, an entry is wrong, a picture is not
+            there, or there is no prompt.
     """
     where = f"{option} {file}"
     text = _text(file, where)
@@ -71,21 +76,39 @@ def read_prompts(file: Path, *, option: str = "--prompts_file") -> list[Prompt]:
         case ".jsonl" | ".ndjson":
             prompts = _from_json_lines(text, where)
         case _:
-            lines = (_bare(line) for line in _LINE_ENDS.split(text))
-            prompts = [Prompt(text=line) for line in lines if line]
+            lines = enumerate(map(_bare, _LINE_ENDS.split(text)), 1)
+            prompts = [Prompt(text=line, place=f"{where}, line {i}") for i, line in lines if line]
     if not prompts:
         raise ValueError(f"{where} has no prompt; write one on each line")
-    for number, prompt in enumerate(prompts):
+    for prompt in prompts:
         if any("\0" in text for text in (prompt.text, prompt.negative or "")):
-            raise ValueError(f"{where}: prompt {number} holds a NUL character; remove it")
+            raise ValueError(f"{prompt.place} holds a NUL character; remove it")
     return [_with_places(prompt, file.parent) for prompt in prompts]
 
 
 def _with_places(prompt: Prompt, folder: Path) -> Prompt:
-    """Paths of pictures are of the prompts' folder where they are there."""
+    """With the paths of its pictures as they are seen from the current folder."""
     given = {name: getattr(prompt, name) for name in _PICTURES.values()}
-    beside = {name: folder / file for name, file in given.items() if file is not None}
-    return replace(prompt, **{name: str(p) for name, p in beside.items() if p.is_file()})
+    found: dict[str, Any] = {
+        name: _found(file, prompt, folder) for name, file in given.items() if file is not None
+    }
+    references = tuple(_found(file, prompt, folder) for file in prompt.references)
+    return replace(prompt, references=references, **found)
+
+
+def _found(picture: str, prompt: Prompt, folder: Path) -> str:
+    """The path of a picture in the folder of the prompts, else in the current one.
+
+    Raises:
+        ValueError: it is in neither.
+    """
+    for path in (str(folder / picture), picture):
+        if os.path.isfile(path):  # unlike pathlib's, false for what no file can be called
+            return path
+    raise ValueError(
+        f"{prompt.place}: the picture {_shown(picture)} is neither in {folder} nor in the current"
+        " folder; correct its path"
+    )
 
 
 def _text(file: Path, where: str) -> str:
@@ -167,14 +190,29 @@ def _prompt(item: Any, where: str) -> Prompt:
     negative = entry.get("negative_prompt")
     if not isinstance(negative, str | None):
         raise ValueError(f'{where}: "negative_prompt": {_shown(negative)} must be a text')
-    files: dict[str, Any] = {ours: entry.get(theirs) for theirs, ours in _PICTURES.items()}
-    for (theirs, _), file in zip(_PICTURES.items(), files.values(), strict=True):
-        if file is not None and (not isinstance(file, str) or "\0" in file):
-            raise ValueError(f'{where}: "{theirs}": {_shown(file)} must name a picture')
+    files: dict[str, Any] = {}
+    for name, ours in _PICTURES.items():
+        files[ours] = next(iter(_pictures(entry, name, where, several=False)), None)
+    changed = next((name for name in _REFERENCES if entry.get(name) is not None), _REFERENCES[0])
+    files["references"] = _pictures(entry, changed, where, several=True)
     sizes["num_video_frames"] = sizes.pop("num_frames")
-    known = {key, "negative_prompt", *_SIZES, *_PICTURES}
+    known = {key, "negative_prompt", changed, *_SIZES, *_PICTURES}
     more = tuple(name for name, value in entry.items() if name not in known and value is not None)
-    return Prompt(text=caption, negative=negative, unused=more, **sizes, **files)
+    return Prompt(text=caption, negative=negative, unused=more, place=where, **sizes, **files)
+
+
+def _pictures(entry: dict[str, Any], name: str, where: str, *, several: bool) -> tuple[str, ...]:
+    """The files that a key of an entry names: one, a list where there may be several, or none.
+
+    Raises:
+        ValueError: the value is something else.
+    """
+    value = entry.get(name)
+    files = value if several and isinstance(value, list) else [value] if value is not None else []
+    if any(not isinstance(file, str) or "\0" in file for file in files):
+        more = ", or a list of them" if several else ""
+        raise ValueError(f'{where}: "{name}": {_shown(value)} must name a picture{more}')
+    return tuple(files)
 
 
 def _shown(value: Any) -> str:

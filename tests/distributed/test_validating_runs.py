@@ -14,12 +14,13 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
+from data_prep.cli.parser import main as data_prep
 from dit.codecs import vae
 from dit.config.loading import read_config
 from dit.data import build_val_packs
 from dit.sampling.unpatchify import unpack_latents
 from dit.sampling.validation.fid_clip import frechet_distance, kernel_distance
-from tests.entering import Enter
+from tests.entering import Enter, Outcome
 from tests.launching import ROOT, SMALL, metrics
 
 
@@ -158,6 +159,57 @@ def test_negative_prompts_are_used_and_pictures_are_those_of_generate_dit(traine
     generated("caption", *caption, "--num_images_per_prompt", 2)
     ours, theirs = _pictures(made, [2])[0], _pictures(tmp_path / "caption", [0])[0]
     assert _distance(ours, theirs) <= 1
+
+
+def test_references_of_prompts_are_those_of_generate_dit(enter, tmp_path):
+    """A small Kontext is shown two digits; what does not fit ends the run before its first step."""
+    data, run = tmp_path / "edits", tmp_path / "run"
+    packed = ["digits", "--num_samples", "40", "--edits", "--pooled_text", "--output_dir"]
+    assert data_prep([*packed, str(data)]) == 0
+    for number, level in enumerate((60, 200)):
+        Image.new("L", (8, 8), level).save(tmp_path / f"{number}.png")
+    prompts = tmp_path / "prompts.jsonl"
+    entries = [{"caption": "mirrored", "reference_path": f"{number}.png"} for number in range(2)]
+    prompts.write_text("\n".join(map(json.dumps, entries)))
+    asked = ("validation.sampling_steps=3", "validation.guidance=2", "optimizer.lr=1e-2")
+
+    def trained(file: Path) -> Outcome:
+        config = ("--config-file", ROOT / "conf/flux_digits_edit.yaml", *EDITS)
+        places = (f"dataset.path={data}", f"checkpoint.save={run}")
+        return enter("pretrain_dit", *config, *places, *asked, f"validation.prompts_file={file}")
+
+    for wrong, said in (
+        ({"reference_path": "gone.png"}, 'line 3: the picture "gone.png" is neither in'),
+        ({"reference_path": ["0.png", "1.png"]}, "1.png: the network takes 1 at most"),
+        ({"image_path": "0.png"}, "0.png: the network is given no picture; leave it out"),
+    ):
+        bad = tmp_path / "bad.jsonl"
+        bad.write_text(f"{prompts.read_text()}\n{json.dumps({'caption': 'a'} | wrong)}")
+        error = trained(bad).error()
+        assert f"validation.prompts_file {bad}, line 3: " in error and said in error, error
+        assert not (run / "metrics.jsonl").exists()
+
+    done = trained(prompts)
+    assert done.code == 0, done.said
+    made = run / "validation_generation/step_00000002"
+    shown = json.loads((made / "samples.json").read_text())
+    assert [one["reference"] for one in shown] == [[str(tmp_path / f"{n}.png")] for n in range(2)]
+    place = ("--checkpoint_path", run, "--output_dir", tmp_path / "same", "--prompts_file", prompts)
+    done = enter("generate_dit", *place, "--num_steps", 3, "--guidance", 2)
+    assert done.code == 0, done.said
+    pairs = [_pictures(folder, range(2)) for folder in (made, tmp_path / "same")]
+    assert all(_distance(*pair) <= 1 for pair in zip(*pairs, strict=True))
+    grids = [np.array(Image.open(folder / "grid.png")) for folder in (made, tmp_path / "same")]
+    assert grids[0].shape == grids[1].shape
+
+
+EDITS = (
+    *("model.num_layers=1", "model.num_single_layers=1", "model.hidden_size=32"),
+    *("model.num_attention_heads=2", "model.rope_axes=[4, 6, 6]"),
+    *("dataset.task_encoder_seq_length=256", "dataset.packing_buffer_size=8"),
+    *("dataset.shuffle_buffer_size=8", "dataset.num_workers=0", "scheduler.lr_warmup_iters=0"),
+    *("train.train_iters=2", "train.eval_interval=2", "train.eval_iters=1"),
+)
 
 
 def _pictures(folder: Path, numbers: Iterable[int]) -> list[np.ndarray]:

@@ -89,6 +89,7 @@ def parse_arguments(
 
 
 _NEGATIVE = re.compile(r"-\.?[0-9]")
+_OF_LAUNCHER = ("nproc", "nnodes", "node-rank", "master-", "rdzv-", "standalone")
 _WITH_VALUE = ("--config-file", "--config", "--recipe", "--dataset-path")
 _SWITCHES = {
     "--mock": "synthetic data: short for dataset.mock=true",
@@ -181,9 +182,11 @@ def _parse_flags(
 
 
 def _unknown_flag(token: str, names: Sequence[str], schema: Schema) -> str:
-    name = token.partition("=")[0]
-    close = get_close_matches(name.replace("_", "-"), names, n=1)
-    key = schema.nearest(name.lstrip("-").replace("-", "_"))
-    guess = close[0] if close else f"--{key}" if key else None
-    advice = f"did you mean {guess}?" if guess else NO_GUESS
+    name = token.partition("=")[0].lstrip("-").replace("_", "-")
+    if name.startswith(_OF_LAUNCHER):
+        return f"{token} ({COMMAND_LINE}): belongs to torch.distributed.run, before the script"
+    # Without dashes, which make short names alike.
+    close = get_close_matches(name, [one.lstrip("-") for one in names], n=1)
+    guess = close[0] if close else schema.nearest(name.replace("-", "_"))
+    advice = f"did you mean --{guess}?" if guess else NO_GUESS
     return f"{token} ({COMMAND_LINE}): unknown flag; {advice}"

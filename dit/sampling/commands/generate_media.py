@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,21 +104,22 @@ def generate_opened(
     assert options.guidance is not None
     each = [options_of_prompt(options, prompt, opened) for prompt in prompts]
     taken = family_of(opened.config.model).inputs(opened.config.model)
-    for one in each:
-        _given(one).check(taken, frames=_size(one)[0])
-        _references(one).check(taken)
-    words = dict.fromkeys(
-        text
-        for prompt, one in zip(prompts, each, strict=True)
-        for text in (prompt.text, one.negative_prompt)
-    )
-    inputs = _encoded(opened, words, _references(options))
+    given = [_given(one, prompt) for one, prompt in zip(each, prompts, strict=True)]
+    references = [_references(one, prompt) for one, prompt in zip(each, prompts, strict=True)]
+    for one, pictures, changed in zip(each, given, references, strict=True):
+        pictures.check(taken, frames=_size(one)[0])
+        changed.check(taken)
+    words = [(p.text, one.negative_prompt) for p, one in zip(prompts, each, strict=True)]
+    texts = _encoded(opened, words, references)
     data = opened.model.groups.dp
     mine = range(data.rank(), len(prompts), data.size())
     requests = [
         Request(
-            inputs={**inputs[prompts[i].text], **_picture_inputs(opened, each[i])},
-            negative=inputs[each[i].negative_prompt],
+            inputs={
+                **texts[i][prompts[i].text],
+                **_picture_inputs(opened, given[i], references[i], size=_size(each[i])),
+            },
+            negative=texts[i][each[i].negative_prompt],
             latent_FHW=opened.latent_stride.latent(_size(each[i])),
             fps=math.nan if each[i].num_video_frames == 1 else each[i].fps or FPS,
             seed=seed + i,
@@ -140,39 +141,38 @@ def generate_opened(
     made = generate_latents(
         opened.model, requests, config=config, settings=settings, track=track, watch=watch
     )
-    pictures = []
+    shown: list[Picture] = []
     if _is_first_of_replica(opened.model):
         with track("decoding", len(made), 0) as advance:
             for i, latent in zip(mine, made, strict=True):
-                pictures.append(
-                    _picture(opened, prompts[i], each[i], seed + i, latent, keep=latents)
-                )
+                one = _picture(opened, prompts[i], each[i], seed + i, latent, keep=latents)
+                height, width = _size(each[i])[1:]
+                first, changed = (of[i].shown(height, width) for of in (given, references))
+                shown.append(replace(one, given_HW3=first if changed is None else changed))
                 advance(1)
     shares: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-    dist.gather_object(pictures, shares)
+    dist.gather_object(shown, shares)
     return sorted((p for share in shares or () for p in share), key=lambda picture: picture.seed)
 
 
 def _encoded(
-    opened: OpenCheckpoint, words: Iterable[str], references: ReferencePictures
-) -> dict[str, Mapping[str, Tensor]]:
-    """What the text encoder makes of each text, and of the empty one.
+    opened: OpenCheckpoint,
+    words: Sequence[tuple[str, str]],
+    references: Sequence[ReferencePictures],
+) -> list[Mapping[str, Mapping[str, Tensor]]]:
+    """What the text encoder makes of the words of each prompt, and of the empty text.
 
     Raises:
-        ValueError: it sees the pictures to edit, and there is none.
+        ValueError: it sees the pictures to edit, and a prompt has none.
     """
-    from dit.batch import NULL_TEXT, TEXT
-
     encoder = opened.encoder
     if not encoder.most_pictures:
-        made = {text: encoder.encode_all(text) for text in words if text}
-        return {"": dict(opened.null), **made}
-    found: dict[str, Mapping[str, Tensor]] = {}
-    for text in [one for one in words if one] or [""]:
-        made = dict(encoder.encode_beside(text, references.shown()))
-        found[""] = {TEXT: made.pop(NULL_TEXT)}
-        found.setdefault(text, made)
-    return found
+        every = dict.fromkeys(text for pair in words for text in pair if text)
+        made = {text: encoder.encode_all(text) for text in every}
+        return [{"": dict(opened.null), **made}] * len(words)
+    pairs = list(zip(references, words, strict=True))
+    found = {pair: pair[0].texts(encoder, pair[1]) for pair in dict.fromkeys(pairs)}
+    return [found[pair] for pair in pairs]
 
 
 def _is_first_of_replica(model: FullForward | TwoExperts) -> bool:
@@ -180,27 +180,29 @@ def _is_first_of_replica(model: FullForward | TwoExperts) -> bool:
     return groups.tp.rank() == groups.cp.rank() == groups.pp.rank() == 0
 
 
-def _given(options: GenerationOptions) -> GivenPictures:
-    from dit.sampling.given_pictures import GivenPictures
+def _given(options: GenerationOptions, prompt: Prompt) -> GivenPictures:
+    from dit.sampling.given_pictures import OF_COMMAND_LINE, GivenPictures
 
-    return GivenPictures(first=options.image, last=options.last_image)
-
-
-def _references(options: GenerationOptions) -> ReferencePictures:
-    from dit.sampling.given_pictures import ReferencePictures
-
-    return ReferencePictures(files=options.reference, size=options.reference_size)
+    named = OF_COMMAND_LINE.of(prompt)
+    return GivenPictures(first=options.image, last=options.last_image, options=named)
 
 
-def _picture_inputs(opened: OpenCheckpoint, options: GenerationOptions) -> dict[str, Tensor]:
+def _references(options: GenerationOptions, prompt: Prompt) -> ReferencePictures:
+    from dit.sampling.given_pictures import OF_COMMAND_LINE, ReferencePictures
+
+    named = OF_COMMAND_LINE.of(prompt)
+    return ReferencePictures(files=options.reference, size=options.reference_size, options=named)
+
+
+def _picture_inputs(
+    opened: OpenCheckpoint, given: GivenPictures, references: ReferencePictures, *, size: Size
+) -> dict[str, Tensor]:
     """What the network reads of the given pictures, at the size that the decoder makes."""
     stride, model = opened.latent_stride, opened.config.model
-    size, wanted = stride.pixels(stride.latent(_size(options))), family_of(model).inputs(model)
-    made = _given(options).inputs(opened.decoder, wanted, size=size)
+    size, wanted = stride.pixels(stride.latent(size)), family_of(model).inputs(model)
+    made = given.inputs(opened.decoder, wanted, size=size)
     multiple = stride.stride * model.patch_spatial
-    return made | _references(options).inputs(
-        opened.decoder, wanted, target=size[1:], multiple=multiple
-    )
+    return made | references.inputs(opened.decoder, wanted, target=size[1:], multiple=multiple)
 
 
 def _size(options: GenerationOptions) -> Size:
@@ -230,7 +232,6 @@ def _picture(
         | {"precision": str(opened.config.model.precision), "checkpoint": str(opened.path)}
         | ({"lora": list(opened.lora)} if opened.lora else {}),
         latent_CFHW=latent_CFHW.cpu() if keep else None,
-        given_HW3=_given(options).shown(*_size(options)[1:]),
     )
 
 

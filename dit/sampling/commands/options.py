@@ -176,7 +176,7 @@ def _add_what(parser: Parser) -> None:
     prompts.add_argument(
         "--prompts_file",
         type=Path,
-        help="A prompt on each line, or .json or .jsonl with captions, sizes, negative prompts.",
+        help="A prompt on each line, or .json or .jsonl with captions, sizes, negatives, pictures.",
     )
     add = group.add_argument
     add(

@@ -48,13 +48,8 @@ from dit.sampling.media_files import (
 from dit.sampling.prompts import read_prompts, unused
 from dit.sampling.validation.feature_extractor import FeatureExtractor
 from dit.sampling.validation.fid_clip import clip_score, frechet_distance, kernel_distance
-from dit.sampling.validation.requests import (
-    ValidationRequest,
-    find_decoder,
-    notes,
-    prepare_prompts,
-    requests_of_captions,
-)
+from dit.sampling.validation.prompt_requests import find_decoder, prepare_prompts
+from dit.sampling.validation.requests import ValidationRequest, notes, requests_of_captions
 from dit.train.train_state import DrawnSamples, Samples, TrainState
 
 FOLDER, WITHOUT = "validation_generation", "without_adapter"

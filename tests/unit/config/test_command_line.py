@@ -67,6 +67,8 @@ def test_an_explicit_key_beats_a_short_flag() -> None:
             ["--train-iters=5"],
             "--train-iters=5 (command line): unknown flag; did you mean --tr",
         ),
+        (["--lr", "1e-4"], "--lr=1e-4 (command line): unknown flag; did you mean --optimizer.lr?"),
+        (["--nproc_per_node=8"], "--nproc_per_node=8 (command line): belongs to torch.distributed"),
         (["--zzz"], "--zzz (command line): unknown flag; --help lists all flags and keys"),
         (["-x"], "-x (command line): unknown flag"),
         (["--config-file"], "argument --config-file/--config: expected one argument"),

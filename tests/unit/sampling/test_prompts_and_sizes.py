@@ -63,7 +63,7 @@ def test_prompts_from_lines_and_from_json(tmp_path):
         ('[{"caption": "a", "width": NaN}]', 'entry 0: "width": NaN must be'),
         ('[{"caption": "a", "num_frames": 1' + "0" * 99 + "}]", "from 1 to 32768"),
         ('["a", {"caption": "a", "height": 8, "height": 9}]', "'height' stands in one entry twice"),
-        ('["a\\u0000b"]', "prompt 0 holds a NUL character"),
+        ('["a\\u0000b"]', "entry 0 holds a NUL character"),
         ("[" * 99_999, "nested too deeply"),
         ('[{"caption": "a", "negative_prompt": 3}]', 'entry 0: "negative_prompt": 3 must be'),
         ("[]", "has no prompt"),
@@ -101,7 +101,7 @@ def test_the_mark_of_an_encoding_is_no_part_of_a_prompt(tmp_path):
 DOCUMENT = {
     "data": [
         {"caption": "a cat", "height": 48, "width": 80, "num_frames": 5, "negative_prompt": "b"},
-        {"prompt": "a dog", "video_path": None},
+        {"prompt": "a dog", "video_path": None, "reference_path": ["x.png"]},
         "x\u2028y",
     ]
 }
@@ -225,15 +225,40 @@ def _card(model: str) -> dict:
     return {"format_version": 1, "processor": codec, "latent": latent, "text_encoder": encoder}
 
 
-def test_pictures_of_prompts_as_fastvideo_writes_them(tmp_path: Path) -> None:
-    (tmp_path / "first.png").write_bytes(b"")
-    entry = {"caption": "a", "image_path": "first.png", "last_image_path": "elsewhere/last.png"}
-    entries = [entry, {"caption": "b", "image_path": None}]
+def test_pictures_of_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames as FastVideo names them, references by our name and by that of data_prep's tables."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for name in ("first.png", "here/last.png"):
+        (tmp_path / name).write_bytes(b"")
+    first, last = str(tmp_path / "first.png"), "last.png"
+    frames = {"caption": "a", "image_path": "first.png", "last_image_path": "last.png"}
+    entries = [
+        frames,
+        {"caption": "b", "image_path": None, "reference_path": "first.png"},
+        {"caption": "c", "control_path": ["last.png", "first.png"]},
+        {"caption": "d", "reference_path": first, "control_path": "gone.png"},
+    ]
     file = tmp_path / "prompts.json"
     file.write_text(json.dumps({"data": entries}))
-    first, second = read_prompts(file)
-    assert (first.image, first.last_image) == (str(tmp_path / "first.png"), "elsewhere/last.png")
-    assert second.image is None and not first.unused
-    file.write_text(json.dumps([{"caption": "a", "last_image_path": 3}]))
-    with pytest.raises(ValueError, match=r'entry 0: "last_image_path": 3 must name a picture'):
-        read_prompts(file)
+    found = read_prompts(file)
+    assert [(one.image, one.last_image) for one in found] == [(first, last), *[(None, None)] * 3]
+    assert [one.references for one in found] == [(), (first,), (last, first), (first,)]
+    assert [one.unused for one in found] == [(), (), (), ("control_path",)]
+    lines = tmp_path / "prompts.jsonl"
+    lines.write_text("\n\n".join(map(json.dumps, entries)))
+    assert read_prompts(lines) == found
+    for wrong, said in (
+        ({"last_image_path": 3}, r'"last_image_path": 3 must name a picture$'),
+        ({"image_path": ["first.png"]}, r'"image_path": .* must name a picture$'),
+        ({"reference_path": ["first.png", 3]}, r'"reference_path": .*3\] must name a picture, or'),
+        ({"reference_path": ["first.png", "x\0"]}, r'"reference_path": .* must name a picture, or'),
+        (
+            {"control_path": ["first.png", "gone.png"]},
+            'the picture "gone.png" is neither in',
+        ),
+        ({"image_path": "x" * 5000}, r"the picture .*x\.\.\. is neither in"),
+    ):
+        lines.write_text('"a"\n\n' + json.dumps({"caption": "a"} | wrong))
+        with pytest.raises(ValueError, match=rf"--prompts_file .*prompts.jsonl, line 3: {said}"):
+            read_prompts(lines)

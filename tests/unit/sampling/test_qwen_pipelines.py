@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 import torch
 from diffusers import QwenImagePipeline
-from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
 from PIL import Image
 from torch import Tensor
 
-from dit.codecs.text.qwen_image import QwenImageEditText
 from dit.config import Weights
 from dit.convert.errors import ConvertError
 from dit.convert.export import ExportOptions, export_weights
@@ -23,7 +21,6 @@ from dit.sampling.commands.generate_media import generate_opened
 from dit.sampling.commands.options import GenerationOptions
 from dit.sampling.open_checkpoint import LoadOptions, OpenCheckpoint, open_checkpoint
 from dit.sampling.prompts import Prompt
-from tests import tiny_pipelines
 from tests.cosmos_predict import gap
 from tests.given_noise import from_noise
 from tests.qwen_pipelines import SCHEDULER, STEPS, made_by, pipeline
@@ -84,26 +81,6 @@ def test_text_to_image_and_the_way_back(groups, tmp_path: Path) -> None:
     with pytest.raises(ConvertError, match=r"reference_latents=0, and QwenImageEditPipeline shows"):
         options = ExportOptions(pipeline_from=tmp_path / "edit" / "pipeline")
         export_weights(run.path, tmp_path / "wrong", options)
-
-
-@pytest.fixture
-def small_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A 64th of the pixels that the pipelines and our encoders scale pictures to; no torchvision.
-
-    `test_published_sizes_are_those_of_the_pipelines` compares the sizes themselves.
-    """
-    for module in (pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus):
-        whole = module.calculate_dimensions
-
-        def small(area: float, ratio: float, whole=whole) -> tuple[int, ...]:
-            return whole(area / 64, ratio)
-
-        monkeypatch.setattr(module, "calculate_dimensions", small)
-
-    def processor(encoder: QwenImageEditText) -> tiny_pipelines.StandInProcessor:
-        return tiny_pipelines.StandInProcessor(encoder.load_tokenizer("tokenizer"))
-
-    monkeypatch.setattr(QwenImageEditText, "load_processor", processor)
 
 
 @pytest.mark.usefixtures("small_pictures")

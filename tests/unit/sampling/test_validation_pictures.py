@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,13 +28,13 @@ from dit.sampling.commands.options import GenerationOptions
 from dit.sampling.generate import check_requests, generate_latents
 from dit.sampling.given_pictures import GivenPictures
 from dit.sampling.open_checkpoint import OpenCheckpoint
-from dit.sampling.prompts import Prompt
+from dit.sampling.prompts import Prompt, read_prompts
 from dit.sampling.validation import samples as samples_module
 from dit.sampling.validation.fid_clip import frechet_distance
 from dit.sampling.validation.requests import inputs_of_held_out, own_latent
 from dit.sampling.validation.samples import open_samples
 from dit.train.train_state import TrainProgress
-from tests import tiny_pipelines
+from tests import flux_pipelines, qwen_pipelines, tiny_pipelines
 from tests.lora_files import random_factors
 from tests.packs import random_pack
 from tests.unit.sampling.test_wan_pipelines import opened, pictures
@@ -43,7 +44,14 @@ from tests.wan_pipelines import pipeline
 SIZE: dict[str, Any] = {"num_video_frames": 9, "height": 32, "width": 48}
 
 
-def training(run: OpenCheckpoint, folder: Path, entries: list[dict], **changes: Any) -> Any:
+def training(
+    run: OpenCheckpoint,
+    folder: Path,
+    entries: list[dict],
+    *,
+    size: dict[str, int] | None = None,
+    **changes: Any,
+) -> Any:
     """What a training run of this network would ask its samples of."""
     (folder / "prompts.json").write_text(json.dumps({"data": entries}))
     c = run.config
@@ -55,7 +63,7 @@ def training(run: OpenCheckpoint, folder: Path, entries: list[dict], **changes: 
         guidance=2.0,
         fps=24.0,
         t5_cache_dir=str(folder / "pipeline"),
-        **SIZE,
+        **(SIZE | (size or {})),
     )
     found: dict[str, Any] = {
         "config": replace(c, validation=validation),
@@ -167,6 +175,61 @@ def test_a_run_of_adapters_samples_without_them_too(
     assert len(seen) == 2 * 4 and all(one.enabled for one in adapters_in(run.model))
 
 
+@pytest.mark.usefixtures("small_pictures")
+@pytest.mark.parametrize("kind", ["flux1_kontext", "qwen_image_edit_2511"])
+def test_references_of_prompts_are_those_of_generate_dit(groups, tmp_path: Path, kind: str) -> None:
+    """Of the size that the data have; where the text encoder sees them, each prompt has its own."""
+    edits = kind == "qwen_image_edit_2511"
+    if edits:
+        qwen_pipelines.pipeline(tmp_path, kind)
+        for part in ("text_encoder", "tokenizer"):
+            shutil.copytree(tmp_path / "parts" / part, tmp_path / "pipeline" / part)
+    else:
+        flux_pipelines.pipeline(tmp_path, "kontext")
+    run = opened(tmp_path)
+    stride, multiple = run.latent_stride.stride, 2 * run.latent_stride.stride
+    sides = {"height": 2 * multiple, "width": 3 * multiple, "num_video_frames": 1}
+    pictures(tmp_path, (9 * stride, 7 * stride))
+    entries: list[dict[str, Any]] = [
+        {"caption": "a fox", "reference_path": "first.png", "negative_prompt": "a hen"},
+        {"caption": "a fox", "control_path": ["last.png", "first.png"] if edits else ["last.png"]},
+    ]
+    card = run.card | {"settings": {"reference_size": "own"}}
+    train = training(run, tmp_path, entries, size=sides, card=card)
+    samples: Any = open_samples(train)
+    plain = replace(settings(train.config), sampler=Sampler.EULER)
+    asked = [one.request for one in samples.wanted]
+    shapes = [one.inputs["reference_latent_0"].shape[-2:] for one in asked]
+    assert [tuple(shape) for shape in shapes] == [(6, 8)] * 2  # own, in whole tokens of 2 cells
+    made = generate_latents(run.model, asked, config=train.config, settings=plain)
+    options = GenerationOptions(
+        num_steps=2, guidance=2.0, sampler="euler", reference_size="own", **sides
+    )
+    prompts = read_prompts(tmp_path / "prompts.json")
+    theirs = generate_opened(run, prompts, seed=0, options=options, latents=True)
+    for mine, picture, one in zip(made, theirs, samples.wanted, strict=True):
+        torch.testing.assert_close(mine, picture.latent_CFHW, rtol=0, atol=1e-5)
+        assert np.array_equal(one.given_HW3, picture.given_HW3)
+    assert [one.pictures for one in samples.wanted] == [
+        {"reference": list(prompt.references)} for prompt in prompts
+    ]
+    assert not torch.equal(made[0], made[1])
+
+    many = {"caption": "a fox", "reference_path": ["first.png"] * (4 if edits else 2)}
+    bad = [(many, r"reference_path .*first.png: the network takes \d at most")]
+    if edits:
+        bad += [({"caption": "a fox"}, r"sees the pictures .*: give reference_path beside the pr")]
+    for entry, words in bad:
+        with pytest.raises(ValueError, match=rf"prompts.json, entry 2: .*{words}"):
+            open_samples(training(run, tmp_path, [*entries, entry], size=sides))
+    if edits:
+        train = training(run, tmp_path, entries, size=sides, card=card)
+        alone = replace(train.config.validation, negative_prompt="a hen", num_captions=2)
+        train.config = replace(train.config, validation=alone)
+        with pytest.raises(ValueError, match=r"negative_prompt=a hen: .* held-out samples are not"):
+            open_samples(train)
+
+
 def adapters_in(model: Any) -> list[Adapter]:
     found = [one for one in model.modules() if isinstance(one, Adapter)]
     assert found
@@ -189,13 +252,17 @@ def test_what_is_missing_is_named(groups, tmp_path: Path) -> None:
     run = opened(tmp_path)
     first, last = pictures(tmp_path, (48, 32))
     good = {"caption": "a fox", "image_path": str(first)}
+    (tmp_path / "text.png").write_text("no picture")
+    at = "validation.prompts_file .*prompts.json, entry 1"
     for entry, words in (
-        ({"caption": "a fox"}, r"`condition_latent` and `image_embed`.*: give image_path with"),
-        (good | {"image_path": "gone.png"}, r"prompts_file: image_path gone.png cannot be read"),
-        (good | {"last_image_path": str(last)}, r"last_image_path .*the first picture alone"),
+        ({"caption": "a fox"}, r": .*`condition_latent` and `image_embed`.*: give image_path besi"),
+        (good | {"image_path": "gone.png"}, r': the picture "gone.png" is neither in'),
+        (good | {"image_path": "text.png"}, r": image_path .*text.png cannot be read as a picture"),
+        (good | {"last_image_path": str(last)}, r": last_image_path .*the first picture alone"),
+        (good | {"reference_path": str(last)}, r": reference_path .*last.png: .* takes none"),
     ):
-        with pytest.raises(ValueError, match=words):
-            open_samples(training(run, tmp_path, [entry]))
+        with pytest.raises(ValueError, match=at + words):
+            open_samples(training(run, tmp_path, [good, entry]))
     stride = {"stride": 8, "temporal_stride": 4}
     gone = run.card["processor"] | {"model_name": "nowhere/nothing"}
     card = run.card | {"processor": gone, "latent": run.card["latent"] | stride}

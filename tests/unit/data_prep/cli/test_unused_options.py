@@ -26,8 +26,8 @@ def packed(tmp_path: Path, *options: str) -> Path:
     ("options", "said"),
     [
         (
-            ("--model_name", "some/model"),
-            "--model_name is not used: it means nothing to 'pixel' and 'bytes'",
+            ("--vae_cache_folder", "x"),
+            "--vae_cache_folder is not used: it means nothing to 'pixel' and 'bytes'",
         ),
         (("--tokenizer_cache_dir", "x"), "--tokenizer_cache_dir is not used"),
         (("--workload_type", "i2v"), "--workload_type is not used"),
@@ -39,6 +39,15 @@ def packed(tmp_path: Path, *options: str) -> Path:
 def test_an_option_that_nothing_reads_is_named(tmp_path: Path, capsys, options, said) -> None:
     packed(tmp_path, *options, "--plan")
     assert said in capsys.readouterr().out
+
+
+def test_a_model_without_its_processor_is_an_error(tmp_path: Path, capsys) -> None:
+    """As FastVideo's command is typed: pixels would be packed in the place of its latents."""
+    image(tmp_path / "in/a.png")
+    words = ["image", "--image_dir", tmp_path / "in", "--output_dir", tmp_path / "out"]
+    assert main([*map(str, words), "--model_path", "some/model"]) == 1
+    said = "--model_name some/model means nothing to --processor pixel"
+    assert said in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 def test_options_that_are_read_are_not_named(tmp_path: Path, capsys) -> None:

@@ -1,0 +1,289 @@
+"""Prompts of a file, with the pictures that are given with them -> what each validation samples.
+
+1. _GivenToPrompt      the pictures of a prompt, checked before anything is encoded
+2. _encode             texts, beside the pictures where the encoder sees them
+3. _request_of_prompt  pictures through the VAE, at the size that is sampled
+"""
+
+# L text tokens, E text width; F H W 3 frames, rows, columns, colours
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dit.codecs import text, vae
+from dit.codecs.pretrained import forget
+from dit.codecs.reference_fit import ReferenceFit
+from dit.codecs.text import TextEncoder
+from dit.codecs.vae import Codec, ModelLocation
+from dit.config import ModelConfig, RunConfig
+from dit.distributed.process_groups import device
+from dit.distributed.watchdog import heartbeat
+from dit.models.family import family_of
+from dit.sampling.generate import Request
+from dit.sampling.given_pictures import OF_VALIDATION, GivenPictures, ReferencePictures
+from dit.sampling.latent_sizes import LatentStride, Size
+from dit.sampling.prompts import Prompt
+from dit.sampling.validation.requests import PreparedPrompts, Texts, ValidationRequest
+from dit.train.train_state import TrainState
+
+
+@dataclass(frozen=True, kw_only=True)
+class _GivenToPrompt:
+    """The pictures of one prompt, which fit the network and can be read."""
+
+    ends: GivenPictures
+    references: ReferencePictures
+    shown_HW3: np.ndarray | None  # uint8, for the grid
+
+    @classmethod
+    def of(cls, prompt: Prompt, run: TrainState) -> _GivenToPrompt:
+        """Of a prompt of the file.
+
+        Raises:
+            ValueError: names the prompt, and the picture that is missing, damaged or too many.
+        """
+        model, named = run.config.model, OF_VALIDATION.of(prompt)
+        inputs, (frames, height, width) = family_of(model).inputs(model), _size(prompt, run)
+        ends = GivenPictures(first=prompt.image, last=prompt.last_image, options=named)
+        ends.check(inputs, frames=frames)
+        # Of the size that the pictures of the data have, which data_prep wrote into the card.
+        size = ((run.card or {}).get("settings") or {}).get("reference_size", ReferenceFit.TARGET)
+        references = ReferencePictures(files=prompt.references, size=size, options=named)
+        references.check(inputs)
+        changed = references.shown(height, width)
+        shown = ends.shown(height, width) if changed is None else changed
+        return cls(ends=ends, references=references, shown_HW3=shown)
+
+    @property
+    def files(self) -> dict[str, Any]:
+        """For samples.json, named as the options of `generate_dit.py`."""
+        each = {"image": self.ends.first, "last_image": self.ends.last}
+        return {name: file for name, file in each.items() if file is not None} | (
+            {"reference": list(self.references.files)} if self.references.files else {}
+        )
+
+    def inputs(
+        self, decoder: Codec | None, model: ModelConfig, *, size: Size, multiple: int
+    ) -> dict[str, Tensor]:
+        """What the network reads, with the VAE on the device of the run while it encodes."""
+        if self.shown_HW3 is None or decoder is None:
+            return self._made(decoder, model, size, multiple)
+        heartbeat("encoding of the pictures of prompts")
+        with decoder.visiting(device()):
+            return self._made(decoder, model, size, multiple)
+
+    def _made(
+        self, decoder: Codec | None, model: ModelConfig, size: Size, multiple: int
+    ) -> dict[str, Tensor]:
+        inputs = family_of(model).inputs(model)
+        changed = self.references.inputs(decoder, inputs, target=size[1:], multiple=multiple)
+        return self.ends.inputs(decoder, inputs, size=size) | changed
+
+
+def prepare_prompts(run: TrainState, prompts: Sequence[Prompt]) -> PreparedPrompts:
+    """Encodes all prompts with their pictures, and looks for the decoder.
+
+    Raises:
+        ValueError: the text encoder of the data, a size or a picture is missing.
+    """
+    c = run.config
+    if (asked := _asked(c)) and run.card is None:
+        raise ValueError(
+            f"{asked}: {c.dataset.path} has no dataset_card.json that names the text encoder of the"
+            " data; pack it with `python -m data_prep`, or leave that unset and use"
+            " validation.num_captions, which needs none"
+        )
+    given = [_GivenToPrompt.of(prompt, run) for prompt in prompts]
+    alone, texts = _encode(prompts, given, run)
+    decoder, note = find_decoder(run)
+    stride = _latent_stride(decoder, run.card, c)
+    found = PreparedPrompts(inputs=alone, latent_stride=stride, note=note)
+    requests = [
+        _request_of_prompt(*each, run=run, found=found, decoder=decoder)
+        for each in zip(prompts, texts, given, strict=True)
+    ]
+    return replace(found, requests=requests)
+
+
+def _asked(config: RunConfig) -> str:
+    """The options that need the text encoder, for errors; empty where none is set."""
+    c = config.validation
+    asking = {"prompts_file": c.prompts_file, "negative_prompt": c.negative_prompt}
+    return " and ".join(f"validation.{name}={value}" for name, value in asking.items() if value)
+
+
+def _negative(prompt: Prompt, config: RunConfig) -> str:
+    """The negative prompt of a prompt, else that of the configuration."""
+    return config.validation.negative_prompt if prompt.negative is None else prompt.negative
+
+
+def _encode(
+    prompts: Sequence[Prompt], given: Sequence[_GivenToPrompt], run: TrainState
+) -> tuple[Texts, list[Texts]]:
+    """The empty text and the common negative prompt without a picture; the texts of each prompt.
+
+    Raises:
+        ValueError: the text encoder of the data is not on this machine, or sees pictures that are
+            not here.
+    """
+    c, card = run.config, run.card
+    common, asked = c.validation.negative_prompt, _asked(c)
+    alone: dict[str, Mapping[str, Tensor]] = {"": {n: v.cpu() for n, v in run.null.items()}}
+    if not asked:
+        return alone, []
+    assert card is not None
+    words = [(prompt.text, _negative(prompt, c)) for prompt in prompts]
+    try:
+        with _encoder_is_here(asked):
+            place = ModelLocation(cache=c.validation.t5_cache_dir, local_only=True)
+            encoder = text.text_encoder_of_card(card, place)
+        if encoder.most_pictures:
+            _check_pictures(encoder, given, c)
+        else:
+            every = (common, *(word for pair in words for word in pair))
+            with _encoder_is_here(asked):
+                for word in dict.fromkeys(word for word in every if word):
+                    heartbeat("encoding of prompts")
+                    alone[word] = encoder.encode_all(word)
+            return alone, [alone] * len(words)
+        each = []
+        with _encoder_is_here(asked):
+            for pair, pictures in zip(words, given, strict=True):
+                heartbeat("encoding of prompts")
+                each.append(pictures.references.texts(encoder, pair))
+        return alone, each
+    finally:
+        forget()
+
+
+@contextmanager
+def _encoder_is_here(asked: str) -> Iterator[None]:
+    """Adds what to do to an error of a text encoder."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(
+            f"{asked}: the text encoder of the data is not here ({error}); set"
+            " validation.t5_cache_dir to the Hugging Face cache or pipeline folder that has it, or"
+            " leave that unset and use validation.num_captions, which needs none"
+        ) from error
+
+
+def _check_pictures(
+    encoder: TextEncoder, given: Sequence[_GivenToPrompt], config: RunConfig
+) -> None:
+    """Raises if an encoder that sees pictures would have none.
+
+    Raises:
+        ValueError: names the prompt, or the option.
+    """
+    for pictures in given:
+        pictures.references.check_seen_by(encoder)
+    c = config.validation
+    if c.negative_prompt and c.num_captions:
+        raise ValueError(
+            f"validation.negative_prompt={c.negative_prompt}: the text encoder {encoder.name} of"
+            " the data sees the pictures to edit beside it, and those of the"
+            f" validation.num_captions={c.num_captions} held-out samples are not here; leave one of"
+            " them out, or give negative_prompt with each prompt of validation.prompts_file"
+        )
+
+
+def find_decoder(run: TrainState) -> tuple[Codec | None, str]:
+    """The decoder with its weights, or a text that says why there is none."""
+    named = (run.card or {}).get("processor")
+    if run.card is None or not isinstance(named, dict):
+        return None, "the data name no decoder: latents, in false colours"
+    cache = run.config.model.vae_cache_folder
+    try:
+        decoder = vae.codec_of_card(run.card, ModelLocation(cache=cache, local_only=True))
+        with decoder.visiting(torch.device("cpu")):
+            return decoder, ""
+    except ValueError:
+        name = named.get("model_name", named.get("name"))
+        return None, (
+            f"latents, in false colours, for the decoder {name} is not on this machine; set"
+            " model.vae_cache_folder to the Hugging Face cache or pipeline folder that has it"
+        )
+
+
+def _latent_stride(decoder: Codec | None, card: Any, config: RunConfig) -> LatentStride | None:
+    if decoder is not None:
+        return LatentStride.of(decoder, config.model)
+    latent = (card or {}).get("latent", {})
+    if "stride" not in latent:
+        return None
+    return LatentStride(
+        stride=latent["stride"],
+        temporal_stride=latent["temporal_stride"],
+        patch_spatial=config.model.patch_spatial,
+        patch_temporal=config.model.patch_temporal,
+    )
+
+
+def _request_of_prompt(
+    prompt: Prompt,
+    texts: Texts,
+    given: _GivenToPrompt,
+    *,
+    run: TrainState,
+    found: PreparedPrompts,
+    decoder: Codec | None,
+) -> ValidationRequest:
+    stride, c = found.latent_stride, run.config
+    if stride is None:
+        raise ValueError(
+            "validation.prompts_file: the size of a latent is unknown, for the decoder is not on"
+            " this machine and the dataset card is of an older version; set model.vae_cache_folder"
+        )
+    pixels = _size(prompt, run)
+    latent = stride.latent(pixels)
+    multiple = stride.stride * stride.patch_spatial
+    made = given.inputs(decoder, c.model, size=stride.pixels(latent), multiple=multiple)
+    negative = _negative(prompt, c)
+    request = Request(
+        inputs={**texts[prompt.text], **made},
+        negative=texts[negative],
+        latent_FHW=latent,
+        fps=math.nan if pixels[0] == 1 else c.validation.fps,
+        seed=0,
+    )
+    return ValidationRequest(
+        prompt=prompt.text,
+        negative=negative,
+        request=request,
+        pixels=pixels,
+        given_HW3=given.shown_HW3,
+        pictures=given.files,
+    )
+
+
+def _size(prompt: Prompt, run: TrainState) -> Size:
+    """Frames, rows and columns of a prompt's sample, in pixels.
+
+    Raises:
+        ValueError: nothing tells it.
+    """
+    c = run.config.validation
+    assert run.card is not None
+    usual = (run.card.get("sizes") or [{}])[0]
+    given: dict[str, Any] = {
+        "num_video_frames": prompt.num_video_frames or c.num_video_frames,
+        "height": prompt.height or c.height,
+        "width": prompt.width or c.width,
+    }
+    names = {"num_video_frames": "num_frames", "height": "height", "width": "width"}
+    sizes: dict[str, Any] = {n: value or usual.get(names[n]) for n, value in given.items()}
+    missing = [f"validation.{name}" for name, value in sizes.items() if not value]
+    if missing:
+        raise ValueError(f"set {', '.join(missing)}: the dataset card lists no sizes")
+    return sizes["num_video_frames"], sizes["height"], sizes["width"]
