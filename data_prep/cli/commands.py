@@ -8,6 +8,7 @@ import os
 import shlex
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from data_prep.planning.plan_page import write_plan_page
 from data_prep.planning.splits import DEFAULT_SPLIT, Split, SplitFractions, all_in_train_notice
 from data_prep.planning.statistics import Judged
 from data_prep.refusals import PrepError
-from data_prep.sources.digits import Digits, EditedDigits, MovingDigits
+from data_prep.sources.digits import SIDE, Digits, EditedDigits, MovingDigits
 from data_prep.sources.folders import FolderCollection
 from data_prep.writing.dataset_folder import (
     PAGE_NAME,
@@ -125,7 +126,7 @@ def _whitening(args: argparse.Namespace, codec: Codec) -> Whitening | None:
 
 def run_digits(args: argparse.Namespace) -> int:
     encoder = text.text_encoder_named(args.text_encoder or Pixel.text_encoder).from_arguments(args)
-    source, config = Digits, "conf/dit_digits.yaml"
+    source, config = partial(Digits, side=args.side), "conf/dit_digits.yaml"
     if args.moving:
         source, config = MovingDigits, "conf/wan_moving_digits.yaml"
     elif args.edits:
@@ -134,9 +135,11 @@ def run_digits(args: argparse.Namespace) -> int:
         config = "conf/dit_digits_lora.yaml"
     elif args.pooled_text:
         config = "conf/flux_digits.yaml"
-    codec = Pixel.of(block=2, colours=1, image_conditioning=args.moving)
+    codec = Pixel.of(block=args.side // 4, colours=1, image_conditioning=args.moving)
     # Plain digits have no such keys.
     kinds = {name: True for name in ("moving", "edits", "invert") if getattr(args, name)}
+    large = {"side": args.side} if args.side != SIDE else {}
+    asked = [*(f"--{kind}" for kind in kinds), *(f"--side {side}" for side in large.values())]
     with locked_folder(args.output_dir):
         summary = pack_dataset(
             source(num_samples=args.num_samples, inverted=args.invert),
@@ -145,13 +148,14 @@ def run_digits(args: argparse.Namespace) -> int:
             whitening=_whitening(args, codec),
             text=encoder,
             options=_options(args, max_bad_fraction=0),
-            settings=_settings(args, "num_samples") | kinds,
-            command=" ".join(["python -m data_prep digits", *(f"--{kind}" for kind in kinds)]),
+            settings=_settings(args, "num_samples") | kinds | large,
+            command=" ".join(["python -m data_prep digits", *asked]),
             notify=_notify,
             track=progress_on(Console(stderr=True)),
         )
     width = {} if encoder.width == 64 else {"model.crossattn_emb_size": encoder.width}
-    keys = width | _validation_keys(summary)
+    cells = {"model.in_channels": codec.channels} if large else {}
+    keys = cells | width | _validation_keys(summary)
     command = training_command(args.output_dir, config, keys)
     show_summary(output(), summary, args.output_dir, command)
     return 0

@@ -148,6 +148,13 @@ def _add_digits(commands: Any) -> None:
         help="Pack pairs for editing networks: each digit as a reference picture, and as its target"
         " the same digit `with a frame` or `mirrored`.",
     )
+    kinds.add_argument(
+        "--side",
+        type=int,
+        choices=(8, 16, 32),
+        default=8,
+        help="Pixels along a side; above 8 digits are scaled up. Each is 16 latent cells.",
+    )
     parser.add_argument(
         "--invert",
         action="store_true",

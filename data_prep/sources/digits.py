@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from data_prep.media.clips import Clip, Entry, PlannedReference
 from data_prep.refusals import PrepError
@@ -36,16 +37,17 @@ class Digits:
     """8 x 8 grey pictures of `sklearn.datasets.load_digits`; values 0 to 16 become [-1, 1].
 
     Inverted ones are dark on white, under the same captions; each is in the split of its digit.
+    With another `side`, in pixels, they are scaled up.
     """
 
-    def __init__(self, *, num_samples: int | None = None, inverted: bool = False):
+    def __init__(self, *, num_samples: int | None = None, inverted: bool = False, side: int = SIDE):
         from sklearn.datasets import load_digits
 
         digits: Any = load_digits()
         if num_samples is not None and not 1 <= num_samples <= len(digits.target):
             raise PrepError(f"--num_samples {num_samples} must lie in 1 to {len(digits.target)}")
         self.name = f"sklearn.datasets.load_digits{', inverted' if inverted else ''}"
-        self._ink = -1.0 if inverted else 1.0
+        self._ink, self._side = -1.0 if inverted else 1.0, side
         self.ignored: Mapping[str, int] = {}
         self._images_NHW = digits.images[:num_samples]
         self._labels = digits.target[:num_samples].tolist()
@@ -54,9 +56,9 @@ class Digits:
                 key=f"{'inverted_' if inverted else ''}digits-{index:04d}",
                 file_key=f"digits-{index:04d}" if inverted else "",
                 source=f"load_digits/{index}",
-                width=SIDE,
-                height=SIDE,
-                size=(SIDE, SIDE),
+                width=side,
+                height=side,
+                size=(side, side),
                 caption=caption_of(self._labels[index]),
                 caption_from="the label",
             )
@@ -64,8 +66,13 @@ class Digits:
         )
 
     def picture(self, index: int) -> Tensor:
-        """The picture [8, 8] of that number, float32 in [-1, 1]."""
-        return self._ink * (torch.from_numpy(self._images_NHW[index]).float() / (LEVELS / 2) - 1)
+        """The picture [side, side] of that number, float32 in [-1, 1]."""
+        small_HW = torch.from_numpy(self._images_NHW[index]).float() / (LEVELS / 2) - 1
+        if self._side == SIDE:
+            return self._ink * small_HW
+        size = (self._side, self._side)
+        large_HW = functional.interpolate(small_HW[None, None], size, mode="bicubic")[0, 0]
+        return self._ink * large_HW.clamp(-1, 1)
 
     def file_of(self, entry: Entry) -> Path | None:  # noqa: ARG002  # as every source
         return None
@@ -75,8 +82,8 @@ class Digits:
         return Clip(
             video_CFHW=self.picture(index)[None, None],
             caption=caption_of(self._labels[index]),
-            original_height=SIDE,
-            original_width=SIDE,
+            original_height=self._side,
+            original_width=self._side,
             notes=("caption from the label",),
         )
 
