@@ -336,7 +336,7 @@ def _lengths(card: dict[str, Any], config: RunConfig) -> list[int]:
 
 FEW_SAMPLES = 32_000
 """Times that samples are seen: of the quickstart's digits 9% are recognised after 16,000, 86% after
-32,000 (docs/first_run.md)."""
+32,000 (docs/small_data.md)."""
 
 
 def passes_line(config: RunConfig) -> str:
@@ -354,7 +354,7 @@ def passes_line(config: RunConfig) -> str:
         f" samples about {f'{times:,.0f}' if times >= 100 else f'{times:.3g}'} times"
         f" (about {share:.3g} in a pack)"
         + (is_new and seen < FEW_SAMPLES)
-        * "; few for a run from scratch: docs/first_run.md"
+        * "; few for a run from scratch: docs/small_data.md"
     )
 
 

@@ -34,6 +34,7 @@ TINY = {
         *("--samples", "128", "--ranks", "2", "--balance-packs", "8", "--steps", "4")
     ],
     "benchmarks/benchmark_writing.py": ["--samples", "50", "--repeats", "1"],
+    "benchmarks/coloured_shapes.py": ["--pictures", "40", "--prompts", "4", "--min_accuracy", "0"],
     "benchmarks/count_traffic.py": ["--samples", "2", "--grid", "1", "4", "4", "--text", "3"],
     "benchmarks/compare_padded.py": [
         *("--steps", "1", "model.num_layers=1", "model.hidden_size=64"),
@@ -229,6 +230,7 @@ PAGES = [
     *("flux.md", "fine_tuning.md", "eight_gpus.md", "qwen_image.md", "sd3.md", "chroma.md"),
     "hunyuan_video.md",
     "hunyuan_image.md",
+    "small_data.md",
 ]
 COLD = ("README.md", "first_run.md", "own_data.md")
 """Pages whose every process begins as that of a user does."""
