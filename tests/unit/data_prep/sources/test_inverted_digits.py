@@ -52,7 +52,8 @@ def test_they_are_read_in_the_units_of_the_other_dataset(folder: Path, read_samp
 
 
 def test_every_real_digit_is_on_one_side_of_the_middle() -> None:
-    means = torch.stack([Digits().picture(index).mean() for index in range(1797)])
+    digits = Digits()
+    means = torch.stack([digits.picture(index).mean() for index in range(1797)])
     grey = (means + 1) * MIDDLE
     assert grey.max() < MIDDLE < (2 * MIDDLE - grey).min()
     frames = torch.full((1, 8, 8, 3), 200, dtype=torch.uint8).numpy()
