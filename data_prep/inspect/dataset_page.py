@@ -24,6 +24,8 @@ from dit.codecs.vae import Codec
 from dit.parsing import parse_json
 
 _SHARDS, _SAMPLES = 20, 8  # shards that are shown in pictures, samples of each
+_SIZE = ("width", "height", "num_frames", "samples")
+_LIST = 6  # longer lists of numbers are shown by their range
 _FPS = 16.0  # of a clip that does not say it
 
 
@@ -47,7 +49,6 @@ def write_inspection(
     """
     card = read_card(folder)
     codec = vae.codec_of_card(card)
-    facts = [(name, json.dumps(card.get(name))) for name in card if name != "sizes"]
     rows, refused = list[Row](), list(_refused(folder))
     for number, report in enumerate(reports):
         pictures = {}
@@ -68,11 +69,29 @@ def write_inspection(
                     **{name: value for name, value in about.items() if value},
                 }
             )
-    parts = [html_table(("card", ""), facts)]
+    own = {name: card[name] for name in card if name not in ("sizes", "refused")}
+    sizes = [[one.get(name) for name in _SIZE] for one in card.get("sizes") or []]
+    parts = [f"<details><summary>Card</summary>{html_table(('', ''), _facts(own))}</details>"]
+    parts += ["<h2>Sizes (100 most frequent)</h2>", html_table(_SIZE, sizes[:100])]
     if refused:
         counts = Counter(row["refused"] for row in refused)
         parts += ["<h2>Refused</h2>", html_table(("reason", "samples"), counts.most_common())]
-    write_html(path, folder.resolve().name, [*parts, duplicates.html()], [*rows, *refused])
+    note = f"<p>Of the first {_SHARDS} shards, the first {_SAMPLES} samples have pictures.</p>"
+    parts += [duplicates.html(), note]
+    write_html(path, folder.resolve().name, parts, [*rows, *refused])
+
+
+def _facts(card: dict[str, Any], above: str = "") -> Iterator[tuple[str, object]]:
+    """Names and values of a card; of a long list of numbers, its range."""
+    for name, value in card.items():
+        if isinstance(value, dict):
+            yield from _facts(value, f"{above}{name}, ")
+        elif isinstance(value, list) and len(value) > _LIST:
+            numbers = [one for one in value if isinstance(one, int | float)]
+            span = f", {min(numbers):.4g} to {max(numbers):.4g}" if numbers else ""
+            yield f"{above}{name}", f"{len(value)} values{span}"
+        elif value not in (None, []):
+            yield f"{above}{name}", value if isinstance(value, str) else json.dumps(value)
 
 
 def _refused(folder: Path) -> Iterator[Row]:

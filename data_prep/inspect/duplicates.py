@@ -155,7 +155,7 @@ class Duplicates:
         found, said = self.summary, list[str]()
         if self.repeated:
             said.append(
-                f"captions: {found['repeated_captions']} come more than once, in"
+                f"captions that repeat: {found['repeated_captions']}, in"
                 f" {found['samples_with_repeated_captions']} of {len(self.names)} samples"
             )
         if self.groups:

@@ -131,10 +131,10 @@ def _bars(bins: Mapping[float, int]) -> str:
     most = max(bins.values())
     rows = "".join(
         f"<tr><td class=n>{low:g} to {2 * low or 1:g}</td><td class=n>{count:,}</td>"
-        f"<td><i class=bar style='width:{300 * count / most:.0f}px'></i></td></tr>"
+        f"<td><i class=bar style='width:{100 * count / most:.1f}%'></i></td></tr>"
         for low, count in sorted(bins.items())
     )
-    return f"<table>{rows}</table>"
+    return f"<table class=bars>{rows}</table>"
 
 
 def _refused(facts: PlanStatistics) -> Iterator[str]:

@@ -58,9 +58,7 @@ class PlanStatistics:
         width, height = entry.size or (entry.width, entry.height)
         frames = max(1, len(entry.keep))
         self.sizes[frames, height, width] += 1
-        self._bin(
-            "side of the file, square root of its pixels", (entry.width * entry.height) ** 0.5
-        )
+        self._bin("side of the file, root of width x height", (entry.width * entry.height) ** 0.5)
         if entry.duration is not None:
             self._bin("duration of the file, seconds", entry.duration)
         self._bin("tokens in a sample", entry.tokens)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from importlib.resources import files
 from typing import Any
 
@@ -65,11 +66,12 @@ class _Handler(LocalHandler):
             self.refuse(400, str(error))
             return
         self.head(200, kind="application/x-ndjson")
-        for message in _with_errors(first, messages):
-            try:
-                self.wfile.write(json.dumps(message).encode() + b"\n")
-            except OSError:  # the page was closed
-                return
+        with closing(messages):
+            for message in _with_errors(first, messages):
+                try:
+                    self.wfile.write(json.dumps(message).encode() + b"\n")
+                except OSError:  # the page was closed, or the wish was stopped there
+                    return
 
 
 def _with_errors(

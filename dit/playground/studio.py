@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from queue import SimpleQueue
-from threading import Lock, Thread
+from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any
 
+from dit.parsing import parse_json
 from dit.playground.requests import Wish
 from dit.sampling.commands.generate_media import (
     generate_opened,
@@ -19,6 +21,7 @@ from dit.sampling.commands.generate_media import (
     options_of_prompt,
 )
 from dit.sampling.commands.options import FPS, GenerationOptions
+from dit.sampling.media_files import LISTING
 from dit.sampling.open_checkpoint import LoadOptions, OpenCheckpoint, open_checkpoint
 from dit.sampling.prompts import Prompt
 
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 
 MOST_SHOWN = 12
 """Pictures of the way from noise, beside the last one."""
+_EXAMPLES, _LONG_EXAMPLE = 5, 120  # prompts that the page proposes, and characters of one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +59,23 @@ def open_variants(
     return found
 
 
+def example_prompts(checkpoint: Path) -> list[str]:
+    """Some captions that the run of a checkpoint has sampled at its validations."""
+    folder = checkpoint.parent.parent / "validation_generation"
+    for listing in sorted(folder.glob(f"step_*/{LISTING}"), reverse=True):
+        try:
+            prompts = [one["prompt"] for one in parse_json(listing.read_bytes())]
+        except (OSError, ValueError, TypeError, KeyError):
+            continue
+        told = (one for one in prompts if isinstance(one, str) and 0 < len(one) <= _LONG_EXAMPLE)
+        return list(dict.fromkeys(told))[:_EXAMPLES]
+    return []
+
+
+class _LeftError(Exception):
+    """Nobody reads the messages any more."""
+
+
 class Studio:
     """Generates one wish after the other, whoever asks."""
 
@@ -73,28 +94,43 @@ class Studio:
         return {
             "variants": [one.name for one in self.variants],
             "usual": {name: getattr(usual, name) for name in names},
+            "examples": example_prompts(first.path),
         }
 
-    def make(self, wish: Wish) -> Iterator[dict[str, Any]]:
+    def make(self, wish: Wish) -> Generator[dict[str, Any], None, None]:
         """A message for each step, some with a picture; the last one has the result.
+
+        Where nobody reads on (`close`), the wish ends before its next step.
 
         Raises:
             ValueError: the network or its decoder does not take the options.
         """
         messages: SimpleQueue[dict[str, Any] | BaseException] = SimpleQueue()
-        Thread(target=self._work, args=(wish, messages.put), daemon=True).start()
-        while True:
-            message = messages.get()
-            if isinstance(message, BaseException):
-                raise message
-            yield message
-            if "picture" in message:
-                return
+        left = Event()
+
+        def tell(message: dict[str, Any] | BaseException) -> None:
+            if left.is_set():
+                raise _LeftError
+            messages.put(message)
+
+        Thread(target=self._work, args=(wish, tell), daemon=True).start()
+        try:
+            while True:
+                message = messages.get()
+                if isinstance(message, BaseException):
+                    raise message
+                yield message
+                if "picture" in message:
+                    return
+        finally:
+            left.set()
 
     def _work(self, wish: Wish, tell: Callable[[dict[str, Any] | BaseException], None]) -> None:
         try:
             with self._one_at_a_time:
                 tell(self._generate(wish, tell))
+        except _LeftError:
+            return
         except Exception as error:  # noqa: BLE001  the asking thread raises it
             tell(error)
 
@@ -119,8 +155,10 @@ class Studio:
             opened, [Prompt(text=wish.prompt)], seed=wish.seed, options=options, watch=watch
         )
         frames, settings = made.frames_FHW3, made.settings
+        fps = settings["fps"] or FPS
         return {
-            "picture": data_url(frames, fps=settings["fps"] or FPS),
+            "picture": data_url(frames, fps=fps),
+            **({"still": data_url(frames[:1], fps=fps)} if len(frames) > 1 else {}),
             "height": frames.shape[1],
             "width": frames.shape[2],
             "guidance": settings["guidance"],

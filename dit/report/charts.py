@@ -20,7 +20,8 @@ _LOG_FROM = 4.0
 """A chart is logarithmic if its largest value is at least this many times the smallest."""
 LOG_SCALE = " <small>log scale</small>"
 _MANY = 4  # the extremes of more curves are drawn fainter
-_LINEAR = {"learning rate"}  # decays to zero, which a logarithmic axis cannot show
+# The learning rate decays to zero, which a logarithmic axis cannot show; the others only count.
+_LINEAR = {"learning rate", "epochs", "epochs by dataset", "samples by dataset"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +66,7 @@ class Axis:
 
 def chart(title: str, lines: Sequence[Curve]) -> str:
     """A figure with a title, the curves over the steps, and a legend with the newest values."""
-    x, y = _x_axis(lines), _y_axis(lines, log=title.partition(":")[0] not in _LINEAR)
+    x, y = _x_axis(lines), _y_axis(lines, title.partition(":")[0])
 
     def at(step: float, value: float) -> str:
         right = LEFT + x.at(step) * (RIGHT - LEFT)
@@ -88,11 +89,19 @@ def _x_axis(lines: Sequence[Curve]) -> Axis:
     return Axis(0, max(last, 1))
 
 
-def _y_axis(lines: Sequence[Curve], *, log: bool) -> Axis:
-    """An axis with all means, and with extremes as long as the means keep half of the height."""
+def _y_axis(lines: Sequence[Curve], title: str) -> Axis:
+    """An axis with all means, and with extremes as long as the means keep half of the height.
+
+    Where a metric has no trend to show, as a loss has, usual extremes count as much as means: what
+    differs from step to step would else be a band beyond both ends.
+    """
     every = [b for line in lines for b in line.buckets]
     low, high = min(b.mean for b in every), max(b.mean for b in every)
-    log = log and low > 0 and high / low >= _LOG_FROM
+    log = title not in _LINEAR and low > 0 and high / low >= _LOG_FROM
+    if "loss" not in title and not log:
+        few = len(every) // 10
+        low = min(low, sorted(b.low for b in every)[few])
+        high = max(high, sorted(b.high for b in every)[-1 - few])
     if log:
         margin = (high / low) ** 0.5
         below = max(min((b.low for b in every if b.low > 0), default=low), low / margin)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import groupby
@@ -123,13 +124,21 @@ def _lengths(runs: Sequence[RunRecord]) -> str:
 
 
 def _warnings(runs: Sequence[RunRecord], undrawn: Sequence[Undrawn]) -> str:
+    said = defaultdict[str, list[str]](list)  # what is said -> names of the runs
+    for run in runs:
+        for text in findings(run):
+            said[text].append(run.name)
+    several = len(runs) > 1
     lines = [
-        f"<li>{f'<b>{escape(run.name)}</b>: ' if len(runs) > 1 else ''}{escape(text)}</li>"
-        for run in runs
-        for text in findings(run)
+        f"<li>{_bold(', '.join(names)) if several else ''}{escape(text)}</li>"
+        for text, names in said.items()
     ]
     lines += [f"<li>{escape(text)}</li>" for text in lost_pictures(undrawn)]
     return f"<ul class=warnings>{''.join(lines)}</ul>" if lines else ""
+
+
+def _bold(names: str) -> str:
+    return f"<b>{escape(names)}</b>: "
 
 
 def _all_settings(run: RunRecord) -> str:

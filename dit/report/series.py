@@ -96,12 +96,12 @@ def buckets(of: Points, *, most: int = BUCKETS) -> list[Bucket]:
     """A curve in at most `most` parts of equal size, each with its mean and extremes."""
     size = math.ceil(len(of) / most)
     parts = [of[first : first + size] for first in range(0, len(of), max(size, 1))]
-    return [
-        Bucket(
-            step=sum(step for step, _ in part) / len(part),
-            mean=sum(value for _, value in part) / len(part),
-            low=min(value for _, value in part),
-            high=max(value for _, value in part),
-        )
-        for part in parts
-    ]
+    return [_bucket(part) for part in parts]
+
+
+def _bucket(part: Points) -> Bucket:
+    steps, values = zip(*part, strict=True)
+    low, high = min(values), max(values)
+    # Rounding must not make a curve of what never changes.
+    mean = min(max(sum(values) / len(values), low), high)
+    return Bucket(step=sum(steps) / len(steps), mean=mean, low=low, high=high)

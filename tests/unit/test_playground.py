@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 import threading
 from collections.abc import Iterator
 from http.client import HTTPConnection
+from itertools import count
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,11 +20,15 @@ from PIL import Image
 from dit.playground.__main__ import main
 from dit.playground.requests import read_wish
 from dit.playground.server import PlaygroundServer
-from dit.playground.studio import data_url
+from dit.playground.studio import Studio, data_url, example_prompts
+from tests.browser import browser
 
 WISH: dict[str, Any] = {"prompt": "a fox", "seed": 3, "variant": 1, "num_steps": 4, "width": None}
-ABOUT = {"variants": ["the open checkpoint"], "usual": {"height": 8}}
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "headless_shell")
+ABOUT = {
+    "variants": ["the open checkpoint", "another one"],
+    "usual": {"height": 8},
+    "examples": ["a cat"],
+}
 CAPTURED: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 60}
 
 
@@ -65,11 +69,16 @@ def test_other_wishes_are_errors_with_a_reason(changes: dict[str, Any], words: s
 
 @pytest.fixture
 def ask() -> Iterator[Any]:
-    """Calls a server without a network, whose wishes fail in the middle."""
+    """Calls a server without a network: a cat is made, other wishes fail in the middle."""
 
     def make(wish: Any) -> Iterator[dict[str, Any]]:
-        yield {"step": 1, "steps": 4}
-        raise ValueError(f"the network does not take {wish.prompt}")
+        yield {"step": 1, "steps": 2, "way": "data:,A"}
+        while wish.prompt == "a stop":
+            yield {"step": 1, "steps": 2}
+        if wish.prompt == "a cat":
+            yield {"picture": "data:,B", "height": 8, "width": 8, "guidance": 1}
+        elif wish.prompt != "an end":
+            raise ValueError(f"the network does not take {wish.prompt}; give --height")
 
     studio: Any = SimpleNamespace(weights="ema", variants=[1, 2], make=make, about=lambda: ABOUT)
     server = PlaygroundServer("127.0.0.1", 0, studio)
@@ -124,23 +133,82 @@ def test_the_page_sends_wishes_and_shows_the_way(repo_root: Path) -> None:
     done = wheel.node(["-e", program], return_completed_process=True, **CAPTURED)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
-    assert said["error"] == "" and [wish["variant"] for wish in said["sent"]] == [1, 0]
+    assert (said["error"], said["status"], said["placeholder"]) == ("", "Done", "such as: a cat")
+    assert [wish["variant"] for wish in said["sent"]] == [0, 1]
     for wish in said["sent"]:
         body = json.dumps(wish).encode()
         assert read_wish(body, weights="ema", variants=2).prompt == "a fox"
     first, second = said["shown"]
-    assert first["text"].startswith("a, seed 3") and second["text"].startswith("b, seed 3")
-    assert first["picture"] == "data:2" and first["stages"] == 2
+    assert first["text"].startswith("a: seed 3") and second["text"].startswith("b: seed 3")
+    # Where the reader wants nothing to move, the first frame of a clip.
+    assert (first["picture"], first["play"]) == ("data:3", "Play")
+    assert (first["stages"], first["chosen"], first["prompt"]) == (2, 1, "a fox")
 
 
-def test_a_browser_shows_what_is_open(ask: Any) -> None:
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        pytest.skip(f"none of {', '.join(BROWSERS)} is installed")
-    flags = ["--headless=new", "--no-sandbox", "--virtual-time-budget=5000", "--dump-dom"]
-    call = [browser, *flags, ask.url]
-    done = subprocess.run(call, capture_output=True, text=True, timeout=60, check=True)
-    assert "the open checkpoint" in done.stdout
+LABELLED = """[...document.querySelectorAll("input, select, textarea")].filter(
+    one => ![...one.labels].some(label => label.textContent.trim()) && !one.ariaLabel).length"""
+
+
+def test_a_browser_generates_compares_and_says_what_failed(ask: Any, tmp_path: Path) -> None:
+    with browser(tmp_path) as tab:
+        tab.look(width=390, dark=True)
+        tab.open(ask.url)
+        tab.until("document.querySelectorAll('#variants input').length === 2")
+        assert tab.run(LABELLED) == 0
+        tab.write("a cat")  # the prompt has the focus
+        tab.press("Enter", code=13, modifiers=2)
+        tab.until("by('status').textContent === 'Done'")
+        assert tab.run(LABELLED) == tab.sideways() == 0
+        # The slider ends at the result, and begins at what came first.
+        place = "document.querySelector('.way input')"
+        shown = "document.querySelector('figure img').src.slice(-1)"
+        assert tab.run(f"[{place}.value, {place}.max, {shown}]") == ["1", "1", "B"]
+        tab.run(f"{place}.value = 0; {place}.dispatchEvent(new Event('input'))")
+        assert tab.run(shown) == "A" and tab.run("document.querySelector('progress').hidden")
+        for prompt, words in (
+            ("a fox", "the network does not take a fox; give height"),
+            ("an end", "Is python -m dit.playground still running?"),
+            ("a stop", "Stopped."),
+        ):
+            tab.run(f"by('prompt').value = '{prompt}'")
+            tab.click("#go")
+            if prompt == "a stop":
+                tab.until("by('go').textContent === 'Stop'")
+                tab.click("#go")
+            tab.until("by('go').textContent === 'Generate'")
+            assert words in tab.run("by('error').textContent")
+            assert tab.run("document.querySelectorAll('figure').length") == 2  # those of before
+        assert not tab.errors
+
+
+def test_a_wish_ends_where_nobody_reads_on() -> None:
+    told: SimpleQueue[int] = SimpleQueue()
+
+    class Endless(Studio):
+        def _generate(self, wish: Any, tell: Any) -> Any:
+            for step in count():
+                told.put(step)
+                tell({"step": step})
+
+    studio = Endless([], weights="ema")
+    messages = studio.make(read())
+    assert next(messages) == {"step": 0}
+    messages.close()
+    with studio._one_at_a_time:  # the next one would begin
+        assert told.qsize() >= 1
+
+
+def test_prompts_of_the_run_are_proposed(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoints" / "step_00000009"
+    assert example_prompts(checkpoint) == []
+    for step, prompts in ((3, ["old"]), (9, ["a cat", "a dog", "a cat", "", "x" * 500])):
+        folder = tmp_path / "validation_generation" / f"step_{step:08d}"
+        folder.mkdir(parents=True)
+        listed = [{"prompt": prompt} for prompt in prompts]
+        (folder / "samples.json").write_text(json.dumps(listed))
+    assert example_prompts(checkpoint) == ["a cat", "a dog"]
+    (folder / "samples.json").write_text("{")
+    assert example_prompts(checkpoint) == ["old"]
 
 
 def test_a_clip_is_a_moving_picture() -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import re
-import shutil
-import subprocess
 import threading
 from collections.abc import Iterator
-from html import escape
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -18,13 +16,13 @@ import pytest
 
 from dit.report import read_runs
 from dit.report.__main__ import main
-from dit.report.charts import Curve, chart
+from dit.report.charts import BOTTOM, TOP, Curve, chart
 from dit.report.page import page
 from dit.report.series import BUCKETS, buckets
 from dit.report.server import ReportServer
+from tests.browser import browser
 from tests.unit.report.pages import Page, read_lines, report, write_grids, write_lines, write_run
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "headless_shell")
 CAPTURED: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 60}
 
 
@@ -148,27 +146,49 @@ def test_a_port_that_is_taken_is_an_error_with_a_remedy(watched: Any, capsys: An
 
 def test_a_browser_runs_the_script(tmp_path: Path) -> None:
     """A press switches a run off, the pointer shows values; nothing scrolls sideways at 390."""
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        pytest.skip(f"none of {', '.join(BROWSERS)} is installed")
-    runs = [write_run(tmp_path / name, steps=40) for name in ("a", "b")]
+    # Labels of so small values are the widest.
+    runs = [write_run(tmp_path / name, steps=40, update_ratio=0.00102) for name in ("a", "b")]
     file = tmp_path / "page.html"
-    # A window is 500 pixels wide at least, a frame in it is not.
-    frame = f'<iframe width=390 height=900 srcdoc="{escape(page(read_runs(runs)))}"></iframe>'
-    tried = """<script>addEventListener("load", () => {
-      const {contentDocument: inside, contentWindow: shown} = document.querySelector("iframe");
-      inside.querySelector(".runs button").click();
-      const svg = inside.querySelector(".chart svg"), box = svg.getBoundingClientRect();
-      const place = {clientX: box.left + box.width / 2, clientY: box.top + 40, bubbles: true};
-      svg.dispatchEvent(new shown.PointerEvent("pointermove", place));
-      document.body.dataset.said = [inside.querySelectorAll("g.off").length,
-        inside.querySelector(".chart output").textContent, shown.innerWidth,
-        inside.documentElement.scrollWidth - inside.documentElement.clientWidth].join("|");
-    })</script>"""
-    file.write_text(f"<!doctype html><body style='margin:0'>{frame}{tried}")
-    flags = ["--headless=new", "--no-sandbox", "--virtual-time-budget=5000", "--dump-dom"]
-    done = subprocess.run([browser, *flags, f"file://{file}"], check=True, **CAPTURED)
-    (said,) = re.findall(r'data-said="([^"]*)"', done.stdout)
-    switched, step, width, sideways = said.split("|")
-    assert int(switched) > 5 and step in {"step 18", "step 19"}
-    assert (int(width), int(sideways)) == (390, 0)
+    file.write_text(page(read_runs(runs)))
+    with browser(tmp_path) as tab:
+        tab.look(width=390)
+        tab.open(file.as_uri())
+        tab.click(".runs button")
+        assert tab.run("document.querySelectorAll('g.off').length") > 5
+        x, y = tab.middle(".chart svg")
+        tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+        step = "document.querySelector('.chart output').textContent"
+        assert tab.until(step) in {"step 18", "step 19"}
+        assert tab.sideways() == 0 and not tab.errors
+        beside = """[...document.querySelectorAll(".chart svg text")].filter(text => {
+            const card = text.closest("figure").getBoundingClientRect();
+            const box = text.getBoundingClientRect();
+            return box.left < card.left || box.right > card.right;
+        }).map(text => text.textContent)"""
+        assert tab.run(beside) == []
+
+
+def test_what_never_changes_is_drawn_as_it_is() -> None:
+    """11.2 * 334 / 334 is not 11.2 in floating point, and an axis would show the difference."""
+    found = buckets([(step, 11.2) for step in range(50_000)])
+    assert {(b.low, b.mean, b.high) for b in found} == {(11.2, 11.2, 11.2)}
+
+
+@pytest.mark.parametrize(("title", "inside"), [("gradient norm", True), ("loss", False)])
+def test_a_band_of_noise_stays_on_the_chart(title: str, inside: bool) -> None:
+    """Of a loss, the trend has half of the height, and the noise goes beyond."""
+    draw = random.Random(0)
+    found = buckets([(step, 1 + 0.1 * draw.gauss(0, 1)) for step in range(30_000)])
+    drawn = chart(title, [Curve(label="x", buckets=found, colour=0)])
+    (band,) = re.findall(r'class="band" d="M([^"]*)Z"', drawn)
+    heights = [float(point.split()[1]) for point in band.split("L")]
+    cut = sum(height in (TOP, BOTTOM) for height in heights) / len(heights)
+    assert (cut < 0.1) == inside
+
+
+def test_what_several_runs_have_in_common_is_said_once(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, steps=5, refused=7) for name in ("a", "b")]
+    runs.append(write_run(tmp_path / "c", steps=5, refused=9))
+    shown = report(*runs)
+    assert shown.text.count("7 samples refused") == 1 and "a, b: 7 samples refused" in shown.text
+    assert "c: 9 samples refused" in shown.text

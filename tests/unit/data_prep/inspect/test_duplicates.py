@@ -44,7 +44,7 @@ def test_scaled_and_noisy_pictures_look_alike_and_others_do_not() -> None:
     ]
     assert found.repeated == [("a fox", 15), ("", 2)]
     assert found.summary["near_duplicates"] == 3 and "15" in found.html()
-    assert found.lines[0] == "captions: 2 come more than once, in 17 of 34 samples"
+    assert found.lines[0] == "captions that repeat: 2, in 17 of 34 samples"
 
 
 def test_clips_must_end_alike_too() -> None:
