@@ -28,7 +28,9 @@ CAPTURED: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 60}
 
 def test_fifty_thousand_steps_keep_their_spikes() -> None:
     """Every extreme of every bucket is drawn, and is in the values for the pointer."""
-    loss = [(step, 1 + 1e-3 * math.sin(step)) for step in range(1, 50_001)]
+    loss: list[tuple[float, float]] = [
+        (step, 1 + 1e-3 * math.sin(step)) for step in range(1, 50_001)
+    ]
     loss[31_233] = (31_234, 1.5)
     loss[12_344] = (12_345, 0.5)
     found = buckets(loss)
