@@ -15,7 +15,13 @@ from diffusers import (
     HunyuanVideoTransformer3DModel,
 )
 from torch import Tensor
-from transformers import AutoTokenizer, CLIPTextModel, LlamaModel
+from transformers import (
+    AutoTokenizer,
+    CLIPImageProcessor,
+    CLIPTextModel,
+    LlamaModel,
+    LlavaForConditionalGeneration,
+)
 
 from tests import tiny_pipelines
 from tests.wan_networks import fill_random
@@ -51,9 +57,10 @@ def random_hunyuan_video(*, seed: int = 0, **changes: Any) -> HunyuanVideoTransf
 def pipeline(folder: Path, shown: str | None = None) -> Any:
     """The pipeline for text, or for a first frame, saved in `folder`/pipeline.
 
-    That for a first frame has no text encoder: ours is that of `folder`/parts.
+    The text encoders for a first frame are in bfloat16, as we open them for generation.
     """
-    parts = tiny_pipelines.hunyuan_video(folder / "parts")
+    make = tiny_pipelines.hunyuan_video_i2v if shown else tiny_pipelines.hunyuan_video
+    parts = make(folder / "parts")
     sizes = {"image_condition_type": shown, **SHOWN[shown]} if shown else {}
     made: dict[str, Any] = {
         "vae": AutoencoderKLHunyuanVideo.from_pretrained(parts / "vae"),
@@ -61,8 +68,17 @@ def pipeline(folder: Path, shown: str | None = None) -> Any:
         "scheduler": FlowMatchEulerDiscreteScheduler(shift=SHIFT),
     }
     if shown:
-        names = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2", "image_processor")
-        opened: Any = HunyuanVideoImageToVideoPipeline(**made, **dict.fromkeys(names))
+        network: Any = LlavaForConditionalGeneration
+        opened: Any = HunyuanVideoImageToVideoPipeline(
+            **made,
+            text_encoder=network.from_pretrained(parts / "text_encoder", dtype=torch.bfloat16),
+            text_encoder_2=CLIPTextModel.from_pretrained(
+                parts / "text_encoder_2", dtype=torch.bfloat16
+            ),
+            tokenizer=AutoTokenizer.from_pretrained(parts / "tokenizer"),
+            tokenizer_2=AutoTokenizer.from_pretrained(parts / "tokenizer_2"),
+            image_processor=CLIPImageProcessor.from_pretrained(parts / "image_processor"),
+        )
     else:
         opened = HunyuanVideoPipeline(
             **made,
@@ -85,15 +101,19 @@ def made_by(
     **call: Any,
 ) -> Tensor:
     """Latents [C, F, H, W] of a pipeline from `noise_CFHW`, of prompts as our encoder has them."""
-    frames, *sides = noise_CFHW.shape[1:]
-    height, width = (side * pipe.vae_scale_factor_spatial for side in sides)
     texts: dict[str, Any] = {}
     for prefix, text in (("", prompt), ("negative_", negative_prompt)):
         texts[f"{prefix}prompt_embeds"] = text["text"][None].float()
         texts[f"{prefix}prompt_attention_mask"] = torch.ones(1, len(text["text"]))
         texts[f"{prefix}pooled_prompt_embeds"] = text["pooled_text"][None].float()
+    return latents_of(pipe, noise_CFHW, **texts, **call)
+
+
+def latents_of(pipe: Any, noise_CFHW: Tensor, **call: Any) -> Tensor:
+    """Latents [C, F, H, W] of a pipeline from `noise_CFHW`; it encodes the prompts of `call`."""
+    frames, *sides = noise_CFHW.shape[1:]
+    height, width = (8 * side for side in sides)
     (found,) = pipe(
-        **texts,
         height=height,
         width=width,
         num_frames=4 * frames - 3,

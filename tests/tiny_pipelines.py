@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers, processors
 from transformers import (
     BatchFeature,
     ByT5Tokenizer,
@@ -17,6 +18,8 @@ from transformers import (
     CLIPVisionModel,
     LlamaConfig,
     LlamaModel,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
     PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
@@ -163,6 +166,49 @@ def hunyuan_video(root: Path) -> Path:
     parts = {"vae": randomized(vae), "text_encoder": llama, "tokenizer": tokenizer(2048)}
     parts |= {"text_encoder_2": _clip(), "tokenizer_2": tokenizer(77)}
     return save(root, parts)
+
+
+def _llava_tokenizer() -> PreTrainedTokenizerFast:
+    """Words of the pipeline's instruction are a token each, other letters as above.
+
+    So `<image>` is the sixth token, and about 103 come before a caption, as the pipeline has it.
+    """
+    from diffusers.pipelines.hunyuan_video import pipeline_hunyuan_video_image2video as pipeline
+
+    made, instruction = tokenizer(2048), pipeline.DEFAULT_PROMPT_TEMPLATE["template"]
+    words = dict.fromkeys(re.findall(r"[A-Za-z]{3,}", re.sub("<.*?>", "", instruction)))
+    made.add_tokens([AddedToken(word, lstrip=True, single_word=True) for word in words])
+    special = dict.fromkeys(["<|begin_of_text|>", "\n\n", *re.findall("<.*?>", instruction)])
+    made.add_tokens([*special], special_tokens=True)
+    begin: Any = ("<|begin_of_text|>", made.convert_tokens_to_ids("<|begin_of_text|>"))
+    made.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|begin_of_text|> $A", special_tokens=[begin]
+    )
+    return made
+
+
+def hunyuan_video_i2v(root: Path) -> Path:
+    """The same with Llava, which makes 24 x 24 rows of a picture; no transformer."""
+    letters = _llava_tokenizer()
+    tower = {
+        "model_type": "clip_vision_model", "hidden_size": 16, "intermediate_size": 16,
+        "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 48, "patch_size": 2,
+    }  # fmt: skip
+    text = {
+        "model_type": "llama", "vocab_size": len(letters), "hidden_size": 16,
+        "intermediate_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "max_position_embeddings": 2048,
+    }  # fmt: skip
+    image: Any = letters.convert_tokens_to_ids("<image>")
+    padding: Any = {"pad_token_id": 0}  # of no field of its own: the pipeline looks for it here
+    config = LlavaConfig(vision_config=tower, text_config=text, image_token_index=image, **padding)
+    size = {"height": 48, "width": 48}
+    parts = {
+        "text_encoder": randomized(LlavaForConditionalGeneration(config)),
+        "tokenizer": letters,
+        "image_processor": CLIPImageProcessor(size={"shortest_edge": 48}, crop_size=size),
+    }
+    return save(hunyuan_video(root), parts)
 
 
 def cosmos(root: Path) -> Path:

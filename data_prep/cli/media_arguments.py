@@ -278,11 +278,10 @@ def add_models(parser: ArgumentParser) -> None:
     group.add_argument(
         "--workload_type",
         choices=("t2v", "i2v", "flf2v"),
-        default="t2v",
         help="i2v adds the inputs of image-to-video models: first_frame_latent; condition_latent"
         " for Wan 2.1 and 2.2 A14B; image_embed if the model has an image encoder. flf2v (Wan) is"
         " the same for first and last frame. Text-to-video trains on the same shards."
-        " (default: %(default)s)",
+        " (default: t2v; i2v with --processor hunyuanvideo_i2v)",
     )
     group.add_argument(
         "--verify",

@@ -25,6 +25,7 @@ from data_prep.writing.tar_shards import sample_parts
 from dit.codecs.dataset_card import FORMAT_VERSION
 from dit.codecs.text import TextEncoder
 from dit.codecs.vae import Codec
+from dit.codecs.vae.autoencoder import picture_of
 from dit.codecs.vae.codec import LATENT_DTYPE
 
 Block = tuple[bytes | None, ...]  # lines of the plan; None for a sample that needs no work
@@ -179,7 +180,9 @@ class BlockWorker:
         )
 
     def _texts(self, entry: Entry, clip: Clip) -> dict[str, torch.Tensor]:
-        """The tensors of the caption, and of the control pictures where the encoder sees them."""
+        """The tensors of the caption, and of the pictures that the encoder sees beside it."""
+        if self.text.sees_first_frame:
+            return self.text.encode_beside(clip.caption, [picture_of(clip.video_CFHW[:, 0])])
         most, found = self.text.most_pictures, len(entry.references)
         if not most:
             return self.text.encode_all(clip.caption)

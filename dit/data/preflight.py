@@ -30,6 +30,7 @@ from dit.data.cook import Expected, check_latent
 from dit.data.datasets import DatasetSplit, count_samples, shards_of, train_leaves, val_leaves
 from dit.data.pack import PatchLayout
 from dit.data.rejections import REMEDIES, DataError, Reject, SampleRefused
+from dit.models.family import family_of
 from dit.parsing import parse_json
 
 _SIDE_BY_SIDE = 16  # files; a network drive answers each after a millisecond or more
@@ -68,6 +69,7 @@ def check_data(config: RunConfig) -> Checked:
         if card:
             faults += [f"{leaf.path / CARD}: {fault}" for fault in card_faults(card, config)]
         notes |= dict.fromkeys(_about_padding(leaf, card or {}, config))
+        notes |= dict.fromkeys(_about_encoder(card or {}, config))
         faults += _shard_faults(leaf)
     if faults := list(dict.fromkeys(faults)):  # two splits of a folder have one card
         raise DataError("\n  ".join([_head(len(faults)), *faults[:_SHOWN]]))
@@ -237,6 +239,18 @@ def _about_padding(leaf: DatasetSplit, card: dict[str, Any], config: RunConfig) 
         yield (
             f"model.text_pad_to={TextPadding.STORED}, and nothing in {leaf.path} says whether its"
             " texts have the padding of their encoder: they are taken as they are"
+        )
+
+
+def _about_encoder(card: dict[str, Any], config: RunConfig) -> Iterator[str]:
+    """A line on texts of another encoder than that of the published weights that are tuned."""
+    (text, *_) = family_of(config.model).inputs(config.model)
+    encoder = card.get("text_encoder", {})
+    found = encoder.get("name", "unknown") if isinstance(encoder, dict) else "unknown"
+    if config.checkpoint.load_hf and text.encoder and found not in ("unknown", text.encoder):
+        yield (
+            f"texts of the encoder {found}, and the published weights of {config.model.name} read"
+            f" those of {text.encoder}: pack the data with it, for what its pipeline shows"
         )
 
 

@@ -2,7 +2,7 @@
 
 GivenPictures      the first and the last frame, resized to the size that is generated, as in
                    Diffusers' pipelines; an image encoder sees the resized one, as in the packing of
-                   data
+                   data, a text encoder the whole one
 ReferencePictures  pictures that the prompt changes, of the sizes that data_prep gives them
 """
 
@@ -10,7 +10,7 @@ ReferencePictures  pictures that the prompt changes, of the sizes that data_prep
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,6 +62,14 @@ OF_VALIDATION = PictureOptions(
     missing="give {0}_path beside the prompt, in .json or .jsonl",
     encoders="model.vae_cache_folder says",
 )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptTexts:
+    """What a text encoder makes of a prompt and of its negative prompt, by names of tensors."""
+
+    prompt: Mapping[str, Tensor]
+    negative: Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,6 +155,29 @@ class GivenPictures:
         option = f"{self.options.place}{self.options.first}"
         return read_picture(self.first, height, width, option=option)
 
+    def check_seen_by(self, encoder: TextEncoder) -> None:
+        """Raises if the encoder sees the first frame beside a prompt, and none is given.
+
+        Raises:
+            ValueError: names the remedy.
+        """
+        if encoder.sees_first_frame and self.first is None:
+            raise ValueError(
+                f"{self.options.place}the text encoder {encoder.name} of the data sees the first"
+                f" frame beside a prompt: {self.options.missing.format('image')}"
+            )
+
+    def texts(self, encoder: TextEncoder, prompt: str) -> dict[str, Tensor]:
+        """What an encoder that sees the first frame makes of a prompt and the whole picture.
+
+        Raises:
+            ValueError: there is no picture, or the file is none.
+        """
+        self.check_seen_by(encoder)
+        assert self.first is not None
+        option = f"{self.options.place}{self.options.first}"
+        return encoder.encode_beside(prompt, [_upright(self.first, option=option)])
+
     def shown(self, height: int, width: int) -> np.ndarray | None:
         """The first picture as uint8 [H, W, 3], for a grid; None where none is given."""
         if self.first is None:
@@ -192,8 +223,8 @@ class ReferencePictures:
                 f" that the prompt changes: {self.options.missing.format('reference')}"
             )
 
-    def texts(self, encoder: TextEncoder, words: Iterable[str]) -> dict[str, Mapping[str, Tensor]]:
-        """What an encoder that sees the pictures makes of each text, and of the empty one.
+    def texts(self, encoder: TextEncoder, prompt: str, negative: str) -> PromptTexts:
+        """What an encoder that sees the pictures makes of a prompt and its negative prompt.
 
         Raises:
             ValueError: there is no picture, or a file is none.
@@ -201,11 +232,11 @@ class ReferencePictures:
         self.check_seen_by(encoder)
         pictures = [_upright(file, option=self._option) for file in self.files]
         found: dict[str, Mapping[str, Tensor]] = {}
-        for text in dict.fromkeys(one for one in words if one) or [""]:
+        for text in dict.fromkeys(one for one in (prompt, negative) if one) or [""]:
             made = dict(encoder.encode_beside(text, pictures))
             found[""] = {TEXT: made.pop(NULL_TEXT)}
             found.setdefault(text, made)
-        return found
+        return PromptTexts(prompt=found[prompt], negative=found[negative])
 
     def inputs(
         self, decoder: Any, wanted: Sequence[SampleInput], *, target: tuple[int, int], multiple: int
@@ -250,6 +281,29 @@ class ReferencePictures:
         """All of them side by side as uint8 [H, W', 3], for a grid; None where none is given."""
         each = [read_picture(file, height, width, option=self._option) for file in self.files]
         return beside(*map(_uint8, each)) if each else None
+
+
+def prompt_texts(
+    encoder: TextEncoder,
+    words: tuple[str, str],
+    ends: GivenPictures,
+    references: ReferencePictures,
+    *,
+    alone: Callable[[str], Mapping[str, Tensor]],
+) -> PromptTexts:
+    """What a text encoder makes of a prompt and its negative prompt, with the pictures it sees.
+
+    `alone` encodes a text without a picture.
+
+    Raises:
+        ValueError: it sees pictures, and there is none, or a file is none.
+    """
+    prompt, negative = words
+    if encoder.most_pictures:
+        return references.texts(encoder, prompt, negative)
+    if encoder.sees_first_frame:
+        return PromptTexts(prompt=ends.texts(encoder, prompt), negative=alone(negative))
+    return PromptTexts(prompt=alone(prompt), negative=alone(negative))
 
 
 def _uint8(colours_13HW: Tensor) -> np.ndarray:

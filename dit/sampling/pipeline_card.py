@@ -26,7 +26,8 @@ def card_of_pipeline(
     `stored_padding` texts have what the encoder makes of padding, too.
 
     Raises:
-        CodecError: the folder has none of the two, or there is no codec with both.
+        CodecError: the folder has none of the two, there is no codec with both, or its text encoder
+            sees first frames and that of `processor` does not, or the other way round.
     """
     vae = _config(folder, "vae").get("_class_name")
     for codec in sorted(CODECS.values(), key=lambda one: one.name != processor):
@@ -39,6 +40,7 @@ def card_of_pipeline(
             f"{folder} has a VAE of class {vae} and a text encoder of class {text}, which no"
             f" processor has; known are {', '.join(CODECS)}"
         )
+    _check_sees_as_much(encoder, processor, folder)
     where = {"model_name": str(folder)}
     made = codec.from_settings(
         {
@@ -64,6 +66,19 @@ def card_of_pipeline(
             "std": made.whitening.std,
         },
     }
+
+
+def _check_sees_as_much(encoder: type[TextEncoder], processor: str | None, folder: Path) -> None:
+    """Raises CodecError where one of the folder and `processor` alone sees first frames."""
+    if processor is None or processor not in CODECS:
+        return
+    wanted = TEXT_ENCODERS[CODECS[processor].text_encoder]
+    if wanted.sees_first_frame is not encoder.sees_first_frame:
+        sees = "sees" if encoder.sees_first_frame else "does not see"
+        raise CodecError(
+            f"{folder}: its text encoder is that of {encoder.name}, which {sees} a first frame, and"
+            f" the network reads texts of {wanted.name}; give the folder of its own pipeline"
+        )
 
 
 def _has(folder: Path, encoder: type[TextEncoder]) -> bool:

@@ -4,7 +4,8 @@ encoder             the interface: caption -> embedding
 byte_table          the text encoder without weights: a fixed vector for each byte
 pretrained_encoder  text encoders on Transformers
 projection          the text projection of a Diffusers transformer
-families            the text encoders of FLUX, Chroma, SD3, Wan, both HunyuanVideos and Cosmos
+families            the text encoders of FLUX, Chroma, SD3, Wan, HunyuanVideo 1.5 and Cosmos
+hunyuan_video       those of the first HunyuanVideo; that of image-to-video sees the first frame
 qwen_image          those of HunyuanImage, of Qwen-Image and of its edit models, which see pictures
 """
 
@@ -23,10 +24,10 @@ from dit.codecs.text.families import (
     CosmosText,
     FluxText,
     HunyuanText,
-    HunyuanVideoText,
     Sd3Text,
     WanText,
 )
+from dit.codecs.text.hunyuan_video import HunyuanVideoImageText, HunyuanVideoText
 from dit.codecs.text.qwen_image import (
     HunyuanImageText,
     QwenImageEditPlusText,
@@ -39,7 +40,7 @@ TEXT_ENCODERS = Registry(
     (
         *(ByteTable, FluxText, Sd3Text, WanText, HunyuanText, CosmosText, CosmosPredict25Text),
         *(QwenImageText, QwenImageEditText, QwenImageEditPlusText, HunyuanImageText, ChromaText),
-        HunyuanVideoText,
+        *(HunyuanVideoText, HunyuanVideoImageText),
     ),
     known="those known",
 )

@@ -33,6 +33,9 @@ class TextEncoder(DatasetEncoder):
 
     most_pictures: ClassVar[int] = 0
     """Control pictures that it sees beside a caption, at most; such an encoder needs one."""
+    sees_first_frame: ClassVar[bool] = False
+    """Whether it sees the first frame of a clip beside its caption. What it makes of a caption
+    alone is for negative prompts, the empty one among them."""
 
     revision: str  # changes when the embedding of any caption changes
     width: int
@@ -52,10 +55,10 @@ class TextEncoder(DatasetEncoder):
         return {"text": self.encode(caption)}
 
     def encode_beside(self, caption: str, pictures: Sequence[Image.Image]) -> dict[str, Tensor]:
-        """All tensors of a caption that says how to edit `pictures`, upright RGB.
+        """All tensors of a caption that says how to edit `pictures`, or of one with a first frame.
 
-        Where the encoder sees them, `null_text` is among the tensors: the embedding of the empty
-        caption beside these pictures.
+        The pictures are upright RGB. Where the encoder sees those to edit, `null_text` is among the
+        tensors: the embedding of the empty caption beside these pictures.
         """
         del pictures
         return self.encode_all(caption)

@@ -1,4 +1,4 @@
-"""Text encoders of FLUX, Chroma, SD3, Wan, both HunyuanVideos and Cosmos, as in pipelines."""
+"""Text encoders of FLUX, Chroma, SD3, Wan, HunyuanVideo 1.5 and Cosmos, as in pipelines."""
 
 # L tokens, E width of the embedding
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from dit.codecs.dataset_card import CodecError
-from dit.codecs.pretrained import load, model_config_of
+from dit.codecs.pretrained import model_config_of
 from dit.codecs.text.encoder import EncoderPadding
 from dit.codecs.text.pretrained_encoder import (
     TEXT_DTYPE,
@@ -153,50 +153,6 @@ class HunyuanText(PretrainedTextEncoder):
             self.device,  # type: ignore[arg-type]
         )
         return {"text": text[mask.bool()], "text_2": glyphs[glyph_mask.bool()]}
-
-
-@dataclass(frozen=True, kw_only=True)
-class HunyuanVideoText(PretrainedTextEncoder):
-    """Llama on an instruction with the caption, and the pooled output of CLIP-L on the caption."""
-
-    name: ClassVar[str] = "hunyuanvideo"
-    network: ClassVar[str] = "LlamaModel"
-    default_model: ClassVar[str] = "hunyuanvideo-community/HunyuanVideo"
-    default_length: ClassVar[int] = 256
-
-    @property
-    def width(self) -> int:  # type: ignore[override] # the model's configuration has it
-        self._check_llama()
-        return super().width
-
-    def embed(self, caption: str) -> dict[str, Tensor]:
-        from diffusers.pipelines.hunyuan_video.pipeline_hunyuan_video import HunyuanVideoPipeline
-
-        self._check_llama()
-        others: Any = dict.fromkeys(("scheduler", "vae", "transformer"))
-        pipe = HunyuanVideoPipeline(
-            **others,
-            text_encoder=self.load_network(self.network, "text_encoder"),
-            tokenizer=self.load_tokenizer("tokenizer"),
-            text_encoder_2=self.load_network("CLIPTextModel", "text_encoder_2"),
-            tokenizer_2=self.load_tokenizer("tokenizer_2"),
-        )
-        made: Any = pipe.encode_prompt(
-            caption, device=torch.device(self.device), max_sequence_length=self.max_length
-        )
-        text, pooled, mask = made
-        return {"text": text[mask.bool()], "pooled_text": pooled[0]}
-
-    def _check_llama(self) -> None:
-        """Raises CodecError where the pipeline's encoder sees pictures, as for image-to-video."""
-        folder = self.subfolders[0]
-        kind = load(self._part("AutoConfig", folder)).model_type
-        if kind != "llama":
-            raise CodecError(
-                f"--model_name {self.model_name}: its {folder} is of type {kind!r}, which sees the"
-                f" first frame with the caption; processor {self.name!r} makes text of captions"
-                f" alone: give a folder with Llama, such as {self.default_model}"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

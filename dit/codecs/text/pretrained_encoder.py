@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from argparse import Namespace
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -16,6 +17,11 @@ from dit.codecs.pretrained import PipelineComponent, load, model_config_of
 from dit.codecs.text.encoder import EncoderPadding, TextEncoder, requested_length
 
 TEXT_DTYPE = torch.bfloat16
+
+
+def as_stored(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a caption as shards hold them."""
+    return {name: tensor.to(TEXT_DTYPE).cpu() for name, tensor in found.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +85,7 @@ class PretrainedTextEncoder(TextEncoder):
 
     def encode_all(self, caption: str) -> dict[str, Tensor]:
         with torch.inference_mode():
-            found = self.embed(caption)
-        return {name: tensor.to(TEXT_DTYPE).cpu() for name, tensor in found.items()}
+            return as_stored(self.embed(caption))
 
     def is_cut(self, caption: str) -> bool:
         # Exact: where captions are encoded the tokenizer is loaded; a plan has only the estimate.

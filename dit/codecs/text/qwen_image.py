@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dit.codecs.dataset_card import CodecError
 from dit.codecs.pretrained import load, model_config_of
-from dit.codecs.text.pretrained_encoder import TEXT_DTYPE, PretrainedTextEncoder
+from dit.codecs.text.pretrained_encoder import PretrainedTextEncoder, as_stored
 
 _PICTURE_TOKENS = 1400  # of a megapixel, about: one for 28 x 28 pixels
 _MEGAPIXEL = 1024 * 1024
@@ -167,7 +167,7 @@ class QwenImageEditText(QwenImageText):
             found = {
                 name: pipe.encode_prompt(words, shown, device)[0][0] for name, words in each.items()
             }
-        return {name: rows_LE.to(TEXT_DTYPE).cpu() for name, rows_LE in found.items()}
+            return as_stored(found)
 
     def shown(self, pipe: Any, pictures: Sequence[Image.Image]) -> Any:
         """The picture as `QwenImageEditPipeline` shows it to the text encoder."""

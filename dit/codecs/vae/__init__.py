@@ -25,6 +25,7 @@ from dit.codecs.vae.families import (
     Hunyuan,
     HunyuanImage,
     HunyuanVideo,
+    HunyuanVideoI2V,
     QwenImage,
     QwenImageEdit,
     QwenImageEditPlus,
@@ -38,6 +39,7 @@ CODECS = Registry(
     (
         *(Pixel, Flux, Sd3, Wan, Hunyuan, Cosmos, CosmosPredict2, CosmosPredict25),
         *(QwenImage, QwenImageEdit, QwenImageEditPlus, HunyuanImage, Chroma, HunyuanVideo),
+        HunyuanVideoI2V,
     ),
     known="--list_processors shows those known",
 )

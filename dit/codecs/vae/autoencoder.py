@@ -32,7 +32,7 @@ class Autoencoder(Codec):
     vae: ClassVar[str]  # class name
     default_model: ClassVar[str]
     default_models: ClassVar[Mapping[str, str]] = {}  # by --workload_type, where it is another
-    workloads: ClassVar[tuple[str, ...]] = ("t2v",)  # of --workload_type
+    workloads: ClassVar[tuple[str, ...]] = ("t2v",)  # of --workload_type; the first is the default
     image_encoder: ClassVar[str | None] = None  # class name; only image-to-video models have one
     image_processor: ClassVar[str] = "image_processor"  # name of its folder
     class_tokens: ClassVar[int] = 0  # of the image encoder, beside those of its patches
@@ -62,7 +62,7 @@ class Autoencoder(Codec):
 
     @classmethod
     def from_arguments(cls, args: Namespace) -> Self:
-        workload = args.workload_type
+        workload = args.workload_type or cls.workloads[0]
         if workload not in cls.workloads:
             raise CodecError(
                 f"--workload_type {workload}: processor {cls.name!r} has no inputs for it; give"

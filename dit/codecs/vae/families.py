@@ -257,9 +257,25 @@ class HunyuanVideo(Hunyuan):
         if not self.image_conditioning:
             return ()
         return (
-            "texts are those of the captions alone; the published image-to-video networks were"
-            " trained with rows before them that Llava makes of the first frame",
+            "texts are those of the captions alone; the published image-to-video networks read rows"
+            " before them that Llava makes of the first frame: --processor hunyuanvideo_i2v",
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HunyuanVideoI2V(HunyuanVideo):
+    """The same for image-to-video, whose text encoder sees the first frame."""
+
+    name: ClassVar[str] = "hunyuanvideo_i2v"
+    description: ClassVar[str] = "as hunyuanvideo; text of the caption and the first frame"
+    default_model: ClassVar[str] = "hunyuanvideo-community/HunyuanVideo-I2V"
+    weights: ClassVar[str] = default_model
+    workloads: ClassVar[tuple[str, ...]] = ("i2v",)
+    text_encoder: ClassVar[str] = "hunyuanvideo_i2v"
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        return ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,8 +32,13 @@ _KINDS = {
 }
 
 
+def _codec(model: HunyuanVideoConfig) -> str:
+    """Processor of the published weights, and its text encoder: with Llava for a first frame."""
+    return "hunyuanvideo" if model.image_condition is FirstFrame.NONE else "hunyuanvideo_i2v"
+
+
 def _inputs(model: HunyuanVideoConfig) -> tuple[SampleInput, ...]:
-    of_text: Any = {"encoder": "hunyuanvideo"}
+    of_text: Any = {"encoder": _codec(model)}
     width, pooled = model.crossattn_emb_size, model.pooled_size
     inputs = (
         SampleInput(name="text", kind=InputKind.TEXT, width=width, **of_text),
@@ -77,6 +82,6 @@ FAMILY = Family(
         },
     ),
     guidance=lambda model: GUIDANCE if model.guidance_embed else None,
-    vae=lambda _: "hunyuanvideo",
+    vae=_codec,
     tiny=TINY,
 )

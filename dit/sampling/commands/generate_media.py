@@ -14,6 +14,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from dit.distributed.model_parallel import FullForward
     from dit.sampling.experts import TwoExperts
     from dit.sampling.generate import Watch
-    from dit.sampling.given_pictures import GivenPictures, ReferencePictures
+    from dit.sampling.given_pictures import GivenPictures, PromptTexts, ReferencePictures
 
 _QUIET_S = 5.0
 
@@ -110,16 +111,16 @@ def generate_opened(
         pictures.check(taken, frames=_size(one)[0])
         changed.check(taken)
     words = [(p.text, one.negative_prompt) for p, one in zip(prompts, each, strict=True)]
-    texts = _encoded(opened, words, references)
+    texts = _encoded(opened, words, given, references)
     data = opened.model.groups.dp
     mine = range(data.rank(), len(prompts), data.size())
     requests = [
         Request(
             inputs={
-                **texts[i][prompts[i].text],
+                **texts[i].prompt,
                 **_picture_inputs(opened, given[i], references[i], size=_size(each[i])),
             },
-            negative=texts[i][each[i].negative_prompt],
+            negative=texts[i].negative,
             latent_FHW=opened.latent_stride.latent(_size(each[i])),
             fps=math.nan if each[i].num_video_frames == 1 else each[i].fps or FPS,
             seed=seed + i,
@@ -158,21 +159,27 @@ def generate_opened(
 def _encoded(
     opened: OpenCheckpoint,
     words: Sequence[tuple[str, str]],
+    given: Sequence[GivenPictures],
     references: Sequence[ReferencePictures],
-) -> list[Mapping[str, Mapping[str, Tensor]]]:
-    """What the text encoder makes of the words of each prompt, and of the empty text.
+) -> list[PromptTexts]:
+    """What the text encoder makes of each prompt and its negative prompt, `words`.
 
     Raises:
-        ValueError: it sees the pictures to edit, and a prompt has none.
+        ValueError: it sees the first frame or the pictures to edit, and a prompt has none.
     """
+    from dit.sampling.given_pictures import prompt_texts
+
     encoder = opened.encoder
-    if not encoder.most_pictures:
-        every = dict.fromkeys(text for pair in words for text in pair if text)
-        made = {text: encoder.encode_all(text) for text in every}
-        return [{"": dict(opened.null), **made}] * len(words)
-    pairs = list(zip(references, words, strict=True))
-    found = {pair: pair[0].texts(encoder, pair[1]) for pair in dict.fromkeys(pairs)}
-    return [found[pair] for pair in pairs]
+
+    @cache
+    def alone(text: str) -> Mapping[str, Tensor]:
+        return encoder.encode_all(text) if text else dict(opened.null)
+
+    @cache
+    def encoded(pair: tuple[str, str], ends: GivenPictures, of: ReferencePictures) -> PromptTexts:
+        return prompt_texts(encoder, pair, ends, of, alone=alone)
+
+    return [encoded(*each) for each in zip(words, given, references, strict=True)]
 
 
 def _is_first_of_replica(model: FullForward | TwoExperts) -> bool:

@@ -29,7 +29,13 @@ from dit.distributed.process_groups import device
 from dit.distributed.watchdog import heartbeat
 from dit.models.family import family_of
 from dit.sampling.generate import Request
-from dit.sampling.given_pictures import OF_VALIDATION, GivenPictures, ReferencePictures
+from dit.sampling.given_pictures import (
+    OF_VALIDATION,
+    GivenPictures,
+    PromptTexts,
+    ReferencePictures,
+    prompt_texts,
+)
 from dit.sampling.latent_sizes import LatentStride, Size
 from dit.sampling.prompts import Prompt
 from dit.sampling.validation.requests import PreparedPrompts, Texts, ValidationRequest
@@ -128,7 +134,7 @@ def _negative(prompt: Prompt, config: RunConfig) -> str:
 
 def _encode(
     prompts: Sequence[Prompt], given: Sequence[_GivenToPrompt], run: TrainState
-) -> tuple[Texts, list[Texts]]:
+) -> tuple[Texts, list[PromptTexts]]:
     """The empty text and the common negative prompt without a picture; the texts of each prompt.
 
     Raises:
@@ -141,25 +147,27 @@ def _encode(
     if not asked:
         return alone, []
     assert card is not None
+
+    def without_picture(word: str) -> Mapping[str, Tensor]:
+        if word not in alone:
+            heartbeat("encoding of prompts")
+            alone[word] = encoder.encode_all(word)
+        return alone[word]
+
     words = [(prompt.text, _negative(prompt, c)) for prompt in prompts]
     try:
         with _encoder_is_here(asked):
             place = ModelLocation(cache=c.validation.t5_cache_dir, local_only=True)
             encoder = text.text_encoder_of_card(card, place)
-        if encoder.most_pictures:
-            _check_pictures(encoder, given, c)
-        else:
-            every = (common, *(word for pair in words for word in pair))
-            with _encoder_is_here(asked):
-                for word in dict.fromkeys(word for word in every if word):
-                    heartbeat("encoding of prompts")
-                    alone[word] = encoder.encode_all(word)
-            return alone, [alone] * len(words)
-        each = []
+        _check_pictures(encoder, given, c)
+        each = list[PromptTexts]()
         with _encoder_is_here(asked):
+            if not encoder.most_pictures:
+                without_picture(common)
             for pair, pictures in zip(words, given, strict=True):
                 heartbeat("encoding of prompts")
-                each.append(pictures.references.texts(encoder, pair))
+                seen = (pictures.ends, pictures.references)
+                each.append(prompt_texts(encoder, pair, *seen, alone=without_picture))
         return alone, each
     finally:
         forget()
@@ -188,8 +196,9 @@ def _check_pictures(
     """
     for pictures in given:
         pictures.references.check_seen_by(encoder)
+        pictures.ends.check_seen_by(encoder)
     c = config.validation
-    if c.negative_prompt and c.num_captions:
+    if encoder.most_pictures and c.negative_prompt and c.num_captions:
         raise ValueError(
             f"validation.negative_prompt={c.negative_prompt}: the text encoder {encoder.name} of"
             " the data sees the pictures to edit beside it, and those of the"
@@ -232,7 +241,7 @@ def _latent_stride(decoder: Codec | None, card: Any, config: RunConfig) -> Laten
 
 def _request_of_prompt(
     prompt: Prompt,
-    texts: Texts,
+    texts: PromptTexts,
     given: _GivenToPrompt,
     *,
     run: TrainState,
@@ -251,8 +260,8 @@ def _request_of_prompt(
     made = given.inputs(decoder, c.model, size=stride.pixels(latent), multiple=multiple)
     negative = _negative(prompt, c)
     request = Request(
-        inputs={**texts[prompt.text], **made},
-        negative=texts[negative],
+        inputs={**texts.prompt, **made},
+        negative=texts.negative,
         latent_FHW=latent,
         fps=math.nan if pixels[0] == 1 else c.validation.fps,
         seed=0,

@@ -121,6 +121,19 @@ def test_a_card_that_fits(shards, root):
     check_data(shards.config(root))
 
 
+@pytest.mark.parametrize(("encoder", "told"), [("bytes", True), ("cosmos", False)])
+def test_texts_that_published_weights_do_not_read_are_named(shards, root, encoder, told):
+    card = CARD | {"text_encoder": {"name": encoder, "width": 8}}
+    (root / "dataset_card.json").write_text(json.dumps(card))
+    config = shards.config(root)
+    assert not check_data(config).notes  # from scratch
+    config = replace(config, checkpoint=replace(config.checkpoint, load_hf="weights"))
+    notes = check_data(config).notes
+    assert [note.split(":")[0] for note in notes] == [
+        "texts of the encoder bytes, and the published weights of dit_xl read those of cosmos"
+    ] * told
+
+
 @pytest.mark.parametrize(
     ("change", "parts"),
     [

@@ -90,11 +90,24 @@ QWEN = {
     ],
     "recipes/generate_dit.py": ["--height", "32", "--width", "48"],
 }
+HUNYUAN_VIDEO = {
+    "recipes/pretrain_dit.py": [
+        *("model.num_layers=2", "model.num_single_layers=2", "model.num_refiner_layers=1"),
+        *("model.hidden_size=32", "model.num_attention_heads=2", "model.rope_axes=[4,4,8]"),
+        *("model.mlp_ratio=2", "model.in_channels=4", "model.crossattn_emb_size=16"),
+        *("model.pooled_size=16", "model.precision=fp32", "model.recompute_granularity=none"),
+        *("dataset.task_encoder_seq_length=512", "dataset.use_train_split_for_val=true"),
+    ],
+    "recipes/generate_dit.py": [
+        *("--height", "32", "--width", "48", "--num_video_frames", "5"),
+    ],
+}
 TINY_PAGES = {
     **{"runs/eight": EIGHT, "data/mixed": EIGHT},
     **{"models/Wan2.1-T2V": TEXT_TO_VIDEO, "models/Wan": WAN, "runs/wan": WAN},
     **{"models/FLUX": FLUX, "runs/flux_": FLUX},
     **{"models/Qwen": QWEN, "runs/qwen_image_lora": QWEN},
+    **{"models/HunyuanVideo-I2V": HUNYUAN_VIDEO, "runs/hunyuanvideo_lora": HUNYUAN_VIDEO},
 }
 """What a command names -> what makes it fit the tiny pipelines; the first that fits counts."""
 
@@ -209,6 +222,19 @@ def publish_qwen_image(workspace: Path) -> None:
     (workspace / "qwen" / "pipeline").rename(workspace / "models" / "Qwen-Image")
 
 
+def publish_hunyuan_video(workspace: Path) -> None:
+    """A tiny pipeline and clips where the page of HunyuanVideo has large ones."""
+    from tests import media_files
+    from tests.hunyuan_video_pipelines import pipeline
+
+    pipeline(workspace / "i2v", "token_replace")
+    (workspace / "models").mkdir()
+    (workspace / "i2v" / "pipeline").rename(workspace / "models" / "HunyuanVideo-I2V")
+    for number in range(2):
+        media_files.video(workspace / f"films/{number}.mp4", 9)
+    media_files.image(workspace / "photos/fox.png")
+
+
 def publish_photos(photos: Path, *, captions: bool) -> None:
     """Forty squares, with captions beside them where the page refuses files without."""
     photos.mkdir(exist_ok=True)
@@ -223,6 +249,7 @@ def publish_photos(photos: Path, *, captions: bool) -> None:
 PUBLISH = {
     **{"wan.md": publish_wan, "fine_tuning.md": publish_text_to_video, "flux.md": publish_flux},
     **{"eight_gpus.md": publish_eight_gpus, "qwen_image.md": publish_qwen_image},
+    "hunyuan_video.md": publish_hunyuan_video,
 }
 PAGES = [
     *("README.md", "first_run.md", "own_data.md", "objectives.md", "watching.md", "validation.md"),

@@ -1,0 +1,187 @@
+"""Text encoders of the first HunyuanVideo, by its pipelines' functions.
+
+Both read an instruction with the caption, whose first rows are cut off, and have what CLIP-L pools
+of the caption beside it. That of text-to-video is Llama. That of image-to-video is Llava, which
+sees the first frame: rows of the frame stand before those of the caption.
+"""
+
+# L tokens, E width of the embedding
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from dit.codecs.dataset_card import CodecError
+from dit.codecs.pretrained import load, model_config_of
+from dit.codecs.text.pretrained_encoder import PretrainedTextEncoder, as_stored
+
+_PICTURE_ROWS = 576  # that Llava makes of a picture: 24 x 24 patches
+_BEHIND = 4  # tokens of the instruction behind a caption, which the pipeline cuts out of its rows
+INTERLEAVE = {"token_replace": 4, "latent_concat": 2}
+"""Kind of network -> which rows of a picture its pipeline keeps: every fourth, every second."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HunyuanVideoText(PretrainedTextEncoder):
+    """Llama on an instruction with the caption, and the pooled output of CLIP-L on the caption."""
+
+    name: ClassVar[str] = "hunyuanvideo"
+    network: ClassVar[str] = "LlamaModel"
+    model_type: ClassVar[str] = "llama"
+    default_model: ClassVar[str] = "hunyuanvideo-community/HunyuanVideo"
+    default_length: ClassVar[int] = 256
+
+    remedy: ClassVar[str] = (
+        "text encoder 'hunyuanvideo' reads captions alone, with Llama: give such a folder, or"
+        " --processor hunyuanvideo_i2v to prepare data for image-to-video"
+    )
+    """Where the folder has another network."""
+
+    @property
+    def width(self) -> int:  # type: ignore[override] # the model's configuration has it
+        self._check_network()
+        config = model_config_of(self._part(self.network, self.subfolders[0]))
+        return config.get_text_config().hidden_size
+
+    def embed(self, caption: str) -> dict[str, Tensor]:
+        from diffusers.pipelines.hunyuan_video.pipeline_hunyuan_video import HunyuanVideoPipeline
+
+        return self._encoded_by(self._around(HunyuanVideoPipeline), prompt=caption)
+
+    def _around(self, kind: Any, **more: Any) -> Any:
+        """Diffusers' pipeline around the text encoders alone."""
+        self._check_network()
+        others: Any = dict.fromkeys(("scheduler", "vae", "transformer"))
+        return kind(
+            **others,
+            **more,
+            text_encoder=self.load_network(self.network, self.subfolders[0]),
+            tokenizer=self.load_tokenizer(self.subfolders[1]),
+            text_encoder_2=self.load_network("CLIPTextModel", "text_encoder_2"),
+            tokenizer_2=self.load_tokenizer("tokenizer_2"),
+        )
+
+    def _encoded_by(self, pipe: Any, **given: Any) -> dict[str, Tensor]:
+        text_1LE, pooled_1P, mask_1L = pipe.encode_prompt(
+            **given, device=torch.device(self.device), max_sequence_length=self.max_length
+        )
+        return {"text": text_1LE[mask_1L.bool()], "pooled_text": pooled_1P[0]}
+
+    def _check_network(self) -> None:
+        """Raises CodecError where the folder is that of the other pipeline."""
+        folder = self.subfolders[0]
+        kind = load(self._part("AutoConfig", folder)).model_type
+        if kind != self.model_type:
+            raise CodecError(
+                f"--model_name {self.model_name}: its {folder} is of type {kind!r}, not"
+                f" {self.model_type!r}; {self.remedy}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HunyuanVideoImageText(HunyuanVideoText):
+    """Llava on an instruction with the first frame and the caption, and CLIP-L on the caption.
+
+    A caption alone is a negative prompt: the pipeline shows a black picture with it, and keeps
+    every second row of that whatever the network.
+    """
+
+    name: ClassVar[str] = "hunyuanvideo_i2v"
+    network: ClassVar[str] = "LlavaForConditionalGeneration"
+    model_type: ClassVar[str] = "llava"
+    default_model: ClassVar[str] = "hunyuanvideo-community/HunyuanVideo-I2V"
+    options: ClassVar[frozenset[str]] = HunyuanVideoText.options | {"image_embed_interleave"}
+    sees_first_frame: ClassVar[bool] = True
+    remedy: ClassVar[str] = (
+        "text encoder 'hunyuanvideo_i2v' sees the first frame, with Llava: give such a folder, as"
+        f" of {default_model}, or --processor hunyuanvideo for texts of captions alone"
+    )
+
+    image_embed_interleave: int = 2
+    """Of the rows of a first frame the first of each so many is kept."""
+
+    @classmethod
+    def add_arguments(cls, parser: ArgumentParser) -> None:
+        group = parser.add_argument_group(f"text encoder {cls.name}")
+        group.add_argument(
+            "--image_embed_interleave",
+            type=int,
+            choices=range(1, 6),
+            metavar="N",
+            help=f"Keep the first of each N of the {_PICTURE_ROWS} rows that Llava makes of a first"
+            " frame. (default: as the pipeline of the folder, by its transformer/config.json: 4"
+            " with token_replace, 2 with latent_concat)",
+        )
+
+    @classmethod
+    def from_arguments(cls, args: Namespace) -> Self:
+        return super().from_arguments(args)._keeping(getattr(args, "image_embed_interleave", None))
+
+    @classmethod
+    def from_settings(cls, settings: dict[str, Any]) -> Self:
+        return super().from_settings(settings)._keeping(settings.get("image_embed_interleave"))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return super().settings | {"image_embed_interleave": self.image_embed_interleave}
+
+    def rows_of(self, caption: str) -> int:
+        return super().rows_of(caption) + _PICTURE_ROWS // self.image_embed_interleave
+
+    def count(self, caption: str) -> int:
+        return super().count(caption) + _BEHIND
+
+    def embed(self, caption: str) -> dict[str, Tensor]:
+        black = Image.new("RGB", (64, 64))  # of any size: the image processor scales it
+        return self._encoded_by(self.pipeline, prompt=caption, image=black)
+
+    def encode_beside(self, caption: str, pictures: Sequence[Image.Image]) -> dict[str, Tensor]:
+        """`text` [L, E] and `pooled_text` [P] of a caption and the first frame."""
+        (first,) = pictures
+        kept = {"image_embed_interleave": self.image_embed_interleave}
+        with torch.inference_mode():
+            return as_stored(self._encoded_by(self.pipeline, prompt=caption, image=first, **kept))
+
+    @property
+    def pipeline(self) -> Any:
+        """Diffusers' pipeline around the text encoders alone."""
+        from diffusers.pipelines.hunyuan_video import (
+            pipeline_hunyuan_video_image2video as image_to_video,
+        )
+
+        processor = load(self._part("AutoImageProcessor", "image_processor"))
+        return self._around(
+            image_to_video.HunyuanVideoImageToVideoPipeline, image_processor=processor
+        )
+
+    def _keeping(self, interleave: int | None) -> Self:
+        """Which rows of a picture are kept; None for those that the folder's network reads.
+
+        Raises:
+            CodecError: the folder does not tell.
+        """
+        if interleave is None:
+            self._check_network()
+            kind = "HunyuanVideoTransformer3DModel"
+            part = replace(self._part(kind, "transformer"), library="diffusers")
+            try:
+                shown = model_config_of(part).get("image_condition_type")
+            except CodecError:
+                shown = None
+            if shown not in INTERLEAVE:
+                raise CodecError(
+                    f"--model_name {self.model_name}: no transformer/config.json there has an"
+                    f" image_condition_type of {' or '.join(INTERLEAVE)}, which tells how many rows"
+                    " of a first frame the network reads; give the folder of a whole"
+                    " HunyuanVideoImageToVideoPipeline, or --image_embed_interleave: 4 for"
+                    " HunyuanVideo-I2V, 2 for its 33-channel form"
+                )
+            interleave = INTERLEAVE[shown]
+        return replace(self, image_embed_interleave=interleave)
