@@ -365,7 +365,12 @@ CASES = {
 
 
 def _worst(found: Tensor, expected: Tensor) -> float:
-    return float((found - expected).abs().max() / expected.square().mean().sqrt())
+    """Largest difference, by the rms of all; an element that is larger is measured by itself.
+
+    The gradient of a matrix of 4 million elements has some that are 26 times the rms.
+    """
+    scale = expected.abs().clamp(min=float(expected.square().mean().sqrt()))
+    return float(((found - expected).abs() / scale).max())
 
 
 @pytest.mark.parametrize("number", range(12))
