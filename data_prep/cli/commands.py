@@ -17,13 +17,13 @@ from rich.console import Console
 
 from data_prep.cli.media_arguments import SETTINGS
 from data_prep.cli.media_options import source_of, unused_options
+from data_prep.cli.next_command import published_network, training_command
 from data_prep.cli.terminal import (
     output,
     say,
     show_inspection,
     show_plan,
     show_summary,
-    training_command,
 )
 from data_prep.engine.processes import Engine, InProcess, Processes
 from data_prep.engine.ranks import Ranks, join
@@ -221,11 +221,15 @@ def run_media(args: argparse.Namespace) -> int:
 
 def _report(args: argparse.Namespace, packing: Packing, summary: Summary) -> int:
     """Shows what was packed and what to do next; then exports and verifies, where asked."""
-    channels, width = packing.codec.channels, packing.text.width
-    keys = {"model.in_channels": channels, "model.crossattn_emb_size": width}
+    config, keys, download = f"conf/dit_xl_{args.command}.yaml", {}, None
+    if tuned := published_network(packing.codec, packing.text):
+        config, keys["checkpoint.load_hf"], download = tuned
+    else:
+        keys["model.in_channels"] = packing.codec.channels
+        keys["model.crossattn_emb_size"] = packing.text.width
     keys |= _validation_keys(summary)
-    command = training_command(args.output_dir, f"conf/dit_xl_{args.command}.yaml", keys)
-    show_summary(output(), summary, args.output_dir, command)
+    command = training_command(args.output_dir, config, keys)
+    show_summary(output(), summary, args.output_dir, command, before=download)
     if args.output_format != "shards":
         count = export(args.output_dir, form=args.output_format, shard_size=args.shard_size)
         say(output(), f"written as {args.output_format} as well: {count} samples")

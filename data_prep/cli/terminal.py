@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -29,8 +27,18 @@ def say(console: Console, text: str) -> None:
     console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
-def show_summary(console: Console, summary: Summary, folder: Path, next_command: str) -> None:
-    """Shows what was packed, what was refused and why, and the next command."""
+def show_summary(
+    console: Console,
+    summary: Summary,
+    folder: Path,
+    next_command: str,
+    *,
+    before: str | None = None,
+) -> None:
+    """Shows what was packed, what was refused and why, and the next command.
+
+    `before` is a command that it needs done.
+    """
     table = Table("split", "samples", "shards", box=None)
     for split, counts in summary.shards.items():
         table.add_row(split, str(sum(counts.values())), str(len(counts)))
@@ -48,6 +56,8 @@ def show_summary(console: Console, summary: Summary, folder: Path, next_command:
         say(console, f"verified: PSNR {mean} dB on average, {least} dB at least, {count} samples")
     if summary.refused:
         say(console, f"each refused file is named in {folder / REFUSED_NAME}")
+    if before:
+        say(console, f"first: {before}")
     say(console, f"next: {next_command}")
 
 
@@ -76,13 +86,6 @@ def show_plan(
             f" {facts.too_long(capacity)} samples too long",
         )
     say(console, f"each file: {folder / PLAN_NAME}, with pictures: {folder / PAGE_NAME}")
-
-
-def training_command(folder: Path, config: str, overrides: Mapping[str, Any]) -> str:
-    """The command that trains on `folder`, ready for a shell."""
-    words = ["python", "-m", "torch.distributed.run", "--nproc-per-node", "1"]
-    words += ["recipes/pretrain_dit.py", "--config-file", config, f"dataset.path={folder}"]
-    return shlex.join(words + [f"{key}={value}" for key, value in overrides.items()])
 
 
 def show_codecs(console: Console) -> None:

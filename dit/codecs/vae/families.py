@@ -28,6 +28,7 @@ class Flux(Autoencoder):
     weights: ClassVar[str] = default_model
     vae: ClassVar[str] = "AutoencoderKL"
     text_encoder: ClassVar[str] = "flux"
+    tuning: ClassVar[str | None] = "conf/flux_lora.yaml"
     has_time: ClassVar[bool] = False
     edits_pictures: ClassVar[bool] = True
 
@@ -67,6 +68,7 @@ class Sd3(Flux):
     default_model: ClassVar[str] = "stabilityai/stable-diffusion-3-medium-diffusers"
     weights: ClassVar[str] = default_model
     text_encoder: ClassVar[str] = "sd3"
+    tuning: ClassVar[str | None] = "conf/sd3_lora.yaml"
     edits_pictures: ClassVar[bool] = False
 
 
@@ -80,6 +82,7 @@ class HunyuanImage(Flux):
     weights: ClassVar[str] = default_model
     vae: ClassVar[str] = "AutoencoderKLHunyuanImage"
     text_encoder: ClassVar[str] = "hunyuanimage"
+    tuning: ClassVar[str | None] = "conf/hunyuanimage_lora.yaml"
     edits_pictures: ClassVar[bool] = False
 
     @classmethod
@@ -105,6 +108,7 @@ class Chroma(Flux):
     default_model: ClassVar[str] = "lodestones/Chroma1-HD"
     weights: ClassVar[str] = default_model
     text_encoder: ClassVar[str] = "chroma"
+    tuning: ClassVar[str | None] = "conf/chroma_lora.yaml"
     edits_pictures: ClassVar[bool] = False
 
 
@@ -131,6 +135,7 @@ class Wan(Autoencoder):
     image_encoder: ClassVar[str | None] = "CLIPVisionModel"
     class_tokens: ClassVar[int] = 1
     text_encoder: ClassVar[str] = "wan"
+    tuning: ClassVar[str | None] = "conf/wan_14b_lora.yaml"
 
     @classmethod
     def from_arguments(cls, args: Namespace) -> Self:
@@ -224,6 +229,7 @@ class Hunyuan(Autoencoder):
     image_processor: ClassVar[str] = "feature_extractor"
     takes_batches: ClassVar[bool] = False  # Diffusers' mask in its attention fits one sample
     text_encoder: ClassVar[str] = "hunyuan"
+    tuning: ClassVar[str | None] = "conf/hunyuan15_lora.yaml"
 
     @classmethod
     def whitening_of(cls, config: dict[str, Any]) -> Whitening:
@@ -251,6 +257,7 @@ class HunyuanVideo(Hunyuan):
     image_encoder: ClassVar[str | None] = None
     takes_batches: ClassVar[bool] = True
     text_encoder: ClassVar[str] = "hunyuanvideo"
+    tuning: ClassVar[str | None] = "conf/hunyuanvideo_lora.yaml"
 
     @property
     def notices(self) -> tuple[str, ...]:
@@ -290,6 +297,7 @@ class CosmosPredict2(Wan):
     workloads: ClassVar[tuple[str, ...]] = ("t2v",)
     weights: ClassVar[str] = default_model
     text_encoder: ClassVar[str] = "cosmos"
+    tuning: ClassVar[str | None] = "conf/cosmos_predict2_2b.yaml"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -341,6 +349,7 @@ class QwenImage(Autoencoder):
     weights: ClassVar[str] = default_model
     vae: ClassVar[str] = "AutoencoderKLQwenImage"
     text_encoder: ClassVar[str] = "qwen_image"
+    tuning: ClassVar[str | None] = "conf/qwen_image_lora.yaml"
 
     @classmethod
     def whitening_of(cls, config: dict[str, Any]) -> Whitening:

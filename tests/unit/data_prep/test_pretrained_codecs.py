@@ -1,7 +1,9 @@
 """Codecs and text encoders give what the pipelines of Diffusers give, on tiny random weights."""
 
 import json
+import shutil
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +11,13 @@ import pytest
 import torch
 from PIL import Image
 
+from data_prep.cli.next_command import published_network
 from data_prep.cli.parser import main
 from dit.codecs import text, vae
 from dit.codecs.dataset_card import CodecError
 from dit.codecs.pretrained import PipelineComponent, load, model_config_of
 from dit.codecs.text.pretrained_encoder import PretrainedTextEncoder
+from dit.codecs.vae import CODECS
 from dit.codecs.vae.autoencoder import Autoencoder
 from tests import tiny_pipelines
 from tests.media_files import image, video
@@ -300,6 +304,41 @@ def test_packing_with_every_processor(folders, name: str, tmp_path: Path, read_s
         assert ("pooled_text" in sample) == (name == "flux")
         assert ("image_embed" in sample) == (name in ("wan", "hunyuan"))
     assert main(["inspect", str(tmp_path / "out")]) == 0
+
+
+def test_the_next_command_tunes_the_network_that_lies_beside(
+    folders, tmp_path: Path, capsys
+) -> None:
+    """With the encoders alone there is nothing to tune; a name of the hub is downloaded first."""
+    image(tmp_path / "in/0.png", 80, 48)
+    folder = shutil.copytree(folders["flux"], tmp_path / "flux")
+    options = ["--image_dir", tmp_path / "in", "--output_dir", tmp_path / "out", "--overwrite"]
+    options += ["--processor", "flux", "--model_name", folder, "--split", "1,0,0"]
+    options += ["--num_workers", 0]
+    assert main(["image", *map(str, options)]) == 0
+    assert "conf/dit_xl_image.yaml" in capsys.readouterr().out.splitlines()[-1]
+    (folder / "transformer").mkdir()
+    (folder / "transformer/diffusion_pytorch_model.safetensors").touch()
+    assert main(["image", *map(str, options)]) == 0
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert (
+        f"conf/flux_lora.yaml dataset.path={tmp_path / 'out'} checkpoint.load_hf={folder}" in said
+    )
+    assert "model." not in said  # the weights say their sizes
+    model, words = codec("flux", folder), encoder("flux", folder)
+    assert published_network(model, encoder("cosmos", folders["cosmos"])) is None
+    named = replace(model, model_name="them/flux@v2")
+    assert published_network(named, words) == (
+        "conf/flux_lora.yaml",
+        "models/flux",
+        "hf download them/flux --local-dir models/flux --revision v2",
+    )
+
+
+def test_recipes_of_published_networks_are_there(repo_root: Path) -> None:
+    tuned = [c.tuning for c in CODECS.values() if issubclass(c, Autoencoder) and c.tuning]
+    assert len(set(tuned)) == 9 and len(tuned) == 13  # all but Cosmos 1.0
+    assert all((repo_root / name).is_file() for name in tuned)
 
 
 def test_what_is_no_pipeline(tmp_path: Path, capsys) -> None:
