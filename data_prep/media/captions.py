@@ -161,7 +161,7 @@ class Captions:
                     Reason.BAD_CAPTION,
                     f"{sidecar} has {len(content)} bytes, more than any caption ({_MOST_SIDECAR})",
                 )
-            return decode_utf8(content)
+            return decode_utf8(content).replace("\r\n", "\n")  # of editors on Windows
         except OSError as error:
             raise RefusedError(Reason.BAD_CAPTION, f"{sidecar}: {error.strerror}") from error
         except ValueError as error:

@@ -224,18 +224,19 @@ def test_captions_may_be_demanded(tmp_path: Path, picture_folder, capsys) -> Non
     assert image(source, tmp_path / "out", *options) == 0
 
 
-def test_control_c_ends_with_its_exit_code_and_publishes_nothing(
-    tmp_path: Path, repo_root: Path
+@pytest.mark.parametrize("sent", ["SIGINT", "SIGTERM"])
+def test_a_signal_ends_it_with_its_exit_code_and_publishes_nothing(
+    tmp_path: Path, repo_root: Path, sent: str
 ) -> None:
     program = (
-        "import os, signal, sys; from data_prep.sources import digits\n"
-        "from data_prep.cli.parser import main\n"
+        "import os, runpy, signal, sys; from data_prep.sources import digits\n"
         "class Interrupted(digits.Digits):\n"
         "    def read(self, entry):\n"
-        "        if entry.key == 'digits-0030': os.kill(os.getpid(), signal.SIGINT)\n"
+        f"        if entry.key == 'digits-0030': os.kill(os.getpid(), signal.{sent})\n"
         "        return super().read(entry)\n"
         "from data_prep.cli import commands; commands.Digits = Interrupted\n"
-        "sys.exit(main(['digits', '--output_dir', sys.argv[1], '--num_samples', '60']))\n"
+        "sys.argv[1:] = ['digits', '--output_dir', sys.argv[1], '--num_samples', '60']\n"
+        "runpy.run_module('data_prep', run_name='__main__')\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path / "out")],

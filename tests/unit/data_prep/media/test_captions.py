@@ -50,9 +50,9 @@ def test_equal_names_in_two_folders_keep_their_own_captions(root: Path) -> None:
 
 def test_upper_case_endings_and_other_fields(root: Path) -> None:
     (root / "a/old_cat.JSON").write_text(json.dumps({"caption": "no", "usr": "yes"}))
-    (root / "b/old_cat.TXT").write_bytes("\ufeffœuf\r\n".encode())
+    (root / "b/old_cat.TXT").write_bytes("\ufeffœuf\r\ndur\r\n".encode())
     assert captions(root, field="usr").of("a/old_cat.jpg").text == "yes"
-    assert captions(root).of("b/old_cat.jpg").text == "œuf"
+    assert captions(root).of("b/old_cat.jpg").text == "œuf\ndur"
 
 
 def test_json_without_the_field_is_never_silently_replaced_by_the_file_name(root: Path) -> None:
