@@ -17,7 +17,7 @@ from rich.console import Console
 
 from data_prep.cli.media_arguments import SETTINGS
 from data_prep.cli.media_options import source_of, unused_options
-from data_prep.cli.next_command import published_network, training_command
+from data_prep.cli.next_command import training_command, tuning_of
 from data_prep.cli.terminal import (
     output,
     say,
@@ -221,10 +221,13 @@ def run_media(args: argparse.Namespace) -> int:
 
 def _report(args: argparse.Namespace, packing: Packing, summary: Summary) -> int:
     """Shows what was packed and what to do next; then exports and verifies, where asked."""
-    config, keys, download = f"conf/dit_xl_{args.command}.yaml", {}, None
-    if tuned := published_network(packing.codec, packing.text):
-        config, keys["checkpoint.load_hf"], download = tuned
+    download, keys = None, {}
+    if tuning := tuning_of(packing.codec, packing.text):
+        config, keys, download = tuning
+        if args.reference_size and packing.codec.name == "flux":
+            keys["model.name"] = "flux1_kontext"
     else:
+        config = f"conf/dit_xl_{args.command}.yaml"
         keys["model.in_channels"] = packing.codec.channels
         keys["model.crossattn_emb_size"] = packing.text.width
     keys |= _validation_keys(summary)

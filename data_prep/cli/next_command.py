@@ -19,20 +19,21 @@ def training_command(folder: Path, config: str, overrides: Mapping[str, Any]) ->
     return shlex.join(words + [f"{key}={value}" for key, value in overrides.items()])
 
 
-def published_network(codec: Codec, text: TextEncoder) -> tuple[str, str, str | None] | None:
-    """The recipe that tunes the network that such samples are for, its folder, and its download.
+def tuning_of(codec: Codec, text: TextEncoder) -> tuple[str, dict[str, str], str | None] | None:
+    """Configuration and keys that tune the network such samples are for, and its download.
 
     None where they are for no published one, or its folder was copied without the network.
     """
-    if not isinstance(codec, Autoencoder) or codec.tuning is None:
+    if not isinstance(codec, Autoencoder) or not codec.tuning or text.name != codec.text_encoder:
         return None
-    if text.name != codec.text_encoder:
-        return None
+    config, *words = codec.tuning
+    keys = dict(word.split("=") for word in words)
     folder = Path(codec.model_name)
     if folder.is_dir():
         weights = any(folder.glob("transformer/*.safetensors"))
-        return (codec.tuning, codec.model_name, None) if weights else None
+        return (config, keys | {"checkpoint.load_hf": str(folder)}, None) if weights else None
     repository, _, revision = codec.model_name.partition("@")
-    words = ["hf", "download", repository, "--local-dir", f"models/{Path(repository).name}"]
-    words += ["--revision", revision] if revision else []
-    return codec.tuning, words[4], shlex.join(words)
+    place = f"models/{Path(repository).name}"
+    download = ["hf", "download", repository, "--local-dir", place]
+    download += ["--revision", revision] if revision else []
+    return config, keys | {"checkpoint.load_hf": place}, shlex.join(download)

@@ -38,7 +38,7 @@ class Autoencoder(Codec):
     class_tokens: ClassVar[int] = 0  # of the image encoder, beside those of its patches
     has_time: ClassVar[bool] = True  # whether it takes videos
     takes_batches: ClassVar[bool] = True
-    tuning: ClassVar[str | None] = None  # file in conf/ that tunes the network of its models
+    tuning: ClassVar[tuple[str, ...]] = ()  # configuration and keys that tune its models' network
 
     model_name: str
     channels_: int

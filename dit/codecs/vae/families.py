@@ -28,7 +28,7 @@ class Flux(Autoencoder):
     weights: ClassVar[str] = default_model
     vae: ClassVar[str] = "AutoencoderKL"
     text_encoder: ClassVar[str] = "flux"
-    tuning: ClassVar[str | None] = "conf/flux_lora.yaml"
+    tuning: ClassVar[tuple[str, ...]] = ("conf/flux_lora.yaml",)
     has_time: ClassVar[bool] = False
     edits_pictures: ClassVar[bool] = True
 
@@ -68,7 +68,7 @@ class Sd3(Flux):
     default_model: ClassVar[str] = "stabilityai/stable-diffusion-3-medium-diffusers"
     weights: ClassVar[str] = default_model
     text_encoder: ClassVar[str] = "sd3"
-    tuning: ClassVar[str | None] = "conf/sd3_lora.yaml"
+    tuning: ClassVar[tuple[str, ...]] = ("conf/sd3_lora.yaml", "model.name=sd3")
     edits_pictures: ClassVar[bool] = False
 
 
@@ -82,7 +82,7 @@ class HunyuanImage(Flux):
     weights: ClassVar[str] = default_model
     vae: ClassVar[str] = "AutoencoderKLHunyuanImage"
     text_encoder: ClassVar[str] = "hunyuanimage"
-    tuning: ClassVar[str | None] = "conf/hunyuanimage_lora.yaml"
+    tuning: ClassVar[tuple[str, ...]] = ("conf/hunyuanimage_lora.yaml",)
     edits_pictures: ClassVar[bool] = False
 
     @classmethod
@@ -108,7 +108,7 @@ class Chroma(Flux):
     default_model: ClassVar[str] = "lodestones/Chroma1-HD"
     weights: ClassVar[str] = default_model
     text_encoder: ClassVar[str] = "chroma"
-    tuning: ClassVar[str | None] = "conf/chroma_lora.yaml"
+    tuning: ClassVar[tuple[str, ...]] = ("conf/chroma_lora.yaml",)
     edits_pictures: ClassVar[bool] = False
 
 
@@ -135,7 +135,7 @@ class Wan(Autoencoder):
     image_encoder: ClassVar[str | None] = "CLIPVisionModel"
     class_tokens: ClassVar[int] = 1
     text_encoder: ClassVar[str] = "wan"
-    tuning: ClassVar[str | None] = "conf/wan_14b_lora.yaml"
+    tuning: ClassVar[tuple[str, ...]] = ("conf/wan_14b_lora.yaml", "model.name=custom")
 
     @classmethod
     def from_arguments(cls, args: Namespace) -> Self:
@@ -229,7 +229,7 @@ class Hunyuan(Autoencoder):
     image_processor: ClassVar[str] = "feature_extractor"
     takes_batches: ClassVar[bool] = False  # Diffusers' mask in its attention fits one sample
     text_encoder: ClassVar[str] = "hunyuan"
-    tuning: ClassVar[str | None] = "conf/hunyuan15_lora.yaml"
+    tuning: ClassVar[tuple[str, ...]] = ("conf/hunyuan15_lora.yaml",)
 
     @classmethod
     def whitening_of(cls, config: dict[str, Any]) -> Whitening:
@@ -257,7 +257,7 @@ class HunyuanVideo(Hunyuan):
     image_encoder: ClassVar[str | None] = None
     takes_batches: ClassVar[bool] = True
     text_encoder: ClassVar[str] = "hunyuanvideo"
-    tuning: ClassVar[str | None] = "conf/hunyuanvideo_lora.yaml"
+    tuning: ClassVar[tuple[str, ...]] = ("conf/hunyuanvideo_lora.yaml",)
 
     @property
     def notices(self) -> tuple[str, ...]:
@@ -279,6 +279,7 @@ class HunyuanVideoI2V(HunyuanVideo):
     weights: ClassVar[str] = default_model
     workloads: ClassVar[tuple[str, ...]] = ("i2v",)
     text_encoder: ClassVar[str] = "hunyuanvideo_i2v"
+    tuning: ClassVar[tuple[str, ...]] = ("conf/hunyuanvideo_lora.yaml", "model.name=custom")
 
     @property
     def notices(self) -> tuple[str, ...]:
@@ -297,7 +298,7 @@ class CosmosPredict2(Wan):
     workloads: ClassVar[tuple[str, ...]] = ("t2v",)
     weights: ClassVar[str] = default_model
     text_encoder: ClassVar[str] = "cosmos"
-    tuning: ClassVar[str | None] = "conf/cosmos_predict2_2b.yaml"
+    tuning: ClassVar[tuple[str, ...]] = ("conf/cosmos_predict2_2b.yaml",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,6 +310,7 @@ class CosmosPredict25(CosmosPredict2):
     default_model: ClassVar[str] = "nvidia/Cosmos-Predict2.5-2B@diffusers/base/post-trained"
     weights: ClassVar[str] = default_model
     text_encoder: ClassVar[str] = "cosmos_predict25"
+    tuning: ClassVar[tuple[str, ...]] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -349,7 +351,7 @@ class QwenImage(Autoencoder):
     weights: ClassVar[str] = default_model
     vae: ClassVar[str] = "AutoencoderKLQwenImage"
     text_encoder: ClassVar[str] = "qwen_image"
-    tuning: ClassVar[str | None] = "conf/qwen_image_lora.yaml"
+    tuning: ClassVar[tuple[str, ...]] = ("conf/qwen_image_lora.yaml",)
 
     @classmethod
     def whitening_of(cls, config: dict[str, Any]) -> Whitening:
@@ -373,6 +375,7 @@ class QwenImageEdit(QwenImage):
     default_model: ClassVar[str] = "Qwen/Qwen-Image-Edit"
     weights: ClassVar[str] = default_model
     text_encoder: ClassVar[str] = "qwen_image_edit"
+    tuning: ClassVar[tuple[str, ...]] = ("conf/qwen_image_lora.yaml", "model.name=qwen_image_edit")
     edits_pictures: ClassVar[bool] = True
 
     @staticmethod
@@ -393,3 +396,7 @@ class QwenImageEditPlus(QwenImageEdit):
     default_model: ClassVar[str] = "Qwen/Qwen-Image-Edit-2511"
     weights: ClassVar[str] = default_model
     text_encoder: ClassVar[str] = "qwen_image_edit_2511"
+    tuning: ClassVar[tuple[str, ...]] = (
+        "conf/qwen_image_lora.yaml",
+        "model.name=qwen_image_edit_2511",
+    )

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from data_prep.cli.next_command import published_network
+from data_prep.cli.next_command import tuning_of
 from data_prep.cli.parser import main
 from dit.codecs import text, vae
 from dit.codecs.dataset_card import CodecError
@@ -19,6 +19,8 @@ from dit.codecs.pretrained import PipelineComponent, load, model_config_of
 from dit.codecs.text.pretrained_encoder import PretrainedTextEncoder
 from dit.codecs.vae import CODECS
 from dit.codecs.vae.autoencoder import Autoencoder
+from dit.config.loading import load_config
+from recipes.runs import dit_xl
 from tests import tiny_pipelines
 from tests.media_files import image, video
 
@@ -326,19 +328,22 @@ def test_the_next_command_tunes_the_network_that_lies_beside(
     )
     assert "model." not in said  # the weights say their sizes
     model, words = codec("flux", folder), encoder("flux", folder)
-    assert published_network(model, encoder("cosmos", folders["cosmos"])) is None
-    named = replace(model, model_name="them/flux@v2")
-    assert published_network(named, words) == (
+    assert tuning_of(model, encoder("cosmos", folders["cosmos"])) is None
+    assert tuning_of(replace(model, model_name="them/flux@v2"), words) == (
         "conf/flux_lora.yaml",
-        "models/flux",
+        {"checkpoint.load_hf": "models/flux"},
         "hf download them/flux --local-dir models/flux --revision v2",
     )
 
 
-def test_recipes_of_published_networks_are_there(repo_root: Path) -> None:
-    tuned = [c.tuning for c in CODECS.values() if issubclass(c, Autoencoder) and c.tuning]
-    assert len(set(tuned)) == 9 and len(tuned) == 13  # all but Cosmos 1.0
-    assert all((repo_root / name).is_file() for name in tuned)
+def test_keys_that_tune_published_networks_fit_their_configurations(repo_root: Path) -> None:
+    codecs = [c for c in CODECS.values() if issubclass(c, Autoencoder) and c.tuning]
+    assert len(codecs) == 12  # all but Cosmos 1.0 and Predict2.5, which have no recipe
+    for codec in codecs:
+        config, *keys = codec.tuning
+        if keys == ["model.name=custom"]:  # the sizes, and whose they are, are the folder's
+            keys = []
+        assert load_config(dit_xl(), config_file=repo_root / config, overrides=keys)
 
 
 def test_what_is_no_pipeline(tmp_path: Path, capsys) -> None:
