@@ -78,7 +78,7 @@ function slide(slider) {
     const frames = all(run, ".frame"), before = frames.filter(frame => Number(frame.dataset.step) <= step);
     const shown = before.length ? before[before.length - 1] : frames[0];
     for (const frame of frames) frame.hidden = frame !== shown;
-    run.querySelector("output").textContent = shown.dataset.step;
+    run.querySelector("output").textContent = Number(shown.dataset.step).toLocaleString("en");
   }
 }
 

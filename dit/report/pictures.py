@@ -62,13 +62,13 @@ def _of_run(name: str, frames: list[tuple[int, str]]) -> str:
     )
     return (
         f'<figure class=frames data-run="{escape(name)}"><figcaption>{escape(name)},'
-        f" step <output>{newest}</output></figcaption>{shown}</figure>"
+        f" step <output>{newest:,}</output></figcaption>{shown}</figure>"
     )
 
 
 def _said(step: int, file: Path) -> str:
     """What a picture of a step shows, for those who cannot see it."""
-    said = f"samples at step {step}"
+    said = f"samples at step {step:,}"
     if file.parent.name == _WITHOUT:
         return f"{said}, without the adapter"
     paired = file.name == "grid.png" and (file.parent / _WITHOUT).is_dir()

@@ -222,7 +222,8 @@ def test_lengths_of_samples_are_added_up(tmp_path: Path) -> None:
 
 
 def test_metrics_find_their_chart() -> None:
-    assert chart_place("val_far_loss_ema_q12.5").title == "val_far_loss_ema by noise level"
+    title = chart_place("val_far_loss_ema_q12.5").title
+    assert title == "val_far_loss_ema by noise level (lowest q: least noise)"
     assert chart_place("val_loss_video8_32").label == "video8_32"
     assert chart_place("grad_norm_attention").label == "attention"
     assert chart_place("tokens_per_s").title == "tokens per second"
