@@ -93,7 +93,7 @@ def dit_debug() -> RunConfig:
     )
 
 
-def for_weights(recipe: RunConfig, given: Callable[[str], Any]) -> ForWeights | None:
+def for_weights(recipe: RunConfig, given: Callable[..., Any]) -> ForWeights | None:
     """Network and objective of `checkpoint.load_hf`, where a person gave that."""
     if given("checkpoint.load_hf") is None:
         return None

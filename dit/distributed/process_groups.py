@@ -231,7 +231,11 @@ def run_megatron_on_cpu() -> None:
     torch.cuda.manual_seed = torch.manual_seed  # type: ignore[assignment]
     _OnCpu().__enter__()
 
+    # Megatron-Core compiles fused functions where it declares them, used or not. Without that, the
+    # compiler is not imported: two seconds of each start.
+    torch.compile, compile_later = lambda function, **_: function, torch.compile  # type: ignore[assignment]
     import megatron.core.tensor_parallel.random as random
 
+    torch.compile = compile_later
     random._get_cuda_rng_state = _get_state
     random._set_cuda_rng_state = _set_state

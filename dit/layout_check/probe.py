@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -47,8 +47,10 @@ class Probe:
     thawed: list[str] = field(default_factory=list)  # frozen weights that a step has changed
 
 
-def probe(config: RunConfig, packs: Sequence[PackedBatch], *, steps: int) -> Probe:
-    """Trains on `packs`, which are sorted by step, from random weights.
+def probe(config: RunConfig, read: Callable[[], Sequence[PackedBatch]], *, steps: int) -> Probe:
+    """Trains from random weights on the packs of `read`, which are sorted by step.
+
+    The rank of a replica that reads calls it, often: it keeps what it has read.
 
     Every rank of the layout calls it. Weights are random because with the zeros of a fresh DiT most
     weights have no gradient, and errors would not be found.
@@ -66,7 +68,8 @@ def probe(config: RunConfig, packs: Sequence[PackedBatch], *, steps: int) -> Pro
     def packs_of(step: int) -> list[PackedBatch]:
         share = batch // groups.dp.size()
         first = (step - 1) * batch + groups.dp.rank() * share
-        return replica.broadcast(packs[first : first + share], device())
+        mine = read()[first : first + share] if replica.reads else []
+        return replica.broadcast(mine, device())
 
     result.validation = validate(model, packs_of(1), objective=objective, config=config)
     for step in range(1, steps + 1):

@@ -15,10 +15,11 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -164,7 +165,7 @@ def _check(
     references = dict.fromkeys([ONE, *(layout.reference for layout in layouts)])
     every = [parse_layout(name) for name in references] + list(layouts)
     store, *_ = next(iter(rendezvous("env://")))
-    packs: dict[str, list[PackedBatch]] = {}  # by name of the network
+    read: dict[str, Callable[[], list[PackedBatch]]] = {}  # by name of the network
     probes: dict[tuple[str, int], Probe] = {}
     comparisons: list[Comparison] = []
     for number, layout in enumerate(every):
@@ -176,8 +177,8 @@ def _check(
                     from dit.layout_check.probe import probe
 
                     name = config.model.name
-                    packs[name] = packs.get(name) or _packs(config, steps_of=every)
-                    result = probe(layout.of(config), packs[name], steps=STEPS)
+                    packs = read.setdefault(name, cache(partial(_packs, config, steps_of=every)))
+                    result = probe(layout.of(config), packs, steps=STEPS)
                 if rank() > 0:
                     continue
                 if layout.name in references:

@@ -23,6 +23,7 @@ JOINT = "flux1_kontext"  # with guidance, and reference tokens behind those of t
 OTHERS = [s for name in FAMILIES for s in family_named(name).tiny if s not in (WHOLE, JOINT)]
 # Of two pipeline stages the first has layers of both kinds, of four the first has the first kind.
 FLUX = ("--family", JOINT, "model.num_layers=2", "model.num_single_layers=3")
+SHORT = ("model.num_layers=2", "validation.quantiles=1")
 TOY, CROSS = ("--family", "toy"), ("objective.name=flow",)
 EDM = ("objective.name=edm", "model.num_layers=2")
 WEIGHTED = (*TOY, "objective.loss=huber", "objective.huber_c=0.5")
@@ -48,7 +49,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         FLUX,
         ("tp2+sp+lora", "pp2+lastlora", "tp2+cp2+pp2+lora+drop"),
     ),
-    "all other kinds": (("--family", *OTHERS, "model.num_layers=2"), ("tp2+sp+cp2+pp2",)),
+    "all other kinds": (("--family", *OTHERS, *SHORT), ("tp2+sp+cp2+pp2",)),
     "given frames drawn": ((*TOY, "objective.given_frames=[1, 2, 1]"), ("cp2", "tp2+sp", "pp2")),
     "weighted": (WEIGHTED, ("cp2", "tp2+sp", "tp2+cp2+pp2", "dp2+overlap")),
     "double": ((*TOY, "model.num_single_layers=0"), ("dp2+overlap", "pp2", "tp2+sp")),

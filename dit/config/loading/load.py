@@ -47,8 +47,8 @@ ForWeights = tuple[ModelConfig, ObjectiveConfig]
 """The network of weights that a run starts from, and what they were trained for."""
 Notice = Callable[[RunConfig], str]
 """A line for the log about a key, once the run is known."""
-Adapt = Callable[[RunConfig, Callable[[str], Any]], ForWeights | None]
-"""(recipe, key -> what a person set it to, or None) -> what replaces the recipe's own."""
+Adapt = Callable[[RunConfig, Callable[..., Any]], ForWeights | None]
+"""(recipe, (key, otherwise) -> what a person set it to) -> what replaces the recipe's own."""
 
 
 class ConfigError(Problems):
@@ -140,10 +140,10 @@ def _checked(
     )
 
 
-def _given(base: dict[str, Any], settings: list[Setting]) -> Callable[[str], Any]:
-    def value(key: str) -> Any:
+def _given(base: dict[str, Any], settings: list[Setting]) -> Callable[..., Any]:
+    def value(key: str, otherwise: Any = None) -> Any:
         found = value_of(key, base, settings)
-        return None if found is None else found.value
+        return otherwise if found is None else found.value
 
     return value
 

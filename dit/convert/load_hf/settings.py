@@ -20,17 +20,17 @@ from dit.train.checkpoint.state_dict import weight_settings
 LOAD_HF = "checkpoint.load_hf"
 
 
-def settings_of_folder(recipe: RunConfig, given: Callable[[str], Any]) -> ForWeights | None:
+def settings_of_folder(recipe: RunConfig, given: Callable[..., Any]) -> ForWeights | None:
     """Network and objective of `checkpoint.load_hf`, where that is given, in the recipe's layout.
 
-    `given` tells what a person set a key to, or None. A run that goes on has those of its own
-    checkpoint, so that it does not need the folder again.
+    `given` tells what a person set a key to, or its second argument. A run that goes on has those
+    of its own checkpoint, so that it does not need the folder again.
 
     Raises:
         ConvertError: the folder is none that a run can start from.
         CheckpointError: the run's own checkpoint is damaged.
     """
-    place, save = given(LOAD_HF), given("checkpoint.save") or recipe.checkpoint.save
+    place, save = given(LOAD_HF), given("checkpoint.save", recipe.checkpoint.save)
     if not isinstance(place, str):
         return None  # what is wrong with it is said where all keys are checked
     if own := find_checkpoint(Path(save)) if isinstance(save, str) else None:

@@ -123,6 +123,14 @@ def test_contradictions_name_the_key_and_both_values(groups, tmp_path, word, sai
     assert said in str(raised.value)
 
 
+def test_a_run_that_saves_nothing_goes_on_from_none(tmp_path, monkeypatch):
+    """The recipe's own folder has a checkpoint, which `checkpoint.save=null` leaves alone."""
+    monkeypatch.chdir(tmp_path)
+    import_weights(publish(tmp_path / "small", random_model(num_layers=1)), Path("runs/debug"))
+    folder = publish(tmp_path / "hf", random_model(num_layers=3))
+    assert run_of(folder).model.num_layers == 3
+
+
 def test_one_place_for_first_weights(tmp_path):
     for words in (
         ("checkpoint.load=other",),
