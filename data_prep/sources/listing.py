@@ -15,6 +15,8 @@ from data_prep.refusals import PrepError, printable
 from data_prep.sources.caption_tables import is_table
 
 IMAGES, VIDEOS, BOTH = frozenset(("image",)), frozenset(("video",)), frozenset(("image", "video"))
+_OF_CAMERAS = frozenset((".heic", ".heif", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".rw2"))
+"""Photographs that Pillow does not read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +42,8 @@ class Listing:
         elif ending == ".tar":
             self.archives.append(path)
         else:
-            self.ignored[f"*{printable(ending)}" if ending else "no ending"] += 1
+            remedy = " (convert them to JPEG or PNG)" if ending in _OF_CAMERAS else ""
+            self.ignored[f"*{printable(ending)}{remedy}" if ending else "no ending"] += 1
 
 
 def media_kind_of(path: str) -> str | None:

@@ -44,11 +44,12 @@ class Picture:
     given_HW3: np.ndarray | None = None  # uint8, the picture it begins with, for the grid
 
 
-def make_folder(folder: Path) -> None:
-    """Makes the folder for the files, so that an unwritable folder is noticed before the sampling.
+def make_folder(folder: Path, *, count: int) -> None:
+    """Makes the folder for `count` pictures; what stops them is noticed before the sampling.
 
     Raises:
-        ValueError: the folder cannot be written.
+        ValueError: the folder cannot be written, or has a file of a name that a picture would
+            have, which is not of an earlier generation.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -59,6 +60,13 @@ def make_folder(folder: Path) -> None:
             f"--output_dir {folder} cannot be written ({error}); choose a folder that you may"
             " write to"
         ) from error
+    numbered = {file.name for file in folder.iterdir() if _OURS.fullmatch(file.name)}
+    others = sorted(name for name in numbered - _names(folder / LISTING) if _number(name) < count)
+    if others:
+        raise ValueError(
+            f"--output_dir {folder} has files that no {LISTING} names, and that samples would"
+            f" replace: {_some(others)}; choose another folder, or move them away"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,9 +204,16 @@ def _remove_stale(folder: Path, *, before: set[str], now: set[str]) -> list[Undr
 
 
 def _files(names: Sequence[str], what: str) -> Undrawn:
+    return Undrawn(what="files of an earlier generation", because=f"{_some(names)} {what}")
+
+
+def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    shown = f"{', '.join(names[:_SHOWN])}{more}"
-    return Undrawn(what="files of an earlier generation", because=f"{shown} {what}")
+    return f"{', '.join(names[:_SHOWN])}{more}"
+
+
+def _number(name: str) -> int:
+    return int(Path(name).stem)
 
 
 def _write_png(

@@ -140,7 +140,7 @@ def test_launcher_starts_the_run_again_by_itself(digits, tmp_path):
         _trainers(launcher)[rank].kill()
         said, wrong = launcher.communicate(timeout=4 * HANG)
     assert launcher.returncode == 0, said + wrong
-    assert f"error: rank {rank} (host {socket.gethostname()}" in wrong
+    assert f"error: rank {rank} (host {socket.gethostname()}" in wrong, wrong
     assert "continuing after step" in said
     assert numbers(broken) == numbers(whole)
 

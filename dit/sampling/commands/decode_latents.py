@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--tokenizer_model", help="hub name or folder of the VAE, if not that of the dataset")
     args = parser.parse_args(argv)
     entries, card = _entries(args.latents), _read(args.latents / CARD)
-    make_folder(args.output_dir)
+    make_folder(args.output_dir, count=len(entries))
     decoder = _decoder(card, args.latents / CARD, args)
     written = decode(entries, decoder, latents=args.latents, folder=args.output_dir)
     report_written(written, args.output_dir, count=sum("latent" in entry for entry in entries))

@@ -306,7 +306,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_count("num_images_per_prompt", args.num_images_per_prompt, most=most)
     check_seed(args.seed, count=len(given) * args.num_images_per_prompt)
     prompts = [prompt for prompt in given for _ in range(args.num_images_per_prompt)]
-    make_folder(args.output_dir)
+    make_folder(args.output_dir, count=len(prompts))
     opened = open_checkpoint(
         args.checkpoint_path,
         weights=options.weights,

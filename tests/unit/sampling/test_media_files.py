@@ -81,7 +81,20 @@ def test_pictures_videos_and_the_listing_share_a_folder(tmp_path):
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"--output_dir .*file/inside cannot be written"):
-        make_folder(tmp_path / "file/inside")
+        make_folder(tmp_path / "file/inside", count=1)
+
+
+def test_pictures_of_others_are_not_replaced(tmp_path):
+    write_media(_dots(2), tmp_path)
+    make_folder(tmp_path, count=4)  # those of the generation before are
+    for name in ("00003.png", "00009.mp4"):
+        (tmp_path / name).write_text("mine")
+    make_folder(tmp_path, count=3)
+    with pytest.raises(ValueError, match=r"replace: 00003\.png; choose another folder"):
+        make_folder(tmp_path, count=4)
+    (tmp_path / "samples.json").unlink()
+    with pytest.raises(ValueError, match=r"00000\.png, 00001\.png, 00003\.png and 1 more;"):
+        make_folder(tmp_path, count=10)
 
 
 def test_latents_lie_beside_their_preview(tmp_path):

@@ -110,6 +110,7 @@ def test_what_a_missing_caption_becomes(root: Path) -> None:
 
 def test_the_listing_counts_what_it_leaves_out(root: Path) -> None:
     (root / "a/clip.MP4").touch()
+    (root / "a/IMG_1.HEIC").touch()
     (root / "a/.hidden.png").touch()
     (root / ".cache").mkdir()
     (root / ".cache/x.png").touch()
@@ -118,7 +119,13 @@ def test_the_listing_counts_what_it_leaves_out(root: Path) -> None:
     (root / "a/B.PNG").touch()
     listing = list_media(root)
     assert listing.media == ["a/B.PNG", "a/old_cat.jpg", "b/old_cat.jpg"]
-    assert listing.ignored == {"*.mp4": 1, "hidden": 2, "linked folder": 1, "no ending": 1}
+    assert listing.ignored == {
+        "*.mp4": 1,
+        "*.heic (convert them to JPEG or PNG)": 1,
+        "hidden": 2,
+        "linked folder": 1,
+        "no ending": 1,
+    }
 
 
 def test_a_folder_without_images_says_what_it_holds(tmp_path: Path) -> None:
