@@ -7,7 +7,6 @@ import errno
 import re
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -35,6 +34,7 @@ from data_prep.refusals import PrepError
 from dit.codecs.dataset_card import CodecError
 from dit.codecs.text import TEXT_ENCODERS
 from dit.codecs.vae import CODECS, Pixel
+from dit.command_line import not_an_option
 
 EXIT_CODES = """\
 Exit codes: 0 success, 1 an error (the last line says what to change), 2 a wrong command line,
@@ -95,12 +95,8 @@ class _CommandParser(argparse.ArgumentParser):
     ) -> tuple[Any, list[str]]:
         """What the options say. Each command says itself which of its words are unknown."""
         found, unknown = super().parse_known_args(args, namespace)
-        if unknown and not unknown[0].startswith("-"):
-            self.error(f"{unknown[0]!r} belongs to no option; put quotes around names with spaces")
         if unknown:
-            name = unknown[0].partition("=")[0]
-            near = get_close_matches(name, self._option_string_actions, n=1, cutoff=0.7)
-            self.error(f"{name} is no option" + "".join(f", {option} is" for option in near))
+            self.error(not_an_option(unknown, self._option_string_actions))
         return found, unknown
 
 

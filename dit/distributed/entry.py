@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -22,6 +22,8 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from rich.console import Console
+
+from dit.command_line import not_an_option
 
 # Errors that a user can fix. Any other is a fault of this program, shown with its traceback.
 _USER_ERRORS = (ValueError, OSError, FloatingPointError)
@@ -38,6 +40,14 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{message}; --help lists the options")
+
+    def parse_args(  # pyright: ignore[reportIncompatibleMethodOverride] - it is overloaded
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> Any:
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self.error(not_an_option(unknown, self._option_string_actions))
+        return found
 
 
 def run(main: Callable[[], int]) -> int:

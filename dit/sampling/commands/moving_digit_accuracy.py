@@ -34,7 +34,7 @@ from dit.sampling.commands.digit_accuracy import (
     generation_options,
     report_folder,
 )
-from dit.sampling.grid import draw_grid
+from dit.sampling.grid import beside, draw_grid
 from dit.sampling.prompts import Prompt
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ HELD_OUT = 0.97  # part of the held-out real clips that the judge must read righ
 LEAST = {False: {"both": 0.90}, True: {"digit": 0.95, "direction": 0.90}}
 """Parts that must be right, by whether the first frame is given."""
 _COMPONENTS = 100  # of a clip's pixels, which the classifiers see
-_SHOWN = 12  # clips in the picture
+_SHOWN = 6  # clips in the picture
 
 
 class Motion(NamedTuple):
@@ -232,7 +232,9 @@ def conclude(
     text = json.dumps(report | {"settings": settings}, indent=2)
     (folder / "evaluation.json").write_text(text + "\n")
     shown = clips[:: max(1, len(clips) // _SHOWN)][:_SHOWN]
-    draw_grid([_strip(clip) for _, clip in shown], [c for c, _ in shown], folder / "clips.png")
+    # Every second frame, side by side.
+    strips = [beside(*clip_FHW3[::2]) for _, clip_FHW3 in shown]
+    draw_grid(strips, [caption for caption, _ in shown], folder / "clips.png")
     keys = ("digit", "direction", "both", "last_digit")
     table = Table("read by the classifier", "digit", "direction", "both", "digit of the last frame")
     named = {f"{report['clips']} generated clips": report}
@@ -260,8 +262,3 @@ def shortfalls(report: dict[str, Any], least: float | None) -> list[str]:
         for name in demands
         if parts[name] < demands[name]
     ]
-
-
-def _strip(clip_FHW3: np.ndarray) -> np.ndarray:
-    """Every second frame, side by side."""
-    return np.concatenate(list(clip_FHW3[::2]), axis=1)

@@ -85,9 +85,18 @@ def test_exit_codes_pass_through():
     assert run(lambda: 75) == 75
 
 
-def test_a_wrong_option_is_said_as_any_other_error(capfd):
-    asked = ["--checkpoint_path", "x", "--prompt", "y", "--sampler", "ddpm"]
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (("--sampler", "ddpm"), "argument --sampler: invalid choice: 'ddpm'"),
+        (("--num_stepz", "4"), "--num_stepz is no option, --num_steps is;"),
+        (("--seeds=4",), "--seeds is no option, --seed is;"),
+        (("and", "more"), "'and' belongs to no option; put quotes around names with spaces;"),
+    ],
+)
+def test_a_wrong_option_is_said_as_any_other_error(capfd, typed: tuple[str, ...], said: str):
+    asked = ["--checkpoint_path", "x", "--prompt", "y", *typed]
     assert run(lambda: generate_dit.main(asked)) == 1
-    said = capfd.readouterr().err
-    assert said.startswith("error: argument --sampler: invalid choice: 'ddpm'")
-    assert said.endswith("--help lists the options\n")
+    message = capfd.readouterr().err
+    assert message.startswith(f"error: {said}")
+    assert message.endswith("--help lists the options\n")

@@ -102,12 +102,26 @@ HUNYUAN_VIDEO = {
         *("--height", "32", "--width", "48", "--num_video_frames", "5"),
     ],
 }
+HUNYUAN_15 = {
+    "recipes/pretrain_dit.py": [
+        *("model.num_layers=2", "model.num_refiner_layers=1", "model.hidden_size=32"),
+        *("model.num_attention_heads=2", "model.rope_axes=[4,4,8]", "model.mlp_ratio=2"),
+        *("model.in_channels=4", "model.crossattn_emb_size=16", "model.image_embed_size=16"),
+        *("model.glyph_embed_size=16", "model.target_size=20", "model.precision=fp32"),
+        *("model.recompute_granularity=none", "model.tensor_model_parallel_size=1"),
+        *("model.sequence_parallel=false", "model.pipeline_model_parallel_size=1"),
+        *("train.global_batch_size=1", "dataset.task_encoder_seq_length=1024"),
+        "dataset.use_train_split_for_val=true",
+    ],
+    "recipes/generate_dit.py": HUNYUAN_VIDEO["recipes/generate_dit.py"],
+}
 TINY_PAGES = {
     **{"runs/eight": EIGHT, "data/mixed": EIGHT},
     **{"models/Wan2.1-T2V": TEXT_TO_VIDEO, "models/Wan": WAN, "runs/wan": WAN},
     **{"models/FLUX": FLUX, "runs/flux_": FLUX},
     **{"models/Qwen": QWEN, "runs/qwen_image_lora": QWEN},
     **{"models/HunyuanVideo-I2V": HUNYUAN_VIDEO, "runs/hunyuanvideo_lora": HUNYUAN_VIDEO},
+    **{"models/HunyuanVideo-1.5": HUNYUAN_15, "runs/hunyuan15_lora": HUNYUAN_15},
 }
 """What a command names -> what makes it fit the tiny pipelines; the first that fits counts."""
 
@@ -235,6 +249,20 @@ def publish_hunyuan_video(workspace: Path) -> None:
     media_files.image(workspace / "photos/fox.png")
 
 
+def publish_hunyuan_15(workspace: Path) -> None:
+    """A tiny pipeline and clips where the page of HunyuanVideo 1.5 has large ones."""
+    from tests import media_files
+    from tests.hunyuan_pipelines import pipeline
+
+    pipeline(workspace / "i2v", image=True)
+    (workspace / "models").mkdir()
+    (workspace / "i2v" / "pipeline").rename(workspace / "models" / "HunyuanVideo-1.5-480p_i2v")
+    for number in range(2):
+        media_files.video(workspace / f"films/{number}.mp4", 9)
+        (workspace / f"films/{number}.txt").write_text('a fox with a sign "run"')
+    media_files.image(workspace / "photos/fox.png")
+
+
 def publish_photos(photos: Path, *, captions: bool) -> None:
     """Forty squares, with captions beside them where the page refuses files without."""
     photos.mkdir(exist_ok=True)
@@ -249,15 +277,14 @@ def publish_photos(photos: Path, *, captions: bool) -> None:
 PUBLISH = {
     **{"wan.md": publish_wan, "fine_tuning.md": publish_text_to_video, "flux.md": publish_flux},
     **{"eight_gpus.md": publish_eight_gpus, "qwen_image.md": publish_qwen_image},
-    "hunyuan_video.md": publish_hunyuan_video,
+    **{"hunyuan_video.md": publish_hunyuan_video, "hunyuan_video_15.md": publish_hunyuan_15},
 }
 PAGES = [
     *("README.md", "first_run.md", "own_data.md", "objectives.md", "watching.md", "validation.md"),
     *("throughput.md", "diffusers.md", "coming_from.md", "two_cpu_cores.md", "wan.md"),
     *("flux.md", "fine_tuning.md", "eight_gpus.md", "qwen_image.md", "sd3.md", "chroma.md"),
-    "hunyuan_video.md",
-    "hunyuan_image.md",
-    "small_data.md",
+    "families.md",
+    *("hunyuan_video.md", "hunyuan_video_15.md", "hunyuan_image.md", "small_data.md"),
 ]
 COLD = ("README.md",)
 """Their every process begins as that of a user does."""

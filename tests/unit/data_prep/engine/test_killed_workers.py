@@ -20,7 +20,7 @@ from dit.codecs.text import ByteTable
 from dit.codecs.vae import Pixel
 from tests.media_files import image
 
-KILLS = int(os.environ.get("PREP_KILLS", "4"))
+KILLS = int(os.environ.get("PREP_KILLS", "2"))
 COUNT = 300
 
 
