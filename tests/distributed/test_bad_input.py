@@ -179,6 +179,12 @@ def test_run_folder_that_is_a_file(train, digits, tmp_path):
         _says(said, f"checkpoint.save={place} cannot be written", "choose a folder")
 
 
+def test_run_folder_that_is_a_dataset(train, digits):
+    said = train(digits, f"checkpoint.save={digits}")
+    _says(said, f"checkpoint.save={digits} is a dataset", "choose another folder")
+    assert not (digits / "checkpoints").exists()
+
+
 @pytest.fixture
 def copied(trained: Path, tmp_path: Path) -> Path:
     """Where `train` goes on with a copy of the trained run."""

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from dit.config import EmaKind, RunConfig, Weights
 from dit.config.loading import changes
 from dit.data import DataError, LoaderLayout, PackLoader, places_of
+from dit.data.datasets import META
 from dit.distributed.collective_errors import on_all_ranks
 from dit.distributed.watchdog import heartbeat
 from dit.models.family import family_of
@@ -51,7 +52,7 @@ def run_folder(config: RunConfig) -> Iterator[Path | None]:
 
     Raises:
         FolderInUseError: another run writes to it.
-        ValueError: it cannot be written.
+        ValueError: it cannot be written, or holds shards.
     """
     if not config.checkpoint.save:
         yield None
@@ -68,6 +69,11 @@ def run_folder(config: RunConfig) -> Iterator[Path | None]:
 
 
 def _make_run_folder(folder: Path) -> None:
+    if (folder / META).is_dir():
+        raise ValueError(
+            f"checkpoint.save={folder} is a dataset, and packing it again would remove the run;"
+            " choose another folder"
+        )
     try:
         (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):
