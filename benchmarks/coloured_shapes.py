@@ -70,12 +70,14 @@ def template(shape: str) -> np.ndarray:
     return np.asarray(coverage(shape, TEMPLATE)) / 255
 
 
-def picture_of(caption: str, random: Random) -> Image.Image:
-    """A picture whose size, and the place and exact side of its shape, are drawn."""
+def picture_of(caption: str, random: Random, *, anywhere: bool = False) -> Image.Image:
+    """A picture whose size and exact side of its shape are drawn, and its place if `anywhere`."""
     _, size, colour, shape = caption.split()
     width, height = random.choice(PICTURES)
     side = random.choice(SIDES[size])
-    corner = random.randint(0, width - side), random.randint(0, height - side)
+    corner = (width - side) // 2, (height - side) // 2
+    if anywhere:
+        corner = random.randint(0, width - side), random.randint(0, height - side)
     picture = Image.new("RGB", (width, height), "white")
     picture.paste(COLOURS[colour], corner, coverage(shape, side))
     return picture
@@ -101,14 +103,14 @@ def caption_of(picture: Image.Image) -> str:
     return f"a {'large' if side > BETWEEN else 'small'} {colour} {shape}"
 
 
-def draw(folder: Path, *, pictures: int, prompts: int) -> None:
+def draw(folder: Path, *, pictures: int, prompts: int, anywhere: bool = False) -> None:
     """Writes pictures with their captions, and prompts that ask for all captions in turn."""
     random, media = Random(0), folder / "pictures"
     media.mkdir(parents=True, exist_ok=True)
     rows, asked = [], []
     for number in range(pictures):
         caption, name = random.choice(CAPTIONS), f"{number:05d}.png"
-        picture_of(caption, random).save(media / name)
+        picture_of(caption, random, anywhere=anywhere).save(media / name)
         rows.append({"file_name": name, "caption": caption})
     for number in range(prompts):
         around, kind = divmod(number, len(CAPTIONS))
@@ -138,13 +140,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--pictures", type=int, default=6000, help="to draw (%(default)s)")
     parser.add_argument("--prompts", type=int, default=300, help="to write (%(default)s)")
     parser.add_argument(
+        "--anywhere", action="store_true", help="draw shapes at any place, not in the middle"
+    )
+    parser.add_argument(
         "--min_accuracy", type=float, default=0.95, help="part of the samples (%(default)s)"
     )
     args = parser.parse_args(argv)
     if args.action == "draw":
         if args.folder.exists():
             parser.error(f"{args.folder} is there already; name a new folder, or remove it")
-        draw(args.folder, pictures=args.pictures, prompts=args.prompts)
+        numbers = {"pictures": args.pictures, "prompts": args.prompts}
+        draw(args.folder, **numbers, anywhere=args.anywhere)
         return 0
     return int(read(args.folder) < args.min_accuracy)
 

@@ -15,8 +15,8 @@ from data_prep.cli import parser as data_prep
 
 def test_pictures_are_read_as_they_were_drawn() -> None:
     random, noise = Random(1), np.random.default_rng(1)
-    for caption in CAPTIONS * 2:
-        picture = picture_of(caption, random)
+    for caption in CAPTIONS * 4:
+        picture = picture_of(caption, random, anywhere=random.random() < 0.5)
         assert caption_of(picture) == caption
         # Samples are never quite clean.
         noisy_HW3 = np.asarray(picture) + noise.normal(0, 12, np.asarray(picture).shape)
