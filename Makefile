@@ -53,7 +53,7 @@ quickstart: $(VENV)/core $(DIGITS)/data/.nv-meta/dataset.yaml ## real digits -> 
 $(DIGITS)/data/.nv-meta/dataset.yaml: | $(VENV)/core
 	$(PY) -m data_prep digits --output_dir $(DIGITS)/data --overwrite
 
-test: $(VENV)/dev ## the tests that take less than 20 seconds each
+test: $(VENV)/dev ## the tests that take less than five seconds each
 	$(PYTEST) -m "not slow"
 
 test-all: $(VENV)/dev ## every test

@@ -60,6 +60,8 @@ def script_call(words: tuple[str, ...]) -> tuple[list[str], list[str]] | None:
     if "dit.convert" in words:
         command = words.index("dit.convert") + 1
         return ["-m", "dit.convert", words[command]], list(words[command + 1 :])
+    if words[:2] == ("python", "-m") and words[2].startswith("recipes."):
+        return [f"{words[2].replace('.', '/')}.py"], list(words[3:])
     script = next(i for i, word in enumerate(words) if word.endswith(".py"))
     return [words[script]], list(words[script + 1 :])
 

@@ -55,6 +55,7 @@ def _says(outcome: Outcome, *parts: object) -> None:
         assert str(part) in error
 
 
+@pytest.mark.slow
 def test_folder_without_meta(train, digits, tmp_path):
     shutil.copytree(digits, tmp_path / "data", ignore=shutil.ignore_patterns(".nv-meta"))
     said = train(tmp_path / "data")
@@ -280,6 +281,7 @@ def test_prompt_for_a_model_without_its_text_encoder(enter, tmp_path):
     _says(said, tmp_path, "without a text encoder", "train on a dataset that")
 
 
+@pytest.mark.slow
 def test_two_processes_that_find_no_sample_say_so_once(digits, tmp_path):
     places = (f"dataset.path={digits}", f"checkpoint.save={tmp_path / 'run'}")
     asked = (*DIGITS, *places, *QUICK, "train.eval_interval=0", "model.in_channels=8")

@@ -40,6 +40,7 @@ def test_benchmark_reports_where_the_time_goes(tmp_path):
     assert any("mm" in str(event.get("name")) for event in events)
 
 
+@pytest.mark.slow
 def test_benchmark_refuses_what_training_refuses(tmp_path):
     done = run(benchmark("--steps", "0"), cwd=tmp_path)
     assert done.returncode == 1 and "--steps" in done.stderr

@@ -163,6 +163,7 @@ def _train(enter: Enter, folder: Path, *arguments: object):
     return enter("pretrain_dit", *conf, f"checkpoint.save={folder}", *arguments)
 
 
+@pytest.mark.slow
 def test_a_run_made_again_replaces_its_exports(enter: Enter, tmp_path):
     folder = tmp_path / "run"
     assert _train(enter, folder, "train.train_iters=4").code == 0
@@ -180,6 +181,7 @@ def test_what_cannot_be_exported_is_said_before_training(enter: Enter, tmp_path)
     assert "checkpoint.save" in _train(enter, tmp_path / "run", "~checkpoint.save").error()
 
 
+@pytest.mark.slow
 def test_an_import_is_no_run_to_go_on_with(enter: Enter, tmp_path):
     done = _train(enter, tmp_path / "run", "train.train_iters=2", "ema.kind=none")
     assert done.code == 0, done.said

@@ -92,6 +92,7 @@ def _in_diffusers(folder: Path) -> list[torch.Tensor]:
     return latents
 
 
+@pytest.mark.slow
 def test_diffusers_makes_the_digits_of_generate_dit(enter: Enter, trained, tmp_path):
     asked = [part for prompt in PROMPTS for part in ("--prompt", prompt)]
     options = ("--num_steps", STEPS, "--guidance", GUIDANCE, "--seed", SEED, "--sampler", "euler")

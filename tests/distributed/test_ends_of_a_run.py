@@ -80,6 +80,7 @@ def _press_control_c(launcher: subprocess.Popen[str]) -> None:
     os.killpg(launcher.pid, signal.SIGINT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stop", "nproc", "tensor"),
     [

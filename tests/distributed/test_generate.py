@@ -64,6 +64,7 @@ def _distance(one: np.ndarray, other: np.ndarray) -> int:
     return int(np.abs(one.astype(int) - other.astype(int)).max())
 
 
+@pytest.mark.slow
 def test_the_same_call_gives_the_same_pictures(generate):
     (one, _), (two, _) = generate(), generate()
     assert np.array_equal(one, two)
@@ -71,6 +72,7 @@ def test_the_same_call_gives_the_same_pictures(generate):
     assert _distance(one, other) > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["heun", "euler"])
 def test_a_picture_does_not_depend_on_its_neighbours(generate, sampler):
     together, _ = generate("--sampler", sampler)
@@ -88,6 +90,7 @@ def test_weights_and_their_average_give_other_pictures(generate):
     assert {e["weights"] for e in json.loads((folder / "samples.json").read_text())} == {"ema"}
 
 
+@pytest.mark.slow
 def test_guidance_leads_away_from_the_negative_prompt(generate):
     strong = ("--guidance", 4)
     plain, _ = generate(*strong)
@@ -177,6 +180,7 @@ def test_any_number_of_processes_gives_the_same_pictures(generate, trained, tmp_
         assert _distance(_read(folder), pictures) <= 1
 
 
+@pytest.mark.slow
 def test_the_playground_gives_the_picture_of_the_command(generate, trained, tmp_path):
     (expected, *_), _ = generate("--seed", 5, "--guidance", 2, prompts=PROMPTS[:1])
     program = [sys.executable, "-m", "dit.playground", trained, trained, "--port", "0"]

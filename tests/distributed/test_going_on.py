@@ -56,6 +56,7 @@ def _anew(*changes: str) -> tuple[str, ...]:
     return ("checkpoint.load_data_position=false", *changes)
 
 
+@pytest.mark.slow
 def test_other_data_are_refused_with_both_places_and_the_way_to_take_them_in(
     pretrain, tmp_path, digits, more_digits
 ):
@@ -69,6 +70,7 @@ def test_other_data_are_refused_with_both_places_and_the_way_to_take_them_in(
         assert "start a new run" not in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["old", "new"])
 def test_a_run_takes_in_other_data_and_keeps_the_rest(pretrain, tmp_path, more_digits, place):
     """The same losses whether the run with the new data is ended in between or not."""

@@ -100,6 +100,7 @@ def _back_to(step: int, folder: Path, to: Path) -> Path:
     return to
 
 
+@pytest.mark.slow
 def test_a_run_that_stopped_between_log_steps_writes_what_one_that_did_not_writes(
     enter, digits, tmp_path
 ):

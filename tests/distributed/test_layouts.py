@@ -79,6 +79,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["hangs_in_the_second_stage", "waits_for_what_never_comes"])
 def test_a_layout_that_hangs_is_named_with_what_each_process_was_at(tmp_path, fault):
     script = tmp_path / "mutant.py"
@@ -238,6 +239,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_shards_are_read_once_whatever_the_layout(digits, tmp_path):
     """Tensor, context and pipeline ranks open no shard; one opens as many as a rank alone."""
     script, counts = tmp_path / "counted.py", []

@@ -81,6 +81,7 @@ def _numbers(folder: Path) -> int:
     return total
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_a_folder_and_goes_on_without_it(enter: Enter, tmp_path: Path) -> None:
     """The numbers are those of an import that is fine-tuned; the folder is read once."""
     hf = publish_wan(tmp_path / "hf", random_wan())
@@ -105,6 +106,7 @@ def test_a_run_starts_from_a_folder_and_goes_on_without_it(enter: Enter, tmp_pat
     assert done.code == 1 and f"checkpoint.load_hf {hf} has neither" in done.error()
 
 
+@pytest.mark.slow
 def test_its_losses_are_those_of_an_import(enter: Enter, tmp_path: Path) -> None:
     hf = publish(tmp_path / "hf", random_model())
     words = ("--mock", *QUICK, "train.train_iters=2")

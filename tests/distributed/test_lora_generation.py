@@ -70,6 +70,7 @@ def generate(enter: Enter, runs: Path, tmp_path_factory):
     return call
 
 
+@pytest.mark.slow
 def test_files_add_up_beside_the_base(runs: Path, generate) -> None:
     base, entries = generate("base")
     assert "lora" not in entries[0]

@@ -86,12 +86,18 @@ def start() -> Iterator[type[Run]]:
             process.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("launched", "ranks"),
-    [(True, range(SIZE)), (False, [0]), (False, range(1, SIZE))],
-    ids=["launcher", "plain-with-the-store", "plain"],
+    ("fault", "launched", "ranks"),
+    [
+        ("kill", True, range(SIZE)),
+        ("stop", True, range(SIZE)),
+        ("kill", False, [0]),  # the rank with the store, which is lost with it,
+        ("stop", False, [0]),  # or answers no more
+        ("stop", False, range(1, SIZE)),
+        ("hang", False, range(1, SIZE)),
+    ],
 )
-@pytest.mark.parametrize("fault", SAYS)
 def test_the_rank_is_named_and_nothing_is_left(start, fault, launched, ranks):
     rank = random.choice(ranks)
     run = start(fault, rank, launched=launched)

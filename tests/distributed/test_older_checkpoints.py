@@ -10,6 +10,7 @@ from tests.launching import command, metrics, run
 from tests.older_runs import RECORDED, unpack
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tp2", "dp2"])
 def test_a_run_of_an_earlier_version_goes_on_with_the_same_numbers(tmp_path, name):
     """2 tensor ranks; 2 data ranks with 2 workers each. Weights, moments, average and data."""

@@ -89,6 +89,7 @@ def test_two_processes_equal_one_with_twice_the_accumulation(finished, on_two):
             assert two.get(name, 0) == pytest.approx(one.get(name, 0), rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_resumed_run_equals_the_uninterrupted_one_bit_for_bit(finished, tmp_path, workers):
     folder, arguments = finished
@@ -107,6 +108,7 @@ def test_resumed_run_equals_the_uninterrupted_one_bit_for_bit(finished, tmp_path
     _alone(COMPARE, *steps)
 
 
+@pytest.mark.slow
 def test_a_run_of_two_processes_goes_on_in_one(finished, on_two, tmp_path):
     again = _back_at_step_3(on_two, tmp_path / "again")
     said = " ".join(pretrain(again, *finished[1], "dataset.num_workers=2").stdout.split())
@@ -118,6 +120,7 @@ def test_a_run_of_two_processes_goes_on_in_one(finished, on_two, tmp_path):
         assert other["consumed_samples"] == one["consumed_samples"]
 
 
+@pytest.mark.slow
 def test_training_is_the_same_without_validation(finished, tmp_path):
     folder, arguments = finished
     pretrain(tmp_path, *arguments, "dataset.num_workers=2", "train.eval_interval=0")
@@ -127,6 +130,7 @@ def test_training_is_the_same_without_validation(finished, tmp_path):
     assert numbers(tmp_path) == with_validation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
 def test_signal_saves_and_leaves_with_its_exit_code(digits, tmp_path, sent):
     arguments = [f"dataset.path={digits}", "train.train_iters=100000", "train.eval_interval=0"]
@@ -156,6 +160,7 @@ def test_mock_runs_through_the_same_path(tmp_path):
     assert [line["step"] for line in metrics(tmp_path)] == [1, 2, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_every_switch_of_data_parallelism_runs(digits, tmp_path, precision):
     pretrain(
@@ -188,6 +193,7 @@ def _fails(*arguments: str, nproc: int = 2) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_error_is_said_once_whatever_the_number_of_processes(tmp_path):
     save = f"checkpoint.save={tmp_path}/run"
     said = _fails(f"dataset.path={tmp_path}/nowhere", save, "train.global_batch_size=2")
@@ -196,6 +202,7 @@ def test_error_is_said_once_whatever_the_number_of_processes(tmp_path):
     assert f"{tmp_path}/nowhere" in ours and f"{tmp_path}/nowhere" in launchers
 
 
+@pytest.mark.slow
 def test_batch_that_does_not_divide_is_refused():
     said = _fails("train.global_batch_size=3")
     assert "train.global_batch_size=3 packs do not divide over 2 data-parallel ranks" in said
@@ -203,6 +210,7 @@ def test_batch_that_does_not_divide_is_refused():
     assert page and ours.count("do not divide") == launchers.count("do not divide") == 1
 
 
+@pytest.mark.slow
 def test_checkpoint_of_another_size_is_refused(finished):
     folder, arguments = finished
     said = _fails(*arguments, f"checkpoint.save={folder}", "model.hidden_size=96", nproc=1)

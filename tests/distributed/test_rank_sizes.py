@@ -14,6 +14,7 @@ from recipes.runs import dit_debug
 from tests.launching import ROOT, run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("processes", "sizes"),
     [

@@ -15,6 +15,7 @@ SIX = ("train.train_iters=6", "train.global_batch_size=3", "checkpoint.save_inte
 TENSOR = ("model.tensor_model_parallel_size=2", "model.sequence_parallel=true")
 
 
+@pytest.mark.slow
 def test_packs_arrive_while_ranks_compute():
     """The same ones; errors come up at their step, and who waits for whom is seen."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

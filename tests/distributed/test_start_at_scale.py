@@ -34,6 +34,7 @@ def ranks(digits, tmp_path_factory):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_a_resume_on_as_many_ranks_opens_one_loader_state_a_rank(ranks):
     for number, rank in enumerate(ranks):
         assert rank["resumed"]["own"] == [f"loader_{number:05d}.pt"]

@@ -85,6 +85,7 @@ def _check_round(folder: Path, line: dict, real_ND: torch.Tensor) -> None:
     assert "val_clip_score" not in line
 
 
+@pytest.mark.slow
 def test_training_with_and_without_validation_is_the_same_to_the_last_bit(
     trained, digits, tmp_path
 ):
@@ -131,6 +132,7 @@ def test_training_with_and_without_validation_is_the_same_to_the_last_bit(
     assert [image.step for image in board.Images("samples")] == [0, 2, 4]
 
 
+@pytest.mark.slow
 def test_negative_prompts_are_used_and_pictures_are_those_of_generate_dit(trained, enter, tmp_path):
     file = tmp_path / "prompts.json"
     own = {"caption": "a handwritten seven", "negative_prompt": "a handwritten two"}

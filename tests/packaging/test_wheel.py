@@ -79,6 +79,7 @@ def test_wheel_carries_its_licence(wheel: Path) -> None:
     assert b"Apache License" in archive.read(licence)
 
 
+@pytest.mark.slow
 def test_every_module_imports_from_the_wheel(python: Path, repo_root: Path, tmp_path: Path) -> None:
     names = [m.removesuffix(".py").replace("/", ".") for m in modules(repo_root)]
     names = [n.removesuffix(".__init__") for n in names if not n.endswith("__main__")]
@@ -92,6 +93,7 @@ for name in {names!r}:
     run(python, tmp_path, "-c", code)
 
 
+@pytest.mark.slow
 def test_commands_run_from_the_wheel(python: Path, tmp_path: Path) -> None:
     run(python, tmp_path, "-m", "data_prep", "digits", "--output_dir", "data", "--num_samples", "9")
     assert (tmp_path / "data" / ".nv-meta").is_dir()

@@ -201,10 +201,21 @@ def value_of(key: str, base: dict[str, Any], settings: list[Setting]) -> Setting
 
 def _resolved(base: dict[str, Any], settings: list[Setting], chosen: Setting) -> Any:
     """The value of a setting; what is wrong with it is said where all of them are resolved."""
+    if _stands_alone(chosen, settings):
+        return chosen.value
     unsaid: list[str] = []
     whole = _overlaid(base, settings, unsaid)
     _resolve(whole, base, chosen, unsaid)
     return OmegaConf.select(whole, chosen.key)
+
+
+def _stands_alone(chosen: Setting, settings: list[Setting]) -> bool:
+    """Whether a value needs no other to be read: to resolve all of them takes 50 ms."""
+    if any(setting.key.startswith(f"{chosen.key}.") for setting in settings):
+        return False
+    if isinstance(chosen.value, str):
+        return not any(mark in chosen.value for mark in ("${", "\\", "???"))
+    return chosen.value is None or isinstance(chosen.value, bool | int | float)
 
 
 def escaped(value: Any) -> Any:

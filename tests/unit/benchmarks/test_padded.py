@@ -58,6 +58,7 @@ def test_every_family_has_tiny_sizes_here():
     assert OF_FAMILY.keys() == compare_padded.SMALL.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", OF_FAMILY)
 def test_both_ways_have_the_same_loss_and_all_are_timed(tmp_path, capsys, groups, family):
     """The program itself refuses to compare where the losses differ."""

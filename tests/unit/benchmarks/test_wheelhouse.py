@@ -78,6 +78,7 @@ def run(folder: Path, index: Path, present: str, *arguments: str) -> int:
     return wheelhouse.main([*given, *flags(index)])
 
 
+@pytest.mark.slow
 def test_sizes_are_said_and_too_much_is_refused(tmp_path, index, checkout, capsys):
     write_wheel(index, "alpha", "1.1", fill=1_500_000)
     present = "torch==2.6\n"

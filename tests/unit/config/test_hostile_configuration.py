@@ -69,6 +69,7 @@ def dumped(value: object) -> bytes:
     return yaml.safe_dump(value, allow_unicode=True).encode("utf-8", "surrogatepass")
 
 
+@pytest.mark.slow
 @given(
     content=st.sampled_from([*FILES, OTHERS]).flatmap(damaged)
     | st.sampled_from([*DOCUMENTS, yaml.safe_load(OTHERS)]).flatmap(mistaken).map(dumped)
@@ -88,6 +89,7 @@ known = st.sampled_from(
 names = known | st.sampled_from(["~", "+", "--", "tokenizer", "seed", "optim.lr"]) | odd_text
 
 
+@pytest.mark.slow
 @given(
     tokens=st.lists(
         st.tuples(names, st.sampled_from(["=", "", "==", "[0]=", ".0="]), yaml_text | odd_text).map(

@@ -261,6 +261,7 @@ def test_a_backslash_makes_it_text(written: str, meant: str, yaml_file) -> None:
     assert load_config(run_config(), overrides=[f"dataset.path='{written}'"]).dataset.path == meant
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(
     path=text,

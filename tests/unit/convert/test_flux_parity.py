@@ -22,6 +22,7 @@ from dit.models.flux.model import FluxNetwork
 from dit.train.checkpoint.state_dict import load_weights
 from tests.flux_networks import GUIDANCE, random_flux
 from tests.packs import random_pack, single
+from tests.quick import few_quick
 
 LEVELS = (812.5, 0.0, 437.0, 999.0, 31.25)
 """One noise level, 1000 t, for each sample."""
@@ -86,7 +87,7 @@ def _theirs(
     return made[0, : rows[0].shape[1]]
 
 
-@pytest.fixture(params=range(15))
+@pytest.fixture(params=few_quick(range(15), 4))
 def both(
     request, groups, tmp_path: Path
 ) -> Iterator[tuple[FluxTransformer2DModel, FluxNetwork, Path, int]]:

@@ -20,6 +20,7 @@ from dit.models.wan.config import ImageCondition, WanConfig
 from dit.models.wan.model import WanNetwork
 from dit.train.checkpoint.state_dict import load_weights
 from tests.packs import random_pack, single
+from tests.quick import few_quick
 from tests.toy_networks import level_rows
 from tests.wan_networks import publish_wan, random_wan
 
@@ -106,7 +107,7 @@ def _theirs(
     return network(latent[None], timestep, text[None], image).sample[0]
 
 
-@pytest.fixture(params=range(25))
+@pytest.fixture(params=few_quick(range(25), 6))
 def both(
     request, groups, tmp_path: Path
 ) -> Iterator[tuple[WanTransformer3DModel, WanNetwork, Path]]:

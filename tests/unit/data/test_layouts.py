@@ -77,6 +77,7 @@ def test_one_pass_over_all_ranks_has_every_sample(shards, root, opened):
     assert len(set(chain(*keys))) == 130
 
 
+@pytest.mark.slow
 def test_weights_are_probabilities_of_samples_and_keys_name_the_part(shards, root, opened):
     loader = opened(build_train_loader(config(shards, root, "blend", 0), rank=0, world_size=1))
     keys = list(chain(*(pack.keys for pack in islice(loader, 400))))

@@ -117,6 +117,7 @@ leave()
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_leaves_without_closing_ends(shards, tmp_path):
     """A program, and a child of multiprocessing, which ends in another way."""
     shards.good_set(tmp_path, 60)

@@ -46,6 +46,7 @@ def test_the_mixture_is_as_nasty_as_it_says():
     assert min(g.text_length for g in NASTY) == 1
 
 
+@pytest.mark.slow
 def test_packs_of_the_mixture_are_at_least_97_percent_full(opened):
     loader = opened(build_train_loader(nasty(), rank=0, world_size=1))
     packs = list(islice(loader, 300))

@@ -91,6 +91,7 @@ def fleet(shards, root, opened):
     return lambda kind: Fleet(shards, root, kind, opened)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "path"),
     [
@@ -137,6 +138,7 @@ class Given:
         ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "steps", "path"),
     [
@@ -175,6 +177,7 @@ def test_more_or_fewer_readers_share_what_was_left(fleet, kind, steps, path):
                 behind.remove(number)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [[(2, 0), (3, 0), (1, 0)], [(1, 2), (1, 1), (3, 0)]])
 def test_mock_samples_are_neither_left_out_nor_repeated(fleet, path):
     run, keys = fleet("mock"), []

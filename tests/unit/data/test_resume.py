@@ -62,6 +62,7 @@ def continued(config, opened, state):
     return loader
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", ["one", "blend", "mock", *BALANCED])
 def test_resume_is_exact(shards, root, opened, kind, workers):
@@ -89,6 +90,7 @@ def test_resume_is_exact(shards, root, opened, kind, workers):
     assert kind == "mock" or sum(counts[-1].values()) > 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_snapshots_that_are_old_are_replayed(shards, root, opened, workers):
     """With the default snapshot interval a state is an old snapshot and packs to skip."""
@@ -103,6 +105,7 @@ def test_snapshots_that_are_old_are_replayed(shards, root, opened, workers):
         assert shards.take(continued(config, opened, state), 30) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resumed", [False, True])
 def test_a_worker_asked_in_the_instant_of_its_start(shards, root, opened, monkeypatch, resumed):
     """Energon's thread that answers can run before its worker has read what to restore."""

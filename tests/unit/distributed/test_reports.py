@@ -62,6 +62,7 @@ while time.monotonic() < end:
 """
 
 
+@pytest.mark.slow
 def test_a_report_does_not_stop_all_threads_where_garbage_is_collected() -> None:
     """Python 3.11 collects inside the call that lists the threads' frames, with a lock held."""
     done = subprocess.run([sys.executable, "-c", HOLD], timeout=60, check=False)

@@ -100,6 +100,7 @@ def launches(monkeypatch, tmp_path) -> Launches:
     return both[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_every_kernel_compiles_for_hopper(launches, shape):
     """Those that a layer and a head launch, down to PTX, which needs no GPU."""

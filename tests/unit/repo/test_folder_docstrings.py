@@ -65,5 +65,6 @@ def test_private_members_of_a_dependency_are_touched_in_one_file(sources: list[S
     assert wide.keys() >= SPREAD.keys(), "SPREAD names a dependency that one file touches"
 
 
+@pytest.mark.slow
 def test_families_are_known_in_their_folders_alone(sources: list[Source]) -> None:
     assert not (leaks := family_leaks(sources)), "\n".join(leaks)

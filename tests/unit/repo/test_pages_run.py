@@ -115,13 +115,34 @@ HUNYUAN_15 = {
     ],
     "recipes/generate_dit.py": HUNYUAN_VIDEO["recipes/generate_dit.py"],
 }
+STILL = {
+    "recipes/pretrain_dit.py": [
+        *("model.name=custom", "model.precision=fp32", "model.recompute_granularity=none"),
+        *("dataset.task_encoder_seq_length=1024", "dataset.use_train_split_for_val=true"),
+    ],
+    "recipes/generate_dit.py": ["--height", "32", "--width", "32"],
+}
+"""Of pictures, where the sizes of the network are those of its folder."""
+
+
+def still(*keys: str) -> dict[str, list[str]]:
+    """`STILL` with keys of one family."""
+    return STILL | {"recipes/pretrain_dit.py": [*STILL["recipes/pretrain_dit.py"], *keys]}
+
+
+SD3 = still("model.family=sd3", "model.num_layers=3")
+CHROMA = still("model.family=chroma", "model.num_layers=2")
+HUNYUAN_IMAGE = still("model.family=hunyuan_image", "model.num_layers=2")
 TINY_PAGES = {
+    **{"models/stable-diffusion": SD3, "runs/sd3_lora": SD3},
+    **{"models/Chroma": CHROMA, "runs/chroma_lora": CHROMA},
+    **{"models/HunyuanImage": HUNYUAN_IMAGE, "runs/hunyuanimage_lora": HUNYUAN_IMAGE},
     **{"runs/eight": EIGHT, "data/mixed": EIGHT},
     **{"models/Wan2.1-T2V": TEXT_TO_VIDEO, "models/Wan": WAN, "runs/wan": WAN},
     **{"models/FLUX": FLUX, "runs/flux_": FLUX},
     **{"models/Qwen": QWEN, "runs/qwen_image_lora": QWEN},
-    **{"models/HunyuanVideo-I2V": HUNYUAN_VIDEO, "runs/hunyuanvideo_lora": HUNYUAN_VIDEO},
     **{"models/HunyuanVideo-1.5": HUNYUAN_15, "runs/hunyuan15_lora": HUNYUAN_15},
+    **{"models/HunyuanVideo": HUNYUAN_VIDEO, "runs/hunyuanvideo_": HUNYUAN_VIDEO},
 }
 """What a command names -> what makes it fit the tiny pipelines; the first that fits counts."""
 
@@ -129,7 +150,7 @@ TINY_PAGES = {
 @pytest.fixture
 def workspace(tmp_path: Path, repo_root: Path) -> Path:
     """A folder like a fresh checkout, so that what the commands write is not left in ours."""
-    for name in ("recipes", "benchmarks", "conf", "docs", "Makefile"):
+    for name in ("recipes", "benchmarks", "conf", "docs", "tests", "Makefile"):
         (tmp_path / name).symlink_to(repo_root / name)
     (tmp_path / "pyproject.toml").touch()
     (tmp_path / ".venv").mkdir()
@@ -237,16 +258,45 @@ def publish_qwen_image(workspace: Path) -> None:
 
 
 def publish_hunyuan_video(workspace: Path) -> None:
-    """A tiny pipeline and clips where the page of HunyuanVideo has large ones."""
+    """Tiny pipelines and clips where the page of HunyuanVideo has large ones."""
     from tests import media_files
     from tests.hunyuan_video_pipelines import pipeline
 
     pipeline(workspace / "i2v", "token_replace")
+    pipeline(workspace / "t2v")
     (workspace / "models").mkdir()
+    (workspace / "t2v" / "pipeline").rename(workspace / "models" / "HunyuanVideo")
     (workspace / "i2v" / "pipeline").rename(workspace / "models" / "HunyuanVideo-I2V")
     for number in range(2):
         media_files.video(workspace / f"films/{number}.mp4", 9)
     media_files.image(workspace / "photos/fox.png")
+
+
+def publish_sd3(workspace: Path) -> None:
+    """A tiny pipeline where the page of Stable Diffusion 3 has a large one."""
+    from tests.sd3_pipelines import pipeline
+
+    pipeline(workspace / "sd3")
+    (workspace / "models").mkdir()
+    (workspace / "sd3" / "pipeline").rename(workspace / "models" / "stable-diffusion-3.5-medium")
+
+
+def publish_chroma(workspace: Path) -> None:
+    """A tiny pipeline where the page of Chroma has a large one."""
+    from tests.chroma_pipelines import pipeline
+
+    pipeline(workspace / "chroma")
+    (workspace / "models").mkdir()
+    (workspace / "chroma" / "pipeline").rename(workspace / "models" / "Chroma1-HD")
+
+
+def publish_hunyuan_image(workspace: Path) -> None:
+    """A tiny pipeline where the page of HunyuanImage has a large one."""
+    from tests.hunyuan_image_pipelines import pipeline
+
+    pipeline(workspace / "hunyuanimage")
+    (workspace / "models").mkdir()
+    (workspace / "hunyuanimage" / "pipeline").rename(workspace / "models" / "HunyuanImage-2.1")
 
 
 def publish_hunyuan_15(workspace: Path) -> None:
@@ -278,12 +328,14 @@ PUBLISH = {
     **{"wan.md": publish_wan, "fine_tuning.md": publish_text_to_video, "flux.md": publish_flux},
     **{"eight_gpus.md": publish_eight_gpus, "qwen_image.md": publish_qwen_image},
     **{"hunyuan_video.md": publish_hunyuan_video, "hunyuan_video_15.md": publish_hunyuan_15},
+    **{"hunyuan_image.md": publish_hunyuan_image, "sd3.md": publish_sd3},
+    "chroma.md": publish_chroma,
 }
 PAGES = [
     *("README.md", "first_run.md", "own_data.md", "objectives.md", "watching.md", "validation.md"),
     *("throughput.md", "diffusers.md", "coming_from.md", "two_cpu_cores.md", "wan.md"),
     *("flux.md", "fine_tuning.md", "eight_gpus.md", "qwen_image.md", "sd3.md", "chroma.md"),
-    "families.md",
+    *("families.md", "developing.md"),
     *("hunyuan_video.md", "hunyuan_video_15.md", "hunyuan_image.md", "small_data.md"),
 ]
 COLD = ("README.md",)

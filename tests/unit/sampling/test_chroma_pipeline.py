@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from diffusers import ChromaPipeline
 from torch.nn.functional import pad
@@ -24,6 +25,7 @@ STEPS = 4
 ROWS, COLUMNS = 6, 4  # of a latent
 
 
+@pytest.mark.slow
 def test_text_to_image_and_the_way_back(groups, tmp_path: Path) -> None:
     """Import, texts, pictures with and without guidance, export."""
     pipe, source = pipeline(tmp_path), tmp_path / "pipeline"

@@ -49,6 +49,7 @@ def ours(run: OpenCheckpoint, *prompts: str, **options) -> list[Tensor]:
     return [one.latent_CFHW[:, 0] for one in made if one.latent_CFHW is not None]
 
 
+@pytest.mark.slow
 def test_text_to_image_and_the_way_back(groups, tmp_path: Path) -> None:
     """Without guidance, and with both guiders in one pack; then import, verify, export."""
     pipe, source = pipeline(tmp_path), tmp_path / "pipeline"

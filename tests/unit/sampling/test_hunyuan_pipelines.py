@@ -85,6 +85,7 @@ GUIDERS = {
 }
 
 
+@pytest.mark.slow
 def test_text_to_video(groups, tmp_path: Path) -> None:
     """Without guidance, with it, and with guiders that other pipelines have."""
     pipe, folder = pipeline(tmp_path), str(tmp_path / "pipeline")
@@ -113,6 +114,7 @@ def test_text_to_video(groups, tmp_path: Path) -> None:
         ours(run, prompt, guider=folder, guidance_rescale=0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use_meanflow", [False, True])
 def test_image_to_video(groups, tmp_path: Path, use_meanflow: bool) -> None:
     """A distilled network is told where a step ends, generates, and is not trained."""

@@ -62,6 +62,7 @@ def ours(run: OpenCheckpoint, start: Tensor, image: Path | None = None, **option
     return made.latent_CFHW
 
 
+@pytest.mark.slow
 def test_text_to_video_and_the_way_back(groups, tmp_path: Path) -> None:
     """Told several scales, with and without classifier-free guidance beside."""
     pipe, source = pipeline(tmp_path), tmp_path / "pipeline"
@@ -81,6 +82,7 @@ def test_text_to_video_and_the_way_back(groups, tmp_path: Path) -> None:
     assert all(torch.equal(weights[n], x) for n, x in pipe.transformer.state_dict().items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shown", ["latent_concat", "token_replace"])
 def test_image_to_video(groups, tmp_path: Path, shown: str) -> None:
     """Of prompts and a picture, from where the pipeline begins: a thousandth of it in the noise.

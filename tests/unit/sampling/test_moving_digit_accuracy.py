@@ -65,6 +65,7 @@ def accuracy(judge: ClipJudge, clips: list[RealClip], frames: list[np.ndarray]) 
     return score([clip.motion for clip in clips], judge.read(frames))
 
 
+@pytest.mark.slow
 def test_judge_is_right_on_clips_of_digits_it_never_saw(judge, held_out) -> None:
     found = accuracy(judge, held_out, [clip.frames_FHW3 for clip in held_out])
     assert found["both"] > HELD_OUT and found["direction"] == 1.0

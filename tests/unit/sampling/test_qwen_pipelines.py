@@ -51,6 +51,7 @@ def ours(run: OpenCheckpoint, **options) -> Tensor:
     return made.latent_CFHW[:, 0]
 
 
+@pytest.mark.slow
 def test_text_to_image_and_the_way_back(groups, tmp_path: Path) -> None:
     """With guidance, whose tokens keep their norms, and without; then import, verify, export."""
     pipe, source = pipeline(tmp_path, "qwen_image"), tmp_path / "pipeline"
@@ -83,6 +84,7 @@ def test_text_to_image_and_the_way_back(groups, tmp_path: Path) -> None:
         export_weights(run.path, tmp_path / "wrong", options)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_pictures")
 @pytest.mark.parametrize(("size", "most"), [("qwen_image_edit", 1), ("qwen_image_edit_2511", 3)])
 def test_pictures_are_edited(groups, tmp_path: Path, size: str, most: int) -> None:

@@ -79,6 +79,7 @@ def training(
     return SimpleNamespace(**(found | changes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["i2v_2.1", "flf2v", "5b"])
 def test_pictures_of_prompts_are_those_of_generate_dit(groups, tmp_path: Path, kind: str) -> None:
     pipeline(tmp_path, kind, expand_timesteps=kind == "5b")
@@ -118,6 +119,7 @@ def test_pictures_of_prompts_are_those_of_generate_dit(groups, tmp_path: Path, k
     assert drawn.grid is not None and not drawn.undrawn and len(drawn.firsts) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pictured", [False, True], ids=["text", "picture"])
 def test_a_run_of_adapters_samples_without_them_too(
     groups, tmp_path: Path, monkeypatch, pictured: bool
@@ -247,6 +249,7 @@ def settings(config: RunConfig) -> Any:
     return _settings(config)
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_named(groups, tmp_path: Path) -> None:
     pipeline(tmp_path, "i2v_2.1")
     run = opened(tmp_path)

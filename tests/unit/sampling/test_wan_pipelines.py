@@ -99,6 +99,7 @@ def as_text_to_video(pipe) -> dict:
     return {name: getattr(pipe, name) for name in names}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["i2v_2.1", "flf2v", "i2v_2.2", "5b"])
 def test_image_to_video(groups, tmp_path: Path, kind: str) -> None:
     pipe = pipeline(tmp_path, kind, expand_timesteps=kind == "5b")
@@ -195,6 +196,7 @@ def test_an_expert_goes_back_into_its_place_in_the_pipeline(groups, tmp_path: Pa
         export_weights(whole.path, tmp_path / "none", options)
 
 
+@pytest.mark.slow
 def test_two_experts(groups, tmp_path: Path) -> None:
     second = random_wan(seed=1, **NETWORKS["t2v"])
     pipe = pipeline(tmp_path, "t2v", transformer_2=second, boundary_ratio=0.875)

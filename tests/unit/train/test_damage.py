@@ -51,6 +51,7 @@ def test_the_manifest_names_every_file(newest):
     assert {*FILES} <= found <= {*FILES, "common.pt", "__0_1.distcp"}
 
 
+@pytest.mark.slow
 def test_whatever_is_lost_or_changed_is_named_with_the_checkpoint_to_go_on_from(newest, model):
     for name in json.loads((newest / MANIFEST).read_text())["files"]:
         file = newest / name

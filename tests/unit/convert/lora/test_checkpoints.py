@@ -47,6 +47,7 @@ from dit.train.checkpoint.adapters import adapters_of
 from dit.train.checkpoint.paths import saved_config
 from dit.train.checkpoint.state_dict import load_network
 from tests.lora_files import Tiny, linears, merged, random_factors
+from tests.quick import few_quick
 
 CLASSES: dict[str, Any] = {
     "WanTransformer3DModel": WanTransformer3DModel,
@@ -135,7 +136,7 @@ def assert_close(got: list[Tensor], wanted: list[Tensor]) -> None:
         assert (one - other).abs().max() <= 1e-5 * other.abs().max()
 
 
-@pytest.fixture(params=CASES, ids=lambda tiny: tiny.class_name)
+@pytest.fixture(params=few_quick(CASES, 1), ids=lambda tiny: tiny.class_name)
 def made(request, groups, tmp_path: Path):
     """A base in both forms, and an adapter that peft made on Diffusers' network."""
     tiny = request.param
@@ -167,7 +168,9 @@ def made(request, groups, tmp_path: Path):
     return tiny, tmp_path, theirs(model, saved_config(base))
 
 
-@pytest.mark.parametrize("made", NUMBERS, indirect=True, ids=lambda tiny: tiny.class_name)
+@pytest.mark.parametrize(
+    "made", few_quick(NUMBERS, 1), indirect=True, ids=lambda tiny: tiny.class_name
+)
 def test_our_network_computes_what_peft_computes(made, groups) -> None:
     tiny, folder, wanted = made
     assert_close(ours(folder / "lora", groups), wanted)
@@ -176,7 +179,9 @@ def test_our_network_computes_what_peft_computes(made, groups) -> None:
     assert_close(ours(folder / "base", groups), bare)
 
 
-@pytest.mark.parametrize("made", NUMBERS, indirect=True, ids=lambda tiny: tiny.class_name)
+@pytest.mark.parametrize(
+    "made", few_quick(NUMBERS, 1), indirect=True, ids=lambda tiny: tiny.class_name
+)
 def test_our_folder_computes_it_in_diffusers_and_peft(made) -> None:
     tiny, folder, wanted = made
     config = saved_config(folder / "base")

@@ -149,6 +149,7 @@ def test_dynamic_batches_have_about_as_many_pixels(folder: Path) -> None:
     assert len({sampler.size_of(bucket) for bucket in samples.buckets}) > 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stateful", [False, True])
 def test_a_stream_gives_every_sample_and_goes_on(folder: Path, stateful: bool) -> None:
     if stateful:

@@ -225,6 +225,7 @@ def test_captions_may_be_demanded(tmp_path: Path, picture_folder, capsys) -> Non
     assert image(source, tmp_path / "out", *options) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", ["SIGINT", "SIGTERM"])
 def test_a_signal_ends_it_with_its_exit_code_and_publishes_nothing(
     tmp_path: Path, repo_root: Path, sent: str
@@ -260,6 +261,7 @@ def test_help_and_the_list_of_processors(repo_root: Path) -> None:
     assert "a clip is a sample" in helped
 
 
+@pytest.mark.slow
 def test_preparing_data_loads_neither_megatron_core_nor_the_model(repo_root: Path) -> None:
     program = (
         "import sys, data_prep.cli.parser, dit.codecs.vae, dit.codecs.text\n"
@@ -311,6 +313,7 @@ def test_a_plan_says_that_packing_would_publish_nothing(tmp_path: Path, image_of
         assert (said in capsys.readouterr().out) is (fraction == "0.4")
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_named(tmp_path: Path, picture_folder, repo_root: Path) -> None:
     program = (
         "import resource, sys; from data_prep.cli.parser import main\n"

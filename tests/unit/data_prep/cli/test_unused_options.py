@@ -87,6 +87,7 @@ def test_bytes_cuts_between_characters(length: int) -> None:
     assert not ByteTable(width=16, max_length=15).is_cut(caption)
 
 
+@pytest.mark.slow
 def test_a_long_caption_is_cut_and_counted(tmp_path: Path, read_samples, capsys) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.txt").write_text("long " * 40_000)

@@ -81,6 +81,7 @@ def undisturbed(pictures: Path, tmp_path_factory: pytest.TempPathFactory, repo_r
     return out
 
 
+@pytest.mark.slow
 def test_one_kill(
     pictures: Path, undisturbed: Path, tmp_path: Path, repo_root: Path, content_of
 ) -> None:
@@ -91,6 +92,7 @@ def test_one_kill(
     assert content_of(out) == content_of(undisturbed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", ["plan.jsonl.spool.tmp", "plan.jsonl.tmp"])
 def test_a_kill_before_the_plan_is_whole(
     left: str, pictures: Path, undisturbed: Path, tmp_path: Path, repo_root: Path, content_of
@@ -137,6 +139,7 @@ class Deadly(Digits):
         return super().read(entry)
 
 
+@pytest.mark.slow
 def test_a_file_that_kills_workers_is_refused_and_nothing_else_is_lost(
     tmp_path: Path, pack_digits
 ) -> None:

@@ -57,6 +57,7 @@ def test_an_interrupted_run_leaves_whole_shards_and_continues(
     assert not list(tmp_path.rglob("*.tmp"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_killed_run_leaves_whole_shards_and_continues_or_is_replaced(
     packed: Path, tmp_path: Path, repo_root: Path, pack_digits, content_of, overwrite: bool
