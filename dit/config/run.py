@@ -105,12 +105,14 @@ class LoggerConfig:
     """online, offline (kept in the run folder), or disabled; null is $WANDB_MODE, else online."""
     price_per_gpu_hour: float | None = None
     """Price of one device for an hour, in any currency; the last lines of a run show its cost."""
+    watts_per_gpu: float | None = None
+    """Watts that one device takes with its part of the machine; the last lines show the energy."""
 
     def __post_init__(self) -> None:
         check(
             *at_least_one(self, "log_interval"),
-            *positive(self, *given(self, "price_per_gpu_hour")),
-            *numbers(self, price_per_gpu_hour=2**30),
+            *positive(self, *given(self, "price_per_gpu_hour", "watts_per_gpu")),
+            *numbers(self, price_per_gpu_hour=2**30, watts_per_gpu=2**30),
         )
 
 

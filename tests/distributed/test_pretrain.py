@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import subprocess
@@ -156,8 +157,20 @@ def test_signal_saves_and_leaves_with_its_exit_code(digits, tmp_path, sent):
 
 def test_mock_runs_through_the_same_path(tmp_path):
     arguments = ("--mock", "train.train_iters=3", "dataset.task_encoder_seq_length=512")
-    pretrain(tmp_path, *arguments, config="dit_debug.yaml")
+    spent = ("logger.price_per_gpu_hour=1800", "logger.watts_per_gpu=5e5")
+    done = pretrain(tmp_path, *arguments, *spent, config="dit_debug.yaml")
     assert [line["step"] for line in metrics(tmp_path)] == [1, 2, 3]
+    told = re.search(
+        r"(\S+) hours of 1 x cpu together since this start:"
+        r" (\S+) at logger\.price_per_gpu_hour=1800, (\S+) kWh at logger\.watts_per_gpu=500000$",
+        done.stderr + done.stdout,
+        re.MULTILINE,
+    )
+    assert told, done.stderr + done.stdout
+    hours, price, energy = map(float, told.groups())
+    assert 0 < hours < 1
+    assert price == pytest.approx(1800 * hours, rel=0.01, abs=0.01)
+    assert energy == pytest.approx(500 * hours, rel=0.01)
 
 
 @pytest.mark.slow

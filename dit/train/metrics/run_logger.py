@@ -75,16 +75,17 @@ class RunLogger:
             self.terminal.print(text)
 
     def info_cost(self) -> None:
-        """Prints device hours since this start, and their price where the user gives one."""
-        price = self.run.config.logger.price_per_gpu_hour
-        if price is None:
-            return
-        count, kind = dist.get_world_size(), device().type
+        """Prints device hours since this start, with price and energy where the user gives them."""
+        c, count = self.run.config.logger, dist.get_world_size()
         hours = count * (time.monotonic() - self.began) / 3600
-        self.info(
-            f"{hours:.3g} hours of {count} x {kind} together since this start: {hours * price:.2f}"
-            f" at logger.price_per_gpu_hour={price:g}"
-        )
+        told = []
+        if (price := c.price_per_gpu_hour) is not None:
+            told.append(f"{hours * price:.2f} at logger.price_per_gpu_hour={price:g}")
+        if (watts := c.watts_per_gpu) is not None:
+            told.append(f"{hours * watts / 1000:.3g} kWh at logger.watts_per_gpu={watts:g}")
+        if told:
+            spent = f"{hours:.3g} hours of {count} x {device().type} together since this start"
+            self.info(f"{spent}: {', '.join(told)}")
 
     def log_step(self, values: dict[str, Any], skipped: SkippedStep | None) -> None:
         """Writes every step to the file, and every `log_interval`-th to the dashboards."""
