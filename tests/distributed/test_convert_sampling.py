@@ -137,6 +137,7 @@ torch.save(
 """
 
 
+@pytest.mark.slow
 def test_latents_agree_to_a_thousandth(trained, tmp_path):
     """The same without rounding to grey levels, which hides four digits."""
     file, numbers = tmp_path / "latents.pt", [str(number) for number in (SEED, STEPS, GUIDANCE)]
