@@ -1,4 +1,7 @@
-"""Progress of long work: a bar on a terminal, lines in a log file, both with the time left."""
+"""Progress of long work: a bar on a terminal, lines in a log file, both with the time left.
+
+And numbers as both show them.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,11 @@ Track = Callable[[str, int, int], AbstractContextManager[Callable[[int], None]]]
 T = TypeVar("T")
 _LINES = 10  # progress lines of an activity where there is no terminal
 _PARTS_A_LINE = 10_000  # where the number of parts is not known in advance
+
+
+def brief(number: float) -> str:
+    """Three digits, or all before the point: 0.0123, 4.5, 12,345."""
+    return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
 def no_progress(*_: object) -> AbstractContextManager[Callable[[int], None]]:

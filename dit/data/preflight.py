@@ -32,6 +32,7 @@ from dit.data.pack import PatchLayout
 from dit.data.rejections import REMEDIES, DataError, Reject, SampleRefused
 from dit.models.family import family_of
 from dit.parsing import parse_json
+from dit.progress import brief
 
 _SIDE_BY_SIDE = 16  # files; a network drive answers each after a millisecond or more
 _SHOWN = 5  # faults in a message
@@ -365,8 +366,8 @@ def passes_line(config: RunConfig) -> str:
     is_new = not (config.lora.enabled or start.load or start.load_hf)
     return (
         f"{config.train.train_iters:,} steps see each of the {count_samples(leaf):,} training"
-        f" samples about {f'{times:,.0f}' if times >= 100 else f'{times:.3g}'} times"
-        f" (about {share:.3g} in a pack)"
+        f" samples about {brief(times)} times"
+        f" (about {brief(share)} in a pack)"
         + (is_new and seen < FEW_SAMPLES)
         * "; few for a run from scratch: docs/small_data.md"
     )

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from dit.planner.layouts import LayoutPlan, Refusal
 from dit.planner.times import Times
+from dit.progress import brief
 
 
 def print_tables(
@@ -64,10 +65,10 @@ def _speed(plan: LayoutPlan, tokens: float) -> dict[str, str]:
     return _name(plan) | {
         "peak GB": f"{plan.memory.total / 1e9:.1f}",
         "bubble": f"{plan.bubble:.1%}",
-        "step s": f"{plan.times.step:.3g}",
+        "step s": brief(plan.times.step),
         "TFLOP/s": f"{plan.tflops:.0f}",
         "MFU": f"{plan.mfu:.1%}",
-        "days": f"{tokens / plan.tokens_per_s / 86400:.3g}",
+        "days": brief(tokens / plan.tokens_per_s / 86400),
     }
 
 
@@ -99,7 +100,7 @@ def _memory(plan: LayoutPlan) -> dict[str, str]:
 
 def _traffic(plan: LayoutPlan) -> dict[str, str]:
     return _name(plan) | {
-        kind: f"{size / 1e9:.3g}, {getattr(plan.times, kind):.1g}" if size else "-"
+        kind: f"{brief(size / 1e9)}, {getattr(plan.times, kind):.1g}" if size else "-"
         for kind, size in asdict(plan.traffic).items()
     }
 
@@ -114,7 +115,7 @@ def _checkpoint(plan: LayoutPlan) -> str:
 
 
 def _size(size: float) -> str:
-    return f"{size / 1e9:.3g} GB"
+    return f"{brief(size / 1e9)} GB"
 
 
 def _name(plan: LayoutPlan) -> dict[str, str]:

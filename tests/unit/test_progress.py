@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from dit import progress
-from dit.progress import progress_on, tracked
+from dit.progress import brief, progress_on, tracked
 
 
 @pytest.fixture
@@ -47,3 +47,8 @@ def test_a_bar_on_a_terminal_and_lines_elsewhere() -> None:
                 advance(1)
         assert ("\x1b" in shown.getvalue()) == is_terminal
         assert is_terminal or len(shown.getvalue().splitlines()) == 10
+
+
+def test_numbers_have_no_power_of_ten() -> None:
+    wanted = {0.01234: "0.0123", 4.5: "4.5", 99.96: "100", 123.4: "123", 12345.4: "12,345"}
+    assert {number: brief(number) for number in wanted} == wanted

@@ -17,6 +17,7 @@ from dit.distributed.process_groups import device
 from dit.distributed.watchdog import heartbeat
 from dit.drawing import Undrawn, drawing
 from dit.models.cost import parameter_count
+from dit.progress import brief
 from dit.safe_writing import write_atomically
 from dit.train.metrics.jsonl import (
     ENVIRONMENT_FILE,
@@ -80,11 +81,11 @@ class RunLogger:
         hours = count * (time.monotonic() - self.began) / 3600
         told = []
         if (price := c.price_per_gpu_hour) is not None:
-            told.append(f"{hours * price:.2f} at logger.price_per_gpu_hour={price:g}")
+            told.append(f"{hours * price:,.2f} at logger.price_per_gpu_hour={price:g}")
         if (watts := c.watts_per_gpu) is not None:
-            told.append(f"{hours * watts / 1000:.3g} kWh at logger.watts_per_gpu={watts:g}")
+            told.append(f"{brief(hours * watts / 1000)} kWh at logger.watts_per_gpu={watts:g}")
         if told:
-            spent = f"{hours:.3g} hours of {count} x {device().type} together since this start"
+            spent = f"{brief(hours)} hours of {count} x {device().type} together since this start"
             self.info(f"{spent}: {', '.join(told)}")
 
     def log_step(self, values: dict[str, Any], skipped: SkippedStep | None) -> None:

@@ -338,6 +338,8 @@ PAGES = [
     *("families.md", "developing.md"),
     *("hunyuan_video.md", "hunyuan_video_15.md", "hunyuan_image.md", "small_data.md"),
 ]
+BY_HAND = ("data/edits", "runs/edits")
+"""Their text encoder needs torchvision, of which pip has no build for a torch without CUDA."""
 COLD = ("README.md",)
 """Their every process begins as that of a user does."""
 
@@ -372,6 +374,7 @@ def _calls(repo_root: Path, page: str) -> list[tuple[str, ...]]:
     """
     found = [command.words for command in commands(repo_root) if command.page == page]
     serve = {"dit.playground", "--watch"}
+    found = [words for words in found if not any(name in w for name in BY_HAND for w in words)]
     return [words for words in found if script_call(words) and not serve & set(words)]
 
 
