@@ -201,7 +201,7 @@ def value_of(key: str, base: dict[str, Any], settings: list[Setting]) -> Setting
 
 def _resolved(base: dict[str, Any], settings: list[Setting], chosen: Setting) -> Any:
     """The value of a setting; what is wrong with it is said where all of them are resolved."""
-    if _stands_alone(chosen, settings):
+    if _stands_alone(chosen.value):
         return chosen.value
     unsaid: list[str] = []
     whole = _overlaid(base, settings, unsaid)
@@ -209,13 +209,11 @@ def _resolved(base: dict[str, Any], settings: list[Setting], chosen: Setting) ->
     return OmegaConf.select(whole, chosen.key)
 
 
-def _stands_alone(chosen: Setting, settings: list[Setting]) -> bool:
-    """Whether a value needs no other to be read: to resolve all of them takes 50 ms."""
-    if any(setting.key.startswith(f"{chosen.key}.") for setting in settings):
-        return False
-    if isinstance(chosen.value, str):
-        return not any(mark in chosen.value for mark in ("${", "\\", "???"))
-    return chosen.value is None or isinstance(chosen.value, bool | int | float)
+def _stands_alone(value: object) -> bool:
+    """Whether it reads as it is, without the other settings: to resolve all of them takes 50 ms."""
+    if isinstance(value, str):
+        return not any(mark in value for mark in ("${", "\\", "???"))
+    return value is None or isinstance(value, bool | int | float)
 
 
 def escaped(value: Any) -> Any:

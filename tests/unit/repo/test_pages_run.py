@@ -133,7 +133,16 @@ def still(*keys: str) -> dict[str, list[str]]:
 SD3 = still("model.family=sd3", "model.num_layers=3")
 CHROMA = still("model.family=chroma", "model.num_layers=2")
 HUNYUAN_IMAGE = still("model.family=hunyuan_image", "model.num_layers=2")
+XL = {
+    "recipes/pretrain_dit.py": [
+        *("model.hidden_size=64", "model.num_attention_heads=4", "model.num_layers=2"),
+        *("model.tensor_model_parallel_size=1", "model.recompute_granularity=none"),
+        *("train.global_batch_size=2", "dataset.task_encoder_seq_length=512"),
+        "dataset.use_train_split_for_val=true",
+    ],
+}
 TINY_PAGES = {
+    "conf/dit_xl_image.yaml": XL,
     **{"models/stable-diffusion": SD3, "runs/sd3_lora": SD3},
     **{"models/Chroma": CHROMA, "runs/chroma_lora": CHROMA},
     **{"models/HunyuanImage": HUNYUAN_IMAGE, "runs/hunyuanimage_lora": HUNYUAN_IMAGE},
@@ -313,6 +322,13 @@ def publish_hunyuan_15(workspace: Path) -> None:
     media_files.image(workspace / "photos/fox.png")
 
 
+def publish_shards(workspace: Path) -> None:
+    """What the page of launching has packed before."""
+    publish_photos(workspace / "photos", captions=False)
+    packing = ("python", "-m", "data_prep", "image", "--image_dir", "photos")
+    run(shlex.join([*packing, "--output_dir", "data/photos", "--processor", "pixel"]), workspace)
+
+
 def publish_photos(photos: Path, *, captions: bool) -> None:
     """Forty squares, with captions beside them where the page refuses files without."""
     photos.mkdir(exist_ok=True)
@@ -329,13 +345,13 @@ PUBLISH = {
     **{"eight_gpus.md": publish_eight_gpus, "qwen_image.md": publish_qwen_image},
     **{"hunyuan_video.md": publish_hunyuan_video, "hunyuan_video_15.md": publish_hunyuan_15},
     **{"hunyuan_image.md": publish_hunyuan_image, "sd3.md": publish_sd3},
-    "chroma.md": publish_chroma,
+    **{"chroma.md": publish_chroma, "launching.md": publish_shards},
 }
 PAGES = [
     *("README.md", "first_run.md", "own_data.md", "objectives.md", "watching.md", "validation.md"),
     *("throughput.md", "diffusers.md", "coming_from.md", "two_cpu_cores.md", "wan.md"),
     *("flux.md", "fine_tuning.md", "eight_gpus.md", "qwen_image.md", "sd3.md", "chroma.md"),
-    *("families.md", "developing.md"),
+    *("families.md", "developing.md", "launching.md", "troubleshooting.md"),
     *("hunyuan_video.md", "hunyuan_video_15.md", "hunyuan_image.md", "small_data.md"),
 ]
 BY_HAND = ("data/edits", "runs/edits")
@@ -348,9 +364,10 @@ COLD = ("README.md",)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", PAGES)
 def test_page_runs_from_top_to_bottom(repo_root: Path, workspace: Path, page: str) -> None:
-    if page in ("diffusers.md", "fine_tuning.md"):  # go on from the first run
-        packing, _, training = _calls(repo_root, "first_run.md")[:3]
+    packing, _, training = _calls(repo_root, "first_run.md")[:3]
+    if page in ("diffusers.md", "fine_tuning.md", "troubleshooting.md"):
         run(tiny(packing), workspace)
+    if page in ("diffusers.md", "fine_tuning.md"):  # go on from the first run
         run(tiny(training), workspace)
     PUBLISH.get(page, lambda _: None)(workspace)
     publish_photos(workspace / "photos", captions=page == "eight_gpus.md")
@@ -370,10 +387,12 @@ def _calls(repo_root: Path, page: str) -> list[tuple[str, ...]]:
     """The lines of a page that start a program of ours.
 
     The playground and a watched report serve until Ctrl-C; tests/distributed/test_generate.py asks
-    the one, tests/unit/report/test_report_moves.py the other.
+    the one, tests/unit/report/test_report_moves.py the other. Other tests run the Slurm file and
+    the checks of layouts; containers and several machines are not here.
     """
     found = [command.words for command in commands(repo_root) if command.page == page]
-    serve = {"dit.playground", "--watch"}
+    serve = {"dit.playground", "--watch", "sbatch", "docker", "--nnodes"}
+    serve |= {"recipes/check_layouts.py"}
     found = [words for words in found if not any(name in w for name in BY_HAND for w in words)]
     return [words for words in found if script_call(words) and not serve & set(words)]
 
