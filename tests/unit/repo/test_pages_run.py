@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -404,6 +406,25 @@ def test_layouts_are_checked_as_documented(repo_root: Path, workspace: Path) -> 
     assert calls
     for words in calls:
         assert "trainings agree with one process" in run(tiny(words), workspace)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_nodes_meet_as_documented(repo_root: Path, workspace: Path) -> None:
+    """Two of them, both on this machine."""
+    (words,) = (
+        c.words for c in commands(repo_root) if "--nnodes" in c.words and "python" in c.words
+    )
+    publish_shards(workspace)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        here = f"127.0.0.1:{free.getsockname()[1]}"
+    two = {"4": "2", "$HEAD:29500": here}
+    line = tiny(tuple(two.get(word, word) for word in words))
+    run(f"{line} & first=$!; {line} && wait $first", workspace)
+    (environment,) = (workspace / "runs/xl/environment.jsonl").read_text().splitlines()
+    assert json.loads(environment)["layout"] == "data 2"
+    assert len((workspace / "runs/xl/metrics.jsonl").read_text().splitlines()) == 2
 
 
 @pytest.mark.slow
