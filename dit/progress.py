@@ -20,8 +20,12 @@ from rich.text import Text
 Track = Callable[[str, int, int], AbstractContextManager[Callable[[int], None]]]
 
 T = TypeVar("T")
-_LINES = 10  # progress lines of an activity where there is no terminal
-_PARTS_A_LINE = 10_000  # where the number of parts is not known in advance
+# Where there is no terminal: a line after each tenth, or after so many parts where their number is
+# not known; no two lines within five seconds, and one each minute.
+_LINES = 10
+_PARTS_A_LINE = 10_000
+_APART_S = 5
+_SILENT_S = 60
 
 
 def brief(number: float) -> str:
@@ -35,7 +39,7 @@ def no_progress(*_: object) -> AbstractContextManager[Callable[[int], None]]:
 
 
 def progress_on(console: Console, *, quiet_s: float = 0.0) -> Track:
-    """A bar on a terminal, else a plain line after each tenth; both with rate and time left.
+    """A bar on a terminal, else a few plain lines; both with rate and time left.
 
     Parts of an earlier run count as done, but not for the rate. Lines begin `quiet_s` seconds after
     the activity: what is over by then leaves no line in a log.
@@ -51,18 +55,22 @@ def progress_on(console: Console, *, quiet_s: float = 0.0) -> Track:
     @contextmanager
     def lines(activity: str, total: int, done: int) -> Iterator[Callable[[int], None]]:
         now, start = done, time.monotonic()
+        told, told_at = now, start  # by the last line
+        step = total / _LINES if total else _PARTS_A_LINE
 
         def advance(count: int) -> None:
-            nonlocal now
-            step = total / _LINES if total else _PARTS_A_LINE
-            before, now = now, now + count
-            seconds = max(1e-9, time.monotonic() - start)
-            if now // step > before // step and seconds >= quiet_s:
-                rate = (now - done) / seconds
-                speed = f"{rate:.0f}/s" if rate >= 10 else f"{rate:.2g}/s"
-                left = f" of {total}, {speed}, {(total - now) / rate:.0f} s left"
-                text = f"{activity} {now}{left if total else f', {speed}'}"
-                console.print(text, markup=False, highlight=False, soft_wrap=True)
+            nonlocal now, told, told_at
+            now, clock = now + count, time.monotonic()
+            silent, seconds = clock - told_at, max(1e-9, clock - start)
+            due = silent >= _SILENT_S or (silent >= _APART_S and now - told >= step)
+            if not count or seconds < quiet_s or not (due or now == total):
+                return
+            told, told_at = now, clock
+            rate = (now - done) / seconds
+            speed = f"{rate:.0f}/s" if rate >= 10 else f"{rate:.2g}/s"
+            left = f" of {total}, {speed}, {(total - now) / rate:.0f} s left"
+            text = f"{activity} {now}{left if total else f', {speed}'}"
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
 
         yield advance
 

@@ -35,7 +35,22 @@ def test_short_work_leaves_no_line(clock: list[float]) -> None:
     assert shown.getvalue() == ""
     for _ in tracked(range(10), "decoding", track):
         clock[0] += 2
-    assert [line.split()[1] for line in shown.getvalue().splitlines()] == [*"3456789", "10"]
+    assert [line.split()[1] for line in shown.getvalue().splitlines()] == ["3", "6", "9", "10"]
+
+
+def test_a_log_is_neither_crowded_nor_silent(clock: list[float]) -> None:
+    """At most a line in five seconds, at least one a minute, and always the last."""
+    shown = io.StringIO()
+    track = progress_on(Console(file=shown))
+    for seconds, wanted in ((0.001, ["1000"]), (1 / 64, ["320", "640", "960", "1000"])):
+        shown.truncate(shown.seek(0))
+        for _ in tracked(range(1000), "packing", track):
+            clock[0] += seconds
+        assert [line.split()[1] for line in shown.getvalue().splitlines()] == wanted
+    shown.truncate(shown.seek(0))
+    for _ in tracked(range(20), "packing", track):
+        clock[0] += 61
+    assert len(shown.getvalue().splitlines()) == 20
 
 
 def test_a_bar_on_a_terminal_and_lines_elsewhere() -> None:
@@ -46,7 +61,7 @@ def test_a_bar_on_a_terminal_and_lines_elsewhere() -> None:
             for _ in range(25):
                 advance(1)
         assert ("\x1b" in shown.getvalue()) == is_terminal
-        assert is_terminal or len(shown.getvalue().splitlines()) == 10
+        assert is_terminal or shown.getvalue().startswith("packing 25 of 25, ")
 
 
 def test_numbers_have_no_power_of_ten() -> None:
