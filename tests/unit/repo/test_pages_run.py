@@ -306,8 +306,8 @@ def publish_hunyuan_image(workspace: Path) -> None:
     from tests.hunyuan_image_pipelines import pipeline
 
     pipeline(workspace / "hunyuanimage")
-    (workspace / "models").mkdir()
-    (workspace / "hunyuanimage" / "pipeline").rename(workspace / "models" / "HunyuanImage-2.1-Diffusers")
+    (models := workspace / "models").mkdir()
+    (workspace / "hunyuanimage" / "pipeline").rename(models / "HunyuanImage-2.1-Diffusers")
 
 
 def publish_hunyuan_15(workspace: Path) -> None:
