@@ -33,8 +33,8 @@ _INTRODUCTION = """\
 
 Every key of a run. In a YAML file it stands below its group; on the command line it is
 `group.key=value`. The last column names the files of `conf/` that set it.
-`python recipes/pretrain_dit.py --help` says the same in the terminal, and `--print-config` shows
-the values of a run. [Objectives](objectives.md), [launching](launching.md),
+`python recipes/pretrain_dit.py --help` says the same in the terminal for the family `dit`, and
+`--print-config` shows the values of a run. [Objectives](objectives.md), [launching](launching.md),
 [validation](validation.md), [throughput](throughput.md) and [fine-tuning](fine_tuning.md) say what
 to choose. This page is made from the code:
 
