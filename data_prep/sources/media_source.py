@@ -127,7 +127,7 @@ class MediaSource:
                 for (what, _), left in zip(beside, spare, strict=False):
                     if left:
                         first = min(left.values())
-                        self.ignored[f"{what} without a medium, the first {first}"] += len(left)
+                        self.ignored[f"{what} of no file, the first {first}"] += len(left)
 
     def _without_uncaptioned(self, given: Input, entries: list[Entry]) -> list[Entry]:
         """The samples of a medium, unless `skips_uncaptioned` leaves it out."""
