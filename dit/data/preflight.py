@@ -326,8 +326,13 @@ def samples_a_pack(config: RunConfig) -> float | None:
         return None  # of another tool, or damaged: the check of the data names that
     if not lengths:
         return None
-    packs = best_fit_decreasing(lengths, capacity=config.dataset.task_encoder_seq_length)
-    return len(lengths) / len(packs)
+    capacity = config.dataset.task_encoder_seq_length
+    filled = [
+        sum(lengths[i] for i in members) / capacity
+        for members in best_fit_decreasing(lengths, capacity=capacity)
+    ]
+    # A run has no last pack that waits for more samples.
+    return len(lengths) / (len(filled) - 1 + min(filled))
 
 
 def _lengths(card: dict[str, Any], config: RunConfig) -> list[int]:

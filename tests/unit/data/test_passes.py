@@ -12,7 +12,7 @@ import pytest
 
 from dit.config import Problems
 from dit.data import build_train_loader, data_lines, passes_line, steps_of_epochs
-from dit.data.preflight import FEW_SAMPLES
+from dit.data.preflight import FEW_SAMPLES, samples_a_pack
 from tests.unit.data.conftest import SIZES
 
 COUNT = 42  # six samples of each size
@@ -42,6 +42,15 @@ def test_epochs_take_as_many_packs_as_the_loader_needs(config) -> None:
     loader.close()
     assert 18.5 < seen / COUNT < 21.5
     assert steps_of_epochs(config) is config
+
+
+def test_packs_that_hold_thousands_of_samples_are_counted_right(config) -> None:
+    """More than are drawn for the guess."""
+    shares = [
+        samples_a_pack(replace(config, dataset=replace(config.dataset, task_encoder_seq_length=n)))
+        for n in (4096, 4_096_000)
+    ]
+    assert shares[1] == pytest.approx(1000 * shares[0], rel=0.02)
 
 
 def test_a_dry_run_says_how_often_each_sample_is_seen(config) -> None:

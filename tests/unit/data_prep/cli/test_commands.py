@@ -14,6 +14,7 @@ from PIL import Image
 from data_prep.cli.parser import main
 from dit.codecs import vae
 from dit.codecs.text import ByteTable
+from dit.command_line import python
 from tests.warm_python import warm_python
 
 
@@ -40,7 +41,7 @@ def test_digits(tmp_path: Path, repo_root: Path, read_samples) -> None:
     assert samples["load_digits/7"]["caption"] == "a handwritten seven"
     assert samples["load_digits/7"]["latent"].shape == (4, 1, 4, 4)
     assert done.stdout.splitlines()[-1] == (
-        "next: python -m torch.distributed.run --nproc-per-node 1 recipes/pretrain_dit.py"
+        f"next: {python()} -m torch.distributed.run --nproc-per-node 1 recipes/pretrain_dit.py"
         f" --config-file conf/dit_digits.yaml 'dataset.path={out}'"
     )
     assert "packing 120 of 120" in done.stderr  # plain lines, no bar: this is no terminal
