@@ -5,7 +5,9 @@ The server is that of the standard library: one person, and nothing to install.
 
 from __future__ import annotations
 
+import errno
 import json
+import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -31,16 +33,21 @@ class LocalServer(ThreadingHTTPServer):
     def __init__(self, host: str, port: int, handler: type[LocalHandler]):
         try:
             super().__init__((host, port), handler)
-        except OSError as error:
+        except (OSError, OverflowError) as error:
+            why = error.strerror if isinstance(error, OSError) else "ports are 0 to 65535"
             raise ValueError(
-                f"--host {host} --port {port} cannot be served ({error.strerror or error});"
-                " give another --port, or --port 0 for any that is free"
+                f"--host {host} --port {port} cannot be served ({why}); {_remedy(error)}"
             ) from error
         self.only_local = host in ("127.0.0.1", "localhost")
 
     @property
     def url(self) -> str:
         return f"http://{self.server_address[0]}:{self.server_port}/"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Says what failed, unless somebody closed the page while it was sent."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
     def serve(self, what: str, *, risk: str) -> None:
         """Serves until Ctrl-C; `risk` is said where other machines reach it."""
@@ -53,6 +60,12 @@ class LocalServer(ThreadingHTTPServer):
                 self.serve_forever()
             except KeyboardInterrupt:
                 console.print("closed")
+
+
+def _remedy(error: OSError | OverflowError) -> str:
+    if isinstance(error, OverflowError) or error.errno in (errno.EADDRINUSE, errno.EACCES):
+        return "give another --port, or --port 0 for any that is free"
+    return "give --host 127.0.0.1 for this machine alone, or 0.0.0.0 for others, too"
 
 
 class LocalHandler(BaseHTTPRequestHandler):

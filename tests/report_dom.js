@@ -28,8 +28,10 @@ const columns = [frames("a", [20, 60, 100]), frames("b", [30, 60])];
 const range = new El({steps: "20 30 60 100"}, []);
 range.parents = {".slider": new El({}, [], {".frames": columns})};
 const handlers = {};
+globalThis.addEventListener = () => {};
 globalThis.document = {
-  documentElement: {dataset: {refresh: "0"}},
+  documentElement: {dataset: {refresh: "0"}, style: {}},
+  querySelector: () => null,
   addEventListener: (name, handler) => { handlers[name] = handler; },
   querySelectorAll: selector => ({
     ".curve, .frames": [...curves, ...columns], ".legend button": [...runs, ...buttons], ".slider input": [range],

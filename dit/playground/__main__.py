@@ -19,10 +19,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = ("t5_cache_dir", "tokenizer_cache_dir", "tokenizer_model", "precision")
     options = LoadOptions(lora=args.lora, **{name: getattr(args, name) for name in names})
     places = [args.checkpoint, *args.compare]
-    studio = Studio(
+    # Before the checkpoints, which take minutes to open: a port that is taken is said at once.
+    server = PlaygroundServer(args.host, args.port)
+    server.studio = Studio(
         open_variants(places, weights=args.weights, options=options), weights=args.weights
     )
-    PlaygroundServer(args.host, args.port, studio).serve(
+    server.serve(
         "playground",
         risk="everybody who reaches this machine can generate here: there is no password",
     )

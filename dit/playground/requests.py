@@ -10,6 +10,7 @@ from dit.parsing import parse_json
 from dit.sampling.commands.options import GenerationOptions, check_seed
 
 _LONGEST = 10_000  # characters of a prompt
+_BITS = 64  # of an integer, as those of a seed
 # Name on the page -> types. Those of `GenerationOptions` may be null: then they are as usual.
 _OPTIONS: dict[str, tuple[type, ...]] = {
     "height": (int,),
@@ -54,6 +55,8 @@ def read_wish(body: bytes, *, weights: str, variants: int) -> Wish:
         if type(value) not in known[name]:
             kinds = " or ".join(kind.__name__ for kind in known[name])
             raise ValueError(f"{name}={value!r:.40} must be of type {kinds}")
+        if type(value) is int and value.bit_length() > _BITS:
+            raise ValueError(f"{name} has more than {_BITS} bits")
     return _checked(given, weights=weights, variants=variants)
 
 
@@ -61,7 +64,9 @@ def _checked(given: Mapping[str, Any], *, weights: str, variants: int) -> Wish:
     prompt, seed, variant = (given.get(name) for name in _OWN)
     if prompt is None or seed is None or variant is None:
         raise ValueError(f"{', '.join(_OWN)} must not be null")
-    if len(prompt) > _LONGEST or "\0" in prompt:
+    if any(
+        len(one) > _LONGEST or "\0" in one for one in (prompt, given.get("negative_prompt", ""))
+    ):
         raise ValueError(f"a prompt has at most {_LONGEST} characters, and no NUL")
     if not 0 <= variant < variants:
         raise ValueError(f"variant={variant} is none of the {variants} that are open")

@@ -2,7 +2,8 @@
 
 GET /          the page
 GET /about     what is open, and the usual options
-POST /make     a wish; the answer has a line of JSON for each step, and one for the picture
+POST /make     a wish; the answer has a line of JSON for each step, and one for the picture; an
+               error that is found after a second is the last line
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ _LONGEST = 64 * 1024  # bytes of a request
 
 
 class PlaygroundServer(LocalServer):
-    """Serves one `Studio`."""
+    """Serves one `Studio`; callers wait until it is there."""
 
-    def __init__(self, host: str, port: int, studio: Studio):
+    studio: Studio
+
+    def __init__(self, host: str, port: int):
         super().__init__(host, port, _Handler)
-        self.studio = studio
 
 
 class _Handler(LocalHandler):
@@ -51,7 +53,7 @@ class _Handler(LocalHandler):
         # No other site's page can send this type without asking first, which nobody answers.
         elif self.headers.get_content_type() != "application/json":
             self.refuse(415, "send JSON, as application/json")
-        elif not length.isdigit() or int(length) > _LONGEST:
+        elif not length.isdecimal() or int(length) > _LONGEST:
             self.refuse(413, f"a request has at most {_LONGEST} bytes, and says how many")
         else:
             self._make(self.rfile.read(int(length)))
@@ -81,5 +83,7 @@ def _with_errors(
     yield first
     try:
         yield from others
+    except ValueError as error:
+        yield {"error": str(error)}
     except Exception as error:  # noqa: BLE001  the page shows it, and the server goes on
         yield {"error": f"{type(error).__name__}: {error}"}

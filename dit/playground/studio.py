@@ -9,7 +9,7 @@ import io
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 MOST_SHOWN = 12
 """Pictures of the way from noise, beside the last one."""
+_SILENCE_S = 1.0
 _EXAMPLES, _LONG_EXAMPLE = 5, 120  # prompts that the page proposes, and characters of one
 
 
@@ -100,39 +101,43 @@ class Studio:
     def make(self, wish: Wish) -> Generator[dict[str, Any], None, None]:
         """A message for each step, some with a picture; the last one has the result.
 
-        Where nobody reads on (`close`), the wish ends before its next step.
+        Where nobody reads on (`close`), the wish ends before its next step. In between, a message
+        says whether it waits for another wish: sending it is how the server finds out who left.
 
         Raises:
             ValueError: the network or its decoder does not take the options.
         """
-        messages: SimpleQueue[dict[str, Any] | BaseException] = SimpleQueue()
-        left = Event()
+        messages: SimpleQueue[dict[str, Any] | Exception] = SimpleQueue()
+        begun, left = Event(), Event()
 
-        def tell(message: dict[str, Any] | BaseException) -> None:
+        def tell(message: dict[str, Any]) -> None:
             if left.is_set():
                 raise _LeftError
             messages.put(message)
 
-        Thread(target=self._work, args=(wish, tell), daemon=True).start()
+        def work() -> None:
+            with self._one_at_a_time:
+                begun.set()
+                try:
+                    if not left.is_set():
+                        tell(self._generate(wish, tell))
+                except Exception as error:  # noqa: BLE001  the asking thread raises it
+                    messages.put(error)
+
+        Thread(target=work, daemon=True).start()
         try:
             while True:
-                message = messages.get()
-                if isinstance(message, BaseException):
+                try:
+                    message = messages.get(timeout=_SILENCE_S)
+                except Empty:
+                    message = {"waiting": not begun.is_set()}
+                if isinstance(message, Exception):
                     raise message
                 yield message
                 if "picture" in message:
                     return
         finally:
             left.set()
-
-    def _work(self, wish: Wish, tell: Callable[[dict[str, Any] | BaseException], None]) -> None:
-        try:
-            with self._one_at_a_time:
-                tell(self._generate(wish, tell))
-        except _LeftError:
-            return
-        except Exception as error:  # noqa: BLE001  the asking thread raises it
-            tell(error)
 
     def _generate(self, wish: Wish, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         opened, done, steps = self.variants[wish.variant].opened, 0, wish.options.num_steps

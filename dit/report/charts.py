@@ -22,6 +22,7 @@ LOG_SCALE = " <small>log scale</small>"
 _MANY = 4  # the extremes of more curves are drawn fainter
 # The learning rate decays to zero, which a logarithmic axis cannot show; the others only count.
 _LINEAR = {"learning rate", "epochs", "epochs by dataset", "samples by dataset"}
+_LINEAR |= {"steps skipped so far", "samples refused so far"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

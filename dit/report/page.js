@@ -10,6 +10,8 @@ const names = element => [`run ${element.dataset.run}`, `curve ${element.dataset
 const isOff = element => names(element).some(name => off.has(name));
 
 function show() {
+  const legend = document.querySelector(".runs"); // which lies over the upper end of the window
+  document.documentElement.style.scrollPaddingTop = legend ? `${legend.offsetHeight}px` : "";
   for (const element of all(document, ".curve, .frames")) element.classList.toggle("off", isOff(element));
   for (const button of all(document, ".legend button")) button.setAttribute("aria-pressed", String(!isOff(button)));
 }
@@ -129,6 +131,8 @@ document.addEventListener("pointermove", event => {
   hover(figure, (event.clientX - box.left) / box.width);
 });
 for (const slider of all(document, ".slider input")) slider.hidden = false;
+addEventListener("resize", show);
+show();
 const seconds = Number(document.documentElement.dataset.refresh);
 if (seconds) {
   const state = {};

@@ -110,9 +110,11 @@ def _names(folders: list[Path]) -> list[str]:
 def _read(folder: Path, name: str) -> RunRecord:
     metrics = folder / "metrics.jsonl"
     if not metrics.is_file():
-        what = "has no metrics.jsonl" if folder.is_dir() else "does not exist"
+        what = "has no metrics.jsonl" if folder.exists() else "does not exist"
+        run = next((one for one in folder.parents if (one / metrics.name).is_file()), None)
         raise ReportError(
-            f"{folder} {what}; name the folder of a training run, its checkpoint.save"
+            f"{folder} {what}; name the folder of a training run, "
+            + ("its checkpoint.save" if run is None else f"here {run}")
         )
     lines, damaged = _json_lines(metrics)
     if not any(line["step"] > 0 for line in lines):
@@ -126,7 +128,8 @@ def _read(folder: Path, name: str) -> RunRecord:
     return RunRecord(
         name=name,
         folder=folder,
-        lines=sorted(lines, key=lambda line: line["step"]),
+        # Of a step that is there twice, as where files were joined, the later line counts.
+        lines=[line for _, line in sorted({line["step"]: line for line in lines}.items())],
         settings=settings,
         config=config,
         starts=starts,
@@ -145,13 +148,16 @@ def _json_lines(file: Path) -> tuple[list[dict[str, Any]], list[str]]:
         return [], []
     found, wrong = [], []
     # Only a line feed ends a line: U+2028 is legal inside one.
-    for number, text in enumerate(_text(file).removesuffix("\n").split("\n"), start=1):
+    *lines, rest = _text(file).split("\n")
+    for number, text in enumerate([*lines, rest], start=1):
         if not text:
             continue
         try:
             found.append(_line(text))
         except ValueError as error:
-            wrong.append(f"line {number} ({_one_line(error)})")
+            # A last line without line feed is being written, or its writer was killed.
+            if number <= len(lines) or not found:
+                wrong.append(f"line {number} ({_one_line(error)})")
     if not wrong:
         return found, []
     more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""

@@ -56,6 +56,8 @@ def test_a_wish_has_the_options_of_generation() -> None:
         ({"seed": None}, "must not be null"),
         ({"height": 0}, "--height 0 must be at least 1"),
         ({"num_steps": 10**9}, "--num_steps"),
+        ({"guidance": 10**400}, "guidance has more than 64 bits"),
+        ({"negative_prompt": "a\0"}, "and no NUL"),
         ({"guidance": "2"}, "guidance='2' must be of type int or float"),
         ({"sampler": "magic"}, "choose of euler, heun"),
         ({"image": "/etc/passwd"}, "unknown: image"),
@@ -81,7 +83,8 @@ def ask() -> Iterator[Any]:
             raise ValueError(f"the network does not take {wish.prompt}; give --height")
 
     studio: Any = SimpleNamespace(weights="ema", variants=[1, 2], make=make, about=lambda: ABOUT)
-    server = PlaygroundServer("127.0.0.1", 0, studio)
+    server = PlaygroundServer("127.0.0.1", 0)
+    server.studio = studio
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
 
     def call(method: str, path: str, body: str | None = None, **headers: str) -> tuple[int, str]:
@@ -104,6 +107,7 @@ def test_only_its_own_page_is_answered(ask: Any) -> None:
     assert ask("POST", "/make", json.dumps(WISH), Content_Type="text/plain")[0] == 415
     assert ask("POST", "/make", "[" * 50_000, Content_Type=kind)[0] == 400
     assert ask("POST", "/make", "x" * 70_000, Content_Type=kind)[0] == 413
+    assert ask("POST", "/make", "{}", Content_Type=kind, Content_Length="²")[0] == 413
     assert ask("GET", "/../../etc/passwd")[0] == 404
     status, said = ask("POST", "/make", json.dumps(WISH), Content_Type=kind)
     assert status == 200
@@ -198,6 +202,24 @@ def test_a_wish_ends_where_nobody_reads_on() -> None:
         assert told.qsize() >= 1
 
 
+def test_a_wish_that_waits_says_so_and_is_not_made_for_nobody(monkeypatch: Any) -> None:
+    made: list[str] = []
+
+    class Quick(Studio):
+        def _generate(self, wish: Any, tell: Any) -> Any:
+            made.append(wish.prompt)
+            return {"picture": "data:,A"}
+
+    monkeypatch.setattr("dit.playground.studio._SILENCE_S", 0.01)
+    studio = Quick([], weights="ema")
+    with studio._one_at_a_time:  # as while an earlier wish is made
+        waits, leaves = studio.make(read(prompt="waits")), studio.make(read(prompt="leaves"))
+        assert next(waits) == next(leaves) == {"waiting": True}
+        leaves.close()
+    assert list(waits)[-1] == {"picture": "data:,A"}
+    assert list(studio.make(read()))[-1]["picture"] and "leaves" not in made
+
+
 def test_prompts_of_the_run_are_proposed(tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoints" / "step_00000009"
     assert example_prompts(checkpoint) == []
@@ -224,4 +246,9 @@ def test_a_clip_is_a_moving_picture() -> None:
 
 def test_no_checkpoint_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no checkpoint; give a run folder"):
-        main([str(tmp_path)])
+        main([str(tmp_path), "--port", "0"])
+    # What is wrong with the address is said before a checkpoint is opened.
+    with pytest.raises(ValueError, match=r"ports are 0 to 65535.*give another --port"):
+        main([str(tmp_path), "--port", "99999"])
+    with pytest.raises(ValueError, match=r"give --host 127\.0\.0\.1"):
+        main([str(tmp_path), "--port", "0", "--host", "::1"])

@@ -60,7 +60,8 @@ def test_one_damaged_line_costs_no_other(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", steps=9)
     good = (run / "metrics.jsonl").read_bytes()
     for bad in (b"[" * 99_999, b'{"step": 1e400}', b'{"step": true}', b"\xff", b'"\\ud800"', b"7"):
-        (run / "metrics.jsonl").write_bytes(good + bad + b"\n" + good)
+        later = good.replace(b'"step": ', b'"step": 1')  # 11 to 19
+        (run / "metrics.jsonl").write_bytes(good + bad + b"\n" + later)
         (found,) = read_runs([run])
         assert len(found.lines) == 18 and "line 10 (" in found.unreadable[0]
     (run / "metrics.jsonl").write_text(good.decode() + '{"step": 10, "x": "a\u2028b"}\n')

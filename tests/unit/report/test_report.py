@@ -119,6 +119,15 @@ def test_what_is_no_run_is_refused(tmp_path: Path, capsys, break_it, words: str)
     assert words in capsys.readouterr().err
 
 
+def test_a_file_or_checkpoint_of_a_run_is_answered_with_the_run(tmp_path: Path, capsys) -> None:
+    run = write_run(tmp_path / "run", steps=2)
+    (run / "checkpoints" / "step_00000002").mkdir(parents=True)
+    for inside in ("metrics.jsonl", "checkpoints/step_00000002"):
+        assert main([str(run / inside)]) == 1
+        said = capsys.readouterr().err
+        assert "has no metrics.jsonl" in said and said.endswith(f"here {run}\n")
+
+
 def test_a_run_named_twice_is_refused(tmp_path: Path, capsys) -> None:
     run = write_run(tmp_path / "run")
     assert main([str(run), str(run / ".." / "run")]) == 1
@@ -137,13 +146,16 @@ def test_damaged_files_are_named_and_the_rest_is_shown(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     lines = (run / "metrics.jsonl").read_text().splitlines()
     lines[6:6] = ['{"step": 7, "lo', "[]", '{"loss": 1}']
-    (run / "metrics.jsonl").write_text("\n".join(lines))
+    lines.append(lines[-1])  # a step that is there twice counts once
+    (run / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 121, "lo']))
     (run / "config.yaml").write_text("model: [")
     (run / "environment.jsonl").write_text("null\n")
     text = report(run).text
     for words in ("line 7 (", "line 8 (", "line 9 (it has no step)", "config.yaml is damaged"):
         assert words in text
     assert "environment.jsonl is damaged" in text and "120" in text
+    assert "line 125" not in text  # it is being written
+    assert "22.8k" in text  # 120 times 190 tokens
 
 
 def test_a_run_of_another_version_is_shown(tmp_path: Path) -> None:
@@ -283,6 +295,7 @@ def test_log_axes_are_marked_and_linear_ones_are_not() -> None:
     assert "log scale" in drawn("loss", [9.0, 0.1])
     assert "log scale" not in drawn("loss", [2.0, 1.0])
     assert "log scale" not in drawn("learning rate", [9.0, 0.1])
+    assert "log scale" not in drawn("steps skipped so far", [9.0, 0.1])
 
 
 def _sections(page: Page) -> list[str]:

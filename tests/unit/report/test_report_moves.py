@@ -146,10 +146,22 @@ def test_a_port_that_is_taken_is_an_error_with_a_remedy(watched: Any, capsys: An
     assert "give another --port" in capsys.readouterr().err
 
 
+def test_a_page_that_is_closed_while_it_is_sent_is_no_error(watched: Any, capsys: Any) -> None:
+    server = watched[2]
+    for error in (ConnectionResetError(), BrokenPipeError(), KeyError("a bug")):
+        try:
+            raise error
+        except type(error):
+            server.handle_error(None, ("127.0.0.1", 0))
+    said = capsys.readouterr().err
+    assert said.count("Traceback") == 1 and "a bug" in said
+
+
 def test_a_browser_runs_the_script(tmp_path: Path) -> None:
     """A press switches a run off, the pointer shows values; nothing scrolls sideways at 390."""
     # Labels of so small values are the widest.
-    runs = [write_run(tmp_path / name, steps=40, update_ratio=0.00102) for name in ("a", "b")]
+    names = ("a", "the same with other noise levels and half of the learning rate, " * 3)
+    runs = [write_run(tmp_path / name, steps=40, update_ratio=0.00102) for name in names]
     file = tmp_path / "page.html"
     file.write_text(page(read_runs(runs)))
     with browser(tmp_path) as tab:
@@ -168,6 +180,10 @@ def test_a_browser_runs_the_script(tmp_path: Path) -> None:
             return box.left < card.left || box.right > card.right;
         }).map(text => text.textContent)"""
         assert tab.run(beside) == []
+        tab.click("nav a[href='#optimisation']")
+        place = """(selector) => document.querySelector(selector).getBoundingClientRect()"""
+        assert tab.until(f"({place})('#optimisation').top < 450")
+        assert tab.run(f"({place})('#optimisation').top >= ({place})('.runs').bottom")
 
 
 def test_what_never_changes_is_drawn_as_it_is() -> None:
