@@ -84,7 +84,8 @@ def test_a_lost_terminal_stops_a_run_unless_nohup_protects_it(
 def test_a_conversion_that_is_interrupted_at_its_start_says_so(monkeypatch, capfd):
     """The start takes seconds, in which torch is imported."""
     monkeypatch.setattr("dit.convert.cli._start", _raises(KeyboardInterrupt()))
-    monkeypatch.setattr(sys, "argv", ["convert", "verify", "--hf-path", "a", "--megatron-path", "b"])
+    words = ["convert", "verify", "--hf-path", "a", "--megatron-path", "b"]
+    monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit) as left:
         runpy.run_module("dit.convert", run_name="__main__")
     assert left.value.code == 130
