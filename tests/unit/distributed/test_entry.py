@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import signal
 import sys
 from pathlib import Path
@@ -78,6 +79,17 @@ def test_a_lost_terminal_stops_a_run_unless_nohup_protects_it(
         signal.signal(signal.SIGHUP, former)
     said = "\nstopping: a checkpoint is saved after this step\n"
     assert capfd.readouterr().err == (said if stops else "")  # once
+
+
+def test_a_conversion_that_is_interrupted_at_its_start_says_so(monkeypatch, capfd):
+    """The start takes seconds, in which torch is imported."""
+    monkeypatch.setattr("dit.convert.cli._start", _raises(KeyboardInterrupt()))
+    words = ["convert", "verify", "--hf-path", "a", "--megatron-path", "b"]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as left:
+        runpy.run_module("dit.convert", run_name="__main__")
+    assert left.value.code == 130
+    assert capfd.readouterr().err.startswith("interrupted; the same command starts it again: ")
 
 
 def _page_of_the_launcher(file: Path) -> str:
