@@ -125,6 +125,11 @@ def test_a_watched_run_is_served_as_it_grows(watched: Any) -> None:
     server._again_at = 0.0
     status, changed, grown = call(If_None_Match=tag)
     assert status == 200 and changed != tag and "6 of 20" in Page(grown).text
+    server._runs = [folder, folder.with_name("later")]  # which has not begun
+    server._again_at = 0.0
+    both = Page(call()[2]).text
+    assert "6 of 20" in both and "later does not exist" in both and "looks again every 10" in both
+    changed = call()[1]
     server._again_at, server._made = 0.0, None  # nothing has changed: nothing is made
     assert call(If_None_Match=changed)[0] == 304
 
