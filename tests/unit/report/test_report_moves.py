@@ -134,6 +134,26 @@ def test_a_watched_run_is_served_as_it_grows(watched: Any) -> None:
     assert call(If_None_Match=changed)[0] == 304
 
 
+def test_a_watched_page_says_that_its_server_is_gone_and_is_back(tmp_path: Path) -> None:
+    server = ReportServer("127.0.0.1", 0, [write_run(tmp_path / "run", steps=5)])
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    said = "document.querySelector('#live').textContent"
+    with browser(tmp_path) as tab:
+        tab.open(server.url)
+        tab.run("refresh(state = {})")  # nothing has changed since: the next answer is a 304
+        assert tab.run(said).startswith("as of")
+        server.shutdown()
+        server.server_close()
+        tab.run("refresh(state)")
+        assert "does not answer" in tab.run(said)
+        again = ReportServer("127.0.0.1", server.server_port, [tmp_path / "run"])
+        threading.Thread(target=again.serve_forever, args=(0.01,), daemon=True).start()
+        tab.run("refresh(state)")
+        assert tab.run(said).startswith("as of")
+    again.shutdown()
+    again.server_close()
+
+
 def test_only_this_machine_is_answered(watched: Any) -> None:
     _, call, _ = watched
     assert call(Host="evil.example:80")[0] == 403
