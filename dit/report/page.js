@@ -108,9 +108,11 @@ async function refresh(state) {
       state.tag = answer.headers.get("ETag");
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
       replaceMain(page.querySelector("main"));
-      tell(`as of ${new Date().toLocaleTimeString()}`);
     } else if (answer.status !== 304) throw new Error();
+    if (answer.status === 200 || state.lost) tell(`as of ${new Date().toLocaleTimeString()}`);
+    state.lost = false;
   } catch {
+    state.lost = true;
     tell("the server of this page does not answer: it shows what there was");
   }
 }

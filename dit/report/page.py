@@ -41,13 +41,19 @@ def write_page(runs: Sequence[RunRecord], *, output: Path, samples: Sequence[Pat
         ) from error
 
 
-def page(runs: Sequence[RunRecord], *, samples: Sequence[Path] = (), refresh_s: int = 0) -> str:
-    """The page; with `refresh_s` it asks its server again after so many seconds.
+def page(
+    runs: Sequence[RunRecord],
+    *,
+    samples: Sequence[Path] = (),
+    notes: Sequence[str] = (),
+    refresh_s: int = 0,
+) -> str:
+    """The page, with `notes` above all; with `refresh_s` it asks its server again.
 
     Raises:
         ReportError: a folder of samples cannot be read.
     """
-    found = [section for section in _sections(runs, samples) if section[1]]
+    found = [section for section in _sections(runs, samples, notes) if section[1]]
     links = "".join(f'<a href="#{_anchor(name)}">{escape(name)}</a>' for name, _ in found)
     sections = "\n".join(
         f'<section id="{_anchor(name)}"><h2>{escape(name)}</h2>{body}</section>'
@@ -89,13 +95,15 @@ def _anchor(name: str) -> str:
     return name.lower().replace(" ", "-")
 
 
-def _sections(runs: Sequence[RunRecord], samples: Sequence[Path]) -> Iterator[Section]:
+def _sections(
+    runs: Sequence[RunRecord], samples: Sequence[Path], notes: Sequence[str]
+) -> Iterator[Section]:
     names = [run.name for run in runs]
     title, settings = figures.settings(runs)
     undrawn: list[Undrawn] = []
     pictures = list(_pictures(runs, samples, undrawn))
     losses, *charts = _charts(runs) or [("Loss", "")]
-    yield "Worth a look", _warnings(runs, undrawn)
+    yield "Worth a look", _warnings(runs, undrawn, notes)
     yield "Summary", figures.table(names, [figures.summary_table(run) for run in runs])
     yield losses
     # Pictures of many runs take much space, while their curves share the charts.
@@ -123,7 +131,7 @@ def _lengths(runs: Sequence[RunRecord]) -> str:
     return charts and f"<div class=charts>{charts}</div>"
 
 
-def _warnings(runs: Sequence[RunRecord], undrawn: Sequence[Undrawn]) -> str:
+def _warnings(runs: Sequence[RunRecord], undrawn: Sequence[Undrawn], notes: Sequence[str]) -> str:
     said = defaultdict[str, list[str]](list)  # what is said -> names of the runs
     for run in runs:
         for text in findings(run):
@@ -133,6 +141,7 @@ def _warnings(runs: Sequence[RunRecord], undrawn: Sequence[Undrawn]) -> str:
         f"<li>{_bold(', '.join(names)) if several else ''}{escape(text)}</li>"
         for text, names in said.items()
     ]
+    lines[:0] = [f"<li>{escape(text)}</li>" for text in notes]
     lines += [f"<li>{escape(text)}</li>" for text in lost_pictures(undrawn)]
     return f"<ul class=warnings>{''.join(lines)}</ul>" if lines else ""
 

@@ -89,8 +89,26 @@ def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
     Raises:
         ReportError: a folder is no run folder or is given twice, or nothing in it can be read.
     """
+    found, missing = read_begun(folders)
+    if missing:
+        raise missing[0]
+    return found
+
+
+def read_begun(folders: Sequence[Path]) -> tuple[list[RunRecord], list[ReportError]]:
+    """The runs in these folders, and why there is none in the others.
+
+    Raises:
+        ReportError: a folder is given twice.
+    """
+    found, missing = list[RunRecord](), list[ReportError]()
     names = _names([folder.resolve() for folder in folders])
-    return [_read(folder, name) for folder, name in zip(folders, names, strict=True)]
+    for folder, name in zip(folders, names, strict=True):
+        try:
+            found.append(_read(folder, name))
+        except ReportError as error:
+            missing.append(error)
+    return found, missing
 
 
 def _names(folders: list[Path]) -> list[str]:

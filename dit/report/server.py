@@ -13,10 +13,11 @@ from threading import Lock
 
 from dit.local_server import LocalHandler, LocalServer
 from dit.report.page import message_page, page
-from dit.report.reading import ReportError, read_runs
+from dit.report.reading import ReportError, read_begun
 
 REFRESH_S = 10
 """Seconds after which an open page asks again."""
+_AGAIN = f"this page looks again every {REFRESH_S} seconds"
 _SHARE = 0.05
 """Part of the time, at most, that goes into making pages: the machine may be training."""
 _WRITTEN = ("metrics.jsonl", "environment.jsonl", "config.yaml", "validation_generation")
@@ -44,11 +45,14 @@ class ReportServer(LocalServer):
 
     def _made(self) -> bytes:
         try:
-            runs = read_runs(self._runs)
-            text = page(runs, samples=self._samples, refresh_s=REFRESH_S)
-        except ReportError as error:  # a run that has not begun
+            runs, missing = read_begun(self._runs)
+            if not runs:
+                raise ReportError("; ".join(map(str, missing)))
+            notes = [f"{error}; {_AGAIN}" for error in missing]
+            text = page(runs, samples=self._samples, notes=notes, refresh_s=REFRESH_S)
+        except ReportError as error:  # no run has begun
             names = ", ".join(folder.name for folder in self._runs)
-            text = message_page(names, str(error), refresh_s=REFRESH_S)
+            text = message_page(names, f"{error}; {_AGAIN}", refresh_s=REFRESH_S)
         return text.encode("utf-8", errors="replace")
 
     def _state(self) -> str:

@@ -74,9 +74,9 @@ def ask() -> Iterator[Any]:
     """Calls a server without a network: a cat is made, other wishes fail in the middle."""
 
     def make(wish: Any) -> Iterator[dict[str, Any]]:
-        yield {"step": 1, "steps": 2, "way": "data:,A"}
         while wish.prompt == "a stop":
-            yield {"step": 1, "steps": 2}
+            yield {"waiting": True}
+        yield {"step": 1, "steps": 2, "way": "data:,A"}
         if wish.prompt == "a cat":
             yield {"picture": "data:,B", "height": 8, "width": 8, "guidance": 1}
         elif wish.prompt != "an end":
@@ -177,7 +177,10 @@ def test_a_browser_generates_compares_and_says_what_failed(ask: Any, tmp_path: P
             tab.run(f"by('prompt').value = '{prompt}'")
             tab.click("#go")
             if prompt == "a stop":
-                tab.until("by('go').textContent === 'Stop'")
+                tab.until(
+                    "document.querySelector('figure small').textContent.includes('an earlier')"
+                )
+                assert tab.run("by('go').textContent") == "Stop"
                 tab.click("#go")
             tab.until("by('go').textContent === 'Generate'")
             assert words in tab.run("by('error').textContent")

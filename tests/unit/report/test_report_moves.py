@@ -125,8 +125,33 @@ def test_a_watched_run_is_served_as_it_grows(watched: Any) -> None:
     server._again_at = 0.0
     status, changed, grown = call(If_None_Match=tag)
     assert status == 200 and changed != tag and "6 of 20" in Page(grown).text
+    server._runs = [folder, folder.with_name("later")]  # which has not begun
+    server._again_at = 0.0
+    both = Page(call()[2]).text
+    assert "6 of 20" in both and "later does not exist" in both and "looks again every 10" in both
+    changed = call()[1]
     server._again_at, server._made = 0.0, None  # nothing has changed: nothing is made
     assert call(If_None_Match=changed)[0] == 304
+
+
+def test_a_watched_page_says_that_its_server_is_gone_and_is_back(tmp_path: Path) -> None:
+    server = ReportServer("127.0.0.1", 0, [write_run(tmp_path / "run", steps=5)])
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    said = "document.querySelector('#live').textContent"
+    with browser(tmp_path) as tab:
+        tab.open(server.url)
+        tab.run("refresh(state = {})")  # nothing has changed since: the next answer is a 304
+        assert tab.run(said).startswith("as of")
+        server.shutdown()
+        server.server_close()
+        tab.run("refresh(state)")
+        assert "does not answer" in tab.run(said)
+        again = ReportServer("127.0.0.1", server.server_port, [tmp_path / "run"])
+        threading.Thread(target=again.serve_forever, args=(0.01,), daemon=True).start()
+        tab.run("refresh(state)")
+        assert tab.run(said).startswith("as of")
+    again.shutdown()
+    again.server_close()
 
 
 def test_only_this_machine_is_answered(watched: Any) -> None:

@@ -25,7 +25,9 @@ def rows(count: int) -> list[Row]:
 
 def test_a_browser_shows_one_page_of_100_000(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    write_html(page, "Plan", ["<p>facts</p>"], rows(100_000))
+    listed = rows(100_000)
+    listed[1]["caption"] = "a long caption " * 500
+    write_html(page, "Plan", ["<p>facts</p>"], listed)
     figures = "[...document.querySelectorAll('figure')].map(one => one.textContent)"
     with browser(tmp_path) as tab:
         tab.look(width=390)
@@ -35,8 +37,10 @@ def test_a_browser_shows_one_page_of_100_000(tmp_path: Path) -> None:
         assert any("photos/99000.png" in one and "a fox </script> 99000" in one for one in shown)
         tab.run("location.hash = ''; location.reload()")
         tab.until("document.querySelectorAll('figure').length === 50")
+        heights = "[...document.querySelectorAll('figure')].map(one => one.offsetHeight)"
+        assert max(tab.run(heights)) < 400  # a long caption scrolls in its place
         tab.click("#after")
-        assert "photos/99.png" in tab.run(figures)[-1]
+        assert "photos/99.png" in tab.run(figures)[-1] and tab.run("location.hash") == "#page=2"
         tab.run("document.getElementById('q').focus()")
         tab.write("99999")
         tab.until("document.querySelectorAll('figure').length === 1")
