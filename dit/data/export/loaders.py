@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from dit.data.export.batches import VideoBatches, image_batch
 from dit.data.export.buckets import BucketSampler
 from dit.data.export.caches import open_samples
-from dit.data.export.samples import NumberedSamples
+from dit.data.export.samples import NumberedSamples, of_card
 from dit.data.rejections import DataError
 
 
@@ -144,7 +144,7 @@ class TextToVideoDataloaderConfig(_LoaderConfig):
             )
         samples = open_samples(self.cache_dir, split=self.split)
         _check_model(samples, self.model_type)
-        most = samples.card.get("text_encoder", {}).get("max_length")
+        most = of_card(samples.card, "text_encoder", "max_length")
         length = self.text_length or max(samples.longest_text, most if type(most) is int else 0)
         if length < samples.longest_text:
             raise ValueError(
@@ -226,8 +226,8 @@ def _stateful_bucket_loader() -> type[BucketLoader]:
 
 def _check_model(samples: NumberedSamples, model_type: str | None) -> None:
     """Raises ValueError where the latents are of another model's codec."""
-    made_by = str(samples.card.get("processor", {}).get("name", "unknown"))
-    if model_type is None or made_by == "unknown":
+    made_by = of_card(samples.card, "processor", "name")
+    if model_type is None or not isinstance(made_by, str) or made_by == "unknown":
         return
     if not (model_type.startswith(made_by) or made_by.startswith(model_type)):
         raise ValueError(

@@ -137,3 +137,9 @@ class NumberedSamples(Dataset[dict[str, Any]]):
         except _FAULTS as error:
             what = error.detail if isinstance(error, SampleRefused) else error
             raise DataError(f"{self.name_of(index)}: {what}; {self.remedy}") from error
+
+
+def of_card(card: Mapping[str, Any], part: str, name: str) -> Any:
+    """A value of the dataset card; None where it has none, or another program wrote the part."""
+    entries = card.get(part)
+    return entries.get(name) if isinstance(entries, Mapping) else None

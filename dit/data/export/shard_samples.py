@@ -10,7 +10,7 @@ import numpy as np
 from megatron.energon.epathlib import EPath
 
 from dit.data.datasets import DatasetSplit, check_folder, count_samples, shards_of
-from dit.data.export.samples import EXPORTED, NumberedSamples, StoredSample
+from dit.data.export.samples import EXPORTED, NumberedSamples, StoredSample, of_card
 from dit.data.preflight import read_data_card
 from dit.data.records import Head, head_length, is_dfm, read_outline, read_record
 from dit.data.tar_reader import OpenShards, SampleLocation, sample_members, split_name
@@ -32,7 +32,7 @@ class ShardSamples(NumberedSamples):
         leaf = DatasetSplit(path=EPath(str(folder)), split=split)
         check_folder(leaf.path)
         count, card = count_samples(leaf), read_data_card(leaf) or {}
-        stride = card.get("latent", {}).get("stride")
+        stride = of_card(card, "latent", "stride")
         self._stride = stride if type(stride) is int and stride > 0 else _STRIDE
         shards = shards_of(leaf)
         self._paths = [str(shard.path.local_path()) for shard in shards]

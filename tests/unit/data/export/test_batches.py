@@ -210,6 +210,7 @@ def test_a_mask_of_the_loss_comes_along(shards, tmp_path: Path) -> None:
     mask = torch.rand(1, 3, 4, 6)
     parts = [shards.ours(latent, text, mask), shards.ours(latent, text)]
     folder = shards.write(tmp_path / "masked", parts)
+    (folder / "dataset_card.json").write_text('{"text_encoder": null, "latent": [1]}')  # by others
     loader, _ = build_video_multiresolution_dataloader(
         cache_dir=folder,
         batch_size=2,
