@@ -360,7 +360,12 @@ FEW_SAMPLES = 32_000
 
 
 def passes_line(config: RunConfig) -> str:
-    """How often each sample is seen, in words; empty where the card does not tell."""
+    """How often each sample is seen, in words; empty where the card does not tell.
+
+    Mock data are seen instead of a dataset, whose path is named then.
+    """
+    if config.dataset.mock and config.dataset.path:
+        return f"mock data: dataset.path={config.dataset.path} is not read (dataset.mock=true)"
     share = samples_a_pack(config)
     if share is None:
         return ""

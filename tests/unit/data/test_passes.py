@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from dit.config import Problems
+from dit.config.loading.describe import describe
 from dit.data import build_train_loader, data_lines, passes_line, steps_of_epochs
 from dit.data.preflight import FEW_SAMPLES, samples_a_pack
 from tests.unit.data.conftest import SIZES
@@ -73,6 +74,9 @@ def test_a_run_from_scratch_that_sees_few_samples_says_so(config) -> None:
 def test_without_sizes_there_is_no_guess(config, shards) -> None:
     mock = shards.config(mock=True)
     assert passes_line(mock) == ""
+    given = replace(mock, dataset=replace(mock.dataset, path="mine"))
+    for said in (passes_line(given), describe(given, world_size=1)):
+        assert "dataset.path=mine is not read" in said
     with pytest.raises(Problems, match=r"train\.epochs=2 counts passes .* set train\.train_iters"):
         steps_of_epochs(replace(mock, train=replace(mock.train, epochs=2.0)))
 

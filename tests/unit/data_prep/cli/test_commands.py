@@ -1,6 +1,7 @@
 """The command line, as a person types it."""
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,10 +12,12 @@ import pytest
 import torch
 from PIL import Image
 
+from data_prep.cli.next_command import training_command
 from data_prep.cli.parser import main
 from dit.codecs import vae
 from dit.codecs.text import ByteTable
 from dit.command_line import python
+from dit.parsing import parse_yaml
 from tests.warm_python import warm_python
 
 
@@ -51,6 +54,13 @@ def test_digits(tmp_path: Path, repo_root: Path, read_samples) -> None:
     again = run("digits", "--output_dir", out, folder=repo_root)
     assert again.returncode == 1 and "--overwrite" in again.stderr
     assert "Traceback" not in again.stderr
+
+
+@pytest.mark.parametrize("folder", ["2024", "1e5", "null", "a: b # c", "data/my photos", 'a"b'])
+def test_the_next_command_names_any_folder(folder: str) -> None:
+    words = shlex.split(training_command(Path(folder), "conf/dit_debug.yaml", {}))
+    key, _, value = words[-1].partition("=")
+    assert key == "dataset.path" and parse_yaml(value).values == folder
 
 
 def test_a_nested_folder_of_images(
