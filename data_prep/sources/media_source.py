@@ -311,9 +311,10 @@ def _numbers(line: Timeline | None, window: KeptFrames) -> tuple[int, ...]:
 
 
 def _notes_of(line: Timeline | None, window: KeptFrames) -> Iterator[str]:
-    """Notes on missing frames and on a variable frame rate."""
+    """Notes on how frames look, on missing ones and on a variable frame rate."""
     if line is None:
         return
+    yield from line.flaws
     if line.lost:
         yield "first frames left out, which need frames before the file begins"
     if line.is_uneven and window.fps is not None:
