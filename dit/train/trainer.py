@@ -82,6 +82,7 @@ from dit.train.train_state import Export, Samples, Start, TrainState
 from dit.train.validation import read_validation_packs, validation_round
 
 Values = dict[str, Any]
+_VALIDATING = "validating"
 
 
 class ExitCode(IntEnum):
@@ -273,6 +274,7 @@ def check_clean_level(config: RunConfig) -> None:
 def _train(run: TrainState, logger: RunLogger, stop_signals: StopSignals) -> ExitCode:
     c = run.config
     if c.validation.at_start and run.progress.step == 0:
+        logger.busy(_VALIDATING)
         losses, samples = validation_round(run)
         logger.log_start(losses)
         logger.log_samples(samples)
@@ -282,6 +284,8 @@ def _train(run: TrainState, logger: RunLogger, stop_signals: StopSignals) -> Exi
             finish_save(run, logger)
         step = run.progress.step
         due = c.train.eval_interval and (step % c.train.eval_interval == 0 or _is_last(run))
+        if due:
+            logger.busy(_VALIDATING)
         losses, samples = validation_round(run) if due else ({}, None)
         logger.log_step(values | losses, skipped)
         logger.log_samples(samples)

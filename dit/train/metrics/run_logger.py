@@ -75,6 +75,11 @@ class RunLogger:
         if self.terminal is not None:
             self.terminal.print(text)
 
+    def busy(self, activity: str) -> None:
+        """Shows in a terminal what takes long between two steps."""
+        if self.terminal is not None:
+            self.terminal.busy(activity)
+
     def info_cost(self) -> None:
         """Prints device hours since this start, with price and energy where the user gives them.
 

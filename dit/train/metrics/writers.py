@@ -232,6 +232,11 @@ class Terminal:
         if self.console.is_terminal and self.console.color_system is not None and pictures:
             self.console.print(half_blocks(pictures, columns=self.console.width))
 
+    def busy(self, activity: str) -> None:
+        """What the run does between two steps, in the place of the values of the last one."""
+        if self.bar is not None:
+            self.bar.update(self.task, description=activity)
+
     def step(self, values: Values) -> None:
         step = int(values["step"])
         self.first = self.first or (step, time.monotonic())
