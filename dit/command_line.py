@@ -1,9 +1,13 @@
-"""What is wrong with words of a command line that no option takes."""
+"""Command lines: what is wrong with a word that no option takes, and commands to type next."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 
 
 def not_an_option(words: Sequence[str], options: Iterable[str]) -> str:
@@ -13,3 +17,12 @@ def not_an_option(words: Sequence[str], options: Iterable[str]) -> str:
     name = words[0].partition("=")[0]
     near = get_close_matches(name, list(options), n=1, cutoff=0.7)
     return f"{name} is no option" + "".join(f", {option} is" for option in near)
+
+
+def python() -> str:
+    """What to type for this Python: its path where `python` is another one, or none."""
+    found, mine = shutil.which("python"), Path(sys.executable)
+    # The Pythons of all environments are links to one file, so their folders tell them apart.
+    if found and Path(found).parent == mine.parent and Path(found).samefile(mine):
+        return "python"
+    return os.path.normpath(mine)

@@ -5,14 +5,25 @@ And numbers as both show them.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
 from typing import TypeVar
 
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, ProgressColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Task as RichTask
+from rich.table import Column
 from rich.text import Text
 
 # (activity, parts in all or 0, parts done before) -> context manager of a function that takes the
@@ -20,13 +31,22 @@ from rich.text import Text
 Track = Callable[[str, int, int], AbstractContextManager[Callable[[int], None]]]
 
 T = TypeVar("T")
-_LINES = 10  # progress lines of an activity where there is no terminal
-_PARTS_A_LINE = 10_000  # where the number of parts is not known in advance
+# Where there is no terminal: a line after each tenth, or after so many parts where their number is
+# not known; no two lines within five seconds, and one each minute.
+_LINES = 10
+_PARTS_A_LINE = 10_000
+_APART_S = 5
+_SILENT_S = 60
 
 
 def brief(number: float) -> str:
     """Three digits, or all before the point: 0.0123, 4.5, 12,345."""
     return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
+
+
+def in_words(seconds: float) -> str:
+    """Time left, as hours, minutes and seconds: 0:02:41 left."""
+    return f"{timedelta(seconds=round(seconds))} left"
 
 
 def no_progress(*_: object) -> AbstractContextManager[Callable[[int], None]]:
@@ -35,7 +55,7 @@ def no_progress(*_: object) -> AbstractContextManager[Callable[[int], None]]:
 
 
 def progress_on(console: Console, *, quiet_s: float = 0.0) -> Track:
-    """A bar on a terminal, else a plain line after each tenth; both with rate and time left.
+    """A bar on a terminal, else a few plain lines; both with rate and time left.
 
     Parts of an earlier run count as done, but not for the rate. Lines begin `quiet_s` seconds after
     the activity: what is over by then leaves no line in a log.
@@ -43,30 +63,33 @@ def progress_on(console: Console, *, quiet_s: float = 0.0) -> Track:
 
     @contextmanager
     def bar(activity: str, total: int, done: int) -> Iterator[Callable[[int], None]]:
-        columns = (*Progress.get_default_columns(), MofNCompleteColumn(), _Rate())
-        with Progress(*columns, console=console, transient=quiet_s > 0) as progress:
+        columns = (TextColumn(activity), *COUNTED, TaskProgressColumn(), _Rate())
+        with one_line(console, *columns, transient=quiet_s > 0) as progress:
             task = progress.add_task(activity, total=total or None, completed=done, before=done)
             yield lambda count: progress.advance(task, count)
 
     @contextmanager
     def lines(activity: str, total: int, done: int) -> Iterator[Callable[[int], None]]:
         now, start = done, time.monotonic()
+        told, told_at = now, start  # by the last line
+        step = total / _LINES if total else _PARTS_A_LINE
 
         def advance(count: int) -> None:
-            nonlocal now
-            step = total / _LINES if total else _PARTS_A_LINE
-            before, now = now, now + count
-            seconds = max(1e-9, time.monotonic() - start)
-            if now // step > before // step and seconds >= quiet_s:
-                rate = (now - done) / seconds
-                speed = f"{rate:.0f}/s" if rate >= 10 else f"{rate:.2g}/s"
-                left = f" of {total}, {speed}, {(total - now) / rate:.0f} s left"
-                text = f"{activity} {now}{left if total else f', {speed}'}"
-                console.print(text, markup=False, highlight=False, soft_wrap=True)
+            nonlocal now, told, told_at
+            now, clock = now + count, time.monotonic()
+            silent, seconds = clock - told_at, max(1e-9, clock - start)
+            due = silent >= _SILENT_S or (silent >= _APART_S and now - told >= step)
+            if not count or seconds < quiet_s or not (due or now == total):
+                return
+            told, told_at = now, clock
+            rate = (now - done) / seconds
+            left = f" of {total}, {_speed(rate)}, {in_words((total - now) / rate)}"
+            text = f"{activity} {now}{left if total else f', {_speed(rate)}'}"
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
 
         yield advance
 
-    return bar if console.is_terminal else lines
+    return bar if console.is_interactive else lines
 
 
 def tracked(parts: Sequence[T], activity: str, track: Track) -> Iterator[T]:
@@ -77,9 +100,36 @@ def tracked(parts: Sequence[T], activity: str, track: Track) -> Iterator[T]:
             advance(1)
 
 
+COUNTED = (
+    MofNCompleteColumn(table_column=Column(no_wrap=True)),
+    BarColumn(20, table_column=Column(no_wrap=True)),
+    TimeRemainingColumn(table_column=Column(no_wrap=True)),
+)
+"""How much is done, and the time left: what a narrow terminal must show, too."""
+
+
+def one_line(console: Console, *columns: ProgressColumn, transient: bool = False) -> Progress:
+    """A bar with these columns; in a narrow terminal a `Shortened` column gives way."""
+    # By default rich takes speeds from the last 30 seconds: with slower parts it never knows one.
+    return Progress(*columns, console=console, transient=transient, speed_estimate_period=math.inf)
+
+
+class Shortened(ProgressColumn):
+    """The description of a task, cut where the line ends."""
+
+    def render(self, task: RichTask) -> Text:
+        return Text(task.description, no_wrap=True, overflow="ellipsis")
+
+
 class _Rate(ProgressColumn):
-    """Parts a second."""
+    """Parts a second, or seconds a part."""
 
     def render(self, task: RichTask) -> Text:
         done = task.completed - task.fields["before"]
-        return Text(f"{done / task.elapsed:.1f}/s" if task.elapsed else "")
+        return Text(_speed(done / task.elapsed) if done and task.elapsed else "", no_wrap=True)
+
+
+def _speed(rate: float) -> str:
+    if rate < 1:
+        return f"{brief(1 / rate)} s each"
+    return f"{rate:.0f}/s" if rate >= 10 else f"{rate:.2g}/s"

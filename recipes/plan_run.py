@@ -1,4 +1,4 @@
-"""What a run would take on so many devices: memory, traffic, time by kind of cost, by layout.
+"""What a run takes on so many GPUs, for each layout: memory, communication and time.
 
     python recipes/plan_run.py --config-file conf/dit_xl_video.yaml --gpus 64 --device h100
 

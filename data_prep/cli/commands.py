@@ -41,9 +41,9 @@ from data_prep.sources.folders import FolderCollection
 from data_prep.writing.dataset_folder import (
     PAGE_NAME,
     SUMMARY_NAME,
+    check_folder,
     check_source_outside,
     locked_folder,
-    prepare_folder,
 )
 from dit.codecs import text, vae
 from dit.codecs.dataset_card import read_card
@@ -242,7 +242,7 @@ def _report(args: argparse.Namespace, packing: Packing, summary: Summary) -> int
 def _plan(args: argparse.Namespace, packing: Packing) -> int:
     if packing.ranks.rank > 0:
         return 0
-    prepare_folder(args.output_dir, overwrite=args.overwrite)
+    check_folder(args.output_dir, overwrite=args.overwrite)  # a plan removes no dataset
     plan, judged_by = packing.plan(), Judged.HEADERS
     if args.plan == "decode":
         plan, judged_by = packing.decode_all(plan), Judged.DECODING

@@ -67,16 +67,16 @@ def add_inputs(parser: ArgumentParser) -> None:
         metavar="DIR",
         help="Masks of the loss for --image_dir and --video_dir: pictures or videos at the same"
         " relative paths, of the same sizes, with any file ending. White counts fully, black not"
-        " at all; a medium without a mask counts fully. (--dataset_config: mask_path)",
+        " at all; a file without a mask counts fully. (--dataset_config: mask_path)",
     )
     group.add_argument(
         "--control_dir",
         action="append",
         type=Path,
         metavar="DIR",
-        help="Control pictures for editing models: each medium of --image_dir and --video_dir"
+        help="Control pictures for editing models: each file of --image_dir and --video_dir"
         " before the edit that its caption asks for, at the same relative path, with any file"
-        " ending. Repeat it for a second picture of each. A medium without its picture is"
+        " ending. Repeat it for a second picture of each. A file without its picture is"
         " refused. (--dataset_config: control_path; or a column control_path of a table of"
         " captions)",
     )
@@ -97,7 +97,7 @@ def add_pictures(parser: ArgumentParser) -> None:
         "--bucketing",
         choices=("native", "aspect"),
         default="native",
-        help="native keeps the size of each medium, cropped to --size_multiple; aspect chooses the"
+        help="native keeps the size of each file, cropped to --size_multiple; aspect chooses the"
         " bucket within the pixel budget with the nearest aspect ratio. (default: %(default)s)",
     )
     group.add_argument(
@@ -131,7 +131,7 @@ def add_pictures(parser: ArgumentParser) -> None:
         "--reference_size",
         choices=[str(choice) for choice in ReferenceFit],
         help="Size of control pictures: own, cropped to --size_multiple, within the same budget;"
-        " target, that of the medium; published, that of the processor's pipeline (FLUX"
+        " target, that of the edited picture; published, that of the processor's pipeline (FLUX"
         " Kontext: its list of resolutions; Qwen-Image-Edit: a megapixel). (default: target)",
     )
     group.add_argument(
@@ -230,7 +230,7 @@ def add_captions(parser: ArgumentParser) -> None:
     group.add_argument(
         "--missing_caption",
         choices=[str(choice) for choice in MissingCaption],
-        help="For a medium without a caption: take its file name, with spaces for underscores; take"
+        help="For a file without a caption: take its name, with spaces for underscores; take"
         " the empty caption; or refuse it. (default: filename; empty in a TOML file of"
         " --dataset_config, as in diffusion-pipe)",
     )
@@ -238,7 +238,7 @@ def add_captions(parser: ArgumentParser) -> None:
         "--several_captions",
         choices=[str(choice) for choice in SeveralCaptions],
         default=str(SeveralCaptions.ALL),
-        help="For a medium with several captions: a sample for each, the first, or one chosen by a"
+        help="For a file with several captions: a sample for each, the first, or one chosen by a"
         " hash of the file name. (default: %(default)s)",
     )
 

@@ -2,21 +2,47 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from dit.codecs.text import TextEncoder
 from dit.codecs.vae import Codec
 from dit.codecs.vae.autoencoder import Autoencoder
+from dit.command_line import python
+from dit.parsing import YamlError, parse_yaml
 
 
 def training_command(folder: Path, config: str, overrides: Mapping[str, Any]) -> str:
     """The command that trains on `folder`, ready for a shell."""
-    words = ["python", "-m", "torch.distributed.run", "--nproc-per-node", "1"]
-    words += ["recipes/pretrain_dit.py", "--config-file", config, f"dataset.path={folder}"]
+    words = [python(), "-m", "torch.distributed.run", "--nproc-per-node", "1"]
+    words += [*_recipe(config), f"dataset.path={_quoted(str(folder))}"]
     return shlex.join(words + [f"{key}={value}" for key, value in overrides.items()])
+
+
+def _recipe(config: str) -> list[str]:
+    """Script and configuration: those of a checkout in this folder, else of the installed one."""
+    installed = find_spec("recipes")
+    if Path("recipes/pretrain_dit.py").is_file() or installed is None or not installed.origin:
+        return ["recipes/pretrain_dit.py", "--config-file", config]
+    return [
+        "-m",
+        "recipes.pretrain_dit",
+        "--config-file",
+        str(Path(installed.origin).parent / config),
+    ]
+
+
+def _quoted(text: str) -> str:
+    """A text for a key of the configuration: what YAML reads as anything else is quoted."""
+    try:
+        is_text = parse_yaml(text).values == text
+    except YamlError:
+        is_text = False
+    return text if is_text else json.dumps(text, ensure_ascii=False)
 
 
 def tuning_of(codec: Codec, text: TextEncoder) -> tuple[str, dict[str, str], str | None] | None:

@@ -65,7 +65,7 @@ def write_inspection(
                     "bucket": one.bucket,
                     "facts": f"{one.key}, {report.name}, [{shape}]",
                     "group": duplicates.group_of.get(sample, 0),
-                    "repeats": duplicates.captions[one.caption],
+                    "repeats": duplicates.repeats_of(one.caption),
                     **{name: value for name, value in about.items() if value},
                 }
             )

@@ -1,4 +1,7 @@
-"""Samples that come more than once: pictures that look alike, and captions that repeat."""
+"""Samples that come more than once: pictures that look alike, and captions that repeat.
+
+Samples of one file alone (its captions, sizes, frames or repeats) are no duplicates.
+"""
 
 # F frames, H rows, W columns; N samples, U different hashes
 
@@ -116,6 +119,8 @@ class Duplicates:
     looks: list[Looks | None] = field(default_factory=list)
     compared: bool = True
     """Whether pixels or latents were at hand."""
+    _first: dict[str, str] = field(default_factory=dict)  # caption -> the first file with it
+    _shared: set[str] = field(default_factory=set)  # captions of several files
     groups: list[list[int]] = field(default_factory=list)
     group_of: dict[int, int] = field(default_factory=dict)
     """Number of a sample -> number of its group, from 1."""
@@ -123,17 +128,25 @@ class Duplicates:
     def add(self, name: str, caption: str, looks: Looks | None) -> None:
         self.names.append(name)
         self.captions[caption] += 1
+        if self._first.setdefault(caption, name) != name:
+            self._shared.add(caption)
         self.looks.append(looks)
 
     def finish(self) -> None:
         """Compares the looks of all samples."""
-        self.groups = sorted(near_groups(self.looks), key=len, reverse=True)
+        found = near_groups(self.looks)
+        several = [group for group in found if len({self.names[one] for one in group}) > 1]
+        self.groups = sorted(several, key=len, reverse=True)
         self.group_of = {one: n for n, group in enumerate(self.groups, start=1) for one in group}
 
     @property
     def repeated(self) -> list[tuple[str, int]]:
-        """Captions that come more than once, and how often."""
-        return [(caption, count) for caption, count in self.captions.most_common() if count > 1]
+        """Captions of several files, and how many samples have them."""
+        return [found for found in self.captions.most_common() if found[0] in self._shared]
+
+    def repeats_of(self, caption: str) -> int:
+        """Samples with this caption, if several files have it; else 1."""
+        return self.captions[caption] if caption in self._shared else 1
 
     @property
     def summary(self) -> dict[str, int]:

@@ -26,8 +26,9 @@ pictures/old_cat.jpg.json or pictures/old_cat.json; the whole text of pictures/o
 pictures/old_cat.txt; the row that a table gives it (meta.json, captions.json, videos2caption.json,
 *.jsonl, *.csv; tables in pictures/ before those in the folders above, and by name in one folder);
 the caption column of a dataset; else what --missing_caption says. --caption_format looks at one
-kind alone. Names in tables are paths relative to the table. An empty text file is an empty caption.
-A .json file without the field, and with no .txt file beside it, is refused. Texts are UTF-8.
+kind alone. Names in tables are paths relative to the table, or absolute. An empty text file is an
+empty caption. A .json file without the field, and with no .txt file beside it, is refused. Texts
+are UTF-8.
 """
 
 
@@ -257,10 +258,9 @@ def caption(text: str, *, origin: str, loss_weight: float | None = None) -> Capt
     """
     try:
         text.encode()
-    except UnicodeEncodeError as error:  # half of a surrogate pair, from JSON or a file name
-        raise RefusedError(
-            Reason.BAD_CAPTION, f"{origin} gives no valid Unicode: {error}"
-        ) from error
+    except UnicodeEncodeError as error:  # bytes of a file name or of a table
+        why = f"{origin} has bytes that are not UTF-8: {short_repr(text)}; write it in UTF-8"
+        raise RefusedError(Reason.BAD_CAPTION, why) from error
     if "\0" in text:
         raise RefusedError(Reason.BAD_CAPTION, f"{origin} gives a text with a NUL in it")
     return Caption(text=text.strip(), origin=origin, loss_weight=loss_weight)

@@ -102,7 +102,7 @@ def _damage_refused() -> Iterator[None]:
         yield
     except UnidentifiedImageError as error:
         raise RefusedError(
-            Reason.NO_IMAGE, "its first bytes belong to none, or end too early"
+            Reason.NO_IMAGE, "it is of another kind, or cut short; convert it to JPEG or PNG"
         ) from error
     except Image.DecompressionBombError as error:
         raise RefusedError(Reason.TOO_LARGE, str(error)) from error

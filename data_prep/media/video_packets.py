@@ -86,7 +86,8 @@ def open_video(file: Path | BinaryIO) -> Iterator[tuple[Any, Any]]:
             # Titles may have any encoding; they are not used here.
             container = av.open(stream, "r", metadata_errors="replace")
         except (FFmpegError, OSError, ValueError) as error:
-            raise RefusedError(Reason.NO_VIDEO, str(error)) from error
+            why = getattr(error, "strerror", None) or str(error)  # without the path
+            raise RefusedError(Reason.NO_VIDEO, why) from error
         with container:
             video = _first_film(container)
             video.thread_type = "NONE"  # with threads, errors of the last frames are lost

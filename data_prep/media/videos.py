@@ -12,7 +12,7 @@ from fractions import Fraction
 from itertools import islice, pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from PIL import Image
 
@@ -28,7 +28,12 @@ from data_prep.media.video_packets import (
 )
 from data_prep.refusals import Reason, RefusedError
 
-ENDINGS = frozenset((".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".ts"))
+ENDINGS = frozenset((
+    ".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".ts", ".mts", ".m2ts",
+    ".3gp", ".flv", ".ogv", ".wmv",
+))  # fmt: skip
+_HDR = frozenset((16, 18))
+"""Transfer characteristics PQ and HLG (ITU-T H.273, table 3)."""
 _UNEVEN = 0.1  # part by which distances between frames may differ at a constant rate
 _BACK = 10  # seconds; usual distance between key frames
 _REORDERED = 16  # frames that a codec reorders, at most
@@ -46,6 +51,7 @@ class Timeline:
     duration: float  # seconds, including the last frame
     lost: int = 0  # frames at the start that cannot be decoded: they need frames before the file
     by_number: bool = False  # decoded frames have no times: they are found by counting
+    flaws: tuple[str, ...] = ()  # why its frames do not look as a player shows them
 
     @property
     def fps(self) -> float:
@@ -79,7 +85,7 @@ def timeline(file: Path | BinaryIO) -> Timeline:
         found = scan(container, video, is_whole=is_whole)
         tick = Fraction(video.time_base)
         pace = float(video.average_rate or 25)
-    size, shown, by_number = _shown(file, found)
+    first, shown, by_number = _shown(file, found)
     if "mpeg" in found.format and _has_hole(shown):
         raise RefusedError(Reason.VIDEO_DAMAGED, "frames before its last ones are missing")
     end = _end(found, shown, tick)
@@ -88,13 +94,14 @@ def timeline(file: Path | BinaryIO) -> Timeline:
         detail = f"it ends at {ends:.1f} s, its header says {found.promised_end:.1f} s"
         raise RefusedError(Reason.VIDEO_DAMAGED, detail)
     return Timeline(
-        width=size[0],
-        height=size[1],
+        width=first.size[0],
+        height=first.size[1],
         shown=tuple(shown),
         tick=tick,
         duration=float((end - shown[0]) * tick),
         lost=sum(at < shown[0] for at in found.times),
         by_number=by_number,
+        flaws=first.flaws,
     )
 
 
@@ -122,46 +129,61 @@ def _end(found: PacketScan, shown: list[int], tick: Fraction) -> int:
     return shown[-1] + (last or gap or max(1, round(1 / (25 * tick))))
 
 
-def _shown(file: Path | BinaryIO, found: PacketScan) -> tuple[tuple[int, int], list[int], bool]:
-    """Size and times of the frames, and whether decoded frames lack times."""
+class _FirstFrame(NamedTuple):
+    size: tuple[int, int]  # upright
+    flaws: tuple[str, ...]
+
+
+def _shown(file: Path | BinaryIO, found: PacketScan) -> tuple[_FirstFrame, list[int], bool]:
+    """The first frame, the times of all, and whether decoded frames lack times."""
     most = 1 if found.tells_all else None
     try:
-        size, times = _sizes_and_times(file, _all, most)
+        first, times = _first_and_times(file, _all, most)
     except RefusedError:
-        size, times = _sizes_and_times(file, _without_leading, most)
+        first, times = _first_and_times(file, _without_leading, most)
         is_counted = False
     else:
         is_counted = True
     if found.tells_all:
-        return size, found.times, False
+        return first, found.times, False
     given = [at for at in times if at is not None]
     if given == sorted(set(given)) and len(given) == len(times):
-        return size, given, False
+        return first, given, False
     # Decoded frames come in the right order even where their times are wrong.
     for candidates in (found.times, sorted(set(given))):
         if is_counted and len(candidates) == len(times):
-            return size, candidates, True
+            return first, candidates, True
     raise RefusedError(Reason.VIDEO_DAMAGED, "the times of its frames do not rise")
 
 
-def _sizes_and_times(
+def _first_and_times(
     file: Path | BinaryIO, decode: Decode, most: int | None = None
-) -> tuple[tuple[int, int], list[int | None]]:
-    """Upright size of the first frame, and times of `most` frames.
+) -> tuple[_FirstFrame, list[int | None]]:
+    """The first frame, and times of `most` frames.
 
     Raises:
         RefusedError: one of them cannot be decoded, or there is none.
     """
-    size, times = None, []
+    first, times = None, []
     with open_video(file) as (container, video):
         for frame in islice(decode(container, video), most):
             times.append(frame.pts)
-            if size is None:
+            if first is None:
                 wide, high = _square(frame, video.sample_aspect_ratio)
                 size = (high, wide) if frame.rotation % 180 else (wide, high)
-    if size is None:
+                first = _FirstFrame(size, _flaws_of(frame, video.codec_context))
+    if first is None:
         raise RefusedError(Reason.VIDEO_DAMAGED, "no frame of it can be decoded")
-    return size, times
+    return first, times
+
+
+def _flaws_of(frame: Any, codec: Any) -> tuple[str, ...]:
+    flaws = ()
+    if codec.color_trc in _HDR:
+        flaws += ("HDR video: colours are pale, as those of SDR are assumed; convert it to SDR",)
+    if frame.interlaced_frame:
+        flaws += ("interlaced video: a frame has the lines of two moments; deinterlace it",)
+    return flaws
 
 
 def _square(frame: Any, aspect: Fraction | None) -> tuple[int, int]:

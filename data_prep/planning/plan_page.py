@@ -76,7 +76,7 @@ def _rows(plan: PackingPlan, source: Source, folder: Path, duplicates: Duplicate
             row["video"] = entry.kind == "video"
         if not entry.refused:
             row["group"] = duplicates.group_of.get(packed, 0)
-            row["repeats"] = duplicates.captions[entry.caption]
+            row["repeats"] = duplicates.repeats_of(entry.caption)
             packed += 1
             if number % step == 0 and pictures < _PICTURES:
                 row["picture"] = _picture(source, entry)

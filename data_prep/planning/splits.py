@@ -118,5 +118,5 @@ def all_in_train_notice(found: Counter[Split]) -> str:
     return (
         f"all {found.total()} samples are in train: the default --split {DEFAULT_SPLIT} leaves one"
         " of its parts empty. Training validates on them with"
-        " dataset.use_train_split_for_val=true; give --split, such as 0.5,0.5,0, to keep some apart"
+        " dataset.use_train_split_for_val=true; give --split, such as 0.5,0.5,0, to hold some out"
     )

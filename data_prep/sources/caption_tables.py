@@ -1,7 +1,7 @@
 """Caption tables, files with captions of many media: meta.json, captions.json, JSON lines, CSV.
 
-Names in a table are paths relative to its folder. A bare file name also finds a medium in a folder
-below, if only one medium there has this name.
+Names in a table are paths relative to its folder, or absolute paths into it. A bare file name also
+finds a medium in a folder below, if only one medium there has this name.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from data_prep.media.captions import (
@@ -24,7 +24,7 @@ from data_prep.media.captions import (
     weight_of,
 )
 from data_prep.refusals import Reason, RefusedError, short_repr
-from data_prep.sources.table_rows import Rows, rows_of
+from data_prep.sources.table_rows import OUTSIDE, Rows, rows_of
 
 _JSON_NAMES = {"meta.json": "meta_json", "captions.json": "meta_json"}
 _JSON_NAMES |= {"videos2caption.json": "meta_json", "metadata.json": "meta_json"}
@@ -58,6 +58,8 @@ class CaptionTables:
     caption_field: str
     """The field that holds the caption; `caption` stands for all of `CAPTION_FIELDS`."""
     read: Callable[[str], bytes]
+    root: Path | None = None
+    """The input folder, for rows with absolute paths; None: they match nothing."""
     control: Callable[[str], ControlPicture] | None = None
     """The control picture at a path; None: tables name none."""
     _parsed: dict[str, Rows] = field(default_factory=dict)
@@ -89,7 +91,9 @@ class CaptionTables:
             lost += [
                 f"{name!r} in {path}"
                 for name in names
-                if "\0" in name or not exists(posixpath.normpath(posixpath.join(folder, name)))
+                if "\0" in name
+                or name.startswith(OUTSIDE)
+                or not exists(posixpath.normpath(posixpath.join(folder, name)))
             ]
         if lost:
             counts[f"row of a caption table that matches no file, the first {lost[0]}"] = len(lost)
@@ -178,13 +182,21 @@ class CaptionTables:
     def _rows(self, path: str) -> Rows:
         if path not in self._parsed:
             try:
-                self._parsed[path] = rows_of(path, self.read(path), table_format(path))
+                content, folders = self.read(path), self._folders(path)
+                self._parsed[path] = rows_of(path, content, table_format(path), folders=folders)
             except (RefusedError, OSError) as error:
                 why = error.detail if isinstance(error, RefusedError) else str(error.strerror)
                 unread = Rows(path=path)
                 unread.add_problem(why)
                 self._parsed[path] = unread
         return self._parsed[path]
+
+    def _folders(self, path: str) -> tuple[str, ...]:
+        """The absolute path of the folder of a table, as it was given and without links."""
+        if self.root is None:
+            return ()
+        folder = self.root.absolute() / PurePosixPath(path).parent
+        return posixpath.normpath(folder), str(folder.resolve())
 
 
 def _control_paths(path: str, row: dict[str, Any], *, quiet: bool = False) -> list[str]:

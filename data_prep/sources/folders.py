@@ -101,8 +101,6 @@ class FolderCollection:
     controls: tuple[ControlFolder, ...] = ()
     """Control pictures of edits; nor do these folders."""
     output: Path | None = None
-    """The folder that is written to, and holds sample pictures; nor does it."""
-    output: Path | None = None
     """Folder that is written to; its sample pictures are no media."""
 
     @property
@@ -225,6 +223,7 @@ class FolderCollection:
                 media=media,
                 caption_field=field,
                 read=read,
+                root=self.root,
                 control=lambda path: self._control(path, members),
             ),
             read=read,

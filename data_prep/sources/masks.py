@@ -76,7 +76,7 @@ class MaskFolder:
             other = found.setdefault(name_of(path), path)
             if other != path:
                 raise PrepError(
-                    f"{self.option} {self.root}: {other} and {path} are masks of the same medium;"
+                    f"{self.option} {self.root}: {other} and {path} are masks of the same file;"
                     " remove one"
                 )
         return found
@@ -94,12 +94,13 @@ class MaskFolder:
             raise _refused(path, f"{error.reason} ({error.detail})") from error
         except OSError as error:
             raise _refused(path, str(error.strerror)) from error
+        of = "picture" if line is None else "video"
         if own != size:
-            sizes = f"{own[0]} x {own[1]} pixels, and its medium {size[0]} x {size[1]}"
+            sizes = f"{own[0]} x {own[1]} pixels, and its {of} {size[0]} x {size[1]}"
             raise _refused(path, f"it has {sizes}; give both the same size")
         frames = 1 if line is None else len(line.shown)
         if of_mask is not None and len(of_mask.shown) != frames:
-            counts = f"{len(of_mask.shown)} frames, and its medium {frames}"
+            counts = f"{len(of_mask.shown)} frames, and its {of} {frames}"
             raise _refused(path, f"it has {counts}; give as many, or a picture for all frames")
         stamp = f"{status.st_size}-{status.st_mtime_ns}"
         return FoundMask(path=path, stamp=stamp, line=None if line is None else of_mask)

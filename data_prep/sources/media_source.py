@@ -127,7 +127,7 @@ class MediaSource:
                 for (what, _), left in zip(beside, spare, strict=False):
                     if left:
                         first = min(left.values())
-                        self.ignored[f"{what} without a medium, the first {first}"] += len(left)
+                        self.ignored[f"{what} of no file, the first {first}"] += len(left)
 
     def _without_uncaptioned(self, given: Input, entries: list[Entry]) -> list[Entry]:
         """The samples of a medium, unless `skips_uncaptioned` leaves it out."""
@@ -311,9 +311,10 @@ def _numbers(line: Timeline | None, window: KeptFrames) -> tuple[int, ...]:
 
 
 def _notes_of(line: Timeline | None, window: KeptFrames) -> Iterator[str]:
-    """Notes on missing frames and on a variable frame rate."""
+    """Notes on how frames look, on missing ones and on a variable frame rate."""
     if line is None:
         return
+    yield from line.flaws
     if line.lost:
         yield "first frames left out, which need frames before the file begins"
     if line.is_uneven and window.fps is not None:

@@ -74,7 +74,7 @@ class ControlFolder:
             if other != path:
                 raise PrepError(
                     f"{self.option} {self.root}: {other} and {path} are control pictures of the"
-                    " same medium; remove one"
+                    " same file; remove one"
                 )
         return found
 

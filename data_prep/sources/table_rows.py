@@ -15,6 +15,8 @@ from data_prep.media.captions import decode_utf8
 from data_prep.refusals import Reason, RefusedError, short_repr
 from dit.parsing import parse_json
 
+OUTSIDE = ("/", "../")
+"""How a normalised path begins that does not lead into the folder of the table."""
 NAME_FIELDS = ("file_name", "filename", "path", "name", "file", "image", "video")
 
 
@@ -23,7 +25,9 @@ class Rows:
     """The rows of a table."""
 
     path: str
-    by_name: dict[str, Any] = field(default_factory=dict)  # normalised path -> row
+    folders: tuple[str, ...] = ()
+    """Absolute paths of the folder of the table."""
+    by_name: dict[str, Any] = field(default_factory=dict)  # path relative to that folder -> row
     """In place of a row that cannot be used stands a RefusedError."""
     repeated: int = 0
     """Rows that a later row of the same name replaces."""
@@ -37,9 +41,18 @@ class Rows:
                 f"row {number} has a name in none of the fields {named}: {short_repr(row)}"
             )
             return
-        name = posixpath.normpath(name)
+        name = self._relative(posixpath.normpath(name))
         self.repeated += name in self.by_name
         self.by_name[name] = row
+
+    def _relative(self, name: str) -> str:
+        """An absolute path, or one that leaves the folder and returns, as relative path."""
+        if name.startswith(OUTSIDE):
+            for folder in self.folders:
+                inside = posixpath.relpath(posixpath.join(folder, name), folder)
+                if not inside.startswith(OUTSIDE):
+                    return inside
+        return name
 
     def add_problem(self, why: str) -> None:
         self.problem = self.problem or self.refusal(why)
@@ -48,9 +61,9 @@ class Rows:
         return RefusedError(Reason.BAD_CAPTION, f"{self.path}: {why}")
 
 
-def rows_of(path: str, content: bytes, form: str | None) -> Rows:
+def rows_of(path: str, content: bytes, form: str | None, *, folders: tuple[str, ...] = ()) -> Rows:
     """The rows of the table at `path`; `form` is `jsonl`, `csv` or else one JSON document."""
-    rows = Rows(path=path)
+    rows = Rows(path=path, folders=folders)
     try:
         match form:
             case "jsonl":

@@ -100,6 +100,20 @@ def prepare_folder(folder: Path, *, overwrite: bool) -> None:
     Raises:
         PrepError: it holds other files, or a dataset that cannot be continued.
     """
+    found = check_folder(folder, overwrite=overwrite)
+    # `.nv-meta` first, so that the dataset is invalid from now on. Then leftovers of a killed
+    # removal, whose names the removal of the others needs.
+    for path in sorted(found, key=lambda p: (p.name != META, not p.name.endswith(TEMPORARY))):
+        if overwrite:
+            remove(path)
+
+
+def check_folder(folder: Path, *, overwrite: bool) -> list[Path]:
+    """Creates `folder`, and returns the files of an earlier packing in it.
+
+    Raises:
+        PrepError: it holds other files, or without `overwrite` a dataset that cannot be continued.
+    """
     if folder.exists() and not folder.is_dir():
         raise PrepError(f"--output_dir {folder} is a file; give a folder")
     folder.mkdir(parents=True, exist_ok=True)
@@ -113,16 +127,12 @@ def prepare_folder(folder: Path, *, overwrite: bool) -> None:
                 " no packing that could be continued; give another folder, or replace the dataset"
                 " in it with --overwrite"
             )
-        return
-    if foreign:
+    elif foreign:
         raise PrepError(
             f"--output_dir {folder} holds {foreign[0].name}, which no packing wrote, so"
             " --overwrite removes nothing; give another folder"
         )
-    # `.nv-meta` first, so that the dataset is invalid from now on. Then leftovers of a killed
-    # removal, whose names the removal of the others needs.
-    for path in sorted(found, key=lambda p: (p.name != META, not p.name.endswith(TEMPORARY))):
-        remove(path)
+    return found
 
 
 def _is_ours(path: Path) -> bool:

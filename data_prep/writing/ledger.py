@@ -160,4 +160,5 @@ class LedgerHeader:
 def changed_options(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """The options that differ, as `name: old -> new`."""
     names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-    return [f"{name}: {old.get(name)!r} -> {new.get(name)!r}" for name in names]
+    why = {"block_size": " (of the command: image or video)"}
+    return [f"{name}: {old.get(name)!r} -> {new.get(name)!r}{why.get(name, '')}" for name in names]

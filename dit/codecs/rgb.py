@@ -4,17 +4,20 @@
 
 from __future__ import annotations
 
+import io
+from functools import cache
+
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageCms
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """An image of any mode as RGB, on white where it is transparent.
+    """An image of any mode as sRGB, on white where it is transparent.
 
     Raises:
         ValueError: numbers of an unknown range, or a mode that cannot be converted to RGB.
     """
-    image = to_8_bits(image)
+    image = _in_srgb(to_8_bits(image))
     try:
         if image.has_transparency_data:
             paper = Image.new("RGBA", image.size, "white")
@@ -22,6 +25,30 @@ def to_rgb(image: Image.Image) -> Image.Image:
         return image.convert("RGB")
     except ValueError as error:
         raise ValueError(f"mode {image.mode}: {error}") from error
+
+
+def _in_srgb(image: Image.Image) -> Image.Image:
+    """The same picture, or its colours in sRGB where its profile is of another colour space.
+
+    Telephones write Display P3. A profile that does not fit the picture is ignored, as by browsers.
+    """
+    if not (content := image.info.get("icc_profile")):
+        return image
+    try:
+        profile = ImageCms.ImageCmsProfile(io.BytesIO(content))
+        if "srgb" in ImageCms.getProfileDescription(profile).lower():
+            return image
+        if image.mode in ("P", "PA", "LA"):
+            image = image.convert("RGBA" if image.has_transparency_data else "RGB")
+        mode = "RGBA" if image.mode == "RGBA" else "RGB"
+        return ImageCms.profileToProfile(image, profile, _srgb(), outputMode=mode) or image
+    except (ImageCms.PyCMSError, OSError, ValueError):
+        return image
+
+
+@cache
+def _srgb() -> ImageCms.ImageCmsProfile:
+    return ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB"))
 
 
 def to_8_bits(image: Image.Image) -> Image.Image:

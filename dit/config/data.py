@@ -77,12 +77,11 @@ class DatasetConfig:
     packing_buffer_size: int = 100
     """Samples that one round of packing chooses from; 64 are enough."""
     balance: Balance = Balance.NONE
-    """How data-parallel ranks get about the same cost per step. `flops_target` makes packs of one
-    cost where samples allow it, and orders the others; `flops` orders packs, so that all of a step
-    are alike."""
+    """How data-parallel ranks get about the same cost per step. `flops_target` forms packs of
+    similar cost where samples allow it; `flops` only chooses packs of similar cost for a step."""
     balance_packs: int = 64
     """Packs that each loader process holds to choose from; used where `balance` is not none. With
-    more, ranks cost more alike."""
+    more, the ranks' costs differ less."""
     sample_multiple: int = 16
     """Each sample is padded to a multiple of this many tokens, whatever the layout."""
     num_workers: int = 2

@@ -128,7 +128,7 @@ class ModelConfig:
     crossattn_emb_size: int = 1024
     """Width of the text embedding in the shards."""
     text_pad_to: int | TextPadding | None = None
-    """A number fills captions with zeros (Cosmos: 512), null none; stored: as shards have them."""
+    """Captions: as long as they are (null), padded with zeros (a number), or as stored (stored)."""
     precision: Precision = Precision.BF16
     """Type of weights and matrix products; levels, positions and loss are always float32."""
     tensor_model_parallel_size: int = 1

@@ -151,7 +151,7 @@ class FlowConfig:
     timestep_scale: float = 1000.0
     """Flow: the timestep input of the network is timestep_scale * t."""
     sampling_levels: SamplingLevels = SamplingLevels.LINEAR
-    """Flow: for sampling: linear, even (FLUX), unipc (Wan), karras, karras_to_sigma_min."""
+    """Flow: levels of samplers: linear, even (FLUX), unipc (Wan), karras, karras_to_sigma_min."""
     shift_terminal: float | None = None
     """Flow: stretches sampling levels so that the last one above 0 is this; null does not."""
     weighting: Weighting = Weighting.NONE

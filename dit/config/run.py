@@ -104,9 +104,9 @@ class LoggerConfig:
     wandb_mode: WandbMode | None = None
     """online, offline (kept in the run folder), or disabled; null is $WANDB_MODE, else online."""
     price_per_gpu_hour: float | None = None
-    """Price of one device for an hour, in any currency; the last lines of a run show its cost."""
+    """Price of one device for an hour; a run ends with what it cost since its start."""
     watts_per_gpu: float | None = None
-    """Watts that one device takes with its part of the machine; the last lines show the energy."""
+    """Watts that one device takes with its part of the machine; a run ends with its energy."""
 
     def __post_init__(self) -> None:
         check(

@@ -266,7 +266,7 @@ class DdpConfig:
     bucket_size: int | None = None
     """Parameters per communication bucket; null is Megatron-Core's choice."""
     dp_replicate_size: int = 1
-    """Groups of data-parallel ranks that each have the whole optimizer state, sharded within."""
+    """Groups of data-parallel ranks; each has the whole optimizer state, sharded inside it."""
 
     def __post_init__(self) -> None:
         check(

@@ -17,7 +17,7 @@ load_hf               a Diffusers folder as the start of a run, without an impor
 bridge                registration with NVIDIA's Megatron-Bridge; imported only when asked for
 errors                the error of this folder
 
-The names that Diffusers gives to a network and its tensors are told by the family
+The names that Diffusers gives to a network and its tensors come from the family
 (`Family.diffusers`), which `_class_name` or `model.family` chooses. Only `verify` and `bridge`
 build a network. All processes of the group call every function that converts, and share the files.
 A checkpoint of ours holds whole tensors, whichever layout wrote it, so no layout appears here.

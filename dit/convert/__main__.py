@@ -3,6 +3,7 @@
 import sys
 
 from dit.convert.cli import main
+from dit.distributed.entry import run
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

@@ -48,17 +48,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warnings.filterwarnings("ignore", module=module)
     warnings.filterwarnings("ignore", message="Please use DTensor instead")
     logging.getLogger("megatron.core.dist_checkpointing").setLevel(logging.CRITICAL)
-    started = _start()
+    started = False
     try:
+        started = _start()
         return args.run(args)
     except (ValueError, OSError) as error:
         _say(f"error: {error}", stream=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        _say("interrupted: nothing was written", stream=sys.stderr)
-        return 130
     finally:
-        _stop(started)
+        if started:
+            _stop()
 
 
 def convert_parser() -> argparse.ArgumentParser:
@@ -306,10 +305,10 @@ def _start() -> bool:
     return True
 
 
-def _stop(started: bool) -> None:
+def _stop() -> None:
     import torch.distributed as dist
 
-    if started and dist.is_initialized():
+    if dist.is_initialized():
         dist.destroy_process_group()
 
 

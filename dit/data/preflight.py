@@ -326,8 +326,13 @@ def samples_a_pack(config: RunConfig) -> float | None:
         return None  # of another tool, or damaged: the check of the data names that
     if not lengths:
         return None
-    packs = best_fit_decreasing(lengths, capacity=config.dataset.task_encoder_seq_length)
-    return len(lengths) / len(packs)
+    capacity = config.dataset.task_encoder_seq_length
+    filled = [
+        sum(lengths[i] for i in members) / capacity
+        for members in best_fit_decreasing(lengths, capacity=capacity)
+    ]
+    # A run has no last pack that waits for more samples.
+    return len(lengths) / (len(filled) - 1 + min(filled))
 
 
 def _lengths(card: dict[str, Any], config: RunConfig) -> list[int]:
@@ -355,7 +360,12 @@ FEW_SAMPLES = 32_000
 
 
 def passes_line(config: RunConfig) -> str:
-    """How often each sample is seen, in words; empty where the card does not tell."""
+    """How often each sample is seen, in words; empty where the card does not tell.
+
+    Mock data are seen instead of a dataset, whose path is named then.
+    """
+    if config.dataset.mock and config.dataset.path:
+        return f"mock data: dataset.path={config.dataset.path} is not read (dataset.mock=true)"
     share = samples_a_pack(config)
     if share is None:
         return ""

@@ -1,7 +1,8 @@
-"""The two layouts of a record in a shard, read into tensors: ours and DFM's.
+"""The layouts of a record, read into tensors: ours and DFM's in shards, AutoModel's in files.
 
 Ours: `.safetensors` (`latent`, `text`, further inputs) and `.json`; DFM's: `.pth` (latent),
-`.pickle` (text, for FLUX the pooled text too) and `.json`. Reading runs no code of the files.
+`.pickle` (text, for FLUX the pooled text too) and `.json`; AutoModel's: a dict of tensors and
+values for each sample. Reading runs no code of the files.
 """
 
 # C latent channels; F H W frames, rows, columns of the latent; L text tokens; E text width
@@ -246,6 +247,53 @@ def _read_dfm(parts: Mapping[str, Any], kinds: Kinds) -> ShardRecord:
         loss_weight=_loss_weight(about),
         unknown=tuple(sorted(present - kinds.keys())),
     )
+
+
+def read_automodel(
+    content: dict[str, Any], kinds: Kinds = TEXT_ALONE, *, whole: bool = True
+) -> ShardRecord:
+    """Content of a file in a cache of AutoModel; unless `whole`, its texts keep their padding.
+
+    Raises:
+        SampleRefused: a tensor is missing or has another form.
+    """
+    found = {ours: content.get(theirs) for ours, theirs in _AUTOMODEL.items()}
+    found[TEXT] = content.get("text_embeddings", content.get("prompt_embeds"))
+    is_video = content.get("video_latents") is not None
+    latent = content["video_latents"] if is_video else content.get(LATENT)
+    inputs = _shaped(found, kinds)
+    if whole and is_video:
+        for name, mask in ((TEXT, "text_mask"), ("text_2", "text_mask_2")):
+            if name in inputs:
+                inputs[name] = _unmasked(inputs[name], content.get(mask), what=mask)
+    return ShardRecord(
+        latent_CFHW=_four_axes(latent, what=LATENT),
+        inputs=inputs,
+        fps=_fps(content),
+        caption=str(content.get("prompt", "")),
+    )
+
+
+_AUTOMODEL = {
+    "pooled_text": "pooled_prompt_embeds",
+    "text_2": "text_embeddings_2",
+    "image_embed": "image_embeds",
+    "first_frame_latent": "first_frame_latent",
+    "condition_latent": "condition_latent",
+}
+"""Our names of tensors, and those of AutoModel's caches."""
+
+
+def _unmasked(text_LE: Tensor, mask: Any, *, what: str) -> Tensor:
+    """The rows at which a mask is not 0; without a mask, those before the zero vectors."""
+    if mask is None:
+        return trim_padding(text_LE)
+    if not isinstance(mask, Tensor) or mask.numel() != len(text_LE):
+        shown = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+        raise SampleRefused(
+            Reject.UNDECODABLE, f"{what} {shown} is no mask of a text with {len(text_LE)} rows"
+        )
+    return text_LE[mask.flatten().bool()]
 
 
 def _unpickled(part: Any, name: str) -> Any:

@@ -7,6 +7,7 @@ functions.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
 from dit.config import RunConfig
+
+# From 0.19 on it warns each user that it computes the layout of its buffers by itself.
+logging.getLogger("megatron.core.distributed.distributed_data_parallel").setLevel(logging.ERROR)
 
 ModelChunk = DistributedDataParallel
 """A part of the model on this rank, wrapped; there is one for each virtual pipeline stage."""

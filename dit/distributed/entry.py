@@ -81,24 +81,38 @@ def run(main: Callable[[], int]) -> int:
 
 
 class StopSignals:
-    """Inside the context, SIGTERM and Ctrl-C set `received` instead of ending the process."""
+    """Inside the context, signals to stop set `received` instead of ending the process.
 
-    signals = (signal.SIGTERM, signal.SIGINT)
+    They are SIGTERM, Ctrl-C and the loss of the terminal (SIGHUP), which `nohup` has ignored; but
+    the launcher then stops its processes nonetheless.
+    """
 
     def __init__(self) -> None:
         self.received = False
-        self.former_handlers: list[Any] = []
+        self.former_handlers: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopSignals:
-        self.former_handlers = [signal.signal(s, self._receive) for s in self.signals]
+        signals = [signal.SIGTERM, signal.SIGINT]
+        if _is_launched() or signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            signals.append(signal.SIGHUP)
+        self.former_handlers = {s: signal.signal(s, self._receive) for s in signals}
         return self
 
     def __exit__(self, *_: object) -> None:
-        for s, handler in zip(self.signals, self.former_handlers, strict=True):
+        for s, handler in self.former_handlers.items():
             signal.signal(s, handler)
 
     def _receive(self, _number: int, _frame: FrameType | None) -> None:
+        if not self.received and os.environ.get("RANK", "0") == "0":
+            # Not by a stream, which this may have interrupted while it writes.
+            with suppress(OSError):  # the terminal is gone
+                os.write(2, b"\nstopping: a checkpoint is saved after this step\n")
         self.received = True
+
+
+def _is_launched() -> bool:
+    """Whether torch.distributed.run started this process."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def started_with() -> str:
@@ -107,7 +121,7 @@ def started_with() -> str:
     On several machines it is the command of this one.
     """
     words = list(sys.orig_argv)
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+    if _is_launched():
         with suppress(OSError):  # there is no /proc
             typed = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode(errors="replace")
             words = typed.removesuffix("\0").split("\0")
@@ -171,10 +185,9 @@ def _show_crash(crash: threading.ExceptHookArgs) -> None:
 
 def _is_first() -> bool:
     """Whether no other process of this run has failed yet."""
-    environment = os.environ
+    environment, launched = os.environ, _is_launched()
     if int(environment.get("WORLD_SIZE", "1")) == 1:
         return True
-    launched = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if not launched and not _has_started():
         return environment.get("RANK", "0") == "0"  # all have the same error; there is no store yet
     # Without an answer, the launcher is gone, or rank 0, which keeps the store without a launcher.

@@ -24,6 +24,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ReportError as error:
         _say(f"error: {error}", failed=True)
         return 1
+    except KeyboardInterrupt:
+        _say("interrupted: no page was written", failed=True)
+        return 130
     _say(f"report  {output.resolve()}")
     return 0
 

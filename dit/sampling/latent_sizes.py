@@ -55,12 +55,10 @@ class LatentStride:
 def rounding(asked: Size, made: Size) -> str:
     """A notice that more is generated than was asked for, or an empty text."""
     names = ("frames", "rows", "columns")
-    more = [
-        f"{b} {name} (the next number that decoder and patches take), of which {a} are kept"
-        for name, a, b in zip(names, asked, made, strict=True)
-        if a != b
-    ]
-    return f"generates {' and '.join(more)}" if more else ""
+    more = [f"{b} {name} for {a}" for name, a, b in zip(names, asked, made, strict=True) if a != b]
+    if not more:
+        return ""
+    return f"generates {', '.join(more)}: what decoder and patches take; the rest is cut off"
 
 
 def cut(video_FHW3: np.ndarray, size: Size) -> np.ndarray:

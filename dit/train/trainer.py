@@ -89,7 +89,7 @@ class ExitCode(IntEnum):
 
     DONE = 0
     ERROR = 1
-    STOPPED = 75  # by SIGTERM or Ctrl-C, after a checkpoint; EX_TEMPFAIL: start it again
+    STOPPED = 75  # by a signal (StopSignals), after a checkpoint; EX_TEMPFAIL: start it again
 
 
 def pretrain(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.cli.parser import main as pack
+from dit.command_line import python
 from tests.entering import Enter, Outcome
 from tests.holding import held
 from tests.launching import ROOT, SMALL, command, metrics, numbers, run
@@ -177,16 +178,16 @@ def test_a_run_that_is_done_says_what_can_be_done_with_it(pretrain, tmp_path):
     lines = said.partition("done after step 2\nwhat can be done with it:\n")[2].splitlines()
     assert [line.split()[0] for line in lines] == ["pictures", "report", "Diffusers"]
     for line in lines:
-        _, python, *words = shlex.split(line)
+        _, interpreter, *words = shlex.split(line)
         done = run([sys.executable, *words])
-        assert python == "python" and done.returncode == 0, done.stdout + done.stderr
+        assert interpreter == python() and done.returncode == 0, done.stdout + done.stderr
     for place in ("generated/samples.json", "report.html", "diffusers/config.json"):
         assert (folder / place).is_file()
 
 
 def test_a_run_on_mock_data_gets_a_report_alone(pretrain, tmp_path):
     said = _said(pretrain(tmp_path, "dataset.mock=true", "dataset.path=null"))
-    assert said.endswith(f"  report     python -m dit.report {tmp_path}\n")
+    assert said.endswith(f"  report     {python()} -m dit.report {tmp_path}\n")
 
 
 def test_a_folder_that_another_run_writes_to_is_refused_before_anything_is_changed(

@@ -151,6 +151,7 @@ def test_signal_saves_and_leaves_with_its_exit_code(digits, tmp_path, sent):
     process.send_signal(sent)
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 75, said
+    assert said.count("stopping: a checkpoint is saved after this step\n") == 1
     last = metrics(run_folder)[-1]["step"]
     assert (run_folder / "checkpoints/LATEST").read_text() == f"step_{last:08d}"
 

@@ -178,7 +178,8 @@ def test_other_samplers_and_guidance(enter, trained, tmp_path, sampler):
     assert _latents(tmp_path)[0].isfinite().all()
 
 
-HOSTILE = ("$\\frac", "costs $5 and $x", "a\nb\x07c", "W" * 5000, "שלום", "中文", "😀")
+HOSTILE = ("$\\frac", "costs $5 and $x", "a\nb\x07c", "W" * 5000, "שלום", "中文", "😀 \U0003fffd")
+"""No font has the last character: it is not assigned."""
 
 
 def test_samples_that_cannot_be_drawn_change_nothing_in_a_run(enter, digits, tmp_path):
@@ -218,6 +219,7 @@ def test_samples_that_cannot_be_drawn_change_nothing_in_a_run(enter, digits, tmp
     for said in ("at step 2, the folder of the samples", "at step 3, grid.png: IsADirectoryError"):
         assert done.said.count(said) == 1
     assert done.said.count("stand as code points") == 1
+    assert done.said.startswith("dit custom: ")  # no library speaks before
     assert done.said.count("a sample: ") == 1  # of step 2; that of step 4 is of the same kind
 
 

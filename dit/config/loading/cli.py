@@ -30,7 +30,8 @@ overrides; they replace values of the file, which replace those of the recipe:
 In a file, ${other.key} and ${oc.env:VARIABLE,default} refer to other values.
 To write ${ or a lone ??? as text, put a backslash before it.
 
-keys, with the default of the recipe and the possible values:
+keys, with the default of the recipe and the possible values (of model those of the DiT;
+docs/configuration.md has those of all families):
 
 """
 

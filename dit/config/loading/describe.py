@@ -128,7 +128,8 @@ def _ema(config: RunConfig) -> str:
 def _data(config: RunConfig) -> str:
     data = config.dataset
     if data.mock:
-        return f"mock, a mixture of {len(data.mock_samples)} geometries"
+        unread = f"; dataset.path={data.path} is not read" if data.path else ""
+        return f"mock, a mixture of {len(data.mock_samples)} geometries{unread}"
     if data.blend:
         return "blend of " + ", ".join(f"{one.path} ({one.weight:g})" for one in data.blend)
     return data.path or "none: set dataset.path, dataset.blend or dataset.mock"

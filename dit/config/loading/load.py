@@ -39,7 +39,10 @@ if TYPE_CHECKING:
     from dit.config.loading.foreign import Foreign
 
 _SECRET = re.compile("api_key|secret|password|token$")
-NO_GUESS = "--help lists all flags and keys, and docs/coming_from.md those of other tools"
+NO_GUESS = (
+    "--help lists all flags, docs/configuration.md all keys, and docs/coming_from.md those of other"
+    " tools"
+)
 
 logger = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dit.config import ModelConfig
 from dit.config.inlining import value_of
 from dit.config.loading.load import default_config
 from dit.config.loading.schema import (
@@ -22,18 +23,18 @@ from dit.config.loading.schema import (
     sentences,
 )
 from dit.config.loading.settings import read_file
-from dit.models.family import families
+from dit.models.family import default_family, families, family_of_size
 
-Files = Mapping[str, Iterable[str]]
-"""Name of a configuration file -> the dotted keys that it sets."""
+Files = Mapping[str, Mapping[str, Any]]
+"""Name of a configuration file -> the dotted keys that it sets, with their values."""
 
 _INTRODUCTION = """\
 # Configuration
 
 Every key of a run. In a YAML file it stands below its group; on the command line it is
 `group.key=value`. The last column names the files of `conf/` that set it.
-`python recipes/pretrain_dit.py --help` says the same in the terminal, and `--print-config` shows
-the values of a run. [Objectives](objectives.md), [launching](launching.md),
+`python recipes/pretrain_dit.py --help` says the same in the terminal for the family `dit`, and
+`--print-config` shows the values of a run. [Objectives](objectives.md), [launching](launching.md),
 [validation](validation.md), [throughput](throughput.md) and [fine-tuning](fine_tuning.md) say what
 to choose. This page is made from the code:
 
@@ -43,10 +44,10 @@ python -m dit.config.loading.reference_page conf --output docs/configuration.md
 """
 
 
-def files_in(folder: Path) -> dict[str, list[str]]:
+def files_in(folder: Path) -> dict[str, dict[str, Any]]:
     """What each YAML file of a folder sets."""
     return {
-        path.stem: [setting.key for setting in read_file(path)]
+        path.stem: {setting.key: setting.value for setting in read_file(path)}
         for path in sorted(folder.glob("*.yaml"))
     }
 
@@ -70,14 +71,23 @@ def _models(files: Files) -> list[str]:
     parts = [
         f"## model\n\n{_summary(first.config)} Every family has these keys. Their defaults are"
         f" those of `{first.name}`; a named size (`model.name`) sets its own.\n\n"
-        + _table(first.config, first.default(), "model", shared, files)
+        # Some families take fewer values of a key, and say so in a type of their own.
+        + _table(ModelConfig, first.default(), "model", shared, files)
     ]
     for one in known:
         own = [key for key in hints(one.config) if key not in shared]
         sizes = ", ".join(f"`{size}`" for size in one.sizes)
-        table = _table(one.config, one.default(), "model", own, files)
+        of_family = {name: set_ for name, set_ in files.items() if _family(set_) == one.name}
+        table = _table(one.config, one.default(), "model", own, of_family)
         parts.append(f"### model of family {one.name}\n\nNamed sizes: {sizes}.\n\n{table}")
     return parts
+
+
+def _family(values: Mapping[str, Any]) -> str:
+    """The family of a file: the one that it names, or that has its named size."""
+    first = default_family().name
+    sized = family_of_size(str(values.get("model.name")), first=first)
+    return values.get("model.family") or (sized.name if sized else first)
 
 
 def _summary(kind: type) -> str:

@@ -97,9 +97,14 @@ class Schema:
         elsewhere = [known for known in self.all_keys() if known.endswith(f".{leaf}")]
         if elsewhere:
             return get_close_matches(key, elsewhere, n=1, cutoff=0)[0]
+        siblings = self._siblings(parent)
+        # train.iters, optimizer.learning_rate
+        for name in (f"{parent}_{leaf}", "".join(word[:1] for word in leaf.split("_"))):
+            if name in siblings:
+                return siblings[name]
         anywhere = {known.rpartition(".")[2]: known for known in self.all_keys()}
         # Farther ones would be another word by chance: `betas` is no `sets`.
-        for names, cutoff in ((self._siblings(parent), 0.7), (anywhere, 0.8)):
+        for names, cutoff in ((siblings, 0.7), (anywhere, 0.8)):
             likely = get_close_matches(leaf, names, n=1, cutoff=cutoff)
             if likely:
                 return names[likely[0]]

@@ -138,7 +138,9 @@ def _read_assignment(text: str) -> list[Setting]:
             raise Problems([f"{text} ({COMMAND_LINE}): ~KEY takes no value; write {key.strip()}"])
         return [_typed(_normal(key[1:]), remove=True)]
     if not equals or not key.strip():
-        raise Problems([f"{text} ({COMMAND_LINE}): is no override; write KEY=VALUE, ~KEY or --KEY"])
+        file = text.endswith((".yaml", ".yml"))
+        form = f"--config-file {text}" if file else "KEY=VALUE, ~KEY or --KEY"
+        raise Problems([f"{text} ({COMMAND_LINE}): is no override; write {form}"])
     try:
         parsed = parse_yaml(value).values
     except YamlError as error:

@@ -18,9 +18,11 @@ _GLYPHS = 256  # tokens of HunyuanVideo's second text, as its pipeline pads them
 _MULTIPLE = 8  # tokens; AutoModel pads the texts of pictures to a multiple of this
 # Our name of what is stacked as it is, and AutoModel's.
 _STACKED = {
+    "pooled_text": "pooled_prompt_embeds",
     "image_embed": "image_embeds",
     "first_frame_latent": "first_frame_latent",
     "condition_latent": "condition_latent",
+    "loss_mask": "loss_mask",
 }
 Samples = Sequence[dict[str, Any]]
 
@@ -45,10 +47,7 @@ class VideoBatches:
             batch["text_embeddings_2"], batch["text_mask_2"] = padded(
                 second, max(_GLYPHS, *map(len, second))
             )
-        for ours, theirs in _STACKED.items():
-            if ours in samples[0]:
-                batch[theirs] = torch.stack(_all(samples, ours))
-        return batch
+        return batch | _stacked(samples)
 
 
 def image_batch(samples: Samples) -> dict[str, Any]:
@@ -65,15 +64,14 @@ def image_batch(samples: Samples) -> dict[str, Any]:
         )
     texts = _all(samples, "text")
     rows = -(-max(map(len, texts)) // _MULTIPLE) * _MULTIPLE
-    batch = {
+    return {
         "image_latents": latent_BCFHW[:, :, 0],
         "text_embeddings": padded(texts, rows)[0],
         "data_type": "image",
         "metadata": _metadata(samples),
+        # Like the latents, without the axis of frames.
+        **{name: t[:, :, 0] if t.dim() == 5 else t for name, t in _stacked(samples).items()},
     }
-    if "pooled_text" in samples[0]:
-        batch["pooled_prompt_embeds"] = torch.stack(_all(samples, "pooled_text"))
-    return batch
 
 
 def padded(rows: Sequence[Tensor], length: int) -> tuple[Tensor, Tensor]:
@@ -98,17 +96,27 @@ def _metadata(samples: Samples) -> dict[str, Any]:
     return {
         "prompts": [one["caption"] for one in samples],
         "image_paths": [str(one["about"].get("source", one["key"])) for one in samples],
-        "bucket_ids": [f"{width}x{height}" for width, height in sizes],
-        "aspect_ratios": [width / height for width, height in sizes],
+        "bucket_ids": [one["about"].get("bucket_id", one["bucket"]) for one in samples],
+        "aspect_ratios": [
+            one["about"].get("aspect_ratio", one["width"] / one["height"]) for one in samples
+        ],
         "crop_resolution": torch.tensor(sizes),
         "original_resolution": torch.tensor(before),
         # Shards do not store it; 0 is that of a picture that was not cropped.
-        "crop_offset": torch.zeros(len(sizes), 2, dtype=torch.long),
+        "crop_offset": torch.tensor([one["about"].get("crop_offset", [0, 0]) for one in samples]),
+    }
+
+
+def _stacked(samples: Samples) -> dict[str, Tensor]:
+    return {
+        theirs: torch.stack(_all(samples, ours))
+        for ours, theirs in _STACKED.items()
+        if ours in samples[0]
     }
 
 
 def _all(samples: Samples, name: str) -> list[Tensor]:
     lacking = [one["key"] for one in samples if name not in one]
     if lacking:
-        raise DataError(f"sample {lacking[0]} has no `{name}`; pack the data again")
+        raise DataError(f"sample {lacking[0]} has no `{name}`; make the data again")
     return [one[name] for one in samples]

@@ -15,13 +15,8 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Sampler
 
-from dit.data.export.shard_samples import (
-    ShardSamples,
-    SizeBucket,
-    check_rank,
-    check_same_order,
-    share_of,
-)
+from dit.data.export.samples import NumberedSamples, SizeBucket
+from dit.data.export.shares import check_rank, check_same_order, share_of
 from dit.data.rejections import DataError
 
 logger = logging.getLogger(__name__)
@@ -29,14 +24,13 @@ logger = logging.getLogger(__name__)
 
 def dynamic_batch_size(bucket: SizeBucket, *, base: int, resolution: tuple[int, int]) -> int:
     """Samples in a batch of this bucket, as AutoModel computes it: frames do not count."""
-    pixels = resolution[0] * resolution[1]
-    return max(1, int(base / (bucket.width * bucket.height / pixels)))
+    return max(1, int(base / (bucket.pixels / (resolution[0] * resolution[1]))))
 
 
 class BucketSampler(Sampler[list[int]]):
     """Numbers of samples, a list for each batch.
 
-    The state is {epoch, batches_yielded} and what decides the order. It is the same on all ranks.
+    The state is {epoch, batches_yielded, ended} and what decides the order, the same on all ranks.
 
     Raises:
         ValueError: a number is out of its range.
@@ -45,7 +39,7 @@ class BucketSampler(Sampler[list[int]]):
 
     def __init__(
         self,
-        samples: ShardSamples,
+        samples: NumberedSamples,
         *,
         batch_size: int,
         ranks: tuple[int, int] = (0, 1),
@@ -56,9 +50,11 @@ class BucketSampler(Sampler[list[int]]):
     ):
         """`ranks` is (rank, world); `base_resolution` makes the batch size dynamic."""
         check_rank(*ranks)
-        sides = (batch_size, *(base_resolution or ()))
-        if min(sides) < 1:
-            raise ValueError(f"{batch_size=} and {base_resolution=} must be at least 1")
+        sides = (1, 1) if base_resolution is None else tuple(base_resolution)
+        if len(sides) != 2 or not all(type(n) is int and n > 0 for n in (batch_size, *sides)):
+            raise ValueError(
+                f"{batch_size=} and {base_resolution=}: a whole number and two, of at least 1"
+            )
         self._samples, self._ranks = samples, ranks
         self._drop_last, self._shuffle, self._seed = drop_last, shuffle, seed
         self._batch_size, self._resolution = batch_size, base_resolution
@@ -66,6 +62,7 @@ class BucketSampler(Sampler[list[int]]):
         ends = np.bincount(samples.bucket_of, minlength=len(samples.buckets)).cumsum()
         self._members = np.split(order, ends[:-1])
         self.epoch, self.batches_yielded, self._first = 0, 0, 0
+        self._ended, self._loaded_end = False, False
         self._check_not_empty()
 
     @property
@@ -86,40 +83,50 @@ class BucketSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         # Loaders make iterators that they never ask, so the place is taken with the first batch.
         first, self._first = self._first, 0
-        self.batches_yielded = first
+        self.batches_yielded, self._ended, self._loaded_end = first, False, False
         for batch in self._batches()[first:]:
             self.batches_yielded += 1
             yield batch
+        self._ended = True
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the order of the next pass, which begins anew unless it is the same epoch."""
+        """Chooses the order of the next pass.
+
+        It begins anew, unless a state of the same epoch was loaded: then it has the rest of it.
+        """
         if epoch != self.epoch:
-            self.epoch, self.batches_yielded, self._first = epoch, 0, 0
+            self.epoch, self.batches_yielded, self._first, self._ended = epoch, 0, 0, False
+        elif self._loaded_end:
+            self._first = len(self)  # a trainer may save after the last batch, in its epoch
+        self._loaded_end = False
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "epoch": self.epoch,
             "batches_yielded": self.batches_yielded,
+            "ended": self._ended,
             "order": self._identity,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on after the batches of `state`.
+        """Goes on after the batches of `state`; after a pass that has ended comes a whole one.
 
         Raises:
             ValueError: it is of another order of samples.
         """
-        check_same_order(state["order"], self._identity)
-        if state["batches_yielded"] >= len(self) and self.epoch > state["epoch"]:
-            return  # torchdata loads after the trainer has called set_epoch for the next pass
+        check_same_order(state, self._identity)
+        if state["batches_yielded"] in (0, len(self)) and self.epoch > state["epoch"]:
+            return  # the trainer has called set_epoch for the next pass before
         self.epoch, self.batches_yielded = state["epoch"], state["batches_yielded"]
-        self._first = self.batches_yielded
+        self._ended = self._loaded_end = state["ended"]
+        self._first = 0 if state["ended"] else state["batches_yielded"]
 
     @property
     def _identity(self) -> dict[str, Any]:
         """All that decides the order, but the epoch."""
         return {
             "samples": len(self._samples),
+            "dataset": self._samples.fingerprint,
             "dp_world_size": self._ranks[1],
             "batch_size": self._batch_size,
             "base_resolution": self._resolution and list(self._resolution),
@@ -136,8 +143,9 @@ class BucketSampler(Sampler[list[int]]):
     def _batches(self) -> list[list[int]]:
         rng = np.random.default_rng((self._seed, self.epoch))  # the same on every rank
         found = list[list[int]]()
-        for number, bucket in enumerate(self._samples.buckets):
-            members, size = self._members[number], self.size_of(bucket)
+        buckets = self._samples.buckets
+        for number in sorted(range(len(buckets)), key=lambda n: buckets[n].pixels):
+            members, size = self._members[number], self.size_of(buckets[number])
             if self._shuffle:
                 members = rng.permutation(members)
             mine = share_of(members, rank=self._ranks[0], world=self._ranks[1]).tolist()

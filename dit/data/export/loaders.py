@@ -1,47 +1,51 @@
-"""Loaders under the names of NeMo AutoModel, over our shards.
+"""Loaders under the names of NeMo AutoModel, over our shards and its caches.
 
-A configuration of AutoModel names one of these functions as its `_target_`, with a folder of
-`data_prep` as `cache_dir`, and keeps its other keys.
+A configuration of AutoModel names TextToVideoDataloaderConfig or TextToImageDataloaderConfig as
+its `_target_`, with a folder of `data_prep` as `cache_dir`, and keeps its other keys. Trainers
+that call AutoModel's functions find them here, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader
 
 from dit.data.export.batches import VideoBatches, image_batch
 from dit.data.export.buckets import BucketSampler
-from dit.data.export.shard_samples import ShardSamples
+from dit.data.export.caches import open_samples
+from dit.data.export.samples import NumberedSamples, of_card
 from dit.data.rejections import DataError
-
-Loaders = tuple[DataLoader[dict[str, Any]], BucketSampler]
 
 
 class BucketLoader(DataLoader[dict[str, Any]]):
     """torch's DataLoader with a state: the batches that were handed out, not those read ahead."""
 
-    def __init__(self, samples: ShardSamples, sampler: BucketSampler, **options: Any):
+    def __init__(self, samples: NumberedSamples, sampler: BucketSampler, **options: Any):
         super().__init__(samples, batch_sampler=sampler, **options)
-        self._batches, self._place = sampler, (-1, 0)  # epoch, batches handed out
+        self._batches = sampler
+        self._place = (-1, 0, False)  # epoch, batches handed out, whether they were all
 
     def __iter__(self) -> Iterator[dict[str, Any]]:  # type: ignore[override]  # a generator is one
         state = self._batches.state_dict()
         epoch, handed = state["epoch"], self._batches.start
         for batch in super().__iter__():
             handed += 1
-            self._place = (epoch, handed)
+            self._place = (epoch, handed, False)
             yield batch
+        self._place = (epoch, handed, True)
 
     def state_dict(self) -> dict[str, Any]:
         """As that of the sampler; the same on every rank."""
         state = self._batches.state_dict()
-        epoch, handed = self._place
-        return state | {"batches_yielded": handed} if epoch == state["epoch"] else state
+        epoch, handed, ended = self._place
+        if epoch != state["epoch"]:
+            return state
+        return state | {"batches_yielded": handed, "ended": ended}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on with the batch after the last one that was handed out.
@@ -50,116 +54,150 @@ class BucketLoader(DataLoader[dict[str, Any]]):
             ValueError: the state is of another order of samples.
         """
         self._batches.load_state_dict(state)
-        self._place = (-1, 0)
+        self._place = (-1, 0, False)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoaderOptions:
+class Loaders(NamedTuple):
+    """What a trainer gets; AutoModel's recipe reads it by these names."""
+
+    dataloader: DataLoader[dict[str, Any]]
+    sampler: BucketSampler
+
+
+@dataclass(frozen=True, kw_only=True)
+class _LoaderConfig:
     """What both loaders take; the names and defaults of AutoModel, then our own."""
 
-    base_resolution: tuple[int, int]
+    cache_dir: Path | str
+    """A folder of data_prep, or a cache of AutoModel."""
+    base_resolution: Sequence[int]
     """Width and height at which a dynamic batch has `batch_size` samples."""
-    num_workers: int
-    batch_size: int = 1
-    """Samples in a batch of one rank."""
-    dp_rank: int = 0
-    dp_world_size: int = 1
-    """Data-parallel ranks; those that share a sample, as with tensor parallelism, are one."""
     drop_last: bool = True
     """Whether the last batch of a bucket is left out where it is not full."""
     shuffle: bool = True
     dynamic_batch_size: bool = False
     """Whether smaller pictures have larger batches, so that all have about as many pixels."""
+    num_workers: int
     pin_memory: bool = True
     prefetch_factor: int = 2
     split: str = "train"
     seed: int = 42
     stateful: bool = True
-    """Whether the loader is torchdata's StatefulDataLoader, else a BucketLoader."""
+    """Whether the loader is also torchdata's StatefulDataLoader, else a BucketLoader alone."""
+
+    def _loaders(
+        self,
+        samples: NumberedSamples,
+        collate: Callable[..., Any],
+        batch_size: int,
+        ranks: tuple[int, int],
+    ) -> Loaders:
+        width, height = self.base_resolution
+        sampler = BucketSampler(
+            samples,
+            batch_size=batch_size,
+            ranks=ranks,
+            base_resolution=(width, height) if self.dynamic_batch_size else None,
+            drop_last=self.drop_last,
+            shuffle=self.shuffle,
+            seed=self.seed,
+        )
+        loader_class = _stateful_bucket_loader() if self.stateful else BucketLoader
+        loader = loader_class(
+            samples,
+            sampler,
+            prefetch_factor=self.prefetch_factor if self.num_workers else None,
+            persistent_workers=self.num_workers > 0,
+            num_workers=self.num_workers,
+            pin_memory=self.pin_memory and torch.cuda.is_available(),
+            collate_fn=collate,
+        )
+        return Loaders(loader, sampler)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextToVideoDataloaderConfig(_LoaderConfig):
+    """Batches of videos."""
+
+    model_type: str | None = None
+    device: str = "cpu"
+    base_resolution: Sequence[int] = (512, 512)
+    num_workers: int = 2
+    text_length: int | None = None
+    """Rows of all texts: by default as many as the text encoder takes, or the longest has."""
+
+    def build(self, *, dp_rank: int = 0, dp_world_size: int = 1, batch_size: int = 1) -> Loaders:
+        """Opens the folder.
+
+        Ranks are data-parallel; those that share a sample, as with tensor parallelism, are one.
+        `batch_size` is the samples in a batch of one rank.
+
+        Raises:
+            DataError: the folder cannot be read, or no bucket fills a batch.
+            ValueError: an argument cannot be used.
+            ImportError: torchdata is not installed, and `stateful` is true.
+        """
+        if self.device != "cpu":
+            raise ValueError(
+                f"device={self.device!r}: batches are made on the CPU; move them where they are"
+                " used"
+            )
+        samples = open_samples(self.cache_dir, split=self.split)
+        _check_model(samples, self.model_type)
+        most = of_card(samples.card, "text_encoder", "max_length")
+        length = self.text_length or max(samples.longest_text, most if type(most) is int else 0)
+        if length < samples.longest_text:
+            raise ValueError(
+                f"text_length={length} is too small: a text of {self.cache_dir} has"
+                f" {samples.longest_text} rows"
+            )
+        collate = VideoBatches(text_length=length)
+        return self._loaders(samples, collate, batch_size, (dp_rank, dp_world_size))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextToImageDataloaderConfig(_LoaderConfig):
+    """Batches of pictures."""
+
+    train_text_encoder: bool = False
+    base_resolution: Sequence[int] = (256, 256)
+    num_workers: int = 4
+
+    def build(self, *, dp_rank: int = 0, dp_world_size: int = 1, batch_size: int = 1) -> Loaders:
+        """Opens the folder, as TextToVideoDataloaderConfig does.
+
+        Raises:
+            DataError: the folder cannot be read, holds videos, or no bucket fills a batch.
+            ValueError: an argument cannot be used.
+            ImportError: torchdata is not installed, and `stateful` is true.
+        """
+        if self.train_text_encoder:
+            raise ValueError(
+                "train_text_encoder=True needs token ids, and shards hold what a text encoder made"
+                " of them; leave it out"
+            )
+        samples = open_samples(self.cache_dir, split=self.split)
+        if any(bucket.latent[1] > 1 for bucket in samples.buckets):
+            raise DataError(
+                f"{self.cache_dir} holds videos; build_video_multiresolution_dataloader reads them"
+            )
+        return self._loaders(samples, image_batch, batch_size, (dp_rank, dp_world_size))
 
 
 def build_video_multiresolution_dataloader(
-    *,
-    cache_dir: Path | str,
-    model_type: str | None = None,
-    device: str = "cpu",
-    base_resolution: tuple[int, int] = (512, 512),
-    num_workers: int = 2,
-    text_length: int | None = None,
-    **options: Any,
+    *, batch_size: int = 1, dp_rank: int = 0, dp_world_size: int = 1, **config: Any
 ) -> Loaders:
-    """Batches of videos from a folder of data_prep; `options` are fields of LoaderOptions.
-
-    Texts get `text_length` rows: by default as many as the text encoder takes, or the longest has.
-
-    Raises:
-        DataError: the folder cannot be read, or no bucket fills a batch.
-        ValueError: an argument cannot be used.
-        ImportError: torchdata is not installed, and `stateful` is true.
-    """
-    if device != "cpu":
-        raise ValueError(f"{device=}: batches are made on the CPU; move them where they are used")
-    given = LoaderOptions(base_resolution=base_resolution, num_workers=num_workers, **options)
-    samples = ShardSamples(cache_dir, split=given.split)
-    _check_model(samples, model_type)
-    most = samples.card.get("text_encoder", {}).get("max_length")
-    length = text_length or max(samples.longest_text, most if type(most) is int else 0)
-    if length < samples.longest_text:
-        raise ValueError(
-            f"{text_length=} is too small: a text of {cache_dir} has {samples.longest_text} rows"
-        )
-    return _loaders(samples, VideoBatches(text_length=length), given)
+    """TextToVideoDataloaderConfig(**config).build(...), as a function of AutoModel."""
+    made = TextToVideoDataloaderConfig(**config)
+    return made.build(batch_size=batch_size, dp_rank=dp_rank, dp_world_size=dp_world_size)
 
 
 def build_text_to_image_multiresolution_dataloader(
-    *,
-    cache_dir: Path | str,
-    train_text_encoder: bool = False,
-    base_resolution: tuple[int, int] = (256, 256),
-    num_workers: int = 4,
-    **options: Any,
+    *, batch_size: int = 1, dp_rank: int = 0, dp_world_size: int = 1, **config: Any
 ) -> Loaders:
-    """Batches of pictures from a folder of data_prep; `options` are fields of LoaderOptions.
-
-    Raises:
-        DataError: the folder cannot be read, holds videos, or no bucket fills a batch.
-        ValueError: an argument cannot be used.
-        ImportError: torchdata is not installed, and `stateful` is true.
-    """
-    if train_text_encoder:
-        raise ValueError(
-            "train_text_encoder=True needs token ids, and shards hold what a text encoder made of"
-            " them; leave it out"
-        )
-    given = LoaderOptions(base_resolution=base_resolution, num_workers=num_workers, **options)
-    samples = ShardSamples(cache_dir, split=given.split)
-    if any(bucket.latent[1] > 1 for bucket in samples.buckets):
-        raise DataError(
-            f"{cache_dir} holds videos; build_video_multiresolution_dataloader reads them"
-        )
-    return _loaders(samples, image_batch, given)
-
-
-def _loaders(samples: ShardSamples, collate: Callable[..., Any], given: LoaderOptions) -> Loaders:
-    sampler = BucketSampler(
-        samples,
-        batch_size=given.batch_size,
-        ranks=(given.dp_rank, given.dp_world_size),
-        base_resolution=given.base_resolution if given.dynamic_batch_size else None,
-        drop_last=given.drop_last,
-        shuffle=given.shuffle,
-        seed=given.seed,
-    )
-    workers = {
-        "prefetch_factor": given.prefetch_factor if given.num_workers else None,
-        "persistent_workers": given.num_workers > 0,
-        "num_workers": given.num_workers,
-        "pin_memory": given.pin_memory and torch.cuda.is_available(),
-        "collate_fn": collate,
-    }
-    if not given.stateful:
-        return BucketLoader(samples, sampler, **workers), sampler
-    return stateful_class()(samples, batch_sampler=sampler, **workers), sampler
+    """TextToImageDataloaderConfig(**config).build(...), as a function of AutoModel."""
+    made = TextToImageDataloaderConfig(**config)
+    return made.build(batch_size=batch_size, dp_rank=dp_rank, dp_world_size=dp_world_size)
 
 
 def stateful_class() -> Any:
@@ -178,10 +216,18 @@ def stateful_class() -> Any:
     return StatefulDataLoader
 
 
-def _check_model(samples: ShardSamples, model_type: str | None) -> None:
+def _stateful_bucket_loader() -> type[BucketLoader]:
+    """A BucketLoader that AutoModel's recipe takes for a loader whose state it has to save.
+
+    The state is that of BucketLoader, which fits any number of workers.
+    """
+    return type("StatefulBucketLoader", (BucketLoader, stateful_class()), {})
+
+
+def _check_model(samples: NumberedSamples, model_type: str | None) -> None:
     """Raises ValueError where the latents are of another model's codec."""
-    made_by = str(samples.card.get("processor", {}).get("name", "unknown"))
-    if model_type is None or made_by == "unknown":
+    made_by = of_card(samples.card, "processor", "name")
+    if model_type is None or not isinstance(made_by, str) or made_by == "unknown":
         return
     if not (model_type.startswith(made_by) or made_by.startswith(model_type)):
         raise ValueError(

@@ -139,13 +139,13 @@ class DitConfig(ModelConfig):
     adaln_lora_dim: int = 256
     """Rank of each low-rank adaLN modulation."""
     text_pad_to: int | None = None
-    """Length to which captions are padded with attended zeros (Cosmos: 512); null: no padding."""
+    """Tokens to which captions are padded with zeros (Cosmos: 512); null: no padding."""
     crossattn_proj_size: int | None = None
     """Width of a text projection, linear with bias and GELU (Cosmos 2.5); null has none."""
     rope_scale: tuple[float, float, float] = (1.0, 1.0, 1.0)
     """NTK scale of the rotary frequencies for frames, rows and columns."""
     base_fps: float | None = 24.0
-    """A frame's rotary position is frame * base_fps / fps of the clip; null: its number (2.5)."""
+    """A frame's rotary position is frame * base_fps / fps of the clip; null: frame (Cosmos 2.5)."""
     extra_pos_embed: ExtraPosition = ExtraPosition.NONE
     """Learnable positions added before every layer, beside the rotary ones (Cosmos: learnable)."""
     max_size: tuple[int, int, int] = (128, 240, 240)

@@ -1,6 +1,6 @@
 """HunyuanImage 2.1, as Diffusers' `HunyuanImageTransformer2DModel` computes it.
 
-family          what the registry is told; the layers, from which parameters and operations follow
+family          the entry of the registry; the layers, from which parameters and operations follow
 config          the family's own fields, named sizes and rules
 model           the network: double-stream layers, then single-stream ones
 diffusers       names of tensors, config.json and the pipeline

@@ -70,7 +70,7 @@ class HunyuanVideo15Config(ModelConfig):
     use_meanflow: bool = False
     """Whether it was distilled to few steps and gets the end of each; it cannot be trained."""
     target_size: int = 640
-    """Pixels, the square root of a picture's area, that pipelines take unasked (720p: 960)."""
+    """Square root of the area, in pixels, of what pipelines make by default (720p: 960)."""
 
     def own_sizes(self) -> list[Rule]:
         widths = ("glyph_embed_size", "glyph_hidden_size", "image_embed_size")

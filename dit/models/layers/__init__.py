@@ -4,7 +4,7 @@ parallel_linear     the choice of linear, which is where tensor parallelism ente
 transformer_engine  Transformer Engine's linears, 8-bit products and attention
 modulation          timestep embedding, and adaLN in its published forms
 per_sample          scale, shift and gate of a level row, taken by its tokens
-text_padding        captions filled up with zeros
+text_padding        captions padded with zeros
 token_refiner       attention among the tokens of a caption before all other layers
 row_lookup          rows of a learned table, looked up by tokens
 queries_and_keys    their RMSNorm, per head or across heads, and rotary positions on any axes

@@ -122,7 +122,9 @@ def score_table(result: Score) -> Table:
 
 
 def digits_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Ask for digits; count those a classifier reads.")
+    parser = argparse.ArgumentParser(
+        description="Generates digits; counts those that are read as asked."
+    )
     parser.add_argument("--checkpoint_path", required=True, help="run folder or checkpoint")
     parser.add_argument(
         "--moving",

@@ -1,7 +1,7 @@
 """Options of `generate_dit.py`: dataclasses, the command line, and a YAML file of options.
 
 The command line takes precedence over the file. Generation files of AutoModel are read as well, as
-far as their keys have a meaning here.
+far as their keys have a meaning here; so are these keys on the command line.
 """
 
 from __future__ import annotations
@@ -336,7 +336,7 @@ def with_file(argv: Sequence[str], parser: argparse.ArgumentParser) -> list[str]
     """
     first = Parser(add_help=False, allow_abbrev=False)
     first.add_argument("--config", type=Path)
-    known, rest = first.parse_known_args(argv)
+    known, rest = first.parse_known_args([_in_our_words(token) for token in argv])
     if known.config is None:
         return rest
     typed = {token.partition("=")[0] for token in rest}
@@ -354,6 +354,13 @@ def with_file(argv: Sequence[str], parser: argparse.ArgumentParser) -> list[str]
         elif not typed & _instead_of(action) and value is not None:
             given += _tokens(action, name, value, f"{key}={_shown(value)} ({place})")
     return [*given, *rest]
+
+
+def _in_our_words(token: str) -> str:
+    """An argument whose option is named as AutoModel's key, as ours."""
+    name, equals, value = token.partition("=")
+    ours = _AUTOMODEL.get(name.removeprefix("--")) if name.startswith("--") else None
+    return token if ours is None else f"--{ours}{equals}{value}"
 
 
 def _instead_of(action: argparse.Action) -> set[str]:

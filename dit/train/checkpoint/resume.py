@@ -21,6 +21,7 @@ from tempfile import TemporaryFile
 
 import torch.distributed as dist
 
+from dit.command_line import python
 from dit.config import EmaKind, RunConfig, Weights
 from dit.config.loading import changes
 from dit.data import DataError, LoaderLayout, PackLoader, places_of
@@ -348,4 +349,4 @@ def exportable(config: RunConfig) -> bool:
 
 
 def _command(words: tuple[str | Path, ...]) -> str:
-    return shlex.join(["python", "-m", *map(str, words)])
+    return shlex.join([python(), "-m", *map(str, words)])

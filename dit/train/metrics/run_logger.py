@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
+import psutil
 import torch.distributed as dist
 from torch import Tensor
 
@@ -36,7 +37,6 @@ class RunLogger:
 
     def __init__(self, run: TrainState):
         self.run = run
-        self.began = time.monotonic()
         self.refused_counts: dict[str, int] = {}
         self.unknown: set[str] = set()
         self.undrawn: set[str] = set()  # kinds that have been logged
@@ -76,9 +76,12 @@ class RunLogger:
             self.terminal.print(text)
 
     def info_cost(self) -> None:
-        """Prints device hours since this start, with price and energy where the user gives them."""
+        """Prints device hours since this start, with price and energy where the user gives them.
+
+        From the start of the process on, for devices are paid for while a run loads.
+        """
         c, count = self.run.config.logger, dist.get_world_size()
-        hours = count * (time.monotonic() - self.began) / 3600
+        hours = count * (time.time() - psutil.Process().create_time()) / 3600
         told = []
         if (price := c.price_per_gpu_hour) is not None:
             told.append(f"{hours * price:,.2f} at logger.price_per_gpu_hour={price:g}")

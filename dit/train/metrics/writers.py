@@ -44,16 +44,16 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress, TextColumn
 
 from dit.config import RunConfig, WandbMode
 from dit.config.inlining import flattened
 from dit.drawing import Undrawn, drawing
+from dit.progress import COUNTED, Shortened, in_words, one_line
 from dit.train.metrics.interval_metrics import edges_and_counts
 from dit.train.metrics.jsonl import explain_write_errors
 from dit.train.metrics.terminal_pictures import half_blocks
@@ -217,15 +217,8 @@ class Terminal:
         self.total = total
         self.first: tuple[int, float] | None = None  # first step of this process, and its time
         self.bar: Progress | None = None
-        if self.console.is_terminal:
-            self.bar = Progress(
-                TextColumn("step"),
-                MofNCompleteColumn(),
-                BarColumn(),
-                TextColumn("{task.description}"),
-                TimeRemainingColumn(),
-                console=self.console,
-            )
+        if self.console.is_interactive:
+            self.bar = one_line(self.console, TextColumn("step"), *COUNTED, Shortened())
             self.task = self.bar.add_task("", total=total, completed=start)
             self.bar.start()
 
@@ -254,7 +247,7 @@ class Terminal:
         done, seconds = step - self.first[0], time.monotonic() - self.first[1]
         if not done or step == self.total:
             return ""
-        return f"  {timedelta(seconds=round(seconds / done * (self.total - step)))} left"
+        return f"  {in_words(seconds / done * (self.total - step))}"
 
     def close(self) -> None:
         if self.bar is not None:

@@ -69,7 +69,7 @@ def test_an_explicit_key_beats_a_short_flag() -> None:
         ),
         (["--lr", "1e-4"], "--lr=1e-4 (command line): unknown flag; did you mean --optimizer.lr?"),
         (["--nproc_per_node=8"], "--nproc_per_node=8 (command line): belongs to torch.distributed"),
-        (["--zzz"], "--zzz (command line): unknown flag; --help lists all flags and keys"),
+        (["--zzz"], "--zzz (command line): unknown flag; --help lists all flags, docs/"),
         (["-x"], "-x (command line): unknown flag"),
         (["--config-file"], "argument --config-file/--config: expected one argument"),
         (["--recipe", "dit_m"], "argument --recipe: invalid choice: 'dit_m'"),

@@ -39,3 +39,11 @@ def test_the_page_names_the_files_that_set_a_key() -> None:
     sets = files_in(ROOT / "conf")
     assert set(sets) == set(FILES)
     assert "optimizer.lr" in sets["dit_digits"]
+    # Keys of one name belong to several families, each with its own files.
+    rows = [row for row in PAGE.read_text().splitlines() if "`model.max_size`" in row]
+    assert [row.split(" | ")[-1] for row in rows] == [" |", "sd3_debug |"]
+
+
+def test_the_page_has_the_values_that_some_families_take() -> None:
+    (row,) = (row for row in PAGE.read_text().splitlines() if "`model.text_pad_to`" in row)
+    assert "stored" in row.split(" | ")[1]

@@ -11,8 +11,9 @@ from dataclasses import replace
 import pytest
 
 from dit.config import Problems
+from dit.config.loading.describe import describe
 from dit.data import build_train_loader, data_lines, passes_line, steps_of_epochs
-from dit.data.preflight import FEW_SAMPLES
+from dit.data.preflight import FEW_SAMPLES, samples_a_pack
 from tests.unit.data.conftest import SIZES
 
 COUNT = 42  # six samples of each size
@@ -44,6 +45,15 @@ def test_epochs_take_as_many_packs_as_the_loader_needs(config) -> None:
     assert steps_of_epochs(config) is config
 
 
+def test_packs_that_hold_thousands_of_samples_are_counted_right(config) -> None:
+    """More than are drawn for the guess."""
+    shares = [
+        samples_a_pack(replace(config, dataset=replace(config.dataset, task_encoder_seq_length=n)))
+        for n in (4096, 4_096_000)
+    ]
+    assert shares[1] == pytest.approx(1000 * shares[0], rel=0.02)
+
+
 def test_a_dry_run_says_how_often_each_sample_is_seen(config) -> None:
     run = replace(config, train=replace(config.train, epochs=7.0, eval_iters=0))
     said = data_lines(steps_of_epochs(run))
@@ -64,6 +74,9 @@ def test_a_run_from_scratch_that_sees_few_samples_says_so(config) -> None:
 def test_without_sizes_there_is_no_guess(config, shards) -> None:
     mock = shards.config(mock=True)
     assert passes_line(mock) == ""
+    given = replace(mock, dataset=replace(mock.dataset, path="mine"))
+    for said in (passes_line(given), describe(given, world_size=1)):
+        assert "dataset.path=mine is not read" in said
     with pytest.raises(Problems, match=r"train\.epochs=2 counts passes .* set train\.train_iters"):
         steps_of_epochs(replace(mock, train=replace(mock.train, epochs=2.0)))
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import runpy
+import signal
 import sys
 from pathlib import Path
 
@@ -9,7 +12,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from dit.distributed import entry
-from dit.distributed.entry import run
+from dit.distributed.entry import StopSignals, run
 from recipes import generate_dit
 
 
@@ -54,6 +57,39 @@ def test_an_early_interrupt_is_no_error_and_names_the_command(capfd, monkeypatch
         monkeypatch.setenv("RANK", rank)
         assert run(_raises(KeyboardInterrupt())) == 130
         assert capfd.readouterr() == ("", said)
+
+
+@pytest.mark.parametrize(
+    ("before", "launched", "stops"),
+    [(signal.SIG_DFL, "", True), (signal.SIG_IGN, "", False), (signal.SIG_IGN, "True", True)],
+)
+def test_a_lost_terminal_stops_a_run_unless_nohup_protects_it(
+    monkeypatch, capfd, before, launched, stops
+):
+    """Behind the launcher nohup protects nothing: it would kill the process 30 seconds later."""
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", launched)
+    former = signal.signal(signal.SIGHUP, before)
+    try:
+        with StopSignals() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stop.received == stops
+        assert signal.getsignal(signal.SIGHUP) == before
+    finally:
+        signal.signal(signal.SIGHUP, former)
+    said = "\nstopping: a checkpoint is saved after this step\n"
+    assert capfd.readouterr().err == (said if stops else "")  # once
+
+
+def test_a_conversion_that_is_interrupted_at_its_start_says_so(monkeypatch, capfd):
+    """The start takes seconds, in which torch is imported."""
+    monkeypatch.setattr("dit.convert.cli._start", _raises(KeyboardInterrupt()))
+    words = ["convert", "verify", "--hf-path", "a", "--megatron-path", "b"]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as left:
+        runpy.run_module("dit.convert", run_name="__main__")
+    assert left.value.code == 130
+    assert capfd.readouterr().err.startswith("interrupted; the same command starts it again: ")
 
 
 def _page_of_the_launcher(file: Path) -> str:

@@ -306,8 +306,8 @@ def publish_hunyuan_image(workspace: Path) -> None:
     from tests.hunyuan_image_pipelines import pipeline
 
     pipeline(workspace / "hunyuanimage")
-    (workspace / "models").mkdir()
-    (workspace / "hunyuanimage" / "pipeline").rename(workspace / "models" / "HunyuanImage-2.1")
+    (models := workspace / "models").mkdir()
+    (workspace / "hunyuanimage" / "pipeline").rename(models / "HunyuanImage-2.1-Diffusers")
 
 
 def publish_hunyuan_15(workspace: Path) -> None:
@@ -316,8 +316,8 @@ def publish_hunyuan_15(workspace: Path) -> None:
     from tests.hunyuan_pipelines import pipeline
 
     pipeline(workspace / "i2v", image=True)
-    (workspace / "models").mkdir()
-    (workspace / "i2v" / "pipeline").rename(workspace / "models" / "HunyuanVideo-1.5-480p_i2v")
+    (models := workspace / "models").mkdir()
+    (workspace / "i2v" / "pipeline").rename(models / "HunyuanVideo-1.5-Diffusers-480p_i2v")
     for number in range(2):
         media_files.video(workspace / f"films/{number}.mp4", 9)
         (workspace / f"films/{number}.txt").write_text('a fox with a sign "run"')

@@ -71,6 +71,8 @@ def test_automodels_file(parse, capsys) -> None:
     said = capsys.readouterr().err
     for key in ("model.pretrained_model_name_or_path", "inference.dtype", "vae.enable_tiling"):
         assert f"{key} (" in said
+    args = parse(AUTOMODEL, "--model.checkpoint", "LATEST", "--inference.guidance_scale=2")
+    assert (args.checkpoint_path, args.guidance) == ("LATEST", 2)
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ AUTOMODEL: dict[str, Foreign] = {
     "fsdp.sequence_parallel": read_as("model.sequence_parallel"),
     "fsdp.activation_checkpointing": read_by(recompute),
     "fsdp.enable_compile": read_as("model.compile"),
-    "fsdp.dp_size": unused_key("all processes that no other layout takes"),
+    "fsdp.dp_size": unused_key("data parallelism takes all processes that the other sizes leave"),
     "fsdp.dp_replicate_size": read_as("ddp.dp_replicate_size"),
     "fsdp.cpu_offload": unused_key(
         "optimizer.optimizer_cpu_offload keeps moments, and model.cpu_offloading_num_layers"

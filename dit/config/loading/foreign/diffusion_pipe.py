@@ -23,7 +23,7 @@ from dit.config.loading.foreign.entry import (
 )
 from dit.config.loading.foreign.optimizers import OPTIMIZER
 
-_PACKING = "packing is `python -m data_prep`'s, before training"
+_PACKING = "data are packed before training, by `python -m data_prep`"
 _COUNTED = "it counts steps"
 _HUBER = "objective.loss=huber is the pseudo-Huber loss, sqrt(e² + c²) - c, with objective.huber_c"
 
@@ -142,9 +142,9 @@ DIFFUSION_PIPE: dict[str, Foreign] = {
     "save_dtype": unused_key("`python -m dit.convert export --dtype` decides"),
     "upload_hf_from_epoch": unused_key("nothing is uploaded"),
     "huggingface_repo": unused_key("nothing is uploaded"),
-    "caching_batch_size": unused_key(f"{_PACKING} --batch_size"),
-    "map_num_proc": unused_key(f"{_PACKING} --num_workers"),
-    "video_clip_mode": unused_key(f"{_PACKING} --window"),
+    "caching_batch_size": unused_key(f"{_PACKING}: --batch_size"),
+    "map_num_proc": unused_key(f"{_PACKING}: --num_workers"),
+    "video_clip_mode": unused_key(f"{_PACKING}: --window"),
     "compile": read_as("model.compile"),
     "steps_per_print": read_as("logger.log_interval"),
     "x_axis_examples": unused_key("charts count steps"),

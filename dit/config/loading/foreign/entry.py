@@ -120,8 +120,8 @@ NETWORK = unused_key(
     grave=True,
 )
 PART = unused_key("it belongs to another network; model.* describes the one that is trained here")
-CHOOSE_TARGETS = "lora.targets says which linears get an adapter, and no key which do not"
-GOING_ON = "the same command goes on where it stopped; a path is checkpoint.load"
+CHOOSE_TARGETS = "lora.targets names the linears that get an adapter; no key excludes linears"
+GOING_ON = "the same command continues the run; for a path set checkpoint.load"
 STEPS = "set train.train_iters, or train.epochs: passes through the data"
 PACKS = (
     "a micro-batch is one pack of dataset.task_encoder_seq_length tokens, and"

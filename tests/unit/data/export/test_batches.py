@@ -1,8 +1,13 @@
-"""Batches for other trainers hold what AutoModel's own code makes of a cache that we write."""
+"""Batches for other trainers hold what AutoModel's own code makes of a cache that we write.
+
+They are the same from our shards and from the cache.
+"""
 
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +22,10 @@ from dit.codecs.text import ByteTable
 from dit.codecs.vae import Pixel
 from dit.data import DataError
 from dit.data.export import (
+    CacheSamples,
     ShardSamples,
+    TextToImageDataloaderConfig,
+    TextToVideoDataloaderConfig,
     build_text_to_image_multiresolution_dataloader,
     build_video_multiresolution_dataloader,
 )
@@ -54,10 +62,24 @@ def cached(folder: Path) -> list[dict[str, Any]]:
     return [one | row for one, row in zip(files, rows, strict=True)]
 
 
-def test_videos_are_those_of_a_cache(videos: Path) -> None:
-    loader, _ = build_video_multiresolution_dataloader(
-        cache_dir=videos, batch_size=3, num_workers=0, stateful=False, drop_last=False
-    )
+def cache_alone(folder: Path, target: Path) -> Path:
+    """The cache without the shards beside it, in another place than its index says."""
+    shutil.copytree(folder, target, ignore=shutil.ignore_patterns(".nv-meta", "train"))
+    return target
+
+
+def same(left: Any, right: Any) -> bool:
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[name], right[name]) for name in left)
+    return torch.equal(left, right) if isinstance(left, torch.Tensor) else left == right
+
+
+def test_videos_are_those_of_a_cache(videos: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"batch_size": 3, "stateful": False, "drop_last": False}
+    loader, _ = build_video_multiresolution_dataloader(cache_dir=videos, num_workers=0, **options)
+    cache = cache_alone(videos, tmp_path / "cache")
+    theirs, _ = build_video_multiresolution_dataloader(cache_dir=cache, num_workers=1, **options)
+    assert all(map(same, loader, theirs)) and len(loader) == len(theirs)
     files = cached(videos)
     by_latent = {one["video_latents"].numpy().tobytes(): one for one in files}
     seen = 0
@@ -74,10 +96,17 @@ def test_videos_are_those_of_a_cache(videos: Path) -> None:
     assert seen == len(ShardSamples(videos)) == len(files)
 
 
-def test_pictures_are_those_of_a_cache(pictures: Path) -> None:
+def test_pictures_are_those_of_a_cache(pictures: Path, tmp_path: Path) -> None:
     loader, _ = build_text_to_image_multiresolution_dataloader(
         cache_dir=pictures, batch_size=4, num_workers=0, stateful=False, drop_last=False
     )
+    cache = CacheSamples(cache_alone(pictures, tmp_path / "cache"))
+    shards = ShardSamples(pictures)
+    assert shards[-1]["key"] == shards[len(shards) - 1]["key"]
+    for ours, stored in zip(shards, cache, strict=False):
+        assert torch.equal(ours["latent"], stored["latent"])
+        rows = len(ours["text"])
+        assert torch.equal(ours["text"], stored["text"][:rows]) and not stored["text"][rows:].any()
     theirs, seen = {one["image_path"]: one for one in cached(pictures)}, []
     for batch in loader:
         about = batch["metadata"]
@@ -97,6 +126,8 @@ def test_pictures_are_those_of_a_cache(pictures: Path) -> None:
         assert about["original_resolution"].tolist() == [
             one["original_resolution"] for one in files
         ]
+        assert about["bucket_ids"] == [one["bucket_id"] for one in files]
+        assert about["aspect_ratios"] == [one["aspect_ratio"] for one in files]
         assert about["crop_offset"].shape == (len(files), 2) and batch["data_type"] == "image"
     assert sorted(seen) == sorted(theirs)
 
@@ -123,10 +154,73 @@ def test_what_cannot_be_given_is_an_error_with_a_reason(videos: Path, shards, tm
     damaged = shards.good_set(tmp_path / "damaged", 5)
     shard = damaged / "train/shard-000000.tar"
     whole = bytearray(shard.read_bytes())
-    whole[1100] ^= 1  # inside the first payload
+    head = 8 + int.from_bytes(whole[512:520], "little")  # behind the header of the tar
+    whole[512 + head] ^= 1  # the first number of the first sample
     shard.write_bytes(whole)
-    with pytest.raises(DataError, match=r"shard-000000.tar, sample 0: .*data_prep inspect"):
+    with pytest.raises(DataError, match=r"000000\.tar, sample 0: \.safetensors has crc.* inspect"):
         list(map(ShardSamples(damaged).__getitem__, range(5)))
+    shard.write_bytes(whole[:2000])
+    with pytest.raises(DataError, match="it is cut short") as caught:
+        ShardSamples(damaged)
+    assert str(caught.value).count("data_prep inspect") == 1
+
+
+def test_a_damaged_cache_is_named(videos: Path, tmp_path: Path) -> None:
+    def cache(name: str) -> tuple[Path, Path]:
+        folder = cache_alone(videos, tmp_path / name)
+        return folder, next(folder.glob("*x*/*.meta"))
+
+    folder, file = cache("bit")
+    flipped = bytearray(file.read_bytes())
+    latent = torch.load(file, weights_only=True)["video_latents"]
+    flipped[flipped.index(latent.numpy().tobytes())] ^= 1
+    file.write_bytes(flipped)
+    with pytest.raises(DataError, match=rf"{file.name}: \S+ does not match its checksum; restore"):
+        list(CacheSamples(folder))
+    folder, file = cache("gone")
+    file.unlink()
+    with pytest.raises(DataError, match=rf"{file.name}: no such file in .*; restore it"):
+        CacheSamples(folder)
+    folder, file = cache("foreign")
+    torch.save({"video_latents": CacheSamples}, file)
+    with pytest.raises(DataError, match=rf"{file.name}: it is damaged, or holds more than tensors"):
+        CacheSamples(folder)
+    folder, _ = cache("index")
+    (folder / "metadata_shard_0000.json").unlink()
+    with pytest.raises(DataError, match=r"metadata_shard_0000\.json'.*restore the index"):
+        CacheSamples(folder)
+
+
+def test_a_configuration_of_automodel_takes_ours(videos: Path, pictures: Path) -> None:
+    """Its recipe wants a dataclass with `build` as `_target_`, and reads the result by names."""
+    keys = {"base_resolution", "drop_last", "shuffle", "dynamic_batch_size", "num_workers"}
+    keys |= {"cache_dir", "pin_memory", "prefetch_factor"}
+    for config, folder, own in (
+        (TextToVideoDataloaderConfig, videos, {"model_type", "device"}),
+        (TextToImageDataloaderConfig, pictures, {"train_text_encoder"}),
+    ):
+        assert is_dataclass(config) and keys | own <= {field.name for field in fields(config)}
+        made = config(cache_dir=str(folder), num_workers=0, stateful=False, base_resolution=[8, 8])
+        built = made.build(dp_rank=0, dp_world_size=2, batch_size=1)
+        assert len(built.dataloader) == len(built.sampler) > 0
+
+
+def test_a_mask_of_the_loss_comes_along(shards, tmp_path: Path) -> None:
+    latent, text = torch.randn(2, 3, 4, 6), torch.randn(3, shards.width)
+    mask = torch.rand(1, 3, 4, 6)
+    parts = [shards.ours(latent, text, mask), shards.ours(latent, text)]
+    folder = shards.write(tmp_path / "masked", parts)
+    (folder / "dataset_card.json").write_text('{"text_encoder": null, "latent": [1]}')  # by others
+    loader, _ = build_video_multiresolution_dataloader(
+        cache_dir=folder,
+        batch_size=2,
+        num_workers=0,
+        stateful=False,
+        shuffle=False,
+        drop_last=False,
+    )
+    masked, plain = loader
+    assert torch.equal(masked["loss_mask"], mask[None]) and "loss_mask" not in plain
 
 
 def test_samples_of_dfm_are_read_too(shards, tmp_path: Path) -> None:

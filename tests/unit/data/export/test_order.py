@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import io
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from dit.data.export import (
     BucketLoader,
@@ -32,6 +34,13 @@ def folder(shards, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def numbers(batch: dict[str, Any]) -> list[int]:
     """Which samples these are: the first channel of each latent is its number."""
     return batch["video_latents"][:, 0, 0, 0, 0].int().tolist()
+
+
+def stored(state: dict[str, Any]) -> dict[str, Any]:
+    """As a checkpoint gives it back."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    return torch.load(io.BytesIO(file.getvalue()), weights_only=True)
 
 
 def loader_of(folder: Path, rank: int, workers: int, **options: Any) -> tuple[Any, BucketSampler]:
@@ -63,7 +72,8 @@ def test_an_epoch_has_its_own_order(folder: Path) -> None:
     second = list(map(numbers, loader))
     assert first == again != second and sorted(first) != sorted(second)
     plain, _ = loader_of(folder, 0, 0, shuffle=False)
-    assert [n for batch in map(numbers, plain) for n in batch][:2] == [0, 28]  # of size 0, rank 0
+    found = [n for batch in map(numbers, plain) for n in batch]
+    assert found[:2] == [5, 33]  # of the smallest size, as in AutoModel; every fourth is rank 0's
 
 
 def make_bucket(folder: Path, rank: int, workers: int) -> Any:
@@ -94,27 +104,31 @@ def test_a_stopped_loader_goes_on_exactly(
                 found.append(numbers(batch))
                 if count == wanted:
                     break
-            state = loader.state_dict()
+            state = stored(loader.state_dict())
         assert found == whole
-        if make is make_bucket and not workers:
-            ended = make(folder, rank, 0)
-            ended.load_state_dict(state)
-            assert not list(ended) and list(map(numbers, ended)) == whole
+        ended = make(folder, rank, 2 - workers)  # a finished pass is followed by a whole one
+        ended.load_state_dict(state)
+        assert list(map(numbers, ended)) == whole
 
 
 def test_after_the_end_of_an_epoch_comes_the_next(folder: Path) -> None:
-    """A trainer may call set_epoch before the state is loaded, too, as with torchdata."""
-    for early in (False, True):
+    """A trainer may save with the last batch or after it, and call set_epoch before it loads."""
+    for early, inside in ((False, False), (True, False), (False, True), (True, True)):
         loader, sampler = loader_of(folder, 0, 0)
-        list(loader)
-        state = loader.state_dict()
+        for _ in loader:
+            state = loader.state_dict()
         assert state["batches_yielded"] == len(loader)
+        if not inside:
+            state = loader.state_dict()
         sampler.set_epoch(1)
         second = list(map(numbers, loader))
         again, sampler = loader_of(folder, 0, 0)
         if early:
             sampler.set_epoch(1)
         again.load_state_dict(state)
+        if not early:
+            sampler.set_epoch(0)  # of a trainer that saved before it counted the epoch
+            assert not list(again)
         sampler.set_epoch(1)
         assert list(map(numbers, again)) == second
 
@@ -136,6 +150,23 @@ def test_the_state_goes_over_an_epoch(folder: Path) -> None:
     other, _ = loader_of(folder, 1, 0, batch_size=3)
     with pytest.raises(ValueError, match=r"another order of samples \(batch_size=2 -> 3\)"):
         other.load_state_dict(state)
+    with pytest.raises(
+        ValueError, match=r"no state of dit\.data\.export, but one with \['epoch'\]"
+    ):
+        again.load_state_dict({"epoch": 1})
+
+
+def test_a_state_belongs_to_its_data(folder: Path, shards, tmp_path: Path) -> None:
+    """Other samples of the same sizes would repeat some and leave out others, unnoticed."""
+    parts = [shards.good(index) for index in range(COUNT)]
+    same = shards.write(tmp_path / "same", parts, per_shard=7)
+    parts[0], parts[7] = parts[7], parts[0]
+    other = shards.write(tmp_path / "other", parts)
+    loader, _ = loader_of(folder, 0, 0)
+    next(iter(loader))
+    loader_of(same, 0, 0)[0].load_state_dict(loader.state_dict())
+    with pytest.raises(ValueError, match=r"another order of samples \(dataset='\w+' -> '\w+'\)"):
+        loader_of(other, 0, 0)[0].load_state_dict(loader.state_dict())
 
 
 def test_dynamic_batches_have_about_as_many_pixels(folder: Path) -> None:
@@ -170,6 +201,24 @@ def test_a_stream_gives_every_sample_and_goes_on(folder: Path, stateful: bool) -
         again.load_state_dict(stopped.state_dict())
         assert begun + [sample["key"] for sample in again] == whole
     assert len(seen) == COUNT and seen.total() == 48
+    # Trainers set the next epoch before torchdata loads the state of the one that has ended.
+    again = stream(0)
+    whole = [sample["key"] for sample in again]
+    following = stream(0)
+    following.load_state_dict(again.state_dict())
+    (following.dataset if stateful else following).set_epoch(6)
+    assert [sample["key"] for sample in following] != whole
+    assert len(list(following)) == len(whole)
+
+
+def test_workers_that_persist_have_the_next_epoch(folder: Path) -> None:
+    stream = SampleStream(folder)
+    loader = DataLoader(stream, batch_size=None, num_workers=1, persistent_workers=True)
+    epochs = list[list[str]]()
+    for epoch in range(2):
+        stream.set_epoch(epoch)
+        epochs.append([sample["key"] for sample in loader])
+    assert epochs[0] != epochs[1] and sorted(epochs[0]) == sorted(epochs[1])
 
 
 def test_without_torchdata_the_error_says_what_to_do(

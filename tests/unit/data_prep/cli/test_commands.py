@@ -1,6 +1,7 @@
 """The command line, as a person types it."""
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,9 +12,12 @@ import pytest
 import torch
 from PIL import Image
 
+from data_prep.cli.next_command import training_command
 from data_prep.cli.parser import main
 from dit.codecs import vae
 from dit.codecs.text import ByteTable
+from dit.command_line import python
+from dit.parsing import parse_yaml
 from tests.warm_python import warm_python
 
 
@@ -40,7 +44,7 @@ def test_digits(tmp_path: Path, repo_root: Path, read_samples) -> None:
     assert samples["load_digits/7"]["caption"] == "a handwritten seven"
     assert samples["load_digits/7"]["latent"].shape == (4, 1, 4, 4)
     assert done.stdout.splitlines()[-1] == (
-        "next: python -m torch.distributed.run --nproc-per-node 1 recipes/pretrain_dit.py"
+        f"next: {python()} -m torch.distributed.run --nproc-per-node 1 recipes/pretrain_dit.py"
         f" --config-file conf/dit_digits.yaml 'dataset.path={out}'"
     )
     assert "packing 120 of 120" in done.stderr  # plain lines, no bar: this is no terminal
@@ -50,6 +54,13 @@ def test_digits(tmp_path: Path, repo_root: Path, read_samples) -> None:
     again = run("digits", "--output_dir", out, folder=repo_root)
     assert again.returncode == 1 and "--overwrite" in again.stderr
     assert "Traceback" not in again.stderr
+
+
+@pytest.mark.parametrize("folder", ["2024", "1e5", "null", "a: b # c", "data/my photos", 'a"b'])
+def test_the_next_command_names_any_folder(folder: str) -> None:
+    words = shlex.split(training_command(Path(folder), "conf/dit_debug.yaml", {}))
+    key, _, value = words[-1].partition("=")
+    assert key == "dataset.path" and parse_yaml(value).values == folder
 
 
 def test_a_nested_folder_of_images(

@@ -47,6 +47,20 @@ def test_scaled_and_noisy_pictures_look_alike_and_others_do_not() -> None:
     assert found.lines[0] == "captions that repeat: 2, in 17 of 34 samples"
 
 
+def test_samples_of_one_file_are_no_duplicates() -> None:
+    found = Duplicates()
+    for name, caption in (("a", "one"), ("a", "two"), ("b", "red"), ("b", "red"), ("c", "red")):
+        found.add(name, caption, looks_of(picture(ord(name) // 98)))  # b and c look alike
+    found.finish()
+    assert found.groups == [[2, 3, 4]] and found.repeated == [("red", 3)]
+    assert [found.repeats_of(caption) for caption in ("one", "red")] == [1, 3]
+    alone = Duplicates()
+    for _ in range(2):
+        alone.add("a", "one", looks_of(picture(1)))
+    alone.finish()
+    assert not alone.groups and not alone.lines
+
+
 def test_clips_must_end_alike_too() -> None:
     still, moved = picture(1), picture(2)
     clips = [torch.cat(pair) for pair in ((still, still), (still, moved), (still, moved))]

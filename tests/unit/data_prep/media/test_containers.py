@@ -10,7 +10,7 @@ import av
 import pytest
 
 from data_prep.media.frame_selection import FrameRule, Window
-from data_prep.media.videos import Timeline, frames, timeline
+from data_prep.media.videos import ENDINGS, Timeline, frames, timeline
 from data_prep.refusals import Reason, RefusedError
 from tests.media_files import TITLE, number_of, numbered_video
 
@@ -91,6 +91,7 @@ def test_every_window_shows_its_own_frames(name: str, made) -> None:
     line = timeline(path := made(name))
     count = 1 if name.endswith("one") else COUNT
     assert len(line.shown) == count and line.lost == 0 and not line.is_uneven
+    assert path.suffix in ENDINGS and not line.flaws
     assert line.fps == pytest.approx(25, rel=2e-3)
     assert shown(path, line, line.shown) == list(range(count))
     for window in (Window.FIRST, Window.MIDDLE, Window.ALL):

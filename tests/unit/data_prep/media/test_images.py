@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageCms
 
 from data_prep.media.images import image_endings, open_image, to_rgb, to_video
 from data_prep.media.resizing import Fit
@@ -147,6 +147,19 @@ def test_exif_orientation_is_applied(orientation: int, tmp_path: Path) -> None:
     np.testing.assert_array_equal(pixels(path), turned)
 
 
+def test_colours_are_those_of_the_profile(tmp_path: Path) -> None:
+    srgb = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    turned = srgb.replace("sRGB".encode("utf-16-be"), "GRB.".encode("utf-16-be"))
+    for name, other in ((b"rXYZ", b"____"), (b"gXYZ", b"rXYZ"), (b"____", b"gXYZ")):
+        turned = turned.replace(name, other)  # red and green change places
+    image = Image.new("RGB", (8, 8), (200, 10, 30))
+    levels = {}
+    for name, profile in (("s", srgb), ("t", turned), ("cut", turned[:200])):
+        levels[name] = pixels(save(image, tmp_path / f"{name}.png", icc_profile=profile))[0, 0]
+    assert levels["s"].tolist() == levels["cut"].tolist() == [200, 10, 30]
+    assert np.abs(levels["t"].astype(int) - (10, 200, 30)).max() <= 2
+
+
 def test_only_the_first_frame_of_an_animation(tmp_path: Path) -> None:
     frames = [Image.new("RGB", (16, 16), colour) for colour in ("red", "blue")]
     path = tmp_path / "a.gif"
@@ -170,6 +183,7 @@ def test_files_that_are_no_image_have_their_own_reasons(tmp_path: Path) -> None:
         "dangling": Reason.UNREADABLE,
         "document": Reason.NO_IMAGE,
     }
+    assert "convert it to JPEG or PNG" in refusal(tmp_path / "document.png").detail
 
 
 def test_a_bomb_is_refused(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Videos of every container: when frames are shown, those frames upright, damage noticed."""
 
+import json
 import sys
 from fractions import Fraction
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_prep.cli.parser import main
 from data_prep.media.clips import Entry
 from data_prep.media.decoders import VideoDecoder
 from data_prep.media.videos import ENDINGS, frames, timeline
@@ -89,7 +91,18 @@ def test_what_is_no_video(tmp_path: Path) -> None:
     for name, reason in (("text", Reason.NO_VIDEO), ("empty", Reason.EMPTY)):
         with pytest.raises(RefusedError) as refused:
             timeline(tmp_path / f"{name}.mp4")
-        assert refused.value.reason is reason
+        assert refused.value.reason is reason and str(tmp_path) not in refused.value.detail
+
+
+def test_frames_that_a_player_shows_otherwise_are_named(tmp_path: Path) -> None:
+    options = {"color_trc": "arib-std-b67", "flags": "+ildct", "x264-params": "interlaced=1"}
+    path = numbered_video(tmp_path / "a.mp4", "libx264", options, count=2)
+    assert [flaw.split()[0] for flaw in timeline(path).flaws] == ["HDR", "interlaced"]
+    out = tmp_path / "out"
+    words = ("video", "--video_dir", str(tmp_path), "--output_dir", str(out), "--plan=quick")
+    assert main(words) == 0
+    (line,) = (out / "plan.jsonl").read_text().splitlines()
+    assert {"HDR video", "interlaced video"} <= {n.split(":")[0] for n in json.loads(line)["notes"]}
 
 
 def kept(path: Path, *numbers: int) -> Entry:

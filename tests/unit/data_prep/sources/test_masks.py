@@ -143,10 +143,10 @@ def test_masks_that_cannot_be_used_are_counted(tmp_path: Path, read_samples, cap
     assert pack(tmp_path / "out", *options) == 0
     said = capsys.readouterr().out
     assert "2 x mask of the loss cannot be used" in said and "1 x no loss mask of its name" in said
-    assert "mask without a medium, the first none.png" in said
+    assert "mask of no file, the first none.png" in said
     lines = (tmp_path / "out/refused.jsonl").read_text().splitlines()
     details = {one["source"]: one["detail"] for one in map(json.loads, lines)}
-    assert "b.png: it has 16 x 8 pixels, and its medium 16 x 16" in details["b.png"]
+    assert "b.png: it has 16 x 8 pixels, and its picture 16 x 16" in details["b.png"]
     assert "c.png" in details["c.png"] and "no image" in details["c.png"]
     found = {
         Path(name).name: "loss_mask" in one for name, one in read_samples(tmp_path / "out").items()
@@ -166,7 +166,7 @@ def test_masks_that_cannot_be_used_are_counted(tmp_path: Path, read_samples, cap
     [
         (("--image_dir", "media", "--mask_dir", "nowhere"), "--mask_dir nowhere is no folder"),
         (("--image_dir", "media", "--mask_dir", "empty"), "--mask_dir empty holds no"),
-        (("--image_dir", "media", "--mask_dir", "twice"), "are masks of the same medium"),
+        (("--image_dir", "media", "--mask_dir", "twice"), "are masks of the same file"),
         (("--dataset_config", "x.yaml", "--mask_dir", "twice"), "neither is given"),
         (("--dataset_config", "x.yaml"), "default_mask_file: a mask belongs to the file of its"),
     ],

@@ -56,7 +56,7 @@ DEEP = '{"file_name": "b.png", "caption": ' + "[" * 50_000
         ("x.csv", "b.png,one, two", "x.csv: line 3 has 3 fields and the first line 2"),
         ("x.csv", "b.png", "no text for it in field 'caption', but 'file_name'"),
         ("x.csv", "b.png,a\0b", "a NUL in it"),
-        ("x.csv", "b.png,a\udce9b", "no valid Unicode"),
+        ("x.csv", "b.png,a\udce9b", "has bytes that are not UTF-8"),
         ("x.csv", ',"no name"', "x.csv: row 3 has a name"),
     ],
 )
@@ -132,6 +132,23 @@ def test_rows_that_match_no_file_are_counted(root: Path, tmp_path: Path, capsys)
     assert main(["image", *options, "--num_workers", "0"]) == 0
     assert f"ignored: 5 x {lost}" in capsys.readouterr().out
     assert json.loads((out / "dataset_card.json").read_text())["ignored"][lost] == 5
+
+
+def test_absolute_paths_and_those_that_return_into_the_folder(root: Path, tmp_path: Path) -> None:
+    image(root / "deep/d.png")
+    (tmp_path / "link").symlink_to(root)
+    names = {"a": str(root / "a.png"), "b": "../in/./b.png", "c": str(tmp_path / "link/c.png")}
+    (root / "x.jsonl").write_text(
+        "".join(
+            json.dumps({"file_name": name, "caption": stem * 2}) + "\n"
+            for stem, name in names.items()
+        )
+    )
+    (root / "deep/y.csv").write_text("path,caption\n../a.png,not below\n../deep/d.png,dd\n")
+    texts = found(tmp_path / "link")
+    assert [texts[stem] for stem in ("a", "b", "c", "deep/d")] == [["aa"], ["bb"], ["cc"], ["dd"]]
+    lost = "row of a caption table that matches no file, the first '../a.png' in deep/y.csv"
+    assert texts[None] == {lost: 1}
 
 
 def test_names_without_their_end_belong_to_the_tables_that_use_them(root: Path) -> None:

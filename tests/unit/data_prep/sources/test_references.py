@@ -86,7 +86,7 @@ def test_two_folders(tmp_path: Path, read_samples, capsys) -> None:
         and "d.png: file is no" in (why["d.png"][1])
     )
     said = capsys.readouterr().out
-    assert "ignored: 1 x control picture without a medium, the first z.png" in said
+    assert "ignored: 1 x control picture of no file, the first z.png" in said
     assert "refused: 1 x control picture is missing" in said
     assert "packed: 3 x 1 control pictures" in said
 

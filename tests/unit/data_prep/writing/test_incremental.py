@@ -114,6 +114,11 @@ def test_other_options_never_mix(folder: Path, tmp_path: Path, reads, capsys, co
     assert "max_pixels: None -> 200" in error and "--overwrite" in error
     assert content_of(out) == before
     assert run(folder, out, "--max_bad_fraction", "0.5") == 0 and content_of(out) == before
+    assert run(folder, out, "--max_pixels", "200", "--overwrite", "--plan") == 0
+    planned = content_of(out)  # a plan removes no shards, whatever is asked for
+    assert all(planned[name] == before[name] for name in before if name != "plan.jsonl")
+    assert main(["video", "--image_dir", str(folder), "--output_dir", str(out)]) == 1
+    assert "block_size: 32 -> 4 (of the command: image or video)" in capsys.readouterr().err
     assert run(folder, out, "--max_pixels", "200", "--regenerate_cache") == 0
     assert run(folder, tmp_path / "fresh", "--max_pixels", "200") == 0
     assert content_of(out) == content_of(tmp_path / "fresh")

@@ -1,0 +1,145 @@
+"""The samples of a folder as dicts, by number.
+
+A sample is a dict: `key`, `caption`, `fps` (None for a picture), `width` and `height` in pixels,
+`bucket` (the number of its SizeBucket), `about` (all of its description), `latent` [C, F, H, W],
+`text` [L, E], and what else the folder has of the names in EXPORTED. Tensors have the types in
+which they are stored.
+"""
+
+# C latent channels; F H W frames, rows, columns of the latent; L text tokens; E text width
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from dit.batch import TEXT
+from dit.data.records import LATENT, LOSS_MASK, ShardRecord
+from dit.data.rejections import DataError, SampleRefused
+from dit.data.tar_reader import NotPlain
+from dit.models.family import InputKind
+
+EXPORTED: Mapping[str, InputKind] = {
+    TEXT: InputKind.TEXT,
+    "pooled_text": InputKind.VECTOR,
+    "text_2": InputKind.TEXT,
+    "null_text": InputKind.NULL_TEXT,
+    "image_embed": InputKind.TEXT,
+    "first_frame_latent": InputKind.FRAMES,
+    "condition_latent": InputKind.CHANNELS,
+    **{f"reference_latent_{number}": InputKind.REFERENCE for number in range(4)},
+}
+"""What a sample has beside its latent and its loss mask, by the names in our shards."""
+_FAULTS = (SampleRefused, NotPlain, OSError, ValueError)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, order=True)
+class SizeBucket:
+    """Samples that can be stacked."""
+
+    width: int  # pixels, as encoded
+    height: int
+    latent: tuple[int, ...]  # C, F, H, W
+    names: tuple[str, ...]  # of the tensors beside the latent
+
+    @property
+    def pixels(self) -> int:
+        return self.width * self.height
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredSample:
+    """One sample as it was read, or its outline: tensors on the device `meta`."""
+
+    key: str
+    record: ShardRecord
+    about: Mapping[str, Any]
+    size: tuple[int, int]  # width and height in pixels, as encoded
+    text_rows: int  # rows of the stored text, padding included
+
+
+class NumberedSamples(Dataset[dict[str, Any]]):
+    """All samples of a folder, by number; what reads them is a class of its own.
+
+    The outline of every sample is read at the start, and a whole sample when asked.
+
+    Raises:
+        DataError: a sample cannot be read; the message names it. Nothing is left out.
+    """
+
+    remedy = ""
+    """What to do about a sample that cannot be read."""
+
+    def __init__(self, folder: Path | str, *, count: int, card: Mapping[str, Any]):
+        self.folder, self.card = Path(folder), card
+        self.buckets: list[SizeBucket] = []
+        """In the order of their samples."""
+        self.bucket_of = np.empty(count, np.int32)
+        self.longest_text = 0
+        self.fingerprint = ""
+        """Of the keys and descriptions of all samples in their order."""
+        self._read_outlines()
+
+    def read(self, index: int, *, whole: bool) -> StoredSample:
+        """One sample; unless `whole`, tensors need no numbers."""
+        raise NotImplementedError
+
+    def name_of(self, index: int) -> str:
+        """Where a sample lies, for messages."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return len(self.bucket_of)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        index = range(len(self))[index]  # as lists count, from the end too
+        found = self._read(index, whole=True)
+        record, mask = found.record, found.record.loss_mask_1FHW
+        return {
+            "key": found.key,
+            "caption": record.caption,
+            "fps": None if math.isnan(record.fps) else record.fps,
+            "width": found.size[0],
+            "height": found.size[1],
+            "bucket": int(self.bucket_of[index]),
+            "about": found.about,
+            LATENT: record.latent_CFHW,
+            **record.inputs,
+            **({} if mask is None else {LOSS_MASK: mask}),
+        }
+
+    def _read_outlines(self) -> None:
+        numbers, seen = dict[SizeBucket, int](), 0
+        for index in range(len(self)):
+            found = self._read(index, whole=False)
+            masked = found.record.loss_mask_1FHW is not None
+            bucket = SizeBucket(
+                width=found.size[0],
+                height=found.size[1],
+                latent=tuple(found.record.latent_CFHW.shape),
+                names=(*sorted(found.record.inputs), *((LOSS_MASK,) if masked else ())),
+            )
+            self.bucket_of[index] = numbers.setdefault(bucket, len(numbers))
+            self.longest_text = max(self.longest_text, found.text_rows)
+            seen = zlib.crc32(f"{found.key}\0{found.about}".encode(errors="replace"), seen)
+        self.buckets, self.fingerprint = list(numbers), f"{seen:08x}"
+
+    def _read(self, index: int, *, whole: bool) -> StoredSample:
+        try:
+            return self.read(index, whole=whole)
+        except _FAULTS as error:
+            what = error.detail if isinstance(error, SampleRefused) else error
+            raise DataError(f"{self.name_of(index)}: {what}; {self.remedy}") from error
+
+
+def of_card(card: Mapping[str, Any], part: str, name: str) -> Any:
+    """A value of the dataset card; None where it has none, or another program wrote the part."""
+    entries = card.get(part)
+    return entries.get(name) if isinstance(entries, Mapping) else None
