@@ -16,8 +16,9 @@ from rich.console import Console
 _LOCAL = ("127.0.0.1", "localhost", "[::1]")
 # Whatever a prompt or a name of a file holds: a page loads nothing and calls nobody else.
 _POLICY = (
-    "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline';"
-    " connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "default-src 'none'; img-src data:; media-src data:; style-src 'unsafe-inline';"
+    " script-src 'unsafe-inline'; connect-src 'self'; base-uri 'none';"
+    " form-action 'none'; frame-ancestors 'none'"
 )
 
 

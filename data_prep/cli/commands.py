@@ -337,7 +337,25 @@ def run_relocate(args: argparse.Namespace) -> int:
 
 
 def run_inspect(args: argparse.Namespace) -> int:
+    if args.html is not None:  # before all bytes are read, which may take hours
+        _check_page(args.html)
     return _inspect(args.folder, args.html)
+
+
+def _check_page(page: Path) -> None:
+    """Makes the folder of a page.
+
+    Raises:
+        PrepError: no page can be written there.
+    """
+    try:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        why = "it is a folder" if page.is_dir() else ""
+        why = why or ("" if os.access(page.parent, os.W_OK) else f"{page.parent} is read-only")
+    except OSError as error:
+        why = error.strerror or str(error)
+    if why:
+        raise PrepError(f"--html {page} cannot be written ({why}); give another FILE.html")
 
 
 def _inspect(folder: Path, page: Path | None = None) -> int:

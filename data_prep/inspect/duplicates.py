@@ -174,7 +174,7 @@ class Duplicates:
         if self.groups:
             said.append(
                 f"near duplicates: {found['near_duplicates']} samples look alike, in"
-                f" {len(self.groups)} groups"
+                f" {len(self.groups)} group{'s' if len(self.groups) > 1 else ''}"
             )
         return said
 

@@ -29,7 +29,7 @@ def findings(run: RunRecord) -> list[str]:
 def lost_pictures(undrawn: Sequence[Undrawn]) -> Iterator[str]:
     """Files that are no pictures and are left out; a long list is cut."""
     yield from (
-        f"{one.what} is no picture and is left out ({one.because})" for one in undrawn[:_SHOWN]
+        f"{one.what} cannot be shown and is left out ({one.because})" for one in undrawn[:_SHOWN]
     )
     if len(undrawn) > _SHOWN:
         yield f"and {_count(len(undrawn) - _SHOWN, 'picture')} more"

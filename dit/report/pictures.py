@@ -19,6 +19,7 @@ STEPS = 24
 """A page has pictures of at most so many steps of a run, evenly spaced, with the newest."""
 _SIDE = 1600  # pixels; larger pictures are scaled down
 _WHOLE = 300_000  # bytes; smaller files are embedded unchanged
+_MOST_VIDEO = 8_000_000  # bytes
 _MOST_PICTURES = 16  # of a step without a grid
 _WITHOUT = "without_adapter"  # folder of the samples without the adapter, beside those with it
 
@@ -109,6 +110,22 @@ def _image(file: Path, undrawn: list[Undrawn], *, alt: str, title: str = "") -> 
     return source and f'<img{kind} src="{source}" alt="{escape(alt)}"{words}>'
 
 
+def _video(file: Path, undrawn: list[Undrawn], *, alt: str, title: str) -> str:
+    """A <video> with the bytes of the file; empty if it is none, or is too large for a page."""
+    source = ""
+    with drawing(str(file), undrawn):
+        if not file.is_file():
+            raise FileNotFoundError("it is not there, or is no file")
+        if file.stat().st_size > _MOST_VIDEO:
+            raise ValueError(f"a page takes videos of at most {_MOST_VIDEO:,} bytes")
+        content = file.read_bytes()
+        if content[4:8] != b"ftyp":  # with which each MP4 begins
+            raise ValueError("it is no MP4")
+        source = f"data:video/mp4;base64,{base64.b64encode(content).decode()}"
+    words = f'aria-label="{escape(alt)}" title="{escape(title)}"'
+    return source and f'<video controls loop muted preload=metadata src="{source}" {words}></video>'
+
+
 def _source(file: Path) -> tuple[str, bool]:
     """A data URI of a picture, and whether its background is white; large ones are scaled to WebP.
 
@@ -184,9 +201,10 @@ def _row(
     prompt: str, folder: Path, samples: Sequence[dict[str, Any]], undrawn: list[Undrawn]
 ) -> str:
     images = "".join(
-        _image(folder / one["file"], undrawn, alt=prompt, title=f"seed {one['seed']}")
+        (_video if one["file"].endswith(".mp4") else _image)(
+            folder / one["file"], undrawn, alt=prompt, title=f"seed {one['seed']}"
+        )
         for one in samples
-        if one["file"].endswith(".png")
     )
     return f"<p class=prompt>{escape(prompt)}</p><div class=pictures>{images}</div>"
 

@@ -96,6 +96,8 @@ def write_samples(folder: Path) -> Path:
     for index, prompt in enumerate(["a <b> & c", "a <b> & c", "two"]):
         Image.fromarray(np.full((8, 8, 3), 40 * index, np.uint8)).save(folder / f"{index}.png")
         rows.append({"file": f"{index}.png", "prompt": prompt, "seed": index, "num_steps": 18})
+    (folder / "clip.mp4").write_bytes(b"\0\0\0\x18ftypisom")
+    rows.append({"file": "clip.mp4", "prompt": "a clip", "seed": 3, "num_steps": 18})
     (folder / "samples.json").write_text(json.dumps(rows))
     return folder
 

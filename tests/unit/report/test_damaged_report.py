@@ -42,7 +42,7 @@ def test_pictures_that_are_none_are_named_and_left_out(tmp_path: Path) -> None:
     steps = [int(value) for _, name, value in page.attributes if name == "data-step"]
     assert steps == [40, 50, 60]
     for file in (*grids[:3], samples / "0.png"):
-        assert f"{file} is no picture and is left out" in page.text
+        assert f"{file} cannot be shown and is left out" in page.text
 
 
 def test_a_run_without_a_finite_loss_has_a_page(tmp_path: Path) -> None:

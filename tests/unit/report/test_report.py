@@ -33,6 +33,7 @@ def test_page_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
     page = report(run, "--samples_dir", write_samples(tmp_path / "samples"))
     sources = [value for _, name, value in page.attributes if name in {"src", "href"}]
     assert len([s for s in sources if s.startswith("data:image/png;base64,")]) == 3 + 3
+    assert sum(s.startswith("data:video/mp4;base64,") for s in sources) == 1
     identities = {value for _, name, value in page.attributes if name == "id"}
     assert {s[1:] for s in sources if not s.startswith("data:")} == identities - {"live"}
     assert "url(" not in page.text and "@import" not in page.text

@@ -50,10 +50,15 @@ def test_verify_measures_a_codec_that_loses(source: list[str], capsys, monkeypat
     assert 34 < least < 34.4
 
 
-def test_a_page_of_decoded_pictures(source: list[str], tmp_path: Path) -> None:
+def test_a_page_of_decoded_pictures(source: list[str], tmp_path: Path, capsys) -> None:
     assert main(source) == 0
-    page = tmp_path / "page.html"
+    page = tmp_path / "new" / "page.html"
     assert main(["inspect", str(tmp_path / "out"), "--html", str(page)]) == 0
+    capsys.readouterr()
+    assert main(["inspect", str(tmp_path / "out"), "--html", str(tmp_path)]) == 1
+    said = capsys.readouterr()
+    assert "it is a folder); give another FILE.html" in said.err
+    assert "samples in" not in said.out  # nothing was read before
     (still, moving), text = rows_of(page), page.read_text()
     assert moving["facts"].endswith("[48, 9, 12, 16]") and moving["bucket"] == "64 x 48, 9 frames"
     assert "clip" not in still and still["picture"].startswith("data:image/jpeg")
