@@ -44,6 +44,11 @@ def brief(number: float) -> str:
     return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
+def counted(number: int, what: str) -> str:
+    """1 sample, 1,601 samples."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def in_words(seconds: float) -> str:
     """Time left, as hours, minutes and seconds: 0:02:41 left."""
     return f"{timedelta(seconds=round(seconds))} left"

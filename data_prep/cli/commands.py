@@ -49,7 +49,7 @@ from dit.codecs import text, vae
 from dit.codecs.dataset_card import read_card
 from dit.codecs.normalization import Whitening
 from dit.codecs.vae import Codec, Pixel
-from dit.progress import progress_on
+from dit.progress import counted, progress_on
 from dit.safe_writing import write_atomically
 
 _FEW = 16  # blocks that are too few to start worker processes for
@@ -235,7 +235,7 @@ def _report(args: argparse.Namespace, packing: Packing, summary: Summary) -> int
     show_summary(output(), summary, args.output_dir, command, before=download)
     if args.output_format != "shards":
         count = export(args.output_dir, form=args.output_format, shard_size=args.shard_size)
-        say(output(), f"written as {args.output_format} as well: {count} samples")
+        say(output(), f"written as {args.output_format} as well: {counted(count, 'sample')}")
     return _inspect(args.output_dir) if args.verify else 0
 
 
@@ -323,7 +323,7 @@ def run_convert(args: argparse.Namespace) -> int:
     elif empty := split.empty(counts):
         _notify(f"--split {args.split} leaves {' and '.join(empty)} without a sample")
     for split, count in counts.items():
-        say(output(), f"{split}: {count} samples")
+        say(output(), f"{split}: {counted(count, 'sample')}")
     for reason, count in refusals.counts.items():
         say(output(), f"refused: {count} x {reason}")
     return 0
@@ -332,7 +332,7 @@ def run_convert(args: argparse.Namespace) -> int:
 def run_relocate(args: argparse.Namespace) -> int:
     """Corrects the index of a cache of AutoModel that was moved."""
     count = relocate(args.folder)
-    say(output(), f"{args.folder / INDEX}: {count} samples lie here now")
+    say(output(), f"{args.folder / INDEX}: {counted(count, 'sample')} in this folder now")
     return 0
 
 

@@ -14,6 +14,7 @@ from data_prep.planning.statistics import CAPACITIES, PlanStatistics
 from data_prep.refusals import printable
 from data_prep.writing.dataset_folder import PAGE_NAME, PLAN_NAME, REFUSED_NAME
 from dit.codecs.vae import CODECS
+from dit.progress import counted
 
 
 def output() -> Console:
@@ -53,7 +54,8 @@ def show_summary(
             say(console, f"{headline}: {count} x {what}")
     if summary.psnr:
         least, mean, count = (summary.psnr[name] for name in ("least", "mean", "samples"))
-        say(console, f"verified: PSNR {mean} dB on average, {least} dB at least, {count} samples")
+        samples = counted(count, "sample")
+        say(console, f"verified: PSNR {mean} dB on average, {least} dB at least, {samples}")
     if summary.refused:
         say(console, f"each refused file is named in {folder / REFUSED_NAME}")
     if before:
@@ -65,7 +67,8 @@ def show_plan(
     console: Console, facts: PlanStatistics, folder: Path, ignored: Mapping[str, int]
 ) -> None:
     """Shows what would be packed; the page of the plan has the details."""
-    say(console, f"planned: {facts.samples} samples, {facts.tokens} tokens")
+    samples, tokens = counted(facts.samples, "sample"), counted(facts.tokens, "token")
+    say(console, f"planned: {samples}, {tokens}")
     say(console, f"files were judged by {facts.judged_by}")
     say(console, f"expected: about {facts.bytes / 1e6:.1f} MB of shards")
     for what, count in facts.notes.most_common():
@@ -83,7 +86,7 @@ def show_plan(
         say(
             console,
             f"packs of {capacity} tokens: {facts.fill(capacity):.1%} full,"
-            f" {facts.too_long(capacity)} samples too long",
+            f" {counted(facts.too_long(capacity), 'sample')} too long",
         )
     say(console, f"each file: {folder / PLAN_NAME}, with pictures: {folder / PAGE_NAME}")
 
@@ -114,7 +117,7 @@ def show_inspection(console: Console, folder: Path, reports: Sequence[ShardRepor
         )
     console.print(table)
     total = sum(report.samples for report in reports)
-    say(console, f"{total} samples in {len(reports)} shards of {folder}")
+    say(console, f"{counted(total, 'sample')} in {counted(len(reports), 'shard')} of {folder}")
 
 
 def _range(values: Sequence[int]) -> str:

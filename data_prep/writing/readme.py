@@ -18,6 +18,7 @@ from PIL import Image
 
 from data_prep.media.clips import Clip
 from data_prep.refusals import printable
+from dit.progress import counted
 from dit.safe_writing import write_atomically
 
 README_NAME, SAMPLES_NAME = "README.md", "samples"
@@ -75,7 +76,7 @@ def _front(card: Mapping[str, Any]) -> str:
 def _facts(card: Mapping[str, Any]) -> str:
     rows = [("licence", card.get("license") or "not stated (`--license`)")]
     for split, counts in card.get("splits", {}).items():
-        found = f"{counts['samples']:,} in {counts['shards']} shards"
+        found = f"{counts['samples']:,} in {counted(counts['shards'], 'shard')}"
         rows.append((f"samples in `{split}`", found))
     for one in card.get("sizes", ()):
         size = f"{one['width']} x {one['height']}"

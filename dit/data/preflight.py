@@ -32,7 +32,7 @@ from dit.data.pack import PatchLayout
 from dit.data.rejections import REMEDIES, DataError, Reject, SampleRefused
 from dit.models.family import family_of
 from dit.parsing import parse_json
-from dit.progress import brief
+from dit.progress import brief, counted
 
 _SIDE_BY_SIDE = 16  # files; a network drive answers each after a millisecond or more
 _SHOWN = 5  # faults in a message
@@ -53,8 +53,8 @@ class Checked:
     notes: tuple[str, ...] = ()  # lines for the start of the log
 
     def __str__(self) -> str:
-        shards = "1 shard" if self.shards == 1 else f"{self.shards:,} shards"
-        return f"{self.samples:,} training samples in {shards}, none missing"
+        samples = counted(self.samples, "training sample")
+        return f"{samples} in {counted(self.shards, 'shard')}, none missing"
 
 
 def check_data(config: RunConfig) -> Checked:
@@ -426,5 +426,5 @@ def steps_of_epochs(config: RunConfig) -> RunConfig:
     try:
         return replace(config, train=replace(config.train, train_iters=steps))
     except Problems as error:
-        named = f"train.epochs={config.train.epochs:g} is {steps:,} steps of these data"
+        named = f"train.epochs={config.train.epochs:g} is {counted(steps, 'step')} of these data"
         raise Problems([f"{named}: {problem}" for problem in error.problems]) from None

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dit.drawing import Undrawn
+from dit.progress import counted
 from dit.report.charts import number
 from dit.report.lengths import BIN, bins_of
 from dit.report.reading import Points, RunRecord, finite
@@ -32,7 +33,7 @@ def lost_pictures(undrawn: Sequence[Undrawn]) -> Iterator[str]:
         f"{one.what} cannot be shown and is left out ({one.because})" for one in undrawn[:_SHOWN]
     )
     if len(undrawn) > _SHOWN:
-        yield f"and {_count(len(undrawn) - _SHOWN, 'picture')} more"
+        yield f"and {counted(len(undrawn) - _SHOWN, 'picture')} more"
 
 
 def _fill(run: RunRecord) -> Iterator[str]:
@@ -75,7 +76,7 @@ def _skipped(run: RunRecord) -> Iterator[str]:
         )
     if steps:
         yield (
-            f"{_count(len(steps), 'step')} skipped, whose loss or gradient was not finite"
+            f"{counted(len(steps), 'step')} skipped, whose loss or gradient was not finite"
             f" ({_first(steps)}): skipped_samples.jsonl names the samples; look at them, or lower"
             " optimizer.lr"
         )
@@ -86,8 +87,8 @@ def _refused(run: RunRecord) -> Iterator[str]:
     if last:
         why = "".join(f", {n:,} {reason}" for reason, n in refusals(run).items())
         yield (
-            f"{_count(int(last), 'sample')} refused{why}: refused_samples.jsonl names them, the log"
-            " of the run has the remedy for each reason"
+            f"{counted(int(last), 'sample')} refused{why}: refused_samples.jsonl names them, the"
+            " log of the run has the remedy for each reason"
         )
 
 
@@ -103,8 +104,8 @@ def _spikes(run: RunRecord) -> Iterator[str]:
     steps = spikes(run.points_of_updates("loss"))
     if steps:
         yield (
-            f"the loss jumps at {_count(len(steps), 'step')} ({_first(steps)}): if it does not come"
-            " back, lower optimizer.lr, or look at the samples of these steps"
+            f"the loss jumps at {counted(len(steps), 'step')} ({_first(steps)}): if it does not"
+            " come back, lower optimizer.lr, or look at the samples of these steps"
         )
 
 
@@ -137,10 +138,6 @@ def _rise(run: RunRecord) -> Iterator[str]:
 def count(value: Any) -> int:
     """A number of samples; 0 for a value that is no number."""
     return int(finite(value) or 0)
-
-
-def _count(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _first(steps: list[int]) -> str:

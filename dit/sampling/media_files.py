@@ -17,6 +17,7 @@ from rich.console import Console
 
 from dit.drawing import Undrawn, drawing
 from dit.parsing import parse_json
+from dit.progress import counted
 from dit.sampling.grid import beside, draw_grid
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def report_written(written: Written, folder: Path, *, count: int) -> None:
         console.print(str(note), markup=False)
     listed = f"{LISTING} and {GRID}" if written.grid else LISTING
     left = count - len(written.lost)
-    console.print(f"{left} samples, {listed} in {folder}", markup=False)
+    console.print(f"{counted(left, 'sample')}, {listed} in {folder}", markup=False)
     if written.lost:
         raise ValueError(
             f"{len(written.lost)} of {count} samples could not be written into {folder}:"

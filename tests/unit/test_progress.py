@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from dit import progress
-from dit.progress import brief, progress_on, tracked
+from dit.progress import brief, counted, progress_on, tracked
 
 
 @pytest.fixture
@@ -86,3 +86,11 @@ def test_a_terminal_that_moves_no_cursor_gets_lines() -> None:
 def test_numbers_have_no_power_of_ten() -> None:
     wanted = {0.01234: "0.0123", 4.5: "4.5", 99.96: "100", 123.4: "123", 12345.4: "12,345"}
     assert {number: brief(number) for number in wanted} == wanted
+
+
+def test_one_of_a_thing_is_singular() -> None:
+    assert [counted(n, "sample") for n in (0, 1, 1601)] == [
+        "0 samples",
+        "1 sample",
+        "1,601 samples",
+    ]

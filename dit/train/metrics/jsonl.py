@@ -38,6 +38,7 @@ import torch.distributed as dist
 from dit.data.rejections import MOST_NAMED, RefusedSample
 from dit.distributed.process_groups import device
 from dit.parsing import parse_json
+from dit.progress import counted
 from dit.safe_writing import write_atomically
 from dit.train.checkpoint.paths import SOFTWARE
 
@@ -138,20 +139,16 @@ class _ExistingLines:
         notes = []
         if self.unreadable:
             notes.append(
-                f"is damaged: {_counted(len(self.unreadable), 'line')} that cannot be read, line"
+                f"is damaged: {counted(len(self.unreadable), 'line')} that cannot be read, line"
                 f" {self.unreadable[0]} first, left out"
             )
         first = min(self.steps, default=1)
         if every_step and (lost := [n for n in range(first, start + 1) if n not in self.steps]):
             notes.append(
-                f"has lost the lines of {_counted(len(lost), 'step')} up to step {start}, the first"
+                f"has lost the lines of {counted(len(lost), 'step')} up to step {start}, the first"
                 f" is step {lost[0]}; the training itself goes on unchanged"
             )
         return notes
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _step_of(line: bytes) -> int | None:

@@ -31,6 +31,7 @@ from dit.batch import PackedBatch
 from dit.config import RunConfig
 from dit.distributed.process_groups import device
 from dit.models.cost import network_cost, training_flops
+from dit.progress import counted
 
 if TYPE_CHECKING:
     from dit.train.optimizer import Update
@@ -228,8 +229,7 @@ class SkippedStep:
         count, shown = len(self.keys), ", ".join(self.keys[:_SHOWN])
         more = f" and {count - _SHOWN} more" if count > _SHOWN else ""
         whose = "of" if self.because == "loss" else "of a step with"
-        samples = "1 sample" if count == 1 else f"{count} samples"
-        return f"{self.because} {whose} {samples} is not finite: {shown}{more}"
+        return f"{self.because} {whose} {counted(count, 'sample')} is not finite: {shown}{more}"
 
 
 def gather_skipped_step(

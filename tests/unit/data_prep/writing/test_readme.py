@@ -27,7 +27,7 @@ def test_a_card_with_pictures_and_the_words_of_the_user(
     card = json.loads((out / "dataset_card.json").read_text())
     assert page.startswith('---\nlicense: "CC-BY-4.0"\n') and "| licence | CC-BY-4.0 |" in page
     for split, counts in card["splits"].items():
-        assert f"| samples in `{split}` | {counts['samples']} in 1 shards |" in page
+        assert f"| samples in `{split}` | {counts['samples']} in 1 shard |" in page
     assert "refused: image is damaged" in page or "refused: file is no image" in page
     assert "```\npython -m data_prep image --split 0.6,0.4,0 " in page
     assert " --pixel_block 2\n```" in page and "--num_workers" not in page
