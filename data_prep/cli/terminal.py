@@ -54,7 +54,7 @@ def show_summary(
             say(console, f"{headline}: {count} x {what}")
     if summary.psnr:
         least, mean, count = (summary.psnr[name] for name in ("least", "mean", "samples"))
-        samples = counted(count, "sample")
+        samples = counted(int(count), "sample")
         say(console, f"verified: PSNR {mean} dB on average, {least} dB at least, {samples}")
     if summary.refused:
         say(console, f"each refused file is named in {folder / REFUSED_NAME}")
