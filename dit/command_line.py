@@ -20,9 +20,10 @@ def not_an_option(words: Sequence[str], options: Iterable[str]) -> str:
 
 
 def python() -> str:
-    """What to type for this Python: its path where `python` is another one, or none."""
-    found, mine = shutil.which("python"), Path(sys.executable)
+    """What to type here for this Python: its path where `python` is another one, or none."""
+    found, mine = shutil.which("python"), Path(os.path.normpath(sys.executable))
     # The Pythons of all environments are links to one file, so their folders tell them apart.
     if found and Path(found).parent == mine.parent and Path(found).samefile(mine):
         return "python"
-    return os.path.normpath(mine)
+    here = Path.cwd()
+    return str(mine.relative_to(here) if mine.is_relative_to(here) else mine)

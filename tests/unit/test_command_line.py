@@ -23,3 +23,5 @@ def test_a_shell_with_another_python_is_told_the_path(
     for path, said in ((mine, "python"), (other, str(mine)), (tmp_path, str(mine))):
         monkeypatch.setenv("PATH", os.fspath(path.parent))
         assert python() == said
+    monkeypatch.chdir(tmp_path)
+    assert python() == "mine/python"
