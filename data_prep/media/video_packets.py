@@ -74,6 +74,13 @@ def _time(info: PacketInfo) -> int | None:
     return info.decode_time if info.at is None else info.at
 
 
+def _any_titles() -> dict[str, Any]:
+    """Lets PyAV before 19 read titles of any encoding, which later ones do by themselves."""
+    import av
+
+    return {} if int(av.__version__.partition(".")[0]) >= 19 else {"metadata_errors": "replace"}
+
+
 @contextmanager
 def open_video(file: Path | BinaryIO) -> Iterator[tuple[Any, Any]]:
     """The container and its first video stream; errors of FFmpeg become refusals."""
@@ -83,8 +90,7 @@ def open_video(file: Path | BinaryIO) -> Iterator[tuple[Any, Any]]:
     with open_media(file) as stream:
         stream.seek(0)
         try:
-            # Titles may have any encoding; they are not used here.
-            container = av.open(stream, "r", metadata_errors="replace")
+            container = av.open(stream, "r", **_any_titles())
         except (FFmpegError, OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or str(error)  # without the path
             raise RefusedError(Reason.NO_VIDEO, why) from error
