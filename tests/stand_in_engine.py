@@ -92,8 +92,9 @@ class FusedAdam(torch.optim.Optimizer):
         exp_avg_sq_dtype: torch.dtype = torch.float32,
         use_decoupled_grad: bool = False,
         store_param_remainders: bool = False,
+        capturable: bool = False,
     ):
-        assert adam_w_mode and not master_weights and not use_decoupled_grad
+        assert adam_w_mode and not (master_weights or use_decoupled_grad or capturable)
         options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, options)
         self.types = {"exp_avg": exp_avg_dtype, "exp_avg_sq": exp_avg_sq_dtype}
