@@ -68,7 +68,7 @@ def progress_on(console: Console, *, quiet_s: float = 0.0) -> Track:
 
     @contextmanager
     def bar(activity: str, total: int, done: int) -> Iterator[Callable[[int], None]]:
-        columns = (TextColumn(activity), *COUNTED, TaskProgressColumn(), _Rate())
+        columns = (TextColumn(activity), *DONE_AND_LEFT, TaskProgressColumn(), _Rate())
         with one_line(console, *columns, transient=quiet_s > 0) as progress:
             task = progress.add_task(activity, total=total or None, completed=done, before=done)
             yield lambda count: progress.advance(task, count)
@@ -105,7 +105,7 @@ def tracked(parts: Sequence[T], activity: str, track: Track) -> Iterator[T]:
             advance(1)
 
 
-COUNTED = (
+DONE_AND_LEFT = (
     MofNCompleteColumn(table_column=Column(no_wrap=True)),
     BarColumn(20, table_column=Column(no_wrap=True)),
     TimeRemainingColumn(table_column=Column(no_wrap=True)),

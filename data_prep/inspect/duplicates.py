@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from dit.progress import counted
+
 NEAR = 3
 """Bits of 64 in which pictures that look alike may differ."""
 _SIDE, _LOWEST = 32, 8
@@ -174,7 +176,7 @@ class Duplicates:
         if self.groups:
             said.append(
                 f"near duplicates: {found['near_duplicates']} samples look alike, in"
-                f" {len(self.groups)} group{'s' if len(self.groups) > 1 else ''}"
+                f" {counted(len(self.groups), 'group')}"
             )
         return said
 

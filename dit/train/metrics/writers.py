@@ -53,7 +53,7 @@ from rich.progress import Progress, TextColumn
 from dit.config import RunConfig, WandbMode
 from dit.config.inlining import flattened
 from dit.drawing import Undrawn, drawing
-from dit.progress import COUNTED, Shortened, in_words, one_line
+from dit.progress import DONE_AND_LEFT, Shortened, in_words, one_line
 from dit.train.metrics.interval_metrics import edges_and_counts
 from dit.train.metrics.jsonl import explain_write_errors
 from dit.train.metrics.terminal_pictures import half_blocks
@@ -218,7 +218,7 @@ class Terminal:
         self.first: tuple[int, float] | None = None  # first step of this process, and its time
         self.bar: Progress | None = None
         if self.console.is_interactive:
-            self.bar = one_line(self.console, TextColumn("step"), *COUNTED, Shortened())
+            self.bar = one_line(self.console, TextColumn("step"), *DONE_AND_LEFT, Shortened())
             self.task = self.bar.add_task("", total=total, completed=start)
             self.bar.start()
 
