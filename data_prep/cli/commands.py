@@ -24,13 +24,14 @@ from data_prep.cli.terminal import (
     show_inspection,
     show_plan,
     show_summary,
+    show_words,
 )
 from data_prep.engine.processes import Engine, InProcess, Processes
 from data_prep.engine.ranks import Ranks, join
 from data_prep.formats.automodel import INDEX, relocate
 from data_prep.formats.convert import convert, export
 from data_prep.inspect.dataset_page import duplicates_in, write_inspection
-from data_prep.inspect.read_shards import check_encoders, inspect_shard, shard_counts
+from data_prep.inspect.read_shards import check_encoders, inspect_shard, shard_counts, words_of
 from data_prep.packing import Packing, PackOptions, Summary, pack_dataset
 from data_prep.planning.plan_page import write_plan_page
 from data_prep.planning.splits import DEFAULT_SPLIT, Split, SplitFractions, all_in_train_notice
@@ -153,7 +154,11 @@ def run_digits(args: argparse.Namespace) -> int:
             notify=_notify,
             track=progress_on(Console(stderr=True)),
         )
-    width = {} if encoder.width == 64 else {"model.crossattn_emb_size": encoder.width}
+    width = (
+        {}
+        if encoder.width == text.WordTable.usual_width
+        else {"model.crossattn_emb_size": encoder.width}
+    )
     cells = {"model.in_channels": codec.channels} if large else {}
     keys = cells | width | _validation_keys(summary)
     command = training_command(args.output_dir, config, keys)
@@ -363,6 +368,7 @@ def _inspect(folder: Path, page: Path | None = None) -> int:
     reports = [inspect_shard(folder, name, expected=n) for name, n in counts.items()]
     duplicates = duplicates_in(reports)
     show_inspection(output(), folder, reports)
+    show_words(output(), words_of(folder))
     for line in duplicates.lines:
         say(output(), line)
     problems = check_encoders(folder)

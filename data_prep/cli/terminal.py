@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -15,6 +16,8 @@ from data_prep.refusals import printable
 from data_prep.writing.dataset_folder import PAGE_NAME, PLAN_NAME, REFUSED_NAME
 from dit.codecs.vae import CODECS
 from dit.progress import counted
+
+_WORDS = 20  # of the captions, in a terminal
 
 
 def output() -> Console:
@@ -118,6 +121,14 @@ def show_inspection(console: Console, folder: Path, reports: Sequence[ShardRepor
     console.print(table)
     total = sum(report.samples for report in reports)
     say(console, f"{counted(total, 'sample')} in {counted(len(reports), 'shard')} of {folder}")
+
+
+def show_words(console: Console, words: Mapping[str, Any]) -> None:
+    """Shows how many words the captions have, and the most frequent ones; nothing of none."""
+    if not words:
+        return
+    most = [f"{word} {count:,}" for word, count in words["counts"].items()][:_WORDS]
+    say(console, f"training captions have {counted(words['distinct'], 'word')}: {', '.join(most)}")
 
 
 def _range(values: Sequence[int]) -> str:

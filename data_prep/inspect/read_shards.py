@@ -24,6 +24,7 @@ from data_prep.writing.dataset_folder import META
 from dit.codecs import text, vae
 from dit.codecs.dataset_card import NULL_TEXT_NAME, CodecError, read_card
 from dit.codecs.normalization import Moments
+from dit.codecs.text.vocabulary import WORDS
 from dit.parsing import parse_json
 
 # Errors of tarfile at damaged headers, which may claim a name of terabytes.
@@ -108,6 +109,14 @@ def check_encoders(folder: Path) -> list[str]:
     except (OSError, KeyError, SafetensorError) as error:
         return [f"{path} cannot be read: {error}"]
     return []
+
+
+def words_of(folder: Path) -> dict[str, Any]:
+    """The words of the captions, from the card of a dataset; empty without a list or a card."""
+    try:
+        return read_card(folder).get(WORDS) or {}
+    except CodecError:  # which `check_encoders` reports
+        return {}
 
 
 def inspect_shard(folder: Path, name: str, *, expected: int) -> ShardReport:

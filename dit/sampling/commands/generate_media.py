@@ -333,10 +333,13 @@ def shown_progress() -> Track:
 
 
 def _say(opened: OpenCheckpoint, options: GenerationOptions, prompts: Sequence[Prompt]) -> None:
+    from dit.codecs.text.vocabulary import unknown_words
+
     console, stride = Console(soft_wrap=True, highlight=False), opened.latent_stride
     each = [options_of_prompt(options, prompt, opened) for prompt in prompts]
     sizes, negatives = map(_size, each), (one.negative_prompt for one in each)
-    notes = [unused(prompts), unguided(negatives, guidance=options.guidance or 0.0)]
+    words = unknown_words((one.text for one in prompts), opened.encoder, opened.card)
+    notes = [words, unused(prompts), unguided(negatives, guidance=options.guidance or 0.0)]
     notes += [rounding(s, stride.pixels(stride.latent(s))) for s in sizes]
     for note in dict.fromkeys(note for note in notes if note):
         console.print(note, markup=False)
