@@ -1,13 +1,25 @@
-"""Command lines: what is wrong with a word that no option takes, and commands to type next."""
+"""Command lines: options that are paths, words that no option takes, and commands to type next."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
+
+from dit.local_path import local_path
+
+
+class PathParser(argparse.ArgumentParser):
+    """The parser of every command: its options of type `Path` are read by `local_path`."""
+
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        self.register("type", Path, local_path)
 
 
 def not_an_option(words: Sequence[str], options: Iterable[str]) -> str:

@@ -43,8 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.write(describe(config, world_size=world_size()))
         if rank() == 0 and arguments.dry_run:
             from dit.data import data_lines
+            from dit.train.checkpoint.paths import starting_point
 
             sys.stdout.write(data_lines(config))
+            starting_point(config)
         return 0
     export = None
     if config.checkpoint.also_save_hf:

@@ -13,6 +13,7 @@ from data_prep.sources.media_source import SeveralCaptions
 from dit.codecs.pretrained import PRECISIONS
 from dit.codecs.reference_fit import ReferenceFit
 from dit.codecs.text import EncoderPadding
+from dit.local_path import local_text
 
 # The options that decide the samples; no paths, because they differ between machines.
 SETTINGS = (
@@ -43,6 +44,7 @@ def add_inputs(parser: ArgumentParser) -> None:
     group.add_argument(
         "--hf_dataset",
         "--dataset_name",
+        type=local_text,
         metavar="DIR|ID",
         help="Hugging Face dataset: a folder on disk, or a name on the hub.",
     )
@@ -52,7 +54,9 @@ def add_inputs(parser: ArgumentParser) -> None:
         help="Kind of --dataset_path: hf, as for --hf_dataset; merged, a folder with videos/ and"
         " videos2caption.json.",
     )
-    group.add_argument("--dataset_path", metavar="PATH", help="See --dataset_type.")
+    group.add_argument(
+        "--dataset_path", type=local_text, metavar="PATH", help="See --dataset_type."
+    )
     group.add_argument("--dataset_split", default="train", metavar="NAME", help="Default: train.")
     group.add_argument(
         "--image_column", metavar="NAME", help="Column of images: bytes, paths, URLs."
@@ -249,6 +253,7 @@ def add_models(parser: ArgumentParser) -> None:
     group.add_argument(
         "--model_name",
         "--model_path",
+        type=local_text,
         metavar="NAME|DIR",
         help="Hub name or folder, in the layout of Diffusers. (default: that of the processor)",
     )

@@ -22,6 +22,7 @@ from dit.config.training import (
     TrainConfig,
     ValidationConfig,
 )
+from dit.local_path import LocalPath
 
 
 class Weights(StrEnum):
@@ -35,11 +36,11 @@ class Weights(StrEnum):
 class CheckpointConfig:
     """When and where checkpoints are saved, and from which checkpoint the run starts."""
 
-    save: str | None = None
+    save: LocalPath | None = None
     """Run folder: checkpoints, logs, metrics and the resolved configuration."""
-    load: str | None = None
+    load: LocalPath | None = None
     """Run folder or checkpoint to continue from, if there is one in it; null means `save`."""
-    load_hf: str | None = None
+    load_hf: LocalPath | None = None
     """Diffusers folder, of a transformer or a pipeline, whose weights a new run starts from."""
     load_data_position: bool = True
     """Continue the data where the checkpoint left them; false starts them anew, once (new data)."""
@@ -93,7 +94,7 @@ class LoggerConfig:
 
     log_interval: int = 10
     """Steps between lines in the terminal, TensorBoard and W&B; metrics.jsonl has every step."""
-    tensorboard_dir: str | None = None
+    tensorboard_dir: LocalPath | None = None
     """Null is `tensorboard` in the run folder."""
     wandb_project: str | None = None
     """Project in W&B; null does not log there."""

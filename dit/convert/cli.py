@@ -14,6 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
+from dit.command_line import PathParser
 from dit.config import TextPadding
 from dit.convert.adapters.commands import (
     add_export_lora,
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def convert_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = PathParser(
         prog="python -m dit.convert",
         description="Converts checkpoints to and from Hugging Face Diffusers.",
         epilog=EXIT_CODES,

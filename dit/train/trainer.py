@@ -44,13 +44,13 @@ from dit.objectives import (
 )
 from dit.train.checkpoint.adapters import AdapterRun, adapter_run, adapters_of, checked_base
 from dit.train.checkpoint.async_save import Saver
+from dit.train.checkpoint.paths import starting_point
 from dit.train.checkpoint.resume import (
     close_saver,
     finish_save,
     resume,
     run_folder,
     save,
-    starting_point,
 )
 from dit.train.checkpoint.state_dict import load_base
 from dit.train.garbage_collection import collect_after, manual_gc

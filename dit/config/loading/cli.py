@@ -16,10 +16,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import NoReturn
 
+from dit.command_line import PathParser
 from dit.config import RunConfig
 from dit.config.loading.load import NO_GUESS, Adapt, ConfigError, load_config
 from dit.config.loading.schema import Schema, schema_of
 from dit.config.loading.settings import COMMAND_LINE
+from dit.local_path import data_place
 
 _OVERRIDES = """\
 overrides; they replace values of the file, which replace those of the recipe:
@@ -45,7 +47,7 @@ class Arguments:
     print_config: bool  # print the resolved configuration, stop
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(PathParser):
     """Says what is wrong as every other problem of a configuration is said."""
 
     def error(self, message: str) -> NoReturn:
@@ -163,7 +165,7 @@ def _parser(
     add(
         "--recipe", choices=list(recipes), default=default, help=f"to start from; default {default}"
     )
-    add("--dataset-path", metavar="DIR", help="short for dataset.path=DIR")
+    add("--dataset-path", type=data_place, metavar="DIR", help="short for dataset.path=DIR")
     for name, text in _SWITCHES.items():
         add(name, action="store_true", help=text)
     return parser

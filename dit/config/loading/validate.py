@@ -25,8 +25,16 @@ from pydantic import TypeAdapter, ValidationError
 
 from dit.config import Problems, RunConfig
 from dit.config.inlining import flattened, key_path, nested
-from dit.config.loading.schema import Schema, expected, hints, is_group
+from dit.config.loading.schema import (
+    Schema,
+    expected,
+    hints,
+    is_group,
+    path_keys,
+    record_type,
+)
 from dit.config.loading.settings import Merged, shown
+from dit.local_path import PathError, not_none
 from dit.models.family import check_objective_inputs
 
 Place = tuple[int | str, ...]  # where in the tree, as ("dataset", "mock_samples", 0, "width")
@@ -66,6 +74,33 @@ def checked_config(
             return None, problems
         for place in sorted(replaced, key=str):
             doubtful += _stand_in(tree, base, place, schema)
+
+
+def read_paths(merged: Merged, schema: Schema) -> list[str]:
+    """Replaces the paths in a tree by what `dit.local_path` reads; returns what is wrong with some.
+
+    Wrong is also a text `None` where a key may be null.
+    """
+    problems: list[str] = []
+    for group, kind in schema.groups.items():
+        problems += _read_paths(merged.tree[group], kind, (group,), merged.origins)
+    return problems
+
+
+def _read_paths(values: Any, kind: Any, place: Place, origins: dict[str, str]) -> list[str]:
+    problems: list[str] = []
+    for name, value in values.items() if isinstance(values, dict) else ():
+        here, item = (*place, name), hints(kind).get(name)
+        if isinstance(value, list) and (record := record_type(item)):
+            for index, one in enumerate(value):
+                problems += _read_paths(one, record, (*here, index), origins)
+        if not isinstance(value, str) or item not in (str, str | None):
+            continue
+        try:
+            values[name] = path_keys(kind).get(name, str if item is str else not_none)(value)
+        except PathError as error:
+            problems.append(f"{dotted(here)} ({_origin(here, origins)}): {error}")
+    return problems
 
 
 def _checked_once(
@@ -181,6 +216,8 @@ def _hint(value: object, kind: Any) -> str:
         return f"; write {int(value)}"
     if expected(kind).startswith("text") and isinstance(value, bool | int | float):
         return "; put it in quotes, on a command line as key='\"...\"'"
+    if str(value).lower() == "none" and expected(kind).endswith("null"):
+        return "; write null"
     if isinstance(kind, type) and issubclass(kind, Enum):
         likely = get_close_matches(str(value).lower(), [str(one.value) for one in kind], n=1)
         return f"; did you mean {likely[0]}?" if likely else ""

@@ -22,7 +22,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from dit.command_line import PathParser
 from dit.config import Sampler
+from dit.local_path import local_text
 from dit.sampling.commands.options import MOST_SAMPLES, GenerationOptions, check_count, check_seed
 
 # These facts of the digits equal those of data_prep/sources/digits.py, which dit/ must not import;
@@ -122,10 +124,10 @@ def score_table(result: Score) -> Table:
 
 
 def digits_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description="Generates digits; counts those that are read as asked."
+    parser = PathParser(description="Generates digits; counts those that are read as asked.")
+    parser.add_argument(
+        "--checkpoint_path", type=local_text, required=True, help="run folder or checkpoint"
     )
-    parser.add_argument("--checkpoint_path", required=True, help="run folder or checkpoint")
     parser.add_argument(
         "--moving",
         action="store_true",
@@ -145,6 +147,7 @@ def digits_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--lora",
+        type=local_text,
         action="append",
         default=[],
         metavar="FILE[:SCALE]",

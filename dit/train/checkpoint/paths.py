@@ -154,6 +154,39 @@ def find_checkpoint(path: Path) -> Path | None:
     return None
 
 
+def named_checkpoint(place: str | Path, *, named: str) -> Path:
+    """The checkpoint that a path means, which errors call by `named`.
+
+    Raises:
+        CheckpointError: there is none, or it is not complete.
+    """
+    path = find_checkpoint(Path(place))
+    if path is None:
+        raise CheckpointError(
+            f"{named} holds no checkpoint; give a run folder, a checkpoints/step_... folder or a"
+            " LATEST file"
+        )
+    return path
+
+
+def starting_point(config: RunConfig) -> Path | None:
+    """The checkpoint that a run starts from; None where it draws its own weights.
+
+    It is the newest one of the run itself, else that of `checkpoint.load`. Only the run's own
+    folder may hold none yet.
+
+    Raises:
+        CheckpointError: there is one, of which no checkpoint can be told.
+    """
+    c = config.checkpoint
+    own = find_checkpoint(Path(c.save)) if c.save else None
+    if own is not None or not c.load:
+        return own
+    if c.save and Path(c.load).resolve() == Path(c.save).resolve():
+        return None
+    return named_checkpoint(c.load, named=f"checkpoint.load={c.load}")
+
+
 def _named_by(pointer: Path) -> str:
     """Name of the checkpoint that LATEST or LOWEST_VAL points to, in the same folder.
 

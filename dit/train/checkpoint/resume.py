@@ -95,19 +95,8 @@ def _lock(folder: Path, held: ExitStack) -> str:
     return ""
 
 
-def starting_point(config: RunConfig) -> Path | None:
-    """The checkpoint that `resume` takes weights from; None where the run draws its own.
-
-    Raises:
-        CheckpointError: there is one, of which no checkpoint can be told.
-    """
-    places = (config.checkpoint.save, config.checkpoint.load)
-    found = (find_checkpoint(Path(place)) for place in places if place)
-    return next((path for path in found if path is not None), None)
-
-
 def resume(run: TrainState) -> None:
-    """Continues from a checkpoint in checkpoint.save, else from one in checkpoint.load.
+    """Continues from the `starting_point`: in checkpoint.save, else in checkpoint.load.
 
     With checkpoint.finetune, a run without a checkpoint of its own starts from the weights of the
     latter; with checkpoint.load_hf, from those that the model has been filled with. Frozen weights
@@ -131,13 +120,6 @@ def resume(run: TrainState) -> None:
                 )
         else:
             _continue_from(run, other, own=False)
-    elif c.finetune:
-        raise CheckpointError(
-            f"checkpoint.finetune=true, and checkpoint.load={c.load} holds no checkpoint; give a"
-            " run folder or a checkpoints/step_... folder"
-        )
-    elif c.load:
-        run.notes.append(f"checkpoint.load={c.load} holds no checkpoint: starting at step 0")
     elif run.start is not None:
         run.notes += run.start.notes
         if run.model.adapters is None:  # else `lora.json` has it
