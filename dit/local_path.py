@@ -34,16 +34,16 @@ class PathError(ArgumentTypeError, ValueError):
     """Why a text is no path that is used here; argparse and other readers show the message."""
 
 
-def local_path(text: str) -> Path:
-    """A file or folder of this machine, to read or to write.
+def local_path(text: str, *, base: Path = Path()) -> Path:
+    """A file or folder of this machine, to read or to write; a relative one is seen from `base`.
 
     Raises:
         PathError: it is an address, or names a variable or user that nobody has replaced.
     """
-    return Path(local_text(text))
+    return base / local_text(text, base=base)
 
 
-def local_text(text: str) -> str:
+def local_text(text: str, *, base: Path = Path()) -> str:
     """`local_path` as text: for paths that keep their form, and where a name of the hub may stand.
 
     Raises:
@@ -55,7 +55,7 @@ def local_text(text: str) -> str:
             " copy from or to the store (checkpoint.mirror copies checkpoints); a folder of that"
             f" name is ./{text.strip()}"
         )
-    return _expanded(text)
+    return _expanded(text, base)
 
 
 def data_place(text: str) -> str:
@@ -65,7 +65,7 @@ def data_place(text: str) -> str:
         PathError: as `local_path`, or Energon knows no such address.
     """
     if not is_address(text):
-        return _expanded(text)
+        return _expanded(text, Path())
     if not text.startswith(_OF_ENERGON):
         raise PathError(
             f"{text} is an address that cannot be read here: write msc://PROFILE/PATH, with a"
@@ -99,9 +99,9 @@ def not_none(text: str) -> str:
     return text
 
 
-def _expanded(text: str) -> str:
+def _expanded(text: str, base: Path) -> str:
     found = os.path.expanduser(not_none(text))
-    if os.path.lexists(found):
+    if os.path.lexists(base / found):
         return found
     if found.startswith("~"):
         user = found.partition("/")[0]
@@ -109,7 +109,7 @@ def _expanded(text: str) -> str:
             f"{text}: this machine knows no user {user[1:]}, whose home {user} would be; write the"
             f" whole path, or ./{text} for a file of that name"
         )
-    if variable := _unreplaced(found):
+    if variable := _unreplaced(base / found):
         raise PathError(
             f"{text} does not exist, and nothing replaces {variable} here; write"
             f" {os.path.expandvars(found)}{_unset(variable)}, or make the folder {variable} first"
@@ -117,9 +117,9 @@ def _expanded(text: str) -> str:
     return found
 
 
-def _unreplaced(path: str) -> str:
+def _unreplaced(path: Path) -> str:
     """The last variable of a shell in a path, unless a file of that name is there."""
-    parts = Path(path).parts
+    parts = path.parts
     for length in range(len(parts), 0, -1):
         if variable := _VARIABLE.search(parts[length - 1]):
             return "" if os.path.lexists(Path(*parts[:length])) else variable[0]

@@ -37,6 +37,8 @@ from dit.config.loading.settings import Merged, shown
 from dit.local_path import PathError, not_none
 from dit.models.family import check_objective_inputs
 
+RECIPE = "recipe"
+"""Origin of what no person set."""
 Place = tuple[int | str, ...]  # where in the tree, as ("dataset", "mock_samples", 0, "width")
 
 
@@ -77,9 +79,9 @@ def checked_config(
 
 
 def read_paths(merged: Merged, schema: Schema) -> list[str]:
-    """Replaces the paths in a tree by what `dit.local_path` reads; returns what is wrong with some.
+    """Replaces the paths that a person set by what `dit.local_path` reads; returns the problems.
 
-    Wrong is also a text `None` where a key may be null.
+    A text `None` where a key may be null is one, too.
     """
     problems: list[str] = []
     for group, kind in schema.groups.items():
@@ -94,12 +96,13 @@ def _read_paths(values: Any, kind: Any, place: Place, origins: dict[str, str]) -
         if isinstance(value, list) and (record := record_type(item)):
             for index, one in enumerate(value):
                 problems += _read_paths(one, record, (*here, index), origins)
-        if not isinstance(value, str) or item not in (str, str | None):
+        origin = _origin(here, origins)
+        if not isinstance(value, str) or item not in (str, str | None) or origin == RECIPE:
             continue
         try:
             values[name] = path_keys(kind).get(name, str if item is str else not_none)(value)
         except PathError as error:
-            problems.append(f"{dotted(here)} ({_origin(here, origins)}): {error}")
+            problems.append(f"{dotted(here)} ({origin}): {error}")
     return problems
 
 
@@ -208,7 +211,7 @@ def _origin(place: Place, origins: dict[str, str]) -> str:
             return origins[outer]
     whole = ".".join(map(str, place))
     inner = [where for key, where in origins.items() if key.startswith(f"{whole}.")]
-    return inner[-1] if inner else "recipe"
+    return inner[-1] if inner else RECIPE
 
 
 def _hint(value: object, kind: Any) -> str:
