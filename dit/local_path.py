@@ -26,7 +26,8 @@ _ONE_SLASH = re.compile(
     r"|webhdfs|rclone|dss):/",
     re.IGNORECASE,
 )
-_OF_ENERGON = ("msc://", "file://", "rclone://", "dss://")
+_MSC = "msc://"
+_OF_ENERGON = (_MSC, "file://", "rclone://", "dss://")
 _VARIABLE = re.compile(r"\$(?:[A-Za-z_]\w*|\{[A-Za-z_]\w*\})")
 
 
@@ -64,12 +65,32 @@ def data_place(text: str) -> str:
     Raises:
         PathError: as `local_path`, or Energon knows no such address.
     """
-    if not is_address(text):
-        return _expanded(text, Path())
-    if not text.startswith(_OF_ENERGON):
+    return _address(text, _OF_ENERGON) if is_address(text) else _expanded(text, Path())
+
+
+def checkpoint_place(text: str) -> str:
+    """A checkpoint to read: a path of this machine, or the address of a mirror.
+
+    Raises:
+        PathError: as `local_path`, or it is another address.
+    """
+    return _address(text, (_MSC,)) if is_address(text) else _expanded(text, Path())
+
+
+def store_address(text: str) -> str:
+    """The address of a folder in an object store.
+
+    Raises:
+        PathError: it is another address, or a path.
+    """
+    return _address(not_none(text), (_MSC,))
+
+
+def _address(text: str, known: tuple[str, ...]) -> str:
+    if not text.startswith(known):
         raise PathError(
-            f"{text} is an address that cannot be read here: write msc://PROFILE/PATH, with a"
-            " profile of that store in the file that MSC_CONFIG names"
+            f"{text} is no address that is known here: write msc://PROFILE/PATH, with a profile of"
+            " that store in the file that MSC_CONFIG names"
         )
     return text
 
@@ -78,6 +99,8 @@ LocalPath = Annotated[str, local_text]
 """Type of a key of a configuration: a path of this machine, or where allowed a name of the hub."""
 DataPath = Annotated[str, data_place]
 """Type of a key that names a dataset."""
+StoreAddress = Annotated[str, store_address]
+"""Type of a key that names a place in an object store."""
 
 
 def is_address(text: str) -> bool:

@@ -43,10 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.write(describe(config, world_size=world_size()))
         if rank() == 0 and arguments.dry_run:
             from dit.data import data_lines
-            from dit.train.checkpoint.paths import starting_point
+            from dit.train.checkpoint.mirror import check_start
 
             sys.stdout.write(data_lines(config))
-            starting_point(config)
+            check_start(config)
         return 0
     export = None
     if config.checkpoint.also_save_hf:

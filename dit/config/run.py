@@ -22,7 +22,7 @@ from dit.config.training import (
     TrainConfig,
     ValidationConfig,
 )
-from dit.local_path import LocalPath
+from dit.local_path import LocalPath, StoreAddress
 
 
 class Weights(StrEnum):
@@ -40,6 +40,8 @@ class CheckpointConfig:
     """Run folder: checkpoints, logs, metrics and the resolved configuration."""
     load: LocalPath | None = None
     """Run folder or checkpoint to continue from, if there is one in it; null means `save`."""
+    mirror: StoreAddress | None = None
+    """Object store, msc://PROFILE/PATH, that gets a copy of each checkpoint in the background."""
     load_hf: LocalPath | None = None
     """Diffusers folder, of a transformer or a pipeline, whose weights a new run starts from."""
     load_data_position: bool = True
@@ -64,6 +66,11 @@ class CheckpointConfig:
             (
                 not self.also_save_hf or self.save is not None,
                 "also_save_hf=true exports into save, which is null; set checkpoint.save",
+            ),
+            (
+                self.mirror is None or self.save is not None,
+                f"mirror={self.mirror} copies the checkpoints in save, which is null; set"
+                " checkpoint.save",
             ),
             (
                 not self.finetune or (self.load is not None and self.load != self.save),

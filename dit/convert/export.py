@@ -74,7 +74,7 @@ class Exported:
     bytes: int
 
 
-def check_whole_checkpoint(checkpoint: Path) -> Path:
+def check_whole_checkpoint(checkpoint: str | Path) -> Path:
     """The checkpoint that a path names, after a check of every file against its manifest.
 
     Collective: all processes share the reading.
@@ -89,7 +89,7 @@ def check_whole_checkpoint(checkpoint: Path) -> Path:
     return path
 
 
-def _named(checkpoint: Path) -> Path:
+def _named(checkpoint: str | Path) -> Path:
     return named_checkpoint(checkpoint, named=f"--megatron-path {checkpoint}")
 
 

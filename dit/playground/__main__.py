@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from dit.distributed.entry import Parser, run
-from dit.local_path import local_text
+from dit.local_path import checkpoint_place, local_text
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,8 +40,9 @@ def _parser() -> Parser:
     )
     add = parser.add_argument
     add_path = partial(add, type=local_text)
-    add_path("checkpoint", metavar="CKPT", help="run folder or checkpoint")
-    add_path("compare", metavar="OTHER", nargs="*", help="other checkpoints to compare with")
+    add_place = partial(add, type=checkpoint_place)
+    add_place("checkpoint", metavar="CKPT", help="run folder, checkpoint or mirror (msc://...)")
+    add_place("compare", metavar="OTHER", nargs="*", help="other checkpoints to compare with")
     add_path(
         "--lora", action="append", default=[], help="LoRA, FILE or FILE:SCALE, to compare with none"
     )

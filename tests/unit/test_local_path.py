@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dit.local_path import PathError, data_place, local_path, local_text
+from dit.local_path import PathError, checkpoint_place, data_place, local_path, local_text
 
 ADDRESSES = ("s3://bucket/run", "msc://profile/run", "MSC://p/x", "hf://datasets/a", "file:///x")
 ADDRESSES += ("C://runs", "simplecache::s3://bucket/x", "msc:/profile/run", "s3:/bucket", "gs:/b/x")
@@ -26,8 +26,8 @@ TEXTS = {
 """Options of which a text is no path. A new option is a path, or belongs here."""
 NUMBERS = {"whole", "at_least_one_argument", "_bytes", "_tokens", "_integers", "_positive"}
 """Functions that read an option which is a number, or several."""
-ADDRESSED = {data_place}
-"""Functions that accept the addresses of Energon."""
+ADDRESSED = {data_place, checkpoint_place}
+"""Functions that accept some addresses, of what is read alone."""
 
 
 class Captured(Exception):  # noqa: N818 - it is no error
@@ -121,6 +121,9 @@ def test_datasets_are_read_at_addresses_of_energon() -> None:
     for text in ("s3://bucket/data", "msc:/profile/data"):
         with pytest.raises(PathError, match="write msc://PROFILE/PATH"):
             data_place(text)
+        with pytest.raises(PathError, match="write msc://PROFILE/PATH"):
+            checkpoint_place(text)
+    assert checkpoint_place("msc://profile/run/checkpoints/LATEST").startswith("msc://profile/run")
 
 
 def test_a_home_folder_is_that_of_a_shell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

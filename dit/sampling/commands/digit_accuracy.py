@@ -24,7 +24,7 @@ from rich.table import Table
 
 from dit.command_line import PathParser
 from dit.config import Sampler
-from dit.local_path import local_text
+from dit.local_path import checkpoint_place, is_address, local_text
 from dit.sampling.commands.options import MOST_SAMPLES, GenerationOptions, check_count, check_seed
 
 # These facts of the digits equal those of data_prep/sources/digits.py, which dit/ must not import;
@@ -126,7 +126,7 @@ def score_table(result: Score) -> Table:
 def digits_parser() -> argparse.ArgumentParser:
     parser = PathParser(description="Generates digits; counts those that are read as asked.")
     parser.add_argument(
-        "--checkpoint_path", type=local_text, required=True, help="run folder or checkpoint"
+        "--checkpoint_path", type=checkpoint_place, required=True, help="run folder or checkpoint"
     )
     parser.add_argument(
         "--moving",
@@ -200,6 +200,8 @@ def check_arguments(args: argparse.Namespace) -> None:
     kinds = [f"--{kind}" for kind in ("moving", "edits", "inverted") if getattr(args, kind)]
     if len(kinds) > 1:
         raise ValueError(f"{' and '.join(kinds)} exclude each other; leave one out")
+    if is_address(args.checkpoint_path) and args.output_dir is None:
+        raise ValueError(f"--checkpoint_path {args.checkpoint_path}: give --output_dir, too")
     generation_options(args)
 
 

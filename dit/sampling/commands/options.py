@@ -20,7 +20,7 @@ from typing import Any
 from dit.codecs.reference_fit import ReferenceFit
 from dit.config import Sampler
 from dit.distributed.entry import Parser
-from dit.local_path import local_text
+from dit.local_path import checkpoint_place, local_text
 from dit.parsing import MOST_BYTES, YamlError, parse_yaml
 from dit.sampling.latent_sizes import MOST_PIXELS
 from dit.sampling.media_files import RATES
@@ -59,6 +59,7 @@ _KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
     None: ((str,), "text, in quotes if it looks like something else"),
     Path: ((str,), "text"),
     local_text: ((str,), "text, in quotes if it looks like something else"),
+    checkpoint_place: ((str,), "text, in quotes if it looks like something else"),
 }
 
 
@@ -163,9 +164,10 @@ def parser() -> Parser:
     )
     parser.add_argument(
         "--checkpoint_path",
-        type=local_text,
+        type=checkpoint_place,
         required=True,
-        help="Run folder, checkpoint folder, or LATEST file of a run.",
+        help="Run folder, checkpoint folder, or LATEST file of a run; or msc://PROFILE/PATH of its"
+        " checkpoint.mirror.",
     )
     _add_what(parser)
     _add_how(parser)
@@ -268,8 +270,9 @@ def _add_how(parser: Parser) -> None:
         default=defaults.weights,
         help="Average of the weights, or the last ones. (default: %(default)s)",
     )
-    add_path(
+    add(
         "--checkpoint_path_low",
+        type=checkpoint_place,
         metavar="DIR",
         help="The second of two experts (Wan 2.2), for the levels below objective.level_range.",
     )

@@ -3,7 +3,7 @@
 1. run_folder     the folder is made and locked
 2. resume         the run continues from a checkpoint, starts from its weights, or starts at step 0
 3. save           a checkpoint is begun
-   finish_save    its files are complete, and exported where configured
+   finish_save    its files are complete, and exported and copied where configured
 4. next_commands  what can be done with a finished run: generate, report, export
 """
 
@@ -26,7 +26,7 @@ from dit.config import EmaKind, RunConfig, Weights
 from dit.config.loading import changes
 from dit.data import DataError, LoaderLayout, PackLoader, places_of
 from dit.data.datasets import META
-from dit.distributed.collective_errors import on_all_ranks
+from dit.distributed.collective_errors import on_all_ranks, on_first_rank
 from dit.distributed.watchdog import heartbeat
 from dit.models.family import family_of
 from dit.objectives import REGISTRY
@@ -278,6 +278,22 @@ def finish_save(run: TrainState, logger: RunLogger) -> None:
             heartbeat("export of a checkpoint")
             place = run.export(saved.path)
             logger.info(f"exported to {place} in {time.perf_counter() - began:.1f} s")
+    if run.mirror is not None:
+        if saved is not None:
+            run.mirror.start()
+        for line in run.mirror.lines():
+            logger.info(line)
+
+
+def finish_all(run: TrainState, logger: RunLogger) -> None:
+    """`finish_save`, and waits until the mirror has what was saved; all ranks call it."""
+    finish_save(run, logger)
+    if run.config.checkpoint.mirror is None:
+        return
+    logger.info(f"waiting until {run.config.checkpoint.mirror} has all checkpoints")
+    patience_s = 60 * run.config.dist.distributed_timeout_minutes / 2
+    on_first_rank(lambda: run.mirror and run.mirror.finish(patience_s=patience_s))
+    finish_save(run, logger)
 
 
 def close_saver(run: TrainState, logger: RunLogger) -> None:
