@@ -45,7 +45,7 @@ POINTERS = (LATEST, LOWEST_VAL)
 _FOLDER = "checkpoints"
 _PIECE = 16 << 20  # bytes of an object that are held in memory
 _SIDE_BY_SIDE = 8  # files that are fetched
-_NAME = re.compile(rf"{STEP}\d+|{LATEST}|{LOWEST_VAL}")
+_NAME = re.compile(rf"{STEP}\d{{8,}}|{LATEST}|{LOWEST_VAL}")
 _CACHE = "megatron-dit/checkpoints"
 
 
