@@ -66,7 +66,8 @@ class DatasetConfig:
     """Where samples come from and how they share a pack."""
 
     path: DataPath | None = None
-    """Folder with shards and `.nv-meta`, or an Energon metadataset YAML."""
+    """Folder with shards and `.nv-meta`, here or at msc://PROFILE/PATH; or an Energon metadataset
+    YAML."""
     blend: tuple[BlendEntry, ...] = ()
     """Several datasets with weights, instead of `path`."""
     mock: bool = False

@@ -39,7 +39,7 @@ class CheckpointConfig:
     save: LocalPath | None = None
     """Run folder: checkpoints, logs, metrics and the resolved configuration."""
     load: LocalPath | None = None
-    """Run folder or checkpoint to continue from, if there is one in it; null means `save`."""
+    """Run folder or checkpoint that a new run continues from; null means `save`."""
     mirror: StoreAddress | None = None
     """Object store, msc://PROFILE/PATH, that gets a copy of each checkpoint in the background."""
     load_hf: LocalPath | None = None

@@ -30,7 +30,7 @@ overrides; they replace values of the file, which replace those of the recipe:
   model.num_layers=12   optimizer.lr=1e-4   'model.rope_scale=[2,1,1]'   checkpoint.load=null
 
 In a file, ${other.key} and ${oc.env:VARIABLE,default} refer to other values.
-To write ${ or a lone ??? as text, put a backslash before it.
+To write ${ or a lone ??? as text, put a backslash before it. In paths, ~/ and ~user/ are expanded.
 
 keys, with the default of the recipe and the possible values (of model those of the DiT;
 docs/configuration.md has those of all families):

@@ -104,11 +104,11 @@ def test_a_file_that_is_no_metadataset(shards, tmp_path):
 
 
 def test_a_metadataset_has_no_home_folders(shards, tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("HOME", "/users/me")
     head = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n"
     (tmp_path / "m.yaml").write_text(head + "    path: ~/a\n")
     said = train_error(shards.config(tmp_path / "m.yaml"))
-    assert "path ~/a: Energon knows no home folders; write /home/me/a" in said
+    assert "path ~/a: Energon knows no home folders; write /users/me/a" in said
 
 
 def test_data_of_an_object_store_are_read(shards, tmp_path, monkeypatch, opened):

@@ -54,10 +54,10 @@ def parse(tmp_path: Path):
 def test_paths_of_a_file_are_read_as_on_the_command_line(
     parse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("HOME", "/users/me")
     args = parse("{checkpoint_path: ~/runs/x, prompt: x, output_dir: ~/a:b, reference: [~/r.png]}")
-    assert (args.checkpoint_path, args.output_dir) == ("/home/me/runs/x", Path("/home/me/a:b"))
-    assert args.reference == ["/home/me/r.png"]
+    assert (args.checkpoint_path, args.output_dir) == ("/users/me/runs/x", Path("/users/me/a:b"))
+    assert args.reference == ["/users/me/r.png"]
     with pytest.raises(ValueError, match=r"--output_dir.*s3://b/x is an address"):
         parse("{checkpoint_path: runs/x, prompt: x, output_dir: s3://b/x}")
 
