@@ -291,7 +291,8 @@ def finish_all(run: TrainState, logger: RunLogger) -> None:
     if run.config.checkpoint.mirror is None:
         return
     logger.info(f"waiting until {run.config.checkpoint.mirror} has all checkpoints")
-    patience_s = 60 * run.config.dist.distributed_timeout_minutes / 2
+    # Less than the watchdog's, which would end the run.
+    patience_s = 0.9 * 60 * run.config.dist.distributed_timeout_minutes
     on_first_rank(lambda: run.mirror and run.mirror.finish(patience_s=patience_s))
     finish_save(run, logger)
 
