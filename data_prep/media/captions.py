@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
@@ -181,7 +181,7 @@ class Captions:
     def _texts(self, fields: Mapping[str, Any], sidecar: str) -> tuple[str, ...]:
         texts = texts_of(fields.get(self.field))
         if texts is None:
-            raise unusable_caption(sidecar, self.field, fields)
+            raise unusable_caption(sidecar, (self.field,), fields)
         return texts
 
 
@@ -213,15 +213,19 @@ def weight_of(fields: Mapping[str, Any], path: str) -> float | None:
     return weight
 
 
-def unusable_caption(path: str, name: str, fields: Mapping[str, Any]) -> RefusedError:
-    """The refusal of a file or row whose field `name` holds no caption."""
-    why = f"{path} has no text for it in field {name!r}, "
-    if name in fields:
-        why += f"which holds {short_repr(fields[name])}"
+def unusable_caption(place: str, names: Sequence[str], fields: Mapping[str, Any]) -> RefusedError:
+    """The refusal of a file or row with a caption in none of the fields `names`."""
+    held = [
+        f"in field {name!r}, which holds {short_repr(fields[name])}"
+        for name in names
+        if name in fields
+    ]
+    if held:
+        why = f"{' nor '.join(held)}; write a text there"
     else:
         found = ", ".join(short_repr(key) for key in list(fields)[:20]) or "no fields"
-        why += f"but {found}; name the field with --caption_field"
-    return RefusedError(Reason.BAD_CAPTION, why)
+        why = f"in field {names[0]!r}, but {found}; name the field with --caption_field"
+    return RefusedError(Reason.BAD_CAPTION, f"{place} has no text for it {why}")
 
 
 def read_regular_file(path: Path) -> bytes:

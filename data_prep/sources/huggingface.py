@@ -9,7 +9,6 @@ import time
 import urllib.error
 import urllib.request
 from argparse import Namespace
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -20,6 +19,7 @@ from typing import Any, BinaryIO
 from data_prep.media.captions import Caption, Captions, caption, texts_of, weight_of
 from data_prep.refusals import PrepError, Reason, RefusedError
 from data_prep.sources.folders import CaptionOptions, Medium
+from data_prep.sources.listing import Ignored
 from data_prep.writing.dataset_folder import LEDGER
 from dit.safe_writing import write_atomically
 
@@ -116,7 +116,7 @@ class RowsCollection:
         """Rows have none."""
         return None
 
-    def media(self, ignored: Counter[str]) -> Iterator[Medium]:
+    def media(self, ignored: Ignored) -> Iterator[Medium]:
         del ignored
         rows = _dataset(self.dataset, self.split)
         print_ = str(rows._fingerprint)

@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from data_prep.media.captions import Captions, MissingCaption
 from data_prep.refusals import Reason, RefusedError
 from data_prep.sources.caption_tables import CaptionTables, table_format
 from data_prep.sources.folders import CaptionOptions, FolderCollection
+from data_prep.sources.listing import Ignored
 from data_prep.sources.table_rows import rows_of
 from tests.hostile import damaged, deep_json, json_bytes
 from tests.media_files import image
@@ -28,7 +28,7 @@ def root(tmp_path: Path) -> Path:
 
 def found(root: Path) -> dict[str, object]:
     """Captions of each medium by its stem, or why it is refused; and `None`: what was counted."""
-    ignored, result = Counter[str](), {}
+    ignored, result = Ignored(), {}
     for medium in FolderCollection(root=root, captions=CaptionOptions()).media(ignored):
         stem = medium.source.removesuffix(".png")
         try:
@@ -36,7 +36,7 @@ def found(root: Path) -> dict[str, object]:
         except RefusedError as refused:
             assert refused.reason is Reason.BAD_CAPTION
             result[stem] = refused.detail
-    return {**result, None: ignored}
+    return {**result, None: ignored.counts}
 
 
 DEEP = '{"file_name": "b.png", "caption": ' + "[" * 50_000
