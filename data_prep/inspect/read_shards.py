@@ -80,9 +80,11 @@ def shard_counts(folder: Path) -> dict[str, int]:
     if not isinstance(counts, dict):
         raise _damaged(path, "it has no object 'shard_counts' with the samples of each shard")
     for name, count in counts.items():
-        if type(count) is not int or count < 0 or not _is_inside(name):
-            why = f"{short_repr(name)}: {short_repr(count)} in 'shard_counts' are no samples"
-            raise _damaged(path, f"{why} of a shard")
+        if not _is_inside(name):
+            raise _damaged(path, f"{short_repr(name)} in 'shard_counts' is no file below it")
+        if type(count) is not int or count < 0:
+            held = f"{short_repr(name)}: {short_repr(count)} in 'shard_counts'"
+            raise _damaged(path, f"{held} is no number of samples")
     return counts
 
 

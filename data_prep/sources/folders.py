@@ -325,7 +325,7 @@ def _sidecars(listing: Listing, options: CaptionOptions, ignored: Ignored) -> Ma
         spare = {path for path in spare if composed(name_of(path)) not in others}
     lines = {path for path in spare if PurePosixPath(path).name.lower() in _LINES}
     ignored.add_first(_LINES_REMEDY, lines)
-    ignored.add_first("caption file of no medium", spare - lines)
+    ignored.add_first("caption file that no medium takes", spare - lines)
     ignored.add_first(f"caption file {UNCLEAR}", matched.unclear)
     return matched.by_name
 

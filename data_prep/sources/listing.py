@@ -81,7 +81,7 @@ class Listing:
         elif ending in SIDECAR_ENDINGS:
             stem = path[: len(path) - len(ending)]
             if self.sidecars.setdefault(stem + ending, path) != path:
-                self.ignored[f"*{path[len(stem) :]} beside *{ending} of the same name"] += 1
+                self.ignored[f"*{ending} whose name another has in other case of the ending"] += 1
         elif ending == ".tar":
             self.archives.append(path)
         else:
