@@ -23,12 +23,13 @@ SIDECAR_ENDINGS = (".json", ".txt")
 PRECEDENCE = """\
 The caption of pictures/old_cat.jpg is, in this order: the field --caption_field of
 pictures/old_cat.jpg.json or pictures/old_cat.json; the whole text of pictures/old_cat.jpg.txt or
-pictures/old_cat.txt; the row that a table gives it (meta.json, captions.json, videos2caption.json,
-*.jsonl, *.csv; tables in pictures/ before those in the folders above, and by name in one folder);
+pictures/old_cat.txt; the row that a table gives it (meta.json, metadata.json, captions.json,
+videos2caption.json, kohya's meta_cap.json, *.jsonl, *.csv, *.tsv; tables in pictures/ before those
+in the folders above, and by name in one folder);
 the caption column of a dataset; else what --missing_caption says. --caption_format looks at one
 kind alone. Names in tables are paths relative to the table, or absolute. An empty text file is an
 empty caption. A .json file without the field, and with no .txt file beside it, is refused. Texts
-are UTF-8.
+are UTF-8. Caption files and rows that belong to no medium are counted, and the first is named.
 """
 
 

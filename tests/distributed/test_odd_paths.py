@@ -67,6 +67,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "media").mkdir(parents=True)
     for name in (":ok:", "[red]x"):
         Image.new("RGB", (32, 32)).save(folder / "media" / f"{name}.png")
+    (folder / "media" / ":warning:.txt").write_text("a caption of no picture")
     return folder
 
 
@@ -83,6 +84,7 @@ def test_every_command_of_a_first_run_says_its_paths_unchanged(enter: Enter, pla
     assert f"each file: {place}/plan/plan.jsonl, with pictures: {place}/plan/plan.html" in plan
     packed = say(PREP, *media, "--output_dir", place / "packed")
     assert f"bytes in the shards of {place}/packed\n" in packed
+    assert "the first :warning:.txt\n" in packed
     digits = say(PREP, "digits", "--num_samples", 40, "--output_dir", shards, "--split", "1,0,0")
     typed = shlex.split(digits.splitlines()[-1])
     assert f"dataset.path={json.dumps(str(shards), ensure_ascii=False)}" in typed
