@@ -26,7 +26,7 @@ _REMEDIES = {
         ".caption .captions .cap .tags .tag .text .prompt"
     ),
     "tables of captions are read from .csv, .tsv and .jsonl": (
-        ".parquet .arrow .xls .xlsx .ods .yaml .yml .ndjson .tab"
+        ".parquet .xls .xlsx .ods .ndjson .tab"
     ),
     "unpack them, or pack them as .tar": ".zip .7z .rar .tgz .gz .bz2 .xz .zst",
 }

@@ -10,9 +10,11 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, NamedTuple
 
 from data_prep.media.captions import decode_utf8
+from data_prep.media.name_matching import composed
 from data_prep.refusals import Reason, RefusedError, short_repr
 from dit.parsing import parse_json
 
@@ -63,8 +65,9 @@ class Rows:
     def _relative(self, name: str) -> str:
         """An absolute path, or one that leaves the folder and returns, as relative path."""
         if name.startswith(OUTSIDE):
-            for folder in self.folders:
-                inside = posixpath.relpath(posixpath.join(folder, name), folder)
+            for spelled, folder in product((str, composed), self.folders):
+                folder = spelled(folder)
+                inside = posixpath.relpath(posixpath.join(folder, spelled(name)), folder)
                 if not inside.startswith(OUTSIDE):
                     return inside
         return name
@@ -160,7 +163,7 @@ def _add_csv(rows: Rows, text: str) -> None:
 def _separator(path: str, text: str) -> str:
     """What stands between fields: what gives the first line a column of names, or what it says.
 
-    Spreadsheets write semicolons where a comma is in numbers, and some a first line `sep=;`.
+    Spreadsheets write semicolons where the comma is the decimal sign, and a first line `sep=;`.
     """
     lines = (line.rstrip("\r\n") for line in io.StringIO(text, newline=""))
     first = next(filter(None, lines), "")

@@ -133,6 +133,16 @@ def test_one_name_in_two_spellings_of_files(tmp_path, pack, read_samples, turn: 
 
 
 @pytest.mark.parametrize("turn", [1, -1], ids=["composed", "decomposed"])
+def test_an_absolute_path_through_a_folder_in_another_spelling(tmp_path, pack, turn: int) -> None:
+    folder, other = SPELLINGS[::turn]
+    image(tmp_path / f"in/{folder}/{folder}.png")
+    row = {"file_name": f"{tmp_path}/in/{other}/{other}.png", "text": "A"}
+    write(tmp_path / f"in/{folder}", **{"m.jsonl": json.dumps(row)})
+    captions, ignored = pack()
+    assert captions == {f"{folder}/{folder}.png": "A"} and ignored == {}
+
+
+@pytest.mark.parametrize("turn", [1, -1], ids=["composed", "decomposed"])
 def test_a_control_picture_of_a_table_in_two_spellings(tmp_path, pack, turn: int) -> None:
     file, other = SPELLINGS[::turn]
     image(tmp_path / "in/a.png")
