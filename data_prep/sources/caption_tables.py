@@ -24,7 +24,7 @@ from data_prep.media.captions import (
 )
 from data_prep.media.name_matching import UNCLEAR, composed, respelled
 from data_prep.refusals import Reason, RefusedError, short_repr
-from data_prep.sources.table_rows import OUTSIDE, Row, Rows, rows_of
+from data_prep.sources.table_rows import OUTSIDE, Rows, TableRow, rows_of
 
 _OF_KOHYA = ("meta_cap.json", "meta_clean.json", "meta_lat.json")
 """Of sd-scripts, which names files without their endings, unless it was told --full_path."""
@@ -163,7 +163,7 @@ class CaptionTables:
             raise rows.problem
         return None
 
-    def _captions(self, path: str, row: Row) -> list[Caption]:
+    def _captions(self, path: str, row: TableRow) -> list[Caption]:
         texts, name = self._texts(path, row), PurePosixPath(path).name
         if not isinstance(row.content, dict):
             return [caption(text, origin=name) for text in texts]
@@ -175,7 +175,7 @@ class CaptionTables:
             for text in texts
         ]
 
-    def _texts(self, path: str, row: Row) -> tuple[str, ...]:
+    def _texts(self, path: str, row: TableRow) -> tuple[str, ...]:
         content = row.content
         if isinstance(content, RefusedError):
             raise content
@@ -192,7 +192,7 @@ class CaptionTables:
             raise unusable_caption(row.place(path), names, content)
         return texts
 
-    def _controls(self, path: str, row: Row, *, quiet: bool = False) -> list[str]:
+    def _controls(self, path: str, row: TableRow, *, quiet: bool = False) -> list[str]:
         """`_control_paths` as the files are spelled."""
         return [self._spelled(name) for name in _control_paths(path, row, quiet=quiet)]
 
@@ -234,7 +234,7 @@ class CaptionTables:
         return posixpath.normpath(folder), str(folder.resolve())
 
 
-def _control_paths(path: str, row: Row, *, quiet: bool = False) -> list[str]:
+def _control_paths(path: str, row: TableRow, *, quiet: bool = False) -> list[str]:
     """The pictures that a row names in `control_path`, `control_path_2` and so on, in this order.
 
     Each field holds a path relative to the table, or a list of them; an empty one names none.

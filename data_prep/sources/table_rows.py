@@ -25,7 +25,7 @@ _SAID = re.compile(r'"?sep=(.)"?')
 NAME_FIELDS = ("file_name", "filename", "path", "name", "file", "image", "video")
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """A row of a table, or the RefusedError that says why it cannot be used."""
 
     content: Any
@@ -42,7 +42,8 @@ class Rows:
     path: str
     folders: tuple[str, ...] = ()
     """Absolute paths of the folder of the table."""
-    by_name: dict[str, Row] = field(default_factory=dict)  # path relative to that folder -> row
+    by_name: dict[str, TableRow] = field(default_factory=dict)
+    """By their paths relative to that folder."""
     unclear: set[str] = field(default_factory=set)
     """Names that are several media in composed form."""
     repeated: int = 0
@@ -60,7 +61,7 @@ class Rows:
             return
         name = self._relative(posixpath.normpath(name))
         self.repeated += name in self.by_name
-        self.by_name[name] = Row(content, number)
+        self.by_name[name] = TableRow(content, number)
 
     def _relative(self, name: str) -> str:
         """An absolute path, or one that leaves the folder and returns, as relative path."""
