@@ -19,7 +19,13 @@ from dit.config import CheckpointConfig, RunConfig
 from dit.config.loading import ConfigError, load_config
 from dit.train.checkpoint.mirror import Mirror, check_start, restored
 from dit.train.checkpoint.object_store import CheckpointStore, fetched_checkpoint
-from dit.train.checkpoint.paths import CheckpointError, named_checkpoint, write_manifest
+from dit.train.checkpoint.paths import (
+    CheckpointError,
+    changed_files,
+    named_checkpoint,
+    parse_manifest,
+    write_manifest,
+)
 from tests.packs import run_config
 
 FILES = ("metadata.json", ".metadata", "config.yaml", "null_text.safetensors", "__0_0.distcp")
@@ -135,6 +141,8 @@ def test_a_kill_between_any_two_objects_leaves_a_whole_checkpoint(run: Run, tmp_
         shutil.copytree(before, run.store)
         if not killed_after(run, count):
             break
+        for whole in run.store.glob("checkpoints/*/manifest.json"):
+            assert not changed_files(whole.parent, parse_manifest(whole.read_bytes()))
         shutil.rmtree(empty, ignore_errors=True)
         (said,) = restored(run.config_in(empty))
         latest = (empty / "checkpoints/LATEST").read_text()
@@ -147,6 +155,21 @@ def test_a_kill_between_any_two_objects_leaves_a_whole_checkpoint(run: Run, tmp_
         assert tree(run.store) == tree(run.folder)
     assert steps == {"step_00000003", new}
     assert count > 3 * (len(FILES) + 1)
+
+
+def test_the_best_checkpoint_stays_when_the_disk_is_lost(run: Run) -> None:
+    for step in (1, 2, 3):
+        run.save(step, best=step == 1)
+        run.copy()
+    shutil.rmtree(run.folder)
+    restored(run.config)
+    for step in (4, 5):
+        run.save(step)
+        run.copy()
+    kept = sorted(path.parent.name for path in run.store.glob("checkpoints/*/manifest.json"))
+    assert kept == ["step_00000001", "step_00000004", "step_00000005"]
+    best = named_checkpoint(f"{run.address}/checkpoints/LOWEST_VAL", named="x")
+    assert best.name == "step_00000001"
 
 
 def test_errors_of_the_store_are_said_counted_and_tried_again(run: Run, monkeypatch) -> None:
