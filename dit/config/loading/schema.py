@@ -45,7 +45,7 @@ def path_keys(group: Any) -> dict[str, Callable[[str], str]]:
     for name, kind in get_type_hints(get_origin(group) or group, include_extras=True).items():
         for part in (kind, *get_args(kind)):
             if get_origin(part) is Annotated:
-                found |= {name: mark for mark in part.__metadata__ if callable(mark)}
+                found.update((name, mark) for mark in part.__metadata__ if callable(mark))
     return found
 
 
