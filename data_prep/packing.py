@@ -25,7 +25,7 @@ from data_prep.engine.processes import Engine, InProcess
 from data_prep.engine.ranks import ALONE, Ranks
 from data_prep.inspect.duplicates import Looks
 from data_prep.media.clips import Entry, Source
-from data_prep.planning.plan import PackingPlan, read_plan, refuse, write_plan
+from data_prep.planning.plan import PackingPlan, amend, read_plan, write_plan
 from data_prep.planning.splits import ALL_IN_TRAIN, Split, all_in_train_notice
 from data_prep.planning.statistics import CropStatistics
 from data_prep.refusals import PrepError, Refusals, RefusedError
@@ -116,17 +116,21 @@ class Packing:
             return write_plan(entries, path, given)
 
     def decode_all(self, plan: PackingPlan) -> PackingPlan:
-        """Decodes every file as packing does, and refuses those that fail; encodes nothing."""
-        return refuse(plan, self._decode(plan))
+        """Decodes every file as packing does, for notes and refusals; encodes nothing."""
+        return amend(plan, self._decode(plan))
 
-    def _decode(self, plan: PackingPlan) -> Iterator[tuple[str, str] | None]:
+    def _decode(self, plan: PackingPlan) -> Iterator[dict[str, Any]]:
+        """What decoding tells of each sample, as fields of its entry."""
         blocks = plan.blocks(self.options.block_size)
         with self.track(Task.DECODE, plan.total, 0) as advance:
             for outcomes in self.engine.run(self._work(Task.DECODE), blocks):
                 for outcome in outcomes:
-                    is_bad = isinstance(outcome, RefusedResult)
-                    self.looks.append(None if is_bad else outcome)
-                    yield (outcome.reason, outcome.detail) if is_bad else None
+                    if isinstance(outcome, RefusedResult):
+                        self.looks.append(None)
+                        yield {"refused": outcome.reason, "detail": outcome.detail}
+                    else:
+                        self.looks.append(outcome.looks)
+                        yield {"notes": outcome.notes}
                 advance(len(outcomes))
 
     @property

@@ -22,7 +22,7 @@ from torch import Tensor
 from data_prep.media.clips import Entry, PlannedMask
 from data_prep.media.decoders import VideoDecoder
 from data_prep.media.frame_selection import KeptFrames
-from data_prep.media.images import open_image, size_of, to_8_bits
+from data_prep.media.images import header_of, open_image, to_8_bits
 from data_prep.media.resizing import Placement
 from data_prep.media.videos import Timeline, timeline
 from data_prep.refusals import PrepError, Reason, RefusedError
@@ -107,7 +107,7 @@ class MaskFolder:
 
     def _probe(self, path: str) -> tuple[Timeline | None, tuple[int, int]]:
         if media_kind_of(path) == "image":
-            return None, size_of(self.root / path)
+            return None, header_of(self.root / path).size
         line = timeline(self.root / path)
         return line, (line.width, line.height)
 
