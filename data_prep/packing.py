@@ -20,12 +20,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from data_prep.engine.block_worker import BlockWorker, RefusedResult, Task
+from data_prep.engine.block_worker import BlockWorker, DecodedSample, RefusedResult, Task
 from data_prep.engine.processes import Engine, InProcess
 from data_prep.engine.ranks import ALONE, Ranks
-from data_prep.inspect.duplicates import Looks
 from data_prep.media.clips import Entry, Source
-from data_prep.planning.plan import PackingPlan, amend, read_plan, write_plan
+from data_prep.planning.plan import PackingPlan, read_plan, refuse, write_plan
 from data_prep.planning.splits import ALL_IN_TRAIN, Split, all_in_train_notice
 from data_prep.planning.statistics import CropStatistics
 from data_prep.refusals import PrepError, Refusals, RefusedError
@@ -79,8 +78,8 @@ class Packing:
     """That made the dataset, for its README.md."""
     notify: Callable[[str], None] = no_notice
     """Called with each notice for the user before the encoding begins."""
-    looks: list[Looks | None] = field(default_factory=list)
-    """What the samples of a decoded plan look like, in its order; None of refused ones."""
+    decoded: list[DecodedSample | None] = field(default_factory=list)
+    """The samples of a decoded plan, in its order; None of refused ones."""
 
     def run(self) -> Summary:
         """Does all steps that are not done yet.
@@ -116,21 +115,17 @@ class Packing:
             return write_plan(entries, path, given)
 
     def decode_all(self, plan: PackingPlan) -> PackingPlan:
-        """Decodes every file as packing does, for notes and refusals; encodes nothing."""
-        return amend(plan, self._decode(plan))
+        """Decodes every file as packing does, and refuses those that fail; encodes nothing."""
+        return refuse(plan, self._decode(plan))
 
-    def _decode(self, plan: PackingPlan) -> Iterator[dict[str, Any]]:
-        """What decoding tells of each sample, as fields of its entry."""
+    def _decode(self, plan: PackingPlan) -> Iterator[tuple[str, str] | None]:
         blocks = plan.blocks(self.options.block_size)
         with self.track(Task.DECODE, plan.total, 0) as advance:
             for outcomes in self.engine.run(self._work(Task.DECODE), blocks):
                 for outcome in outcomes:
-                    if isinstance(outcome, RefusedResult):
-                        self.looks.append(None)
-                        yield {"refused": outcome.reason, "detail": outcome.detail}
-                    else:
-                        self.looks.append(outcome.looks)
-                        yield {"notes": outcome.notes}
+                    is_bad = isinstance(outcome, RefusedResult)
+                    self.decoded.append(None if is_bad else outcome)
+                    yield (outcome.reason, outcome.detail) if is_bad else None
                 advance(len(outcomes))
 
     @property

@@ -259,7 +259,7 @@ def _plan(args: argparse.Namespace, packing: Packing) -> int:
         codec=packing.codec,
         text=packing.text,
         judged_by=judged_by,
-        looks=packing.looks if args.plan == "decode" else None,
+        decoded=packing.decoded if args.plan == "decode" else None,
     )
     summary = json.dumps(facts.summary, indent=1, ensure_ascii=False) + "\n"
     write_atomically(args.output_dir / SUMMARY_NAME, summary.encode())

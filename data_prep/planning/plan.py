@@ -10,11 +10,10 @@ import hashlib
 import mmap
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -74,13 +73,16 @@ def write_plan(entries: Iterable[Entry], path: Path, split: SplitFractions | Non
         spool.unlink(missing_ok=True)
 
 
-def amend(plan: PackingPlan, found: Iterable[Mapping[str, Any]]) -> PackingPlan:
-    """The plan with the fields of each sample that were `found` to be others."""
+def refuse(plan: PackingPlan, outcomes: Iterable[tuple[str, str] | None]) -> PackingPlan:
+    """The plan with more refusals: (reason, detail) for each sample, None if it is fine."""
     file = AtomicFile(plan.path)
     try:
-        for (line,), fields in zip(plan.blocks(1), found, strict=True):
-            entry = replace(Entry.from_line(line), **fields)
-            file.stream.write(entry.to_line().encode())
+        for (line,), refusal in zip(plan.blocks(1), outcomes, strict=True):
+            if refusal is not None:
+                reason, detail = refusal
+                line = replace(Entry.from_line(line), refused=reason, detail=detail).to_line()
+                line = line.encode()
+            file.stream.write(line)
         file.publish()
     finally:
         file.discard()
