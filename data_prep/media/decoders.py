@@ -38,7 +38,7 @@ class VideoDecoder(StrEnum):
     def frames(self, file: Path | BinaryIO, entry: Entry) -> Iterator[Image.Image]:
         """The frames that `entry` keeps, in its order, as upright pictures.
 
-        They are RGB, and RGBA where some of it is transparent.
+        They are RGB, and RGBA where they have transparency.
 
         Raises:
             RefusedError: one of them cannot be decoded.

@@ -10,7 +10,7 @@ from typing import Any
 
 from PIL import Image
 
-from data_prep.media.video_packets import LARGEST
+from data_prep.media.video_packets import LARGEST, is_premultiplied
 from data_prep.refusals import Reason, RefusedError
 
 _TURNS = {  # x and y change places; then left and right do; then top and bottom do
@@ -31,7 +31,7 @@ _CROOKED = 0.02  # part of the largest element that an element of a quarter turn
 
 
 def picture_of(frame: Any, video: Any) -> Image.Image:
-    """The frame of the stream `video`: RGB, or RGBA where some of it is transparent.
+    """The frame of the stream `video`: RGB, or RGBA where it has transparency.
 
     Raises:
         RefusedError: it is suspiciously large.
@@ -96,13 +96,12 @@ def has_alpha(frame: Any, video: Any) -> bool:
 
 
 def _with_alpha(picture: Image.Image, frame: Any, video: Any) -> Image.Image:
-    levels_HW4 = (frame.opaque or frame).to_ndarray(format="rgba")
-    alpha_HW = levels_HW4[..., 3].copy()
+    alpha_HW = (frame.opaque or frame).to_ndarray(format="rgba")[..., 3].copy()
     # The fourth byte of uncompressed pixels is often unused, and then 0.
-    is_unused = not alpha_HW.any() and video.codec_context.name == "rawvideo"
-    if alpha_HW.min() < 255 and not is_unused:
-        picture.putalpha(Image.fromarray(alpha_HW))
-    return picture
+    if video.codec_context.name == "rawvideo" and not alpha_HW.any():
+        return picture
+    bands = (*picture.split(), Image.fromarray(alpha_HW))
+    return Image.merge("RGBa" if is_premultiplied(video) else "RGBA", bands).convert("RGBA")
 
 
 def _square(frame: Any, video: Any) -> tuple[int, int]:

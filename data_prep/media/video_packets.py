@@ -22,6 +22,7 @@ from data_prep.refusals import Reason, RefusedError
 _INDEXED = ("mov", "matroska")  # formats with a table of key frames, by which FFmpeg seeks
 _REORDERED = 64  # later packets hold no earlier frame: codecs reorder at most 16 frames
 _WITH_ALPHA = {"vp8": "libvpx", "vp9": "libvpx-vp9"}  # FFmpeg's own decoders leave it out
+_HEVC_ALPHA = b"\x4e\x01\xa5"  # a message (SEI) of kind 165, alpha channel information
 _VP8_SHOWN = 0x10  # bit show_frame in the first byte of a frame (RFC 6386, 9.1)
 LARGEST = 2 * (
     Image.MAX_IMAGE_PIXELS or 2**27
@@ -272,7 +273,7 @@ def decode_packets(packets: Iterator[Any], video: Any) -> Iterator[Any]:
     Raises:
         RefusedError: a frame is damaged.
     """
-    decoder = alpha_decoder(video) if hides_alpha(video) else None
+    decoder = _alpha_decoder(video)
     for packet in packets:
         clear = {} if decoder is None else {frame.pts: frame for frame in decoder.decode(packet)}
         for frame in packet.decode():
@@ -283,19 +284,35 @@ def decode_packets(packets: Iterator[Any], video: Any) -> Iterator[Any]:
             yield frame
 
 
-def hides_alpha(video: Any) -> bool:
-    """Whether it has transparency that its decoder leaves out, as vp8 and vp9 in WebM do."""
+def tells_alpha(video: Any) -> bool:
+    """Whether the file says that it has transparency, which its decoder may leave out."""
     tags = {name.lower(): value for name, value in video.metadata.items()}
-    return video.codec_context.name in _WITH_ALPHA and tags.get("alpha_mode") == "1"
+    return tags.get("alpha_mode") == "1" or bool(_hevc_alpha(video))
 
 
-def alpha_decoder(video: Any) -> Any:
-    """The decoder for video that `hides_alpha`; None where this FFmpeg lacks it."""
+def is_premultiplied(video: Any) -> bool:
+    """Whether the file says that its colours are multiplied by its alpha channel."""
+    message = _hevc_alpha(video)
+    return bool(message) and message[1] >> 4 & 7 == 1  # alpha_channel_use_idc
+
+
+def _hevc_alpha(video: Any) -> bytes:
+    """Alpha channel information (ITU-T H.265, F.14.2.8) with its length; empty without any."""
+    header = video.codec_context.extradata or b""
+    is_there = video.codec_context.name == "hevc" and _HEVC_ALPHA in header
+    return header.partition(_HEVC_ALPHA)[2] if is_there else b""
+
+
+def _alpha_decoder(video: Any) -> Any:
+    """The decoder of transparency in WebM; None for other videos, or where this FFmpeg has none."""
     from av.codec.codec import UnknownCodecError
     from av.codec.context import CodecContext
 
+    name = _WITH_ALPHA.get(video.codec_context.name)
+    if name is None or not tells_alpha(video):
+        return None
     try:
-        decoder = CodecContext.create(_WITH_ALPHA[video.codec_context.name], "r")
+        decoder = CodecContext.create(name, "r")
     except UnknownCodecError:
         return None
     decoder.options = _LIMITS

@@ -26,14 +26,13 @@ from data_prep.media.frame_pictures import (
 )
 from data_prep.media.video_packets import (
     PacketScan,
-    alpha_decoder,
     check_whole,
     decode_packets,
     from_start,
-    hides_alpha,
     near,
     open_video,
     scan,
+    tells_alpha,
 )
 from data_prep.refusals import Reason, RefusedError
 from dit.codecs.rgb import WHITE, to_rgb
@@ -211,8 +210,8 @@ def _flaws_of(frame: Any, video: Any) -> tuple[str, ...]:
         flaws += ("interlaced video: a frame has the lines of two moments; deinterlace it",)
     if is_crooked(frame):
         flaws += ("turned by an angle that is no quarter turn: the nearest one is taken",)
-    if hides_alpha(video) and alpha_decoder(video) is None:
-        flaws += ("transparency not decoded: the FFmpeg of PyAV lacks libvpx",)
+    if tells_alpha(video) and not has_alpha(frame, video):
+        flaws += ("transparency that this PyAV does not decode (HEVC: 19 or later does)",)
     return flaws
 
 
