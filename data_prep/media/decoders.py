@@ -71,7 +71,7 @@ def _found_by_torchcodec(stream: BinaryIO, entry: Entry) -> Iterator[Image.Image
     """Frames by torchcodec; raises LookupError at the first one that it does not find.
 
     torchcodec seeks by tables, which MPEG transport and program streams do not have. It leaves out
-    transparency, and takes a mirrored frame for a turned one.
+    transparency and mirrors, and turns frames only as their container says.
     """
     if not is_plain(stream):
         raise LookupError(entry.source)
@@ -85,6 +85,6 @@ def _found_by_torchcodec(stream: BinaryIO, entry: Entry) -> Iterator[Image.Image
         if abs(frame.pts_seconds - float(at * tick)) > tick:
             raise LookupError(at)
         picture = Image.fromarray(frame.data.numpy())
-        # torchcodec turns frames upright, but does not make their pixels square.
+        # torchcodec does not make pixels square.
         is_square = picture.size == size
         yield picture if is_square else picture.resize(size, Image.Resampling.LANCZOS)

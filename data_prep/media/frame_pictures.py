@@ -1,4 +1,4 @@
-"""A decoded frame of PyAV -> an upright picture of square pixels, with its transparency."""
+"""A decoded frame of PyAV -> a picture of square pixels, with its transparency, and its turn."""
 
 # H rows, W columns
 
@@ -23,15 +23,11 @@ _TURNS = {  # x and y change places; then left and right do; then top and bottom
     (True, False, True): Image.Transpose.ROTATE_90,
     (True, True, True): Image.Transpose.TRANSVERSE,
 }
-MIRRORED = frozenset((
-    Image.Transpose.FLIP_LEFT_RIGHT, Image.Transpose.FLIP_TOP_BOTTOM, Image.Transpose.TRANSPOSE,
-    Image.Transpose.TRANSVERSE,
-))  # fmt: skip
 _CROOKED = 0.02  # part of the largest element that an element of a quarter turn may have; 1 degree
 
 
 def picture_of(frame: Any, video: Any) -> Image.Image:
-    """The frame of the stream `video`: RGB, or RGBA where it has transparency.
+    """The frame of the stream `video`, not turned: RGB, or RGBA where it has transparency.
 
     Raises:
         RefusedError: it is suspiciously large.
@@ -40,10 +36,7 @@ def picture_of(frame: Any, video: Any) -> Image.Image:
     if has_alpha(frame, video):
         picture = _with_alpha(picture, frame, video)
     size = _square(frame, video)
-    if size != picture.size:
-        picture = picture.resize(size, Image.Resampling.LANCZOS)
-    turn = turn_of(frame)
-    return picture if turn is None else picture.transpose(turn)
+    return picture if size == picture.size else picture.resize(size, Image.Resampling.LANCZOS)
 
 
 def upright_size(frame: Any, video: Any) -> tuple[int, int]:

@@ -17,7 +17,6 @@ from typing import Any, BinaryIO, NamedTuple
 from PIL import Image
 
 from data_prep.media.frame_pictures import (
-    MIRRORED,
     has_alpha,
     is_crooked,
     picture_of,
@@ -123,12 +122,13 @@ def packet_times(file: Path | BinaryIO) -> list[int]:
 
 
 def is_plain(file: Path | BinaryIO) -> bool:
-    """Whether its first frame can be decoded, and is neither mirrored nor transparent."""
-    try:
-        first, _ = _first_and_times(file, _all, 1)
-    except RefusedError:
-        return False
-    return not (first.is_mirrored or first.has_alpha)
+    """Whether its first frame is neither turned, mirrored nor transparent.
+
+    Raises:
+        RefusedError: no frame of it can be decoded.
+    """
+    first = _first_frame(file)
+    return first.turn is None and not first.has_alpha
 
 
 def _has_hole(shown: list[int]) -> bool:
@@ -151,7 +151,7 @@ def _end(found: PacketScan, shown: list[int], tick: Fraction) -> int:
 
 class _FirstFrame(NamedTuple):
     size: tuple[int, int]  # upright
-    is_mirrored: bool
+    turn: Image.Transpose | None
     has_alpha: bool
     flaws: tuple[str, ...]
 
@@ -193,13 +193,20 @@ def _first_and_times(
             if first is None:
                 first = _FirstFrame(
                     size=upright_size(frame, video),
-                    is_mirrored=turn_of(frame) in MIRRORED,
+                    turn=turn_of(frame),
                     has_alpha=has_alpha(frame, video),
                     flaws=_flaws_of(frame, video),
                 )
     if first is None:
         raise RefusedError(Reason.VIDEO_DAMAGED, "no frame of it can be decoded")
     return first, times
+
+
+def _first_frame(file: Path | BinaryIO) -> _FirstFrame:
+    try:
+        return _first_and_times(file, _all, 1)[0]
+    except RefusedError:
+        return _first_and_times(file, _without_leading, 1)[0]
 
 
 def _flaws_of(frame: Any, video: Any) -> tuple[str, ...]:
@@ -261,13 +268,15 @@ def frames(
         RefusedError: one of them cannot be decoded.
     """
     wanted, errors = list(numbers or keep), []
+    turn = _first_frame(file).turn  # a stream may tell it with its first frame alone
     attempts = (
         (_all,) if numbers else (_near(keep[0]), _near(keep[0], _BACK), _all, _without_leading)
     )
     for decode in attempts:
         try:
             for picture in _pictures(file, decode, wanted, by_number=bool(numbers)):
-                yield picture if background is None else to_rgb(picture, background)
+                upright = picture if turn is None else picture.transpose(turn)
+                yield upright if background is None else to_rgb(upright, background)
             return
         except RefusedError as error:
             errors.append(error)
@@ -277,7 +286,7 @@ def frames(
 def _pictures(
     file: Path | BinaryIO, decode: Decode, wanted: list[int], *, by_number: bool
 ) -> Iterator[Image.Image]:
-    """Pictures of the frames `wanted`; each is removed from that list."""
+    """Pictures of the frames `wanted` as stored; each is removed from that list."""
     with open_video(file) as (container, video):
         for number, frame in enumerate(decode(container, video)):
             at = number if by_number else frame.pts

@@ -55,8 +55,8 @@ def decoder(request: pytest.FixtureRequest) -> VideoDecoder:
     return request.param
 
 
-def stored(number: int, *, width: int = WIDTH, height: int = HEIGHT) -> np.ndarray:
-    return np.random.default_rng(number).integers(0, 256, (height, width, 3), dtype=np.uint8)
+def stored(number: int) -> np.ndarray:
+    return np.random.default_rng(number).integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8)
 
 
 def shown(stored_HWC: np.ndarray, matrix: tuple[int, int, int, int]) -> np.ndarray:
@@ -175,6 +175,38 @@ def test_shards_first_frames_and_thumbnails_are_turned(
         wanted = shown(stored(0), MATRICES[Path(entry.source).stem])
         np.testing.assert_array_equal(picture, wanted)
     assert len(thumbnails) == 4
+
+
+IN_THE_STREAM = {  # ITU-T H.264, D.2.26: it is flipped, then turned anticlockwise
+    "rotate=90": np.rot90,
+    "rotate=180": lambda stored_HWC: stored_HWC[::-1, ::-1],
+    "flip=horizontal": np.fliplr,
+    "rotate=270:flip=vertical": lambda stored_HWC: np.rot90(np.flipud(stored_HWC), 3),
+}
+
+
+@pytest.mark.parametrize("how", IN_THE_STREAM)
+def test_turns_that_the_stream_tells(how: str, decoder: VideoDecoder, tmp_path: Path) -> None:
+    """H.264 may tell it beside its first frame alone, and players turn all frames."""
+    plain = video(tmp_path / "plain/a.mp4", 12, size=(32, 16))
+    (((_, clip),),) = clips(source_of(plain.parent)).values()
+    wanted = np.stack([IN_THE_STREAM[how](picture) for picture in bytes_of(clip)])
+    (tmp_path / "turned").mkdir()
+    with av.open(str(plain)) as source, av.open(str(tmp_path / "turned/a.mp4"), "w") as copy:
+        film = source.streams.video[0]
+        out = copy.add_stream_from_template(film)
+        insert = f"h264_metadata=display_orientation=insert:{how}"
+        turning = av.bitstream.BitStreamFilterContext(insert, film, out)
+        for packet in source.demux(film):
+            for turned in turning.filter(packet if packet.size else None):
+                turned.stream = out
+                copy.mux(turned)
+    (((_, clip),),) = clips(source_of(tmp_path / "turned", decoder=decoder)).values()
+    np.testing.assert_array_equal(bytes_of(clip), wanted)
+    stills = clips(source_of(tmp_path / "turned", decoder=decoder, rule=FrameRule(stills=2)))
+    for entry, clip in stills["a"]:
+        number = timeline(tmp_path / "turned/a.mp4").shown.index(entry.keep[0])
+        np.testing.assert_array_equal(bytes_of(clip), wanted[number : number + 1])
 
 
 def test_an_angle_that_is_no_quarter_turn_is_said(turned: Path, tmp_path: Path) -> None:
