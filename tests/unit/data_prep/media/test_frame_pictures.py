@@ -402,6 +402,8 @@ def test_the_alpha_layer_of_hevc(premultiplied: bool, tmp_path: Path) -> None:
     content = bytearray(zlib.decompress(base64.b85decode(HEVC)))
     content[content.index(ALPHA_USE) + len(ALPHA_USE)] |= premultiplied << 4
     (path := tmp_path / "a.mp4").write_bytes(content)
+    with av.open(str(path)) as container:
+        assert video_packets.is_premultiplied(container.streams.video[0]) == premultiplied
     line = timeline(path)
     left, right = levels(next(frames(path, line.shown)))[16, [4, 28]].tolist()
     assert left == pytest.approx([255, 0, 0], abs=6)
