@@ -47,15 +47,16 @@ def image_endings() -> frozenset[str]:
     return frozenset(ending for ending, name in registered if name in known)
 
 
-class OpenedImage(NamedTuple):
-    """The first frame of a file, upright."""
+class ProbedImage(NamedTuple):
+    """What the header of a file says."""
 
-    image: Image.Image
+    size: tuple[int, int]  # width, height, upright
     is_animated: bool
+    has_alpha: bool  # an alpha channel or a transparent colour; all may be opaque even so
 
 
-def open_image(file: Path | BinaryIO) -> OpenedImage:
-    """The first frame of an image file, completely decoded.
+def open_image(file: Path | BinaryIO) -> Image.Image:
+    """The first frame of an image file, completely decoded and upright.
 
     Raises:
         RefusedError: it is empty, no image of `FORMATS`, damaged, cut short or suspiciously large.
@@ -64,15 +65,13 @@ def open_image(file: Path | BinaryIO) -> OpenedImage:
         return _decode(stream)
 
 
-class ImageHeader(NamedTuple):
-    """What a file tells of its picture before its pixels."""
-
-    size: tuple[int, int]  # width, height, upright
-    has_alpha: bool  # an alpha channel or a transparent colour; all may be opaque even so
+def size_of(file: Path | BinaryIO) -> tuple[int, int]:
+    """The size of `probe_image`."""
+    return probe_image(file).size
 
 
-def header_of(file: Path | BinaryIO) -> ImageHeader:
-    """Size and transparency from the header alone.
+def probe_image(file: Path | BinaryIO) -> ProbedImage:
+    """Size and kind of an image file, from its header alone.
 
     Raises:
         RefusedError: it is empty, no image of `FORMATS`, or suspiciously large.
@@ -80,8 +79,11 @@ def header_of(file: Path | BinaryIO) -> ImageHeader:
     with open_media(file) as stream, _damage_refused(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with Image.open(stream, formats=readable_formats()) as image:
+            # The other images of an MPO, which telephones write, are views of the same picture.
+            is_animated = image.format != "MPO" and getattr(image, "is_animated", False)
             has_alpha = image.has_transparency_data
-            return ImageHeader(_upright_size(image, stream), has_alpha)
+            size = _upright_size(image, stream)
+            return ProbedImage(size, is_animated, has_alpha)
 
 
 def _upright_size(image: Image.Image, stream: BinaryIO) -> tuple[int, int]:
@@ -90,7 +92,7 @@ def _upright_size(image: Image.Image, stream: BinaryIO) -> tuple[int, int]:
     turn = exif.get(_ORIENTATION)
     if turn is None and image.format == "PNG" and _may_be_turned(stream):
         stream.seek(0)
-        return _decode(stream).image.size
+        return _decode(stream).size
     # Pillow 11 and later give the upright size of a TIFF, earlier ones the stored one.
     is_tiff = image.format == "TIFF"
     width, height = (exif[_WIDTH], exif[_HEIGHT]) if is_tiff else image.size
@@ -142,19 +144,17 @@ def _damage_refused() -> Iterator[None]:
         raise RefusedError(Reason.DAMAGED, f"{type(error).__name__}: {error}") from error
 
 
-def _decode(stream: BinaryIO) -> OpenedImage:
+def _decode(stream: BinaryIO) -> Image.Image:
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         with Image.open(stream, formats=readable_formats()) as image:
             turned = upright(image)
-            # The other images of an MPO, which telephones write, are views of the same picture.
-            is_animated = image.format != "MPO" and getattr(image, "is_animated", False)
             is_tiff = image.format == "TIFF"
     # For a TIFF that was cut short there is only a warning; elsewhere it is about EXIF alone.
     cut = [str(w.message) for w in warned if "Truncated File Read" in str(w.message)]
     if is_tiff and cut:
         raise OSError(cut[0])
-    return OpenedImage(turned, is_animated)
+    return turned
 
 
 def to_rgb(image: Image.Image, background: str = WHITE) -> Image.Image:

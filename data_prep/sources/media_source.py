@@ -25,14 +25,15 @@ from data_prep.media.captions import Caption, ControlPicture, TagShuffle
 from data_prep.media.clips import Clip, Entry, PlannedReference
 from data_prep.media.decoders import VideoDecoder
 from data_prep.media.frame_selection import FrameRule, KeptFrames
-from data_prep.media.images import header_of, open_image, to_rgb, to_video
+from data_prep.media.images import open_image, probe_image, to_rgb, to_video
 from data_prep.media.resizing import Placement, ResizeMode, Sizing
 from data_prep.media.videos import Timeline, timeline
 from data_prep.planning.splits import key_of
 from data_prep.refusals import Reason, RefusedError, printable
 from data_prep.sources.archives import parse_location
 from data_prep.sources.folders import Collection, FolderCollection, Medium
-from data_prep.sources.masks import CellSize, name_of
+from data_prep.sources.listing import Ignored
+from data_prep.sources.masks import CellSize
 from data_prep.sources.references import FOLDER, FoundReference, ReferenceRule
 from data_prep.sources.references import find as find_reference
 from data_prep.sources.references import read as read_reference
@@ -115,23 +116,14 @@ class MediaSource:
     def entries(self) -> Iterator[Entry]:
         """The samples of all media in the order of the listing; threads probe the files."""
         self.ignored.clear()
+        ignored = Ignored(counts=self.ignored)
         with ThreadPoolExecutor(_THREADS) as pool:
             for number, given in enumerate(self.inputs):
-                masks, controls = given.collection.masks, given.collection.controls
-                beside = [] if masks is None else [("mask", masks.listed())]
-                beside += [("control picture", folder.listed()) for folder in controls]
-                spare = [] if self.most else [dict(of_name) for _, of_name in beside]
-                media = islice(given.collection.media(self.ignored), self.most)
+                media = islice(given.collection.media(ignored), self.most)
                 while batch := list(islice(media, _AHEAD)):
-                    names = [name_of(medium.source) for medium in batch]
-                    paths = [[of_name.get(name) for _, of_name in beside] for name in names]
-                    spare = [{n: left[n] for n in left.keys() - set(names)} for left in spare]
-                    for entries in pool.map(partial(self.plan, number), batch, paths):
+                    for entries in pool.map(partial(self.plan, number), batch):
                         yield from self._without_uncaptioned(given, entries)
-                for (what, _), left in zip(beside, spare, strict=False):
-                    if left:
-                        first = min(left.values())
-                        self.ignored[f"{what} of no file, the first {first}"] += len(left)
+        ignored.close()
 
     def _without_uncaptioned(self, given: Input, entries: list[Entry]) -> list[Entry]:
         """The samples of a medium, unless `skips_uncaptioned` leaves it out."""
@@ -140,15 +132,9 @@ class MediaSource:
             return []
         return entries
 
-    def plan(self, number: int, medium: Medium, beside: Sequence[str | None] = ()) -> list[Entry]:
-        """The samples of a medium, or one sample with its refusal.
-
-        `beside` are the paths of the files of its name: of the mask, if the input has masks, then
-        in each folder of control pictures.
-        """
+    def plan(self, number: int, medium: Medium) -> list[Entry]:
+        """The samples of a medium, or one sample with its refusal."""
         given = self.inputs[number]
-        controls = beside[len(beside) - len(given.collection.controls) :]
-        mask = beside[0] if given.collection.masks and beside else None
         source = given.open_name(medium.source)
         key = key_of(source)
         blank = Entry(
@@ -168,9 +154,9 @@ class MediaSource:
                 captions = given.shuffle.of(captions, key=key)
             named = [
                 folder.picture(path, medium.source)
-                for folder, path in zip(given.collection.controls, controls, strict=bool(beside))
+                for folder, path in zip(given.collection.controls, medium.controls, strict=True)
             ]
-            entries = list(self._variants(given, blank, captions, mask, named))
+            entries = list(self._variants(given, blank, captions, medium.mask, named))
         except RefusedError as refused:
             return [replace(blank, refused=str(refused.reason), detail=refused.detail)]
         keyed = (
@@ -188,12 +174,14 @@ class MediaSource:
         controls: list[ControlPicture],
     ) -> Iterator[Entry]:
         file, line, kept = given.collection.open(blank.where), None, [KeptFrames((), None)]
+        flaws: tuple[str, ...] = ()
         if blank.kind == "video":
             line = timeline(file)
             kept = given.frames.choose(line, seed=blank.key)
             size, has_alpha = (line.width, line.height), line.has_alpha
         else:
-            size, has_alpha = header_of(file)
+            size, is_animated, has_alpha = probe_image(file)
+            flaws = ("only the first frame of an animation",) * is_animated
         probed, masks = _probed(blank, size, line), given.collection.masks
         found = None if masks is None or mask is None else masks.find(mask, size, line)
         pictures = [_references(given.collection, caption, controls) for caption in captions]
@@ -208,7 +196,7 @@ class MediaSource:
                     notes += ["scaled or cropped"] * (place.size != size)
                     is_clear = has_alpha or any(one.has_alpha for one in shown)
                     notes += [self.on_background] * is_clear
-                    notes += _notes_of(line, window)
+                    notes += (*flaws, *_notes_of(line, window))
                     notes += ["loss mask" if found else "no loss mask of its name"] * bool(masks)
                     notes += [f"{len(shown)} control pictures"] * bool(shown)
                     yield replace(
@@ -274,11 +262,10 @@ class MediaSource:
         if entry.kind == "video":
             pictures = self.decoder.frames(file, entry)
         else:
-            image, is_animated = open_image(file)
+            image = open_image(file)
             if image.size != (entry.width, entry.height):
                 sizes = f"{entry.width} x {entry.height} pixels, now {image.width} x {image.height}"
                 raise RefusedError(Reason.CHANGED, f"it had {sizes}; run the command again")
-            notes += ["only the first frame of an animation"] * is_animated
             pictures = iter([image])
         frames, mode = list[Tensor](), self.resize_mode.filter
         for picture in pictures:

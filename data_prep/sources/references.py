@@ -15,11 +15,10 @@ from PIL import Image
 
 from data_prep.media.captions import ControlPicture
 from data_prep.media.clips import PlannedReference
-from data_prep.media.images import header_of, open_image, to_rgb
+from data_prep.media.images import open_image, probe_image, to_rgb
 from data_prep.media.resizing import Buckets, Fit, Placement, ResizeMode
-from data_prep.refusals import PrepError, Reason, RefusedError
-from data_prep.sources.listing import IMAGES, list_media
-from data_prep.sources.masks import name_of
+from data_prep.refusals import Reason, RefusedError
+from data_prep.sources.listing import IMAGES, Ignored, files_by_name, name_of
 from dit.codecs.reference_fit import ReferenceFit
 from dit.codecs.rgb import is_transparent
 
@@ -62,21 +61,10 @@ class ControlFolder:
     root: Path
     option: str = "--control_dir"
 
-    def listed(self) -> dict[str, str]:
-        """Path of each picture, by that path without its ending.
-
-        Raises:
-            PrepError: there is no such folder or no picture in it, or two have one name.
-        """
-        found: dict[str, str] = {}
-        for path in list_media(self.root, IMAGES, option=self.option).media:
-            other = found.setdefault(name_of(path), path)
-            if other != path:
-                raise PrepError(
-                    f"{self.option} {self.root}: {other} and {path} are control pictures of the"
-                    " same file; remove one"
-                )
-        return found
+    def listed(self, ignored: Ignored) -> dict[str, str]:
+        """`files_by_name` of the folder."""
+        what = "control picture"
+        return files_by_name(self.root, IMAGES, option=self.option, what=what, ignored=ignored)
 
     def picture(self, path: str | None, source: str) -> ControlPicture:
         """The picture at `path`, which belongs to the medium `source`.
@@ -131,7 +119,7 @@ def find(
     if not picture.stamp:
         raise RefusedError(Reason.NO_REFERENCE, f"there is no {picture.name}")
     try:
-        size, has_alpha = header_of(open_file(picture.where))
+        size, _, has_alpha = probe_image(open_file(picture.where))
         return FoundReference(folder=folder, picture=picture, size=size, has_alpha=has_alpha)
     except RefusedError as error:
         raise _unusable(picture.name, error) from error
@@ -154,7 +142,7 @@ def read(
         RefusedError: it cannot be decoded.
     """
     try:
-        found = open_image(file).image
+        found = open_image(file)
         original = to_rgb(found, background)
     except RefusedError as error:
         raise _unusable(planned.name, error) from error

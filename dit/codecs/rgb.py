@@ -37,7 +37,7 @@ def upright(opened: ImageFile.ImageFile) -> Image.Image:
         opened.info["transparency"] = min(255, level * (255 // (2**bits - 1)))
     image = ImageOps.exif_transpose(opened)
     # The fourth byte of a TGA is often unused, and then 0.
-    is_unused = opened.format == "TGA" and image.mode == "RGBA" and not _alpha_HW(image).any()
+    is_unused = opened.format == "TGA" and image.mode == "RGBA" and not _alpha(image).any()
     return image.convert("RGB") if is_unused else image
 
 
@@ -66,10 +66,10 @@ def is_transparent(image: Image.Image) -> bool:
     """Whether any pixel of a picture that `to_rgb` takes is transparent, be it a little."""
     if not image.has_transparency_data:
         return False
-    return bool(_alpha_HW(_with_alpha(to_8_bits(image))).min() < 255)
+    return bool(_alpha(_with_alpha(to_8_bits(image))).min() < 255)
 
 
-def _alpha_HW(image: Image.Image) -> np.ndarray:
+def _alpha(image: Image.Image) -> np.ndarray:
     return np.asarray(image.getchannel("A"))
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageCms
 
-from data_prep.media.images import header_of, image_endings, open_image, to_rgb, to_video
+from data_prep.media.images import image_endings, open_image, probe_image, to_rgb, to_video
 from data_prep.media.resizing import Fit
 from data_prep.refusals import PrepError, Reason, RefusedError
 from dit.sampling.given_pictures import read_picture
@@ -38,7 +38,7 @@ SAVED = {  # ending -> how it is saved
 
 
 def pixels(path: Path) -> np.ndarray:
-    return np.array(to_rgb(open_image(path).image))
+    return np.array(to_rgb(open_image(path)))
 
 
 def generated_from(path: Path) -> np.ndarray:
@@ -50,7 +50,7 @@ def generated_from(path: Path) -> np.ndarray:
 
 def refusal(path: Path) -> RefusedError:
     with pytest.raises(RefusedError) as caught:
-        to_rgb(open_image(path).image)
+        to_rgb(open_image(path))
     return caught.value
 
 
@@ -192,7 +192,7 @@ def test_every_orientation_of_every_format(name: str, tmp_path: Path) -> None:
         path = save(QUARTERS, tmp_path / f"a.{ending}", **EXIF[name], **told)
         wanted, found = oriented(orientation), pixels(path)
         assert found.shape == wanted.shape
-        assert header_of(path).size == wanted.shape[1::-1]
+        assert probe_image(path).size == wanted.shape[1::-1]
         assert np.abs(found.astype(int) - wanted).mean() <= (12 if is_lossy else 0)
         np.testing.assert_array_equal(generated_from(path), found)
 
@@ -205,7 +205,7 @@ def test_a_png_is_turned_by_what_stands_behind_its_pixels(kind: str, tmp_path: P
             (path := tmp_path / "a.png").write_bytes(content)
             wanted = oriented(orientation)
             np.testing.assert_array_equal(pixels(path), wanted)
-            assert header_of(path).size == wanted.shape[1::-1]
+            assert probe_image(path).size == wanted.shape[1::-1]
 
 
 def test_colours_are_those_of_the_profile(tmp_path: Path) -> None:
@@ -225,9 +225,9 @@ def test_only_the_first_frame_of_an_animation(tmp_path: Path) -> None:
     frames = [Image.new("RGB", (16, 16), colour) for colour in ("red", "blue")]
     path = tmp_path / "a.gif"
     frames[0].save(path, save_all=True, append_images=frames[1:])
-    assert open_image(path).is_animated
+    assert probe_image(path).is_animated
     assert (pixels(path) == (255, 0, 0)).all()
-    assert not open_image(save(COLOURS, tmp_path / "still.gif")).is_animated
+    assert not probe_image(save(COLOURS, tmp_path / "still.gif")).is_animated
 
 
 def test_files_that_are_no_image_have_their_own_reasons(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_a_bomb_is_refused(tmp_path: Path) -> None:
 
 def test_a_large_scan_is_no_bomb(tmp_path: Path) -> None:
     path = save(Image.new("1", (10_000, 10_000)), tmp_path / "scan.tif", compression="group4")
-    assert open_image(path).image.size == (10_000, 10_000)  # Pillow warns from 89 million pixels
+    assert open_image(path).size == (10_000, 10_000)  # Pillow warns from 89 million pixels
 
 
 @pytest.mark.parametrize("value", [-1.0, 1.5, float("nan")])
