@@ -23,6 +23,7 @@ _TURNS = {  # x and y change places; then left and right do; then top and bottom
     (True, False, True): Image.Transpose.ROTATE_90,
     (True, True, True): Image.Transpose.TRANSVERSE,
 }
+_SIDEWAYS = frozenset(turn for (transposed, *_), turn in _TURNS.items() if transposed)
 _CROOKED = 0.02  # part of the largest element that an element of a quarter turn may have; 1 degree
 
 
@@ -48,9 +49,6 @@ def upright_size(frame: Any, video: Any) -> tuple[int, int]:
     width, height = _square(frame, video)
     is_sideways = turn_of(frame) in _SIDEWAYS
     return (height, width) if is_sideways else (width, height)
-
-
-_SIDEWAYS = frozenset(turn for (transposed, *_), turn in _TURNS.items() if transposed)
 
 
 def turn_of(frame: Any) -> Image.Transpose | None:

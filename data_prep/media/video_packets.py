@@ -297,7 +297,7 @@ def is_premultiplied(video: Any) -> bool:
 
 
 def _hevc_alpha(video: Any) -> bytes:
-    """Alpha channel information (ITU-T H.265, F.14.2.8) with its length; empty without any."""
+    """Alpha channel information (ITU-T H.265, annex F) with its length; empty without any."""
     header = video.codec_context.extradata or b""
     is_there = video.codec_context.name == "hevc" and _HEVC_ALPHA in header
     return header.partition(_HEVC_ALPHA)[2] if is_there else b""

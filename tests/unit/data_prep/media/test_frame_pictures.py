@@ -177,7 +177,7 @@ def test_shards_first_frames_and_thumbnails_are_turned(
     assert len(thumbnails) == 4
 
 
-IN_THE_STREAM = {  # ITU-T H.264, D.2.26: it is flipped, then turned anticlockwise
+IN_THE_STREAM = {  # ITU-T H.264, display orientation: it is flipped, then turned anticlockwise
     "rotate=90": np.rot90,
     "rotate=180": lambda stored_HWC: stored_HWC[::-1, ::-1],
     "flip=horizontal": np.fliplr,
