@@ -24,8 +24,8 @@ TEXTS = {
     *("mixtures", "model", "models"),
 }
 """Options of which a text is no path. A new option is a path, or belongs here."""
-NUMBERS = {"whole", "at_least_one_argument", "_bytes", "_tokens", "_integers", "_positive"}
-"""Functions that read an option which is a number, or several."""
+READ = {"whole", "at_least_one_argument", "_bytes", "_tokens", "_integers", "_positive", "_colour"}
+"""Functions that read an option which is no path: numbers and colours."""
 ADDRESSED = {data_place, checkpoint_place}
 """Functions that accept some addresses, of what is read alone."""
 
@@ -80,7 +80,7 @@ def paths(parser: argparse.ArgumentParser) -> Iterator[tuple[str, Callable[[str]
         for action in one._actions:
             read = one._registry_get("type", action.type, action.type)
             taken = action.nargs != 0 and action.choices is None and read not in (int, float)
-            if taken and getattr(read, "__name__", "") not in NUMBERS and action.dest not in TEXTS:
+            if taken and getattr(read, "__name__", "") not in READ and action.dest not in TEXTS:
                 yield f"{one.prog} {'/'.join(action.option_strings) or action.dest}", read
 
 
