@@ -49,7 +49,9 @@ def _euclidean(tensor: Tensor) -> Tensor:
     """
     flat = tensor.flatten()
     whole = flat[: flat.numel() // _PIECE * _PIECE].view(-1, _PIECE)
-    norms = [torch.linalg.vector_norm(x, dim=-1) for x in (whole, flat[whole.numel() :].view(1, -1))]
+    norms = [
+        torch.linalg.vector_norm(x, dim=-1) for x in (whole, flat[whole.numel() :].view(1, -1))
+    ]
     return torch.linalg.vector_norm(torch.cat(norms), dtype=torch.float64).to(tensor.dtype)
 
 
