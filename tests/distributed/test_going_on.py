@@ -8,12 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from data_prep.cli.parser import main as pack
 from dit.command_line import python
 from tests.entering import Enter, Outcome
 from tests.holding import held
 from tests.launching import ROOT, SMALL, command, metrics, numbers, run
+from tests.shard_edits import edited
 
 
 @pytest.fixture
@@ -188,6 +190,38 @@ def test_a_run_that_is_done_says_what_can_be_done_with_it(pretrain, tmp_path):
 def test_a_run_on_mock_data_gets_a_report_alone(pretrain, tmp_path):
     said = _said(pretrain(tmp_path, "dataset.mock=true", "dataset.path=null"))
     assert said.endswith(f"  report     {python()} -m dit.report {tmp_path}\n")
+
+
+def test_adapters_beside_drawn_weights_go_on(pretrain, tmp_path):
+    """Weights that are in no file are drawn again, and another seed would draw others."""
+    parts, whole = tmp_path / "parts", tmp_path / "whole"
+    mock = ("dataset.mock=true", "dataset.path=null", "lora.rank=2", "scheduler.lr_decay_iters=9")
+    _said(pretrain(parts, *mock))
+    for wrong in ("rng.seed=7", "model.init_method_std=0.1"):
+        anew = "checkpoint.load_data_position=false"
+        said = pretrain(parts, *mock, "train.train_iters=4", wrong, anew).error()
+        assert "adapters beside weights that are in no file but drawn anew" in said
+        assert wrong in said
+    assert "continuing after step 2" in _said(pretrain(parts, *mock, "train.train_iters=4"))
+    _said(pretrain(whole, *mock, "train.train_iters=4"))
+    assert numbers(parts) == numbers(whole)
+    assert not any(line["skipped"] for line in metrics(parts))
+
+
+def test_a_run_whose_every_step_was_skipped_does_not_end_well(pretrain, digits, tmp_path):
+    def overflow(tensors):  # finite, and its square is not
+        return tensors | {"latent": torch.full_like(tensors["latent"], 3e38, dtype=torch.bfloat16)}
+
+    huge = f"dataset.path={edited(digits, tmp_path / 'huge', overflow, count=215)}"
+    run = tmp_path / "run"
+    first = pretrain(run, huge)
+    assert "every step was skipped (2 steps): no loss and gradient was finite" in first.error()
+    assert f"{run}/skipped_samples.jsonl" in first.said and "done after" not in first.said
+    assert "every step was skipped (2 steps)" in pretrain(run).error()  # nothing is left to do
+    assert "done after step 3" in _said(pretrain(run, "train.train_iters=3"))
+    later = pretrain(run, huge, "train.train_iters=4")
+    assert "every step was skipped (1 step)" in later.error()
+    assert "done after step 4" in _said(pretrain(run))
 
 
 def test_a_folder_that_another_run_writes_to_is_refused_before_anything_is_changed(
