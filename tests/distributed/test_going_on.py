@@ -67,7 +67,7 @@ def test_other_data_are_refused_with_both_places_and_the_way_to_take_them_in(
     new = (f"dataset.path={more_digits}", "train.train_iters=3")
     for folder in ("old", "new"):
         said = pretrain(tmp_path / folder, f"checkpoint.load={tmp_path}/old", *new).error()
-        assert f"dataset: {digits} (index" in said
+        assert f"dataset.path, blend, mock: {digits} (index" in said
         assert f") when saved, {more_digits} (index" in said
         assert "begin the data anew with checkpoint.load_data_position=false: weights," in said
         assert "start a new run" not in said
@@ -103,7 +103,7 @@ def test_more_samples_in_the_same_folder_are_other_data(pretrain, tmp_path, digi
     shutil.copytree(more_digits, data)
     changes = (f"dataset.path={data}", "train.train_iters=3")
     said = pretrain(run, *changes).error()
-    assert f"dataset: {data} has other shards or splits now (index" in said
+    assert f"dataset.path, blend, mock: {data} has other shards or splits now (index" in said
     assert "the data begin anew" in _said(pretrain(run, *_anew(*changes)))
     assert [line["step"] for line in metrics(run)] == [1, 2, 3]
 

@@ -18,6 +18,7 @@ from typing import Any, get_args, get_origin
 
 from dit.config import ModelConfig, RunConfig
 from dit.config.inlining import inlined_groups, is_group, key_types, value_of
+from dit.config.resume import Resume, resume_class
 
 
 def hints(group: Any) -> dict[str, Any]:
@@ -90,6 +91,11 @@ class Schema:
     def all_keys(self) -> list[str]:
         """Every dotted key that holds a value, in the order of the tree."""
         return [f"{group}.{name}" for group, kind in self.groups.items() for name in hints(kind)]
+
+    def resume_class(self, key: str) -> Resume:
+        """What another value of a dotted key does to a run that continues."""
+        group, _, name = key.partition(".")
+        return resume_class(self.groups[group], name)
 
     def nearest(self, key: str) -> str | None:
         """The known key that an unknown one was probably meant to be."""
