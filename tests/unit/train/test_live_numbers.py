@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,24 +13,16 @@ from torch import Tensor
 from dit.config import RunConfig
 from dit.config.loading import load_config
 from dit.distributed.model_parallel import FullForward
-from dit.models.lora.targets import chosen_adapters
 from dit.models.wan.config import WanConfig
-from dit.objectives import training_objective, training_problem
 from dit.sampling.generate import Request, generate_latents
 from dit.sampling.validation.samples import settings_of
 from dit.train.checkpoint import state_dict
-from dit.train.checkpoint.adapters import AdapterRun, FrozenBase
-from dit.train.checkpoint.async_save import Saver
 from dit.train.checkpoint.paths import saved_config
-from dit.train.checkpoint.state_dict import load_checkpoint
-from dit.train.model_and_optimizer import ModelAndOptimizer, build_model_and_optimizer, randomise
-from dit.train.step import forward_backward, optimizer_step
-from dit.train.train_state import TrainProgress
-from tests.learning import DATA, tiny_run
-from tests.packs import random_pack
+from dit.train.model_and_optimizer import ModelAndOptimizer
+from tests.learning import tiny_run
+from tests.resuming import STEPS, resumed, saved_run, step
 from tests.wan_networks import CONDITIONS
 
-STEPS = 2
 SETTINGS = ("train.train_iters=9", "optimizer.lr=1e-2", "optimizer.weight_decay=0.1")
 FLOW = ("objective.name=flow",)
 BASES: dict[str, tuple[str, ...]] = {
@@ -90,63 +82,21 @@ def _config(base: str) -> RunConfig:
     return load_config(start, overrides=[*SETTINGS, *BASES[base]])
 
 
-def _built(config: RunConfig, groups) -> ModelAndOptimizer:
-    adapters = chosen_adapters(config.model, config.lora) if config.lora.enabled else None
-    fill = partial(lambda model, _: randomise(model, seed=2))
-    return build_model_and_optimizer(config, groups, fill=fill, adapters=adapters)
-
-
-def _step(model: ModelAndOptimizer, config: RunConfig, number: int) -> None:
-    objective, text = training_objective(config.objective), config.model.crossattn_emb_size
-    grids, lengths = ((1, 4, 4), (3, 3, 3), (1, 2, 2), (4, 2, 2)), (5, 2, 3, 4)
-    batch = random_pack(grids, lengths, model=config.model)
-    item = training_problem(
-        objective,
-        batch,
-        seed=config.rng.seed,
-        step=number,
-        null={"text": torch.zeros(1, text)},
-        options=config.objective,
-    )
-    losses = forward_backward(model, [item], config=config)
-    update = optimizer_step(model, config=config, number=number, loss=losses.total)
-    assert not update.skipped
-
-
-def _resumed(place: Path, config: RunConfig, groups) -> ModelAndOptimizer:
-    model = _built(config, groups)
-    assert load_checkpoint(place, model, config=config).step == STEPS
-    return model
-
-
 def _after(place: Path, config: RunConfig, groups) -> tuple[Tensor, Tensor]:
     """Weights and averages of the step after a resume."""
-    model = _resumed(place, config, groups)
-    _step(model, config, STEPS + 1)
+    model = resumed(place, config, groups)
+    step(model, config, STEPS + 1)
     assert model.ema is not None
     shards = [[shard.value for shard in model.ema.shards], model.ema.averages]
     weights, averages = (torch.cat([one.flatten() for one in every]) for every in shards)
     return weights, averages
 
 
-def _saved(folder: Path, config: RunConfig, groups) -> Path:
-    model = _built(config, groups)
-    for number in range(1, STEPS + 1):
-        _step(model, config, number)
-    adapted = AdapterRun(adapters=model.adapters, base=FrozenBase()) if model.adapters else None
-    saver = Saver(folder, config, adapters=adapted)
-    saver.begin(model, progress=TrainProgress(step=STEPS), data=DATA, best=False)
-    saved = saver.finish()
-    saver.close()
-    assert saved is not None
-    return saved.path
-
-
 @pytest.mark.parametrize("base", BASES)
 def test_the_next_step_is_one_of_the_new_settings(groups, tmp_path, monkeypatch, base):
     monkeypatch.setattr(state_dict, "saved_config", cache(saved_config))
     config = _config(base)
-    place = _saved(tmp_path, config, groups)
+    place = saved_run(tmp_path, config, groups)
     weights, averages = _after(place, config, groups)
     for token in WEIGHTS.get(base, ()):
         changed, _ = _after(place, load_config(config, overrides=[token]), groups)
@@ -174,8 +124,8 @@ def _samples(model: ModelAndOptimizer, config: RunConfig) -> Tensor:
 @pytest.mark.parametrize("base", SAMPLES)
 def test_samples_of_a_validation_are_those_of_the_new_settings(groups, tmp_path, base):
     config = load_config(_config(base), overrides=["validation.sampling_steps=4"])
-    place = _saved(tmp_path, config, groups)
-    model = _resumed(place, config, groups)
+    place = saved_run(tmp_path, config, groups)
+    model = resumed(place, config, groups)
     samples = _samples(model, config)
     for token in SAMPLES[base]:
         changed = _samples(model, load_config(config, overrides=[token]))

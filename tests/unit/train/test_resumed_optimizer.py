@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import megatron.core.optimizer as of_megatron
 import pytest
 import torch
 
@@ -24,17 +23,10 @@ from dit.distributed.data_parallel import (
     optimizer_values,
     state_prefix,
 )
-from dit.models.lora.targets import chosen_adapters
-from dit.train import model_and_optimizer
-from dit.train.checkpoint.adapters import AdapterRun, FrozenBase
-from dit.train.checkpoint.async_save import Saver
-from dit.train.checkpoint.state_dict import load_checkpoint
-from dit.train.model_and_optimizer import ModelAndOptimizer, build_model_and_optimizer, randomise
+from dit.train.model_and_optimizer import ModelAndOptimizer
 from dit.train.optimizer import learning_rate
 from dit.train.step import optimizer_step
-from dit.train.train_state import TrainProgress
-from tests import stand_in_engine
-from tests.unit.train.test_checkpoint import DATA
+from tests.resuming import built, resumed, saved
 from tests.wan_networks import wan_model
 
 STEPS = 3
@@ -73,23 +65,6 @@ CHANGES = {
     "weight_decay": 0.2,
     "min_lr": 1e-2,
 }
-
-
-@pytest.fixture
-def engine(stand_in, monkeypatch):
-    """A machine with Transformer Engine and a GPU, as far as the optimizer asks."""
-    monkeypatch.setattr(model_and_optimizer, "check_moments", lambda config: None)
-    for module in (of_megatron, of_megatron.distrib_optimizer):
-        monkeypatch.setattr(module, "Adam", stand_in_engine.FusedAdam)
-    monkeypatch.setattr(of_megatron, "USING_PYTORCH_OPTIMIZER", False)
-    monkeypatch.setattr("megatron.core.utils._te_version", None)
-
-
-def _built(config: RunConfig, groups) -> ModelAndOptimizer:
-    adapters = chosen_adapters(config.model, config.lora) if config.lora.enabled else None
-    return build_model_and_optimizer(
-        config, groups, fill=lambda model, _: randomise(model, seed=2), adapters=adapters
-    )
 
 
 def _gradients(model: ModelAndOptimizer, number: int) -> dict[torch.Tensor, torch.Tensor]:
@@ -136,18 +111,10 @@ def test_settings_of_adam_take_effect_at_a_resume(groups, tmp_path, request, kin
         request.getfixturevalue("engine")
     before = RUNS[kind]
     after = replace(before, optimizer=replace(before.optimizer, **CHANGES))
-    model = _built(before, groups)
+    model = built(before, groups)
     for number in range(1, STEPS + 1):
         _step(model, before, number)
-    adapted = AdapterRun(adapters=model.adapters, base=FrozenBase()) if model.adapters else None
-    saver = Saver(tmp_path, before, adapters=adapted)
-    saver.begin(model, progress=TrainProgress(step=STEPS), data=DATA, best=False)
-    saved = saver.finish()
-    saver.close()
-    assert saved is not None
-
-    again = _built(after, groups)
-    load_checkpoint(saved.path, again, config=after)
+    again = resumed(saved(tmp_path, model, before, steps=STEPS), after, groups)
     wanted = _adamw(again, after, STEPS + 1)
     same = _adamw(again, replace(after, optimizer=before.optimizer), STEPS + 1)
     _step(again, after, STEPS + 1)
@@ -164,7 +131,7 @@ def test_settings_of_adam_take_effect_at_a_resume(groups, tmp_path, request, kin
 
 def test_a_group_without_weights_on_the_rank_that_saved_counts_as_the_others_do(groups):
     """FusedAdam does not count the updates of a group that has no parameter on its rank."""
-    model = _built(RUNS["sharded"], groups)
+    model = built(RUNS["sharded"], groups)
     stored = [{"wd_mult": 0.0, "lr_mult": 1.0}, {"wd_mult": 1.0, "lr_mult": 1.0, "step": 7}]
     load_optimizer_groups(model.optimizer, {"optimizer": {"param_groups": stored}})
     assert {group["step"] for group in model.optimizer.param_groups} == {7}
