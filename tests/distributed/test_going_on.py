@@ -47,6 +47,28 @@ def test_what_has_changed_is_said_when_a_run_goes_on(pretrain, tmp_path):
     assert len(metrics(tmp_path)) == 3
 
 
+def test_what_only_the_start_of_a_run_reads_is_said_to_have_no_effect(pretrain, tmp_path):
+    plain, run, other = (tmp_path / name for name in ("plain", "run", "other"))
+    _said(pretrain(run))
+    for copy in (plain, other):
+        shutil.copytree(run, copy)
+    late = (f"checkpoint.load={other}", "checkpoint.finetune=true", "train.warm_start_ema=true")
+    late += ("checkpoint.finetune_weights=ema", "model.init_method_std=0.1")
+    late += ("validation.at_start=true",)
+    longer = ("train.train_iters=3", "train.eval_interval=3", "train.eval_iters=1")
+    assert "without effect" not in _said(pretrain(plain, *longer))
+    said = _said(pretrain(run, *longer, *late))
+    named = said.partition("changed without effect, for only the start of a run reads it: ")[2]
+    for setting in late:
+        assert f"{setting.partition('=')[0]} " in named.splitlines()[0]
+    assert all(
+        setting.partition("=")[0] not in said.partition("changed without")[0] for setting in late
+    )
+    assert numbers(run) == numbers(plain)
+    continued = _said(pretrain(tmp_path / "new", "train.train_iters=3", f"checkpoint.load={other}"))
+    assert "checkpoint.load null -> " in continued and "without effect" not in continued
+
+
 @pytest.fixture(scope="module")
 def more_digits(tmp_path_factory) -> Path:
     """The same digits and 40 more."""

@@ -159,7 +159,9 @@ class ValidationSamples:
 
     def _generate(self, numbers: Sequence[int], run: TrainState, model: nn.Module) -> list[Tensor]:
         requests = [self.wanted[number].request for number in numbers]
-        return generate_latents(model, requests, config=run.config, settings=settings_of(run.config))
+        return generate_latents(
+            model, requests, config=run.config, settings=settings_of(run.config)
+        )
 
     def _conclude(
         self,
@@ -285,6 +287,7 @@ def _folder(run: TrainState) -> Path:
 
 
 def settings_of(config: RunConfig) -> SamplingSettings:
+    """How the samples of a validation are drawn."""
     c = config.validation
     return SamplingSettings(num_steps=c.sampling_steps, guidance=c.guidance, sampler=c.sampler)
 

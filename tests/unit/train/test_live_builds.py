@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,8 @@ from dit.codecs import text, vae
 from dit.config import RunConfig
 from dit.config.loading import load_config
 from dit.config.loading.load import default_config
+from dit.data import build_train_loader
+from dit.data.loader_state import LoaderState
 from dit.distributed import process_groups
 from dit.distributed.data_parallel import gradient_buffers
 from dit.models.layers import per_sample
@@ -29,6 +32,7 @@ from recipes import pretrain_dit
 from tests import stand_in_engine
 from tests.learning import tiny_run
 from tests.resuming import STEPS, resumed, saved_run, step
+from tests.unit.data.conftest import Shards
 
 WIDE = {"hidden_size": 64, "num_attention_heads": 2}  # as 8-bit products take them
 MEMORY = (
@@ -57,6 +61,7 @@ PROCESS = (
     "logger.wandb_mode=offline",
 )
 COLLECTED = ("train.manual_gc_interval=1",)
+READ = ("dataset.checkpoint_every_sec=1e-6",)
 PLACES = (
     *("model.vae_cache_folder=vaes", "validation.t5_cache_dir=encoders"),
     "dist.distributed_timeout_minutes=3",
@@ -206,6 +211,21 @@ def test_the_process_and_its_records_are_set_up_by_the_new_settings(groups, tmp_
         ("mode", "offline"),
     }
     assert run(4, *COLLECTED)["collected"] == 1 + 2
+
+
+def test_the_reader_is_saved_as_often_as_the_new_setting_says():
+    """What is saved are old snapshots, and the packs since then."""
+    config = Shards().config(mock=True, num_workers=1, checkpoint_every_sec=3600.0)
+    state, since = None, []
+    for tokens in ((), (), READ):
+        here = load_config(config, overrides=tokens)
+        with closing(build_train_loader(here, rank=0, world_size=1)) as loader:
+            if state is not None:
+                loader.load_state_dict([state])
+            Shards().take(loader, 20)
+            state = loader.state_dict()
+        since.append(sum(len(worker.since) for worker in LoaderState.of(state).unpickled()))
+    assert since[1] > 30 > 15 > since[2], since
 
 
 class Gc(SimpleNamespace):
