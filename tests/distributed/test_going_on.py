@@ -69,6 +69,18 @@ def test_what_only_the_start_of_a_run_reads_is_said_to_have_no_effect(pretrain, 
     assert "checkpoint.load null -> " in continued and "without effect" not in continued
 
 
+def test_the_lowest_loss_is_sought_anew_where_validation_measures_otherwise(pretrain, tmp_path):
+    validated = ("train.eval_interval=1", "train.eval_iters=1", "ema.kind=none")
+    worse = ("train.train_iters=3", "optimizer.lr=0.5", "optimizer.min_lr=0.5")
+    _said(pretrain(tmp_path / "same", *validated))
+    shutil.copytree(tmp_path / "same", tmp_path / "other")
+    for name, more in (("same", ()), ("other", ("train.eval_iters=2",))):
+        said = _said(pretrain(tmp_path / name, *validated, *worse, *more))
+        lowest = (tmp_path / name / "checkpoints/LOWEST_VAL").read_text()
+        assert ("the lowest loss is sought anew" in said) == (name == "other")
+        assert (lowest == "step_00000003") == (name == "other")
+
+
 @pytest.fixture(scope="module")
 def more_digits(tmp_path_factory) -> Path:
     """The same digits and 40 more."""

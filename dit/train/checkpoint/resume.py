@@ -13,7 +13,7 @@ import math
 import shlex
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -151,8 +151,13 @@ def _continue_from(run: TrainState, path: Path, *, own: bool) -> None:
     run.progress = load_checkpoint(path, run.model, config=run.config)
     run.saved_step = run.progress.step
     _keep_origin(run, saved_origin(path))
+    changed = changes(saved_config(path), run.config)
     run.notes.append(f"continuing after step {run.progress.step}")
-    run.notes += _change_notes(path, run.config, own=own)
+    run.notes += _change_notes(path, run.config, changed, own=own)
+    measured_otherwise = any(key.startswith(_MEASURE) for key in changed)
+    if measured_otherwise and run.progress.lowest_val_loss < math.inf:
+        run.progress = replace(run.progress, lowest_val_loss=math.inf)
+        run.notes.append("validation measures otherwise: the lowest loss is sought anew")
     if other := run.interval_metrics.load_state_dict(interval_sums(path)):
         run.notes.append(
             f"{' and '.join(other)} have other parts than in the checkpoint (validation.quantiles,"
@@ -169,6 +174,11 @@ def _continue_from(run: TrainState, path: Path, *, own: bool) -> None:
         )
     else:
         _load_data_position(run, path)
+
+
+_MEASURE = ("objective.", "ema.kind", "dataset.use_train_split_for_val", "train.eval_iters")
+_MEASURE += ("validation.quantiles",)
+"""Keys, or beginnings of them, with which validation losses do not compare with former ones."""
 
 
 def _keep_origin(run: TrainState, origin: Origin | None) -> None:
@@ -222,10 +232,11 @@ def _fits(loader: PackLoader, states: list[Position]) -> bool:
         return False
 
 
-def _change_notes(path: Path, config: RunConfig, *, own: bool) -> list[str]:
+def _change_notes(
+    path: Path, config: RunConfig, changed: Mapping[str, str], *, own: bool
+) -> list[str]:
     """Lines about settings that may differ from the checkpoint's and do."""
     saved, lines, schema = saved_config(path), [], schema_of(config)
-    changed = changes(saved, config)
     idle = [key for key in changed if schema.resume_class(key) is Resume.AT_START]
     if not own and "checkpoint.load" in idle:
         idle.remove("checkpoint.load")  # it is what the run continues from
