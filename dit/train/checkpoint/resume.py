@@ -146,6 +146,11 @@ def resume(run: TrainState) -> None:
             _keep_origin(run, run.start.origin())
 
 
+_MEASURE = ("objective.", "ema.kind", "dataset.use_train_split_for_val", "train.eval_iters")
+_MEASURE += ("validation.quantiles",)
+"""Keys, or beginnings of them, with which validation losses do not compare with former ones."""
+
+
 def _continue_from(run: TrainState, path: Path, *, own: bool) -> None:
     """Continues from a checkpoint, which is one of this run if it is its `own`."""
     run.progress = load_checkpoint(path, run.model, config=run.config)
@@ -174,11 +179,6 @@ def _continue_from(run: TrainState, path: Path, *, own: bool) -> None:
         )
     else:
         _load_data_position(run, path)
-
-
-_MEASURE = ("objective.", "ema.kind", "dataset.use_train_split_for_val", "train.eval_iters")
-_MEASURE += ("validation.quantiles",)
-"""Keys, or beginnings of them, with which validation losses do not compare with former ones."""
 
 
 def _keep_origin(run: TrainState, origin: Origin | None) -> None:
