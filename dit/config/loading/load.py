@@ -362,12 +362,12 @@ def default_config() -> RunConfig:
     return RunConfig(model=default_family().default())
 
 
-def changes(before: RunConfig, after: RunConfig) -> list[str]:
-    """`key old -> new` for each setting that differs; null where a family has no such key."""
+def changes(before: RunConfig, after: RunConfig) -> dict[str, str]:
+    """Key -> `key old -> new` of each setting that differs; null where a family has no such key."""
     old, new = plain(before), plain(after)
     keys = dict.fromkeys([*schema_of(before).all_keys(), *schema_of(after).all_keys()])
     pairs = [(key, _at(old, key), _at(new, key)) for key in keys]
-    return [f"{key} {shown(was)} -> {shown(now)}" for key, was, now in pairs if was != now]
+    return {key: f"{key} {shown(was)} -> {shown(now)}" for key, was, now in pairs if was != now}
 
 
 def _at(tree: dict[str, Any], key: str) -> Any:

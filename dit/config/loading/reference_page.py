@@ -23,6 +23,7 @@ from dit.config.loading.schema import (
     sentences,
 )
 from dit.config.loading.settings import read_file
+from dit.config.resume import RESUMED, resume_class
 from dit.models.family import default_family, families, family_of_size
 
 Files = Mapping[str, Mapping[str, Any]]
@@ -42,6 +43,10 @@ from the code:
 ```bash
 python -m dit.config.loading.reference_page conf --output docs/configuration.md
 ```
+
+The column *resume* says what another value does to a run that
+[continues](launching.md#other-settings-in-the-middle-of-a-run) from a checkpoint:
+
 """
 
 
@@ -56,7 +61,8 @@ def files_in(folder: Path) -> dict[str, dict[str, Any]]:
 def reference_page(files: Files) -> str:
     """The page as Markdown."""
     defaults = default_config()
-    parts = [_INTRODUCTION, *_models(files)]
+    classes = "".join(f"- `{one}`: {text}\n" for one, text in RESUMED.items())
+    parts = [_INTRODUCTION + classes, *_models(files)]
     for name, kind in schema_of(defaults).groups.items():
         if name != "model":
             table = _table(kind, getattr(defaults, name), name, hints(kind), files)
@@ -96,24 +102,25 @@ def _summary(kind: type) -> str:
 
 
 def _table(kind: Any, values: object, group: str, keys: Iterable[str], files: Files) -> str:
-    lines = ["| key | type | default | meaning | set by |", "|---|---|---|---|---|"]
+    lines = [
+        "| key | type | default | meaning | resume | set by |",
+        "|---|---|---|---|---|---|",
+    ]
     for key in keys:
-        default = "" if record_type(hints(kind)[key]) else as_typed(value_of(values, key))
-        lines.append(
-            _row(f"{group}.{key}", hints(kind)[key], default, sentences(kind).get(key, ""), files)
-        )
         record = record_type(hints(kind)[key])
-        for name, inner in hints(record).items() if record else ():
-            text = sentences(record).get(name, "") if record else ""
-            lines.append(_row(f"{group}.{key}[].{name}", inner, "", text, files))
+        default = "" if record else f"`{as_typed(value_of(values, key))}`"
+        lines.append(_row(kind, key, f"{group}.{key}", default, files))
+        for name in hints(record) if record else ():
+            lines.append(_row(record, name, f"{group}.{key}[].{name}", "", files))
     return "\n".join([*lines, ""])
 
 
-def _row(key: str, kind: Any, default: str, sentence: str, files: Files) -> str:
+def _row(group: Any, name: str, key: str, default: str, files: Files) -> str:
+    """The row of key `name` of a dataclass, whose whole name is `key`."""
     names = [name for name, keys in files.items() if key in keys]
     users = ", ".join(names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"])
-    default = f"`{default}`" if default else ""
-    cells = (f"`{key}`", expected(kind), default, sentence, users)
+    sentence, resumed = sentences(group).get(name, ""), resume_class(group, name)
+    cells = (f"`{key}`", expected(hints(group)[name]), default, sentence, resumed, users)
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 

@@ -8,17 +8,18 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
 from functools import cache
 from itertools import pairwise
-from types import NoneType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from dit.config import ModelConfig, RunConfig
 from dit.config.inlining import inlined_groups, is_group, key_types, value_of
+from dit.config.resume import Resume, resume_class
 
 
 def hints(group: Any) -> dict[str, Any]:
@@ -43,10 +44,18 @@ def path_keys(group: Any) -> dict[str, Callable[[str], str]]:
     """The keys of a dataclass that are paths, with the function of `dit.local_path` of each."""
     found = {}
     for name, kind in get_type_hints(get_origin(group) or group, include_extras=True).items():
-        for part in (kind, *get_args(kind)):
-            if get_origin(part) is Annotated:
-                found.update((name, mark) for mark in part.__metadata__ if callable(mark))
+        found.update((name, mark) for mark in _marks(kind) if callable(mark))
     return found
+
+
+def _marks(kind: Any) -> Iterator[Any]:
+    """What `Annotated` says of a type and of each of its alternatives."""
+    if get_origin(kind) is Annotated:
+        yield from kind.__metadata__
+        kind = kind.__origin__
+    if get_origin(kind) in (Union, UnionType):
+        for part in get_args(kind):
+            yield from _marks(part)
 
 
 def record_type(kind: object) -> type | None:
@@ -102,6 +111,11 @@ class Schema:
     def all_keys(self) -> list[str]:
         """Every dotted key that holds a value, in the order of the tree."""
         return [f"{group}.{name}" for group, kind in self.groups.items() for name in hints(kind)]
+
+    def resume_class(self, key: str) -> Resume:
+        """What another value of a dotted key does to a run that continues."""
+        group, _, name = key.partition(".")
+        return resume_class(self.groups[group], name)
 
     def nearest(self, key: str) -> str | None:
         """The known key that an unknown one was probably meant to be."""

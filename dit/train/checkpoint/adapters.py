@@ -24,7 +24,13 @@ from dit.config import Problems, RunConfig, Weights
 from dit.convert.lora import LoraFactors, check_fits, read_lora
 from dit.models.lora.adapter import AdapterShape
 from dit.models.lora.targets import Adapters, chosen_adapters
-from dit.train.checkpoint.paths import CheckpointError, damaged, find_checkpoint, manifest_of
+from dit.train.checkpoint.paths import (
+    CheckpointError,
+    damaged,
+    find_checkpoint,
+    manifest_of,
+    saved_config,
+)
 
 if TYPE_CHECKING:
     from dit.train.train_state import Start
@@ -118,13 +124,31 @@ def adapter_run(config: RunConfig, start: Path | None) -> AdapterRun | None:
                 " added (`python -m dit.convert export --merged`, then checkpoint.load_hf)"
             )
         return None
-    if saved is not None:
+    if start is not None and saved is not None:
+        if saved.base.path is None:
+            _check_drawn_alike(start, config)
         return replace(saved, base=found_base(saved.base, moved_to=config.lora.base))
     if config.lora.init_from is not None:
         adapters = shapes_of_file(config)
     else:
         adapters = chosen_adapters(config.model, config.lora)
     return AdapterRun(adapters=adapters, base=_first_base(config, start))
+
+
+def _check_drawn_alike(start: Path, config: RunConfig) -> None:
+    """Refuses another seed where it would draw other frozen weights.
+
+    Raises:
+        CheckpointError: the checkpoint has adapters beside weights that are in no file.
+    """
+    drawn = [(c.rng.seed, c.model.init_method_std) for c in (saved_config(start), config)]
+    if drawn[0] != drawn[1]:
+        (seed, std), (seed_here, std_here) = drawn
+        raise CheckpointError(
+            f"{start} holds adapters beside weights that are in no file but drawn anew at each"
+            f" start: by rng.seed={seed} and model.init_method_std={std}, and here by"
+            f" rng.seed={seed_here} and model.init_method_std={std_here}; set them back"
+        )
 
 
 def factors_of_file(config: RunConfig) -> dict[str, LoraFactors]:

@@ -13,7 +13,7 @@ import math
 import shlex
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +24,8 @@ import torch.distributed as dist
 from dit.command_line import python
 from dit.config import EmaKind, RunConfig, Weights
 from dit.config.loading import changes
+from dit.config.loading.schema import schema_of
+from dit.config.resume import Resume
 from dit.data import DataError, LoaderLayout, PackLoader, places_of
 from dit.data.datasets import META
 from dit.distributed.collective_errors import on_all_ranks, on_first_rank
@@ -126,12 +128,23 @@ def resume(run: TrainState) -> None:
             _keep_origin(run, run.start.origin())
 
 
+_MEASURE = ("objective.", "ema.kind", "dataset.use_train_split_for_val", "train.eval_iters")
+_MEASURE += ("validation.quantiles",)
+"""Keys, or beginnings of them, with which validation losses do not compare with former ones."""
+
+
 def _continue_from(run: TrainState, path: Path, *, own: bool) -> None:
     """Continues from a checkpoint, which is one of this run if it is its `own`."""
     run.progress = load_checkpoint(path, run.model, config=run.config)
     run.saved_step = run.progress.step
     _keep_origin(run, saved_origin(path))
-    run.notes += [f"continuing after step {run.progress.step}", *_change_notes(path, run.config)]
+    changed = changes(saved_config(path), run.config)
+    run.notes.append(f"continuing after step {run.progress.step}")
+    run.notes += _change_notes(path, run.config, changed, own=own)
+    measured_otherwise = any(key.startswith(_MEASURE) for key in changed)
+    if measured_otherwise and run.progress.lowest_val_loss < math.inf:
+        run.progress = replace(run.progress, lowest_val_loss=math.inf)
+        run.notes.append("validation measures otherwise: the lowest loss is sought anew")
     if other := run.interval_metrics.load_state_dict(interval_sums(path)):
         run.notes.append(
             f"{' and '.join(other)} have other parts than in the checkpoint (validation.quantiles,"
@@ -201,11 +214,19 @@ def _fits(loader: PackLoader, states: list[Position]) -> bool:
         return False
 
 
-def _change_notes(path: Path, config: RunConfig) -> list[str]:
+def _change_notes(
+    path: Path, config: RunConfig, changed: Mapping[str, str], *, own: bool
+) -> list[str]:
     """Lines about settings that may differ from the checkpoint's and do."""
-    saved, lines = saved_config(path), []
-    if changed := changes(saved, config):
-        lines.append(f"changed since then: {', '.join(changed)}")
+    saved, lines, schema = saved_config(path), [], schema_of(config)
+    idle = [key for key in changed if schema.resume_class(key) is Resume.AT_START]
+    if not own and "checkpoint.load" in idle:
+        idle.remove("checkpoint.load")  # it is what the run continues from
+    if live := [text for key, text in changed.items() if key not in idle]:
+        lines.append(f"changed since then: {', '.join(live)}")
+    if idle:
+        said = ", ".join(changed[key] for key in idle)
+        lines.append(f"changed without effect, for only the start of a run reads it: {said}")
     if saved.ema.kind is EmaKind.NONE and config.ema.kind is not EmaKind.NONE:
         lines.append("the checkpoint has no average of the weights: it starts from them")
     if manifest_of(path) is None:
@@ -230,7 +251,7 @@ def _finetune_notes(path: Path, config: RunConfig) -> list[str]:
     kind = "average of the weights" if averaged else "weights"
     return [
         f"starting at step 0 from the {kind} of {path}",
-        f"other than there: {', '.join(changes(saved_config(path), config))}",
+        f"other than there: {', '.join(changes(saved_config(path), config).values())}",
     ]
 
 
