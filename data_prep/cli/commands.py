@@ -234,8 +234,11 @@ def _report(args: argparse.Namespace, packing: Packing, summary: Summary) -> int
     command = training_command(args.output_dir, config, keys)
     show_summary(output(), summary, args.output_dir, command, before=download)
     if args.output_format != "shards":
-        count = export(args.output_dir, form=args.output_format, shard_size=args.shard_size)
-        say(output(), f"written as {args.output_format} as well: {counted(count, 'sample')}")
+        done = export(args.output_dir, form=args.output_format, shard_size=args.shard_size)
+        say(output(), f"written as {args.output_format} as well: {counted(done.samples, 'sample')}")
+        if done.left_out:
+            names = ", ".join(f"{name} of {count}" for name, count in done.left_out.items())
+            say(output(), f"{args.output_format} has no place for {names}; the shards have it")
     return _inspect(args.output_dir) if args.verify else 0
 
 
