@@ -43,6 +43,8 @@ class LoraConfig:
     """Learning rate of B divided by that of A; null is 1 (LoRA+, arXiv:2402.12354, advises 16)."""
     init_from: str | None = None
     """LoRA file or folder to start from; its ranks and linears override rank and targets."""
+    ignore_text_encoder: bool = False
+    """Leave out keys of `init_from` that are of text encoders, and count them."""
     base: str | None = None
     """Where the frozen weights are now, if they were moved since the run began."""
 

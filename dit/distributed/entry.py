@@ -136,7 +136,7 @@ def say_once(message: str) -> None:
 
 def say_notice(message: str) -> None:
     """Shows a line that is no error, in the first process only."""
-    if _is_first():
+    if os.environ.get("RANK", "0") == "0":
         _print(message)
 
 

@@ -282,6 +282,11 @@ def _add_how(parser: Parser) -> None:
         metavar="FILE[:SCALE]",
         help="The same for --checkpoint_path_low.",
     )
+    add(
+        "--ignore_text_encoder",
+        action="store_true",
+        help="Leave out the keys of text encoders in files of --lora, and count them.",
+    )
     add("--offload_experts", action="store_true", help="Keep the idle expert in host memory.")
     add(
         "--precision",
