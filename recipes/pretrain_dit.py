@@ -45,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             from dit.data import data_lines
 
             sys.stdout.write(data_lines(config))
+            for note in start.notes if start else ():
+                sys.stdout.write(f"# {note}\n")
         return 0
     export = None
     if config.checkpoint.also_save_hf:

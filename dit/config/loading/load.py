@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omegaconf import OmegaConf
 
@@ -46,8 +46,16 @@ NO_GUESS = (
 
 logger = logging.getLogger(__name__)
 
-ForWeights = tuple[ModelConfig, ObjectiveConfig]
-"""The network of weights that a run starts from, and what they were trained for."""
+
+class ForWeights(NamedTuple):
+    """The network of weights that a run starts from, and what they were trained for."""
+
+    model: ModelConfig
+    objective: ObjectiveConfig
+    stated: frozenset[str]
+    """Keys of `objective` that lie beside the weights, so that no `model.name` implies them."""
+
+
 Notice = Callable[[RunConfig], str]
 """A line for the log about a key, once the run is known."""
 Adapt = Callable[[RunConfig, Callable[..., Any]], ForWeights | None]
@@ -90,9 +98,10 @@ def load_config(
     from_tokens, wrong_tokens = read_tokens(overrides)
     problems += wrong_tokens
     settings += from_tokens
-    base = plain(recipe)
-    if adapt is not None and (found := adapt(recipe, _given(base, settings))) is not None:
-        base |= {"model": plain_group(found[0]), "objective": plain_group(found[1])}
+    base, stated = plain(recipe), frozenset[str]()
+    if adapt is not None and (told := adapt(recipe, _given(base, settings))) is not None:
+        base |= {"model": plain_group(told.model), "objective": plain_group(told.objective)}
+        stated = frozenset(f"objective.{key}" for key in told.stated)
     family = _chosen_family(base, settings, problems)
     schema = Schema(family.config)
     if family.name != base["model"]["family"]:
@@ -100,10 +109,14 @@ def load_config(
         base["objective"] |= family.objective.settings
         if value_of("model.name", base, settings) is None:
             base["objective"] |= family.objective.of_size.get(family.default().name, {})
-    found = _checked(base, settings, family, schema)
+    sizes = {
+        size: {key: value for key, value in keys.items() if key not in stated}
+        for size, keys in family.keys_of_sizes.items()
+    }
+    found = _checked(base, settings, sizes, schema)
     if found.problems:
         # Another tool's key may ask for what its own network would not have used, either.
-        without = _checked(base, settings, family, schema, where_legal=False)
+        without = _checked(base, settings, sizes, schema, where_legal=False)
         found = without if len(without.problems) < len(found.problems) else found
     problems += found.problems
     if problems or found.config is None:
@@ -125,15 +138,18 @@ class _Checked:
 def _checked(
     base: dict[str, Any],
     settings: list[Setting],
-    family: Family,
+    sizes: Mapping[str, Mapping[str, Any]],
     schema: Schema,
     *,
     where_legal: bool = True,
 ) -> _Checked:
-    """`where_legal`: whether to use the keys of other tools that not all networks take."""
+    """`sizes`: the keys that each `model.name` implies.
+
+    `where_legal`: whether to use the keys of other tools that not all networks take.
+    """
     problems: list[str] = []
     ours, notices = _sort(settings, schema, problems, where_legal=where_legal)
-    merged = merge(base, ours, family.keys_of_sizes)
+    merged = merge(base, ours, sizes)
     config, wrong = checked_config(merged, base, schema)
     said = [notice(config) for notice in notices] if config is not None else []
     return _Checked(
