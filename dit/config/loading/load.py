@@ -54,6 +54,8 @@ class ForWeights(NamedTuple):
     objective: ObjectiveConfig
     stated: frozenset[str]
     """Keys of `objective` that lie beside the weights, so that no `model.name` implies them."""
+    place: str
+    """Where the weights are, in words."""
 
 
 Notice = Callable[[RunConfig], str]
@@ -99,10 +101,13 @@ def load_config(
     problems += wrong_tokens
     settings += from_tokens
     base, stated = plain(recipe), frozenset[str]()
-    if adapt is not None and (told := adapt(recipe, _given(base, settings))) is not None:
+    told = None if adapt is None else adapt(recipe, _given(base, settings))
+    if told is not None:
         base |= {"model": plain_group(told.model), "objective": plain_group(told.objective)}
         stated = frozenset(f"objective.{key}" for key in told.stated)
     family = _chosen_family(base, settings, problems)
+    if told is not None and family.name != told.model.family:
+        raise ConfigError([*problems, _of_another_family(told, family, base, settings)])
     schema = Schema(family.config)
     if family.name != base["model"]["family"]:
         base["model"] = plain_group(family.default())
@@ -192,6 +197,19 @@ def _chosen_family(base: dict[str, Any], settings: list[Setting], problems: list
             f"model.name={size.value} ({size.origin}) is a size of family {other.name}, and"
             f" model.family={family.name} ({named.origin}); leave one of them out",
         ]
+    )
+
+
+def _of_another_family(
+    told: ForWeights, family: Family, base: dict[str, Any], settings: list[Setting]
+) -> str:
+    """That a person asks for another family than that of the weights."""
+    keys = (value_of(key, base, settings) for key in ("model.family", "model.name"))
+    named = ", ".join(f"{one.key}={one.value} ({one.origin})" for one in keys if one is not None)
+    return (
+        f"{named}: of family {family.name}, and {told.place} holds weights of"
+        f" model.family={told.model.family}; leave these keys out, take a file of conf/ for"
+        f" {told.model.family}, or other weights"
     )
 
 

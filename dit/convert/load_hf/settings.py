@@ -37,13 +37,14 @@ def settings_of_folder(recipe: RunConfig, given: Callable[..., Any]) -> ForWeigh
     if own := find_checkpoint(Path(save)) if isinstance(save, str) else None:
         saved = saved_config(own)
         every = frozenset(key_types(ObjectiveConfig))
-        return ForWeights(_in_layout(saved.model, recipe), saved.objective, every)
+        return ForWeights(_in_layout(saved.model, recipe), saved.objective, every, str(own))
     source = open_folder(Path(place), option=LOAD_HF)
     model = found_model(source, precision=recipe.model.precision)
     name = given("objective.name")
     told = [f"objective.name={name}"] if isinstance(name, str) else []
     found = found_objective(source, model, told)
-    return ForWeights(_in_layout(model, recipe), found.objective, frozenset(found.stated))
+    stated, where = frozenset(found.stated), f"{LOAD_HF}={place}"
+    return ForWeights(_in_layout(model, recipe), found.objective, stated, where)
 
 
 def _in_layout(model: ModelConfig, recipe: RunConfig) -> ModelConfig:
