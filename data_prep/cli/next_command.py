@@ -18,8 +18,7 @@ from dit.parsing import YamlError, parse_yaml
 
 def training_command(folder: Path, config: str, overrides: Mapping[str, Any]) -> str:
     """The command that trains on `folder`, ready for a shell."""
-    words = [python(), "-m", "torch.distributed.run", "--nproc-per-node", "1"]
-    words += [*_recipe(config), f"dataset.path={_quoted(str(folder))}"]
+    words = [python(), *_recipe(config), f"dataset.path={_quoted(str(folder))}"]
     return shlex.join(words + [f"{key}={value}" for key, value in overrides.items()])
 
 

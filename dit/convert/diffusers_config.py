@@ -214,11 +214,11 @@ def _of_scheduler(
     ask = f"say what the weights were trained for: {known}"
     if kind is not None:
         file = checked_json(kind, content, place=place)
-        why, lacking = file.undecided() or _of_a_pipeline(file, model), file.lacking()
-        if why is None and (lacking is None or told):
-            notes = filter(None, (f"of {name}", lacking, file.of_sampling()))
+        why, doubt = file.undecided(), file.lacking() or _of_a_pipeline(file, model)
+        if why is None and (doubt is None or told):
+            notes = filter(None, (f"of {name}", doubt, file.of_sampling()))
             return FoundObjective(_objective(file, place), "; ".join(notes), file.states)
-        ask = f"{why or lacking}; {ask}"
+        ask = f"{why or doubt}; {ask}"
     if not told:
         raise ConvertError(
             f"{place} is of class {name!r}, which does not tell the objective; {ask}"
@@ -228,12 +228,12 @@ def _of_scheduler(
 
 def _of_a_pipeline(file: SchedulerFile, model: ModelConfig | None) -> str | None:
     """Why a file that lies in no pipeline does not tell the levels of a network, or None."""
-    said = file.of_sampling()
-    if model is None or said is None or not diffusers_form(model).pipeline_objectives:
+    said = file.of_sampling() or ""
+    if model is None or "use_karras" not in said or not diffusers_form(model).pipeline_objectives:
         return None
     return (
-        f"{said.split()[0]} is of pipelines that compute the levels of this network themselves, and"
-        " none is around it"
+        "its use_karras_sigmas=true is of pipelines that compute the levels of this network"
+        " themselves, and none is around it"
     )
 
 

@@ -44,8 +44,8 @@ def test_digits(tmp_path: Path, repo_root: Path, read_samples) -> None:
     assert samples["load_digits/7"]["caption"] == "a handwritten seven"
     assert samples["load_digits/7"]["latent"].shape == (4, 1, 4, 4)
     assert done.stdout.splitlines()[-1] == (
-        f"next: {python()} -m torch.distributed.run --nproc-per-node 1 recipes/pretrain_dit.py"
-        f" --config-file conf/dit_digits.yaml 'dataset.path={out}'"
+        f"next: {python()} recipes/pretrain_dit.py --config-file conf/dit_digits.yaml"
+        f" 'dataset.path={out}'"
     )
     assert "packing 120 of 120" in done.stderr  # plain lines, no bar: this is no terminal
     assert "\r" not in done.stderr and "\x1b" not in done.stderr + done.stdout
