@@ -75,9 +75,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--present", type=Path, required=True, help="pip list --format=freeze of that machine")
-    add("--python-version", help="of that machine, such as 3.12; checked against this Python")
+    add(
+        "--python-version",
+        "--python_version",
+        help="of that machine, such as 3.12; checked against this Python",
+    )
     add("--output", type=Path, default=Path("runs/wheelhouse"), help="folder (%(default)s)")
-    add("--limit-mb", type=float, default=55.0, help="wheels and sources together (%(default)s)")
+    add(
+        "--limit-mb",
+        "--limit_mb",
+        type=float,
+        default=55.0,
+        help="wheels and sources together (%(default)s)",
+    )
     return parser
 
 

@@ -1,13 +1,42 @@
-"""Command lines: what is wrong with a word that no option takes, and commands to type next."""
+"""Command lines: options in either spelling, words that no option takes, commands to type next."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
+
+
+class OptionParser(argparse.ArgumentParser):
+    """A parser for which dashes and underscores are the same in the names of options."""
+
+    def spelled(self, word: str) -> str:
+        """A word of a command line, whose option is spelled as the parser has it."""
+        name, equals, value = word.partition("=")
+        if not name.startswith("--") or name in self._option_string_actions:
+            return word
+        return next((known + equals + value for known in self._like(name)), word)
+
+    def _like(self, name: str) -> list[str]:
+        """As many letters of each option that begins alike; the shortest one first."""
+        alike = [
+            option
+            for option in sorted(self._option_string_actions, key=len)
+            if len(name) > 2 and _in_dashes(option).startswith(_in_dashes(name))
+        ]
+        return [option[: len(name)] for option in alike]
+
+    def _parse_optional(self, arg_string: str) -> Any:
+        return super()._parse_optional(self.spelled(arg_string))
+
+
+def _in_dashes(name: str) -> str:
+    return name.replace("_", "-")
 
 
 def not_an_option(words: Sequence[str], options: Iterable[str]) -> str:

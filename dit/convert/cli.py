@@ -14,6 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
+from dit.command_line import OptionParser
 from dit.config import TextPadding
 from dit.convert.adapters.commands import (
     add_export_lora,
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def convert_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         prog="python -m dit.convert",
         description="Converts checkpoints to and from Hugging Face Diffusers.",
         epilog=EXIT_CODES,
@@ -120,7 +121,6 @@ def _add_export(commands: Any) -> None:
         help="Type of all tensors. (default: the stored type of each; averages are fp32)",
     )
     parser.add_argument(
-        "--max_shard_size",
         "--max-shard-size",
         type=_bytes,
         default="5GB",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import os
@@ -23,7 +22,7 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
-from dit.command_line import not_an_option
+from dit.command_line import OptionParser, not_an_option
 
 # Errors that a user can fix. Any other is a fault of this program, shown with its traceback.
 _USER_ERRORS = (ValueError, OSError, FloatingPointError)
@@ -35,7 +34,7 @@ _ANSWER_S = 10.0
 """Seconds without an answer after which the launcher is taken for dead."""
 
 
-class Parser(argparse.ArgumentParser):
+class Parser(OptionParser):
     """A parser that raises its errors for `run`; argparse would print them in every process."""
 
     def error(self, message: str) -> NoReturn:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from dit.command_line import OptionParser
 from dit.report.page import write_page
 from dit.report.reading import ReportError, read_runs
 
@@ -45,7 +46,7 @@ def _watch(args: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         prog="python -m dit.report",
         description="Writes one HTML page about one training run, or several side by side.",
     )

@@ -106,7 +106,7 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     overrides: list[str] = []
     waiting = list(argv)
     while waiting:
-        token = waiting.pop(0)
+        token = _spelled(waiting.pop(0))
         name, equals, _ = token.partition("=")
         has_value = bool(waiting) and not equals and not waiting[0].startswith("--")
         if name.startswith("--") and "." in name:
@@ -122,6 +122,17 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
         else:
             flags.append(token)
     return flags, overrides
+
+
+def _spelled(token: str) -> str:
+    """A token whose flag is spelled as here or by another tool: dashes are underscores."""
+    name, equals, value = token.partition("=")
+    if not name.startswith("--") or "." in name:
+        return token
+    ours, theirs = (f"--{name[2:].replace(*pair)}" for pair in (("_", "-"), ("-", "_")))
+    if ours in (*_WITH_VALUE, *_SWITCHES):
+        return ours + equals + value
+    return theirs + equals + value if _is_foreign_flag(theirs) else token
 
 
 def _is_foreign_flag(name: str) -> bool:

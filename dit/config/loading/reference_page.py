@@ -6,11 +6,11 @@ python -m dit.config.loading.reference_page conf --output docs/configuration.md
 from __future__ import annotations
 
 import inspect
-from argparse import ArgumentParser
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dit.command_line import OptionParser
 from dit.config import ModelConfig
 from dit.config.inlining import value_of
 from dit.config.loading.load import default_config
@@ -118,7 +118,7 @@ def _row(key: str, kind: Any, default: str, sentence: str, files: Files) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line."""
-    parser = ArgumentParser(description="Writes every key of a run as a page.")
+    parser = OptionParser(description="Writes every key of a run as a page.")
     parser.add_argument("folder", type=Path, help="folder of YAML files that set them")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="Markdown")
     wanted = parser.parse_args(argv)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dit.command_line import OptionParser
 from dit.drawing import Undrawn, drawing, in_words
 from dit.parsing import parse_json
 from dit.sampling.latent_sizes import cut
@@ -33,7 +34,7 @@ _NEEDED = ("prompt", "seed")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_AsWritten)
+    parser = OptionParser(description=__doc__, formatter_class=_AsWritten)
     add = parser.add_argument
     add("--latents", type=Path, required=True, help=f"folder with {LISTING} and {CARD}")
     add("--output_dir", type=Path, required=True, help="folder for the pictures")

@@ -22,6 +22,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from dit.command_line import OptionParser
 from dit.config import Sampler
 from dit.sampling.commands.options import MOST_SAMPLES, GenerationOptions, check_count, check_seed
 
@@ -122,9 +123,7 @@ def score_table(result: Score) -> Table:
 
 
 def digits_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description="Generates digits; counts those that are read as asked."
-    )
+    parser = OptionParser(description="Generates digits; counts those that are read as asked.")
     parser.add_argument("--checkpoint_path", required=True, help="run folder or checkpoint")
     parser.add_argument(
         "--moving",

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dit.codecs.reference_fit import ReferenceFit
+from dit.command_line import OptionParser
 from dit.config import Sampler
 from dit.distributed.entry import Parser
 from dit.parsing import MOST_BYTES, YamlError, parse_yaml
@@ -333,7 +334,7 @@ def _add_where(parser: Parser) -> None:
     )
 
 
-def with_file(argv: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
+def with_file(argv: Sequence[str], parser: OptionParser) -> list[str]:
     """The arguments of the file that `--config` names, then those of the command line.
 
     Raises:
@@ -341,7 +342,7 @@ def with_file(argv: Sequence[str], parser: argparse.ArgumentParser) -> list[str]
     """
     first = Parser(add_help=False, allow_abbrev=False)
     first.add_argument("--config", type=Path)
-    known, rest = first.parse_known_args([_in_our_words(token) for token in argv])
+    known, rest = first.parse_known_args([parser.spelled(_in_our_words(one)) for one in argv])
     if known.config is None:
         return rest
     typed = {token.partition("=")[0] for token in rest}
