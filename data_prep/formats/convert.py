@@ -52,7 +52,7 @@ _OF_LOSS = ("loss_weight",)  # beside the tensors
 _IN_HALF = ("latent", "first_frame_latent", "condition_latent", "image_embed")
 
 
-class Exported(NamedTuple):
+class ExportedSamples(NamedTuple):
     """Samples in the format of another tool."""
 
     samples: int
@@ -60,7 +60,7 @@ class Exported(NamedTuple):
     """What of them the format has no place for -> samples that have it."""
 
 
-def export(folder: Path, *, form: str, shard_size: int) -> Exported:
+def export(folder: Path, *, form: str, shard_size: int) -> ExportedSamples:
     """Writes the samples of a dataset beside its shards, in the format of another tool.
 
     Raises:
@@ -89,7 +89,7 @@ def export(folder: Path, *, form: str, shard_size: int) -> Exported:
             model=model,
             text_length=_text_length(folder, card),
         )
-    return Exported(samples, left_out)
+    return ExportedSamples(samples, left_out)
 
 
 def _export_dfm(
