@@ -68,7 +68,7 @@ _ROWS = {Form.DIT: 512, Form.FLUX: 512, Form.WAN: 226}
 _RAW_CODECS = ("cosmos",)
 
 
-def form_of(codec: Codec, names: Container[str]) -> Form:
+def form_of(codec: type[Codec], names: Container[str]) -> Form:
     """The network of DFM that reads such samples; `names` are those of their tensors.
 
     Samples of networks that DFM lacks are written for the one whose reader takes the same parts.
@@ -79,14 +79,14 @@ def form_of(codec: Codec, names: Container[str]) -> Form:
     return Form.FLUX if "pooled_text" in names and "video" not in codec.media else Form.DIT
 
 
-def holds_raw_latents(folder: Path, codec: Codec | None) -> bool:
+def holds_raw_latents(folder: Path, codec: Codec | type[Codec] | None) -> bool:
     """Whether the latents below `folder` are as they come out of the autoencoder `codec`."""
     first = next((one for one in read_dfm(folder) if isinstance(one, CachedSample)), None)
     is_flux = first is not None and "pooled_text" in first.tensors
     return is_raw(Form.FLUX if is_flux else Form.DIT, codec)
 
 
-def is_raw(form: Form, codec: Codec | None) -> bool:
+def is_raw(form: Form, codec: Codec | type[Codec] | None) -> bool:
     """Whether DFM trains on latents that are not normalised."""
     return form is Form.FLUX or (codec is not None and codec.name in _RAW_CODECS)
 

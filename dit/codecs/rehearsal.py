@@ -27,7 +27,9 @@ def write_wan(folder: Path) -> None:
         ImportError: Diffusers or Transformers is not installed.
     """
     import torch
-    from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanPipeline
+    from diffusers.models.autoencoders.autoencoder_kl_wan import AutoencoderKLWan
+    from diffusers.pipelines.wan.pipeline_wan import WanPipeline
+    from diffusers.schedulers.scheduling_unipc_multistep import UniPCMultistepScheduler
     from transformers import UMT5Config, UMT5EncoderModel
     from transformers.utils.logging import disable_progress_bar
 
@@ -38,13 +40,14 @@ def write_wan(folder: Path) -> None:
     text = UMT5Config(
         vocab_size=len(_LETTERS), d_model=WIDTH, d_kv=8, d_ff=8, num_layers=1, num_heads=1
     )
+    scheduler: Any = UniPCMultistepScheduler(
+        prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
+    )
     pipeline = WanPipeline(
         tokenizer=_tokenizer(),
-        text_encoder=UMT5EncoderModel(text).to(torch.bfloat16),
+        text_encoder=UMT5EncoderModel(text).bfloat16(),
         vae=AutoencoderKLWan(base_dim=4, num_res_blocks=1),
-        scheduler=UniPCMultistepScheduler(
-            prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
-        ),
+        scheduler=scheduler,
     )
     unfinished = folder.with_name(folder.name + TEMPORARY)
     shutil.rmtree(unfinished, ignore_errors=True)  # of a call that was interrupted

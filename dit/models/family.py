@@ -220,8 +220,7 @@ class DiffusersForm:
     largest_latent: Callable[[Any], tuple[int, int, int]] = lambda _: (2**20, 2**20, 2**20)
     """Latent frames, rows and columns that Diffusers' network takes at most; default: any."""
     call: Callable[[Any], str | None] = lambda _: None
-    """Python for cards: `made`, the output of `network` for `state` [1, C, F, H, W], `t`, `caption`
-    [1, L, E] and `texts`; None: it takes more."""
+    """Python for cards: `made`, from `state` [1, C, F, H, W], `t`, `caption` [1, L, E], `texts`."""
     run_network: Callable[[nn.Module, LatentSample, float, RunConfig], Tensor]
     """(Diffusers' network, sample, level that ours is told, run) -> output [C, F, H, W]."""
     run_stacked: Callable[[nn.Module, StackedSamples, RunConfig], Tensor] | None = None
@@ -268,8 +267,7 @@ class Family:
     guidance: Callable[[Any], float | None] = lambda _: None
     """The usual `objective.guidance` of a configuration; None: it has no guidance embedding."""
     tells_step_end: Callable[[Any], bool] = lambda _: False
-    """Whether a network is told the level at the end of a step, too (mean flow): it generates, and
-    cannot be trained here."""
+    """Whether the end of a step is told, too (mean flow): it generates, and is not trained."""
     vae: Callable[[Any], str]
     """Codec (`dit.codecs.vae`) whose latents the published weights read, of a configuration."""
     tiny: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
