@@ -23,9 +23,9 @@ from random import Random
 
 import numpy as np
 from PIL import Image, ImageDraw
-from rich.console import Console
 
 from dit.command_line import OptionParser
+from dit.console import Console
 
 COLOURS = {
     "red": (220, 30, 30),

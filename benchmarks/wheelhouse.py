@@ -28,6 +28,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT))  # of this checkout; the module imports the standard library alone
+from dit.command_line import OptionParser  # noqa: E402
+
 EXTRAS = ("pytest", "pytest-timeout", "hypothesis", "diffusers", "accelerate")
 """Of the optional dependencies: what tests/gpu and compare_padded.py import."""
 GLIBC = (2, 28)
@@ -68,26 +71,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         description=(__doc__ or "").splitlines()[0],
         epilog="All other arguments are those of pip install.",
         allow_abbrev=False,
     )
     add = parser.add_argument
     add("--present", type=Path, required=True, help="pip list --format=freeze of that machine")
-    add(
-        "--python-version",
-        "--python_version",
-        help="of that machine, such as 3.12; checked against this Python",
-    )
+    add("--python-version", help="of that machine, such as 3.12; checked against this Python")
     add("--output", type=Path, default=Path("runs/wheelhouse"), help="folder (%(default)s)")
-    add(
-        "--limit-mb",
-        "--limit_mb",
-        type=float,
-        default=55.0,
-        help="wheels and sources together (%(default)s)",
-    )
+    add("--limit-mb", type=float, default=55.0, help="wheels and sources together (%(default)s)")
     return parser
 
 

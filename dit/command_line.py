@@ -1,4 +1,4 @@
-"""Command lines: options in either spelling, words that no option takes, commands to type next."""
+"""Command lines: how options are spelled and read, words that no option takes, commands to type."""
 
 from __future__ import annotations
 
@@ -11,9 +11,19 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from dit.local_path import local_path
+
 
 class OptionParser(argparse.ArgumentParser):
-    """A parser for which dashes and underscores are the same in the names of options."""
+    """The parser of every command.
+
+    Dashes and underscores are the same in the names of its options; those of type `Path` are read
+    by `local_path`.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        self.register("type", Path, local_path)
 
     def spelled(self, word: str) -> str:
         """A word of a command line, whose option is spelled as the parser has it."""

@@ -73,7 +73,7 @@ def write_parquet(
     `whitening` is that of the latents, which is undone.
     """
     arrow, rows, total = _arrow(), iter(records), 0
-    target = folder / FOLDER
+    target = folder.absolute() / FOLDER  # pyarrow takes `wan:lora` for a scheme
     target.mkdir(exist_ok=True)
     for number, chunk in enumerate(iter(lambda: list(islice(rows, rows_in_file)), [])):
         table = arrow.Table.from_pylist([_row(record, whitening) for record in chunk])
@@ -117,7 +117,7 @@ def _row(record: CachedSample, whitening: Whitening | None) -> dict[str, Any]:
 def read_parquet(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
     """Every row of every Parquet file below `folder`."""
     arrow = _arrow()
-    for path in sorted(folder.rglob("*.parquet")):
+    for path in sorted(folder.absolute().rglob("*.parquet")):
         try:
             check_regular(path)
             with arrow.parquet.ParquetFile(path) as file:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from dit.config.checks import at_least_one, check, numbers, positive, within
+from dit.local_path import DataPath
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +40,7 @@ class MockGeometry:
 class BlendEntry:
     """One dataset of a blend."""
 
-    path: str
+    path: DataPath
     """Folder with shards and `.nv-meta`."""
     weight: float = 1.0
     """Relative probability that the next sample comes from here."""
@@ -64,8 +65,9 @@ class Balance(StrEnum):
 class DatasetConfig:
     """Where samples come from and how they share a pack."""
 
-    path: str | None = None
-    """Folder with shards and `.nv-meta`, or an Energon metadataset YAML."""
+    path: DataPath | None = None
+    """Folder with shards and `.nv-meta`, here or at msc://PROFILE/PATH; or an Energon metadataset
+    YAML."""
     blend: tuple[BlendEntry, ...] = ()
     """Several datasets with weights, instead of `path`."""
     mock: bool = False

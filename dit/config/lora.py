@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from dit.config.checks import at_least_one, check, given, numbers, positive
 from dit.config.model import Precision
+from dit.local_path import LocalPath
 
 
 class BaseType(StrEnum):
@@ -41,11 +42,11 @@ class LoraConfig:
     """Type of the frozen matrices: float8_e4m3 with a factor for each row; null: unchanged."""
     plus_ratio: float | None = None
     """Learning rate of B divided by that of A; null is 1 (LoRA+, arXiv:2402.12354, advises 16)."""
-    init_from: str | None = None
+    init_from: LocalPath | None = None
     """LoRA file or folder to start from; its ranks and linears override rank and targets."""
     ignore_text_encoder: bool = False
     """Leave out keys of `init_from` that are of text encoders, and count them."""
-    base: str | None = None
+    base: LocalPath | None = None
     """Where the frozen weights are now, if they were moved since the run began."""
 
     def __post_init__(self) -> None:

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any, ClassVar, Self
 
 from dit.config.checks import Rule, at_least_one, check, given, numbers, positive
+from dit.local_path import LocalPath
 
 
 class Precision(StrEnum):
@@ -167,7 +168,7 @@ class ModelConfig:
     """Fuse norms, modulation and rotary positions with torch.compile."""
     fused_kernels: bool = True
     """Fuse the same with our Triton kernels; needs CUDA, Triton and compile=false."""
-    vae_cache_folder: str | None = None
+    vae_cache_folder: LocalPath | None = None
     """Folder of the VAE that decodes pictures; the embedded `pixel` codec needs none."""
 
     @classmethod

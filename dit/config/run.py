@@ -22,6 +22,7 @@ from dit.config.training import (
     TrainConfig,
     ValidationConfig,
 )
+from dit.local_path import LocalPath, StoreAddress
 
 
 class Weights(StrEnum):
@@ -35,11 +36,13 @@ class Weights(StrEnum):
 class CheckpointConfig:
     """When and where checkpoints are saved, and from which checkpoint the run starts."""
 
-    save: str | None = None
+    save: LocalPath | None = None
     """Run folder: checkpoints, logs, metrics and the resolved configuration."""
-    load: str | None = None
-    """Run folder or checkpoint to continue from, if there is one in it; null means `save`."""
-    load_hf: str | None = None
+    load: LocalPath | None = None
+    """Run folder or checkpoint that a new run continues from; null means `save`."""
+    mirror: StoreAddress | None = None
+    """Object store, msc://PROFILE/PATH, that gets a copy of each checkpoint in the background."""
+    load_hf: LocalPath | None = None
     """Diffusers folder, of a transformer or a pipeline, whose weights a new run starts from."""
     load_data_position: bool = True
     """Continue the data where the checkpoint left them; false starts them anew, once (new data)."""
@@ -63,6 +66,11 @@ class CheckpointConfig:
             (
                 not self.also_save_hf or self.save is not None,
                 "also_save_hf=true exports into save, which is null; set checkpoint.save",
+            ),
+            (
+                self.mirror is None or self.save is not None,
+                f"mirror={self.mirror} copies the checkpoints in save, which is null; set"
+                " checkpoint.save",
             ),
             (
                 not self.finetune or (self.load is not None and self.load != self.save),
@@ -93,7 +101,7 @@ class LoggerConfig:
 
     log_interval: int = 10
     """Steps between lines in the terminal, TensorBoard and W&B; metrics.jsonl has every step."""
-    tensorboard_dir: str | None = None
+    tensorboard_dir: LocalPath | None = None
     """Null is `tensorboard` in the run folder."""
     wandb_project: str | None = None
     """Project in W&B; null does not log there."""

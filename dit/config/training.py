@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from dit.config.checks import Rule, at_least_one, check, given, numbers, positive, within
 from dit.config.objective import Sampler
+from dit.local_path import DataPath, LocalPath
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -291,7 +292,7 @@ class ValidationSet:
 
     name: str
     """Name of the dataset in the names of its losses: val_NAME_loss."""
-    path: str
+    path: DataPath
     """Folder with shards and `.nv-meta`, whose `val` split is read."""
 
     def __post_init__(self) -> None:
@@ -313,7 +314,7 @@ class ValidationConfig:
     """Held-out datasets to evaluate in addition; their names are part of their losses' names."""
     at_start: bool = False
     """Evaluate before the first step, too."""
-    prompts_file: str | None = None
+    prompts_file: LocalPath | None = None
     """Prompts to generate each time: one per line, or JSON `{"data": [{"caption": ...}]}`."""
     num_captions: int = 0
     """Held-out samples to generate each time; no caption comes twice before each comes once."""
@@ -335,9 +336,9 @@ class ValidationConfig:
     """Frames per second of a prompt's video."""
     sample_seed: int = 0
     """Seed of the noise of the first sample; the i-th uses sample_seed + i at every validation."""
-    feature_extractor: str | None = None
+    feature_extractor: LocalPath | None = None
     """TorchScript file or Transformers folder: FID, KID and CLIP score of the captions' samples."""
-    t5_cache_dir: str | None = None
+    t5_cache_dir: LocalPath | None = None
     """Hugging Face cache with the text encoder of the prompts; null is the default cache."""
 
     def __post_init__(self) -> None:

@@ -44,13 +44,15 @@ from dit.objectives import (
 )
 from dit.train.checkpoint.adapters import AdapterRun, adapter_run, adapters_of, checked_base
 from dit.train.checkpoint.async_save import Saver
+from dit.train.checkpoint.mirror import Mirror, restored
+from dit.train.checkpoint.paths import starting_point
 from dit.train.checkpoint.resume import (
     close_saver,
+    finish_all,
     finish_save,
     resume,
     run_folder,
     save,
-    starting_point,
 )
 from dit.train.checkpoint.state_dict import load_base
 from dit.train.garbage_collection import collect_after, manual_gc
@@ -172,6 +174,7 @@ def _prepare(
     if replica.reads:
         loader = build_train_loader(config, rank=ranks[0], world_size=ranks[1])
     folder = ends.enter_context(run_folder(config))
+    notes += from_first_rank(lambda: restored(config))
     # Drawing takes minutes for a large model; all ranks must agree on it.
     found = from_first_rank(lambda: starting_point(config))
     adapted = from_first_rank(lambda: adapter_run(config, found, notes.append))
@@ -207,6 +210,7 @@ def _prepare(
         run.saver = Saver(run.folder, config, adapters=adapted)
         if dist.get_rank() == 0:
             run.saver.clear()  # frees space before anything is written
+            run.mirror = Mirror(config) if config.checkpoint.mirror else None
     heartbeat("load of the checkpoint")
     resume(run)
     dist.barrier()  # nothing is written before every rank is ready
@@ -296,14 +300,14 @@ def _train(run: TrainState, logger: RunLogger, stop_signals: StopSignals) -> Exi
             val_loss = losses.get("val_loss_ema", losses.get("val_loss", math.inf))
             save(run, logger, val_loss=val_loss)
         if too_many_skips:
-            finish_save(run, logger)
+            finish_all(run, logger)
             raise _too_many_skips(run, skipped)
         if stop:
-            finish_save(run, logger)
+            finish_all(run, logger)
             logger.info(f"stopped on request; the same command continues: {started_with()}")
             logger.info_cost()
             return ExitCode.STOPPED
-    finish_save(run, logger)
+    finish_all(run, logger)
     logger.info(f"done after step {run.progress.step}")
     logger.info_cost()
     return ExitCode.DONE

@@ -149,9 +149,18 @@ def test_weights_that_are_not_there_or_do_not_fit_are_refused(pretrain, tmp_path
     assert "model.num_layers: 2 in the checkpoint, 3 here" in said
 
 
-def test_a_run_to_continue_that_is_not_there_is_said(pretrain, tmp_path):
-    said = _said(pretrain(tmp_path / "new", f"checkpoint.load={tmp_path}/typo"))
-    assert f"checkpoint.load={tmp_path}/typo holds no checkpoint: starting at step 0" in said
+def test_a_run_to_continue_that_is_not_there_is_refused(pretrain, tmp_path):
+    """Unless it is the run's own folder, where the first checkpoint is still to come."""
+    typo = f"checkpoint.load={tmp_path}/typo"
+    for words in ((typo,), (typo, "--dry-run")):
+        said = pretrain(tmp_path / "new", *words).error()
+        assert f"{typo} holds no checkpoint; give a run folder" in said
+    assert not (tmp_path / "new/metrics.jsonl").exists()
+    own = f"checkpoint.load={tmp_path}/x/../new"
+    (tmp_path / "x").mkdir()
+    _said(pretrain(tmp_path / "new", own, "--dry-run"))
+    assert "continuing" not in _said(pretrain(tmp_path / "new", own))
+    assert "continuing after step 2" in _said(pretrain(tmp_path / "new", typo))  # it has its own
 
 
 def test_with_the_newest_checkpoint_damaged_the_advice_leads_on(pretrain, tmp_path):

@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from omegaconf import OmegaConf
 
 from dit.config import ModelConfig, ObjectiveConfig, Problems, RunConfig
-from dit.config.loading.schema import Schema, hints, is_group, record_type, schema_of
+from dit.config.loading.schema import (
+    Schema,
+    hints,
+    is_group,
+    path_keys,
+    record_type,
+    schema_of,
+)
 from dit.config.loading.settings import (
     Setting,
     escaped,
@@ -31,7 +38,8 @@ from dit.config.loading.settings import (
     shown,
     value_of,
 )
-from dit.config.loading.validate import checked_config, plain, plain_group
+from dit.config.loading.validate import checked_config, plain, plain_group, read_paths
+from dit.local_path import PathError
 from dit.models.family import Family, default_family, families, family_named, family_of_size
 from dit.other_networks import why_not_trained
 
@@ -80,13 +88,15 @@ def load_config(
     config_file: Path | None = None,
     overrides: Sequence[str] = (),
     adapt: Adapt | None = None,
+    saved: bool = False,
 ) -> RunConfig:
     """The recipe's run with the changes of a YAML file, then those of a command line.
 
     `overrides` takes the tokens of a command line: `a.b=c`, `+a.b=c`, `~a.b` (back to the recipe's
     value), `--a.b c`, `--a.b=c`; values are YAML. Keys that only other stacks know are logged as
     warnings that say what replaces them. `adapt` may replace the recipe's network and
-    objective by those of weights to start from, below all that a person has set.
+    objective by those of weights to start from, below all that a person has set. Paths are read by
+    `dit.local_path`, unless the file is a `saved` one, whose paths are those of its run.
 
     Raises:
         ConfigError: with every problem found, each naming key, value, place and remedy.
@@ -101,7 +111,8 @@ def load_config(
     problems += wrong_tokens
     settings += from_tokens
     base, stated = plain(recipe), frozenset[str]()
-    told = None if adapt is None else adapt(recipe, _given(base, settings))
+    given = partial(_given, base, settings, schema_of(recipe))
+    told = None if adapt is None else adapt(recipe, given)
     if told is not None:
         base |= {"model": plain_group(told.model), "objective": plain_group(told.objective)}
         stated = frozenset(f"objective.{key}" for key in told.stated)
@@ -118,10 +129,11 @@ def load_config(
         size: {key: value for key, value in keys.items() if key not in stated}
         for size, keys in family.keys_of_sizes.items()
     }
-    found = _checked(base, settings, sizes, schema)
+    checked = partial(_checked, base, settings, sizes, schema, saved=saved)
+    found = checked()
     if found.problems:
         # Another tool's key may ask for what its own network would not have used, either.
-        without = _checked(base, settings, sizes, schema, where_legal=False)
+        without = checked(where_legal=False)
         found = without if len(without.problems) < len(found.problems) else found
     problems += found.problems
     if problems or found.config is None:
@@ -146,6 +158,7 @@ def _checked(
     sizes: Mapping[str, Mapping[str, Any]],
     schema: Schema,
     *,
+    saved: bool,
     where_legal: bool = True,
 ) -> _Checked:
     """`sizes`: the keys that each `model.name` implies.
@@ -155,6 +168,7 @@ def _checked(
     problems: list[str] = []
     ours, notices = _sort(settings, schema, problems, where_legal=where_legal)
     merged = merge(base, ours, sizes)
+    problems += [] if saved else read_paths(merged, schema)
     config, wrong = checked_config(merged, base, schema)
     said = [notice(config) for notice in notices] if config is not None else []
     return _Checked(
@@ -164,12 +178,29 @@ def _checked(
     )
 
 
-def _given(base: dict[str, Any], settings: list[Setting]) -> Callable[..., Any]:
-    def value(key: str, otherwise: Any = None) -> Any:
-        found = value_of(key, base, settings)
-        return otherwise if found is None else found.value
+def _given(
+    base: dict[str, Any],
+    settings: list[Setting],
+    schema: Schema,
+    key: str,
+    otherwise: Any = None,
+) -> Any:
+    """What a person set a key of a common group to.
 
-    return value
+    Raises:
+        ConfigError: it is a path that cannot be read.
+    """
+    found = value_of(key, base, settings)
+    if found is None:
+        return otherwise
+    group, _, name = key.partition(".")
+    read = path_keys(schema.groups[group]).get(name)
+    if read is None or not isinstance(found.value, str):
+        return found.value
+    try:
+        return read(found.value)
+    except PathError as error:
+        raise ConfigError([f"{key} ({found.origin}): {error}"]) from None
 
 
 def _chosen_family(base: dict[str, Any], settings: list[Setting], problems: list[str]) -> Family:
@@ -357,7 +388,7 @@ def read_config(path: Path) -> RunConfig:
     Raises:
         ConfigError: the file is missing, or another version of this program wrote it.
     """
-    return load_config(default_config(), config_file=path)
+    return load_config(default_config(), config_file=path, saved=True)
 
 
 def default_config() -> RunConfig:

@@ -36,7 +36,8 @@ Every key of a run. In a YAML file it stands below its group; on the command lin
 `python recipes/pretrain_dit.py --help` says the same in the terminal for the family `dit`, and
 `--print-config` shows the values of a run. [Objectives](objectives.md), [launching](launching.md),
 [validation](validation.md), [throughput](throughput.md) and [fine-tuning](fine_tuning.md) say what
-to choose. This page is made from the code:
+to choose. In paths `~/` and `~user/` are expanded, and `null` stands for none. This page is made
+from the code:
 
 ```bash
 python -m dit.config.loading.reference_page conf --output docs/configuration.md

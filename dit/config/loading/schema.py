@@ -8,13 +8,14 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
 from functools import cache
 from itertools import pairwise
 from types import NoneType
-from typing import Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from dit.config import ModelConfig, RunConfig
 from dit.config.inlining import inlined_groups, is_group, key_types, value_of
@@ -35,6 +36,17 @@ def item_type(kind: object, index: int) -> Any:
     if len(items) == 2 and items[1] is Ellipsis:
         return items[0]
     return items[index] if index < len(items) else None
+
+
+@cache
+def path_keys(group: Any) -> dict[str, Callable[[str], str]]:
+    """The keys of a dataclass that are paths, with the function of `dit.local_path` of each."""
+    found = {}
+    for name, kind in get_type_hints(get_origin(group) or group, include_extras=True).items():
+        for part in (kind, *get_args(kind)):
+            if get_origin(part) is Annotated:
+                found.update((name, mark) for mark in part.__metadata__ if callable(mark))
+    return found
 
 
 def record_type(kind: object) -> type | None:

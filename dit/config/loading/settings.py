@@ -15,6 +15,7 @@ meant word for word.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
 from dit.config import Problems
 from dit.config.loading.schema import Schema
@@ -37,6 +38,7 @@ MOST_REFERENCES = 16
 # One interpolation without another inside: a key of this configuration, or a variable of the shell.
 _ALLOWED = re.compile(r"\$\{\s*(?:oc\.env\s*:[^${}]*|[A-Za-z_.][\w.\[\]]*)\s*\}")
 _ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:")
+_NAME = re.compile(r"\$\{(\w+)\}")
 # What stands for `${`: an odd number of backslashes before it, as OmegaConf reads them.
 _ESCAPED = re.compile(r"(?<!\\)(?:\\\\)*\\\$\{")
 
@@ -197,7 +199,8 @@ def merge(
     settings, notices = _with_named_size(base, settings, sizes)
     notices += _from_environment(settings)
     whole = _overlaid(base, settings, problems)
-    for setting in settings:
+    # The last one of a key is in force; those that it replaces are not at fault.
+    for setting in {setting.key: setting for setting in settings}.values():
         _resolve(whole, base, setting, problems)
     tree: Any = OmegaConf.to_container(whole, resolve=True)
     origins = {setting.key: setting.origin for setting in settings}
@@ -360,6 +363,9 @@ def _failure(setting: Setting, error: Exception) -> str:
     why = "refers to itself" if isinstance(error, RecursionError) else str(error).splitlines()[0]
     if setting.value == "???":
         why = "must be given"
+    shell = [name for name in _NAME.findall(str(setting.value)) if name in os.environ]
+    if isinstance(error, InterpolationKeyError) and shell:
+        why += f"; ${{oc.env:{shell[0]}}} is the variable of the shell"
     return f"{setting.key}={shown(setting.value)} ({setting.origin}): {why}"
 
 

@@ -7,13 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dit.local_path import checkpoint_place
+
 Say = Callable[[str], None]
 
 
 def add_export_lora(commands: Any, epilog: str) -> argparse.ArgumentParser:
     about = "A checkpoint of LoRA adapters -> a folder for Diffusers, peft and ComfyUI."
     parser = commands.add_parser("export-lora", help=about, description=about, epilog=epilog)
-    _add_folder(parser, "--megatron-path", "Run folder, checkpoint folder, or LATEST file.")
+    add_checkpoint(parser)
     _add_folder(parser, "--hf-path", "Folder to write; must not exist.")
     parser.add_argument(
         "--weights",
@@ -43,6 +45,18 @@ def add_import_lora(commands: Any, epilog: str) -> argparse.ArgumentParser:
         help="Leave out keys of text encoders, and count them.",
     )
     return parser
+
+
+def add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    """The option for a checkpoint that is read."""
+    parser.add_argument(
+        "--megatron-path",
+        type=checkpoint_place,
+        required=True,
+        metavar="DIR",
+        help="Run folder, checkpoint folder, or LATEST file of a run; or msc://PROFILE/PATH of its"
+        " checkpoint.mirror.",
+    )
 
 
 def _add_folder(parser: argparse.ArgumentParser, name: str, text: str) -> None:

@@ -28,16 +28,15 @@ def scaled_file(text: str, *, option: str) -> ScaledFile:
     Raises:
         ValueError: the scale is no finite number.
     """
-    if Path(text).exists():
-        return ScaledFile(Path(text), 1.0)
-    place, colon, scale = text.rpartition(":")
-    if not colon:
-        return ScaledFile(Path(text), 1.0)
-    if not re.fullmatch(r"-?(\d+\.?\d*|\.\d+)(e-?\d+)?", scale):
-        raise ValueError(
-            f"{option} {text}: {scale!r} is no number; write FILE:SCALE, such as {place}:0.8"
-        )
-    return ScaledFile(Path(place), float(scale))
+    place, _, scale = text.rpartition(":")
+    if place and not Path(text).exists():
+        if re.fullmatch(r"-?(\d+\.?\d*|\.\d+)(e-?\d+)?", scale):
+            return ScaledFile(Path(place), float(scale))
+        if Path(place).exists():
+            raise ValueError(
+                f"{option} {text}: {scale!r} is no number; write FILE:SCALE, such as {place}:0.8"
+            )
+    return ScaledFile(Path(text), 1.0)
 
 
 def add_adapters(

@@ -3,7 +3,7 @@
 1. run_folder     the folder is made and locked
 2. resume         the run continues from a checkpoint, starts from its weights, or starts at step 0
 3. save           a checkpoint is begun
-   finish_save    its files are complete, and exported where configured
+   finish_save    its files are complete, and exported and copied where configured
 4. next_commands  what can be done with a finished run: generate, report, export
 """
 
@@ -26,7 +26,7 @@ from dit.config import EmaKind, RunConfig, Weights
 from dit.config.loading import changes
 from dit.data import DataError, LoaderLayout, PackLoader, places_of
 from dit.data.datasets import META
-from dit.distributed.collective_errors import on_all_ranks
+from dit.distributed.collective_errors import on_all_ranks, on_first_rank
 from dit.distributed.watchdog import heartbeat
 from dit.models.family import family_of
 from dit.objectives import REGISTRY
@@ -95,19 +95,8 @@ def _lock(folder: Path, held: ExitStack) -> str:
     return ""
 
 
-def starting_point(config: RunConfig) -> Path | None:
-    """The checkpoint that `resume` takes weights from; None where the run draws its own.
-
-    Raises:
-        CheckpointError: there is one, of which no checkpoint can be told.
-    """
-    places = (config.checkpoint.save, config.checkpoint.load)
-    found = (find_checkpoint(Path(place)) for place in places if place)
-    return next((path for path in found if path is not None), None)
-
-
 def resume(run: TrainState) -> None:
-    """Continues from a checkpoint in checkpoint.save, else from one in checkpoint.load.
+    """Continues from the `starting_point`: in checkpoint.save, else in checkpoint.load.
 
     With checkpoint.finetune, a run without a checkpoint of its own starts from the weights of the
     latter; with checkpoint.load_hf, from those that the model has been filled with. Frozen weights
@@ -131,13 +120,6 @@ def resume(run: TrainState) -> None:
                 )
         else:
             _continue_from(run, other, own=False)
-    elif c.finetune:
-        raise CheckpointError(
-            f"checkpoint.finetune=true, and checkpoint.load={c.load} holds no checkpoint; give a"
-            " run folder or a checkpoints/step_... folder"
-        )
-    elif c.load:
-        run.notes.append(f"checkpoint.load={c.load} holds no checkpoint: starting at step 0")
     elif run.start is not None:
         run.notes += run.start.notes
         if run.model.adapters is None:  # else `lora.json` has it
@@ -296,6 +278,23 @@ def finish_save(run: TrainState, logger: RunLogger) -> None:
             heartbeat("export of a checkpoint")
             place = run.export(saved.path)
             logger.info(f"exported to {place} in {time.perf_counter() - began:.1f} s")
+    if run.mirror is not None:
+        if saved is not None:
+            run.mirror.start()
+        for line in run.mirror.lines():
+            logger.info(line)
+
+
+def finish_all(run: TrainState, logger: RunLogger) -> None:
+    """`finish_save`, and waits until the mirror has what was saved; all ranks call it."""
+    finish_save(run, logger)
+    if run.config.checkpoint.mirror is None:
+        return
+    logger.info(f"waiting until {run.config.checkpoint.mirror} has all checkpoints")
+    # Less than the watchdog's, which would end the run.
+    patience_s = 0.9 * 60 * run.config.dist.distributed_timeout_minutes
+    on_first_rank(lambda: run.mirror and run.mirror.finish(patience_s=patience_s))
+    finish_save(run, logger)
 
 
 def close_saver(run: TrainState, logger: RunLogger) -> None:

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.module import MegatronModule
@@ -43,6 +42,7 @@ from dit.models.lora.adapter import is_adapter
 from dit.models.lora.targets import attach_adapters
 from dit.models.parameter_groups import NOTHING_FROZEN, FrozenWeights, frozen_weights
 from dit.train.checkpoint.adapters import FrozenBase, adapters_of, diffusers_weights, found_base
+from dit.train.checkpoint.distcp import load, tensor_names
 from dit.train.checkpoint.exchange import WEIGHT, StateExchange
 from dit.train.checkpoint.paths import (
     CheckpointError,
@@ -281,7 +281,7 @@ def _stored_names(path: Path) -> list[str]:
         CheckpointError: its index is damaged.
     """
     try:
-        return list(dist_checkpointing.load_tensors_metadata(str(path)))
+        return tensor_names(path)
     except Exception as error:
         raise damaged(path, error) from error
 
@@ -294,7 +294,7 @@ def _read(state: dict[str, Any], path: Path) -> Any:
     """
     _stored_names(path)  # raises at a damaged index, for which torch would print tracebacks
     try:
-        return dist_checkpointing.load(state, str(path))
+        return load(state, path)
     except CheckpointException as error:
         raise damaged(path, _first_cause(error)) from error
     except Exception as error:

@@ -328,6 +328,9 @@ def publish_shards(workspace: Path) -> None:
     publish_photos(workspace / "photos", captions=False)
     packing = ("python", "-m", "data_prep", "image", "--image_dir", "photos")
     run(shlex.join([*packing, "--output_dir", "data/photos", "--processor", "pixel"]), workspace)
+    provider = {"type": "file", "options": {"base_path": str(workspace / "store")}}
+    profiles = {"profiles": {"store": {"storage_provider": provider}}}
+    (workspace / "msc.yaml").write_text(json.dumps(profiles))
 
 
 def publish_photos(photos: Path, *, captions: bool) -> None:
