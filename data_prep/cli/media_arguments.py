@@ -163,9 +163,6 @@ def add_pictures(parser: ArgumentParser) -> None:
         default=True,
         help="Crop media to a bucket, or (no) stretch them to it. (default: crop)",
     )
-    group.add_argument(
-        "--no_center_crop", dest="center_crop", action="store_false", help=argparse.SUPPRESS
-    )
 
 
 def add_frames(parser: ArgumentParser) -> None:

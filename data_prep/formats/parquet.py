@@ -43,6 +43,8 @@ _NAMES = {
     "pooled_text": "pooled_text_embedding",
     "text_2": "text_embedding_2",
 }
+HELD = {*_NAMES, "condition_latent"}
+"""Tensors of a sample that a row has columns for."""
 _TYPES = ("float16", "float32", "float64")
 _MOST_AXES = 8
 
@@ -97,7 +99,7 @@ def _row(record: CachedSample, whitening: Whitening | None) -> dict[str, Any]:
         "duration_sec": about["num_frames"] / fps if fps else 0.0,
         "fps": float(fps),
     }
-    tensors = dict(record.tensors)
+    tensors = {name: tensor for name, tensor in record.tensors.items() if name in HELD}
     if whitening is not None:
         tensors["latent"] = whitening.undo(tensors["latent"])
     if "condition_latent" in tensors:

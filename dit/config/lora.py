@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from dit.config.checks import at_least_one, check, given, numbers, positive
 from dit.config.model import Precision
-from dit.config.resume import Live, Refused
+from dit.config.resume import AtStart, Live, Refused
 from dit.local_path import LocalPath
 
 
@@ -45,6 +45,8 @@ class LoraConfig:
     """Learning rate of B divided by that of A; null is 1 (LoRA+, arXiv:2402.12354, advises 16)."""
     init_from: Refused[LocalPath | None] = None
     """LoRA file or folder to start from; its ranks and linears override rank and targets."""
+    ignore_text_encoder: AtStart[bool] = False
+    """Leave out keys of `init_from` that are of text encoders, and count them."""
     base: Live[LocalPath | None] = None
     """Where the frozen weights are now, if they were moved since the run began."""
 

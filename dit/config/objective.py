@@ -54,6 +54,14 @@ class SamplingLevels(StrEnum):
     UNIPC = "unipc"
 
 
+class LevelSpacing(StrEnum):
+    """Levels between the first and the last one of a sampler, as `use_..._sigmas` of Diffusers."""
+
+    KARRAS = "karras"  # arXiv:2206.00364, Eq. 5, with rho = 7 and t for sigma
+    EXPONENTIAL = "exponential"  # even in ln t
+    BETA = "beta"  # quantiles of a beta distribution, arXiv:2407.12173: more at both ends
+
+
 class TimeShift(StrEnum):
     """Shift by the number of tokens of the target, as Diffusers' pipelines have it."""
 
@@ -153,6 +161,8 @@ class FlowConfig:
     """Flow: the timestep input of the network is timestep_scale * t."""
     sampling_levels: Live[SamplingLevels] = SamplingLevels.LINEAR
     """Flow: levels of samplers: linear, even (FLUX), unipc (Wan), karras, karras_to_sigma_min."""
+    level_spacing: Live[LevelSpacing | None] = None
+    """Flow: respaces even sampling levels: karras, exponential, beta; null does not."""
     shift_terminal: Live[float | None] = None
     """Flow: stretches sampling levels so that the last one above 0 is this; null does not."""
     weighting: Live[Weighting] = Weighting.NONE
@@ -245,6 +255,11 @@ class FlowConfig:
                 f"shift_terminal={last} needs sampling_levels=linear or even, and not"
                 f" {self.sampling_levels}; set it to null",
             ),
+            (
+                self.level_spacing is None or self.steps_evenly,
+                f"level_spacing={self.level_spacing} respaces sampling_levels=linear or even, and"
+                f" not {self.sampling_levels}; set it to null",
+            ),
         ]
 
     @property
@@ -262,6 +277,8 @@ class FlowConfig:
     def summary(self) -> str:
         """The most important options in one line."""
         text = f"t {self.density}, shift {self._shift_in_words}, weight {self.weighting}"
+        if self.level_spacing is not None:
+            text += f", {self.level_spacing} levels of samplers"
         if self.level_range is None:
             return text
         return f"{text}, levels {self.level_range[0]:g} to {self.level_range[1]:g}"

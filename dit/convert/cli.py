@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dit.command_line import PathParser
+from dit.command_line import OptionParser
 from dit.config import TextPadding
 from dit.console import Console
 from dit.convert.adapters.commands import (
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def convert_parser() -> argparse.ArgumentParser:
-    parser = PathParser(
+    parser = OptionParser(
         prog="python -m dit.convert",
         description="Converts checkpoints to and from Hugging Face Diffusers.",
         epilog=EXIT_CODES,
@@ -122,7 +122,6 @@ def _add_export(commands: Any) -> None:
         help="Type of all tensors. (default: the stored type of each; averages are fp32)",
     )
     parser.add_argument(
-        "--max_shard_size",
         "--max-shard-size",
         type=_bytes,
         default="5GB",

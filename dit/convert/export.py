@@ -16,7 +16,14 @@ from dit.config import RunConfig, Weights
 from dit.convert.adapters.export import export_lora
 from dit.convert.adapters.merged import MergedWeights, open_merged
 from dit.convert.atomic_folder import new_folder, split_work
-from dit.convert.cards import NetworkCard, RunFacts, write_card
+from dit.convert.cards import (
+    DATA_CARD,
+    HUB,
+    NetworkCard,
+    PictureCode,
+    RunFacts,
+    write_card,
+)
 from dit.convert.diffusers_checkpoint import (
     CONFIG,
     INDEX,
@@ -253,12 +260,22 @@ def _describe(folder: Path, config: RunConfig, plan: FilePlan, options: ExportOp
 def _write_card(
     folder: Path, config: RunConfig, weights: Weights, checkpoint: Path, options: ExportOptions
 ) -> None:
-    facts = RunFacts.of(checkpoint, config)
+    facts, about = RunFacts.of(checkpoint, config), saved_card(checkpoint) or {}
+    hub = str(about.get("processor", {}).get("model_name", ""))
+    code = PictureCode(
+        config=config,
+        card=about,
+        prompt=facts.prompt,
+        base=hub if HUB.fullmatch(hub) and not Path(hub).exists() else "BASE",
+        whole=options.pipeline_from is not None,
+    )
+    if code.loops:
+        (folder / DATA_CARD).write_bytes(code.data_card())
     card = NetworkCard(
         network=diffusers_form(config.model).class_name,
         weights=weights,
         numbers=parameter_count(config.model),
-        pipeline=options.pipeline_from is not None,
+        code=code.text,
         run=facts,
     )
     write_card(folder, card.text(), facts)

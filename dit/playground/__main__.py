@@ -19,6 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from dit.sampling.open_checkpoint import LoadOptions
 
     names = ("t5_cache_dir", "tokenizer_cache_dir", "tokenizer_model", "precision")
+    names += ("ignore_text_encoder",)
     options = LoadOptions(lora=args.lora, **{name: getattr(args, name) for name in names})
     places = [args.checkpoint, *args.compare]
     # Before the checkpoints, which take minutes to open: a port that is taken is said at once.
@@ -46,6 +47,7 @@ def _parser() -> Parser:
     add_path(
         "--lora", action="append", default=[], help="LoRA, FILE or FILE:SCALE, to compare with none"
     )
+    add("--ignore_text_encoder", action="store_true", help="leave out a LoRA's text encoder keys")
     add("--weights", choices=("ema", "model"), default="ema", help="averaged or last weights")
     add("--host", default="127.0.0.1", help="address; by default only this machine reaches it")
     add("--port", type=int, default=8470, help="0 takes any free port (%(default)s)")

@@ -36,6 +36,7 @@ class LoadOptions:
     checkpoint_path_low: str | None = None  # of the expert of low noise levels
     lora: Sequence[str] = ()  # adapters, as FILE or FILE:SCALE
     lora_low: Sequence[str] = ()  # those of the expert of low noise levels
+    ignore_text_encoder: bool = False  # whether keys of text encoders in those files are left out
     offload_experts: bool = False  # whether the expert not in use is in host memory
     precision: str | None = None  # of the matrix products; None is the precision of the training
     t5_cache_dir: str | None = None
@@ -146,11 +147,11 @@ def _load_experts(
 
     averaged = weights == "ema"
     if low is None:
-        return _load(*high, averaged=averaged, lora=options.lora)
-    below = _load(*low, averaged=averaged, lora=options.lora_low)
+        return _load(*high, averaged=averaged, lora=options.lora, options=options)
+    below = _load(*low, averaged=averaged, lora=options.lora_low, options=options)
     if options.offload_experts:  # before the other comes to the device
         below.to("cpu")
-    above = _load(*high, averaged=averaged, lora=options.lora)
+    above = _load(*high, averaged=averaged, lora=options.lora, options=options)
     return TwoExperts(above, below, boundary=boundary, offload=options.offload_experts)
 
 
@@ -256,7 +257,7 @@ def open_decoder(
 
 
 def _load(
-    path: Path, config: RunConfig, *, averaged: bool, lora: Sequence[str] = ()
+    path: Path, config: RunConfig, *, averaged: bool, lora: Sequence[str], options: LoadOptions
 ) -> FullForward:
     from dit.distributed.model_parallel import FullForward
     from dit.distributed.process_groups import device, process_groups, start_processes
@@ -269,5 +270,6 @@ def _load(
     groups = process_groups()
     model = network(config.model, groups).to(device())
     load_network(path, model, groups, averaged=averaged)
-    add_adapters(model, lora, option="--lora")
+    ignored = say_notice if options.ignore_text_encoder else None
+    add_adapters(model, lora, option="--lora", without_text_encoder=ignored)
     return FullForward([model]).eval()

@@ -185,7 +185,7 @@ def _prepare(
     notes += from_first_rank(lambda: restored(config))
     # Drawing takes minutes for a large model; all ranks must agree on it.
     found = from_first_rank(lambda: starting_point(config))
-    adapted = from_first_rank(lambda: adapter_run(config, found))
+    adapted = from_first_rank(lambda: adapter_run(config, found, notes.append))
     if adapted is not None:
         adapted = replace(adapted, base=checked_base(adapted.base, config))
     fill = fill or _first_values(config, found, adapted, start)

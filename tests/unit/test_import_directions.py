@@ -71,7 +71,7 @@ ALLOWED = {
     | {"dit.models", "dit.models.layer_spec", "dit.config.loading", "dit.distributed.device_specs"},
     "dit.train": STEP,
     "dit.sampling": STEP | {"dit.codecs", "dit.train"},
-    "dit.convert.cards": BASE | {"dit.train"},
+    "dit.convert.cards": BASE | {"dit.codecs", "dit.models", "dit.objectives", "dit.train"},
     "dit.convert.lora": BASE | {"dit.models", "dit.models.lora"},
     "dit.convert": STEP | {"dit.sampling", "dit.train", "dit.convert.lora", "dit.convert.cards"},
     "dit.playground": STEP | {"dit.local_server", "dit.codecs", "dit.sampling", "dit.train"},
@@ -79,7 +79,7 @@ ALLOWED = {
     "dit.report": GROUND | {"dit.local_server", "dit.config", "dit.config.loading", "dit.models"},
     "data_prep": GROUND | {"dit.codecs"},
     "recipes": STEP
-    | {"dit.convert", "dit.layout_check", "dit.planner", "dit.sampling", "dit.train"},
+    | {"dit.codecs", "dit.convert", "dit.layout_check", "dit.planner", "dit.sampling", "dit.train"},
 }
 # Nothing that asks which process this is, or that needs a group of them.
 PURE = {

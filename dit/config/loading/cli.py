@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import NoReturn
 
-from dit.command_line import PathParser
+from dit.command_line import OptionParser
 from dit.config import RunConfig
 from dit.config.loading.load import NO_GUESS, Adapt, ConfigError, load_config
 from dit.config.loading.schema import Schema, schema_of
@@ -47,7 +47,7 @@ class Arguments:
     print_config: bool  # print the resolved configuration, stop
 
 
-class _Parser(PathParser):
+class _Parser(OptionParser):
     """Says what is wrong as every other problem of a configuration is said."""
 
     def error(self, message: str) -> NoReturn:
@@ -108,7 +108,7 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     overrides: list[str] = []
     waiting = list(argv)
     while waiting:
-        token = waiting.pop(0)
+        token = _spelled(waiting.pop(0))
         name, equals, _ = token.partition("=")
         has_value = bool(waiting) and not equals and not waiting[0].startswith("--")
         if name.startswith("--") and "." in name:
@@ -124,6 +124,17 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
         else:
             flags.append(token)
     return flags, overrides
+
+
+def _spelled(token: str) -> str:
+    """A token whose flag is spelled as here or by another tool: dashes are underscores."""
+    name, equals, value = token.partition("=")
+    if not name.startswith("--") or "." in name:
+        return token
+    ours, theirs = (f"--{name[2:].replace(*pair)}" for pair in (("_", "-"), ("-", "_")))
+    if ours in (*_WITH_VALUE, *_SWITCHES):
+        return ours + equals + value
+    return theirs + equals + value if _is_foreign_flag(theirs) else token
 
 
 def _is_foreign_flag(name: str) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omegaconf import OmegaConf
 
@@ -54,8 +54,18 @@ NO_GUESS = (
 
 logger = logging.getLogger(__name__)
 
-ForWeights = tuple[ModelConfig, ObjectiveConfig]
-"""The network of weights that a run starts from, and what they were trained for."""
+
+class ForWeights(NamedTuple):
+    """The network of weights that a run starts from, and what they were trained for."""
+
+    model: ModelConfig
+    objective: ObjectiveConfig
+    stated: frozenset[str]
+    """Keys of `objective` that lie beside the weights, so that no `model.name` implies them."""
+    place: str
+    """Where the weights are, in words."""
+
+
 Notice = Callable[[RunConfig], str]
 """A line for the log about a key, once the run is known."""
 Adapt = Callable[[RunConfig, Callable[..., Any]], ForWeights | None]
@@ -100,18 +110,26 @@ def load_config(
     from_tokens, wrong_tokens = read_tokens(overrides)
     problems += wrong_tokens
     settings += from_tokens
-    base = plain(recipe)
+    base, stated = plain(recipe), frozenset[str]()
     given = partial(_given, base, settings, schema_of(recipe))
-    if adapt is not None and (found := adapt(recipe, given)) is not None:
-        base |= {"model": plain_group(found[0]), "objective": plain_group(found[1])}
+    told = None if adapt is None else adapt(recipe, given)
+    if told is not None:
+        base |= {"model": plain_group(told.model), "objective": plain_group(told.objective)}
+        stated = frozenset(f"objective.{key}" for key in told.stated)
     family = _chosen_family(base, settings, problems)
+    if told is not None and family.name != told.model.family:
+        raise ConfigError([*problems, _of_another_family(told, family, base, settings)])
     schema = Schema(family.config)
     if family.name != base["model"]["family"]:
         base["model"] = plain_group(family.default())
         base["objective"] |= family.objective.settings
         if value_of("model.name", base, settings) is None:
             base["objective"] |= family.objective.of_size.get(family.default().name, {})
-    checked = partial(_checked, base, settings, family, schema, saved=saved)
+    sizes = {
+        size: {key: value for key, value in keys.items() if key not in stated}
+        for size, keys in family.keys_of_sizes.items()
+    }
+    checked = partial(_checked, base, settings, sizes, schema, saved=saved)
     found = checked()
     if found.problems:
         # Another tool's key may ask for what its own network would not have used, either.
@@ -137,16 +155,19 @@ class _Checked:
 def _checked(
     base: dict[str, Any],
     settings: list[Setting],
-    family: Family,
+    sizes: Mapping[str, Mapping[str, Any]],
     schema: Schema,
     *,
     saved: bool,
     where_legal: bool = True,
 ) -> _Checked:
-    """`where_legal`: whether to use the keys of other tools that not all networks take."""
+    """`sizes`: the keys that each `model.name` implies.
+
+    `where_legal`: whether to use the keys of other tools that not all networks take.
+    """
     problems: list[str] = []
     ours, notices = _sort(settings, schema, problems, where_legal=where_legal)
-    merged = merge(base, ours, family.keys_of_sizes)
+    merged = merge(base, ours, sizes)
     problems += [] if saved else read_paths(merged, schema)
     config, wrong = checked_config(merged, base, schema)
     said = [notice(config) for notice in notices] if config is not None else []
@@ -207,6 +228,19 @@ def _chosen_family(base: dict[str, Any], settings: list[Setting], problems: list
             f"model.name={size.value} ({size.origin}) is a size of family {other.name}, and"
             f" model.family={family.name} ({named.origin}); leave one of them out",
         ]
+    )
+
+
+def _of_another_family(
+    told: ForWeights, family: Family, base: dict[str, Any], settings: list[Setting]
+) -> str:
+    """That a person asks for another family than that of the weights."""
+    keys = (value_of(key, base, settings) for key in ("model.family", "model.name"))
+    named = ", ".join(f"{one.key}={one.value} ({one.origin})" for one in keys if one is not None)
+    return (
+        f"{named}: of family {family.name}, and {told.place} holds weights of"
+        f" model.family={told.model.family}; leave these keys out, take a file of conf/ for"
+        f" {told.model.family}, or other weights"
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dit.command_line import PathParser
+from dit.command_line import OptionParser
 from dit.config import ModelConfig
 from dit.config.inlining import value_of
 from dit.config.loading.load import default_config
@@ -126,7 +126,7 @@ def _row(group: Any, name: str, key: str, default: str, files: Files) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line."""
-    parser = PathParser(description="Writes every key of a run as a page.")
+    parser = OptionParser(description="Writes every key of a run as a page.")
     parser.add_argument("folder", type=Path, help="folder of YAML files that set them")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="Markdown")
     wanted = parser.parse_args(argv)

@@ -178,8 +178,10 @@ def expected(kind: Any) -> str:
 def _expected_list(items: tuple[Any, ...]) -> str:
     if items[-1] is not Ellipsis:
         return f"a list of {len(items)} values, each {expected(items[0])}"
-    fields_of_item = ", ".join(hints(items[0])) if is_group(items[0]) else expected(items[0])
-    return f"a list of {{{fields_of_item}}}"
+    several = {int: "integers", float: "numbers", str: "texts"}
+    if is_group(items[0]):
+        return f"a list of {{{', '.join(hints(items[0]))}}}"
+    return f"a list of {several.get(items[0]) or f'values, each {expected(items[0])}'}"
 
 
 @cache

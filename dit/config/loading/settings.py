@@ -20,6 +20,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +64,13 @@ class Setting:
 def read_file(path: Path) -> list[Setting]:
     """Settings of a YAML file, or of diffusion-pipe's TOML, in its order.
 
-    Top-level keys that begin with `x-` hold anchors for other lines, and are no settings.
+    Top-level keys that begin with `x-` hold anchors for other lines, and are no settings. A file
+    such as conf/dit_xl_image.yaml that is not here is that of the installed package.
 
     Raises:
         Problems: the file is missing, is no YAML, or is no mapping of keys to values.
     """
+    path = path if path.exists() else _bundled(path)
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
@@ -88,6 +91,15 @@ def read_file(path: Path) -> list[Setting]:
         Setting(key=key, value=value, origin=lines.get(key, str(path)), level=Level.FILE)
         for key, value in _flatten(values)
     ]
+
+
+def _bundled(path: Path) -> Path:
+    """The file of this name beside the installed recipes; the path as it is where there is none."""
+    recipes = find_spec("recipes")
+    if recipes is None or recipes.origin is None:
+        return path
+    found = Path(recipes.origin).parent / path
+    return found if found.is_file() else path
 
 
 def _flatten(values: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -160,8 +172,8 @@ def _typed(key: str, value: Any = None, *, remove: bool = False) -> Setting:
 
 
 def _normal(key: str) -> str:
-    """`a[0].b` as `a.0.b`, without surrounding blanks."""
-    return re.sub(r"\[(\d+)\]", r".\1", key.strip())
+    """`a[0].b` as `a.0.b`, `a-b` as `a_b`, without surrounding blanks."""
+    return re.sub(r"\[(\d+)\]", r".\1", key.strip().replace("-", "_"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

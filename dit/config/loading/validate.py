@@ -30,6 +30,7 @@ from dit.config.loading.schema import (
     expected,
     hints,
     is_group,
+    item_type,
     path_keys,
     record_type,
 )
@@ -219,12 +220,20 @@ def _hint(value: object, kind: Any) -> str:
         return f"; write {int(value)}"
     if expected(kind).startswith("text") and isinstance(value, bool | int | float):
         return "; put it in quotes, on a command line as key='\"...\"'"
+    if isinstance(value, str | int | float) and _is_list(kind):
+        return f"; write [{value}]"
     if str(value).lower() == "none" and expected(kind).endswith("null"):
         return "; write null"
     if isinstance(kind, type) and issubclass(kind, Enum):
         likely = get_close_matches(str(value).lower(), [str(one.value) for one in kind], n=1)
         return f"; did you mean {likely[0]}?" if likely else ""
     return ""
+
+
+def _is_list(kind: Any) -> bool:
+    """Whether a list of any number of simple values is expected, or null."""
+    item = item_type(kind, 10_000)  # a list of fixed length has none
+    return item is not None and not is_group(item)
 
 
 def _contradiction(place: Place, text: str, origins: dict[str, str], schema: Schema) -> str:

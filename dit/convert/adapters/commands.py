@@ -39,6 +39,11 @@ def add_import_lora(commands: Any, epilog: str) -> argparse.ArgumentParser:
     _add_folder(parser, "--hf-path", "Folder or safetensors file of Diffusers, peft or ComfyUI.")
     _add_folder(parser, "--base-path", "Diffusers folder or checkpoint of the base model.")
     _add_folder(parser, "--megatron-path", "Checkpoint to write; must not exist.")
+    parser.add_argument(
+        "--ignore-text-encoder",
+        action="store_true",
+        help="Leave out keys of text encoders, and count them.",
+    )
     return parser
 
 
@@ -84,7 +89,12 @@ def run_export_lora(args: argparse.Namespace, say: Say) -> int:
 def run_import_lora(args: argparse.Namespace, say: Say) -> int:
     from dit.convert.adapters.import_ import import_lora
 
-    done = import_lora(args.hf_path, args.base_path, args.megatron_path)
+    done = import_lora(
+        args.hf_path,
+        args.base_path,
+        args.megatron_path,
+        without_text_encoder=say if args.ignore_text_encoder else None,
+    )
     ranks = ", ".join(map(str, done.ranks))
     say(f"adapters of {done.modules} linears, of rank {ranks}, are in {done.path}")
     say(

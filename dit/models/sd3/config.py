@@ -112,11 +112,6 @@ class Sd3Config(ModelConfig):
                 f"hidden_size={self.hidden_size} does not divide by 4, and the table of positions"
                 " has sines and cosines of rows and of columns",
             ),
-            (
-                self.qk_norm or not self.dual_attention_layers,
-                f"dual_attention_layers={self.dual_attention_layers} need qk_norm=true: without,"
-                " softmax does not see the bias of their keys, which no gradient would hold",
-            ),
         ]
 
     @property

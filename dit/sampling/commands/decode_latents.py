@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dit.command_line import PathParser
+from dit.command_line import OptionParser
 from dit.drawing import Undrawn, drawing
 from dit.local_path import local_text
 from dit.parsing import cause, parse_json
@@ -36,7 +36,7 @@ _NEEDED = ("prompt", "seed")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = PathParser(description=__doc__, formatter_class=_AsWritten)
+    parser = OptionParser(description=__doc__, formatter_class=_AsWritten)
     add = parser.add_argument
     add("--latents", type=Path, required=True, help=f"folder with {LISTING} and {CARD}")
     add("--output_dir", type=Path, required=True, help="folder for the pictures")

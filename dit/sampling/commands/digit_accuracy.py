@@ -22,7 +22,7 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from dit.command_line import PathParser
+from dit.command_line import OptionParser
 from dit.config import Sampler
 from dit.console import Console
 from dit.local_path import checkpoint_place, is_address, local_text
@@ -125,7 +125,7 @@ def score_table(result: Score) -> Table:
 
 
 def digits_parser() -> argparse.ArgumentParser:
-    parser = PathParser(description="Generates digits; counts those that are read as asked.")
+    parser = OptionParser(description="Generates digits; counts those that are read as asked.")
     parser.add_argument(
         "--checkpoint_path", type=checkpoint_place, required=True, help="run folder or checkpoint"
     )

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dit.codecs.reference_fit import ReferenceFit
+from dit.command_line import OptionParser
 from dit.config import Sampler
 from dit.distributed.entry import Parser
 from dit.local_path import checkpoint_place, local_text
@@ -291,6 +292,11 @@ def _add_how(parser: Parser) -> None:
         metavar="FILE[:SCALE]",
         help="The same for --checkpoint_path_low.",
     )
+    add(
+        "--ignore_text_encoder",
+        action="store_true",
+        help="Leave out the keys of text encoders in files of --lora, and count them.",
+    )
     add("--offload_experts", action="store_true", help="Keep the idle expert in host memory.")
     add(
         "--precision",
@@ -338,7 +344,7 @@ def _add_where(parser: Parser) -> None:
     )
 
 
-def with_file(argv: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
+def with_file(argv: Sequence[str], parser: OptionParser) -> list[str]:
     """The arguments of the file that `--config` names, then those of the command line.
 
     Raises:
@@ -346,7 +352,7 @@ def with_file(argv: Sequence[str], parser: argparse.ArgumentParser) -> list[str]
     """
     first = Parser(add_help=False, allow_abbrev=False)
     first.add_argument("--config", type=Path)
-    known, rest = first.parse_known_args([_in_our_words(token) for token in argv])
+    known, rest = first.parse_known_args([parser.spelled(_in_our_words(one)) for one in argv])
     if known.config is None:
         return rest
     typed = {token.partition("=")[0] for token in rest}
