@@ -22,9 +22,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from rich.console import Console
 
+from dit.command_line import OptionParser
 from dit.config import Sampler
+from dit.console import Console
+from dit.local_path import checkpoint_place, is_address, local_text
 from dit.sampling.commands.digit_accuracy import generation_options, report_folder
 from dit.sampling.commands.options import MOST_SAMPLES, check_count, check_seed
 
@@ -154,12 +156,12 @@ def score(made: Sequence[np.ndarray], captions: Sequence[str], pictures: Picture
 
 
 def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(
+    found = OptionParser(
         description="Generates pictures for captions of the training data, and says how often the"
         " right picture is the nearest one of all, and how clean the pictures are."
     )
     add = found.add_argument
-    add("--checkpoint_path", required=True, help="run folder or checkpoint")
+    add("--checkpoint_path", type=checkpoint_place, required=True, help="run folder or checkpoint")
     add("--dataset_path", type=Path, help="the data that it was trained on (default: the run's)")
     add("--count", type=int, default=100, help="pictures to generate (%(default)s)")
     add("--seed", type=int, default=0, help="of the choice, and of the noise of the first picture")
@@ -167,7 +169,14 @@ def parser() -> argparse.ArgumentParser:
     add("--guidance", type=float, help="as for generate_dit.py, and with the same default")
     add("--sampler", choices=[str(one) for one in Sampler], help="as for generate_dit.py")
     add("--weights", choices=("ema", "model"), default="ema")
-    add("--lora", action="append", default=[], metavar="FILE[:SCALE]", help="adapters")
+    add(
+        "--lora",
+        type=local_text,
+        action="append",
+        default=[],
+        metavar="FILE[:SCALE]",
+        help="adapters",
+    )
     add("--output_dir", type=Path, help="folder for evaluation.json, pairs.png (default: the run)")
     add("--min_first", type=float, default=0.0, help="exit code 1 below this part (%(default)s)")
     add("--min_ten", type=float, default=0.0, help="the same for the ten nearest (%(default)s)")
@@ -180,6 +189,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     check_count("count", args.count, most=MOST_SAMPLES)
     check_seed(args.seed, count=args.count)
+    if is_address(args.checkpoint_path) and args.output_dir is None:
+        raise ValueError(f"--checkpoint_path {args.checkpoint_path}: give --output_dir, too")
     options = generation_options(args)
     # Imported late: --help and a wrong option answer at once.
     from dit.sampling.commands.generate_media import generate_opened, shown_progress
@@ -217,7 +228,7 @@ def conclude(
     """Prints the result, writes evaluation.json and a picture, and returns the exit code."""
     from dit.sampling.grid import beside, draw_grid
 
-    console, folder = Console(soft_wrap=True, highlight=False), report_folder(args)
+    console, folder = Console(), report_folder(args)
     result = score(made, captions, pictures)
     settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
     report = asdict(result) | {"settings": settings | {"guidance": guidance}}
@@ -226,8 +237,8 @@ def conclude(
     shown = [beside(pictures.pixels[right_one(one, c, pictures)[0]], one) for c, one in pairs]
     draw_grid(shown, [caption for caption, _ in pairs], folder / "pairs.png")
     for line in lines(result, guidance=guidance):
-        console.print(line, markup=False)
-    console.print(f"written: {folder / 'evaluation.json'} and pairs.png", markup=False)
+        console.print(line)
+    console.print(f"written: {folder / 'evaluation.json'} and pairs.png")
     return int(
         result.first < args.min_first
         or result.ten < args.min_ten
