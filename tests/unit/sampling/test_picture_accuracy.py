@@ -26,7 +26,7 @@ def test_ranks_count_nearer_pictures_of_other_captions() -> None:
     assert right_one(shade(42), "b", pictures) == (1, 0)
     assert right_one(shade(70), "b", pictures) == (1, 1)  # c is nearer
     assert right_one(shade(190), "a", pictures) == (5, 0)  # the nearest of its caption
-    assert right_one(shade(255), "b", pictures) == (1, 3)  # c, d, e; not a
+    assert right_one(shade(255), "b", pictures) == (1, 4)  # c, d, e and the lighter a
     other = Pictures(pixels=[*pictures.pixels, shade(70, (8, 16))], captions=list("abcdeaz"))
     assert right_one(shade(70), "b", other) == (1, 1)  # another size is no match
     found = score([shade(42), shade(70), shade(255)], list("bbb"), pictures)
