@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from rich.console import Console
 
 from dit.config import Sampler
+from dit.console import Console
 from dit.sampling.commands.digit_accuracy import generation_options, report_folder
 from dit.sampling.commands.options import MOST_SAMPLES, check_count, check_seed
 
@@ -217,7 +217,7 @@ def conclude(
     """Prints the result, writes evaluation.json and a picture, and returns the exit code."""
     from dit.sampling.grid import beside, draw_grid
 
-    console, folder = Console(soft_wrap=True, highlight=False), report_folder(args)
+    console, folder = Console(), report_folder(args)
     result = score(made, captions, pictures)
     settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
     report = asdict(result) | {"settings": settings | {"guidance": guidance}}
@@ -226,8 +226,8 @@ def conclude(
     shown = [beside(pictures.pixels[right_one(one, c, pictures)[0]], one) for c, one in pairs]
     draw_grid(shown, [caption for caption, _ in pairs], folder / "pairs.png")
     for line in lines(result, guidance=guidance):
-        console.print(line, markup=False)
-    console.print(f"written: {folder / 'evaluation.json'} and pairs.png", markup=False)
+        console.print(line)
+    console.print(f"written: {folder / 'evaluation.json'} and pairs.png")
     return int(
         result.first < args.min_first
         or result.ten < args.min_ten
