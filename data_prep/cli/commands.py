@@ -115,13 +115,20 @@ def _whitening(args: argparse.Namespace, codec: Codec) -> Whitening | None:
     if folder is None or not codec.whitens_by_dataset:
         return None
     other = vae.codec_of_card(read_card(folder))
-    forms = [f"{c.name!r} with {c.channels} channels" for c in (other, codec)]
+    forms = [_form(c) for c in (other, codec)]
     if forms[0] != forms[1]:
         raise PrepError(
             f"--whitening_from {folder} has latents of {forms[0]}, and these are of {forms[1]};"
             " give a dataset that was packed with the same options of the processor"
         )
     return other.whitening
+
+
+def _form(codec: Codec) -> str:
+    """What latents that share a whitening agree in."""
+    settings = {k: v for k, v in codec.settings.items() if k != "image_conditioning"}
+    options = ", ".join(f"{name} {value}" for name, value in settings.items())
+    return f"{codec.name!r} with {codec.channels} channels ({options})"
 
 
 def run_digits(args: argparse.Namespace) -> int:
