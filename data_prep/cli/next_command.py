@@ -5,29 +5,21 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from dit.codecs.text import TextEncoder
 from dit.codecs.vae import Codec
 from dit.codecs.vae.autoencoder import Autoencoder
-from dit.command_line import python
+from dit.command_line import recipe_command
 from dit.parsing import YamlError, parse_yaml
 
 
 def training_command(folder: Path, config: str, overrides: Mapping[str, Any]) -> str:
     """The command that trains on `folder`, ready for a shell."""
-    words = [python(), *_script(), "--config-file", config]
-    words += [f"dataset.path={_quoted(str(folder))}"]
-    return shlex.join(words + [f"{key}={value}" for key, value in overrides.items()])
-
-
-def _script() -> list[str]:
-    """That of a checkout in this folder, else the installed one."""
-    if Path("recipes/pretrain_dit.py").is_file() or find_spec("recipes") is None:
-        return ["recipes/pretrain_dit.py"]
-    return ["-m", "recipes.pretrain_dit"]
+    words = ["--config-file", config, f"dataset.path={_quoted(str(folder))}"]
+    words += [f"{key}={value}" for key, value in overrides.items()]
+    return recipe_command("pretrain_dit", *words)
 
 
 def _quoted(text: str) -> str:
