@@ -15,9 +15,10 @@ from typing import Any
 
 from data_prep.cli.media_arguments import LATER_SETTINGS, SETTINGS
 from data_prep.cli.media_options import source_of, unused_options
-from data_prep.cli.next_command import training_command, tuning_of
+from data_prep.cli.next_command import fit_run, training_command, tuning_of
 from data_prep.cli.terminal import (
     show_inspection,
+    show_next,
     show_plan,
     show_summary,
     show_words,
@@ -168,7 +169,8 @@ def run_digits(args: argparse.Namespace) -> int:
     cells = {"model.in_channels": codec.channels} if large else {}
     keys = cells | width | _validation_keys(summary)
     command = training_command(args.output_dir, config, keys)
-    show_summary(Console(), summary, args.output_dir, command)
+    show_summary(Console(), summary, args.output_dir)
+    show_next(Console(), command)
     return 0
 
 
@@ -246,7 +248,15 @@ def _report(args: argparse.Namespace, packing: Packing, summary: Summary) -> int
         keys["model.crossattn_emb_size"] = packing.text.width
     keys |= _validation_keys(summary)
     command = training_command(args.output_dir, config, keys)
-    show_summary(Console(), summary, args.output_dir, command, before=download)
+    show_summary(Console(), summary, args.output_dir)
+    fitted = []
+    # Published weights are worth more than a run from scratch, which is fitted if it is asked for.
+    if args.minutes != 0 and (tuning is None or args.minutes is not None):
+        fitted = fit_run(args.output_dir, args.minutes, notify=_notify)
+    for line in fitted:
+        Console().print(line if tuning is None else line.replace("next:", "from scratch:"))
+    if tuning or not fitted:
+        show_next(Console(), command, before=download)
     if args.output_format != "shards":
         done = export(args.output_dir, form=args.output_format, shard_size=args.shard_size)
         Console().print(

@@ -23,14 +23,8 @@ def show_summary(
     console: Console,
     summary: Summary,
     folder: Path,
-    next_command: str,
-    *,
-    before: str | None = None,
 ) -> None:
-    """Shows what was packed, what was refused and why, and the next command.
-
-    `before` is a command that it needs done.
-    """
+    """Shows what was packed, and what was refused and why."""
     table = Table("split", "samples", "shards", box=None)
     for split, counts in summary.shards.items():
         table.add_row(split, str(sum(counts.values())), str(len(counts)))
@@ -49,9 +43,13 @@ def show_summary(
         console.print(f"verified: PSNR {mean} dB on average, {least} dB at least, {samples}")
     if summary.refused:
         console.print(f"each refused file is named in {folder / REFUSED_NAME}")
+
+
+def show_next(console: Console, command: str, *, before: str | None = None) -> None:
+    """Shows the next command; `before` is one that it needs done."""
     if before:
         console.print(f"first: {before}")
-    console.print(f"next: {next_command}")
+    console.print(f"next: {command}")
 
 
 def show_plan(

@@ -37,6 +37,17 @@ class Corpus:
     basis: str
     """What its cells hold."""
 
+    @property
+    def own_captions(self) -> bool:
+        """Whether most samples have a caption that no other one has."""
+        return self.captions > 0.5
+
+    @property
+    def largest(self) -> tuple[int, int, int]:
+        """Most frames, rows and columns of a latent."""
+        frames, rows, columns = zip(*self.shapes, strict=True)
+        return max(frames), max(rows), max(columns)
+
     def tokens(self, patch: int) -> list[int]:
         """Tokens of each sample that was looked at."""
         return [

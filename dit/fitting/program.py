@@ -27,7 +27,7 @@ def fit(
     *,
     minutes: float | None,
     gpu: str | None = None,
-    seconds: MeasuredSeconds = measured_seconds,
+    seconds: MeasuredSeconds | None = None,
 ) -> tuple[Corpus, Proposal]:
     """The run for the shards in `folder`, for so many minutes.
 
@@ -43,7 +43,7 @@ def fit(
     def of(draft: Draft) -> float:
         config = configuration(corpus, draft)
         planned = planned_seconds(config, gpu) if gpu else None
-        return seconds(config) if planned is None else planned
+        return (seconds or measured_seconds)(config) if planned is None else planned
 
     if gpu and minutes is None:
         return corpus, by_samples(corpus, ladder, seconds=of)
@@ -82,6 +82,12 @@ def say(console: Console, corpus: Corpus, found: Proposal, *, machine: str) -> N
         f"fitted: {found.steps:,} steps in about {brief(found.minutes)} minutes see each of"
         f" {corpus.samples:,} samples {brief(found.passes)} times"
     )
+    busy, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if busy > 1.5 * cores:
+        console.print(
+            f"note: other programs keep this machine busy ({busy:.0f} want {cores} cores); fit the"
+            " run again when they have ended"
+        )
     for warning in found.warnings:
         console.print(f"warning: {warning}", style="yellow")
 

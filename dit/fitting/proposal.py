@@ -150,17 +150,17 @@ def propose(corpus: Corpus, draft: Draft, *, steps: int, seconds: float, why: st
         minutes=steps * seconds / 60 / PART_TRAINING,
         seconds=seconds,
         why=why,
-        warnings=tuple(warnings(corpus, passes=passes, steps=steps, draft=draft)),
+        warnings=tuple(warnings(corpus, passes=passes)),
     )
 
 
-def warnings(corpus: Corpus, *, passes: float, steps: int, draft: Draft) -> list[str]:
+def warnings(corpus: Corpus, *, passes: float) -> list[str]:
     """What will not come of the run, with the figures behind it."""
     seen, needed = passes * corpus.samples, ""
     if passes < WANTED_PASSES:
         minutes = WANTED_PASSES / max(passes, 1e-9)
         needed = f"; {minutes:.1f} times as many minutes would be {WANTED_PASSES} passes"
-    if corpus.captions > 0.5:
+    if corpus.own_captions:
         if passes < FEWEST_PASSES:
             return [
                 f"nothing recognisable can come of {passes:.0f} passes over pictures with captions"

@@ -20,6 +20,13 @@ FEWEST_PASSES = 60
 FEWEST_SAMPLES = 32_000
 """Samples in all below which ten kinds of digits are not learned (86% right after 32,000)."""
 TEXT_DROPOUT = 0.1
+LAST_LEVEL = 2.5
+"""`objective.sigma_min` for coloured pictures with captions of their own.
+
+The sampler's last step goes from there to the picture that the network expects. 300 drawings, 171
+passes, guidance 2.5: the deviation where they are even falls from .091 to .082 and from .094 to
+.074 of 1, and the right picture is the nearest in 99 and 96 of 100 cases (94 and 94).
+"""
 MINUTES = 30.0
 """Of training, where there is no GPU and nothing is said."""
 PART_TRAINING = 0.9
@@ -65,7 +72,7 @@ class Optimization:
     warm_up: int
     sigma_rel: float
     samples: int
-    """Samples in one step, where the corpus has as many and the pack is not longer than `tokens`."""
+    """Samples in one step, as far as the corpus has as many and `tokens` hold them."""
     tokens: int
     """Longest pack, unless one sample is longer."""
     fewest_tokens: int

@@ -9,7 +9,7 @@ from typing import Any
 
 from dit.fitting.corpus import Corpus
 from dit.fitting.proposal import Draft, Proposal
-from dit.fitting.rules import TEXT_DROPOUT, noise_levels
+from dit.fitting.rules import LAST_LEVEL, TEXT_DROPOUT, noise_levels
 from dit.progress import brief
 
 NAME = "train.yaml"
@@ -83,6 +83,9 @@ def _model(corpus: Corpus, draft: Draft) -> Iterator[Line]:
     yield "patch_spatial", patch, f"{patch} x {patch} cells are a token: {tokens}"
     yield "patch_temporal", 1, "frames of the latent in one token"
     yield "crossattn_emb_size", corpus.text_width, "width of the text in the shards"
+    if corpus.colours is not None and size.name == "custom":
+        yield "extra_pos_embed", "learnable", "learned places: lower loss in fewer steps"
+        yield "max_size", list(corpus.largest), "frames, rows, columns of the largest latent"
     why = "most CPUs are no faster in bf16" if by.precision == "fp32" else "of matrix products"
     yield "precision", by.precision, why
 
@@ -109,6 +112,8 @@ def _objective(corpus: Corpus) -> Iterator[Line]:
     yield "name", "edm", "arXiv:2206.00364"
     yield "p_mean", levels.mean, f"mean of ln(sigma) in training: {levels.why}"
     yield "p_std", levels.std, "its standard deviation"
+    if corpus.colours == 3 and corpus.own_captions:
+        yield "sigma_min", LAST_LEVEL, "where the sampler ends: cleaner, and no details below it"
     yield "text_dropout", TEXT_DROPOUT, "samples that train without caption, for guidance"
 
 
@@ -121,8 +126,8 @@ def tokens(groups: dict[str, list[Line]]) -> list[str]:
 
 def _shown(value: Any) -> str:
     """YAML of a number, a word, a path or a list; JSON is YAML where a text needs quotes."""
-    if isinstance(value, str) and not value.replace("_", "").isalnum():
-        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str):
+        return value if value.isidentifier() else json.dumps(value, ensure_ascii=False)
     if isinstance(value, float):
         return f"{value:.1f}" if value == int(value) else f"{value:.10f}".rstrip("0")
     return json.dumps(value)
