@@ -53,7 +53,7 @@ class Pictures:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Score:
+class PictureScore:
     """What the generated pictures are like."""
 
     samples: int
@@ -129,7 +129,7 @@ def _around(picture_HW3: np.ndarray, reach: int) -> np.ndarray:
 
 
 def errors_on(even_HW: np.ndarray, made_HW3: np.ndarray, right_HW3: np.ndarray) -> np.ndarray:
-    """[E, 2]: squares of deviation and noise of `Score` for each even pixel and colour."""
+    """[E, 2]: squares of deviation and noise of `PictureScore` for each even pixel and colour."""
     made, right = made_HW3 / 255, right_HW3 / 255
     # White noise of variance 1 keeps 8/9 of it when the mean of nine pixels is taken away.
     noise_HW3 = (made - _around(made, 1).mean(2)) * (9 / 8) ** 0.5
@@ -137,7 +137,7 @@ def errors_on(even_HW: np.ndarray, made_HW3: np.ndarray, right_HW3: np.ndarray) 
     return np.square(errors[even_HW]).reshape(-1, 2)
 
 
-def score(made: Sequence[np.ndarray], captions: Sequence[str], pictures: Pictures) -> Score:
+def score(made: Sequence[np.ndarray], captions: Sequence[str], pictures: Pictures) -> PictureScore:
     """Judges pictures [H, W, 3] that were generated for `captions`."""
     ranks, errors, on_white = list[int](), list[np.ndarray](), list[np.ndarray]()
     even = list[float]()
@@ -153,7 +153,7 @@ def score(made: Sequence[np.ndarray], captions: Sequence[str], pictures: Picture
     deviation, noise = _root_mean(errors)
     white, _ = _root_mean(on_white)
     ranks_N = np.array(ranks)
-    return Score(
+    return PictureScore(
         samples=len(ranks),
         first=float((ranks_N == 0).mean()),
         ten=float((ranks_N < TEN).mean()),
@@ -286,7 +286,7 @@ def conclude(
     )
 
 
-def lines(result: Score, *, guidance: float) -> list[str]:
+def lines(result: PictureScore, *, guidance: float) -> list[str]:
     """The result in words."""
     among = f"of {result.training_pictures:,} training pictures"
     said = [
