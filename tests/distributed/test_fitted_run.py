@@ -22,13 +22,13 @@ def call(repo_root: Path, *words: object) -> str:
         cwd=repo_root,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=900,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 def test_drawings_are_packed_fitted_trained_and_judged(tmp_path: Path, repo_root: Path) -> None:
     source, data = tmp_path / "drawings", tmp_path / "data"
     source.mkdir()
