@@ -29,7 +29,6 @@ from dit.fitting.rules import (
 
 _PATCHES = (4, 2, 1)
 _MULTIPLES = (16, 8, 4, 2, 1)  # to which samples are padded
-_SMALL_CORPUS = 500  # samples, below which a step has half as many
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +82,7 @@ def drafts(corpus: Corpus, *, gpu: bool) -> list[Draft]:
     lengths = corpus.tokens(patch)
     divisor = math.gcd(*lengths)
     multiple = next(m for m in _MULTIPLES if divisor % m == 0)
-    samples = by.samples if corpus.samples >= _SMALL_CORPUS else by.samples // 2
-    samples = min(samples, max(16, corpus.samples))
+    samples = min(by.samples, max(16, corpus.samples))
     wanted = min(by.tokens, samples * sum(lengths) / len(lengths))
     capacity = max(max(lengths), int(wanted)) // multiple * multiple
     return [

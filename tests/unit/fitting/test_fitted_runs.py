@@ -97,7 +97,7 @@ def test_the_file_is_a_valid_run_for_each_kind_of_shards(kind: str, tmp_path: Pa
 
 def test_tokens_and_noise_are_those_that_were_measured() -> None:
     draft = drafts(DRAWINGS, gpu=False)[0]
-    assert (draft.patch, draft.tokens, draft.capacity, draft.samples) == (2, 16, 2048, 128)
+    assert (draft.patch, draft.tokens, draft.capacity, draft.samples) == (2, 16, 1024, 64)
     assert drafts(DIGITS, gpu=False)[0].patch == 1  # 16 tokens as they are
     assert noise_levels(colours=1, basis="pixels", side=8).mean == -0.4
     assert noise_levels(colours=1, basis="pixels", side=32).mean == pytest.approx(1.0, abs=0.03)
@@ -112,7 +112,7 @@ def test_steps_follow_the_minutes() -> None:
     steps = [run.steps for run in runs]
     assert [b - 2 * a for a, b in pairwise(steps)] == [0, 0, 0]
     assert runs[0].minutes == pytest.approx(5, rel=0.02)
-    assert runs[-1].passes == pytest.approx(steps[-1] * 128 / 1250)
+    assert runs[-1].passes == pytest.approx(steps[-1] * 64 / 1250)
 
 
 def test_the_network_grows_with_the_time_and_keeps_its_passes() -> None:
@@ -129,7 +129,7 @@ def test_a_run_that_cannot_succeed_is_warned_of() -> None:
 
     assert "nothing recognisable" in said(DRAWINGS, 2)
     assert "times as many minutes" in said(DRAWINGS, 2)
-    assert "many captions will give another picture" in said(DRAWINGS, 8)
+    assert "many captions will give another picture" in said(DRAWINGS, 16)
     assert said(DRAWINGS, 40) == ""
     assert "32,000" in said(DIGITS, 1) and said(DIGITS, 8) == ""
 
