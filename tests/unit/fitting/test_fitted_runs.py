@@ -124,6 +124,24 @@ def test_the_network_grows_with_the_time_and_keeps_its_passes() -> None:
         assert run.passes >= 140 or run.draft.size == SMALL[0]
 
 
+def test_measured_seconds_decide_where_the_reckoned_ones_were_too_few() -> None:
+    ladder, asked = drafts(DRAWINGS, gpu=False), []
+
+    def seconds(draft: program.Draft) -> float:
+        asked.append(draft.size.width)
+        return 0.05 * 6.0 ** ladder.index(draft)  # larger networks are slower than their work says
+
+    found = choose(
+        DRAWINGS,
+        ladder,
+        minutes=100,
+        seconds=seconds,
+        cost=lambda draft: 3.0 ** ladder.index(draft),
+    )
+    assert found.draft.size.width == 256 and found.passes >= 140
+    assert asked[0] == 128 and asked.count(256) == 2 and asked[1] >= 256  # from above
+
+
 def test_a_run_that_cannot_succeed_is_warned_of() -> None:
     def said(corpus: Corpus, minutes: float) -> str:
         return " ".join(chosen(corpus, minutes=minutes, seconds=0.5).warnings)
