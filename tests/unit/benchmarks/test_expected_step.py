@@ -41,7 +41,7 @@ def test_the_program_prints_shapes_by_kind(tmp_path, capsys):
         fits = row["memory"] <= 0.9 * DEVICES[row["device"]].memory
         assert fits == (row["device"] == "h200" or "again" in row["kernels"])
     assert said.count("too much") == 4
-    assert "attention 20%" in said and "4.8 TB/s" in said
+    assert "attention 37% forward and 25% backward" in said and "4.8 TB/s" in said
 
 
 def test_keys_and_choices_of_the_program_count(tmp_path):
