@@ -18,7 +18,7 @@ from dit.models.cost import (
 )
 from dit.planner.efficiency import HEAD_WIDTHS, Efficiency
 from dit.planner.layer_traffic import KERNELS, LayerLoad, Moved, head_units, layer_units
-from dit.planner.traffic import recomputed_part, traffic
+from dit.planner.traffic import exposed_part, recomputed_part, traffic
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,10 +129,13 @@ def times(
         * (load.flops - load.attention)
         / (device.flops * efficiency.matrices),
         attention=within
-        * (3 + (1 if selective else again))
         * load.attention
         * _head_padding(model)
-        / (device.flops * efficiency.attention),
+        / device.flops
+        * (
+            (1 + (1 if selective else again)) / efficiency.attention_forward
+            + 2 / efficiency.attention_backward
+        ),
         memory=packs * (_moved(model, load, again) + _restored(config, again)) / bandwidth,
         launches=packs * layers * (1 + again / 3) * KERNELS[_is_fused(model)] * efficiency.gap_s,
         **_communication(config, load, packs, replicas, device, efficiency),
@@ -219,8 +222,10 @@ def _communication(
         "data": near * replicas,
         "pipeline": near * replicas * model.pipeline_model_parallel_size,
     }
+    waited = {"tensor": exposed_part(config)}
     return {
         name: getattr(bytes_, name)
+        * waited.get(name, 1.0)
         / ((device.link if span <= device.together else device.network) * efficiency.links)
         for name, span in reach.items()
     }
