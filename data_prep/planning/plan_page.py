@@ -53,7 +53,6 @@ def write_plan_page(
         if not entry.refused:
             look = None if looks is None else looks[number]
             facts.duplicates.add(entry.source, entry.caption, look)
-    facts.finish()
     facts.duplicates.finish()
     parts = [*_summary(facts), *_sizes(facts), *_histograms(facts), *_refused(facts)]
     parts += [*_ignored(source.ignored), facts.duplicates.html()]

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import bisect
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from data_prep.inspect.duplicates import Duplicates
 from data_prep.media.clips import Entry
+from dit.bin_packing import mean_fill
 
 CAPACITIES = (4096, 16384, 32768)  # tokens in one pack, for which packs are simulated
-_BUFFER = 100  # samples that are packed together, as `dataset.packing_buffer_size`
+_BUFFER = 100  # samples that wait for a pack, as `dataset.packing_buffer_size`
 
 
 class Judged(StrEnum):
@@ -45,8 +45,7 @@ class PlanStatistics:
     bytes: float = 0
     cut: int = 0  # captions that are too long, by an estimate of their tokens
     duplicates: Duplicates = field(default_factory=Duplicates)
-    packs: dict[int, list[int]] = field(default_factory=dict)  # capacity -> packs, tokens in them
-    _buffer: list[int] = field(default_factory=list)
+    lengths: Counter[int] = field(default_factory=Counter)  # tokens -> samples
 
     def add(self, entry: Entry) -> None:
         if entry.refused:
@@ -69,27 +68,11 @@ class PlanStatistics:
         bytes_ = entry.tokens * self.latent_bytes + self.text_rows(entry.caption) * self.text_bytes
         bytes_ += self.extra_bytes(frames=frames, height=height, width=width)
         self.bytes += bytes_ * entry.repeats
-        self._buffer.append(entry.tokens)
-        if len(self._buffer) == _BUFFER:
-            self._pack()
+        self.lengths[entry.tokens] += entry.repeats
 
     def _bin(self, name: str, value: float) -> None:
         low = 2 ** math.floor(math.log2(value)) if value > 0 else 0
         self.histograms.setdefault(name, Counter())[low] += 1
-
-    def _pack(self) -> None:
-        for capacity in CAPACITIES:
-            packs = self.packs.setdefault(capacity, [0, 0, 0])
-            fitting = [n for n in self._buffer if n <= capacity]
-            packs[0] += packs_of(fitting, capacity=capacity)
-            packs[1] += sum(fitting)
-            packs[2] += len(self._buffer) - len(fitting)
-        self._buffer.clear()
-
-    def finish(self) -> None:
-        """Packs the rest of the buffer."""
-        if self._buffer:
-            self._pack()
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -105,23 +88,13 @@ class PlanStatistics:
         }
 
     def fill(self, capacity: int) -> float:
-        """Mean fraction of a pack that is filled with samples."""
-        packs, tokens, _ = self.packs.get(capacity, [0, 0, 0])
-        return tokens / (packs * capacity) if packs else 0.0
+        """Mean fraction of a pack that is filled with samples, as the loader packs them."""
+        fitting = {n: count for n, count in self.lengths.items() if 0 < n <= capacity}
+        return mean_fill(fitting, capacity=capacity, buffer=_BUFFER) if fitting else 0.0
 
     def too_long(self, capacity: int) -> int:
         """Samples that are longer than a pack of this capacity."""
-        return self.packs.get(capacity, [0, 0, 0])[2]
-
-
-def packs_of(lengths: Iterable[int], *, capacity: int) -> int:
-    """Number of packs that best-fit decreasing needs."""
-    rooms: list[int] = []
-    for length in sorted(lengths, reverse=True):
-        place = bisect.bisect_left(rooms, length)
-        room = rooms.pop(place) if place < len(rooms) else capacity
-        bisect.insort(rooms, room - length)
-    return len(rooms)
+        return sum(count for n, count in self.lengths.items() if n > capacity)
 
 
 @dataclass

@@ -18,7 +18,7 @@ class TrainConfig:
     train_iters: int = 10_000
     """Steps of the run; skipped steps count."""
     epochs: float | None = None
-    """Passes through the data, instead of `train_iters`; the dataset card has the sizes."""
+    """Passes through the data, instead of `train_iters`; the shards tell how long samples are."""
     global_batch_size: int = 8
     """Packs in one optimizer step, over all ranks and accumulated micro-batches."""
     micro_batch_size: int = 1

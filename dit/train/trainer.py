@@ -25,6 +25,8 @@ from dit.data import (
     check_data,
     dataset_card,
     deaths_in_words,
+    fill_line,
+    forecast_packs,
     null_inputs,
     passes_line,
 )
@@ -167,7 +169,7 @@ def _prepare(
     replica, ranks = Replica(groups), (groups.dp.rank(), groups.dp.size())
     # Data first: their errors show before anything is built or written.
     notes += from_first_rank(lambda: check_data(config)).notes
-    notes += filter(None, [from_first_rank(lambda: passes_line(config))])
+    notes += from_first_rank(lambda: _forecast_notes(config))
     loader = None
     if replica.reads:
         loader = build_train_loader(config, rank=ranks[0], world_size=ranks[1])
@@ -211,6 +213,12 @@ def _prepare(
     resume(run)
     dist.barrier()  # nothing is written before every rank is ready
     return run
+
+
+def _forecast_notes(config: RunConfig) -> list[str]:
+    """How often samples are seen, and a warning where packs are not full."""
+    forecast = forecast_packs(config)
+    return [line for of in (passes_line, fill_line) if (line := of(config, forecast))]
 
 
 def _base_loader(
