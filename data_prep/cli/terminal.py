@@ -10,6 +10,7 @@ from rich.table import Table
 
 from data_prep.inspect.read_shards import ShardReport
 from data_prep.packing import Summary
+from data_prep.planning.cropping import crop_line
 from data_prep.planning.statistics import CAPACITIES, PlanStatistics
 from data_prep.refusals import printable
 from data_prep.writing.dataset_folder import PAGE_NAME, PLAN_NAME, REFUSED_NAME
@@ -52,6 +53,8 @@ def show_summary(
     ):
         for what, count in counts.items():
             say(console, f"{headline}: {count} x {what}")
+    if line := crop_line(summary.cropped):
+        say(console, f"packed: {line}")
     if summary.psnr:
         least, mean, count = (summary.psnr[name] for name in ("least", "mean", "samples"))
         samples = counted(int(count), "sample")

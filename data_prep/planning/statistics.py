@@ -1,10 +1,10 @@
-"""Statistics of a plan: counts, histograms, expected bytes, how full packs get, cropped pixels."""
+"""Statistics of a plan: counts, histograms, expected bytes, how full packs get."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -36,6 +36,7 @@ class PlanStatistics:
     extra_bytes: Callable[..., int]  # of a sample, as `Codec.extra_bytes`
     samples: int = 0
     judged_by: Judged = Judged.HEADERS
+    cropped: Mapping[str, Any] = field(default_factory=dict)  # as CropStatistics.summary
     notes: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
@@ -84,6 +85,7 @@ class PlanStatistics:
             "notes": dict(self.notes.most_common()),
             "tokens": self.tokens,
             "expected_bytes": round(self.bytes),
+            "cropped": dict(self.cropped),
             **self.duplicates.summary,
         }
 
@@ -95,36 +97,3 @@ class PlanStatistics:
     def too_long(self, capacity: int) -> int:
         """Samples that are longer than a pack of this capacity."""
         return sum(count for n, count in self.lengths.items() if n > capacity)
-
-
-@dataclass
-class CropStatistics:
-    """How many pixels pictures lose because sides become multiples of a patch."""
-
-    total: int = 0  # samples with a size
-    cropped: int = 0
-    largest: int = 0  # pixels that a side loses
-
-    def add(self, entry: Entry) -> None:
-        """Counts a sample; only those that keep their scale lose pixels by whole patches alone."""
-        if entry.size is None or entry.resized is None:
-            return
-        self.total += 1
-        if tuple(entry.resized) == (entry.width, entry.height):
-            lost = max(a - b for a, b in zip(entry.resized, entry.size, strict=True))
-            self.cropped += lost > 0
-            self.largest = max(self.largest, lost)
-
-    def notices(self, size_multiple: int | None, cell: int) -> list[str]:
-        """A notice with the option that crops less, if any; a latent cell has `cell` pixels."""
-        if not self.cropped or size_multiple is None:
-            return []
-        remedy = (
-            f"; for a model with model.patch_spatial=1, --size_multiple {cell} crops less"
-            if size_multiple > cell
-            else ""
-        )
-        return [
-            f"{self.cropped} of {self.total} samples lose up to {self.largest} pixels of a side,"
-            f" because sides become multiples of --size_multiple {size_multiple}{remedy}"
-        ]

@@ -288,7 +288,8 @@ def _file_of(given: Input, reference: PlannedReference) -> Path | BinaryIO:
 def _like(sizings: Iterable[Sizing], entry: Entry) -> Sizing:
     """The rule that decided the size of `entry`."""
     wanted = Placement(entry.resized or (0, 0), entry.size or (0, 0))
-    return next(s for s in sizings if s.place(entry.width, entry.height) == wanted)
+    fit = (s for s in sizings if s.place(entry.width, entry.height) == wanted)
+    return next(fit, next(iter(sizings)))  # a plan of an earlier version may have other sizes
 
 
 def _probed(entry: Entry, size: tuple[int, int], line: Timeline | None) -> Entry:

@@ -1,8 +1,9 @@
 """The loaders' states of a checkpoint, of which every file is read once.
 
 On as many data ranks and loader processes as saved it, each data rank reads its own file, and the
-others tell it only that theirs are of the same step. On others the files are shared out: each data
-rank reads some of them, and all get all, because resharding needs what every reader has left.
+others tell it only that theirs are of the same step. On others, and of an earlier version, the
+files are shared out: each data rank reads some of them, and all get all, because resharding needs
+what every reader has left.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from dit.data import LoaderLayout
+from dit.data.loader_state import FORMAT
 from dit.train.checkpoint.paths import CheckpointError, damaged, remedy
 
 Position = dict[str, Any]
@@ -47,7 +49,8 @@ def data_positions(path: Path, layout: LoaderLayout, *, rank: int | None) -> lis
 
     outlines = _exchange(read_own)
     if set(outlines) == set(range(layout.ranks)) and all(
-        (state.get("ranks"), state.get("workers")) == (layout.ranks, layout.workers)
+        (state.get("ranks"), state.get("workers"), state.get("format"))
+        == (layout.ranks, layout.workers, FORMAT)
         for state in outlines.values()
     ):
         return [own.get(n, outlines[n]) for n in range(layout.ranks)]
