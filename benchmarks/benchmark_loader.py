@@ -26,7 +26,6 @@ from typing import Any
 
 import psutil
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from data_prep.planning.splits import Split
@@ -34,6 +33,7 @@ from data_prep.writing.dataset_folder import publish
 from data_prep.writing.tar_shards import ShardSeries, sample_parts
 from dit.batch import LatentSample
 from dit.config import DatasetConfig, RunConfig, TrainConfig
+from dit.console import Console
 from dit.data import build_train_loader
 from dit.data.cook import Expected, cook
 from dit.data.pack import pack_samples

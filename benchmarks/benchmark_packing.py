@@ -19,11 +19,11 @@ from measuring.packing_simulation import (
     straggler_ratios,
     stream_fill,
 )
-from rich.console import Console
 from rich.table import Table
 
 from dit.config import Balance
 from dit.config.loading import default_config, load_config
+from dit.console import Console
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 from webdataset.writer import ShardWriter
 
@@ -25,6 +24,7 @@ from data_prep.planning.plan import write_plan
 from data_prep.planning.splits import SplitFractions, key_of
 from data_prep.writing.dataset_folder import LEDGER
 from data_prep.writing.shard_writer import PackOptions, RankBlocks, Writer
+from dit.console import Console
 
 _SHARD = 10_000  # samples
 _BLOCK = 32  # samples between two flushes, as data_prep has it for images

@@ -24,7 +24,8 @@ from random import Random
 
 import numpy as np
 from PIL import Image, ImageDraw
-from rich.console import Console
+
+from dit.console import Console
 
 COLOURS = {
     "red": (220, 30, 30),

@@ -22,11 +22,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from dit.config import EmaKind, MockGeometry, ObjectiveName, Precision, RunConfig
 from dit.config.loading import load_config
+from dit.console import Console
 from dit.distributed.entry import run
 from dit.models.family import default_family
 from dit.pack_wire import pack_to

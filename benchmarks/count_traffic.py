@@ -26,11 +26,11 @@ from measuring.memory_traffic import (
     PackShape,
     layer_traffic,
 )
-from rich.console import Console
 from rich.table import Table
 
 from dit.config import ModelConfig
 from dit.config.loading import default_config, load_config
+from dit.console import Console
 from dit.distributed.process_groups import process_groups, start_processes
 
 

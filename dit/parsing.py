@@ -71,6 +71,14 @@ _Loader.add_implicit_resolver(
 )
 
 
+def cause(error: BaseException) -> str:
+    """Type and message of an error on one line; a KeyError has a key alone as its message."""
+    said = " ".join(str(error).split())[:500]
+    if isinstance(error, KeyError):
+        return f"{said} is missing"
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
 def parse_json(text: str | bytes) -> Any:
     """The value of a JSON document: json.loads with one kind of error for any bytes.
 

@@ -15,9 +15,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from dit.config.loading import parse_arguments
+from dit.console import Console
 from dit.distributed.device_specs import DEVICES
 from dit.distributed.entry import run
 from dit.planner.efficiency import EFFICIENCIES

@@ -13,14 +13,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from data_prep.cli.media_arguments import SETTINGS
 from data_prep.cli.media_options import gentler_sizings, source_of, unused_options
 from data_prep.cli.next_command import training_command, tuning_of
 from data_prep.cli.terminal import (
-    output,
-    say,
     show_inspection,
     show_plan,
     show_summary,
@@ -49,6 +45,7 @@ from dit.codecs import text, vae
 from dit.codecs.dataset_card import read_card
 from dit.codecs.normalization import Whitening
 from dit.codecs.vae import Codec, Pixel
+from dit.console import Console
 from dit.progress import counted, progress_on
 from dit.safe_writing import write_atomically
 
@@ -101,7 +98,7 @@ def _validation_keys(summary: Summary) -> dict[str, Any]:
 
 
 def _notify(text: str) -> None:
-    say(output(), f"note: {text}")
+    Console().print(f"note: {text}")
 
 
 def _whitening(args: argparse.Namespace, codec: Codec) -> Whitening | None:
@@ -157,7 +154,7 @@ def run_digits(args: argparse.Namespace) -> int:
     cells = {"model.in_channels": codec.channels} if large else {}
     keys = cells | width | _validation_keys(summary)
     command = training_command(args.output_dir, config, keys)
-    show_summary(output(), summary, args.output_dir, command)
+    show_summary(Console(), summary, args.output_dir, command)
     return 0
 
 
@@ -192,9 +189,9 @@ def run_media(args: argparse.Namespace) -> int:
     ranks = join()
     if ranks.rank == 0:
         for sentence in unused_options(args, args.parser, (codec, encoder)):
-            say(output(), sentence)
+            Console().print(sentence)
     if ranks.rank == 0 and asked == "torchvision":
-        say(output(), "--video_loader_type torchvision: it decodes no videos any more; PyAV does")
+        Console().print("--video_loader_type torchvision: it decodes no videos any more; PyAV does")
     with ExitStack() as ends:
         ends.callback(ranks.leave)
         if ranks.rank == 0:  # holds the lock for all ranks of this packing
@@ -233,10 +230,10 @@ def _report(args: argparse.Namespace, packing: Packing, summary: Summary) -> int
         keys["model.crossattn_emb_size"] = packing.text.width
     keys |= _validation_keys(summary)
     command = training_command(args.output_dir, config, keys)
-    show_summary(output(), summary, args.output_dir, command, before=download)
+    show_summary(Console(), summary, args.output_dir, command, before=download)
     if args.output_format != "shards":
         count = export(args.output_dir, form=args.output_format, shard_size=args.shard_size)
-        say(output(), f"written as {args.output_format} as well: {counted(count, 'sample')}")
+        Console().print(f"written as {args.output_format} as well: {counted(count, 'sample')}")
     return _inspect(args.output_dir) if args.verify else 0
 
 
@@ -259,7 +256,7 @@ def _plan(args: argparse.Namespace, packing: Packing) -> int:
     )
     summary = json.dumps(facts.summary, indent=1, ensure_ascii=False) + "\n"
     write_atomically(args.output_dir / SUMMARY_NAME, summary.encode())
-    show_plan(output(), facts, args.output_dir, packing.source.ignored)
+    show_plan(Console(), facts, args.output_dir, packing.source.ignored)
     if len(refusals) > args.max_bad_fraction * plan.total:
         _notify(
             f"packing would publish nothing: {len(refusals)} of {plan.total} files are refused,"
@@ -312,7 +309,7 @@ def run_convert(args: argparse.Namespace) -> int:
     readers = [vae.codec_named(args.processor)] if args.processor else []
     encoders = [text.text_encoder_named(args.text_encoder)] if args.text_encoder else []
     for sentence in unused_options(args, args.parser, [*readers, *encoders]):
-        say(output(), sentence)
+        Console().print(sentence)
     check_source_outside(args.output_dir, source=args.folder, option="the cache")
     with locked_folder(args.output_dir):
         counts, refusals, notices = convert(args)
@@ -324,16 +321,16 @@ def run_convert(args: argparse.Namespace) -> int:
     elif empty := split.empty(counts):
         _notify(f"--split {args.split} leaves {' and '.join(empty)} without a sample")
     for split, count in counts.items():
-        say(output(), f"{split}: {counted(count, 'sample')}")
+        Console().print(f"{split}: {counted(count, 'sample')}")
     for reason, count in refusals.counts.items():
-        say(output(), f"refused: {count} x {reason}")
+        Console().print(f"refused: {count} x {reason}")
     return 0
 
 
 def run_relocate(args: argparse.Namespace) -> int:
     """Corrects the index of a cache of AutoModel that was moved."""
     count = relocate(args.folder)
-    say(output(), f"{args.folder / INDEX}: {counted(count, 'sample')} in this folder now")
+    Console().print(f"{args.folder / INDEX}: {counted(count, 'sample')} in this folder now")
     return 0
 
 
@@ -363,14 +360,14 @@ def _inspect(folder: Path, page: Path | None = None) -> int:
     counts = shard_counts(folder)
     reports = [inspect_shard(folder, name, expected=n) for name, n in counts.items()]
     duplicates = duplicates_in(reports)
-    show_inspection(output(), folder, reports)
+    show_inspection(Console(), folder, reports)
     for line in filter(None, (*duplicates.lines, crop_line_of(folder))):
-        say(output(), line)
+        Console().print(line)
     problems = check_encoders(folder)
     problems += [problem for report in reports for problem in report.problems]
     for problem in problems:
-        say(Console(stderr=True), f"error: {problem}")
+        Console(stderr=True).print(f"error: {problem}")
     if page is not None:
         write_inspection(folder, page, reports, duplicates)
-        say(output(), f"decoded pictures: {page}")
+        Console().print(f"decoded pictures: {page}")
     return 1 if problems else 0

@@ -22,7 +22,7 @@ from torch import Tensor
 from data_prep.inspect.read_shards import read_samples, shard_counts
 from data_prep.refusals import PrepError, Reason, RefusedError
 from dit import safe_pickle
-from dit.parsing import parse_json
+from dit.parsing import cause, parse_json
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _SIZES = ("width", "height", "original_width", "original_height", "num_frames")
@@ -77,7 +77,7 @@ def read_shards(folder: Path) -> Iterator[CachedSample]:
         except (OSError, tarfile.TarError, SafetensorError, LookupError, ValueError) as error:
             where = f"{folder / name}, after key {key!r}" if key else str(folder / name)
             raise PrepError(
-                f"{where}: {type(error).__name__}: {error}; `python -m data_prep inspect {folder}`"
+                f"{where}: {cause(error)}; `python -m data_prep inspect {folder}`"
                 " lists what is damaged, --overwrite packs the data again"
             ) from None
         except RefusedError as error:

@@ -41,15 +41,15 @@ def image_endings() -> frozenset[str]:
     return frozenset(ending for ending, name in registered if name in known)
 
 
-class OpenedImage(NamedTuple):
-    """The first frame of a file, upright."""
+class ProbedImage(NamedTuple):
+    """What the header of a file says."""
 
-    image: Image.Image
+    size: tuple[int, int]  # width, height, upright
     is_animated: bool
 
 
-def open_image(file: Path | BinaryIO) -> OpenedImage:
-    """The first frame of an image file, completely decoded.
+def open_image(file: Path | BinaryIO) -> Image.Image:
+    """The first frame of an image file, completely decoded and upright.
 
     Raises:
         RefusedError: it is empty, no image of `FORMATS`, damaged, cut short or suspiciously large.
@@ -59,7 +59,12 @@ def open_image(file: Path | BinaryIO) -> OpenedImage:
 
 
 def size_of(file: Path | BinaryIO) -> tuple[int, int]:
-    """Width and height, upright, from the header alone.
+    """The size of `probe_image`."""
+    return probe_image(file).size
+
+
+def probe_image(file: Path | BinaryIO) -> ProbedImage:
+    """Size and kind of an image file, from its header alone.
 
     Raises:
         RefusedError: it is empty, no image of `FORMATS`, or suspiciously large.
@@ -70,7 +75,9 @@ def size_of(file: Path | BinaryIO) -> tuple[int, int]:
             # PNG's own `getexif` decodes all pixels to look for EXIF behind them.
             turned = Image.Image.getexif(image).get(_ORIENTATION, 1) in _SIDEWAYS
             width, height = image.size
-            return (height, width) if turned else (width, height)
+            # The other images of an MPO, which telephones write, are views of the same picture.
+            is_animated = image.format != "MPO" and getattr(image, "is_animated", False)
+            return ProbedImage((height, width) if turned else (width, height), is_animated)
 
 
 @contextmanager
@@ -110,20 +117,18 @@ def _damage_refused() -> Iterator[None]:
         raise RefusedError(Reason.DAMAGED, f"{type(error).__name__}: {error}") from error
 
 
-def _decode(stream: BinaryIO) -> OpenedImage:
+def _decode(stream: BinaryIO) -> Image.Image:
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         with Image.open(stream, formats=readable_formats()) as image:
             image.load()
             upright = ImageOps.exif_transpose(image)
-            # The other images of an MPO, which telephones write, are views of the same picture.
-            is_animated = image.format != "MPO" and getattr(image, "is_animated", False)
             is_tiff = image.format == "TIFF"
     # For a TIFF that was cut short there is only a warning; elsewhere it is about EXIF alone.
     cut = [str(w.message) for w in warned if "Truncated File Read" in str(w.message)]
     if is_tiff and cut:
         raise OSError(cut[0])
-    return OpenedImage(upright, is_animated)
+    return upright
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

@@ -24,14 +24,15 @@ from data_prep.media.captions import Caption, ControlPicture, TagShuffle
 from data_prep.media.clips import Clip, Entry, PlannedReference
 from data_prep.media.decoders import VideoDecoder
 from data_prep.media.frame_selection import FrameRule, KeptFrames
-from data_prep.media.images import open_image, size_of, to_rgb, to_video
+from data_prep.media.images import open_image, probe_image, to_rgb, to_video
 from data_prep.media.resizing import Placement, ResizeMode, Sizing
 from data_prep.media.videos import Timeline, timeline
 from data_prep.planning.splits import key_of
 from data_prep.refusals import Reason, RefusedError, printable
 from data_prep.sources.archives import parse_location
 from data_prep.sources.folders import Collection, FolderCollection, Medium
-from data_prep.sources.masks import CellSize, name_of
+from data_prep.sources.listing import Ignored
+from data_prep.sources.masks import CellSize
 from data_prep.sources.references import FOLDER, FoundReference, ReferenceRule
 from data_prep.sources.references import find as find_reference
 from data_prep.sources.references import read as read_reference
@@ -111,23 +112,14 @@ class MediaSource:
     def entries(self) -> Iterator[Entry]:
         """The samples of all media in the order of the listing; threads probe the files."""
         self.ignored.clear()
+        ignored = Ignored(counts=self.ignored)
         with ThreadPoolExecutor(_THREADS) as pool:
             for number, given in enumerate(self.inputs):
-                masks, controls = given.collection.masks, given.collection.controls
-                beside = [] if masks is None else [("mask", masks.listed())]
-                beside += [("control picture", folder.listed()) for folder in controls]
-                spare = [] if self.most else [dict(of_name) for _, of_name in beside]
-                media = islice(given.collection.media(self.ignored), self.most)
+                media = islice(given.collection.media(ignored), self.most)
                 while batch := list(islice(media, _AHEAD)):
-                    names = [name_of(medium.source) for medium in batch]
-                    paths = [[of_name.get(name) for _, of_name in beside] for name in names]
-                    spare = [{n: left[n] for n in left.keys() - set(names)} for left in spare]
-                    for entries in pool.map(partial(self.plan, number), batch, paths):
+                    for entries in pool.map(partial(self.plan, number), batch):
                         yield from self._without_uncaptioned(given, entries)
-                for (what, _), left in zip(beside, spare, strict=False):
-                    if left:
-                        first = min(left.values())
-                        self.ignored[f"{what} of no file, the first {first}"] += len(left)
+        ignored.close()
 
     def _without_uncaptioned(self, given: Input, entries: list[Entry]) -> list[Entry]:
         """The samples of a medium, unless `skips_uncaptioned` leaves it out."""
@@ -136,15 +128,9 @@ class MediaSource:
             return []
         return entries
 
-    def plan(self, number: int, medium: Medium, beside: Sequence[str | None] = ()) -> list[Entry]:
-        """The samples of a medium, or one sample with its refusal.
-
-        `beside` are the paths of the files of its name: of the mask, if the input has masks, then
-        in each folder of control pictures.
-        """
+    def plan(self, number: int, medium: Medium) -> list[Entry]:
+        """The samples of a medium, or one sample with its refusal."""
         given = self.inputs[number]
-        controls = beside[len(beside) - len(given.collection.controls) :]
-        mask = beside[0] if given.collection.masks and beside else None
         source = given.open_name(medium.source)
         key = key_of(source)
         blank = Entry(
@@ -164,9 +150,9 @@ class MediaSource:
                 captions = given.shuffle.of(captions, key=key)
             named = [
                 folder.picture(path, medium.source)
-                for folder, path in zip(given.collection.controls, controls, strict=bool(beside))
+                for folder, path in zip(given.collection.controls, medium.controls, strict=True)
             ]
-            entries = list(self._variants(given, blank, captions, mask, named))
+            entries = list(self._variants(given, blank, captions, medium.mask, named))
         except RefusedError as refused:
             return [replace(blank, refused=str(refused.reason), detail=refused.detail)]
         keyed = (
@@ -184,12 +170,14 @@ class MediaSource:
         controls: list[ControlPicture],
     ) -> Iterator[Entry]:
         file, line, kept = given.collection.open(blank.where), None, [KeptFrames((), None)]
+        flaws: tuple[str, ...] = ()
         if blank.kind == "video":
             line = timeline(file)
             kept = given.frames.choose(line, seed=blank.key)
             size = line.width, line.height
         else:
-            size = size_of(file)
+            size, is_animated = probe_image(file)
+            flaws = ("only the first frame of an animation",) * is_animated
         probed, masks = _probed(blank, size, line), given.collection.masks
         found = None if masks is None or mask is None else masks.find(mask, size, line)
         pictures = [_references(given.collection, caption, controls) for caption in captions]
@@ -202,7 +190,7 @@ class MediaSource:
                     references = tuple(one.planned(rule, place.size) for one in shown)
                     notes = [f"caption from {caption.origin}"]
                     notes += ["scaled or cropped"] * (place.size != size)
-                    notes += _notes_of(line, window)
+                    notes += (*flaws, *_notes_of(line, window))
                     notes += ["loss mask" if found else "no loss mask of its name"] * bool(masks)
                     notes += [f"{len(shown)} control pictures"] * bool(shown)
                     yield replace(
@@ -235,7 +223,7 @@ class MediaSource:
             RefusedError: the file or its caption cannot be used.
         """
         given, masks = self.inputs[entry.folder], self.inputs[entry.folder].collection.masks
-        file, notes = given.collection.open(entry.where), entry.notes
+        file = given.collection.open(entry.where)
         place = Placement(entry.resized or (0, 0), entry.size or (0, 0))
         mode = self.resize_mode.filter
         width, height = entry.width, entry.height
@@ -243,13 +231,12 @@ class MediaSource:
             pictures = (place.apply(p, mode) for p in self.decoder.frames(file, entry))
             video_CFHW = torch.cat([to_video(p, colours=self.colours) for p in pictures], dim=1)
         else:
-            image, is_animated = open_image(file)
+            image = open_image(file)
             if image.size != (width, height):  # EXIF behind the pixels turned the picture
                 width, height = image.size
                 place = _like(given.sizings, entry).place(width, height)
             fitted = place.apply(to_rgb(image), mode)
             video_CFHW = to_video(fitted, colours=self.colours)
-            notes += ("only the first frame of an animation",) * is_animated
         cell = CellSize(side=self.grid.spatial, frames=self.grid.temporal)
         shown = [
             read_reference(one, _file_of(given, one), self.resize_mode, colours=self.colours)
@@ -264,7 +251,7 @@ class MediaSource:
             loss_mask_1FHW=masks and masks.read(entry, place, cell, self.decoder),
             references=tuple(picture_C1HW for picture_C1HW, _ in shown),
             originals=tuple(one for _, one in shown) if self.keeps_originals else (),
-            notes=notes,
+            notes=entry.notes,
         )
 
 

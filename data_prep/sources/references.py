@@ -18,9 +18,8 @@ from data_prep.media.captions import ControlPicture
 from data_prep.media.clips import PlannedReference
 from data_prep.media.images import open_image, size_of, to_rgb, to_video
 from data_prep.media.resizing import Buckets, Fit, Placement, ResizeMode
-from data_prep.refusals import PrepError, Reason, RefusedError
-from data_prep.sources.listing import IMAGES, list_media
-from data_prep.sources.masks import name_of
+from data_prep.refusals import Reason, RefusedError
+from data_prep.sources.listing import IMAGES, Ignored, files_by_name, name_of
 from dit.codecs.reference_fit import ReferenceFit
 
 FOLDER = -1
@@ -62,21 +61,10 @@ class ControlFolder:
     root: Path
     option: str = "--control_dir"
 
-    def listed(self) -> dict[str, str]:
-        """Path of each picture, by that path without its ending.
-
-        Raises:
-            PrepError: there is no such folder or no picture in it, or two have one name.
-        """
-        found: dict[str, str] = {}
-        for path in list_media(self.root, IMAGES, option=self.option).media:
-            other = found.setdefault(name_of(path), path)
-            if other != path:
-                raise PrepError(
-                    f"{self.option} {self.root}: {other} and {path} are control pictures of the"
-                    " same file; remove one"
-                )
-        return found
+    def listed(self, ignored: Ignored) -> dict[str, str]:
+        """`files_by_name` of the folder."""
+        what = "control picture"
+        return files_by_name(self.root, IMAGES, option=self.option, what=what, ignored=ignored)
 
     def picture(self, path: str | None, source: str) -> ControlPicture:
         """The picture at `path`, which belongs to the medium `source`.
@@ -146,7 +134,7 @@ def read(
         RefusedError: it cannot be decoded.
     """
     try:
-        original = to_rgb(open_image(file).image)
+        original = to_rgb(open_image(file))
     except RefusedError as error:
         raise _unusable(planned.name, error) from error
     placed = Placement(planned.resized, planned.size).apply(original, mode.filter)

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from dit.config import TextPadding
+from dit.console import Console
 from dit.convert.adapters.commands import (
     add_export_lora,
     add_import_lora,
@@ -324,4 +323,4 @@ def _say(line: str, *, stream: Any = None) -> None:
     import torch.distributed as dist
 
     if not dist.is_initialized() or dist.get_rank() == 0:
-        Console(file=stream, soft_wrap=True, highlight=False).print(line, markup=False)
+        Console(file=stream).print(line)

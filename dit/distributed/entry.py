@@ -21,9 +21,8 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any, NoReturn
 
-from rich.console import Console
-
 from dit.command_line import not_an_option
+from dit.console import Console
 
 # Errors that a user can fix. Any other is a fault of this program, shown with its traceback.
 _USER_ERRORS = (ValueError, OSError, FloatingPointError)
@@ -149,7 +148,7 @@ def _is_lost_peer(error: Exception) -> bool:
 
 
 def _print(line: str) -> None:
-    Console(stderr=True, soft_wrap=True, highlight=False).print(line, markup=False)
+    Console(stderr=True).print(line)
 
 
 def _say(message: str) -> None:

@@ -7,8 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
+from dit.console import Console
 from dit.report.page import write_page
 from dit.report.reading import ReportError, read_runs
 
@@ -77,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _say(line: str, *, failed: bool = False) -> None:
-    Console(stderr=failed, soft_wrap=True, highlight=False).print(line, markup=False)
+    Console(stderr=failed).print(line)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
+from dit.console import Console
 from dit.drawing import Undrawn, drawing
 from dit.parsing import parse_json
 from dit.progress import counted
@@ -103,12 +102,12 @@ def report_written(written: Written, folder: Path, *, count: int) -> None:
     Raises:
         ValueError: some samples could not be written.
     """
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console()
     for note in written.notes:
-        console.print(str(note), markup=False)
+        console.print(str(note))
     listed = f"{LISTING} and {GRID}" if written.grid else LISTING
     left = count - len(written.lost)
-    console.print(f"{counted(left, 'sample')}, {listed} in {folder}", markup=False)
+    console.print(f"{counted(left, 'sample')}, {listed} in {folder}")
     if written.lost:
         raise ValueError(
             f"{len(written.lost)} of {count} samples could not be written into {folder}:"

@@ -14,6 +14,7 @@ OURS = ("dit", "data_prep", "recipes")
 GROUND = {
     "dit.bin_packing",
     "dit.command_line",
+    "dit.console",
     "dit.other_networks",
     "dit.parsing",
     "dit.safe_pickle",
@@ -38,10 +39,11 @@ FAMILIES = {
 ALLOWED = {
     "dit.bin_packing": set(),
     "dit.command_line": set(),
+    "dit.console": set(),
     "dit.parsing": set(),
-    "dit.drawing": set(),
-    "dit.progress": set(),
-    "dit.local_server": set(),
+    "dit.drawing": {"dit.parsing"},
+    "dit.progress": {"dit.console"},
+    "dit.local_server": {"dit.console"},
     "dit.other_networks": set(),
     "dit.safe_pickle": set(),
     "dit.safe_writing": set(),

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dit.drawing import Undrawn, drawing, in_words
-from dit.parsing import parse_json
+from dit.drawing import Undrawn, drawing
+from dit.parsing import cause, parse_json
 from dit.sampling.latent_sizes import cut
 from dit.sampling.media_files import (
     LISTING,
@@ -112,7 +112,7 @@ def _decoder(card: Any, file: Path, args: argparse.Namespace) -> Any:
         return decoder_of_card(card, args.tokenizer_model, args.tokenizer_cache_dir)
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(
-            f"{file} is damaged ({in_words(error)}); take it from the dataset that the model was"
+            f"{file} is damaged ({cause(error)}); take it from the dataset that the model was"
             " trained on"
         ) from error
 

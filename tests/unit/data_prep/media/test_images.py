@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageCms
 
-from data_prep.media.images import image_endings, open_image, to_rgb, to_video
+from data_prep.media.images import image_endings, open_image, probe_image, to_rgb, to_video
 from data_prep.media.resizing import Fit, Placement
 from data_prep.refusals import PrepError, Reason, RefusedError
 from dit.sampling.given_pictures import read_picture
@@ -36,7 +36,7 @@ SAVED = {  # ending -> how it is saved
 
 
 def pixels(path: Path) -> np.ndarray:
-    return np.array(to_rgb(open_image(path).image))
+    return np.array(to_rgb(open_image(path)))
 
 
 def generated_from(path: Path) -> np.ndarray:
@@ -48,7 +48,7 @@ def generated_from(path: Path) -> np.ndarray:
 
 def refusal(path: Path) -> RefusedError:
     with pytest.raises(RefusedError) as caught:
-        to_rgb(open_image(path).image)
+        to_rgb(open_image(path))
     return caught.value
 
 
@@ -164,9 +164,9 @@ def test_only_the_first_frame_of_an_animation(tmp_path: Path) -> None:
     frames = [Image.new("RGB", (16, 16), colour) for colour in ("red", "blue")]
     path = tmp_path / "a.gif"
     frames[0].save(path, save_all=True, append_images=frames[1:])
-    assert open_image(path).is_animated
+    assert probe_image(path).is_animated
     assert (pixels(path) == (255, 0, 0)).all()
-    assert not open_image(save(COLOURS, tmp_path / "still.gif")).is_animated
+    assert not probe_image(save(COLOURS, tmp_path / "still.gif")).is_animated
 
 
 def test_files_that_are_no_image_have_their_own_reasons(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_a_bomb_is_refused(tmp_path: Path) -> None:
 
 def test_a_large_scan_is_no_bomb(tmp_path: Path) -> None:
     path = save(Image.new("1", (10_000, 10_000)), tmp_path / "scan.tif", compression="group4")
-    assert open_image(path).image.size == (10_000, 10_000)  # Pillow warns from 89 million pixels
+    assert open_image(path).size == (10_000, 10_000)  # Pillow warns from 89 million pixels
 
 
 @pytest.mark.parametrize("value", [-1.0, 1.5, float("nan")])

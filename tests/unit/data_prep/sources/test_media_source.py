@@ -289,6 +289,15 @@ def test_a_hugging_face_dataset_of_bytes_and_paths(tmp_path: Path, read_samples)
     assert {tuple(s["latent"].shape) for s in samples.values()} == {(48, 1, 8, 10)}
 
 
+def test_a_caption_of_a_row_that_is_no_text_is_refused_by_its_row(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    path = str(image(tmp_path / "a.png"))
+    datasets.Dataset.from_dict({"image": [path], "text": [7]}).save_to_disk(tmp_path / "set")
+    assert run("image", tmp_path / "out", "--hf_dataset", tmp_path / "set") == 1
+    (refused,) = (tmp_path / "out/refused.jsonl").read_text().splitlines()
+    assert json.loads(refused)["detail"] == "row 0 has no text in column 'text', but 7"
+
+
 def test_loss_weights_of_tables_and_columns_come_into_the_shards(
     tmp_path: Path, read_samples, capsys
 ) -> None:
