@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from dit.config import RunConfig
 from dit.config.loading import parse_arguments
 from dit.distributed.entry import run, say_once
 from recipes.runs import RECIPES, for_weights
@@ -36,21 +37,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         from dit.convert.load_hf.start import hf_start
 
         start = hf_start(config)
-    if arguments.dry_run or arguments.print_config:
-        from dit.config.loading.describe import describe
-
-        if rank() == 0:
-            sys.stdout.write(describe(config, world_size=world_size()))
-        if rank() == 0 and arguments.dry_run:
-            from dit.data import data_lines
-
-            sys.stdout.write(data_lines(config))
-        return 0
     export = None
     if config.checkpoint.also_save_hf:
         from dit.convert.export import exporter
 
         export = exporter(config)
+    if arguments.dry_run or arguments.print_config:
+        if rank() == 0:
+            _describe(config, world_size=world_size(), check=arguments.dry_run)
+        return 0
     open_samples = None
     if config.samples:
         from dit.sampling.validation.samples import open_samples
@@ -71,6 +66,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         if code is ExitCode.DONE and rank() == 0:
             sys.stdout.write(next_commands(config))
         return int(code)
+
+
+def _describe(config: RunConfig, *, world_size: int, check: bool) -> None:
+    """Prints what would run; raises what the start would raise, if asked to `check` it."""
+    from dit.config.loading.describe import describe
+
+    sys.stdout.write(describe(config, world_size=world_size))
+    if check:
+        from dit.data import data_lines
+        from dit.train.start_checks import start_lines
+
+        sys.stdout.write(data_lines(config))
+        sys.stdout.write(start_lines(config, world_size=world_size))
+        c = config.validation
+        if config.samples and (c.prompts_file or c.negative_prompt or c.feature_extractor):
+            from dit.sampling.validation.check import check_samples
+
+            check_samples(config)
 
 
 if __name__ == "__main__":

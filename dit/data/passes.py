@@ -25,7 +25,7 @@ from dit.config import Balance, DatasetConfig, Problems, RunConfig
 from dit.data.cook import Expected, size_in_pack
 from dit.data.datasets import DatasetSplit, count_samples, shards_of, train_leaves
 from dit.data.preflight import SIDE_BY_SIDE, check_data, read_data_card
-from dit.data.rejections import SampleRefused
+from dit.data.rejections import REMEDIES, DataError, SampleRefused
 from dit.models.cost import forward_flops
 from dit.progress import brief, counted
 
@@ -89,7 +89,11 @@ class PackForecast:
 
 
 def forecast_packs(config: RunConfig) -> PackForecast | None:
-    """None for mock data, a blend, or shards elsewhere whose card lists no sizes."""
+    """None for mock data, a blend, or shards elsewhere whose card lists no sizes.
+
+    Raises:
+        DataError: none of the samples that were looked at can be used.
+    """
     leaves = train_leaves(config)
     if len(leaves) != 1 or (lengths := _lengths(leaves[0], config)) is None:
         return None
@@ -135,22 +139,33 @@ def _read_lengths(leaf: DatasetSplit, expected: Expected) -> Lengths | None:
     """From the heads of samples in random order."""
     total = count_samples(leaf)
     order = np.random.default_rng(0).choice(total, min(total, _MOST), replace=False)
-    found: list[Length] = []
-    looked = 0
+    found, refused, looked = list[Length](), list[SampleRefused](), 0
     while looked < len(order):
         chosen = order[looked : looked + _AT_ONCE]
-        found += _read_sizes(leaf, np.sort(chosen), expected)
+        for one in _read_sizes(leaf, np.sort(chosen), expected):
+            if isinstance(one, SampleRefused):
+                refused.append(one)
+            else:
+                found.append(one)
         looked += len(chosen)
         padded = np.array([length.padded for length in found], float)
         if found and padded.std() * math.sqrt(1 / looked - 1 / total) < _PRECISE * padded.mean():
             break
+    if not found and refused:
+        why = refused[0]
+        raise DataError(
+            f"{leaf.path}: none of {counted(looked, 'training sample')} that were looked at can be"
+            f" used; the first: {why.reason} ({why.detail}); {REMEDIES[why.reason]}"
+        )
     if not found:
         return None
     return Lengths(counts=Counter(found), usable=len(found) / looked)
 
 
-def _read_sizes(leaf: DatasetSplit, indices: np.ndarray, expected: Expected) -> Iterator[Length]:
-    """Those of some samples, without those that cannot be used."""
+def _read_sizes(
+    leaf: DatasetSplit, indices: np.ndarray, expected: Expected
+) -> Iterator[Length | SampleRefused]:
+    """Those of some samples, or why they cannot be used."""
     shards = [shard for shard in shards_of(leaf) if shard.count]
     ends = np.cumsum([shard.count for shard in shards])
     parts = np.split(indices, np.searchsorted(indices, ends[:-1]))
@@ -164,7 +179,9 @@ def _read_sizes(leaf: DatasetSplit, indices: np.ndarray, expected: Expected) -> 
             yield from sizes
 
 
-def _sizes_in_shard(path: str, samples: Sequence[int], expected: Expected) -> Iterator[Length]:
+def _sizes_in_shard(
+    path: str, samples: Sequence[int], expected: Expected
+) -> Iterator[Length | SampleRefused]:
     from dit.data.energon.shard_reader import read_head  # mock data have no shards
     from dit.data.tar_reader import NotPlain, OpenShards, SampleLocation, ShardError
 
@@ -175,8 +192,11 @@ def _sizes_in_shard(path: str, samples: Sequence[int], expected: Expected) -> It
             found = read_head(SampleLocation(shards=shards, path=path, start=start, size=length))
             assert found is not None
             size = size_in_pack(found[2], expected)
-        except (SampleRefused, NotPlain, ShardError, OSError):
-            continue  # the loader names it, or the check of the data
+        except SampleRefused as why:
+            yield why
+            continue
+        except (NotPlain, ShardError, OSError):
+            continue  # Energon's reader may read it; the check of the data names what is damaged
         text = size.shape[1] if expected.layout.counts_text else 0
         yield Length(size.tokens, size.shape[0] + text)
 
@@ -284,6 +304,18 @@ def steps_of_epochs(config: RunConfig) -> RunConfig:
         raise Problems([f"{named}: {problem}" for problem in error.problems]) from None
 
 
+def data_paths(config: RunConfig) -> list[str]:
+    """The folders, or the metadataset, that are read in training if it is not on mock data."""
+    data = config.dataset
+    return [entry.path for entry in data.blend] or ([data.path] if data.path else [])
+
+
+def absent_data(config: RunConfig) -> str:
+    """The first of them that is not on this machine; empty where all are."""
+    paths = map(EPath, data_paths(config))
+    return next((str(path) for path in paths if not (path.is_dir() or path.is_file())), "")
+
+
 def data_lines(config: RunConfig) -> str:
     """The lines of a dry run about the data, as comments; empty for mock data or no data.
 
@@ -292,13 +324,10 @@ def data_lines(config: RunConfig) -> str:
     Raises:
         DataError: as `check_data`.
     """
-    data = config.dataset
-    paths = [entry.path for entry in data.blend] or ([data.path] if data.path else [])
-    if data.mock or not paths:
+    if config.dataset.mock or not data_paths(config):
         return ""
-    absent = [path for path in paths if not EPath(path).is_dir() and not EPath(path).is_file()]
-    if absent:
-        return f"# {'shards':<14}NOT CHECKED: {absent[0]} does not exist here\n"
+    if absent := absent_data(config):
+        return f"# {'shards':<14}NOT CHECKED: {absent} does not exist here\n"
     rows = {"shards": str(check_data(config))}
     forecast = forecast_packs(config)
     rows |= {"passes": passes_line(config, forecast), "packs": fill_line(config, forecast)}

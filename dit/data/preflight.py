@@ -57,7 +57,8 @@ def check_data(config: RunConfig) -> Checked:
             model; the message has the first faults of all that were found.
     """
     leaves, faults, notes = train_leaves(config), [], dict[str, None]()
-    for leaf in dict.fromkeys([*leaves, *_validated(config)]):
+    held_out = [leaf for one in validation_sets(config).values() for leaf in val_leaves(one)]
+    for leaf in dict.fromkeys([*leaves, *held_out]):
         card = read_data_card(leaf)
         if card:
             faults += [f"{leaf.path / CARD}: {fault}" for fault in card_faults(card, config)]
@@ -71,15 +72,17 @@ def check_data(config: RunConfig) -> Checked:
     return Checked(samples=sum(counts), shards=shards, notes=tuple(notes))
 
 
-def _validated(config: RunConfig) -> Iterator[DatasetSplit]:
+def validation_sets(config: RunConfig) -> dict[str, RunConfig]:
+    """The configuration of the data of each validation loss; none where nothing is validated."""
     if not (config.train.eval_interval and config.train.eval_iters):
-        return
-    yield from val_leaves(config)
+        return {}
+    found = {"val_loss": config}
     for one in config.validation.sets:
         only = replace(
             config.dataset, path=one.path, blend=(), mock=False, use_train_split_for_val=False
         )
-        yield from val_leaves(replace(config, dataset=only))
+        found[f"val_{one.name}_loss"] = replace(config, dataset=only)
+    return found
 
 
 def _shard_faults(leaf: DatasetSplit) -> Iterator[str]:

@@ -30,29 +30,22 @@ from dit.data import (
     null_inputs,
     passes_line,
 )
-from dit.data.pack import PatchLayout
 from dit.distributed.collective_errors import from_first_rank, on_all_ranks
 from dit.distributed.entry import StopSignals, started_with
 from dit.distributed.pack_broadcast import Replica
 from dit.distributed.process_groups import device, device_memory, process_groups
 from dit.distributed.watchdog import heartbeat
-from dit.models.family import check_objective_inputs
 from dit.models.recomputation import choose_recomputation
-from dit.objectives import (
-    clean_network_level,
-    sampling_path,
-    training_objective,
-    training_problem,
-)
+from dit.objectives import training_objective, training_problem
 from dit.train.checkpoint.adapters import AdapterRun, adapter_run, adapters_of, checked_base
 from dit.train.checkpoint.async_save import Saver
+from dit.train.checkpoint.paths import starting_point
 from dit.train.checkpoint.resume import (
     close_saver,
     finish_save,
     resume,
     run_folder,
     save,
-    starting_point,
 )
 from dit.train.checkpoint.state_dict import load_base
 from dit.train.garbage_collection import collect_after, manual_gc
@@ -79,6 +72,7 @@ from dit.train.model_and_optimizer import (
     then_from_file,
 )
 from dit.train.optimizer import learning_rate
+from dit.train.start_checks import check_objective
 from dit.train.step import forward_backward, optimizer_step
 from dit.train.train_state import Export, Samples, Start, TrainState
 from dit.train.validation import read_validation_packs, validation_round
@@ -159,11 +153,8 @@ def _prepare(
     if config.train.deterministic:
         torch.use_deterministic_algorithms(True)
         os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"  # Transformer Engine's attention
-    check_objective_inputs(config)
-    check_clean_level(config)
+    check_objective(config)
     config, notes = _with_recomputation(config)
-    if config.samples:
-        sampling_path(config.objective)  # refuses an objective that cannot generate
     heartbeat("opening of the data")
     groups = process_groups()
     replica, ranks = Replica(groups), (groups.dp.rank(), groups.dp.size())
@@ -266,17 +257,6 @@ def _with_recomputation(config: RunConfig) -> tuple[RunConfig, list[str]]:
     size = min(known, default=None)  # ranks that share a layer must recompute alike
     chosen = choose_recomputation(config, world_size=dist.get_world_size(), device_memory=size)
     return chosen.config, [f"recomputation {chosen.reason}"]
-
-
-def check_clean_level(config: RunConfig) -> None:
-    """Refuses an objective without a level for tokens without noise, where samples may have them.
-
-    Raises:
-        ValueError: as `clean_network_level`.
-    """
-    layout = PatchLayout.of(config)
-    if layout.has_clean_tokens and layout.clean_level is not None:
-        clean_network_level(training_objective(config.objective), layout.clean_level)
 
 
 def _train(run: TrainState, logger: RunLogger, stop_signals: StopSignals) -> ExitCode:

@@ -14,7 +14,7 @@ from dit.convert.load_hf.settings import HfWeights, open_hf_weights
 from dit.convert.load_hf.weights import fill_from_diffusers
 from dit.models.lora.adapter import is_adapter
 from dit.train.checkpoint.origin import Origin, read_origin
-from dit.train.checkpoint.resume import starting_point
+from dit.train.checkpoint.paths import starting_point
 
 
 @dataclass(frozen=True, slots=True)

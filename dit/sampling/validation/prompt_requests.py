@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -42,6 +42,16 @@ from dit.sampling.validation.requests import PreparedPrompts, Texts, ValidationR
 from dit.train.train_state import TrainState
 
 
+class _OfData(Protocol):
+    """What a run and a dry run have."""
+
+    @property
+    def config(self) -> RunConfig: ...
+
+    @property
+    def card(self) -> dict[str, Any] | None: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class _GivenToPrompt:
     """The pictures of one prompt, which fit the network and can be read."""
@@ -51,7 +61,7 @@ class _GivenToPrompt:
     shown_HW3: np.ndarray | None  # uint8, for the grid
 
     @classmethod
-    def of(cls, prompt: Prompt, run: TrainState) -> _GivenToPrompt:
+    def of(cls, prompt: Prompt, run: _OfData) -> _GivenToPrompt:
         """Of a prompt of the file.
 
         Raises:
@@ -101,14 +111,7 @@ def prepare_prompts(run: TrainState, prompts: Sequence[Prompt]) -> PreparedPromp
     Raises:
         ValueError: the text encoder of the data, a size or a picture is missing.
     """
-    c = run.config
-    if (asked := _asked(c)) and run.card is None:
-        raise ValueError(
-            f"{asked}: {c.dataset.path} has no dataset_card.json that names the text encoder of the"
-            " data; pack it with `python -m data_prep`, or leave that unset and use"
-            " validation.num_captions, which needs none"
-        )
-    given = [_GivenToPrompt.of(prompt, run) for prompt in prompts]
+    c, given = run.config, check_prompts(run, prompts)
     alone, texts = _encode(prompts, given, run)
     decoder, note = find_decoder(run)
     stride = _latent_stride(decoder, run.card, c)
@@ -118,6 +121,47 @@ def prepare_prompts(run: TrainState, prompts: Sequence[Prompt]) -> PreparedPromp
         for each in zip(prompts, texts, given, strict=True)
     ]
     return replace(found, requests=requests)
+
+
+def check_prompts(run: _OfData, prompts: Sequence[Prompt]) -> list[_GivenToPrompt]:
+    """The pictures of prompts whose sizes are known.
+
+    Raises:
+        ValueError: the data do not name their text encoder, or a size or a picture is missing.
+    """
+    if (asked := _asked(run.config)) and run.card is None:
+        raise ValueError(
+            f"{asked}: {run.config.dataset.path} has no dataset_card.json that names the text"
+            " encoder of the data; pack it with `python -m data_prep`, or leave that unset and use"
+            " validation.num_captions, which needs none"
+        )
+    return [_GivenToPrompt.of(prompt, run) for prompt in prompts]
+
+
+def check_encoder(run: _OfData, given: Sequence[_GivenToPrompt]) -> None:
+    """Looks for the text encoder, of which it reads the configuration and the tokenizer alone.
+
+    Raises:
+        ValueError: it is not on this machine, or sees pictures that are not here.
+    """
+    if asked := _asked(run.config):
+        with _encoder_is_here(asked):
+            encoder = _encoder_of(run)
+            encoder.is_cut("")
+            width = encoder.width
+        if width != run.config.model.crossattn_emb_size:
+            raise ValueError(
+                f"{asked}: the text encoder {encoder.name} of the data makes rows of {width}"
+                f" numbers, and model.crossattn_emb_size={run.config.model.crossattn_emb_size}; use"
+                " the text encoder that the data of the run were packed with"
+            )
+        _check_pictures(encoder, given, run.config)
+
+
+def _encoder_of(run: _OfData) -> TextEncoder:
+    assert run.card is not None
+    place = ModelLocation(cache=run.config.validation.t5_cache_dir, local_only=True)
+    return text.text_encoder_of_card(run.card, place)
 
 
 def _asked(config: RunConfig) -> str:
@@ -141,12 +185,11 @@ def _encode(
         ValueError: the text encoder of the data is not on this machine, or sees pictures that are
             not here.
     """
-    c, card = run.config, run.card
+    c = run.config
     common, asked = c.validation.negative_prompt, _asked(c)
     alone: dict[str, Mapping[str, Tensor]] = {"": {n: v.cpu() for n, v in run.null.items()}}
     if not asked:
         return alone, []
-    assert card is not None
 
     def without_picture(word: str) -> Mapping[str, Tensor]:
         if word not in alone:
@@ -157,8 +200,7 @@ def _encode(
     words = [(prompt.text, _negative(prompt, c)) for prompt in prompts]
     try:
         with _encoder_is_here(asked):
-            place = ModelLocation(cache=c.validation.t5_cache_dir, local_only=True)
-            encoder = text.text_encoder_of_card(card, place)
+            encoder = _encoder_of(run)
         _check_pictures(encoder, given, c)
         each = list[PromptTexts]()
         with _encoder_is_here(asked):
@@ -207,7 +249,7 @@ def _check_pictures(
         )
 
 
-def find_decoder(run: TrainState) -> tuple[Codec | None, str]:
+def find_decoder(run: _OfData) -> tuple[Codec | None, str]:
     """The decoder with its weights, or a text that says why there is none."""
     named = (run.card or {}).get("processor")
     if run.card is None or not isinstance(named, dict):
@@ -276,7 +318,7 @@ def _request_of_prompt(
     )
 
 
-def _size(prompt: Prompt, run: TrainState) -> Size:
+def _size(prompt: Prompt, run: _OfData) -> Size:
     """Frames, rows and columns of a prompt's sample, in pixels.
 
     Raises:

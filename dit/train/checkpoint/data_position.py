@@ -15,9 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dit.data import LoaderLayout
+from dit.data import DataError, LoaderLayout, PackLoader, places_of
 from dit.data.loader_state import FORMAT
-from dit.train.checkpoint.paths import CheckpointError, damaged, remedy
+from dit.train.checkpoint.paths import CheckpointError, damaged, remedy, saved_config
 
 Position = dict[str, Any]
 """A loader state as plain values."""
@@ -63,6 +63,29 @@ def data_positions(path: Path, layout: LoaderLayout, *, rank: int | None) -> lis
 
     states = _exchange(read_share)
     return [states[n] for n in sorted(states)]
+
+
+def read_positions(path: Path) -> list[Position]:
+    """The same of one process, with all readers.
+
+    Raises:
+        CheckpointError: a file is missing or damaged.
+    """
+    first = _read(path / loader_file(0))
+    ranks = _saved_ranks(path, {0: first})
+    return [first, *(_read(path / loader_file(rank)) for rank in range(1, ranks))]
+
+
+def restore_position(loader: PackLoader, states: list[Position], path: Path) -> None:
+    """Continues with the positions of a checkpoint.
+
+    Raises:
+        CheckpointError: it is one in other data, or cannot be divided among these ranks.
+    """
+    try:
+        loader.load_state_dict(states, places=places_of(saved_config(path).dataset))
+    except DataError as error:
+        raise CheckpointError(f"{path}: {error}") from error
 
 
 def _large(state: Position) -> Position:

@@ -16,11 +16,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed as dist
 from safetensors import SafetensorError
 
 from dit.config import RunConfig
 from dit.config.loading import read_config
-from dit.distributed.collective_errors import error_in_words
+from dit.distributed.collective_errors import RankError, error_in_words, on_all_ranks
 from dit.parsing import parse_json
 
 if TYPE_CHECKING:
@@ -118,6 +119,24 @@ def changed_files(folder: Path, manifest: Manifest, *, part: slice = slice(None)
     ]
 
 
+def verify(path: Path) -> None:
+    """Compares every file with its checksum; all ranks call it, and each reads some of the files.
+
+    Raises:
+        CheckpointError: a file has changed since it was saved.
+    """
+    manifest = manifest_of(path)
+    if manifest is None:
+        return
+    part = slice(dist.get_rank(), None, dist.get_world_size())
+    try:
+        by_rank = on_all_ranks(lambda: changed_files(path, manifest, part=part))
+    except RankError as error:
+        raise damaged(path, error) from error
+    if names := [name for of_rank in by_rank for name in of_rank]:
+        raise changed(path, names)
+
+
 LATEST = "LATEST"
 LOWEST_VAL = "LOWEST_VAL"
 _LONGEST_POINTER = 300  # bytes that are read of LATEST or LOWEST_VAL
@@ -152,6 +171,24 @@ def find_checkpoint(path: Path) -> Path | None:
         if steps := sorted(folder.glob(f"{STEP}*")):
             return _complete(steps[-1])
     return None
+
+
+def starting_point(config: RunConfig) -> Path | None:
+    """The checkpoint that a run starts from; None where it draws its own weights.
+
+    Raises:
+        CheckpointError: there is one, of which no checkpoint can be told; or there is none, and its
+            weights are to be tuned.
+    """
+    c = config.checkpoint
+    places = (find_checkpoint(Path(place)) for place in (c.save, c.load) if place)
+    found = next((path for path in places if path is not None), None)
+    if found is None and c.finetune:
+        raise CheckpointError(
+            f"checkpoint.finetune=true, and checkpoint.load={c.load} holds no checkpoint; give a"
+            " run folder or a checkpoints/step_... folder"
+        )
+    return found
 
 
 def _named_by(pointer: Path) -> str:

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -33,7 +32,6 @@ from torch.distributed.checkpoint.api import CheckpointException
 from dit.batch import NullInputs
 from dit.config import EmaKind, LossKind, ModelConfig, RunConfig, Weights
 from dit.config.inlining import value_of
-from dit.distributed.collective_errors import RankError, on_all_ranks
 from dit.distributed.data_parallel import (
     load_optimizer_groups,
     optimizer_groups,
@@ -46,11 +44,9 @@ from dit.train.checkpoint.adapters import FrozenBase, adapters_of, diffusers_wei
 from dit.train.checkpoint.exchange import WEIGHT, StateExchange
 from dit.train.checkpoint.paths import (
     CheckpointError,
-    changed,
-    changed_files,
     damaged,
-    manifest_of,
     saved_config,
+    verify,
 )
 from dit.train.model_and_optimizer import ModelAndOptimizer
 from dit.train.narrow_moments import put_moments
@@ -79,13 +75,8 @@ def load_checkpoint(path: Path, model: ModelAndOptimizer, *, config: RunConfig) 
     Raises:
         CheckpointError: the checkpoint is damaged, belongs to another model, or has weights alone.
     """
-    check_same_model(path, config)
+    check_continues(path, config)
     verify(path)
-    if not any(name.startswith("optimizer.") for name in _stored_names(path)):
-        raise CheckpointError(
-            f"{path} holds weights and no optimizer, as an import does; start a new run from them:"
-            f" checkpoint.finetune=true checkpoint.load={path}"
-        )
     averaged = saved_config(path).ema.kind is not EmaKind.NONE
     values = stored_values(model, averaged=averaged)
     exchange = StateExchange(
@@ -124,7 +115,7 @@ def start_from(path: Path, model: ModelAndOptimizer, *, config: RunConfig) -> Tr
         CheckpointError: the checkpoint is damaged, of another model, or lacks the average; or it
             does not say how many updates are behind it.
     """
-    check_same_weights(path, config)
+    check_starts_from(path, config)
     verify(path)
     ema = model.ema if config.train.warm_start_ema else None
     goes_on = ema is not None and _has_average(path)
@@ -144,31 +135,7 @@ def start_from(path: Path, model: ModelAndOptimizer, *, config: RunConfig) -> Tr
     if ema is None:
         return TrainProgress()
     ema.updates_before = loaded.updates_before + loaded.updates
-    if not ema.updates_before and ema.config.kind is EmaKind.POWER:
-        raise CheckpointError(
-            f"{path} does not say how many updates are behind its weights, as no import does, and"
-            " train.warm_start_ema=true with ema.kind=power needs the number; set"
-            " ema.kind=constant, or leave it out"
-        )
     return TrainProgress(updates_before=ema.updates_before)
-
-
-def verify(path: Path) -> None:
-    """Compares every file with its checksum; all ranks call it, and each reads some of the files.
-
-    Raises:
-        CheckpointError: a file has changed since it was saved.
-    """
-    manifest = manifest_of(path)
-    if manifest is None:
-        return
-    part = slice(dist.get_rank(), None, dist.get_world_size())
-    try:
-        by_rank = on_all_ranks(lambda: changed_files(path, manifest, part=part))
-    except RankError as error:
-        raise damaged(path, error) from error
-    if names := [name for of_rank in by_rank for name in of_rank]:
-        raise changed(path, names)
 
 
 def load_weights(
@@ -197,12 +164,61 @@ def _load_weights(path: Path, exchange: StateExchange, *, averaged: bool) -> dic
     Raises:
         CheckpointError: the checkpoint has no average.
     """
-    if averaged and not _has_average(path):
-        raise CheckpointError(f"{path} holds no average of the weights; use --weights model")
+    _check_has(path, averaged=averaged)
     wanted = exchange.wanted(weights=_AVERAGE if averaged else WEIGHT, everywhere=True)
     loaded = _read({"share": wanted}, path)
     exchange.hand_out(loaded.get("share", {}))
     return loaded
+
+
+def check_continues(path: Path, config: RunConfig) -> None:
+    """Refuses a checkpoint that a run cannot go on from; reads none of its tensors.
+
+    Raises:
+        CheckpointError: it belongs to another model, or has weights alone.
+    """
+    check_same_model(path, config)
+    if not any(name.startswith("optimizer.") for name in _stored_names(path)):
+        raise CheckpointError(
+            f"{path} holds weights and no optimizer, as an import does; start a new run from them:"
+            f" checkpoint.finetune=true checkpoint.load={path}"
+        )
+
+
+def check_starts_from(path: Path, config: RunConfig) -> None:
+    """Refuses a checkpoint whose weights, or adapters, a new run cannot have; reads no tensor.
+
+    Raises:
+        CheckpointError: it is of another model, lacks the average, or does not say how many updates
+            are behind it.
+    """
+    check_same_weights(path, config)
+    _check_has(path, averaged=config.checkpoint.finetune_weights is Weights.EMA)
+    if config.train.warm_start_ema and config.ema.kind is EmaKind.POWER:
+        progress = _progress(_common(path))
+        if not progress.updates_before + progress.updates:
+            raise CheckpointError(
+                f"{path} does not say how many updates are behind its weights, as no import does,"
+                " and train.warm_start_ema=true with ema.kind=power needs the number; set"
+                " ema.kind=constant, or leave it out"
+            )
+
+
+def _common(path: Path) -> Mapping[str, Any]:
+    """What a checkpoint stores beside its tensors.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    try:
+        return dist_checkpointing.load_common_state_dict(str(path))
+    except Exception as error:
+        raise damaged(path, error) from error
+
+
+def _check_has(path: Path, *, averaged: bool) -> None:
+    if averaged and not _has_average(path):
+        raise CheckpointError(f"{path} holds no average of the weights; use --weights model")
 
 
 def _has_average(path: Path) -> bool:
