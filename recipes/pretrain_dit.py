@@ -20,10 +20,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         adapt=for_weights,
     )
     config = arguments.config
-    if config.train.epochs is not None:
-        from dit.data import steps_of_epochs
-
-        config = steps_of_epochs(config)
     # Imported late: --help and a wrong key answer without waiting for Megatron-Core.
     from dit.distributed.process_groups import rank, start_processes, world_size
     from dit.models.cost import check_memory
@@ -49,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     open_samples = None
     if config.samples:
         from dit.sampling.validation.samples import open_samples
+    from dit.distributed.collective_errors import from_first_rank
     from dit.distributed.watchdog import watchdog
 
     limit_s = 60 * config.dist.distributed_timeout_minutes
@@ -59,9 +56,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         limit_s=limit_s,
     )
     with watchdog(limit_s=limit_s, say=say_once):
+        from dit.data import steps_of_epochs
         from dit.train.checkpoint.resume import next_commands
         from dit.train.trainer import ExitCode, pretrain
 
+        config = from_first_rank(lambda: steps_of_epochs(config))
         code = pretrain(config, export=export, open_samples=open_samples, start=start)
         if code is ExitCode.DONE and rank() == 0:
             sys.stdout.write(next_commands(config))
@@ -72,6 +71,10 @@ def _describe(config: RunConfig, *, world_size: int, check: bool) -> None:
     """Prints what would run; raises what the start would raise, if asked to `check` it."""
     from dit.config.loading.describe import describe
 
+    if config.train.epochs is not None:
+        from dit.data import steps_of_epochs
+
+        config = steps_of_epochs(config)
     sys.stdout.write(describe(config, world_size=world_size))
     if check:
         from dit.data import data_lines

@@ -233,12 +233,11 @@ def passes_line(config: RunConfig, forecast: PackForecast | None) -> str:
     start = config.checkpoint
     is_new = not (config.lora.enabled or start.load or start.load_hf)
     few = is_new and packs * forecast.samples_a_pack < FEW_SAMPLES
+    hint = "; few for a run from scratch: docs/small_data.md" if few else ""
     return (
         f"{config.train.train_iters:,} steps see each of the {forecast.samples:,} training"
         f" samples about {brief(packs / forecast.packs)} times"
-        f" (about {brief(forecast.samples_a_pack)} in a pack, {forecast.fill:.0%} full)"
-        + few
-        * "; few for a run from scratch: docs/small_data.md"
+        f" (about {brief(forecast.samples_a_pack)} in a pack, {forecast.fill:.0%} full){hint}"
     )
 
 
@@ -255,9 +254,9 @@ def fill_line(config: RunConfig, forecast: PackForecast | None) -> str:
                 lengths = lengths.padded_to(value)
             fill = _forecast(lengths, other, samples=forecast.samples).fill
             if fill > forecast.fill + 0.02:
-                better.append(f"dataset.{name}={value} would make them {fill:.0%} full")
+                better.append(f"dataset.{name}={value} would fill {fill:.0%}")
     how = "; ".join(better) or "no capacity near this one goes with the lengths of the samples"
-    return f"WARNING: {forecast.fill:.0%} of a pack is expected to be filled: {how}"
+    return f"WARNING: samples will fill {forecast.fill:.0%} of the packs; {how}"
 
 
 def _other_settings(data: DatasetConfig, lengths: Lengths) -> Iterator[tuple[str, int]]:

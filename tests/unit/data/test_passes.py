@@ -134,8 +134,8 @@ def test_of_other_disks_the_card_tells(config, monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("lengths", "settings", "said"),
     [
-        ([40] * 50, {}, ("62% of", "_seq_length=40 would make them 100% full", "=80 would")),
-        ([1] * 50, {}, ("25% of", "dataset.sample_multiple=1 would make them 100% full")),
+        ([40] * 50, {}, ("62% of", "_seq_length=40 would fill 100%", "=80 would")),
+        ([1] * 50, {}, ("25% of", "dataset.sample_multiple=1 would fill 100%")),
         ([4] * 50, {"packing_buffer_size": 2}, ()),
         ([36, 28] * 50, {}, ()),
     ],
