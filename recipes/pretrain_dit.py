@@ -40,7 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         export = exporter(config)
     if arguments.dry_run or arguments.print_config:
         if rank() == 0:
-            _describe(config, world_size=world_size(), check=arguments.dry_run)
+            notes = start.notes if start else ()
+            _describe(config, world_size=world_size(), notes=notes, check=arguments.dry_run)
         return 0
     open_samples = None
     if config.samples:
@@ -67,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(code)
 
 
-def _describe(config: RunConfig, *, world_size: int, check: bool) -> None:
+def _describe(config: RunConfig, *, world_size: int, notes: Sequence[str], check: bool) -> None:
     """Prints what would run; raises what the start would raise, if asked to `check` it."""
     from dit.config.loading.describe import describe
 
@@ -81,6 +82,8 @@ def _describe(config: RunConfig, *, world_size: int, check: bool) -> None:
         from dit.train.start_checks import start_lines
 
         sys.stdout.write(data_lines(config))
+        for note in notes:
+            sys.stdout.write(f"# {note}\n")
         sys.stdout.write(start_lines(config, world_size=world_size))
         c = config.validation
         if config.samples and (c.prompts_file or c.negative_prompt or c.feature_extractor):

@@ -12,7 +12,8 @@ from urllib.parse import quote
 
 from PIL import Image
 
-from data_prep.inspect.duplicates import Duplicates, Looks
+from data_prep.engine.block_worker import DecodedSample
+from data_prep.inspect.duplicates import Duplicates
 from data_prep.inspect.html_pages import Row, html_table, picture, write_html
 from data_prep.media.clips import Entry, Source
 from data_prep.planning.cropping import crop_line
@@ -34,11 +35,11 @@ def write_plan_page(
     codec: Codec,
     text: TextEncoder,
     cropped: Mapping[str, Any],
-    looks: Sequence[Looks | None] | None = None,
+    decoded: Sequence[DecodedSample | None] | None = None,
 ) -> PlanStatistics:
     """Writes the page and returns its statistics.
 
-    `looks` has one for each line of the plan; None where nothing was decoded.
+    `decoded` has one for each line of the plan, None for a refused one; None where nothing was.
     """
     facts = PlanStatistics(
         text_tokens=text.length_of,
@@ -47,15 +48,15 @@ def write_plan_page(
         extra_bytes=codec.extra_bytes,
         text_bytes=text.width * _LATENT_BYTES,
         longest_text=text.max_length,
-        judged_by=Judged.HEADERS if looks is None else Judged.DECODING,
+        judged_by=Judged.HEADERS if decoded is None else Judged.DECODING,
         cropped=cropped,
     )
-    facts.duplicates.compared = looks is not None
+    facts.duplicates.compared = decoded is not None
     for number, entry in enumerate(_entries(plan)):
-        facts.add(entry)
+        found = None if decoded is None else decoded[number]
+        facts.add(entry if found is None else replace(entry, notes=found.notes))
         if not entry.refused:
-            look = None if looks is None else looks[number]
-            facts.duplicates.add(entry.source, entry.caption, look)
+            facts.duplicates.add(entry.source, entry.caption, found and found.looks)
     facts.duplicates.finish()
     parts = [*_summary(facts), *_sizes(facts), *_histograms(facts), *_refused(facts)]
     parts += [*_ignored(source.ignored), facts.duplicates.html()]

@@ -28,6 +28,7 @@ from dit.data.preflight import validation_sets
 from dit.models.family import check_objective_inputs
 from dit.objectives import clean_network_level, sampling_path, training_objective
 from dit.safe_writing import check_no_writer
+from dit.train.checkpoint.mirror import to_fetch
 from dit.train.checkpoint.paths import find_checkpoint, starting_point
 
 
@@ -53,9 +54,11 @@ def check_start(config: RunConfig, *, world_size: int, with_data: bool = True) -
     check_objective(config)
     if config.checkpoint.save:
         check_run_folder(Path(config.checkpoint.save))
-    found = starting_point(config)
-    lines = []
-    if found is not None or config.lora.enabled:
+    found, lines = None, list[str]()
+    if name := to_fetch(config):
+        lines.append(f"{name} is fetched from {config.checkpoint.mirror}, and not looked at before")
+    else:
+        found = starting_point(config)
         lines += _check_weights(config, found)
     if with_data:
         _check_data(config, found if _goes_on(config) else None, world_size=world_size)
@@ -138,7 +141,9 @@ def _check_weights(config: RunConfig, found: Path | None) -> Iterator[str]:
         interval_sums,
     )
 
-    adapted = adapter_run(config, found)
+    said = list[str]()
+    adapted = adapter_run(config, found, said.append)
+    yield from said
     if adapted is not None and adapted.base.path is not None:
         if adapted.base.diffusers:
             diffusers_weights(adapted.base, config)
