@@ -1,6 +1,6 @@
 """What a start refuses, for `--dry-run`: the same checks of the same files, without a network.
 
-1. objective     inputs and noise levels that the network does not have
+1. settings      inputs, noise levels and weights that the network does not have
    run folder    it can be written, holds no shards, and no other run writes to it
 2. weights       checkpoints, adapters and what they are trained beside
 3. data          readers, null inputs, validation packs, the position of a run that goes on
@@ -26,6 +26,7 @@ from dit.data.pack import PatchLayout
 from dit.data.passes import absent_data, data_paths
 from dit.data.preflight import validation_sets
 from dit.models.family import check_objective_inputs
+from dit.models.parameter_groups import group_of_weights
 from dit.objectives import clean_network_level, sampling_path, training_objective
 from dit.safe_writing import check_no_writer
 from dit.train.checkpoint.mirror import to_fetch
@@ -51,7 +52,7 @@ def check_start(config: RunConfig, *, world_size: int, with_data: bool = True) -
     Raises:
         ValueError: of many kinds, as the start itself.
     """
-    check_objective(config)
+    check_settings(config)
     if config.checkpoint.save:
         check_run_folder(Path(config.checkpoint.save))
     found, lines = None, list[str]()
@@ -65,8 +66,8 @@ def check_start(config: RunConfig, *, world_size: int, with_data: bool = True) -
     return [*lines, *_check_machine(config)]
 
 
-def check_objective(config: RunConfig) -> None:
-    """Refuses an objective that asks for more than network, samples or sampler have.
+def check_settings(config: RunConfig) -> None:
+    """Refuses settings that ask for more than network, samples or sampler have.
 
     Raises:
         Problems: names the keys.
@@ -74,6 +75,7 @@ def check_objective(config: RunConfig) -> None:
     """
     check_objective_inputs(config)
     check_clean_level(config)
+    group_of_weights(config)
     if config.samples:
         sampling_path(config.objective)
 
@@ -131,12 +133,13 @@ def _goes_on(config: RunConfig) -> bool:
 
 
 def _check_weights(config: RunConfig, found: Path | None) -> Iterator[str]:
-    from dit.train.checkpoint.adapters import adapter_run, adapters_of, diffusers_weights
+    from dit.models.lora.targets import adapters_by_linear
+    from dit.train.checkpoint.adapters import adapter_run, adapters_of
     from dit.train.checkpoint.origin import saved_origin
     from dit.train.checkpoint.resume import disk_space_notes
     from dit.train.checkpoint.state_dict import (
+        check_base,
         check_continues,
-        check_same_weights,
         check_starts_from,
         interval_sums,
     )
@@ -144,11 +147,9 @@ def _check_weights(config: RunConfig, found: Path | None) -> Iterator[str]:
     said = list[str]()
     adapted = adapter_run(config, found, said.append)
     yield from said
-    if adapted is not None and adapted.base.path is not None:
-        if adapted.base.diffusers:
-            diffusers_weights(adapted.base, config)
-        else:
-            check_same_weights(adapted.base.path, config)
+    if adapted is not None:
+        adapters_by_linear(config.model, adapted.adapters)
+        check_base(adapted.base, config)
     if found is None:
         return
     if _goes_on(config):
@@ -173,7 +174,7 @@ def _check_data(config: RunConfig, goes_on_from: Path | None, *, world_size: int
         loader.close()
     if not config.dataset.mock:
         for one in validation_sets(config).values():
-            validation_groups(one).plan(config.train.eval_iters)
+            validation_groups(one).plan(config.train.eval_iters).packs([], late=())
 
 
 def _check_machine(config: RunConfig) -> Iterator[str]:
@@ -203,16 +204,16 @@ def check_wandb(config: RunConfig) -> None:
 
 def _checks_of_devices(config: RunConfig) -> Iterator[Callable[[], object]]:
     """What layers and optimizer check when they are built, where the configuration asks for it."""
+    from dit.models.layers.per_sample import check_compiler
+    from dit.models.layers.transformer_engine import check_engine
+    from dit.train.narrow_moments import check_moments
+
     model = config.model
     of_engine = model.transformer_impl is Implementation.TRANSFORMER_ENGINE
-    if config.optimizer.narrow_moments:
-        from dit.train.narrow_moments import check_moments
-
-        yield partial(check_moments, config.optimizer)
-    if of_engine:
-        from dit.models.layers.transformer_engine import check_engine
-
-        yield partial(check_engine, model)
+    yield partial(check_moments, config.optimizer)
+    yield partial(check_engine, model)
+    if model.compile:
+        yield check_compiler
     if model.cp_comm_type is ContextComm.P2P:
         from dit.models.layers.context_parallel import check_ring
 

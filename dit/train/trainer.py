@@ -75,7 +75,7 @@ from dit.train.model_and_optimizer import (
     then_from_file,
 )
 from dit.train.optimizer import learning_rate
-from dit.train.start_checks import check_objective
+from dit.train.start_checks import check_settings
 from dit.train.step import forward_backward, optimizer_step
 from dit.train.train_state import Export, Samples, Start, TrainState
 from dit.train.validation import read_validation_packs, validation_round
@@ -163,7 +163,7 @@ def _prepare(
     if config.train.deterministic:
         torch.use_deterministic_algorithms(True)
         os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"  # Transformer Engine's attention
-    check_objective(config)
+    check_settings(config)
     config, notes = _with_recomputation(config)
     heartbeat("opening of the data")
     groups = process_groups()

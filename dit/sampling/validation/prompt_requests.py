@@ -111,10 +111,10 @@ def prepare_prompts(run: TrainState, prompts: Sequence[Prompt]) -> PreparedPromp
     Raises:
         ValueError: the text encoder of the data, a size or a picture is missing.
     """
-    c, given = run.config, check_prompts(run, prompts)
+    given = check_prompts(run, prompts)
     alone, texts = _encode(prompts, given, run)
     decoder, note = find_decoder(run)
-    stride = _latent_stride(decoder, run.card, c)
+    stride = latent_stride(decoder, run, needed=bool(prompts))
     found = PreparedPrompts(inputs=alone, latent_stride=stride, note=note)
     requests = [
         _request_of_prompt(*each, run=run, found=found, decoder=decoder)
@@ -142,26 +142,35 @@ def check_encoder(run: _OfData, given: Sequence[_GivenToPrompt]) -> None:
     """Looks for the text encoder, of which it reads the configuration and the tokenizer alone.
 
     Raises:
-        ValueError: it is not on this machine, or sees pictures that are not here.
+        ValueError: as `_checked_encoder`.
     """
     if asked := _asked(run.config):
+        encoder = _checked_encoder(run, given)
         with _encoder_is_here(asked):
-            encoder = _encoder_of(run)
             encoder.is_cut("")
-            width = encoder.width
-        if width != run.config.model.crossattn_emb_size:
-            raise ValueError(
-                f"{asked}: the text encoder {encoder.name} of the data makes rows of {width}"
-                f" numbers, and model.crossattn_emb_size={run.config.model.crossattn_emb_size}; use"
-                " the text encoder that the data of the run were packed with"
-            )
-        _check_pictures(encoder, given, run.config)
 
 
-def _encoder_of(run: _OfData) -> TextEncoder:
+def _checked_encoder(run: _OfData, given: Sequence[_GivenToPrompt]) -> TextEncoder:
+    """The text encoder of the data, which is not loaded yet.
+
+    Raises:
+        ValueError: it is not on this machine, is another than the network reads, or sees pictures
+            that are not here.
+    """
     assert run.card is not None
-    place = ModelLocation(cache=run.config.validation.t5_cache_dir, local_only=True)
-    return text.text_encoder_of_card(run.card, place)
+    c, asked = run.config, _asked(run.config)
+    with _encoder_is_here(asked):
+        place = ModelLocation(cache=c.validation.t5_cache_dir, local_only=True)
+        encoder = text.text_encoder_of_card(run.card, place)
+        width = encoder.width
+    if width != c.model.crossattn_emb_size:
+        raise ValueError(
+            f"{asked}: the text encoder {encoder.name} of the data makes rows of {width} numbers,"
+            f" and model.crossattn_emb_size={c.model.crossattn_emb_size}; use the text encoder that"
+            " the data of the run were packed with"
+        )
+    _check_pictures(encoder, given, c)
+    return encoder
 
 
 def _asked(config: RunConfig) -> str:
@@ -199,9 +208,7 @@ def _encode(
 
     words = [(prompt.text, _negative(prompt, c)) for prompt in prompts]
     try:
-        with _encoder_is_here(asked):
-            encoder = _encoder_of(run)
-        _check_pictures(encoder, given, c)
+        encoder = _checked_encoder(run, given)
         each = list[PromptTexts]()
         with _encoder_is_here(asked):
             if not encoder.most_pictures:
@@ -267,18 +274,28 @@ def find_decoder(run: _OfData) -> tuple[Codec | None, str]:
         )
 
 
-def _latent_stride(decoder: Codec | None, card: Any, config: RunConfig) -> LatentStride | None:
+def latent_stride(decoder: Codec | None, run: _OfData, *, needed: bool) -> LatentStride | None:
+    """By the decoder, else by the card; None where neither tells and none is needed.
+
+    Raises:
+        ValueError: neither tells.
+    """
+    model, latent = run.config.model, (run.card or {}).get("latent", {})
     if decoder is not None:
-        return LatentStride.of(decoder, config.model)
-    latent = (card or {}).get("latent", {})
-    if "stride" not in latent:
-        return None
-    return LatentStride(
-        stride=latent["stride"],
-        temporal_stride=latent["temporal_stride"],
-        patch_spatial=config.model.patch_spatial,
-        patch_temporal=config.model.patch_temporal,
-    )
+        return LatentStride.of(decoder, model)
+    if "stride" in latent:
+        return LatentStride(
+            stride=latent["stride"],
+            temporal_stride=latent["temporal_stride"],
+            patch_spatial=model.patch_spatial,
+            patch_temporal=model.patch_temporal,
+        )
+    if needed:
+        raise ValueError(
+            "validation.prompts_file: the size of a latent is unknown, for the decoder is not on"
+            " this machine and the dataset card is of an older version; set model.vae_cache_folder"
+        )
+    return None
 
 
 def _request_of_prompt(
@@ -291,11 +308,7 @@ def _request_of_prompt(
     decoder: Codec | None,
 ) -> ValidationRequest:
     stride, c = found.latent_stride, run.config
-    if stride is None:
-        raise ValueError(
-            "validation.prompts_file: the size of a latent is unknown, for the decoder is not on"
-            " this machine and the dataset card is of an older version; set model.vae_cache_folder"
-        )
+    assert stride is not None
     pixels = _size(prompt, run)
     latent = stride.latent(pixels)
     multiple = stride.stride * stride.patch_spatial

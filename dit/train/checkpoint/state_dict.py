@@ -219,7 +219,8 @@ def _common(path: Path) -> Mapping[str, Any]:
 
 
 def _check_has(path: Path, *, averaged: bool) -> None:
-    if averaged and not _has_average(path):
+    there = _has_average(path)  # finds a damaged index as well
+    if averaged and not there:
         raise CheckpointError(f"{path} holds no average of the weights; use --weights model")
 
 
@@ -274,9 +275,23 @@ def load_base(
         for module in modules:
             diffusers_weights(base, config).fill(module, config)
     elif base.path is not None:
-        check_same_weights(base.path, config)
+        check_base(base, config)
         verify(base.path)
         load_weights(base.path, modules, groups, averaged=base.averaged)
+
+
+def check_base(base: FrozenBase, config: RunConfig) -> None:
+    """Refuses frozen weights that do not fit, by their checkpoint or folder; reads no tensor.
+
+    Raises:
+        CheckpointError: they are of another model, or their average is missing.
+        ConvertError: they are of another network.
+    """
+    if base.path is not None and base.diffusers:
+        diffusers_weights(base, config)
+    elif base.path is not None:
+        check_same_weights(base.path, config)
+        _check_has(base.path, averaged=base.averaged)
 
 
 def _stored_by(path: Path) -> Callable[[str], bool]:
