@@ -19,14 +19,16 @@ from pathlib import Path
 
 import torch
 
-from dit.config import ContextComm, Implementation, RunConfig, WandbMode
+from dit.config import ContextComm, Implementation, ModelConfig, RunConfig, WandbMode
 from dit.data import build_train_loader, null_inputs, validation_groups
 from dit.data.datasets import META
 from dit.data.pack import PatchLayout
 from dit.data.passes import absent_data, data_paths
 from dit.data.preflight import validation_sets
-from dit.models.family import check_objective_inputs
+from dit.models.family import check_objective_inputs, family_of
+from dit.models.layers.joint_order import check_joint_context
 from dit.models.parameter_groups import group_of_weights
+from dit.models.stacks.joint_transformer import JointTransformer
 from dit.objectives import clean_network_level, sampling_path, training_objective
 from dit.safe_writing import check_no_writer
 from dit.train.checkpoint.mirror import to_fetch
@@ -71,13 +73,21 @@ def check_settings(config: RunConfig) -> None:
 
     Raises:
         Problems: names the keys.
-        ValueError: as `clean_network_level`.
+        ValueError: as `clean_network_level` and `check_joint_context`.
     """
     check_objective_inputs(config)
     check_clean_level(config)
     group_of_weights(config)
+    if attends_jointly(config.model):
+        check_joint_context(config.model.cp_comm_type, config.model.context_parallel_size)
     if config.samples:
         sampling_path(config.objective)
+
+
+def attends_jointly(model: ModelConfig) -> bool:
+    """Whether latents and text have rows of their own."""
+    network = family_of(model).network()
+    return isinstance(network, type) and issubclass(network, JointTransformer)
 
 
 def check_clean_level(config: RunConfig) -> None:
