@@ -24,9 +24,10 @@ from data_prep.engine.block_worker import BlockWorker, DecodedSample, RefusedRes
 from data_prep.engine.processes import Engine, InProcess
 from data_prep.engine.ranks import ALONE, Ranks
 from data_prep.media.clips import Entry, Source
+from data_prep.media.resizing import Sizing
+from data_prep.planning.cropping import CropStatistics, crop_line
 from data_prep.planning.plan import PackingPlan, read_plan, refuse, write_plan
 from data_prep.planning.splits import ALL_IN_TRAIN, Split, all_in_train_notice
-from data_prep.planning.statistics import CropStatistics
 from data_prep.refusals import PrepError, Refusals, RefusedError
 from data_prep.writing.dataset_folder import (
     LEDGER,
@@ -76,10 +77,14 @@ class Packing:
     track: Track = no_progress
     command: str = ""
     """That made the dataset, for its README.md."""
+    gentler: Mapping[str, Sizing] = field(default_factory=dict)
+    """Options that may crop less, and the rule for sizes that each of them makes."""
     notify: Callable[[str], None] = no_notice
     """Called with each notice for the user before the encoding begins."""
     decoded: list[DecodedSample | None] = field(default_factory=list)
     """The samples of a decoded plan, in its order; None of refused ones."""
+    cropped: Mapping[str, Any] = field(default_factory=dict)
+    """What `review` found of cropping."""
 
     def run(self) -> Summary:
         """Does all steps that are not done yet.
@@ -170,7 +175,8 @@ class Packing:
 
         Where the default split leaves a part of a small dataset empty, all samples go to train.
         """
-        refusals, found, cropping = Refusals(), Counter[Split](), CropStatistics()
+        refusals, found = Refusals(), Counter[Split]()
+        cropping = CropStatistics(others=self.gentler)
         for (line,) in plan.blocks(1):
             entry = Entry.from_line(line)
             if entry.refused:
@@ -178,8 +184,9 @@ class Packing:
                 continue
             found[self.options.split.split_of(entry.group)] += 1
             cropping.add(entry)
-        notices = cropping.notices(self.settings.get("size_multiple"), self.codec.stride)
-        notices += (*self.codec.notices, *self.text.notices)
+        self.cropped = cropping.summary
+        line = crop_line(self.cropped)
+        notices = [*([line] if line else []), *self.codec.notices, *self.text.notices]
         too_few = found and self.options.split.empty(found)
         if too_few and not self.options.split_is_given:
             self.options = replace(self.options, split=ALL_IN_TRAIN)
@@ -269,6 +276,7 @@ class Packing:
             PrepError: too much was refused.
         """
         summary = summarize(self.folder, world=self.ranks.world, ignored=self.source.ignored)
+        summary = replace(summary, cropped=self.cropped)
         self._check(summary.refusals, plan)
         if self.options.split_is_given:
             self.options.split.check_found(summary.samples)
@@ -323,6 +331,7 @@ class Packing:
             "refused": summary.refused,
             "ignored": dict(summary.ignored),
             "notes": summary.notes,
+            "cropped": summary.cropped,
             "psnr": summary.psnr,
             "settings": dict(self.settings),
             "license": self.options.license,

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from data_prep.inspect.read_shards import ShardReport
 from data_prep.packing import Summary
+from data_prep.planning.cropping import crop_line
 from data_prep.planning.statistics import CAPACITIES, PlanStatistics
 from data_prep.writing.dataset_folder import PAGE_NAME, PLAN_NAME, REFUSED_NAME
 from dit.codecs.vae import CODECS
@@ -40,6 +41,8 @@ def show_summary(
     ):
         for what, count in counts.items():
             console.print(f"{headline}: {count} x {what}")
+    if line := crop_line(summary.cropped):
+        console.print(f"packed: {line}")
     if summary.psnr:
         least, mean, count = (summary.psnr[name] for name in ("least", "mean", "samples"))
         samples = counted(int(count), "sample")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from html import escape
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from PIL import Image
@@ -15,6 +16,7 @@ from data_prep.engine.block_worker import DecodedSample
 from data_prep.inspect.duplicates import Duplicates
 from data_prep.inspect.html_pages import Row, html_table, picture, write_html
 from data_prep.media.clips import Entry, Source
+from data_prep.planning.cropping import crop_line
 from data_prep.planning.plan import PackingPlan
 from data_prep.planning.statistics import CAPACITIES, Judged, PlanStatistics
 from data_prep.refusals import RefusedError
@@ -32,7 +34,7 @@ def write_plan_page(
     *,
     codec: Codec,
     text: TextEncoder,
-    judged_by: Judged,
+    cropped: Mapping[str, Any],
     decoded: Sequence[DecodedSample | None] | None = None,
 ) -> PlanStatistics:
     """Writes the page and returns its statistics.
@@ -46,7 +48,8 @@ def write_plan_page(
         extra_bytes=codec.extra_bytes,
         text_bytes=text.width * _LATENT_BYTES,
         longest_text=text.max_length,
-        judged_by=judged_by,
+        judged_by=Judged.HEADERS if decoded is None else Judged.DECODING,
+        cropped=cropped,
     )
     facts.duplicates.compared = decoded is not None
     for number, entry in enumerate(_entries(plan)):
@@ -54,7 +57,6 @@ def write_plan_page(
         facts.add(entry if found is None else replace(entry, notes=found.notes))
         if not entry.refused:
             facts.duplicates.add(entry.source, entry.caption, found and found.looks)
-    facts.finish()
     facts.duplicates.finish()
     parts = [*_summary(facts), *_sizes(facts), *_histograms(facts), *_refused(facts)]
     parts += [*_ignored(source.ignored), facts.duplicates.html()]
@@ -106,6 +108,7 @@ def _summary(facts: PlanStatistics) -> Iterator[str]:
         rows.append((f"captions of more than {facts.longest_text} tokens, to be cut", facts.cut))
     rows += [("tokens", facts.tokens), ("expected bytes of the shards", round(facts.bytes))]
     yield html_table(("", ""), rows)
+    yield f"<p>{escape(crop_line(facts.cropped))}</p>"
     packs = [
         (capacity, round(facts.fill(capacity), 3), facts.too_long(capacity))
         for capacity in CAPACITIES

@@ -17,6 +17,7 @@ from typing import Any
 from PIL import Image
 
 from data_prep.media.clips import Clip
+from data_prep.planning.cropping import crop_line
 from data_prep.refusals import printable
 from dit.progress import counted
 from dit.safe_writing import write_atomically
@@ -83,6 +84,8 @@ def _facts(card: Mapping[str, Any]) -> str:
         size += f", {one['num_frames']} frames" if one["num_frames"] > 1 else ""
         rows.append((f"of {size}", f"{one['samples']:,}"))
     rows += [(f"refused: {reason}", f"{n:,}") for reason, n in card.get("refused", {}).items()]
+    if line := crop_line(card.get("cropped", {})):
+        rows.append(("cropped", line))
     return _table("what", "value", rows)
 
 
