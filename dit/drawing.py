@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+CELLS = "cells"
+"""Text of a grid's PNG: its title, and prompt and place of each picture, as JSON."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Undrawn:
