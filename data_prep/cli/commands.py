@@ -30,7 +30,13 @@ from data_prep.engine.ranks import Ranks, join
 from data_prep.formats.automodel import INDEX, relocate
 from data_prep.formats.convert import convert, export
 from data_prep.inspect.dataset_page import duplicates_in, write_inspection
-from data_prep.inspect.read_shards import check_encoders, inspect_shard, shard_counts
+from data_prep.inspect.duplicates import ComparedBy
+from data_prep.inspect.read_shards import (
+    check_encoders,
+    exact_codec,
+    inspect_shard,
+    shard_counts,
+)
 from data_prep.packing import Packing, PackOptions, Summary, pack_dataset
 from data_prep.planning.plan_page import write_plan_page
 from data_prep.planning.splits import DEFAULT_SPLIT, Split, SplitFractions, all_in_train_notice
@@ -254,7 +260,7 @@ def _plan(args: argparse.Namespace, packing: Packing) -> int:
         codec=packing.codec,
         text=packing.text,
         judged_by=judged_by,
-        looks=packing.looks if args.plan == "decode" else None,
+        decoded=packing.decoded if args.plan == "decode" else None,
     )
     summary = json.dumps(facts.summary, indent=1, ensure_ascii=False) + "\n"
     write_atomically(args.output_dir / SUMMARY_NAME, summary.encode())
@@ -360,8 +366,9 @@ def _check_page(page: Path) -> None:
 
 def _inspect(folder: Path, page: Path | None = None) -> int:
     counts = shard_counts(folder)
-    reports = [inspect_shard(folder, name, expected=n) for name, n in counts.items()]
-    duplicates = duplicates_in(reports)
+    exact = exact_codec(folder)
+    reports = [inspect_shard(folder, name, expected=n, exact=exact) for name, n in counts.items()]
+    duplicates = duplicates_in(reports, ComparedBy.PIXELS if exact else ComparedBy.LATENTS)
     show_inspection(output(), folder, reports)
     for line in duplicates.lines:
         say(output(), line)
@@ -370,6 +377,7 @@ def _inspect(folder: Path, page: Path | None = None) -> int:
     for problem in problems:
         say(Console(stderr=True), f"error: {problem}")
     if page is not None:
-        write_inspection(folder, page, reports, duplicates)
+        track = progress_on(Console(stderr=True))
+        write_inspection(folder, page, reports, duplicates, track=track)
         say(output(), f"decoded pictures: {page}")
     return 1 if problems else 0

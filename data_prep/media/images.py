@@ -1,6 +1,6 @@
 """An image file -> upright RGB pixels."""
 
-# C colour channels, H rows, W columns
+# C colour channels, F frames, H rows, W columns
 
 from __future__ import annotations
 
@@ -156,3 +156,9 @@ def to_video(image: Image.Image, *, colours: int) -> Tensor:
     image = image if colours == 3 else image.convert("L")
     levels_HWC = np.array(image).reshape(image.height, image.width, colours)
     return torch.from_numpy(levels_HWC).permute(2, 0, 1)[:, None].float() / 127.5 - 1
+
+
+def to_levels(video_CFHW: Tensor) -> np.ndarray:
+    """Uint8 [F, H, W, 3] of a video in [-1, 1]: the inverse of `to_video`; grey is repeated."""
+    levels_FHWC = ((video_CFHW.permute(1, 2, 3, 0) + 1) * 127.5).round().to(torch.uint8)
+    return levels_FHWC.expand(-1, -1, -1, 3).numpy()

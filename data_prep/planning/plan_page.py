@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from html import escape
 from pathlib import Path
 from urllib.parse import quote
 
-from PIL import Image
-
-from data_prep.inspect.duplicates import Duplicates, Looks
-from data_prep.inspect.html_pages import Row, html_table, picture, write_html
+from data_prep.inspect.duplicates import ComparedBy, Duplicates
+from data_prep.inspect.html_pages import Row, html_table, write_html
+from data_prep.inspect.thumbnails import DecodedSample, Thumbnail, side_for, thumbnail
 from data_prep.media.clips import Entry, Source
+from data_prep.media.images import to_levels
 from data_prep.planning.plan import PackingPlan
 from data_prep.planning.statistics import CAPACITIES, Judged, PlanStatistics
 from data_prep.refusals import RefusedError
 from dit.codecs.text import TextEncoder
 from dit.codecs.vae import Codec
 
-_PICTURES = 60  # samples with a picture, evenly spread over the plan
+_PICTURES = 60  # samples of a quick plan with a picture, evenly spread over it
 _LATENT_BYTES = 2  # half precision
 
 
@@ -32,11 +34,11 @@ def write_plan_page(
     codec: Codec,
     text: TextEncoder,
     judged_by: Judged,
-    looks: Sequence[Looks | None] | None = None,
+    decoded: Sequence[DecodedSample | None] | None = None,
 ) -> PlanStatistics:
     """Writes the page and returns its statistics.
 
-    `looks` has one for each line of the plan; None where nothing was decoded.
+    `decoded` has one for each line of the plan, None of a refused one; None after a quick plan.
     """
     facts = PlanStatistics(
         text_tokens=text.length_of,
@@ -47,17 +49,22 @@ def write_plan_page(
         longest_text=text.max_length,
         judged_by=judged_by,
     )
-    facts.duplicates.compared = looks is not None
+    if decoded is None:
+        facts.duplicates.by = ComparedBy.NOTHING
     for number, entry in enumerate(_entries(plan)):
         facts.add(entry)
-        if not entry.refused:
-            look = None if looks is None else looks[number]
-            facts.duplicates.add(entry.source, entry.caption, look)
+        one = decoded[number] if decoded else None
+        for _ in range(0 if entry.refused else entry.repeats):
+            facts.duplicates.add(entry.source, entry.caption, one and one.looks)
     facts.finish()
     facts.duplicates.finish()
     parts = [*_summary(facts), *_sizes(facts), *_histograms(facts), *_refused(facts)]
     parts += [*_ignored(source.ignored), facts.duplicates.html()]
-    write_html(path, "Plan", parts, _rows(plan, source, path.parent, facts.duplicates))
+    rows = _rows(plan, source, path.parent, facts.duplicates)
+    for number, one in _thumbnails(plan, source, decoded):
+        rows[number] |= one.row
+    parts.append(_about_pictures(rows, quick=decoded is None))
+    write_html(path, "Plan", parts, rows)
     return facts
 
 
@@ -66,23 +73,45 @@ def _entries(plan: PackingPlan) -> Iterator[Entry]:
 
 
 def _rows(plan: PackingPlan, source: Source, folder: Path, duplicates: Duplicates) -> list[Row]:
-    """A row for each sample; some have a picture, and the others show their file."""
-    rows, packed, step = list[Row](), 0, max(1, plan.total // _PICTURES)
-    pictures = 0
-    for number, entry in enumerate(_entries(plan)):
+    """A row for each sample, without its picture."""
+    rows, packed = list[Row](), 0
+    for entry in _entries(plan):
         row = _row(entry)
         if (file := source.file_of(entry)) is not None:
             row["file"] = quote(os.fsencode(os.path.relpath(file, folder)))
-            row["video"] = entry.kind == "video"
         if not entry.refused:
             row["group"] = duplicates.group_of.get(packed, 0)
             row["repeats"] = duplicates.repeats_of(entry.caption)
-            packed += 1
-            if number % step == 0 and pictures < _PICTURES:
-                row["picture"] = _picture(source, entry)
-                pictures += 1
+            packed += entry.repeats
         rows.append(row)
     return rows
+
+
+def _thumbnails(
+    plan: PackingPlan, source: Source, decoded: Sequence[DecodedSample | None] | None
+) -> Iterator[tuple[int, Thumbnail]]:
+    """Numbers of samples and how they look; a quick plan decodes some for this."""
+    if decoded is not None:
+        for number, one in enumerate(decoded):
+            if one is not None and one.thumbnail is not None:
+                yield number, one.thumbnail
+        return
+    for number, entry in enumerate(_entries(plan)):
+        if number % math.ceil(plan.total / _PICTURES) == 0 and not entry.refused:
+            with suppress(RefusedError):  # only the header was read, and packing will say why
+                clip = source.read(replace(entry, keep=entry.keep[:1]))
+                first_1HW3 = to_levels(clip.video_CFHW[:, :1])
+                yield number, thumbnail(first_1HW3, side=side_for(_PICTURES), seconds=0)
+
+
+def _about_pictures(rows: Sequence[Row], *, quick: bool) -> str:
+    shown = sum("picture" in row for row in rows)
+    packed = sum("refused" not in row for row in rows)
+    text = "Pictures show what will be in the shards; the name of a sample opens its file."
+    if shown < packed:
+        why = "--plan=quick decodes no others" if quick else "a page has no room for more"
+        text += f" {shown:,} of {packed:,} samples have a picture: {why}."
+    return f"<p>{text}</p>"
 
 
 def _row(entry: Entry) -> Row:
@@ -145,12 +174,3 @@ def _refused(facts: PlanStatistics) -> Iterator[str]:
 def _ignored(ignored: Mapping[str, int]) -> Iterator[str]:
     if ignored:
         yield "<h2>Ignored</h2>" + html_table(("what", "number"), list(ignored.items()))
-
-
-def _picture(source: Source, entry: Entry) -> str:
-    try:
-        video_CFHW = source.read(replace(entry, keep=entry.keep[:1])).video_CFHW
-    except RefusedError:
-        return ""  # the plan alone was read, and packing will say why
-    levels_HWC = ((video_CFHW[:, 0].permute(1, 2, 0) + 1) * 127.5).byte().numpy()
-    return picture(Image.fromarray(levels_HWC[..., 0] if levels_HWC.shape[2] == 1 else levels_HWC))
