@@ -20,10 +20,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from data_prep.engine.block_worker import BlockWorker, RefusedResult, Task
+from data_prep.engine.block_worker import BlockWorker, DecodedSample, RefusedResult, Task
 from data_prep.engine.processes import Engine, InProcess
 from data_prep.engine.ranks import ALONE, Ranks
-from data_prep.inspect.thumbnails import DecodedSample, PageRoom, side_for
+from data_prep.inspect.thumbnails import PageRoom, side_for
 from data_prep.media.clips import Entry, Source
 from data_prep.planning.plan import PackingPlan, read_plan, refuse, write_plan
 from data_prep.planning.splits import ALL_IN_TRAIN, Split, all_in_train_notice

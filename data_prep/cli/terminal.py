@@ -68,7 +68,7 @@ def show_plan(
 ) -> None:
     """Shows what would be packed; the page of the plan has the details."""
     samples, tokens = counted(facts.samples, "sample"), counted(facts.tokens, "token")
-    say(console, f"planned: {samples}, {tokens}")
+    say(console, f"planned: {samples}, {tokens}, {facts.token}")
     say(console, f"files were judged by {facts.judged_by}")
     say(console, f"expected: about {facts.bytes / 1e6:.1f} MB of shards")
     for what, count in facts.notes.most_common():

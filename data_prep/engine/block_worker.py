@@ -18,8 +18,8 @@ from typing import Any, Self
 
 import torch
 
-from data_prep.inspect.duplicates import looks_of
-from data_prep.inspect.thumbnails import DecodedSample, frames_shown, seconds_of, thumbnail
+from data_prep.inspect.duplicates import Looks, looks_of
+from data_prep.inspect.thumbnails import Thumbnail, frames_shown, seconds_of, thumbnail
 from data_prep.media.clips import Clip, Entry, Source
 from data_prep.media.images import to_levels
 from data_prep.refusals import Reason, RefusedError
@@ -50,6 +50,14 @@ class RefusedResult:
 
     reason: str
     detail: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecodedSample:
+    """What a sample looks like as it is encoded."""
+
+    looks: Looks | None  # None of one without structure
+    thumbnail: Thumbnail | None  # None where the page has no room for more
 
 
 class Task(StrEnum):

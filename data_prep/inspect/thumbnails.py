@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from data_prep.inspect.duplicates import Looks
 from data_prep.inspect.html_pages import MOST_ROWS, Row
 
 PAGE_BYTES = 36_000_000
@@ -40,14 +39,6 @@ class Thumbnail:
             for name, content in found.items()
             if content
         }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DecodedSample:
-    """What a sample looks like as it is encoded."""
-
-    looks: Looks | None  # None of one without structure
-    thumbnail: Thumbnail | None  # None where the page has no room for more
 
 
 def side_for(samples: int) -> int:

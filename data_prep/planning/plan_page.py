@@ -11,9 +11,10 @@ from html import escape
 from pathlib import Path
 from urllib.parse import quote
 
+from data_prep.engine.block_worker import DecodedSample
 from data_prep.inspect.duplicates import ComparedBy, Duplicates
 from data_prep.inspect.html_pages import Row, html_table, write_html
-from data_prep.inspect.thumbnails import DecodedSample, Thumbnail, side_for, thumbnail
+from data_prep.inspect.thumbnails import Thumbnail, side_for, thumbnail
 from data_prep.media.clips import Entry, Source
 from data_prep.media.images import to_levels
 from data_prep.planning.plan import PackingPlan
@@ -48,6 +49,8 @@ def write_plan_page(
         text_bytes=text.width * _LATENT_BYTES,
         longest_text=text.max_length,
         judged_by=judged_by,
+        patch=codec.patch,
+        stride=codec.stride,
     )
     if decoded is None:
         facts.duplicates.by = ComparedBy.NOTHING
@@ -132,7 +135,10 @@ def _summary(facts: PlanStatistics) -> Iterator[str]:
     rows += list(facts.notes.most_common())
     if facts.cut:
         rows.append((f"captions of more than {facts.longest_text} tokens, to be cut", facts.cut))
-    rows += [("tokens", facts.tokens), ("expected bytes of the shards", round(facts.bytes))]
+    rows += [
+        (f"tokens, {facts.token}", facts.tokens),
+        ("expected bytes of the shards", round(facts.bytes)),
+    ]
     yield html_table(("", ""), rows)
     packs = [
         (capacity, round(facts.fill(capacity), 3), facts.too_long(capacity))

@@ -34,6 +34,8 @@ class PlanStatistics:
     longest_text: int  # tokens of a caption that are encoded, at most
     text_rows: Callable[[str], int]  # in the shards
     extra_bytes: Callable[..., int]  # of a sample, as `Codec.extra_bytes`
+    patch: int  # latent cells along one side of a token
+    stride: int  # pixels along one side of a cell
     samples: int = 0
     judged_by: Judged = Judged.HEADERS
     notes: Counter[str] = field(default_factory=Counter)
@@ -100,9 +102,16 @@ class PlanStatistics:
             "refused": dict(self.refused.most_common()),
             "notes": dict(self.notes.most_common()),
             "tokens": self.tokens,
+            "patch_spatial": self.patch,
             "expected_bytes": round(self.bytes),
             **self.duplicates.summary,
         }
+
+    @property
+    def token(self) -> str:
+        """The size of a token, on which all counts of tokens depend, in words."""
+        side = self.patch * self.stride
+        return f"each of {side} x {side} pixels (model.patch_spatial={self.patch})"
 
     def fill(self, capacity: int) -> float:
         """Mean fraction of a pack that is filled with samples."""
