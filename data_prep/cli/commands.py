@@ -330,8 +330,8 @@ def run_convert(args: argparse.Namespace) -> int:
         _notify(f"--split {args.split} leaves {' and '.join(empty)} without a sample")
     for split, count in counts.items():
         say(output(), f"{split}: {counted(count, 'sample')}")
-    for reason, count in refusals.counts.items():
-        say(output(), f"refused: {count} x {reason}")
+    for line in refusals.lines:
+        say(output(), f"refused: {line}")
     return 0
 
 

@@ -45,13 +45,12 @@ def show_summary(
         table.add_row(split, str(sum(counts.values())), str(len(counts)))
     console.print(table)
     say(console, f"{summary.bytes_written} bytes in the shards of {folder}")
-    for headline, counts in (
-        ("packed", summary.notes),
-        ("refused", summary.refused),
-        ("ignored", summary.ignored),
-    ):
-        for what, count in counts.items():
-            say(console, f"{headline}: {count} x {what}")
+    for what, count in summary.notes.items():
+        say(console, f"packed: {count} x {what}")
+    for line in summary.refusals.lines:
+        say(console, f"refused: {line}")
+    for what, count in summary.ignored.items():
+        say(console, f"ignored: {count} x {what}")
     if summary.psnr:
         least, mean, count = (summary.psnr[name] for name in ("least", "mean", "samples"))
         samples = counted(int(count), "sample")
@@ -76,8 +75,8 @@ def show_plan(
     if facts.cut:
         limit = f"{facts.longest_text} tokens (--max_sequence_length)"
         say(console, f"planned: {facts.cut} x caption cut to {limit}")
-    for reason, count in facts.refused.most_common():
-        say(console, f"refused: {count} x {reason}")
+    for line in facts.refusals.lines:
+        say(console, f"refused: {line}")
     for what, count in ignored.items():
         say(console, f"ignored: {count} x {what}")
     for line in facts.duplicates.lines:

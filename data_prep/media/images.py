@@ -17,6 +17,7 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
+from data_prep.media.signatures import HEAD, begins_as_image, what_it_is
 from data_prep.refusals import Reason, RefusedError
 from dit.codecs import rgb
 
@@ -54,7 +55,7 @@ def open_image(file: Path | BinaryIO) -> OpenedImage:
     Raises:
         RefusedError: it is empty, no image of `FORMATS`, damaged, cut short or suspiciously large.
     """
-    with open_media(file) as stream, _damage_refused():
+    with open_media(file) as stream, _damage_refused(stream):
         return _decode(stream)
 
 
@@ -64,7 +65,7 @@ def size_of(file: Path | BinaryIO) -> tuple[int, int]:
     Raises:
         RefusedError: it is empty, no image of `FORMATS`, or suspiciously large.
     """
-    with open_media(file) as stream, _damage_refused(), warnings.catch_warnings():
+    with open_media(file) as stream, _damage_refused(stream), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with Image.open(stream, formats=readable_formats()) as image:
             # PNG's own `getexif` decodes all pixels to look for EXIF behind them.
@@ -97,13 +98,16 @@ def open_media(file: Path | BinaryIO) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _damage_refused() -> Iterator[None]:
+def _damage_refused(stream: BinaryIO) -> Iterator[None]:
     try:
         yield
     except UnidentifiedImageError as error:
-        raise RefusedError(
-            Reason.NO_IMAGE, "it is of another kind, or cut short; convert it to JPEG or PNG"
-        ) from error
+        stream.seek(0)
+        head = stream.read(HEAD)
+        if begins_as_image(head):
+            raise RefusedError(Reason.DAMAGED, "its header cannot be read") from error
+        what = what_it_is(head) or "it is of another kind, or cut short; convert it to JPEG or PNG"
+        raise RefusedError(Reason.NO_IMAGE, what) from error
     except Image.DecompressionBombError as error:
         raise RefusedError(Reason.TOO_LARGE, str(error)) from error
     except Exception as error:  # damage makes Pillow raise errors of any type

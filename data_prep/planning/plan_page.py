@@ -130,7 +130,7 @@ def _row(entry: Entry) -> Row:
 
 def _summary(facts: PlanStatistics) -> Iterator[str]:
     yield f"<p>Files were judged by {escape(facts.judged_by)}.</p>"
-    rows = [("samples in the shards", facts.samples), ("refused", facts.refused.total())]
+    rows = [("samples in the shards", facts.samples), ("refused", len(facts.refusals))]
     rows += [(f"of kind {kind}", count) for kind, count in facts.kinds.most_common()]
     rows += list(facts.notes.most_common())
     if facts.cut:
@@ -173,8 +173,9 @@ def _bars(bins: Mapping[float, int]) -> str:
 
 
 def _refused(facts: PlanStatistics) -> Iterator[str]:
-    if facts.refused:
-        yield "<h2>Refused</h2>" + html_table(("reason", "samples"), facts.refused.most_common())
+    if facts.refusals:
+        table = html_table(("reason", "samples"), list(facts.refusals.counts.items()))
+        yield f"<h2>Refused</h2>{table}"
 
 
 def _ignored(ignored: Mapping[str, int]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from data_prep.inspect.duplicates import Duplicates
 from data_prep.media.clips import Entry
+from data_prep.refusals import Refusals
 
 CAPACITIES = (4096, 16384, 32768)  # tokens in one pack, for which packs are simulated
 _BUFFER = 100  # samples that are packed together, as `dataset.packing_buffer_size`
@@ -40,7 +41,7 @@ class PlanStatistics:
     judged_by: Judged = Judged.HEADERS
     notes: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
-    refused: Counter[str] = field(default_factory=Counter)
+    refusals: Refusals = field(default_factory=Refusals)
     sizes: Counter[tuple[int, int, int]] = field(default_factory=Counter)  # frames, height, width
     histograms: dict[str, Counter[float]] = field(default_factory=dict)
     tokens: int = 0
@@ -52,7 +53,7 @@ class PlanStatistics:
 
     def add(self, entry: Entry) -> None:
         if entry.refused:
-            self.refused[entry.refused] += 1
+            self.refusals.add(entry.source, entry.refused, entry.detail)
             return
         self.samples += entry.repeats
         self.kinds[entry.kind] += 1
@@ -99,7 +100,7 @@ class PlanStatistics:
         return {
             "judged_by": str(self.judged_by),
             "samples": self.samples,
-            "refused": dict(self.refused.most_common()),
+            "refused": self.refusals.counts,
             "notes": dict(self.notes.most_common()),
             "tokens": self.tokens,
             "patch_spatial": self.patch,
