@@ -36,6 +36,7 @@ FAMILIES = {
 # A part may import itself and these. A new part must say here where it stands.
 ALLOWED = {
     "dit.command_line": set(),
+    "dit.cpu_threads": set(),
     "dit.parsing": set(),
     "dit.drawing": set(),
     "dit.progress": set(),
