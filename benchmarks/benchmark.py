@@ -132,8 +132,9 @@ def _trace(file: Path, rank: int) -> AbstractContextManager:
 
 
 def _print(found: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from dit.console import Console
 
     table = Table(title=f"{found['processes']} x {found['device']}", title_justify="left")
     for name in ("", "median", "5%", "95%", "share"):

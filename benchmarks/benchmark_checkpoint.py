@@ -130,8 +130,9 @@ def measure(model: ModelAndOptimizer, config: RunConfig, folder: Path, bucket: i
 
 
 def _print(shares: Sequence[RankShare], *, bucket: int) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from dit.console import Console
 
     even = sum(share.written for share in shares) / len(shares)
     bound = 1.2 * even + max(share.largest for share in shares)

@@ -61,7 +61,9 @@ def printable(name: str) -> str:
 
 
 def short_repr(value: Any) -> str:
-    """A value of unknown size and depth, shortened for a message."""
+    """A value of unknown size and depth, as JSON and YAML write it, shortened for a message."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
     limited = reprlib.Repr()
     limited.maxlevel, limited.maxstring, limited.maxother = 2, _LONGEST, _LONGEST
     try:

@@ -18,8 +18,8 @@ playground    a page to try prompts on
 planner       memory, communication and time of a run on other machines
 layout_check  the same numbers on every layout?
 
-What all folders may use: command_line, drawing, local_server, other_networks, parsing, progress,
-safe_pickle, safe_writing. `cpu_threads` is in effect for all of them.
+What all folders may use: command_line, console, drawing, local_path, local_server, other_networks,
+parsing, progress, safe_pickle, safe_writing. `cpu_threads` is in effect for all of them.
 """
 
 import os
@@ -27,4 +27,4 @@ from pathlib import Path
 
 from dit.cpu_threads import choose_threads, usable_cores
 
-0 and choose_threads(os.environ, Path("/sys/fs/cgroup"), cores=usable_cores())
+choose_threads(os.environ, Path("/sys/fs/cgroup"), cores=usable_cores())

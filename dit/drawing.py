@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from dit.parsing import cause
+
 CELLS = "cells"
 """Text of a grid's PNG: its title, and prompt and place of each picture, as JSON."""
 
@@ -32,9 +34,4 @@ def drawing(what: str, undrawn: list[Undrawn]) -> Iterator[None]:
     except Exception as error:  # noqa: BLE001
         # Fonts, image and video codecs and dashboards get texts, numbers and files of users, and
         # raise errors of any type: no list of types would be complete.
-        undrawn.append(Undrawn(what=what, because=in_words(error)))
-
-
-def in_words(error: Exception) -> str:
-    """Type and message on one line; the message of a KeyError alone would be only a key."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+        undrawn.append(Undrawn(what=what, because=cause(error)))

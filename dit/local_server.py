@@ -11,7 +11,7 @@ import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from rich.console import Console
+from dit.console import Console
 
 _LOCAL = ("127.0.0.1", "localhost", "[::1]")
 # Whatever a prompt or a name of a file holds: a page loads nothing and calls nobody else.
@@ -52,10 +52,10 @@ class LocalServer(ThreadingHTTPServer):
 
     def serve(self, what: str, *, risk: str) -> None:
         """Serves until Ctrl-C; `risk` is said where other machines reach it."""
-        console = Console(soft_wrap=True, highlight=False)
+        console = Console()
         if not self.only_local:
-            console.print(risk, markup=False)
-        console.print(f"{what}  {self.url}  (Ctrl-C ends it)", markup=False)
+            console.print(risk)
+        console.print(f"{what}  {self.url}  (Ctrl-C ends it)")
         with self:
             try:
                 self.serve_forever()

@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import TypeVar
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -25,6 +24,8 @@ from rich.progress import (
 from rich.progress import Task as RichTask
 from rich.table import Column
 from rich.text import Text
+
+from dit.console import Console
 
 # (activity, parts in all or 0, parts done before) -> context manager of a function that takes the
 # number of parts done since its last call.
@@ -68,7 +69,12 @@ def progress_on(console: Console, *, quiet_s: float = 0.0) -> Track:
 
     @contextmanager
     def bar(activity: str, total: int, done: int) -> Iterator[Callable[[int], None]]:
-        columns = (TextColumn(activity), *DONE_AND_LEFT, TaskProgressColumn(), _Rate())
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            *DONE_AND_LEFT,
+            TaskProgressColumn(),
+            _Rate(),
+        )
         with one_line(console, *columns, transient=quiet_s > 0) as progress:
             task = progress.add_task(activity, total=total or None, completed=done, before=done)
             yield lambda count: progress.advance(task, count)
@@ -90,7 +96,7 @@ def progress_on(console: Console, *, quiet_s: float = 0.0) -> Track:
             rate = (now - done) / seconds
             left = f" of {total}, {_speed(rate)}, {in_words((total - now) / rate)}"
             text = f"{activity} {now}{left if total else f', {_speed(rate)}'}"
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
+            console.print(text)
 
         yield advance
 

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+from dit.command_line import OptionParser
 from dit.config.loading import parse_arguments
+from dit.console import Console
 from dit.distributed.device_specs import DEVICES
 from dit.distributed.entry import run
 from dit.planner.efficiency import EFFICIENCIES
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     about = (__doc__ or "").splitlines()[0]
     epilog = "All other arguments are those of pretrain_dit.py: --config-file, key=value, ..."
-    parser = argparse.ArgumentParser(description=about, epilog=epilog)
+    parser = OptionParser(description=about, epilog=epilog)
     add = parser.add_argument
     add("--gpus", type=int, required=True, help="devices of the run")
     add("--device", choices=DEVICES, default="h100")

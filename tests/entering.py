@@ -25,7 +25,7 @@ class Outcome:
 
 
 Enter = Callable[..., Outcome]
-"""(name of a script in recipes/, its arguments ...) -> how it ended."""
+"""(name of a script in recipes/, or of a module, its arguments ...) -> how it ended."""
 
 
 def enter(script: str, *arguments: str) -> Outcome:
@@ -36,7 +36,8 @@ def enter(script: str, *arguments: str) -> Outcome:
     """
     from dit.distributed import entry
 
-    main, said = import_module(f"recipes.{script}").main, StringIO()
+    module = import_module(script if "." in script else f"recipes.{script}")
+    main, said = module.main, StringIO()
     with redirect_stdout(said), redirect_stderr(said):
         try:
             code = entry.run(lambda: main(arguments))

@@ -13,14 +13,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from data_prep.cli.media_arguments import SETTINGS
+from data_prep.cli.media_arguments import LATER_SETTINGS, SETTINGS
 from data_prep.cli.media_options import source_of, unused_options
 from data_prep.cli.next_command import training_command, tuning_of
 from data_prep.cli.terminal import (
-    output,
-    say,
     show_inspection,
     show_plan,
     show_summary,
@@ -55,6 +51,7 @@ from dit.codecs import text, vae
 from dit.codecs.dataset_card import read_card
 from dit.codecs.normalization import Whitening
 from dit.codecs.vae import Codec, Pixel
+from dit.console import Console
 from dit.progress import counted, progress_on
 from dit.safe_writing import write_atomically
 
@@ -88,7 +85,9 @@ def _settings(args: argparse.Namespace, *names: str) -> dict[str, Any]:
 def _command(args: argparse.Namespace, *readers: Codec | text.TextEncoder) -> str:
     """The command without paths and without what does not change the samples."""
     words, own = ["python", "-m", "data_prep", args.command], (sorted(r.options) for r in readers)
-    names = dict.fromkeys(("processor", "text_encoder", "split", *SETTINGS, *chain(*own)))
+    names = dict.fromkeys(
+        ("processor", "text_encoder", "split", *SETTINGS, *LATER_SETTINGS, *chain(*own))
+    )
     for name in names:
         value = getattr(args, name, None)
         if value is None or isinstance(value, Path) or value == args.parser.get_default(name):
@@ -107,7 +106,7 @@ def _validation_keys(summary: Summary) -> dict[str, Any]:
 
 
 def _notify(text: str) -> None:
-    say(output(), f"note: {text}")
+    Console().print(f"note: {text}")
 
 
 def _whitening(args: argparse.Namespace, codec: Codec) -> Whitening | None:
@@ -163,7 +162,7 @@ def run_digits(args: argparse.Namespace) -> int:
     cells = {"model.in_channels": codec.channels} if large else {}
     keys = cells | width | _validation_keys(summary)
     command = training_command(args.output_dir, config, keys)
-    show_summary(output(), summary, args.output_dir, command)
+    show_summary(Console(), summary, args.output_dir, command)
     return 0
 
 
@@ -193,14 +192,17 @@ def run_media(args: argparse.Namespace) -> int:
                 check_source_outside(args.output_dir, source=masks.root, option=masks.option)
             for folder in given.collection.controls:
                 check_source_outside(args.output_dir, source=folder.root, option=folder.option)
-    # Absent where nobody asks, as in datasets of versions without the option.
-    references = {"reference_size": args.reference_size} if args.reference_size else {}
+    later = {
+        name: getattr(args, name)
+        for name in LATER_SETTINGS
+        if getattr(args, name) != args.parser.get_default(name)
+    }
     ranks = join()
     if ranks.rank == 0:
         for sentence in unused_options(args, args.parser, (codec, encoder)):
-            say(output(), sentence)
+            Console().print(sentence)
     if ranks.rank == 0 and asked == "torchvision":
-        say(output(), "--video_loader_type torchvision: it decodes no videos any more; PyAV does")
+        Console().print("--video_loader_type torchvision: it decodes no videos any more; PyAV does")
     with ExitStack() as ends:
         ends.callback(ranks.leave)
         if ranks.rank == 0:  # holds the lock for all ranks of this packing
@@ -212,7 +214,7 @@ def run_media(args: argparse.Namespace) -> int:
             text=encoder,
             options=options,
             whitening=_whitening(args, codec),
-            settings=_settings(args, *SETTINGS, "max_bad_fraction") | references,
+            settings=_settings(args, *SETTINGS, "max_bad_fraction") | later,
             command=_command(args, codec, encoder),
             engine=_engine(args, ranks),
             ranks=ranks,
@@ -238,10 +240,15 @@ def _report(args: argparse.Namespace, packing: Packing, summary: Summary) -> int
         keys["model.crossattn_emb_size"] = packing.text.width
     keys |= _validation_keys(summary)
     command = training_command(args.output_dir, config, keys)
-    show_summary(output(), summary, args.output_dir, command, before=download)
+    show_summary(Console(), summary, args.output_dir, command, before=download)
     if args.output_format != "shards":
-        count = export(args.output_dir, form=args.output_format, shard_size=args.shard_size)
-        say(output(), f"written as {args.output_format} as well: {counted(count, 'sample')}")
+        done = export(args.output_dir, form=args.output_format, shard_size=args.shard_size)
+        Console().print(
+            f"written as {args.output_format} as well: {counted(done.samples, 'sample')}"
+        )
+        if done.left_out:
+            names = ", ".join(f"{name} of {count}" for name, count in done.left_out.items())
+            Console().print(f"{args.output_format} has no place for {names}; the shards have it")
     return _inspect(args.output_dir) if args.verify else 0
 
 
@@ -264,7 +271,7 @@ def _plan(args: argparse.Namespace, packing: Packing) -> int:
     )
     summary = json.dumps(facts.summary, indent=1, ensure_ascii=False) + "\n"
     write_atomically(args.output_dir / SUMMARY_NAME, summary.encode())
-    show_plan(output(), facts, args.output_dir, packing.source.ignored)
+    show_plan(Console(), facts, args.output_dir, packing.source.ignored)
     if len(refusals) > args.max_bad_fraction * plan.total:
         _notify(
             f"packing would publish nothing: {len(refusals)} of {plan.total} files are refused,"
@@ -317,7 +324,7 @@ def run_convert(args: argparse.Namespace) -> int:
     readers = [vae.codec_named(args.processor)] if args.processor else []
     encoders = [text.text_encoder_named(args.text_encoder)] if args.text_encoder else []
     for sentence in unused_options(args, args.parser, [*readers, *encoders]):
-        say(output(), sentence)
+        Console().print(sentence)
     check_source_outside(args.output_dir, source=args.folder, option="the cache")
     with locked_folder(args.output_dir):
         counts, refusals, notices = convert(args)
@@ -329,16 +336,16 @@ def run_convert(args: argparse.Namespace) -> int:
     elif empty := split.empty(counts):
         _notify(f"--split {args.split} leaves {' and '.join(empty)} without a sample")
     for split, count in counts.items():
-        say(output(), f"{split}: {counted(count, 'sample')}")
+        Console().print(f"{split}: {counted(count, 'sample')}")
     for line in refusals.lines:
-        say(output(), f"refused: {line}")
+        Console().print(f"refused: {line}")
     return 0
 
 
 def run_relocate(args: argparse.Namespace) -> int:
     """Corrects the index of a cache of AutoModel that was moved."""
     count = relocate(args.folder)
-    say(output(), f"{args.folder / INDEX}: {counted(count, 'sample')} in this folder now")
+    Console().print(f"{args.folder / INDEX}: {counted(count, 'sample')} in this folder now")
     return 0
 
 
@@ -369,15 +376,15 @@ def _inspect(folder: Path, page: Path | None = None) -> int:
     exact = exact_codec(folder)
     reports = [inspect_shard(folder, name, expected=n, exact=exact) for name, n in counts.items()]
     duplicates = duplicates_in(reports, ComparedBy.PIXELS if exact else ComparedBy.LATENTS)
-    show_inspection(output(), folder, reports)
+    show_inspection(Console(), folder, reports)
     for line in duplicates.lines:
-        say(output(), line)
+        Console().print(line)
     problems = check_encoders(folder)
     problems += [problem for report in reports for problem in report.problems]
     for problem in problems:
-        say(Console(stderr=True), f"error: {problem}")
+        Console(stderr=True).print(f"error: {problem}")
     if page is not None:
         track = progress_on(Console(stderr=True))
         write_inspection(folder, page, reports, duplicates, track=track)
-        say(output(), f"decoded pictures: {page}")
+        Console().print(f"decoded pictures: {page}")
     return 1 if problems else 0

@@ -63,12 +63,13 @@ def source_of(args: Namespace, codec: Codec) -> MediaSource:
             "nothing to pack: give --image_dir, --video_dir, --dataset_config or --hf_dataset"
         )
     return MediaSource(
-        inputs=_prefixed(inputs),
+        inputs=_prefixed(_overlapping(inputs)),
         reference_rule=reference_rule_of(args, codec),
         grid=TokenGrid(spatial=codec.stride, temporal=codec.temporal_stride, patch=codec.patch),
         colours=codec.pixel_channels,
         resize_mode=ResizeMode(args.resize_mode),
         decoder=video_decoder_of(args),
+        background=args.background,
         most=args.max_items,
     )
 
@@ -148,6 +149,21 @@ def _collections(args: Namespace) -> list[Collection]:
     if args.hf_dataset:
         found.append(huggingface_rows(args, captions))
     return found
+
+
+def _overlapping(inputs: list[Input]) -> list[Input]:
+    """The same inputs; where a folder lies in another one, both know what the other packs."""
+    folders = {
+        number: given.collection
+        for number, given in enumerate(inputs)
+        if isinstance(given.collection, FolderCollection)
+    }
+    for number, mine in folders.items():
+        for other, its in folders.items():
+            if number != other:
+                mine = mine.next_to(its, is_later=number > other)
+        inputs[number] = replace(inputs[number], collection=mine)
+    return inputs
 
 
 def _prefixed(inputs: list[Input]) -> tuple[Input, ...]:

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rich.console import Console
-
 from data_prep.cli.commands import (
     run_convert,
     run_digits,
@@ -27,14 +25,15 @@ from data_prep.cli.media_arguments import (
     add_pictures,
     whole,
 )
-from data_prep.cli.terminal import output, say, show_codecs
+from data_prep.cli.terminal import show_codecs
 from data_prep.formats.convert import FORMATS
 from data_prep.planning.splits import DEFAULT_SPLIT
 from data_prep.refusals import PrepError
 from dit.codecs.dataset_card import CodecError
 from dit.codecs.text import TEXT_ENCODERS
 from dit.codecs.vae import CODECS, Pixel
-from dit.command_line import not_an_option
+from dit.command_line import OptionParser, not_an_option
+from dit.console import Console
 
 EXIT_CODES = """\
 Exit codes: 0 success, 1 an error (the last line says what to change), 2 a wrong command line,
@@ -64,11 +63,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return args.run(args)
     except (PrepError, CodecError) as error:
-        say(errors, f"error: {error}")
+        errors.print(f"error: {error}")
     except OSError as error:
-        say(errors, "; ".join(filter(None, [f"error: {error}", _remedy(error, args), ending])))
+        errors.print("; ".join(filter(None, [f"error: {error}", _remedy(error, args), ending])))
     except KeyboardInterrupt:
-        say(errors, ": ".join(filter(None, ["interrupted", ending])))
+        errors.print(": ".join(filter(None, ["interrupted", ending])))
         return 130
     return 1
 
@@ -84,7 +83,7 @@ def _remedy(error: OSError, args: argparse.Namespace) -> str:
     return "give another --output_dir" if is_inside else ""
 
 
-class _CommandParser(argparse.ArgumentParser):
+class _CommandParser(OptionParser):
     """Ends with one line that names option, value and remedy; argparse lists all options first."""
 
     def error(self, message: str) -> NoReturn:
@@ -358,7 +357,7 @@ class _ListCodecs(argparse.Action):
         super().__init__(option_strings, dest, nargs=0, **options)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        show_codecs(output())
+        show_codecs(Console())
         parser.exit()
 
 

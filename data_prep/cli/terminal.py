@@ -5,27 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from data_prep.inspect.read_shards import ShardReport
 from data_prep.packing import Summary
 from data_prep.planning.statistics import CAPACITIES, PlanStatistics
-from data_prep.refusals import printable
 from data_prep.writing.dataset_folder import PAGE_NAME, PLAN_NAME, REFUSED_NAME
 from dit.codecs.vae import CODECS
+from dit.console import Console
 from dit.progress import counted
-
-
-def output() -> Console:
-    """Standard output; 160 columns wide where it is a pipe or a file."""
-    console = Console()
-    return console if console.is_terminal else Console(width=160)
-
-
-def say(console: Console, text: str) -> None:
-    """Prints one line unchanged: no markup, no colours, no wrapping."""
-    console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def show_summary(
@@ -44,22 +32,22 @@ def show_summary(
     for split, counts in summary.shards.items():
         table.add_row(split, str(sum(counts.values())), str(len(counts)))
     console.print(table)
-    say(console, f"{summary.bytes_written} bytes in the shards of {folder}")
+    console.print(f"{summary.bytes_written} bytes in the shards of {folder}")
     for what, count in summary.notes.items():
-        say(console, f"packed: {count} x {what}")
+        console.print(f"packed: {count} x {what}")
     for line in summary.refusals.lines:
-        say(console, f"refused: {line}")
+        console.print(f"refused: {line}")
     for what, count in summary.ignored.items():
-        say(console, f"ignored: {count} x {what}")
+        console.print(f"ignored: {count} x {what}")
     if summary.psnr:
         least, mean, count = (summary.psnr[name] for name in ("least", "mean", "samples"))
         samples = counted(int(count), "sample")
-        say(console, f"verified: PSNR {mean} dB on average, {least} dB at least, {samples}")
+        console.print(f"verified: PSNR {mean} dB on average, {least} dB at least, {samples}")
     if summary.refused:
-        say(console, f"each refused file is named in {folder / REFUSED_NAME}")
+        console.print(f"each refused file is named in {folder / REFUSED_NAME}")
     if before:
-        say(console, f"first: {before}")
-    say(console, f"next: {next_command}")
+        console.print(f"first: {before}")
+    console.print(f"next: {next_command}")
 
 
 def show_plan(
@@ -67,27 +55,26 @@ def show_plan(
 ) -> None:
     """Shows what would be packed; the page of the plan has the details."""
     samples, tokens = counted(facts.samples, "sample"), counted(facts.tokens, "token")
-    say(console, f"planned: {samples}, {tokens}, {facts.token}")
-    say(console, f"files were judged by {facts.judged_by}")
-    say(console, f"expected: about {facts.bytes / 1e6:.1f} MB of shards")
+    console.print(f"planned: {samples}, {tokens}, {facts.token}")
+    console.print(f"files were judged by {facts.judged_by}")
+    console.print(f"expected: about {facts.bytes / 1e6:.1f} MB of shards")
     for what, count in facts.notes.most_common():
-        say(console, f"planned: {count} x {what}")
+        console.print(f"planned: {count} x {what}")
     if facts.cut:
         limit = f"{facts.longest_text} tokens (--max_sequence_length)"
-        say(console, f"planned: {facts.cut} x caption cut to {limit}")
+        console.print(f"planned: {facts.cut} x caption cut to {limit}")
     for line in facts.refusals.lines:
-        say(console, f"refused: {line}")
+        console.print(f"refused: {line}")
     for what, count in ignored.items():
-        say(console, f"ignored: {count} x {what}")
+        console.print(f"ignored: {count} x {what}")
     for line in facts.duplicates.lines:
-        say(console, f"planned: {line}")
+        console.print(f"planned: {line}")
     for capacity in CAPACITIES:
-        say(
-            console,
+        console.print(
             f"packs of {capacity} tokens: {facts.fill(capacity):.1%} full,"
             f" {counted(facts.too_long(capacity), 'sample')} too long",
         )
-    say(console, f"each file: {folder / PLAN_NAME}, with pictures: {folder / PAGE_NAME}")
+    console.print(f"each file: {folder / PLAN_NAME}, with pictures: {folder / PAGE_NAME}")
 
 
 def show_codecs(console: Console) -> None:
@@ -116,7 +103,7 @@ def show_inspection(console: Console, folder: Path, reports: Sequence[ShardRepor
         )
     console.print(table)
     total = sum(report.samples for report in reports)
-    say(console, f"{counted(total, 'sample')} in {counted(len(reports), 'shard')} of {folder}")
+    console.print(f"{counted(total, 'sample')} in {counted(len(reports), 'shard')} of {folder}")
 
 
 def _range(values: Sequence[int]) -> str:

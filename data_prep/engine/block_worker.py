@@ -54,10 +54,11 @@ class RefusedResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodedSample:
-    """What a sample looks like as it is encoded."""
+    """What a sample looks like as it is encoded, and the notes on it."""
 
     looks: Looks | None  # None of one without structure
     thumbnail: Thumbnail | None  # None where the page has no room for more
+    notes: tuple[str, ...]
 
 
 class Task(StrEnum):
@@ -157,6 +158,7 @@ class BlockWorker:
             # [F, H, W], the first frame and the last, in grey
             looks=looks_of(clip.video_CFHW[:, [0, -1]].mean(0)),
             thumbnail=thumbnail(shown_FHW3, side=self.side, seconds=seconds),
+            notes=clip.notes,
         )
 
     def _encode(

@@ -18,11 +18,12 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
+from torch.nn.functional import pad
 
 from data_prep.inspect.read_shards import read_samples, shard_counts
 from data_prep.refusals import PrepError, Reason, RefusedError
 from dit import safe_pickle
-from dit.parsing import parse_json
+from dit.parsing import cause, parse_json
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _SIZES = ("width", "height", "original_width", "original_height", "num_frames")
@@ -77,7 +78,7 @@ def read_shards(folder: Path) -> Iterator[CachedSample]:
         except (OSError, tarfile.TarError, SafetensorError, LookupError, ValueError) as error:
             where = f"{folder / name}, after key {key!r}" if key else str(folder / name)
             raise PrepError(
-                f"{where}: {type(error).__name__}: {error}; `python -m data_prep inspect {folder}`"
+                f"{where}: {cause(error)}; `python -m data_prep inspect {folder}`"
                 " lists what is damaged, --overwrite packs the data again"
             ) from None
         except RefusedError as error:
@@ -153,6 +154,11 @@ def without_padding(text_LE: Tensor) -> Tensor:
     """Text without the zero vectors behind it; at least one vector is kept."""
     used = text_LE.abs().amax(dim=1).nonzero()
     return text_LE[: int(used[-1]) + 1 if len(used) else 1]
+
+
+def padded(text_LE: Tensor, rows: int) -> Tensor:
+    """Text with zero vectors behind it up to so many rows; longer ones as they are."""
+    return pad(text_LE, (0, 0, 0, max(0, rows - len(text_LE))))
 
 
 def to_latent(value: Any, *, what: str = "latent") -> Tensor:

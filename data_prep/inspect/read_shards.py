@@ -19,13 +19,13 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from data_prep.inspect.duplicates import Looks, looks_of
-from data_prep.refusals import PrepError
+from data_prep.refusals import PrepError, short_repr
 from data_prep.writing.dataset_folder import META
 from dit.codecs import text, vae
 from dit.codecs.dataset_card import NULL_TEXT_NAME, CodecError, read_card
 from dit.codecs.normalization import Moments
 from dit.codecs.vae import Codec
-from dit.parsing import parse_json
+from dit.parsing import cause, parse_json
 
 # Errors of tarfile at damaged headers, which may claim a name of terabytes.
 _DAMAGE = (tarfile.TarError, OSError, ValueError, OverflowError, RecursionError, MemoryError)
@@ -69,17 +69,28 @@ def shard_counts(folder: Path) -> dict[str, int]:
     """
     path = folder / META / ".info.json"
     try:
-        counts = parse_json(path.read_bytes())["shard_counts"]
-        if all(type(n) is int and n >= 0 and _is_inside(name) for name, n in counts.items()):
-            return counts
-        raise ValueError("shard_counts")
+        content = parse_json(path.read_bytes())
     except OSError:
         raise PrepError(
             f"{folder} has no {META}/.info.json: it is no dataset, or packing was interrupted;"
             " give the --output_dir of a packing, or type that command again, which goes on"
         ) from None
-    except (ValueError, LookupError, TypeError, AttributeError):
-        raise PrepError(f"{path} is damaged; pack the data again with --overwrite") from None
+    except ValueError as error:
+        raise _damaged(path, f"it is no JSON: {error}") from None
+    counts = content.get("shard_counts") if isinstance(content, dict) else None
+    if not isinstance(counts, dict):
+        raise _damaged(path, "it has no object 'shard_counts' with the samples of each shard")
+    for name, count in counts.items():
+        if not _is_inside(name):
+            raise _damaged(path, f"{short_repr(name)} in 'shard_counts' is no file below it")
+        if type(count) is not int or count < 0:
+            held = f"{short_repr(name)}: {short_repr(count)} in 'shard_counts'"
+            raise _damaged(path, f"{held} is no number of samples")
+    return counts
+
+
+def _damaged(path: Path, why: str) -> PrepError:
+    return PrepError(f"{path} is damaged ({why}); pack the data again with --overwrite")
 
 
 def _is_inside(name: str) -> bool:
@@ -107,7 +118,7 @@ def check_encoders(folder: Path) -> list[str]:
     except CodecError as error:
         return [str(error)]
     except (OSError, KeyError, SafetensorError) as error:
-        return [f"{path} cannot be read: {error}"]
+        return [f"{path} cannot be read: {cause(error)}"]
     return []
 
 
@@ -138,7 +149,7 @@ def inspect_shard(
         _check_index(report, path, starts)
     except _DAMAGE as error:
         report.problems.append(
-            f"{name} is damaged or cut short after {report.samples} samples: {error!r}"
+            f"{name} is damaged or cut short after {report.samples} samples: {cause(error)}"
         )
     if report.samples != expected:
         report.problems.append(f"{name} has {report.samples} samples, {META} says {expected}")
@@ -241,7 +252,7 @@ def _check_sample(
     except KeyError as missing:
         report.problems.append(f"{where}: {missing} is missing")
     except (ValueError, TypeError, SafetensorError) as error:
-        report.problems.append(f"{where}: cannot be read: {error}")
+        report.problems.append(f"{where}: cannot be read: {cause(error)}")
 
 
 def _seen(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
@@ -23,12 +23,13 @@ SIDECAR_ENDINGS = (".json", ".txt")
 PRECEDENCE = """\
 The caption of pictures/old_cat.jpg is, in this order: the field --caption_field of
 pictures/old_cat.jpg.json or pictures/old_cat.json; the whole text of pictures/old_cat.jpg.txt or
-pictures/old_cat.txt; the row that a table gives it (meta.json, captions.json, videos2caption.json,
-*.jsonl, *.csv; tables in pictures/ before those in the folders above, and by name in one folder);
+pictures/old_cat.txt; the row that a table gives it (meta.json, metadata.json, captions.json,
+videos2caption.json, kohya's meta_cap.json, *.jsonl, *.csv, *.tsv; tables in pictures/ before those
+in the folders above, and by name in one folder);
 the caption column of a dataset; else what --missing_caption says. --caption_format looks at one
 kind alone. Names in tables are paths relative to the table, or absolute. An empty text file is an
 empty caption. A .json file without the field, and with no .txt file beside it, is refused. Texts
-are UTF-8.
+are UTF-8. Caption files and rows that belong to no medium are counted, and the first is named.
 """
 
 
@@ -181,7 +182,7 @@ class Captions:
     def _texts(self, fields: Mapping[str, Any], sidecar: str) -> tuple[str, ...]:
         texts = texts_of(fields.get(self.field))
         if texts is None:
-            raise unusable_caption(sidecar, self.field, fields)
+            raise unusable_caption(sidecar, (self.field,), fields)
         return texts
 
 
@@ -213,15 +214,19 @@ def weight_of(fields: Mapping[str, Any], path: str) -> float | None:
     return weight
 
 
-def unusable_caption(path: str, name: str, fields: Mapping[str, Any]) -> RefusedError:
-    """The refusal of a file or row whose field `name` holds no caption."""
-    why = f"{path} has no text for it in field {name!r}, "
-    if name in fields:
-        why += f"which holds {short_repr(fields[name])}"
+def unusable_caption(place: str, names: Sequence[str], fields: Mapping[str, Any]) -> RefusedError:
+    """The refusal of a file or row with a caption in none of the fields `names`."""
+    held = [
+        f"in field {name!r}, which holds {short_repr(fields[name])}"
+        for name in names
+        if name in fields
+    ]
+    if held:
+        why = f"{' nor '.join(held)}; write a text there"
     else:
         found = ", ".join(short_repr(key) for key in list(fields)[:20]) or "no fields"
-        why += f"but {found}; name the field with --caption_field"
-    return RefusedError(Reason.BAD_CAPTION, why)
+        why = f"in field {names[0]!r}, but {found}; name the field with --caption_field"
+    return RefusedError(Reason.BAD_CAPTION, f"{place} has no text for it {why}")
 
 
 def read_regular_file(path: Path) -> bytes:

@@ -55,8 +55,8 @@ def write_plan_page(
     if decoded is None:
         facts.duplicates.by = ComparedBy.NOTHING
     for number, entry in enumerate(_entries(plan)):
-        facts.add(entry)
         one = decoded[number] if decoded else None
+        facts.add(entry if one is None else replace(entry, notes=one.notes))
         for _ in range(0 if entry.refused else entry.repeats):
             facts.duplicates.add(entry.source, entry.caption, one and one.looks)
     facts.finish()

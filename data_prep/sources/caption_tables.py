@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from data_prep.media.captions import (
     Caption,
@@ -23,11 +22,13 @@ from data_prep.media.captions import (
     unusable_caption,
     weight_of,
 )
+from data_prep.media.name_matching import UNCLEAR, composed, respelled
 from data_prep.refusals import Reason, RefusedError, short_repr
-from data_prep.sources.table_rows import OUTSIDE, Rows, rows_of
+from data_prep.sources.table_rows import OUTSIDE, Rows, TableRow, rows_of
 
-_JSON_NAMES = {"meta.json": "meta_json", "captions.json": "meta_json"}
-_JSON_NAMES |= {"videos2caption.json": "meta_json", "metadata.json": "meta_json"}
+_OF_KOHYA = ("meta_cap.json", "meta_clean.json", "meta_lat.json")
+"""Of sd-scripts, which names files without their endings, unless it was told --full_path."""
+_JSON_NAMES = ("meta.json", "captions.json", "videos2caption.json", "metadata.json", *_OF_KOHYA)
 # Fields for captions, in this order, where --caption_field is not given.
 CAPTION_FIELDS = ("caption", "cap", "internvl", "usr", "text", "prompt", "captions")
 _CONTROL_FIELD = re.compile(r"control_path(?:_?(\d{1,3}))?")
@@ -41,7 +42,7 @@ def table_format(path: str) -> str | None:
         return "jsonl"
     if name.endswith((".csv", ".tsv")):
         return "csv"
-    return _JSON_NAMES.get(name)
+    return "meta_json" if name in _JSON_NAMES else None
 
 
 def is_table(path: str) -> bool:
@@ -81,22 +82,22 @@ class CaptionTables:
 
     def unused(self, exists: Callable[[str], bool]) -> Counter[str]:
         """Counts of rows that name no file, and of rows that a later row replaces."""
-        lost, counts = list[str](), Counter[str]()
+        lost, unclear, counts = list[str](), list[str](), Counter[str]()
         for path in sorted(self.paths):
             rows, folder = self._rows(path), str(PurePosixPath(path).parent)
             if rows.repeated:
                 counts[f"row of {path} whose name a later row gives again"] = rows.repeated
             # `_names` has media at any depth; other files are looked for at the path in the row.
             names = (name for name in rows.by_name if not self._names[folder, name])
-            lost += [
-                f"{name!r} in {path}"
-                for name in names
-                if "\0" in name
-                or name.startswith(OUTSIDE)
-                or not exists(posixpath.normpath(posixpath.join(folder, name)))
-            ]
-        if lost:
-            counts[f"row of a caption table that matches no file, the first {lost[0]}"] = len(lost)
+            for name in names:
+                place = posixpath.normpath(posixpath.join(folder, name))
+                if name in rows.unclear:
+                    unclear.append(f"{name!r} in {path}")
+                elif "\0" in name or name.startswith(OUTSIDE) or not exists(place):
+                    lost.append(f"{name!r} in {path}")
+        for what, found in (("that matches no file", lost), (UNCLEAR, unclear)):
+            if found:
+                counts[f"row of a caption table {what}, the first {found[0]}"] = len(found)
         return counts
 
     def only_controls(self) -> frozenset[str]:
@@ -106,8 +107,8 @@ class CaptionTables:
             folder = str(PurePosixPath(path).parent)
             for name, row in self._rows(path).by_name.items():
                 media |= {name, posixpath.normpath(posixpath.join(folder, name))}
-                if isinstance(row, dict):
-                    named.update(_control_paths(path, row, quiet=True))
+                if isinstance(row.content, dict):
+                    named.update(self._controls(path, row, quiet=True))
         return frozenset(named - media)
 
     @cached_property
@@ -126,9 +127,21 @@ class CaptionTables:
             for folder in PurePosixPath(source).parents:
                 if tables := self._by_folder.get(str(folder)):
                     counts[str(folder), name] += 1
-                    if any(map(_is_by_beginning, tables)):
-                        counts[str(folder), _beginning(source)] += 1
+                    counts.update((str(folder), s) for s in {_short(t, source) for t in tables})
         return counts
+
+    @cached_property
+    def _forms(self) -> dict[tuple[str, str], set[str]]:
+        """(folder, composed name) -> how media below it spell this name, unless in ASCII."""
+        forms: dict[tuple[str, str], set[str]] = {}
+        for source in (source for source in self.media if not source.isascii()):
+            for folder in PurePosixPath(source).parents:
+                tables = self._by_folder.get(str(folder), ())
+                inside = str(PurePosixPath(source).relative_to(folder))
+                names = {inside, PurePosixPath(source).name, *(_short(t, source) for t in tables)}
+                for name in names if tables or str(folder) == "." else ():
+                    forms.setdefault((str(folder), composed(name)), set()).add(name)
+        return forms
 
     def _look_up(self, path: str, source: str, folder: PurePosixPath) -> list[Caption] | None:
         rows = self._rows(path)
@@ -144,52 +157,74 @@ class CaptionTables:
                     " relative to its folder",
                 )
             return self._captions(path, rows.by_name[name])
-        beginning = _beginning(source)
-        if _is_by_beginning(path) and beginning in rows.by_name:
-            return self._captions(path, rows.by_name[beginning])
+        if (short := _short(path, source)) in rows.by_name:
+            return self._captions(path, rows.by_name[short])
         if rows.problem is not None:
             raise rows.problem
         return None
 
-    def _captions(self, path: str, row: Any) -> list[Caption]:
+    def _captions(self, path: str, row: TableRow) -> list[Caption]:
         texts, name = self._texts(path, row), PurePosixPath(path).name
-        if not isinstance(row, dict):
+        if not isinstance(row.content, dict):
             return [caption(text, origin=name) for text in texts]
-        weight, controls = weight_of(row, path), ()
+        weight, controls = weight_of(row.content, row.place(path)), ()
         if self.control is not None:
-            controls = tuple(map(self.control, _control_paths(path, row)))
+            controls = tuple(map(self.control, self._controls(path, row)))
         return [
             replace(caption(text, origin=name, loss_weight=weight), controls=controls)
             for text in texts
         ]
 
-    def _texts(self, path: str, row: Any) -> tuple[str, ...]:
-        if isinstance(row, RefusedError):
-            raise row
-        if not isinstance(row, dict):
-            texts = texts_of(row)
+    def _texts(self, path: str, row: TableRow) -> tuple[str, ...]:
+        content = row.content
+        if isinstance(content, RefusedError):
+            raise content
+        if not isinstance(content, dict):
+            texts = texts_of(content)
             if texts is None:
-                why = f"{path} has {short_repr(row)} for it, and no text"
+                why = f"{row.place(path)} has {short_repr(content)} for it, and no text"
                 raise RefusedError(Reason.BAD_CAPTION, why)
             return texts
         names = CAPTION_FIELDS if self.caption_field == "caption" else (self.caption_field,)
-        found = (texts_of(row[name]) for name in names if name in row)
+        found = (texts_of(content[name]) for name in names if name in content)
         texts = next((text for text in found if text is not None), None)
         if texts is None:
-            raise unusable_caption(path, self.caption_field, row)
+            raise unusable_caption(row.place(path), names, content)
         return texts
+
+    def _controls(self, path: str, row: TableRow, *, quiet: bool = False) -> list[str]:
+        """`_control_paths` as the files are spelled."""
+        return [self._spelled(name) for name in _control_paths(path, row, quiet=quiet)]
+
+    def _spelled(self, path: str) -> str:
+        found = self._forms.get((".", composed(path)), ())
+        return path if path in found or len(found) != 1 else next(iter(found))
 
     def _rows(self, path: str) -> Rows:
         if path not in self._parsed:
             try:
                 content, folders = self.read(path), self._folders(path)
                 self._parsed[path] = rows_of(path, content, table_format(path), folders=folders)
+                self._respell(self._parsed[path])
             except (RefusedError, OSError) as error:
                 why = error.detail if isinstance(error, RefusedError) else str(error.strerror)
                 unread = Rows(path=path)
                 unread.add_problem(why)
                 self._parsed[path] = unread
         return self._parsed[path]
+
+    def _respell(self, rows: Rows) -> None:
+        """Gives rows the spelling of the media that they can only mean."""
+        folder = str(PurePosixPath(rows.path).parent)
+
+        def media(name: str) -> set[str]:
+            return self._forms.get((folder, composed(name)), set())
+
+        spare = [n for n in rows.by_name if not n.isascii() and n not in media(n)]
+        left = {composed(name): media(name) - rows.by_name.keys() for name in spare}
+        found, rows.unclear = respelled(spare, left)
+        for name, spelled in found.items():
+            rows.by_name[spelled] = rows.by_name.pop(name)
 
     def _folders(self, path: str) -> tuple[str, ...]:
         """The absolute path of the folder of a table, as it was given and without links."""
@@ -199,7 +234,7 @@ class CaptionTables:
         return posixpath.normpath(folder), str(folder.resolve())
 
 
-def _control_paths(path: str, row: dict[str, Any], *, quiet: bool = False) -> list[str]:
+def _control_paths(path: str, row: TableRow, *, quiet: bool = False) -> list[str]:
     """The pictures that a row names in `control_path`, `control_path_2` and so on, in this order.
 
     Each field holds a path relative to the table, or a list of them; an empty one names none.
@@ -207,26 +242,25 @@ def _control_paths(path: str, row: dict[str, Any], *, quiet: bool = False) -> li
     Raises:
         RefusedError: a field holds something else; not if `quiet`.
     """
-    numbered = {_CONTROL_FIELD.fullmatch(key): key for key in row if isinstance(key, str)}
+    content = row.content
+    numbered = {_CONTROL_FIELD.fullmatch(key): key for key in content if isinstance(key, str)}
     fields = sorted((int(match[1] or 0), key) for match, key in numbered.items() if match)
     found: list[str] = []
     for _, key in fields:
-        names = texts_of(row[key]) if row[key] not in (None, "", []) else ()
+        names = texts_of(content[key]) if content[key] not in (None, "", []) else ()
         if names is None or any(not name or "\0" in name for name in names):
             if quiet:
                 continue
-            why = f"{path} has {short_repr(row[key])} in {key}, no path of a picture"
+            why = f"{row.place(path)} has {short_repr(content[key])} in {key}, no path of a picture"
             raise RefusedError(Reason.BAD_REFERENCE, why)
         folder = PurePosixPath(path).parent
         found += (posixpath.normpath(posixpath.join(folder, name)) for name in names)
     return found
 
 
-def _is_by_beginning(path: str) -> bool:
-    """Whether the rows of a table hold the part of file names before `_sample`."""
-    return path.lower().endswith(_LINES_SUFFIXES)
-
-
-def _beginning(source: str) -> str:
-    stem = PurePosixPath(source).stem
-    return stem.rpartition("_sample")[0] or stem
+def _short(path: str, source: str) -> str:
+    """The part of a file name that stands for it in the table `path`; empty where none does."""
+    stem, table = PurePosixPath(source).stem, PurePosixPath(path).name.lower()
+    if table.endswith(_LINES_SUFFIXES):
+        return stem.rpartition("_sample")[0] or stem
+    return stem if table in _OF_KOHYA else ""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 import os
 from argparse import Namespace
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Protocol, Self, TypeVar
 
 from data_prep.media.captions import (
+    SIDECAR_ENDINGS,
     Caption,
     CaptionFormat,
     Captions,
@@ -19,14 +19,28 @@ from data_prep.media.captions import (
     MissingCaption,
     read_regular_file,
 )
+from data_prep.media.name_matching import UNCLEAR, composed, match
 from data_prep.refusals import PrepError, Reason, RefusedError
 from data_prep.sources.archives import parse_location, read_archive
 from data_prep.sources.caption_tables import CaptionTables, table_format
-from data_prep.sources.listing import IMAGES, Listing, list_media, media_kind_of
+from data_prep.sources.listing import (
+    IMAGES,
+    Elsewhere,
+    Ignored,
+    Listing,
+    list_media,
+    media_kind_of,
+    name_of,
+)
 from data_prep.sources.masks import MaskFolder
 from data_prep.sources.references import ControlFolder
 
 T = TypeVar("T")
+_LINES = ("prompts.txt", "prompt.txt", "captions.txt", "videos.txt", "images.txt")
+_LINES_REMEDY = (
+    "file of finetrainers with a line for each medium, which is not read (write the lines of both"
+    " files into a table metadata.csv with the columns file_name,text)"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +53,8 @@ class Medium:
     kind: str  # image or video
     captions: Callable[[], list[Caption]]
     """Returns its captions; raises RefusedError if none can be used."""
+    mask: str | None = None  # in the folder of masks
+    controls: tuple[str | None, ...] = ()  # in each folder of control pictures
 
 
 class Collection(Protocol):
@@ -57,7 +73,7 @@ class Collection(Protocol):
         """Where control pictures lie: the first of each sample, the second, and so on."""
         ...
 
-    def media(self, ignored: Counter[str]) -> Iterator[Medium]:
+    def media(self, ignored: Ignored) -> Iterator[Medium]:
         """All media, always in the same order; adds counts of other files to `ignored`."""
         ...
 
@@ -102,35 +118,76 @@ class FolderCollection:
     """Control pictures of edits; nor do these folders."""
     output: Path | None = None
     """Folder that is written to; its sample pictures are no media."""
+    elsewhere: Elsewhere = ()
+    """What other inputs pack from this folder."""
+    is_counted: bool = False
+    """Whether another input counts the files of this folder that no sample is made of."""
 
     @property
     def name(self) -> str:
         return self.root.resolve().name
 
-    def media(self, ignored: Counter[str]) -> Iterator[Medium]:
+    def next_to(self, other: FolderCollection, *, is_later: bool) -> FolderCollection:
+        """This input where `other` is one as well; of equal folders the later is not counted."""
+        mine, its = self.root.resolve(), other.root.resolve()
+        is_inside = _is_visible(mine, below=its)
+        if not is_inside and not _is_visible(its, below=mine):
+            return self
+        folder = "" if is_inside else f"{its.relative_to(mine).as_posix()}/"
+        return replace(
+            self,
+            elsewhere=(*self.elsewhere, (folder, other.kinds)),
+            is_counted=self.is_counted or (is_inside and (is_later or mine != its)),
+        )
+
+    def media(self, ignored: Ignored) -> Iterator[Medium]:
         others = [*self.controls, *([] if self.masks is None else [self.masks])]
         without = [folder.root for folder in others]
         without += [] if self.output is None else [self.output]
-        listing = list_media(self.root, self.kinds, option=self.option, without=without)
+        listing = list_media(
+            self.root, self.kinds, option=self.option, without=without, elsewhere=self.elsewhere
+        )
         members, refused = self._unpacked(listing)
         sources = sorted({*listing.media, *(path for path in refused if self._stands_alone(path))})
         if not sources:
             raise PrepError(f"{self.option} {self.root}: its archives hold no media")
-        captions = self._captions(listing, members, refused)
+        counted = Ignored() if self.is_counted else ignored
+        captions = self._captions(listing, members, refused, counted)
         if named := captions.tables.only_controls().intersection(sources):
-            ignored["control picture of a table, no sample itself"] += len(named)
+            ignored.counts["control picture of a table, no sample itself"] += len(named)
             sources = [source for source in sources if source not in named]
-        ignored.update(listing.ignored)
-        ignored.update(captions.tables.unused(self._exists(members)))
+        counted.counts.update(listing.ignored)
+        counted.counts.update(captions.tables.unused(self._exists(listing, members)))
+        masks = self._beside(self.masks, "mask", sources, ignored)
+        controls = [
+            self._beside(folder, "control picture", sources, ignored) for folder in self.controls
+        ]
         for source in sources:
-            where = members.get(source, source)
+            where, name = members.get(source, source), name_of(source)
             yield Medium(
                 source=source,
                 where=where,
                 stamp=self._stamp(where),
                 kind=media_kind_of(source) or "archive",
                 captions=lambda source=source: _unless(refused, source, captions.all_of),
+                mask=masks.get(name),
+                controls=tuple(found.get(name) for found in controls),
             )
+
+    def _beside(
+        self,
+        folder: MaskFolder | ControlFolder | None,
+        what: str,
+        sources: Sequence[str],
+        ignored: Ignored,
+    ) -> Mapping[str, str]:
+        """Path of the file of each medium, by `name_of` the medium."""
+        if folder is None:
+            return {}
+        found = match(folder.listed(ignored), lambda: ((name_of(source),) for source in sources))
+        ignored.add_unused(f"{what} of no file", folder.root, found.spare)
+        ignored.add_unused(f"{what} {UNCLEAR}", folder.root, found.unclear)
+        return found.by_name
 
     def _unpacked(self, listing: Listing) -> tuple[dict[str, str], dict[str, RefusedError]]:
         """Adds members of archives to the listing; returns their locations, and refusals."""
@@ -146,7 +203,7 @@ class FolderCollection:
             listing.ignored.update(contents.ignored)
             members.update(contents.places)
             for path in (*contents.places, *contents.refused):
-                listing.add(path, self.kinds)
+                listing.add(path, self.kinds, self.elsewhere)
             for path, why in contents.refused.items():
                 refused[path] = RefusedError(Reason.UNREADABLE, why)
         for archive in listing.archives[len(outer) :]:
@@ -194,28 +251,35 @@ class FolderCollection:
         where = members.get(path, path)
         return ControlPicture(path, where, self._stamp(where))
 
-    def _exists(self, members: Mapping[str, str]) -> Callable[[str], bool]:
+    def _exists(self, listing: Listing, members: Mapping[str, str]) -> Callable[[str], bool]:
         """A function that tells whether a relative path exists, as a file of any kind."""
         root = str(self.root)
-        return lambda path: path in members or os.path.lexists(os.path.join(root, path))
+        others = {composed(path) for path in listing.others if not path.isascii()}
+        return lambda path: (
+            path in members or composed(path) in others or os.path.lexists(os.path.join(root, path))
+        )
 
     def _captions(
-        self, listing: Listing, members: dict[str, str], refused: dict[str, RefusedError]
+        self,
+        listing: Listing,
+        members: dict[str, str],
+        refused: dict[str, RefusedError],
+        ignored: Ignored,
     ) -> Captions:
         def read(path: str) -> bytes:
             return _unless(refused, path, lambda path: self._text(members.get(path, path)))
 
-        only = self.captions.format
-        beside = only in (CaptionFormat.AUTO, CaptionFormat.SIDECAR)
+        only, media, field = self.captions.format, listing.media, self.captions.field
         tables = tuple(
             path
             for path in listing.tables
             if only is CaptionFormat.AUTO or table_format(path) == only.value
         )
-        media, field = listing.media, self.captions.field
+        unread = f"caption table that --caption_format {only} leaves out"
+        ignored.add_first(unread, set(listing.tables).difference(tables))
         return Captions(
             root=self.root,
-            sidecars=listing.sidecars if beside else {},
+            sidecars=_sidecars(listing, self.captions, ignored),
             field=field,
             missing=self.captions.missing,
             tables=CaptionTables(
@@ -228,6 +292,42 @@ class FolderCollection:
             ),
             read=read,
         )
+
+
+def _is_visible(folder: Path, *, below: Path) -> bool:
+    """Whether a listing of `below` reaches a folder."""
+    if not folder.is_relative_to(below):
+        return False
+    return not any(part.startswith(".") for part in folder.relative_to(below).parts)
+
+
+def _sidecars(listing: Listing, options: CaptionOptions, ignored: Ignored) -> Mapping[str, str]:
+    """The caption files that are read, as `Captions.sidecars`; counts the others."""
+    found, left = dict[str, str](), listing.sidecars
+    if options.format not in (CaptionFormat.AUTO, CaptionFormat.SIDECAR):
+        why = f"--caption_format {options.format}"
+    else:
+        why, endings = "--caption_field ''", SIDECAR_ENDINGS if options.field else (".txt",)
+        found = {key: path for key, path in left.items() if key.endswith(endings)}
+        left = {key: path for key, path in left.items() if key not in found}
+    ignored.add_first(f"caption file that {why} leaves out", left.values())
+    matched = match(
+        found,
+        lambda: (
+            (path + ending, name_of(path) + ending)
+            for path in listing.media
+            for ending in SIDECAR_ENDINGS
+        ),
+    )
+    spare = set(matched.spare)
+    if spare:  # files that are ignored themselves have captions, too
+        others = {composed(name) for path in listing.others for name in (path, name_of(path))}
+        spare = {path for path in spare if composed(name_of(path)) not in others}
+    lines = {path for path in spare if PurePosixPath(path).name.lower() in _LINES}
+    ignored.add_first(_LINES_REMEDY, lines)
+    ignored.add_first("caption file that no medium takes", spare - lines)
+    ignored.add_first(f"caption file {UNCLEAR}", matched.unclear)
+    return matched.by_name
 
 
 def _unless(refused: Mapping[str, RefusedError], path: str, act: Callable[[str], T]) -> T:

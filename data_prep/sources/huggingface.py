@@ -9,7 +9,6 @@ import time
 import urllib.error
 import urllib.request
 from argparse import Namespace
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -18,8 +17,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from data_prep.media.captions import Caption, Captions, caption, texts_of, weight_of
-from data_prep.refusals import PrepError, Reason, RefusedError
+from data_prep.refusals import PrepError, Reason, RefusedError, short_repr
 from data_prep.sources.folders import CaptionOptions, Medium
+from data_prep.sources.listing import Ignored
 from data_prep.writing.dataset_folder import LEDGER
 from dit.safe_writing import write_atomically
 
@@ -76,7 +76,8 @@ def _dataset(name: str, split: str) -> Any:
     try:
         saved = (Path(name) / "state.json").exists() or (Path(name) / "dataset_dict.json").exists()
         if saved:
-            found: Any = datasets.load_from_disk(name)
+            # Of a relative one, fsspec takes `data:photos` for content.
+            found: Any = datasets.load_from_disk(str(Path(name).absolute()))
             found = found[split] if isinstance(found, dict) else found
         else:
             found = datasets.load_dataset(name, split=split)
@@ -116,7 +117,7 @@ class RowsCollection:
         """Rows have none."""
         return None
 
-    def media(self, ignored: Counter[str]) -> Iterator[Medium]:
+    def media(self, ignored: Ignored) -> Iterator[Medium]:
         del ignored
         rows = _dataset(self.dataset, self.split)
         print_ = str(rows._fingerprint)
@@ -136,6 +137,9 @@ class RowsCollection:
         if texts is not None:
             origin = f"column {self.caption_column}"
             return [caption(text, origin=origin, loss_weight=weight) for text in texts]
+        if value is not None:
+            why = f"row {index} has no text in column {self.caption_column!r}, but"
+            raise RefusedError(Reason.BAD_CAPTION, f"{why} {short_repr(value)}")
         missing = self.captions.missing
         substitute = Captions(root=Path(), sidecars={}, field="", missing=missing)
         return [replace(substitute.substitute(f"{self.name} {index:08d}"), loss_weight=weight)]
@@ -147,7 +151,9 @@ class RowsCollection:
         if isinstance(value, bytes):
             return io.BytesIO(value)
         if not isinstance(value, str):
-            raise RefusedError(Reason.UNREADABLE, f"column {self.column!r} holds {value!r}")
+            raise RefusedError(
+                Reason.UNREADABLE, f"row {where}: column {self.column!r} holds {short_repr(value)}"
+            )
         if value.startswith(("http://", "https://")):
             return self._fetch(value)
         return Path(value) if Path(value).is_absolute() else Path(self.dataset) / value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -14,9 +14,48 @@ from data_prep.media.videos import ENDINGS as VIDEO_ENDINGS
 from data_prep.refusals import PrepError, printable
 from data_prep.sources.caption_tables import is_table
 
+Elsewhere = Sequence[tuple[str, frozenset[str]]]
+"""Folders below this one, with a slash at the end, and the kinds of media that other inputs pack
+from them."""
 IMAGES, VIDEOS, BOTH = frozenset(("image",)), frozenset(("video",)), frozenset(("image", "video"))
-_OF_CAMERAS = frozenset((".heic", ".heif", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".rw2"))
-"""Photographs that Pillow does not read."""
+_REMEDIES = {
+    "convert them to JPEG or PNG": (
+        ".heic .heif .dng .cr2 .cr3 .nef .arw .raf .rw2"  # of cameras
+    ),
+    "captions are read from .txt and .json; rename them": (
+        ".caption .captions .cap .tags .tag .text .prompt"
+    ),
+    "tables of captions are read from .csv, .tsv and .jsonl": (
+        ".parquet .xls .xlsx .ods .ndjson .tab"
+    ),
+    "unpack them, or pack them as .tar": ".zip .7z .rar .tgz .gz .bz2 .xz .zst",
+}
+_REMEDY = {ending: why for why, endings in _REMEDIES.items() for ending in endings.split()}
+"""Of files that are ignored, by their ending."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Ignored:
+    """Counts of the files of which no input makes a sample, and what they are."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    _unused: dict[tuple[str, Path], set[str]] = field(default_factory=dict)
+
+    def add_first(self, what: str, files: Collection[str]) -> None:
+        """Counts files, and names the first."""
+        if files:
+            self.counts[f"{what}, the first {printable(min(files))}"] += len(files)
+
+    def add_unused(self, what: str, folder: Path, files: Collection[str]) -> None:
+        """Files of a folder that an input does not use; others may."""
+        key = what, folder
+        self._unused[key] = self._unused.get(key, set(files)).intersection(files)
+
+    def close(self) -> None:
+        """Counts what no input has used."""
+        for (what, _), files in self._unused.items():
+            self.add_first(what, files)
+        self._unused.clear()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,22 +66,29 @@ class Listing:
     archives: list[str] = field(default_factory=list)
     sidecars: dict[str, str] = field(default_factory=dict)
     tables: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+    """Visible files that are none of these."""
     ignored: Counter[str] = field(default_factory=Counter)
+    """Counts of what is left out."""
 
-    def add(self, path: str, kinds: frozenset[str]) -> None:
-        """Adds a file, by its ending."""
-        ending = PurePosixPath(path).suffix.lower()
-        if media_kind_of(path) in kinds:
+    def add(self, path: str, kinds: frozenset[str], elsewhere: Elsewhere = ()) -> None:
+        """Adds a file, by its ending. What another input packs is not counted."""
+        ending, kind = PurePosixPath(path).suffix.lower(), media_kind_of(path)
+        if kind in kinds:
             self.media.append(path)
         elif is_table(path):
             self.tables.append(path)
         elif ending in SIDECAR_ENDINGS:
             stem = path[: len(path) - len(ending)]
-            self.sidecars.setdefault(stem + ending, path)
+            if self.sidecars.setdefault(stem + ending, path) != path:
+                self.ignored[f"*{ending} whose name another has in other case of the ending"] += 1
         elif ending == ".tar":
             self.archives.append(path)
         else:
-            remedy = " (convert them to JPEG or PNG)" if ending in _OF_CAMERAS else ""
+            self.others.append(path)
+            if any(kind in taken and path.startswith(folder) for folder, taken in elsewhere):
+                return
+            remedy = f" ({_REMEDY[ending]})" if ending in _REMEDY else ""
             self.ignored[f"*{printable(ending)}{remedy}" if ending else "no ending"] += 1
 
 
@@ -54,12 +100,42 @@ def media_kind_of(path: str) -> str | None:
     return "image" if ending in image_endings() else None
 
 
+def name_of(path: str) -> str:
+    """A path without its ending: what a medium and its mask have in common."""
+    return str(PurePosixPath(path).with_suffix(""))
+
+
+def files_by_name(
+    root: Path, kinds: frozenset[str], *, option: str, what: str, ignored: Ignored
+) -> dict[str, str]:
+    """Path of each file of a folder of masks or control pictures, by `name_of`.
+
+    Raises:
+        PrepError: there is no such folder or no such file in it, or two have one name.
+    """
+    listing, found = list_media(root, kinds, option=option), dict[str, str]()
+    for path in listing.media:
+        other = found.setdefault(name_of(path), path)
+        if other != path:
+            raise PrepError(
+                f"{option} {root}: {other} and {path} are both the {what} of one file; remove one"
+            )
+    # Set, not added: several inputs may share the folder.
+    for kind, count in listing.ignored.items():
+        ignored.counts[f"{kind} in {option}"] = count
+    for kind, paths in (("caption file", listing.sidecars), (".tar", listing.archives)):
+        if paths:
+            ignored.counts[f"{kind} in {option}, which is not read there"] = len(paths)
+    return found
+
+
 def list_media(
     root: Path,
     kinds: frozenset[str] = IMAGES,
     *,
     option: str = "--image_dir",
     without: Collection[Path] = (),
+    elsewhere: Elsewhere = (),
 ) -> Listing:
     """Media and caption files below `root`, at any depth, always in the same order.
 
@@ -72,7 +148,7 @@ def list_media(
         raise PrepError(f"{option} {root} is no folder")
     listing = Listing()
     for path in _walk(root, listing.ignored, {folder.resolve() for folder in without}):
-        listing.add(str(path), kinds)
+        listing.add(str(path), kinds, elsewhere)
     if not listing.media and not listing.archives:
         found = ", ".join(f"{count} x {kind}" for kind, count in listing.ignored.items())
         known = {ending for ending in image_endings() if "image" in kinds}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -25,8 +25,8 @@ from data_prep.media.frame_selection import KeptFrames
 from data_prep.media.images import open_image, size_of, to_8_bits
 from data_prep.media.resizing import Placement
 from data_prep.media.videos import Timeline, timeline
-from data_prep.refusals import PrepError, Reason, RefusedError
-from data_prep.sources.listing import BOTH, list_media, media_kind_of
+from data_prep.refusals import Reason, RefusedError
+from data_prep.sources.listing import BOTH, Ignored, files_by_name, media_kind_of
 
 
 class CellSize(NamedTuple):
@@ -65,21 +65,9 @@ class MaskFolder:
     root: Path
     option: str = "--mask_dir"
 
-    def listed(self) -> dict[str, str]:
-        """Path of each mask, by that path without its ending.
-
-        Raises:
-            PrepError: there is no such folder or no mask in it, or two masks have one name.
-        """
-        found: dict[str, str] = {}
-        for path in list_media(self.root, BOTH, option=self.option).media:
-            other = found.setdefault(name_of(path), path)
-            if other != path:
-                raise PrepError(
-                    f"{self.option} {self.root}: {other} and {path} are masks of the same file;"
-                    " remove one"
-                )
-        return found
+    def listed(self, ignored: Ignored) -> dict[str, str]:
+        """`files_by_name` of the folder."""
+        return files_by_name(self.root, BOTH, option=self.option, what="mask", ignored=ignored)
 
     def find(self, path: str, size: tuple[int, int], line: Timeline | None) -> FoundMask:
         """The mask at `path`, of a medium of this size (width, height); `line` of a video.
@@ -139,16 +127,11 @@ class MaskFolder:
         mask, file = entry.mask, self.root / (entry.mask.path if entry.mask else "")
         assert mask is not None
         if media_kind_of(mask.path) == "image":
-            yield open_image(file).image
+            yield open_image(file)
         else:
             keep, numbers = mask.keep or (timeline(file).shown[0],), mask.numbers
             of_mask = replace(entry, keep=keep, numbers=numbers, tick=mask.tick or entry.tick)
             yield from decoder.frames(file, of_mask)
-
-
-def name_of(path: str) -> str:
-    """A path without its ending: what a mask and its medium have in common."""
-    return str(PurePosixPath(path).with_suffix(""))
 
 
 def _cells(place: Placement, picture: Image.Image, side: int) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -19,22 +19,25 @@ from pathlib import Path
 from typing import BinaryIO
 
 import torch
+from torch import Tensor
 
 from data_prep.media.captions import Caption, ControlPicture, TagShuffle
 from data_prep.media.clips import Clip, Entry, PlannedReference
 from data_prep.media.decoders import VideoDecoder
 from data_prep.media.frame_selection import FrameRule, KeptFrames
-from data_prep.media.images import open_image, size_of, to_rgb, to_video
+from data_prep.media.images import open_image, probe_image, to_rgb, to_video
 from data_prep.media.resizing import Placement, ResizeMode, Sizing
 from data_prep.media.videos import Timeline, timeline
 from data_prep.planning.splits import key_of
 from data_prep.refusals import Reason, RefusedError, printable
 from data_prep.sources.archives import parse_location
 from data_prep.sources.folders import Collection, FolderCollection, Medium
-from data_prep.sources.masks import CellSize, name_of
+from data_prep.sources.listing import Ignored
+from data_prep.sources.masks import CellSize
 from data_prep.sources.references import FOLDER, FoundReference, ReferenceRule
 from data_prep.sources.references import find as find_reference
 from data_prep.sources.references import read as read_reference
+from dit.codecs.rgb import WHITE, is_transparent
 
 _THREADS = 8  # that probe files, which mostly wait for disks and networks
 _AHEAD = 512  # files that are probed at once
@@ -96,6 +99,8 @@ class MediaSource:
     colours: int
     resize_mode: ResizeMode = ResizeMode.LANCZOS
     decoder: VideoDecoder = VideoDecoder.PYAV
+    background: str = WHITE
+    """Colour behind what is transparent, as `dit.codecs.rgb.colour` writes it."""
     reference_rule: ReferenceRule = field(default_factory=ReferenceRule)
     """Size of control pictures."""
     keeps_originals: bool = False
@@ -111,23 +116,14 @@ class MediaSource:
     def entries(self) -> Iterator[Entry]:
         """The samples of all media in the order of the listing; threads probe the files."""
         self.ignored.clear()
+        ignored = Ignored(counts=self.ignored)
         with ThreadPoolExecutor(_THREADS) as pool:
             for number, given in enumerate(self.inputs):
-                masks, controls = given.collection.masks, given.collection.controls
-                beside = [] if masks is None else [("mask", masks.listed())]
-                beside += [("control picture", folder.listed()) for folder in controls]
-                spare = [] if self.most else [dict(of_name) for _, of_name in beside]
-                media = islice(given.collection.media(self.ignored), self.most)
+                media = islice(given.collection.media(ignored), self.most)
                 while batch := list(islice(media, _AHEAD)):
-                    names = [name_of(medium.source) for medium in batch]
-                    paths = [[of_name.get(name) for _, of_name in beside] for name in names]
-                    spare = [{n: left[n] for n in left.keys() - set(names)} for left in spare]
-                    for entries in pool.map(partial(self.plan, number), batch, paths):
+                    for entries in pool.map(partial(self.plan, number), batch):
                         yield from self._without_uncaptioned(given, entries)
-                for (what, _), left in zip(beside, spare, strict=False):
-                    if left:
-                        first = min(left.values())
-                        self.ignored[f"{what} of no file, the first {first}"] += len(left)
+        ignored.close()
 
     def _without_uncaptioned(self, given: Input, entries: list[Entry]) -> list[Entry]:
         """The samples of a medium, unless `skips_uncaptioned` leaves it out."""
@@ -136,15 +132,9 @@ class MediaSource:
             return []
         return entries
 
-    def plan(self, number: int, medium: Medium, beside: Sequence[str | None] = ()) -> list[Entry]:
-        """The samples of a medium, or one sample with its refusal.
-
-        `beside` are the paths of the files of its name: of the mask, if the input has masks, then
-        in each folder of control pictures.
-        """
+    def plan(self, number: int, medium: Medium) -> list[Entry]:
+        """The samples of a medium, or one sample with its refusal."""
         given = self.inputs[number]
-        controls = beside[len(beside) - len(given.collection.controls) :]
-        mask = beside[0] if given.collection.masks and beside else None
         source = given.open_name(medium.source)
         key = key_of(source)
         blank = Entry(
@@ -164,9 +154,9 @@ class MediaSource:
                 captions = given.shuffle.of(captions, key=key)
             named = [
                 folder.picture(path, medium.source)
-                for folder, path in zip(given.collection.controls, controls, strict=bool(beside))
+                for folder, path in zip(given.collection.controls, medium.controls, strict=True)
             ]
-            entries = list(self._variants(given, blank, captions, mask, named))
+            entries = list(self._variants(given, blank, captions, medium.mask, named))
         except RefusedError as refused:
             return [replace(blank, refused=str(refused.reason), detail=refused.detail)]
         keyed = (
@@ -184,12 +174,14 @@ class MediaSource:
         controls: list[ControlPicture],
     ) -> Iterator[Entry]:
         file, line, kept = given.collection.open(blank.where), None, [KeptFrames((), None)]
+        flaws: tuple[str, ...] = ()
         if blank.kind == "video":
             line = timeline(file)
             kept = given.frames.choose(line, seed=blank.key)
-            size = line.width, line.height
+            size, has_alpha = (line.width, line.height), line.has_alpha
         else:
-            size = size_of(file)
+            size, is_animated, has_alpha = probe_image(file)
+            flaws = ("only the first frame of an animation",) * is_animated
         probed, masks = _probed(blank, size, line), given.collection.masks
         found = None if masks is None or mask is None else masks.find(mask, size, line)
         pictures = [_references(given.collection, caption, controls) for caption in captions]
@@ -202,7 +194,9 @@ class MediaSource:
                     references = tuple(one.planned(rule, place.size) for one in shown)
                     notes = [f"caption from {caption.origin}"]
                     notes += ["scaled or cropped"] * (place.size != size)
-                    notes += _notes_of(line, window)
+                    is_clear = has_alpha or any(one.has_alpha for one in shown)
+                    notes += [self.on_background] * is_clear
+                    notes += (*flaws, *_notes_of(line, window))
                     notes += ["loss mask" if found else "no loss mask of its name"] * bool(masks)
                     notes += [f"{len(shown)} control pictures"] * bool(shown)
                     yield replace(
@@ -221,6 +215,11 @@ class MediaSource:
                         notes=tuple(notes),
                     )
 
+    @property
+    def on_background(self) -> str:
+        """The note on a sample with transparency: in a plan by its header, then by its pixels."""
+        return f"transparent, on {self.background} (--background)"
+
     def file_of(self, entry: Entry) -> Path | None:
         """Its file, where that is no member of an archive or row of a dataset."""
         collection = self.inputs[entry.folder].collection
@@ -235,37 +234,45 @@ class MediaSource:
             RefusedError: the file or its caption cannot be used.
         """
         given, masks = self.inputs[entry.folder], self.inputs[entry.folder].collection.masks
-        file, notes = given.collection.open(entry.where), entry.notes
         place = Placement(entry.resized or (0, 0), entry.size or (0, 0))
-        mode = self.resize_mode.filter
-        width, height = entry.width, entry.height
-        if entry.kind == "video":
-            pictures = (place.apply(p, mode) for p in self.decoder.frames(file, entry))
-            video_CFHW = torch.cat([to_video(p, colours=self.colours) for p in pictures], dim=1)
-        else:
-            image, is_animated = open_image(file)
-            if image.size != (width, height):  # EXIF behind the pixels turned the picture
-                width, height = image.size
-                place = _like(given.sizings, entry).place(width, height)
-            fitted = place.apply(to_rgb(image), mode)
-            video_CFHW = to_video(fitted, colours=self.colours)
-            notes += ("only the first frame of an animation",) * is_animated
+        video_CFHW, notes = self._pixels(given.collection.open(entry.where), entry, place)
         cell = CellSize(side=self.grid.spatial, frames=self.grid.temporal)
         shown = [
-            read_reference(one, _file_of(given, one), self.resize_mode, colours=self.colours)
+            read_reference(one, _file_of(given, one), self.resize_mode, self.background)
             for one in entry.references
         ]
+        notes += [self.on_background] * any(one.is_transparent for one in shown)
         return Clip(
             video_CFHW=video_CFHW,
             caption=entry.caption,
-            original_height=height,
-            original_width=width,
+            original_height=entry.height,
+            original_width=entry.width,
             fps=entry.kept_fps,
             loss_mask_1FHW=masks and masks.read(entry, place, cell, self.decoder),
-            references=tuple(picture_C1HW for picture_C1HW, _ in shown),
-            originals=tuple(one for _, one in shown) if self.keeps_originals else (),
-            notes=notes,
+            references=tuple(to_video(one.placed, colours=self.colours) for one in shown),
+            originals=tuple(one.original for one in shown) if self.keeps_originals else (),
+            notes=tuple(dict.fromkeys(notes)),
         )
+
+    def _pixels(
+        self, file: Path | BinaryIO, entry: Entry, place: Placement
+    ) -> tuple[Tensor, list[str]]:
+        """The frames of a sample, and its notes, with those that its pixels tell."""
+        notes = [note for note in entry.notes if note != self.on_background]
+        if entry.kind == "video":
+            pictures = self.decoder.frames(file, entry)
+        else:
+            image = open_image(file)
+            if image.size != (entry.width, entry.height):
+                sizes = f"{entry.width} x {entry.height} pixels, now {image.width} x {image.height}"
+                raise RefusedError(Reason.CHANGED, f"it had {sizes}; run the command again")
+            pictures = iter([image])
+        frames, mode = list[Tensor](), self.resize_mode.filter
+        for picture in pictures:
+            fitted = place.apply(to_rgb(picture, self.background), mode)
+            frames.append(to_video(fitted, colours=self.colours))
+            notes += [self.on_background] * is_transparent(picture)
+        return torch.cat(frames, dim=1), notes
 
 
 def _references(
@@ -283,12 +290,6 @@ def _file_of(given: Input, reference: PlannedReference) -> Path | BinaryIO:
     if reference.folder == FOLDER:
         return given.collection.open(reference.where)
     return given.collection.controls[reference.folder].root / reference.where
-
-
-def _like(sizings: Iterable[Sizing], entry: Entry) -> Sizing:
-    """The rule that decided the size of `entry`."""
-    wanted = Placement(entry.resized or (0, 0), entry.size or (0, 0))
-    return next(s for s in sizings if s.place(entry.width, entry.height) == wanted)
 
 
 def _probed(entry: Entry, size: tuple[int, int], line: Timeline | None) -> Entry:

@@ -6,18 +6,33 @@ import csv
 import io
 import json
 import posixpath
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import product
+from typing import Any, NamedTuple
 
 from data_prep.media.captions import decode_utf8
+from data_prep.media.name_matching import composed
 from data_prep.refusals import Reason, RefusedError, short_repr
 from dit.parsing import parse_json
 
 OUTSIDE = ("/", "../")
 """How a normalised path begins that does not lead into the folder of the table."""
+_SEPARATORS = (",", ";", "\t", "|")
+_SAID = re.compile(r'"?sep=(.)"?')
 NAME_FIELDS = ("file_name", "filename", "path", "name", "file", "image", "video")
+
+
+class TableRow(NamedTuple):
+    """A row of a table, or the RefusedError that says why it cannot be used."""
+
+    content: Any
+    number: int  # of the row, from 1; in CSV of the line
+
+    def place(self, path: str) -> str:
+        return f"{path}, row {self.number},"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -27,29 +42,33 @@ class Rows:
     path: str
     folders: tuple[str, ...] = ()
     """Absolute paths of the folder of the table."""
-    by_name: dict[str, Any] = field(default_factory=dict)  # path relative to that folder -> row
-    """In place of a row that cannot be used stands a RefusedError."""
+    by_name: dict[str, TableRow] = field(default_factory=dict)
+    """By their paths relative to that folder."""
+    unclear: set[str] = field(default_factory=set)
+    """Names that are several media in composed form."""
     repeated: int = 0
     """Rows that a later row of the same name replaces."""
     problem: RefusedError | None = None
     """The first error without a file name; it may concern any medium that has no row."""
 
-    def add(self, name: Any, row: Any, number: int) -> None:
+    def add(self, name: Any, content: Any, number: int) -> None:
         if not isinstance(name, str) or not name:
-            named = ", ".join(NAME_FIELDS)
-            self.add_problem(
-                f"row {number} has a name in none of the fields {named}: {short_repr(row)}"
+            why = f"row {number} has a name in none of the fields {', '.join(NAME_FIELDS)}"
+            is_bad = isinstance(content, RefusedError)
+            self.problem = self.problem or (
+                content if is_bad else self.refusal(f"{why}: {short_repr(content)}")
             )
             return
         name = self._relative(posixpath.normpath(name))
         self.repeated += name in self.by_name
-        self.by_name[name] = row
+        self.by_name[name] = TableRow(content, number)
 
     def _relative(self, name: str) -> str:
         """An absolute path, or one that leaves the folder and returns, as relative path."""
         if name.startswith(OUTSIDE):
-            for folder in self.folders:
-                inside = posixpath.relpath(posixpath.join(folder, name), folder)
+            for spelled, folder in product((str, composed), self.folders):
+                folder = spelled(folder)
+                inside = posixpath.relpath(posixpath.join(folder, spelled(name)), folder)
                 if not inside.startswith(OUTSIDE):
                     return inside
         return name
@@ -121,7 +140,7 @@ def _add_row(rows: Rows, row: Any, number: int) -> None:
 def _add_csv(rows: Rows, text: str) -> None:
     csv.field_size_limit(sys.maxsize)  # default: 131,072 characters, less than some captions
     lines = _Lines(text)
-    separator = "\t" if rows.path.lower().endswith(".tsv") else ","
+    separator = _separator(rows.path, text)
     reader = csv.reader(lines, delimiter=separator)
     head: list[str] | None = None
     while True:
@@ -137,9 +156,37 @@ def _add_csv(rows: Rows, text: str) -> None:
         if lines.ended and _is_open(lines.of_row, separator):
             rows.add_problem(f"a quote that begins in the row of line {start} is never closed")
         elif head is None:
-            head = [name.strip() for name in cells] or None
+            head = _head(rows, cells)
         elif cells:
             _add_cells(rows, head, cells, start)
+
+
+def _separator(path: str, text: str) -> str:
+    """What stands between fields: what gives the first line a column of names, or what it says.
+
+    Spreadsheets write semicolons where the comma is the decimal sign, and a first line `sep=;`.
+    """
+    lines = (line.rstrip("\r\n") for line in io.StringIO(text, newline=""))
+    first = next(filter(None, lines), "")
+    if said := _SAID.fullmatch(first):
+        return said[1]
+    usual = "\t" if path.lower().endswith(".tsv") else ","
+    heads = ((s, next(csv.reader([first], delimiter=s), [])) for s in (usual, *_SEPARATORS))
+    found = (s for s, head in heads if any(name.strip() in NAME_FIELDS for name in head))
+    return next(found, usual)
+
+
+def _head(rows: Rows, cells: list[str]) -> list[str] | None:
+    """The names of the columns; None for a line before them."""
+    if not cells or cells[0].startswith("sep="):
+        return None
+    head = [name.strip() for name in cells]
+    if not any(name in NAME_FIELDS for name in head):
+        rows.add_problem(
+            f"its first line names no column {', '.join(NAME_FIELDS)}: {short_repr(head)}; write a"
+            " first line such as file_name,text (commas, semicolons, tabs or | between fields)"
+        )
+    return head
 
 
 def _add_cells(rows: Rows, head: list[str], cells: list[str], number: int) -> None:

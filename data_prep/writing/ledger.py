@@ -154,7 +154,9 @@ class LedgerHeader:
         except FileNotFoundError:
             return None
         except (ValueError, TypeError) as error:
-            raise PrepError(f"{path} is damaged ({error}); start anew with --overwrite") from None
+            no_json = isinstance(error, ValueError)
+            why = f"no JSON: {error}" if no_json else "its keys are not those of a packing"
+            raise PrepError(f"{path} is damaged ({why}); start anew with --overwrite") from None
 
 
 def changed_options(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -7,6 +7,7 @@ YAML. Each of them comes down to leaves: pairs of folder and split.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from dit.batch import TEXT
 from dit.config import DatasetConfig, RunConfig
 from dit.data.rejections import DataError
 from dit.models.family import InputKind, NullInput, SampleInput, family_of
+from dit.parsing import cause
 
 META = ".nv-meta"
 NULL_TEXT = "null_text.safetensors"
@@ -117,7 +119,9 @@ def shards_of(leaf: DatasetSplit) -> list[ShardInfo]:
             f" {_how(leaf)}"
         ) from error
     except Exception as error:  # of many kinds: Energon's parsers raise what they like
-        raise DataError(f"{leaf.path / META} cannot be read ({error!r}); {_how(leaf)}") from error
+        raise DataError(
+            f"{leaf.path / META} cannot be read ({cause(error)}); {_how(leaf)}"
+        ) from error
     if wrong:
         raise DataError(f"{leaf.path / META}/.info.json: {wrong[0]} has fewer than 0 samples")
     return shards
@@ -228,7 +232,7 @@ def _stored_null_inputs(leaf: DatasetSplit) -> dict[str, Tensor] | None:
     try:
         return safetensors.torch.load(path.read_bytes())
     except Exception as error:
-        raise DataError(f"{path} cannot be read ({error!r}); {_how(leaf)}") from error
+        raise DataError(f"{path} cannot be read ({cause(error)}); {_how(leaf)}") from error
 
 
 def _checked_null(stored: Mapping[str, Tensor], one: SampleInput, leaf: DatasetSplit) -> Tensor:
@@ -271,7 +275,9 @@ def _expand(path: EPath, split: str) -> Iterator[DatasetSplit]:
         except KeyError as error:
             raise DataError(_no_split(DatasetSplit(path=path, split=split))) from error
         except Exception as error:  # of many kinds, as above
-            raise DataError(f"metadataset {path} cannot be read ({error!r}); correct it") from error
+            raise DataError(
+                f"metadataset {path} cannot be read ({cause(error)}); correct it"
+            ) from error
         for reference in found:
             check_folder(reference.path)
             yield DatasetSplit(path=reference.path, split=reference.split_part)
@@ -299,7 +305,9 @@ def _read_yaml(path: EPath) -> Any:
         document = load_yaml(path.read_bytes())
         json.dumps(document, default=str)  # fails for a document that contains itself
     except Exception as error:  # of many kinds: the parser is written in C++
-        raise DataError(f"{path} is no YAML that can be read ({error!r}); restore it") from error
+        raise DataError(
+            f"{path} is no YAML that can be read ({cause(error)}); restore it"
+        ) from error
     return document
 
 
@@ -313,6 +321,9 @@ def _check_metadataset(path: EPath, *, outer: tuple[str, ...] = ()) -> None:
     document = _read_yaml(path)
     _check_class(document, path, allowed=_METADATASETS)
     for name in _paths_in(document):
+        if name.startswith("~"):
+            home = os.path.expanduser(name)
+            raise DataError(f"{path}: path {name}: Energon knows no home folders; write {home}")
         inner = path.parent / name
         if inner.is_file():
             _check_metadataset(inner, outer=(*outer, str(path)))

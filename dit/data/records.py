@@ -24,7 +24,7 @@ from torch import Tensor
 from dit.batch import TEXT
 from dit.data.rejections import Reject, SampleRefused
 from dit.models.family import InputKind
-from dit.parsing import parse_json
+from dit.parsing import cause, parse_json
 
 FORMAT_VERSION = 1
 LATENT, LOSS_MASK = "latent", "loss_mask"
@@ -112,7 +112,7 @@ def _read_ours(parts: Mapping[str, Any], kinds: Kinds) -> ShardRecord:
     try:
         tensors = _in_place(payload, kinds) or safetensors.torch.load(bytes(payload))
     except Exception as error:
-        raise SampleRefused(Reject.UNDECODABLE, f".safetensors: {error!r}") from error
+        raise SampleRefused(Reject.UNDECODABLE, f".safetensors: {cause(error)}") from error
     return _ours(tensors, about, kinds)
 
 
@@ -143,7 +143,7 @@ def _stored(head: Head, kinds: Kinds) -> dict[str, _Stored | None]:
             for name, t in tensors.items()
         }
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise SampleRefused(Reject.UNDECODABLE, f".safetensors: {error!r}") from error
+        raise SampleRefused(Reject.UNDECODABLE, f".safetensors: {cause(error)}") from error
 
 
 def _check_end_to_end(spans: list[list[int]], size: int) -> None:
@@ -173,7 +173,7 @@ def _outlined(head: Head, kinds: Kinds) -> dict[str, Tensor | None]:
             for name, t in _stored(head, kinds).items()
         }
     except (TypeError, RuntimeError) as error:
-        raise SampleRefused(Reject.UNDECODABLE, f".safetensors: {error!r}") from error
+        raise SampleRefused(Reject.UNDECODABLE, f".safetensors: {cause(error)}") from error
 
 
 def _in_place(

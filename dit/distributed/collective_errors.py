@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from dit.distributed.process_groups import device
+from dit.parsing import cause
 
 T = TypeVar("T")
 
@@ -68,5 +69,5 @@ def from_first_rank(work: Callable[[], T]) -> T:
 def error_in_words(error: BaseException) -> str:
     """An error on one line; torch hides a full disk behind an error about offsets."""
     known = error.__context__ if isinstance(error.__context__, OSError) else error
-    text = str(known) if isinstance(known, RankError) else f"{type(known).__name__} {known}"
+    text = str(known) if isinstance(known, RankError) else cause(known)
     return shorten(text, width=160, placeholder="...")

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 
 from dit.config import CUSTOM_SIZE, RunConfig
+from dit.console import Console
 from dit.layout_check.names import ONE, NamedLayout
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def compare(b: Probe, a: Probe, *, layout: NamedLayout, config: RunConfig) -> Co
 
 
 def _norms(tensors: Mapping[str, Tensor]) -> dict[str, float]:
-    return {name: float(tensor.norm()) for name, tensor in tensors.items()}
+    return {name: float(tensor.double().norm()) for name, tensor in tensors.items()}
 
 
 def _differences(
@@ -164,7 +164,7 @@ def _differences(
     for name in a.keys() & b.keys():
         # Weights that nothing reads have gradients of zeros on every layout.
         gaps = a[name] - b[name]
-        gap = float(gaps.abs().max() * gaps.numel() ** 0.5 if largest else gaps.norm())
+        gap = float(gaps.abs().max() * gaps.numel() ** 0.5 if largest else gaps.double().norm())
         ratio = gap / (scale[name] or 1e-300) if gap else 0.0
         found[name] = ratio if ratio == ratio else float("inf")  # NaN exceeds no bound
     return dict(sorted(found.items()))
@@ -182,7 +182,7 @@ def _worst_step(a: Sequence[float], b: Sequence[float]) -> float:
 
 def print_report(comparisons: Sequence[Comparison]) -> None:
     """Tables of steps, tensors and layouts; the verdicts come last."""
-    console = Console(highlight=False, width=None if Console().is_terminal else 240)
+    console = Console()
     # Of many networks, every number would be a book: --output has them.
     if len({c.network for c in comparisons}) == 1:
         for objective in dict.fromkeys(c.objective for c in comparisons):
@@ -192,10 +192,10 @@ def print_report(comparisons: Sequence[Comparison]) -> None:
     console.print(_layouts(comparisons))
     for kind, text in MEANING.items():
         bounds = f"{BOUNDS[kind]:g} (bf16 {BF16_BOUNDS[kind]:g})"
-        console.print(f"{kind:<11}{text}; at most {bounds}", markup=False)
+        console.print(f"{kind:<11}{text}; at most {bounds}")
     failed = [c for c in comparisons if not c.good]
     for c in failed:
-        console.print(f"{c.layout} {c.training}: {c.verdict}", markup=False)
+        console.print(f"{c.layout} {c.training}: {c.verdict}")
     same = len(comparisons) - len(failed)
     console.print(f"{same} of {len(comparisons)} trainings agree with one process")
 

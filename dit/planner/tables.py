@@ -6,9 +6,9 @@ from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from dit.console import Console
 from dit.planner.layouts import BatchPlan, LayoutPlan, Refusal
 from dit.planner.times import Times
 from dit.progress import brief
@@ -51,7 +51,7 @@ def print_tables(
         console.print(table_of(_BATCHES, [_batch(one, batches[0], tokens) for one in batches]))
     if why:
         for one in bad:
-            console.print(f"{one.layout}: {one.why}", markup=False)
+            console.print(f"{one.layout}: {one.why}")
     elif bad:
         short = Counter("do not fit" if "GB of" in one.why else "break a rule" for one in bad)
         counts = ", ".join(f"{count} {kind}" for kind, count in short.items())
@@ -76,7 +76,7 @@ def _batch(one: BatchPlan, first: BatchPlan, tokens: float) -> dict[str, str]:
 
 def wide_console() -> Console:
     """Where a terminal is narrower than a table it breaks the lines, and hides no number."""
-    return Console(soft_wrap=True, highlight=False, width=200)
+    return Console(width=200)
 
 
 def as_json(good: list[LayoutPlan], bad: list[Refusal], batches: list[BatchPlan]) -> dict[str, Any]:

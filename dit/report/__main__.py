@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
+from dit.command_line import OptionParser
+from dit.console import Console
 from dit.report.page import write_page
 from dit.report.reading import ReportError, read_runs
 
@@ -45,7 +45,7 @@ def _watch(args: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         prog="python -m dit.report",
         description="Writes one HTML page about one training run, or several side by side.",
     )
@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _say(line: str, *, failed: bool = False) -> None:
-    Console(stderr=failed, soft_wrap=True, highlight=False).print(line, markup=False)
+    Console(stderr=failed).print(line)
 
 
 if __name__ == "__main__":

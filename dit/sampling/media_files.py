@@ -13,8 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
+from dit.console import Console
 from dit.drawing import Undrawn, drawing
 from dit.parsing import parse_json
 from dit.progress import counted
@@ -103,12 +102,12 @@ def report_written(written: Written, folder: Path, *, count: int) -> None:
     Raises:
         ValueError: some samples could not be written.
     """
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console()
     for note in written.notes:
-        console.print(str(note), markup=False)
+        console.print(str(note))
     listed = f"{LISTING} and {GRID}" if written.grid else LISTING
     left = count - len(written.lost)
-    console.print(f"{counted(left, 'sample')}, {listed} in {folder}", markup=False)
+    console.print(f"{counted(left, 'sample')}, {listed} in {folder}")
     if written.lost:
         raise ValueError(
             f"{len(written.lost)} of {count} samples could not be written into {folder}:"
@@ -240,7 +239,8 @@ def _write_mp4(path: Path, video_FHW3: np.ndarray, *, fps: float) -> None:
     # Every player shows 4:2:0. It needs even sides, so the last row or column is repeated.
     _, height, width, _ = video_FHW3.shape
     even_FHW3 = np.pad(video_FHW3, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), "edge")
-    with av.open(str(path), "w") as container:
+    # Of a relative path, FFmpeg takes `wan:lora` for a protocol.
+    with av.open(str(path.absolute()), "w") as container:
         # The frame rate of a dataset may lie outside what the container can store.
         rate = Fraction(min(max(fps, RATES[0]), RATES[1])).limit_denominator(1001)
         stream = container.add_stream("libx264", rate=rate)

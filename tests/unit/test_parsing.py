@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dit.parsing import parse_json
+from dit.parsing import cause, parse_json
 from tests.hostile import json_bytes
 
 VALID = {"caption": "a “quote” \U0001f600", "size": [1, 2.5, None], "nested": {"a": True}}
@@ -35,6 +35,12 @@ def test_hostile_json_is_a_value_or_a_value_error(text: bytes) -> None:
 def test_what_is_no_json(text: str | bytes, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_json(text)
+
+
+def test_an_error_is_never_a_bare_key_and_never_empty() -> None:
+    assert cause(KeyError("latent")) == "'latent' is missing"
+    assert cause(ValueError("two\n lines")) == "ValueError: two lines"
+    assert cause(MemoryError()) == "MemoryError"
 
 
 def test_what_is_json() -> None:

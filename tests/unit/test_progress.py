@@ -6,9 +6,9 @@ import io
 import re
 
 import pytest
-from rich.console import Console
 
 from dit import progress
+from dit.console import Console
 from dit.progress import brief, counted, progress_on, tracked
 
 

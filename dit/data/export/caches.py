@@ -15,7 +15,7 @@ from dit.data.export.samples import EXPORTED, NumberedSamples, StoredSample
 from dit.data.export.shard_samples import ShardSamples
 from dit.data.records import read_automodel
 from dit.data.rejections import DataError
-from dit.parsing import parse_json
+from dit.parsing import cause, parse_json
 
 _INDEX = "metadata.json"
 
@@ -50,7 +50,7 @@ class CacheSamples(NumberedSamples):
             self._rows = list(_rows(self._root))
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise DataError(
-                f"{self._root / _INDEX} cannot be read ({type(error).__name__}: {error});"
+                f"{self._root / _INDEX} cannot be read ({cause(error)});"
                 " restore the index of the cache"
             ) from error
         if not self._rows:
@@ -104,7 +104,7 @@ def _content(path: Path, *, whole: bool) -> dict[str, Any]:
     except pickle.UnpicklingError as error:
         raise ValueError("it is damaged, or holds more than tensors and plain values") from error
     except (zipfile.BadZipFile, RuntimeError, EOFError, LookupError) as error:
-        raise ValueError(str(error).partition(". ")[0] or repr(error)) from error
+        raise ValueError(str(error).partition(". ")[0] or cause(error)) from error
     if not isinstance(content, dict):
         raise ValueError(f"it holds a {type(content).__name__}, no dict")
     return content

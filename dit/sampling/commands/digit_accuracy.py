@@ -19,10 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from dit.command_line import OptionParser
 from dit.config import Sampler
+from dit.console import Console
+from dit.local_path import checkpoint_place, is_address, local_text
 from dit.sampling.commands.options import MOST_SAMPLES, GenerationOptions, check_count, check_seed
 
 # These facts of the digits equal those of data_prep/sources/digits.py, which dit/ must not import;
@@ -117,15 +120,15 @@ def score_table(result: Score) -> Table:
         shown.add_row(caption, f"{result.right[digit]} of {result.asked[digit]}", ", ".join(wrong))
     shown.add_section()
     total = f"{sum(result.right)} of {sum(result.asked)}"
-    shown.add_row("all", f"[bold]{total} = {result.accuracy:.1%}[/]", "")
+    shown.add_row("all", Text(f"{total} = {result.accuracy:.1%}", style="bold"), "")
     return shown
 
 
 def digits_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description="Generates digits; counts those that are read as asked."
+    parser = OptionParser(description="Generates digits; counts those that are read as asked.")
+    parser.add_argument(
+        "--checkpoint_path", type=checkpoint_place, required=True, help="run folder or checkpoint"
     )
-    parser.add_argument("--checkpoint_path", required=True, help="run folder or checkpoint")
     parser.add_argument(
         "--moving",
         action="store_true",
@@ -145,6 +148,7 @@ def digits_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--lora",
+        type=local_text,
         action="append",
         default=[],
         metavar="FILE[:SCALE]",
@@ -197,6 +201,8 @@ def check_arguments(args: argparse.Namespace) -> None:
     kinds = [f"--{kind}" for kind in ("moving", "edits", "inverted") if getattr(args, kind)]
     if len(kinds) > 1:
         raise ValueError(f"{' and '.join(kinds)} exclude each other; leave one out")
+    if is_address(args.checkpoint_path) and args.output_dir is None:
+        raise ValueError(f"--checkpoint_path {args.checkpoint_path}: give --output_dir, too")
     generation_options(args)
 
 
@@ -217,7 +223,7 @@ def generate_pictures(args: argparse.Namespace, prompts: list[str]) -> list[np.n
 
 def conclude(result: Score, judge: Judge, args: argparse.Namespace) -> int:
     """Prints the result, writes evaluation.json and returns the exit code."""
-    console, folder = Console(soft_wrap=True), report_folder(args)
+    console, folder = Console(), report_folder(args)
     report = asdict(result) | {
         "accuracy": result.accuracy,
         "held_out_accuracy": judge.held_out_accuracy,
@@ -231,7 +237,7 @@ def conclude(result: Score, judge: Judge, args: argparse.Namespace) -> int:
     console.print(f"written: {folder / 'evaluation.json'}")
     lowest = min(result.accuracy, 1.0 if result.light is None else result.light)
     if lowest < args.min_accuracy:
-        console.print(f"[red]{lowest:.1%} is below {args.min_accuracy:.1%}[/]")
+        console.print(f"{lowest:.1%} is below {args.min_accuracy:.1%}", style="red")
         return 1
     return 0
 

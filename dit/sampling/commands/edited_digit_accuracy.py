@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from dit.console import Console
 from dit.sampling.commands.digit_accuracy import (
     LEVELS,
     SIDE,
@@ -183,7 +184,7 @@ def conclude(
     report: dict[str, Any], pairs: Sequence[tuple[str, np.ndarray]], args: argparse.Namespace
 ) -> int:
     """Prints the result, writes evaluation.json and a picture, and returns the exit code."""
-    console, folder = Console(soft_wrap=True), report_folder(args)
+    console, folder = Console(), report_folder(args)
     settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
     text = json.dumps(report | {"settings": settings}, indent=2)
     (folder / "evaluation.json").write_text(text + "\n")
@@ -193,14 +194,14 @@ def conclude(
     for edit, counts in zip(EDITS, report["found"], strict=True):
         table.add_row(edit, f"{report['edits'][edit]:.1%}", *map(str, counts))
     table.add_section()
-    table.add_row("all", f"[bold]{report['right']:.1%} of {report['pairs']}[/]")
+    table.add_row("all", Text(f"{report['right']:.1%} of {report['pairs']}", style="bold"))
     console.print(table)
     console.print(f"distance to what was asked for: {report['distance']:.2f} of {LEVELS} levels")
     console.print(f"digits that stay as they are: {report['unedited']:.1%} right")
     console.print(f"written: {folder / 'evaluation.json'} and pairs.png")
     least = LEAST if args.min_accuracy is None else args.min_accuracy
     if report["right"] < least:
-        console.print(f"[red]{report['right']:.1%} is below {least:.1%}[/]")
+        console.print(f"{report['right']:.1%} is below {least:.1%}", style="red")
         return 1
     return 0
 

@@ -18,8 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
+from dit.console import Console
 from dit.models.family import family_of
 from dit.progress import Track, no_progress, progress_on
 from dit.sampling.commands.options import (
@@ -279,7 +278,9 @@ def options_of_prompt(
     Raises:
         ValueError: no size was given, and the dataset card has none.
     """
-    usual = (opened.card.get("sizes") or [{}])[0]
+    from dit.codecs.vae import usual_size
+
+    usual = usual_size(opened.card)
     names = {"num_video_frames": "num_frames", "height": "height", "width": "width"}
     found = {
         name: getattr(prompt, name) or getattr(options, name) or usual.get(known)
@@ -333,10 +334,10 @@ def shown_progress() -> Track:
 
 
 def _say(opened: OpenCheckpoint, options: GenerationOptions, prompts: Sequence[Prompt]) -> None:
-    console, stride = Console(soft_wrap=True, highlight=False), opened.latent_stride
+    console, stride = Console(), opened.latent_stride
     each = [options_of_prompt(options, prompt, opened) for prompt in prompts]
     sizes, negatives = map(_size, each), (one.negative_prompt for one in each)
     notes = [unused(prompts), unguided(negatives, guidance=options.guidance or 0.0)]
     notes += [rounding(s, stride.pixels(stride.latent(s))) for s in sizes]
     for note in dict.fromkeys(note for note in notes if note):
-        console.print(note, markup=False)
+        console.print(note)

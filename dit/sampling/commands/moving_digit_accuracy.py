@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from PIL import Image
-from rich.console import Console
 from rich.table import Table
 
+from dit.console import Console
 from dit.sampling.commands.digit_accuracy import (
     CAPTIONS,
     NAMES,
@@ -226,7 +226,7 @@ def conclude(
     report: dict[str, Any], clips: Sequence[tuple[str, np.ndarray]], args: argparse.Namespace
 ) -> int:
     """Prints the result, writes evaluation.json and a picture, and returns the exit code."""
-    console = Console(soft_wrap=True)
+    console = Console()
     folder = report_folder(args)
     settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
     text = json.dumps(report | {"settings": settings}, indent=2)
@@ -245,7 +245,7 @@ def conclude(
     console.print(f"written: {folder / 'evaluation.json'} and clips.png")
     failed = shortfalls(report, args.min_accuracy)
     for sentence in failed:
-        console.print(f"[red]{sentence}[/]")
+        console.print(sentence, style="red")
     return 1 if failed else 0
 
 

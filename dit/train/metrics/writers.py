@@ -47,11 +47,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.progress import Progress, TextColumn
 
 from dit.config import RunConfig, WandbMode
 from dit.config.inlining import flattened
+from dit.console import Console
 from dit.drawing import Undrawn, drawing
 from dit.progress import DONE_AND_LEFT, Shortened, in_words, one_line
 from dit.train.metrics.interval_metrics import edges_and_counts
@@ -212,7 +212,7 @@ class Terminal:
     """A progress bar in a terminal, plain lines elsewhere."""
 
     def __init__(self, *, total: int, start: int, every: int):
-        self.console = Console(highlight=False, soft_wrap=True)
+        self.console = Console()
         self.every = every
         self.total = total
         self.first: tuple[int, float] | None = None  # first step of this process, and its time
@@ -224,7 +224,7 @@ class Terminal:
 
     def print(self, text: str) -> None:
         """Prints one line, above the bar."""
-        self.console.print(text, markup=False)
+        self.console.print(text)
 
     def show(self, pictures: Sequence[np.ndarray]) -> None:
         """Pictures uint8 [H, W, 3] in coloured half blocks; nothing in a log file."""

@@ -6,8 +6,8 @@ import io
 import re
 
 import pytest
-from rich.console import Console
 
+from dit.console import Console
 from dit.train.metrics import writers
 
 
@@ -21,7 +21,6 @@ def test_narrow_and_simple_terminals_show_steps_and_the_time_left(
         file=file,
         force_terminal=True,
         width=80,
-        soft_wrap=True,
         color_system=None,
         _environ={"TERM": name},
     )

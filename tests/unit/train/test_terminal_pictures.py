@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
+from dit.console import Console
 from dit.train.metrics.terminal_pictures import half_blocks
 from dit.train.metrics.writers import Terminal
 

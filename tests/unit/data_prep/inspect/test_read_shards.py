@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
+import torch
 
 from data_prep.cli.parser import main
 
@@ -105,17 +107,35 @@ def test_encoders_that_cannot_be_rebuilt(inspect) -> None:
     assert "dataset_card.json has no object 'processor'" in inspect(forget)
 
 
-@pytest.mark.parametrize("content", [None, b"", b"no safetensors at all"])
-def test_a_null_text_that_cannot_be_read(inspect, content: bytes | None) -> None:
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "No such file"),
+        (b"", "SafetensorError: "),
+        (b"no safetensors at all", "SafetensorError: "),
+        (safetensors.torch.save({"other": torch.ones(2)}), "'text' is missing"),
+    ],
+)
+def test_a_null_text_that_cannot_be_read(inspect, content: bytes | None, why: str) -> None:
     def damage(shard: Path) -> None:
         path = shard.parents[1] / "null_text.safetensors"
         path.unlink() if content is None else path.write_bytes(content)
 
-    assert "null_text.safetensors cannot be read" in inspect(damage)
+    found = inspect(damage)
+    assert "null_text.safetensors cannot be read: " in found and why in found
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [(None, "has no .nv-meta"), ("{", "damaged"), ("[]", "damaged")]
+    ("content", "message"),
+    [
+        (None, "has no .nv-meta"),
+        ("{", ".info.json is damaged (it is no JSON: Expecting property name"),
+        ("[]", "(it has no object 'shard_counts' with the samples of each shard); pack"),
+        ('{"shard_counts": [3]}', "(it has no object 'shard_counts' with"),
+        ('{"shard_counts": {"a.tar": "3"}}', "('a.tar': '3' in 'shard_counts' is no number"),
+        ('{"shard_counts": {"a.tar": null}}', "('a.tar': null in 'shard_counts' is no number"),
+        ('{"shard_counts": {"../a.tar": 3}}', "('../a.tar' in 'shard_counts' is no file below it"),
+    ],
 )
 def test_a_folder_without_readable_metadata(
     whole: Path, tmp_path: Path, capsys, content: str | None, message: str

@@ -17,6 +17,7 @@ from data_prep.media.clips import Entry
 from data_prep.refusals import PrepError, Reason, RefusedError
 from data_prep.sources.archives import member_location, parse_location, read_archive
 from data_prep.sources.folders import CaptionOptions, FolderCollection
+from data_prep.sources.listing import Ignored
 from tests.hostile import damaged
 from tests.media_files import image
 
@@ -52,7 +53,7 @@ def root(tmp_path: Path, pictures: list[bytes]) -> Path:
 
 def found(root: Path) -> tuple[dict[str, object], Counter[str]]:
     """Content and caption of each medium, or why it is refused; and what was counted."""
-    ignored, result = Counter[str](), {}
+    ignored, result = Ignored(), {}
     collection = FolderCollection(root=root, captions=CaptionOptions())
     for medium in collection.media(ignored):
         try:
@@ -62,7 +63,7 @@ def found(root: Path) -> tuple[dict[str, object], Counter[str]]:
             result[medium.source] = (content, text.text)
         except RefusedError as refused:
             result[medium.source] = refused.detail
-    return result, ignored
+    return result, ignored.counts
 
 
 def test_the_last_member_of_a_name_holds_and_comes_once(root: Path, pictures) -> None:

@@ -8,17 +8,15 @@ import pytest
 from data_prep.media.captions import CaptionFormat, MissingCaption
 from data_prep.refusals import PrepError, Reason, RefusedError
 from data_prep.sources.folders import CaptionOptions, FolderCollection
-from data_prep.sources.listing import BOTH
+from data_prep.sources.listing import BOTH, Ignored
 from tests.media_files import image
 
 
 def found(root: Path, **options) -> dict[str, object]:
     """Captions of each medium, or the reason that it has none."""
-    from collections import Counter
-
     captions = CaptionOptions(**options)
     result = {}
-    for medium in FolderCollection(root=root, captions=captions, kinds=BOTH).media(Counter()):
+    for medium in FolderCollection(root=root, captions=captions, kinds=BOTH).media(Ignored()):
         try:
             texts = medium.captions()
             result[medium.source] = [text.text for text in texts]

@@ -17,6 +17,7 @@ from data_prep.media.decoders import VideoDecoder
 from data_prep.media.frame_selection import FrameRule
 from data_prep.media.resizing import Placement
 from data_prep.media.videos import timeline
+from data_prep.sources.listing import Ignored
 from data_prep.sources.masks import CellSize, MaskFolder
 from tests.media_files import image, video
 
@@ -109,7 +110,7 @@ def test_frames_of_a_mask_are_those_of_its_medium_and_averaged_in_time(tmp_path:
     """Nine frames of ten are kept: the first alone, then means of four."""
     greys = [255, 0, 20, 40, 60, 100, 100, 200, 200, 7]
     path = grey_video(tmp_path / "masks/a.mkv", greys)
-    found = MaskFolder(root=tmp_path / "masks").listed()
+    found = MaskFolder(root=tmp_path / "masks").listed(Ignored())
     assert found == {"a": path.name}
     film = video(tmp_path / "film/a.mp4", 10, size=(8, 8))
     line = timeline(film)
@@ -166,7 +167,7 @@ def test_masks_that_cannot_be_used_are_counted(tmp_path: Path, read_samples, cap
     [
         (("--image_dir", "media", "--mask_dir", "nowhere"), "--mask_dir nowhere is no folder"),
         (("--image_dir", "media", "--mask_dir", "empty"), "--mask_dir empty holds no"),
-        (("--image_dir", "media", "--mask_dir", "twice"), "are masks of the same file"),
+        (("--image_dir", "media", "--mask_dir", "twice"), "are both the mask of one file"),
         (("--dataset_config", "x.yaml", "--mask_dir", "twice"), "neither is given"),
         (("--dataset_config", "x.yaml"), "default_mask_file: a mask belongs to the file of its"),
     ],

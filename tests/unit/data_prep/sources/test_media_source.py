@@ -276,17 +276,30 @@ def test_a_hugging_face_dataset_of_addresses(tmp_path: Path, server, read_sample
     assert asked == {"/good.png": 1, "/flaky.png": 3, "/short.png": 2, "/missing.png": 1}
 
 
-def test_a_hugging_face_dataset_of_bytes_and_paths(tmp_path: Path, read_samples) -> None:
+def test_a_hugging_face_dataset_of_bytes_and_paths(
+    tmp_path: Path, read_samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder whose name is the beginning of an address of content to fsspec."""
+    monkeypatch.chdir(tmp_path)
     datasets = pytest.importorskip("datasets")
     picture = Image.open(image(tmp_path / "a.png", 40, 32))
     features = datasets.Features({"picture": datasets.Image(), "words": datasets.Value("string")})
     rows = {"picture": [picture, str(tmp_path / "a.png")], "words": ["one", None]}
-    datasets.Dataset.from_dict(rows, features=features).save_to_disk(tmp_path / "set")
+    datasets.Dataset.from_dict(rows, features=features).save_to_disk(tmp_path / "data:set")
     columns = ("--image_column", "picture", "--caption_column", "words")
-    assert run("image", tmp_path / "out", "--hf_dataset", tmp_path / "set", *columns) == 0
+    assert run("image", tmp_path / "out", "--hf_dataset", "data:set", *columns) == 0
     samples = read_samples(tmp_path / "out")
-    assert {s["caption"] for s in samples.values()} == {"one", "set 00000001"}
+    assert {s["caption"] for s in samples.values()} == {"one", "data:set 00000001"}
     assert {tuple(s["latent"].shape) for s in samples.values()} == {(48, 1, 8, 10)}
+
+
+def test_a_caption_of_a_row_that_is_no_text_is_refused_by_its_row(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    path = str(image(tmp_path / "a.png"))
+    datasets.Dataset.from_dict({"image": [path], "text": [7]}).save_to_disk(tmp_path / "set")
+    assert run("image", tmp_path / "out", "--hf_dataset", tmp_path / "set") == 1
+    (refused,) = (tmp_path / "out/refused.jsonl").read_text().splitlines()
+    assert json.loads(refused)["detail"] == "row 0 has no text in column 'text', but 7"
 
 
 def test_loss_weights_of_tables_and_columns_come_into_the_shards(

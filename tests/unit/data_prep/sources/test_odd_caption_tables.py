@@ -1,8 +1,9 @@
 """Caption tables and sidecars as strangers make them: one bad row costs no other."""
 
+import csv
+import io
 import json
 import os
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from data_prep.media.captions import Captions, MissingCaption
 from data_prep.refusals import Reason, RefusedError
 from data_prep.sources.caption_tables import CaptionTables, table_format
 from data_prep.sources.folders import CaptionOptions, FolderCollection
+from data_prep.sources.listing import Ignored
 from data_prep.sources.table_rows import rows_of
 from tests.hostile import damaged, deep_json, json_bytes
 from tests.media_files import image
@@ -28,7 +30,7 @@ def root(tmp_path: Path) -> Path:
 
 def found(root: Path) -> dict[str, object]:
     """Captions of each medium by its stem, or why it is refused; and `None`: what was counted."""
-    ignored, result = Counter[str](), {}
+    ignored, result = Ignored(), {}
     for medium in FolderCollection(root=root, captions=CaptionOptions()).media(ignored):
         stem = medium.source.removesuffix(".png")
         try:
@@ -36,7 +38,7 @@ def found(root: Path) -> dict[str, object]:
         except RefusedError as refused:
             assert refused.reason is Reason.BAD_CAPTION
             result[stem] = refused.detail
-    return {**result, None: ignored}
+    return {**result, None: ignored.counts}
 
 
 DEEP = '{"file_name": "b.png", "caption": ' + "[" * 50_000
@@ -96,6 +98,60 @@ def test_any_text_is_kept_as_it_is(root: Path, name: str, text: str) -> None:
     (root / name).write_text(content, encoding="utf-8-sig", newline="")
     texts = found(root)
     assert texts["a"] == [text] and texts["b"] == ["b"] and not texts[None]
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("name", ["x.csv", "x.tsv"])
+@pytest.mark.parametrize("head", ["", "sep=;\r\n"], ids=["bare", "sep"])
+@given(texts=st.lists(st.text(st.sampled_from('a;,|\t\n" é'), max_size=8), max_size=3))
+def test_any_separator_of_a_spreadsheet_is_read(
+    separator: str, name: str, head: str, texts: list[str]
+) -> None:
+    stream = io.StringIO(newline="")
+    stream.write(head.replace(";", separator))
+    writer = csv.writer(stream, delimiter=separator)
+    writer.writerow(["id", "file_name", "text"])
+    writer.writerows([n, f"{n}.png", text] for n, text in enumerate(texts))
+    rows = rows_of(name, stream.getvalue().encode("utf-8-sig"), "csv")
+    assert rows.problem is None
+    assert [row.content["text"] for row in rows.by_name.values()] == texts
+
+
+def test_a_table_without_a_column_of_names_says_so(root: Path) -> None:
+    (root / "x.csv").write_text("1;a red, red square\n2;b\n")
+    why = (
+        "x.csv: its first line names no column file_name, filename, path, name, file, image, video"
+    )
+    assert str(found(root)["a"]).startswith(f"{why}: ['1;a red', 'red square']; write a first line")
+
+
+def test_no_message_shows_the_inside_of_the_program(root: Path) -> None:
+    """A row with too many fields and without a name."""
+    (root / "x.csv").write_text("file_name,text\n,A,B\n")
+    why = "x.csv: line 2 has 3 fields and the first line 2; put quotes around a field"
+    assert str(found(root)["a"]).startswith(why)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("m.jsonl", '{"file_name": "a.png", "text": null}', "m.jsonl, row 2, has no text for it in"
+         " field 'text', which holds null; write"),
+        ("m.jsonl", '{"file_name": "a.png", "cap": [], "text": true}', "m.jsonl, row 2, has no text"
+         " for it in field 'cap', which holds [] nor in field 'text', which holds true; write"),
+        ("captions.json", '{"z": "Z", "a.png": null}', "captions.json, row 2, has null for it"),
+        ("metadata.json", '[{"file_name": "z", "text": "Z"}, {"file_name": "a.png", "text": 5}]',
+         "metadata.json, row 2, has no text for it in field 'text', which holds 5; write"),
+        ("a.json", '{"caption": null}', "a.json has no text for it in field 'caption', which holds"
+         " null; write"),
+    ],
+)  # fmt: skip
+def test_a_caption_that_is_null_is_named_with_its_row(
+    root: Path, name: str, content: str, why: str
+) -> None:
+    first = '{"file_name": "z.png", "text": "Z"}\n' if name == "m.jsonl" else ""
+    (root / name).write_text(first + content)
+    assert str(found(root)["a"]).startswith(why)
 
 
 def test_a_quote_that_is_never_closed_swallows_nothing(root: Path) -> None:

@@ -1,0 +1,74 @@
+"""Files that belong to media by their names: caption files, masks, control pictures, table rows.
+
+é is one character, or an e with an accent behind it, as macOS may write it. Names are compared by
+their bytes. Those that find no partner so are compared in composed form (NFC, Unicode Standard
+Annex #15), and are left alone where that form stands for several names.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+UNCLEAR = "whose name stands for several, if é is one character or two"
+"""Ends what is counted of names that are left alone."""
+
+
+def composed(name: str) -> str:
+    """The form in which all spellings of a name are one."""
+    return unicodedata.normalize("NFC", name)
+
+
+def respelled(
+    spare: Iterable[str], left: Mapping[str, Collection[str]]
+) -> tuple[dict[str, str], set[str]]:
+    """Spare name -> the name in another spelling that is left for it; and the unclear names.
+
+    `left` has the names without a partner by their composed form.
+    """
+    forms: dict[str, list[str]] = {}
+    for name in spare:
+        forms.setdefault(composed(name), []).append(name)
+    found, unclear = dict[str, str](), set[str]()
+    for form, names in forms.items():
+        wanted = left.get(form, ())
+        if len(names) == len(wanted) == 1:
+            found[names[0]] = next(iter(wanted))
+        elif wanted:
+            unclear.update(names)
+    return found, unclear
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Matched(Generic[T]):
+    """Files by names in the spelling of the media."""
+
+    by_name: Mapping[str, T]
+    spare: Collection[T]
+    """Those that no medium has."""
+    unclear: Collection[T]
+
+
+def match(offered: Mapping[str, T], wanted: Callable[[], Iterable[Sequence[str]]]) -> Matched[T]:
+    """Files by name, and the names that would do for each medium, the best first."""
+    spare = set(offered)
+    for names in wanted():
+        spare.discard(next((name for name in names if name in offered), ""))
+    if not spare:
+        return Matched(by_name=offered, spare=(), unclear=())
+    forms, left = set(map(composed, spare)), dict[str, set[str]]()
+    for names in wanted():
+        if not any(name in offered for name in names):
+            for name in (name for name in names if composed(name) in forms):
+                left.setdefault(composed(name), set()).add(name)
+                break
+    found, unclear = respelled(spare, left)
+    return Matched(
+        by_name={found.get(name, name): file for name, file in offered.items()},
+        spare=[offered[name] for name in spare - unclear - found.keys()],
+        unclear=[offered[name] for name in unclear],
+    )

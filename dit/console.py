@@ -1,0 +1,50 @@
+"""The console: what a program prints, unchanged.
+
+Rich makes an emoji of `:ok:` and a style of `[bold]`, also in paths, prompts and commands to copy,
+and breaks long lines. Every line, table and bar of ours is printed by this class instead.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import rich.console
+from rich.segment import Segment, Segments
+from rich.text import Text
+
+_WIDE = 240  # columns of a pipe or a file, where a folded table could not be searched
+_OBEYED = {
+    code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"
+}
+"""Characters that a terminal obeys in place of showing them."""
+
+
+class Console(rich.console.Console):
+    """A console of rich whose lines, cells and titles are what they are given.
+
+    Two kinds of characters are shown as escapes: those that a terminal would obey, and those that
+    the encoding of the output lacks, as bytes of file names that are no text.
+    """
+
+    def __init__(self, **options: Any):
+        super().__init__(markup=False, emoji=False, highlight=False, soft_wrap=True, **options)
+        if not self.is_terminal and "width" not in options:
+            self.width = _WIDE
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Prints texts, each as it is on lines of its own, and what rich draws, such as tables."""
+        # As Segments, because rich's Text makes spaces of tabs.
+        lines = (
+            Segments([Segment(f"{self._shown(one)}\n")]) if isinstance(one, str) else one
+            for one in objects
+        )
+        super().print(*lines, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """A cell or a title."""
+        return super().render_str(self._shown(text), **options)
+
+    def _shown(self, text: str) -> str:
+        return (
+            text.translate(_OBEYED).encode(self.encoding, "backslashreplace").decode(self.encoding)
+        )
