@@ -23,8 +23,7 @@ parsing, progress, safe_pickle, safe_writing. `cpu_threads` is in effect for all
 """
 
 import os
-from pathlib import Path
 
-from dit.cpu_threads import choose_threads, usable_cores
+from dit.cpu_threads import CGROUP, choose_threads, usable_cores
 
-choose_threads(os.environ, Path("/sys/fs/cgroup"), cores=usable_cores())
+choose_threads(os.environ, CGROUP, cores=usable_cores())

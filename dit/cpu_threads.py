@@ -11,25 +11,41 @@ import os
 from collections.abc import MutableMapping
 from pathlib import Path
 
-SPINS = 1000
-"""How long a thread of GNU's OpenMP polls for its next part before it sleeps.
-
-It is the library's own number where it has more threads than cores. Its other number, 300,000,
-takes milliseconds: on a core that another program wants, a thread polls while the one that it
-waits for does not run. Sampling on two shared cores was 28 to 80 times slower with it than with
-one thread, and is as fast as before with this one, as it is on a machine with nothing else to do.
-"""
+CGROUP = Path("/sys/fs/cgroup")
+BY_USER = "OMP_NUM_THREADS" in os.environ
+"""Whether the user, or a launcher of several processes, has set the number of threads."""
 
 
 def choose_threads(environment: MutableMapping[str, str], cgroup: Path, *, cores: int) -> None:
     """Sets what OpenMP reads; `cores` are those that this process may run on.
 
-    torch starts a thread for each of them, also in a container that may use fewer at a time.
+    Threads without work sleep. By default they poll for milliseconds, and on a core that another
+    program wants, one polls while the one that it waits for does not run: on two cores in use, a
+    network took 3 to 5 times as long. The number of threads does not follow the load, because sums
+    depend on it, and a run that continues is to be exact.
+
+    torch starts a thread for each core, also in a container that may use fewer at a time.
     """
-    environment.setdefault("GOMP_SPINCOUNT", str(SPINS))
+    environment.setdefault("OMP_WAIT_POLICY", "passive")
     quota = cpu_quota(cgroup)
     if quota is not None and quota < cores:
         environment.setdefault("OMP_NUM_THREADS", str(max(1, math.floor(quota))))
+
+
+def about_threads(cgroup: Path, *, threads: int, cores: int, load: float) -> str | None:
+    """One line where a container limits the threads, or where they share their cores.
+
+    `load` is how many processes wanted a core before the start (the first of `os.getloadavg`).
+    """
+    quota = cpu_quota(cgroup)
+    if quota is not None and quota < cores:
+        why = f"because this container may use {quota:g} of {cores} cores"
+    elif threads > 1 and threads + load > cores + 0.5:
+        why = f"on {cores} cores, of which other programs use about {min(load, cores):.1f}"
+    else:
+        return None
+    count = "1 CPU thread" if threads == 1 else f"{threads} CPU threads"
+    return f"computes with {count}, {why} (OMP_NUM_THREADS sets another number)"
 
 
 def cpu_quota(cgroup: Path) -> float | None:

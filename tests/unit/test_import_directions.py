@@ -53,7 +53,7 @@ ALLOWED = {
     "dit.config": {"dit.local_path"},
     "dit.codecs": GROUND,
     "dit.objectives": BASE,
-    "dit.distributed": BASE,
+    "dit.distributed": BASE | {"dit.cpu_threads"},
     "dit.distributed.device_specs": set(),
     "dit.models": BASE | {"dit.models.layer_spec"},
     "dit.models.layer_spec": set(),
