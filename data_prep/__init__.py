@@ -16,5 +16,3 @@ refusals   why a sample is refused, and how many were
 A sample that cannot be packed is refused with a reason, counted, and listed in `refused.jsonl`. A
 folder that has `.nv-meta` is complete.
 """
-
-import dit  # noqa: F401  # before torch, whose threads it chooses
