@@ -23,6 +23,7 @@ from typing import Any
 from data_prep.engine.block_worker import BlockWorker, DecodedSample, RefusedResult, Task
 from data_prep.engine.processes import Engine, InProcess
 from data_prep.engine.ranks import ALONE, Ranks
+from data_prep.inspect.thumbnails import PageRoom, side_for
 from data_prep.media.clips import Entry, Source
 from data_prep.media.resizing import Sizing
 from data_prep.planning.cropping import CropStatistics, crop_line
@@ -82,7 +83,7 @@ class Packing:
     notify: Callable[[str], None] = no_notice
     """Called with each notice for the user before the encoding begins."""
     decoded: list[DecodedSample | None] = field(default_factory=list)
-    """The samples of a decoded plan, in its order; None of refused ones."""
+    """What the samples of a decoded plan look like, in its order; None of refused ones."""
     cropped: Mapping[str, Any] = field(default_factory=dict)
     """What `review` found of cropping."""
 
@@ -124,13 +125,18 @@ class Packing:
         return refuse(plan, self._decode(plan))
 
     def _decode(self, plan: PackingPlan) -> Iterator[tuple[str, str] | None]:
-        blocks = plan.blocks(self.options.block_size)
+        blocks, room = plan.blocks(self.options.block_size), PageRoom()
+        work = replace(self._work(Task.DECODE), side=side_for(plan.total))
         with self.track(Task.DECODE, plan.total, 0) as advance:
-            for outcomes in self.engine.run(self._work(Task.DECODE), blocks):
+            for outcomes in self.engine.run(work, blocks):
                 for outcome in outcomes:
-                    is_bad = isinstance(outcome, RefusedResult)
-                    self.decoded.append(None if is_bad else outcome)
-                    yield (outcome.reason, outcome.detail) if is_bad else None
+                    if isinstance(outcome, RefusedResult):
+                        self.decoded.append(None)
+                        yield outcome.reason, outcome.detail
+                        continue
+                    shown = room.take(outcome.thumbnail)
+                    self.decoded.append(replace(outcome, thumbnail=shown))
+                    yield None
                 advance(len(outcomes))
 
     @property

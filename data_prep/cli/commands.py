@@ -26,7 +26,13 @@ from data_prep.engine.ranks import Ranks, join
 from data_prep.formats.automodel import INDEX, relocate
 from data_prep.formats.convert import convert, export
 from data_prep.inspect.dataset_page import duplicates_in, write_inspection
-from data_prep.inspect.read_shards import check_encoders, inspect_shard, shard_counts
+from data_prep.inspect.duplicates import ComparedBy
+from data_prep.inspect.read_shards import (
+    check_encoders,
+    exact_codec,
+    inspect_shard,
+    shard_counts,
+)
 from data_prep.packing import Packing, PackOptions, Summary, pack_dataset
 from data_prep.planning.cropping import crop_line_of
 from data_prep.planning.plan_page import write_plan_page
@@ -332,8 +338,8 @@ def run_convert(args: argparse.Namespace) -> int:
         _notify(f"--split {args.split} leaves {' and '.join(empty)} without a sample")
     for split, count in counts.items():
         Console().print(f"{split}: {counted(count, 'sample')}")
-    for reason, count in refusals.counts.items():
-        Console().print(f"refused: {count} x {reason}")
+    for line in refusals.lines:
+        Console().print(f"refused: {line}")
     return 0
 
 
@@ -368,8 +374,9 @@ def _check_page(page: Path) -> None:
 
 def _inspect(folder: Path, page: Path | None = None) -> int:
     counts = shard_counts(folder)
-    reports = [inspect_shard(folder, name, expected=n) for name, n in counts.items()]
-    duplicates = duplicates_in(reports)
+    exact = exact_codec(folder)
+    reports = [inspect_shard(folder, name, expected=n, exact=exact) for name, n in counts.items()]
+    duplicates = duplicates_in(reports, ComparedBy.PIXELS if exact else ComparedBy.LATENTS)
     show_inspection(Console(), folder, reports)
     for line in filter(None, (*duplicates.lines, crop_line_of(folder))):
         Console().print(line)
@@ -378,6 +385,7 @@ def _inspect(folder: Path, page: Path | None = None) -> int:
     for problem in problems:
         Console(stderr=True).print(f"error: {problem}")
     if page is not None:
-        write_inspection(folder, page, reports, duplicates)
+        track = progress_on(Console(stderr=True))
+        write_inspection(folder, page, reports, duplicates, track=track)
         Console().print(f"decoded pictures: {page}")
     return 1 if problems else 0

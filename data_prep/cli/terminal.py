@@ -34,13 +34,12 @@ def show_summary(
         table.add_row(split, str(sum(counts.values())), str(len(counts)))
     console.print(table)
     console.print(f"{summary.bytes_written} bytes in the shards of {folder}")
-    for headline, counts in (
-        ("packed", summary.notes),
-        ("refused", summary.refused),
-        ("ignored", summary.ignored),
-    ):
-        for what, count in counts.items():
-            console.print(f"{headline}: {count} x {what}")
+    for what, count in summary.notes.items():
+        console.print(f"packed: {count} x {what}")
+    for line in summary.refusals.lines:
+        console.print(f"refused: {line}")
+    for what, count in summary.ignored.items():
+        console.print(f"ignored: {count} x {what}")
     if line := crop_line(summary.cropped):
         console.print(f"packed: {line}")
     if summary.psnr:
@@ -59,7 +58,7 @@ def show_plan(
 ) -> None:
     """Shows what would be packed; the page of the plan has the details."""
     samples, tokens = counted(facts.samples, "sample"), counted(facts.tokens, "token")
-    console.print(f"planned: {samples}, {tokens}")
+    console.print(f"planned: {samples}, {tokens}, {facts.token}")
     console.print(f"files were judged by {facts.judged_by}")
     console.print(f"expected: about {facts.bytes / 1e6:.1f} MB of shards")
     for what, count in facts.notes.most_common():
@@ -67,8 +66,8 @@ def show_plan(
     if facts.cut:
         limit = f"{facts.longest_text} tokens (--max_sequence_length)"
         console.print(f"planned: {facts.cut} x caption cut to {limit}")
-    for reason, count in facts.refused.most_common():
-        console.print(f"refused: {count} x {reason}")
+    for line in facts.refusals.lines:
+        console.print(f"refused: {line}")
     for what, count in ignored.items():
         console.print(f"ignored: {count} x {what}")
     for line in facts.duplicates.lines:

@@ -40,6 +40,7 @@ FAMILIES = {
 ALLOWED = {
     "dit.bin_packing": set(),
     "dit.command_line": {"dit.local_path"},
+    "dit.cpu_threads": set(),
     "dit.local_path": set(),
     "dit.console": set(),
     "dit.parsing": set(),
@@ -54,7 +55,7 @@ ALLOWED = {
     "dit.config": {"dit.local_path"},
     "dit.codecs": GROUND,
     "dit.objectives": BASE,
-    "dit.distributed": BASE,
+    "dit.distributed": BASE | {"dit.cpu_threads"},
     "dit.distributed.device_specs": set(),
     "dit.models": BASE | {"dit.models.layer_spec"},
     "dit.models.layer_spec": set(),

@@ -29,6 +29,7 @@ class Pixel(Codec):
     name: ClassVar[str] = "pixel"
     description: ClassVar[str] = "the pixels themselves, space to depth; whitened by the dataset"
     media: ClassVar[tuple[str, ...]] = ("image", "video")
+    is_exact: ClassVar[bool] = True
     whitens_by_dataset: ClassVar[bool] = True
     weights: ClassVar[str] = "none"
 

@@ -89,7 +89,7 @@ def test_a_nested_folder_of_images(
         inside = whole[top : top + len(pixels_HWC), left : left + pixels_HWC.shape[1]]
         np.testing.assert_array_equal(pixels_HWC, inside)
     for line in (
-        "refused: 1 x file is no image of a known format",
+        "refused: 1 x image is damaged or cut short: part0/BROKEN.JPG (its header cannot be read)",
         "ignored: 1 x *.mp4",
         "packed: 40 x caption from the file name",
         "model.in_channels=12 model.crossattn_emb_size=64",
