@@ -46,6 +46,7 @@ from data_prep.writing.summary import Summary, summarize
 from dit.codecs.dataset_card import FORMAT_VERSION
 from dit.codecs.normalization import Moments, Whitening
 from dit.codecs.text import TextEncoder
+from dit.codecs.text.vocabulary import vocabulary
 from dit.codecs.vae import Codec
 from dit.codecs.vae.codec import LATENT_DTYPE
 from dit.progress import Track, no_progress
@@ -290,7 +291,7 @@ class Packing:
             publish(
                 self.folder,
                 shards=summary.shards,
-                card=self._card(summary),
+                card=self._card(summary) | vocabulary(self._captions(plan, summary), self.text),
                 # Where the encoder sees pictures, each sample has a null text of its own.
                 null_text={} if self.text.most_pictures else self.text.encode_all(""),
                 made=MadeBy(command=self.command, pictures=self._pictures(plan, summary)),
@@ -312,6 +313,15 @@ class Packing:
                 clip = self.source.read(replace(entry, keep=entry.keep[:1]))
                 found.append((clip.caption, sample_picture(clip)))
         return tuple(found)
+
+    def _captions(self, plan: PackingPlan, summary: Summary) -> Iterator[str]:
+        """Those of the samples that are trained on."""
+        refused = summary.refusals.sources
+        for (line,) in plan.blocks(1):
+            entry = Entry.from_line(line)
+            is_packed = not entry.refused and entry.source not in refused
+            if is_packed and self.options.split.split_of(entry.group) is Split.TRAIN:
+                yield entry.caption
 
     def _card(self, summary: Summary) -> dict[str, Any]:
         codec, whitening = self.codec, self.codec.whitening

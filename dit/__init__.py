@@ -16,6 +16,7 @@ sampling      noise -> latents -> pictures
 convert       checkpoints to and from Hugging Face Diffusers
 report        one HTML page about runs
 playground    a page to try prompts on
+fitting       train.yaml beside shards: a run for the data, the time and the machine at hand
 planner       memory, communication and time of a run on other machines
 layout_check  the same numbers on every layout?
 

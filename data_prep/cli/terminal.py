@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 
@@ -16,19 +17,15 @@ from dit.codecs.vae import CODECS
 from dit.console import Console
 from dit.progress import counted
 
+_WORDS = 20  # of the captions, in a terminal
+
 
 def show_summary(
     console: Console,
     summary: Summary,
     folder: Path,
-    next_command: str,
-    *,
-    before: str | None = None,
 ) -> None:
-    """Shows what was packed, what was refused and why, and the next command.
-
-    `before` is a command that it needs done.
-    """
+    """Shows what was packed, and what was refused and why."""
     table = Table("split", "samples", "shards", box=None)
     for split, counts in summary.shards.items():
         table.add_row(split, str(sum(counts.values())), str(len(counts)))
@@ -48,9 +45,13 @@ def show_summary(
         console.print(f"verified: PSNR {mean} dB on average, {least} dB at least, {samples}")
     if summary.refused:
         console.print(f"each refused file is named in {folder / REFUSED_NAME}")
+
+
+def show_next(console: Console, command: str, *, before: str | None = None) -> None:
+    """Shows the next command; `before` is one that it needs done."""
     if before:
         console.print(f"first: {before}")
-    console.print(f"next: {next_command}")
+    console.print(f"next: {command}")
 
 
 def show_plan(
@@ -107,6 +108,14 @@ def show_inspection(console: Console, folder: Path, reports: Sequence[ShardRepor
     console.print(table)
     total = sum(report.samples for report in reports)
     console.print(f"{counted(total, 'sample')} in {counted(len(reports), 'shard')} of {folder}")
+
+
+def show_words(console: Console, words: Mapping[str, Any]) -> None:
+    """Shows how many words the captions have, and the most frequent ones; nothing of none."""
+    if not words:
+        return
+    most = [f"{word} {count:,}" for word, count in words["counts"].items()][:_WORDS]
+    console.print(f"training captions have {counted(words['distinct'], 'word')}: {', '.join(most)}")
 
 
 def _range(values: Sequence[int]) -> str:

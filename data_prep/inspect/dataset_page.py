@@ -28,6 +28,7 @@ from data_prep.inspect.thumbnails import (
 from data_prep.writing.dataset_folder import REFUSED_NAME
 from dit.codecs import vae
 from dit.codecs.dataset_card import read_card
+from dit.codecs.text.vocabulary import WORDS
 from dit.codecs.vae import Codec
 from dit.parsing import parse_json
 from dit.progress import Track, no_progress
@@ -63,10 +64,13 @@ def write_inspection(
     card = read_card(folder)
     refused = list(_refused(folder))
     rows, note = _rows(folder, reports, duplicates, vae.codec_of_card(card), track)
-    own = {name: card[name] for name in card if name not in ("sizes", "refused")}
+    own = {name: card[name] for name in card if name not in ("sizes", "refused", WORDS)}
     sizes = [[one.get(name) for name in _SIZE] for one in card.get("sizes") or []]
     parts = [f"<details><summary>Card</summary>{html_table(('', ''), _facts(own))}</details>"]
     parts += ["<h2>Sizes (100 most frequent)</h2>", html_table(_SIZE, sizes[:100])]
+    if words := (card.get(WORDS) or {}).get("counts"):
+        table = html_table(("word", "in training captions"), words.items())
+        parts.append(f"<details><summary>Words of the captions</summary>{table}</details>")
     if refused:
         counts = Counter(row["refused"] for row in refused)
         parts += ["<h2>Refused</h2>", html_table(("reason", "samples"), counts.most_common())]

@@ -24,6 +24,7 @@ from data_prep.writing.dataset_folder import META
 from dit.codecs import text, vae
 from dit.codecs.dataset_card import NULL_TEXT_NAME, CodecError, read_card
 from dit.codecs.normalization import Moments
+from dit.codecs.text.vocabulary import WORDS
 from dit.codecs.vae import Codec
 from dit.parsing import cause, parse_json
 
@@ -129,6 +130,14 @@ def exact_codec(folder: Path) -> Codec | None:
     except CodecError:  # `check_encoders` says why
         return None
     return codec if codec.is_exact else None
+
+
+def words_of(folder: Path) -> dict[str, Any]:
+    """The words of the captions, from the card of a dataset; empty without a list or a card."""
+    try:
+        return read_card(folder).get(WORDS) or {}
+    except CodecError:  # which `check_encoders` reports
+        return {}
 
 
 def inspect_shard(
