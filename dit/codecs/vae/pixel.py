@@ -61,8 +61,9 @@ class Pixel(Codec):
     pixels have as much noise in the finest detail as in the colour of the whole.
 
     The 256 levels of 8-bit pictures come back exactly: whitening and rounding to half precision
-    change a pixel by at most 2 * 2**-11, an eighth of the distance between two levels. Rounded
-    frequencies change it by less, but for pictures that no camera and no pen makes.
+    change a pixel by at most 2 * 2**-11, an eighth of the distance between two levels. Frequencies
+    are rounded by at most 2**-11 of each, so that the root mean square of what it changes in the
+    pixels of a cell is at most 2 * 2**-11 as well, and a pixel's own change is of that size.
     """
 
     name: ClassVar[str] = "pixel"
@@ -124,16 +125,16 @@ class Pixel(Codec):
         )
         group.add_argument(
             "--pixel_basis",
-            type=Basis,
-            choices=list(Basis),
-            default=Basis.DCT,
-            help="Channels of a latent cell: dct, its frequencies, which make cleaner pictures; or"
-            " pixels, as before them. (default: %(default)s)",
+            choices=[str(one) for one in Basis],
+            default=str(Basis.DCT),
+            help="Channels of a latent cell: its frequencies, which make cleaner pictures, or its"
+            " pixels. (default: %(default)s)",
         )
 
     @classmethod
     def from_arguments(cls, args: Namespace) -> Self:
-        return cls.of(block=args.pixel_block, colours=args.pixel_channels, basis=args.pixel_basis)
+        basis = Basis(args.pixel_basis)
+        return cls.of(block=args.pixel_block, colours=args.pixel_channels, basis=basis)
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> Self:
