@@ -92,8 +92,7 @@ def test_a_nested_folder_of_images(
         "refused: 1 x image is damaged or cut short: part0/BROKEN.JPG (its header cannot be read)",
         "ignored: 1 x *.mp4",
         "packed: 40 x caption from the file name",
-        "model.in_channels=12 model.crossattn_emb_size=256",
-        f"dataset.path={out}",
+        f"--config-file {out}/train.yaml",
     ):
         assert line in done.stdout
     refused = json.loads((out / "refused.jsonl").read_text())
