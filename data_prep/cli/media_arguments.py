@@ -124,7 +124,8 @@ def add_pictures(parser: ArgumentParser) -> None:
         "--max_pixels",
         type=whole,
         metavar="PIXELS",
-        help="Pixel budget: larger media are scaled down to it. (default: no limit;"
+        help="Pixel budget: larger media are scaled down to about it, to the size next to it whose"
+        " whole patches are cropped least. (default: no limit;"
         " 256p for image and 512p for video with --bucketing aspect)",
     )
     group.add_argument(

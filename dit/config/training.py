@@ -20,7 +20,7 @@ class TrainConfig:
     train_iters: Live[int] = 10_000
     """Steps of the run; skipped steps count."""
     epochs: Live[float | None] = None
-    """Passes through the data, instead of `train_iters`; the dataset card has the sizes."""
+    """Passes through the data, instead of `train_iters`; the shards tell how long samples are."""
     global_batch_size: Live[int] = 8
     """Packs in one optimizer step, over all ranks and accumulated micro-batches."""
     micro_batch_size: Refused[int] = 1

@@ -94,11 +94,16 @@ def _extractor(run: TrainState, decoder: Codec | None) -> FeatureExtractor | Non
     if name is None or not run.replica.reads:
         return None
     if decoder is None:
-        raise ValueError(
-            f"validation.feature_extractor={name} looks at pictures, and the decoder of the data is"
-            " not on this machine; set model.vae_cache_folder, or feature_extractor=null"
-        )
+        raise no_pictures(name)
     return FeatureExtractor(name, device())
+
+
+def no_pictures(extractor: str) -> ValueError:
+    """The error for a network of the quality metrics where nothing decodes the samples."""
+    return ValueError(
+        f"validation.feature_extractor={extractor} looks at pictures, and the decoder of the data"
+        " is not on this machine; set model.vae_cache_folder, or feature_extractor=null"
+    )
 
 
 def _features(decoder: Codec, extractor: FeatureExtractor, latent_CFHW: Tensor) -> Tensor:
