@@ -23,10 +23,12 @@ from typing import Any
 from data_prep.engine.block_worker import BlockWorker, DecodedSample, RefusedResult, Task
 from data_prep.engine.processes import Engine, InProcess
 from data_prep.engine.ranks import ALONE, Ranks
+from data_prep.inspect.thumbnails import PageRoom, side_for
 from data_prep.media.clips import Entry, Source
+from data_prep.media.resizing import Sizing
+from data_prep.planning.cropping import CropStatistics, crop_line
 from data_prep.planning.plan import PackingPlan, read_plan, refuse, write_plan
 from data_prep.planning.splits import ALL_IN_TRAIN, Split, all_in_train_notice
-from data_prep.planning.statistics import CropStatistics
 from data_prep.refusals import PrepError, Refusals, RefusedError
 from data_prep.writing.dataset_folder import (
     LEDGER,
@@ -77,10 +79,14 @@ class Packing:
     track: Track = no_progress
     command: str = ""
     """That made the dataset, for its README.md."""
+    gentler: Mapping[str, Sizing] = field(default_factory=dict)
+    """Options that may crop less, and the rule for sizes that each of them makes."""
     notify: Callable[[str], None] = no_notice
     """Called with each notice for the user before the encoding begins."""
     decoded: list[DecodedSample | None] = field(default_factory=list)
-    """The samples of a decoded plan, in its order; None of refused ones."""
+    """What the samples of a decoded plan look like, in its order; None of refused ones."""
+    cropped: Mapping[str, Any] = field(default_factory=dict)
+    """What `review` found of cropping."""
 
     def run(self) -> Summary:
         """Does all steps that are not done yet.
@@ -120,13 +126,18 @@ class Packing:
         return refuse(plan, self._decode(plan))
 
     def _decode(self, plan: PackingPlan) -> Iterator[tuple[str, str] | None]:
-        blocks = plan.blocks(self.options.block_size)
+        blocks, room = plan.blocks(self.options.block_size), PageRoom()
+        work = replace(self._work(Task.DECODE), side=side_for(plan.total))
         with self.track(Task.DECODE, plan.total, 0) as advance:
-            for outcomes in self.engine.run(self._work(Task.DECODE), blocks):
+            for outcomes in self.engine.run(work, blocks):
                 for outcome in outcomes:
-                    is_bad = isinstance(outcome, RefusedResult)
-                    self.decoded.append(None if is_bad else outcome)
-                    yield (outcome.reason, outcome.detail) if is_bad else None
+                    if isinstance(outcome, RefusedResult):
+                        self.decoded.append(None)
+                        yield outcome.reason, outcome.detail
+                        continue
+                    shown = room.take(outcome.thumbnail)
+                    self.decoded.append(replace(outcome, thumbnail=shown))
+                    yield None
                 advance(len(outcomes))
 
     @property
@@ -171,7 +182,8 @@ class Packing:
 
         Where the default split leaves a part of a small dataset empty, all samples go to train.
         """
-        refusals, found, cropping = Refusals(), Counter[Split](), CropStatistics()
+        refusals, found = Refusals(), Counter[Split]()
+        cropping = CropStatistics(others=self.gentler)
         for (line,) in plan.blocks(1):
             entry = Entry.from_line(line)
             if entry.refused:
@@ -179,8 +191,9 @@ class Packing:
                 continue
             found[self.options.split.split_of(entry.group)] += 1
             cropping.add(entry)
-        notices = cropping.notices(self.settings.get("size_multiple"), self.codec.stride)
-        notices += (*self.codec.notices, *self.text.notices)
+        self.cropped = cropping.summary
+        line = crop_line(self.cropped)
+        notices = [*([line] if line else []), *self.codec.notices, *self.text.notices]
         too_few = found and self.options.split.empty(found)
         if too_few and not self.options.split_is_given:
             self.options = replace(self.options, split=ALL_IN_TRAIN)
@@ -270,6 +283,7 @@ class Packing:
             PrepError: too much was refused.
         """
         summary = summarize(self.folder, world=self.ranks.world, ignored=self.source.ignored)
+        summary = replace(summary, cropped=self.cropped)
         self._check(summary.refusals, plan)
         if self.options.split_is_given:
             self.options.split.check_found(summary.samples)
@@ -333,6 +347,7 @@ class Packing:
             "refused": summary.refused,
             "ignored": dict(summary.ignored),
             "notes": summary.notes,
+            "cropped": summary.cropped,
             "psnr": summary.psnr,
             "settings": dict(self.settings),
             "license": self.options.license,

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from data_prep.inspect.read_shards import ShardReport
 from data_prep.packing import Summary
+from data_prep.planning.cropping import crop_line
 from data_prep.planning.statistics import CAPACITIES, PlanStatistics
 from data_prep.writing.dataset_folder import PAGE_NAME, PLAN_NAME, REFUSED_NAME
 from dit.codecs.vae import CODECS
@@ -23,35 +24,34 @@ def show_summary(
     console: Console,
     summary: Summary,
     folder: Path,
-    next_command: str,
-    *,
-    before: str | None = None,
 ) -> None:
-    """Shows what was packed, what was refused and why, and the next command.
-
-    `before` is a command that it needs done.
-    """
+    """Shows what was packed, and what was refused and why."""
     table = Table("split", "samples", "shards", box=None)
     for split, counts in summary.shards.items():
         table.add_row(split, str(sum(counts.values())), str(len(counts)))
     console.print(table)
     console.print(f"{summary.bytes_written} bytes in the shards of {folder}")
-    for headline, counts in (
-        ("packed", summary.notes),
-        ("refused", summary.refused),
-        ("ignored", summary.ignored),
-    ):
-        for what, count in counts.items():
-            console.print(f"{headline}: {count} x {what}")
+    for what, count in summary.notes.items():
+        console.print(f"packed: {count} x {what}")
+    for line in summary.refusals.lines:
+        console.print(f"refused: {line}")
+    for what, count in summary.ignored.items():
+        console.print(f"ignored: {count} x {what}")
+    if line := crop_line(summary.cropped):
+        console.print(f"packed: {line}")
     if summary.psnr:
         least, mean, count = (summary.psnr[name] for name in ("least", "mean", "samples"))
         samples = counted(int(count), "sample")
         console.print(f"verified: PSNR {mean} dB on average, {least} dB at least, {samples}")
     if summary.refused:
         console.print(f"each refused file is named in {folder / REFUSED_NAME}")
+
+
+def show_next(console: Console, command: str, *, before: str | None = None) -> None:
+    """Shows the next command; `before` is one that it needs done."""
     if before:
         console.print(f"first: {before}")
-    console.print(f"next: {next_command}")
+    console.print(f"next: {command}")
 
 
 def show_plan(
@@ -59,7 +59,7 @@ def show_plan(
 ) -> None:
     """Shows what would be packed; the page of the plan has the details."""
     samples, tokens = counted(facts.samples, "sample"), counted(facts.tokens, "token")
-    console.print(f"planned: {samples}, {tokens}")
+    console.print(f"planned: {samples}, {tokens}, {facts.token}")
     console.print(f"files were judged by {facts.judged_by}")
     console.print(f"expected: about {facts.bytes / 1e6:.1f} MB of shards")
     for what, count in facts.notes.most_common():
@@ -67,8 +67,8 @@ def show_plan(
     if facts.cut:
         limit = f"{facts.longest_text} tokens (--max_sequence_length)"
         console.print(f"planned: {facts.cut} x caption cut to {limit}")
-    for reason, count in facts.refused.most_common():
-        console.print(f"refused: {count} x {reason}")
+    for line in facts.refusals.lines:
+        console.print(f"refused: {line}")
     for what, count in ignored.items():
         console.print(f"ignored: {count} x {what}")
     for line in facts.duplicates.lines:

@@ -80,6 +80,9 @@ class Codec(DatasetEncoder):
         """The width and height that its pipeline gives a picture to be edited."""
         raise NotImplementedError("only codecs with edits_pictures have sizes for them")
 
+    is_exact: ClassVar[bool] = False
+    """Whether `decode` gives back the 8-bit pixels that were encoded, without a network."""
+
     whitens_by_dataset: ClassVar[bool] = False
     """Whether the whitening is measured on all clips of the dataset before they are encoded."""
 

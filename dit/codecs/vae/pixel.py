@@ -69,6 +69,7 @@ class Pixel(Codec):
     name: ClassVar[str] = "pixel"
     description: ClassVar[str] = "the pixels themselves, space to depth; scaled by the dataset"
     media: ClassVar[tuple[str, ...]] = ("image", "video")
+    is_exact: ClassVar[bool] = True
     whitens_by_dataset: ClassVar[bool] = True
     weights: ClassVar[str] = "none"
 

@@ -123,12 +123,12 @@ def test_frequencies_are_divided_by_the_root_of_their_deviation() -> None:
 
 
 def test_cards_without_a_basis_hold_pixels() -> None:
-    for basis, settings in (
+    for basis, kept in (
         (Basis.PIXELS, {"block": 2, "pixel_channels": 3}),
         (Basis.DCT, {"block": 2, "pixel_channels": 3, "basis": "dct"}),
     ):
         codec = Pixel.of(block=2, colours=3, basis=basis)
-        assert codec.settings == settings and Pixel.from_settings(settings) == codec
+        assert codec.settings == kept and Pixel.from_settings(kept) == codec
         assert vae.codec_of_card(card_of(codec)) == codec
 
 
