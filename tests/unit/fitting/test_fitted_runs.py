@@ -20,7 +20,7 @@ from dit.fitting import program
 from dit.fitting.corpus import Corpus
 from dit.fitting.program import fit
 from dit.fitting.proposal import Proposal, by_samples, choose, drafts
-from dit.fitting.rules import NAMED, SMALL, noise_levels
+from dit.fitting.rules import LAST_LEVEL, LEARNED_GUIDANCE, NAMED, SMALL, noise_levels
 from dit.fitting.step_time import measured_seconds, planned_seconds
 from dit.fitting.train_yaml import file_text
 from dit.models.cost import forward_flops
@@ -235,3 +235,16 @@ def test_the_command_writes_the_file_and_names_it(shards: Path, capsys, monkeypa
         program.main([str(shards), "--minutes", "0"])
     with pytest.raises(DataError):
         fit(shards.parent / "nothing", minutes=1)
+
+
+def test_pictures_named_by_their_captions_go_without_guidance_once_they_are_learned(
+    tmp_path: Path,
+) -> None:
+    def of(corpus: Corpus, minutes: float) -> tuple[float, float | None]:
+        config = read(corpus, chosen(corpus, minutes=minutes, seconds=0.5), tmp_path)
+        return config.objective.edm.sigma_min, config.validation.guidance
+
+    assert of(DRAWINGS, 40) == (LAST_LEVEL, LEARNED_GUIDANCE)
+    assert of(DRAWINGS, 4) == (LAST_LEVEL, None)  # 2.5, unless the network embeds its own
+    # Many pictures have each caption, and what is expected of one is their mean.
+    assert of(DIGITS, 40) == (0.002, None)
