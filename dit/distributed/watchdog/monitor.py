@@ -4,7 +4,8 @@
 2. _judge    rank 0 reads all reports, the other ranks read its report: every process is watched
 3. _leave    all processes end by the first verdict, whatever their main threads wait for
 
-The launcher's store answers a few small requests per process and second. There are no collectives.
+The launcher's store answers a few small requests per process and round, which is a second, and
+longer with many ranks: rank 0 reads all reports while Python trains. There are no collectives.
 """
 
 from __future__ import annotations
@@ -40,7 +41,6 @@ from dit.distributed.watchdog.verdict import (
     find_stuck,
 )
 
-_ROUND_S = 1.0
 _PATIENCE_S = 10.0
 """Wait for a main thread that leaves, or that wants to hear why it must."""
 _ROOT = f"{Path(__file__).parents[3]}/"
@@ -59,9 +59,10 @@ class Monitor:
 
     def __init__(self, *, limit_s: float, say: Callable[[str], None], again: str):
         self.say = say
-        self.round_s = min(_ROUND_S, limit_s / 8)
-        rounds = round(limit_s / self.round_s)
-        self.limit = Limit(seconds=limit_s, rounds=rounds, again=again)
+        self.limit = Limit.of(dist.get_world_size(), seconds=limit_s, again=again)
+        self.round_s = self.limit.round_s
+        # Until rank 0 has judged, and this process has read the verdict.
+        self.patience_s = max(_PATIENCE_S, (self.limit.dead + 3) * self.round_s)
         self.store = PrefixStore("watch", store_connection())
         self.launched = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         self.main = threading.get_ident()
@@ -93,9 +94,9 @@ class Monitor:
         self.departure = Departure.LOST if is_lost_peer(error) else Departure.FAILED
         self.wake.set()
         if self.departure is Departure.FAILED:
-            self.told.wait(_PATIENCE_S)
+            self.told.wait(self.patience_s)
             return
-        self.decided.wait(_PATIENCE_S)
+        self.decided.wait(self.patience_s)
         raise PeerError(self.verdict.text) from error
 
     def stop(self) -> None:
@@ -186,7 +187,7 @@ class Monitor:
         if self.departure is Departure.LOST:
             # The main thread shows the message and ends this process. Where the store is gone, it
             # learns only after `_ANSWER_S` (dit.distributed.entry) that it has to show it.
-            time.sleep(3 * _PATIENCE_S)
+            time.sleep(3 * self.patience_s)
         elif verdict.text:
             self.say(verdict.text)
         # The main thread may still raise an error about its dead children: that is not the cause.
