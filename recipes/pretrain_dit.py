@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from dit.config.loading import parse_arguments
+from dit.distributed.cuda_environment import set_cuda_environment
 from dit.distributed.entry import run, say_once
 from recipes.runs import RECIPES, for_weights
 
@@ -19,6 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         adapt=for_weights,
     )
     config = arguments.config
+    set_cuda_environment(config.model)  # before an import starts CUDA
     if config.train.epochs is not None:
         from dit.data import steps_of_epochs
 

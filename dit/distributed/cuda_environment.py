@@ -2,9 +2,9 @@
 
     PYTORCH_CUDA_ALLOC_CONF       expandable_segments:True; packs differ in length, and segments of
                                   fixed sizes leave gaps between them
-    CUDA_DEVICE_MAX_CONNECTIONS   1, with tensor parallelism: Megatron-Core starts a collective, then
-                                  the product that hides it, and relies on one queue to keep this
-                                  order. From sm_100 on it needs none
+    CUDA_DEVICE_MAX_CONNECTIONS   1, with tensor parallelism: Megatron-Core starts a collective and
+                                  then the product that hides it, and one queue keeps this order.
+                                  From sm_100 on none is needed
 
 What the user has set stays as it is.
 """
